@@ -1,0 +1,37 @@
+"""The public names of laconic, resolved on first use so that `import laconic` stays fast and does not import torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from laconic.core.cache import Cache
+    from laconic.core.decoder import Decoder, Seen
+    from laconic.core.families import DecoderConfig
+    from laconic.core.generate import Generation, generate
+    from laconic.data.tokens import load_tokenizer
+
+__version__ = "0.1.0"
+
+__all__ = ["Decoder", "DecoderConfig", "Cache", "Seen", "Generation", "generate", "load_tokenizer", "__version__"]
+
+_HOMES = {
+    "Decoder": "laconic.core.decoder",
+    "DecoderConfig": "laconic.core.families",
+    "Cache": "laconic.core.cache",
+    "Seen": "laconic.core.decoder",
+    "Generation": "laconic.core.generate",
+    "generate": "laconic.core.generate",
+    "load_tokenizer": "laconic.data.tokens",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'laconic' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""The checks: a model against a reference stage by stage, and the papers against the code."""
