@@ -1,0 +1,75 @@
+# Every target sets up .venv by itself, with the versions of constraints.txt. PYTHON chooses the interpreter: 3.11 or newer.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DATA := $(if $(LACONIC_DATA),$(LACONIC_DATA),../shared)
+STORY := $(DATA)/models/stories260k
+# One thread a worker: the workers are the parallelism.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+.PHONY: help demo test test-all check bench ledger clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo      a first look: a story from a real small Llama, or the checks on a random one"
+	@echo "make test      the default tests: under five minutes on two cores, no network"
+	@echo "make test-all  the slow tests too"
+	@echo "make check     ruff, ruff format, pyright, import-linter, codespell"
+	@echo "make bench     speed and memory beside the installed peers; the table of mutants"
+	@echo "make ledger    docs/ledger.md anew from papers, code and tests"
+	@echo "make clean     remove .venv, caches and builds"
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "python: laconic needs 3.11 or newer, $(PYTHON) is older or missing; name one: make PYTHON=python3.12 ..."; exit 2; }
+	@echo "[setup 1/3] virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "[setup 2/3] torch (the longest download)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@echo "[setup 3/3] laconic with dev, hf, report"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,hf,report]"
+	@touch $@
+
+demo: $(READY)
+	@if [ -f "$(STORY)/model.safetensors" ]; then \
+		echo '[demo] laconic generate $(STORY) "Once upon a time" --max-tokens 196'; \
+		$(BIN)/laconic generate "$(STORY)" "Once upon a time" --max-tokens 196; \
+	else \
+		echo "[demo] no checkpoint in $(STORY); laconic verify parity tiny:llama"; \
+		$(BIN)/laconic verify parity tiny:llama; \
+	fi
+
+test: $(READY)
+	@echo "[test] default tests"
+	@$(PYTEST)
+
+test-all: $(READY)
+	@echo "[test] all tests, the slow ones too"
+	@$(PYTEST) -m "slow or not slow"
+
+check: $(READY)
+	@echo "[check 1/5] ruff check"
+	@$(BIN)/ruff check --quiet .
+	@echo "[check 2/5] ruff format"
+	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
+	@echo "[check 3/5] pyright"
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+	@echo "[check 4/5] import-linter"
+	@$(BIN)/lint-imports --no-cache --no-color
+	@echo "[check 5/5] codespell"
+	@$(BIN)/codespell
+	@echo "[check] all five passed"
+
+bench: $(READY)
+	@echo "[bench 1/2] benchmarks/core.py -> docs/benchmarks.md"
+	@$(BIN)/python benchmarks/core.py
+	@echo "[bench 2/2] the mutation suite -> docs/mutations.md"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --write-docs tests/verify/test_mutations.py
+
+ledger: $(READY)
+	@$(BIN)/laconic verify ledger --write
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
