@@ -1,0 +1,194 @@
+"""The cache as a value: keys after rotation and values of every layer, where they stand, and which are read.
+
+Every operation gives a new value and leaves the old one as it was; gradients flow through all of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, Self
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from laconic.core import artifact
+from laconic.core.families import DecoderConfig
+
+
+class Fingerprinted(Protocol):
+    """A decoder, as far as a saved cache must know it."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What a decoder has read: per layer keys and values [B, G, S, E], positions [B, S], live [B, S].
+
+    A slot that is not `live` is read by nothing and counts as no position; its content is never looked at.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    positions: Int[Tensor, "B S"]
+    live: Bool[Tensor, "B S"]
+
+    @classmethod
+    def empty(
+        cls, config: DecoderConfig, B: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> Self:
+        """Nothing read: S = 0. Reading on it equals reading with `state=None`."""
+        shape = (B, config.num_key_value_heads, 0, config.head_dim)
+        nothing = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers))
+        places = torch.empty(B, 0, dtype=torch.long, device=device)
+        return cls(nothing, nothing, places, places.bool())
+
+    @property
+    def B(self) -> int:
+        """Rows."""
+        return self.live.shape[0]
+
+    @property
+    def S(self) -> int:
+        """Slots held, live or not."""
+        return self.live.shape[1]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors: 2 L B G S E of the keys' type and 9 B S."""
+        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor under its name on disk."""
+        layers = {f"keys.{i}": k for i, k in enumerate(self.keys)} | {f"values.{i}": v for i, v in enumerate(self.values)}
+        return layers | {"positions": self.positions, "live": self.live}
+
+    def append(self, other: "Cache") -> "Cache":
+        """The other's slots to the right of these, row by row."""
+        if len(other.keys) != len(self.keys) or other.B != self.B:
+            raise ValueError(f"append: {other.B} rows of {len(other.keys)} layers to {self.B} of {len(self.keys)}")
+        return Cache(
+            tuple(torch.cat(pair, 2) for pair in zip(self.keys, other.keys, strict=True)),
+            tuple(torch.cat(pair, 2) for pair in zip(self.values, other.values, strict=True)),
+            torch.cat([self.positions, other.positions], 1),
+            torch.cat([self.live, other.live], 1),
+        )
+
+    def crop(self, n: int) -> "Cache":
+        """The first `n` slots."""
+        if not 0 <= n <= self.S:
+            raise ValueError(f"crop({n}): {self.S} slots are held")
+        return Cache(
+            tuple(k[:, :, :n] for k in self.keys),
+            tuple(v[:, :, :n] for v in self.values),
+            self.positions[:, :n],
+            self.live[:, :n],
+        )
+
+    def keep(self, slots: Int[Tensor, "B K"]) -> "Cache":
+        """The slots chosen for each row, in the order given; a gather, so gradients flow to what was kept."""
+        bad = (slots < 0) | (slots >= self.S)
+        if slots.shape[0] != self.B:
+            raise ValueError(f"keep: slots of {slots.shape[0]} rows, the cache has {self.B}")
+        if bad.any():
+            row, column = bad.nonzero()[0].tolist()
+            raise ValueError(f"keep: slot {int(slots[row, column])} of {self.S} in row {row}")
+
+        def chosen(x: Tensor) -> Tensor:
+            return x.gather(2, slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+        return Cache(
+            tuple(map(chosen, self.keys)),
+            tuple(map(chosen, self.values)),
+            self.positions.gather(1, slots),
+            self.live.gather(1, slots),
+        )
+
+    def take(self, rows: list[int] | Int[Tensor, " N"]) -> "Cache":
+        """The rows chosen; repeats are allowed."""
+        at = torch.as_tensor(rows, dtype=torch.long, device=self.live.device)
+        return self.map(lambda x: x.index_select(0, at))
+
+    def fork(self, n: int) -> "Cache":
+        """Each row `n` times, side by side; of a single row a view, no copy."""
+        if self.B == 1:
+            return self.map(lambda x: x.expand(n, *x.shape[1:]))
+        return self.map(lambda x: x.repeat_interleave(n, 0))
+
+    @staticmethod
+    def join(*caches: "Cache") -> "Cache":
+        """The rows of all; shorter caches get dead slots on the left, as in a batch padded left."""
+        S = max(cache.S for cache in caches)
+        padded = [cache.padded(S - cache.S) for cache in caches]
+        return Cache(
+            tuple(torch.cat(layer, 0) for layer in zip(*(cache.keys for cache in padded), strict=True)),
+            tuple(torch.cat(layer, 0) for layer in zip(*(cache.values for cache in padded), strict=True)),
+            torch.cat([cache.positions for cache in padded], 0),
+            torch.cat([cache.live for cache in padded], 0),
+        )
+
+    def padded(self, n: int) -> "Cache":
+        """`n` dead slots on the left."""
+
+        def pad(x: Tensor) -> Tensor:
+            return torch.nn.functional.pad(x, (0, 0, n, 0))
+
+        left = (n, 0)
+        return Cache(
+            tuple(map(pad, self.keys)),
+            tuple(map(pad, self.values)),
+            torch.nn.functional.pad(self.positions, left),
+            torch.nn.functional.pad(self.live, left, value=False),
+        )
+
+    def with_live(self, live: Bool[Tensor, "B S"]) -> "Cache":
+        """The same slots, others switched off; positions stay."""
+        if live.shape != self.live.shape:
+            raise ValueError(f"live is {list(live.shape)}, the cache holds {list(self.live.shape)}")
+        return replace(self, live=live)
+
+    def detach(self) -> "Cache":
+        """The same numbers, cut from the graph."""
+        return self.map(lambda x: x.detach())
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Cache":
+        """Elsewhere, or with keys and values of another type; positions and `live` keep theirs."""
+        moved = self.map(lambda x: x.to(device))
+        return replace(
+            moved, keys=tuple(k.to(dtype) for k in moved.keys), values=tuple(v.to(dtype) for v in moved.values)
+        )
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Cache":
+        """`function` of every tensor."""
+        return Cache(
+            tuple(map(function, self.keys)),
+            tuple(map(function, self.values)),
+            function(self.positions),
+            function(self.live),
+        )
+
+    def equal(self, other: "Cache") -> bool:
+        """Whether every tensor is bit-equal."""
+        mine, theirs = self.tensors(), other.tensors()
+        return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+    def save(self, path: str | Path, decoder: Fingerprinted) -> None:
+        """One safetensors file that only the decoder which read it may open."""
+        tensors = {name: t.detach().contiguous() for name, t in self.tensors().items()}
+        artifact.save_artifact(Path(path), tensors, "cache", {"model": decoder.fingerprint})
+
+    @classmethod
+    def load(cls, path: str | Path, decoder: Fingerprinted) -> Self:
+        """What `save` wrote. Raises `Damaged` for a file that was changed or belongs to another decoder."""
+        tensors, about = artifact.open_artifact(Path(path), "cache")
+        if about["model"] != decoder.fingerprint:
+            raise artifact.Damaged(f"{path} was written for weights {about['model']}, this model is {decoder.fingerprint}")
+        L = (len(tensors) - 2) // 2
+        return cls(
+            tuple(tensors[f"keys.{i}"] for i in range(L)),
+            tuple(tensors[f"values.{i}"] for i in range(L)),
+            tensors["positions"],
+            tensors["live"],
+        )

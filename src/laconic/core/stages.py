@@ -1,0 +1,149 @@
+"""The named stages of a forward pass: a table that serves `want`, the local errors of `verify parity`, and the docs.
+
+Each stage has the function that makes it from other stages, so that it can be fed with somebody else's inputs.
+"""
+
+import difflib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from laconic.core import attention, block, places, rope
+from laconic.core.families import DecoderConfig
+
+
+class At(NamedTuple):
+    """Where a stage of a layer is computed: the block, what the whole pass shares, and the layer's past."""
+
+    block: block.Block
+    frame: block.Frame
+    past: block.Past | None
+
+    @property
+    def sight(self) -> attention.Sight:
+        return self.frame.sights[self.block.index]
+
+
+class Stage(NamedTuple):
+    """One row of the table; `x` among the inputs is what the block reads, `hidden.l`."""
+
+    name: str
+    group: str
+    equation: str
+    inputs: tuple[str, ...]
+    shape: str
+    function: Callable[..., Tensor]
+    bitwise: bool = False
+
+
+def rotated(at: At, x: Tensor) -> Tensor:
+    """Queries or keys after rotation, as they are where a family has none."""
+    return x if at.frame.cos is None or at.frame.sin is None else rope.rotate(x, at.frame.cos, at.frame.sin)
+
+
+def joined(at: At, x: Tensor, which: int) -> Tensor:
+    """Keys (0) or values (1) of the past, then the new ones."""
+    return x if at.past is None else torch.cat([at.past[which], x], 2)
+
+
+def seen_scores(at: At, a: Tensor) -> Tensor:
+    """Scores after bias and visibility."""
+    assert at.sight.seen is not None
+    return attention.biased(a, at.sight.seen, at.sight.bias)
+
+
+LAYER = (
+    Stage("norm1", "norm", "C1, C2", ("x",), "B T D", lambda at, x: at.block.part("norm1")(x)),
+    Stage("q_raw", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project(y)[0]),
+    Stage("k_raw", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project(y)[1]),
+    Stage("q", "QKV", "C9, C10", ("q_raw",), "B H T E", lambda at, x: at.block.normed(x, "q_norm")),
+    Stage("k", "QKV", "C9, C10", ("k_raw",), "B G T E", lambda at, x: at.block.normed(x, "k_norm")),
+    Stage("v", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project(y)[2]),
+    Stage("q_rot", "RoPE", "C3–C6", ("q",), "B H T E", rotated),
+    Stage("k_rot", "RoPE", "C3–C6", ("k",), "B G T E", rotated),
+    Stage("k_cache", "KV cache", "–", ("k_rot",), "B G P E", lambda at, k: joined(at, k, 0), True),
+    Stage("v_cache", "KV cache", "–", ("v",), "B G P E", lambda at, v: joined(at, v, 1), True),
+    Stage(
+        "scores", "scores", "C11", ("q_rot", "k_cache"), "B H T P",
+        lambda at, q, k: attention.scores(q, k, at.block.config.score_scale[at.block.index]),
+    ),
+    Stage("scores_seen", "scores", "C12, C13", ("scores",), "B H T P", seen_scores),
+    Stage("probs", "attention", "C14", ("scores_seen",), "B H T P", lambda at, a: attention.probabilities(a)),
+    Stage("context", "attention", "C15", ("probs", "v_cache"), "B T HE", lambda at, p, v: attention.context(p, v)),
+    Stage("attn_out", "attention", "C16", ("context",), "B T D", lambda at, c: at.block.output(c)),
+    Stage("resid1", "block", "C19", ("x", "attn_out"), "B T D", lambda at, x, out: x + out),
+    Stage("norm2", "norm", "C1, C2", ("resid1",), "B T D", lambda at, r: at.block.part("norm2")(r)),
+    Stage("gate", "FFN", "C17", ("norm2",), "B T F", lambda at, y: at.block.part("gate")(y)),
+    Stage("up", "FFN", "C17, C18", ("norm2",), "B T F", lambda at, y: at.block.part("up")(y)),
+    Stage("mid", "FFN", "C17, C18", ("gate", "up"), "B T F", lambda at, *maps: at.block.mid(*maps)),
+    Stage("mlp_out", "FFN", "C17, C18", ("mid",), "B T D", lambda at, m: at.block.part("down")(m)),
+    Stage("resid2", "block", "C19", ("resid1", "mlp_out"), "B T D", lambda at, r, out: r + out),
+)
+"""What every layer makes, in order of computation."""
+
+MODEL = (
+    Stage("embed", "foundation", "C8", ("vectors", "positions"), "B T D", lambda model, x, p: model.placed(x, p)),
+    Stage("final_norm", "norm", "C1, C2", ("x",), "B T D", lambda model, x: model.final_norm(x)),
+    Stage("logits", "logits", "C20", ("final_norm",), "B T V", lambda model, h: model.logits(h)),
+    Stage("last_logits", "next token", "C21", ("logits", "live"), "B V", lambda model, a, live: places.last_live(a, live), True),
+    Stage("token", "next token", "C21", ("last_logits",), "B", lambda model, a: places.next_token(a), True),
+    Stage("next_probs", "next token", "C21", ("last_logits",), "B V", lambda model, a: places.next_probs(a)),
+)
+"""What a pass makes once: `embed` before the layers, the others after them."""
+
+
+def layer_stages(config: DecoderConfig) -> tuple[Stage, ...]:
+    """The stages of a layer of this family, each with the inputs it has there."""
+    absent = set() if config.qk_norm else {"q_raw", "k_raw"}
+    absent |= set() if config.gated else {"gate"}
+    rows = [stage for stage in LAYER if stage.name not in absent]
+    if not config.qk_norm:
+        raw = {"q": 0, "k": 1}
+        rows = [
+            stage._replace(inputs=("norm1",), function=lambda at, y, i=raw[stage.name]: at.block.project(y)[i])
+            if stage.name in raw
+            else stage
+            for stage in rows
+        ]
+    return tuple(stage._replace(inputs=("up",)) if stage.name == "mid" and not config.gated else stage for stage in rows)
+
+
+class Wanted(NamedTuple):
+    """Stages asked for: of each layer, of the model, and the layers whose input `hidden.l` is to be kept."""
+
+    layers: tuple[frozenset[str], ...]
+    model: frozenset[str]
+    hidden: frozenset[int]
+
+
+def wanted(want: tuple[str, ...], config: DecoderConfig) -> Wanted:
+    """`k` is every layer's, `k.3` one layer's, `hidden` the list hidden.0 … hidden.L. Raises on an unknown name."""
+    L = config.num_hidden_layers
+    layers: list[set[str]] = [set() for _ in range(L)]
+    model: set[str] = set()
+    hidden: set[int] = set()
+    names = {stage.name for stage in layer_stages(config)}
+    for name in want:
+        stem, _, index = name.partition(".")
+        inside = not index or (index.isdecimal() and int(index) < L + (stem == "hidden"))
+        if stem in names and inside:
+            for layer in layers if not index else [layers[int(index)]]:
+                layer.add(stem)
+        elif stem == "hidden" and inside:
+            hidden |= set(range(L + 1)) if not index else {int(index)}
+        elif name in {stage.name for stage in MODEL}:
+            model.add(name)
+        else:
+            raise ValueError(unknown(name, sorted(names | {"hidden"} | {stage.name for stage in MODEL}), L))
+    return Wanted(tuple(map(frozenset, layers)), frozenset(model), frozenset(hidden))
+
+
+def unknown(name: str, names: list[str], L: int) -> str:
+    """What to say of a stage that does not exist."""
+    stem = name.partition(".")[0]
+    if stem in names:
+        return f"stage {name}: the decoder has layers 0 to {L - 1}"
+    near = difflib.get_close_matches(stem, names, 1, 0.0)
+    return f"stage {name}: no such stage; did you mean {near[0]}?"
