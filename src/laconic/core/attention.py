@@ -91,8 +91,11 @@ def sight(
     P = live.shape[1]
     T = P - S
     plain = whole and bias is None and (window is None or P <= window)
-    causal = plain and S == 0 and T > 1
-    maskless = causal or (plain and T == 1)
+    causal = maskless = False
+    if plain and T == 1:  # branches, not expressions: SDPA under the compiler wants a bool
+        maskless = True
+    elif plain and S == 0:
+        causal = maskless = True
     if maskless and sdpa_only:
         return Sight(causal, None, None, None)
     visible = seen(live[:1] if whole else live, S, window)

@@ -121,6 +121,8 @@ class Wanted(NamedTuple):
 def wanted(want: tuple[str, ...], config: DecoderConfig) -> Wanted:
     """`k` is every layer's, `k.3` one layer's, `hidden` the list hidden.0 … hidden.L. Raises on an unknown name."""
     L = config.num_hidden_layers
+    if not want:
+        return Wanted((frozenset(),) * L, frozenset(), frozenset())
     layers: list[set[str]] = [set() for _ in range(L)]
     model: set[str] = set()
     hidden: set[int] = set()
