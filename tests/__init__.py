@@ -1,0 +1,1 @@
+"""The tests mirror src/laconic; house holds the laws, oracles the papers in loops."""

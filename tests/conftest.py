@@ -1,0 +1,133 @@
+"""What every test run has: shapes checked in core, sockets blocked, one thread, seeds, the way to shared data."""
+
+import importlib.util
+import os
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import install_import_hook
+
+# Before anything imports laconic: every annotated shape in core is checked on every call.
+install_import_hook("laconic.core", "beartype.beartype")
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # child processes too
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+REPO = Path(__file__).resolve().parent.parent
+CI = bool(os.environ.get("CI"))
+
+settings.register_profile(
+    "laconic",
+    deadline=None,
+    derandomize=CI,
+    max_examples=25,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("laconic")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-docs", action="store_true", help="write the tables in docs/ that tests make")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)
+    block_sockets()
+
+
+def missing(what: str) -> None:
+    """The rule for whatever a test needs and this machine has not: a failure in CI, a skip elsewhere."""
+    if CI:
+        pytest.fail(f"{what}; CI is set, so a check that cannot run is a failure")
+    else:
+        pytest.skip(what)
+
+
+def find_shared() -> Path | None:
+    """The folder of models and data beside the checkout, or the one LACONIC_DATA names; None if there is none."""
+    folder = Path(os.environ.get("LACONIC_DATA") or REPO.parent / "shared").resolve()
+    return folder if (folder / "models").is_dir() else None
+
+
+def shared_dir() -> Path:
+    """`find_shared`, or the rule of `missing`."""
+    folder = find_shared()
+    if folder is None:
+        missing("needs shared data: ../shared beside the checkout, or LACONIC_DATA")
+    assert folder is not None
+    return folder
+
+
+def needs(module: str) -> None:
+    """For optional dependencies: the rule of `missing` where `module` is not installed."""
+    if importlib.util.find_spec(module) is None:
+        missing(f"needs {module}: pip install laconic[hf]")
+
+
+@pytest.fixture
+def shared() -> Path:
+    return shared_dir()
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+class Network(RuntimeError):
+    """A test tried to reach the network."""
+
+
+LOOPBACK = {"open": False}
+
+
+@pytest.fixture(autouse=True)
+def loopback(request: pytest.FixtureRequest) -> Iterator[None]:
+    LOOPBACK["open"] = request.node.get_closest_marker("loopback") is not None
+    yield
+    LOOPBACK["open"] = False
+
+
+def block_sockets() -> None:
+    """connect and name look-ups raise; a test marked `loopback` may use this machine and Unix sockets."""
+    connect, connect_ex, getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+
+    def check(host: Any) -> None:
+        here = host in (None, "::1", "localhost") or str(host).startswith(("127.", "/"))
+        if not (LOOPBACK["open"] and here):
+            raise Network(f"tests run without network, asked for {host!r}; mark the test loopback if it stays here")
+
+    def host_of(address: Any) -> Any:
+        return address[0] if isinstance(address, tuple) else address
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        check(host_of(address))
+        connect(self, address)
+
+    def guarded_connect_ex(self: socket.socket, address: Any) -> int:
+        check(host_of(address))
+        return connect_ex(self, address)
+
+    def guarded_getaddrinfo(host: Any, *rest: Any, **named: Any) -> Any:
+        check(host)
+        return getaddrinfo(host, *rest, **named)
+
+    def refused(*rest: Any) -> Any:
+        raise Network(f"tests run without network, asked for {rest!r}")
+
+    socket.socket.connect = guarded_connect
+    socket.socket.connect_ex = guarded_connect_ex
+    socket.getaddrinfo = guarded_getaddrinfo
+    for name in ("gethostbyname", "gethostbyname_ex", "gethostbyaddr"):
+        setattr(socket, name, refused)

@@ -1,0 +1,49 @@
+"""What the pages show is run: every laconic command, every Python block."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+from tests.house.source import LACONIC, blocks, commands, run, sandbox
+
+PAGES = ["README.md", "docs/tour.md"]
+
+
+def test_readme_names_the_two_commands_on_its_first_screen() -> None:
+    first_screen = (REPO / "README.md").read_text(encoding="utf-8").splitlines()[:40]
+    for command in ("make demo", "make test"):
+        assert any(command in line for line in first_screen), command
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
+    asked = commands(REPO / page)
+    assert asked, f"{page} shows no laconic command in a console block"
+    text = " ".join(command for _, command in asked)
+    inside = sandbox(tmp_path, wants_shared="shared" in text or "LACONIC_DATA" in text)
+    failed: list[str] = []
+    for line, command in asked:
+        done = run(["bash", "-c", f"{LACONIC}\nset -o pipefail\n{command}"], inside)
+        if done.returncode:
+            failed.append(
+                f"{page}:{line}: {command}\nexit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            )
+    assert not failed, "\n\n".join(failed)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_of_the_page_runs(page: str, tmp_path: Path) -> None:
+    """One program a page; blank lines stand for the prose, so that a traceback names the page's lines."""
+    lines = [""] * len((REPO / page).read_text(encoding="utf-8").splitlines())
+    for start, text in blocks(REPO / page, "python"):
+        code = text.splitlines()
+        lines[start - 1 : start - 1 + len(code)] = code
+    program = "\n".join(lines)
+    assert program.strip(), f"{page} shows no Python"
+    inside = sandbox(tmp_path, wants_shared="shared" in program or "LACONIC_DATA" in program)
+    script = tmp_path / f"{Path(page).stem}.py"
+    script.write_text(program, encoding="utf-8")
+    done = run([sys.executable, str(script)], inside)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
