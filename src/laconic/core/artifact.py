@@ -1,82 +1,163 @@
-"""Every file on disk: errors with their exit codes, strict JSON, the safetensors header check, commits, and single-file artifacts."""
+"""Every artifact on disk: written beside its name, synced, renamed; single files carry their own digest."""
 
 import errno
 import hashlib
-import json
-import math
 import os
 import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-HEADER_BYTES = 100_000_000  # largest safetensors header and largest JSON file that is read
-JSON_DEPTH = 64
-JSON_INTEGER = 2**53
+from laconic.core.errors import BadInput, Busy, Damaged, LaconicError, NonFinite, NoSpace, Unsafe, Usage, free, on_disk
+from laconic.core.strict import Entry, Header, canonical, check_header, inside, parse_json, read_json
+
 ROOM = 2.2  # free space asked for, in expected bytes
 FORMAT = 1  # of single-file artifacts; newer ones are refused
 
-DTYPES = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-    "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32,
-    "U32": torch.uint32, "F32": torch.float32, "I64": torch.int64, "U64": torch.uint64, "F64": torch.float64,
-    "C64": torch.complex64,
-}  # fmt: skip
+__all__ = [
+    "LaconicError", "Usage", "NonFinite", "BadInput", "Busy", "NoSpace", "Damaged", "Unsafe",
+    "Entry", "Header", "canonical", "check_header", "inside", "parse_json", "read_json",
+    "check_finite", "open_tensors", "save_tensors", "commit_folder", "replace_file", "save_artifact", "open_artifact",
+]  # fmt: skip
 
 
-class LaconicError(Exception):
-    """One line that says what was asked, what there was, what to do; `code` is the exit code of the command line."""
-
-    code: int = 70
-
-
-class Usage(LaconicError):
-    """A setting, a flag or a recipe that cannot be meant."""
-
-    code = 2
-
-
-class NonFinite(LaconicError):
-    """NaN or infinity where numbers are asked."""
-
-    code = 65
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Raises `NonFinite` with the count and the first index if a floating tensor holds NaN or infinity."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    values = tensor.detach().float() if tensor.itemsize == 1 else tensor.detach()
+    low, high = values.aminmax()  # NaN wins; allocates nothing
+    if bool(low.isfinite() & high.isfinite()):
+        return
+    bad = (~values.isfinite()).nonzero()
+    values_are = "value" if len(bad) == 1 else "values"
+    raise NonFinite(f"{name}: {len(bad):,} {values_are} not finite, first at {list(map(int, bad[0]))}")
 
 
-class BadInput(LaconicError):
-    """An input that is missing or bad: data, model, tokenizer."""
-
-    code = 66
-
-
-class Busy(LaconicError):
-    """The directory is held by somebody else, or the target exists."""
-
-    code = 73
-
-
-class NoSpace(LaconicError):
-    """The file system refused: full, failing, or not permitted."""
-
-    code = 74
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file of finite tensors with the mode that any new file gets; call it inside a commit."""
+    for name, tensor in tensors.items():
+        check_finite(name, tensor)
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    try:
+        save_file(_apart(tensors), path, metadata=dict(metadata))
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+    path.chmod(mode)  # safetensors makes its files 0600
 
 
-class Damaged(LaconicError):
-    """An artifact of ours that fails its check, belongs to another model, or is too new."""
+def open_tensors(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """The tensors named, mapped from a file whose header was checked; all of them hold one mapping of the file."""
+    with cast(Any, safe_open)(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in names}
 
-    code = 76
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors on the CPU, contiguous, no two on the same bytes, which safetensors would refuse."""
+    found = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    end = 0
+    for name, tensor in sorted(found.items(), key=lambda item: item[1].data_ptr()):
+        if tensor.data_ptr() < end:
+            found[name] = tensor.clone()
+        end = max(end, tensor.data_ptr() + tensor.nbytes)
+    return found
 
 
-class Unsafe(LaconicError):
-    """Refused for safety: a pickle, a path that leaves its folder."""
+def commit_folder(target: Path, write: Callable[[Path], None], expected: int = 0) -> None:
+    """A whole folder or none: `write` fills a hidden sibling, which is synced and then renamed to `target`.
 
-    code = 77
+    `target` may be an empty folder; anything else there is `Busy`. `expected` is the number of bytes to come.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise Busy(f"{target} exists and is not empty")
+    final = target.resolve()
+    temporary = final.with_name(f".tmp-{uuid.uuid4().hex}")
+    with on_disk(target, expected):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        if ROOM * expected > free(final.parent):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        try:
+            temporary.mkdir()
+            write(temporary)
+            for folder, _, files in os.walk(temporary, topdown=False):
+                for path in (*(Path(folder, name) for name in files), Path(folder)):
+                    _sync(path)
+            os.rename(temporary, final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _sync(final.parent)
+
+
+def replace_file(path: Path, write: Callable[[Path], None], expected: int = 0) -> None:
+    """The new file or the old one, nothing between: `write` fills a hidden sibling, which then takes the name."""
+    temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
+    with on_disk(path, expected):
+        if ROOM * expected > free(path.parent):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        try:
+            write(temporary)
+            _sync(temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save_artifact(path: Path, tensors: Mapping[str, Tensor], kind: str, about: Mapping[str, object]) -> None:
+    """One safetensors file that knows what it is: canonical JSON `laconic`, and a `digest` of JSON, names and bytes."""
+    held = _apart(tensors)
+    text = canonical({**about, "format": FORMAT, "kind": kind})
+    metadata = {"laconic": text, "digest": _digest(text, held)}
+    replace_file(path, lambda new: save_tensors(new, held, metadata), sum(t.nbytes for t in held.values()))
+
+
+def open_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors, mapped, and what `save_artifact` was told about them; `Damaged` before any tensor is handed out."""
+    if not path.is_file():
+        raise BadInput(f"no {path.name} in {path.parent}")
+    try:
+        header = check_header(path)
+        metadata = header.metadata
+        about = parse_json(metadata.get("laconic", "").encode(), f"{path.name}: metadata")
+    except BadInput as error:
+        raise Damaged(str(error)) from None
+    if about.get("format") != FORMAT or about.get("kind") != kind:
+        there = f"{about.get('kind')} of format {about.get('format')}"
+        raise Damaged(f"{path} is a {there}, asked was a {kind} of format {FORMAT}; open it with what made it")
+    with on_disk(path):
+        tensors = open_tensors(path, header.tensors)
+    found = _digest(metadata["laconic"], tensors)
+    if metadata != {"laconic": metadata["laconic"], "digest": found}:
+        raise Damaged(f"{path}: digest {metadata.get('digest')} promised, {found} found; take another copy")
+    return tensors, about
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the text and, in the order of names, each tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{canonical([name, str(tensor.dtype), list(tensor.shape)])}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,205 @@
+"""Reading what strangers wrote: names of files, JSON, headers of safetensors; refused before a byte is allocated."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, NoReturn, cast
+
+import torch
+
+from laconic.core.errors import BadInput, Unsafe, on_disk
+
+HEADER_BYTES = 100_000_000  # largest safetensors header and largest JSON file that is read
+JSON_DEPTH = 64
+JSON_INTEGER = 2**53
+
+DTYPES = {
+    "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "BOOL": torch.bool, "U8": torch.uint8,
+    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "I8": torch.int8, "I16": torch.int16,
+    "I32": torch.int32, "I64": torch.int64,
+}  # fmt: skip
+
+
+def inside(root: Path, name: str) -> Path:
+    """The file that `name`, found in a file of the folder `root`, means; a name or link that leads out is refused.
+
+    The one link followed out of a folder is that of a hub snapshot into the blobs of its own repository.
+    """
+    for rule in (PurePosixPath(name), PureWindowsPath(name)):
+        if rule.is_absolute() or rule.drive or rule.root or ".." in rule.parts or not rule.parts or "\0" in name:
+            raise Unsafe(f"{name!r} is no name of a file inside {root}; not opened")
+    try:
+        home, path = root.resolve(), (root / name).resolve()
+        odd = path.exists() and not path.is_file()
+    except (OSError, RuntimeError) as error:  # a loop of links, a name too long
+        raise Unsafe(f"{root / name} cannot be followed ({error}); not opened") from None
+    if not path.is_relative_to(home) and path.parent != _blobs(home):
+        raise Unsafe(f"{root / name} leads out of its folder, to {path}; not opened. Put a copy there")
+    if odd:
+        raise Unsafe(f"{root / name} is no regular file; not opened")
+    return path
+
+
+def _blobs(home: Path) -> Path | None:
+    """Where a snapshot of the hub's cache, models--ORG--NAME/snapshots/COMMIT, keeps its files."""
+    snapshot = next((p for p in (home, *home.parents) if p.parent.name == "snapshots"), None)
+    if snapshot is None or not snapshot.parent.parent.name.startswith("models--"):
+        return None
+    return snapshot.parent.parent / "blobs"
+
+
+def canonical(value: object) -> str:
+    """JSON in one spelling: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, read strictly: see `parse_json`."""
+    if not path.is_file():
+        raise BadInput(f"no {path.name} in {path.parent}")
+    with on_disk(path):
+        if path.stat().st_size > HEADER_BYTES:
+            raise BadInput(f"{path.name} has {path.stat().st_size:,} bytes, {HEADER_BYTES:,} are read")
+        return parse_json(path.read_bytes(), path.name)
+
+
+def parse_json(data: bytes, label: str) -> dict[str, Any]:
+    """The object in `data`: UTF-8, depth 64, no key twice, no NaN or infinity, integers to 2^53, no lone surrogate."""
+    try:
+        value: object = json.loads(
+            data.decode(), object_pairs_hook=_pairs, parse_constant=_refuse, parse_int=_integer, parse_float=_number
+        )
+        _check_tree(value)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{label}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{label}: byte {error.start} is not UTF-8") from None
+    except RecursionError:
+        raise BadInput(f"{label}: nested deeper than {JSON_DEPTH}") from None
+    except ValueError as error:
+        raise BadInput(f"{label}: {error}") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"{label}:1:1: a JSON object is asked for")
+    return cast(dict[str, Any], value)
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"key {twice[:80]!r} stands twice")
+    return found
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _integer(text: str) -> int:
+    if len(text) > 17 or abs(int(text)) > JSON_INTEGER:
+        raise ValueError(f"integer {text[:20]} is beyond 2^53")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is beyond the range of numbers")
+    return value
+
+
+def _check_tree(value: object) -> None:
+    level: list[Any] = [value]
+    for depth in range(JSON_DEPTH + 2):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, str) and not item.isascii() and any("\ud800" <= c <= "\udfff" for c in item):
+                raise ValueError("a lone surrogate stands in a string")
+            if isinstance(item, dict | list) and depth >= JSON_DEPTH:
+                raise ValueError(f"nested deeper than {JSON_DEPTH}")
+            if isinstance(item, dict):
+                below += cast(dict[str, Any], item).keys()
+                below += cast(dict[str, Any], item).values()
+            elif isinstance(item, list):
+                below += cast(list[Any], item)
+        level = below
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file, as its header promises it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the header of a safetensors file promises, checked against the length of the file."""
+
+    tensors: dict[str, Entry]
+    metadata: dict[str, str]
+
+
+def check_header(path: Path) -> Header:
+    """The header of a safetensors file: dense, no key twice, known types, bytes as shapes ask and as the file has.
+
+    Nothing is allocated or mapped before all of it holds; otherwise `BadInput`.
+    """
+    if not path.is_file():
+        raise BadInput(f"no {path.name} in {path.parent}")
+    with on_disk(path), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        n = int.from_bytes(start, "little")
+        if n > min(size - 8, HEADER_BYTES):
+            _refuse_foreign(path.name, start)
+            there = f"file has {size:,}" if n > size - 8 else f"at most {HEADER_BYTES:,} are read"
+            raise BadInput(f"{path.name}: {n:,} bytes of header promised, {there}; fetch it again")
+        fields = parse_json(file.read(n), f"{path.name}: header")
+    metadata = cast(dict[str, Any], fields.pop("__metadata__", {}))
+    if type(metadata) is not dict or not all(type(text) is str for text in metadata.values()):
+        raise BadInput(f"{path.name}: header: __metadata__ is not a table of texts")
+    tensors = {name: _entry(path.name, name, field) for name, field in fields.items()}
+    _check_dense(path.name, tensors, size - 8 - n)
+    return Header(tensors, metadata)
+
+
+def _refuse_foreign(name: str, start: bytes) -> None:
+    if start.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+        raise Unsafe(
+            f"{name} is a pickle or zip by its first bytes and can run code; not opened. "
+            "Save it as safetensors with transformers' save_pretrained in an environment you trust"
+        )
+
+
+def _entry(file: str, name: str, field: Any) -> Entry:
+    try:
+        dtype, (start, end) = DTYPES[field["dtype"]], field["data_offsets"]
+        shape = cast(tuple[int, ...], tuple(field["shape"]))
+        sound = len(field) == 3 and len(shape) <= 64 and all(type(n) is int and n >= 0 for n in (*shape, start, end))
+    except (KeyError, TypeError, ValueError):
+        sound, dtype, shape, start, end = False, torch.uint8, (), 0, 0
+    if not sound:
+        raise BadInput(f"{file}: header: {name}: no known type, shape and place: {str(field)[:80]}; fetch it again")
+    if math.prod(shape) * dtype.itemsize != end - start:
+        raise BadInput(f"{file}: header: {name}: {end - start:,} bytes for {dtype} {list(shape)}; fetch it again")
+    return Entry(dtype, shape, start, end)
+
+
+def _check_dense(file: str, tensors: Mapping[str, Entry], size: int) -> None:
+    end = 0
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        if entry.start != end:
+            what = "gap before" if entry.start > end else "overlap at"
+            raise BadInput(f"{file}: header: {what} {name}, byte {min(entry.start, end):,}; fetch it again")
+        end = entry.end
+    if end != size:
+        raise BadInput(f"{file}: header promises {end:,} bytes of data, file has {size:,}; fetch it again")
