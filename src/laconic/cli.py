@@ -267,7 +267,7 @@ def one_line(box: str) -> str:
 
 def end_of(error: BaseException) -> tuple[int, str]:
     """The exit code of an error, and the line to show."""
-    from laconic.core.artifact import LaconicError
+    from laconic.core.errors import LaconicError
 
     match error:
         case LaconicError():

@@ -49,7 +49,7 @@ class Decoder(nn.Module):
         plant(self, names.words, nn.Embedding(config.vocab_size, config.hidden_size))
         if names.places:
             plant(self, names.places, nn.Embedding(config.max_position_embeddings + config.offset, config.hidden_size))
-        plant(self, names.blocks, nn.ModuleList(Block(config, l) for l in range(config.num_hidden_layers)))
+        plant(self, names.blocks, nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers)))
         plant(self, names.final_norm, norm(config))
         if not config.tie_word_embeddings:
             plant(self, names.head, nn.Linear(config.hidden_size, config.vocab_size, bias=False))
@@ -116,9 +116,9 @@ class Decoder(nn.Module):
         """A count that grows with every change of a parameter in place."""
         return sum(p._version for p in self.parameters())
 
-    def scale(self, l: int) -> float:
-        """What scores of layer `l` are multiplied by (C11)."""
-        return self.config.score_scale[l]
+    def scale(self, layer: int) -> float:
+        """What the scores of a layer are multiplied by (C11)."""
+        return self.config.score_scale[layer]
 
     def initialise(self, names: list[str], seed: int) -> None:
         """Draws the parameters named: normal(0, initializer_range), norms 1, biases 0."""
@@ -237,14 +237,14 @@ class Decoder(nn.Module):
         kept = {"embed": x} if "embed" in wanted.model else {}
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        for l, block in enumerate(self.blocks):
-            if l in wanted.hidden:
-                kept[f"hidden.{l}"] = x
-            past = (held.keys[l], held.values[l]) if held.S else None
-            if self.recompute and self.training and l % self.recompute == 0:
-                x, k, v, found = checkpoint(block, x, past, frame, wanted.layers[l], use_reentrant=False)
+        for i, block in enumerate(self.blocks):
+            if i in wanted.hidden:
+                kept[f"hidden.{i}"] = x
+            past = (held.keys[i], held.values[i]) if held.S else None
+            if self.recompute and self.training and i % self.recompute == 0:
+                x, k, v, found = checkpoint(block, x, past, frame, wanted.layers[i], use_reentrant=False)
             else:
-                x, k, v, found = block(x, past, frame, wanted.layers[l])
+                x, k, v, found = block(x, past, frame, wanted.layers[i])
             keys.append(k)
             values.append(v)
             kept |= found
