@@ -52,11 +52,11 @@ check: $(READY)
 	@echo "[check 1/5] ruff check"
 	@$(BIN)/ruff check --quiet .
 	@echo "[check 2/5] ruff format"
-	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/ruff format --quiet --check .
 	@echo "[check 3/5] pyright"
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@echo "[check 4/5] import-linter"
-	@$(BIN)/lint-imports --no-cache --no-color
+	@$(BIN)/lint-imports --no-cache --no-logo
 	@echo "[check 5/5] codespell"
 	@$(BIN)/codespell
 	@echo "[check] all five passed"

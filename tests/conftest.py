@@ -44,6 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
     block_sockets()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("cuda"):
+            item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+
+
 def missing(what: str) -> None:
     """The rule for whatever a test needs and this machine has not: a failure in CI, a skip elsewhere."""
     if CI:
