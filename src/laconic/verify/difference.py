@@ -1,0 +1,79 @@
+"""How far two tensors are apart where slots are live, added up over the pieces of a case.
+
+Symbols: x ours, y the reference's; T new slots, S slots held, P = S + T.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FAINT, FAINT_ERROR = 1e-6, 1e-7
+"""Where the reference's rms lies below the first, rms(x - y) may be the second, whatever the floor."""
+
+
+@dataclass
+class Difference:
+    """‖x − y‖, ‖y‖ and what stands beside them, added up over the pieces of a case."""
+
+    gap: float = 0.0
+    size: float = 0.0
+    mine: float = 0.0
+    dot: float = 0.0
+    count: int = 0
+    max_abs: float = -1.0
+    index: tuple[int, ...] = ()
+    equal: bool = True
+    shape: str = ""
+
+    def add(self, x: Tensor, y: Tensor, where: Tensor, S: int, axes: str) -> None:
+        """Counts one piece, over live slots only; both sides must hide the same scores."""
+        if x.shape != y.shape:
+            self.shape = f"shape {list(x.shape)}, reference {list(y.shape)}"
+            self.gap, self.equal = math.inf, False
+            return
+        self.equal &= bool(((x == y.to(x.dtype)) | ~where).all())
+        hidden = (x == -math.inf) & (y == -math.inf)
+        use = where & ~hidden
+        x, y = (torch.where(use, t.double(), 0.0) for t in (x, y))
+        gap = torch.where(use, (x - y).abs(), 0.0).nan_to_num(math.inf, math.inf)
+        x, y = x.nan_to_num(0, 0, 0), y.nan_to_num(0, 0, 0)
+        self.gap += float(gap.square().sum())
+        self.size += float(y.square().sum())
+        self.mine += float(x.square().sum())
+        self.dot += float((x * y).sum())
+        self.count += int(use.expand_as(x).sum())
+        worst = float(gap.max()) if gap.numel() else 0.0
+        if worst > self.max_abs:
+            at = torch.unravel_index(gap.argmax(), gap.shape)
+            offset = [S if axis == "T" else 0 for axis in axes.split()]
+            self.max_abs, self.index = worst, tuple(int(i) + o for i, o in zip(at, offset, strict=True))
+
+    @property
+    def faint(self) -> bool:
+        """Whether the reference is so small that only an absolute error means anything."""
+        return self.size < FAINT**2 * max(self.count, 1)
+
+    @property
+    def error(self) -> float:
+        """Relative L2, or the root of the mean square where the reference is faint."""
+        return math.sqrt(self.gap / (max(self.count, 1) if self.faint else self.size))
+
+    @property
+    def cosine(self) -> float:
+        """The angle between both, as a cosine; 1 where both are nothing."""
+        length = math.sqrt(self.size * self.mine)
+        return self.dot / length if length else float(self.size == self.mine)
+
+
+def visible(axes: str, shape: torch.Size, live: Tensor, S: int) -> Tensor:
+    """True where a stage stands on live slots only: queries along T, keys along P."""
+    where = torch.ones((), dtype=torch.bool)
+    for i, axis in enumerate(axes.split()):
+        if axis in "TP":
+            slots = live[:, S:] if axis == "T" else live
+            view = [1] * len(shape)
+            view[0], view[i] = slots.shape
+            where = where & slots.reshape(view)
+    return where.expand(shape)

@@ -1,0 +1,283 @@
+"""A case to be read, and the stages a decoder makes of it, handed over layer by layer so that none has to be kept.
+
+Symbols: B rows, T new slots, S slots held, P = S + T, D width, L layers.
+"""
+
+import copy
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic.core import places, stages
+from laconic.core.block import Frame, plant
+from laconic.core.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input: `ids` or `vectors`, who is live, where it stands, and in which pieces it is read.
+
+    `positions` are what the input means; `given` says whether our decoder is told them or must find them itself (C22).
+    `cuts` are the sizes of pieces read one after another on the cache; () reads all at once. `peak` multiplies the
+    queries' weights while the case runs. `before` slots of something else are read first, and forgotten.
+    """
+
+    name: str
+    ids: Tensor | None = None
+    vectors: Tensor | None = None
+    live: Tensor | None = None
+    positions: Tensor | None = None
+    given: bool = False
+    bias: Tensor | None = None
+    cuts: tuple[int, ...] = ()
+    peak: float = 1.0
+    before: int = 0
+    note: str = ""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and slots."""
+        x = self.ids if self.ids is not None else self.vectors
+        assert x is not None
+        return x.shape[0], x.shape[1]
+
+    @property
+    def alive(self) -> Tensor:
+        """`live`, spelled out."""
+        return torch.ones(self.shape, dtype=torch.bool) if self.live is None else self.live
+
+    @property
+    def places(self) -> Tensor:
+        """`positions`, or the number of live slots before, spelled out."""
+        if self.positions is not None:
+            return self.positions
+        count = torch.zeros(self.shape, dtype=torch.long)
+        for b, row in enumerate(self.alive.tolist()):
+            seen = 0
+            for t, alive in enumerate(row):
+                count[b, t] = seen if alive else 0
+                seen += alive
+        return count
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """(S, T) of every piece."""
+        sizes = self.cuts or (self.shape[1],)
+        return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+
+    def read(self, decoder: Decoder, dtype: torch.dtype) -> Tensor:
+        """The vectors, by the decoder's own words where the case is made of ids."""
+        if self.ids is not None:
+            return decoder.embed(self.ids.to(decoder.words.weight.device)).to(dtype)
+        assert self.vectors is not None
+        return self.vectors.to(decoder.words.weight.device, dtype)
+
+
+@dataclass
+class Made:
+    """Stages of one layer of one piece, by bare name; layer -1 is before the layers, L after them."""
+
+    piece: int
+    layer: int
+    stages: dict[str, Tensor] = field(default_factory=dict)
+
+
+def key(name: str, layer: int | None = None, piece: int = 0, pieces: int = 1) -> str:
+    """`q_rot.3`; of several pieces `q_rot.3/1`; without a layer `logits`."""
+    return name + ("" if layer is None else f".{layer}") + (f"/{piece}" if pieces > 1 else "")
+
+
+class Abandoned(Exception):
+    """Nobody asks for the next layer."""
+
+
+def pulled(run: Callable[[Callable[[Made], None]], None]) -> Iterator[Made]:
+    """What `run` hands over, one by one; it rests in a thread of its own until the next is asked for."""
+    box: queue.Queue[Made | BaseException | None] = queue.Queue()
+    turn = threading.Semaphore(0)
+    left = threading.Event()
+
+    def give(made: Made) -> None:
+        box.put(made)
+        turn.acquire()
+        if left.is_set():
+            raise Abandoned
+
+    def work() -> None:
+        turn.acquire()
+        try:
+            with torch.no_grad():
+                run(give)
+            box.put(None)
+        except BaseException as error:
+            box.put(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while True:
+            turn.release()
+            made = box.get()
+            if isinstance(made, BaseException):
+                raise made
+            if made is None:
+                return
+            yield made
+    finally:
+        left.set()
+        turn.release()
+        thread.join()
+
+
+def eager(decoder: Decoder) -> Decoder:
+    """The same modules, read by the eager back end."""
+    same = copy.copy(decoder)
+    same.attention = "eager"
+    return same
+
+
+def layer_wants(decoder: Decoder) -> tuple[str, ...]:
+    """Every stage there is of this family."""
+    return tuple(stage.name for stage in stages.layer_stages(decoder.config)) + ENDINGS
+
+
+ENDINGS = ("final_norm", "logits", "last_logits", "token", "next_probs")
+
+
+def stream(decoder: Decoder, case: Case, dtype: torch.dtype | None = None) -> Iterator[Made]:
+    """Our own run of a case, eager, every stage of a layer at a time; the cache keeps what a cache keeps."""
+    kind = dtype or decoder.words.weight.dtype
+    vectors, L = case.read(decoder, kind), len(decoder.blocks)
+    return pulled(lambda give: read(eager(decoder), case, vectors, give, L))
+
+
+def read(decoder: Decoder, case: Case, vectors: Tensor, give: Callable[[Made], None], L: int) -> None:
+    """Reads the pieces of a case, handing each layer's stages over as soon as they are made."""
+    want, pieces, state = layer_wants(decoder), case.pieces(), None
+    at = {"piece": 0}
+    last: dict[str, Tensor] = {}
+
+    def tap(l: int) -> Callable[..., Any]:
+        def hook(block: nn.Module, given: tuple[Any, ...], made: tuple[Any, ...]) -> tuple[Any, ...]:
+            if l == 0:
+                give(Made(at["piece"], -1, {"embed": given[0]}))
+            give(Made(at["piece"], l, {"x": given[0]} | {name.rpartition(".")[0]: t for name, t in made[3].items()}))
+            last["x"] = made[0]
+            return (*made[:3], {})
+
+        return hook
+
+    if case.before:
+        decoder(vectors.flip(1)[:, : case.before] * 0.5)
+    handles = [block.register_forward_hook(tap(l)) for l, block in enumerate(decoder.blocks)]
+    try:
+        for at["piece"], (S, T) in enumerate(pieces):
+            seen = decoder(vectors[:, S : S + T], state, **arguments(case, S, T), want=want)
+            state = seen.state
+            give(Made(at["piece"], L, dict(last) | {name: seen.stages[name] for name in ENDINGS}))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def arguments(case: Case, S: int, T: int) -> dict[str, Tensor | None]:
+    """What a decoder is told about a piece beside its vectors."""
+    return {
+        "live": None if case.live is None else case.live[:, S : S + T],
+        "positions": case.places[:, S : S + T] if case.given else None,
+        "bias": None if case.bias is None else case.bias[:, S : S + T, : S + T],
+    }
+
+
+def frame(decoder: Decoder, case: Case, S: int, T: int, dtype: torch.dtype) -> Frame:
+    """What our decoder's blocks share when it reads a piece, positions found as it finds them."""
+    positions = case.places[:, : S + T] if case.given else default_places(case, S)
+    bias = arguments(case, S, T)["bias"]
+    return decoder.frame(positions, case.alive[:, : S + T], S, bias, dtype, whole=False, eager=True)
+
+
+def default_places(case: Case, S: int) -> Tensor:
+    """Positions up to the piece that starts at `S`, found piece after piece as the decoder finds them (C22)."""
+    made = torch.zeros(case.shape[0], 0, dtype=torch.long)
+    for start, size in case.pieces():
+        if start <= S:
+            alive = case.alive[:, start : start + size]
+            made = torch.cat([made, places.default_positions(alive, made, case.alive[:, :start])], 1)
+    return made
+
+
+class Lazy(nn.Module):
+    """A block in float64, made when it is called and kept until the next one is."""
+
+    def __init__(self, block: nn.Module, shelf: dict[str, Any]) -> None:
+        super().__init__()
+        self.source, self.shelf = [block], shelf
+
+    def made(self) -> Any:
+        """The block itself; only one is held at a time."""
+        if self.shelf.get("of") is not self:
+            self.shelf.clear()
+            block = copy.deepcopy(self.source[0])
+            block._forward_hooks.clear()
+            self.shelf |= {"of": self, "block": block.double()}
+        return self.shelf["block"]
+
+    def forward(self, *given: Any) -> Any:
+        return self.made()(*given)
+
+
+class Widened(Decoder):
+    """A decoder's float64 twin, of which one block and a slice of the head exist at a time."""
+
+    source: list[Decoder]
+
+    @classmethod
+    def of(cls, decoder: Decoder) -> "Widened":
+        """The twin; it shares the decoder's weights and follows their changes."""
+        with torch.device("meta"):
+            twin = cls(replace(decoder.config), seed=None)
+        names, shelf = decoder.names, {}
+        plant(twin, names.blocks, nn.ModuleList(Lazy(block, shelf) for block in decoder.blocks))
+        for name in (names.final_norm, names.places):
+            if name:
+                plant(twin, name, copy.deepcopy(decoder.get_submodule(name)).double())
+        twin.source = [decoder]
+        return twin.eval()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Eq. C20, some thousand rows of the head at a time."""
+        decoder = self.source[0]
+        head = decoder.words if self.config.tie_word_embeddings else decoder.get_submodule(self.names.head)
+        return torch.cat([hidden @ rows.to(hidden.dtype).T for rows in head.weight.split(8192)], -1)
+
+
+def block_of(decoder: Decoder, l: int) -> Any:
+    """Layer `l`, in float64 if the decoder is a twin."""
+    block = decoder.blocks[l]
+    return block.made() if isinstance(block, Lazy) else block
+
+
+@contextmanager
+def peaked(decoder: Decoder, factor: float) -> Iterator[None]:
+    """Queries times a power of two, by their weights, which come back to the same bits."""
+    config, names = decoder.config, decoder.names
+    rows = config.num_attention_heads * config.head_dim
+    role = names.q_norm or names.qkv or names.q
+    parts = [block.get_submodule(role) for block in decoder.blocks] if factor != 1.0 else []
+
+    def times(by: float) -> None:
+        with torch.no_grad():
+            for part in parts:
+                for p in part.parameters():
+                    p[:rows].mul_(by)
+
+    times(factor)
+    try:
+        yield
+    finally:
+        times(1 / factor)
