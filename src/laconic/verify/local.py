@@ -8,7 +8,7 @@ from torch import Tensor
 from laconic.core import stages
 from laconic.core.decoder import Decoder
 from laconic.core.stages import At, Stage
-from laconic.verify.traces import Case, Made, Widened, block_of, default_places, frame
+from laconic.verify.traces import Case, Made, block_of, default_places, frame, kind_of
 
 
 def table(decoder: Decoder, layer: int) -> tuple[Stage, ...]:
@@ -23,9 +23,7 @@ class Local:
 
     def __init__(self, decoder: Decoder, case: Case) -> None:
         self.decoder, self.case, self.pieces = decoder, case, case.pieces()
-        wide = isinstance(decoder, Widened)
-        self.dtype = torch.float64 if wide else decoder.words.weight.dtype
-        self.vectors = case.read(decoder.source[0] if wide else decoder, self.dtype)
+        self.dtype, self.vectors = kind_of(decoder), case.read(decoder)
         self.frames: dict[int, Any] = {}
 
     def made(

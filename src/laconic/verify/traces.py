@@ -70,12 +70,14 @@ class Case:
         sizes = self.cuts or (self.shape[1],)
         return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
-    def read(self, decoder: Decoder, dtype: torch.dtype) -> Tensor:
-        """The vectors, by the decoder's own words where the case is made of ids."""
+    def read(self, decoder: Decoder) -> Tensor:
+        """The vectors in the decoder's type, by its own words where the case is made of ids."""
+        source = decoder.source[0] if isinstance(decoder, Widened) else decoder
+        words = source.words.weight
         if self.ids is not None:
-            return decoder.embed(self.ids.to(decoder.words.weight.device)).to(dtype)
+            return source.embed(self.ids.to(words.device)).detach().to(kind_of(decoder))
         assert self.vectors is not None
-        return self.vectors.to(decoder.words.weight.device, dtype)
+        return self.vectors.to(words.device, words.dtype).to(kind_of(decoder))
 
 
 @dataclass
@@ -149,10 +151,9 @@ def layer_wants(decoder: Decoder) -> tuple[str, ...]:
 ENDINGS = ("final_norm", "logits", "last_logits", "token", "next_probs")
 
 
-def stream(decoder: Decoder, case: Case, dtype: torch.dtype | None = None) -> Iterator[Made]:
+def stream(decoder: Decoder, case: Case) -> Iterator[Made]:
     """Our own run of a case, eager, every stage of a layer at a time; the cache keeps what a cache keeps."""
-    kind = dtype or decoder.words.weight.dtype
-    vectors, L = case.read(decoder, kind), len(decoder.blocks)
+    vectors, L = case.read(decoder), len(decoder.blocks)
     return pulled(lambda give: read(eager(decoder), case, vectors, give, L))
 
 
@@ -256,6 +257,11 @@ class Widened(Decoder):
         return torch.cat([hidden @ rows.to(hidden.dtype).T for rows in head.weight.split(8192)], -1)
 
 
+def kind_of(decoder: Decoder) -> torch.dtype:
+    """The type a decoder computes in."""
+    return torch.float64 if isinstance(decoder, Widened) else decoder.words.weight.dtype
+
+
 def block_of(decoder: Decoder, l: int) -> Any:
     """Layer `l`, in float64 if the decoder is a twin."""
     block = decoder.blocks[l]
@@ -267,7 +273,8 @@ def peaked(decoder: Decoder, factor: float) -> Iterator[None]:
     """Queries times a power of two, by their weights, which come back to the same bits."""
     config, names = decoder.config, decoder.names
     rows = config.num_attention_heads * config.head_dim
-    role = names.q_norm or names.qkv or names.q
+    role = names.q_norm if config.qk_norm else names.qkv or names.q
+    assert role
     parts = [block.get_submodule(role) for block in decoder.blocks] if factor != 1.0 else []
 
     def times(by: float) -> None:
