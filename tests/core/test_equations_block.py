@@ -1,0 +1,136 @@
+"""C1, C2, C10 and C17 to C19 against their oracles: norms, feed-forward maps and the block."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from laconic.core.attention import sight
+from laconic.core.block import ACTIVATIONS, Block, Frame, gated_mid, head_norm, layer_norm, plain_mid, rms_norm
+from laconic.core.families import DecoderConfig
+from laconic.core.rope import frequencies, rotate, tables
+from tests import tolerances
+from tests.oracles import llama_block
+from tests.oracles.compare import agree, distance
+from tests.oracles.llama_block import MISREAD, ORACLE
+
+
+def normal(*shape: int, scale: float = 1.0, around: float = 0.0) -> Tensor:
+    return (torch.randn(*shape, dtype=torch.float64) * scale + around).requires_grad_()
+
+
+@pytest.mark.equation("llama", "C1")
+def test_rms_norm() -> None:
+    x, weight = normal(2, 3, 6, scale=0.1, around=0.05), normal(6, around=1.0)
+    agree(rms_norm, ORACLE["C1"], MISREAD["C1"], x, weight, 1e-2, margin=1e-2)
+    agree(rms_norm, ORACLE["C1"], {}, x * 1e-3, weight, 1e-5)
+    assert gradcheck(lambda x, w: rms_norm(x, w, 1e-2), (x, weight))
+
+
+@pytest.mark.equation("llama", "C1")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rms_norm_casts_before_the_weight(dtype: torch.dtype) -> None:
+    """In low precision the order shows; in float32 both orders give the same bits."""
+    x, weight = torch.randn(64, 48).to(dtype), (torch.randn(48) * 0.1 + 1).to(dtype)
+    u = x.float()
+    u = u * torch.rsqrt(u.pow(2).mean(-1, keepdim=True) + 1e-5)
+    got = rms_norm(x, weight, 1e-5)
+    assert got.dtype == dtype
+    assert torch.equal(got, weight * u.to(dtype))
+    assert torch.equal(got, (weight.float() * u).to(dtype)) == (dtype == torch.float32)
+
+
+@pytest.mark.equation("llama", "C2")
+def test_layer_norm() -> None:
+    x, weight, bias = normal(2, 3, 6, scale=0.2, around=0.3), normal(6, around=1.0), normal(6)
+    agree(layer_norm, ORACLE["C2"], MISREAD["C2"], x, weight, bias, 1e-2, margin=1e-2)
+    assert gradcheck(lambda x, w, b: layer_norm(x, w, b, 1e-2), (x, weight, bias))
+
+
+@pytest.mark.equation("llama", "C10")
+def test_head_norm() -> None:
+    x, weight = normal(2, 3, 4, 6), normal(6, around=1.0)
+    agree(head_norm, ORACLE["C10"], MISREAD["C10"], x, weight, 1e-2, margin=1e-2)
+    assert gradcheck(lambda x, w: head_norm(x, w, 1e-2), (x, weight))
+
+
+@pytest.mark.equation("llama", "C10")
+def test_queries_and_keys_are_normed_before_rotation_each_by_its_own_weight() -> None:
+    block = random_block("qwen3")
+    cos, sin = tables(torch.arange(3)[None], frequencies(1e4, block.config.head_dim), 1.0, torch.float64)
+    y = normal(1, 3, block.config.hidden_size)
+    q, k, _ = block.project(y)
+    found = block.heads(y)
+    for raw, got, own, other in zip((q, k), found, ("q_norm", "k_norm"), ("k_norm", "q_norm"), strict=False):
+        weight, eps = block.part(own).weight, block.config.eps
+        want = llama_block.head_norm(raw, weight, eps)
+        assert distance(got, want) < tolerances.ORACLE
+        assert distance(llama_block.head_norm(raw, block.part(other).weight, eps), want) > 1e-2
+        after = llama_block.head_norm(rotate(raw, cos, sin), weight, eps)
+        assert distance(after, rotate(want, cos, sin)) > 1e-2
+
+
+@pytest.mark.equation("llama", "C17")
+@pytest.mark.parametrize("act", ["silu", "swish"])
+def test_gated_mid(act: str) -> None:
+    gate, up = normal(2, 3, 5, scale=2.0), normal(2, 3, 5)
+    agree(lambda *x: gated_mid(*x), ORACLE["C17"], MISREAD["C17"], gate, up, act, margin=1e-2)
+    assert gradcheck(lambda gate, up: gated_mid(gate, up, act), (gate, up))
+
+
+@pytest.mark.equation("llama", "C18")
+@pytest.mark.parametrize("act", list(ACTIVATIONS))
+def test_plain_mid(act: str) -> None:
+    up = (torch.linspace(-4, 4, 42, dtype=torch.float64).reshape(2, 3, 7) + 0.01).requires_grad_()
+    misread = MISREAD["C18"] if act in ("gelu_new", "gelu_pytorch_tanh") else {}
+    agree(plain_mid, ORACLE["C18"], misread, up, act, margin=5e-5)
+    assert gradcheck(lambda up: plain_mid(up, act), up)
+
+
+def random_block(family: str, **changes: int) -> Block:
+    """A block whose every parameter is drawn, norms and biases too."""
+    block = Block(DecoderConfig.small(family, **changes), 0).double()
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.4 + (0.8 if parameter.ndim == 1 else 0.0))
+    return block
+
+
+def weights(block: Block) -> dict[str, Any]:
+    """Weight and bias of every role, as the oracle takes them."""
+    gated = ("gate",) if block.config.gated else ()
+    pairs = {role: block.part(role) for role in ("o", "up", "down", *gated)}
+    found: dict[str, Any] = {role: (part.weight, part.bias) for role, part in pairs.items()}
+    if block.names.qkv:
+        fused = block.part("qkv")
+        found |= dict(zip("qkv", zip(fused.weight.chunk(3), fused.bias.chunk(3), strict=True), strict=True))
+    else:
+        found |= {role: (block.part(role).weight, block.part(role).bias) for role in "qkv"}
+    return found | {role: dict(block.part(role).named_parameters()) for role in ("norm1", "norm2")}
+
+
+@pytest.mark.equation("llama", "C19")
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_block(family: str) -> None:
+    block = random_block(family)
+    config, T = block.config, 3
+    cos, sin = tables(torch.tensor([[0, 1, 5]]), frequencies(1e4, config.head_dim), 1.0, torch.float64)
+    cos, sin = (cos, sin) if config.rope is not None else (None, None)
+    live = torch.ones(1, T).bool()
+    view = sight(live, 0, whole=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
+    frame = Frame(cos, sin, (view,) * config.num_hidden_layers, "eager")
+    sizes = {
+        "H": config.num_attention_heads,
+        "G": config.num_key_value_heads,
+        "cos": cos,
+        "sin": sin,
+        "scale": config.head_dim**-0.5,
+        "eps": config.eps,
+        "act": config.act,
+    }
+    x = normal(1, T, config.hidden_size)
+    misread = dict(MISREAD["C19"])
+    agree(lambda x, *_: block(x, None, frame)[0], ORACLE["C19"], misread, x, weights(block), sizes, margin=1e-2)
+    assert gradcheck(lambda x: block(x, None, frame)[0], x, fast_mode=True)
