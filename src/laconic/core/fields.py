@@ -1,0 +1,219 @@
+"""What a Hugging Face config.json says, as tables: the fields of each family, their kinds and defaults."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
+
+import torch
+
+
+class Kind(NamedTuple):
+    """What a value of a file must be: in words, as a check, and what it becomes."""
+
+    rule: str
+    holds: Callable[[Any], bool]
+    made: Callable[[Any], Any]
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def listed(value: Any) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else [value]
+
+
+def whole(rule: str, least: float) -> Kind:
+    def holds(value: Any) -> bool:
+        return type(value) is int and value >= least
+
+    return Kind(rule, holds, same)
+
+
+def number(rule: str, least: float, below: float = math.inf) -> Kind:
+    def holds(value: Any) -> bool:
+        return type(value) in (int, float) and least <= value < below
+
+    return Kind(rule, holds, float)
+
+
+def instance(rule: str, type_: type) -> Kind:
+    def holds(value: Any) -> bool:
+        return type(value) is type_
+
+    return Kind(rule, holds, same)
+
+
+def one_of(names: Iterable[str], made: Callable[[Any], Any] = same) -> Kind:
+    known = tuple(names)
+
+    def holds(value: Any) -> bool:
+        return value in known
+
+    return Kind(f"; known: {', '.join(known)}", holds, made)
+
+
+def many(rule: str, each: Kind, made: Callable[[Any], Any], *, or_one: bool = False) -> Kind:
+    def holds(value: Any) -> bool:
+        return (or_one or type(value) is list) and all(map(each.holds, listed(value)))
+
+    return Kind(rule, holds, made)
+
+
+def floats(values: list[float]) -> tuple[float, ...]:
+    return tuple(map(float, values))
+
+
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+LAYER_TYPES = ("full_attention", "sliding_attention")
+TINY = 5e-324  # the least number above 0
+
+SIZE = whole(": must be a whole number ≥ 1", 1)
+COUNT = whole(": must be a whole number ≥ 0", 0)
+ID = whole(": must be a token id", -math.inf)._replace(made=listed)
+IDS = many(": must be a token id or a list of them", ID, listed, or_one=True)
+POSITIVE = number(": must be a number > 0", TINY)
+AMOUNT = number(": must be a number ≥ 0", 0)
+SHARE = number(": must be a number in [0, 1)", 0, below=1)
+NUMBERS = many(": must be a list of numbers > 0", POSITIVE, floats)
+FLAG = instance(": must be true or false", bool)
+OBJECT = instance(": must be an object", dict)
+NAMED = many(": must be a list of names", instance("", str), same)
+ACT = one_of(ACTIVATIONS)
+DTYPE = one_of(DTYPES, DTYPES.__getitem__)
+LAYERS = many(f": must be a list; known: {', '.join(LAYER_TYPES)}", one_of(LAYER_TYPES), same)
+
+REQUIRED = "required"
+Row = tuple[str, Kind, Any]  # key in the file, what it must be, its value if absent (None: made from other fields)
+
+GATED: dict[str, Row] = {
+    "hidden_size": ("hidden_size", SIZE, REQUIRED),
+    "num_hidden_layers": ("num_hidden_layers", SIZE, REQUIRED),
+    "num_attention_heads": ("num_attention_heads", SIZE, REQUIRED),
+    "vocab_size": ("vocab_size", SIZE, REQUIRED),
+    "intermediate_size": ("intermediate_size", SIZE, REQUIRED),
+    "num_key_value_heads": ("num_key_value_heads", SIZE, REQUIRED),
+    "head_dim": ("head_dim", SIZE, None),
+    "max_position_embeddings": ("max_position_embeddings", SIZE, 32768),
+    "eps": ("rms_norm_eps", AMOUNT, 1e-6),
+    "act": ("hidden_act", ACT, "silu"),
+    "tie_word_embeddings": ("tie_word_embeddings", FLAG, False),
+    "initializer_range": ("initializer_range", AMOUNT, 0.02),
+    "dropout.attention": ("attention_dropout", SHARE, 0.0),
+}
+TABLE: dict[str, dict[str, Row]] = {
+    "llama": GATED
+    | {
+        "num_key_value_heads": ("num_key_value_heads", SIZE, None),
+        "max_position_embeddings": ("max_position_embeddings", SIZE, 2048),
+        "qkv_bias": ("attention_bias", FLAG, False),
+        "o_bias": ("attention_bias", FLAG, False),
+        "mlp_bias": ("mlp_bias", FLAG, False),
+    },
+    "mistral": GATED | {"max_position_embeddings": ("max_position_embeddings", SIZE, 131072)},
+    "qwen2": GATED,
+    "qwen3": GATED
+    | {
+        "head_dim": ("head_dim", SIZE, 128),
+        "qkv_bias": ("attention_bias", FLAG, False),
+        "o_bias": ("attention_bias", FLAG, False),
+    },
+    "gpt2": {
+        "hidden_size": ("n_embd", SIZE, REQUIRED),
+        "num_hidden_layers": ("n_layer", SIZE, REQUIRED),
+        "num_attention_heads": ("n_head", SIZE, REQUIRED),
+        "vocab_size": ("vocab_size", SIZE, REQUIRED),
+        "intermediate_size": ("n_inner", SIZE, None),
+        "max_position_embeddings": ("n_positions", SIZE, 1024),
+        "eps": ("layer_norm_epsilon", AMOUNT, 1e-5),
+        "act": ("activation_function", ACT, "gelu_new"),
+        "tie_word_embeddings": ("tie_word_embeddings", FLAG, True),
+        "initializer_range": ("initializer_range", AMOUNT, 0.02),
+        "dropout.embedding": ("embd_pdrop", SHARE, 0.1),
+        "dropout.attention": ("attn_pdrop", SHARE, 0.1),
+        "dropout.residual": ("resid_pdrop", SHARE, 0.1),
+    },
+    "opt": {
+        "hidden_size": ("hidden_size", SIZE, REQUIRED),
+        "num_hidden_layers": ("num_hidden_layers", SIZE, REQUIRED),
+        "num_attention_heads": ("num_attention_heads", SIZE, REQUIRED),
+        "vocab_size": ("vocab_size", SIZE, REQUIRED),
+        "intermediate_size": ("ffn_dim", SIZE, REQUIRED),
+        "max_position_embeddings": ("max_position_embeddings", SIZE, 2048),
+        "qkv_bias": ("enable_bias", FLAG, True),
+        "o_bias": ("enable_bias", FLAG, True),
+        "mlp_bias": ("enable_bias", FLAG, True),
+        "act": ("activation_function", ACT, "relu"),
+        "tie_word_embeddings": ("tie_word_embeddings", FLAG, True),
+        "initializer_range": ("init_std", AMOUNT, 0.02),
+        "dropout.attention": ("attention_dropout", SHARE, 0.0),
+        "dropout.residual": ("dropout", SHARE, 0.1),
+    },
+}
+
+RMS = {"norm": "rms", "place": "rope", "offset": 0, "qk_norm": False, "gated": True}
+LAYER = {"norm": "layer", "place": "table", "qk_norm": False, "gated": False, "rope": None}
+BARE = {"qkv_bias": False, "o_bias": False, "mlp_bias": False}
+FIXED: dict[str, dict[str, Any]] = {  # what no file of the family says
+    "llama": RMS,
+    "mistral": RMS | BARE,
+    "qwen2": RMS | BARE | {"qkv_bias": True},
+    "qwen3": RMS | {"qk_norm": True, "mlp_bias": False},
+    "gpt2": LAYER | {"offset": 0, "qkv_bias": True, "o_bias": True, "mlp_bias": True},
+    "opt": LAYER | {"offset": 2, "eps": 1e-5},
+}
+TOKENS: dict[str, tuple[int | None, int | None, int | None]] = {  # bos, eos, pad if absent
+    "llama": (1, 2, None),
+    "mistral": (1, 2, None),
+    "qwen2": (None, None, None),
+    "qwen3": (None, None, None),
+    "gpt2": (50256, 50256, None),
+    "opt": (2, 2, 1),
+}
+HEADS = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "opt": "OPTForCausalLM",
+}
+
+ONLY: dict[str, tuple[Any, ...]] = {  # fields of which one value is known; null is absent
+    "quantization_config": (),
+    "num_experts": (0,),
+    "per_layer_config": (),
+    "add_cross_attention": (False,),
+    "do_layer_norm_before": (True,),
+    "layer_norm_elementwise_affine": (True,),
+    "_remove_final_layer_norm": (False,),
+    "layerdrop": (0,),
+    "partial_rotary_factor": (1,),
+}
+
+P0 = "original_max_position_embeddings"
+SCALED = ("factor", P0)
+USES: dict[str, tuple[str, ...]] = {  # fields of Rope beside kind and theta, which a kind of scaling reads
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": (*SCALED, "low_freq_factor", "high_freq_factor"),
+    "yarn": (*SCALED, "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim", "attention_factor"),
+    "longrope": (*SCALED, "short_factor", "long_factor", "attention_factor"),
+}
+NEEDS: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+ROPE_KINDS = {
+    P0: SIZE,
+    "truncate": FLAG,
+    "mscale": AMOUNT,
+    "mscale_all_dim": AMOUNT,
+    "attention_factor": AMOUNT,
+    "short_factor": NUMBERS,
+    "long_factor": NUMBERS,
+}
