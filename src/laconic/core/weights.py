@@ -85,10 +85,13 @@ def _read(
         mapped = artifact.open_tensors(path, here.values())
         for name, stored in here.items():
             samples[name] = _sample(name, mapped[stored])
-            tensor = mapped[stored].to(kind)
-            artifact.check_finite(name, tensor)
-            tensor = tensor.t().contiguous() if name in turned else tensor
-            yield name, tensor.clone() if copied and tensor is mapped[stored] else tensor
+            artifact.check_finite(name, mapped[stored])
+            tensor = mapped[stored].t() if name in turned else mapped[stored]
+            if copied:
+                tensor = torch.empty(tensor.shape, dtype=kind).copy_(tensor)
+            if torch.finfo(kind).max < torch.finfo(mapped[stored].dtype).max:
+                artifact.check_finite(name, tensor)
+            yield name, tensor
 
 
 def by_block(found: Mapping[str, Source], config: DecoderConfig) -> list[dict[str, Source]]:
