@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -86,18 +86,18 @@ class DecoderConfig:
                 raise BadInput(f"{name} has {len(g)} numbers, head_dim {E} needs {E // 2}")
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
+    def read(cls, folder: Path) -> "DecoderConfig":
         """From the config.json of a folder, and its generation_config.json if there is one."""
         generation = folder / "generation_config.json"
         return cls.parse(read_json(folder / "config.json"), read_json(generation) if generation.is_file() else None)
 
     @classmethod
-    def parse(cls, source: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> Self:
+    def parse(cls, source: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "DecoderConfig":
         """From the objects in those files. Raises `BadInput` for a family or a field that is not known here."""
         return cls(**read(source, generation or {}), source=json.dumps(dict(source), ensure_ascii=False))
 
     @classmethod
-    def small(cls, family: str, **changes: Any) -> Self:
+    def small(cls, family: str, **changes: Any) -> "DecoderConfig":
         """A few thousand weights with the family's shape, `changes` by our own names; without dropout.
 
         Mistral has a window of 8. The Pmax of `rope` is that of the configuration.

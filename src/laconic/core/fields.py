@@ -23,9 +23,9 @@ def listed(value: Any) -> list[Any]:
     return cast(list[Any], value) if isinstance(value, list) else [value]
 
 
-def whole(rule: str, least: float) -> Kind:
+def whole(rule: str, least: int | None = None) -> Kind:
     def holds(value: Any) -> bool:
-        return type(value) is int and value >= least
+        return type(value) is int and (least is None or value >= least)
 
     return Kind(rule, holds, same)
 
@@ -71,11 +71,11 @@ TINY = 5e-324  # the least number above 0
 
 SIZE = whole(": must be a whole number ≥ 1", 1)
 COUNT = whole(": must be a whole number ≥ 0", 0)
-ID = whole(": must be a token id", -math.inf)._replace(made=listed)
+ID = whole(": must be a token id")._replace(made=listed)
 IDS = many(": must be a token id or a list of them", ID, listed, or_one=True)
 POSITIVE = number(": must be a number > 0", TINY)
-AMOUNT = number(": must be a number ≥ 0", 0)
-SHARE = number(": must be a number in [0, 1)", 0, below=1)
+AMOUNT = number(": must be a number ≥ 0", 0.0)
+SHARE = number(": must be a number in [0, 1)", 0.0, below=1.0)
 NUMBERS = many(": must be a list of numbers > 0", POSITIVE, floats)
 FLAG = instance(": must be true or false", bool)
 OBJECT = instance(": must be an object", dict)
