@@ -25,7 +25,8 @@ class Case:
 
     `positions` are what the input means; `given` says whether our decoder is told them or must find them itself (C22).
     `cuts` are the sizes of pieces read one after another on the cache; () reads all at once. `peak` multiplies the
-    queries' weights while the case runs. `before` slots of something else are read first, and forgotten.
+    queries' weights while the case runs. `before` slots of something else are read first, and forgotten. `covers`
+    names the required inputs this is one of.
     """
 
     name: str
@@ -38,7 +39,12 @@ class Case:
     cuts: tuple[int, ...] = ()
     peak: float = 1.0
     before: int = 0
+    covers: tuple[str, ...] = ()
     note: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.covers:
+            object.__setattr__(self, "covers", (self.name,))
 
     @property
     def shape(self) -> tuple[int, int]:
