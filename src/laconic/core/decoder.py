@@ -8,7 +8,7 @@ Shapes: B rows, T new slots, S slots held, P = S + T, D width, V vocabulary.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -93,10 +93,12 @@ class Decoder(nn.Module):
 
     @property
     def words(self) -> nn.Embedding:
-        """The embedding matrix [V, D]; the head too where they are tied."""
-        module = self.get_submodule(self.names.words)
-        assert isinstance(module, nn.Embedding)
-        return module
+        """The embedding matrix [V, D]; the head too where they are tied. An adapter may stand in its place."""
+        return cast(nn.Embedding, self.get_submodule(self.names.words))
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """`words`, under the name by which peft asks for it."""
+        return self.words
 
     @property
     def blocks(self) -> nn.ModuleList:
