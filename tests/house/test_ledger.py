@@ -202,7 +202,7 @@ def test_what_cannot_run_is_no_pass(tmp_path: Path) -> None:
         ('id = "2"', 'id = "1"', "equation 1 stands there twice"),
         ('equations = ["1"]', 'equations = ["9"]', "silent: no equation 9"),
         ("arXiv:1234.56789", "arxiv:1234.56789", "write arXiv:1234.56789"),
-        ("[paper]", "[paper", "not TOML"),
+        ("[paper]", "[paper", "toy.toml: not TOML: "),
         ("0.1", "nan", "toy.toml: a number in it is not finite"),
     ],
 )
