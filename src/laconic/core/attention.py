@@ -25,7 +25,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def split_heads(x: Float[Tensor, "B T NE"], n: int) -> Float[Tensor, "B n T E"]:
     """The output of a projection as `n` heads, head-major."""
-    return x.unflatten(-1, (n, -1)).transpose(1, 2)
+    return x.reshape(*x.shape[:2], n, -1).transpose(1, 2)
 
 
 def repeat_heads(x: Float[Tensor, "B G P E"], H: int) -> Float[Tensor, "B H P E"]:
@@ -81,7 +81,13 @@ class Sight(NamedTuple):
 
 
 def sight(
-    live: Bool[Tensor, "B P"], S: int, *, whole: bool, window: int | None, bias: Tensor | None, sdpa_only: bool,
+    live: Bool[Tensor, "B P"],
+    S: int,
+    *,
+    whole: bool,
+    window: int | None,
+    bias: Tensor | None,
+    sdpa_only: bool,
     dtype: torch.dtype,
 ) -> Sight:
     """The masks of one window: none where SDPA needs none, else a boolean one, or a float one under a bias.
@@ -90,7 +96,7 @@ def sight(
     """
     P = live.shape[1]
     T = P - S
-    plain = whole and bias is None and (window is None or P <= window)
+    plain = whole and bias is None and (window is None or window >= P)
     causal = maskless = False
     if plain and T == 1:  # branches, not expressions: SDPA under the compiler wants a bool
         maskless = True
@@ -115,7 +121,7 @@ def ignore(name: str, value: Tensor) -> Tensor:
 def eager(
     q: Tensor, k: Tensor, v: Tensor, scale: float, sight: Sight, dropout: float, note: Note = ignore
 ) -> Float[Tensor, "B T HE"]:
-    """Eq. C11 to C15 as they are written: the specification of the other back ends."""
+    """Equations C11 to C15 as they are written: the specification of the other back ends."""
     assert sight.seen is not None
     a = note("scores", scores(q, k, scale))
     a = note("scores_seen", biased(a, sight.seen, sight.bias))
@@ -126,7 +132,7 @@ def eager(
 def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, sight: Sight, dropout: float) -> Float[Tensor, "B T HE"]:
     """The same by `scaled_dot_product_attention`; `is_causal` only from nothing, because it is upper-left aligned."""
     H = q.shape[1]
-    grouped = H != k.shape[1]
+    grouped = k.shape[1] != H
     if grouped and q.is_cuda and (sight.mask is not None or q.shape[-1] > 256):
         k, v, grouped = repeat_heads(k, H), repeat_heads(v, H), False
     c = F.scaled_dot_product_attention(q, k, v, sight.mask, dropout, sight.causal, scale=scale, enable_gqa=grouped)

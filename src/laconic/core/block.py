@@ -94,11 +94,13 @@ class Branch(nn.Module):
     """A name in the module tree that only holds others."""
 
 
-def plant(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Puts `module` at a dotted path, growing branches on the way."""
+def plant(root: nn.Module, path: str | None, module: nn.Module) -> None:
+    """Puts `module` at a dotted path, growing branches on the way; without a path the family has no such part."""
+    if path is None:
+        return
     *way, last = path.split(".")
     for name in way:
-        if name not in root._modules:
+        if not hasattr(root, name):
             root.add_module(name, Branch())
         root = root.get_submodule(name)
     root.add_module(last, module)
@@ -135,11 +137,9 @@ class Block(nn.Module):
         )
         names = self.names
         plant(self, names.norm1, norm(config))
-        if names.qkv:
-            plant(self, names.qkv, nn.Linear(D, (H + 2 * G) * E, config.qkv_bias))
-        else:
-            for path, heads in ((names.q, H), (names.k, G), (names.v, G)):
-                plant(self, path, nn.Linear(D, heads * E, config.qkv_bias))
+        heads = {names.qkv: H + 2 * G} if names.qkv else {names.q: H, names.k: G, names.v: G}
+        for path, count in heads.items():
+            plant(self, path, nn.Linear(D, count * E, config.qkv_bias))
         if config.qk_norm:
             plant(self, names.q_norm, RMSNorm(E, config.eps))
             plant(self, names.k_norm, RMSNorm(E, config.eps))
@@ -167,8 +167,9 @@ class Block(nn.Module):
         """Queries or keys after Qwen3's norm (`role` q_norm or k_norm), as they are in the other families."""
         if not self.config.qk_norm:
             return x
-        part = self.part(role)
-        return head_norm(x, part.weight, self.config.eps)
+        weight = self.part(role).weight
+        assert isinstance(weight, Tensor)
+        return head_norm(x, weight, self.config.eps)
 
     def heads(self, y: Float[Tensor, "B T D"], note: Note = ignore) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as they enter rotation."""
@@ -203,17 +204,17 @@ class Block(nn.Module):
         return self.part("o")(c)
 
     def feed(self, y: Float[Tensor, "B T D"], note: Note = ignore) -> Float[Tensor, "B T D"]:
-        """Eq. C17 or C18 with its output map, or whatever module stands in the place of the MLP."""
+        """C17 or C18 with the output map, or whatever module stands in the place of the MLP."""
         mlp = self._modules.get("mlp")
         if mlp is not None and not isinstance(mlp, Branch):
             return note("mlp_out", mlp(y))
-        roles = ("gate", "up") if self.config.gated else ("up",)
-        mid = self.mid(*(note(role, self.part(role)(y)) for role in roles))
+        gate = note("gate", self.part("gate")(y)) if self.config.gated else None
+        mid = self.mid(note("up", self.part("up")(y)), gate)
         return note("mlp_out", self.part("down")(note("mid", mid)))
 
-    def mid(self, *maps: Float[Tensor, "B T F"]) -> Float[Tensor, "B T F"]:
-        """What the output map of the MLP reads, from gate and up, or from up alone."""
-        return gated_mid(*maps, self.config.act) if self.config.gated else plain_mid(*maps, self.config.act)
+    def mid(self, up: Float[Tensor, "B T F"], gate: Float[Tensor, "B T F"] | None = None) -> Float[Tensor, "B T F"]:
+        """What the output map of the MLP reads, from up and, in gated families, gate."""
+        return plain_mid(up, self.config.act) if gate is None else gated_mid(gate, up, self.config.act)
 
     def forward(
         self, x: Float[Tensor, "B T D"], past: Past | None, frame: Frame, want: frozenset[str] = frozenset()

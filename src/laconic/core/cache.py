@@ -6,7 +6,7 @@ Every operation gives a new value and leaves the old one as it was; gradients fl
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -16,6 +16,7 @@ from laconic.core import artifact
 from laconic.core.families import DecoderConfig
 
 
+@runtime_checkable
 class Fingerprinted(Protocol):
     """A decoder, as far as a saved cache must know it."""
 
@@ -38,7 +39,7 @@ class Cache:
     @classmethod
     def empty(
         cls, config: DecoderConfig, B: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-    ) -> Self:
+    ) -> "Cache":
         """Nothing read: S = 0. Reading on it equals reading with `state=None`."""
         shape = (B, config.num_key_value_heads, 0, config.head_dim)
         nothing = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers))
@@ -62,7 +63,9 @@ class Cache:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor under its name on disk."""
-        layers = {f"keys.{i}": k for i, k in enumerate(self.keys)} | {f"values.{i}": v for i, v in enumerate(self.values)}
+        layers = {f"keys.{i}": k for i, k in enumerate(self.keys)} | {
+            f"values.{i}": v for i, v in enumerate(self.values)
+        }
         return layers | {"positions": self.positions, "live": self.live}
 
     def append(self, other: "Cache") -> "Cache":
@@ -93,7 +96,7 @@ class Cache:
         if slots.shape[0] != self.B:
             raise ValueError(f"keep: slots of {slots.shape[0]} rows, the cache has {self.B}")
         if bad.any():
-            row, column = bad.nonzero()[0].tolist()
+            row, column = map(int, bad.nonzero()[0])
             raise ValueError(f"keep: slot {int(slots[row, column])} of {self.S} in row {row}")
 
         def chosen(x: Tensor) -> Tensor:
@@ -180,11 +183,13 @@ class Cache:
         artifact.save_artifact(Path(path), tensors, "cache", {"model": decoder.fingerprint})
 
     @classmethod
-    def load(cls, path: str | Path, decoder: Fingerprinted) -> Self:
+    def load(cls, path: str | Path, decoder: Fingerprinted) -> "Cache":
         """What `save` wrote. Raises `Damaged` for a file that was changed or belongs to another decoder."""
         tensors, about = artifact.open_artifact(Path(path), "cache")
         if about["model"] != decoder.fingerprint:
-            raise artifact.Damaged(f"{path} was written for weights {about['model']}, this model is {decoder.fingerprint}")
+            raise artifact.Damaged(
+                f"{path} was written for weights {about['model']}, this model is {decoder.fingerprint}"
+            )
         L = (len(tensors) - 2) // 2
         return cls(
             tuple(tensors[f"keys.{i}"] for i in range(L)),

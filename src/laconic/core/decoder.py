@@ -5,21 +5,24 @@ Llama (arXiv:2302.13971, 2407.21783), Mistral (2310.06825), Qwen (2407.10671, 25
 Shapes: B rows, T new slots, S slots held, P = S + T, D width, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from laconic.core import attention, places, rope, stages, weights
 from laconic.core.block import ATTENTION_STAGES, Block, Frame, norm, plant
 from laconic.core.cache import Cache
 from laconic.core.families import NAMES, DecoderConfig
+
+Read = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 
 
 class Seen(NamedTuple):
@@ -65,7 +68,7 @@ class Decoder(nn.Module):
         *,
         allow_missing: tuple[str, ...] = (),
         revision: str | None = None,
-    ) -> Self:
+    ) -> "Decoder":
         """A checkpoint of one of the six families, its weights mapped from the file where they need no change.
 
         `dtype` None: the stored type on CUDA, float32 on a CPU without fast bfloat16. Tensors named in
@@ -134,7 +137,7 @@ class Decoder(nn.Module):
                     p.fill_(0.0 if name.endswith("bias") else 1.0)
 
     def grow(self, n: int, seed: int = 0) -> "Decoder":
-        """A decoder with `n` more words: the rows' mean plus noise of a hundredth of their spread; the rest is shared."""
+        """A decoder with `n` more words, the rows' mean plus noise of their spread's hundredth; the rest is shared."""
         with torch.device("meta"):
             bigger = Decoder(replace(self.config, vocab_size=self.config.vocab_size + n), seed=None)
         generator = torch.Generator().manual_seed(seed)
@@ -155,7 +158,7 @@ class Decoder(nn.Module):
         if not torch.compiler.is_compiling():
             bad = (ids < 0) | (ids >= self.config.vocab_size)
             if bad.any():
-                b, t = bad.nonzero()[0].tolist()
+                b, t = map(int, bad.nonzero()[0])
                 raise ValueError(f"ids[{b}, {t}] = {int(ids[b, t])}, vocabulary {self.config.vocab_size}")
         return self.words(ids)
 
@@ -173,8 +176,9 @@ class Decoder(nn.Module):
         """What layer 0 reads: the vectors, with a learned place added in GPT-2 and OPT."""
         if self.names.places is None:
             return vectors
-        table = self.get_submodule(self.names.places)
-        x = vectors + places.places(table.weight, positions, self.config.offset)
+        table = self.get_submodule(self.names.places).weight
+        assert isinstance(table, Tensor)
+        x = vectors + places.places(table, positions, self.config.offset)
         return F.dropout(x, self.config.dropout.embedding, self.training)
 
     def frame(
@@ -243,10 +247,9 @@ class Decoder(nn.Module):
             if i in wanted.hidden:
                 kept[f"hidden.{i}"] = x
             past = (held.keys[i], held.values[i]) if held.S else None
-            if self.recompute and self.training and i % self.recompute == 0:
-                x, k, v, found = checkpoint(block, x, past, frame, wanted.layers[i], use_reentrant=False)
-            else:
-                x, k, v, found = block(x, past, frame, wanted.layers[i])
+            again = self.recompute and self.training and i % self.recompute == 0
+            read: Callable[..., Read] = partial(checkpoint, block, use_reentrant=False) if again else block
+            x, k, v, found = read(x, past, frame, wanted.layers[i])
             keys.append(k)
             values.append(v)
             kept |= found

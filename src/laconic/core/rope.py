@@ -68,6 +68,7 @@ def dynamic(rope: Rope, E: int, longest: Int[Tensor, " B"]) -> Scaled:
     """Eq. C4c: theta <- theta (f n / Pmax - (f - 1))^(E/(E-2)), n = max(longest, Pmax), per row; a = 1."""
     n = longest.clamp(min=rope.max_position_embeddings)[:, None]
     growth = (rope.stretch * n / rope.max_position_embeddings) - (rope.stretch - 1)
+    growth = torch.where(n > rope.max_position_embeddings, growth, 1.0)
     return frequencies(rope.theta * growth ** (E / (E - 2)), E, longest.device), 1.0
 
 
@@ -82,7 +83,7 @@ def llama3(rope: Rope, E: int, longest: Int[Tensor, " B"]) -> Scaled:
 
 
 def yarn(rope: Rope, E: int, longest: Int[Tensor, " B"]) -> Scaled:
-    """Eq. C4e: omega' = (omega / f) ramp + omega (1 - ramp); a = `attention_factor`, else from f and the two mscales."""
+    """Eq. C4e: omega' = (omega / f) ramp + omega (1 - ramp); a = `attention_factor`, else by f and mscales."""
 
     def dim(rotations: float) -> float:
         return E * math.log(rope.original / (2 * math.pi * rotations)) / (2 * math.log(rope.theta))
@@ -92,9 +93,10 @@ def yarn(rope: Rope, E: int, longest: Int[Tensor, " B"]) -> Scaled:
         lo, hi = math.floor(lo), math.ceil(hi)
     lo, hi = max(lo, 0), min(hi, E - 1)
     hi = hi + 0.001 if lo == hi else hi
-    omega, i = frequencies(rope.theta, E, longest.device), torch.arange(E // 2, device=longest.device).float()
-    ramp = ((i - lo) / (hi - lo)).clamp(0, 1)
-    return (omega / rope.stretch) * ramp + omega * (1 - ramp), yarn_attention_factor(rope)
+    ramp = ((torch.arange(E // 2, device=longest.device).float() - lo) / (hi - lo)).clamp(0, 1)
+    wave = rope.theta ** (torch.arange(0, E, 2, device=longest.device).float() / E)
+    kept = 1 - ramp  # the order of operations is transformers', to the bit
+    return (1.0 / (rope.stretch * wave)) * (1 - kept) + (1.0 / wave) * kept, yarn_attention_factor(rope)
 
 
 def yarn_attention_factor(rope: Rope) -> float:

@@ -3,6 +3,9 @@
 Each stage has the function that makes it from other stages, so that it can be fed with somebody else's inputs.
 """
 
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# The lambdas of the table take what their row says.
+
 import difflib
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,16 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from laconic.core import attention, block, places, rope
+from laconic.core import attention, places, rope
+from laconic.core.block import Block, Frame, Past
 from laconic.core.families import DecoderConfig
 
 
 class At(NamedTuple):
     """Where a stage of a layer is computed: the block, what the whole pass shares, and the layer's past."""
 
-    block: block.Block
-    frame: block.Frame
-    past: block.Past | None
+    block: Block
+    frame: Frame
+    past: Past | None
 
     @property
     def sight(self) -> attention.Sight:
@@ -27,7 +31,10 @@ class At(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """One row of the table; `x` among the inputs is what the block reads, `hidden.l`."""
+    """One row of the table; `x` among the inputs is what the block reads, `hidden.l`.
+
+    `function(where, *inputs)` makes the stage; `where` is an `At` for a layer's, the decoder for the model's.
+    """
 
     name: str
     group: str
@@ -54,7 +61,7 @@ def seen_scores(at: At, a: Tensor) -> Tensor:
     return attention.biased(a, at.sight.seen, at.sight.bias)
 
 
-LAYER = (
+LAYER: tuple[Stage, ...] = (
     Stage("norm1", "norm", "C1, C2", ("x",), "B T D", lambda at, x: at.block.part("norm1")(x)),
     Stage("q_raw", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project(y)[0]),
     Stage("k_raw", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project(y)[1]),
@@ -66,7 +73,11 @@ LAYER = (
     Stage("k_cache", "KV cache", "–", ("k_rot",), "B G P E", lambda at, k: joined(at, k, 0), True),
     Stage("v_cache", "KV cache", "–", ("v",), "B G P E", lambda at, v: joined(at, v, 1), True),
     Stage(
-        "scores", "scores", "C11", ("q_rot", "k_cache"), "B H T P",
+        "scores",
+        "scores",
+        "C11",
+        ("q_rot", "k_cache"),
+        "B H T P",
         lambda at, q, k: attention.scores(q, k, at.block.config.score_scale[at.block.index]),
     ),
     Stage("scores_seen", "scores", "C12, C13", ("scores",), "B H T P", seen_scores),
@@ -77,37 +88,46 @@ LAYER = (
     Stage("norm2", "norm", "C1, C2", ("resid1",), "B T D", lambda at, r: at.block.part("norm2")(r)),
     Stage("gate", "FFN", "C17", ("norm2",), "B T F", lambda at, y: at.block.part("gate")(y)),
     Stage("up", "FFN", "C17, C18", ("norm2",), "B T F", lambda at, y: at.block.part("up")(y)),
-    Stage("mid", "FFN", "C17, C18", ("gate", "up"), "B T F", lambda at, *maps: at.block.mid(*maps)),
+    Stage("mid", "FFN", "C17, C18", ("up", "gate"), "B T F", lambda at, up, gate: at.block.mid(up, gate)),
     Stage("mlp_out", "FFN", "C17, C18", ("mid",), "B T D", lambda at, m: at.block.part("down")(m)),
     Stage("resid2", "block", "C19", ("resid1", "mlp_out"), "B T D", lambda at, r, out: r + out),
 )
 """What every layer makes, in order of computation."""
 
-MODEL = (
+MODEL: tuple[Stage, ...] = (
     Stage("embed", "foundation", "C8", ("vectors", "positions"), "B T D", lambda model, x, p: model.placed(x, p)),
     Stage("final_norm", "norm", "C1, C2", ("x",), "B T D", lambda model, x: model.final_norm(x)),
     Stage("logits", "logits", "C20", ("final_norm",), "B T V", lambda model, h: model.logits(h)),
-    Stage("last_logits", "next token", "C21", ("logits", "live"), "B V", lambda model, a, live: places.last_live(a, live), True),
+    Stage(
+        "last_logits",
+        "next token",
+        "C21",
+        ("logits", "live"),
+        "B V",
+        lambda model, a, live: places.last_live(a, live),
+        True,
+    ),
     Stage("token", "next token", "C21", ("last_logits",), "B", lambda model, a: places.next_token(a), True),
     Stage("next_probs", "next token", "C21", ("last_logits",), "B V", lambda model, a: places.next_probs(a)),
 )
 """What a pass makes once: `embed` before the layers, the others after them."""
 
 
+PLAIN_MID = Stage("mid", "FFN", "C17, C18", ("up",), "B T F", lambda at, up: at.block.mid(up))
+UNNORMED: dict[str, Stage] = {
+    "q": Stage("q", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project(y)[0]),
+    "k": Stage("k", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project(y)[1]),
+}
+
+
 def layer_stages(config: DecoderConfig) -> tuple[Stage, ...]:
     """The stages of a layer of this family, each with the inputs it has there."""
-    absent = set() if config.qk_norm else {"q_raw", "k_raw"}
-    absent |= set() if config.gated else {"gate"}
-    rows = [stage for stage in LAYER if stage.name not in absent]
+    rows = {stage.name: stage for stage in LAYER}
     if not config.qk_norm:
-        raw = {"q": 0, "k": 1}
-        rows = [
-            stage._replace(inputs=("norm1",), function=lambda at, y, i=raw[stage.name]: at.block.project(y)[i])
-            if stage.name in raw
-            else stage
-            for stage in rows
-        ]
-    return tuple(stage._replace(inputs=("up",)) if stage.name == "mid" and not config.gated else stage for stage in rows)
+        rows = {name: row for name, row in (rows | UNNORMED).items() if name not in ("q_raw", "k_raw")}
+    if not config.gated:
+        rows = {name: row for name, row in (rows | {"mid": PLAIN_MID}).items() if name != "gate"}
+    return tuple(rows.values())
 
 
 class Wanted(NamedTuple):
