@@ -1,0 +1,277 @@
+"""The likely cause of a divergence, read from what the wrong stage looks like beside the reference's.
+
+Every rule makes a guess from the reference's own tensors and speaks only if it accounts for the deviation.
+
+Symbols: B rows, T query slots, P key slots, S slots held, N heads, E per head, a scores, W window, eps of a norm.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from laconic.core.attention import repeat_heads
+from laconic.core.block import ACTIVATIONS
+from laconic.core.decoder import Decoder
+from laconic.verify.evidence import Evidence, distance, fitted, pairs, turns, unpaired
+from laconic.verify.parity import Case, Finding, key, local, replay, trace
+from laconic.verify.rotations import rotation
+from laconic.verify.sights import probs, scores, scores_seen
+
+Rule = Callable[[Evidence], str | None]
+
+MEANS = {
+    "embed": "wrong file, prefix, or offset of places",
+    "norm1": "epsilon, centring, wrong weight, or order of casts",
+    "q": "orientation, bias, number of heads, or order of the split",
+    "q_rot": "pairing, base, sign, start, scaling, or precision of the angles",
+    "k_cache": "order of joining, stale slots, or keys not rotated",
+    "scores": "scale, or which key head a query head reads",
+    "scores_seen": "mask, window, or bias",
+    "probs": "precision of the softmax, or who is seen",
+    "context": "how heads are merged, or the values",
+    "mid": "gate and up swapped, or another activation",
+    "resid1": "a residual dropped, or norms in another order",
+    "logits": "final norm, or the head's matrix",
+    "last_logits": "index of the last live column",
+}
+ALIKE = {
+    "norm2": "norm1", "final_norm": "norm1", "k": "q", "v": "q", "q_raw": "q", "k_raw": "q", "attn_out": "q", "gate": "q",
+    "up": "q", "mlp_out": "q", "k_rot": "q_rot", "v_cache": "k_cache", "resid2": "resid1", "token": "last_logits",
+    "next_probs": "last_logits",
+}  # fmt: skip
+
+
+def likely(e: Evidence) -> str:
+    """One sentence: what the signature says, or what a first wrong number at this stage usually means."""
+    if e.low:
+        return "order of casts: only low precision is wrong"
+    e = cleaned(e)
+    for rule in RULES.get(e.stage, ()):
+        found = rule(e)
+        if found:
+            return found
+    return f"no signature known; at {e.stage} look at: {MEANS[ALIKE.get(e.stage, e.stage)]}"
+
+
+def explain(decoder: Decoder, found: Finding, reference: Mapping[str, Tensor], case: Case, low: bool = False) -> str:
+    """`likely` of a finding: the last piece of its case, made again, beside the reference's stages."""
+    piece, n = len(case.pieces()) - 1, len(case.pieces())
+    S, T = case.pieces()[piece]
+    at, layer = key(found.stage, found.layer, piece, n), found.layer
+    got = local(decoder, found.stage, layer, reference, case) if found.kind == "local" else trace(decoder, case)[at]
+    row = (-1 if found.stage == "embed" else len(decoder.blocks)) if layer is None else layer
+    made = next(m for m in replay(reference, case, decoder) if (m.piece, m.layer) == (piece, row))
+    stages = {**made.stages, "vectors": case.read(decoder)[:, S : S + T]}
+    bias = None if case.bias is None else case.bias[:, S : S + T, : S + T]
+    seen = (case.alive[:, : S + T], case.places[:, : S + T])
+    return likely(Evidence(decoder, found.stage, layer, got, reference[at], stages, *seen, bias, low))
+
+
+def cleaned(e: Evidence) -> Evidence:
+    """The same with 0 at dead query slots, where nothing is defined."""
+    axis = {"embed": 1, "logits": 1, "last_logits": None, "token": None, "next_probs": None}.get(e.stage, e.got.ndim - 2)
+    if e.got.shape != e.want.shape or axis is None or e.got.shape[axis] != e.T:
+        return e
+    view = [1] * e.got.ndim
+    view[0], view[axis] = e.new.shape
+    alive = e.new.reshape(view)
+    return Evidence(**{**vars(e), "got": e.got.masked_fill(~alive, 0), "want": e.want.masked_fill(~alive, 0)})
+
+
+def places(e: Evidence) -> str | None:
+    """Rows of the learned table, another constant number of rows away."""
+    names = e.decoder.names
+    if names.places is None:
+        return None
+    table = e.decoder.get_submodule(names.places).weight
+    p, mine = e.positions[:, e.S :], e.decoder.config.offset
+    for c in range(-4, 5):
+        rows = (p + mine + c).clamp(0, len(table) - 1)
+        if c and e.explains((e.reference["vectors"] + table[rows]).masked_fill(~e.new[..., None], 0)):
+            return f"places: row p {mine + c:+d} of the table is added, the reference adds row p {mine:+d}"
+    return None
+
+
+def norm(e: Evidence) -> str | None:
+    """epsilon, centring, weights, of the norm that reads x (or queries and keys, in Qwen3)."""
+    x, role = {
+        "norm1": ("x", "norm1"), "norm2": ("resid1", "norm2"), "final_norm": ("x", "final_norm"),
+        "q": ("q_raw", "q_norm"), "k": ("k_raw", "k_norm"),
+    }[e.stage]  # fmt: skip
+    read = e.reference[x].double()
+    centred = read - read.mean(-1, keepdim=True)
+    layered = e.decoder.config.norm == "layer"
+    u = centred if layered else read
+    inverse = (u.square().mean(-1, keepdim=True) + e.decoder.config.eps).rsqrt()
+    own, bias = e.weight(role), e.weight(role, "bias")
+    shift = 0.0 if bias is None else bias.double()
+    if e.explains(read.to(e.got)):
+        return "norm missing: what enters comes out"
+    if not layered and own is not None:
+        guess = F.layer_norm(read, read.shape[-1:], own.double(), None, e.decoder.config.eps)
+        if e.explains(guess.masked_fill(e.want == 0, 0)):
+            return "centring: rows have their mean taken off first"
+    lead = tuple(range(read.ndim - 1))
+    shrunk = (e.want - shift) * fitted(e.want - shift, e.got - shift, (-1,)) + shift
+    if own is not None and e.explains(shrunk.masked_fill(e.want == 0, 0), 0.2):
+        weighted = u * own.double()
+        ours, theirs = (implied(weighted, y - shift, u) for y in (e.got, e.want))
+        return f"epsilon: {ours:.3g}, the reference's {theirs:.3g}"
+    return weights_of(e, fitted(u * inverse, e.got - shift, lead), fitted(u * inverse, e.want - shift, lead), role)
+
+
+def implied(weighted: Tensor, y: Tensor, u: Tensor) -> float:
+    """eps of y = weighted / sqrt(mean(u^2) + eps), the median over rows."""
+    size = fitted(weighted, y, (-1,))
+    return max(float((size.clamp(min=1e-12) ** -2 - u.square().mean(-1, keepdim=True))[size > 0].median()), 0.0)
+
+
+def weights_of(e: Evidence, ours: Tensor, theirs: Tensor, role: str) -> str | None:
+    """Which other norm's weight stands here."""
+    if not e.explains(e.want * (ours / torch.where(theirs == 0, 1.0, theirs)), 0.2):
+        return None
+    ours, theirs = ours.flatten(), theirs.flatten()
+    if (ours - 1).abs().max() < 1e-3:
+        return "norm weight missing: as if it were 1"
+    for name, p in e.decoder.named_parameters():
+        for side, w in (("used", ours), ("meant by the reference", theirs)):
+            mine = e.weight(role)
+            if p is not mine and p.shape == w.shape and (p - w).abs().max() < 1e-3 and (ours - theirs).abs().max() > 1e-2:
+                return f"norm weights exchanged: {name} is {side}"
+    return "norm weight: another one than the reference's"
+
+
+def linear(e: Evidence) -> str | None:
+    """Orientation, bias, order of the split and of the rows, of a map."""
+    lead = tuple(range(e.want.ndim - 1)) if e.want.ndim == 3 else (0, 2)
+    alive = e.new[..., None] if e.want.ndim == 3 else e.new[:, None, :, None]
+    step = ((e.got - e.want) * alive).sum(lead, keepdim=True) / alive.expand(e.want.shape).sum(lead, keepdim=True)
+    if e.explains(e.want + step * alive, 1e-2):
+        return "bias: a constant vector per channel is missing or too much"
+    for other in ("q", "k", "v", "q_raw", "k_raw", "gate", "up"):
+        there = e.reference.get(other)
+        if other != e.stage and there is not None and e.explains(there.masked_fill(~alive, 0), 1e-2):
+            return f"order of the split: {e.stage} is the reference's {other}"
+    return transposed(e) or reordered(e)
+
+
+def transposed(e: Evidence) -> str | None:
+    """A square map read as [in, out]."""
+    role, x = {"attn_out": ("o", "context"), "gate": ("gate", "norm2"), "up": ("up", "norm2")}.get(e.stage, ("", ""))
+    w, b = (e.weight(role), e.weight(role, "bias")) if role else (None, None)
+    if w is None or w.shape[0] != w.shape[1] or not e.mends(F.linear(e.reference[x], w.T, b) * e.new[..., None]):
+        return None
+    return "orientation: the map is read as [out, in] where it lies as [in, out], transposing mends it"
+
+
+def reordered(e: Evidence) -> str | None:
+    """Channels of queries or keys in the order of another conversion of pairs."""
+    if e.want.ndim != 4:
+        return None
+    got, want = (t.double().transpose(1, 2).flatten(2).flatten(0, 1).T for t in (e.got, e.want))
+    near = torch.cdist(got, want)
+    order = near.argmin(1)
+    if sorted(order.tolist()) != list(range(len(order))) or float(near.amin(1).norm()) > 1e-2 * distance(got, want):
+        return None
+    heads, config = e.want.shape[1], e.decoder.config
+    for n in {config.num_attention_heads, config.num_key_value_heads}:
+        for back, forth in ((n, heads), (heads, n)):
+            there = halved(torch.arange(len(order)), back).argsort()
+            if n != heads and torch.equal(order, there[halved(torch.arange(len(order)), forth)]):
+                return f"conversion: rows of {e.stage} are paired as if there were {n} heads, not {heads}"
+    return "order of rows: the channels are the reference's in another order"
+
+
+def halved(rows: Tensor, heads: int) -> Tensor:
+    """Neighbours as pairs become halves as pairs, head by head."""
+    return rows.reshape(heads, -1, 2).transpose(1, 2).flatten()
+
+
+def rotated(e: Evidence) -> str | None:
+    """Queries and keys after rotation."""
+    return rotation(e, e.reference["q" if e.stage == "q_rot" else "k"].masked_fill(~e.new[:, None, :, None], 0))
+
+
+def cache(e: Evidence) -> str | None:
+    """What the cache holds, slot by slot."""
+    if e.got.shape != e.want.shape:
+        return f"cache: {e.got.shape[2]} slots are held, the reference holds {e.want.shape[2]}; stale or lost slots"
+    slots = [t.double().transpose(1, 2).flatten(2) for t in (e.got, e.want)]
+    order = torch.cdist(*slots)[0].argmin(1)
+    if len(set(order.tolist())) == len(order) and e.explains(e.want[:, :, order], 1e-3):
+        return f"cache order: slot {int(order[0])} stands first" + ("; new slots before the old" if order[0] else "")
+    if e.stage == "k_cache" and e.explains(torch.cat([e.want[:, :, : e.S], e.reference["k"]], 2)):
+        return "keys are not rotated"
+    sizes = [t.unflatten(-1, (2, -1)).norm(dim=-2) for t in (e.got, e.want)]
+    if distance(*sizes) < 1e-3 * distance(e.got, e.want):
+        return "values are rotated" if e.stage == "v_cache" else "keys are rotated twice or not at all"
+    wrong = (e.got != e.want).any(-1).any(1).any(0)
+    return f"stale slots: {[int(j) for j in wrong.nonzero().flatten()]} hold something else"
+
+
+def context(e: Evidence) -> str | None:
+    """Heads side by side, and what they gather."""
+    H, E = e.decoder.config.num_attention_heads, e.decoder.config.head_dim
+    heads, alive = e.want.unflatten(-1, (H, E)), e.new[..., None]
+    if e.explains(heads.transpose(1, 2).reshape(e.want.shape) * alive, 0.3):
+        return "merge of heads: laid side by side without transposing"
+    q, turned = e.reference["q"], e.reference["q_rot"]
+    if e.S or torch.equal(q, turned):
+        return None
+    v = unpaired(pairs(e.reference["v_cache"]) * turns(q, turned)[:, None])
+    made = e.reference["probs"].double() @ repeat_heads(v, H)
+    return "values are rotated" if e.explains(made.transpose(1, 2).flatten(2) * alive) else None
+
+
+def mid(e: Evidence) -> str | None:
+    """Gate and up, and the function between them."""
+    up, gate, act = e.reference["up"], e.reference.get("gate"), e.decoder.config.act
+    alive = e.new[..., None]
+    if gate is not None and e.explains(ACTIVATIONS[act](up) * gate * alive):
+        return "gate and up swapped: exchanging them mends it"
+    factor = alive if gate is None else up * alive
+    found = [
+        next((n for n, f in ACTIVATIONS.items() if distance(f(up if gate is None else gate) * factor, y) <= share), None)
+        for y, share in ((e.got, 0.05 * distance(e.got, e.want)), (e.want, 0.05 * distance(e.got, e.want)))
+    ]
+    return f"activation: {found[0]}, the reference's {found[1] or 'another'}" if found[0] else None
+
+
+def residual(e: Evidence) -> str | None:
+    """What is added to what."""
+    before, out = ("x", "attn_out") if e.stage == "resid1" else ("resid1", "mlp_out")
+    alive = e.new[..., None]
+    if e.explains(e.reference[out] * alive):
+        return "residual dropped: the difference is what the block reads"
+    return "branch dropped: nothing is added" if e.explains(e.reference[before] * alive) else None
+
+
+def head(e: Evidence) -> str | None:
+    """The matrix of the head."""
+    tied = F.linear(e.reference["final_norm"], e.decoder.words.weight) * e.new[..., None]
+    if e.mends(tied):
+        return "tie: the reference's head is the words' matrix, ours is another"
+    return "tie: our head is the words' matrix, the reference's is another" if e.explains(tied) else None
+
+
+def column(e: Evidence) -> str | None:
+    """Which slot is the last."""
+    if e.stage == "last_logits" and e.explains(e.reference["logits"][:, -1]):
+        return "last column: read where the row is padding, not at the last live slot"
+    return None
+
+
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "embed": (places,),
+    "norm1": (norm,), "norm2": (norm,), "final_norm": (norm,),
+    "q_raw": (linear,), "k_raw": (linear,), "v": (linear,), "attn_out": (linear,), "gate": (linear,), "up": (linear,),
+    "q": (lambda e: norm(e) if "q_raw" in e.reference else linear(e),),
+    "k": (lambda e: norm(e) if "k_raw" in e.reference else linear(e),),
+    "q_rot": (rotated,), "k_rot": (rotated,),
+    "k_cache": (cache,), "v_cache": (cache,),
+    "scores": (scores,), "scores_seen": (scores_seen,), "probs": (probs,), "context": (context,),
+    "mlp_out": (linear,), "mid": (mid,), "resid1": (residual,), "resid2": (residual,),
+    "logits": (head,), "last_logits": (column,),
+}  # fmt: skip
