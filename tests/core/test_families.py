@@ -157,6 +157,7 @@ ODD = [
     file("qwen2", sliding_window=9, use_sliding_window=True, max_window_layers=1, hidden_act="gelu_pytorch_tanh"),
     file("qwen2", use_sliding_window=True, max_window_layers=0, eos_token_id=5, head_dim=14),
     file("qwen2", sliding_window=None, use_sliding_window=True, max_window_layers=0),
+    file("qwen2", num_hidden_layers=30, use_sliding_window=True),
     file("qwen3", head_dim=12, attention_bias=True, attention_dropout=0.25),
     file(
         "qwen3",
@@ -228,6 +229,7 @@ def test_rope_old_and_new_spelling_are_one_and_transformers(given: dict[str, Any
         file(**sizes, rope_scaling=typed, rope_theta=theta),
         file(**sizes, rope_scaling={**bare, "rope_type": given["rope_type"]}, rope_theta=theta),
         file(**sizes, rope_scaling=with_theta, rope_theta=99.0),
+        file(**sizes, rope_scaling={**with_theta, "type": "mrope"}),
         file(**sizes, rope_parameters=with_theta, rope_scaling=typed, rope_theta=theta),
         file(**sizes, rope_parameters=with_theta, rope_scaling=None),
     ]
@@ -528,7 +530,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         file("qwen3", layer_types=["full_attention", "linear_attention", "full_attention"]),
         'config.json: layer_types ["full_attention", "linear_attention", "full_attention"]: '
-        "must be a list; known: full_attention, sliding_attention",
+        "must be a list of full_attention, sliding_attention",
     ),
     (file("qwen3", layer_types=["full_attention"]), "config.json: layer_types has 1 entries for 3 layers"),
     (

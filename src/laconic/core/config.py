@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from laconic.core.artifact import BadInput
 from laconic.core.fields import (
@@ -51,9 +51,9 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def refuse(place: str, value: Any, rule: str) -> NoReturn:
-    """Raises `BadInput`: the field, what it is, what it could be."""
-    raise BadInput(f"{place} {shown(value)}{rule}")
+def unsupported(place: str, value: Any, known: str) -> BadInput:
+    """The field, what it is, what it could be."""
+    return BadInput(f"{place} {shown(value)}; known: {known}")
 
 
 def taken(file: File, key: str, kind: Kind, absent: Any = None, place: str = "config.json: ") -> Any:
@@ -63,8 +63,10 @@ def taken(file: File, key: str, kind: Kind, absent: Any = None, place: str = "co
         if absent is REQUIRED:
             raise BadInput(f"{place}{key} is missing")
         return absent
+    if not kind.holds(value) and kind.known:
+        raise unsupported(place + key, value, kind.known)
     if not kind.holds(value):
-        refuse(place + key, value, kind.rule)
+        raise BadInput(f"{place}{key} {shown(value)}: must be {kind.rule}")
     return kind.made(value)
 
 
@@ -91,14 +93,14 @@ def check_architecture(file: File) -> None:
     """Any model of the family that ends in the usual head, or in none."""
     names = taken(file, "architectures", NAMED, [])
     if names and not any(name.endswith(("ForCausalLM", "LMHeadModel", "Model")) for name in names):
-        refuse("config.json: architectures", names, "; known: …ForCausalLM, …LMHeadModel, …Model")
+        raise unsupported("config.json: architectures", names, "…ForCausalLM, …LMHeadModel, …Model")
 
 
 def check_only(file: File, place: str) -> None:
     """Refuses, by name, what changes the model and is not known here."""
     for key, values in ONLY.items():
         if file.get(key) not in (None, *values):
-            refuse(place + key, file[key], f"; known: {', '.join(map(shown, values)) or 'none'}")
+            raise unsupported(place + key, file[key], ", ".join(map(shown, values)) or "none")
 
 
 def sizes(family: str, found: File, file: File) -> dict[str, int]:
@@ -108,7 +110,7 @@ def sizes(family: str, found: File, file: File) -> dict[str, int]:
         wide, heads = TABLE[family]["hidden_size"][0], TABLE[family]["num_attention_heads"][0]
         raise BadInput(f"{heads} {H} does not divide {wide} {D}")
     if family == "opt" and file.get("word_embed_proj_dim") not in (None, D):
-        refuse("config.json: word_embed_proj_dim", file["word_embed_proj_dim"], f"; known: {D}, the hidden_size")
+        raise unsupported("config.json: word_embed_proj_dim", file["word_embed_proj_dim"], f"{D}, the hidden_size")
     return {
         "intermediate_size": found["intermediate_size"] or 4 * D,
         "num_key_value_heads": found.get("num_key_value_heads") or H,
@@ -181,7 +183,7 @@ def one_rope(file: File, given: File, place: str, Pmax: int) -> Rope:
     """One dict of RoPE; its own theta wins over the one beside it, the P0 beside it wins over its own."""
     nested = next((key for key, value in given.items() if isinstance(value, dict)), None)
     if nested is not None:
-        refuse(place + nested, given[nested], "; known: one setting for all layers")
+        raise unsupported(place + nested, given[nested], "one setting for all layers")
     check_only(given, place)
     key = "type" if given.get("rope_type") is None else "rope_type"
     kind = taken(given, key, one_of(USES), "default", place)

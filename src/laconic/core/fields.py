@@ -8,11 +8,12 @@ import torch
 
 
 class Kind(NamedTuple):
-    """What a value of a file must be: in words, as a check, and what it becomes."""
+    """What a value of a file must be: in words, as a check, and what it becomes; `known` lists a choice."""
 
     rule: str
     holds: Callable[[Any], bool]
     made: Callable[[Any], Any]
+    known: str = ""
 
 
 def same(value: Any) -> Any:
@@ -50,7 +51,7 @@ def one_of(names: Iterable[str], made: Callable[[Any], Any] = same) -> Kind:
     def holds(value: Any) -> bool:
         return value in known
 
-    return Kind(f"; known: {', '.join(known)}", holds, made)
+    return Kind("one of these", holds, made, ", ".join(known))
 
 
 def many(rule: str, each: Kind, made: Callable[[Any], Any], *, or_one: bool = False) -> Kind:
@@ -69,20 +70,20 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float
 LAYER_TYPES = ("full_attention", "sliding_attention")
 TINY = 5e-324  # the least number above 0
 
-SIZE = whole(": must be a whole number ≥ 1", 1)
-COUNT = whole(": must be a whole number ≥ 0", 0)
-ID = whole(": must be a token id")._replace(made=listed)
-IDS = many(": must be a token id or a list of them", ID, listed, or_one=True)
-POSITIVE = number(": must be a number > 0", TINY)
-AMOUNT = number(": must be a number ≥ 0", 0.0)
-SHARE = number(": must be a number in [0, 1)", 0.0, below=1.0)
-NUMBERS = many(": must be a list of numbers > 0", POSITIVE, floats)
-FLAG = instance(": must be true or false", bool)
-OBJECT = instance(": must be an object", dict)
-NAMED = many(": must be a list of names", instance("", str), same)
+SIZE = whole("a whole number ≥ 1", 1)
+COUNT = whole("a whole number ≥ 0", 0)
+ID = whole("a token id")._replace(made=listed)
+IDS = many("a token id or a list of them", ID, listed, or_one=True)
+POSITIVE = number("a number > 0", TINY)
+AMOUNT = number("a number ≥ 0", 0.0)
+SHARE = number("a number in [0, 1)", 0.0, below=1.0)
+NUMBERS = many("a list of numbers > 0", POSITIVE, floats)
+FLAG = instance("true or false", bool)
+OBJECT = instance("an object", dict)
+NAMED = many("a list of names", instance("", str), same)
 ACT = one_of(ACTIVATIONS)
 DTYPE = one_of(DTYPES, DTYPES.__getitem__)
-LAYERS = many(f": must be a list; known: {', '.join(LAYER_TYPES)}", one_of(LAYER_TYPES), same)
+LAYERS = many(f"a list of {', '.join(LAYER_TYPES)}", one_of(LAYER_TYPES), same)
 
 REQUIRED = "required"
 Row = tuple[str, Kind, Any]  # key in the file, what it must be, its value if absent (None: made from other fields)
