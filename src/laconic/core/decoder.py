@@ -17,12 +17,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from laconic.core import attention, places, rope, stages, weights
+from laconic.core import attention, fit, places, rope, stages, weights
 from laconic.core.block import ATTENTION_STAGES, Block, Frame, norm, plant
 from laconic.core.cache import Cache
 from laconic.core.families import NAMES, DecoderConfig
 
 Read = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
+recomputed: Callable[..., Read] = partial(checkpoint, use_reentrant=False)  # pyright: ignore[reportUnknownVariableType]
 
 
 class Seen(NamedTuple):
@@ -222,18 +223,16 @@ class Decoder(nn.Module):
         added to the scaled scores of every head and layer and is not kept in the state. `want` names stages.
         Raises `ValueError` for shapes, positions or states that do not fit.
         """
-        self.check(vectors, state, live, bias)
+        fit.check_call(self.config, self.attention, vectors, state, live, bias)
         B, T = vectors.shape[:2]
         whole = live is None and state is None
         alive = torch.ones(B, T, dtype=torch.bool, device=vectors.device) if live is None else live
         held = Cache.empty(self.config, B, vectors.dtype, vectors.device) if state is None else state
         if positions is None:
-            given, positions = False, places.default_positions(alive, held.positions, held.live)
-        else:
-            given = True
+            positions = places.default_positions(alive, held.positions, held.live)
         all_live, all_positions = torch.cat([held.live, alive], 1), torch.cat([held.positions, positions], 1)
         if not torch.compiler.is_compiling():
-            self.check_positions(positions, given)
+            fit.check_positions(self.config, positions)
             whole = whole or bool(all_live.all())
         wanted = stages.wanted(want, self.config)
         eager = any(not layer.isdisjoint(ATTENTION_STAGES) for layer in wanted.layers)
@@ -248,8 +247,8 @@ class Decoder(nn.Module):
                 kept[f"hidden.{i}"] = x
             past = (held.keys[i], held.values[i]) if held.S else None
             again = self.recompute and self.training and i % self.recompute == 0
-            read: Callable[..., Read] = partial(checkpoint, block, use_reentrant=False) if again else block
-            x, k, v, found = read(x, past, frame, wanted.layers[i])
+            inputs = (x, past, frame, wanted.layers[i])
+            x, k, v, found = recomputed(block, *inputs) if again else cast(Read, block(*inputs))
             keys.append(k)
             values.append(v)
             kept |= found
@@ -266,50 +265,3 @@ class Decoder(nn.Module):
             for stage in stages.MODEL[2:]:
                 made[stage.name] = stage.function(self, *(made[name] for name in stage.inputs))
         return {name: made[name] for name in names if name in made}
-
-    def check(self, vectors: Tensor, state: Cache | None, live: Tensor | None, bias: Tensor | None) -> None:
-        """Raises `ValueError` for arguments whose types or shapes do not fit this decoder."""
-        config = self.config
-        if not vectors.is_floating_point():
-            kind = str(vectors.dtype).removeprefix("torch.")
-            raise ValueError(f"vectors are {kind}; did you mean decoder.embed(ids)?")
-        if vectors.shape[-1] != config.hidden_size:
-            raise ValueError(f"vectors have width {vectors.shape[-1]}, decoder {config.hidden_size}")
-        B, T = vectors.shape[:2]
-        if T == 0:
-            raise ValueError("vectors hold no position; T must be at least 1")
-        if live is not None and live.shape != (B, T):
-            raise ValueError(f"live is {list(live.shape)}, vectors are {[B, T]}")
-        if state is not None:
-            self.check_state(state, B)
-        want = (B, T, T + (state.S if state is not None else 0))
-        if bias is not None and (
-            bias.ndim != 3 or any(have not in (1, need) for have, need in zip(bias.shape, want, strict=True))
-        ):
-            raise ValueError(f"bias {list(bias.shape)} does not fit {list(want)}")
-        if self.attention not in attention.BACKENDS:
-            raise ValueError(f"attention {self.attention!r}: known are {', '.join(attention.BACKENDS)}")
-
-    def check_state(self, state: Cache, B: int) -> None:
-        """Raises `ValueError` for a cache of another decoder's shape or of other rows."""
-        config = self.config
-        G, E = (state.keys[0].shape[1], state.keys[0].shape[3]) if state.keys else (0, 0)
-        mine = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-        if (len(state.keys), G, E) != mine:
-            raise ValueError(
-                f"state has {len(state.keys)} layers of {G} heads × {E}, decoder {mine[0]} of {mine[1]} × {mine[2]}"
-            )
-        if state.B != B:
-            raise ValueError(f"state has {state.B} rows, vectors {B}")
-
-    def check_positions(self, positions: Tensor, given: bool) -> None:
-        """Raises `ValueError` for a place the table does not have, or a missing place under RoPE."""
-        config = self.config
-        if given and config.place == "rope" and bool((positions < 0).any()):
-            raise ValueError(f"position −1 (none) needs a table of positions; {config.family} has RoPE")
-        if config.place == "table":
-            low, high = (int(end) for end in positions.aminmax())
-            if low < -1:
-                raise ValueError(f"position {low}: the least is −1, none")
-            if high >= config.max_position_embeddings:
-                raise ValueError(f"position {high} ≥ {config.max_position_embeddings} of {config.family}")

@@ -1,0 +1,53 @@
+"""What of a call does not fit a decoder, each said in one line."""
+
+from torch import Tensor
+
+from laconic.core.attention import BACKENDS
+from laconic.core.cache import Cache
+from laconic.core.families import DecoderConfig
+
+
+def check_call(
+    config: DecoderConfig, backend: str, vectors: Tensor, state: Cache | None, live: Tensor | None, bias: Tensor | None
+) -> None:
+    """Raises `ValueError` for arguments whose types or shapes do not fit the decoder."""
+    if not vectors.is_floating_point():
+        kind = str(vectors.dtype).removeprefix("torch.")
+        raise ValueError(f"vectors are {kind}; did you mean decoder.embed(ids)?")
+    if vectors.shape[-1] != config.hidden_size:
+        raise ValueError(f"vectors have width {vectors.shape[-1]}, decoder {config.hidden_size}")
+    B, T = vectors.shape[:2]
+    if T == 0:
+        raise ValueError("vectors hold no position; T must be at least 1")
+    if live is not None and live.shape != (B, T):
+        raise ValueError(f"live is {list(live.shape)}, vectors are {[B, T]}")
+    if state is not None:
+        check_state(config, state, B)
+    need = (B, T, T + (state.S if state is not None else 0))
+    if bias is not None and (bias.ndim != 3 or any(b not in (1, n) for b, n in zip(bias.shape, need, strict=True))):
+        raise ValueError(f"bias {list(bias.shape)} does not fit {list(need)}")
+    if backend not in BACKENDS:
+        raise ValueError(f"attention {backend!r}: known are {', '.join(BACKENDS)}")
+
+
+def check_state(config: DecoderConfig, state: Cache, B: int) -> None:
+    """Raises `ValueError` for a cache of another decoder's shape or of other rows."""
+    G, E = (state.keys[0].shape[1], state.keys[0].shape[3]) if state.keys else (0, 0)
+    layers, heads, width = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+    if (len(state.keys), G, E) != (layers, heads, width):
+        raise ValueError(
+            f"state has {len(state.keys)} layers of {G} heads × {E}, decoder {layers} of {heads} × {width}"
+        )
+    if state.B != B:
+        raise ValueError(f"state has {state.B} rows, vectors {B}")
+
+
+def check_positions(config: DecoderConfig, positions: Tensor) -> None:
+    """Raises `ValueError` for a place the table does not have, or a missing place under RoPE."""
+    low, high = (int(end) for end in positions.aminmax())
+    if low < -1:
+        raise ValueError(f"position {low}: the least is −1, none")
+    if low < 0 and config.place == "rope":
+        raise ValueError(f"position −1 (none) needs a table of positions; {config.family} has RoPE")
+    if config.place == "table" and high >= config.max_position_embeddings:
+        raise ValueError(f"position {high} ≥ {config.max_position_embeddings} of {config.family}")
