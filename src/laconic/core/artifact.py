@@ -1,6 +1,5 @@
 """Every artifact on disk: written beside its name, synced, renamed; single files carry their own digest."""
 
-import errno
 import hashlib
 import os
 import re
@@ -54,7 +53,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is None:
             raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        n = int(number[1])
+        raise OSError(n, f"{os.strerror(n)} while a tensor was written") from error
     path.chmod(mode)  # safetensors makes its files 0600
 
 
@@ -86,8 +86,7 @@ def commit_folder(target: Path, write: Callable[[Path], None], expected: int = 0
     temporary = final.with_name(f".tmp-{uuid.uuid4().hex}")
     with on_disk(target, expected):
         final.parent.mkdir(parents=True, exist_ok=True)
-        if ROOM * expected > free(final.parent):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _ask_room(final.parent, expected)
         try:
             temporary.mkdir()
             write(temporary)
@@ -105,8 +104,7 @@ def replace_file(path: Path, write: Callable[[Path], None], expected: int = 0) -
     """The new file or the old one, nothing between: `write` fills a hidden sibling, which then takes the name."""
     temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
     with on_disk(path, expected):
-        if ROOM * expected > free(path.parent):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _ask_room(path.parent, expected)
         try:
             write(temporary)
             _sync(temporary)
@@ -115,6 +113,12 @@ def replace_file(path: Path, write: Callable[[Path], None], expected: int = 0) -
             temporary.unlink(missing_ok=True)
             raise
         _sync(path.parent)
+
+
+def _ask_room(folder: Path, expected: int) -> None:
+    if ROOM * expected > free(folder):
+        asked = int(ROOM * expected)
+        raise NoSpace(f"{folder}: {asked:,} bytes are asked for to write {expected:,}, {free(folder):,} are free")
 
 
 def _sync(path: Path) -> None:

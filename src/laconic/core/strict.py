@@ -14,6 +14,7 @@ from laconic.core.errors import BadInput, Unsafe, on_disk
 
 HEADER_BYTES = 100_000_000  # largest safetensors header and largest JSON file that is read
 JSON_DEPTH = 64
+JSON_PARTS = 500_000  # commas and brackets; about a second of reading, some 80,000 tensors in one file
 JSON_INTEGER = 2**53
 
 DTYPES = {
@@ -57,18 +58,21 @@ def canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, parts: int = JSON_PARTS) -> dict[str, Any]:
     """The object in a JSON file, read strictly: see `parse_json`."""
     if not path.is_file():
         raise BadInput(f"no {path.name} in {path.parent}")
     with on_disk(path):
         if path.stat().st_size > HEADER_BYTES:
             raise BadInput(f"{path.name} has {path.stat().st_size:,} bytes, {HEADER_BYTES:,} are read")
-        return parse_json(path.read_bytes(), path.name)
+        return parse_json(path.read_bytes(), path.name, parts)
 
 
-def parse_json(data: bytes, label: str) -> dict[str, Any]:
+def parse_json(data: bytes, label: str, parts: int = JSON_PARTS) -> dict[str, Any]:
     """The object in `data`: UTF-8, depth 64, no key twice, no NaN or infinity, integers to 2^53, no lone surrogate."""
+    there = sum(map(data.count, (b",", b"[", b"{")))
+    if there > parts:
+        raise BadInput(f"{label}: {there:,} parts, {parts:,} are read")
     try:
         value: object = json.loads(
             data.decode(), object_pairs_hook=_pairs, parse_constant=_refuse, parse_int=_integer, parse_float=_number
