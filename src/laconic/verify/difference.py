@@ -67,13 +67,42 @@ class Difference:
         return self.dot / length if length else float(self.size == self.mine)
 
 
-def visible(axes: str, shape: torch.Size, live: Tensor, S: int) -> Tensor:
-    """True where a stage stands on live slots only: queries along T, keys along P."""
+JUDGED = ("scores_seen", "probs")
+"""Stages in which a dead key has a value that both sides must give: minus infinity, and 0."""
+
+
+def visible(axes: str, shape: torch.Size, live: Tensor, S: int, *, dead_keys: bool = False) -> Tensor:
+    """True where a stage stands on live slots only: queries along T, keys along P unless `dead_keys` count too."""
     where = torch.ones((), dtype=torch.bool)
     for i, axis in enumerate(axes.split()):
-        if axis in "TP":
+        if axis == "T" or (axis == "P" and not dead_keys):
             slots = live[:, S:] if axis == "T" else live
             view = [1] * len(shape)
             view[0], view[i] = slots.shape
             where = where & slots.reshape(view)
     return where.expand(shape)
+
+
+@dataclass
+class Predictions:
+    """What two sets of logits say comes next: KL(y | x) in nats a slot, and the share of equal most likely ids."""
+
+    kl: float = 0.0
+    same: int = 0
+    count: int = 0
+
+    def add(self, x: Tensor, y: Tensor, live: Tensor) -> None:
+        """Counts the live slots of one piece; `x` ours, `y` the reference's."""
+        if x.shape != y.shape:
+            self.kl = math.inf
+            return
+        for mine, theirs in zip(x[live].split(64), y[live].split(64), strict=True):
+            p, q = theirs.double().log_softmax(-1), mine.double().log_softmax(-1)
+            self.kl += float((p.exp() * (p - q)).sum())
+            self.same += int((mine.argmax(-1) == theirs.argmax(-1)).sum())
+            self.count += len(mine)
+
+    @property
+    def both(self) -> tuple[float, float]:
+        """KL and share."""
+        return self.kl / max(self.count, 1), self.same / max(self.count, 1)

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from laconic.core.decoder import Decoder
-from laconic.verify.difference import FAINT_ERROR, Difference, visible
+from laconic.verify.difference import FAINT_ERROR, JUDGED, Difference, Predictions, visible
+from laconic.verify.evidence import Evidence
 from laconic.verify.local import Local, table
 from laconic.verify.traces import Case, Made, Widened, key, peaked, stream
 
@@ -48,6 +50,11 @@ class Finding:
     def floors(self) -> float:
         """The error in floors."""
         return self.error / self.floor
+
+    @property
+    def far(self) -> bool:
+        """Whether the error is more than noise, whatever the verdict."""
+        return self.verdict != "not run" and not self.error <= FACTOR * self.floor
 
 
 @dataclass
@@ -107,21 +114,30 @@ class Comparison:
     `floors` None measures them on the way, which needs our float64 run beside ours.
     """
 
-    def __init__(self, decoder: Decoder, case: Case, floors: Floors | None, twin: Widened | None = None) -> None:
-        self.decoder, self.case, self.floors = decoder, case, floors
+    def __init__(
+        self, decoder: Decoder, case: Case, floors: Floors | None, twin: Widened | None = None,
+        layers: frozenset[int] | None = None,
+    ) -> None:  # fmt: skip
+        self.decoder, self.case, self.floors, self.layers = decoder, case, floors, layers
         self.ours = Local(decoder, case)
         self.wide = None if twin is None else Local(twin, case)
         self.past: dict[int, tuple[Tensor, Tensor]] = {}
         self.sums: dict[tuple[str, str], Difference] = {}
         self.missing: dict[tuple[str, str], str] = {}
         self.order: dict[str, tuple[str, int | None, bool]] = {}
-        self.ends: tuple[float, float, int] | None = None
+        self.predictions = Predictions()
+        self.evidence: Evidence | None = None
 
-    def add(self, reference: Made, own: Made, own64: Made | None = None) -> None:
-        """Compares one layer of one piece."""
+    def add(
+        self, reference: Made, own: Made, own64: Made | None = None, default: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Compares one layer of one piece; `default` has what the default back end makes, by key."""
         made, L = reference, len(self.decoder.blocks)
-        S, _ = self.case.pieces()[made.piece]
-        live = self.case.alive[:, : S + self.case.pieces()[made.piece][1]]
+        if self.layers is not None and 0 <= made.layer < L and made.layer not in self.layers:
+            keep_past(self.past, made)
+            return
+        S, T = self.case.pieces()[made.piece]
+        live = self.case.alive[:, : S + T]
         inside = made.layer if 0 <= made.layer < L else None
         past = self.past.get(made.layer)
         locals_ = self.ours.made(made, past)
@@ -138,17 +154,42 @@ class Comparison:
                 pairs.append(("local floor", locals_.get(stage.name), wides.get(stage.name)))
             if own64 is not None:
                 pairs.append(("propagated floor", own.stages.get(stage.name), own64.stages.get(stage.name)))
+            there = None if default is None else default.get(key(stage.name, inside, made.piece, len(self.case.pieces())))
+            if there is not None:
+                pairs.append(("backend", there, own.stages.get(stage.name)))
             for kind, x, y in pairs:
                 if x is None or y is None:
                     self.missing[kind, at] = f"{at}: not in the bundle: not run"
                 else:
-                    where = visible(stage.shape, y.shape, live, S)
+                    where = visible(stage.shape, y.shape, live, S, dead_keys=stage.name in JUDGED)
                     self.sums.setdefault((kind, at), Difference()).add(x, y, where, S, stage.shape)
+        if "logits" in made.stages and "logits" in own.stages:
+            self.predictions.add(own.stages["logits"], made.stages["logits"], live[:, S:])
+        self.suspect(made, locals_, S, T)
         keep_past(self.past, made)
 
+    def suspect(self, made: Made, locals_: dict[str, Tensor], S: int, T: int) -> None:
+        """Keeps what is known of the first stage that parts, for the likely cause."""
+        before = list(self.order)
+        for stage in table(self.decoder, made.layer):
+            at = key(stage.name, made.layer if 0 <= made.layer < len(self.decoder.blocks) else None)
+            held = self.evidence and key(self.evidence.stage, self.evidence.layer)
+            earlier = held is None or before.index(at) < before.index(held)
+            if earlier and ("local", at) in self.sums and self.finding("local", at).verdict == "fail":
+                told = arguments(self.case, S, T)
+                vectors = self.ours.vectors[:, S : S + T]
+                self.evidence = Evidence(
+                    self.decoder, stage.name, self.order[at][1], locals_[stage.name], made.stages[stage.name],
+                    {"x": vectors, "vectors": vectors} | made.stages, self.case.alive[:, : S + T],
+                    self.case.places[:, : S + T], told["bias"],
+                )  # fmt: skip
+                return
+
     def findings(self) -> list[Finding]:
-        """Local, then propagated, of every stage in the order of computation."""
-        return [self.finding(kind, at) for at in self.order for kind in ("local", "propagated")]
+        """Local, propagated and, where it was run, the default back end, of every stage in the order of computation."""
+        kinds = ("local", "propagated", "backend")
+        held = [(kind, at) for at in self.order for kind in kinds if kind != "backend" or (kind, at) in self.sums]
+        return [self.finding(kind, at) for kind, at in held]
 
     def measured(self) -> Floors:
         """The floors that were found on the way."""
@@ -165,15 +206,17 @@ class Comparison:
         if found is None or (kind, at) in self.missing:
             return Finding(self.case.name, stage, layer, kind, note=self.missing[kind, at])
         floors = self.floors or self.measured()
-        floor = FAINT_ERROR / FACTOR if found.faint else max(getattr(floors, kind).get(at, math.nan), FLOOR)
+        measured = floors.local if kind == "local" else floors.propagated
+        floor = FAINT_ERROR / FACTOR if found.faint else max(measured.get(at, math.nan), FLOOR)
         good = found.equal if bitwise and kind == "local" else found.error <= FACTOR * floor
         verdict: Verdict = "pass" if good else "fail"
         if kind == "propagated" and stage != "logits":
             verdict = "shown"
         return Finding(
             self.case.name, stage, layer, kind, found.error, floor, found.max_abs, found.index, found.cosine,
-            found.equal, verdict, note=found.shape,
-        )
+            found.equal, verdict, *(self.predictions.both if (kind, at) == ("propagated", "logits") else (None, None)),
+            note=found.shape,
+        )  # fmt: skip
 
 
 def floor_of(found: Difference) -> float:
@@ -203,5 +246,12 @@ def compare(
 
 
 def first_divergence(findings: list[Finding]) -> Finding | None:
-    """The first stage, in order of computation, whose local error is too large."""
-    return next((f for f in findings if f.kind == "local" and f.verdict == "fail"), None)
+    """The first stage, in order of computation, whose local error is too large.
+
+    If every stage is right by itself and the run is wrong all the same, the way they are put together is: then the
+    first stage at which the run parts from the reference.
+    """
+    found = next((f for f in findings if f.kind == "local" and f.verdict == "fail"), None)
+    if found is None and any(f.kind == "propagated" and f.verdict == "fail" for f in findings):
+        found = next((f for f in findings if f.kind == "propagated" and f.far), None)
+    return found

@@ -25,8 +25,8 @@ class Case:
 
     `positions` are what the input means; `given` says whether our decoder is told them or must find them itself (C22).
     `cuts` are the sizes of pieces read one after another on the cache; () reads all at once. `peak` multiplies the
-    queries' weights while the case runs. `before` slots of something else are read first, and forgotten. `covers`
-    names the required inputs this is one of.
+    queries' weights while the case runs. `before` slots of something else are read first, and forgotten; `stray` slots
+    are read after each piece and cropped off again. `covers` names the required inputs this is one of.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Case:
     cuts: tuple[int, ...] = ()
     peak: float = 1.0
     before: int = 0
+    stray: int = 0
     covers: tuple[str, ...] = ()
     note: str = ""
 
@@ -166,11 +167,13 @@ def stream(decoder: Decoder, case: Case) -> Iterator[Made]:
 def read(decoder: Decoder, case: Case, vectors: Tensor, give: Callable[[Made], None], L: int) -> None:
     """Reads the pieces of a case, handing each layer's stages over as soon as they are made."""
     want, pieces, state = layer_wants(decoder), case.pieces(), None
-    at = {"piece": 0}
+    at = {"piece": 0, "quiet": False}
     last: dict[str, Tensor] = {}
 
     def tap(l: int) -> Callable[..., Any]:
         def hook(block: nn.Module, given: tuple[Any, ...], made: tuple[Any, ...]) -> tuple[Any, ...]:
+            if at["quiet"]:
+                return made
             if l == 0:
                 give(Made(at["piece"], -1, {"embed": given[0]}))
             give(Made(at["piece"], l, {"x": given[0]} | {name.rpartition(".")[0]: t for name, t in made[3].items()}))
@@ -187,6 +190,10 @@ def read(decoder: Decoder, case: Case, vectors: Tensor, give: Callable[[Made], N
             seen = decoder(vectors[:, S : S + T], state, **arguments(case, S, T), want=want)
             state = seen.state
             give(Made(at["piece"], L, dict(last) | {name: seen.stages[name] for name in ENDINGS}))
+            if case.stray:
+                at["quiet"] = True
+                state = decoder(vectors.flip(1)[:, : case.stray], state).state.crop(S + T)
+                at["quiet"] = False
     finally:
         for handle in handles:
             handle.remove()

@@ -1,0 +1,176 @@
+"""What a parity run found: the verdict, a table for the terminal, and JSON."""
+
+import math
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from laconic.core.decoder import Decoder
+from laconic.core.stages import MODEL, layer_stages
+from laconic.verify.cases import INPUTS
+from laconic.verify.parity import Finding, first_divergence
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Input:
+    """One required input: `made`, `foreign` to the family, `covered` by the tiny fixture, `elsewhere`, or `not run`."""
+
+    name: str
+    status: str
+    why: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.status != "not run"
+
+
+@dataclass
+class Report:
+    """One parity run. `problems` are comparisons that did not run; `findings` are in the order of computation."""
+
+    model: str
+    reference: str
+    dtype: str
+    backend: str = "sdpa"
+    command: str = ""
+    family: str = ""
+    fingerprint: str = ""
+    order: tuple[str, ...] = ()
+    L: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    inputs: list[Input] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+    cause: str = ""
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, decoder: Decoder, **told: Any) -> "Report":
+        """An empty report on a decoder."""
+        config = decoder.config
+        order = ("embed", *(stage.name for stage in layer_stages(config)), *(stage.name for stage in MODEL[1:]))
+        return cls(
+            family=config.family, fingerprint=decoder.fingerprint, backend=decoder.attention, order=order,
+            L=config.num_hidden_layers, **told,
+        )  # fmt: skip
+
+    @property
+    def ok(self) -> bool:
+        """Whether every comparison asked for ran and passed."""
+        ran = any(f.verdict == "pass" for f in self.findings)
+        good = all(f.verdict not in ("fail", "not run") for f in self.findings)
+        return ran and good and not self.problems and all(i.ok for i in self.inputs)
+
+    @property
+    def divergence(self) -> Finding | None:
+        """The first stage at which the two part."""
+        return first_divergence(self.findings)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What ran."""
+        return {"python": platform.python_version(), "torch": torch.__version__, "reference": self.reference}
+
+    def worst(self, stage: str, layer: int | None, kinds: Iterable[str]) -> Finding | None:
+        """The largest error in floors over all cases, failures first."""
+        held = [f for f in self.findings if f.stage == stage and f.layer == layer and f.kind in kinds]
+        return max(held, key=severity, default=None)
+
+    def sentence(self) -> str:
+        """One sentence on the first divergence, or on there being none."""
+        found = self.divergence
+        if found is not None:
+            where = "" if found.layer is None else f" of layer {found.layer}"
+            what = "ratio of errors" if found.kind == "ratio" else f"{found.kind} error"
+            says = (
+                f"First divergence: {found.stage}{where}, case {found.case}: {what} {found.error:.2e}, "
+                f"{show(found.floors)} floors, worst at {list(found.index)}."
+            )
+            return f"{says} Likely cause: {self.cause}." if self.cause else says
+        if self.ok:
+            cases = len({f.case for f in self.findings})
+            return f"No divergence: {len(self.findings):,} comparisons over {cases} cases, {self.seconds:.1f} s."
+        missing = [f"{i.name}: {i.why}" for i in self.inputs if not i.ok]
+        unread = [f.note or f"{f.stage}: not run" for f in self.findings if f.verdict == "not run"][:3]
+        return "Not run: " + ("; ".join([*self.problems, *missing, *unread]) or "nothing was compared") + "."
+
+    def table(self) -> Table:
+        """Stage × first, worst and last layer: local error in floors; propagated error; verdict."""
+        low = any(f.kind == "ratio" for f in self.findings)
+        unit = "error / the reference's" if low else "local error in floors"
+        table = Table(title=f"{self.model} against {self.reference}, {self.dtype}: {unit}")
+        for name in ("stage", "first layer", "worst layer", "last layer", "propagated", "verdict"):
+            table.add_column(name, justify="left" if name in ("stage", "verdict") else "right")
+        for row in self.rows():
+            good = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]"}.get(row[-1], f"[yellow]{row[-1]}[/]")
+            table.add_row(*row[:-1], good)
+        return table
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table's rows as text."""
+        made, main = [], ("local", "ratio")
+        for stage in self.order:
+            held = [f for f in self.findings if f.stage == stage]
+            if not held:
+                continue
+            layers = sorted({f.layer for f in held if f.layer is not None})
+            ends: list[int | None] = [layers[0], layers[-1]] if layers else [None, None]
+            first, last = (self.worst(stage, layer, main) for layer in ends)
+            worst = max((f for f in held if f.kind in main), key=severity, default=None)
+            far = max((f for f in held if f.kind == "propagated"), key=lambda f: f.error, default=None)
+            at = "" if worst is None or worst.layer is None else f" ({worst.layer})"
+            made.append((
+                stage, cell(first), cell(worst) + at, cell(last), "–" if far is None else f"{far.error:.1e}", verdict(held),
+            ))  # fmt: skip
+        return made
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain data, `schema` 1; numbers that are none are null, infinite ones the text "inf"."""
+        found = self.divergence
+        plain = {name: getattr(self, name) for name in ("model", "family", "fingerprint", "dtype", "backend", "command")}
+        return {
+            "schema": SCHEMA, **plain, "ok": self.ok, "versions": self.versions, "seconds": round(self.seconds, 2),
+            "inputs": [asdict(i) | {"what": INPUTS.get(i.name, "")} for i in self.inputs],
+            "problems": self.problems, "divergence": None if found is None else data(found), "cause": self.cause,
+            "sentence": self.sentence(), "findings": [data(f) for f in self.findings],
+        }  # fmt: skip
+
+
+def severity(found: Finding) -> tuple[int, float]:
+    """What did not run or failed is worse than any number."""
+    return ({"fail": 2, "not run": 1}.get(found.verdict, 0), 0.0 if math.isnan(found.floors) else found.floors)
+
+
+def verdict(findings: list[Finding]) -> str:
+    """The worst of several."""
+    worst = max(findings, key=severity).verdict
+    return worst if worst in ("fail", "not run") else "pass"
+
+
+def show(x: float) -> str:
+    """A number of floors in few characters."""
+    if math.isnan(x):
+        return "–"
+    return "inf" if math.isinf(x) else f"{x:.2f}" if x < 100 else f"{x:.1e}"
+
+
+def cell(found: Finding | None) -> str:
+    """An error in floors."""
+    if found is None:
+        return "–"
+    return "not run" if found.verdict == "not run" else show(found.floors)
+
+
+def data(found: Finding) -> dict[str, Any]:
+    """A finding as JSON can hold it."""
+    row = asdict(found) | {"floors": found.floors, "index": list(found.index)}
+    return {
+        name: (None if math.isnan(v) else "inf" if math.isinf(v) else v) if isinstance(v, float) else v
+        for name, v in row.items()
+    }
