@@ -55,18 +55,40 @@ def likely(e: Evidence) -> str:
     return f"no signature known; at {e.stage} look at: {MEANS[ALIKE.get(e.stage, e.stage)]}"
 
 
-def explain(decoder: Decoder, found: Finding, reference: Mapping[str, Tensor], case: Case, low: bool = False) -> str:
-    """`likely` of a finding: the last piece of its case, made again, beside the reference's stages."""
+def explain(
+    decoder: Decoder,
+    found: Finding,
+    reference: Mapping[str, Tensor],
+    case: Case,
+    *,
+    got: Tensor | None = None,
+    low: bool = False,
+) -> str:
+    """`likely` of a finding, on the last piece of its case; `got` None makes the stage again."""
     piece, n = len(case.pieces()) - 1, len(case.pieces())
     S, T = case.pieces()[piece]
     at, layer = key(found.stage, found.layer, piece, n), found.layer
-    got = local(decoder, found.stage, layer, reference, case) if found.kind == "local" else trace(decoder, case)[at]
+    if got is None:
+        got = local(decoder, found.stage, layer, reference, case) if found.kind == "local" else trace(decoder, case)[at]
     row = (-1 if found.stage == "embed" else len(decoder.blocks)) if layer is None else layer
     made = next(m for m in replay(reference, case, decoder) if (m.piece, m.layer) == (piece, row))
     stages = {**made.stages, "vectors": case.read(decoder)[:, S : S + T]}
     bias = None if case.bias is None else case.bias[:, S : S + T, : S + T]
     seen = (case.alive[:, : S + T], case.places[:, : S + T])
     return likely(Evidence(decoder, found.stage, layer, got, reference[at], stages, *seen, bias, low))
+
+
+def bisection(findings: list[Finding]) -> str:
+    """Where halving would have looked: resid2 of the middle layer, then of the half that holds the first divergence."""
+    far = [f.far for f in findings if (f.kind, f.stage) == ("propagated", "resid2")]
+    if not far or not far[-1]:
+        return "bisection: the last layer agrees"
+    low, high, way = -1, len(far) - 1, []
+    while high - low > 1:
+        middle = (low + high) // 2
+        way.append(f"resid2.{middle} {'parts' if far[middle] else 'agrees'}")
+        low, high = (low, middle) if far[middle] else (middle, high)
+    return f"bisection: {', '.join([*way, f'so layer {high}'])}"
 
 
 def cleaned(e: Evidence) -> Evidence:
@@ -138,7 +160,8 @@ def weights_of(e: Evidence, ours: Tensor, theirs: Tensor, role: str) -> str | No
     for name, p in e.decoder.named_parameters():
         for side, w in (("used", ours), ("meant by the reference", theirs)):
             mine = e.weight(role)
-            if p is not mine and p.shape == w.shape and (p - w).abs().max() < 1e-3 and (ours - theirs).abs().max() > 1e-2:
+            itself = mine is not None and p.data_ptr() == mine.data_ptr()
+            if not itself and p.shape == w.shape and (p - w).abs().max() < 1e-3 and (ours - theirs).abs().max() > 1e-2:
                 return f"norm weights exchanged: {name} is {side}"
     return "norm weight: another one than the reference's"
 
@@ -217,6 +240,10 @@ def context(e: Evidence) -> str | None:
     heads, alive = e.want.unflatten(-1, (H, E)), e.new[..., None]
     if e.explains(heads.transpose(1, 2).reshape(e.want.shape) * alive, 0.3):
         return "merge of heads: laid side by side without transposing"
+    slot = torch.arange(e.live.shape[1])
+    corner = e.reference["scores"].masked_fill(slot > slot[: e.T, None], -torch.inf).double().softmax(-1)
+    if e.S and e.explains((corner @ repeat_heads(e.reference["v_cache"], H).double()).transpose(1, 2).flatten(2) * alive):
+        return f"causality aligned upper-left: with {e.S} slots held, query t sees slots up to t"
     q, turned = e.reference["q"], e.reference["q_rot"]
     if e.S or torch.equal(q, turned):
         return None

@@ -15,7 +15,7 @@ from laconic.core.decoder import Decoder
 from laconic.verify.difference import FAINT_ERROR, JUDGED, Difference, Predictions, visible
 from laconic.verify.evidence import Evidence
 from laconic.verify.local import Local, table
-from laconic.verify.traces import Case, Made, Widened, key, peaked, stream
+from laconic.verify.traces import Case, Made, Widened, arguments, key, peaked, stream
 
 FLOOR, FACTOR = 1e-7, 10.0
 """No floor lies below the first; a float32 error passes up to the second times its floor."""
@@ -126,7 +126,7 @@ class Comparison:
         self.missing: dict[tuple[str, str], str] = {}
         self.order: dict[str, tuple[str, int | None, bool]] = {}
         self.predictions = Predictions()
-        self.evidence: Evidence | None = None
+        self.suspects: dict[str, Evidence] = {}
 
     def add(
         self, reference: Made, own: Made, own64: Made | None = None, default: Mapping[str, Tensor] | None = None
@@ -165,25 +165,36 @@ class Comparison:
                     self.sums.setdefault((kind, at), Difference()).add(x, y, where, S, stage.shape)
         if "logits" in made.stages and "logits" in own.stages:
             self.predictions.add(own.stages["logits"], made.stages["logits"], live[:, S:])
-        self.suspect(made, locals_, S, T)
+        self.suspect(made, {"local": locals_, "propagated": own.stages}, S, T)
         keep_past(self.past, made)
 
-    def suspect(self, made: Made, locals_: dict[str, Tensor], S: int, T: int) -> None:
-        """Keeps what is known of the first stage that parts, for the likely cause."""
-        before = list(self.order)
-        for stage in table(self.decoder, made.layer):
-            at = key(stage.name, made.layer if 0 <= made.layer < len(self.decoder.blocks) else None)
-            held = self.evidence and key(self.evidence.stage, self.evidence.layer)
-            earlier = held is None or before.index(at) < before.index(held)
-            if earlier and ("local", at) in self.sums and self.finding("local", at).verdict == "fail":
-                told = arguments(self.case, S, T)
-                vectors = self.ours.vectors[:, S : S + T]
-                self.evidence = Evidence(
-                    self.decoder, stage.name, self.order[at][1], locals_[stage.name], made.stages[stage.name],
-                    {"x": vectors, "vectors": vectors} | made.stages, self.case.alive[:, : S + T],
-                    self.case.places[:, : S + T], told["bias"],
-                )  # fmt: skip
-                return
+    def suspect(self, made: Made, ours: Mapping[str, Mapping[str, Tensor]], S: int, T: int) -> None:
+        """Keeps what is known of the first stage that is wrong by itself, and of the first at which our run parts."""
+        before, told = list(self.order), arguments(self.case, S, T)
+        for kind, stages in ours.items():
+            held = self.suspects.get(kind)
+            last = len(before) if held is None else before.index(key(held.stage, held.layer))
+            for stage in table(self.decoder, made.layer):
+                at = key(stage.name, made.layer if 0 <= made.layer < len(self.decoder.blocks) else None)
+                if before.index(at) < last and (kind, at) in self.sums and self.parts(kind, at):
+                    vectors = self.ours.vectors[:, S : S + T]
+                    self.suspects[kind] = Evidence(
+                        self.decoder, stage.name, self.order[at][1], stages[stage.name], made.stages[stage.name],
+                        {"x": vectors, "vectors": vectors} | made.stages, self.case.alive[:, : S + T],
+                        self.case.places[:, : S + T], told["bias"],
+                    )  # fmt: skip
+                    break
+
+    def parts(self, kind: str, at: str) -> bool:
+        """Whether a stage is wrong by itself, or parts in our run."""
+        found = self.finding(kind, at)
+        return found.verdict == "fail" if kind == "local" else found.far
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """What is known of the first divergence."""
+        found = first_divergence(self.findings())
+        return None if found is None else self.suspects.get(found.kind)
 
     def findings(self) -> list[Finding]:
         """Local, propagated and, where it was run, the default back end, of every stage in the order of computation."""
@@ -199,15 +210,20 @@ class Comparison:
                 getattr(made, kind.split()[0])[at] = floor_of(found)
         return made
 
+    def floor(self, kind: str, at: str) -> float:
+        """The floor told or found on the way; NaN, which nothing passes, where there is none."""
+        if self.floors is not None:
+            return getattr(self.floors, kind).get(at, math.nan)
+        found = self.sums.get((f"{kind} floor", at))
+        return math.nan if found is None else floor_of(found)
+
     def finding(self, kind: str, at: str) -> Finding:
         """The verdict on one stage: local errors count everywhere, propagated ones at the logits."""
         stage, layer, bitwise = self.order[at]
         found = self.sums.get((kind, at))
         if found is None or (kind, at) in self.missing:
             return Finding(self.case.name, stage, layer, kind, note=self.missing[kind, at])
-        floors = self.floors or self.measured()
-        measured = floors.local if kind == "local" else floors.propagated
-        floor = FAINT_ERROR / FACTOR if found.faint else max(measured.get(at, math.nan), FLOOR)
+        floor = FAINT_ERROR / FACTOR if found.faint else max(self.floor("local" if kind == "local" else "propagated", at), FLOOR)
         good = found.equal if bitwise and kind == "local" else found.error <= FACTOR * floor
         verdict: Verdict = "pass" if good else "fail"
         if kind == "propagated" and stage != "logits":

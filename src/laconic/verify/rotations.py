@@ -125,14 +125,10 @@ def offset(e: Evidence, c: Tensor, g: Tensor) -> str | None:
     if omega is None:
         omega = waves_of(e)
     slow = int(omega.argmin())
-    shift = torch.zeros(len(p), dtype=torch.double)
-    for b, alive in enumerate(e.new):
-        if bool(alive.any()):
-            shift[b] = float(((g / c)[b, alive, slow].angle() / omega[slow]).median().round())
-    moved = c * spun(omega, shift[:, None].expand(p.shape))
-    if not bool(shift.any()) or distance_of(moved, g, e) > 0.1 * distance_of(g, c, e):
+    shift = ((g / c)[..., slow].angle() / omega[slow]).round().nan_to_num().masked_fill(~e.new, 0)
+    if not bool(shift.any()) or distance_of(c * spun(omega, shift), g, e) > 0.1 * distance_of(g, c, e):
         return None
-    return shifted(e, [int(s) for s in shift])
+    return shifted(e, shift.long())
 
 
 def waves_of(e: Evidence) -> Tensor:
@@ -143,19 +139,21 @@ def waves_of(e: Evidence) -> Tensor:
     return how.theta ** (-torch.arange(0, E, 2, dtype=torch.double) / E)
 
 
-def shifted(e: Evidence, shift: list[int]) -> str:
-    """What it means that row b stands `shift[b]` too far."""
-    first = [int(p[alive][0]) if bool(alive.any()) else 0 for p, alive in zip(e.positions, e.live, strict=True)]
-    held = [int(p[alive][0]) if bool(alive.any()) else 0 for p, alive in zip(e.positions[:, e.S :], e.new, strict=True)]
-    dead = [int((~alive).sum()) for alive in e.live]
-    if any(held) and shift == [-s for s in held]:
-        what = "their first position" if held == first else "the positions held"
-        return f"start of the positions: {'keys' if e.stage == 'k_rot' else 'rows'} begin at 0 for {what} {held[0]}"
-    if len(set(shift)) > 1 and all(0 <= s <= n for s, n in zip(shift, dead, strict=True)):
-        return f"padding: positions count dead slots, rows stand {shift} too far"
+def shifted(e: Evidence, shift: Tensor) -> str | None:
+    """What it means that slots stand `shift` [B, T] too far."""
+    p = e.positions[:, e.S :]
+    dead = (~e.live).cumsum(1)[:, e.S :]
+    if bool((shift == dead)[e.new].all()):
+        return f"padding: positions count dead slots, the last one of the pass stands {int(shift.max())} too far"
+    first = torch.stack([row[alive.long().argmax()] for row, alive in zip(p, e.new, strict=True)])
+    if bool(first.any()) and bool((shift == -first[:, None])[e.new].all()):
+        return f"start of the positions: rows begin at 0 for {int(first.max())}"
+    by = shift[e.new].unique()
+    if len(by) > 1:
+        return None
     if e.stage == "k_rot":
-        return f"start of the keys: they stand {shift[0]:+d} from the queries"
-    return f"common offset: positions are {shift[0]:+d} from the reference's, scores within a pass cannot tell"
+        return f"start of the keys: they stand {int(by):+d} from the queries"
+    return f"common offset: positions are {int(by):+d} from the reference's, scores within a pass cannot tell"
 
 
 def frequency(e: Evidence, c: Tensor, g: Tensor) -> str | None:

@@ -43,7 +43,7 @@ def known(e: Evidence, ratio: float, theirs: float) -> str:
 
 def scores_seen(e: Evidence) -> str | None:
     """Who is seen, what stands where nobody is, and the bias."""
-    alive = (e.new[:, :, None] & e.live[:, None, :])[:, None]
+    alive = e.new[:, None, :, None]
     ours, theirs = e.got > -math.inf, e.want > -math.inf
     both = ours & theirs & alive
     extra = ours & ~theirs & alive
@@ -80,12 +80,11 @@ def sight(e: Evidence, ours: Tensor, theirs: Tensor) -> str | None:
     if bool(extra.any()) and bool((extra <= (slot > query)).all()):
         ahead = int((slot - query).expand_as(extra)[extra].max())
         return f"causality: columns above the diagonal are seen, {ahead} ahead"
+    if bool(extra.any()) and not bool((extra & e.live[:, None]).any()):
+        return "padding: dead slots are seen"
     itself = (slot == query).expand_as(lost)
     if torch.equal(lost, theirs & itself) and not bool(extra.any()):
         return "hidden self: the diagonal is empty"
-    corner = slot <= query - e.S
-    if e.S and torch.equal(ours, theirs & corner):
-        return f"causality aligned upper-left: with {e.S} slots held, query t sees slots up to t"
     for W in range(1, int(apart.max()) + 2):
         if torch.equal(ours, (slot <= query) & (apart < W) & e.live[:, None] & e.new[..., None]):
             reach = int(apart[theirs].max()) + 1
@@ -94,16 +93,8 @@ def sight(e: Evidence, ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def probs(e: Evidence) -> str | None:
-    """Precision of the softmax, and dead slots, which the scores are not judged at."""
-    a = e.reference["scores_seen"].double()
-    whole = e.got.double().sum(-1)
+    """Precision of the softmax."""
     for dtype in (torch.bfloat16, torch.float16):
         if bool((e.got.to(dtype).double() == e.got.double()).all()):
             return f"softmax precision: probabilities are {str(dtype)[6:]} numbers"
-    seen = e.want > 0
-    ratio = (e.got / e.want.clamp(min=1e-30))[seen & (e.want > 1e-6)]
-    if ratio.numel() and bool((ratio <= 1 + 1e-4).all()) and float(a.shape[-1]):
-        mass = "sums to 1 with slots that are dead: padding is read" if constant(whole[whole > 0], 1e-3) else ""
-        if mass and bool((~e.live).any()):
-            return f"padding: dead slots are seen; {mass}"
     return None
