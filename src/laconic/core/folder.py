@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from laconic.core import artifact
 from laconic.core.artifact import BadInput, Entry, Unsafe
 from laconic.core.families import NAMES, DecoderConfig
+from laconic.core.strict import plain
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pth", ".pt", ".ckpt")
@@ -94,7 +95,10 @@ def sources(folder: Path) -> dict[str, Source]:
 
 def _shards_of(index: dict[str, Any]) -> dict[str, list[str]]:
     places = index.get("weight_map")
-    if not isinstance(places, dict) or not all(type(shard) is str for shard in cast(dict[str, Any], places).values()):
+    sound = isinstance(places, dict) and all(
+        plain(name) and type(shard) is str for name, shard in cast(dict[str, Any], places).items()
+    )
+    if not sound:
         raise BadInput(f"{INDEX}: weight_map is no table of tensor names and file names")
     files: dict[str, list[str]] = {}
     for name, shard in cast(dict[str, str], places).items():

@@ -16,6 +16,7 @@ HEADER_BYTES = 100_000_000  # largest safetensors header and largest JSON file t
 JSON_DEPTH = 64
 JSON_PARTS = 500_000  # commas and brackets; about a second of reading, some 80,000 tensors in one file
 JSON_INTEGER = 2**53
+NAME = 1000  # characters of the longest name
 
 DTYPES = {
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
@@ -31,8 +32,8 @@ def inside(root: Path, name: str) -> Path:
     The one link followed out of a folder is that of a hub snapshot into the blobs of its own repository.
     """
     for rule in (PurePosixPath(name), PureWindowsPath(name)):
-        if rule.is_absolute() or rule.drive or rule.root or ".." in rule.parts or not rule.parts or "\0" in name:
-            raise Unsafe(f"{name!r} is no name of a file inside {root}; not opened")
+        if not plain(name) or rule.drive or rule.root or ".." in rule.parts or not rule.parts:
+            raise Unsafe(f"{name[:80]!r} is no name of a file inside {root}; not opened")
     try:
         home, path = root.resolve(), (root / name).resolve()
         odd = path.exists() and not path.is_file()
@@ -43,6 +44,11 @@ def inside(root: Path, name: str) -> Path:
     if odd:
         raise Unsafe(f"{root / name} is no regular file; not opened")
     return path
+
+
+def plain(name: str) -> bool:
+    """Whether a name can stand in a message: printable, so without NUL, line ends and turned text, and not too long."""
+    return 0 < len(name) <= NAME and name.isprintable()
 
 
 def _blobs(home: Path) -> Path | None:
@@ -185,6 +191,8 @@ def _refuse_foreign(name: str, start: bytes) -> None:
 
 
 def _entry(file: str, name: str, field: Any) -> Entry:
+    if not plain(name):
+        raise BadInput(f"{file}: header: {name[:80]!r} is no name of a tensor; fetch it again")
     try:
         dtype, (start, end) = DTYPES[field["dtype"]], field["data_offsets"]
         shape = cast(tuple[int, ...], tuple(field["shape"]))

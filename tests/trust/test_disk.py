@@ -1,0 +1,143 @@
+"""R2: the file system refuses at any call of a commit; the old thing stays, nothing half lies about, the code is 74."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+
+from laconic.core import artifact
+from laconic.core.artifact import NoSpace
+
+CALLS = (
+    "os.open",
+    "os.fsync",
+    "os.rename",
+    "os.replace",
+    "artifact.save_file",
+    "Path.open",
+    "Path.mkdir",
+    "Path.touch",
+    "Path.chmod",
+)
+FAULTS = (errno.ENOSPC, errno.EIO, errno.EACCES)
+
+
+class Shim:
+    """Counts the calls of a commit that reach the file system; the one numbered `fails` raises `fault`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.fails, self.fault = -1, 0
+        for name in CALLS:
+            where, _, what = name.rpartition(".")
+            owner: Any = {"os": os, "artifact": artifact, "Path": Path}[where]
+            monkeypatch.setattr(owner, what, self.around(name, getattr(owner, what)))
+
+    def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **named: Any) -> Any:
+            self.calls.append(name)
+            if len(self.calls) - 1 != self.fails:
+                return call(*args, **named)
+            text = f"{os.strerror(self.fault)} (os error {self.fault})"
+            if name == "artifact.save_file":
+                raise safetensors.SafetensorError(f"Error while serializing: I/O error: {text}")
+            raise OSError(self.fault, os.strerror(self.fault))
+
+        return guarded
+
+
+def write_folder(folder: Path) -> None:
+    artifact.save_tensors(folder / "model.safetensors", {"a": torch.ones(3)}, {"format": "pt"})
+    with (folder / "config.json").open("w") as file:
+        file.write("{}")
+
+
+def save_file(path: Path) -> None:
+    artifact.save_artifact(path, {"a": torch.ones(3)}, "cache", {"version": "new"})
+
+
+COMMITS: dict[str, Callable[[Path], None]] = {
+    "folder": lambda target: artifact.commit_folder(target, write_folder),
+    "file": save_file,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("kind", COMMITS)
+def test_every_call_of_a_commit_may_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fault: int
+) -> None:
+    with monkeypatch.context() as patch:
+        shim = Shim(patch)
+        COMMITS[kind](tmp_path / "whole")
+        calls = shim.calls
+    assert {"os.fsync", "artifact.save_file", "os.rename" if kind == "folder" else "os.replace"} <= set(calls)
+    last = max(i for i, name in enumerate(calls) if name in ("os.rename", "os.replace"))
+    for n in range(len(calls)):
+        home = tmp_path / f"{n}"
+        home.mkdir()
+        if kind == "file":
+            artifact.save_artifact(home / "out", {"a": torch.zeros(3)}, "cache", {"version": "old"})
+        with monkeypatch.context() as patch:
+            shim = Shim(patch)
+            shim.fails, shim.fault = n, fault
+            with pytest.raises(NoSpace) as caught:
+                COMMITS[kind](home / "out")
+        assert os.strerror(fault) in str(caught.value)
+        assert ("bytes to write" in str(caught.value)) == (fault == errno.ENOSPC)
+        there = [p.name for p in home.iterdir()]
+        if kind == "folder":
+            assert there == (["out"] if n > last else []), f"call {n}, {calls[n]}"
+        else:
+            assert there == ["out"], f"call {n}, {calls[n]}"
+            version = artifact.open_artifact(home / "out", "cache")[1]["version"]
+            assert version == ("new" if n > last else "old"), f"call {n}, {calls[n]}"
+
+
+@pytest.mark.parametrize("kind", COMMITS)
+def test_synced_before_renamed_and_the_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    shim = Shim(monkeypatch)
+    COMMITS[kind](tmp_path / "out")
+    calls = [name for name in shim.calls if name in ("artifact.save_file", "os.fsync", "os.rename", "os.replace")]
+    rename, syncs = ("os.rename", 3) if kind == "folder" else ("os.replace", 1)
+    assert calls == ["artifact.save_file", *["os.fsync"] * syncs, rename, "os.fsync"]
+
+
+def test_a_real_limit_on_file_size(tmp_path: Path) -> None:
+    """The kernel's own refusal, from inside safetensors' writer."""
+    import resource
+    import signal
+
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(NoSpace, match="File too large while a tensor was written"):
+            artifact.save_artifact(tmp_path / "out", {"a": torch.ones(1000)}, "cache", {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_names_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 70, 30))  # type: ignore[attr-defined]
+    artifact.save_artifact(tmp_path / "out", {"a": torch.ones(3)}, "cache", {})
+    with pytest.raises(NoSpace, match=r": 35 bytes are asked for to write 16, 30 are free"):
+        artifact.save_artifact(tmp_path / "more", {"a": torch.ones(4)}, "cache", {})
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_error_that_is_none_of_the_file_system_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **named: Any) -> None:
+        raise safetensors.SafetensorError("something else")
+
+    monkeypatch.setattr(artifact, "save_file", fail)
+    with pytest.raises(safetensors.SafetensorError, match="something else"):
+        artifact.save_artifact(tmp_path / "out", {"a": torch.ones(3)}, "cache", {})
+    assert list(tmp_path.iterdir()) == []
