@@ -175,7 +175,9 @@ def linear(e: Evidence) -> str | None:
         return "bias: a constant vector per channel is missing or too much"
     for other in ("q", "k", "v", "q_raw", "k_raw", "gate", "up"):
         there = e.reference.get(other)
-        if other != e.stage and there is not None and e.explains(there.masked_fill(~alive, 0), 1e-2):
+        if other == e.stage or there is None or there.ndim != e.want.ndim:
+            continue
+        if e.explains(there.masked_fill(~alive, 0), 1e-2):
             return f"order of the split: {e.stage} is the reference's {other}"
     return transposed(e) or reordered(e)
 

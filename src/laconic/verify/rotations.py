@@ -43,13 +43,15 @@ def neighbours(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return torch.stack([a * c - b * s, b * c + a * s], -1).flatten(-2)
 
 
-def halves(sign_lo: float, sign_hi: float, reuse: bool = False) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def halves(
+    sign_lo: float, sign_hi: float, reuse: bool = False, flip: float = 1.0
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The map of halves with other signs, or with the half just made in place of the one read."""
 
     def made(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
         lo, hi = x.chunk(2, -1)
         first = lo * c + sign_lo * hi * s
-        return torch.cat([first, hi * c + sign_hi * (first if reuse else lo) * s], -1)
+        return torch.cat([first, flip * (hi * c + sign_hi * (first if reuse else lo) * s)], -1)
 
     return made
 
@@ -58,6 +60,7 @@ OTHER_MAPS = (
     (neighbours, "pairing: neighbours (2i, 2i+1) are turned together, the reference turns halves (i, i + E/2)"),
     (halves(-1, -1), "reflection: one sign of the rotation is wrong"),
     (halves(1, 1), "reflection: one sign of the rotation is wrong"),
+    (halves(-1, 1, flip=-1), "reflection: the second half has its sign turned"),
     (halves(-1, 1, True), "shear: the second half is made from the first one already turned"),
 )
 
