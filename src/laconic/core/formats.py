@@ -16,7 +16,8 @@ from torch import Tensor
 
 from laconic.core import artifact
 from laconic.core.artifact import BadInput
-from laconic.core.rope import frequencies
+from laconic.core.families import DecoderConfig
+from laconic.core.rope import Rope, frequencies
 from laconic.core.weights import half_split, interleaved
 
 META = {
@@ -119,7 +120,7 @@ def read_llama2c(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     header = [int(n) for n in numbers[:7].view(torch.int32)]
     if header[0] == VERSIONED:
         raise BadInput(f"{path.name} is of a later version of llama2.c's file; export version 0")
-    config = _config(path.name, header)
+    config = _config(path.name, header, size)
     shapes = dict(_llama2c_shapes(config))
     asked = 28 + 4 * sum(math.prod(shape) for shape in shapes.values())
     if asked != size:
@@ -129,10 +130,10 @@ def read_llama2c(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config, {name: _turned(name, tensor, config, half_split) for name, tensor in tensors.items()}
 
 
-def _config(name: str, header: list[int]) -> dict[str, Any]:
+def _config(name: str, header: list[int], size: int) -> dict[str, Any]:
     sizes = dict(zip(LLAMA2C_SIZES, [*header[:5], abs(header[5]), header[6]], strict=True))
     D, H, G = header[0], header[3], header[4]
-    if min(sizes.values()) < 1 or D % (2 * H) or H % G:
+    if min(sizes.values()) < 1 or max(sizes.values()) > size or D % (2 * H) or H % G:
         raise BadInput(f"{name}: sizes {header} are of no Llama; is it a llama2.c file?")
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -170,25 +171,34 @@ def _turned(name: str, tensor: Tensor, config: Mapping[str, Any], turn: Turn) ->
 
 def write_llama2c(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """A llama2.c file of a plain Llama under Hugging Face's names; `BadInput` for what the format cannot say."""
-    D, H = config["hidden_size"], config["num_attention_heads"]
-    config = {"num_key_value_heads": H, "tie_word_embeddings": False, **config}
-    for key, value in {**LLAMA2C_FIXED, "model_type": "llama", "head_dim": D // H, "rope_scaling": None}.items():
-        if config.get(key, value) != value:
-            raise BadInput(f"{key} {config[key]!r}: llama2.c knows only {value!r}")
-    shapes = dict(_llama2c_shapes(config))
+    held = DecoderConfig.parse(config)
+    rope = held.rope or Rope()
+    E = held.hidden_size // held.num_attention_heads
+    for name, value, only in (
+        ("family", held.family, "llama"),
+        ("act", held.act, "silu"),
+        ("eps", held.eps, LLAMA2C_FIXED["rms_norm_eps"]),
+        ("rope", rope.kind, "default"),
+        ("theta", rope.theta, THETA),
+        ("head_dim", held.head_dim, E),
+    ):
+        if value != only:
+            raise BadInput(f"{name} {value!r}: llama2.c knows only {only!r}")
+    sizes = {**vars(held)}
+    shapes = dict(_llama2c_shapes(sizes))
     odd = sorted(
         {name for name in tensors if tensors[name].shape != shapes.get(name)} | (shapes.keys() - {""} - tensors.keys())
     )
     if odd:
         raise BadInput(f"{len(odd)} tensors are missing, unknown or of another shape ({', '.join(odd[:10])})")
-    sizes = [config[key] for key in LLAMA2C_SIZES]
-    sizes[5] *= 1 if config["tie_word_embeddings"] else -1
+    header = [sizes[key] for key in LLAMA2C_SIZES]
+    header[5] *= 1 if held.tie_word_embeddings else -1
 
     def write(new: Path) -> None:
         with new.open("wb") as file:
-            file.write(torch.tensor(sizes, dtype=torch.int32).numpy().tobytes())
+            file.write(torch.tensor(header, dtype=torch.int32).numpy().tobytes())
             for name, shape in shapes.items():
-                part = _turned(name, tensors[name], config, interleaved) if name else _angles(shape, D // H)
+                part = _turned(name, tensors[name], sizes, interleaved) if name else _angles(shape, E)
                 file.write(part.detach().float().cpu().contiguous().numpy().data)
 
     artifact.replace_file(path, write, 4 * (7 + sum(map(math.prod, shapes.values()))))
