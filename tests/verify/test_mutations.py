@@ -4,16 +4,15 @@ The reference is the unmutated decoder; for some mutants it is transformers as w
 """
 
 import functools
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from laconic.core import weights
 from laconic.core.decoder import Decoder
-from laconic.verify.causes import explain
+from laconic.verify.causes import likely
 from laconic.verify.parity import Case, Comparison, Finding, Floors, compare, first_divergence, key, measure, replay, trace
 from laconic.verify.reference import Transformers
 from laconic.verify.run import default_run
@@ -33,10 +32,9 @@ def right(family: str, changes: str) -> Decoder:
 
 
 @functools.cache
-def reference(family: str, changes: str, kind: str) -> tuple[dict[str, Tensor], Floors]:
-    """What the right decoder makes of an input, and its noise."""
-    decoder, what = right(family, changes), case(kind)
-    return trace(decoder, what), measure(decoder, what)
+def reference(family: str, changes: str, kind: str) -> dict[str, Tensor]:
+    """What the right decoder makes of an input."""
+    return trace(right(family, changes), case(kind))
 
 
 def wrong_decoder(mutant: Mutant, folder: Path) -> Decoder:
@@ -52,34 +50,26 @@ def wrong_decoder(mutant: Mutant, folder: Path) -> Decoder:
 def found(mutant: Mutant, folder: Path) -> tuple[Finding | None, str]:
     """The first divergence and the likely cause, as a user would be told."""
     what, decoder = case(mutant.case), wrong_decoder(mutant, folder)
-    there, floors = reference(mutant.family, repr(mutant.changes), mutant.case)
-    low = mutant.kind == "low"
-    if low:
-        with patched(mutant):
-            assert first_divergence(compare(decoder, there, what, floors)) is None, "float32 is right"
+    there = reference(mutant.family, repr(mutant.changes), mutant.case)
+    if mutant.kind == "low":
+        assert compared(mutant, decoder, there, what)[0] is None, "float32 is right"
         decoder = fixture(mutant.family, **mutant.changes).to(torch.bfloat16)
-        floors = Floors(dict.fromkeys(floors.local, 1e-5), dict.fromkeys(floors.propagated, 1e-5))
         there = trace(decoder, what)
-        assert first_divergence(compare(decoder, there, what, floors)) is None
-    with patched(mutant):
-        if mutant.kind == "backend":
-            return backend(decoder, there, what, floors)
-        seen = first_divergence(compare(decoder, there, what, floors))
-        return seen, "" if seen is None else explain(decoder, seen, there, what, low=low)
+    return compared(mutant, decoder, there, what)
 
 
-def backend(decoder: Decoder, there: dict[str, Tensor], what: Case, floors: Floors) -> tuple[Finding | None, str]:
-    """The default back end beside the eager one, on the last piece."""
-    comparison = Comparison(decoder, what, floors)
-    made = default_run(decoder, what)
-    for there_, own in zip(replay(there, what, decoder), stream(decoder, what), strict=True):
-        comparison.add(there_, own, default=made)
-    assert first_divergence(comparison.findings()) is None, "eager is right"
-    seen = next((f for f in comparison.findings() if f.kind == "backend" and f.verdict == "fail"), None)
-    if seen is None:
-        return None, ""
-    n = len(what.pieces())
-    return seen, explain(decoder, seen, there, what, got=made[key(seen.stage, seen.layer, n - 1, n)])
+def compared(mutant: Mutant, decoder: Decoder, there: dict[str, Tensor], what: Case) -> tuple[Finding | None, str]:
+    """With the mutant's functions in place, floors measured by the wrong decoder itself, as a user's run does."""
+    with patched(mutant), torch.no_grad():
+        low = decoder.words.weight.dtype != torch.float32
+        floors = Floors(*(dict.fromkeys((at.partition("/")[0] for at in there), 1e-5) for _ in range(2)))
+        comparison = Comparison(decoder, what, floors if low else measure(decoder, what))
+        made = default_run(decoder, what)
+        for told, own in zip(replay(there, what, decoder), stream(decoder, what), strict=True):
+            comparison.add(told, own, default=None if low else made)
+        evidence = comparison.evidence
+        cause = "" if evidence is None else likely(replace(evidence, low=low))
+        return first_divergence(comparison.findings()), cause
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=NAMES)
@@ -94,8 +84,7 @@ def test_a_wrong_decoder_is_caught_where_it_is_wrong(mutant: Mutant, tmp_path: P
     ("family", "changes", "kind"), sorted({(m.family, repr(m.changes), m.case) for m in MUTANTS}), ids=str
 )
 def test_the_right_decoder_passes(family: str, changes: str, kind: str) -> None:
-    there, floors = reference(family, changes, kind)
-    findings = compare(right(family, changes), there, case(kind), floors)
+    findings = compare(right(family, changes), reference(family, changes, kind), case(kind))
     assert first_divergence(findings) is None
     assert not [f for f in findings if f.verdict not in ("pass", "shown")]
 
@@ -110,14 +99,11 @@ def test_transformers_as_the_reference_catches_it_too(name: str, tmp_path: Path)
     for made in Transformers(tmp_path / "saved").stream(what):
         layer = made.layer if 0 <= made.layer < len(decoder.blocks) else None
         there |= {key(stage, layer): t for stage, t in made.stages.items() if stage != "x"}
-    floors = reference(mutant.family, repr(mutant.changes), mutant.case)[1]
-    assert first_divergence(compare(decoder, there, what, floors)) is None
-    wrong = spoiled(mutant, decoder)
-    with patched(mutant):
-        seen = first_divergence(compare(wrong, there, what, floors))
-        assert seen is not None
-        assert (seen.stage, seen.layer) == (mutant.stage, mutant.layer)
-        assert explain(wrong, seen, there, what).startswith(mutant.cause)
+    assert first_divergence(compare(decoder, there, what)) is None
+    seen, cause = compared(mutant, spoiled(mutant, decoder), there, what)
+    assert seen is not None
+    assert (seen.stage, seen.layer) == (mutant.stage, mutant.layer)
+    assert cause.startswith(mutant.cause)
 
 
 MISSED_BY = {

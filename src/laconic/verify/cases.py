@@ -150,7 +150,7 @@ def plain(make: Maker) -> list[Case]:
         Case("I7", make.ids(2, T), peak=8.0),
         Case("I8", make.ids(3, T), live=live_rows([T, T * 2 // 3, 3], T)),
         Case("I9", make.ids(2, n), live=middle),
-        Case("I12", make.ids(2, T), before=5),
+        Case("I12", make.ids(2, T), before=5, cuts=(T - 3, 3), stray=2),
         Case("I16", make.ids(2, T), bias=make.normal(2, T, T) * 2),
         Case("I17", make.ids(8, 1)),
     ]

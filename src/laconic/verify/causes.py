@@ -13,9 +13,8 @@ from torch import Tensor
 
 from laconic.core.attention import repeat_heads
 from laconic.core.block import ACTIVATIONS
-from laconic.core.decoder import Decoder
 from laconic.verify.evidence import Evidence, distance, fitted, pairs, turns, unpaired
-from laconic.verify.parity import Case, Finding, key, local, replay, trace
+from laconic.verify.parity import Finding
 from laconic.verify.rotations import rotation
 from laconic.verify.sights import probs, scores, scores_seen
 
@@ -55,29 +54,6 @@ def likely(e: Evidence) -> str:
     return f"no signature known; at {e.stage} look at: {MEANS[ALIKE.get(e.stage, e.stage)]}"
 
 
-def explain(
-    decoder: Decoder,
-    found: Finding,
-    reference: Mapping[str, Tensor],
-    case: Case,
-    *,
-    got: Tensor | None = None,
-    low: bool = False,
-) -> str:
-    """`likely` of a finding, on the last piece of its case; `got` None makes the stage again."""
-    piece, n = len(case.pieces()) - 1, len(case.pieces())
-    S, T = case.pieces()[piece]
-    at, layer = key(found.stage, found.layer, piece, n), found.layer
-    if got is None:
-        got = local(decoder, found.stage, layer, reference, case) if found.kind == "local" else trace(decoder, case)[at]
-    row = (-1 if found.stage == "embed" else len(decoder.blocks)) if layer is None else layer
-    made = next(m for m in replay(reference, case, decoder) if (m.piece, m.layer) == (piece, row))
-    stages = {**made.stages, "vectors": case.read(decoder)[:, S : S + T]}
-    bias = None if case.bias is None else case.bias[:, S : S + T, : S + T]
-    seen = (case.alive[:, : S + T], case.places[:, : S + T])
-    return likely(Evidence(decoder, found.stage, layer, got, reference[at], stages, *seen, bias, low))
-
-
 def bisection(findings: list[Finding]) -> str:
     """Where halving would have looked: resid2 of the middle layer, then of the half that holds the first divergence."""
     far = [f.far for f in findings if (f.kind, f.stage) == ("propagated", "resid2")]
@@ -110,8 +86,8 @@ def places(e: Evidence) -> str | None:
     table = e.decoder.get_submodule(names.places).weight
     p, mine = e.positions[:, e.S :], e.decoder.config.offset
     for c in range(-4, 5):
-        rows = (p + mine + c).clamp(0, len(table) - 1)
-        if c and e.explains((e.reference["vectors"] + table[rows]).masked_fill(~e.new[..., None], 0)):
+        rows = p + mine + c
+        if c and 0 <= int(rows.min()) <= int(rows.max()) < len(table) and e.explains((e.reference["vectors"] + table[rows]).masked_fill(~e.new[..., None], 0)):
             return f"places: row p {mine + c:+d} of the table is added, the reference adds row p {mine:+d}"
     return None
 
@@ -122,22 +98,22 @@ def norm(e: Evidence) -> str | None:
         "norm1": ("x", "norm1"), "norm2": ("resid1", "norm2"), "final_norm": ("x", "final_norm"),
         "q": ("q_raw", "q_norm"), "k": ("k_raw", "k_norm"),
     }[e.stage]  # fmt: skip
-    read = e.reference[x].double()
+    alive = e.new[..., None] if e.want.ndim == 3 else e.new[:, None, :, None]
+    read = e.reference[x].double() * alive
     centred = read - read.mean(-1, keepdim=True)
     layered = e.decoder.config.norm == "layer"
     u = centred if layered else read
     inverse = (u.square().mean(-1, keepdim=True) + e.decoder.config.eps).rsqrt()
     own, bias = e.weight(role), e.weight(role, "bias")
     shift = 0.0 if bias is None else bias.double()
-    if e.explains(read.to(e.got)):
+    if e.explains(read, 1e-3):
         return "norm missing: what enters comes out"
     if not layered and own is not None:
-        guess = F.layer_norm(read, read.shape[-1:], own.double(), None, e.decoder.config.eps)
-        if e.explains(guess.masked_fill(e.want == 0, 0)):
+        if e.explains(F.layer_norm(read, read.shape[-1:], own.double(), None, e.decoder.config.eps) * alive):
             return "centring: rows have their mean taken off first"
     lead = tuple(range(read.ndim - 1))
     shrunk = (e.want - shift) * fitted(e.want - shift, e.got - shift, (-1,)) + shift
-    if own is not None and e.explains(shrunk.masked_fill(e.want == 0, 0), 0.2):
+    if own is not None and e.explains(shrunk * alive, 0.2):
         weighted = u * own.double()
         ours, theirs = (implied(weighted, y - shift, u) for y in (e.got, e.want))
         return f"epsilon: {ours:.3g}, the reference's {theirs:.3g}"
@@ -247,9 +223,10 @@ def context(e: Evidence) -> str | None:
     if e.S and e.explains((corner @ repeat_heads(e.reference["v_cache"], H).double()).transpose(1, 2).flatten(2) * alive):
         return f"causality aligned upper-left: with {e.S} slots held, query t sees slots up to t"
     q, turned = e.reference["q"], e.reference["q_rot"]
-    if e.S or torch.equal(q, turned):
+    if torch.equal(q, turned):
         return None
-    v = unpaired(pairs(e.reference["v_cache"]) * turns(q, turned)[:, None])
+    v = e.reference["v_cache"].double()
+    v = torch.cat([v[:, :, : e.S], unpaired(pairs(v[:, :, e.S :]) * turns(q, turned)[:, None])], 2)
     made = e.reference["probs"].double() @ repeat_heads(v, H)
     return "values are rotated" if e.explains(made.transpose(1, 2).flatten(2) * alive) else None
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from laconic.core.decoder import Decoder
@@ -142,6 +141,8 @@ class Comparison:
         past = self.past.get(made.layer)
         locals_ = self.ours.made(made, past)
         wides = None if self.wide is None else self.wide.made(made, past)
+        names = {name: key(name, inside, made.piece, len(self.case.pieces())) for name in made.stages}
+        back = {name: default[at] for name, at in names.items() if default is not None and at in default}
         for stage in table(self.decoder, made.layer):
             at = key(stage.name, inside)
             self.order[at] = (stage.name, inside, stage.bitwise)
@@ -154,9 +155,8 @@ class Comparison:
                 pairs.append(("local floor", locals_.get(stage.name), wides.get(stage.name)))
             if own64 is not None:
                 pairs.append(("propagated floor", own.stages.get(stage.name), own64.stages.get(stage.name)))
-            there = None if default is None else default.get(key(stage.name, inside, made.piece, len(self.case.pieces())))
-            if there is not None:
-                pairs.append(("backend", there, own.stages.get(stage.name)))
+            if stage.name in back:
+                pairs.append(("backend", back[stage.name], own.stages.get(stage.name)))
             for kind, x, y in pairs:
                 if x is None or y is None:
                     self.missing[kind, at] = f"{at}: not in the bundle: not run"
@@ -165,7 +165,7 @@ class Comparison:
                     self.sums.setdefault((kind, at), Difference()).add(x, y, where, S, stage.shape)
         if "logits" in made.stages and "logits" in own.stages:
             self.predictions.add(own.stages["logits"], made.stages["logits"], live[:, S:])
-        self.suspect(made, {"local": locals_, "propagated": own.stages}, S, T)
+        self.suspect(made, {"local": locals_, "propagated": own.stages, "backend": back}, S, T)
         keep_past(self.past, made)
 
     def suspect(self, made: Made, ours: Mapping[str, Mapping[str, Tensor]], S: int, T: int) -> None:
@@ -188,7 +188,7 @@ class Comparison:
     def parts(self, kind: str, at: str) -> bool:
         """Whether a stage is wrong by itself, or parts in our run."""
         found = self.finding(kind, at)
-        return found.verdict == "fail" if kind == "local" else found.far
+        return found.far if kind == "propagated" else found.verdict == "fail"
 
     @property
     def evidence(self) -> Evidence | None:
@@ -265,9 +265,9 @@ def first_divergence(findings: list[Finding]) -> Finding | None:
     """The first stage, in order of computation, whose local error is too large.
 
     If every stage is right by itself and the run is wrong all the same, the way they are put together is: then the
-    first stage at which the run parts from the reference.
+    first stage at which the run parts from the reference. Last, where the default back end parts from the eager one.
     """
     found = next((f for f in findings if f.kind == "local" and f.verdict == "fail"), None)
     if found is None and any(f.kind == "propagated" and f.verdict == "fail" for f in findings):
         found = next((f for f in findings if f.kind == "propagated" and f.far), None)
-    return found
+    return found or next((f for f in findings if f.kind == "backend" and f.verdict == "fail"), None)

@@ -107,6 +107,8 @@ def absent(e: Evidence, c: Tensor, g: Tensor) -> str | None:
     still = ((g - 1).abs() * e.new[..., None]).amax((0, 1)) < 1e-4
     turned = ((c - 1).abs() * e.new[..., None]).amax((0, 1)) > 1e-3
     flat = still & turned
+    if bool(still.all()) and e.T == 1:
+        return f"start of the positions: a slot read alone is not turned, or rotation missing in layer {e.layer}"
     if bool(still.all()):
         return f"rotation missing in layer {e.layer}"
     if bool(flat.any()) and distance_of(torch.where(flat, 1.0, c), g, e) < 0.5 * distance_of(g, c, e):
@@ -181,6 +183,9 @@ def frequency(e: Evidence, c: Tensor, g: Tensor) -> str | None:
                 return f"exponent: frequencies fall with {law}, the reference's with -2i/E"
         base, asked = (math.exp(float((w[1:].log() * (-E / 2) / torch.arange(1, E // 2)).median())) for w in (ours, theirs))
         return f"base: {base:.6g}, the reference's {asked:.6g}"
-    return f"scaling {how.kind if how else ''}: frequencies are {float(ratio[0]):.4g} times the reference's at i = 0, " + (
-        f"{float(ratio[len(ratio) // 2]):.4g} in the middle, {float(ratio[-1]):.4g} at the end"
+    other = ((ratio - 1).abs() > 1e-3).nonzero().flatten().tolist()
+    low, high = float(ratio[other].min()), float(ratio[other].max())
+    return (
+        f"scaling {how.kind if how else ''}: frequencies {other[0]} to {other[-1]} of {len(ratio)} are "
+        f"{low:.4g} to {high:.4g} times the reference's"
     )
