@@ -40,15 +40,15 @@ def test_codes() -> None:
         (b"[1]", "config.json:1:1: a JSON object is asked for"),
         (b"\xff{}", "config.json: byte 0 is not UTF-8"),
         (b'\xef\xbb\xbf{"a": 1}', "config.json:1:1: not JSON: Unexpected UTF-8 BOM"),
-        (b'{"a": 1, "a": 2}', "config.json: key 'a' stands twice"),
-        (b'{"a": NaN}', "config.json: NaN is no JSON number"),
-        (b'{"a": -Infinity}', "config.json: -Infinity is no JSON number"),
-        (b'{"a": 9007199254740993}', "config.json: integer 9007199254740993 is beyond 2^53"),
+        (b'{"a": 1, "a": 2}', "config.json: not strict JSON: key 'a' stands twice"),
+        (b'{"a": NaN}', "config.json: not strict JSON: NaN is no JSON number"),
+        (b'{"a": -Infinity}', "config.json: not strict JSON: -Infinity is no JSON number"),
+        (b'{"a": 9007199254740993}', "config.json: not strict JSON: integer 9007199254740993 is beyond 2^53"),
         (b'{"a": ' + b"1" * 5000 + b"}", "is beyond 2^53"),
-        (b'{"a": 1e999}', "config.json: 1e999 is beyond the range of numbers"),
-        (b'{"a": "\\ud800"}', "config.json: a lone surrogate stands in a string"),
-        (b'{"a": ' * 65 + b"1" + b"}" * 65, "config.json: nested deeper than 64"),
-        (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", "config.json: nested deeper than 64"),
+        (b'{"a": 1e999}', "config.json: not strict JSON: 1e999 is beyond the range of numbers"),
+        (b'{"a": "\\ud800"}', "config.json: not strict JSON: a lone surrogate stands in a string"),
+        (b'{"a": ' * 65 + b"1" + b"}" * 65, "config.json: not strict JSON: nested deeper than 64"),
+        (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", "config.json: not strict JSON: nested deeper than 64"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "config.json: nested deeper than 64"),
         (b'{"a": [' + b"0," * 600_000 + b"0]}", "config.json: 600,002 parts, 500,000 are read"),
     ],
@@ -124,7 +124,7 @@ def test_header_that_is_read(tmp_path: Path) -> None:
         ({"__metadata__": {"a": 1}}, 0, "header: __metadata__ is not a table of texts"),
         ({"__metadata__": ["a"]}, 0, "header: __metadata__ is not a table of texts"),
         ([], 0, "header:1:1: a JSON object is asked for"),
-        (b'{"a": {}, "a": {}}', 0, "header: key 'a' stands twice"),
+        (b'{"a": {}, "a": {}}', 0, "header: not strict JSON: key 'a' stands twice"),
         (b'{"a": {}} x', 0, "header:1:11: not JSON: Extra data"),
         (b"\x80abc", 0, "header: byte 0 is not UTF-8"),
     ],
@@ -299,7 +299,7 @@ def test_single_file_of_something_else(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(Damaged, match=r"is a cache of format 2, asked was a cache of format 1"):
         artifact.open_artifact(path, "cache")
     artifact.save_tensors(path, TENSORS, {"format": "pt"})
-    with pytest.raises(Damaged, match=r"cache\.safetensors: metadata:1:1: not JSON"):
+    with pytest.raises(Damaged, match=r"^no artifact of laconic: cache\.safetensors: metadata:1:1: not JSON"):
         artifact.open_artifact(path, "cache")
 
 
@@ -307,3 +307,52 @@ def test_single_file_is_finite(tmp_path: Path) -> None:
     with pytest.raises(NonFinite, match="keys: 1 value not finite"):
         artifact.save_artifact(tmp_path / "x", {"keys": torch.tensor([1.0, float("nan")])}, "cache", {})
     assert list(tmp_path.iterdir()) == []
+
+
+OUTWARD = (
+    "",
+    ".",
+    "..",
+    "a/../b",
+    "../a",
+    "/a",
+    "//host/share/a",
+    "C:a",
+    "C:\\a",
+    "\\\\host\\share\\a",
+    "\\a",
+    "..\\a",
+)
+UNPRINTABLE = ("a\0", "a\nb", "\x1b[2J", "\u202etxt", "a" * 1001)
+
+
+@pytest.mark.parametrize("name", OUTWARD + UNPRINTABLE)
+def test_names_that_lead_out(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Unsafe, match=r"^'.*' is no name of a file inside .*; not opened$"):
+        artifact.inside(tmp_path, name)
+
+
+def test_names_that_stay(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a").write_text("1")
+    (tmp_path / "link").symlink_to("deep/a")
+    for name in ("deep/a", "deep//a", "./deep/a", "link"):
+        assert artifact.inside(tmp_path, name) == (tmp_path / "deep" / "a").resolve()
+    for name in ("none", "%2e%2e/a", "\u2024\u2024/a", "~", "é", "CON"):
+        assert artifact.inside(tmp_path, name).is_relative_to(tmp_path.resolve())
+    (tmp_path / "out").symlink_to(tmp_path.parent)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(Unsafe, match=r"out/a leads out of its folder, to .*; not opened\. Put a copy there$"):
+        artifact.inside(tmp_path, "out/a")
+    with pytest.raises(Unsafe, match=r"/deep is no regular file; not opened$"):
+        artifact.inside(tmp_path, "deep")
+    for name in ("loop", "a" * 300):
+        with pytest.raises(Unsafe, match=r" cannot be followed \(.*\); not opened$"):
+            artifact.inside(tmp_path, name)
+
+
+@pytest.mark.parametrize("name", ["", *UNPRINTABLE])
+def test_names_of_tensors(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match=r"header: '.*' is no name of a tensor; fetch it again$") as caught:
+        artifact.check_header(raw(tmp_path / FILE, {name: entry([1], 0, 4)}, b"\0" * 4))
+    assert str(caught.value).isprintable()

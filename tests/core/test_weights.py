@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +19,7 @@ from laconic.core.decoder import Decoder
 from laconic.core.families import NAMES, DecoderConfig
 from laconic.core.folder import split
 from tests import tolerances
-from tests.conftest import needs
+from tests.conftest import REPO, missing, needs
 
 FAMILIES = tuple(NAMES)
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -441,6 +443,44 @@ def test_on_a_device(tmp_path: Path) -> None:
     assert decoder.fingerprint == weights.fingerprint(weights.on_disk(decoder, decoder.config))
     decoder.save_pretrained(tmp_path / "b")
     assert same(stored(tmp_path / "a"), stored(tmp_path / "b"))
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+import torch
+from laconic.core.decoder import Decoder
+
+def memory(what):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(what)) * 1024
+
+Decoder.from_pretrained(sys.argv[1])
+for folder in map(Path, sys.argv[2:]):
+    before = memory("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")
+    decoder = Decoder.from_pretrained(folder, torch.float32)
+    held = sum(p.nbytes for p in decoder.parameters())
+    print((memory("VmHWM") - before) / max(held, sum(f.stat().st_size for f in folder.glob("*.safetensors"))))
+    del decoder
+"""
+
+
+def test_peak_memory_is_that_of_the_weights(tmp_path: Path) -> None:
+    """Mapped as it is, turned and in shards, turned and cast."""
+    if not Path("/proc/self/clear_refs").exists():
+        missing("needs Linux's account of memory in /proc/self")
+    made(tmp_path / "warm")
+    sizes = {"hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 64, "vocab_size": 4000}
+    folders: list[str] = []
+    for family, kind, shard in (("llama", "float32", 5e9), ("gpt2", "float32", 4e7), ("gpt2", "bfloat16", 5e9)):
+        config = DecoderConfig.small(family, **sizes, num_hidden_layers=16, intermediate_size=1536)
+        folders.append(str(tmp_path / f"{family}-{kind}"))
+        Decoder(config).save_pretrained(folders[-1], dtype=getattr(torch, kind), shard_bytes=shard)
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "warm"), *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPO)
+    ratios = [float(line) for line in done.stdout.split()]
+    assert len(ratios) == 3
+    assert all(0.9 < ratio <= 1.15 for ratio in ratios), ratios
 
 
 # --- saving

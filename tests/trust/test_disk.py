@@ -90,7 +90,7 @@ def test_every_call_of_a_commit_may_fail(
             with pytest.raises(NoSpace) as caught:
                 COMMITS[kind](home / "out")
         assert os.strerror(fault) in str(caught.value)
-        assert ("bytes to write" in str(caught.value)) == (fault == errno.ENOSPC)
+        assert (" bytes to write, " in str(caught.value)) == (fault == errno.ENOSPC)
         there = [p.name for p in home.iterdir()]
         if kind == "folder":
             assert there == (["out"] if n > last else []), f"call {n}, {calls[n]}"

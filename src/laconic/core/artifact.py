@@ -146,7 +146,7 @@ def open_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
         metadata = header.metadata
         about = parse_json(metadata.get("laconic", "").encode(), f"{path.name}: metadata")
     except BadInput as error:
-        raise Damaged(str(error)) from None
+        raise Damaged(f"no artifact of laconic: {error}") from None
     if about.get("format") != FORMAT or about.get("kind") != kind:
         there = f"{about.get('kind')} of format {about.get('format')}"
         raise Damaged(f"{path} is a {there}, asked was a {kind} of format {FORMAT}; open it with what made it")

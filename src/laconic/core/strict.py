@@ -91,7 +91,7 @@ def parse_json(data: bytes, label: str, parts: int = JSON_PARTS) -> dict[str, An
     except RecursionError:
         raise BadInput(f"{label}: nested deeper than {JSON_DEPTH}") from None
     except ValueError as error:
-        raise BadInput(f"{label}: {error}") from None
+        raise BadInput(f"{label}: not strict JSON: {error}") from None
     if not isinstance(value, dict):
         raise BadInput(f"{label}:1:1: a JSON object is asked for")
     return cast(dict[str, Any], value)
