@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from laconic import Decoder, Generation
 
 USAGE, MISSING, BUG, INPUT_OUTPUT, INTERRUPTED, PIPE_CLOSED = 2, 66, 70, 74, 130, 141
+EXTRAS = {"transformers": "hf", "peft": "hf", "datasets": "hf", "matplotlib": "report"}
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
 
@@ -136,6 +138,42 @@ class Generate:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Writes a model in Hugging Face layout, which transformers, vLLM and SGLang load as it is.
+
+    Example: laconic export stories260K.bin --out stories260k
+    """
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """a checkpoint (folder or hub name), or a llama2.c file (.bin)"""
+    out: Path
+    """the folder to write; it must not exist, or be empty"""
+    adapter: Path | None = None
+    """folder of an adapter in the layout of peft, to be merged into the weights"""
+    dtype: Dtype | None = None
+    """type of the numbers written; by default as stored"""
+    shard_bytes: float = 5e9
+    """bytes of one file at most"""
+
+    def run(self) -> int:
+        """Loads, merges, writes."""
+        from laconic import recipe
+        from laconic.core.decoder import Decoder
+
+        with note(f"loading {self.model}"):
+            if self.model.endswith(".bin"):
+                decoder = Decoder.from_llama2c(self.model)
+            else:
+                decoder = Decoder.from_pretrained(self.model, dtype=torch_dtype(self.dtype))
+            if self.adapter:
+                decoder = recipe.merged(recipe.load_adapter(decoder, self.adapter))
+        with note(f"writing {self.out}"):
+            decoder.save_pretrained(self.out, dtype=torch_dtype(self.dtype), shard_bytes=self.shard_bytes)
+        say(f"wrote {self.out}: {sum(p.numel() for p in decoder.parameters()):,} parameters")
+        return 0
+
+
+@dataclass(frozen=True)
 class Parity:
     """Compares a model with a reference, stage by stage, in units of the noise of each stage.
 
@@ -144,10 +182,9 @@ class Parity:
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
     """a checkpoint (folder or hub name), or tiny:FAMILY for the random fixture of a family"""
-    reference: Literal["transformers", "golden"] | None = None
-    """what to compare with; by default transformers if it is installed, else the golden bundle"""
-    bundle: Path | None = None
-    """folder of the golden bundle; by default the one shipped for this model"""
+    reference: str | None = None
+    """transformers, or the folder of a golden bundle; by default transformers if it is installed, else the bundle
+    shipped for this model"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """below float32, errors are judged by their ratio to the reference's own in that type"""
     inputs: str = "all"
@@ -159,13 +196,32 @@ class Parity:
     json: Path | None = None
     """write the findings as JSON here"""
     write_golden: Path | None = None
-    """write what the reference gave as a golden bundle into this folder"""
+    """write what transformers gave as a golden bundle into this folder"""
 
     def run(self) -> int:
         """0 if every comparison asked for ran and passed, else 1."""
-        from laconic.verify import parity
+        from rich.console import Console
 
-        return parity.command(self)
+        from laconic.verify.run import run
+
+        report = run(
+            self.model,
+            reference=self.reference,
+            dtype=self.dtype,
+            inputs=self.inputs,
+            layers=self.layers,
+            write_golden=self.write_golden,
+            command=shlex.join(["laconic", *sys.argv[1:]]),
+        )
+        Console().print(report.table())
+        print(report.sentence())
+        if self.out:
+            from laconic.verify.page import page
+
+            write(self.out, page(report))
+        if self.json:
+            write(self.json, json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
+        return 0 if report.ok else 1
 
 
 @dataclass(frozen=True)
@@ -180,9 +236,15 @@ class Ledger:
 
     def run(self) -> int:
         """0 if every equation has its function, oracle and misreadings, else 1."""
+        from rich.console import Console
+
         from laconic.verify import ledger
 
-        return ledger.command(self.write)
+        if self.write:
+            write(ledger.home() / "docs" / "ledger.md", ledger.render(ledger.home()))
+        findings = ledger.check()
+        Console().print(ledger.table(findings))
+        return 1 if findings else 0
 
 
 @dataclass(frozen=True)
@@ -195,11 +257,8 @@ class All:
     def run(self) -> int:
         """0 if every check ran and passed, else 1."""
         from laconic.core.families import NAMES
-        from laconic.verify import ledger
 
-        codes = [ledger.command(write=False)]
-        codes += [Parity(f"tiny:{family}").run() for family in NAMES]
-        return max(codes)
+        return max([Ledger().run(), *(Parity(f"tiny:{family}").run() for family in NAMES)])
 
 
 Verify = Annotated[
@@ -208,7 +267,15 @@ Verify = Annotated[
     | Annotated[Ledger, subcommand("ledger")],
     subcommand("verify", description="Runs the checks and prints them as a table; without a name, all of them."),
 ]
-Command = Annotated[Generate, subcommand("generate")] | Verify
+Command = Annotated[Generate, subcommand("generate")] | Annotated[Export, subcommand("export")] | Verify
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file, whole or not at all."""
+    from laconic.core import artifact
+
+    artifact.replace_file(path, lambda new: new.write_text(text, encoding="utf-8") and None)
+    say(f"wrote {path}")
 
 
 def say(text: str) -> None:
@@ -278,8 +345,11 @@ def end_of(error: BaseException) -> tuple[int, str]:
             return MISSING, f"{error.filename}: not there"
         case OSError():
             return INPUT_OUTPUT, f"{error.filename or 'input/output'}: {error.strerror or error}"
-        case ImportError() if error.name:
-            return USAGE, f"{error.name} is not installed; pip install 'laconic[hf,report]'"
+        case ImportError() if error.name and error.name.partition(".")[0] in EXTRAS:
+            return (
+                USAGE,
+                f"{error.name} is not installed; pip install 'laconic[{EXTRAS[error.name.partition('.')[0]]}]'",
+            )
         case _:
             text = f"a bug in laconic: {type(error).__name__}: {error}; LACONIC_DEBUG=1 shows where, please report it"
             return BUG, text

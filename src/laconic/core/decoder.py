@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from laconic.core import attention, fit, places, rope, stages, weights
+from laconic.core import attention, fit, formats, places, rope, stages, weights
 from laconic.core.block import ATTENTION_STAGES, Block, Frame, norm, plant
 from laconic.core.cache import Cache
 from laconic.core.families import NAMES, DecoderConfig
@@ -85,6 +85,19 @@ class Decoder(nn.Module):
         decoder.config = replace(config, dtype=decoder.words.weight.dtype)
         decoder.folder, decoder.name_or_path = folder, str(folder_or_hub_name)
         decoder._stored = (report.fingerprint, decoder.version())
+        return decoder.eval()
+
+    @classmethod
+    def from_llama2c(cls, path: str | Path) -> "Decoder":
+        """The model in a file of llama2.c (`stories260K.bin`), its pairs of q and k turned to Hugging Face's.
+
+        Raises `BadInput` (66) for a file whose header and size do not fit.
+        """
+        source, tensors = formats.read_llama2c(Path(path))
+        with torch.device("meta"):
+            decoder = cls(DecoderConfig.parse(source), seed=None)
+        decoder.load_state_dict(tensors, assign=True)
+        decoder.name_or_path = str(path)
         return decoder.eval()
 
     def save_pretrained(

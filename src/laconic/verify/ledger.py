@@ -12,13 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.table import Table
+
 from laconic.core.errors import BadInput
 from laconic.verify import syntax
-from laconic.verify.papers import Equation, Ledger, Silent, Table, Tree, home, load
+from laconic.verify.papers import Equation, Ledger, Silent, Tree, home, load
+from laconic.verify.papers import Table as PaperTable
 
 SAYS = re.compile(r"Eq\. (\S+): ")
 SOURCE = re.compile(r"(\S+) table (\S+)")
 Marks = Mapping[tuple[str, str], tuple[syntax.Marked, ...]]
+
+CHECKS = (
+    "every function named exists and says its equation",
+    "no function says an equation that stands in no ledger",
+    "every equation has an oracle, and gradients where they flow or stop",
+    "every oracle is told apart from misreadings",
+    "every recipe equals the table row it names",
+    "docs/ledger.md is up to date",
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,17 @@ def check(root: Path | None = None) -> list[Finding]:
         except SyntaxError as error:
             findings.append(Finding(number, str(error.filename), f"not Python: {error}", "not run"))
     return findings
+
+
+def table(findings: list[Finding]) -> Table:
+    """The checks and what they found, for a terminal."""
+    made = Table("check", "verdict", "found", title="ledger", title_justify="left")
+    for number, name in enumerate(CHECKS, 1):
+        mine = [finding for finding in findings if finding.check in (0, number)]
+        states = {finding.state for finding in mine}
+        verdict = "[red]failed[/]" if "failed" in states else "[yellow]not run[/]" if states else "[green]passed[/]"
+        made.add_row(name, verdict, "\n".join(f"{finding.subject}: {finding.message}" for finding in mine))
+    return made
 
 
 def read(root: Path) -> tuple[Tree, list[Finding]]:
@@ -252,7 +275,7 @@ def section(tree: Tree, marked: Marks, paper: str, equation: Equation) -> list[s
     return lines
 
 
-def settings(table: Table) -> list[str]:
+def settings(table: PaperTable) -> list[str]:
     """A table of settings, keys down, rows across."""
     rows = [flat(row.values) for row in table.row]
     keys = dict.fromkeys(key for row in rows for key in row)
