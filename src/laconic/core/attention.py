@@ -148,11 +148,8 @@ def flex(q: Tensor, k: Tensor, v: Tensor, scale: float, sight: Sight, dropout: f
     assert sight.seen is not None
     extra = torch.zeros_like(sight.seen, dtype=q.dtype) if sight.bias is None else sight.bias.to(q.dtype)
     extra = extra.masked_fill(~sight.seen, -math.inf).expand(q.shape[0], q.shape[2], k.shape[2])
-
-    def modify(a: Tensor, b: Tensor, h: Tensor, t: Tensor, j: Tensor) -> Tensor:
-        return a + extra[b, t, j]
-
-    c = flex_attention(q, k, v, score_mod=modify, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    grouped = q.shape[1] != k.shape[1]
+    c = flex_attention(q, k, v, lambda a, b, h, t, j: a + extra[b, t, j], scale=scale, enable_gqa=grouped)
     assert isinstance(c, Tensor)
     return c.transpose(1, 2).flatten(2)
 
