@@ -33,22 +33,26 @@ class Difference:
             self.shape = f"shape {list(x.shape)}, reference {list(y.shape)}"
             self.gap, self.equal = math.inf, False
             return
-        self.equal &= bool(((x == y.to(x.dtype)) | ~where).all())
-        hidden = (x == -math.inf) & (y == -math.inf)
-        use = where & ~hidden
-        x, y = (torch.where(use, t.double(), 0.0) for t in (x, y))
-        gap = torch.where(use, (x - y).abs(), 0.0).nan_to_num(math.inf, math.inf)
-        x, y = x.nan_to_num(0, 0, 0), y.nan_to_num(0, 0, 0)
-        self.gap += float(gap.square().sum())
-        self.size += float(y.square().sum())
-        self.mine += float(x.square().sum())
-        self.dot += float((x * y).sum())
-        self.count += int(use.expand_as(x).sum())
-        worst = float(gap.max()) if gap.numel() else 0.0
+        if axes.endswith("P"):
+            where = where & ~((x == -math.inf) & (y == -math.inf))
+        whole = bool(where.all())
+        a, b = (t.flatten().double() if whole else t[where].double() for t in (x.detach(), y.detach()))
+        d = a - b
+        gap, worst = float(d.dot(d)), float(d.abs().max()) if len(d) else 0.0
+        if not math.isfinite(gap):
+            d, gap, worst = d.nan_to_num(math.inf, math.inf, math.inf), math.inf, math.inf
+            a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
+        self.equal &= gap == 0
+        self.gap += gap
+        self.size += float(b.dot(b))
+        self.mine += float(a.dot(a))
+        self.dot += float(a.dot(b))
+        self.count += len(d)
         if worst > self.max_abs:
-            at = torch.unravel_index(gap.argmax(), gap.shape)
+            flat = d.abs().argmax() if whole or not len(d) else where.flatten().nonzero()[d.abs().argmax(), 0]
+            at = torch.unravel_index(flat, x.shape) if len(d) else ()
             offset = [S if axis == "T" else 0 for axis in axes.split()]
-            self.max_abs, self.index = worst, tuple(int(i) + o for i, o in zip(at, offset, strict=True))
+            self.max_abs, self.index = worst, tuple(int(i) + o for i, o in zip(at, offset, strict=False))
 
     @property
     def faint(self) -> bool:

@@ -24,7 +24,8 @@ from laconic.verify.difference import visible
 from laconic.verify.local import table
 from laconic.verify.parity import FACTOR, FLOOR, Comparison, Finding, replay
 from laconic.verify.reference import Transformers
-from laconic.verify.traces import Case, Made, Widened, key, stream
+from laconic.verify.traces import Case, Made, key, stream
+from laconic.verify.twin import Widened
 
 FORMAT, TABLE, NUMBERS = 1, "golden.json", "golden.safetensors"
 SHIPPED = Path(__file__).parent / "bundles"
@@ -32,6 +33,10 @@ LONG = ("I1", "I2", "I10", "I14")
 SAMPLE = 512
 WHOLE = 1_250_000
 """Bytes up to which the small case is kept whole; a bundle is at most 1.5 MB."""
+SIZES = (
+    "family", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "vocab_size",
+)  # fmt: skip
 HIDDEN = -3e38
 """Stands for minus infinity in a file of finite numbers."""
 
@@ -78,7 +83,9 @@ class Bundle:
 
 def case_of(said: Mapping[str, Any]) -> Case:
     """A case from its JSON."""
-    tensors = {name: torch.tensor(said[name]) for name in ("ids", "positions") if said[name] is not None}
+    tensors: dict[str, Any] = {
+        name: torch.tensor(said[name]) for name in ("ids", "positions") if said[name] is not None
+    }
     live = None if said["live"] is None else torch.tensor(said["live"]).bool()
     rest = {name: said[name] for name in ("name", "given", "note")}
     return Case(**rest, **tensors, live=live, cuts=tuple(said["cuts"]), covers=tuple(said["covers"]))
@@ -86,8 +93,8 @@ def case_of(said: Mapping[str, Any]) -> Case:
 
 def said_of(case: Case) -> dict[str, Any]:
     """A case of ids as JSON."""
-    assert case.vectors is None and case.bias is None and case.peak == 1.0 and not case.before
-    rows = {name: None if (t := getattr(case, name)) is None else t.int().tolist() for name in ("ids", "positions", "live")}
+    given = {name: getattr(case, name) for name in ("ids", "positions", "live")}
+    rows = {name: None if t is None else t.int().tolist() for name, t in given.items()}
     return {**rows, "name": case.name, "given": case.given, "cuts": case.cuts, "covers": case.covers, "note": case.note}
 
 
@@ -107,15 +114,20 @@ def open_bundle(folder: Path) -> Bundle:
             if said["at"] not in tensors:
                 raise NotRun(f"{at}: not in the bundle: not run")
             if sha(tensors[said["at"]]) != said["sha256"]:
-                raise NotRun(f"{folder / NUMBERS}: {at} of case {entry['input']['name']} has another hash; fetch it again")
+                where = f"{folder / NUMBERS}: {at} of case {entry['input']['name']}"
+                raise NotRun(f"{where} has another hash; fetch it again")
     return Bundle(about, tensors)
 
 
-def check_weights(bundle: Bundle, decoder: Decoder) -> None:
-    """Raises `NotRun` if the bundle is of other weights."""
+def foreign(bundle: Bundle, decoder: Decoder) -> str:
+    """What to say if the bundle is of other weights, else nothing. Raises `NotRun` if it is of another shape too."""
     theirs, ours = bundle.about["fingerprint"], decoder.fingerprint
-    if theirs != ours:
-        raise NotRun(f"bundle is of weights {theirs[:4]}…, model is {ours[:4]}…")
+    if theirs == ours:
+        return ""
+    said = f"bundle is of weights {theirs[:4]}…, model is {ours[:4]}…"
+    if any(bundle.about["config"][name] != str(getattr(decoder.config, name)) for name in SIZES):
+        raise NotRun(said)
+    return said
 
 
 def shipped(decoder: Decoder) -> Path | None:
@@ -136,7 +148,8 @@ def sampled(bundle: Bundle, decoder: Decoder, case: Case) -> list[Finding]:
         for stage in table(decoder, made.layer):
             at = key(stage.name, inside, made.piece, n)
             if at not in entry:
-                found.append(Finding(case.name, stage.name, inside, "propagated", note=f"{at}: not in the bundle: not run"))
+                note = f"{at}: not in the bundle: not run"
+                found.append(Finding(case.name, stage.name, inside, "propagated", note=note))
                 continue
             found.append(sample_finding(case, stage.name, inside, made.stages[stage.name], entry[at], bundle.tensors))
     return found
@@ -147,7 +160,8 @@ def sample_finding(
 ) -> Finding:
     """One stage of a long case: at the kept numbers, relative to them."""
     if list(x.shape) != said["shape"]:
-        return Finding(case.name, stage, layer, "propagated", math.inf, FLOOR, verdict="fail", note=f"shape {list(x.shape)}")
+        note = f"shape {list(x.shape)}, reference {said['shape']}"
+        return Finding(case.name, stage, layer, "propagated", math.inf, FLOOR, verdict="fail", note=note)
     where, y = tensors[said["index"]].long(), tensors[said["at"]].double()
     mine = x.flatten()[where].double()
     gap = (mine - y).abs().nan_to_num(math.inf, math.inf)
@@ -157,7 +171,7 @@ def sample_finding(
     cosine = float(torch.nn.functional.cosine_similarity(mine, y, 0))
     verdict = "pass" if error <= FACTOR * floor else "fail"
     return Finding(
-        case.name, stage, layer, "propagated", error, floor, float(gap.max()), worst, cosine, bool((gap == 0).all()), verdict
+        case.name, stage, layer, "propagated", error, floor, float(gap.max()), worst, cosine, error == 0, verdict
     )
 
 
@@ -189,13 +203,15 @@ class Writer:
                 at = key(stage.name, inside, made.piece, n)
                 S, T = case.pieces()[made.piece]
                 where = visible(stage.shape, made.stages[stage.name].shape, case.alive[:, : S + T], S)
-                t = made.stages[stage.name].to(torch.float32 if made.stages[stage.name].is_floating_point() else torch.int32)
+                t = made.stages[stage.name]
+                t = t.to(torch.float32 if t.is_floating_point() else torch.int32)
                 said: dict[str, Any] = {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
                 stages[at] = said | (
                     self.keep(f"{case.name}/{at}", t.clamp(min=HIDDEN)) if whole else self.sample(case, at, t, where)
                 )
         if bad := [f for f in comparison.findings() if f.verdict in ("fail", "not run")]:
-            raise NotRun(f"{bad[0].stage} of case {case.name} fails against {self.reference.name}; no bundle is written")
+            what = f"{bad[0].stage} of case {case.name}"
+            raise NotRun(f"{what} fails against {self.reference.name}; no bundle is written")
         floors = comparison.measured().propagated
         for at, said in stages.items():
             said["floor"] = floors[at.partition("/")[0]]

@@ -8,7 +8,8 @@ from torch import Tensor
 from laconic.core import stages
 from laconic.core.decoder import Decoder
 from laconic.core.stages import At, Stage
-from laconic.verify.traces import Case, Made, block_of, default_places, frame, kind_of
+from laconic.verify.traces import Case, Made, default_places, frame
+from laconic.verify.twin import block_of, kind_of
 
 
 def table(decoder: Decoder, layer: int) -> tuple[Stage, ...]:

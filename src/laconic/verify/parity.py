@@ -14,7 +14,8 @@ from laconic.core.decoder import Decoder
 from laconic.verify.difference import FAINT_ERROR, JUDGED, Difference, Predictions, visible
 from laconic.verify.evidence import Evidence
 from laconic.verify.local import Local, table
-from laconic.verify.traces import Case, Made, Widened, arguments, key, peaked, stream
+from laconic.verify.traces import Case, Made, arguments, key, peaked, stream
+from laconic.verify.twin import Widened
 
 FLOOR, FACTOR = 1e-7, 10.0
 """No floor lies below the first; a float32 error passes up to the second times its floor."""
@@ -223,7 +224,8 @@ class Comparison:
         found = self.sums.get((kind, at))
         if found is None or (kind, at) in self.missing:
             return Finding(self.case.name, stage, layer, kind, note=self.missing[kind, at])
-        floor = FAINT_ERROR / FACTOR if found.faint else max(self.floor("local" if kind == "local" else "propagated", at), FLOOR)
+        noise = self.floor("local" if kind == "local" else "propagated", at)
+        floor = FAINT_ERROR / FACTOR if found.faint else max(noise, FLOOR)
         good = found.equal if bitwise and kind == "local" else found.error <= FACTOR * floor
         verdict: Verdict = "pass" if good else "fail"
         if kind == "propagated" and stage != "logits":

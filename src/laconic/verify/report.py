@@ -70,7 +70,7 @@ class Report:
     @property
     def divergence(self) -> Finding | None:
         """The first stage at which the two part."""
-        return first_divergence(self.findings)
+        return first_divergence(self.findings) or next((f for f in self.findings if f.verdict == "fail"), None)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -92,19 +92,20 @@ class Report:
                 f"First divergence: {found.stage}{where}, case {found.case}: {what} {found.error:.2e}, "
                 f"{show(found.floors)} floors, worst at {list(found.index)}."
             )
-            return f"{says} Likely cause: {self.cause}." if self.cause else says
+            says = f"{says} Likely cause: {self.cause}." if self.cause else says
+            return " ".join([*(f"{problem}." for problem in self.problems), says])
         if self.ok:
-            cases = len({f.case for f in self.findings})
-            return f"No divergence: {len(self.findings):,} comparisons over {cases} cases, {self.seconds:.1f} s."
+            cases = {f.case for f in self.findings}
+            over = "" if low_precision(self.findings) else f" over {len(cases)} cases"
+            return f"No divergence: {len(self.findings):,} comparisons{over}, {self.seconds:.1f} s."
         missing = [f"{i.name}: {i.why}" for i in self.inputs if not i.ok]
         unread = [f.note or f"{f.stage}: not run" for f in self.findings if f.verdict == "not run"][:3]
         return "Not run: " + ("; ".join([*self.problems, *missing, *unread]) or "nothing was compared") + "."
 
     def table(self) -> Table:
         """Stage × first, worst and last layer: local error in floors; propagated error; verdict."""
-        low = any(f.kind == "ratio" for f in self.findings)
-        unit = "error / the reference's" if low else "local error in floors"
-        table = Table(title=f"{self.model} against {self.reference}, {self.dtype}: {unit}")
+        unit = "error over the reference's" if low_precision(self.findings) else "local error in floors"
+        table = Table(title=f"{self.model}\n{self.reference}, {self.dtype}\n{unit}")
         for name in ("stage", "first layer", "worst layer", "last layer", "propagated", "verdict"):
             table.add_column(name, justify="left" if name in ("stage", "verdict") else "right")
         for row in self.rows():
@@ -125,21 +126,26 @@ class Report:
             worst = max((f for f in held if f.kind in main), key=severity, default=None)
             far = max((f for f in held if f.kind == "propagated"), key=lambda f: f.error, default=None)
             at = "" if worst is None or worst.layer is None else f" ({worst.layer})"
-            made.append((
-                stage, cell(first), cell(worst) + at, cell(last), "–" if far is None else f"{far.error:.1e}", verdict(held),
-            ))  # fmt: skip
+            run = "–" if far is None else f"{far.error:.1e}"
+            made.append((stage, cell(first), cell(worst) + at, cell(last), run, verdict(held)))
         return made
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain data, `schema` 1; numbers that are none are null, infinite ones the text "inf"."""
         found = self.divergence
-        plain = {name: getattr(self, name) for name in ("model", "family", "fingerprint", "dtype", "backend", "command")}
+        names = ("model", "family", "fingerprint", "dtype", "backend", "command")
+        plain = {name: getattr(self, name) for name in names}
         return {
             "schema": SCHEMA, **plain, "ok": self.ok, "versions": self.versions, "seconds": round(self.seconds, 2),
             "inputs": [asdict(i) | {"what": INPUTS.get(i.name, "")} for i in self.inputs],
             "problems": self.problems, "divergence": None if found is None else data(found), "cause": self.cause,
             "sentence": self.sentence(), "findings": [data(f) for f in self.findings],
         }  # fmt: skip
+
+
+def low_precision(findings: list[Finding]) -> bool:
+    """Whether these are ratios."""
+    return any(f.kind == "ratio" for f in findings)
 
 
 def severity(found: Finding) -> tuple[int, float]:

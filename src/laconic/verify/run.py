@@ -22,7 +22,8 @@ from laconic.verify.parity import Comparison
 from laconic.verify.reference import Transformers
 from laconic.verify.report import Input, Report
 from laconic.verify.tiny import PREFIX, fixture, variants
-from laconic.verify.traces import Case, Widened, arguments, peaked, stream
+from laconic.verify.traces import Case, arguments, peaked, stream
+from laconic.verify.twin import Widened
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 VARIED = ("I1", "I2", "I8", "I10", "I14", "I15")
@@ -148,10 +149,11 @@ class Plan:
             if (variant and tiny) or left:
                 self.stand_in(report, variant, VARIED if tiny else left, tiny)
         done = self.done(report)
-        report.inputs += [Input(name, "made") for name in self.asked if name not in made.foreign and name not in missing]
+        own = [name for name in self.asked if name not in made.foreign and name not in missing]
+        report.inputs += [Input(name, "made") for name in own]
         for name, why in missing.items():
-            status = "covered" if name in done else "not run"
-            report.inputs.append(Input(name, status, f"{why}; {'in ' + PREFIX + family if name in done else 'not run'}"))
+            where = f"in {PREFIX}{family}" if name in done else "not run"
+            report.inputs.append(Input(name, "covered" if name in done else "not run", f"{why}; {where}"))
         report.inputs.sort(key=lambda i: self.asked.index(i.name))
 
     def stand_in(self, report: Report, variant: str, names: tuple[str, ...], tiny: bool) -> None:
@@ -199,12 +201,14 @@ class Plan:
         report.reference = bundle.name
         if self.dtype != "float32":
             raise golden.NotRun(f"a bundle holds float32: {self.dtype} not run; use --reference transformers")
-        golden.check_weights(bundle, self.decoder)
+        if problem := golden.foreign(bundle, self.decoder):
+            report.problems.append(problem)
         held = {name for case in bundle.cases for name in case.covers}
         foreign = inputs(self.decoder).foreign
         for name in self.asked:
-            status = "made" if name in held else "foreign" if name in foreign else "elsewhere" if self.every else "not run"
-            report.inputs.append(Input(name, status, "" if name in held else foreign.get(name, "not in the bundle")))
+            absent = "foreign" if name in foreign else "elsewhere" if self.every else "not run"
+            why = foreign.get(name, "not in the bundle")
+            report.inputs.append(Input(name, "made") if name in held else Input(name, absent, why))
         for case in bundle.cases:
             if not set(case.covers) & set(self.asked):
                 continue
@@ -212,7 +216,7 @@ class Plan:
                 self.one(report, self.decoder, lambda case=case: bundle.stream(case, self.decoder), case)
             else:
                 found = golden.sampled(bundle, self.decoder, case)
-                report.findings += [f for f in found if self.layers is None or f.layer is None or f.layer in self.layers]
+                report.findings += [f for f in found if self.layers is None or f.layer in (None, *self.layers)]
 
 
 def default_run(decoder: Decoder, case: Case) -> dict[str, Tensor]:
@@ -224,5 +228,3 @@ def default_run(decoder: Decoder, case: Case) -> dict[str, Tensor]:
         state = seen.state
         made |= {name if n == 1 else f"{name}/{piece}": t for name, t in seen.stages.items()}
     return made
-
-

@@ -1,0 +1,160 @@
+"""Golden bundles: what is shipped passes without transformers, and whatever is not what was written is a failure."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from laconic.core.errors import Busy
+from laconic.core.families import NAMES
+from laconic.verify import golden
+from laconic.verify.golden import NUMBERS, SHIPPED, TABLE, NotRun, open_bundle
+from laconic.verify.run import run
+from laconic.verify.tiny import fixture
+from tests.conftest import needs
+
+LLAMA = SHIPPED / "tiny-llama"
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers is not installed."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A bundle that may be changed."""
+    return Path(shutil.copytree(LLAMA, tmp_path / "bundle"))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("family", tuple(NAMES))
+def test_the_fixtures_pass_against_what_is_shipped(family: str):
+    report = run(f"tiny:{family}")
+    assert report.ok, report.sentence()
+    assert report.reference.startswith("golden bundle of transformers")
+    assert {f.case for f in report.findings} == {"small", "I1", "I2", "I10", "I14"}
+
+
+@pytest.mark.usefixtures("alone")
+def test_stories260k_passes_against_what_is_shipped(shared: Path):
+    report = run(str(shared / "models" / "stories260k"))
+    assert report.ok, report.sentence()
+    assert any(f.kind == "local" for f in report.findings)
+
+
+def test_a_bundle_is_small():
+    for folder in SHIPPED.iterdir():
+        assert sum(file.stat().st_size for file in folder.iterdir()) <= 1_500_000, folder.name
+
+
+def test_an_input_that_is_not_in_the_bundle_is_not_run():
+    report = run("tiny:llama", reference=str(LLAMA), inputs="I8,I16")
+    assert not report.ok
+    assert "I16: not in the bundle" in report.sentence()
+
+
+def test_low_precision_is_not_in_a_bundle():
+    report = run("tiny:llama", reference=str(LLAMA), dtype="bfloat16")
+    assert not report.ok
+    assert "bfloat16 not run" in report.sentence()
+
+
+def test_other_weights_are_named_and_still_compared(tmp_path: Path):
+    decoder = fixture("llama")
+    with torch.no_grad():
+        for name in ("norm1", "norm2"):
+            decoder.blocks[1].part(name).weight.copy_(decoder.blocks[0].part("norm2").weight)
+    decoder.save_pretrained(tmp_path / "model")
+    report = run(str(tmp_path / "model"), reference=str(LLAMA))
+    ours, theirs = decoder.fingerprint[:4], open_bundle(LLAMA).about["fingerprint"][:4]
+    assert not report.ok
+    said = f"bundle is of weights {theirs}…, model is {ours}…. First divergence: norm1 of layer 1"
+    assert report.sentence().startswith(said)
+
+
+def test_another_shape_is_not_run(tmp_path: Path):
+    report = run("tiny:mistral", reference=str(LLAMA))
+    assert not report.ok
+    assert not report.findings
+    assert "bundle is of weights" in report.sentence()
+
+
+def test_changed_numbers_are_found(copy: Path):
+    tensors = load_file(copy / NUMBERS)
+    tensors["small/up.1"][0, 0, 0] += 1
+    save_file(tensors, copy / NUMBERS, metadata={"format": "pt"})
+    with pytest.raises(NotRun, match=r"up\.1 of case small has another hash; fetch it again"):
+        open_bundle(copy)
+    assert not run("tiny:llama", reference=str(copy)).ok
+
+
+def test_missing_numbers_and_stages_are_found(copy: Path):
+    about = json.loads((copy / TABLE).read_text())
+    stages = about["cases"][0]["stages"]
+    del stages["q_rot.1"], about["cases"][1]["stages"]["mid.0"]
+    (copy / TABLE).write_text(json.dumps(about))
+    report = run("tiny:llama", reference=str(copy))
+    notes = {f.note for f in report.findings if f.verdict == "not run"}
+    assert {"q_rot.1: not in the bundle: not run", "mid.0: not in the bundle: not run"} <= notes
+    assert not report.ok
+    about["cases"][0]["stages"]["q.1"]["at"] = "nowhere"
+    (copy / TABLE).write_text(json.dumps(about))
+    with pytest.raises(NotRun, match=r"q\.1: not in the bundle: not run"):
+        open_bundle(copy)
+    (copy / TABLE).write_text(json.dumps(about | {"format": 2}))
+    with pytest.raises(NotRun, match="format 2, known is 1"):
+        open_bundle(copy)
+
+
+def test_a_long_case_finds_what_the_small_one_cannot(monkeypatch: pytest.MonkeyPatch):
+    """A window of 128 where there is none shows beyond 128 slots only."""
+    from laconic.core import attention
+
+    right = attention.seen
+    monkeypatch.setattr(attention, "seen", lambda live, S, window: right(live, S, window or 128))
+    report = run("tiny:llama", reference=str(LLAMA))
+    bad = {(f.case, f.stage) for f in report.findings if f.verdict == "fail"}
+    assert ("I1", "probs") in bad
+    assert {case for case, _ in bad} == {"I1"}
+    assert report.divergence is not None
+    assert report.divergence.case == "I1"
+
+
+def test_written_and_read(tmp_path: Path):
+    needs("transformers")
+    report = run("tiny:opt", inputs="I8", write_golden=tmp_path / "new")
+    assert report.ok
+    again = run("tiny:opt", reference=str(tmp_path / "new"))
+    assert again.ok, again.sentence()
+    kept = open_bundle(SHIPPED / "tiny-opt")
+    fresh = open_bundle(tmp_path / "new")
+    assert [case.name for case in kept.cases] == [case.name for case in fresh.cases]
+    with pytest.raises(Busy, match="exists and is not empty"):
+        run("tiny:opt", inputs="I8", write_golden=tmp_path / "new")
+
+
+def test_no_bundle_is_written_where_we_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    needs("transformers")
+    from laconic.core import block
+
+    right = block.rms_norm
+    monkeypatch.setattr(block, "rms_norm", lambda x, weight, eps: right(x, weight, 1e-2))
+    report = run("tiny:llama", inputs="I8", write_golden=tmp_path / "new")
+    assert not report.ok
+    assert any("no bundle is written" in problem for problem in report.problems)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_too_wide_is_sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    needs("transformers")
+    monkeypatch.setattr(golden, "WHOLE", 1000)
+    report = run("tiny:opt", inputs="I8", write_golden=tmp_path / "new")
+    assert report.ok
+    assert all(entry["kind"] == "long" for entry in open_bundle(tmp_path / "new").about["cases"])
+    assert run("tiny:opt", reference=str(tmp_path / "new")).ok

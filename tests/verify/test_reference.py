@@ -1,0 +1,153 @@
+"""transformers as the reference: the adapter changes no bit of it, and models that transformers makes pass parity."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from laconic.core import rope
+from laconic.core.decoder import Decoder
+from laconic.core.families import NAMES
+from laconic.verify.cases import inputs
+from laconic.verify.parity import Comparison, first_divergence
+from laconic.verify.reference import Transformers
+from laconic.verify.tiny import ROPES, fixture
+from laconic.verify.traces import Case, peaked, stream
+from laconic.verify.twin import Widened
+from tests.conftest import needs
+
+SIZES = {"hidden_size": 42, "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 83}
+LLAMA = {**SIZES, "intermediate_size": 53, "num_key_value_heads": 3}
+AWKWARD: dict[str, dict[str, Any]] = {  # heads of 10 or 14 where D / H is 7, three key heads of six, odd widths
+    "llama": {**LLAMA, "head_dim": 10, "attention_bias": True},
+    "mistral": {**LLAMA, "head_dim": 10, "num_key_value_heads": 2, "sliding_window": 7},
+    "qwen2": {**LLAMA, "hidden_size": 36, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    "qwen3": {**LLAMA, "head_dim": 14, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "gpt2": {
+        "n_embd": 42, "n_layer": 2, "n_head": 6, "vocab_size": 83, "n_positions": 64, "n_inner": 50,
+        "scale_attn_by_inverse_layer_idx": True,
+    },
+    "opt": {**SIZES, "ffn_dim": 50, "max_position_embeddings": 64, "word_embed_proj_dim": 42},
+}  # fmt: skip
+
+
+def made_by_transformers(family: str, folder: Path, **more: Any) -> Path:
+    """A random model of transformers, its norms and biases moved away from 1 and 0, saved by it."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **{**AWKWARD[family], **more})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * (0.2 if p.ndim == 1 else 0.1))
+    model.save_pretrained(folder)
+    return folder
+
+
+def compared(decoder: Decoder, reference: Transformers, case: Case) -> Comparison:
+    twin = Widened.of(decoder)
+    comparison = Comparison(decoder, case, None, twin)
+    with torch.no_grad(), peaked(decoder, case.peak):
+        for row in zip(reference.stream(case), stream(decoder, case), stream(twin, case), strict=True):
+            comparison.add(*row)
+    return comparison
+
+
+@pytest.mark.parametrize("family", tuple(NAMES))
+def test_random_models_of_transformers_with_awkward_shapes(family: str, tmp_path: Path):
+    needs("transformers")
+    folder = made_by_transformers(family, tmp_path / "model")
+    decoder, reference = Decoder.from_pretrained(folder), Transformers(folder)
+    for case in inputs(decoder).cases:
+        findings = compared(decoder, reference, case).findings()
+        assert not [f for f in findings if f.verdict not in ("pass", "shown")], (case.name, first_divergence(findings))
+
+
+@pytest.mark.parametrize("family", tuple(NAMES))
+def test_saved_by_us_loaded_there_and_sharded(family: str, tmp_path: Path):
+    needs("transformers")
+    folder = made_by_transformers(family, tmp_path / "model")
+    decoder = Decoder.from_pretrained(folder)
+    decoder.save_pretrained(tmp_path / "sharded", shard_bytes=40_000.0)
+    again = Decoder.from_pretrained(tmp_path / "sharded")
+    reference = Transformers(tmp_path / "sharded")
+    case = next(case for case in inputs(again).cases if case.name == "I8")
+    assert not [f for f in compared(again, reference, case).findings() if f.verdict not in ("pass", "shown")]
+
+
+@pytest.mark.parametrize("family", tuple(NAMES))
+def test_the_adapter_changes_no_bit(family: str, tmp_path: Path):
+    """Logits under hooks and tap are those of transformers' own eager attention."""
+    needs("transformers")
+    import transformers
+
+    folder = made_by_transformers(family, tmp_path / "model")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    plain, reference = load(folder, attn_implementation="eager").eval(), Transformers(folder)
+    ids = torch.randint(0, 83, (2, 12))
+    live = torch.arange(12) >= torch.tensor([[0], [5]])
+    case = Case("case", ids, live=live)
+    with torch.no_grad():
+        want = plain(ids, attention_mask=live.long(), position_ids=case.places).logits
+    got = list(reference.stream(case))[-1].stages["logits"]
+    assert torch.equal(got[live], want[live])
+    assert not any(layer._forward_hooks for layer in reference.layers)
+
+
+@pytest.mark.parametrize("kind", ["default", *ROPES])
+@pytest.mark.parametrize("start", [0, 100, 3000])
+def test_tables_are_bit_equal_to_transformers(kind: str, start: int, tmp_path: Path):
+    """Eq. C3 to C5 on both sides of each switch (P0 32 and 64, Pmax 128), and in the thousands."""
+    needs("transformers")
+    decoder = fixture("llama", "" if kind == "default" else kind)
+    decoder.save_pretrained(tmp_path / "model")
+    reference = Transformers(tmp_path / "model")
+    p = start + torch.arange(32)[None]
+    how = decoder.config.rope
+    assert how is not None
+    omega, a = rope.SCALINGS[kind](how, decoder.config.head_dim, p.amax(1) + 1)
+    cos, sin = rope.tables(p, omega, a, torch.float32)
+    theirs = reference.model.model.rotary_emb(torch.zeros(1), p)
+    assert torch.equal(cos[:, 0], theirs[0])
+    assert torch.equal(sin[:, 0], theirs[1])
+
+
+def test_opt_hands_over_scaled_queries_and_that_is_undone(tmp_path: Path):
+    needs("transformers")
+    decoder = fixture("opt")
+    decoder.save_pretrained(tmp_path / "model")
+    parts = list(Transformers(tmp_path / "model").stream(Case("case", torch.arange(8)[None])))
+    q, q_rot = parts[1].stages["q"], parts[1].stages["q_rot"]
+    torch.testing.assert_close(q, q_rot, rtol=1e-6, atol=0)
+
+
+def test_an_adapter_out_of_step_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    needs("transformers")
+    from transformers.models.llama import modeling_llama
+
+    decoder = fixture("llama")
+    decoder.save_pretrained(tmp_path / "model")
+    reference, right = Transformers(tmp_path / "model"), modeling_llama.eager_attention_forward
+
+    def other(*given: Any, **named: Any) -> Any:
+        out, probs = right(*given, **named)
+        return out, probs * 0.5
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", other)
+    with pytest.raises(RuntimeError, match="needs an update"):
+        list(reference.stream(Case("case", torch.arange(8)[None])))
+
+
+def test_dynamic_tables_do_not_outlive_a_case(tmp_path: Path):
+    """transformers keeps the table of the longest pass; the adapter lets every case begin anew."""
+    needs("transformers")
+    decoder = fixture("llama", "dynamic")
+    decoder.save_pretrained(tmp_path / "model")
+    reference = Transformers(tmp_path / "model")
+    ids = torch.arange(8)[None]
+    near, far = (Case("case", ids, positions=ids + start, given=True) for start in (140, 900))
+    before = list(reference.stream(near))[-1].stages["logits"]
+    list(reference.stream(far))
+    assert torch.equal(before, list(reference.stream(near))[-1].stages["logits"])
