@@ -1,0 +1,90 @@
+"""Seconds and peak memory of loading a checkpoint, each in a child process of its own."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.measure import ABSENT, PEERS, Scale, Table, child, resident, resident_peak, timed, verdict
+from benchmarks.models import large
+from laconic import Decoder, DecoderConfig
+
+LOADS = 3
+
+
+def checkpoints(scale: Scale, scratch: Path) -> list[tuple[str, Path]]:
+    """What is loaded: one file, four shards, GPT-2's turned maps, and bfloat16 that becomes float32."""
+    decoder = Decoder(large(scale))
+    held = sum(p.nbytes for p in decoder.parameters())
+    found = [("llama, 1 shard", scratch / "one"), ("llama, 4 shards", scratch / "four"), ("llama, bfloat16 file",
+             scratch / "half")]  # fmt: skip
+    decoder.save_pretrained(found[0][1])
+    decoder.save_pretrained(found[1][1], shard_bytes=held / 3.4)
+    decoder.save_pretrained(found[2][1], dtype=torch.bfloat16)
+    layers, width = scale.large or (scale.layers, scale.width)
+    source = {"model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": 2, "vocab_size": scale.words}
+    Decoder(DecoderConfig.parse(source)).save_pretrained(scratch / "gpt2")
+    return [*found, ("gpt2, maps turned", scratch / "gpt2")]
+
+
+def loading(scale: Scale) -> Table:
+    """The table of loading."""
+    rows: list[tuple[str, ...]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, folder in checkpoints(scale, Path(scratch))[: scale.checkpoints]:
+            shards = len(list(folder.glob("*.safetensors")))
+            ours = child("-m", "benchmarks.loading", "ours", str(folder)).json()
+            theirs = (
+                child("-m", "benchmarks.loading", "theirs", str(folder)).json() if PEERS and scale.peers_alone else None
+            )
+            rows.append(
+                row(name if "shard" not in name else f"llama, {shards} shard{'s' * (shards > 1)}", ours, theirs)
+            )
+    text = (
+        "`Decoder.from_pretrained(folder, dtype=torch.float32)` in a child process, files in the page cache. Peak: the "
+        "high-water mark of the resident set, mapped files included, above what it was after the imports, over the "
+        f"bytes of the weights in float32. Time: wall seconds, best of {LOADS}, after the first load gave the peak; "
+        "laconic's holds a pass over every element for NaN and infinity, which transformers' does not."
+    )
+    head = ("checkpoint", "weights, MB", "laconic peak", "target", "transformers peak", "laconic s", "transformers s")
+    return Table("Loading", text, head, rows)
+
+
+def row(name: str, ours: dict[str, float], theirs: dict[str, float] | None) -> tuple[str, ...]:
+    """One line of the table."""
+    ratio = ours["peak"] / ours["bytes"]
+    beside = (ABSENT, ABSENT) if theirs is None else (f"{theirs['peak'] / theirs['bytes']:.2f}", f"{theirs['s']:.2f}")
+    megabytes = f"{ours['bytes'] / 1e6:.0f}"
+    return name, megabytes, f"{ratio:.2f}", verdict(ratio, most=1.15), beside[0], f"{ours['s']:.2f}", beside[1]
+
+
+def alone(side: str, folder: str) -> dict[str, float]:
+    """Peak of the first load, and the best time of the next ones."""
+    if side == "ours":
+
+        def load() -> Any:
+            return Decoder.from_pretrained(folder, dtype=torch.float32)
+
+    else:
+        from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM, logging  # noqa: F401
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+        def load() -> Any:
+            return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    before = resident()
+    model = load()
+    peak = resident_peak() - before
+    size = sum(p.nbytes for p in model.parameters())
+    del model
+    times = [timed(load).wall for _ in range(LOADS)]
+    return {"peak": float(peak), "bytes": float(size), "s": min(times)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(alone(*sys.argv[1:])))

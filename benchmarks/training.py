@@ -1,0 +1,151 @@
+"""One training step, forward and backward: time and memory beside transformers, and with recomputation."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.measure import (
+    ABSENT,
+    PEERS,
+    Scale,
+    Table,
+    child,
+    clock,
+    clock_name,
+    peak_allocated,
+    race,
+    resident,
+    resident_peak,
+    verdict,
+)
+from benchmarks.models import Pair, middling, pair, peer, random_ids
+from laconic import Decoder
+
+MEBI = 2**20
+STEPS = 3  # of a child, whose peak is then that of a run and not of its first step
+
+
+def batch_of(config: object, scale: Scale) -> tuple[Tensor, Tensor]:
+    """Ids, and the ids that follow them."""
+    ids = random_ids(config, scale.batch, scale.length + 1)  # pyright: ignore[reportArgumentType]
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
+    """Logits at every position, from either side's model."""
+    if isinstance(model, Decoder):
+        return model.logits(model(model.embed(ids)).hidden)
+    return model(input_ids=ids, use_cache=False).logits
+
+
+def step(model: nn.Module, ids: Tensor, targets: Tensor) -> Callable[[], None]:
+    """Forward and backward with the same loss on either side; gradients are made anew each time."""
+
+    def run() -> None:
+        model.zero_grad(set_to_none=True)
+        F.cross_entropy(logits_of(model, ids).flatten(0, 1), targets.flatten()).backward()
+
+    return run
+
+
+def memory(model: nn.Module, work: Callable[[], None]) -> int:
+    """Peak bytes of a step above the weights, gradients included."""
+    model.zero_grad(set_to_none=True)
+    return peak_allocated(work)
+
+
+def training(scale: Scale) -> Table:
+    """The table of training steps."""
+    rows: list[tuple[str, ...]] = []
+    for words in dict.fromkeys((scale.few_words, scale.words)):
+        with pair(f"random Llama {scale.layers} × {scale.width}, V {words:,}", middling(scale, words)) as found:
+            rows += training_rows(found, scale)
+    text = (
+        f"One step, forward and backward with cross-entropy over all positions, batch {scale.batch} × {scale.length}, "
+        f"float32, train mode, SDPA on both sides, transformers with `use_cache=False`; no optimizer. Time: seconds by "
+        f"{clock_name()}, best of {scale.rounds}, rounds interleaved. Memory: the peak above the weights, gradients "
+        "included, in MiB, counted from torch's allocator (every allocation of a tensor, which does not depend on the "
+        f"machine's mood); beside it the growth of the resident set over {STEPS} steps in a child process of its own, "
+        "which holds what the allocator keeps back, too."
+    )
+    return Table("Training step", text, ("model", "what", "laconic", "transformers", "ratio", "target"), rows)
+
+
+def training_rows(found: Pair, scale: Scale) -> list[tuple[str, ...]]:
+    """Time, counted memory and resident memory of one model."""
+    ids, targets = batch_of(found.ours.config, scale)
+    models = {"ours": found.ours.train()} | ({"theirs": found.theirs.train()} if PEERS else {})
+    ways = {side: step(model, ids, targets) for side, model in models.items()}
+    times = {side: clock(t) for side, t in race(ways, scale.rounds, scale.patience).items()}
+    held = {side: memory(models[side], ways[side]) / MEBI for side in ways}
+    folder = str(found.ours.folder)
+    grown: dict[str, float] = {}
+    for side in ways if scale.peers_alone else ["ours"]:
+        lines = child("-m", "benchmarks.training", side, folder, str(scale.batch), str(scale.length))
+        grown[side] = lines.json() / MEBI
+    rows = (("time, s", times, "{:.2f}"), ("allocated, MiB", held, "{:.0f}"), ("resident, MiB", grown, "{:.0f}"))
+    return [compared(found.name, what, values, form) for what, values, form in rows]
+
+
+def compared(model: str, what: str, values: dict[str, float], form: str) -> tuple[str, ...]:
+    """One line of the table."""
+    if "theirs" not in values:
+        return model, what, form.format(values["ours"]), *[ABSENT] * 3
+    ratio = values["ours"] / values["theirs"]
+    target = "–" if what.startswith("resident") else verdict(ratio, most=1.0)
+    return model, what, form.format(values["ours"]), form.format(values["theirs"]), f"{ratio:.2f}", target
+
+
+def recompute(scale: Scale) -> Table:
+    """The table of recomputation."""
+    decoder = Decoder(middling(scale, scale.few_words)).train()
+    ids, targets = batch_of(decoder.config, scale)
+    work = step(decoder, ids, targets)
+
+    def with_recompute(k: int) -> Callable[[], None]:
+        def run() -> None:
+            decoder.recompute = k
+            work()
+
+        return run
+
+    ways = {f"recompute = {k}": with_recompute(k) for k in (0, 1, 2)}
+    times = {name: clock(t) for name, t in race(ways, scale.rounds, scale.patience).items()}
+    held = {name: memory(decoder, way) / MEBI for name, way in ways.items()}
+    rows: list[tuple[str, ...]] = []
+    for name in ways:
+        time_ratio, held_ratio = (x[name] / x["recompute = 0"] for x in (times, held))
+        judged = name == "recompute = 1"
+        rows.append((
+            name, f"{times[name]:.2f}", f"{time_ratio:.2f}", verdict(time_ratio, most=1.4) if judged else "–",
+            f"{held[name]:.0f}", f"{held_ratio:.2f}", verdict(held_ratio, most=0.6) if judged else "–",
+        ))  # fmt: skip
+    text = (
+        f"The same step of the random Llama {scale.layers} × {scale.width}, V {scale.few_words:,}, with every k-th "
+        "block checkpointed; ratios to `recompute = 0`. Memory as allocated, above the weights, gradients included."
+    )
+    head = ("setting", "time, s", "ratio", "target", "allocated, MiB", "ratio", "target")
+    return Table("Recomputation", text, head, rows)
+
+
+def alone(side: str, folder: str, batch: str, length: str) -> int:
+    """Growth of the resident set over a few steps of one side, in a process of its own."""
+    if side == "ours":
+        model: nn.Module = Decoder.from_pretrained(folder, dtype=torch.float32).train()
+    else:
+        model = peer(Path(folder)).train()
+    work = step(model, *batch_of(model.config, Scale(batch=int(batch), length=int(length))))
+    for p in model.parameters():
+        p.data.add_(0.0)  # a mapped weight is read, and made this process's own, before the count begins
+    before = resident()
+    for _ in range(STEPS):
+        work()
+    return resident_peak() - before
+
+
+if __name__ == "__main__":
+    print(alone(*sys.argv[1:]))
