@@ -36,16 +36,14 @@ MEANS = {
     "last_logits": "index of the last live column",
 }
 ALIKE = {
-    "norm2": "norm1", "final_norm": "norm1", "k": "q", "v": "q", "q_raw": "q", "k_raw": "q", "attn_out": "q", "gate": "q",
-    "up": "q", "mlp_out": "q", "k_rot": "q_rot", "v_cache": "k_cache", "resid2": "resid1", "token": "last_logits",
+    "norm2": "norm1", "final_norm": "norm1", "k": "q", "v": "q", "q_raw": "q", "k_raw": "q", "attn_out": "q",
+    "gate": "q", "up": "q", "mlp_out": "q", "k_rot": "q_rot", "v_cache": "k_cache", "resid2": "resid1", "token": "last_logits",
     "next_probs": "last_logits",
 }  # fmt: skip
 
 
 def likely(e: Evidence) -> str:
     """One sentence: what the signature says, or what a first wrong number at this stage usually means."""
-    if e.low:
-        return "order of casts: only low precision is wrong"
     e = cleaned(e)
     for rule in RULES.get(e.stage, ()):
         found = rule(e)
@@ -69,7 +67,9 @@ def bisection(findings: list[Finding]) -> str:
 
 def cleaned(e: Evidence) -> Evidence:
     """The same with 0 at dead query slots, where nothing is defined."""
-    axis = {"embed": 1, "logits": 1, "last_logits": None, "token": None, "next_probs": None}.get(e.stage, e.got.ndim - 2)
+    axis = {"embed": 1, "logits": 1, "last_logits": None, "token": None, "next_probs": None}.get(
+        e.stage, e.got.ndim - 2
+    )
     if e.got.shape != e.want.shape or axis is None or e.got.shape[axis] != e.T:
         return e
     view = [1] * e.got.ndim
@@ -87,7 +87,11 @@ def places(e: Evidence) -> str | None:
     p, mine = e.positions[:, e.S :], e.decoder.config.offset
     for c in range(-4, 5):
         rows = p + mine + c
-        if c and 0 <= int(rows.min()) <= int(rows.max()) < len(table) and e.explains((e.reference["vectors"] + table[rows]).masked_fill(~e.new[..., None], 0)):
+        if (
+            c
+            and 0 <= int(rows.min()) <= int(rows.max()) < len(table)
+            and e.explains((e.reference["vectors"] + table[rows]).masked_fill(~e.new[..., None], 0))
+        ):
             return f"places: row p {mine + c:+d} of the table is added, the reference adds row p {mine:+d}"
     return None
 
@@ -103,21 +107,25 @@ def norm(e: Evidence) -> str | None:
     centred = read - read.mean(-1, keepdim=True)
     layered = e.decoder.config.norm == "layer"
     u = centred if layered else read
-    inverse = (u.square().mean(-1, keepdim=True) + e.decoder.config.eps).rsqrt()
+    sized = u_of(u, e.decoder.config.eps)
     own, bias = e.weight(role), e.weight(role, "bias")
     shift = 0.0 if bias is None else bias.double()
     if e.explains(read, 1e-3):
         return "norm missing: what enters comes out"
-    if not layered and own is not None:
-        if e.explains(F.layer_norm(read, read.shape[-1:], own.double(), None, e.decoder.config.eps) * alive):
-            return "centring: rows have their mean taken off first"
+    if not layered and own is not None and e.explains(u_of(centred, e.decoder.config.eps) * own.double() * alive):
+        return "centring: rows have their mean taken off first"
     lead = tuple(range(read.ndim - 1))
     shrunk = (e.want - shift) * fitted(e.want - shift, e.got - shift, (-1,)) + shift
     if own is not None and e.explains(shrunk * alive, 0.2):
         weighted = u * own.double()
         ours, theirs = (implied(weighted, y - shift, u) for y in (e.got, e.want))
         return f"epsilon: {ours:.3g}, the reference's {theirs:.3g}"
-    return weights_of(e, fitted(u * inverse, e.got - shift, lead), fitted(u * inverse, e.want - shift, lead), role)
+    return weights_of(e, fitted(sized, e.got - shift, lead), fitted(sized, e.want - shift, lead), role)
+
+
+def u_of(u: Tensor, eps: float) -> Tensor:
+    """u over its root mean square."""
+    return u * (u.square().mean(-1, keepdim=True) + eps).rsqrt()
 
 
 def implied(weighted: Tensor, y: Tensor, u: Tensor) -> float:
@@ -220,7 +228,9 @@ def context(e: Evidence) -> str | None:
         return "merge of heads: laid side by side without transposing"
     slot = torch.arange(e.live.shape[1])
     corner = e.reference["scores"].masked_fill(slot > slot[: e.T, None], -torch.inf).double().softmax(-1)
-    if e.S and e.explains((corner @ repeat_heads(e.reference["v_cache"], H).double()).transpose(1, 2).flatten(2) * alive):
+    if e.S and e.explains(
+        (corner @ repeat_heads(e.reference["v_cache"], H).double()).transpose(1, 2).flatten(2) * alive
+    ):
         return f"causality aligned upper-left: with {e.S} slots held, query t sees slots up to t"
     q, turned = e.reference["q"], e.reference["q_rot"]
     if torch.equal(q, turned):
@@ -239,7 +249,9 @@ def mid(e: Evidence) -> str | None:
         return "gate and up swapped: exchanging them mends it"
     factor = alive if gate is None else up * alive
     found = [
-        next((n for n, f in ACTIVATIONS.items() if distance(f(up if gate is None else gate) * factor, y) <= share), None)
+        next(
+            (n for n, f in ACTIVATIONS.items() if distance(f(up if gate is None else gate) * factor, y) <= share), None
+        )
         for y, share in ((e.got, 0.05 * distance(e.got, e.want)), (e.want, 0.05 * distance(e.got, e.want)))
     ]
     return f"activation: {found[0]}, the reference's {found[1] or 'another'}" if found[0] else None

@@ -30,7 +30,6 @@ class Evidence:
     live: Tensor
     positions: Tensor
     bias: Tensor | None = None
-    low: bool = False
 
     @property
     def S(self) -> int:

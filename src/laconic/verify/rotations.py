@@ -1,6 +1,7 @@
 """What is wrong with a rotation, told from queries or keys before and after it.
 
-Symbols: x before rotation; c the reference's turn of a pair, g ours, complex [B, T, E/2]; omega frequencies; p positions.
+Symbols: x before rotation; c the reference's turn of a pair, g ours, complex [B, T, E/2]; omega frequencies;
+p positions.
 """
 
 import math
@@ -181,7 +182,9 @@ def frequency(e: Evidence, c: Tensor, g: Tensor) -> str | None:
         for k, law in ((0.5, "-i/E"), (2.0, "-4i/E")):
             if abs(power - k) < 0.02:
                 return f"exponent: frequencies fall with {law}, the reference's with -2i/E"
-        base, asked = (math.exp(float((w[1:].log() * (-E / 2) / torch.arange(1, E // 2)).median())) for w in (ours, theirs))
+        base, asked = (
+            math.exp(float((w[1:].log() * (-E / 2) / torch.arange(1, E // 2)).median())) for w in (ours, theirs)
+        )
         return f"base: {base:.6g}, the reference's {asked:.6g}"
     other = ((ratio - 1).abs() > 1e-3).nonzero().flatten().tolist()
     low, high = float(ratio[other].min()), float(ratio[other].max())

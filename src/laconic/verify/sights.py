@@ -59,7 +59,9 @@ def scores_seen(e: Evidence) -> str | None:
         return found
     bias = e.bias[:, None].double().expand(e.want.shape) * both
     factor = float(fitted(bias, (e.got - bare).masked_fill(~both, 0), (0, 1, 2, 3)))
-    if distance((e.got - bare).masked_fill(~both, 0), factor * bias) < 0.1 * distance(e.got.masked_fill(~both, 0), e.want):
+    if distance((e.got - bare).masked_fill(~both, 0), factor * bias) < 0.1 * distance(
+        e.got.masked_fill(~both, 0), e.want
+    ):
         if abs(factor + 1) < 1e-2:
             return "bias sign: subtracted"
         scale = e.decoder.scale(e.layer or 0)
