@@ -1,6 +1,6 @@
 """What the laws are tried on: decoders of every family and variant, and drawn readings with cuts and dead slots."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -123,6 +123,14 @@ def held(state: Cache, row: int) -> list[Tensor]:
 def same(got: Tensor, asked: Tensor, within: float = ORACLE) -> None:
     """float64: to `within` of the largest magnitude."""
     assert largest(got, asked) <= within, f"{largest(got, asked):.2e} apart, allowed {within:.0e}"
+
+
+def all_same(got: Iterable[Tensor], asked: Iterable[Tensor]) -> None:
+    """`same` for several tensors, one that is nearly zero measured by the others: gradients that cancel."""
+    pairs = [(x.detach(), y.detach()) for x, y in zip(got, asked, strict=True) if x.numel() + y.numel()]
+    scale = max(y.abs().max().item() for _, y in pairs)
+    for x, y in pairs:
+        assert (x - y).abs().max().item() <= ORACLE * max(y.abs().max().item(), 1e-2 * scale)
 
 
 def same_held(got: Cache, asked: Cache) -> None:
