@@ -40,8 +40,8 @@ Made by `make bench` (`python benchmarks/mutations.py`), float32, one thread.
 """
 
 WEAK = """*golden values*: against loops with `math.cos`, from position 0 and from 90 · *q·k*: products of queries and
-keys within one pass · *position 0*: values there · *properties*: length kept, position 0 untouched, products that depend
-on differences alone, a vector that changes with its position."""
+keys within one pass · *position 0*: values there · *properties*: length kept, position 0 untouched, products that
+depend on differences alone, a vector that changes with its position."""
 HEAD = "| wrong | caught at | printed cause | family, input | logits: random / stories260k | texts |"
 
 

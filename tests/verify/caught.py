@@ -89,7 +89,7 @@ def low(mutant: Mutant, what: Case) -> Caught:
     right_one, wrong_one = Ratios(decoder), Ratios(decoder)
     right_one.add(what, kept)
     assert not [f for f in right_one.findings() if f.verdict == "fail"]
-    with patched(mutant):
+    with patched(mutant), torch.no_grad():
         wrong_one.add(what, kept)
         logits = float((decoder(what.read(decoder), want=("logits",)).stages["logits"] - kept.made["logits"]).norm())
     seen = first_divergence(wrong_one.findings())

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from laconic.core.attention import repeat_heads
 from laconic.core.block import ACTIVATIONS
-from laconic.verify.evidence import Evidence, distance, fitted, pairs, turns, unpaired
+from laconic.verify.evidence import Evidence, distance, pairs, turns, unpaired
+from laconic.verify.maps import linear, norm
 from laconic.verify.parity import Finding
 from laconic.verify.rotations import rotation
 from laconic.verify.sights import probs, scores, scores_seen
@@ -37,16 +37,21 @@ MEANS = {
 }
 ALIKE = {
     "norm2": "norm1", "final_norm": "norm1", "k": "q", "v": "q", "q_raw": "q", "k_raw": "q", "attn_out": "q",
-    "gate": "q", "up": "q", "mlp_out": "q", "k_rot": "q_rot", "v_cache": "k_cache", "resid2": "resid1", "token": "last_logits",
-    "next_probs": "last_logits",
+    "gate": "q", "up": "q", "mlp_out": "q", "k_rot": "q_rot", "v_cache": "k_cache", "resid2": "resid1",
+    "token": "last_logits", "next_probs": "last_logits",
 }  # fmt: skip
 
 
 def likely(e: Evidence) -> str:
     """One sentence: what the signature says, or what a first wrong number at this stage usually means."""
     e = cleaned(e)
+    if e.got.shape != e.want.shape and "cache" not in e.stage:
+        return f"shape: {list(e.got.shape)}, the reference's {list(e.want.shape)}"
     for rule in RULES.get(e.stage, ()):
-        found = rule(e)
+        try:
+            found = rule(e)
+        except KeyError:  # a stage that this reference does not have
+            continue
         if found:
             return found
     return f"no signature known; at {e.stage} look at: {MEANS[ALIKE.get(e.stage, e.stage)]}"
@@ -84,6 +89,7 @@ def places(e: Evidence) -> str | None:
     if names.places is None:
         return None
     table = e.decoder.get_submodule(names.places).weight
+    assert isinstance(table, Tensor)
     p, mine = e.positions[:, e.S :], e.decoder.config.offset
     for c in range(-4, 5):
         rows = p + mine + c
@@ -96,108 +102,6 @@ def places(e: Evidence) -> str | None:
     return None
 
 
-def norm(e: Evidence) -> str | None:
-    """epsilon, centring, weights, of the norm that reads x (or queries and keys, in Qwen3)."""
-    x, role = {
-        "norm1": ("x", "norm1"), "norm2": ("resid1", "norm2"), "final_norm": ("x", "final_norm"),
-        "q": ("q_raw", "q_norm"), "k": ("k_raw", "k_norm"),
-    }[e.stage]  # fmt: skip
-    alive = e.new[..., None] if e.want.ndim == 3 else e.new[:, None, :, None]
-    read = e.reference[x].double() * alive
-    centred = read - read.mean(-1, keepdim=True)
-    layered = e.decoder.config.norm == "layer"
-    u = centred if layered else read
-    sized = u_of(u, e.decoder.config.eps)
-    own, bias = e.weight(role), e.weight(role, "bias")
-    shift = 0.0 if bias is None else bias.double()
-    if e.explains(read, 1e-3):
-        return "norm missing: what enters comes out"
-    if not layered and own is not None and e.explains(u_of(centred, e.decoder.config.eps) * own.double() * alive):
-        return "centring: rows have their mean taken off first"
-    lead = tuple(range(read.ndim - 1))
-    shrunk = (e.want - shift) * fitted(e.want - shift, e.got - shift, (-1,)) + shift
-    if own is not None and e.explains(shrunk * alive, 0.2):
-        weighted = u * own.double()
-        ours, theirs = (implied(weighted, y - shift, u) for y in (e.got, e.want))
-        return f"epsilon: {ours:.3g}, the reference's {theirs:.3g}"
-    return weights_of(e, fitted(sized, e.got - shift, lead), fitted(sized, e.want - shift, lead), role)
-
-
-def u_of(u: Tensor, eps: float) -> Tensor:
-    """u over its root mean square."""
-    return u * (u.square().mean(-1, keepdim=True) + eps).rsqrt()
-
-
-def implied(weighted: Tensor, y: Tensor, u: Tensor) -> float:
-    """eps of y = weighted / sqrt(mean(u^2) + eps), the median over rows."""
-    size = fitted(weighted, y, (-1,))
-    return max(float((size.clamp(min=1e-12) ** -2 - u.square().mean(-1, keepdim=True))[size > 0].median()), 0.0)
-
-
-def weights_of(e: Evidence, ours: Tensor, theirs: Tensor, role: str) -> str | None:
-    """Which other norm's weight stands here."""
-    if not e.explains(e.want * (ours / torch.where(theirs == 0, 1.0, theirs)), 0.2):
-        return None
-    ours, theirs = ours.flatten(), theirs.flatten()
-    if (ours - 1).abs().max() < 1e-3:
-        return "norm weight missing: as if it were 1"
-    for name, p in e.decoder.named_parameters():
-        for side, w in (("used", ours), ("meant by the reference", theirs)):
-            mine = e.weight(role)
-            itself = mine is not None and p.data_ptr() == mine.data_ptr()
-            if not itself and p.shape == w.shape and (p - w).abs().max() < 1e-3 and (ours - theirs).abs().max() > 1e-2:
-                return f"norm weights exchanged: {name} is {side}"
-    return "norm weight: another one than the reference's"
-
-
-def linear(e: Evidence) -> str | None:
-    """Orientation, bias, order of the split and of the rows, of a map."""
-    lead = tuple(range(e.want.ndim - 1)) if e.want.ndim == 3 else (0, 2)
-    alive = e.new[..., None] if e.want.ndim == 3 else e.new[:, None, :, None]
-    step = ((e.got - e.want) * alive).sum(lead, keepdim=True) / alive.expand(e.want.shape).sum(lead, keepdim=True)
-    if e.explains(e.want + step * alive, 1e-2):
-        return "bias: a constant vector per channel is missing or too much"
-    for other in ("q", "k", "v", "q_raw", "k_raw", "gate", "up"):
-        there = e.reference.get(other)
-        if other == e.stage or there is None or there.ndim != e.want.ndim:
-            continue
-        if e.explains(there.masked_fill(~alive, 0), 1e-2):
-            return f"order of the split: {e.stage} is the reference's {other}"
-    return transposed(e) or reordered(e)
-
-
-def transposed(e: Evidence) -> str | None:
-    """A square map read as [in, out]."""
-    role, x = {"attn_out": ("o", "context"), "gate": ("gate", "norm2"), "up": ("up", "norm2")}.get(e.stage, ("", ""))
-    w, b = (e.weight(role), e.weight(role, "bias")) if role else (None, None)
-    if w is None or w.shape[0] != w.shape[1] or not e.mends(F.linear(e.reference[x], w.T, b) * e.new[..., None]):
-        return None
-    return "orientation: the map is read as [out, in] where it lies as [in, out], transposing mends it"
-
-
-def reordered(e: Evidence) -> str | None:
-    """Channels of queries or keys in the order of another conversion of pairs."""
-    if e.want.ndim != 4:
-        return None
-    got, want = (t.double().transpose(1, 2).flatten(2).flatten(0, 1).T for t in (e.got, e.want))
-    near = torch.cdist(got, want)
-    order = near.argmin(1)
-    if sorted(order.tolist()) != list(range(len(order))) or float(near.amin(1).norm()) > 1e-2 * distance(got, want):
-        return None
-    heads, config = e.want.shape[1], e.decoder.config
-    for n in {config.num_attention_heads, config.num_key_value_heads}:
-        for back, forth in ((n, heads), (heads, n)):
-            there = halved(torch.arange(len(order)), back).argsort()
-            if n != heads and torch.equal(order, there[halved(torch.arange(len(order)), forth)]):
-                return f"conversion: rows of {e.stage} are paired as if there were {n} heads, not {heads}"
-    return "order of rows: the channels are the reference's in another order"
-
-
-def halved(rows: Tensor, heads: int) -> Tensor:
-    """Neighbours as pairs become halves as pairs, head by head."""
-    return rows.reshape(heads, -1, 2).transpose(1, 2).flatten()
-
-
 def rotated(e: Evidence) -> str | None:
     """Queries and keys after rotation."""
     return rotation(e, e.reference["q" if e.stage == "q_rot" else "k"].masked_fill(~e.new[:, None, :, None], 0))
@@ -208,7 +112,7 @@ def cache(e: Evidence) -> str | None:
     if e.got.shape != e.want.shape:
         return f"cache: {e.got.shape[2]} slots are held, the reference holds {e.want.shape[2]}; stale or lost slots"
     slots = [t.double().transpose(1, 2).flatten(2) for t in (e.got, e.want)]
-    order = torch.cdist(*slots)[0].argmin(1)
+    order = torch.cdist(slots[0], slots[1])[0].argmin(1)
     if len(set(order.tolist())) == len(order) and e.explains(e.want[:, :, order], 1e-3):
         return f"cache order: slot {int(order[0])} stands first" + ("; new slots before the old" if order[0] else "")
     if e.stage == "k_cache" and e.explains(torch.cat([e.want[:, :, : e.S], e.reference["k"]], 2)):

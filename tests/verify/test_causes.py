@@ -1,0 +1,160 @@
+"""Signatures that no mutant shows: each made from the right stages by hand, and the sentence it must give."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic.core import attention, stages
+from laconic.core.decoder import Decoder
+from laconic.verify.causes import ALIKE, MEANS, RULES, bisection, likely
+from laconic.verify.evidence import Evidence, pairs, turns, unpaired
+from laconic.verify.parity import Finding, replay, trace
+from laconic.verify.run import run
+from tests.conftest import needs
+from tests.verify import wrong
+from tests.verify.mutants import case, fixture
+
+Stages = dict[str, Tensor]
+Make = Callable[[Stages, Decoder], Tensor]
+
+
+def told(family: str, kind: str, at: tuple[str, int | None, int], make: Make, **changes: Any) -> str:
+    """The cause of a stage of one piece that is what `make` makes of the right stages."""
+    stage, layer, piece = at
+    decoder, what = fixture(family, **changes), case(kind)
+    row = len(decoder.blocks) if layer is None else layer
+    made = next(m for m in replay(trace(decoder, what), what, decoder) if (m.piece, m.layer) == (piece, row))
+    S, T = what.pieces()[piece]
+    right = {**made.stages, "vectors": what.read(decoder)[:, S : S + T]}
+    with torch.no_grad():
+        got = make(right, decoder)
+    seen = (what.alive[:, : S + T], what.places[:, : S + T])
+    return likely(Evidence(decoder, stage, layer, got, right[stage], right, *seen))
+
+
+def doubled(s: Stages, d: Decoder) -> Tensor:
+    return unpaired(pairs(s["q"]) * turns(s["q"], s["q_rot"])[:, None] ** 2)
+
+
+def rounded(s: Stages, d: Decoder) -> Tensor:
+    c = turns(s["q"], s["q_rot"])[:, None]
+    return unpaired(pairs(s["q"]) * torch.complex(c.real.half().double(), c.imag.half().double()))
+
+
+def reversed_(s: Stages, d: Decoder) -> Tensor:
+    return unpaired(pairs(s["q"]) * turns(s["q"], s["q_rot"])[:, None].flip(-1))
+
+
+def lowered(s: Stages, d: Decoder) -> Tensor:
+    return torch.where(s["scores_seen"].isinf(), s["scores"] - 50, s["scores_seen"])
+
+
+def with_(name: str, cut: int, new: Callable[[Stages], Tensor]) -> Make:
+    return lambda s, d: torch.cat([s[name][:, :, :cut], new(s)], 2)
+
+
+def quarter(x: Tensor) -> Tensor:
+    return unpaired(pairs(x) * 1j).float()
+
+
+Q, LAST = ("q_rot", 0, 0), 2
+SIGNATURES: dict[str, tuple[str, str, tuple[str, int | None, int], Make]] = {
+    "rotation missing in layer 0": ("llama", "plain", Q, lambda s, d: s["q"]),
+    "reflection: one sign": (
+        "llama", "plain", Q,
+        lambda s, d: wrong.one_sign(s["q"], *(t.float().repeat(1, 1, 2)[:, None] for t in cos_sin(s))),
+    ),
+    "scaling: every frequency is 2 times": ("llama", "plain", Q, doubled),
+    "table precision: cos and sin are float16": ("llama", "plain", Q, rounded),
+    "angle: other frequencies; a piece of one position": ("llama", "pieces", ("q_rot", 0, 1), reversed_),
+    "start of the positions: a slot read alone": ("llama", "pieces", ("q_rot", 0, 1), lambda s, d: s["q"]),
+    "norm weight missing": (
+        "llama", "plain", ("norm1", 0, 0), lambda s, d: s["norm1"] / d.blocks[0].part("norm1").weight,
+    ),
+    "norm weight: another one": (
+        "llama", "plain", ("norm1", 0, 0), lambda s, d: s["norm1"] * torch.linspace(1, 2, 48),
+    ),
+    "bias: a constant vector": (
+        "gpt2", "plain", ("norm2", 1, 0), lambda s, d: s["norm2"] - d.blocks[1].part("norm2").bias,
+    ),
+    "order of rows": ("llama", "plain", ("v", 0, 0), lambda s, d: s["v"].flip(1)),
+    "keys are not rotated": ("llama", "pieces", ("k_cache", 0, LAST), with_("k_cache", 10, lambda s: s["k"])),
+    "keys are rotated twice": (
+        "llama", "pieces", ("k_cache", 0, LAST), with_("k_cache", 10, lambda s: quarter(s["k_rot"])),
+    ),
+    "values are rotated": ("llama", "pieces", ("v_cache", 0, LAST), with_("v_cache", 10, lambda s: quarter(s["v"]))),
+    "cache: 23 slots are held, the reference holds 24": (
+        "llama", "pieces", ("k_cache", 0, LAST), lambda s, d: s["k_cache"][:, :, 1:],
+    ),
+    "scale: scores are times 1, the reference's 0.25; not scaled": (
+        "llama", "plain", ("scores", 0, 0), lambda s, d: s["scores"] * 4,
+    ),
+    "scale: scores are times 0.125, the reference's 0.25; divided by layer 1 + 1": (
+        "llama", "plain", ("scores", 1, 0), lambda s, d: s["scores"] / 2,
+    ),
+    "unseen scores are lowered by -50": ("llama", "plain", ("scores_seen", 0, 0), lowered),
+    "softmax precision: probabilities are float16": (
+        "llama", "plain", ("probs", 0, 0), lambda s, d: s["probs"].half().float(),
+    ),
+    "branch dropped": ("llama", "plain", ("resid1", 0, 0), lambda s, d: s["x"]),
+    "tie: our head is the words' matrix": (
+        "llama", "plain", ("logits", None, 0), lambda s, d: s["final_norm"] @ d.words.weight.T,
+    ),
+    "no signature known; at mid look at: gate and up": (
+        "llama", "plain", ("mid", 0, 0), lambda s, d: s["gate"].tanh() * s["up"],
+    ),
+    "no signature known; at next_probs look at: index": (
+        "llama", "plain", ("next_probs", None, 0), lambda s, d: s["next_probs"].flip(-1),
+    ),
+}  # fmt: skip
+
+
+def cos_sin(s: Stages) -> tuple[Tensor, Tensor]:
+    c = turns(s["q"], s["q_rot"])
+    return c.real, c.imag
+
+
+@pytest.mark.parametrize("cause", SIGNATURES)
+def test_a_signature_gives_its_cause(cause: str) -> None:
+    said = told(*SIGNATURES[cause])
+    assert said.startswith(cause)
+
+
+def test_other_shapes_and_absent_stages_are_told_as_such() -> None:
+    said = told("llama", "plain", ("mid", 0, 0), lambda s, d: s["mid"][:, 1:])
+    assert said == "shape: [2, 23, 64], the reference's [2, 24, 64]"
+    said = told("llama", "plain", ("mid", 0, 0), lambda s, d: s.pop("up") * 0)
+    assert said.startswith("no signature known; at mid look at")
+
+
+def test_every_stage_has_rules_and_words() -> None:
+    names = {stage.name for stage in (*stages.LAYER, *stages.MODEL)}
+    assert names <= {ALIKE.get(name, name) for name in names} | set(ALIKE)
+    assert {ALIKE.get(name, name) for name in names} == set(MEANS)
+    assert set(RULES) == names - {"token", "next_probs"}
+
+
+def propagated(far: list[bool]) -> list[Finding]:
+    return [
+        Finding("I1", "resid2", l, "propagated", 1.0 if wide else 0.0, 1e-7, verdict="shown")
+        for l, wide in enumerate(far)
+    ]
+
+
+def test_bisection_goes_to_the_middle_and_then_to_the_half_that_parts() -> None:
+    said = bisection(propagated([False] * 5 + [True] * 3))
+    assert said == "bisection: resid2.3 agrees, resid2.5 parts, resid2.4 agrees, so layer 5"
+    assert bisection(propagated([True] * 4)) == "bisection: resid2.1 parts, resid2.0 parts, so layer 0"
+    assert bisection(propagated([False] * 4)) == "bisection: the last layer agrees"
+    assert bisection([]) == "bisection: the last layer agrees"
+
+
+def test_a_whole_run_tells_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("transformers")
+    monkeypatch.setattr(attention, "seen", wrong.dead_seen)
+    report = run("tiny:llama", inputs="I9", reference="transformers")
+    assert not report.ok
+    assert report.cause == "padding: dead slots are seen"
