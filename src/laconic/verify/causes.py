@@ -8,6 +8,7 @@ Symbols: B rows, T query slots, P key slots, S slots held, N heads, E per head, 
 from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor
 import torch.nn.functional as F
 
 from laconic.core.attention import repeat_heads
