@@ -8,8 +8,8 @@ Symbols: B rows, T query slots, P key slots, S slots held, N heads, E per head, 
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
 import torch.nn.functional as F
+from torch import Tensor
 
 from laconic.core.attention import repeat_heads
 from laconic.core.block import ACTIVATIONS
