@@ -1,0 +1,267 @@
+"""Generation: a prompt read in pieces, then one token a step until each row has come to its end."""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from laconic.core import fit
+from laconic.core.cache import Cache
+from laconic.core.decoder import Decoder
+from laconic.core.errors import NonFinite, Usage
+from laconic.core.prompt import Ids, Prompt, Tokenizer, check_vocabulary, pad_left, prompt_of, read
+from laconic.core.sampling import Number, Sampler, Sampling, check
+from laconic.core.slab import COPIES, Slab, parts, plain
+from laconic.core.wording import Wording
+
+__all__ = ["Generation", "Passes", "generate", "pad_left"]
+
+OnToken = Callable[[int, int, str, float], None]
+FEW = 16  # steps that are over before copies of the weights have paid for themselves
+Reason = Literal["eos", "stop", "length"]
+
+
+class Passes(NamedTuple):
+    """Decoder calls in which a row was not finished: pieces of the prompt, thoughts placed, thoughts, tokens."""
+
+    read: int
+    place: int
+    think: int
+    answer: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The continuation of one row, without its prompt.
+
+    `ids` end with the eos that ended them, which `text` does not hold. `logprobs` in nats, before any filter. `state`
+    is what was read: the prompt and every id but the last; `hidden` [D] is the vector that gave that last id.
+    `calls` counts the decoder calls of the whole batch.
+    """
+
+    text: str
+    ids: list[int]
+    logprobs: list[float]
+    passes: Passes
+    stop_reason: Reason
+    state: Cache
+    hidden: Tensor
+    calls: int
+
+
+def generate(
+    decoder: Decoder,
+    tokenizer: Tokenizer | None = None,
+    prompts: Sequence[str] | None = None,
+    *,
+    ids: Ids | None = None,
+    vectors: Float[Tensor, "B T D"] | None = None,
+    live: Bool[Tensor, "B T"] | None = None,
+    state: Cache | None = None,
+    max_tokens: int,
+    min_tokens: int = 0,
+    temperature: Number = 0.0,
+    top_k: int = 0,
+    top_p: Number = 1.0,
+    min_p: Number = 0.0,
+    repetition_penalty: Number = 1.0,
+    stop: str | Sequence[str] = (),
+    eos: int | Sequence[int] | None = None,
+    seed: int | Sequence[int] = 0,
+    chunk: int = 512,
+    on_token: OnToken | None = None,
+) -> list[Generation]:
+    """Continues `prompts`, `ids` or `vectors` (one of them; `live` goes with vectors), on `state` if it is given.
+
+    `temperature` 0 takes the likeliest id. `seed` is every row's, or a list of one each: what a row draws depends on
+    its own alone. A row ends with an id of `eos` (default: the config's; `()` for none), before a string of `stop`,
+    or at `max_tokens`; before `min_tokens` no eos is taken. The prompt is read `chunk` positions at once.
+    `on_token(row, id, text, logprob)` hears of each token; its texts are whole characters and add up to the text.
+    Raises `Usage` (2) for settings, `BadInput` (66) for ids and tokenizers that do not fit, `NonFinite` (65).
+    """
+    how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    check_settings(max_tokens, min_tokens, chunk, stop, tokenizer)
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, decoder.config.vocab_size)
+    with torch.inference_mode():
+        prompt = prompt_of(decoder, tokenizer, prompts, ids, vectors, live)
+        if not prompt.rows:
+            return []
+        seeds = [seed] * len(prompt.rows) if isinstance(seed, int) else list(seed)
+        if len(seeds) != len(prompt.rows):
+            raise Usage(
+                f"seed has {len(seeds)} entries, there are {len(prompt.rows)} rows; give one each or one for all"
+            )
+        first = check_length(decoder, prompt, state, max_tokens)
+        ends = decoder.config.eos if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+        decode = None if tokenizer is None else tokenizer.decode
+        rows = [
+            Row(b, Wording(decode, row, stop) if decode else None, ends, max_tokens, on_token)
+            for b, row in enumerate(prompt.rows)
+        ]
+        sampler = Sampler(how, seeds, prompt.rows, ends)
+        return run(decoder, prompt, state, chunk, rows, sampler, min_tokens, first)
+
+
+def check_settings(
+    max_tokens: int, min_tokens: int, chunk: int, stop: Sequence[str], tokenizer: Tokenizer | None
+) -> None:
+    """Raises `Usage` for numbers and stop strings that cannot be meant."""
+    check("max_tokens", max_tokens, max_tokens >= 1, "≥ 1")
+    check("min_tokens", min_tokens, 0 <= min_tokens <= max_tokens, f"in [0, max_tokens {max_tokens}]")
+    check("chunk", chunk, chunk >= 1, "≥ 1")
+    if "" in stop:
+        raise Usage("stop: an empty string stops everything; leave it out")
+    if stop and tokenizer is None:
+        raise Usage("stop strings given without a tokenizer; give one, or eos ids")
+
+
+def check_length(decoder: Decoder, prompt: Prompt, state: Cache | None, max_tokens: int) -> int:
+    """The position of the first token to come, of the longest row.
+
+    Raises `Usage` where a learned table has too few positions for `max_tokens` more.
+    """
+    held = torch.zeros(len(prompt.live), dtype=torch.long, device=prompt.live.device)
+    if state is not None:
+        fit.check_state(decoder.config, state, len(prompt.live))
+        held = 1 + F.pad(state.positions.masked_fill(~state.live, -1), (1, 0), value=-1).amax(1)
+    first, config = int((held + prompt.live.sum(1)).amax()), decoder.config
+    over = first + max_tokens - config.max_position_embeddings
+    if over > 0 and config.place == "table":
+        raise Usage(
+            f"prompt {first:,} + max_tokens {max_tokens:,} > {config.max_position_embeddings:,} positions of "
+            f"{config.family}; shorten by {over:,}"
+        )
+    return first
+
+
+class Row:
+    """One continuation in the making."""
+
+    def __init__(
+        self, index: int, wording: Wording | None, ends: Sequence[int], max_tokens: int, on_token: OnToken | None
+    ) -> None:
+        self.index, self.wording, self.ends, self.max_tokens = index, wording, ends, max_tokens
+        self.on_token = on_token
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.reason: Reason | None = None
+
+    def add(self, token: int, logprob: float) -> Reason | None:
+        """One more id, and why it is the last, if it is. Raises `NonFinite` for a probability that is no number."""
+        if not math.isfinite(logprob):
+            raise NonFinite(f"row {self.index}, token {len(self.ids)}: logits are not finite; check the weights")
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        text = ""
+        if token in self.ends:
+            self.reason = "eos"
+        elif self.wording is not None:
+            text = self.wording.add(token)
+        if self.wording is not None and self.wording.stopped:
+            self.reason = "stop"
+        elif self.reason is None and len(self.ids) == self.max_tokens:
+            self.reason = "length"
+        if self.reason and self.wording is not None:
+            text += self.wording.end()
+        if self.on_token is not None:
+            self.on_token(self.index, token, text, logprob)
+        return self.reason
+
+    def generation(self, state: Cache, hidden: Tensor, pieces: int) -> Generation:
+        """What is handed back when the row has ended."""
+        assert self.reason is not None
+        text, n = "" if self.wording is None else self.wording.text, len(self.ids) - 1
+        return Generation(text, self.ids, self.logprobs, Passes(pieces, 0, 0, n), self.reason, state, hidden, 0)
+
+
+class Values:
+    """The first path: the decoder itself, one token a call, on a cache that is a value."""
+
+    def __init__(self, decoder: Decoder, cache: Cache) -> None:
+        self.decoder, self.held = decoder, cache
+
+    def step(self, ids: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B V"]]:
+        """Reads one id a row: the hidden states after the final norm, and their logits."""
+        seen = self.decoder(self.decoder.embed(ids[:, None]), self.held)
+        self.held, hidden = seen.state, seen.hidden[:, 0]
+        return hidden, self.decoder.logits(hidden)
+
+    def cache(self) -> Cache:
+        """What is held now."""
+        return self.held
+
+    def take(self, places: list[int]) -> None:
+        """Goes on with these rows only."""
+        self.held = self.held.take(places)
+
+
+def path_of(decoder: Decoder, cache: Cache, steps: int) -> Slab | Values:
+    """The fast path where the decoder's weights say all it does; copies of them only where they pay."""
+    if steps == 0 or not plain(decoder) or cache.keys[0].dtype != decoder.words.weight.dtype:
+        return Values(decoder, cache)
+    return Slab(parts(decoder, COPIES if steps > FEW else 0), cache, steps)
+
+
+def run(
+    decoder: Decoder,
+    prompt: Prompt,
+    state: Cache | None,
+    chunk: int,
+    rows: list[Row],
+    sampler: Sampler,
+    min_tokens: int,
+    first: int,
+) -> list[Generation]:
+    """Reads the prompt, then goes on until every row has its reason to end; `first` is where the longest goes on."""
+    max_tokens, Pmax = rows[0].max_tokens, decoder.config.max_position_embeddings
+    hidden, cache, pieces = read(decoder, prompt, state, chunk)
+    logits, path = decoder.logits(hidden), path_of(decoder, cache, max_tokens - 1)
+    done: dict[int, Generation] = {}
+    for t in range(max_tokens):
+        ids, logprobs = sampler(logits, hold=t < min_tokens)
+        told = torch.stack([ids.double(), logprobs.double()], 1).cpu()  # the one wait of a step
+        chosen = cast(list[tuple[float, float]], told.numpy().tolist())
+        for place, row in enumerate(rows):
+            if row.reason is None and row.add(int(chosen[place][0]), chosen[place][1]):
+                kept = cut(path.cache(), place, 0 if state is None else state.S)
+                done[row.index] = row.generation(kept, apart(hidden[place]), pieces)
+        left = [place for place, row in enumerate(rows) if row.reason is None]
+        if not left:
+            break
+        if 2 * len(left) < len(rows):
+            path.take(left)
+            sampler.take(left)
+            rows, ids = [rows[place] for place in left], ids[left]
+        if decoder.config.place == "rope" and (first + t == Pmax or (t == 0 and first > Pmax)):
+            warnings.warn(f"position {first + t:,} ≥ {Pmax:,} of {decoder.config.family}: farther than it was trained")
+        hidden, logits = path.step(ids)
+    calls = pieces + max(g.passes.answer for g in done.values())
+    return [replace(done[b], calls=calls) for b in sorted(done)]
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def cut(cache: Cache, place: int, S: int) -> Cache:
+    """One row of a cache, as a copy: the first S slots and, of the others, those that are live."""
+    slots = torch.cat([torch.arange(S, device=cache.live.device), S + cache.live[place, S:].nonzero()[:, 0]])
+    return cache.map(lambda x: x[place : place + 1].index_select(1 if x.ndim == 2 else 2, slots))
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def apart(x: Tensor) -> Tensor:
+    """A copy that a gradient may be asked of."""
+    return x.clone()

@@ -1,0 +1,132 @@
+"""What generation starts from: texts, ids or vectors, checked, padded on the left, and read in pieces."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from laconic.core.cache import Cache
+from laconic.core.decoder import Decoder
+from laconic.core.errors import BadInput, Usage
+from laconic.core.places import last_live
+
+Ids = Sequence[Sequence[int]] | Int[Tensor, "B T"]
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What generation asks of a tokenizer; where it also says its `vocab_size`, that must fit the model."""
+
+    def encode(self, text: str, /) -> list[int]: ...
+    def decode(self, ids: list[int], /) -> str: ...
+
+
+class Prompt(NamedTuple):
+    """What is read before the first token: `ids` [B, T] or `vectors` [B, T, D], and the ids of each row, if any."""
+
+    ids: Tensor | None
+    vectors: Tensor | None
+    live: Bool[Tensor, "B T"]
+    rows: list[list[int]]
+
+
+class Reading(NamedTuple):
+    """A prompt read: the vector of each row's last live position, the cache, and how many passes it took."""
+
+    hidden: Float[Tensor, "B D"]
+    cache: Cache
+    pieces: int
+
+
+def pad_left(rows: Sequence[Sequence[int]], pad: int = 0) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
+    """Rows of ids at the right end of one matrix, and where it is `live`."""
+    T = max(map(len, rows), default=0)
+    ids = [[pad] * (T - len(row)) + list(row) for row in rows]
+    live = [[False] * (T - len(row)) + [True] * len(row) for row in rows]
+    return torch.tensor(ids, dtype=torch.long).view(len(rows), T), torch.tensor(live, dtype=torch.bool).view(
+        len(rows), T
+    )
+
+
+def prompt_of(
+    decoder: Decoder,
+    tokenizer: Tokenizer | None,
+    prompts: Sequence[str] | None,
+    ids: Ids | None,
+    vectors: Tensor | None,
+    live: Tensor | None,
+) -> Prompt:
+    """The one of `prompts`, `ids` and `vectors` that is given, on the decoder's device.
+
+    Raises `Usage` for none or two of them, for a row without a live position; `BadInput` for ids that are no words.
+    """
+    given = [name for name, x in (("prompts", prompts), ("ids", ids), ("vectors", vectors)) if x is not None]
+    if len(given) != 1:
+        raise Usage(f"{' and '.join(given) or 'no prompt'} given; give one of prompts, ids and vectors")
+    if isinstance(ids, Tensor):
+        alive = torch.ones_like(ids, dtype=torch.bool) if live is None else live
+        ids = [[int(i) for i in row[there]] for row, there in zip(ids, alive, strict=True)]
+    elif live is not None and vectors is None:
+        raise Usage(f"live given with {given[0]}, whose padding is made here; give live with vectors")
+    if vectors is not None:
+        alive = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device) if live is None else live
+        check_rows(alive)
+        return Prompt(None, vectors, alive, [[] for _ in range(len(alive))])
+    rows = encoded(tokenizer, prompts) if prompts is not None else [list(row) for row in ids or ()]
+    check_ids(rows, decoder.config.vocab_size)
+    padded, alive = pad_left(rows)
+    check_rows(alive)
+    device = decoder.words.weight.device
+    return Prompt(padded.to(device), None, alive.to(device), rows)
+
+
+def encoded(tokenizer: Tokenizer | None, prompts: Sequence[str]) -> list[list[int]]:
+    """Texts as ids. Raises `Usage` for a text of none, and where there is no tokenizer."""
+    if tokenizer is None:
+        raise Usage("prompts given without a tokenizer; give one, or ids")
+    rows = [list(tokenizer.encode(text)) for text in ([prompts] if isinstance(prompts, str) else prompts)]
+    for b, row in enumerate(rows):
+        if not row:
+            raise Usage(f"prompt {b} is empty and the tokenizer adds no first token; give text, ids or vectors")
+    return rows
+
+
+def check_ids(rows: list[list[int]], vocabulary: int) -> None:
+    """Raises `BadInput` for an id that has no row in the embedding matrix."""
+    for b, row in enumerate(rows):
+        if row and not (min(row) >= 0 and max(row) < vocabulary):
+            t = next(t for t, i in enumerate(row) if not 0 <= i < vocabulary)
+            raise BadInput(f"ids[{b}, {t}] = {row[t]}, vocabulary {vocabulary}")
+
+
+def check_rows(live: Tensor) -> None:
+    """Raises `Usage` for a row that nothing can follow."""
+    dead = (~live.any(1)).nonzero()
+    if len(dead):
+        raise Usage(f"row {int(dead[0])} has no live position")
+
+
+def check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
+    """Raises `BadInput` if the tokenizer, where it says how many ids it has, has more than the model has rows."""
+    size = getattr(tokenizer, "vocab_size", 0)
+    if size > rows:
+        raise BadInput(f"tokenizer has {size} ids, model has {rows} rows; grow the model or take its own tokenizer")
+
+
+def read(decoder: Decoder, prompt: Prompt, state: Cache | None, chunk: int) -> Reading:
+    """Reads the prompt `chunk` positions at once; logits are the caller's, of the last vectors only."""
+    hidden: Tensor | None = None
+    whole, T = bool(prompt.live.all()), prompt.live.shape[1]
+    for start in range(0, T, chunk):
+        here = slice(start, start + chunk)
+        live = prompt.live[:, here]
+        vectors = decoder.embed(prompt.ids[:, here]) if prompt.ids is not None else prompt.vectors
+        assert vectors is not None
+        seen = decoder(vectors if prompt.ids is not None else vectors[:, here], state, live=None if whole else live)
+        last, state = last_live(seen.hidden, live), seen.state
+        hidden = last if hidden is None else torch.where(live.any(1, keepdim=True), last, hidden)
+    assert hidden is not None
+    assert state is not None
+    return Reading(hidden, state, -(-T // chunk))

@@ -1,0 +1,125 @@
+"""From the logits of a row to its next id: penalty, temperature, three filters, one draw, in this order.
+
+top-p (arXiv:1904.09751), min-p (arXiv:2407.01082), repetition penalty (arXiv:1909.05858).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from laconic.core.errors import Usage
+from laconic.core.places import next_token
+
+Number = float | int
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next id is chosen. Raises `Usage` for a setting that cannot be meant."""
+
+    temperature: Number = 0.0
+    top_k: int = 0
+    top_p: Number = 1.0
+    min_p: Number = 0.0
+    repetition_penalty: Number = 1.0
+
+    def __post_init__(self) -> None:
+        check("temperature", self.temperature, 0 <= self.temperature < math.inf, "≥ 0")
+        check("top_k", self.top_k, self.top_k >= 0, "≥ 0")
+        check("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]")
+        check("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]")
+        check("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "> 0")
+
+
+def check(name: str, value: Number, holds: bool, rule: str) -> None:
+    """Raises `Usage` with the setting, its value and what it must be."""
+    if not holds:
+        raise Usage(f"{name} {value:g}: must be {rule}".replace(" -", " −"))
+
+
+def penalised(logits: Float[Tensor, "B V"], there: Bool[Tensor, "B V"], penalty: Number) -> Float[Tensor, "B V"]:
+    """Logits of the ids that are there, divided by the penalty if positive, else multiplied."""
+    return torch.where(there, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def top_k(logits: Float[Tensor, "B V"], k: int) -> Float[Tensor, "B V"]:
+    """The k largest, and whatever ties with the last of them; the others minus infinity."""
+    least = logits.topk(min(k, logits.shape[1])).values[:, -1:]
+    return logits.masked_fill(logits < least, -math.inf)
+
+
+def top_p(logits: Float[Tensor, "B V"], p: Number) -> Float[Tensor, "B V"]:
+    """The smallest set of likeliest ids whose mass is at least p, one at least."""
+    ascending, order = logits.sort()
+    out = ascending.softmax(-1).cumsum(-1) <= 1 - p
+    out[:, -1] = False
+    return logits.masked_fill(out.scatter(1, order, out), -math.inf)
+
+
+def min_p(logits: Float[Tensor, "B V"], p: Number) -> Float[Tensor, "B V"]:
+    """The ids at least p times as likely as the likeliest."""
+    probs = logits.softmax(-1)
+    return logits.masked_fill(probs < p * probs.amax(-1, keepdim=True), -math.inf)
+
+
+def filtered(logits: Float[Tensor, "B V"], how: Sampling) -> Float[Tensor, "B V"]:
+    """Temperature, top-k, top-p, min-p."""
+    logits = logits / how.temperature
+    if how.top_k:
+        logits = top_k(logits, how.top_k)
+    if how.top_p < 1:
+        logits = top_p(logits, how.top_p)
+    return min_p(logits, how.min_p) if how.min_p else logits
+
+
+def drawn(logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B 1"]) -> Int[Tensor, " B"]:
+    """The first id at which the cumulative probability passes a number in [0, 1), by row."""
+    mass = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
+    return torch.searchsorted(mass, uniform.to(mass) * mass[:, -1:], right=True)[:, 0]
+
+
+class Sampler:
+    """Chooses one id a row and call; each row has its own generator and remembers its own ids.
+
+    `held` are the ids kept back while `hold` is asked for.
+    """
+
+    def __init__(self, how: Sampling, seeds: Sequence[int], rows: Sequence[Sequence[int]], held: Sequence[int]) -> None:
+        self.how, self.rows = how, rows
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.held = list(held)
+        self.there: Tensor | None = None
+
+    def __call__(self, logits: Float[Tensor, "B V"], hold: bool) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+        """The ids, and their log probabilities before any change to the logits, in nats."""
+        raw = logits.float()
+        logits = self.remembered(raw)
+        if hold and self.held:
+            logits = logits.index_fill(1, torch.tensor(self.held, device=logits.device), -math.inf)
+        if self.how.temperature:
+            uniform = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in self.generators])
+            ids = drawn(filtered(logits, self.how), uniform)
+        else:
+            ids = next_token(logits)
+        if self.there is not None:
+            self.there.scatter_(1, ids[:, None], True)
+        return ids, raw.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+
+    def remembered(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        """Logits after the repetition penalty, which needs the ids of prompt and continuation."""
+        if self.how.repetition_penalty == 1:
+            return logits
+        if self.there is None:
+            self.there = torch.zeros_like(logits, dtype=torch.bool)
+            for b, ids in enumerate(self.rows):
+                self.there[b, list(ids)] = True
+        return penalised(logits, self.there, self.how.repetition_penalty)
+
+    def take(self, places: Sequence[int]) -> None:
+        """Goes on with these rows only."""
+        self.generators = [self.generators[place] for place in places]
+        self.there = None if self.there is None else self.there[list(places)]

@@ -1,0 +1,196 @@
+"""The second path of generation held to the first: a slab filled in place against a cache that is a value."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from laconic.core import generate as generation
+from laconic.core import slab
+from laconic.core.cache import Cache
+from laconic.core.decoder import Decoder
+from laconic.core.generate import Values, generate, pad_left
+from laconic.core.prompt import prompt_of, read
+from tests.core.readings import VARIANTS, decoder_of, fresh
+from tests.tolerances import FLOORS, LEAST_FLOOR, error
+
+ROWS = [[5, 9, 3, 17, 60, 8, 33], [7], [2, 4, 8, 11, 90, 1], [50, 60, 70]]
+STEPS = 12
+
+
+def prefilled(decoder: Decoder, rows: list[list[int]]) -> Cache:
+    return read(decoder, prompt_of(decoder, None, None, rows, None, None), None, 512).cache
+
+
+def walked(path: Any, ids: Tensor) -> Tensor:
+    """Hidden states and logits of both paths' steps, [N, B, D + V]."""
+    return torch.stack([torch.cat(path.step(column), 1) for column in ids.t()])
+
+
+def both(
+    name: str, rows: list[list[int]], copies: int = slab.COPIES, steps: int = STEPS
+) -> tuple[Tensor, Tensor, float]:
+    """What the slab gives, what the value gives, and the float32 floor of the latter."""
+    ids = torch.randint(0, 97, (len(rows), steps), generator=torch.Generator().manual_seed(3))
+    decoder, wide = decoder_of(name, torch.float32), decoder_of(name)
+    with torch.inference_mode():
+        got = walked(slab.Slab(slab.parts(decoder, copies), prefilled(decoder, rows), steps), ids)
+        asked = walked(Values(decoder, prefilled(decoder, rows)), ids)
+        floor = error(asked, walked(Values(wide, prefilled(wide, rows)), ids))
+    return got, asked, max(floor, LEAST_FLOOR)
+
+
+@pytest.mark.parametrize("rows", [ROWS[:1], ROWS, [ROWS[0], ROWS[0][::-1]]], ids=["one", "padded", "whole"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_slab_is_the_value(name: str, rows: list[list[int]]) -> None:
+    got, asked, floor = both(name, rows)
+    assert error(got, asked) <= FLOORS * floor
+    assert (got[:, :, -97:].argmax(-1) == asked[:, :, -97:].argmax(-1)).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "qwen2"])
+def test_modules_in_place_of_copies(name: str) -> None:
+    got, asked, floor = both(name, ROWS, copies=0)
+    assert error(got, asked) <= FLOORS * floor
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "qwen2", "qwen3"])
+def test_the_layout_of_onednn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not slab.has_packed(torch.device("cpu")):
+        pytest.skip("this torch has no oneDNN; the other layout is what runs")
+    monkeypatch.setattr(slab, "PACKED", 0)
+    got, asked, floor = both(name, ROWS)
+    assert error(got, asked) <= FLOORS * floor
+
+
+@pytest.mark.parametrize("name", ["llama, dynamic", "llama, longrope"])
+def test_rope_that_changes_with_length_on_the_way(name: str) -> None:
+    rows = [[1 + i % 90 for i in range(n)] for n in (124, 60, 3)]
+    got, asked, floor = both(name, rows)
+    assert error(got, asked) <= FLOORS * floor
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_a_full_slab_is_made_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slab, "ROOM", 2)
+    got, asked, floor = both(name, ROWS, steps=40)
+    assert error(got, asked) <= FLOORS * floor
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:1]])
+@pytest.mark.parametrize("name", ["llama", "llama, windows", "opt"])
+def test_what_is_not_filled_yet_is_never_read(name: str, rows: list[list[int]]) -> None:
+    decoder = decoder_of(name, torch.float32)
+    ids = torch.randint(0, 97, (len(rows), STEPS), generator=torch.Generator().manual_seed(3))
+    found: list[Tensor] = []
+    with torch.inference_mode():
+        for tail in (0.0, float("nan")):
+            made = slab.Slab(slab.parts(decoder), prefilled(decoder, rows), STEPS)
+            made.held[:, :, :, made.filled :] = tail
+            found.append(walked(made, ids))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, windows", "gpt2"])
+def test_take_goes_on_with_some_rows(name: str) -> None:
+    decoder = decoder_of(name, torch.float32)
+    ids = torch.randint(0, 97, (4, 3), generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        one, other = (
+            slab.Slab(slab.parts(decoder), prefilled(decoder, ROWS), 6),
+            Values(decoder, prefilled(decoder, ROWS)),
+        )
+        for path in (one, other):
+            walked(path, ids)
+            path.take([3, 1])
+        assert error(walked(one, ids[[3, 1]]), walked(other, ids[[3, 1]])) <= FLOORS * 1e-6
+        assert one.cache().live.equal(other.cache().live)
+        assert one.cache().positions.equal(other.cache().positions)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_generation_is_the_same_on_both_paths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = decoder_of(name, torch.float32)
+    fast = generate(decoder, ids=ROWS, max_tokens=20, eos=())
+    monkeypatch.setattr(generation, "plain", lambda decoder: False)
+    slow = generate(decoder, ids=ROWS, max_tokens=20, eos=())
+    for one, other in zip(fast, slow, strict=True):
+        assert one.ids == other.ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        assert error(one.hidden, other.hidden) <= FLOORS * 1e-6
+        assert one.state.live.equal(other.state.live)
+        assert one.state.positions.equal(other.state.positions)
+        assert error(torch.stack(one.state.keys), torch.stack(other.state.keys)) <= FLOORS * 1e-6
+        assert error(torch.stack(one.state.values), torch.stack(other.state.values)) <= FLOORS * 1e-6
+
+
+class Doubled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def changed(what: str) -> Decoder:
+    decoder = fresh("llama")
+    block: Any = decoder.blocks[0]
+    if what == "linear":
+        block.mlp.up_proj = Doubled(48, 64)
+    elif what == "mlp":
+        block.mlp = nn.Linear(48, 48)
+    elif what == "hook":
+        block.self_attn.o_proj.register_forward_hook(lambda module, args, out: 2 * out)
+    elif what == "pre hook":
+        decoder.blocks[1].register_forward_pre_hook(lambda module, args: None)
+    elif what == "type":
+        block.mlp.up_proj.double()
+    elif what == "training":
+        decoder.train()
+    elif what == "attention":
+        decoder.attention = "eager"
+    return decoder
+
+
+@pytest.mark.parametrize("what", ["linear", "mlp", "hook", "pre hook", "type", "training", "attention"])
+def test_what_is_not_plain_goes_the_first_way(what: str) -> None:
+    assert slab.plain(fresh("llama"))
+    assert not slab.plain(changed(what))
+
+
+def test_autocast_goes_the_first_way() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not slab.plain(fresh("llama"))
+
+
+@pytest.mark.parametrize("what", ["linear", "mlp", "hook", "attention"])
+def test_a_part_that_was_replaced_is_what_runs(what: str) -> None:
+    decoder = changed(what)
+    (got,) = generate(decoder, ids=[ROWS[0]], max_tokens=5, eos=())
+    ids = list(ROWS[0])
+    for token in got.ids:
+        assert int(decoder.logits(decoder(decoder.embed(torch.tensor([ids]))).hidden[:, -1]).argmax()) == token
+        ids.append(token)
+
+
+def test_weights_changed_between_two_generations() -> None:
+    decoder = fresh("llama")
+    before = generate(decoder, ids=ROWS, max_tokens=20, eos=())
+    decoder.blocks[0].part("q").weight.data.mul_(-3.0)  # which no version counter sees
+    after, new = generate(decoder, ids=ROWS, max_tokens=20, eos=()), fresh("llama")
+    with torch.no_grad():
+        new.blocks[0].part("q").weight.mul_(-3.0)
+    assert [g.ids for g in after] == [g.ids for g in generate(new, ids=ROWS, max_tokens=20, eos=())]
+    assert [g.ids for g in after] != [g.ids for g in before]
+
+
+def test_float64_and_bfloat16_go_the_second_way_too() -> None:
+    for dtype in (torch.float64, torch.bfloat16):
+        decoder = fresh("qwen3").to(dtype)
+        assert slab.plain(decoder)
+        found = generate(decoder, ids=ROWS, max_tokens=20, eos=())
+        assert all(g.state.keys[0].dtype == dtype and g.hidden.dtype == dtype for g in found)
+    wide = decoder_of("qwen3")
+    one = generate(wide, ids=ROWS, max_tokens=20, eos=())
+    for row, g in zip(ROWS, one, strict=True):
+        ids, live = pad_left([row + g.ids])
+        logits = wide.logits(wide(wide.embed(ids), live=live).hidden[0, len(row) - 1 : -1])
+        assert logits.float().argmax(-1).tolist() == g.ids
