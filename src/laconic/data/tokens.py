@@ -1,0 +1,134 @@
+"""The tokenizer of a checkpoint: its own files, read by `tokenizers`, and its chat template in a sandbox."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+
+from laconic.core.artifact import BadInput, Unsafe, inside, read_json
+from laconic.data import template
+
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Text to ids and back, as the checkpoint's own files say; `fingerprint` is the SHA-256 of those files."""
+
+    def __init__(
+        self, inner: tokenizers.Tokenizer, special: Mapping[str, str], chat: str | None, fingerprint: str
+    ) -> None:
+        self.inner, self.special, self.template, self.fingerprint = inner, dict(special), chat, fingerprint
+        inner.no_truncation()
+        inner.no_padding()
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are, added ones too."""
+        return self.inner.get_vocab_size()
+
+    @property
+    def bos(self) -> int | None:
+        """The id that begins a text, if the files name one."""
+        return self.id_of("bos_token")
+
+    @property
+    def eos(self) -> int | None:
+        """The id that ends a text, if the files name one."""
+        return self.id_of("eos_token")
+
+    def id_of(self, role: str) -> int | None:
+        """The id of a special token by its role, `bos_token` say."""
+        return self.inner.token_to_id(self.special[role]) if role in self.special else None
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Ids, with those that the file's post-processor adds; a rendered chat brings its own: `special=False`."""
+        return self.inner.encode(text, add_special_tokens=special).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text, without special tokens."""
+        return self.inner.decode(list(ids))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
+        """Messages (role, content) by the chat template; `answer` asks for the beginning of the next one.
+
+        Raises `BadInput` where there is no template or it refuses the messages, `Unsafe` where it leaves its bounds.
+        """
+        if self.template is None:
+            raise BadInput("the tokenizer has no chat template; give the prompt as text")
+        variables = {**self.special, "messages": [dict(m) for m in messages], "add_generation_prompt": answer}
+        text, error = template.render(self.template, {**variables, "tools": None, "documents": None})
+        if text is not None:
+            return text
+        if error.startswith(("rendering", "SecurityError")):
+            raise Unsafe(f"chat template: {error}; not used. Give the prompt as text")
+        raise BadInput(f"chat template: {error}")
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """From tokenizer.json, else from vocab.json and merges.txt as GPT-2 and OPT have them. Raises `BadInput`."""
+    root = Path(folder)
+    config = optional(root, "tokenizer_config.json")
+    named = {**optional(root, "special_tokens_map.json"), **config}
+    special = {role: token for role in SPECIAL if (token := content(named.get(role))) is not None}
+    whole = inside(root, "tokenizer.json")
+    files = [whole] if whole.is_file() else [inside(root, name) for name in ("vocab.json", "merges.txt")]
+    if not all(file.is_file() for file in files):
+        raise BadInput(
+            f"no tokenizer.json in {root}, and no vocab.json with merges.txt; take them from the model's hub"
+        )
+    try:
+        if whole.is_file():
+            inner = tokenizers.Tokenizer.from_file(str(whole))
+        else:
+            special = {**dict.fromkeys(SPECIAL[:3], "<|endoftext|>"), **special}
+            inner = byte_level(files[0], files[1], special, config)
+    except Exception as error:  # tokenizers raises bare exceptions
+        raise BadInput(f"{files[0].name}: no tokenizer: {error}") from None
+    fingerprint = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return Tokenizer(inner, special, chat_template(root, config), fingerprint)
+
+
+def byte_level(
+    vocab: Path, merges: Path, special: Mapping[str, str], config: Mapping[str, Any]
+) -> tokenizers.Tokenizer:
+    """Byte-level BPE: GPT-2's, and OPT's, whose configuration asks for a first token."""
+    inner = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))  # pyright: ignore[reportCallIssue]
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
+    inner.decoder = decoders.ByteLevel()
+    listed = [
+        token for _, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+    ]
+    for token in dict.fromkeys([text for text in map(content, listed) if text is not None] + list(special.values())):
+        inner.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+    bos = special["bos_token"]
+    if config.get("add_bos_token"):
+        inner.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, inner.token_to_id(bos))]
+        )
+    return inner
+
+
+def optional(root: Path, name: str) -> dict[str, Any]:
+    """The object in a JSON file that may be absent."""
+    path = inside(root, name)
+    return read_json(path) if path.is_file() else {}
+
+
+def content(token: Any) -> str | None:
+    """The text of a token, which files give as text or as an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja, else what tokenizer_config.json holds: a text, or a list with one named default."""
+    path = inside(root, "chat_template.jinja")
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        found = next((entry.get("template") for entry in found if entry.get("name") == "default"), None)
+    return found if isinstance(found, str) else None
