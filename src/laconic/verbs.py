@@ -106,12 +106,13 @@ class Generate:
                 allow_missing=self.allow_missing,
             )
             tokenizer = laconic.load_tokenizer(decoder.folder)
-        prompts = [tokenizer.chat([{"role": "user", "content": p}]) if self.chat else p for p in self.prompts]
+        turns = [tokenizer.chat([{"role": "user", "content": prompt}]) for prompt in self.prompts if self.chat]
         start = time.perf_counter()
         written = laconic.generate(
             decoder,
             tokenizer,
-            prompts,
+            None if self.chat else self.prompts,
+            ids=[tokenizer.encode(turn, special=False) for turn in turns] if self.chat else None,
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
             temperature=self.temperature,
