@@ -14,6 +14,7 @@ import torch
 from laconic.core.decoder import Decoder
 from laconic.core.errors import BadInput, Usage
 from laconic.core.families import NAMES
+from laconic.verify import difference as difference_module
 from laconic.verify.cases import INPUTS, inputs
 from laconic.verify.difference import Difference, Predictions, visible
 from laconic.verify.low import Ratios
@@ -56,6 +57,19 @@ def test_error_is_relative_over_live_slots():
     assert difference(x, y).index == (0, 2, 1)
     assert difference(x, y).max_abs == pytest.approx(5.0, rel=1e-6)
     assert difference(y.clone(), y).equal
+
+
+def test_large_stages_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch):
+    y, axes = torch.randn(2, 3, 7, 5), "B H T P"
+    x, live = y.clone(), torch.ones(2, 7, dtype=torch.bool)
+    x[1, 2, 6, 4] += 9
+    whole, parts = Difference(), Difference()
+    whole.add(x, y, torch.ones_like(y, dtype=torch.bool), 3, axes)
+    monkeypatch.setattr(difference_module, "LARGE", 40)
+    parts.add(x, y, visible("B H T", y.shape[:3], live, 0)[..., None].expand(y.shape), 3, axes)
+    assert parts.index == whole.index == (1, 2, 9, 4)
+    assert parts.error == pytest.approx(whole.error)
+    assert parts.count == whole.count == y.numel()
 
 
 def test_faint_references_are_judged_absolutely():
