@@ -93,7 +93,7 @@ def prefill(scale: Scale) -> Table:
         rows.append(prefill_row(found, scale))
     text = (
         f"A prompt of {scale.prefill} tokens, batch 1, with its cache and the logits of the last position, under "
-        f"`inference_mode`; milliseconds by {clock_name()}, best of {2 * scale.rounds}, rounds interleaved. "
+        f"`inference_mode`; milliseconds by {clock_name()}, best of {scale.rounds}, rounds interleaved. "
         "transformers: `model(ids, use_cache=True, logits_to_keep=1)`, SDPA."
     )
     return Table("Prefill", text, ("model", "laconic ms", "transformers ms", "ratio of times", "target"), rows)
@@ -112,7 +112,7 @@ def prefill_row(found: Pair, scale: Scale) -> tuple[str, ...]:
             _ = found.theirs(ids, use_cache=True, logits_to_keep=1).logits
 
     ways = {"ours": ours, "theirs": theirs} if PEERS else {"ours": ours}
-    times = race(ways, 2 * scale.rounds, scale.patience)
+    times = race(ways, scale.rounds, scale.patience)
     ms = {name: 1e3 * clock(times[name]) for name in ways}
     if not PEERS:
         return found.name, f"{ms['ours']:.1f}", *[ABSENT] * 3

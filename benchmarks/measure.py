@@ -39,7 +39,7 @@ class Scale:
     """How large a run of the benchmarks is; `rounds` a way, `patience` seconds after which three are enough."""
 
     rounds: int = 5
-    patience: float = 45.0
+    patience: float = 30.0
     prompt: int = 32
     new: int = 128
     prefill: int = 512
@@ -118,8 +118,10 @@ def clock_name() -> str:
     return "CPU seconds of the process" if torch.get_num_threads() == 1 else "wall seconds"
 
 
-def each(ways: Mapping[str, Way], rounds: int, least: float = 0.02) -> dict[str, float]:
-    """Median seconds of one call of each way, of rounds of as many calls as last `least` seconds."""
+def each(
+    ways: Mapping[str, Way], rounds: int, least: float = 0.02, of: Callable[[list[float]], float] = median
+) -> dict[str, float]:
+    """Seconds of one call of each way, the median of rounds of as many calls as last `least` seconds."""
 
     def many(way: Way, n: int) -> Way:
         def run() -> None:
@@ -133,7 +135,7 @@ def each(ways: Mapping[str, Way], rounds: int, least: float = 0.02) -> dict[str,
         way()
         counts[name] = max(1, int(least / max(timed(way).wall, 1e-7)))
     found = race({name: many(way, counts[name]) for name, way in ways.items()}, rounds)
-    return {name: clock(found[name], median) / counts[name] for name in ways}
+    return {name: clock(found[name], of) / counts[name] for name in ways}
 
 
 def peak_allocated(work: Way) -> int:
@@ -202,9 +204,11 @@ def child(*arguments: str, threads: int | None = None) -> Child:
     return Child(done.stdout, done.returncode, Seconds(time.perf_counter() - start, cpu))
 
 
-def verdict(value: float, least: float | None = None, most: float | None = None, goal: float | None = None) -> str:
+def verdict(
+    value: float, least: float | None = None, most: float | None = None, goal: float | None = None, digits: int = 2
+) -> str:
     """The target and whether it was met, in words, at the precision that is printed; `goal` is a further wish."""
-    value = round(value, 2)
+    value = round(value, digits)
     met = value >= least if least is not None else value <= (most if most is not None else value)
     text = f"{'≥' if least is not None else '≤'} {least if least is not None else most:g}: {'met' if met else 'missed'}"
     if goal is not None:

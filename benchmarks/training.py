@@ -26,7 +26,7 @@ from benchmarks.models import Pair, middling, pair, peer, random_ids
 from laconic import Decoder
 
 MEBI = 2**20
-STEPS = 3  # of a child, whose peak is then that of a run and not of its first step
+STEPS = 2  # of a child, whose peak is then that of a run and not of its first step
 
 
 def batch_of(config: object, scale: Scale) -> tuple[Tensor, Tensor]:
@@ -84,20 +84,22 @@ def training_rows(found: Pair, scale: Scale) -> list[tuple[str, ...]]:
     held = {side: memory(models[side], ways[side]) / MEBI for side in ways}
     folder = str(found.ours.folder)
     grown: dict[str, float] = {}
-    for side in ways if scale.peers_alone else ["ours"]:
+    alone = [] if found.ours.config.vocab_size != scale.few_words else list(ways) if scale.peers_alone else ["ours"]
+    for side in alone:
         lines = child("-m", "benchmarks.training", side, folder, str(scale.batch), str(scale.length))
         grown[side] = lines.json() / MEBI
-    rows = (("time, s", times, "{:.2f}"), ("allocated, MiB", held, "{:.0f}"), ("resident, MiB", grown, "{:.0f}"))
-    return [compared(found.name, what, values, form) for what, values, form in rows]
+    rows = (("time, s", times, 2), ("allocated, MiB", held, 3), ("resident, MiB", grown, 2))
+    return [compared(found.name, what, values, digits) for what, values, digits in rows if values]
 
 
-def compared(model: str, what: str, values: dict[str, float], form: str) -> tuple[str, ...]:
-    """One line of the table."""
+def compared(model: str, what: str, values: dict[str, float], digits: int) -> tuple[str, ...]:
+    """One line of the table; `digits` of the ratio."""
+    form = "{:.2f}" if what.startswith("time") else "{:.1f}"
     if "theirs" not in values:
         return model, what, form.format(values["ours"]), *[ABSENT] * 3
     ratio = values["ours"] / values["theirs"]
-    target = "–" if what.startswith("resident") else verdict(ratio, most=1.0)
-    return model, what, form.format(values["ours"]), form.format(values["theirs"]), f"{ratio:.2f}", target
+    target = "–" if what.startswith("resident") else verdict(ratio, most=1.0, digits=digits)
+    return model, what, form.format(values["ours"]), form.format(values["theirs"]), f"{ratio:.{digits}f}", target
 
 
 def recompute(scale: Scale) -> Table:
@@ -132,7 +134,7 @@ def recompute(scale: Scale) -> Table:
     return Table("Recomputation", text, head, rows)
 
 
-def alone(side: str, folder: str, batch: str, length: str) -> int:
+def growth(side: str, folder: str, batch: str, length: str) -> int:
     """Growth of the resident set over a few steps of one side, in a process of its own."""
     if side == "ours":
         model: nn.Module = Decoder.from_pretrained(folder, dtype=torch.float32).train()
@@ -148,4 +150,4 @@ def alone(side: str, folder: str, batch: str, length: str) -> int:
 
 
 if __name__ == "__main__":
-    print(alone(*sys.argv[1:]))
+    print(growth(*sys.argv[1:]))
