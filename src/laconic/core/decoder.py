@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -109,13 +109,13 @@ class Decoder(nn.Module):
         )
 
     @property
-    def words(self) -> nn.Embedding:
-        """The embedding matrix [V, D]; the head too where they are tied. An adapter may stand in its place."""
-        return cast(nn.Embedding, self.get_submodule(self.names.words))
+    def words(self) -> Any:
+        """The nn.Embedding [V, D], the head too where they are tied, or what an adapter puts in its place."""
+        return self.get_input_embeddings()
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        """`words`, under the name by which peft asks for it."""
-        return self.words
+    def get_input_embeddings(self) -> nn.Module:
+        """The module of `words`, under the name by which peft asks for it."""
+        return self.get_submodule(self.names.words)
 
     @property
     def blocks(self) -> nn.ModuleList:
