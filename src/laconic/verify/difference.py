@@ -41,8 +41,8 @@ class Difference:
         if x.numel() > LARGE and x.shape[along] > 1:
             size = max(1, LARGE * x.shape[along] // x.numel())
             for start in range(0, x.shape[along], size):
-                part = (t.narrow(along, start, min(size, x.shape[along] - start)) for t in (x, y, where))
-                self.add(*part, S + start, axes)
+                part = [t.narrow(along, start, min(size, x.shape[along] - start)) for t in (x, y, where)]
+                self.add(part[0], part[1], part[2], S + start, axes)
             return
         if axes.endswith("P"):
             where = where & ~((x == -math.inf) & (y == -math.inf))
