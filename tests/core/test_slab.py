@@ -12,6 +12,7 @@ from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder
 from laconic.core.generate import Values, generate, pad_left
 from laconic.core.prompt import prompt_of, read
+from tests.conftest import missing, needs
 from tests.core.readings import VARIANTS, decoder_of, fresh
 from tests.tolerances import FLOORS, LEAST_FLOOR, error
 
@@ -58,7 +59,7 @@ def test_modules_in_place_of_copies(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "qwen2", "qwen3"])
 def test_the_layout_of_onednn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not slab.has_packed(torch.device("cpu")):
-        pytest.skip("this torch has no oneDNN; the other layout is what runs")
+        missing("needs a torch with oneDNN")
     monkeypatch.setattr(slab, "PACKED", 0)
     got, asked, floor = both(name, ROWS)
     assert error(got, asked) <= FLOORS * floor
@@ -194,3 +195,21 @@ def test_float64_and_bfloat16_go_the_second_way_too() -> None:
         ids, live = pad_left([row + g.ids])
         logits = wide.logits(wide(wide.embed(ids), live=live).hidden[0, len(row) - 1 : -1])
         assert logits.float().argmax(-1).tolist() == g.ids
+
+
+def test_an_adapter_is_what_runs() -> None:
+    needs("peft")
+    from peft import LoraConfig, get_peft_model
+
+    plain = generate(fresh("llama"), ids=ROWS, max_tokens=20, eos=())
+    adapted: Any = get_peft_model(fresh("llama"), LoraConfig(r=4, target_modules=["q_proj", "up_proj"]))
+    with torch.no_grad():
+        for name, p in adapted.named_parameters():
+            if "lora_B" in name:
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    adapted.eval()
+    assert not slab.plain(adapted.base_model.model)
+    found = generate(adapted.base_model.model, ids=ROWS, max_tokens=20, eos=())
+    merged = adapted.merge_and_unload().eval()
+    assert [g.ids for g in found] == [g.ids for g in generate(merged, ids=ROWS, max_tokens=20, eos=())]
+    assert [g.ids for g in found] != [g.ids for g in plain]

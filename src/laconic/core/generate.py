@@ -231,6 +231,8 @@ def run(
     logits, path = decoder.logits(hidden), path_of(decoder, cache, max_tokens - 1)
     done: dict[int, Generation] = {}
     for t in range(max_tokens):
+        if decoder.config.place == "rope" and t == max(0, Pmax + 1 - first):
+            warnings.warn(f"position {Pmax:,} ≥ {Pmax:,} of {decoder.config.family}: farther than it was trained")
         ids, logprobs = sampler(logits, hold=t < min_tokens)
         told = torch.stack([ids.double(), logprobs.double()], 1).cpu()  # the one wait of a step
         chosen = cast(list[tuple[float, float]], told.numpy().tolist())
@@ -245,8 +247,6 @@ def run(
             path.take(left)
             sampler.take(left)
             rows, ids = [rows[place] for place in left], ids[left]
-        if decoder.config.place == "rope" and (first + t == Pmax or (t == 0 and first > Pmax)):
-            warnings.warn(f"position {first + t:,} ≥ {Pmax:,} of {decoder.config.family}: farther than it was trained")
         hidden, logits = path.step(ids)
     calls = pieces + max(g.passes.answer for g in done.values())
     return [replace(done[b], calls=calls) for b in sorted(done)]

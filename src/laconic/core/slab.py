@@ -187,12 +187,17 @@ class Slab:
                 turning[:, :H].view(B, G, R, E), held[2 * i], held[2 * i + 1], mask, scale=layer.scale
             )
             x = x + layer.o(c.view(B, H * E))
-            u = layer.up(layer.norm2(x))
-            act = self.parts.config.act
-            x = x + layer.down(gated_mid(*u.chunk(2, -1), act) if self.parts.config.gated else plain_mid(u, act))
+            x = x + layer.down(self.mid(layer.up(layer.norm2(x))))
         self.filled, self.steps = self.filled + 1, self.steps - 1
         hidden = self.parts.final_norm(x)
         return hidden, self.parts.head(hidden)
+
+    def mid(self, u: Float[Tensor, "B NF"]) -> Float[Tensor, "B F"]:
+        """What the output map of the MLP reads, from gate and up side by side, or from up alone."""
+        if not self.parts.config.gated:
+            return plain_mid(u, self.parts.config.act)
+        gate, up = u.chunk(2, -1)
+        return gated_mid(gate, up, self.parts.config.act)
 
     def sight(self, window: int | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """The slots that the layers of a window look at, keys and values by turns, and their mask if one is needed."""

@@ -25,7 +25,9 @@ class Wording:
         if piece.endswith(UNFINISHED):
             return ""
         if piece:
-            self.start, self.read = self.read, len(self.ids)
+            if not self.known.endswith(UNFINISHED):  # as it may where a prompt ends within a character
+                self.start = self.read
+            self.read = len(self.ids)
             self.known = self.decode(self.ids[self.start :])
         return self.hand_out(piece)
 

@@ -59,7 +59,7 @@ class Answer(jinja2.ext.Extension):
 
 def refuse(message: str) -> None:
     """What a template calls when a conversation does not fit it."""
-    raise jinja2.exceptions.TemplateError(message)
+    raise jinja2.exceptions.TemplateError(f"the template refuses the messages: {message}")
 
 
 def to_json(
@@ -88,7 +88,7 @@ def rendered(template: str, variables: Mapping[str, Any]) -> str:
         pieces.append(piece)
         length += len(piece.encode())
         if length > TEXT:
-            raise TooLong
+            raise TooLong(f"rendering made more than {TEXT:,} bytes")
     return "".join(pieces)
 
 
@@ -110,8 +110,8 @@ def main() -> None:
     confine()
     try:
         answer = {"text": rendered(job["template"], job["variables"]), "error": ""}
-    except TooLong:
-        answer = {"text": None, "error": f"rendering made more than {TEXT:,} bytes"}
+    except TooLong as error:
+        answer = {"text": None, "error": str(error)}
     except MemoryError:
         answer = {"text": None, "error": f"rendering took more than {MEMORY // 2**20} MB"}
     except Exception as error:

@@ -1,0 +1,215 @@
+"""Tokenizers against transformers: ids, text, chat templates; and hostile templates against their bounds."""
+
+import hashlib
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import laconic
+from laconic.core.errors import BadInput, Unsafe
+from laconic.data import template
+from laconic.data.tokens import load_tokenizer
+from tests.conftest import needs, shared_dir
+
+TEXTS = ["Once upon a time", "", " a  b\n\n\tc", "it's naïve: 日本 😀", "hello<|endoftext|> world</s> <s>x", "x" * 700]
+CORPUS = ["hello world, the cat sat on the mat. It's 3 o'clock\n\n  naïve 日本 " * 20]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gpt2": {"tokenizer_class": "GPT2Tokenizer"},
+    "gpt2, as the hub has it": {
+        "tokenizer_class": "GPT2Tokenizer",
+        "add_prefix_space": False,
+        "bos_token": {"__type": "AddedToken", "content": "<|endoftext|>"},
+        "added_tokens_decoder": {"0": {"content": "<|endoftext|>", "special": True, "normalized": True}},
+    },
+    "opt": {
+        "tokenizer_class": "GPT2Tokenizer",
+        "add_bos_token": True,
+        **dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>"),
+        "pad_token": "<pad>",
+    },
+}
+
+
+@pytest.fixture
+def stories() -> Path:
+    return shared_dir() / "models" / "stories260k"
+
+
+def byte_level(folder: Path, settings: dict[str, Any]) -> Path:
+    from tokenizers import ByteLevelBPETokenizer
+
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(CORPUS, vocab_size=330, special_tokens=["<|endoftext|>"], show_progress=False)
+    trained.save_model(str(folder))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    return folder
+
+
+def compare(folder: Path) -> None:
+    needs("transformers")
+    from transformers import AutoTokenizer
+
+    ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        ids = theirs(text).input_ids
+        assert ours.encode(text) == ids
+        assert ours.encode(text, special=False) == theirs(text, add_special_tokens=False).input_ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert (ours.vocab_size, ours.bos, ours.eos) == (len(theirs), theirs.bos_token_id, theirs.eos_token_id)
+
+
+def test_tokenizer_json(stories: Path) -> None:
+    compare(stories)
+    ours = laconic.load_tokenizer(stories)
+    assert ours.encode("Once upon a time")[0] == ours.bos == 1
+    assert ours.eos == 2
+    assert ours.vocab_size == 512
+    assert ours.fingerprint == hashlib.sha256((stories / "tokenizer.json").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_vocab_and_merges(settings: dict[str, Any], tmp_path: Path) -> None:
+    compare(byte_level(tmp_path, settings))
+    files = (tmp_path / "vocab.json").read_bytes() + (tmp_path / "merges.txt").read_bytes()
+    assert load_tokenizer(tmp_path).fingerprint == hashlib.sha256(files).hexdigest()
+
+
+def test_vocab_and_merges_alone(tmp_path: Path) -> None:
+    byte_level(tmp_path, {})
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert load_tokenizer(tmp_path).encode("<|endoftext|>") == [0]
+    assert load_tokenizer(tmp_path).eos == 0
+
+
+def test_nothing_is_cut_or_padded(stories: Path, tmp_path: Path) -> None:
+    source = json.loads((stories / "tokenizer.json").read_text(encoding="utf-8"))
+    source["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    source["padding"] = {
+        "strategy": {"Fixed": 30}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "<unk>",
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(source))
+    text = "Once upon a time there was"
+    assert load_tokenizer(tmp_path).encode(text) == load_tokenizer(stories).encode(text)
+
+
+def test_no_files(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"^no tokenizer\.json in .*, and no vocab\.json with merges\.txt; take them"):
+        load_tokenizer(tmp_path)
+
+
+def test_broken_files(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(BadInput, match=r"^tokenizer\.json: no tokenizer: "):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"a": }')
+    with pytest.raises(BadInput, match=r"^tokenizer_config\.json:1:7: not JSON"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_file_that_leads_out_of_its_folder(stories: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").symlink_to(stories / "tokenizer.json")
+    with pytest.raises(Unsafe, match="leads out of its folder"):
+        load_tokenizer(tmp_path)
+
+
+# --- chat
+
+PLAIN = """{%- for m in messages %}
+    {%- if loop.first and m.role != 'system' %}
+        {{- bos_token + '<|system|>be brief' + eos_token }}
+    {%- endif %}
+<|{{ m['role'] }}|>
+{{ m.content | trim }}{{ eos_token }}
+{% endfor %}
+{% if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+RICH = """{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}
+{% set ns.n = ns.n + 1 %}  {{ ns.n }}: {{ m | tojson }} {{ [1, 2] | tojson(indent=2) }}
+{% if m.role == 'assistant' %}{% generation %}{% set y = 1 %}{{ m.role }}{{ eos_token }}{% endgeneration %}
+{% endif %}
+{{ y is defined }}
+{% if loop.index > 3 %}{% break %}{% endif %}{% endfor %}{{ tools is none }}{{ strftime_now('%Y') }}"""
+TALK = [
+    {"role": "user", "content": " What is <b> & naïve 日本? "},
+    {"role": "assistant", "content": "This."},
+    {"role": "tool", "content": "skipped"},
+    {"role": "user", "content": "'quoted' \"text\""},
+]
+
+
+def folder_of(stories: Path, tmp_path: Path, chat: Any, jinja: str | None = None) -> Path:
+    shutil.copy(stories / "tokenizer.json", tmp_path)
+    config = json.loads((stories / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | ({"chat_template": chat} if chat else {})))
+    if jinja is not None:
+        (tmp_path / "chat_template.jinja").write_text(jinja, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("answer", [True, False])
+@pytest.mark.parametrize("text", [PLAIN, RICH], ids=["plain", "rich"])
+def test_chat_is_that_of_transformers(text: str, answer: bool, stories: Path, tmp_path: Path) -> None:
+    needs("transformers")
+    from transformers import AutoTokenizer
+
+    folder = folder_of(stories, tmp_path, text)
+    asked = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        TALK, tokenize=False, add_generation_prompt=answer
+    )
+    assert load_tokenizer(folder).chat(TALK, answer=answer) == asked
+
+
+def test_where_the_template_stands(stories: Path, tmp_path: Path) -> None:
+    say = "{{ messages[0].content }}"
+    assert load_tokenizer(folder_of(stories, tmp_path, say + "1")).chat(TALK[1:]) == "This.1"
+    named = [{"name": "tool_use", "template": say + "2"}, {"name": "default", "template": say + "3"}]
+    assert load_tokenizer(folder_of(stories, tmp_path, named)).chat(TALK[1:]) == "This.3"
+    assert load_tokenizer(folder_of(stories, tmp_path, named, say + "4")).chat(TALK[1:]) == "This.4"
+
+
+def test_no_template(stories: Path) -> None:
+    with pytest.raises(BadInput, match=r"^the tokenizer has no chat template; give the prompt as text$"):
+        load_tokenizer(stories).chat(TALK)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", Unsafe, "more than 1 s"),
+        ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", BadInput, "RecursionError"),
+        ("{% for i in range(99999) %}{{ 'a' * 100 }}{% endfor %}", Unsafe, "rendering made more than 1,000,000 bytes"),
+        ("{{ 'é' * 600000 }}", Unsafe, "rendering made more than 1,000,000 bytes"),
+        ("{{ 'a' * 2000000000 }}", Unsafe, "rendering"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", Unsafe, "SecurityError"),
+        ("{{ messages.append(1) }}", Unsafe, "SecurityError"),
+        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", Unsafe, "SecurityError"),
+        ("{% include '/etc/passwd' %}", BadInput, "no loader"),
+        (
+            "{{ raise_exception('roles must alternate') }}",
+            BadInput,
+            "TemplateError: the template refuses the messages: roles must alternate",
+        ),
+        ("{% for", BadInput, "TemplateSyntaxError"),
+    ],
+)
+def test_hostile_templates(text: str, kind: type[Exception], message: str, stories: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(folder_of(stories, tmp_path, text))
+    start = time.monotonic()
+    with pytest.raises(kind, match=r"^chat template: ") as told:
+        tokenizer.chat(TALK)
+    assert message in str(told.value)
+    assert time.monotonic() - start < 10  # one second of rendering; the rest is the start of a process
+
+
+def test_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "START", 0.01)
+    assert template.render("a", {}) == (None, "rendering did not end in 0.01 s")
+    monkeypatch.setattr(template, "START", 60.0)
+    monkeypatch.setattr(template.sys, "executable", "/bin/false")
+    assert template.render("a", {}) == (None, "rendering ended without a text")
