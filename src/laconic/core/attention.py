@@ -45,7 +45,7 @@ def seen(live: Bool[Tensor, "B P"], S: int, window: int | None) -> Bool[Tensor, 
     if window is None:
         return result
     n = live.cumsum(1)
-    return result & (n[:, S:, None] - n[:, None, :] < window)
+    return result & (n[:, None, :] > n[:, S:, None] - window)
 
 
 def biased(
