@@ -1,0 +1,183 @@
+"""Adapters on a decoder, in the format of peft: put on, saved, loaded from elsewhere, merged.
+
+LoRA (arXiv:2106.09685), rsLoRA (2312.03732), DoRA (2402.09353), and rows of new tokens.
+"""
+
+import copy
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+
+from laconic.core import artifact
+from laconic.core.artifact import BadInput, Unsafe
+from laconic.core.decoder import Decoder
+from laconic.core.families import NAMES
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+SETTINGS, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+STARTS = (True, False, "gaussian", "orthogonal", "eva")  # ways to draw A and B that leave the base as it was
+FOREIGN = ("layer_replication", "target_parameters", "alora_invocation_tokens")  # change the pass itself
+PREFIX = "base_model.model."
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def adapted(decoder: Decoder, settings: "LoraConfig") -> "PeftModel":
+    """The decoder, its maps wrapped in place, with only the adapter to be trained; call it like the decoder.
+
+    `all-linear` is the projections of the blocks. Raises `BadInput` (66) for targets that are not there.
+    """
+    from peft import get_peft_model
+
+    return cast("PeftModel", get_peft_model(decoder, fitted(decoder, settings)))
+
+
+def save_adapter(model: "PeftModel", folder: str | Path) -> None:
+    """The adapter in the layout that peft loads onto the model of transformers. Raises `Busy` (73)."""
+    from peft import get_peft_model_state_dict
+
+    settings = cast("LoraConfig", model.peft_config["default"])
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+
+    def write(new: Path) -> None:
+        replace(settings, task_type="CAUSAL_LM", inference_mode=True).save_pretrained(str(new))
+        artifact.save_tensors(new / WEIGHTS, tensors, {"format": "pt"})
+
+    artifact.commit_folder(Path(folder), write, sum(t.nbytes for t in tensors.values()))
+
+
+def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = False) -> "PeftModel":
+    """The decoder, wrapped in place, with an adapter made here or elsewhere.
+
+    Raises `BadInput` (66) for a folder that is no whole adapter or one of another model, `Unsafe` (77) for a pickle,
+    `NonFinite` (65).
+    """
+    from peft import get_peft_model, set_peft_model_state_dict
+
+    settings = fitted(decoder, read_settings(Path(folder)))
+    if not (Path(folder) / WEIGHTS).exists():
+        if (Path(folder) / PICKLE).exists():
+            raise Unsafe(
+                f"{PICKLE} is a pickle and can run code; not opened. "
+                "Save it as safetensors with peft's save_pretrained in an environment you trust"
+            )
+        raise BadInput(f"{folder} has {SETTINGS} but no {WEIGHTS}; was the download cut?")
+    path = artifact.inside(Path(folder), WEIGHTS)
+    found = {name: entry.shape for name, entry in artifact.check_header(path).tensors.items()}
+    settings.init_lora_weights = True  # whatever is drawn is replaced
+    check_shapes(decoder, found, wanted(decoder, settings))
+    tensors = artifact.open_tensors(path, found)
+    for name, tensor in tensors.items():
+        artifact.check_finite(name, tensor)
+    settings.inference_mode = not trainable
+    model = cast("PeftModel", get_peft_model(decoder, settings))
+    set_peft_model_state_dict(model, tensors)
+    return model.train(decoder.training)
+
+
+def merged(model: "PeftModel") -> Decoder:
+    """The decoder inside, the adapter added to its weights: plain maps under the checkpoint's names."""
+    decoder = model.merge_and_unload()
+    assert isinstance(decoder, Decoder)
+    decoder._stored = None  # peft adds by `.data`, which no version counter sees
+    return decoder.requires_grad_()
+
+
+def read_settings(folder: Path) -> "LoraConfig":
+    """The adapter_config.json of a folder, of LoRA and its kin."""
+    from peft import LoraConfig, PeftConfig
+
+    file = artifact.read_json(folder / SETTINGS)
+    kind = file.get("peft_type")
+    if kind != "LORA":
+        raise BadInput(f"{SETTINGS}: peft_type {json.dumps(kind)}; known: LORA, also as rsLoRA, DoRA, with token rows")
+    return cast(LoraConfig, PeftConfig.from_pretrained(str(folder)))
+
+
+def fitted(decoder: Decoder, settings: "LoraConfig") -> "LoraConfig":
+    """A copy of the settings that means the same on our tree of modules. Raises `BadInput` (66)."""
+    settings = copy.deepcopy(settings)
+    settings.task_type = None  # peft would ask for generate's methods
+    settings.base_model_name_or_path = None  # peft takes it from the decoder
+    settings.fan_in_fan_out = False  # every map is an nn.Linear
+    if settings.init_lora_weights not in STARTS:
+        start = json.dumps(settings.init_lora_weights)
+        raise BadInput(f"init_lora_weights {start} changes the base model; convert the adapter to plain LoRA with peft")
+    foreign = next((name for name in FOREIGN if getattr(settings, name, None)), None)
+    if foreign:
+        raise BadInput(f"{foreign} is not known here; leave it out")
+    settings.target_modules = targets(decoder, settings.target_modules)
+    words = decoder.names.words
+    whole = [name for name in settings.modules_to_save or () if f".{words}".endswith(f".{name}")]
+    if whole and decoder.config.tie_word_embeddings:
+        raise BadInput(
+            f"modules_to_save {whole[0]}: this model's head is tied to it, and transformers would give other logits; "
+            "use trainable_token_indices"
+        )
+    return settings
+
+
+def targets(decoder: Decoder, asked: list[str] | set[str] | str | None) -> list[str] | str:
+    """The names of the maps to be wrapped; a text other than `all-linear` is a pattern over whole names."""
+    maps = {name for name, module in decoder.named_modules() if isinstance(module, nn.Linear | nn.Embedding)}
+    inside = {name.rsplit(".", 1)[-1] for name in maps if name.startswith(decoder.names.blocks)}
+    if asked == "all-linear":
+        return sorted(inside)
+    if not asked:
+        raise BadInput(f"target_modules is empty; all-linear, or some of {', '.join(sorted(inside))}")
+    if isinstance(asked, str):
+        if not any(re.fullmatch(asked, name) for name in maps):
+            raise BadInput(f"target_modules {asked!r} fits no module; the first is {min(maps)}")
+        return asked
+    for name in sorted(asked):
+        if not any(f".{known}".endswith(f".{name}") for known in maps):
+            near = difflib.get_close_matches(name, sorted(inside), 1, 0.0)[0]
+            raise BadInput(f"target {name}: no such module; did you mean {near}?")
+    return sorted(asked)
+
+
+def wanted(decoder: Decoder, settings: "LoraConfig") -> Shapes:
+    """The tensors that these settings make on this decoder, by their names on disk."""
+    from peft import get_peft_model, get_peft_model_state_dict
+
+    with torch.device("meta"):
+        probe = get_peft_model(Decoder(decoder.config, seed=None), copy.deepcopy(settings))
+    state = get_peft_model_state_dict(probe, save_embedding_layers=False)
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def check_shapes(decoder: Decoder, found: Shapes, asked: Shapes) -> None:
+    """Raises `BadInput` unless the file holds what its settings make here: another model's adapter, or a torn one."""
+    if found == asked:
+        return
+    config = decoder.config
+    theirs = origin(found, decoder)
+    ours = f"{config.family} {config.hidden_size} × {config.num_hidden_layers}"
+    if theirs not in (None, ours):
+        raise BadInput(f"adapter is for {theirs}, this is {ours}")
+    odd = sorted(name for name in found.keys() | asked.keys() if found.get(name) != asked.get(name))
+    have, need = (list(shapes[odd[0]]) if odd[0] in shapes else "nothing" for shapes in (found, asked))
+    raise BadInput(f"{WEIGHTS} does not fit its settings: {len(odd)} tensors, first {odd[0]}: {have}, asked is {need}")
+
+
+def origin(found: Shapes, decoder: Decoder) -> str | None:
+    """Family, width and layers of the model that an adapter was made for, as far as its tensors tell."""
+    families = sorted(NAMES, key=lambda family: family != decoder.config.family)
+    for family in families:
+        names = NAMES[family]
+        inside = re.compile(rf"{re.escape(PREFIX + names.blocks)}\.(\d+)\.(.+)\.(lora_[AB])\.weight")
+        parts = [(match, shape) for name, shape in found.items() if (match := inside.fullmatch(name))]
+        readers = (names.q, names.k, names.v, names.qkv, names.gate, names.up)
+        width = {shape[1] for match, shape in parts if match[3] == "lora_A" and match[2] in readers}
+        width |= {shape[0] for match, shape in parts if match[3] == "lora_B" and match[2] in (names.o, names.down)}
+        if width:
+            return f"{family} {min(width)} × {1 + max(int(match[1]) for match, _ in parts)}"
+    return None
