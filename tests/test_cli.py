@@ -98,8 +98,8 @@ def test_export_merges_an_adapter(run, tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
-        (("generate", "x", "y", "--max-token", 3), 2, "laconic: Unrecognized options: --max-token, 3; did you mean --max-tokens?"),
-        (("generte",), 2, "laconic: Unrecognized options: generte; see laconic --help"),
+        (("generate", "x", "y", "--max-token", 3), 2, "Unrecognized options: --max-token, 3; did you mean --max-tokens?"),
+        (("gen",), 2, "laconic: Unrecognized options: gen; see laconic --help"),
         (("generate", "x", "y", "--max-tokens", "q"), 2, "Error parsing --max-tokens"),
         (("generate",), 2, "laconic: Missing from laconic generate: MODEL"),
         ((), 2, "laconic: Expected one of {generate, export, verify}"),
@@ -151,7 +151,8 @@ def test_every_end_has_its_code(run, monkeypatch, error, code, said):
 
 
 def test_a_closed_pipe_ends_quietly(story):
-    shell = f'{sys.executable} -m laconic.cli generate {story} Once --max-tokens 400 | head -c 5; echo " ${{PIPESTATUS[0]}}"'
+    command = f"{sys.executable} -m laconic.cli generate {story} Once --max-tokens 400"
+    shell = f'{command} | head -c 5; echo " ${{PIPESTATUS[0]}}"'
     done = subprocess.run(
         ["bash", "-c", shell], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )

@@ -23,7 +23,7 @@ def write(path: Path, text: str) -> None:
     """Writes a file, whole or not at all."""
     from laconic.core import artifact
 
-    artifact.replace_file(path, lambda new: new.write_text(text, encoding="utf-8") and None)
+    artifact.replace_file(path, lambda new: new.write_text(text, encoding="utf-8"))
     say(f"wrote {path}")
 
 
@@ -105,7 +105,7 @@ class Generate:
                 revision=self.revision,
                 allow_missing=self.allow_missing,
             )
-            tokenizer = laconic.load_tokenizer(decoder.folder)
+            tokenizer = laconic.load_tokenizer(decoder.folder or self.model)
         turns = [tokenizer.chat([{"role": "user", "content": prompt}]) for prompt in self.prompts if self.chat]
         start = time.perf_counter()
         written = laconic.generate(

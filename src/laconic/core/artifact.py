@@ -100,7 +100,7 @@ def commit_folder(target: Path, write: Callable[[Path], None], expected: int = 0
         _sync(final.parent)
 
 
-def replace_file(path: Path, write: Callable[[Path], None], expected: int = 0) -> None:
+def replace_file(path: Path, write: Callable[[Path], object], expected: int = 0) -> None:
     """The new file or the old one, nothing between: `write` fills a hidden sibling, which then takes the name."""
     temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
     with on_disk(path, expected):
