@@ -205,14 +205,19 @@ class Decoder(nn.Module):
         *,
         whole: bool,
         eager: bool,
+        shared: bool = False,
     ) -> Frame:
-        """The table of angles of the new slots and the masks of each layer, made once a pass."""
+        """The table of angles of the new slots and the masks of each layer, made once a pass.
+
+        `shared` says, without looking at the tensors, that every row has the positions of the first.
+        """
         cos = sin = None
         how = self.config.rope
         if how is not None:
-            longest = 1 + positions.masked_fill(~live, -1).amax(1)
+            turned = positions[:1] if shared else positions
+            longest = 1 + turned.masked_fill(~live[: len(turned)], -1).amax(1)
             omega, a = rope.SCALINGS[how.kind](how, self.config.head_dim, longest)
-            cos, sin = rope.tables(positions[:, S:], omega, a, dtype)
+            cos, sin = rope.tables(turned[:, S:], omega, a, dtype)
         sdpa_only = self.attention == "sdpa" and not eager
         sights = {
             window: attention.sight(live, S, whole=whole, window=window, bias=bias, sdpa_only=sdpa_only, dtype=dtype)
@@ -241,6 +246,7 @@ class Decoder(nn.Module):
         whole = live is None and state is None
         alive = torch.ones(B, T, dtype=torch.bool, device=vectors.device) if live is None else live
         held = Cache.empty(self.config, B, vectors.dtype, vectors.device) if state is None else state
+        shared = whole and positions is None
         if positions is None:
             positions = places.default_positions(alive, held.positions, held.live)
         all_live, all_positions = torch.cat([held.live, alive], 1), torch.cat([held.positions, positions], 1)
@@ -249,7 +255,9 @@ class Decoder(nn.Module):
             whole = whole or bool(all_live.all())
         wanted = stages.wanted(want, self.config)
         eager = any(not layer.isdisjoint(ATTENTION_STAGES) for layer in wanted.layers)
-        frame = self.frame(all_positions, all_live, held.S, bias, vectors.dtype, whole=whole, eager=eager)
+        frame = self.frame(
+            all_positions, all_live, held.S, bias, vectors.dtype, whole=whole, eager=eager, shared=shared
+        )
 
         x = self.placed(vectors, positions)
         kept = {"embed": x} if "embed" in wanted.model else {}
