@@ -98,7 +98,7 @@ def test_export_merges_an_adapter(run, tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
-        (("generate", "x", "y", "--max-token", 3), 2, "Unrecognized options: --max-token, 3; did you mean --max-tokens?"),
+        (("generate", "x", "y", "--max-token", 3), 2, "options: --max-token, 3; did you mean --max-tokens?"),
         (("gen",), 2, "laconic: Unrecognized options: gen; see laconic --help"),
         (("generate", "x", "y", "--max-tokens", "q"), 2, "Error parsing --max-tokens"),
         (("generate",), 2, "laconic: Missing from laconic generate: MODEL"),

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import subcommand
 
-from laconic.verbs import All, Export, Generate, Ledger, Parity, say
+from laconic.console import say
+from laconic.verbs import All, Export, Generate, Ledger, Parity
 
 USAGE, MISSING, BUG, INPUT_OUTPUT, INTERRUPTED, PIPE_CLOSED = 2, 66, 70, 74, 130, 141
 EXTRAS = {"transformers": "hf", "peft": "hf", "datasets": "hf", "matplotlib": "report"}

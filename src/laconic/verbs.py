@@ -1,47 +1,22 @@
 """The verbs of the command line: their flags, and what each prints and writes."""
 
-import contextlib
 import json
-import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from laconic.console import note, progress, say, write
+
 if TYPE_CHECKING:
     from laconic import Decoder, Generation
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file, whole or not at all."""
-    from laconic.core import artifact
-
-    artifact.replace_file(path, lambda new: new.write_text(text, encoding="utf-8"))
-    say(f"wrote {path}")
-
-
-def say(text: str) -> None:
-    """A note for people, on standard error."""
-    print(text, file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def note(text: str) -> Iterator[None]:
-    """Says on a terminal what is under way, if it lasts."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb" or "NO_COLOR" in os.environ:
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(text):
-        yield
 
 
 def torch_dtype(name: Dtype | None) -> Any:
@@ -232,15 +207,17 @@ class Parity:
 
         from laconic.verify.run import run
 
-        report = run(
-            self.model,
-            reference=self.reference,
-            dtype=self.dtype,
-            inputs=self.inputs,
-            layers=self.layers,
-            write_golden=self.write_golden,
-            command=shlex.join(["laconic", *sys.argv[1:]]),
-        )
+        with progress("comparing") as show:
+            report = run(
+                self.model,
+                reference=self.reference,
+                dtype=self.dtype,
+                inputs=self.inputs,
+                layers=self.layers,
+                write_golden=self.write_golden,
+                command=shlex.join(["laconic", *sys.argv[1:]]),
+                on_case=show,
+            )
         Console().print(report.table())
         print(report.sentence())
         if self.out:

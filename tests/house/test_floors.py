@@ -13,7 +13,13 @@ from tests.house.source import imported, trees
 IN_CORE = {"laconic", "torch", "numpy", "safetensors", "jaxtyping"} | set(sys.stdlib_module_names)
 LAZY_IN_CORE = {("src/laconic/core/weights.py", "huggingface_hub")}  # when a hub name is given in place of a folder
 # These may import laconic inside functions.
-DOORS = ("src/laconic/__init__.py", "src/laconic/cli.py", "src/laconic/verbs.py", "src/laconic/serving/")
+DOORS = (
+    "src/laconic/__init__.py",
+    "src/laconic/cli.py",
+    "src/laconic/verbs.py",
+    "src/laconic/console.py",
+    "src/laconic/serving/",
+)
 
 
 def test_every_import_points_down() -> None:

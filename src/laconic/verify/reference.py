@@ -23,6 +23,7 @@ class Transformers:
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         import transformers
 
+        transformers.utils.logging.disable_progress_bar()  # it would write into our own
         transformers.AttentionInterface.register(NAME, attention)
         transformers.AttentionMaskInterface.register(NAME, transformers.masking_utils.eager_mask)
         load = transformers.AutoModelForCausalLM.from_pretrained

@@ -3,7 +3,7 @@
 import importlib.util
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from laconic.verify.traces import Case, arguments, peaked, stream
 from laconic.verify.twin import Widened
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+OnCase = Callable[[str, int, int], None]
 VARIED = ("I1", "I2", "I8", "I10", "I14", "I15")
 """What a variant of a tiny fixture is read with; the plain one reads everything."""
 
@@ -39,11 +40,13 @@ def run(
     layers: str = "all",
     write_golden: str | Path | None = None,
     command: str = "",
+    on_case: OnCase = lambda name, done, total: None,
 ) -> Report:
     """Compares a folder, a hub name or `tiny:FAMILY` with `reference`: "transformers", or the folder of a bundle.
 
     None takes transformers if it is installed, else the bundle shipped for the model. A comparison that cannot be
-    made is a line in the report, which then is not `ok`. Raises `Usage` for settings that cannot be meant.
+    made is a line in the report, which then is not `ok`. `on_case(name, done, total)` hears of each case begun.
+    Raises `Usage` for settings that cannot be meant.
     """
     if dtype not in DTYPES:
         raise Usage(f"dtype {dtype!r}: known are {', '.join(DTYPES)}")
@@ -51,7 +54,7 @@ def run(
     began = time.monotonic()
     with torch.no_grad():
         decoder, folder = loaded(model, DTYPES[dtype])
-        plan = Plan(model, decoder, folder, dtype, asked, inputs == "all", layers_of(layers, decoder))
+        plan = Plan(model, decoder, folder, dtype, asked, inputs == "all", layers_of(layers, decoder), on_case)
         report = Report.of(decoder, model=model, reference="none", dtype=dtype, command=command)
         try:
             plan.into(report, reference)
@@ -109,10 +112,10 @@ class Plan:
 
     def __init__(
         self, model: str, decoder: Decoder, folder: Path | None, dtype: str, asked: tuple[str, ...], every: bool,
-        layers: frozenset[int] | None,
+        layers: frozenset[int] | None, on_case: OnCase,
     ) -> None:  # fmt: skip
         self.model, self.decoder, self.folder, self.dtype = model, decoder, folder, dtype
-        self.asked, self.every, self.layers = asked, every, layers
+        self.asked, self.every, self.layers, self.on_case = asked, every, layers, on_case
         self.covers: dict[str, tuple[str, ...]] = {}
 
     def done(self, report: Report) -> set[str]:
@@ -174,13 +177,15 @@ class Plan:
         self.covers |= {case.name: case.covers for case in todo}
         if self.dtype != "float32":
             ratios = Ratios(decoder)
-            for case in todo:
+            for n, case in enumerate(todo):
+                self.on_case(case.name, n, len(todo))
                 ratios.add(case, reference)
             found = [replace(f, case=label + f.case) for f in ratios.findings()]
             self.covers |= {label + "all": tuple(name for case in todo for name in case.covers)}
             report.findings += found
             return
-        for case in todo:
+        for n, case in enumerate(todo):
+            self.on_case(case.name, n, len(todo))
             self.one(report, decoder, lambda case=case: reference.stream(case), case)
 
     def one(self, report: Report, decoder: Decoder, told: Any, case: Case) -> None:
