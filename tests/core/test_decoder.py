@@ -1,6 +1,7 @@
 """What a decoder refuses and how it says so; growing, the fingerprint, wanted stages, default positions, dropout."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jaxtyping
@@ -131,6 +132,17 @@ def test_the_fingerprint_follows_the_weights(name: str) -> None:
     decoder(x(1, 3, 48)).hidden.square().sum().backward()
     optimizer.step()
     assert decoder.fingerprint != before
+    before = decoder.fingerprint
+    assert decoder.to(torch.bfloat16).fingerprint != before
+    decoder.load_state_dict(fresh(name).state_dict(), assign=True)
+    assert decoder.fingerprint == fresh(name).fingerprint
+
+
+def test_a_decoder_made_in_inference_mode_has_a_fingerprint(tmp_path: Path) -> None:
+    decoder = fresh("llama")
+    decoder.save_pretrained(tmp_path / "a")
+    with torch.inference_mode():
+        assert Decoder.from_pretrained(tmp_path / "a").fingerprint == decoder.fingerprint == fresh("llama").fingerprint
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -23,6 +23,7 @@ from laconic.core.cache import Cache
 from laconic.core.families import NAMES, DecoderConfig
 
 Read = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
+Version = tuple[tuple[int, int], ...]
 recomputed: Callable[..., Read] = partial(checkpoint, use_reentrant=False)  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -49,7 +50,7 @@ class Decoder(nn.Module):
         self.name_or_path = config.family
         self.folder: Path | None = None
         self.attention, self.recompute = "sdpa", 0
-        self._stored: tuple[str, int] | None = None
+        self._stored: tuple[str, Version] | None = None
         plant(self, names.words, nn.Embedding(config.vocab_size, config.hidden_size))
         if names.places:
             plant(self, names.places, nn.Embedding(config.max_position_embeddings + config.offset, config.hidden_size))
@@ -131,9 +132,9 @@ class Decoder(nn.Module):
             self._stored = (weights.fingerprint(weights.on_disk(self, self.config)), self.version())
         return self._stored[0]
 
-    def version(self) -> int:
-        """A count that grows with every change of a parameter in place."""
-        return sum(p._version for p in self.parameters())
+    def version(self) -> Version:
+        """Of each parameter, where it lies and its count of changes in place; inference tensors have none."""
+        return tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.parameters())
 
     def scale(self, layer: int) -> float:
         """What the scores of a layer are multiplied by (C11)."""
