@@ -118,6 +118,13 @@ def test_grow(name: str, tied: bool) -> None:
     assert bigger.fingerprint != decoder.fingerprint
 
 
+def test_growing_leaves_what_is_frozen_frozen() -> None:
+    decoder = fresh("llama").requires_grad_(False)
+    decoder.words.requires_grad_()
+    for grown in (decoder.grow(3), decoder):
+        assert [name for name, p in grown.named_parameters() if p.requires_grad] == ["model.embed_tokens.weight"]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_fingerprint_follows_the_weights(name: str) -> None:
     decoder = fresh(name)
@@ -153,6 +160,14 @@ def test_a_random_start_is_its_seed(seed: int) -> None:
     assert 0.9 < one.words.weight.std() / config.initializer_range < 1.1
     for name, p in one.named_parameters():
         assert p.ndim == 2 or torch.equal(p, torch.full_like(p, 0.0 if name.endswith("bias") else 1.0))
+
+
+@pytest.mark.cuda
+def test_a_random_start_is_its_seed_on_any_device() -> None:
+    with torch.device("cuda"):
+        there = Decoder(DecoderConfig.small("qwen2"), 0)
+        assert there.grow(2).words.weight.is_cuda
+    assert there.fingerprint == Decoder(there.config, 0).fingerprint
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -147,7 +147,7 @@ class Decoder(nn.Module):
             for name in names:
                 p = self.get_parameter(name)
                 if p.ndim == 2:
-                    p.copy_(torch.randn(p.shape, generator=generator) * self.config.initializer_range)
+                    p.copy_(torch.randn(p.shape, generator=generator, device="cpu") * self.config.initializer_range)
                 else:
                     p.fill_(0.0 if name.endswith("bias") else 1.0)
 
@@ -160,9 +160,11 @@ class Decoder(nn.Module):
         for name in (f"{self.names.words}.weight", f"{self.names.head}.weight"):
             if name in parameters:
                 rows = parameters[name].detach()
-                noise = torch.randn((n, rows.shape[1]), generator=generator).to(rows)
+                noise = torch.randn((n, rows.shape[1]), generator=generator, device="cpu").to(rows)
                 new = rows.mean(0) + noise * rows.std(0) * 1e-2
                 parameters[name] = nn.Parameter(torch.cat([rows, new]), parameters[name].requires_grad)
+        for name, p in bigger.named_parameters():  # assigning asks the shared ones for what these ask
+            p.requires_grad_(parameters[name].requires_grad)
         bigger.load_state_dict(parameters, assign=True)
         bigger.folder, bigger.name_or_path = self.folder, self.name_or_path
         bigger.attention, bigger.recompute = self.attention, self.recompute
