@@ -36,6 +36,8 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("llama", (x(2, 5, 64),), {}, "vectors have width 64, decoder 48"),
     ("llama", (x(2, 0, 48),), {}, "vectors hold no position; T must be at least 1"),
     ("llama", (x(2, 5, 48),), {"live": torch.ones(2, 4).bool()}, "live is [2, 4], vectors are [2, 5]"),
+    ("gpt2", (x(2, 5, 48),), {"live": torch.ones(2, 5).long()}, "live is int64; did you mean live.bool()?"),
+    ("llama", (x(2, 5, 48),), {"positions": torch.zeros(2, 1).long()}, "positions are [2, 1], vectors are [2, 5]"),
     ("llama", (x(2, 5, 48), STATE), {}, "state has 3 layers of 4 heads × 8, decoder 2 of 2 × 16"),
     ("llama", (x(2, 5, 48), Cache((), (), STATE.positions, STATE.live)), {}, "state has 0 layers of 0 heads × 0"),
     ("llama", (x(3, 5, 48), Cache.empty(DecoderConfig.small("llama"), 2)), {}, "state has 2 rows, vectors 3"),

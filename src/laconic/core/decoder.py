@@ -244,17 +244,18 @@ class Decoder(nn.Module):
         added to the scaled scores of every head and layer and is not kept in the state. `want` names stages.
         Raises `ValueError` for shapes, positions or states that do not fit.
         """
-        fit.check_call(self.config, self.attention, vectors, state, live, bias)
+        fit.check_call(self.config, self.attention, vectors, state, live, positions, bias)
         B, T = vectors.shape[:2]
         whole = live is None and state is None
         alive = torch.ones(B, T, dtype=torch.bool, device=vectors.device) if live is None else live
         held = Cache.empty(self.config, B, vectors.dtype, vectors.device) if state is None else state
-        shared = whole and positions is None
+        found, shared = positions is None, whole and positions is None
         if positions is None:
             positions = places.default_positions(alive, held.positions, held.live)
         all_live, all_positions = torch.cat([held.live, alive], 1), torch.cat([held.positions, positions], 1)
         if not torch.compiler.is_compiling():
-            fit.check_positions(self.config, positions)
+            if not found or self.config.place == "table":  # what C22 finds always fits RoPE
+                fit.check_positions(self.config, positions)
             whole = whole or bool(all_live.all())
         wanted = stages.wanted(want, self.config)
         eager = any(not layer.isdisjoint(ATTENTION_STAGES) for layer in wanted.layers)

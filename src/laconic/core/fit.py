@@ -1,5 +1,6 @@
 """What of a call does not fit a decoder, each said in one line."""
 
+import torch
 from torch import Tensor
 
 from laconic.core.attention import BACKENDS
@@ -8,19 +9,27 @@ from laconic.core.families import DecoderConfig
 
 
 def check_call(
-    config: DecoderConfig, backend: str, vectors: Tensor, state: Cache | None, live: Tensor | None, bias: Tensor | None
+    config: DecoderConfig,
+    backend: str,
+    vectors: Tensor,
+    state: Cache | None,
+    live: Tensor | None,
+    positions: Tensor | None,
+    bias: Tensor | None,
 ) -> None:
     """Raises `ValueError` for arguments whose types or shapes do not fit the decoder."""
     if not vectors.is_floating_point():
-        kind = str(vectors.dtype).removeprefix("torch.")
-        raise ValueError(f"vectors are {kind}; did you mean decoder.embed(ids)?")
+        raise ValueError(f"vectors are {kind(vectors)}; did you mean decoder.embed(ids)?")
     if vectors.shape[-1] != config.hidden_size:
         raise ValueError(f"vectors have width {vectors.shape[-1]}, decoder {config.hidden_size}")
     B, T = vectors.shape[:2]
     if T == 0:
         raise ValueError("vectors hold no position; T must be at least 1")
-    if live is not None and live.shape != (B, T):
-        raise ValueError(f"live is {list(live.shape)}, vectors are {[B, T]}")
+    for said, given in (("live is", live), ("positions are", positions)):
+        if given is not None and given.shape != (B, T):
+            raise ValueError(f"{said} {list(given.shape)}, vectors are {[B, T]}")
+    if live is not None and live.dtype != torch.bool:
+        raise ValueError(f"live is {kind(live)}; did you mean live.bool()?")
     if state is not None:
         check_state(config, state, B)
     need = (B, T, T + (state.S if state is not None else 0))
@@ -28,6 +37,11 @@ def check_call(
         raise ValueError(f"bias {list(bias.shape)} does not fit {list(need)}")
     if backend not in BACKENDS:
         raise ValueError(f"attention {backend!r}: known are {', '.join(BACKENDS)}")
+
+
+def kind(x: Tensor) -> str:
+    """The name of a tensor's type."""
+    return str(x.dtype).removeprefix("torch.")
 
 
 def check_state(config: DecoderConfig, state: Cache, B: int) -> None:
