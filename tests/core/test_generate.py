@@ -12,6 +12,7 @@ import laconic
 from laconic.core import generate as generation
 from laconic.core.decoder import Decoder
 from laconic.core.errors import BadInput, NonFinite, Usage
+from laconic.core.families import DecoderConfig
 from laconic.core.generate import Generation, Passes, generate, pad_left
 from tests.conftest import needs, shared_dir
 from tests.core.readings import FAMILIES, decoder_of, fresh
@@ -38,7 +39,7 @@ def ids_of(found: list[Generation]) -> list[list[int]]:
 
 
 class Letters:
-    """A tokenizer whose id i is the byte 32 + i, so that characters may be cut between ids; 96 is a space of two."""
+    """A tokenizer whose id i is the byte 32 + i."""
 
     vocab_size = 97
 
@@ -50,7 +51,7 @@ class Letters:
 
 
 class Bytes(Letters):
-    """Ids are bytes, as far as a vocabulary of 256 goes."""
+    """Ids are bytes, so that a character may be cut between ids."""
 
     vocab_size = 256
 
@@ -61,20 +62,18 @@ class Bytes(Letters):
         return bytes(ids).decode(errors="replace")
 
 
-def scripted(text: bytes, vocabulary: int = 256, shift: int = 0) -> Decoder:
+def scripted(text: bytes) -> Decoder:
     """A decoder that says `text` by heart: OPT without attention and MLP, whose places are what comes next."""
-    from laconic.core.families import DecoderConfig
-
-    config = DecoderConfig.small("opt", vocab_size=vocabulary, hidden_size=256, head_dim=64, tie_word_embeddings=False)
+    config = DecoderConfig.small("opt", vocab_size=256, hidden_size=256, head_dim=64, tie_word_embeddings=False)
     decoder = Decoder(config)
     with torch.no_grad():
         for p in decoder.parameters():
             p.zero_()
         decoder.get_parameter("model.decoder.final_layer_norm.weight").fill_(1.0)
-        decoder.get_parameter("lm_head.weight").copy_(torch.eye(vocabulary, 256))
+        decoder.get_parameter("lm_head.weight").copy_(torch.eye(256))
         places = decoder.get_parameter("model.decoder.embed_positions.weight")
         for p, byte in enumerate(text):
-            places[p + 2, byte - shift] = 1.0
+            places[p + 2, byte] = 1.0
     return decoder.eval()
 
 
