@@ -119,6 +119,16 @@ Past = tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]
 ATTENTION_STAGES = frozenset({"scores", "scores_seen", "probs"})
 
 
+def rotated(x: Float[Tensor, "B N T E"], frame: Frame) -> Float[Tensor, "B N T E"]:
+    """Queries or keys after rotation, as they are where a family has none."""
+    return x if frame.cos is None or frame.sin is None else rope.rotate(x, frame.cos, frame.sin)
+
+
+def joined(x: Float[Tensor, "B G T E"], past: Past | None, which: int) -> Float[Tensor, "B G P E"]:
+    """Keys (0) or values (1) of the past, then the new ones."""
+    return x if past is None else torch.cat([past[which], x], 2)
+
+
 class Block(nn.Module):
     """Layer `index`, its parts under the names of the family's checkpoint.
 
@@ -183,12 +193,8 @@ class Block(nn.Module):
     ) -> tuple[Float[Tensor, "B T D"], Tensor, Tensor]:
         """Attention of one layer on its past: the output, and the keys and values of past and present."""
         q, k, v = self.heads(y, note)
-        if frame.cos is not None and frame.sin is not None:
-            q, k = rope.rotate(q, frame.cos, frame.sin), rope.rotate(k, frame.cos, frame.sin)
-        q, k = note("q_rot", q), note("k_rot", k)
-        if past is not None:
-            k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
-        k, v = note("k_cache", k), note("v_cache", v)
+        q, k = note("q_rot", rotated(q, frame)), note("k_rot", rotated(k, frame))
+        k, v = note("k_cache", joined(k, past, 0)), note("v_cache", joined(v, past, 1))
         return note("attn_out", self.output(self.context(q, k, v, frame, note, wants))), k, v
 
     def context(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, note: Note, wants: bool) -> Tensor:

@@ -10,11 +10,10 @@ import difflib
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from laconic.core import attention, places, rope
-from laconic.core.block import Block, Frame, Past
+from laconic.core import attention, places
+from laconic.core.block import Block, Frame, Past, joined, rotated
 from laconic.core.families import DecoderConfig
 
 
@@ -45,16 +44,6 @@ class Stage(NamedTuple):
     bitwise: bool = False
 
 
-def rotated(at: At, x: Tensor) -> Tensor:
-    """Queries or keys after rotation, as they are where a family has none."""
-    return x if at.frame.cos is None or at.frame.sin is None else rope.rotate(x, at.frame.cos, at.frame.sin)
-
-
-def joined(at: At, x: Tensor, which: int) -> Tensor:
-    """Keys (0) or values (1) of the past, then the new ones."""
-    return x if at.past is None else torch.cat([at.past[which], x], 2)
-
-
 def seen_scores(at: At, a: Tensor) -> Tensor:
     """Scores after bias and visibility."""
     assert at.sight.seen is not None
@@ -68,10 +57,10 @@ LAYER: tuple[Stage, ...] = (
     Stage("q", "QKV", "C9, C10", ("q_raw",), "B H T E", lambda at, x: at.block.normed(x, "q_norm")),
     Stage("k", "QKV", "C9, C10", ("k_raw",), "B G T E", lambda at, x: at.block.normed(x, "k_norm")),
     Stage("v", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project(y)[2]),
-    Stage("q_rot", "RoPE", "C3–C6", ("q",), "B H T E", rotated),
-    Stage("k_rot", "RoPE", "C3–C6", ("k",), "B G T E", rotated),
-    Stage("k_cache", "KV cache", "–", ("k_rot",), "B G P E", lambda at, k: joined(at, k, 0), True),
-    Stage("v_cache", "KV cache", "–", ("v",), "B G P E", lambda at, v: joined(at, v, 1), True),
+    Stage("q_rot", "RoPE", "C3–C6", ("q",), "B H T E", lambda at, q: rotated(q, at.frame)),
+    Stage("k_rot", "RoPE", "C3–C6", ("k",), "B G T E", lambda at, k: rotated(k, at.frame)),
+    Stage("k_cache", "KV cache", "–", ("k_rot",), "B G P E", lambda at, k: joined(k, at.past, 0), True),
+    Stage("v_cache", "KV cache", "–", ("v",), "B G P E", lambda at, v: joined(v, at.past, 1), True),
     Stage(
         "scores",
         "scores",
