@@ -43,6 +43,8 @@ class Decoder(nn.Module):
     the parameters are left as the construction device makes them.
     """
 
+    is_gradient_checkpointing = False  # what peft asks; else it leaves a hook on the words, which ours does not need
+
     def __init__(self, config: DecoderConfig, seed: int | None = 0) -> None:
         super().__init__()
         names = NAMES[config.family]
