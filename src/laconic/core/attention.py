@@ -130,10 +130,14 @@ def eager(
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, sight: Sight, dropout: float) -> Float[Tensor, "B T HE"]:
-    """The same by `scaled_dot_product_attention`; `is_causal` only from nothing, because it is upper-left aligned."""
+    """The same by `scaled_dot_product_attention`; `is_causal` only from nothing, because it is upper-left aligned.
+
+    On CUDA only the flash kernel takes grouped heads: half precision, no mask, E up to 256; others would hold scores.
+    """
     H = q.shape[1]
     grouped = k.shape[1] != H
-    if grouped and q.is_cuda and (sight.mask is not None or q.shape[-1] > 256):
+    half = v.dtype in (torch.bfloat16, torch.float16)  # not q's: autocast leaves rotated queries wide
+    if grouped and q.is_cuda and (sight.mask is not None or q.shape[-1] > 256 or not half):
         k, v, grouped = repeat_heads(k, H), repeat_heads(v, H), False
     c = F.scaled_dot_product_attention(q, k, v, sight.mask, dropout, sight.causal, scale=scale, enable_gqa=grouped)
     return c.transpose(1, 2).flatten(2)
