@@ -50,9 +50,10 @@ def test_the_slab_is_the_value(name: str, rows: list[list[int]]) -> None:
     assert (got[:, :, -97:].argmax(-1) == asked[:, :, -97:].argmax(-1)).all()
 
 
+@pytest.mark.parametrize("copies", [0, 30_000], ids=["none", "some"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "qwen2"])
-def test_modules_in_place_of_copies(name: str) -> None:
-    got, asked, floor = both(name, ROWS, copies=0)
+def test_modules_in_place_of_copies(name: str, copies: int) -> None:
+    got, asked, floor = both(name, ROWS, copies=copies)
     assert error(got, asked) <= FLOORS * floor
 
 

@@ -73,15 +73,21 @@ class Parts(NamedTuple):
 
 
 def parts(decoder: Decoder, copies: int = COPIES) -> Parts:
-    """The maps of a plain decoder, as copies while all of them fit into `copies` bytes."""
+    """The maps of a plain decoder, the first of them as copies: as many as fit into `copies` bytes."""
     config, names = decoder.config, decoder.names
     words = decoder.words.weight
-    size = sum(p.nbytes for name, p in decoder.named_parameters() if p.ndim == 2 and not name.startswith(names.words))
-    copy = size + words.nbytes * config.tie_word_embeddings <= copies
+    left = copies
+
+    def map_of(maps: Sequence[tuple[Tensor, Tensor | None]]) -> Map:
+        nonlocal left
+        size = sum(w.nbytes for w, _ in maps)
+        copy = size <= left
+        left -= size if copy else 0
+        return fused(maps, copy)
 
     def joined(block: Block, *roles: str) -> Map:
         modules = [block.part(role) for role in roles]
-        return fused([(m.weight, m.bias) for m in modules if isinstance(m, nn.Linear)], copy)
+        return map_of([(m.weight, m.bias) for m in modules if isinstance(m, nn.Linear)])
 
     def layer(i: int, block: Block) -> Layer:
         return Layer(
@@ -100,7 +106,7 @@ def parts(decoder: Decoder, copies: int = COPIES) -> Parts:
     layers = [layer(i, block) for i, block in enumerate(decoder.blocks) if isinstance(block, Block)]
     head = words if config.tie_word_embeddings else decoder.get_parameter(f"{names.head}.weight")
     places = decoder.get_parameter(f"{names.places}.weight") if names.places else None
-    return Parts(config, words, places, layers, decoder.get_submodule(names.final_norm), fused([(head, None)], copy))
+    return Parts(config, words, places, layers, decoder.get_submodule(names.final_norm), map_of([(head, None)]))
 
 
 def fused(maps: Sequence[tuple[Tensor, Tensor | None]], copy: bool) -> Map:
