@@ -80,7 +80,7 @@ def training_rows(found: Pair, scale: Scale) -> list[tuple[str, ...]]:
     ids, targets = batch_of(found.ours.config, scale)
     models = {"ours": found.ours.train()} | ({"theirs": found.theirs.train()} if PEERS else {})
     ways = {side: step(model, ids, targets) for side, model in models.items()}
-    times = {side: clock(t) for side, t in race(ways, scale.rounds, scale.patience).items()}
+    times = {side: clock(t) for side, t in race(ways, scale.rounds, 2 * scale.patience).items()}
     held = {side: memory(models[side], ways[side]) / MEBI for side in ways}
     folder = str(found.ours.folder)
     grown: dict[str, float] = {}
