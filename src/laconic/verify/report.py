@@ -46,7 +46,6 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     inputs: list[Input] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    notes: dict[str, str] = field(default_factory=dict)
     cause: str = ""
     seconds: float = 0.0
 
