@@ -108,7 +108,7 @@ def test_trained_here_read_there_and_merged(folder: Path, kind: str) -> None:
     assert Decoder.from_pretrained(folder.parent / "merged").fingerprint == plain.fingerprint
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["rsLoRA", "DoRA", "token rows"])  # rsLoRA is LoRA on another scale
 def test_trained_there_read_here(folder: Path, kind: str) -> None:
     reference = AutoModelForCausalLM.from_pretrained(folder)
     asked = settings(kind)

@@ -78,6 +78,19 @@ def test_take_and_join_are_batches(name: str, reading: Reading, data: st.DataObj
 
 
 @SOME
+def test_join_pads_left_as_a_batch_would_be(name: str) -> None:
+    decoder = decoder_of(name)
+    long, short = noise(1, 1, 5, 48), noise(2, 1, 2, 48)
+    live = torch.tensor([[True] * 5, [False] * 3 + [True] * 2])
+    batch = decoder(torch.cat([long, torch.cat([noise(3, 1, 3, 48), short], 1)]), live=live).state
+    joined = Cache.join(decoder(long).state, decoder(short).state)
+    assert torch.equal(joined.live, live)
+    assert torch.equal(joined.positions, batch.positions)
+    same_held(joined, batch)
+    same(decoder(noise(4, 2, 2, 48), joined).hidden, decoder(noise(4, 2, 2, 48), batch).hidden)
+
+
+@SOME
 @pytest.mark.parametrize("B", [1, 2])
 def test_fork_gives_rows_that_go_their_own_ways(name: str, B: int) -> None:
     decoder = decoder_of(name)

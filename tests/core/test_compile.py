@@ -41,7 +41,7 @@ def test_every_argument_passes_through(compiled: dict[str, Any], name: str) -> N
 def test_a_pass_that_wants_nothing_has_no_operation_for_stages(compiled: dict[str, Any]) -> None:
     found = compiled["stages,llama"]
     assert found["plain"] == found["bare"]
-    assert len(found["looked"]) > len(found["plain"]) > 50
+    assert len(found["looked"]) > len(found["plain"]) > 40
 
 
 def test_gradients_under_the_compiler(compiled: dict[str, Any]) -> None:

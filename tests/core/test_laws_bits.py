@@ -11,9 +11,9 @@ from torch import Tensor
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder, Seen
 from laconic.core.stages import MODEL, layer_stages
-from tests.core.readings import FAMILIES, VARIANTS, Reading, at_once, decoder_of, fresh, noise, readings, within_floor
+from tests.core.readings import FAMILIES, SOME, Reading, at_once, decoder_of, fresh, noise, readings, within_floor
 
-EVERY = pytest.mark.parametrize("name", VARIANTS)
+EVERY = pytest.mark.parametrize("name", SOME)
 
 
 def bits(seen: Seen) -> list[Tensor]:
@@ -37,7 +37,7 @@ def test_three_runs_have_equal_bits(name: str, reading: Reading) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("T", [4, 7, 40])
+@pytest.mark.parametrize("T", [4, 31])
 def test_a_batch_of_eight_is_its_rows_bit_for_bit(name: str, T: int) -> None:
     decoder, vectors = decoder_of(name, torch.float32), noise(1, 8, T, 48, dtype=torch.float32)
     first = decoder(noise(2, 8, 5, 48, dtype=torch.float32)).state
@@ -50,7 +50,7 @@ def test_a_batch_of_eight_is_its_rows_bit_for_bit(name: str, T: int) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("T", [1, 3])
+@pytest.mark.parametrize("T", [1])
 def test_a_short_batch_of_eight_is_its_rows_within_the_floor(name: str, T: int) -> None:
     """Up to three rows of a matrix MKL multiplies by another kernel, so bits are asked for from four on."""
     vectors = noise(1, 8, T, 48)
@@ -66,15 +66,16 @@ def test_a_short_batch_of_eight_is_its_rows_within_the_floor(name: str, T: int) 
 
 @EVERY
 @given(reading=readings(), data=st.data())
-@settings(max_examples=3)
+@settings(max_examples=2)
 def test_want_changes_no_bit(name: str, reading: Reading, data: st.DataObject) -> None:
     decoder, reading = decoder_of(name, torch.float32), reading.to(torch.float32)
     names = [stage.name for stage in (*layer_stages(decoder.config), *MODEL)] + ["hidden", "hidden.2", "probs.1", "k.0"]
-    want = tuple(data.draw(st.sets(st.sampled_from(names), min_size=1)))
-    plain, looked = at_once(decoder, reading), at_once(decoder, reading, want)
-    assert equal(plain, looked)
+    plain = at_once(decoder, reading)
     assert plain.stages == {}
-    assert {key.split(".")[0] for key in looked.stages} == {key.split(".")[0] for key in want}
+    for want in (("scores", "probs"), ("hidden",), tuple(data.draw(st.sets(st.sampled_from(names), min_size=1)))):
+        looked = at_once(decoder, reading, want)
+        assert equal(plain, looked)
+        assert {key.split(".")[0] for key in looked.stages} == {key.split(".")[0] for key in want}
 
 
 @EVERY
@@ -83,6 +84,7 @@ def test_want_changes_no_bit(name: str, reading: Reading, data: st.DataObject) -
 def test_a_pass_writes_to_nothing(name: str, reading: Reading, biased: bool) -> None:
     """Version counters and values of parameters, buffers and arguments stay; so do the module's own attributes."""
     decoder, reading = fresh(name), reading.to(torch.float32)
+    attributes = {key: dict(vars(module)) for key, module in decoder.named_modules()}
     B, T = reading.live.shape
     state = decoder(noise(1, B, 3, 48, dtype=torch.float32)).state.detach()
     bias = noise(2, 1, T, T + 3, dtype=torch.float32) if biased else None
@@ -90,7 +92,6 @@ def test_a_pass_writes_to_nothing(name: str, reading: Reading, biased: bool) -> 
     given = {"vectors": reading.vectors, "live": reading.live, "positions": positions, **state.tensors()}
     given |= dict(decoder.named_parameters()) | ({"bias": bias} if bias is not None else {})
     before = {key: (x._version, x.detach().clone()) for key, x in given.items()}
-    attributes = {key: dict(vars(module)) for key, module in decoder.named_modules()}
     seen = decoder(reading.vectors, state, live=reading.live, positions=positions, bias=bias, want=("probs", "logits"))
     seen.hidden.sum().backward()
     assert {key: x._version for key, x in given.items()} == {key: version for key, (version, _) in before.items()}
