@@ -89,7 +89,8 @@ def main() -> None:
     except (Exception, KeyboardInterrupt) as error:
         if os.environ.get("LACONIC_DEBUG") == "1":
             raise
-        sys.stdout.flush()
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()
         code, text = end_of(error)
         say(f"laconic: {text}")
     sys.exit(code)

@@ -35,6 +35,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("llama", (torch.ones(2, 5, 48, dtype=torch.long),), {}, "vectors are int64; did you mean decoder.embed(ids)?"),
     ("llama", (x(2, 5, 64),), {}, "vectors have width 64, decoder 48"),
     ("llama", (x(2, 0, 48),), {}, "vectors hold no position; T must be at least 1"),
+    ("llama", (x(0, 2, 48),), {}, "vectors hold no row; B must be at least 1"),
     ("llama", (x(2, 5, 48),), {"live": torch.ones(2, 4).bool()}, "live is [2, 4], vectors are [2, 5]"),
     ("gpt2", (x(2, 5, 48),), {"live": torch.ones(2, 5).long()}, "live is int64; did you mean live.bool()?"),
     ("llama", (x(2, 5, 48),), {"positions": torch.zeros(2, 1).long()}, "positions are [2, 1], vectors are [2, 5]"),

@@ -86,6 +86,21 @@ def test_vocab_and_merges_alone(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path).eos == 0
 
 
+def test_a_null_in_one_file_hides_no_name_in_the_other(tmp_path: Path) -> None:
+    byte_level(tmp_path, {})
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "a"}')
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.eos == tokenizer.encode("a", special=False)[0]
+
+
+def test_a_template_that_is_no_text(stories: Path, tmp_path: Path) -> None:
+    shutil.copytree(stories, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_bytes(b"ab\xff")
+    with pytest.raises(BadInput, match=r"chat_template.jinja: not UTF-8 at byte 2; fetch it again"):
+        load_tokenizer(tmp_path / "model")
+
+
 def test_nothing_is_cut_or_padded(stories: Path, tmp_path: Path) -> None:
     source = json.loads((stories / "tokenizer.json").read_text(encoding="utf-8"))
     source["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}

@@ -288,7 +288,8 @@ class Decoder(nn.Module):
     def endings(self, hidden: Tensor, live: Tensor, names: frozenset[str]) -> dict[str, Tensor]:
         """The stages after the last layer that are asked for."""
         made = {"final_norm": hidden, "live": live}
-        if names - {"embed", "final_norm"}:
-            for stage in stages.MODEL[2:]:
-                made[stage.name] = stage.function(self, *(made[name] for name in stage.inputs))
+        for stage in stages.MODEL[2:]:
+            if not names - {"embed"} - made.keys():
+                break
+            made[stage.name] = stage.function(self, *(made[name] for name in stage.inputs))
         return {name: made[name] for name in names if name in made}

@@ -23,8 +23,8 @@ def check_call(
     if vectors.shape[-1] != config.hidden_size:
         raise ValueError(f"vectors have width {vectors.shape[-1]}, decoder {config.hidden_size}")
     B, T = vectors.shape[:2]
-    if T == 0:
-        raise ValueError("vectors hold no position; T must be at least 1")
+    if 0 in (B, T):
+        raise ValueError(f"vectors hold no {'position; T' if T == 0 else 'row; B'} must be at least 1")
     for said, given in (("live is", live), ("positions are", positions)):
         if given is not None and given.shape != (B, T):
             raise ValueError(f"{said} {list(given.shape)}, vectors are {[B, T]}")

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from laconic.core import fit
@@ -67,7 +67,7 @@ def generate(
     *,
     ids: Ids | None = None,
     vectors: Float[Tensor, "B T D"] | None = None,
-    live: Bool[Tensor, "B T"] | None = None,
+    live: Shaped[Tensor, "B T"] | None = None,
     state: Cache | None = None,
     max_tokens: int,
     min_tokens: int = 0,
@@ -106,12 +106,15 @@ def generate(
             )
         first = check_length(decoder, prompt, state, max_tokens)
         ends = decoder.config.eos if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+        V = decoder.config.vocab_size
+        for end in ends if eos is not None else ():
+            check("eos", end, 0 <= end < V, f"in [0, vocabulary {V})")
         decode = None if tokenizer is None else tokenizer.decode
         rows = [
             Row(b, Wording(decode, row, stop) if decode else None, ends, max_tokens, on_token)
             for b, row in enumerate(prompt.rows)
         ]
-        sampler = Sampler(how, seeds, prompt.rows, ends)
+        sampler = Sampler(how, seeds, prompt.rows, [end for end in ends if end < V])
         return run(decoder, prompt, state, chunk, rows, sampler, min_tokens, first)
 
 

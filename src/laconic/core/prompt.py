@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder
 from laconic.core.errors import BadInput, Usage
+from laconic.core.fit import kind
 from laconic.core.places import last_live
 
-Ids = Sequence[Sequence[int]] | Int[Tensor, "B T"]
+Ids = Sequence[Sequence[int]] | Shaped[Tensor, "B T"]
 
 
 @runtime_checkable
@@ -45,8 +46,10 @@ def pad_left(rows: Sequence[Sequence[int]], pad: int = 0) -> tuple[Int[Tensor, "
     T = max(map(len, rows), default=0)
     ids = [[pad] * (T - len(row)) + list(row) for row in rows]
     live = [[False] * (T - len(row)) + [True] * len(row) for row in rows]
-    return torch.tensor(ids, dtype=torch.long).view(len(rows), T), torch.tensor(live, dtype=torch.bool).view(
-        len(rows), T
+    shape, cpu = (len(rows), T), "cpu"
+    return (
+        torch.tensor(ids, dtype=torch.long, device=cpu).view(shape),
+        torch.tensor(live, dtype=torch.bool, device=cpu).view(shape),
     )
 
 
@@ -65,15 +68,20 @@ def prompt_of(
     given = [name for name, x in (("prompts", prompts), ("ids", ids), ("vectors", vectors)) if x is not None]
     if len(given) != 1:
         raise Usage(f"{' and '.join(given) or 'no prompt'} given; give one of prompts, ids and vectors")
+    if live is not None and live.dtype != torch.bool:
+        raise Usage(f"live is {kind(live)}; give booleans, mask.bool() say")
     if isinstance(ids, Tensor):
+        if ids.is_floating_point():
+            raise Usage(f"ids are {kind(ids)}; did you mean vectors=?")
         alive = torch.ones_like(ids, dtype=torch.bool) if live is None else live
-        ids = [[int(i) for i in row[there]] for row, there in zip(ids, alive, strict=True)]
+        ids = [[int(i) for i in row[there]] for row, there in zip(ids.cpu(), alive.cpu(), strict=True)]
     elif live is not None and vectors is None:
         raise Usage(f"live given with {given[0]}, whose padding is made here; give live with vectors")
     if vectors is not None:
-        alive = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device) if live is None else live
+        alive = torch.ones(vectors.shape[:2], dtype=torch.bool) if live is None else live
         check_rows(alive)
-        return Prompt(None, vectors, alive, [[] for _ in range(len(alive))])
+        device = decoder.words.weight.device
+        return Prompt(None, vectors.to(device), alive.to(device), [[] for _ in range(len(alive))])
     rows = encoded(tokenizer, prompts) if prompts is not None else [list(row) for row in ids or ()]
     check_ids(rows, decoder.config.vocab_size)
     padded, alive = pad_left(rows)

@@ -6,6 +6,7 @@ top-p (arXiv:1904.09751), min-p (arXiv:2407.01082), repetition penalty (arXiv:19
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -79,7 +80,8 @@ def filtered(logits: Float[Tensor, "B V"], how: Sampling) -> Float[Tensor, "B V"
 def drawn(logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B 1"]) -> Int[Tensor, " B"]:
     """The first id at which the cumulative probability passes a number in [0, 1), by row."""
     mass = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
-    return torch.searchsorted(mass, uniform.to(mass) * mass[:, -1:], right=True)[:, 0]
+    place = torch.searchsorted(mass, uniform.to(mass) * mass[:, -1:], right=True)[:, 0]
+    return place.clamp(max=mass.shape[1] - 1)  # of logits that are no numbers, which the caller refuses
 
 
 class Sampler:
@@ -90,7 +92,7 @@ class Sampler:
 
     def __init__(self, how: Sampling, seeds: Sequence[int], rows: Sequence[Sequence[int]], held: Sequence[int]) -> None:
         self.how, self.rows = how, rows
-        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
         self.held = list(held)
         self.there: Tensor | None = None
 
@@ -101,7 +103,9 @@ class Sampler:
         if hold and self.held:
             logits = logits.index_fill(1, torch.tensor(self.held, device=logits.device), -math.inf)
         if self.how.temperature:
-            uniform = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in self.generators])
+            uniform = torch.stack(
+                [torch.rand(1, generator=g, dtype=torch.float64, device="cpu") for g in self.generators]
+            )
             ids = drawn(filtered(logits, self.how), uniform)
         else:
             ids = next_token(logits)

@@ -71,8 +71,8 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     """From tokenizer.json, else from vocab.json and merges.txt as GPT-2 and OPT have them. Raises `BadInput`."""
     root = Path(folder)
     config = optional(root, "tokenizer_config.json")
-    named = {**optional(root, "special_tokens_map.json"), **config}
-    special = {role: token for role in SPECIAL if (token := content(named.get(role))) is not None}
+    maps = (optional(root, "special_tokens_map.json"), config)  # the second wins where it names one
+    special = {role: token for named in maps for role in SPECIAL if (token := content(named.get(role))) is not None}
     whole = inside(root, "tokenizer.json")
     files = [whole] if whole.is_file() else [inside(root, name) for name in ("vocab.json", "merges.txt")]
     if not all(file.is_file() for file in files):
@@ -127,7 +127,10 @@ def chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else what tokenizer_config.json holds: a text, or a list with one named default."""
     path = inside(root, "chat_template.jinja")
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{path.name}: not UTF-8 at byte {error.start}; fetch it again") from None
     found = config.get("chat_template")
     if isinstance(found, list):
         found = next((entry.get("template") for entry in found if entry.get("name") == "default"), None)
