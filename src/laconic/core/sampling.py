@@ -6,7 +6,6 @@ top-p (arXiv:1904.09751), min-p (arXiv:2407.01082), repetition penalty (arXiv:19
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
