@@ -67,6 +67,24 @@ def test_the_same_seed_draws_the_same_text(run, story):
     assert draw(7) == draw(7) != draw(8)
 
 
+def test_export_keeps_the_stored_type(run, tmp_path):
+    Decoder(DecoderConfig.small("qwen2")).save_pretrained(tmp_path / "half", dtype=torch.float16)
+    assert run("export", tmp_path / "half", "--out", tmp_path / "out")[0] == 0
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "half/model.safetensors").read_bytes()
+
+
+def test_prompts_are_utf8_whatever_the_locale(run, story):
+    odd = "é".encode().decode("ascii", "surrogateescape")  # what Python makes of it under LC_ALL=C
+    assert run("generate", story, odd, "--max-tokens", 3)[1] == run("generate", story, "é", "--max-tokens", 3)[1]
+    assert run("generate", story, "\udcff", "--max-tokens", 3)[::2] == (2, "laconic: '\\udcff' is not UTF-8\n")
+
+
+def test_a_warning_is_one_line(run, story):
+    code, _, err = run("generate", story, "Once", "--max-tokens", 520)
+    assert code == 0
+    assert "laconic: position 512 ≥ 512 of llama: farther than it was trained\n" in err
+
+
 def test_a_llama2c_file_is_exported_bit_for_bit(run, story, tmp_path):
     code, _, err = run("export", story / "stories260K.bin", "--out", tmp_path / "out")
     assert code == 0
@@ -105,6 +123,8 @@ def test_export_merges_an_adapter(run, tmp_path):
         ((), 2, "laconic: Expected one of {generate, export, verify}"),
         (("verify", "parity", "tiny:phi"), 66, "tiny:phi: known are"),
         (("verify", "parity", "tiny:llama", "--inputs", "I99"), 2, "--inputs I99: known are"),
+        (("generate", "x"), 2, "laconic: no prompt given; laconic generate MODEL PROMPT"),
+        (("verify", "parity", "tiny:llama", "--out", "no/such.html"), 66, "no/such.html: no folder no to write into"),
         (("generate", "no such folder", "y"), 66, "is no folder and no name on the hub"),
         (("export", "gone.bin", "--out", "x"), 66, "no gone.bin in ."),
     ],
@@ -122,8 +142,8 @@ def test_settings_are_refused_before_a_pass(run, story):
         ("--top-p", 0, "top_p 0: must be in (0, 1]"),
         ("--max-tokens", 0, "max_tokens 0: must be ≥ 1"),
     ):
-        code, _, err = run("generate", story, "Once", flag, value)
-        assert code == 2
+        code, out, err = run("generate", story, "Once", flag, value)
+        assert (code, out) == (2, "")
         assert said in err
 
 
@@ -136,6 +156,9 @@ def test_settings_are_refused_before_a_pass(run, story):
         (FileNotFoundError(errno.ENOENT, "gone", "a/b"), 66, "a/b: not there"),
         (OSError(errno.ENOSPC, "No space left on device", "a/b"), 74, "a/b: No space left on device"),
         (ModuleNotFoundError("No module named 'peft'", name="peft"), 2, "pip install 'laconic[hf]'"),
+        (MemoryError(), 71, "out of memory; take a smaller --dtype"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 71, "out of memory"),
+        (RuntimeError("oh"), 70, "a bug in laconic: RuntimeError: oh"),
         (ZeroDivisionError("oh"), 70, "a bug in laconic: ZeroDivisionError: oh"),
     ],
 )

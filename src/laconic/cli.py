@@ -5,6 +5,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from typing import Annotated, Any
 
 import tyro
@@ -13,7 +14,7 @@ from tyro.conf import subcommand
 from laconic.console import say
 from laconic.verbs import All, Export, Generate, Ledger, Parity
 
-USAGE, MISSING, BUG, INPUT_OUTPUT, INTERRUPTED, PIPE_CLOSED = 2, 66, 70, 74, 130, 141
+USAGE, MISSING, BUG, MEMORY, INPUT_OUTPUT, INTERRUPTED, PIPE_CLOSED = 2, 66, 70, 71, 74, 130, 141
 EXTRAS = {"transformers": "hf", "peft": "hf", "datasets": "hf", "matplotlib": "report"}
 
 Verify = Annotated[
@@ -73,6 +74,8 @@ def end_of(error: BaseException) -> tuple[int, str]:
                 USAGE,
                 f"{error.name} is not installed; pip install 'laconic[{EXTRAS[error.name.partition('.')[0]]}]'",
             )
+        case MemoryError() | RuntimeError() if isinstance(error, MemoryError) or "allocate" in str(error):
+            return MEMORY, "out of memory; take a smaller --dtype, fewer or shorter prompts, or a smaller model"
         case _:
             text = f"a bug in laconic: {type(error).__name__}: {error}; LACONIC_DEBUG=1 shows where, please report it"
             return BUG, text
@@ -80,6 +83,10 @@ def end_of(error: BaseException) -> tuple[int, str]:
 
 def main() -> None:
     """Runs one command and exits with its code; a traceback only under `LACONIC_DEBUG=1`."""
+    warnings.showwarning = lambda message, *_: say(f"laconic: {message}")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")  # whatever the locale says
     try:
         code = parse(sys.argv[1:]).run()
         sys.stdout.flush()

@@ -1,6 +1,7 @@
 """The verbs of the command line: their flags, and what each prints and writes."""
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.console import note, progress, say, write
+from laconic.core.errors import BadInput, Usage
 
 if TYPE_CHECKING:
     from laconic import Decoder, Generation
@@ -24,6 +26,14 @@ def torch_dtype(name: Dtype | None) -> Any:
     import torch
 
     return None if name is None else getattr(torch, name)
+
+
+def utf8(text: str) -> str:
+    """An argument as UTF-8, whatever the locale took it for."""
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeError:
+        raise Usage(f"{text!r} is not UTF-8") from None
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,9 @@ class Generate:
         """Loads, writes, reports; the text on standard output, the figures on standard error."""
         import laconic
 
+        prompts = [utf8(prompt) for prompt in self.prompts]
+        if not prompts:
+            raise Usage("no prompt given; laconic generate MODEL PROMPT")
         with note(f"loading {self.model}"):
             decoder = laconic.Decoder.from_pretrained(
                 self.model,
@@ -81,12 +94,12 @@ class Generate:
                 allow_missing=self.allow_missing,
             )
             tokenizer = laconic.load_tokenizer(decoder.folder or self.model)
-        turns = [tokenizer.chat([{"role": "user", "content": prompt}]) for prompt in self.prompts if self.chat]
+        turns = [tokenizer.chat([{"role": "user", "content": prompt}]) for prompt in prompts if self.chat]
         start = time.perf_counter()
         written = laconic.generate(
             decoder,
             tokenizer,
-            None if self.chat else self.prompts,
+            None if self.chat else prompts,
             ids=[tokenizer.encode(turn, special=False) for turn in turns] if self.chat else None,
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
@@ -97,25 +110,24 @@ class Generate:
             repetition_penalty=self.repetition_penalty,
             stop=self.stop,
             seed=self.seed,
-            on_token=self.streamer(),
+            on_token=self.streamer(prompts),
         )
-        self.tell(written, decoder, time.perf_counter() - start)
+        self.tell(prompts, written, decoder, time.perf_counter() - start)
         return 0
 
-    def streamer(self) -> Callable[[int, int, str, float], None] | None:
+    def streamer(self, prompts: list[str]) -> Callable[[int, int, str, float], None] | None:
         """Prints a single text while it is written; several, or JSON, are printed whole at the end."""
-        if self.format == "json" or len(self.prompts) != 1:
+        if self.format == "json" or len(prompts) != 1:
             return None
-        sys.stdout.write(self.prompts[0])
-        sys.stdout.flush()
+        head = iter(prompts)
 
         def show(row: int, token: int, text: str, logprob: float) -> None:
-            sys.stdout.write(text)
+            sys.stdout.write(next(head, "") + text)
             sys.stdout.flush()
 
         return show
 
-    def tell(self, written: "list[Generation]", decoder: "Decoder", seconds: float) -> None:
+    def tell(self, prompts: list[str], written: "list[Generation]", decoder: "Decoder", seconds: float) -> None:
         """What was written, and how many passes and seconds it took."""
         tokens = sum(len(g.ids) for g in written)
         if self.format == "json":
@@ -127,15 +139,15 @@ class Generate:
                     "stop_reason": g.stop_reason,
                     "passes": g.passes._asdict() | {"total": g.passes.total},
                 }
-                for prompt, g in zip(self.prompts, written, strict=True)
+                for prompt, g in zip(prompts, written, strict=True)
             ]
             about = {"schema": 1, "model": self.model, "weights": decoder.fingerprint, "seconds": round(seconds, 3)}
             print(json.dumps(about | {"generations": rows}, ensure_ascii=False))
             return
-        if len(self.prompts) == 1:
+        if len(prompts) == 1:
             print()
         else:
-            print("\n\n".join(prompt + g.text for prompt, g in zip(self.prompts, written, strict=True)))
+            print("\n\n".join(prompt + g.text for prompt, g in zip(prompts, written, strict=True)))
         passes = sum(g.passes.total for g in written)
         say(f"{tokens} tokens in {passes} passes, {seconds:.2f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s")
 
@@ -161,13 +173,15 @@ class Export:
     def run(self) -> int:
         """Loads, merges, writes."""
         from laconic import recipe
+        from laconic.core import weights
         from laconic.core.decoder import Decoder
 
         with note(f"loading {self.model}"):
             if self.model.endswith(".bin"):
                 decoder = Decoder.from_llama2c(self.model)
             else:
-                decoder = Decoder.from_pretrained(self.model, dtype=torch_dtype(self.dtype))
+                folder = weights.find(self.model)
+                decoder = Decoder.from_pretrained(folder, torch_dtype(self.dtype) or weights.stored_dtype(folder))
             if self.adapter:
                 decoder = recipe.merged(recipe.load_adapter(decoder, self.adapter))
         with note(f"writing {self.out}"):
@@ -186,8 +200,8 @@ class Parity:
     model: Annotated[Positional[str], arg(metavar="MODEL")]
     """a checkpoint (folder or hub name), or tiny:FAMILY for the random fixture of a family"""
     reference: str | None = None
-    """transformers, or the folder of a golden bundle; by default transformers if it is installed, else the bundle
-    shipped for this model"""
+    """transformers; golden, the bundle shipped for these weights; or the folder of a bundle. By default transformers
+    if it is installed, else golden. transformers reads the same config.json: only a bundle tells that it was changed"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """below float32, errors are judged by their ratio to the reference's own in that type"""
     inputs: str = "all"
@@ -207,6 +221,9 @@ class Parity:
 
         from laconic.verify.run import run
 
+        for path in (self.out, self.json):
+            if path and not path.absolute().parent.is_dir():
+                raise BadInput(f"{path}: no folder {path.parent} to write into; make it first")
         with progress("comparing") as show:
             report = run(
                 self.model,

@@ -40,7 +40,7 @@ def test_filters_keep_what_those_of_transformers_keep(seed: int) -> None:
     how = Sampling(0.7, 40, 0.9, 0.05)
     chain = TopKLogitsWarper(40)(none, logits / 0.7)
     chain = MinPLogitsWarper(0.05)(none, TopPLogitsWarper(0.9)(none, chain))
-    assert filtered(logits, how).equal(chain)
+    assert kept(filtered(logits, how)).equal(kept(chain))
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
@@ -124,3 +124,10 @@ def test_pieces_of_a_real_tokenizer_are_its_text() -> None:
         whole = "".join(map(wording.add, ids[cut:])) + wording.end()
         before = tokenizer.decode(ids[:cut]).rstrip("\ufffd")
         assert before + whole == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-39, 1e-45])
+def test_the_smallest_temperatures_are_greedy(temperature: float) -> None:
+    logits = torch.randn(3, 50)
+    sampler = Sampler(Sampling(temperature), [0, 1, 2], [[], [], []], [])
+    assert torch.equal(sampler(logits, hold=False)[0], logits.argmax(-1))

@@ -68,7 +68,7 @@ def min_p(logits: Float[Tensor, "B V"], p: Number) -> Float[Tensor, "B V"]:
 
 def filtered(logits: Float[Tensor, "B V"], how: Sampling) -> Float[Tensor, "B V"]:
     """Temperature, top-k, top-p, min-p."""
-    logits = logits / how.temperature
+    logits = (logits - logits.amax(-1, keepdim=True)) / how.temperature  # the likeliest stays 0 however small it is
     if how.top_k:
         logits = top_k(logits, how.top_k)
     if how.top_p < 1:
@@ -80,7 +80,7 @@ def drawn(logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B 1"]) -> Int[Te
     """The first id at which the cumulative probability passes a number in [0, 1), by row."""
     mass = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
     place = torch.searchsorted(mass, uniform.to(mass) * mass[:, -1:], right=True)[:, 0]
-    return place.clamp(max=mass.shape[1] - 1)  # of logits that are no numbers, which the caller refuses
+    return place.clamp(max=mass.shape[1] - 1)  # logits that are no numbers: their logprobs are none, and refused
 
 
 class Sampler:

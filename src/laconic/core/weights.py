@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from laconic.core import artifact
 from laconic.core.artifact import BadInput, Usage
 from laconic.core.families import NAMES, DecoderConfig
-from laconic.core.folder import INDEX, Source, plan, split, transposed
+from laconic.core.folder import INDEX, Source, plan, sources, split, transposed
 
 SAMPLE = 1024  # elements of a tensor that enter the fingerprint
 COMPANIONS = (
@@ -112,6 +113,14 @@ def default_dtype(found: Mapping[str, Source], config: DecoderConfig, device: to
         getattr(torch.cpu, probe, bool)() for probe in ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     )
     return stored if device.type != "cpu" or fast else torch.float32
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """The type of most bytes of a checkpoint."""
+    held: dict[torch.dtype, int] = {}
+    for source in sources(folder).values():
+        held[source.entry.dtype] = held.get(source.entry.dtype, 0) + math.prod(source.entry.shape)
+    return max(held, key=lambda kind: held[kind])
 
 
 def on_disk(module: nn.Module, config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
