@@ -180,7 +180,11 @@ def test_what_cannot_run_is_no_pass(tmp_path: Path) -> None:
     root = checkout(tmp_path)
     installed = ledger.check(root / "src" / "laconic")
     assert [(finding.check, finding.state) for finding in installed] == [(n, "not run") for n in (3, 4, 6)]
-    assert "not run: there is no tests folder here" in str(installed[0])
+    assert str(installed[0]) == f"check 3, tests: not run: {ledger.CLONE}"
+    assert list(ledger.table(installed).columns[2].cells)[3:] == [f"tests: {ledger.CLONE}"] * 2 + [
+        "",
+        f"docs/ledger.md: {ledger.CLONE}",
+    ]
     with pytest.raises(BadInput, match="no ledger page can be made of"):
         ledger.render(root / "src" / "laconic")
     (root / "docs" / "ledger.md").unlink()
@@ -188,6 +192,7 @@ def test_what_cannot_run_is_no_pass(tmp_path: Path) -> None:
     (nothing,) = ledger.check(tmp_path / "nowhere")
     assert nothing.state == "not run"
     assert "no ledger below" in nothing.message
+    assert [bool(cell) for cell in ledger.table([nothing]).columns[2].cells] == [True, *[False] * 6]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """What the pages show is run: every laconic command, every Python block."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
+from tests.conftest import REPO, find_shared, missing
 from tests.house.source import LACONIC, blocks, commands, run, sandbox
 
 PAGES = ["README.md", "docs/tour.md"]
@@ -47,3 +48,24 @@ def test_python_of_the_page_runs(page: str, tmp_path: Path) -> None:
     script.write_text(program, encoding="utf-8")
     done = run([sys.executable, str(script)], inside)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_the_text_the_readme_shows_is_the_text_that_comes() -> None:
+    shown = next(text for _, text in blocks(REPO / "README.md", "console") if "laconic generate" in text)
+    command, *told = shown.splitlines()
+    done = run(["bash", "-c", f"{LACONIC}\n{command[2:]}"], REPO)
+    if find_shared() is None:
+        missing("needs shared data: ../shared beside the checkout, or LACONIC_DATA")
+    assert done.stdout.splitlines() == told
+
+
+def test_the_counts_the_readme_gives_are_those_of_the_pages() -> None:
+    readme = (REPO / "README.md").read_text(encoding="utf-8")
+    mutations = (REPO / "docs/mutations.md").read_text(encoding="utf-8")
+    ledger = (REPO / "docs/ledger.md").read_text(encoding="utf-8")
+    caught = re.search(r"(\d+) of (\d+) caught", mutations)
+    assert caught is not None
+    assert caught[1] == caught[2]
+    assert f"{caught[1]} wrong decoders" in readme
+    rows = [line.split("|") for line in ledger.splitlines() if line.startswith("| [")]
+    assert f"{sum(int(row[4]) for row in rows)} misreadings told apart" in readme
