@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO, find_shared, missing
+from tests.conftest import REPO
 from tests.house.source import LACONIC, blocks, commands, run, sandbox
 
 PAGES = ["README.md", "docs/tour.md"]
@@ -50,12 +50,10 @@ def test_python_of_the_page_runs(page: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-def test_the_text_the_readme_shows_is_the_text_that_comes() -> None:
+def test_the_text_the_readme_shows_is_the_text_that_comes(tmp_path: Path) -> None:
     shown = next(text for _, text in blocks(REPO / "README.md", "console") if "laconic generate" in text)
     command, *told = shown.splitlines()
-    done = run(["bash", "-c", f"{LACONIC}\n{command[2:]}"], REPO)
-    if find_shared() is None:
-        missing("needs shared data: ../shared beside the checkout, or LACONIC_DATA")
+    done = run(["bash", "-c", f"{LACONIC}\n{command[2:]}"], sandbox(tmp_path, wants_shared=True))
     assert done.stdout.splitlines() == told
 
 
