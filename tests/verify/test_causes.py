@@ -11,8 +11,9 @@ from laconic.core import attention, stages
 from laconic.core.decoder import Decoder
 from laconic.verify.causes import ALIKE, MEANS, RULES, bisection, likely
 from laconic.verify.evidence import Evidence, pairs, turns, unpaired
-from laconic.verify.parity import Finding, replay, trace
+from laconic.verify.parity import Comparison, Finding, first_divergence, measure, replay, trace
 from laconic.verify.run import run
+from laconic.verify.traces import key, stream
 from tests.conftest import needs
 from tests.verify import wrong
 from tests.verify.mutants import case, fixture
@@ -158,3 +159,44 @@ def test_a_whole_run_tells_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     report = run("tiny:llama", inputs="I9", reference="transformers")
     assert not report.ok
     assert report.cause == "padding: dead slots are seen"
+
+
+CHANGED: list[tuple[str, str, int | None, str, tuple[int, ...], str, str]] = [
+    ("llama", "up", 1, "weight", (3, 4), "up.1", "weights: row 3 of up_proj in layer 1 differs"),
+    ("llama", "q", 0, "weight", (17, 2), "q.0", "weights: row 17 of q_proj in layer 0 differs"),
+    ("llama", "down", 1, "weight", (9, 60), "mlp_out.1", "weights: row 9 of down_proj in layer 1 differs"),
+    ("llama", "norm2", 1, "weight", (7,), "norm2.1", "norm weight: entry 7 of post_attention_layernorm in layer 1 is "),
+    ("llama", "final_norm", None, "weight", (5,), "final_norm", "norm weight: entry 5 of norm is "),
+    ("llama", "head", None, "weight", (8, 1), "logits", "weights: row 8 of lm_head differs"),
+    ("llama", "words", None, "weight", (0, 1), "embed", "weights: row 0 of embed_tokens differs"),
+    ("qwen3", "k_norm", 1, "weight", (2,), "k.1", "norm weight: entry 2 of k_norm in layer 1 is "),
+    ("qwen3", "k", 1, "weight", (2, 2), "k_raw.1", "weights: row 2 of k_proj in layer 1 differs"),
+    ("qwen2", "q", 1, "bias", (6,), "q.1", "bias: entry 6 of q_proj in layer 1 differs"),
+    ("gpt2", "qkv", 1, "weight", (50, 2), "k.1", "weights: column 50 of c_attn in layer 1 differs"),
+    ("gpt2", "places", None, "weight", (3, 2), "embed", "weights: row 3 of wpe differs"),
+    ("opt", "norm1", 0, "bias", (4,), "norm1.0", "bias: entry 4 of self_attn_layer_norm in layer 0 differs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "role", "layer", "kind", "at", "stage", "cause"), CHANGED)
+def test_one_changed_number_is_named(
+    family: str, role: str, layer: int | None, kind: str, at: tuple[int, ...], stage: str, cause: str
+) -> None:
+    decoder, what = fixture(family), case("plain")
+    if role == "words":
+        assert what.ids is not None
+        at = (int(what.ids[0, 5]), at[1])
+        cause = cause.replace("row 0", f"row {at[0]}")
+    there = trace(decoder, what)
+    path = getattr(decoder.names, role)
+    root: Any = decoder if layer is None else decoder.blocks[layer]
+    with torch.no_grad():
+        getattr(root.get_submodule(path), kind)[at] += 0.02
+        comparison = Comparison(decoder, what, measure(decoder, what))
+        for made, own in zip(replay(there, what, decoder), stream(decoder, what), strict=True):
+            comparison.add(made, own)
+    found, evidence = first_divergence(comparison.findings()), comparison.evidence
+    assert found is not None
+    assert evidence is not None
+    assert key(found.stage, found.layer) == stage
+    assert likely(evidence).startswith(cause)

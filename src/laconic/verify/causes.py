@@ -14,7 +14,7 @@ from torch import Tensor
 from laconic.core.attention import repeat_heads
 from laconic.core.block import ACTIVATIONS
 from laconic.verify.evidence import Evidence, distance, pairs, turns, unpaired
-from laconic.verify.maps import linear, norm
+from laconic.verify.maps import linear, norm, row
 from laconic.verify.parity import Finding
 from laconic.verify.rotations import rotation
 from laconic.verify.sights import probs, scores, scores_seen
@@ -103,6 +103,21 @@ def places(e: Evidence) -> str | None:
     return None
 
 
+def words(e: Evidence) -> str | None:
+    """One row of a table of vectors: only where one word, or one place, is read do we part."""
+    vectors, names, apart = e.reference["vectors"], e.decoder.names, (e.got != e.want).any(-1)
+    read, p = vectors[apart], e.positions[:, e.S :]
+    if len(read) and bool((read == read[0]).all()) and bool(apart[(vectors == read[0]).all(-1) & e.new].all()):
+        found = (e.decoder.words.weight == read[0]).all(-1).nonzero().flatten().tolist()
+        if found:
+            return f"weights: row {found[0]} of {names.words.rpartition('.')[2]} differs"
+    there = p[apart]
+    if names.places and len(there) and bool((there == there[0]).all()) and bool(apart[(p == there[0]) & e.new].all()):
+        at = int(there[0]) + e.decoder.config.offset
+        return f"weights: row {at} of {names.places.rpartition('.')[2]} differs"
+    return None
+
+
 def rotated(e: Evidence) -> str | None:
     """Queries and keys after rotation."""
     return rotation(e, e.reference["q" if e.stage == "q_rot" else "k"].masked_fill(~e.new[:, None, :, None], 0))
@@ -174,6 +189,8 @@ def residual(e: Evidence) -> str | None:
 def head(e: Evidence) -> str | None:
     """The matrix of the head."""
     tied = F.linear(e.reference["final_norm"], e.decoder.words.weight) * e.new[..., None]
+    if said := row(e):
+        return said
     if e.mends(tied):
         return "tie: the reference's head is the words' matrix, ours is another"
     return "tie: our head is the words' matrix, the reference's is another" if e.explains(tied) else None
@@ -187,7 +204,7 @@ def column(e: Evidence) -> str | None:
 
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
-    "embed": (places,),
+    "embed": (places, words),
     "norm1": (norm,), "norm2": (norm,), "final_norm": (norm,),
     "q_raw": (linear,), "k_raw": (linear,), "v": (linear,), "attn_out": (linear,), "gate": (linear,), "up": (linear,),
     "q": (lambda e: norm(e) if "q_raw" in e.reference else linear(e),),

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from laconic.verify.evidence import Evidence, distance, fitted
 
+BIAS = "bias: a constant vector per channel is missing or too much"
+
 
 def norm(e: Evidence) -> str | None:
     """epsilon, centring, weights, of the norm that reads x (or queries and keys, in Qwen3)."""
@@ -24,8 +26,8 @@ def norm(e: Evidence) -> str | None:
     sized = u_of(u, e.decoder.config.eps)
     own, bias = e.weight(role), e.weight(role, "bias")
     shift = 0.0 if bias is None else bias.double()
-    if bias is not None and biased(e):
-        return biased(e)
+    if bias is not None and (said := biased(e)):
+        return said
     if e.explains(read, 1e-3):
         return "norm missing: what enters comes out"
     if not layered and own is not None and e.explains(u_of(centred, e.decoder.config.eps) * own.double() * alive):
@@ -55,6 +57,8 @@ def weights_of(e: Evidence, ours: Tensor, theirs: Tensor, role: str) -> str | No
     if not e.explains(e.want * (ours / torch.where(theirs == 0, 1.0, theirs)), 0.2):
         return None
     ours, theirs = ours.flatten(), theirs.flatten()
+    if (c := alone(ours - theirs)) is not None:
+        return f"norm weight: entry {part(e, c)} is {float(ours[c]):.4g}, the reference's {float(theirs[c]):.4g}"
     if (ours - 1).abs().max() < 1e-3:
         return "norm weight missing: as if it were 1"
     for name, p in e.decoder.named_parameters():
@@ -75,7 +79,43 @@ def linear(e: Evidence) -> str | None:
             continue
         if e.explains(there.masked_fill(~alive, 0), 1e-2):
             return f"order of the split: {e.stage} is the reference's {other}"
-    return biased(e) or transposed(e) or reordered(e)
+    return biased(e) or row(e) or transposed(e) or reordered(e)
+
+
+def alone(gap: Tensor) -> int | None:
+    """The channel, last axis, that has nearly all of a deviation; None if several share it."""
+    size = gap.double().flatten(0, -2).square().sum(0) if gap.ndim > 1 else gap.double().square()
+    c = int(size.argmax())
+    return c if len(size) > 1 and float(size.sum() - size[c]) < 0.01 * float(size[c]) else None
+
+
+def channel(e: Evidence) -> int | None:
+    """The only output channel, heads laid side by side, that parts from the reference's."""
+    gap = e.got.double() - e.want.double()
+    return alone(gap if gap.ndim == 3 else gap.transpose(1, 2).flatten(2))
+
+
+def part(e: Evidence, c: int) -> str:
+    """`3 of up_proj in layer 2`: a channel of a stage as the row of its module's weight."""
+    names, config, stage = e.decoder.names, e.decoder.config, e.stage
+    role = {"attn_out": "o", "mlp_out": "down", "logits": "head"}.get(stage, stage.removesuffix("_raw"))
+    if stage in ("q", "k") and config.qk_norm:
+        role += "_norm"
+    path = names.words if role == "head" and config.tie_word_embeddings else getattr(names, role)
+    if path is None:
+        path, E = names.qkv or "", config.head_dim
+        before = {"k": config.num_attention_heads, "v": config.num_attention_heads + config.num_key_value_heads}
+        c += before.get(role, 0) * E
+    return f"{c} of {path.rpartition('.')[2]}" + ("" if e.layer is None else f" in layer {e.layer}")
+
+
+def row(e: Evidence) -> str | None:
+    """One row of a weight, which is one output channel; GPT-2's files have it as a column."""
+    c = channel(e)
+    if c is None:
+        return None
+    turned = any(path.endswith(part(e, c).split()[2]) for path in e.decoder.names.transposed)
+    return f"weights: {'column' if turned else 'row'} {part(e, c)} differs"
 
 
 def biased(e: Evidence) -> str | None:
@@ -85,7 +125,8 @@ def biased(e: Evidence) -> str | None:
     step = ((e.got - e.want) * alive).sum(lead, keepdim=True) / alive.sum(lead, keepdim=True)
     if not e.explains(e.want + step * alive, 1e-2):
         return None
-    return "bias: a constant vector per channel is missing or too much"
+    c = channel(e)
+    return f"bias: entry {part(e, c)} differs" if c is not None else BIAS
 
 
 def transposed(e: Evidence) -> str | None:
