@@ -31,6 +31,7 @@ CHECKS = (
     "every recipe equals the table row it names",
     "docs/ledger.md is up to date",
 )
+CLONE = "not in an installed package, needs a clone of the repository"
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,10 @@ def check(root: Path | None = None) -> list[Finding]:
 def table(findings: list[Finding]) -> Table:
     """The checks and what they found, for a terminal."""
     made = Table("check", "verdict", "found", title="ledger", title_justify="left")
-    for number, name in enumerate(CHECKS, 1):
-        mine = [finding for finding in findings if finding.check in (0, number)]
-        states = {finding.state for finding in mine}
+    unread = [finding for finding in findings if finding.check == 0]
+    for number, name in enumerate(("the ledgers can be read", *CHECKS)):
+        mine = [finding for finding in findings if finding.check == number]
+        states = {finding.state for finding in mine} or ({"not run"} if unread else set[str]())
         verdict = "[red]failed[/]" if "failed" in states else "[yellow]not run[/]" if states else "[green]passed[/]"
         made.add_row(name, verdict, "\n".join(f"{finding.subject}: {finding.message}" for finding in mine))
     return made
@@ -123,7 +125,7 @@ def check_strays(tree: Tree) -> Iterator[Finding]:
 def check_oracles(tree: Tree) -> Iterator[Finding]:
     """Check 3."""
     if tree.tests is None:
-        yield Finding(3, "tests", "there is no tests folder here", "not run")
+        yield Finding(3, "tests", CLONE, "not run")
         return
     marked = syntax.marked(tree.root, tree.tests)
     known = {(paper, equation.id) for paper, _, equation in present(tree)}
@@ -149,7 +151,7 @@ def check_oracles(tree: Tree) -> Iterator[Finding]:
 def check_misreadings(tree: Tree) -> Iterator[Finding]:
     """Check 4."""
     if tree.tests is None:
-        yield Finding(4, "tests", "there is no tests folder here", "not run")
+        yield Finding(4, "tests", CLONE, "not run")
         return
     marked = syntax.marked(tree.root, tree.tests)
     for paper, subject, equation in present(tree):
@@ -203,7 +205,7 @@ def check_page(tree: Tree) -> Iterator[Finding]:
     """Check 6."""
     page = tree.page
     if page is None or tree.tests is None:
-        yield Finding(6, "docs/ledger.md", "there is no docs or no tests folder here", "not run")
+        yield Finding(6, "docs/ledger.md", CLONE, "not run")
     elif not page.is_file():
         yield Finding(6, "docs/ledger.md", "is not there; run laconic verify ledger --write")
     elif page.read_text(encoding="utf-8") != render(tree.root):
@@ -214,7 +216,7 @@ def render(root: Path) -> str:
     """docs/ledger.md of the checkout `root`."""
     tree, findings = read(root)
     if findings or tree.tests is None:
-        raise BadInput(f"no ledger page can be made of {root}: {findings[0] if findings else 'there are no tests'}")
+        raise BadInput(f"no ledger page can be made of {root}: {findings[0] if findings else CLONE}")
     marked = syntax.marked(tree.root, tree.tests)
     lines = [
         "# The ledger",
