@@ -3,7 +3,9 @@
 import importlib.util
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from laconic.core.errors import Busy
 from laconic.core.families import NAMES
 from laconic.verify import golden
 from laconic.verify.golden import NUMBERS, SHIPPED, TABLE, NotRun, open_bundle
+from laconic.verify.page import page
 from laconic.verify.run import run
 from laconic.verify.tiny import fixture
 from tests.conftest import needs
@@ -78,6 +81,82 @@ def test_other_weights_are_named_and_still_compared(tmp_path: Path):
     assert report.sentence().startswith(said)
 
 
+def edited(folder: Path, **changes: Any) -> str:
+    """The llama fixture on disk, with some lines of its config.json changed."""
+    fixture("llama").save_pretrained(folder)
+    path = folder / "config.json"
+    said = json.loads(path.read_text())
+    for name, value in changes.items():
+        next(d for d in (said, *(v for v in said.values() if isinstance(v, dict))) if name in d)[name] = value
+    path.write_text(json.dumps(said))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "stage", "cause"),
+    [
+        ("rms_norm_eps", 1e-3, "norm1", "epsilon: 0.001, the reference's 1.0"),
+        ("rope_theta", 5e4, "q_rot", "base: 50000, the reference's 10000"),
+    ],
+)
+def test_an_edited_config_shows_against_the_shipped_bundle(
+    tmp_path: Path, name: str, value: float, stage: str, cause: str
+):
+    report = run(edited(tmp_path / "model", **{name: value}), reference="golden")
+    assert not report.ok
+    assert report.divergence is not None
+    assert (report.divergence.stage, report.divergence.layer, report.problems) == (stage, 0, [])
+    assert report.cause.startswith(cause)
+
+
+def test_equal_weights_of_another_shape_are_not_run(tmp_path: Path):
+    folder = edited(tmp_path / "model", num_attention_heads=8, num_key_value_heads=4, head_dim=8)
+    report = run(folder, reference="golden")
+    assert not report.ok
+    assert report.sentence() == "Not run: num_attention_heads is 8, the bundle's 4."
+
+
+def test_golden_is_the_shipped_bundle(tmp_path: Path):
+    report = run("tiny:llama", reference="golden")
+    assert report.ok
+    assert report.reference.startswith("golden bundle")
+    assert report.unread == ["I5", "I7", "I9", "I11", "I12", "I13", "I15", "I16", "I17"]
+    assert report.sentence().endswith(f" Not in the bundle: {', '.join(report.unread)}.")
+    assert report.to_json()["sentence"] == report.sentence()
+    assert '"soft">unread' in page(report)
+    assert "every input in the bundle passed" in page(report)
+    decoder = fixture("llama")
+    with torch.no_grad():
+        decoder.blocks[0].part("up").weight[0, 0] += 1
+    decoder.save_pretrained(tmp_path / "model")
+    report = run(str(tmp_path / "model"), reference="golden", inputs="I8,I8")
+    assert report.sentence() == "Not run: no bundle is shipped for these weights."
+    assert not report.ok
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda block: exchanged(block.part("norm1").weight, block.part("norm2").weight), "norm weights exchanged: "),
+        (lambda block: block.part("up").weight[3, 4].add_(0.01), "weights: row 3 of up_proj in layer 1 differs"),
+    ],
+)
+def test_changed_weights_are_named_against_a_bundle(tmp_path: Path, change: Callable[[Any], Any], cause: str):
+    decoder = fixture("llama")
+    with torch.no_grad():
+        change(decoder.blocks[1])
+    decoder.save_pretrained(tmp_path / "model")
+    report = run(str(tmp_path / "model"), reference=str(LLAMA))
+    assert not report.ok
+    assert report.cause.startswith(cause)
+
+
+def exchanged(one: torch.Tensor, other: torch.Tensor) -> None:
+    kept = one.clone()
+    one.copy_(other)
+    other.copy_(kept)
+
+
 def test_another_shape_is_not_run(tmp_path: Path):
     report = run("tiny:mistral", reference=str(LLAMA))
     assert not report.ok
@@ -128,7 +207,7 @@ def test_a_long_case_finds_what_the_small_one_cannot(monkeypatch: pytest.MonkeyP
 
 def test_written_and_read(tmp_path: Path):
     needs("transformers")
-    report = run("tiny:opt", inputs="I8", write_golden=tmp_path / "new")
+    report = run("tiny:opt", inputs="I17", write_golden=tmp_path / "new")
     assert report.ok
     again = run("tiny:opt", reference=str(tmp_path / "new"))
     assert again.ok, again.sentence()
@@ -136,7 +215,7 @@ def test_written_and_read(tmp_path: Path):
     fresh = open_bundle(tmp_path / "new")
     assert [case.name for case in kept.cases] == [case.name for case in fresh.cases]
     with pytest.raises(Busy, match="exists and is not empty"):
-        run("tiny:opt", inputs="I8", write_golden=tmp_path / "new")
+        run("tiny:opt", inputs="I17", write_golden=tmp_path / "new")
 
 
 def test_no_bundle_is_written_where_we_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -145,7 +224,7 @@ def test_no_bundle_is_written_where_we_differ(tmp_path: Path, monkeypatch: pytes
 
     right = block.rms_norm
     monkeypatch.setattr(block, "rms_norm", lambda x, weight, eps: right(x, weight, 1e-2))
-    report = run("tiny:llama", inputs="I8", write_golden=tmp_path / "new")
+    report = run("tiny:llama", inputs="I17", write_golden=tmp_path / "new")
     assert not report.ok
     assert any("no bundle is written" in problem for problem in report.problems)
     assert not (tmp_path / "new").exists()
@@ -154,7 +233,7 @@ def test_no_bundle_is_written_where_we_differ(tmp_path: Path, monkeypatch: pytes
 def test_a_model_too_wide_is_sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     needs("transformers")
     monkeypatch.setattr(golden, "WHOLE", 1000)
-    report = run("tiny:opt", inputs="I8", write_golden=tmp_path / "new")
+    report = run("tiny:opt", inputs="I17", write_golden=tmp_path / "new")
     assert report.ok
     assert all(entry["kind"] == "long" for entry in open_bundle(tmp_path / "new").about["cases"])
     assert run("tiny:opt", reference=str(tmp_path / "new")).ok

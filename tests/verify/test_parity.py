@@ -304,9 +304,9 @@ def test_what_did_not_run_does_not_pass(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     report = run(str(tmp_path / "model"))
     assert not report.ok
-    assert "not run" in report.sentence()
+    assert report.sentence().startswith("Not run: transformers is not installed and no bundle is shipped")
     assert not run("tiny:llama", reference="transformers").ok
-    with pytest.raises(Usage, match="neither transformers nor a folder"):
+    with pytest.raises(Usage, match="neither transformers, golden nor a folder"):
         run("tiny:llama", reference=str(tmp_path))
     empty = Report("m", "r", "float32")
     assert not empty.ok
@@ -350,6 +350,12 @@ def test_report_as_table_json_and_page(monkeypatch: pytest.MonkeyPatch):
     assert "<b>bias</b>" in reader.text, "a cause is text, never markup"
     assert "laconic verify parity 'tiny:llama' --out <x>" in reader.text
     assert all(stage in reader.text for stage in report.order)
+
+
+def test_what_did_not_run_is_said_once():
+    report = Report("m", "r", "float32", problems=["no bundle: not run"] * 2)
+    report.findings = [Finding(case, "q", 1, "local", note="q.1: not in the bundle: not run") for case in ("I1", "I2")]
+    assert report.sentence() == "Not run: no bundle; q.1: not in the bundle."
 
 
 def test_numbers_of_floors():

@@ -120,13 +120,13 @@ def open_bundle(folder: Path) -> Bundle:
 
 
 def foreign(bundle: Bundle, decoder: Decoder) -> str:
-    """What to say if the bundle is of other weights, else nothing. Raises `NotRun` if it is of another shape too."""
+    """What to say if the bundle is of other weights, else nothing. Raises `NotRun` if it is of another shape."""
     theirs, ours = bundle.about["fingerprint"], decoder.fingerprint
-    if theirs == ours:
-        return ""
-    said = f"bundle is of weights {theirs[:4]}…, model is {ours[:4]}…"
-    if any(bundle.about["config"][name] != str(getattr(decoder.config, name)) for name in SIZES):
-        raise NotRun(said)
+    said = "" if theirs == ours else f"bundle is of weights {theirs[:4]}…, model is {ours[:4]}…"
+    for name in SIZES:
+        mine, other = str(getattr(decoder.config, name)), bundle.about["config"][name]
+        if mine != other:
+            raise NotRun(said or f"{name} is {mine}, the bundle's {other}: not run")
     return said
 
 
@@ -250,14 +250,15 @@ def size_of(decoder: Decoder) -> int:
 def write_bundle(decoder: Decoder, reference: Transformers, folder: Path, numbers: int = SAMPLE) -> None:
     """A new bundle of what the reference makes of this model; refused where we differ from it."""
     writer = Writer(decoder, reference, numbers)
-    cases = [writer.case(case, case.name == "small" and size_of(decoder) <= WHOLE) for case in golden_cases(decoder)]
+    whole = size_of(decoder) <= WHOLE
     config = {name: str(value) for name, value in asdict(replace(decoder.config, source="")).items()}
     about = {
         "format": FORMAT, "fingerprint": decoder.fingerprint, "reference": reference.name,
-        "versions": {"torch": torch.__version__}, "config": config, "cases": cases,
+        "versions": {"torch": torch.__version__}, "config": config,
     }  # fmt: skip
 
     def write(to: Path) -> None:
+        about["cases"] = [writer.case(case, whole and case.name == "small") for case in golden_cases(decoder)]
         (to / TABLE).write_text(json.dumps(about, ensure_ascii=False, indent=None) + "\n", encoding="utf-8")
         save_tensors(to / NUMBERS, writer.tensors, {"format": "pt"})
 

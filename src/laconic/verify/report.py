@@ -19,7 +19,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Input:
-    """One required input: `made`, `foreign` to the family, `covered` by the tiny fixture, `elsewhere`, or `not run`."""
+    """One required input: `made`, `foreign` to the family, `covered` by the tiny fixture, `unread`, or `not run`.
+
+    `unread` are those that a bundle does not hold and that nobody named: no failure, and the sentence lists them.
+    """
 
     name: str
     status: str
@@ -81,8 +84,17 @@ class Report:
         held = [f for f in self.findings if f.stage == stage and f.layer == layer and f.kind in kinds]
         return max(held, key=severity, default=None)
 
+    @property
+    def unread(self) -> list[str]:
+        """The inputs that a bundle does not hold."""
+        return [i.name for i in self.inputs if i.status == "unread"]
+
     def sentence(self) -> str:
-        """One sentence on the first divergence, or on there being none."""
+        """One sentence on the first divergence, or on there being none, and which inputs the bundle does not hold."""
+        return f"{self.outcome()} Not in the bundle: {', '.join(self.unread)}." if self.unread else self.outcome()
+
+    def outcome(self) -> str:
+        """The sentence on what was compared."""
         found = self.divergence
         if found is not None:
             where = "" if found.layer is None else f" of layer {found.layer}"
@@ -99,7 +111,8 @@ class Report:
             return f"No divergence: {len(self.findings):,} comparisons{over}, {self.seconds:.1f} s."
         missing = [f"{i.name}: {i.why}" for i in self.inputs if not i.ok]
         unread = [f.note or f"{f.stage}: not run" for f in self.findings if f.verdict == "not run"][:3]
-        return "Not run: " + ("; ".join([*self.problems, *missing, *unread]) or "nothing was compared") + "."
+        said = dict.fromkeys(text.removesuffix(": not run") for text in [*self.problems, *missing, *unread])
+        return "Not run: " + ("; ".join(said) or "nothing was compared") + "."
 
     def table(self) -> Table:
         """Stage × first, worst and last layer: local error in floors; propagated error; verdict."""

@@ -27,6 +27,7 @@ from laconic.verify.twin import Widened
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 OnCase = Callable[[str, int, int], None]
+GOLDEN = "golden"
 VARIED = ("I1", "I2", "I8", "I10", "I14", "I15")
 """What a variant of a tiny fixture is read with; the plain one reads everything."""
 
@@ -42,11 +43,12 @@ def run(
     command: str = "",
     on_case: OnCase = lambda name, done, total: None,
 ) -> Report:
-    """Compares a folder, a hub name or `tiny:FAMILY` with `reference`: "transformers", or the folder of a bundle.
+    """Compares a folder, a hub name or `tiny:FAMILY` with `reference`: "transformers", "golden", or a bundle's folder.
 
-    None takes transformers if it is installed, else the bundle shipped for the model. A comparison that cannot be
-    made is a line in the report, which then is not `ok`. `on_case(name, done, total)` hears of each case begun.
-    Raises `Usage` for settings that cannot be meant.
+    "golden" is the bundle shipped for these weights; None takes transformers if it is installed, else that bundle.
+    transformers reads the same folder: a changed weight or config.json (epsilon, theta) is a change for both sides and
+    shows only against a bundle. A comparison that cannot be made is a line in the report, which then is not `ok`.
+    `on_case(name, done, total)` hears of each case begun. Raises `Usage` for settings that cannot be meant.
     """
     if dtype not in DTYPES:
         raise Usage(f"dtype {dtype!r}: known are {', '.join(DTYPES)}")
@@ -130,11 +132,12 @@ class Plan:
                 raise golden.NotRun("transformers is not installed: not run; pip install laconic[hf]")
             self.live(report)
             return
-        bundle = golden.shipped(self.decoder) if reference is None else Path(reference)
+        bundle = golden.shipped(self.decoder) if reference in (None, GOLDEN) else Path(reference)
         if bundle is None:
-            raise golden.NotRun("transformers is not installed and no bundle is shipped for these weights: not run")
+            also = "" if reference else "transformers is not installed and "
+            raise golden.NotRun(f"{also}no bundle is shipped for these weights: not run")
         if not (bundle / golden.TABLE).is_file():
-            raise Usage(f"--reference {reference}: neither transformers nor a folder with {golden.TABLE}")
+            raise Usage(f"--reference {reference}: neither transformers, {GOLDEN} nor a folder with {golden.TABLE}")
         self.kept(report, golden.open_bundle(bundle))
 
     def live(self, report: Report) -> None:
@@ -211,7 +214,7 @@ class Plan:
         held = {name for case in bundle.cases for name in case.covers}
         foreign = inputs(self.decoder).foreign
         for name in self.asked:
-            absent = "foreign" if name in foreign else "elsewhere" if self.every else "not run"
+            absent = "foreign" if name in foreign else "unread" if self.every else "not run"
             why = foreign.get(name, "not in the bundle")
             report.inputs.append(Input(name, "made") if name in held else Input(name, absent, why))
         for case in bundle.cases:
