@@ -31,7 +31,7 @@ CHECKS = (
     "every recipe equals the table row it names",
     "docs/ledger.md is up to date",
 )
-CLONE = "not in an installed package, needs a clone of the repository"
+CLONE = "needs a clone of the repository"
 
 
 @dataclass(frozen=True)
