@@ -187,6 +187,7 @@ def want(scale: Scale) -> Table:
     text = (
         f"Milliseconds of one forward pass at batch 1 by {clock_name()}, best of {3 * scale.rounds} (the "
         f"small model: {12 * scale.rounds}), rounds interleaved. The line *off* is over the "
-        "same decoder with blocks in which no stage is named; the others are over *off*. `scores`, `scores_seen` and `probs` run eager attention in the layers they name."
+        "same decoder with blocks in which no stage is named; the others are over *off*. "
+        "`scores`, `scores_seen` and `probs` run eager attention in the layers they name."
     )
     return Table("Stages: `want` off and on", text, ("model", "want", "ms", "ratio", "target, or ms more"), rows)

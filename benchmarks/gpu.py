@@ -21,7 +21,7 @@ from benchmarks.decoding import ours_generate, theirs_generate
 from benchmarks.measure import ABSENT, PEERS, Table, load, machine
 from benchmarks.models import Pair, llama, pair, random_ids
 from laconic import DecoderConfig
-from laconic.core.slab import Slab
+from laconic.core import slab
 
 # layers, width, V, H, G, F: 1b has the sizes of Llama 3.2 1B
 SIZES = {
@@ -71,13 +71,16 @@ def weights_read(found: Pair) -> int:
 
 @contextmanager
 def compiled_steps(backend: str) -> Iterator[None]:
-    """The step of `laconic.generate` through torch.compile, one graph for every length held."""
-    eager = Slab.step
-    Slab.step = torch.compile(eager, backend=backend, dynamic=True)
+    """The step of `laconic.generate` through torch.compile, one graph for every length held.
+
+    Without the layout of oneDNN, on which a graph of torch.compile cannot be built.
+    """
+    eager, packed = slab.Slab.step, slab.PACKED
+    slab.Slab.step, slab.PACKED = torch.compile(eager, backend=backend, dynamic=True), sys.maxsize
     try:
         yield
     finally:
-        Slab.step = eager
+        slab.Slab.step, slab.PACKED = eager, packed
 
 
 def row(name: str, took: float, batch: int, new: int, least: float) -> tuple[str, ...]:
