@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
+from laconic.core import artifact
 from laconic.core.artifact import Damaged
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder
@@ -213,3 +214,49 @@ def test_what_does_not_fit_is_refused() -> None:
         state.append(other)
     with pytest.raises(ValueError, match=r"^live is \[2, 3\], the cache holds \[1, 12\]$"):
         state.with_live(other.live)
+
+
+@pytest.mark.usefixtures("as_users_call_it")
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    state = state_of(decoder_of("llama"), 2, 3)
+    with pytest.raises(ValueError, match=r"^keep: slots are \[3\]; give one list a row, \[B, K\]$"):
+        state.keep(torch.arange(3))
+    for row in (2, -1):
+        with pytest.raises(ValueError, match=rf"^take: row {row} of 2$"):
+            state.take([0, row])
+    assert state.take([]).B == 0
+    with pytest.raises(ValueError, match=r"^join: no cache is given$"):
+        Cache.join()
+    with pytest.raises(ValueError, match=r"^join: 2 layers of 4 heads × 12 to 2 of 2 × 16$"):
+        Cache.join(state, state_of(decoder_of("gpt2"), 1, 3))
+
+
+TENSORS = dict(Cache.empty(decoder_of("llama").config, 2).padded(3).tensors())
+
+
+@pytest.mark.parametrize(
+    ("changes", "odd"),
+    [
+        ({"values.1": None}, "values.1"),
+        ({"live": None}, "live"),
+        ({"queries.0": torch.ones(1)}, "queries.0"),
+        ({"live": torch.ones(2, 3)}, "live"),
+        ({"positions": torch.ones(2, 3)}, "positions"),
+        ({"positions": torch.ones(2, 4).long()}, "positions"),
+        ({"keys.0": torch.ones(2, 2, 4, 16)}, "keys.0"),
+        ({"values.1": torch.ones(2, 2, 3, 15)}, "values.1"),
+        (dict.fromkeys(TENSORS), "live"),
+    ],
+)
+def test_a_file_of_another_maker(changes: dict[str, torch.Tensor | None], odd: str, tmp_path: Path) -> None:
+    decoder = fresh("llama")
+    tensors = {name: t for name, t in {**TENSORS, **changes}.items() if t is not None}
+    artifact.save_artifact(tmp_path / "cache", tensors, "cache", {"model": decoder.fingerprint})
+    with pytest.raises(Damaged, match=rf"/cache: {odd} is missing or does not fit a cache; take another copy$"):
+        Cache.load(tmp_path / "cache", decoder)
+
+
+def test_a_file_that_names_no_model(tmp_path: Path) -> None:
+    artifact.save_artifact(tmp_path / "cache", TENSORS, "cache", {})
+    with pytest.raises(Damaged, match=r"/cache was written for weights of no name, this model is [0-9a-f]+$"):
+        Cache.load(tmp_path / "cache", fresh("llama"))

@@ -1,10 +1,8 @@
 """What a decoder refuses and how it says so; growing, the fingerprint, wanted stages, default positions, dropout."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 
@@ -16,14 +14,6 @@ from laconic.core.families import DecoderConfig
 from laconic.core.stages import MODEL, layer_stages
 from tests.core.readings import FAMILIES, VARIANTS, axes, decoder_of, fresh, noise, same
 from tests.tolerances import FLOAT32, error
-
-
-@pytest.fixture
-def as_users_call_it() -> Iterator[None]:
-    """Without the shape checks of the test run, which would speak first."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def x(*shape: int) -> torch.Tensor:

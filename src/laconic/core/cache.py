@@ -3,7 +3,7 @@
 Every operation gives a new value and leaves the old one as it was; gradients flow through all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -61,6 +61,11 @@ class Cache:
         """Bytes of all tensors: 2 L B G S E of the keys' type and 9 B S."""
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Layers, heads of keys, and width of a head."""
+        return (len(self.keys), self.keys[0].shape[1], self.keys[0].shape[3]) if self.keys else (0, 0, 0)
+
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor under its name on disk."""
         layers = {f"keys.{i}": k for i, k in enumerate(self.keys)} | {
@@ -92,6 +97,8 @@ class Cache:
 
     def keep(self, slots: Int[Tensor, "B K"]) -> "Cache":
         """The slots chosen for each row, in the order given; a gather, so gradients flow to what was kept."""
+        if slots.ndim != 2:
+            raise ValueError(f"keep: slots are {list(slots.shape)}; give one list a row, [B, K]")
         bad = (slots < 0) | (slots >= self.S)
         if slots.shape[0] != self.B:
             raise ValueError(f"keep: slots of {slots.shape[0]} rows, the cache has {self.B}")
@@ -112,6 +119,9 @@ class Cache:
     def take(self, rows: list[int] | Int[Tensor, " N"]) -> "Cache":
         """The rows chosen; repeats are allowed."""
         at = torch.as_tensor(rows, dtype=torch.long, device=self.live.device)
+        bad = at[(at < 0) | (at >= self.B)]
+        if len(bad):
+            raise ValueError(f"take: row {int(bad[0])} of {self.B}")
         return self.map(lambda x: x.index_select(0, at))
 
     def fork(self, n: int) -> "Cache":
@@ -123,6 +133,11 @@ class Cache:
     @staticmethod
     def join(*caches: "Cache") -> "Cache":
         """The rows of all; shorter caches get dead slots on the left, as in a batch padded left."""
+        if not caches:
+            raise ValueError("join: no cache is given")
+        (L, G, E), odd = caches[0].sizes, next((c.sizes for c in caches if c.sizes != caches[0].sizes), None)
+        if odd:
+            raise ValueError(f"join: {odd[0]} layers of {odd[1]} heads × {odd[2]} to {L} of {G} × {E}")
         S = max(cache.S for cache in caches)
         padded = [cache.padded(S - cache.S) for cache in caches]
         return Cache(
@@ -186,14 +201,34 @@ class Cache:
     def load(cls, path: str | Path, decoder: Fingerprinted) -> "Cache":
         """What `save` wrote. Raises `Damaged` for a file that was changed or belongs to another decoder."""
         tensors, about = artifact.open_artifact(Path(path), "cache")
-        if about["model"] != decoder.fingerprint:
-            raise artifact.Damaged(
-                f"{path} was written for weights {about['model']}, this model is {decoder.fingerprint}"
-            )
-        L = (len(tensors) - 2) // 2
+        model = about.get("model", "of no name")
+        if model != decoder.fingerprint:
+            raise artifact.Damaged(f"{path} was written for weights {model}, this model is {decoder.fingerprint}")
+        odd = misfit(tensors)
+        if odd:
+            raise artifact.Damaged(f"{path}: {odd} is missing or does not fit a cache; take another copy")
+        layers = range((len(tensors) - 2) // 2)
         return cls(
-            tuple(tensors[f"keys.{i}"] for i in range(L)),
-            tuple(tensors[f"values.{i}"] for i in range(L)),
+            tuple(tensors[f"keys.{i}"] for i in layers),
+            tuple(tensors[f"values.{i}"] for i in layers),
             tensors["positions"],
             tensors["live"],
         )
+
+
+def misfit(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of a tensor that a saved cache must have and has not, or has and must not, or of another shape."""
+    layers = range(sum(name.startswith("keys.") for name in tensors))
+    asked = {f"{what}.{i}" for what in ("keys", "values") for i in layers} | {"positions", "live"}
+    odd = min(tensors.keys() ^ asked, default=None)
+    if odd:
+        return odd
+    live, shapes = tensors["live"], {name: tuple(t.shape) for name, t in tensors.items()}
+    if live.ndim != 2 or live.dtype != torch.bool:
+        return "live"
+    if shapes["positions"] != shapes["live"] or tensors["positions"].dtype != torch.long:
+        return "positions"
+    first = shapes["keys.0"] if layers else ()
+    if layers and (len(first) != 4 or first[::2] != shapes["live"]):
+        return "keys.0"
+    return next((name for name in asked - {"positions", "live"} if shapes[name] != first), None)

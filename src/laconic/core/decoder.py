@@ -76,8 +76,8 @@ class Decoder(nn.Module):
         """A checkpoint of one of the six families, its weights mapped from the file where they need no change.
 
         `dtype` None: the stored type on CUDA, float32 on a CPU without fast bfloat16. Tensors named in
-        `allow_missing` may be absent and are then drawn anew. Raises `BadInput` (66) for a folder that is no whole
-        checkpoint, `NonFinite` (65) for NaN or infinity, `Unsafe` (77) for pickles.
+        `allow_missing` may be absent and are then drawn anew, with a warning. Raises `BadInput` (66) for a folder that
+        is no whole checkpoint, `NonFinite` (65) for NaN or infinity, `Unsafe` (77) for pickles, `Usage` (2).
         """
         folder = weights.find(folder_or_hub_name, revision)
         config = DecoderConfig.read(folder)
@@ -94,7 +94,7 @@ class Decoder(nn.Module):
     def from_llama2c(cls, path: str | Path) -> "Decoder":
         """The model in a file of llama2.c (`stories260K.bin`), its pairs of q and k turned to Hugging Face's.
 
-        Raises `BadInput` (66) for a file whose header and size do not fit.
+        Raises `BadInput` (66) for a file whose header and size do not fit, `NonFinite` (65), `Unsafe` (77).
         """
         source, tensors = formats.read_llama2c(Path(path))
         with torch.device("meta"):
@@ -256,6 +256,7 @@ class Decoder(nn.Module):
             positions = places.default_positions(alive, held.positions, held.live)
         all_live, all_positions = torch.cat([held.live, alive], 1), torch.cat([held.positions, positions], 1)
         if not torch.compiler.is_compiling():
+            fit.check_type(self.blocks, vectors)
             if not found or self.config.place == "table":  # what C22 finds always fits RoPE
                 fit.check_positions(self.config, positions)
             whole = whole or bool(all_live.all())

@@ -1,7 +1,7 @@
 """What of a call does not fit a decoder, each said in one line."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from laconic.core.attention import BACKENDS
 from laconic.core.cache import Cache
@@ -18,10 +18,7 @@ def check_call(
     bias: Tensor | None,
 ) -> None:
     """Raises `ValueError` for arguments whose types or shapes do not fit the decoder."""
-    if not vectors.is_floating_point():
-        raise ValueError(f"vectors are {kind(vectors)}; did you mean decoder.embed(ids)?")
-    if vectors.shape[-1] != config.hidden_size:
-        raise ValueError(f"vectors have width {vectors.shape[-1]}, decoder {config.hidden_size}")
+    check_vectors(config, vectors)
     B, T = vectors.shape[:2]
     if 0 in (B, T):
         raise ValueError(f"vectors hold no {'position; T' if T == 0 else 'row; B'} must be at least 1")
@@ -30,6 +27,8 @@ def check_call(
             raise ValueError(f"{said} {list(given.shape)}, vectors are {[B, T]}")
     if live is not None and live.dtype != torch.bool:
         raise ValueError(f"live is {kind(live)}; did you mean live.bool()?")
+    if positions is not None and (positions.is_floating_point() or positions.dtype == torch.bool):
+        raise ValueError(f"positions are {kind(positions)}; give integers")
     if state is not None:
         check_state(config, state, B)
     need = (B, T, T + (state.S if state is not None else 0))
@@ -39,19 +38,37 @@ def check_call(
         raise ValueError(f"attention {backend!r}: known are {', '.join(BACKENDS)}")
 
 
-def kind(x: Tensor) -> str:
+def check_vectors(config: DecoderConfig, vectors: Tensor) -> None:
+    """Raises `ValueError` for what are no vectors [B, T, D] of numbers."""
+    if not vectors.is_floating_point():
+        raise ValueError(f"vectors are {kind(vectors)}; did you mean decoder.embed(ids)?")
+    if vectors.ndim != 3:
+        raise ValueError(f"vectors are {list(vectors.shape)}; give [B, T, D]")
+    if vectors.shape[-1] != config.hidden_size:
+        raise ValueError(f"vectors have width {vectors.shape[-1]}, decoder {config.hidden_size}")
+
+
+def check_type(blocks: nn.Module, vectors: Tensor) -> None:
+    """Raises `ValueError` for vectors that no weight of the blocks can meet: wider ones, or the other half type."""
+    types = (p.dtype for p in blocks.parameters() if p.is_floating_point())
+    first = next(types, vectors.dtype)
+    if vectors.dtype == first or any(torch.promote_types(vectors.dtype, t) == t for t in (first, *types)):
+        return
+    device = vectors.device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        raise ValueError(f"vectors are {kind(vectors)}, weights {kind(first)}; convert one of them")
+
+
+def kind(x: Tensor | torch.dtype) -> str:
     """The name of a tensor's type."""
-    return str(x.dtype).removeprefix("torch.")
+    return str(x.dtype if isinstance(x, Tensor) else x).removeprefix("torch.")
 
 
 def check_state(config: DecoderConfig, state: Cache, B: int) -> None:
     """Raises `ValueError` for a cache of another decoder's shape or of other rows."""
-    G, E = (state.keys[0].shape[1], state.keys[0].shape[3]) if state.keys else (0, 0)
-    layers, heads, width = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
-    if (len(state.keys), G, E) != (layers, heads, width):
-        raise ValueError(
-            f"state has {len(state.keys)} layers of {G} heads × {E}, decoder {layers} of {heads} × {width}"
-        )
+    (L, G, E), asked = state.sizes, (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+    if asked != (L, G, E):
+        raise ValueError(f"state has {L} layers of {G} heads × {E}, decoder {asked[0]} of {asked[1]} × {asked[2]}")
     if state.B != B:
         raise ValueError(f"state has {state.B} rows, vectors {B}")
 

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, SupportsIndex, cast
 
 import torch
 import torch.nn.functional as F
@@ -122,6 +122,10 @@ def check_settings(
     max_tokens: int, min_tokens: int, chunk: int, stop: Sequence[str], tokenizer: Tokenizer | None
 ) -> None:
     """Raises `Usage` for numbers and stop strings that cannot be meant."""
+    numbers: dict[str, object] = {"max_tokens": max_tokens, "min_tokens": min_tokens, "chunk": chunk}
+    for name, value in numbers.items():
+        if not isinstance(value, SupportsIndex):
+            raise Usage(f"{name} {value!r}: must be an integer")
     check("max_tokens", max_tokens, max_tokens >= 1, "≥ 1")
     check("min_tokens", min_tokens, 0 <= min_tokens <= max_tokens, f"in [0, max_tokens {max_tokens}]")
     check("chunk", chunk, chunk >= 1, "≥ 1")

@@ -1,6 +1,6 @@
 """What generation starts from: texts, ids or vectors, checked, padded on the left, and read in pieces."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder
 from laconic.core.errors import BadInput, Usage
-from laconic.core.fit import kind
+from laconic.core.fit import check_vectors, kind
 from laconic.core.places import last_live
 
 Ids = Sequence[Sequence[int]] | Shaped[Tensor, "B T"]
@@ -70,6 +70,13 @@ def prompt_of(
         raise Usage(f"{' and '.join(given) or 'no prompt'} given; give one of prompts, ids and vectors")
     if live is not None and live.dtype != torch.bool:
         raise Usage(f"live is {kind(live)}; give booleans, mask.bool() say")
+    if ids is not None:
+        check_nested(ids)
+    if vectors is not None:
+        check_vectors(decoder.config, vectors)
+    for what, x in (("ids", ids), ("vectors", vectors)):
+        if live is not None and isinstance(x, Tensor) and live.shape != x.shape[:2]:
+            raise Usage(f"live is {list(live.shape)}, {what} are {list(x.shape[:2])}")
     if isinstance(ids, Tensor):
         if ids.is_floating_point():
             raise Usage(f"ids are {kind(ids)}; did you mean vectors=?")
@@ -88,6 +95,13 @@ def prompt_of(
     check_rows(alive)
     device = decoder.words.weight.device
     return Prompt(padded.to(device), None, alive.to(device), rows)
+
+
+def check_nested(ids: Sequence[object] | Tensor) -> None:
+    """Raises `Usage` for ids that are not one list a row."""
+    shape = list(ids.shape) if isinstance(ids, Tensor) else [len(ids)]
+    if len(shape) != 2 if isinstance(ids, Tensor) else not all(isinstance(row, Sized) for row in ids):
+        raise Usage(f"ids are {shape}; give one list a row, [[…]]")
 
 
 def encoded(tokenizer: Tokenizer | None, prompts: Sequence[str]) -> list[list[int]]:
