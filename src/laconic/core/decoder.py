@@ -21,6 +21,7 @@ from laconic.core import attention, fit, formats, places, rope, stages, weights
 from laconic.core.block import ATTENTION_STAGES, Block, Frame, norm, plant
 from laconic.core.cache import Cache
 from laconic.core.families import NAMES, DecoderConfig
+from laconic.core.folder import say_drawn
 
 Read = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 Version = tuple[tuple[int, int], ...]
@@ -84,6 +85,7 @@ class Decoder(nn.Module):
         with torch.device("meta"):
             decoder = cls(config, seed=None)
         report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing)
+        say_drawn(report.missing)
         decoder.initialise(list(report.missing), seed=0)
         decoder.config = replace(config, dtype=decoder.words.weight.dtype)
         decoder.folder, decoder.name_or_path = folder, str(folder_or_hub_name)

@@ -1,6 +1,8 @@
 """What lies in a checkpoint folder: its shards, whose tensors are whose, and what is missing or too much."""
 
-from collections.abc import Mapping
+import difflib
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -38,6 +40,7 @@ def plan(
         name: tuple(tensor.shape)[::-1] if name in turned else tuple(tensor.shape)
         for name, tensor in module.state_dict().items()
     }
+    _check_names(allow_missing, list(shapes))
     found = prefixed(sources(folder), set(shapes), config)
     extra = {name: source for name, source in found.items() if name not in shapes}
     unexpected = [name for name, source in extra.items() if not droppable(name, source, found, config)]
@@ -54,6 +57,13 @@ def plan(
     return kept, tuple(name for name in absent if name in allow_missing)
 
 
+def _check_names(names: Sequence[str], known: list[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.0)[0]
+            raise BadInput(f"{name}: no such tensor; did you mean {near}?")
+
+
 def _refuse(missing: list[str], unexpected: list[str], wrong: list[str], odd: list[str]) -> None:
     said = [
         f"{len(names):,} {what} ({_list(names)})"
@@ -67,7 +77,16 @@ def _refuse(missing: list[str], unexpected: list[str], wrong: list[str], odd: li
         raise BadInput(", ".join([f"{first} tensor{'' if first == '1' else 's'} {rest}", *said[1:]]))
 
 
-def _list(names: list[str], comma: str = ", ") -> str:
+def say_drawn(names: Sequence[str]) -> None:
+    """Warns of tensors that were absent and allowed to be, if there are any."""
+    if len(names) == 1:
+        warnings.warn(f"{names[0]} was not in the checkpoint and is drawn anew", stacklevel=3)
+    elif names:
+        many = f"{len(names):,} tensors were not in the checkpoint and are drawn anew ({_list(names)})"
+        warnings.warn(many, stacklevel=3)
+
+
+def _list(names: Sequence[str], comma: str = ", ") -> str:
     return comma.join([*names[:LISTED], *(["…"] if len(names) > LISTED else [])])
 
 
@@ -78,11 +97,11 @@ def sources(folder: Path) -> dict[str, Source]:
     elif (folder / INDEX).exists():
         files = _shards_of(artifact.read_json(artifact.inside(folder, INDEX)))
     else:
-        _refuse_pickle(folder)
+        refuse_pickle(folder)
         raise BadInput(f"{folder} has config.json but no model.safetensors and no index; was the download cut?")
     found: dict[str, Source] = {}
     for shard, names in files.items():
-        _refuse_pickle(folder, shard)
+        refuse_pickle(folder, shard)
         path = artifact.inside(folder, shard)
         if not path.exists():
             raise BadInput(f"{shard} is named by the index and not there ({len(names)} tensors, first {names[0]})")
@@ -106,7 +125,8 @@ def _shards_of(index: dict[str, Any]) -> dict[str, list[str]]:
     return files
 
 
-def _refuse_pickle(folder: Path, name: str | None = None) -> None:
+def refuse_pickle(folder: Path, name: str | None = None) -> None:
+    """Raises `Unsafe` (77) if the file named, or any of the folder, is a pickle by its name."""
     names = sorted(path.name for path in folder.iterdir()) if name is None else [name]
     pickle = next((name for name in names if name.endswith(PICKLES)), None)
     if pickle:

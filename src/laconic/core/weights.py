@@ -62,7 +62,7 @@ def load_weights(
 
     Names in `allow_missing` that are missing become zeros, for the caller to draw. One block is open at a time.
     """
-    place = torch.device(device or "cpu")
+    place = place_of(device)
     found, missing = plan(module, folder, config, allow_missing)
     turned = transposed(config)
     kind = dtype or default_dtype(found, config, place)
@@ -74,6 +74,20 @@ def load_weights(
     zeros = {name: torch.zeros(shapes[name], dtype=kind, device=place) for name in missing}
     module.load_state_dict(zeros, strict=False, assign=True)
     return Report(_joined(samples), missing)
+
+
+def place_of(device: torch.device | str | None) -> torch.device:
+    """The device meant, the CPU by default. Raises `Usage` for one that this torch does not reach."""
+    try:
+        place = torch.device(device or "cpu")
+        if place.type != "cuda":
+            torch.empty(0, device=place)
+    except Exception as error:  # torch raises of many kinds: names, back ends it was built without
+        raise Usage(f"device {device}: this torch reaches no such device; use cpu") from error
+    seen = torch.cuda.device_count()
+    if place.type == "cuda" and (place.index or 0) >= seen:
+        raise Usage(f"device {place}: this torch sees {f'{seen} of CUDA, from cuda:0' if seen else 'no CUDA; use cpu'}")
+    return place
 
 
 def _read(
@@ -159,6 +173,8 @@ def save_weights(
     source_folder: Path | None = None,
 ) -> None:
     """A whole Hugging Face folder: config.json, shards and index, and the companions that `source_folder` has."""
+    if not shard_bytes > 0:
+        raise Usage(f"shard_bytes {shard_bytes:g}: must be > 0")
     state = dict(on_disk(module, config))
     adapter = next((name for name in state if ".lora_" in name or ".base_layer." in name), None)
     if adapter:
