@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from laconic.core import artifact
-from laconic.core.artifact import BadInput
+from laconic.core.artifact import BadInput, NonFinite, Unsafe
 from laconic.core.decoder import Decoder
 from laconic.core.families import DecoderConfig
 from laconic.core.formats import gguf_to_hf, hf_to_gguf, hf_to_meta, meta_to_hf, read_llama2c, write_llama2c
@@ -84,6 +84,34 @@ def test_no_llama2c_file(tmp_path: Path, content: bytes, message: str) -> None:
     assert message in str(caught.value)
     with pytest.raises(BadInput, match=r"no y\.bin in "):
         read_llama2c(tmp_path / "y.bin")
+
+
+def test_numbers_that_are_none(tmp_path: Path) -> None:
+    config, tensors = tiny(True)
+    write_llama2c(tmp_path / "x.bin", config, tensors)
+    data = bytearray((tmp_path / "x.bin").read_bytes())
+    data[28 + 4 * 11 : 28 + 4 * 12] = struct.pack("f", float("nan"))
+    (tmp_path / "x.bin").write_bytes(data)
+    with pytest.raises(NonFinite, match=r"^model\.embed_tokens\.weight: 1 value not finite, first at \[1, 3\]$"):
+        Decoder.from_llama2c(tmp_path / "x.bin")
+
+
+@pytest.mark.parametrize("start", [b"PK\x03\x04", b"\x80\x02\x8a\n", b"\x80\x04\x95\x0f"])
+def test_a_pickle_is_not_opened(tmp_path: Path, start: bytes) -> None:
+    (tmp_path / "x.bin").write_bytes(start + bytes(60))
+    with pytest.raises(Unsafe, match=r"^x\.bin is a pickle or zip by its first bytes and can run code; not opened\."):
+        Decoder.from_llama2c(tmp_path / "x.bin")
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(64))
+    with pytest.raises(Unsafe, match=r"^pytorch_model\.bin is a pickle and can run code; not opened\."):
+        Decoder.from_llama2c(tmp_path / "pytorch_model.bin")
+
+
+def test_a_width_that_looks_like_a_pickle(tmp_path: Path) -> None:
+    config = tiny(True)[0] | {"hidden_size": 640}
+    tensors = {n: p.detach() for n, p in Decoder(DecoderConfig.parse(config)).named_parameters()}
+    write_llama2c(tmp_path / "x.bin", config, tensors)
+    assert (tmp_path / "x.bin").read_bytes().startswith(b"\x80\x02")
+    assert Decoder.from_llama2c(tmp_path / "x.bin").config.hidden_size == 640
 
 
 def test_what_llama2c_cannot_say(tmp_path: Path) -> None:

@@ -16,8 +16,11 @@ from torch import Tensor
 
 from laconic.core import artifact
 from laconic.core.artifact import BadInput
+from laconic.core.errors import on_disk
 from laconic.core.families import DecoderConfig
+from laconic.core.folder import refuse_pickle
 from laconic.core.rope import Rope, frequencies
+from laconic.core.strict import refuse_foreign
 from laconic.core.weights import half_split, interleaved
 
 META = {
@@ -113,7 +116,12 @@ def read_llama2c(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The config.json and the tensors, Hugging Face's names and pairs, of a llama2.c file; mapped where untouched."""
     if not path.is_file():
         raise BadInput(f"no {path.name} in {path.parent}")
-    size = path.stat().st_size
+    if path.name.startswith("pytorch_model"):
+        refuse_pickle(path.parent, path.name)
+    with on_disk(path), path.open("rb") as file:
+        start, size = file.read(8), path.stat().st_size
+    if start[2:4] != bytes(2):  # a file of width 640 begins as a pickle does
+        refuse_foreign(path.name, start)
     if size < 28 or size % 4:
         raise BadInput(f"{path.name}: {size:,} bytes are no llama2.c file")
     numbers = torch.from_file(str(path), shared=False, size=size // 4, dtype=torch.float32)
@@ -127,7 +135,10 @@ def read_llama2c(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise BadInput(f"{path.name}: header promises {asked:,} bytes, file has {size:,}; fetch it again")
     parts = torch.tensor_split(numbers[7:], list(accumulate(map(math.prod, shapes.values())))[:-1])
     tensors = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True) if name}
-    return config, {name: _turned(name, tensor, config, half_split) for name, tensor in tensors.items()}
+    tensors = {name: _turned(name, tensor, config, half_split) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        artifact.check_finite(name, tensor)
+    return config, tensors
 
 
 def _config(name: str, header: list[int], size: int) -> dict[str, Any]:

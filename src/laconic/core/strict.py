@@ -170,7 +170,7 @@ def check_header(path: Path) -> Header:
         start = file.read(8)
         n = int.from_bytes(start, "little")
         if n > min(size - 8, HEADER_BYTES):
-            _refuse_foreign(path.name, start)
+            refuse_foreign(path.name, start)
             there = f"file has {size:,}" if n > size - 8 else f"at most {HEADER_BYTES:,} are read"
             raise BadInput(f"{path.name}: {n:,} bytes of header promised, {there}; fetch it again")
         fields = parse_json(file.read(n), f"{path.name}: header")
@@ -182,7 +182,8 @@ def check_header(path: Path) -> Header:
     return Header(tensors, metadata)
 
 
-def _refuse_foreign(name: str, start: bytes) -> None:
+def refuse_foreign(name: str, start: bytes) -> None:
+    """Raises `Unsafe` (77) for the first bytes of a pickle or zip."""
     if start.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         raise Unsafe(
             f"{name} is a pickle or zip by its first bytes and can run code; not opened. "
