@@ -133,6 +133,17 @@ def test_a_full_disk_names_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("kind", COMMITS)
+def test_a_file_in_the_way_is_named(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    for name in ("file/x", "file/x/y"):
+        with pytest.raises(
+            NoSpace, match=rf"^{tmp_path}/{name}: {tmp_path}/file is a file, not a folder; choose anoth"
+        ):
+            COMMITS[kind](tmp_path / name)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_an_error_that_is_none_of_the_file_system_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **named: Any) -> None:
         raise safetensors.SafetensorError("something else")

@@ -61,6 +61,10 @@ def on_disk(target: Path, expected: int = 0) -> Generator[None]:
     try:
         yield
     except OSError as error:
+        blocked = error.errno in (errno.EEXIST, errno.ENOTDIR)
+        file = next((p for p in target.parents if p.exists() and not p.is_dir()), None) if blocked else None
+        if file:
+            raise NoSpace(f"{target}: {file} is a file, not a folder; choose another place") from error
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             raise Busy(f"{target} exists and is not empty") from error
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
