@@ -173,6 +173,8 @@ def test_an_adapter_of_another_size(tmp_path: Path, targets: Any, other: dict[st
 def test_an_adapter_of_another_family_or_with_other_heads(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"^adapter is for opt 48 × 2, this is llama 48 × 2$"):
         recipe.load_adapter(fresh("llama"), saved(tmp_path / "a", fresh("opt"), ["q_proj"]))
+    with pytest.raises(BadInput, match=r"^adapter is for llama 48 × 2, this is gpt2 48 × 2$"):
+        recipe.load_adapter(fresh("gpt2"), saved(tmp_path / "d", fresh("llama"), ["q_proj"]))
     with pytest.raises(
         BadInput, match=r"does not fit its settings: 2 tensors, first .*k_proj\.lora_B\.weight: \[32, 4\]"
     ):

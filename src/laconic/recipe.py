@@ -62,7 +62,7 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
     """
     from peft import get_peft_model, set_peft_model_state_dict
 
-    settings = fitted(decoder, read_settings(Path(folder)))
+    settings = read_settings(Path(folder))
     if not (Path(folder) / WEIGHTS).exists():
         if (Path(folder) / PICKLE).exists():
             raise Unsafe(
@@ -72,6 +72,8 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
         raise BadInput(f"{folder} has {SETTINGS} but no {WEIGHTS}; was the download cut?")
     path = artifact.inside(Path(folder), WEIGHTS)
     found = {name: entry.shape for name, entry in artifact.check_header(path).tensors.items()}
+    check_origin(decoder, found, family_only=True)  # some layers of this family are a part, not another size
+    settings = fitted(decoder, settings)
     settings.init_lora_weights = True  # whatever is drawn is replaced
     check_shapes(decoder, found, wanted(decoder, settings))
     tensors = artifact.open_tensors(path, found)
@@ -154,15 +156,19 @@ def wanted(decoder: Decoder, settings: "LoraConfig") -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
+def check_origin(decoder: Decoder, found: Shapes, *, family_only: bool = False) -> None:
+    """Raises `BadInput` for an adapter whose tensors tell of another family, or of another size."""
+    config, theirs = decoder.config, origin(found, decoder)
+    ours = f"{config.family} {config.hidden_size} × {config.num_hidden_layers}"
+    if theirs not in (None, ours) and not (family_only and theirs.startswith(f"{config.family} ")):
+        raise BadInput(f"adapter is for {theirs}, this is {ours}")
+
+
 def check_shapes(decoder: Decoder, found: Shapes, asked: Shapes) -> None:
     """Raises `BadInput` unless the file holds what its settings make here: another model's adapter, or a torn one."""
     if found == asked:
         return
-    config = decoder.config
-    theirs = origin(found, decoder)
-    ours = f"{config.family} {config.hidden_size} × {config.num_hidden_layers}"
-    if theirs not in (None, ours):
-        raise BadInput(f"adapter is for {theirs}, this is {ours}")
+    check_origin(decoder, found)
     odd = sorted(name for name in found.keys() | asked.keys() if found.get(name) != asked.get(name))
     have, need = (list(shapes[odd[0]]) if odd[0] in shapes else "nothing" for shapes in (found, asked))
     raise BadInput(f"{WEIGHTS} does not fit its settings: {len(odd)} tensors, first {odd[0]}: {have}, asked is {need}")
