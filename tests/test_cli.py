@@ -124,7 +124,7 @@ def test_export_merges_an_adapter(run, tmp_path):
         (("verify", "parity", "tiny:phi"), 66, "tiny:phi: known are"),
         (("verify", "parity", "tiny:llama", "--inputs", "I99"), 2, "--inputs I99: known are"),
         (("generate", "x"), 2, "laconic: no prompt given; laconic generate MODEL PROMPT"),
-        (("verify", "parity", "tiny:llama", "--out", "no/such.html"), 66, "no/such.html: no folder no to write into"),
+        (("verify", "parity", "tiny:llama", "--out", "no/such.html"), 66, "no folder no to write into; make it first"),
         (("generate", "no such folder", "y"), 66, "is no folder and no name on the hub"),
         (("export", "gone.bin", "--out", "x"), 66, "no gone.bin in ."),
     ],
