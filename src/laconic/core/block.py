@@ -106,6 +106,11 @@ def plant(root: nn.Module, path: str | None, module: nn.Module) -> None:
     root.add_module(last, module)
 
 
+def rows(n: int, width: int) -> nn.Embedding:
+    """A table whose rows are not drawn: on meta, drawing them imports what takes torch a second."""
+    return nn.Embedding(n, width, _weight=torch.empty(n, width))
+
+
 class Frame(NamedTuple):
     """What all blocks of one forward pass share: the table of angles, the masks per layer, the attention back end."""
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from laconic.core import attention, fit, formats, places, rope, stages, weights
-from laconic.core.block import ATTENTION_STAGES, Block, Frame, norm, plant
+from laconic.core.block import ATTENTION_STAGES, Block, Frame, norm, plant, rows
 from laconic.core.cache import Cache
 from laconic.core.families import NAMES, DecoderConfig
 from laconic.core.folder import say_drawn
@@ -54,9 +54,9 @@ class Decoder(nn.Module):
         self.folder: Path | None = None
         self.attention, self.recompute = "sdpa", 0
         self._stored: tuple[str, Version] | None = None
-        plant(self, names.words, nn.Embedding(config.vocab_size, config.hidden_size))
+        plant(self, names.words, rows(config.vocab_size, config.hidden_size))
         if names.places:
-            plant(self, names.places, nn.Embedding(config.max_position_embeddings + config.offset, config.hidden_size))
+            plant(self, names.places, rows(config.max_position_embeddings + config.offset, config.hidden_size))
         plant(self, names.blocks, nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers)))
         plant(self, names.final_norm, norm(config))
         if not config.tie_word_embeddings:
