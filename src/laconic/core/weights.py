@@ -152,7 +152,11 @@ def fingerprint(state: Iterable[tuple[str, Tensor]]) -> str:
 def _sample(name: str, tensor: Tensor) -> bytes:
     n = tensor.numel()
     places = torch.arange(min(n, SAMPLE), device=tensor.device) * n // min(n, SAMPLE) if n else torch.arange(0)
-    flat = tensor.detach()[torch.unravel_index(places, tensor.shape)] if tensor.ndim else tensor.detach().reshape(1)
+    at: list[Tensor] = []  # torch.unravel_index would import sympy
+    for width in reversed(tensor.shape):
+        at.insert(0, places % width)
+        places = places // width
+    flat = tensor.detach()[tuple(at)] if at else tensor.detach().reshape(1)
     return f"{artifact.canonical([name, list(tensor.shape)])}\n".encode() + flat.float().cpu().numpy().tobytes()
 
 
