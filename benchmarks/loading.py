@@ -33,18 +33,16 @@ def loading(scale: Scale) -> Table:
     """The table of loading."""
     rows: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        warm = Path(scratch) / "warm"
-        Decoder(DecoderConfig.small("llama")).save_pretrained(warm)
         for name, folder in checkpoints(scale, Path(scratch))[: scale.checkpoints]:
             found = {
-                side: child("-m", "benchmarks.loading", side, str(folder), str(warm)).json()
+                side: child("-m", "benchmarks.loading", side, str(folder)).json()
                 for side in ("ours", *(["theirs"] if PEERS and scale.peers_alone else []))
             }
             files = len(list(folder.glob("*.safetensors")))
             rows.append(row(f"{name}, {files} file{'s' * (files > 1)}", found["ours"], found.get("theirs")))
     text = (
         "`Decoder.from_pretrained(folder, dtype=torch.float32)` in a child process, files in the page cache. Peak: the "
-        "high-water mark of the resident set, mapped files included, above what it was after a tiny model was loaded, "
+        "high-water mark of the resident set, mapped files included, above what it was after the imports, "
         "over the bytes of the weights in float32. transformers maps the file and has not looked at it when it "
         "returns: its memory grows later, in the first pass. "
         f"Time: wall seconds, best of {LOADS} after the load that gave the peak; laconic's holds a pass over every "
@@ -62,11 +60,11 @@ def row(name: str, ours: dict[str, float], theirs: dict[str, float] | None) -> t
     return name, megabytes, f"{ratio:.2f}", verdict(ratio, most=1.15), beside[0], f"{ours['s']:.2f}", beside[1]
 
 
-def alone(side: str, folder: str, warm: str) -> dict[str, float]:
-    """Peak of a load after that of a tiny model, and the best time of the next ones."""
+def alone(side: str, folder: str) -> dict[str, float]:
+    """Peak of the first load after the imports, and the best time of the next ones."""
     if side == "ours":
 
-        def load(folder: str = folder) -> Any:
+        def load() -> Any:
             return Decoder.from_pretrained(folder, dtype=torch.float32)
 
     else:
@@ -75,10 +73,9 @@ def alone(side: str, folder: str, warm: str) -> dict[str, float]:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
 
-        def load(folder: str = folder) -> Any:
+        def load() -> Any:
             return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
-    load(warm)
     before = resident()
     model = load()
     peak = resident_peak() - before
