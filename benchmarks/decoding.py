@@ -51,8 +51,9 @@ def decoding(scale: Scale) -> Table:
         f"{scale.patience:g} s), rounds interleaved. laconic: `laconic.generate(decoder, ids=…, max_tokens=…, "
         "eos=())`. "
         "transformers: `generate` with SDPA, eval, `inference_mode`, `use_cache` and its default dynamic cache "
-        "(the static one, made for compiled graphs, had 0.94 and 1.02 times its speed in a single trial on stories260k and "
-        "on 8 × 512, V 1,024; it is not raced here), no streamer, no eos, attention mask given, float32. Both read the same folder of weights; neither is compiled."
+        "(the static one, made for compiled graphs, had 0.94 and 1.02 times its speed in a single trial on stories260k "
+        "and on 8 × 512, V 1,024; it is not raced here), no streamer, no eos, attention mask given, float32. Both read "
+        "the same folder of weights; neither is compiled."
     )
     head = ("model", "batch", "laconic tokens/s", "transformers tokens/s", "ratio", "target", "same tokens")
     return Table("Decoding", text, head, rows)
