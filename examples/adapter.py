@@ -1,0 +1,31 @@
+"""Teach a random decoder one sentence of ids with LoRA, save the adapter, put it on another copy, merge it."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig
+
+from laconic import Decoder, DecoderConfig, generate
+from laconic.recipe import adapted, load_adapter, merged, save_adapter
+
+config = DecoderConfig.small("qwen3", initializer_range=0.2)
+sentence = torch.tensor([[1, 40, 41, 42, 43, 44, 45, 46]])
+
+model = adapted(Decoder(config, seed=0), LoraConfig(r=8, target_modules="all-linear"))
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2)
+for step in range(60):
+    logits = model.logits(model(model.embed(sentence)).hidden)
+    loss = F.cross_entropy(logits[0, :-1], sentence[0, 1:])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 20 == 0 or step == 59:
+        print(f"step {step:2}: {loss.item():.3f} nats per token")
+
+with tempfile.TemporaryDirectory() as folder:
+    save_adapter(model, Path(folder) / "adapter")  # the two files that peft loads onto a transformers model
+    decoder = merged(load_adapter(Decoder(config, seed=0), Path(folder) / "adapter")).eval()
+
+print("continued:", generate(decoder, ids=[[1, 40]], max_tokens=6)[0].ids)
