@@ -76,7 +76,7 @@ class Decoder(nn.Module):
     ) -> "Decoder":
         """A checkpoint of one of the six families, its weights mapped from the file where they need no change.
 
-        `dtype` None: the stored type on CUDA, float32 on a CPU without fast bfloat16. Tensors named in
+        `dtype` None: as stored on CUDA; float32 on a CPU, or bfloat16 if stored so and fast there. Tensors named in
         `allow_missing` may be absent and are then drawn anew, with a warning. Raises `BadInput` (66) for a folder that
         is no whole checkpoint, `NonFinite` (65) for NaN or infinity, `Unsafe` (77) for pickles, `Usage` (2).
         """
