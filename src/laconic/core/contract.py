@@ -1,0 +1,139 @@
+"""What data, methods, training and evaluation hand to one another: examples, batches, steps, answers.
+
+Shapes: B rows; Nq, Nc, Na columns of question, chain and answer, of which the live ones are a row's own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from laconic.core.cache import Cache
+from laconic.core.generate import Passes
+
+UNSCORED = -100  # the target of a token whose successor nobody scores; what F.cross_entropy ignores
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question with its chain of steps and its answer, as text; `flags` are marks of its source, kept for reports."""
+
+    id: str
+    question: str
+    steps: tuple[str, ...]
+    answer: str
+    flags: Mapping[str, Any] = field(default_factory=lambda: dict[str, Any]())
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """A batch on a grid: every part begins at the same column in each row; padding is known by `*_live` alone.
+
+    Questions are padded left, chains and answers right. Targets stand where they are predicted, -100 where nothing is
+    scored: `next_question` is what the last question token predicts, in order of live tokens. `chain_step` numbers
+    the step of each chain token from 0. `number` marks the answer's tokens that hold a character of the number;
+    `distil` is the column before the first of them, -1 where a format has none. `index` is the place of a row in its
+    set, `epoch` and `step` say when it is read: together the key of all that is drawn for it. `totals` are the counts
+    of the whole optimizer step (`Method.totals`, summed over micro-batches and ranks); None: the batch is the step.
+    """
+
+    question: Int[Tensor, "B Nq"]
+    question_live: Bool[Tensor, "B Nq"]
+    chain: Int[Tensor, "B Nc"]
+    chain_live: Bool[Tensor, "B Nc"]
+    chain_step: Int[Tensor, "B Nc"]
+    answer: Int[Tensor, "B Na"]
+    answer_live: Bool[Tensor, "B Na"]
+    next_question: Int[Tensor, " B"]
+    next_chain: Int[Tensor, "B Nc"]
+    next_answer: Int[Tensor, "B Na"]
+    distil: Int[Tensor, " B"]
+    number: Bool[Tensor, "B Na"]
+    index: Int[Tensor, " B"]
+    ids: tuple[str, ...] = ()
+    epoch: int = 0
+    step: int = 0
+    totals: Mapping[str, float] | None = None
+
+    @property
+    def B(self) -> int:
+        """Rows."""
+        return self.question.shape[0]
+
+    def to(self, device: torch.device | str) -> "Reasoning":
+        """The same batch elsewhere."""
+        return self.map(lambda t: t.to(device))
+
+    def take(self, rows: Sequence[int]) -> "Reasoning":
+        """Some of the rows; `totals` stay those of the whole step."""
+        at = torch.as_tensor(rows, dtype=torch.long, device=self.question.device)
+        ids = tuple(self.ids[i] for i in rows) if self.ids else ()
+        return replace(self.map(lambda t: t.index_select(0, at)), ids=ids)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Reasoning":
+        """`function` of every tensor."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: function(t) for name, t in found.items() if isinstance(t, Tensor)})
+
+
+class Step(NamedTuple):
+    """What a method makes of a batch: the loss to descend, its parts (detached, unweighted) by name, and the state."""
+
+    loss: Float[Tensor, ""]
+    parts: Mapping[str, Tensor]
+    state: Cache | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers to B questions: `texts`, their `ids`, the passes each took, and the cache slots it held.
+
+    `held` is (when the answer began, at its end), live positions of the row.
+    """
+
+    texts: tuple[str, ...]
+    ids: tuple[tuple[int, ...], ...]
+    passes: tuple[Passes, ...]
+    held: tuple[tuple[int, int], ...]
+
+
+@runtime_checkable
+class Batch(Protocol):
+    """A batch as the loop sees it; `Reasoning` is one."""
+
+    @property
+    def B(self) -> int: ...
+    @property
+    def ids(self) -> tuple[str, ...]: ...
+    def to(self, device: torch.device | str) -> Any: ...
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Rows that a run is trained on; `batch` is a pure function of its arguments."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the rows, bound into every step of a run."""
+        ...
+
+    def __len__(self) -> int: ...
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Batch: ...
+
+
+@runtime_checkable
+class Method(Protocol):
+    """One paper's way to train and to answer; a torch module, whose trainable parameters are what is learned."""
+
+    def totals(self, batch: Any) -> Mapping[str, float]:
+        """What the sums of the loss are divided by; summed over micro-batches and ranks, it comes back in `batch`."""
+        ...
+
+    def __call__(self, batch: Any, state: Any = None) -> Step: ...
+
+    def restarts(self, batch: Any) -> bool:
+        """Whether the optimizer forgets its moments before this step (iCoT, Coconut)."""
+        ...

@@ -1,0 +1,56 @@
+"""Draws and orders as pure functions of their keys: no stream, nothing to save, the same on every release and machine.
+
+Keys are folded by the finaliser of SplitMix64 (Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = int | NDArray[np.int64] | NDArray[np.uint64]
+Words = NDArray[np.uint64]
+ROUNDS = 8  # of the Feistel network
+GOLDEN, FIRST, SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def mix(*keys: Keys) -> Words:
+    """64 random-looking bits for each tuple of keys; arrays broadcast. The order of keys matters."""
+    state = np.zeros((), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for key in keys:
+            word = np.asarray(key).astype(np.int64).view(np.uint64) if not _is_words(key) else np.asarray(key)
+            z = (state ^ word) + GOLDEN
+            z = (z ^ (z >> np.uint64(30))) * FIRST
+            z = (z ^ (z >> np.uint64(27))) * SECOND
+            state = z ^ (z >> np.uint64(31))
+    return np.asarray(state)
+
+
+def _is_words(key: Keys) -> bool:
+    return isinstance(key, np.ndarray) and key.dtype == np.uint64
+
+
+def uniform(*keys: Keys) -> NDArray[np.float64]:
+    """A number in [0, 1) for each tuple of keys: the upper 53 bits of `mix`."""
+    return (mix(*keys) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def index(seed: int, epoch: int, i: Keys, n: int) -> NDArray[np.int64]:
+    """Which of `n` rows stands at place `i` of an epoch: a bijection on [0, n) (Feistel network, cycle-walking)."""
+    if n < 1:
+        raise ValueError(f"index: an order of {n} rows; give at least one")
+    places = np.asarray(i, dtype=np.int64)
+    if places.size and not 0 <= int(places.min()) <= int(places.max()) < n:
+        raise ValueError(f"index: place {int(places.max())} of {n} rows")
+    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
+    found = _network(places.astype(np.uint64), seed, epoch, half)
+    while (out := found >= np.uint64(n)).any():
+        found = np.where(out, _network(found, seed, epoch, half), found)
+    return found.astype(np.int64)
+
+
+def _network(x: Words, seed: int, epoch: int, half: np.uint64) -> Words:
+    low = (np.uint64(1) << half) - np.uint64(1)
+    left, right = x >> half, x & low
+    for round in range(ROUNDS):
+        left, right = right, left ^ (mix(seed, epoch, round, right) & low)
+    return (left << half) | right

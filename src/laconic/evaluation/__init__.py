@@ -1,0 +1,1 @@
+"""Evaluation: answers judged, figures with intervals, pages; it knows no method."""

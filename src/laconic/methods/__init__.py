@@ -1,0 +1,1 @@
+"""Methods: one paper each, its equations as functions in its order and letters."""

@@ -1,0 +1,1 @@
+"""Training: one loop, run directories, checkpoints, ranks; it knows no method."""
