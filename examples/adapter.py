@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from peft import LoraConfig
 
 from laconic import Decoder, DecoderConfig, generate
-from laconic.recipe import adapted, load_adapter, merged, save_adapter
+from laconic.recipe.adapters import adapted, load_adapter, merged, save_adapter
 
 config = DecoderConfig.small("qwen3", initializer_range=0.2)
 sentence = torch.tensor([[1, 40, 41, 42, 43, 44, 45, 46]])

@@ -96,15 +96,15 @@ def test_export_merges_an_adapter(run, tmp_path):
     needs("peft")
     from peft import LoraConfig
 
-    from laconic import recipe
+    from laconic.recipe import adapters
 
     Decoder(DecoderConfig.small("llama")).save_pretrained(tmp_path / "base")
-    model = recipe.adapted(Decoder.from_pretrained(tmp_path / "base"), LoraConfig(target_modules="all-linear", r=2))
+    model = adapters.adapted(Decoder.from_pretrained(tmp_path / "base"), LoraConfig(target_modules="all-linear", r=2))
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora_B" in name:
                 p.normal_()
-    recipe.save_adapter(model, tmp_path / "adapter")
+    adapters.save_adapter(model, tmp_path / "adapter")
     code, _, _ = run("export", tmp_path / "base", "--adapter", tmp_path / "adapter", "--out", tmp_path / "out")
     assert code == 0
     merged, base = Decoder.from_pretrained(tmp_path / "out"), Decoder.from_pretrained(tmp_path / "base")

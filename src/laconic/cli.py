@@ -12,7 +12,9 @@ import tyro
 from tyro.conf import subcommand
 
 from laconic.console import say
-from laconic.verbs import All, Export, Generate, Ledger, Parity
+from laconic.verbs.export import Export
+from laconic.verbs.generate import Generate
+from laconic.verbs.verify import All, Ledger, Parity
 
 USAGE, MISSING, BUG, MEMORY, INPUT_OUTPUT, INTERRUPTED, PIPE_CLOSED = 2, 66, 70, 71, 74, 130, 141
 EXTRAS = {"transformers": "hf", "peft": "hf", "datasets": "hf", "matplotlib": "report"}

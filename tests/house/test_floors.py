@@ -16,7 +16,7 @@ LAZY_IN_CORE = {("src/laconic/core/weights.py", "huggingface_hub")}  # when a hu
 DOORS = (
     "src/laconic/__init__.py",
     "src/laconic/cli.py",
-    "src/laconic/verbs.py",
+    "src/laconic/verbs/",
     "src/laconic/console.py",
     "src/laconic/serving/",
 )

@@ -1,0 +1,48 @@
+"""`laconic export`: a model in Hugging Face layout."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from laconic.console import note, say
+from laconic.verbs.arguments import Dtype, torch_dtype
+
+
+@dataclass(frozen=True)
+class Export:
+    """Writes a model in Hugging Face layout, which transformers, vLLM and SGLang load as it is.
+
+    Example: laconic export stories260K.bin --out stories260k
+    """
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """a checkpoint (folder or hub name), or a llama2.c file (.bin)"""
+    out: Path
+    """the folder to write; it must not exist, or be empty"""
+    adapter: Path | None = None
+    """folder of an adapter in the layout of peft, to be merged into the weights"""
+    dtype: Dtype | None = None
+    """type of the numbers written; by default as stored"""
+    shard_bytes: float = 5e9
+    """bytes of one file at most"""
+
+    def run(self) -> int:
+        """Loads, merges, writes."""
+        from laconic.core import weights
+        from laconic.core.decoder import Decoder
+        from laconic.recipe import adapters
+
+        with note(f"loading {self.model}"):
+            if self.model.endswith(".bin"):
+                decoder = Decoder.from_llama2c(self.model)
+            else:
+                folder = weights.find(self.model)
+                decoder = Decoder.from_pretrained(folder, torch_dtype(self.dtype) or weights.stored_dtype(folder))
+            if self.adapter:
+                decoder = adapters.merged(adapters.load_adapter(decoder, self.adapter))
+        with note(f"writing {self.out}"):
+            decoder.save_pretrained(self.out, dtype=torch_dtype(self.dtype), shard_bytes=self.shard_bytes)
+        say(f"wrote {self.out}: {sum(p.numel() for p in decoder.parameters()):,} parameters")
+        return 0

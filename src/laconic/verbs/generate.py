@@ -1,0 +1,133 @@
+"""`laconic generate`: prompts continued, questions answered."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from laconic.console import note, say
+from laconic.core.errors import Usage
+from laconic.verbs.arguments import Dtype, torch_dtype, utf8
+
+if TYPE_CHECKING:
+    from laconic import Decoder, Generation
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Continues one or more prompts.
+
+    Example: laconic generate stories260k "Once upon a time" --max-tokens 196
+    """
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """a checkpoint in Hugging Face layout: a folder, or a name on the hub"""
+    prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT")]
+    """what to continue; several are read as one batch"""
+    max_tokens: int = 128
+    """tokens to write at most"""
+    min_tokens: int = 0
+    """tokens to write at least, before an end is allowed"""
+    temperature: float = 0.0
+    """0 takes the most likely token; 1 draws as the model says"""
+    top_k: int = 0
+    """draw among the k most likely tokens; 0: all"""
+    top_p: float = 1.0
+    """draw among the fewest tokens that hold this share of the probability"""
+    min_p: float = 0.0
+    """draw among tokens at least this likely, relative to the likeliest"""
+    repetition_penalty: float = 1.0
+    """above 1, tokens already there become less likely"""
+    stop: UseAppendAction[tuple[str, ...]] = ()
+    """end before this text; may be given several times"""
+    seed: int = 0
+    """of the draws; the same seed gives the same text"""
+    chat: bool = False
+    """put each prompt into the model's chat template, as a message of the user"""
+    dtype: Dtype | None = None
+    """type to compute in; by default float32 on a CPU, the stored type on a GPU"""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, …"""
+    revision: str | None = None
+    """commit, tag or branch on the hub"""
+    allow_missing: UseAppendAction[tuple[str, ...]] = ()
+    """a tensor that may be absent from the checkpoint and is then drawn at random"""
+    format: Literal["human", "json"] = "human"
+    """json: one object, and nothing else, on standard output"""
+
+    def run(self) -> int:
+        """Loads, writes, reports; the text on standard output, the figures on standard error."""
+        import laconic
+
+        prompts = [utf8(prompt) for prompt in self.prompts]
+        if not prompts:
+            raise Usage("no prompt given; laconic generate MODEL PROMPT")
+        with note(f"loading {self.model}"):
+            decoder = laconic.Decoder.from_pretrained(
+                self.model,
+                dtype=torch_dtype(self.dtype),
+                device=self.device,
+                revision=self.revision,
+                allow_missing=self.allow_missing,
+            )
+            tokenizer = laconic.load_tokenizer(decoder.folder or self.model)
+        turns = [tokenizer.chat([{"role": "user", "content": prompt}]) for prompt in prompts if self.chat]
+        start = time.perf_counter()
+        written = laconic.generate(
+            decoder,
+            tokenizer,
+            None if self.chat else prompts,
+            ids=[tokenizer.encode(turn, special=False) for turn in turns] if self.chat else None,
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            stop=self.stop,
+            seed=self.seed,
+            on_token=self.streamer(prompts),
+        )
+        self.tell(prompts, written, decoder, time.perf_counter() - start)
+        return 0
+
+    def streamer(self, prompts: list[str]) -> Callable[[int, int, str, float], None] | None:
+        """Prints a single text while it is written; several, or JSON, are printed whole at the end."""
+        if self.format == "json" or len(prompts) != 1:
+            return None
+        head = iter(prompts)
+
+        def show(row: int, token: int, text: str, logprob: float) -> None:
+            sys.stdout.write(next(head, "") + text)
+            sys.stdout.flush()
+
+        return show
+
+    def tell(self, prompts: list[str], written: "list[Generation]", decoder: "Decoder", seconds: float) -> None:
+        """What was written, and how many passes and seconds it took."""
+        tokens = sum(len(g.ids) for g in written)
+        if self.format == "json":
+            rows = [
+                {
+                    "prompt": prompt,
+                    "text": g.text,
+                    "ids": g.ids,
+                    "stop_reason": g.stop_reason,
+                    "passes": g.passes._asdict() | {"total": g.passes.total},
+                }
+                for prompt, g in zip(prompts, written, strict=True)
+            ]
+            about = {"schema": 1, "model": self.model, "weights": decoder.fingerprint, "seconds": round(seconds, 3)}
+            print(json.dumps(about | {"generations": rows}, ensure_ascii=False))
+            return
+        if len(prompts) == 1:
+            print()
+        else:
+            print("\n\n".join(prompt + g.text for prompt, g in zip(prompts, written, strict=True)))
+        passes = sum(g.passes.total for g in written)
+        say(f"{tokens} tokens in {passes} passes, {seconds:.2f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s")
