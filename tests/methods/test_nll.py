@@ -1,0 +1,50 @@
+"""The cross-entropy that all methods share: which tokens, divided by what, in which type."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic.methods.cot import nll, scored
+
+V, D = 7, 5
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    head, hidden = (torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((V, D), (3, 4, D)))
+    targets = torch.tensor([[1, -100, 3, -100], [-100] * 4, [2, 0, 6, 5]])
+    return head, hidden, targets
+
+
+@pytest.mark.parametrize(("reduction", "total"), [("token", 6.0), ("row", 2.0)])
+def test_parts_of_a_batch_add_up_to_it(reduction: str, total: float) -> None:
+    head, hidden, targets = batch()
+    assert scored(targets, reduction) == total
+    whole = nll(lambda h: h @ head.mT, hidden, targets, reduction)
+    parts = [nll(lambda h: h @ head.mT, hidden[i : i + 1], targets[i : i + 1], reduction, total) for i in range(3)]
+    for name in ("loss", "right"):
+        torch.testing.assert_close(sum(getattr(part, name) for part in parts), getattr(whole, name))
+
+
+def test_only_scored_rows_have_logits() -> None:
+    head, hidden, targets = batch()
+    asked: list[int] = []
+    nll(lambda h: asked.append(len(h)) or h @ head.mT, hidden, targets)
+    assert asked == [6]
+
+
+def test_nothing_scored_is_zero_with_finite_gradients() -> None:
+    head, hidden, _ = batch()
+    hidden.requires_grad_()
+    for total in (None, 0.0, 3.0):
+        got = nll(lambda h: h @ head.mT, hidden, torch.full((3, 4), -100), "row", total)
+        (grad,) = torch.autograd.grad(got.loss, hidden)
+        assert got.loss == got.right == 0
+        assert not grad.any()
+
+
+def test_float32_at_least() -> None:
+    head, hidden, targets = (x.bfloat16() if x.is_floating_point() else x for x in batch())
+    assert nll(lambda h: h @ head.mT, hidden, targets).loss.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert nll(lambda h: h.float() @ head.float().mT, hidden, targets).loss.dtype == torch.float32
