@@ -1,0 +1,128 @@
+"""Intervals against closed forms, Holm and McNemar against worked cases, and how often equal runs give a claim."""
+
+import math
+from itertools import product
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from laconic.core import keyed
+from laconic.evaluation import statistics
+
+CLAIMS = 0.08  # share of comparisons of equal distributions that may end in a claim; nominal 5 %
+
+
+def binomial_quantile(n: int, p: float, q: float) -> int:
+    """The least k whose distribution function is at least q, summed term by term."""
+    total = 0.0
+    for k in range(n + 1):
+        total += math.exp(
+            math.lgamma(n + 1)
+            - math.lgamma(k + 1)
+            - math.lgamma(n - k + 1)
+            + k * math.log(p)
+            + (n - k) * math.log1p(-p)
+        )
+        if total >= q:
+            return k
+    return n
+
+
+@pytest.mark.parametrize(("right", "n"), [(30, 50), (180, 1000), (1960, 2000)])
+def test_interval_of_one_run_is_the_binomial_one(right: int, n: int) -> None:
+    """The bootstrap of a share of right answers is the binomial distribution itself."""
+    scores = np.arange(n) < right
+    found = statistics.estimate(scores)
+    low, high = (binomial_quantile(n, right / n, q) / n for q in (0.025, 0.975))
+    slack = 4 * math.sqrt(0.025 * 0.975 / statistics.DRAWS) / NormalDist().pdf(1.96)  # of the quantile of 10,000 draws
+    width = math.sqrt(right / n * (1 - right / n) / n)
+    assert abs(found.low - low) <= slack * width + 1 / n
+    assert abs(found.high - high) <= slack * width + 1 / n
+    assert (found.mean, found.sd, found.seeds, found.questions) == (right / n, None, 1, n)
+
+
+def test_interval_of_a_mean_is_the_normal_one() -> None:
+    values = 3 + 2 * np.array([NormalDist().inv_cdf((i + 0.5) / 400) for i in range(400)])
+    found = statistics.estimate(values)
+    half = 1.96 * values.std() / 20
+    assert found.low == pytest.approx(3 - half, abs=0.03 * half + 0.005)
+    assert found.high == pytest.approx(3 + half, abs=0.03 * half + 0.005)
+
+
+def test_interval_over_seeds_alone() -> None:
+    """Every question alike: what is left are the means of draws of three seeds, listed here one by one."""
+    means = np.array([0.2, 0.5, 0.8])
+    found = statistics.estimate(np.repeat(means[:, None], 10, axis=1))
+    stretch = math.sqrt(3 / 2) * 4.302653 / 1.959964
+    every = sorted(
+        0.5 + stretch * (means[[i, j, k]].mean() - 0.5) for i in range(3) for j in range(3) for k in range(3)
+    )
+    assert (found.low, found.high) == (pytest.approx(every[0], abs=1e-6), pytest.approx(every[-1], abs=1e-6))
+    assert found.sd == pytest.approx(0.3)
+
+
+def test_the_same_runs_give_the_same_interval() -> None:
+    scores = keyed.uniform(1, np.arange(3)[:, None], np.arange(50)[None]) < 0.4
+    assert statistics.estimate(scores) == statistics.estimate(scores.copy())
+    golden = statistics.estimate(np.arange(50) < 30)
+    assert (golden.low, golden.high) == (pytest.approx(0.46), pytest.approx(0.74))
+
+
+def equal_runs(trial: int, R: int, N: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    """Two methods that are one: each seed has an accuracy of its own, each question a difficulty of its own."""
+    hard = keyed.uniform(7, trial, np.arange(N)) - 0.5
+    made = []
+    for method in range(2):
+        shift = spread * np.array([NormalDist().inv_cdf(u) for u in keyed.uniform(8, trial, method, np.arange(R))])
+        draws = keyed.uniform(9, trial, method, np.arange(R)[:, None], np.arange(N)[None])
+        made.append(draws < 0.5 + 0.6 * hard[None] + shift[:, None])
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize(("R", "spread"), [(1, 0.0), (3, 0.0), (3, 0.03), (3, 0.15), (5, 0.1)])
+def test_equal_distributions_give_few_claims(R: int, spread: float) -> None:
+    trials = 400
+    claims = 0
+    for trial in range(trials):
+        found = statistics.difference(*equal_runs(trial, R, 60, spread))
+        claims += statistics.shown([found])[0]
+    assert claims <= CLAIMS * trials, f"{claims} of {trials}"
+
+
+def test_a_real_difference_is_claimed() -> None:
+    a, b = equal_runs(0, 3, 500, 0.01)
+    found = statistics.difference(np.minimum(a + (np.arange(500) % 3 == 0), 1), b)
+    assert statistics.shown([found]) == [True]
+    assert statistics.sentence(found, True).startswith(f"+{100 * found.mean:.1f} points (n=3, interval +")
+    nothing = statistics.difference(a, a)
+    assert (nothing.mean, nothing.low, nothing.high, nothing.p) == (0, 0, 0, 1)
+    assert statistics.sentence(nothing, False) == "no difference shown (n=3, interval +0.0 to +0.0)"
+
+
+def test_holm_as_in_his_paper() -> None:
+    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert statistics.holm([]) == []
+    assert statistics.holm([0.6, 0.9]) == [1.0, 1.0]
+
+
+def test_holm_takes_a_claim_back() -> None:
+    one = statistics.Difference(0.1, 0.01, 0.2, 0.03, 3, 100)
+    assert statistics.shown([one]) == [True]
+    assert statistics.shown([one, one._replace(p=0.04)]) == [False, False]
+    assert statistics.shown([one._replace(low=-0.01, p=0.001)]) == [False]
+
+
+def test_mcnemar_by_hand() -> None:
+    a = np.array([1] * 9 + [0] + [1] * 5)
+    b = np.array([0] * 9 + [1] + [1] * 5)
+    assert statistics.mcnemar(a, b) == pytest.approx(2 * (1 + 10) / 2**10)
+    assert statistics.mcnemar(a, a) == 1.0
+
+
+def test_runs_that_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="compare the same questions and seeds"):
+        statistics.difference(np.ones((3, 4)), np.ones((2, 4)))
+    for bad in ([], [math.nan], np.ones((2, 2, 2))):
+        with pytest.raises(ValueError, match="asked is a finite number for each seed and question"):
+            statistics.matrix(bad)
