@@ -55,9 +55,7 @@ def test_interval_over_seeds_alone() -> None:
     means = np.array([0.2, 0.5, 0.8])
     found = statistics.estimate(np.repeat(means[:, None], 10, axis=1))
     stretch = math.sqrt(3 / 2) * 4.302653 / 1.959964
-    every = sorted(
-        0.5 + stretch * (means[[i, j, k]].mean() - 0.5) for i in range(3) for j in range(3) for k in range(3)
-    )
+    every = sorted(0.5 + stretch * (means[list(three)].mean() - 0.5) for three in product(range(3), repeat=3))
     assert (found.low, found.high) == (pytest.approx(every[0], abs=1e-6), pytest.approx(every[-1], abs=1e-6))
     assert found.sd == pytest.approx(0.3)
 

@@ -1,0 +1,120 @@
+"""Answers judged, written as they come, continued after a stop, committed once; and what is timed."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from laconic.core.contract import Answers, Example
+from laconic.core.errors import BadInput, Busy
+from laconic.core.generate import Passes
+from laconic.evaluation.evaluate import DIGIT, Result, evaluate, last_digit, latency, row_of, throughput
+
+EXAMPLES = [Example(f"q{i}", f"{i} + 1 =", (), str((i + 1) % 10)) for i in range(23)]
+
+
+class Questions:
+    """A source whose batch is the list of its rows."""
+
+    fingerprint = "f" * 64
+
+    def __len__(self) -> int:
+        return len(EXAMPLES)
+
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> SimpleNamespace:
+        return SimpleNamespace(B=len(rows), rows=list(rows))
+
+
+class Sums:
+    """Answers right but for every fifth question; may stop after some calls."""
+
+    def __init__(self, calls: int = 10**9) -> None:
+        self.calls, self.asked = calls, []
+
+    def __call__(self, batch: SimpleNamespace) -> Answers:
+        if self.calls == 0:
+            raise KeyboardInterrupt
+        self.calls -= 1
+        self.asked += batch.rows
+        n = batch.B
+        texts = tuple("none" if i % 5 == 0 else f"ans {(i + 1) % 10}" for i in batch.rows)
+        return Answers(texts, ((1,),) * n, (Passes(0, 1, 3, 2),) * n, ((9, 11),) * n)
+
+
+def test_rows_and_figures() -> None:
+    found = evaluate(Sums(), Questions(), EXAMPLES, DIGIT, batch=5, bytes_each=100)
+    assert [row.id for row in found.rows] == [f"q{i}" for i in range(23)]
+    assert found.right.sum() == 18
+    told = found.to_json()
+    assert (told["questions"], told["unanswered"], told["protocol"]) == (23, 5, "last digit")
+    assert told["accuracy"] == pytest.approx(18 / 23)
+    assert told["interval"][0] < 18 / 23 < told["interval"][1]
+    assert told["floor"] == {"answer": "1", "share": pytest.approx(3 / 23)}
+    assert told["passes"] == {"read": 0, "place": 1, "think": 3, "answer": 2, "total": 6}
+    assert told["held"] == {"begin": 9, "end": 11, "bytes": 1100}
+
+
+def test_a_row_comes_back_from_its_line() -> None:
+    rows = evaluate(Sums(), Questions(), EXAMPLES, DIGIT).rows
+    assert [row_of(row.line()) for row in rows] == list(rows)
+    assert rows[0].prediction is None
+
+
+def test_stopped_and_continued_asks_each_question_once(tmp_path: Path) -> None:
+    folder, first, second = tmp_path / "evaluations" / "digits", Sums(calls=2), Sums()
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(first, Questions(), EXAMPLES, DIGIT, batch=5, folder=folder, key={"step": "a"})
+    part = tmp_path / "evaluations" / ".part-digits" / "answers.jsonl"
+    lines = part.read_text().splitlines(keepends=True)
+    assert len(lines) == 10
+    part.write_text("".join(lines[:8]) + lines[8][:20])  # killed in the middle of a line
+    with pytest.raises(Busy, match="holds answers to other questions or of another step"):
+        evaluate(Sums(), Questions(), EXAMPLES, DIGIT, folder=folder, key={"step": "b"})
+    found = evaluate(second, Questions(), EXAMPLES, DIGIT, batch=5, folder=folder, key={"step": "a"}, texts={"a": "b"})
+    assert second.asked == list(range(8, 23))
+    assert found == evaluate(Sums(), Questions(), EXAMPLES, DIGIT)
+    assert sorted(p.name for p in folder.parent.iterdir()) == ["digits"]
+    assert {"answers.jsonl", "result.json", "a"} <= {p.name for p in folder.iterdir()}
+    assert json.loads((folder / "result.json").read_text()) == found.to_json()
+
+
+def test_what_is_done_is_read_and_not_asked_again(tmp_path: Path) -> None:
+    folder, nobody = tmp_path / "digits", Sums(calls=0)
+    found = evaluate(Sums(), Questions(), EXAMPLES, DIGIT, folder=folder, key={"step": "a"})
+    assert evaluate(nobody, Questions(), EXAMPLES, DIGIT, folder=folder, key={"step": "a"}) == found
+    with pytest.raises(Busy, match="is the evaluation of other questions or of another step"):
+        evaluate(nobody, Questions(), EXAMPLES, DIGIT, folder=folder, key={"step": "b"})
+
+
+def test_questions_and_rows_must_match() -> None:
+    for examples in ([], EXAMPLES[:4]):
+        with pytest.raises(BadInput, match="rows to ask; give as many, and at least one"):
+            evaluate(Sums(), Questions(), examples, DIGIT)
+
+
+def test_progress_is_shown() -> None:
+    seen: list[tuple[str, int, int]] = []
+    evaluate(Sums(), Questions(), EXAMPLES, DIGIT, batch=10, show=lambda *now: seen.append(now))
+    assert seen == [("last digit", 10, 23), ("last digit", 20, 23), ("last digit", 23, 23)]
+
+
+def test_the_last_digit() -> None:
+    assert [last_digit(t) for t in ("<<3+4=7>>ans 7", "12", "", "none")] == ["7", "2", None, None]
+
+
+def test_what_is_timed_is_asked_alone_after_the_warm_up() -> None:
+    asked = Sums()
+    found = latency(asked, Questions(), range(15), warm=10)
+    assert asked.asked == [*range(10), *range(15)]
+    assert found.questions == 15
+    assert 0 < found.median <= found.p90
+    many = Sums()
+    assert throughput(many, Questions(), range(20), batch=8) > 0
+    assert many.asked == [*range(8), *range(20)]
+
+
+def test_a_result_without_rows_of_bytes() -> None:
+    rows = evaluate(Sums(), Questions(), EXAMPLES, DIGIT).rows
+    assert Result(rows, "last digit").to_json()["held"]["bytes"] == 0
