@@ -79,7 +79,7 @@ class Keeping(Settings):
     group_pool: Literal["max", "mean"] = Field("max", description="query heads of a group, pooled")
     redundancy_divisor: Literal["count", "others"] = Field("count", description="N_C, or N_C - 1")
     kept_order: Literal["time", "score"] = "time"
-    random_shared: bool = Field(True, description="random: one draw for all heads")
+    random_shared: bool = Field(True, description="random: one draw for all layers and heads of a row")
 
 
 class Matching(Settings):
