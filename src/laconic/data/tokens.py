@@ -9,18 +9,29 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from laconic.core.artifact import BadInput, Unsafe, inside, read_json
+from laconic.core.errors import on_disk
 from laconic.data import template
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 class Tokenizer:
-    """Text to ids and back, as the checkpoint's own files say; `fingerprint` is the SHA-256 of those files."""
+    """Text to ids and back, as the checkpoint's own files say; `fingerprint` is the SHA-256 of those files.
+
+    `files` are all that were read, by name, so that what is saved is what was loaded.
+    """
 
     def __init__(
-        self, inner: tokenizers.Tokenizer, special: Mapping[str, str], chat: str | None, fingerprint: str
+        self,
+        inner: tokenizers.Tokenizer,
+        special: Mapping[str, str],
+        chat: str | None,
+        fingerprint: str,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         self.inner, self.special, self.template, self.fingerprint = inner, dict(special), chat, fingerprint
+        self.files = dict(files or {})
         inner.no_truncation()
         inner.no_padding()
 
@@ -50,6 +61,12 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text, without special tokens."""
         return self.inner.decode(list(ids))
+
+    def save(self, folder: str | Path) -> None:
+        """Its files into a folder that exists; loaded from there, the tokenizer has the same fingerprint."""
+        for name, data in self.files.items():
+            with on_disk(Path(folder) / name):
+                (Path(folder) / name).write_bytes(data)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
         """Messages (role, content) by the chat template; `answer` asks for the beginning of the next one.
@@ -88,7 +105,9 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     except Exception as error:  # tokenizers raises bare exceptions
         raise BadInput(f"{files[0].name}: no tokenizer: {error}") from None
     fingerprint = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    return Tokenizer(inner, special, chat_template(root, config), fingerprint)
+    beside = [inside(root, name) for name in BESIDE]
+    read = {file.name: file.read_bytes() for file in [*files, *beside] if file.is_file()}
+    return Tokenizer(inner, special, chat_template(root, config), fingerprint, read)
 
 
 def byte_level(
