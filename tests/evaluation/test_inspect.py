@@ -1,0 +1,107 @@
+"""What is read in thoughts, maps and kept columns of hand-made tensors, and of KaVa on a random decoder."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from laconic.core.contract import Reasoning
+from laconic.core.errors import BadInput
+from laconic.core.generate import Passes
+from laconic.core.rollout import Rollout, Trace
+from laconic.evaluation.inspect import Guess, Inspection, inspect, similarity
+
+WORDS = "abcdefgh"
+B, Nq, Nc, Na, M, D, L, G, E = 1, 3, 4, 2, 2, 8, 2, 2, 4
+
+
+def batch(rows: int = 1) -> Reasoning:
+    def ids(n: int) -> torch.Tensor:
+        return torch.arange(n).expand(rows, n)
+
+    chain_live = torch.ones(rows, Nc, dtype=torch.bool)
+    chain_live[:, -1] = False
+    return Reasoning(
+        question=ids(Nq), question_live=torch.tensor([[False, True, True]]).expand(rows, -1),
+        chain=ids(Nc), chain_live=chain_live, chain_step=ids(Nc),
+        answer=ids(Na), answer_live=torch.ones(rows, Na, dtype=torch.bool),
+        next_question=ids(1)[:, 0].repeat(rows)[:rows], next_chain=ids(Nc), next_answer=ids(Na),
+        distil=torch.zeros(rows, dtype=torch.long), number=torch.tensor([[False, True]]).expand(rows, -1),
+        index=torch.arange(rows),
+    )  # fmt: skip
+
+
+class Thinks:
+    """Thoughts whose hidden states are one-hot, so that the head, the identity times 9, names them."""
+
+    def __init__(self, cache: SimpleNamespace | None = None) -> None:
+        self.cache = cache
+
+    def think(self, questions: Reasoning, edit: object = None, trace: bool = False) -> Rollout:
+        assert trace
+        eye = torch.eye(D)
+        passes = tuple(Trace(torch.zeros(1, M, D), eye[[t, t + 2]][None], None) for t in range(3))  # pyright: ignore
+        return Rollout(torch.zeros(1, M, D), passes[-1].hidden, eye[None, 7], self.cache, Passes(0, 1, 2, 0), passes)  # pyright: ignore
+
+
+class Teaches(Thinks):
+    def teach(self, examples: Reasoning) -> SimpleNamespace:
+        k = torch.zeros(1, G, Nc, E)
+        for i in range(Nc):
+            k[:, :, i, i] = 2.0
+        layer = SimpleNamespace(
+            index=torch.tensor([[[0, 2], [1, 0]]]), live=torch.tensor([[[True, True], [True, False]]])
+        )
+        return SimpleNamespace(k_t=[k] * L, v_t=[-k] * L, kept=[layer] * L)
+
+
+def cache() -> SimpleNamespace:
+    """Three older slots, then two that hold the teacher's columns 1 and 2."""
+    own = torch.cat([torch.full((1, G, 3, E), 7.0), torch.eye(E)[[1, 2]].expand(1, G, M, E)], 2)
+    return SimpleNamespace(keys=(own,) * L, values=(own,) * L)
+
+
+def head(hidden: torch.Tensor) -> torch.Tensor:
+    return 9 * hidden
+
+
+def test_words_of_each_pass() -> None:
+    found = inspect(Thinks(), head, batch(), WORDS.__getitem__, top=2)
+    assert [[guesses[0].word for guesses in row] for row in found.passes] == [["h", *x] for x in ("ac", "bd", "ce")]
+    assert found.passes[0][1][0].p == pytest.approx(math.exp(9) / (math.exp(9) + D - 1))
+    assert all(len(guesses) == 2 for row in found.passes for guesses in row)
+    assert (found.question, found.chain, found.answer) == (("b", "c"), ("a", "b", "c"), "b")
+    assert found.keys is found.values is found.kept is None
+    assert found.spoken == 0.5  # "c" stands in the chain, "e" does not
+
+
+def test_maps_and_kept_columns_of_a_teacher() -> None:
+    found = inspect(Teaches(cache()), head, batch(), WORDS.__getitem__)
+    assert found.keys == ((0, 1, 0), (0, 0, 1))
+    assert found.values == ((0, -1, 0), (0, 0, -1))
+    assert found.kept == (((0, 2), (1,)),) * L
+    assert found.shares == (0.5, 0.5, 0.5)
+    assert inspect(Teaches(cache()), head, batch(), WORDS.__getitem__, rotated=False).keys is None
+
+
+def test_similarity_against_loops() -> None:
+    student, teacher = torch.randn(L, G, M, E), torch.randn(L, G, Nc, E)
+    found = similarity(list(student), list(teacher))
+    for l in range(L):
+        for m in range(M):
+            for i in range(Nc):
+                each = [torch.cosine_similarity(student[l, g, m], teacher[l, g, i], dim=0) for g in range(G)]
+                assert found[l, m, i].item() == pytest.approx(float(sum(each)) / G, abs=1e-6)
+
+
+def test_plain_numbers_only() -> None:
+    told = inspect(Teaches(cache()), head, batch(), WORDS.__getitem__).to_json()
+    assert json.loads(json.dumps(told))["shares"] == [0.5, 0.5, 0.5]
+    assert Inspection((), ("a",), "", (((Guess("a", 1.0),), (Guess("a", 1.0),)),)).spoken == 1.0
+
+
+def test_one_question_at_a_time() -> None:
+    with pytest.raises(BadInput, match="questions to look into; give one"):
+        inspect(Thinks(), head, batch(2), WORDS.__getitem__)
