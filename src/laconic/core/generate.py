@@ -78,6 +78,8 @@ def generate(
     repetition_penalty: Number = 1.0,
     stop: str | Sequence[str] = (),
     eos: int | Sequence[int] | None = None,
+    eos_count: int = 1,
+    banned: Sequence[int] = (),
     seed: int | Sequence[int] = 0,
     chunk: int = 512,
     on_token: OnToken | None = None,
@@ -85,14 +87,15 @@ def generate(
     """Continues `prompts`, `ids` or `vectors` (one of them; `live` goes with vectors), on `state` if it is given.
 
     `temperature` 0 takes the likeliest id. `seed` is every row's, or a list of one each: what a row draws depends on
-    its own alone. A row ends with an id of `eos` (default: the config's; `()` for none), before a string of `stop`,
-    or at `max_tokens`; before `min_tokens` no eos is taken. The prompt is read `chunk` positions at once.
+    its own alone. A row ends with an id of `eos` (default: the config's; `()` for none), the first or the one that
+    `eos_count` says, before a string of `stop`, or at `max_tokens`; before `min_tokens` no eos is taken, and never an
+    id that is `banned`. The prompt is read `chunk` positions at once.
     `on_token(row, id, text, logprob)` hears of each token; its texts are whole characters and add up to the text.
     Raises `Usage` (2) for settings, `BadInput` (66) for ids and tokenizers that do not fit, `NonFinite` (65).
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    check_settings(max_tokens, min_tokens, chunk, stop, tokenizer)
+    check_settings(max_tokens, min_tokens, chunk, eos_count, stop, tokenizer)
     if tokenizer is not None:
         check_vocabulary(tokenizer, decoder.config.vocab_size)
     with torch.inference_mode():
@@ -107,28 +110,35 @@ def generate(
         first = check_length(decoder, prompt, state, max_tokens)
         ends = decoder.config.eos if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
         V = decoder.config.vocab_size
-        for end in ends if eos is not None else ():
-            check("eos", end, 0 <= end < V, f"in [0, vocabulary {V})")
+        for name, ids_given in (("eos", ends if eos is not None else ()), ("banned", banned)):
+            for i in ids_given:
+                check(name, i, 0 <= i < V, f"in [0, vocabulary {V})")
         decode = None if tokenizer is None else tokenizer.decode
         rows = [
-            Row(b, Wording(decode, row, stop) if decode else None, ends, max_tokens, on_token)
+            Row(b, Wording(decode, row, stop) if decode else None, ends, eos_count, max_tokens, on_token)
             for b, row in enumerate(prompt.rows)
         ]
-        sampler = Sampler(how, seeds, prompt.rows, [end for end in ends if end < V])
+        sampler = Sampler(how, seeds, prompt.rows, [end for end in ends if end < V], banned)
         return run(decoder, prompt, state, chunk, rows, sampler, min_tokens, first)
 
 
 def check_settings(
-    max_tokens: int, min_tokens: int, chunk: int, stop: Sequence[str], tokenizer: Tokenizer | None
+    max_tokens: int, min_tokens: int, chunk: int, eos_count: int, stop: Sequence[str], tokenizer: Tokenizer | None
 ) -> None:
     """Raises `Usage` for numbers and stop strings that cannot be meant."""
-    numbers: dict[str, object] = {"max_tokens": max_tokens, "min_tokens": min_tokens, "chunk": chunk}
+    numbers: dict[str, object] = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "chunk": chunk,
+        "eos_count": eos_count,
+    }
     for name, value in numbers.items():
         if not isinstance(value, SupportsIndex):
             raise Usage(f"{name} {value!r}: must be an integer")
     check("max_tokens", max_tokens, max_tokens >= 1, "≥ 1")
     check("min_tokens", min_tokens, 0 <= min_tokens <= max_tokens, f"in [0, max_tokens {max_tokens}]")
     check("chunk", chunk, chunk >= 1, "≥ 1")
+    check("eos_count", eos_count, eos_count >= 1, "≥ 1")
     if "" in stop:
         raise Usage("stop: an empty string stops everything; leave it out")
     if stop and tokenizer is None:
@@ -158,10 +168,16 @@ class Row:
     """One continuation in the making."""
 
     def __init__(
-        self, index: int, wording: Wording | None, ends: Sequence[int], max_tokens: int, on_token: OnToken | None
+        self,
+        index: int,
+        wording: Wording | None,
+        ends: Sequence[int],
+        eos_count: int,
+        max_tokens: int,
+        on_token: OnToken | None,
     ) -> None:
         self.index, self.wording, self.ends, self.max_tokens = index, wording, ends, max_tokens
-        self.on_token = on_token
+        self.eos_left, self.on_token = eos_count, on_token
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.reason: Reason | None = None
@@ -173,7 +189,8 @@ class Row:
         self.ids.append(token)
         self.logprobs.append(logprob)
         text = ""
-        if token in self.ends:
+        self.eos_left -= token in self.ends
+        if self.eos_left == 0:
             self.reason = "eos"
         elif self.wording is not None:
             text = self.wording.add(token)

@@ -137,5 +137,6 @@ def sequential(
         thoughts.append(z if edit is None else edit(z, m))
         seen = decoder(thoughts[-1], seen.state)
         hidden.append(seen.hidden)
-    whole = Trace(torch.cat(thoughts, 1), torch.cat(hidden[1:], 1), seen.state)
+    none = seen.hidden[:, :0]  # so that there may be no thoughts at all, at Coconut's first stage
+    whole = Trace(torch.cat([none, *thoughts], 1), torch.cat([none, *hidden[1:]], 1), seen.state)
     return Rollout(whole.thoughts, whole.hidden, start, seen.state, Passes(1, 0, M, 0), (whole,) if trace else ())

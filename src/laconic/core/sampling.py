@@ -86,21 +86,29 @@ def drawn(logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B 1"]) -> Int[Te
 class Sampler:
     """Chooses one id a row and call; each row has its own generator and remembers its own ids.
 
-    `held` are the ids kept back while `hold` is asked for.
+    `held` are the ids kept back while `hold` is asked for, `banned` those that are never taken.
     """
 
-    def __init__(self, how: Sampling, seeds: Sequence[int], rows: Sequence[Sequence[int]], held: Sequence[int]) -> None:
+    def __init__(
+        self,
+        how: Sampling,
+        seeds: Sequence[int],
+        rows: Sequence[Sequence[int]],
+        held: Sequence[int],
+        banned: Sequence[int] = (),
+    ) -> None:
         self.how, self.rows = how, rows
         self.generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-        self.held = list(held)
+        self.held, self.banned = list(held), list(banned)
         self.there: Tensor | None = None
 
     def __call__(self, logits: Float[Tensor, "B V"], hold: bool) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
         """The ids, and their log probabilities before any change to the logits, in nats."""
         raw = logits.float()
         logits = self.remembered(raw)
-        if hold and self.held:
-            logits = logits.index_fill(1, torch.tensor(self.held, device=logits.device), -math.inf)
+        out = self.banned + (self.held if hold else [])
+        if out:
+            logits = logits.index_fill(1, torch.tensor(out, device=logits.device), -math.inf)
         if self.how.temperature:
             uniform = torch.stack(
                 [torch.rand(1, generator=g, dtype=torch.float64, device="cpu") for g in self.generators]

@@ -19,7 +19,7 @@ from laconic.core.attention import wide
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder
 from laconic.core.errors import Usage
-from laconic.core.rollout import Edit, Mode, Rollout, rollout
+from laconic.core.rollout import Edit, Mode, Reader, Rollout, rollout
 
 Form = Literal["pccot", "codi", "none"]
 EPS = 1e-5  # of the map's LayerNorm
@@ -101,12 +101,13 @@ class Thoughts(nn.Module):
         *,
         question: Float[Tensor, "B Nq D"] | None = None,
         live: Bool[Tensor, "B Nq"] | None = None,
+        reader: Reader | None = None,
         edit: Edit | None = None,
         trace: bool = False,
     ) -> Rollout:
         """The thoughts that follow `state`, or follow the vectors of a question that is read in the same pass as bot.
 
-        `live` is the question's. Raises `Usage` (2) where there is neither.
+        `live` is the question's; `reader` reads in the decoder's place. Raises `Usage` (2) where there is neither.
         """
         if state is None and question is None:
             raise Usage("thoughts follow nothing; give the state of a question, or its vectors")
@@ -116,7 +117,7 @@ class Thoughts(nn.Module):
             live = None if live is None else torch.cat([live, live.new_ones(B, 1)], 1)
             prefix = torch.cat([question, prefix.to(question.dtype)], 1)
         return rollout(
-            decoder,
+            reader or decoder,
             prefix,
             self.slot,
             self.count,
