@@ -24,7 +24,8 @@ FORMAT = 1  # of single-file artifacts; newer ones are refused
 __all__ = [
     "LaconicError", "Usage", "NonFinite", "BadInput", "Busy", "NoSpace", "Damaged", "Unsafe",
     "Entry", "Header", "canonical", "check_header", "inside", "parse_json", "read_json",
-    "check_finite", "open_tensors", "save_tensors", "commit_folder", "replace_file", "save_artifact", "open_artifact",
+    "check_finite", "open_tensors", "save_tensors", "apart", "ask_room", "sync",
+    "commit_folder", "replace_file", "save_artifact", "open_artifact",
 ]  # fmt: skip
 
 
@@ -48,7 +49,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     try:
-        save_file(_apart(tensors), path, metadata=dict(metadata))
+        save_file(apart(tensors), path, metadata=dict(metadata))
     except SafetensorError as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is None:
@@ -64,7 +65,7 @@ def open_tensors(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
         return {name: file.get_tensor(name) for name in names}
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors on the CPU, contiguous, no two on the same bytes, which safetensors would refuse."""
     found = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     end = 0
@@ -86,42 +87,44 @@ def commit_folder(target: Path, write: Callable[[Path], None], expected: int = 0
     temporary = final.with_name(f".tmp-{uuid.uuid4().hex}")
     with on_disk(target, expected):
         final.parent.mkdir(parents=True, exist_ok=True)
-        _ask_room(final.parent, expected)
+        ask_room(final.parent, expected)
         try:
             temporary.mkdir()
             write(temporary)
             for folder, _, files in os.walk(temporary, topdown=False):
                 for path in (*(Path(folder, name) for name in files), Path(folder)):
-                    _sync(path)
+                    sync(path)
             os.rename(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        _sync(final.parent)
+        sync(final.parent)
 
 
 def replace_file(path: Path, write: Callable[[Path], object], expected: int = 0) -> None:
     """The new file or the old one, nothing between: `write` fills a hidden sibling, which then takes the name."""
     temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
     with on_disk(path, expected):
-        _ask_room(path.parent, expected)
+        ask_room(path.parent, expected)
         try:
             write(temporary)
-            _sync(temporary)
+            sync(temporary)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        sync(path.parent)
 
 
-def _ask_room(folder: Path, expected: int) -> None:
+def ask_room(folder: Path, expected: int) -> None:
+    """Raises `NoSpace` where `expected` bytes and their reserve do not fit."""
     if ROOM * expected > free(folder):
         asked = int(ROOM * expected)
         raise NoSpace(f"{folder}: {asked:,} bytes are asked for to write {expected:,}, {free(folder):,} are free")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """What was written to a file, or the names in a folder, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -131,7 +134,7 @@ def _sync(path: Path) -> None:
 
 def save_artifact(path: Path, tensors: Mapping[str, Tensor], kind: str, about: Mapping[str, object]) -> None:
     """One safetensors file that knows what it is: canonical JSON `laconic`, and a `digest` of JSON, names and bytes."""
-    held = _apart(tensors)
+    held = apart(tensors)
     text = canonical({**about, "format": FORMAT, "kind": kind})
     metadata = {"laconic": text, "digest": _digest(text, held)}
     replace_file(path, lambda new: save_tensors(new, held, metadata), sum(t.nbytes for t in held.values()))

@@ -63,6 +63,11 @@ class Reasoning:
         """Rows."""
         return self.question.shape[0]
 
+    @property
+    def tokens(self) -> int:
+        """Live tokens of question, chain and answer."""
+        return sum(int(live.sum()) for live in (self.question_live, self.chain_live, self.answer_live))
+
     def to(self, device: torch.device | str) -> "Reasoning":
         """The same batch elsewhere."""
         return self.map(lambda t: t.to(device))
@@ -108,6 +113,8 @@ class Batch(Protocol):
     def B(self) -> int: ...
     @property
     def ids(self) -> tuple[str, ...]: ...
+    @property
+    def tokens(self) -> int: ...
     def to(self, device: torch.device | str) -> Any: ...
 
 

@@ -31,6 +31,12 @@ class BadInput(LaconicError):
     code = 66
 
 
+class OutOfMemory(LaconicError):
+    """Memory does not suffice; the message has a plan that may fit."""
+
+    code = 71
+
+
 class Busy(LaconicError):
     """The directory is held by somebody else, or the target exists."""
 
@@ -41,6 +47,12 @@ class NoSpace(LaconicError):
     """The file system refused: full, failing, or not permitted."""
 
     code = 74
+
+
+class Preempted(LaconicError):
+    """A signal asked for the end: what was under way is committed, the same command goes on."""
+
+    code = 75
 
 
 class Damaged(LaconicError):

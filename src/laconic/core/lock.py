@@ -1,0 +1,84 @@
+"""One writer a folder: the kernel's lock, freed by any death of its holder, and who that is for the others."""
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, SoftFileLock, Timeout
+
+from laconic.core.artifact import replace_file
+from laconic.core.errors import Busy, LaconicError, NoSpace, on_disk
+from laconic.core.strict import canonical, read_json
+
+PATIENCE = 0.5  # seconds until a lock that is held is refused
+
+
+@contextmanager
+def held(folder: Path) -> Generator[None]:
+    """Holds `folder`/lock; raises `Busy` (73) naming pid, host and start where somebody else does.
+
+    On a file system without locks `NoSpace` (74), unless LACONIC_SOFT_LOCK=1 asks for a file in their place: it is
+    stale only if its host is ours and its process is gone.
+    """
+    path, about = folder / "lock", folder / "lock.json"
+    soft = os.environ.get("LACONIC_SOFT_LOCK") == "1"
+    lock = SoftFileLock(path, PATIENCE) if soft else FileLock(path, PATIENCE, mode=0o666 & ~_umask())
+    try:
+        with on_disk(path):
+            if soft and _gone(about):
+                path.unlink(missing_ok=True)
+            lock.acquire()
+    except Timeout:
+        raise Busy(f"{folder} is held by {_holder(about)}; wait for it, or choose another folder") from None
+    except NotImplementedError:
+        raise NoSpace(f"{folder}: no locks on this file system; move it, or set LACONIC_SOFT_LOCK=1") from None
+    try:
+        replace_file(about, lambda new: new.write_text(canonical(_ourselves()), encoding="utf-8"))
+        yield
+    finally:
+        about.unlink(missing_ok=True)
+        lock.release()
+
+
+def _umask() -> int:
+    before = os.umask(0o077)
+    os.umask(before)
+    return before
+
+
+def _ourselves() -> dict[str, object]:
+    start = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"pid": os.getpid(), "host": platform.node(), "start": start, "command": shlex.join(sys.argv)}
+
+
+def _read(about: Path) -> dict[str, object]:
+    try:
+        return read_json(about)
+    except (LaconicError, OSError):
+        return {}
+
+
+def _holder(about: Path) -> str:
+    """Who `about` says the holder is; its first moments have no name."""
+    there = _read(about)
+    return f"process {there.get('pid', '?')} on {there.get('host', 'an unknown host')} since {there.get('start', '?')}"
+
+
+def _gone(about: Path) -> bool:
+    """Whether the holder was a process of this machine that has ended."""
+    there = _read(about)
+    pid = there.get("pid")
+    if there.get("host") != platform.node() or not isinstance(pid, int):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,77 @@
+"""SIGTERM, SIGINT and SIGUSR1: the first asks for an end after the step under way, the second ends at once."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class Interrupted(Exception):
+    """A signal came while something ran that may be left and done again."""
+
+
+class Stop:
+    """Whether a signal has asked for the end, and which."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+        self._may_leave = False
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.signal).name
+
+    @contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Inside, a signal raises `Interrupted` at once; for what changes nothing."""
+        self._may_leave = True
+        try:
+            if self.signal:
+                raise Interrupted
+            yield
+        finally:
+            self._may_leave = False
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """What a signal does: the first is remembered."""
+        self.signal = self.signal or number
+        if self._may_leave:
+            raise Interrupted
+
+
+@contextmanager
+def heard() -> Iterator[Stop]:
+    """Signals are heard inside; a second one ends the process with 128 + its number, also amid a long operation.
+
+    A thread waits for the second, since Python's own handlers run only between operations of the main thread.
+    Outside the main thread nothing can be heard, and nothing is changed.
+    """
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    out, into = os.pipe()
+    os.set_blocking(into, False)
+    before = {number: signal.signal(number, stop.hear) for number in ASKING}
+    fd = signal.set_wakeup_fd(into, warn_on_full_buffer=False)
+    threading.Thread(target=_abort_at_second, args=(out,), daemon=True).start()
+    try:
+        yield stop
+    finally:
+        signal.set_wakeup_fd(fd)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(into)
+
+
+def _abort_at_second(out: int) -> None:
+    asked = 0
+    while byte := os.read(out, 1):
+        asked += byte[0] in ASKING
+        if asked > 1:
+            os._exit(128 + byte[0])
+    os.close(out)

@@ -1,0 +1,168 @@
+"""One update: micro-batches forward and backward, one look whether all is finite, then clip and step."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from laconic.core import keyed
+from laconic.core.cache import Cache
+from laconic.core.contract import Batch, Method, Source, Step
+from laconic.core.errors import OutOfMemory
+from laconic.training import checkpoint
+from laconic.training.optim import adamw, rate
+from laconic.training.ranks import Ranks
+from laconic.training.settings import Training
+
+HALVINGS = 3  # of the micro-batch in one run
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Place(NamedTuple):
+    """Where in the order of data an update stands: its number, epoch, and the rows of all ranks."""
+
+    step: int
+    epoch: int
+    rows: tuple[int, ...]
+
+
+def place(how: Training, seed: int, step: int, n: int) -> Place:
+    """The rows of update `step`, a pure function; nothing but the step has to be remembered."""
+    epoch, i = divmod(step, how.per_epoch(n))
+    places = range(i * how.batch, min((i + 1) * how.batch, n))
+    return Place(step, epoch, tuple(keyed.index(seed, epoch, cast(Any, list(places)), n).tolist()))
+
+
+@dataclass(frozen=True)
+class Did:
+    """What an update found: loss, parts and gradient norm by name; whether it was applied, left out, or overflowed."""
+
+    numbers: Mapping[str, float]
+    tokens: int
+    outcome: str  # "applied", "nonfinite", "overflow"
+
+
+class Updating:
+    """A method with its optimizer: what one update after another changes."""
+
+    def __init__(self, method: nn.Module, how: Training, steps: int, ranks: Ranks, device: torch.device) -> None:
+        self.method, self.how, self.steps, self.ranks, self.device = method, how, steps, ranks, device
+        self.module = ranks.wrap(method)
+        self.optimizer = adamw(method, how)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=how.precision == "float16")
+        self.micro = how.micro or math.ceil(how.batch / ranks.world)
+        self.states: list[Cache] = []
+        self.restart = False
+        self._halvings = 0
+
+    def update(self, source: Source, at: Place) -> Did:
+        """One update; where a number is not finite, nothing but gradients has changed and those are gone."""
+        while True:
+            start = checkpoint.random_state()
+            try:
+                batches = self.batches(source, at)
+                loss, parts, states = self.descend(batches)
+                break
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                self.halve(error)
+                checkpoint.set_random_state(start)
+        self.restart |= cast(Method, self.method).restarts(batches[0])
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+        norm = self.ranks.norm([p.grad for p in self.method.parameters() if p.grad is not None])
+        numbers = self.looked_at(loss, parts, norm, states)
+        outcome = self.judged(numbers)
+        if outcome == "applied":
+            self.apply(norm, at.step)
+            self.states = states
+        self.scale(outcome)
+        self.optimizer.zero_grad()
+        return Did(numbers, sum(batch.tokens for batch in batches), outcome)
+
+    def batches(self, source: Source, at: Place) -> list[Any]:
+        """This rank's micro-batches, each with the totals of the whole update."""
+        rows = at.rows[self.ranks.rank :: self.ranks.world]
+        pieces = [rows[i : i + self.micro] for i in range(0, len(rows), self.micro)]
+        found: list[Any] = [source.batch(piece, at.epoch, at.step) for piece in pieces]
+        counts = [cast(Method, self.method).totals(batch) for batch in found]
+        names = list(counts[0])
+        sums = torch.tensor([sum(float(count[name]) for count in counts) for name in names], dtype=torch.float64)
+        totals = dict(zip(names, self.ranks.sum(sums).tolist(), strict=True))
+        return [replace(batch, totals=totals) for batch in found]
+
+    def descend(self, batches: list[Batch]) -> tuple[Tensor, dict[str, Tensor], list[Cache]]:
+        """Loss and parts, summed over micro-batches in float32; their gradients are in the parameters."""
+        total, parts, states = torch.zeros((), device=self.device), dict[str, Tensor](), list[Cache]()
+        carried = self.states if len(self.states) == len(batches) else [None] * len(batches)
+        for i, (batch, state) in enumerate(zip(batches, carried, strict=True)):
+            last = i == len(batches) - 1
+            with self.ranks.accumulating(self.module, last):
+                with torch.autocast(self.device.type, KINDS[self.how.precision], self.how.precision != "float32"):
+                    step: Step = self.module(batch.to(self.device), state)
+                cast(Tensor, self.scaler.scale(self.ranks.scaled(step.loss))).backward()
+            total = total + step.loss.detach().float()
+            for name, part in step.parts.items():
+                parts[name] = parts.get(name, torch.zeros_like(total)) + part.detach().float()
+            if self.how.carry and step.state is not None:
+                states.append(step.state.detach())
+        return total, parts, states
+
+    def looked_at(
+        self, loss: Tensor, parts: Mapping[str, Tensor], norm: Tensor, states: list[Cache]
+    ) -> dict[str, float]:
+        """Every number that decides, over all ranks, fetched from the device at once."""
+        held = [t for state in states for t in state.tensors().values() if t.is_floating_point() and t.numel()]
+        sound = [torch.where(t.isfinite().all(), 0.0, math.nan).to(loss) for t in held]
+        named = {"loss": loss, **parts} | ({"state": torch.stack(sound).sum()} if sound else {})
+        summed = self.ranks.sum(torch.stack(list(named.values())))
+        fetched: list[float] = torch.cat([summed, norm.detach().to(summed).reshape(1)]).tolist()
+        return dict(zip([*named, "grad_norm"], fetched, strict=True))
+
+    def judged(self, numbers: Mapping[str, float]) -> str:
+        """Whether all is finite; an overflow of scaled gradients is the scaler's as long as its scale is 1 or more."""
+        bad = [name for name, value in numbers.items() if not math.isfinite(value)]
+        if bad == ["grad_norm"] and self.scaler.is_enabled() and self.scaler.get_scale() >= 1:
+            return "overflow"
+        return "nonfinite" if bad else "applied"
+
+    def apply(self, norm: Tensor, step: int) -> None:
+        """Clip, and one step of the optimizer at this step's rate."""
+        if self.restart:
+            self.optimizer.state.clear()
+            self.restart = False
+        if self.how.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.method.parameters(), self.how.clip, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate(self.how, step, self.steps)
+        try:
+            self.optimizer.step()
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if out_of_memory(error):
+                raise OutOfMemory(f"no memory for the optimizer; {PLAN}") from error
+            raise
+
+    def scale(self, outcome: str) -> None:
+        """The scaler after an update: the same where one was left out, else as it decides."""
+        if self.scaler.is_enabled():
+            self.scaler.update(self.scaler.get_scale() if outcome == "nonfinite" else None)
+
+    def halve(self, error: BaseException) -> None:
+        """Half the micro-batch after a failed allocation, at most three times in a run."""
+        self.optimizer.zero_grad()
+        if self._halvings == HALVINGS or self.micro == 1 or self.states:
+            raise OutOfMemory(f"no memory for a micro-batch of {self.micro} rows; {PLAN}") from error
+        self._halvings += 1
+        self.micro = max(1, self.micro // 2)
+
+
+PLAN = 'set recompute = 1, precision = "bfloat16", what = "lora", a smaller micro or shorter rows'
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a device or on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
