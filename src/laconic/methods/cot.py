@@ -52,7 +52,7 @@ def nll(
     each = F.cross_entropy(rows, asked, reduction="none")
     hit = (rows.detach().argmax(-1) == asked).to(each.dtype)
     if reduction == "row":
-        share = (there / there.sum(1, keepdim=True).clamp(min=1))[there].to(each.dtype)
+        share = (there.to(each.dtype) / there.sum(1, keepdim=True).clamp(min=1))[there]
         each, hit = each * share, hit * share
     return Scored(each.sum() / (total or 1.0), hit.sum() / (total or 1.0))
 
