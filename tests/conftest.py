@@ -1,4 +1,4 @@
-"""What every test run has: shapes checked in core, sockets blocked, one thread, seeds, the way to shared data."""
+"""What every test run has: shapes checked, sockets blocked, one thread, seeds, the way to shared data."""
 
 import importlib.util
 import os
@@ -10,8 +10,8 @@ from typing import Any
 
 from jaxtyping import install_import_hook
 
-# Before anything imports laconic: every annotated shape in core is checked on every call.
-install_import_hook("laconic.core", "beartype.beartype")
+# Before anything imports laconic: every annotated shape in core and methods is checked on every call.
+install_import_hook(["laconic.core", "laconic.methods"], "beartype.beartype")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # child processes too
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

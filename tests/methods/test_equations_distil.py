@@ -1,0 +1,111 @@
+"""CODI 2 and 3, PCCoT 3 and 4 against their oracles: hidden states at one token, and the sums."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from laconic.core.decoder import Seen
+from laconic.methods import codi, pccot
+from laconic.methods.settings import Distilling
+from tests.oracles import codi as oracle
+from tests.oracles import pccot as blocks
+from tests.oracles.codi import MISREAD, ORACLE, differentiated, with_gradient
+from tests.oracles.compare import agree
+
+L, B, D, Nc, Na = 3, 4, 5, 4, 5
+COLUMN, HAS = torch.tensor([1, 2, 0, 1]), torch.tensor([True, True, False, True])
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def hidden() -> tuple[Tensor, Tensor]:
+    """States of l = 0 … L for teacher and student; each layer has a spread of its own."""
+    sizes = torch.tensor([0.3, 1.0, 2.0, 4.0], dtype=torch.float64)[:, None, None, None]
+    h_t, h_s = (torch.randn(L + 1, B, n, D, dtype=torch.float64) * sizes for n in (Nc + Na, 1 + Na))
+    return h_t, h_s
+
+
+def gathered(loss: Loss) -> Callable[..., Tensor]:
+    """The loss on whole passes: the token is found as the methods find it."""
+
+    def run(h_t: Tensor, h_s: Tensor, at: oracle.Places, *rest: Any) -> Tensor:
+        column, has, Nc = at
+        names = tuple(map(str, range(len(h_t))))
+        seen = [Seen(h[0], None, dict(zip(names, h, strict=True))) for h in (h_t, h_s)]  # type: ignore[arg-type]
+        t, s = codi.states_at(seen[0], names, Nc + column), codi.states_at(seen[1], names, 1 + column)
+        return loss(t, s, has)
+
+    return run
+
+
+@pytest.mark.equation("codi", "2")
+def test_hidden_loss() -> None:
+    """The value, and its gradient to the student; the teacher has none."""
+    ours = differentiated(gathered(codi.hidden_loss))
+    agree(ours, ORACLE["2"], MISREAD["2"], *hidden(), (COLUMN, HAS, Nc))
+    h_t, h_s = (h[:, :, 0] for h in hidden())
+    assert gradcheck(lambda h_s: codi.hidden_loss(h_t, h_s, HAS), h_s.requires_grad_())
+    assert not codi.hidden_loss(h_t.requires_grad_(), h_s.detach(), HAS).requires_grad
+
+
+@pytest.mark.equation("codi", "2")
+@pytest.mark.parametrize("loss", ["smooth_l1", "l1", "mse"])
+@pytest.mark.parametrize(("norm", "power"), [("layer", 1), ("layer", 2), ("global", 1), ("none", 1)])
+def test_every_form_of_the_hidden_loss(loss: Any, norm: Any, power: int) -> None:
+    h_t, h_s = hidden()
+    ours = gathered(partial(codi.hidden_loss, loss=loss, norm=norm, power=power))
+    others = [(x, y, z) for x, y, z in FORMS if (x, y, z) != (loss, norm, power)]
+    misread = {str(form): lambda *a, form=form: oracle.hidden_loss(*a[:3], *form) for form in others}
+    agree(ours, oracle.hidden_loss, misread, h_t, h_s, (COLUMN, HAS, Nc), loss, norm, power)
+
+
+FORMS: list[tuple[str, str, int]] = [
+    (loss, norm, power)
+    for loss in ("smooth_l1", "l1", "mse")
+    for norm, power in (("layer", 1), ("layer", 2), ("global", 1), ("none", 1))
+]
+
+
+@pytest.mark.equation("codi", "3")
+def test_the_sum_of_codi() -> None:
+    how = Distilling(student=0.8, teacher=1.3, alpha1=20.0)
+    terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25)]
+    agree(with_gradient(codi.total), ORACLE["3"], MISREAD["3"], *terms, how)
+    assert gradcheck(lambda *x: codi.total(*x, how), terms)
+
+
+@pytest.mark.equation("pccot", "3")
+@pytest.mark.parametrize("sigma", [True, False])
+def test_kd_loss(sigma: bool) -> None:
+    def ours(h_t: Tensor, h_s: Tensor, at: oracle.Places, sigma: bool) -> Tensor:
+        return gathered(partial(pccot.kd_loss, sigma=sigma))(h_t[1:], h_s[1:], at)
+
+    agree(differentiated(ours), blocks.ORACLE["3"], blocks.MISREAD["3"], *hidden(), (COLUMN, HAS, Nc), sigma)
+    h_t, h_s = (h[:, :, 0] for h in hidden())
+    assert gradcheck(lambda h_s: pccot.kd_loss(h_t, h_s, HAS, sigma), h_s.requires_grad_())
+    assert not pccot.kd_loss(h_t.requires_grad_(), h_s.detach(), HAS, sigma).requires_grad
+
+
+@pytest.mark.equation("pccot", "4")
+def test_the_sum_of_pccot() -> None:
+    how = Distilling(student=0.8, teacher=1.3, alpha1=20.0)
+    terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25)]
+    agree(with_gradient(pccot.total), blocks.ORACLE["4"], blocks.MISREAD["4"], *terms, how)
+    assert gradcheck(lambda *x: pccot.total(*x, how), terms)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_few_rows_have_no_spread(rows: int) -> None:
+    """Without a row the loss is 0 and its gradient too; one entry divides by 1, equal entries by the floor."""
+    h_t, h_s = torch.ones(2, B, 1, dtype=torch.float64), torch.zeros(2, B, 1, dtype=torch.float64, requires_grad=True)
+    loss = codi.hidden_loss(h_t, h_s, torch.arange(B) < rows)
+    (grad,) = torch.autograd.grad(loss, h_s)
+    assert float(loss.detach()) == 0.5 * rows
+    assert grad.isfinite().all()
+    assert bool(grad.any()) == bool(rows)
+    same = codi.hidden_loss(torch.ones(1, B, 2), torch.zeros(1, B, 2), torch.ones(B).bool())
+    assert float(same) == pytest.approx(0.5 / codi.FLOOR)

@@ -1,0 +1,121 @@
+"""KaVa 4, 5 and 5a, 5b against their oracles: keys and values at the slots, and the sums."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from laconic.methods import kava
+from laconic.methods.cot import nll
+from laconic.methods.kava import filled, kv_loss
+from laconic.methods.rkv import Kept
+from laconic.methods.settings import Distilling
+from tests.methods.batches import reasoning
+from tests.oracles import kava as oracle
+from tests.oracles.codi import with_gradient
+from tests.oracles.compare import agree
+from tests.oracles.kava import MISREAD, ORACLE, Sides, differentiated, flowing
+
+L, B, G, M, E = 2, 3, 2, 3, 4
+LIVE = torch.tensor([[True] * 3, [True, True, False], [False] * 3])[:, None].expand(B, G, M)
+
+
+def sides(columns: int) -> Sides:
+    """Keys and values of L layers, each of its own size."""
+    return tuple([torch.randn(B, G, columns, E, dtype=torch.float64) * (1 + l) for l in range(L)] for _ in "kv")  # type: ignore[return-value]
+
+
+def ours(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any]) -> Tensor:
+    slots = ([x[:, :, 1 : 1 + M] for x in xs] for xs in state)
+    return kv_loss(*kept, *slots, live, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.equation("kava", "4")
+def test_kv_loss() -> None:
+    """The value, and its gradient to the student's slots alone."""
+    agree(differentiated(ours), ORACLE["4"], MISREAD["4"], sides(M), sides(M + 2), sides(M + 2), LIVE, {})
+    (k_kept, v_kept), (k_s, v_s) = sides(M), sides(M)
+    leaves = [x.requires_grad_() for x in (*k_s, *v_s)]
+    assert gradcheck(lambda *x: kv_loss(k_kept, v_kept, x[:L], x[L:], LIVE), leaves)
+    for x in (*k_kept, *v_kept):
+        x.requires_grad_()
+    assert not kv_loss(k_kept, v_kept, [k.detach() for k in k_s], [v.detach() for v in v_s], LIVE).requires_grad
+
+
+@pytest.mark.equation("kava", "4")
+@pytest.mark.parametrize("loss", ["smooth_l1", "l1", "mse"])
+@pytest.mark.parametrize("reduction", ["mean", "row_mean", "paper_sum"])
+@pytest.mark.parametrize(("norm", "power"), [("none", 1), ("layer", 1), ("layer", 2), ("global", 1), ("own", 1)])
+def test_every_form_of_the_kv_loss(loss: str, reduction: str, norm: str, power: int) -> None:
+    how = {"loss": loss, "reduction": reduction, "norm": norm, "power": power}
+    changes = ({"loss": "l1" if loss != "l1" else "mse"}, {"norm": "none" if norm != "none" else "layer"},
+               {"reduction": "mean" if reduction != "mean" else "row_mean"}, {"power": 3 - power})  # fmt: skip
+    told = [change for change in changes if norm != "none" or "power" not in change]
+    misread = {str(c): differentiated(lambda *a, c=c: oracle.kv_loss(*a[:4], {**how, **c})) for c in told}
+    arguments = sides(M), sides(M + 2), sides(M + 2), LIVE, how
+    agree(differentiated(ours), ORACLE["4"], misread, *arguments)
+
+
+def test_keys_and_values_are_each_half_of_both() -> None:
+    kept, state = sides(M), sides(M)
+    both, k, v = (kv_loss(*kept, *state, LIVE, terms=terms) for terms in ("both", "k", "v"))
+    torch.testing.assert_close(k + v, both)
+    assert k != v
+
+
+def test_nothing_taught_is_zero_with_finite_gradients() -> None:
+    kept, state = sides(M), sides(M)
+    leaves = [x.requires_grad_() for xs in state for x in xs]
+    for reduction in ("mean", "row_mean", "paper_sum"):
+        for norm in ("none", "layer", "global", "own"):
+            loss = kv_loss(*kept, *state, torch.zeros(B, G, M).bool(), reduction=reduction, norm=norm, total=0.0)
+            assert float(loss.detach()) == 0
+            assert not any(g.any() for g in torch.autograd.grad(loss, leaves))
+
+
+def test_equal_slots_have_finite_gradients_under_their_own_spread() -> None:
+    """A spread of 0 has no slope, and is not divided by."""
+    kept, state = sides(M), [[torch.ones(B, G, M, E, dtype=torch.float64, requires_grad=True)] * L] * 2
+    loss = kv_loss(*kept, *state, LIVE, norm="own")
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, state[0][:1]))
+
+
+def test_a_short_chain_is_masked_zeroed_or_repeated() -> None:
+    index = torch.tensor([[[4, 7, 9, 0, 0]], [[2, 0, 0, 0, 0]], [[0] * 5]])
+    live = torch.tensor([[[True] * 3 + [False] * 2], [[True] + [False] * 4], [[False] * 5]])
+    kept = Kept(index, live)
+    assert filled(kept, "mask") == (kept, live)
+    zero, taught = filled(kept, "zero")
+    assert zero is kept
+    assert taught.all()
+    repeated, taught = filled(kept, "repeat")
+    assert repeated.index[:, 0].tolist() == [[4, 4, 7, 7, 9], [2] * 5, [0] * 5]
+    assert taught[:, 0].tolist() == repeated.live[:, 0].tolist() == [[True] * 5, [True] * 5, [False] * 5]
+
+
+@pytest.mark.equation("kava", "5a,5b")
+@pytest.mark.parametrize("reduction", ["token", "row"])
+def test_nll(reduction: Any) -> None:
+    """Over logits of a whole grid with pads before, between and behind; the eos of every row is the pad's id."""
+    V, batch = 11, reasoning(((3, 3, 3), (2, 1, 4), (3, 0, 2)), pads=1, V=11)
+    parts = ((batch.question, batch.question_live), (batch.chain, batch.chain_live), (batch.answer, batch.answer_live))
+    Nq, Nc, Na = (part[0].shape[1] for part in parts)
+
+    def ours(logits: Tensor, question: Any, chain: Any, answer: Any, reduction: Any) -> Tensor:
+        targets = torch.cat([batch.next_question[:, None], batch.next_chain, batch.next_answer], 1)
+        return nll(lambda h: h, logits[:, Nq - 1 :], targets, reduction).loss
+
+    logits = torch.randn(3, Nq + Nc + Na, V, dtype=torch.float64)
+    agree(flowing(ours), ORACLE["5a,5b"], MISREAD["5a,5b"], logits, *parts, reduction)
+    targets = torch.tensor([[1, -100, 3]])
+    assert gradcheck(lambda x: nll(lambda h: h, x, targets, reduction).loss, logits[:1, :3].clone().requires_grad_())
+
+
+@pytest.mark.equation("kava", "5")
+def test_the_sum_of_kava() -> None:
+    how = Distilling(student=0.8, teacher=1.3, alpha1=10.0)
+    terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25, 0.5)]
+    agree(with_gradient(kava.total), ORACLE["5"], MISREAD["5"], *terms, how, 2.0)
+    assert gradcheck(lambda *x: kava.total(*x, how, 2.0), terms)

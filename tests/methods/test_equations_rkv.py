@@ -1,0 +1,107 @@
+"""KaVa 1a to 3a against their oracles: which tokens of a chain are kept."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic.methods.rkv import answer_logits, importance, keep, redundancy, score, take
+from tests import tolerances
+from tests.oracles.compare import agree, distance
+from tests.oracles.rkv import MISREAD, ORACLE
+
+B, H, G, E, Nq, Nc, Na = 3, 4, 2, 4, 2, 5, 3
+LIVE = torch.tensor([[True] * 5, [True] * 3 + [False] * 2, [False] * 5])
+ROWS = torch.tensor([[True] * 3, [False, True, True], [True, False, False]])
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.equation("kava", "1a")
+def test_answer_logits() -> None:
+    agree(answer_logits, ORACLE["1a"], MISREAD["1a"], normal(B, H, Na, E), normal(B, G, Nc, E), 0.37)
+
+
+@pytest.mark.equation("kava", "1")
+def test_importance() -> None:
+    def of(q: Tensor, k: Tensor, scale: float, start: int, live: Tensor, rows: Tensor) -> Tensor:
+        return importance(answer_logits(q, k[:, :, start : start + Nc], scale), live, rows)
+
+    q, k = 2 * normal(B, H, Na, E), normal(B, G, Nq + Nc + Na, E)
+    agree(of, ORACLE["1"], MISREAD["1"], q, k, 0.6, Nq, LIVE, ROWS)
+
+
+@pytest.mark.equation("kava", "2")
+def test_redundancy() -> None:
+    k, v = normal(B, G, Nc, E), normal(B, G, Nc, E)
+    agree(lambda k, live, v: redundancy(k, live), ORACLE["2"], MISREAD["2"], 3 * k, LIVE, v)
+    others = lambda k, live, v: redundancy(k, live, "others")  # noqa: E731
+    agree(others, MISREAD["2"]["divisor N - 1"], {"count": ORACLE["2"]}, k, LIVE, v)
+
+
+@pytest.mark.equation("kava", "3")
+@pytest.mark.parametrize("lam", [0.1, 0.7])
+def test_score(lam: float) -> None:
+    I, R = normal(B, G, Nc).softmax(-1), normal(B, G, Nc).softmax(-1)
+    agree(score, ORACLE["3"], MISREAD["3"], I, R, lam)
+
+
+@pytest.mark.equation("kava", "3a")
+@pytest.mark.parametrize("M", [1, 3, 7])
+def test_keep(M: int) -> None:
+    S = normal(2, B, G, Nc)
+    S[0, 0, 0, 3] = S[0, 0, 0, 1] = S[0, 0, 0].max() + 1  # the best two are equal
+    S[0, 1] -= 3  # and below 0, so that a pad's 0 would win
+
+    def of(S: Tensor, live: Tensor, M: int) -> tuple[Tensor, ...]:
+        found = [keep(layer, live, M) for layer in S]
+        return torch.stack([f.index for f in found]), torch.stack([f.live for f in found])
+
+    told = {
+        1: {"as many slots as the longest chain", "order of score for time"},
+        3: {"as many slots as the longest chain"},
+    }
+    chosen = {
+        7: {"the lowest scores", "ties to the later column", "one layer chosen for all", "one head chosen for all"}
+    }
+    blind = told.get(M, set()) | chosen.get(M, set()) | ({"ties to the later column"} if M > 1 else set())
+    misread = {name: wrong for name, wrong in MISREAD["3a"].items() if name not in blind}
+    agree(lambda *a: tuple(x.double() for x in of(*a)), lambda *a: tuple(x.double() for x in ORACLE["3a"](*a)),
+          {n: lambda *a, w=w: tuple(x.double() for x in w(*a)) for n, w in misread.items()}, S, LIVE, M)  # fmt: skip
+
+
+def test_take_gathers_what_is_kept_and_leaves_zeros() -> None:
+    x, S = normal(B, G, Nc, E), normal(B, G, Nc)
+    kept = keep(S, LIVE, 4)
+    got = take(x, kept)
+    for b in range(B):
+        for g in range(G):
+            for m in range(4):
+                want = x[b, g, kept.index[b, g, m]] if kept.live[b, g, m] else torch.zeros(E, dtype=torch.float64)
+                assert torch.equal(got[b, g, m], want)
+
+
+def test_the_worked_case() -> None:
+    """Section 4.1 of the specification: keys (1,0), (1,0), (0,1), logits 0, ln 2, ln 5."""
+    k = torch.tensor([[[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
+    live, rows = torch.ones(1, 3).bool(), torch.ones(1, 1).bool()
+    R, a = redundancy(k, live), torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64).log().reshape(1, 1, 1, 3)
+    I = importance(a, live, rows)
+    S = score(I, R, 0.1)
+    for got, want in ((R, (0.2945, 0.2945, 0.4110)), (I, (0.125, 0.25, 0.625)), (S, (0.2775, 0.2900, 0.4324))):
+        assert [round(x, 4) for x in got.flatten().tolist()] == list(want)
+    others = redundancy(k, live, "others")
+    assert [round(x, 4) for x in others.flatten().tolist()] == [0.2741, 0.2741, 0.4519]
+    assert keep(S, live, 2).index.flatten().tolist() == [1, 2]
+    assert keep(S, live, 2, "score").index.flatten().tolist() == [2, 1]
+
+
+def test_the_diagonal_changes_nothing() -> None:
+    """Every column is like itself alike, and a softmax does not see what is added to all."""
+    k = normal(B, G, Nc, E)
+    unit = k / k.norm(dim=-1, keepdim=True)
+    similar = unit @ unit.mT * LIVE[:, None, None]
+    r = (-similar.sum(-1) / LIVE.sum(1).clamp(min=1)[:, None, None]).masked_fill(~LIVE[:, None], -torch.inf)
+    want = r.softmax(-1).nan_to_num(0.0)
+    assert distance(redundancy(k, LIVE), want) < tolerances.FLOAT32  # 1e-8 stands beside the norm

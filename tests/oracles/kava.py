@@ -1,0 +1,207 @@
+"""Oracles of KaVa 4, 5 and 5a, 5b: keys and values at the slots, and the sums, as loops, and misreadings of them.
+
+`kept` are targets (K, V), each a list over layers of [B, G, M, E]; `state` and `earlier` the student's keys and values
+[B, G, 1 + M + 1, E] of bot, slots and eot in the last pass over the slots, and in the pass before it. The loops stay
+differentiable, so that gradients are compared too.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.oracles.codi import DISTANCES, std, with_gradient
+
+Sides = tuple[list[Tensor], list[Tensor]]
+
+
+def zero() -> Tensor:
+    return torch.zeros((), dtype=torch.float64)
+
+
+def side(target: list[Tensor], student: list[Tensor], live: Tensor, how: dict[str, Any]) -> Tensor:
+    """Keys or values: the sum by the reduction asked for."""
+    B, G, M, E = target[0].shape
+    L, slots = len(target), [(b, g, m) for b in range(B) for g in range(G) for m in range(M) if live[b, g, m]]
+    norm, power = how.get("norm", "none"), how.get("power", 1)
+    spread = lambda x: std([value for at in slots for value in x[at]])  # noqa: E731
+    everything = std([value for x in target for at in slots for value in x[at]])
+    rows = [zero() for _ in range(B)]
+    for t, s in zip(target, student, strict=True):
+        sigma = {"none": lambda: 1.0, "own": lambda: 1.0, "layer": lambda: spread(t), "global": lambda: everything}  # noqa: B023
+        by = sigma[norm]() ** power
+        by_t, by_s = (spread(t) ** power, spread(s) ** power) if norm == "own" else (1.0, 1.0)
+        for b, g, m in slots:
+            each = DISTANCES[how.get("loss", "smooth_l1")](s[b, g, m] / by_s - t[b, g, m] / by_t)
+            rows[b] = rows[b] + each.sum() / by
+    reduction = how.get("reduction", "mean")
+    if reduction == "mean":
+        return sum(rows) / (max(len(slots), 1) * L * E)
+    if reduction == "paper_sum":
+        return sum(rows) / (B * M)
+    own = [sum(at[0] == b for at in slots) for b in range(B)]
+    return sum(row / (max(n, 1) * L * E) for row, n in zip(rows, own, strict=True)) / B
+
+
+def kv_loss(
+    kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any], *, first: int = 1, detach: bool = True
+) -> Tensor:
+    M, sums = kept[0][0].shape[2], []
+    for target, student in zip(kept, state, strict=True):
+        slots = [x[:, :, first : first + M] for x in student]
+        sums.append(side([x.detach() if detach else x for x in target], slots, live, how))
+    return 0.5 * (sums[0] + sums[1])
+
+
+def differentiated(function: Any) -> Any:
+    """The loss with its gradients to targets and student; nothing flowing is 0."""
+
+    def run(kept: Sides, state: Sides, earlier: Sides, *rest: Any) -> tuple[Tensor, ...]:
+        sides = [tuple([x.detach().requires_grad_() for x in xs] for xs in side) for side in (kept, state, earlier)]
+        leaves = [x for side in sides for xs in side for x in xs]
+        loss = function(*sides, *rest)
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        return loss, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True))
+
+    return run
+
+
+def misread(**changes: Any) -> Any:
+    return differentiated(lambda *arguments: kv_loss(*arguments, **changes))
+
+
+def normed(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any], norm: str) -> Tensor:
+    return kv_loss(kept, state, earlier, live, {**how, "norm": norm})
+
+
+def over_width(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any]) -> Tensor:
+    """Sigma of each vector, over its own entries."""
+    by = [[x.std(-1, keepdim=True) for x in xs] for xs in kept]
+    scaled = lambda side: tuple([x / s for x, s in zip(xs, ss, strict=True)] for xs, ss in zip(side, by, strict=True))  # noqa: E731
+    M = kept[0][0].shape[2]
+    slots: Any = tuple([x[:, :, 1 : 1 + M] for x in xs] for xs in state)
+    return kv_loss(scaled(kept), scaled(slots), earlier, live, {**how, "norm": "none"}, first=0)
+
+
+def keys_alone(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any]) -> Tensor:
+    M = kept[0][0].shape[2]
+    return side([x.detach() for x in kept[0]], [x[:, :, 1 : 1 + M] for x in state[0]], live, how)
+
+
+def repeated(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any]) -> Tensor:
+    """Two query heads a group, whose copies are summed while the mean counts key heads."""
+    twice = lambda sides: tuple([x.repeat_interleave(2, 1) for x in xs] for xs in sides)  # noqa: E731
+    return 2 * kv_loss(twice(kept), twice(state), earlier, live.repeat_interleave(2, 1), how)
+
+
+def total(student: Tensor, teacher: Tensor, kd: Tensor, kv: Tensor, how: Any, alpha2: float) -> Tensor:
+    return how.student * student + how.teacher * teacher + how.alpha1 * kd + alpha2 * kv
+
+
+Grid = tuple[Tensor, Tensor]  # ids and which are live
+
+
+def nll(
+    logits: Tensor, question: Grid, chain: Grid, answer: Grid, reduction: str = "token", *, first: str = "chain"
+) -> Tensor:
+    """-log p of the chain's and the answer's tokens, each predicted at the live token before it, over their number.
+
+    `logits` [B, Nq + Nc + Na, V]; with an empty chain this is the student's (`question` then ends with eot).
+    """
+    rows: list[list[Tensor]] = []
+    for b in range(len(logits)):
+        live = torch.cat([part[1][b] for part in (question, chain, answer)]).tolist()
+        ids = torch.cat([part[0][b] for part in (question, chain, answer)]).tolist()
+        columns = [t for t, alive in enumerate(live) if alive]
+        begin = {"chain": question[0].shape[1], "question": 1, "answer": question[0].shape[1] + chain[0].shape[1]}[
+            first
+        ]
+        pairs = [(s, t) for s, t in pairwise(columns) if t >= begin]
+        rows.append([-(logits[b, s, ids[t]] - logits[b, s].exp().sum().log()) for s, t in pairs])
+    if reduction == "row":
+        return sum(sum(row) / len(row) for row in rows if row) / max(sum(bool(row) for row in rows), 1)
+    return sum(sum(row) for row in rows) / max(sum(map(len, rows)), 1)
+
+
+def tokens(question: Grid, chain: Grid, answer: Grid, *rest: Any) -> int:
+    return int(chain[1].sum() + answer[1].sum())
+
+
+def by_column(logits: Tensor, question: Grid, chain: Grid, answer: Grid, reduction: str = "token") -> Tensor:
+    """Every live column predicts the next column's id where that is live."""
+    ids, live = (torch.cat([part[i] for part in (question, chain, answer)], 1) for i in (0, 1))
+    begin = question[0].shape[1]
+    each = [
+        -logits[b, t - 1].log_softmax(-1)[ids[b, t]]
+        for b in range(len(logits))
+        for t in range(begin, ids.shape[1])
+        if live[b, t]
+    ]
+    return sum(each) / len(each)
+
+
+def pads_masked(logits: Tensor, question: Grid, chain: Grid, answer: Grid, reduction: str = "token") -> Tensor:
+    """Targets equal to the pad id, which is eos, are not scored: each row loses its eos."""
+    pad = int(answer[0][0, -1])
+    kept = (answer[0], answer[1] & (answer[0] != pad))
+    return nll(logits, question, chain, kept, reduction)
+
+
+def flowing(function: Any) -> Any:
+    """The loss and what flows into the logits."""
+
+    def run(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        leaf = logits.detach().requires_grad_()
+        loss = function(leaf, *rest)
+        (found,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
+        return loss, torch.zeros_like(leaf) if found is None else found
+
+    return run
+
+
+ORACLE = {
+    "4": differentiated(kv_loss),
+    "5a,5b": flowing(nll),
+    "5": with_gradient(total),
+}
+
+MISREAD = {
+    "4": {
+        "sum for mean": differentiated(lambda *a: kv_loss(*a[:4], {**a[4], "reduction": "paper_sum"})),
+        "mean of row means": differentiated(lambda *a: kv_loss(*a[:4], {**a[4], "reduction": "row_mean"})),
+        "teacher not detached": misread(detach=False),
+        "both divided by their own sigma": differentiated(lambda *a: normed(*a, "own")),
+        "divided by sigma where none is asked": differentiated(lambda *a: normed(*a, "layer")),
+        "sigma over the head width": differentiated(over_width),
+        "K and V of another pass": differentiated(
+            lambda kept, state, earlier, *rest: kv_loss(kept, earlier, earlier, *rest)
+        ),
+        "bot in, last slot out": misread(first=0),
+        "first slot out, eot in": misread(first=2),
+        "zero targets in empty slots": differentiated(
+            lambda kept, state, earlier, live, how: kv_loss(
+                tuple([x * live[..., None] for x in xs] for xs in kept), state, earlier, torch.ones_like(live), how
+            )
+        ),
+        "keys alone": differentiated(keys_alone),
+        "not halved": differentiated(lambda *a: 2 * kv_loss(*a)),
+        "every vector for each query head": differentiated(repeated),
+        "keys drawn to values": differentiated(lambda kept, *rest: kv_loss((kept[1], kept[0]), *rest)),
+    },
+    "5a,5b": {
+        "the question scored too": flowing(lambda *a: nll(*a, first="question")),
+        "the answer alone": flowing(lambda *a: nll(*a, first="answer")),
+        "teacher under no_grad": flowing(lambda logits, *rest: nll(logits.detach(), *rest)),
+        "pads masked by id, the eos with them": flowing(pads_masked),
+        "targets by column across pads": flowing(by_column),
+        "the other reduction": flowing(lambda *a: nll(*a[:4], "row" if a[4:] in ((), ("token",)) else "token")),
+        "a mean over rows of sums": flowing(lambda logits, *a: nll(logits, *a) * tokens(*a) / len(logits)),
+    },
+    "5": {
+        "teacher under no_grad": with_gradient(lambda s, t, c, k, *rest: total(s, t.detach(), c, k, *rest)),
+        "alpha1 and alpha2 exchanged": with_gradient(lambda s, t, c, k, *rest: total(s, t, k, c, *rest)),
+        "no L_CODI": with_gradient(lambda s, t, c, k, *rest: total(s, t, 0 * c, k, *rest)),
+        "mean of the terms": with_gradient(lambda *a: total(*a) / 4),
+    },
+}

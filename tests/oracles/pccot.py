@@ -1,0 +1,40 @@
+"""Oracles of PCCoT 3 and 4, which are CODI's over the blocks alone with one sigma where the flag is off."""
+
+from typing import Any
+
+from torch import Tensor
+
+from tests.oracles import codi
+from tests.oracles.codi import differentiated, hidden_loss, total, with_gradient
+
+
+def kd_loss(h_t: Tensor, h_s: Tensor, at: codi.Places, sigma: bool) -> Tensor:
+    """Over l = 1 … L of states that begin with l = 0."""
+    return hidden_loss(h_t[1:], h_s[1:], at, norm="layer" if sigma else "global")
+
+
+def misread(**changes: Any) -> Any:
+    return differentiated(lambda h_t, h_s, at, sigma: hidden_loss(h_t[1:], h_s[1:], at, **changes))
+
+
+ORACLE = {
+    "3": differentiated(kd_loss),
+    "4": with_gradient(total),
+}
+
+MISREAD = {
+    "3": {
+        "the embeddings counted": differentiated(lambda h_t, h_s, at, sigma: hidden_loss(h_t, h_s, at)),
+        "the last layer alone": differentiated(lambda h_t, h_s, at, sigma: hidden_loss(h_t[-1:], h_s[-1:], at)),
+        "no sigma": misread(norm="none"),
+        "flag exchanged": differentiated(lambda h_t, h_s, at, sigma: kd_loss(h_t, h_s, at, not sigma)),
+        "squares": misread(loss="mse"),
+        "teacher not detached": misread(detach=False),
+        "the same absolute column for both": misread(s_at=lambda c, Nc: c),
+    },
+    "4": {
+        "alpha and beta exchanged": with_gradient(lambda s, t, c, how: total(t, s, c, how)),
+        "teacher under no_grad": with_gradient(lambda s, t, c, how: total(s, t.detach(), c, how)),
+        "gamma 1": with_gradient(lambda s, t, c, how: total(s, t, c, how, weights=(how.student, how.teacher, 1.0))),
+    },
+}
