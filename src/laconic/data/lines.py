@@ -1,0 +1,186 @@
+"""One line of a JSONL file as an object, read strictly; what is wrong with it, and at which column."""
+
+import json
+import math
+import re
+from collections import Counter
+from typing import Any, NoReturn
+
+from laconic.core.strict import JSON_DEPTH
+from laconic.data.problems import excerpt
+
+LINE = 10_000_000  # bytes of the longest line that is read
+INTEGER = 2**63  # of marks; 2^53 would refuse products that published rows hold
+BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
+BIDI_ESCAPED = re.compile(r"\\u20(?:2[a-eA-E]|6[6-9])")
+SURROGATE = re.compile("[\ud800-\udfff]")
+SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class Fault(Exception):
+    """What is wrong with a line: column (from 1), kind, text."""
+
+    def __init__(self, column: int, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.column, self.kind, self.text = column, kind, text
+
+
+def decoded(line: bytes, first: bool, notes: Counter[str]) -> str:
+    """The line as text, without byte-order mark and line end, which are noted. Raises `Fault`."""
+    if first:
+        refuse_start(line)
+        if line.startswith(b"\xef\xbb\xbf"):
+            notes["a byte-order mark at its start"] += 1
+            line = line[3:]
+    if len(line.rstrip(b"\r\n")) > LINE:
+        raise Fault(1, "long lines", f"a line over {LINE:,} bytes; write one object a line, or take this row out")
+    if line.endswith(b"\r\n"):
+        notes["lines end with CR LF"] += 1
+    try:
+        return line.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        before = line[: error.start].decode()
+        shown = excerpt(before[-40:], 1)
+        cause = "ends inside a character" if error.reason == "unexpected end of data" else "is not UTF-8"
+        text = f"byte {error.start + 1} of the line {cause}, after {shown!r}; save the file as UTF-8"
+        raise Fault(len(before) + 1, "not UTF-8", text) from None
+
+
+def refuse_start(line: bytes) -> None:
+    """What is no JSONL by its first bytes."""
+    if line.startswith(b"\x1f\x8b"):
+        raise Fault(1, "compressed files", "compressed by gzip; unpack it: gzip -d < FILE > rows.jsonl")
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise Fault(1, "not UTF-8", "UTF-16 by its first bytes; save the file as UTF-8")
+    if line.startswith((b"PK\x03\x04", b"PAR1", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
+        raise Fault(
+            1, "other files", "a zip, Parquet or compressed file by its first bytes; write one JSON object a line"
+        )
+    if line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        raise Fault(
+            1, "JSON arrays", "the file is one JSON array; write one object a line: jq -c '.[]' < FILE > rows.jsonl"
+        )
+
+
+def record(text: str) -> dict[str, Any]:
+    """The object of a line: no key twice, no NaN, integers to 2^63, depth 64, whole characters. Raises `Fault`."""
+    try:
+        row: Any = DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        say = "one object stands on each line" if error.msg == "Extra data" else "write one whole JSON object a line"
+        column = error.pos + 1
+        raise Fault(column, "bad JSON", f"not JSON: {error.msg}: {excerpt(text, column)}; {say}") from None
+    except RecursionError:
+        raise Fault(1, "deep JSON", f"nested deeper than {JSON_DEPTH}: {excerpt(text)}; write plain fields") from None
+    except ValueError as error:
+        column = faulty(text)
+        raise Fault(column, "bad JSON", f"not strict JSON: {error}: {excerpt(text, column)}") from None
+    if not isinstance(row, dict):
+        raise Fault(1, "other JSON", f"no object: {excerpt(text)}; write one JSON object a line")
+    if deep(text):
+        raise Fault(1, "deep JSON", f"nested deeper than {JSON_DEPTH}: {excerpt(text)}; write plain fields")
+    if "\\u" in text or not text.isascii():
+        refuse_characters(text)
+    return row
+
+
+def refuse_characters(text: str) -> None:
+    """Halves of characters, NUL, and marks that turn the order of a text, written out or escaped."""
+    if "\\u" in text and (lone := SURROGATE.search(text_of(text))):
+        column = text.lower().find(f"\\u{ord(lone.group()):04x}") + 1
+        text_ = f"half of a character (a lone surrogate): {excerpt(text, column)}; write the character itself"
+        raise Fault(column, "lone surrogates", text_)
+    found = "\\u0000" in text and re.search(r"(?<!\\)(?:\\\\)*\\u0000", text)
+    if found:
+        column = found.end() - 5
+        raise Fault(column, "NUL", f"a NUL character: {excerpt(text, column)}; take it out")
+    turned = BIDI.search(text) or BIDI_ESCAPED.search(text)
+    if turned:
+        column = turned.start() + 1
+        raise Fault(
+            column, "bidi controls", f"a mark that turns the order of a text: {excerpt(text, column)}; take it out"
+        )
+
+
+def text_of(text: str) -> str:
+    """All strings of a line, decoded, after one another."""
+    found: list[str] = []
+    for part in re.finditer(r'"(?:[^"\\]|\\.)*"', text):
+        found.append(json.loads(part.group()))
+    return "\n".join(found)
+
+
+def deep(text: str) -> bool:
+    """Whether brackets nest deeper than is read; strings aside, which are looked at only where it may be so."""
+    if text.count("[") + text.count("{") <= JSON_DEPTH:
+        return False
+    depth = deepest = 0
+    for c in re.sub(r'"(?:[^"\\]|\\.)*"', "", text):
+        depth += (c in "[{") - (c in "]}")
+        deepest = max(deepest, depth)
+    return deepest > JSON_DEPTH
+
+
+def members(text: str) -> list[tuple[str, int, int]]:
+    """The members of the object in a line: key, its column, its value's column; up to the first that is faulty."""
+    found: list[tuple[str, int, int]] = []
+    at = _skip(text, 0) + 1
+    try:
+        while text[_skip(text, at)] == '"':
+            start = _skip(text, at)
+            key, end = PLAIN.raw_decode(text, start)
+            value = _skip(text, _skip(text, end) + 1)
+            found.append((key, start + 1, value + 1))
+            at = _skip(text, DECODER.raw_decode(text, value)[1]) + 1
+    except (ValueError, IndexError, RecursionError):
+        pass
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    found = SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def place(text: str, key: str) -> tuple[int, int]:
+    """The columns of a key and of its value, of the last so named."""
+    return next(((start, value) for name, start, value in reversed(members(text)) if name == key), (1, 1))
+
+
+def faulty(text: str) -> int:
+    """The column of the first member that is not strict JSON: of a key that stands twice, or of a value."""
+    seen: set[str] = set()
+    found = members(text)
+    for key, start, _ in found:
+        if key in seen:
+            return start
+        seen.add(key)
+    return found[-1][2] if found else 1
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if key in [k for k, _ in pairs[:i]])
+        raise ValueError(f"key {twice[:60]!r} stands twice; keep one")
+    return found
+
+
+def _constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number; leave the row out")
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20 or abs(int(text)) >= INTEGER:
+        raise ValueError(f"integer {text[:20]} is beyond 2^63; put it in quotes")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text[:20]} is beyond the range of numbers; put it in quotes")
+    return float(text)
+
+
+PLAIN = json.JSONDecoder()
+DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_int=_integer, parse_float=_number)
