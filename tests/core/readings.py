@@ -55,6 +55,14 @@ def decoder_of(name: str, dtype: torch.dtype = torch.float64) -> Decoder:
     return fresh(name).to(dtype).requires_grad_(False)
 
 
+def small(name: str, **changes: Any) -> Decoder:
+    """A decoder of width 8, for derivatives by finite differences."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 12}
+    if name in ("gpt2", "opt"):
+        sizes |= {"num_key_value_heads": 2}
+    return fresh(name, **sizes, head_dim=4, score_scale=(0.5, 0.5), **changes).double().requires_grad_(False)
+
+
 @dataclass(frozen=True)
 class Reading:
     """Vectors [B, T, D] with which slots are live, and where to cut."""

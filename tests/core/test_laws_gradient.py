@@ -12,7 +12,19 @@ from torch.autograd import gradcheck
 from laconic.core.cache import Cache
 from laconic.core.config import Dropout
 from laconic.core.decoder import Decoder, Seen
-from tests.core.readings import FAMILIES, Reading, all_same, at_once, fresh, in_pieces, noise, readings, same, same_held
+from tests.core.readings import (
+    FAMILIES,
+    Reading,
+    all_same,
+    at_once,
+    fresh,
+    in_pieces,
+    noise,
+    readings,
+    same,
+    same_held,
+    small,
+)
 from tests.tolerances import RECOMPUTE, error
 
 USUAL = pytest.mark.parametrize("name", [*FAMILIES, "llama, windows"])
@@ -58,14 +70,6 @@ def test_no_gradient_flows_to_dead_slots_or_to_the_future(name: str, reading: Re
         assert not vectors.grad[:, t:].any()
         assert not vectors.grad[~reading.live].any()
         assert vectors.grad[:, :t][early].any()
-
-
-def small(name: str, **changes: object) -> Decoder:
-    """A decoder of width 8, for derivatives by finite differences."""
-    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 12}
-    if name in ("gpt2", "opt"):
-        sizes |= {"num_key_value_heads": 2}
-    return fresh(name, **sizes, head_dim=4, score_scale=(0.5, 0.5), **changes).double().requires_grad_(False)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
