@@ -16,14 +16,15 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from laconic.core.answering import Writing, latent, quiet
 from laconic.core.attention import wide
 from laconic.core.cache import Cache
-from laconic.core.contract import UNSCORED, Reasoning, Step
+from laconic.core.contract import Answers, Reasoning, Step
 from laconic.core.decoder import Decoder, Seen
 from laconic.core.errors import Usage
 from laconic.core.rollout import Edit, Reader, Rollout
 from laconic.core.thoughts import Thoughts
-from laconic.methods.cot import nll, scored
+from laconic.methods.cot import chain, nll, scored, student_targets, teacher_targets
 from laconic.methods.settings import Distance, Distilling, Norm
 
 FLOOR = 1e-6  # no spread is taken smaller
@@ -82,9 +83,9 @@ class Both(NamedTuple):
     student: Seen
 
 
-def read_question(decoder: Decoder, batch: Reasoning) -> Seen:
+def read_question(decoder: Decoder, batch: Reasoning, state: Cache | None = None) -> Seen:
     """The pass that teacher and student continue."""
-    return decoder(decoder.embed(batch.question), live=batch.question_live)
+    return decoder(decoder.embed(batch.question), state, live=batch.question_live)
 
 
 def read_chain(decoder: Decoder, batch: Reasoning, question: Cache, want: tuple[str, ...] = ()) -> Seen:
@@ -108,21 +109,22 @@ def read_both(
     thoughts: Thoughts,
     batch: Reasoning,
     how: Distilling,
+    state: Cache | None = None,
     *,
     want: tuple[str, ...] = (),
     reader: Reader | None = None,
 ) -> Both:
     """Every pass of a training step. `want` names further stages of the teacher, `reader` reads the thoughts."""
     states = hidden_names(decoder, how)
-    question = read_question(decoder, batch)
+    question = read_question(decoder, batch, state)
     second = how.codi_target == "second_pass" and bool(states)
     teacher = read_chain(decoder, batch, question.state, want if second else (*states, *want))
     target = teacher
     if second:
         with torch.no_grad():
-            again = question if how.share_question else read_question(decoder, batch)
+            again = question if how.share_question else read_question(decoder, batch, state)
             target = read_chain(decoder, batch, again.state, states)
-    own = question if how.share_question else read_question(decoder, batch)
+    own = question if how.share_question else read_question(decoder, batch, state)
     rolled = thoughts.think(decoder, own.state, reader=reader)
     return Both(question, teacher, target, read_answer(decoder, thoughts, batch, rolled.state, states))
 
@@ -140,17 +142,6 @@ def states_at(seen: Seen, names: tuple[str, ...], column: Int[Tensor, " B"]) -> 
     return torch.stack([seen.stages[name][rows, column] for name in names])
 
 
-def teacher_targets(batch: Reasoning) -> Int[Tensor, "B T"]:
-    """What the last question token, the chain and the answer predict."""
-    return torch.cat([batch.next_question[:, None], batch.next_chain, batch.next_answer], 1)
-
-
-def student_targets(batch: Reasoning) -> Int[Tensor, "B T"]:
-    """What eot and the answer predict."""
-    first = batch.answer[:, :1].where(batch.answer_live[:, :1], UNSCORED)
-    return torch.cat([first, batch.next_answer], 1)
-
-
 def totals(batch: Reasoning, how: Distilling) -> dict[str, float]:
     """Rows, tokens (or rows) scored in each cross-entropy, and rows that have a distillation token."""
     return {
@@ -163,7 +154,7 @@ def totals(batch: Reasoning, how: Distilling) -> dict[str, float]:
 
 def parts(decoder: Decoder, thoughts: Thoughts, batch: Reasoning, both: Both, how: Distilling) -> Parts:
     """The terms of the loss that have a weight, and how often either part's likeliest token was right."""
-    sums: Mapping[str, float] = totals(batch, how) if batch.totals is None else batch.totals
+    sums: Mapping[str, float] = batch.totals or totals(batch, how)
     logits = partial(thoughts.logits, decoder)
     found: Parts = {}
     if how.student:
@@ -203,8 +194,14 @@ def step(loss: Tensor, found: Parts) -> Step:
 def think(
     decoder: Decoder, thoughts: Thoughts, questions: Reasoning, edit: Edit | None = None, trace: bool = False
 ) -> Rollout:
-    """The thoughts on questions."""
-    return thoughts.think(decoder, read_question(decoder, questions).state, edit=edit, trace=trace)
+    """The thoughts on questions, without gradients and dropout."""
+    with quiet(decoder, thoughts):
+        return thoughts.think(decoder, read_question(decoder, questions).state, edit=edit, trace=trace)
+
+
+def answer(decoder: Decoder, thoughts: Thoughts, questions: Reasoning, writing: Writing, teacher: bool) -> Answers:
+    """The answer after the thoughts, or by the same weights after a chain written out."""
+    return chain(decoder, questions, writing) if teacher else latent(decoder, thoughts, questions, writing)
 
 
 class Codi(nn.Module):
@@ -221,8 +218,8 @@ class Codi(nn.Module):
         return totals(batch, self.how)
 
     def forward(self, batch: Reasoning, state: Cache | None = None) -> Step:
-        """Loss and parts of a batch."""
-        both = read_both(self.decoder, self.thoughts, batch, self.how)
+        """Loss and parts of a batch; `state` is what stands before the questions."""
+        both = read_both(self.decoder, self.thoughts, batch, self.how, state)
         found = parts(self.decoder, self.thoughts, batch, both, self.how)
         student, teacher, kd = terms(found, "student", "teacher", "codi")
         return step(total(student, teacher, kd, self.how), found)
@@ -234,3 +231,7 @@ class Codi(nn.Module):
     def think(self, questions: Reasoning, edit: Edit | None = None, trace: bool = False) -> Rollout:
         """The thoughts on questions."""
         return think(self.decoder, self.thoughts, questions, edit, trace)
+
+    def answer(self, questions: Reasoning, writing: Writing, *, teacher: bool = False) -> Answers:
+        """The answer after the thoughts; of the teacher, after a chain."""
+        return answer(self.decoder, self.thoughts, questions, writing, teacher)

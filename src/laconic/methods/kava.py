@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from laconic.core.answering import Writing, quiet
 from laconic.core.attention import wide
 from laconic.core.cache import Cache
-from laconic.core.contract import Reasoning, Step
+from laconic.core.contract import Answers, Reasoning, Step
 from laconic.core.decoder import Decoder, Seen
 from laconic.core.errors import Usage
 from laconic.core.rollout import Edit, Mode, Reader, Rollout
@@ -157,13 +158,13 @@ class Kava(nn.Module):
         return codi.totals(batch, self.how) | {"kv": float(short[self.matching.short_chain].sum())}
 
     def forward(self, batch: Reasoning, state: Cache | None = None) -> Step:
-        """Loss and parts of a batch."""
+        """Loss and parts of a batch; `state` is what stands before the questions."""
         pre = tuple(f"k.{l}" for l in self.layers if self.matching.key_space == "pre_rope")
         asked = self.matching.alpha2 and rkv.asks(self.keeping)[0]
         queries = tuple(f"q_rot.{l}" for l in self.layers if asked)
         reader, passes = noting(self.decoder, pre if self.matching.alpha2 else ())
         want = (*queries, *pre) if self.matching.alpha2 else ()
-        both = codi.read_both(self.decoder, self.thoughts, batch, self.how, want=want, reader=reader)
+        both = codi.read_both(self.decoder, self.thoughts, batch, self.how, state, want=want, reader=reader)
         found = codi.parts(self.decoder, self.thoughts, batch, both, self.how)
         if self.matching.alpha2:
             found |= self.kv(batch, both.teacher, passes)
@@ -173,7 +174,7 @@ class Kava(nn.Module):
     def kv(self, batch: Reasoning, teacher: Seen, passes: list[Seen]) -> codi.Parts:
         """L_KV, and the mean share of slots that hold a kept token."""
         how, M = self.matching, self.thoughts.count
-        sums = self.totals(batch) if batch.totals is None else batch.totals
+        sums = batch.totals or self.totals(batch)
         chosen = [self.choose(batch, teacher, l) for l in self.layers]
         targets = [filled(c.kept, how.short_chain) for c in chosen]
         k_kept = [rkv.take(c.k_t, kept) for c, (kept, _) in zip(chosen, targets, strict=True)]
@@ -217,10 +218,14 @@ class Kava(nn.Module):
         """The thoughts on questions."""
         return codi.think(self.decoder, self.thoughts, questions, edit, trace)
 
-    @torch.no_grad()
+    def answer(self, questions: Reasoning, writing: Writing, *, teacher: bool = False) -> Answers:
+        """The answer after the thoughts; of the teacher, after a chain."""
+        return codi.answer(self.decoder, self.thoughts, questions, writing, teacher)
+
     def teach(self, batch: Reasoning) -> Taught:
         """What the teacher's pass on a batch leaves to be matched, in every layer, with all scores."""
-        question = codi.read_question(self.decoder, batch).state
-        teacher = codi.read_chain(self.decoder, batch, question, ("q_rot", "k"))
-        layers = range(self.decoder.config.num_hidden_layers)
-        return Taught(*zip(*(self.choose(batch, teacher, l, everything=True) for l in layers), strict=True))
+        with quiet(self.decoder):
+            question = codi.read_question(self.decoder, batch).state
+            teacher = codi.read_chain(self.decoder, batch, question, ("q_rot", "k"))
+            layers = range(self.decoder.config.num_hidden_layers)
+            return Taught(*zip(*(self.choose(batch, teacher, l, everything=True) for l in layers), strict=True))

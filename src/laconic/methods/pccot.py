@@ -8,8 +8,9 @@ Symbols: CE_s, CE_t cross-entropies of student and teacher, alpha and beta their
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from laconic.core.answering import Writing
 from laconic.core.cache import Cache
-from laconic.core.contract import Reasoning, Step
+from laconic.core.contract import Answers, Reasoning, Step
 from laconic.core.decoder import Decoder
 from laconic.core.errors import Usage
 from laconic.core.rollout import Edit, Rollout
@@ -44,8 +45,8 @@ class Pccot(nn.Module):
         return codi.totals(batch, self.how)
 
     def forward(self, batch: Reasoning, state: Cache | None = None) -> Step:
-        """Loss and parts of a batch."""
-        both = codi.read_both(self.decoder, self.thoughts, batch, self.how)
+        """Loss and parts of a batch; `state` is what stands before the questions."""
+        both = codi.read_both(self.decoder, self.thoughts, batch, self.how, state)
         found = codi.parts(self.decoder, self.thoughts, batch, both, self.how)
         student, teacher, kd = codi.terms(found, "student", "teacher", "codi")
         return codi.step(total(student, teacher, kd, self.how), found)
@@ -57,3 +58,7 @@ class Pccot(nn.Module):
     def think(self, questions: Reasoning, edit: Edit | None = None, trace: bool = False) -> Rollout:
         """The thoughts on questions."""
         return codi.think(self.decoder, self.thoughts, questions, edit, trace)
+
+    def answer(self, questions: Reasoning, writing: Writing, *, teacher: bool = False) -> Answers:
+        """The answer after the thoughts; of the teacher, after a chain."""
+        return codi.answer(self.decoder, self.thoughts, questions, writing, teacher)

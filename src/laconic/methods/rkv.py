@@ -189,11 +189,16 @@ def answer_rows(batch: Reasoning, which: Literal["answer", "number", "predict"])
     return number if which == "number" else F.pad(number[:, 1:], (0, 1))
 
 
+def chain_start(batch: Reasoning, teacher: Seen) -> int:
+    """The slot where the chain begins in the cache that the teacher's pass left."""
+    return teacher.state.S - batch.chain.shape[1] - batch.answer.shape[1]
+
+
 def importance_in(
     decoder: Decoder, batch: Reasoning, teacher: Seen, layer: int, how: Keeping
 ) -> Float[Tensor, "B G Nc"]:
     """I of one layer, in the reading that the recipe names; the teacher's pass has kept its rotated queries."""
-    start, Nc, scale = batch.question.shape[1], batch.chain.shape[1], decoder.scale(layer)
+    start, Nc, scale = chain_start(batch, teacher), batch.chain.shape[1], decoder.scale(layer)
     q, k = teacher.stages[f"q_rot.{layer}"][:, :, Nc:], teacher.state.keys[layer]
     rows = answer_rows(batch, how.answer_rows)
     if how.importance_norm == "chain":
@@ -217,7 +222,7 @@ def choose(
     everything: bool = False,
 ) -> Chosen:
     """What one layer keeps of the chain in the teacher's pass; `everything` computes I and R whoever asks."""
-    start, live = batch.question.shape[1], batch.chain_live
+    start, live = chain_start(batch, teacher), batch.chain_live
     k_t, v_t = (x[layer][:, :, start : start + live.shape[1]] for x in (teacher.state.keys, teacher.state.values))
     if space == "pre_rope":
         k_t = teacher.stages[f"k.{layer}"][:, :, : live.shape[1]]
