@@ -14,6 +14,7 @@ from tyro.conf import subcommand
 from laconic.console import say
 from laconic.verbs.export import Export
 from laconic.verbs.generate import Generate
+from laconic.verbs.train import Train, rewritten
 from laconic.verbs.verify import All, Ledger, Parity
 
 USAGE, MISSING, BUG, MEMORY, INPUT_OUTPUT, INTERRUPTED, PIPE_CLOSED = 2, 66, 70, 71, 74, 130, 141
@@ -25,12 +26,18 @@ Verify = Annotated[
     | Annotated[Ledger, subcommand("ledger")],
     subcommand("verify", description="Runs the checks and prints them as a table; without a name, all of them."),
 ]
-Command = Annotated[Generate, subcommand("generate")] | Annotated[Export, subcommand("export")] | Verify
+Command = (
+    Annotated[Train, subcommand("train")]
+    | Annotated[Generate, subcommand("generate")]
+    | Annotated[Export, subcommand("export")]
+    | Verify
+)
 
 
 def parse(args: list[str]) -> Any:
     """The command asked for. Raises `SystemExit`: 0 after help, 2 with one line for what cannot be understood."""
     args = [*args, "all"] if args == ["verify"] else args
+    args = ["train", *rewritten(args[1:])] if args[:1] == ["train"] else args
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):

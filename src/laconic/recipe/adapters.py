@@ -63,26 +63,48 @@ def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = Fals
     from peft import get_peft_model, set_peft_model_state_dict
 
     settings = read_settings(Path(folder))
-    if not (Path(folder) / WEIGHTS).exists():
-        if (Path(folder) / PICKLE).exists():
+    found = shapes_in(Path(folder))
+    check_origin(decoder, found, family_only=True)  # some layers of this family are a part, not another size
+    settings = fitted(decoder, settings)
+    settings.init_lora_weights = True  # whatever is drawn is replaced
+    check_shapes(decoder, found, wanted(decoder, settings))
+    tensors = finite_tensors(Path(folder), found)
+    settings.inference_mode = not trainable
+    model = cast("PeftModel", get_peft_model(decoder, settings))
+    set_peft_model_state_dict(model, tensors)
+    return model.train(decoder.training)
+
+
+def refill(model: "PeftModel", folder: str | Path) -> None:
+    """The weights of a saved adapter into one that is on a decoder. Raises `BadInput` (66) where they do not fit."""
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    decoder, found = cast(Decoder, model.get_base_model()), shapes_in(Path(folder))
+    check_shapes(decoder, found, {name: tuple(tensor.shape) for name, tensor in state.items()})
+    set_peft_model_state_dict(model, finite_tensors(Path(folder), found))
+
+
+def shapes_in(folder: Path) -> Shapes:
+    """What the file of an adapter promises. Raises `BadInput` (66) where there is none, `Unsafe` (77) for a pickle."""
+    if not (folder / WEIGHTS).exists():
+        if (folder / PICKLE).exists():
             raise Unsafe(
                 f"{PICKLE} is a pickle and can run code; not opened. "
                 "Save it as safetensors with peft's save_pretrained in an environment you trust"
             )
         raise BadInput(f"{folder} has {SETTINGS} but no {WEIGHTS}; was the download cut?")
-    path = artifact.inside(Path(folder), WEIGHTS)
-    found = {name: entry.shape for name, entry in artifact.check_header(path).tensors.items()}
-    check_origin(decoder, found, family_only=True)  # some layers of this family are a part, not another size
-    settings = fitted(decoder, settings)
-    settings.init_lora_weights = True  # whatever is drawn is replaced
-    check_shapes(decoder, found, wanted(decoder, settings))
-    tensors = artifact.open_tensors(path, found)
+    return {
+        name: entry.shape for name, entry in artifact.check_header(artifact.inside(folder, WEIGHTS)).tensors.items()
+    }
+
+
+def finite_tensors(folder: Path, found: Shapes) -> dict[str, torch.Tensor]:
+    """Those tensors, or `NonFinite` (65)."""
+    tensors = artifact.open_tensors(artifact.inside(folder, WEIGHTS), found)
     for name, tensor in tensors.items():
         artifact.check_finite(name, tensor)
-    settings.inference_mode = not trainable
-    model = cast("PeftModel", get_peft_model(decoder, settings))
-    set_peft_model_state_dict(model, tensors)
-    return model.train(decoder.training)
+    return tensors
 
 
 def merged(model: "PeftModel") -> Decoder:

@@ -1,0 +1,188 @@
+"""The decoder of a recipe, its tokenizer, its adapter and its thoughts: from the hub, from a run, or new."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from laconic.core import weights
+from laconic.core.decoder import Decoder
+from laconic.core.errors import BadInput, Usage
+from laconic.core.families import NAMES, DecoderConfig
+from laconic.core.thoughts import Thoughts
+from laconic.data.synthetic import digits_tokenizer
+from laconic.data.tokens import Tokenizer, load_tokenizer
+from laconic.recipe import adapters
+from laconic.recipe.schema import Adapter, Model, Recipe
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+
+@dataclass
+class Parts:
+    """What is trained and saved: the decoder, wrapped in place where there is an adapter, and the thoughts.
+
+    `base` is the fingerprint of the decoder before anything is put on it or trained.
+    """
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    thoughts: Thoughts | None
+    adapter: "PeftModel | None"
+    base: str
+
+
+def tokenizer_of(model: Model) -> Tokenizer:
+    """The tokenizer of a checkpoint or of a new decoder. Raises `BadInput` (66)."""
+    if model.tokenizer == "digits":
+        return digits_tokenizer()
+    named = model.tokenizer or model.name
+    if named is None:
+        raise BadInput("model.tokenizer: absent; name the folder that holds tokenizer.json")
+    return load_tokenizer(weights.find(named, model.revision))
+
+
+def small_files(name: str, revision: str | None) -> Path:
+    """The configuration and the tokenizer of a model on the hub. Raises `BadInput` (66)."""
+    from huggingface_hub import snapshot_download
+
+    asked = ["*config.json", "tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json"]
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=asked))
+    except Exception as error:  # the hub's client raises of many kinds
+        raise BadInput(f"{name}: the hub gives no configuration: {str(error).splitlines()[0]}") from None
+
+
+def new_config(model: Model, words: int) -> DecoderConfig:
+    """The sizes of a new decoder for so many words."""
+    D, H = model.hidden_size, model.num_attention_heads
+    if D % H:
+        raise Usage(f"model.num_attention_heads {H} does not divide model.hidden_size {D}")
+    return DecoderConfig.small(
+        str(model.family),
+        hidden_size=D,
+        num_hidden_layers=model.num_hidden_layers,
+        num_attention_heads=H,
+        num_key_value_heads=model.num_key_value_heads or H,
+        head_dim=D // H,
+        intermediate_size=model.intermediate_size or 2 * D,
+        vocab_size=words,
+        max_position_embeddings=model.max_position_embeddings,
+        tie_word_embeddings=model.tie_word_embeddings,
+    )
+
+
+def new_decoder(model: Model, config: DecoderConfig, seed: int) -> Decoder:
+    """A decoder of these sizes, drawn from the seed."""
+    decoder = Decoder(config, seed=seed)
+    if model.init == "fan_in":
+        draw(decoder, model, seed)
+    return decoder
+
+
+@torch.no_grad()
+def draw(decoder: Decoder, model: Model, seed: int) -> None:
+    """Maps with std 1/sqrt(inputs), those that end a residual branch / sqrt(2 L); words and head as they are asked."""
+    names, L = decoder.names, decoder.config.num_hidden_layers
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in decoder.named_parameters():
+        if p.ndim != 2:
+            continue
+        module = name.removesuffix(".weight")
+        std = p.shape[1] ** -0.5
+        if module in (names.words, names.places):
+            std = model.init_words
+        elif module == names.head:
+            std = model.init_head
+        elif module.endswith((f".{names.o}", f".{names.down}")):
+            std /= math.sqrt(2 * L)
+        p.copy_(torch.randn(p.shape, generator=generator, device="cpu") * std)
+
+
+def drawn(config: DecoderConfig, device: torch.device) -> Decoder:
+    """A decoder of these sizes, drawn quickly where it is to be; what its numbers are means nothing."""
+    with torch.device("meta"):
+        decoder = Decoder(config, seed=None)
+    decoder.to_empty(device=device)
+    for p in decoder.parameters():
+        nn.init.normal_(p.data, 0.0 if p.ndim == 2 else 1.0, 0.02)
+    return decoder
+
+
+def loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """A checkpoint whose weights may be trained: memory of their own, not the file's."""
+    decoder = Decoder.from_pretrained(folder, dtype, device)
+    for p in decoder.parameters():
+        p.data = p.data.clone()
+    return decoder
+
+
+def with_adapter(decoder: Decoder, settings: Adapter, seed: int) -> "PeftModel":
+    """LoRA by peft on the maps of the blocks; A is drawn from the seed, B is 0."""
+    from peft import LoraConfig
+
+    config = LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        bias="none",
+        target_modules=attention_maps(decoder) if settings.modules == "attention" else "all-linear",
+    )
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        return adapters.adapted(decoder, config)
+
+
+def attention_maps(decoder: Decoder) -> list[str]:
+    """The maps of attention: q, k, v and o, or GPT-2's two."""
+    names = NAMES[decoder.config.family]
+    return [name for name in (names.q, names.k, names.v, names.qkv, names.o) if name is not None]
+
+
+def new_thoughts(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> Thoughts | None:
+    """The control vectors and the map of a recipe, as they start; None where the method has none."""
+    how = recipe.thinking
+    if how is None or "thinking" in recipe.unread:
+        return None
+    given: dict[str, Any] = how.model_dump()
+    start = given["control_init"]
+    if start.startswith("copy:"):
+        given["control_init"] = tuple(tokenizer.encode(start.removeprefix("copy:"), special=False))
+    elif start not in ("mean", "normal"):
+        raise Usage(f'thinking.control_init "{start}": write mean, normal, or copy:TEXT')
+    return Thoughts(decoder, **given, seed=recipe.seed)
+
+
+def fresh(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: str) -> Parts:
+    """Adapter and thoughts on a decoder, at their start, and only what is to be trained asking for gradients."""
+    thoughts = new_thoughts(decoder, tokenizer, recipe)
+    decoder.requires_grad_(recipe.train.what == "full")
+    lora = recipe.lora if recipe.train.what == "lora" else None
+    adapter = with_adapter(decoder, lora, recipe.seed) if lora else None
+    return Parts(decoder, tokenizer, thoughts, adapter, base)
+
+
+def check_context(recipe: Recipe, config: DecoderConfig) -> None:
+    """Sizes that do not go together, with both numbers, before a weight is read. Raises `Usage` (2)."""
+    limit, asked = config.max_position_embeddings, recipe.data.max_tokens or 0
+    count = recipe.thinking.count if recipe.thinking else 0
+    if asked + count > limit:
+        raise Usage(
+            f"data.max_tokens {asked} and thinking.count {count} are {asked + count} positions, "
+            f"the model has {limit}; lower one of them"
+        )
+    layers = recipe.matching.kv_layers if recipe.matching and recipe.matching.kv_layers else ()
+    if layers and max(layers) >= config.num_hidden_layers:
+        raise Usage(
+            f"matching.kv_layers names layer {max(layers)}, the model has {config.num_hidden_layers}, from 0; "
+            "leave it out"
+        )
+
+
+def configured(model: Model, tokenizer: Tokenizer, folder: Path | None) -> DecoderConfig:
+    """The decoder's sizes, without its weights."""
+    return DecoderConfig.read(folder) if folder else new_config(model, tokenizer.vocab_size)

@@ -1,0 +1,134 @@
+"""A committed run as a decoder with its method, for answers; and the decoder that a run begins with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from laconic.core import manifest, weights
+from laconic.core.decoder import Decoder
+from laconic.core.errors import BadInput, Damaged
+from laconic.core.families import DecoderConfig
+from laconic.core.runs import Committed, RunFolder
+from laconic.data.tokens import Tokenizer, load_tokenizer
+from laconic.recipe import adapters, models
+from laconic.recipe.methods import method_of
+from laconic.recipe.models import Parts
+from laconic.recipe.read import read
+from laconic.recipe.saving import THOUGHTS, ModelPart
+from laconic.recipe.schema import Recipe, said
+
+RECIPE = "recipe.toml"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run at one of its steps."""
+
+    folder: Path
+    recipe: Recipe
+    step: int
+    parts: Parts
+    method: nn.Module
+
+    def plain(self) -> Decoder:
+        """The decoder by itself: an adapter is added to its weights, and is gone afterwards."""
+        return adapters.merged(self.parts.adapter) if self.parts.adapter is not None else self.parts.decoder
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether a path is the folder of a run."""
+    return (Path(path) / RECIPE).is_file()
+
+
+def opened(path: str | Path, device: torch.device, step: int | None = None) -> Opened:
+    """The newest good step of a run, or the one asked for.
+
+    Raises `BadInput` (66) where there is none, `Damaged` (76) with both hashes where the step belongs to another
+    recipe, tokenizer or base than the run says.
+    """
+    folder = Path(path)
+    if not is_run(folder):
+        raise BadInput(f"{folder} has no {RECIPE}; give the folder of a run")
+    recipe, _ = read(folder / RECIPE)
+    found = newest(folder) if step is None else RunFolder(folder).asked(step)
+    check(found, "recipe", fingerprint(recipe))
+    tokenizer = load_tokenizer(found.folder)
+    check(found, "tokenizer", tokenizer.fingerprint)
+    parts = restored(recipe, found, tokenizer, device)
+    method = method_of(parts, recipe, 1).to(device).eval()
+    return Opened(folder, recipe, found.number, parts, method)
+
+
+def newest(folder: Path) -> Committed:
+    """The newest good step of a run."""
+    found = RunFolder(folder).newest()
+    if found is None:
+        raise BadInput(f"{folder} has no step yet; let laconic train commit one")
+    return found
+
+
+def check(step: Committed, name: str, ours: str) -> None:
+    """Raises `Damaged` unless the step is bound to what is at hand."""
+    theirs = step.manifest.bound.get(name)
+    if theirs != ours:
+        raise Damaged(
+            f"{step.folder} belongs to the {name} {theirs}, this one is {ours}; take the one that it was made with"
+        )
+
+
+def restored(recipe: Recipe, step: Committed, tokenizer: Tokenizer, device: torch.device) -> Parts:
+    """Decoder, adapter and thoughts as the step has them."""
+    if recipe.train.what == "full":
+        decoder = models.loaded(step.folder, getattr(torch, recipe.model.dtype), device)
+        base = decoder.fingerprint
+    else:
+        decoder, _ = start(recipe, device)
+        base = decoder.fingerprint
+        check(step, "base", base)
+    thoughts = models.new_thoughts(decoder, tokenizer, recipe)
+    adapter = adapters.load_adapter(decoder, step.folder) if recipe.train.what == "lora" else None
+    parts = Parts(decoder, tokenizer, thoughts, adapter, base)
+    if thoughts is not None:
+        thoughts.load(step.folder / THOUGHTS, ModelPart(parts, recipe.method, recipe.train.what).about)
+    return parts
+
+
+def described(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:
+    """The sizes and the tokenizer that a run begins with; no weight is read."""
+    model = recipe.model
+    if model.start is not None:
+        before, _ = read(Path(model.start) / RECIPE)
+        folder = newest(Path(model.start)).folder
+        if before.train.what != "full":
+            return described(before)
+        return DecoderConfig.read(folder), load_tokenizer(folder)
+    if model.name is not None and not Path(model.name).is_dir():
+        model = model.model_copy(update={"name": str(models.small_files(model.name, model.revision))})
+    tokenizer = models.tokenizer_of(model)
+    return models.configured(model, tokenizer, Path(model.name) if model.name else None), tokenizer
+
+
+def start(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
+    """The decoder that training begins with, and its tokenizer."""
+    model, dtype = recipe.model, getattr(torch, recipe.model.dtype)
+    if model.start is not None:
+        found = opened(model.start, device)
+        models.check_context(recipe, found.parts.decoder.config)
+        return found.plain(), found.parts.tokenizer
+    tokenizer = models.tokenizer_of(model)
+    folder = weights.find(model.name, model.revision) if model.name is not None else None
+    config = models.configured(model, tokenizer, folder)
+    models.check_context(recipe, config)
+    if folder is None:
+        seed = recipe.seed if model.seed is None else model.seed
+        return models.new_decoder(model, config, seed).to(device, dtype), tokenizer
+    decoder = models.loaded(folder, dtype, device)
+    decoder.name_or_path = str(model.name)
+    return decoder, tokenizer
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """SHA-256 of all in a recipe that can change what is learned."""
+    return manifest.fingerprint(said(recipe))

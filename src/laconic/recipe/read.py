@@ -1,0 +1,248 @@
+"""A recipe file and its overrides -> `Recipe`: every fault in one pass, each with its line and what was meant."""
+
+import datetime
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import tomli_w
+from pydantic import ValidationError
+
+from laconic.core.errors import BadInput, Usage
+from laconic.recipe import lines
+from laconic.recipe.nearest import nearest
+from laconic.recipe.schema import PATHS, Recipe, find, known_keys, takes_text, wanted
+
+SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
+Content = dict[str, Any]
+
+
+@dataclass
+class Draft:
+    """What a file and its overrides say, and where: a line of the file, or the override itself."""
+
+    content: Content
+    places: dict[str, str]
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def fault(self, key: str, text: str) -> None:
+        """One more fault, at the place of its key."""
+        place = lines.line_of(key, self.places) or self.places[""]
+        self.faults.append(f"{place}: {text}" if place.startswith(f"{key}=") else f"{place}: {key}: {text}")
+
+
+def read(recipe: str | Path, overrides: Sequence[str] = (), flags: Iterable[str] = ()) -> tuple[Recipe, list[str]]:
+    """A recipe by path, or by name among those that come with laconic, with `key.sub=value` put over it; and notes.
+
+    Paths in it are relative to its file, those of overrides to the working folder. `flags` are names that an override
+    may have been meant for. Raises `Usage` (2) with every fault of the file and the overrides, `BadInput` (66).
+    """
+    path = located(recipe)
+    draft = drafted(path)
+    absolute(draft.content, path.parent)
+    for override in last_ones(overrides, draft.notes):
+        put(draft, override, flags)
+    return validated(draft), draft.notes
+
+
+def located(recipe: str | Path) -> Path:
+    """The file of a recipe. Raises `BadInput` (66)."""
+    path, shipped = Path(recipe), SHIPPED / f"{Path(recipe).name.removesuffix('.toml')}.toml"
+    if path.is_file():
+        return path
+    if path.parent == Path() and shipped.is_file():
+        return shipped
+    near = nearest(str(recipe), names := sorted(file.stem for file in SHIPPED.glob("*.toml")))
+    meant = f"did you mean {near}?" if near else f"a path, or one of {', '.join(names)}"
+    raise BadInput(f"no recipe {recipe}; {meant}")
+
+
+def drafted(path: Path) -> Draft:
+    """The content of a file. Raises `Usage` (2) where it is no TOML, with both lines of a doubled key."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Usage(f"{path.name}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    places, twice = dict[str, str](), None
+    for key, line in lines.keys(text):
+        if key in places and twice is None:
+            twice = f"{path.name}:{line}: {key}: stands there twice, first in line {places[key].rpartition(':')[2]}"
+        places.setdefault(key, f"{path.name}:{line}")
+    try:
+        return Draft(tomllib.loads(text), places | {"": path.name})
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r" \(at line (\d+), column \d+\)$", str(error))
+        line = f":{at[1]}" if at else ""
+        raise Usage(twice or f"{path.name}{line}: not TOML: {str(error)[: at.start() if at else None]}") from None
+
+
+def last_ones(overrides: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str]]:
+    """Each override as its key, with `_` for `-`, and its value; of a key given twice the last, which is noted."""
+    found: dict[str, str] = {}
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise Usage(f"{override}: no value; write {override}=VALUE")
+        key = key.lstrip("-").replace("-", "_")
+        if key in found:
+            notes.append(f"{key} is given twice; the last holds: {value}")
+        found[key] = value
+    yield from found.items()
+
+
+def put(draft: Draft, override: tuple[str, str], flags: Iterable[str]) -> None:
+    """One override into the content; a fault if there is no such key or its value is none."""
+    key, text = override
+    if find(key) is None:
+        near = nearest(key, [*known_keys(), *flags])
+        draft.faults.append(f"{key}={text}: no such key; did you mean {near}?" if near else unknown(key, text))
+        return
+    value = value_of(key, text)
+    if value is None:
+        draft.faults.append(f"{key}={text}: no value of TOML; a list is [1, 2], a switch true or false")
+        return
+    *tables, last = key.split(".")
+    into = draft.content
+    for name in tables:
+        into = into.setdefault(name, {})
+        if not isinstance(into, dict):
+            draft.faults.append(f"{key}={text}: {name} is no table in {draft.places['']}")
+            return
+    draft.places[key] = f"{key}={text}"
+    into[last] = absolute_path(key, value, Path.cwd()) if key in PATHS and isinstance(value, str) else value
+
+
+def unknown(key: str, text: str) -> str:
+    return f"{key}={text}: no such key; laconic train --schema lists all"
+
+
+def value_of(key: str, text: str) -> Any:
+    """The value of an override: TOML, or a bare word where the field is text; None where it is neither."""
+    try:
+        value = tomllib.loads(f"x = {text}")
+    except tomllib.TOMLDecodeError:
+        return text if takes_text(key) else None
+    if set(value) != {"x"} or (takes_text(key) and not isinstance(value["x"], str | list)):
+        return text  # a name of digits only
+    return value["x"]
+
+
+def absolute(content: Content, folder: Path) -> None:
+    """Paths of a file become absolute, so that the resolved recipe repeats the run from anywhere."""
+    for key in PATHS:
+        *tables, last = key.split(".")
+        into: Any = content
+        for name in tables:
+            into = into.get(name) if isinstance(into, dict) else None
+        if isinstance(into, dict) and isinstance(into.get(last), str):
+            into[last] = absolute_path(key, into[last], folder)
+
+
+def absolute_path(key: str, text: str, folder: Path) -> str:
+    """A path from a folder; a name where PATHS says that it may be one and no such folder is there."""
+    path = (folder / text).absolute()
+    return text if PATHS[key] == "name" and not path.exists() else str(path)
+
+
+def validated(draft: Draft) -> Recipe:
+    """The recipe, or `Usage` (2) with all faults, one a line."""
+    for key, value in walk(draft.content):
+        if isinstance(value, datetime.date | datetime.time):
+            draft.fault(key, "a date; no key takes one, put it in quotes if it is a name")
+    fill(draft.content)
+    recipe = None
+    try:  # by way of JSON, where strict pydantic takes an array for a tuple and nothing else for anything else
+        recipe = Recipe.model_validate_json(json.dumps(draft.content, default=str))
+    except ValidationError as error:
+        tell(draft, cast("list[Mapping[str, Any]]", error.errors(include_url=False)))
+    if draft.faults or recipe is None:
+        raise Usage("\n".join(dict.fromkeys(draft.faults)))
+    return recipe
+
+
+def fill(content: Content) -> None:
+    """The tables that the method reads are there, if only with their defaults."""
+    train = content.get("train")
+    for name in wanted(str(content.get("method")), train.get("what", "") if isinstance(train, dict) else ""):
+        content.setdefault(name, {})
+
+
+def tell(draft: Draft, errors: Sequence[Mapping[str, Any]]) -> None:
+    """Pydantic's errors as faults; a key that is missing because it is mistyped is said once."""
+    meant = set[str]()
+    for error in errors:
+        key, kind = ".".join(map(str, error["loc"])), error["type"]
+        if kind == "extra_forbidden":
+            near = nearest(key, known_keys())
+            meant.add(near or "")
+            draft.fault(key, f"no such key; did you mean {near}?" if near else f"no such key; {table(key)}")
+    for error in errors:
+        key, kind, value = ".".join(map(str, error["loc"])), error["type"], error["input"]
+        if kind == "extra_forbidden" or (kind == "missing" and key in meant):
+            continue
+        if kind == "missing":
+            draft.fault(key, f"absent; {about(key)}")
+        elif kind == "value_error":
+            draft.fault(*own(key, error["msg"].removeprefix("Value error, ")))
+        elif isinstance(value, str) and kind.partition("_")[0] in ("int", "float", "bool") and plain(value):
+            draft.fault(key, f"{json.dumps(value)} is text; drop the quotes")
+        else:
+            rule = error["msg"].removeprefix("Input ")
+            draft.fault(key, f"{shown(value)}: {rule}; {about(key)}")
+
+
+def own(key: str, message: str) -> tuple[str, str]:
+    """The message of a check of ours, which may begin with the key it is about: `rounds 3: ...`, `rounds: absent`."""
+    named = re.match(r"([a-z_0-9.]+)\b(?=[ :])", message)
+    inside = f"{key}.{named[1]}".lstrip(".") if named else ""
+    if named and find(inside):
+        return inside, message[named.end() :].lstrip(": ")
+    return key or "recipe", message
+
+
+def plain(value: str) -> bool:
+    """Whether a text is a number or a switch of TOML once its quotes are dropped."""
+    try:
+        return isinstance(tomllib.loads(f"x = {value}")["x"], int | float)
+    except (tomllib.TOMLDecodeError, KeyError):
+        return False
+
+
+def about(key: str) -> str:
+    """What a field is."""
+    found = find(key)
+    return f"it is {found.description}" if found and found.description else "laconic train --schema has its bounds"
+
+
+def table(key: str) -> str:
+    """The keys of the table in which a key stands."""
+    home = key.rpartition(".")[0]
+    keys = [k.removeprefix(f"{home}.") for k in known_keys() if not home or k.startswith(f"{home}.")]
+    here = sorted({k.partition(".")[0] for k in keys})
+    return f"{f'[{home}]' if home else 'a recipe'} has {', '.join(here)}"
+
+
+def shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def walk(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its dotted key."""
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    for name, value in items:
+        key = f"{prefix}{name}"
+        if isinstance(value, dict | list):
+            yield from walk(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def written(recipe: Recipe) -> str:
+    """The resolved recipe as TOML, every default written out; read again it is equal."""
+    return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))

@@ -1,0 +1,62 @@
+"""The rows of a recipe: those trained on, and those held out, each with the text it was made of."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from laconic.core.contract import Example, Source
+from laconic.core.errors import BadInput
+from laconic.data.examples import read_examples, refuse_overlap
+from laconic.data.reasoning import Questions
+from laconic.data.settings import Data, Part
+from laconic.data.synthetic import DigitsSource, digits
+from laconic.data.tokens import Tokenizer
+from laconic.evaluation.evaluate import DIGIT, Protocol
+from laconic.evaluation.protocols import CODI, TEXT
+from laconic.recipe.schema import Recipe
+
+HELD_OUT = 0  # seed of the order of generated problems held out: the same for every run
+
+
+class Rows(NamedTuple):
+    """Rows as batches, as text, and how an answer to one is judged; `notes` say what was left out or cut."""
+
+    source: Source
+    examples: Sequence[Example]
+    protocol: Protocol
+    notes: tuple[str, ...] = ()
+
+
+def training(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Rows:
+    """The rows trained on. Raises `BadInput` (66) for rows that do not do, or that are held out elsewhere."""
+    data = recipe.data
+    if data.kind == "digits":
+        made = DigitsSource(recipe.seed, data.digits, "train", drop_last=data.chain == "drop_last")
+        return Rows(made, (), DIGIT)
+    read = read_examples(str(data.path), data, data.rows)
+    held = [example for path in (data.valid, data.test) if path for example in read_examples(path, data).examples]
+    refuse_overlap(read.examples, held, data.allow_overlap)
+    M = recipe.thinking.count if recipe.thinking else 0
+    made = Questions(read.examples, tokenizer, data, context=context, thoughts=M, least=recipe.train.batch)
+    return Rows(made, made.examples, protocol(data), (*read.notes, *made.counts.lines(M)))
+
+
+def held_out(recipe: Recipe, tokenizer: Tokenizer, context: int, part: Part, count: int | None = None) -> Rows:
+    """The first rows of validation or test. Raises `BadInput` (66)."""
+    data = recipe.data
+    if data.kind == "digits":
+        made = DigitsSource(HELD_OUT, data.digits, part, drop_last=data.chain == "drop_last")
+        return Rows(made, digits(HELD_OUT, min(count or len(made), len(made)), data.digits, part), DIGIT)
+    path = data.valid if part == "valid" else data.test
+    if path is None:
+        raise BadInput(f"data.{part}: absent; name the file of rows that are held out")
+    examples = read_examples(path, data, count).examples
+    M = recipe.thinking.count if recipe.thinking else 0
+    made = Questions(examples, tokenizer, data, context=context, thoughts=M)
+    return Rows(made, made.examples, protocol(data))
+
+
+def protocol(data: Data) -> Protocol:
+    """How an answer of this kind of data is judged during training."""
+    if data.kind == "digits":
+        return DIGIT
+    return CODI if data.answers == "number" else TEXT

@@ -1,0 +1,210 @@
+"""`laconic train`: a recipe becomes a run, is continued, planned, or repeated at a step that failed."""
+
+import dataclasses
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from laconic.console import note, progress, say
+from laconic.core.errors import Usage
+
+if TYPE_CHECKING:
+    from laconic.recipe.schema import Recipe
+    from laconic.training.loop import Outcome
+
+
+@dataclass(frozen=True)
+class Train:
+    """Trains what a recipe describes, in a run directory; the same command again goes on where it ended.
+
+    Any key of the recipe may follow, as train.lr=1e-3 or --train.lr 1e-3; --schema lists them all.
+
+    Example: laconic train demo-kava --out runs/kava --seed 1
+    """
+
+    recipe: Annotated[Positional[str | None], arg(metavar="RECIPE")] = None
+    """a file, or the name of a recipe that comes with laconic"""
+    overrides: Annotated[Positional[tuple[str, ...]], arg(metavar="KEY=VALUE")] = ()
+    """keys of the recipe, with the values that hold in their place"""
+    out: Path | None = None
+    """directory of the run; by default runs/NAME, of the recipe's file"""
+    resume: str = "auto"
+    """auto: go on from the newest good step, or start; never: refuse a directory with steps; step-N: that one"""
+    seeds: int | None = None
+    """so many runs, seeds 0, 1, …, each in a directory OUT/seed-N of its own"""
+    plan: bool = False
+    """say what the run would take, and do not train; no weight is read"""
+    schema: bool = False
+    """print what a recipe may hold as JSON Schema"""
+    replay: Path | None = None
+    """repeat the one step that an incident kept: RUN/incidents/step-N"""
+    device: str | None = None
+    """cpu, cuda, cuda:1, …; by default the first GPU, else the CPU"""
+    format: Literal["human", "json"] = "human"
+    """json: one object, and nothing else, on standard output"""
+
+    def run(self) -> int:
+        """0 when every run asked for is done and on disk."""
+        from laconic.recipe.read import read
+
+        if self.schema:
+            from laconic.recipe.schema import Recipe
+
+            print(json.dumps(Recipe.model_json_schema(), indent=1, ensure_ascii=False))
+            return 0
+        if self.recipe is None:
+            raise Usage("no recipe given; laconic train RECIPE, or --schema for what one holds")
+        recipe, notes = read(self.recipe, self.overrides, flags())
+        for text in [*notes, *(f"[{name}] is not read by method {recipe.method}" for name in recipe.unread)]:
+            say(f"laconic: {text}")
+        if self.plan:
+            return self.planned(recipe)
+        ends = [self.one(recipe, out) for recipe, out in self.runs(recipe)]
+        if self.format == "json":
+            print(json.dumps({"schema": 1, "runs": ends}, ensure_ascii=False, allow_nan=False))
+        return 0
+
+    def runs(self, recipe: "Recipe") -> "Iterator[tuple[Recipe, Path]]":
+        """Each run with its directory."""
+        out = self.out or self.default_out()
+        if self.seeds is None:
+            yield recipe, out
+            return
+        if self.seeds < 1:
+            raise Usage(f"--seeds {self.seeds}: give at least one")
+        for seed in range(self.seeds):
+            yield recipe.model_copy(update={"seed": seed}), out / f"seed-{seed}"
+
+    def default_out(self) -> Path:
+        """runs/NAME, of the recipe's file."""
+        name = Path(str(self.recipe)).stem
+        if name == "recipe":
+            raise Usage(f"{self.recipe}: --out DIR is asked for; its name says nothing of where the run should lie")
+        return Path("runs") / name
+
+    def one(self, recipe: "Recipe", out: Path) -> dict[str, Any]:
+        """One run, to its end."""
+        from laconic.core.runs import RunFolder
+        from laconic.recipe.begin import begin
+        from laconic.recipe.build import build
+        from laconic.training.loop import train
+
+        resume = resume_from(self.resume)
+        run, device = RunFolder(out), placed(self.device)
+        with run.held():
+            begin(run, recipe, resume, environment(str(device)))
+            with note(f"{out}: building"):
+                built = build(recipe, device)
+            for text in built.notes:
+                say(f"laconic: {text}")
+            with progress(out.name) as show:
+                outcome = train(
+                    built.method,
+                    built.source,
+                    recipe.train,
+                    run=run,
+                    seed=recipe.seed,
+                    model=built.model,
+                    bound=built.bound,
+                    validate=built.validate,
+                    show=show,
+                    device=device,
+                    resume=resume,
+                )
+        self.tell(out, outcome)
+        return {"out": str(out), **about(outcome)}
+
+    def tell(self, out: Path, outcome: "Outcome") -> None:
+        """Where the run ended."""
+        numbers = {**outcome.numbers, **outcome.validation}
+        say(f"{out}: step {outcome.steps}" + "".join(f", {name} {value:.4g}" for name, value in numbers.items()))
+
+    def planned(self, recipe: "Recipe") -> int:
+        """What the run would take."""
+        from laconic.recipe.plan import plan, told
+
+        found = plan(recipe, placed(self.device))
+        print(json.dumps(found, ensure_ascii=False) if self.format == "json" else told(found))
+        return 0
+
+
+def about(outcome: "Outcome") -> dict[str, Any]:
+    """An outcome as JSON holds it."""
+    return {
+        "steps": outcome.steps,
+        "numbers": dict(outcome.numbers),
+        "validation": dict(outcome.validation),
+        "best": None if outcome.best is None else {"value": outcome.best[0], "step": outcome.best[1]},
+        "skipped": outcome.skipped,
+        "folder": None if outcome.folder is None else str(outcome.folder),
+    }
+
+
+def resume_from(text: str) -> Any:
+    """What --resume says: auto, never, or the number of a step."""
+    if text in ("auto", "never"):
+        return text
+    number = text.removeprefix("step-")
+    if not number.isdecimal():
+        raise Usage(f"--resume {text}: write auto, never, or step-N")
+    return int(number)
+
+
+def placed(device: str | None) -> Any:
+    """The device meant; by default the first GPU, else the CPU."""
+    import torch
+
+    from laconic.core.weights import place_of
+
+    return place_of(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What env.json says: versions, machine, command, and when."""
+    from importlib.metadata import version
+
+    packages = ("torch", "numpy", "safetensors", "tokenizers", "pydantic")
+    return {
+        "versions": {"laconic": version("laconic"), **{name: version(name) for name in packages}},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device,
+        "command": shlex.join(["laconic", *sys.argv[1:]]),
+        "start": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def flags() -> list[str]:
+    """The names of this verb's own flags, which a mistyped key may have been meant for."""
+    return [field.name for field in dataclasses.fields(Train) if field.name not in ("recipe", "overrides")]
+
+
+SWITCHES = ("plan", "schema", "help")  # flags without a value
+
+
+def rewritten(args: list[str]) -> list[str]:
+    """Flags first, then the recipe and its keys; `--key.sub value` of a recipe is `key.sub=value`."""
+    words, own, found, keys = list(args), {*flags(), "help"}, list[str](), list[str]()
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        flag = name.removeprefix("--").replace("-", "_")
+        if not word.startswith("--"):
+            (found if word == "-h" else keys).append(word)
+        elif flag in own:
+            found.append(word)
+            if not equals and flag not in SWITCHES and words:
+                found.append(words.pop(0))
+        elif equals or words:
+            keys.append(f"{flag}={value if equals else words.pop(0)}")
+        else:
+            raise Usage(f"{word}: no value; write {word} VALUE")
+    return [*found, *keys]
