@@ -1,0 +1,81 @@
+"""PCCoT 1 and 2 and CODI 1 against their oracles, which read every row anew, and against misreadings of them."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from laconic.core.rollout import Rollout, first, rollout, shift
+from laconic.core.thoughts import Projection
+from tests.core.readings import noise, same, small
+from tests.oracles import rollout_codi, rollout_pccot
+from tests.oracles.compare import agree
+from tests.oracles.rollout import Case, differentiated, prj
+
+D, M = 8, 3
+DECODER = small("llama")
+MAP = Projection(D, 6, 0.0, torch.Generator().manual_seed(1)).double()
+
+
+def read(vectors: list[Tensor], positions: list[int]) -> list[Tensor]:
+    return list(DECODER(torch.stack(vectors)[None], positions=torch.tensor([positions])).hidden[0])
+
+
+def case(rounds: int) -> Case:
+    """Two questions, padded on both sides and in the middle, and a map whose every weight matters."""
+    live = torch.tensor([[False, True, True, False, True], [False, False, True, True, False]])
+    weights = {n: (noise(9, *p.shape) + (n == "norm.weight")).requires_grad_() for n, p in MAP.named_parameters()}
+    question, bot, slot = (noise(i, *shape).requires_grad_() for i, shape in enumerate(((2, 5, D), (D,), (D,))))
+    return Case(read, question, live, bot, slot, M, rounds, weights)
+
+
+def rolled(case: Case, mode: str) -> Rollout:
+    state = DECODER(case.question, live=case.live).state
+    return rollout(
+        DECODER,
+        case.bot.expand(2, 1, D),
+        case.slot,
+        case.M,
+        case.rounds if mode == "jacobi" else None,
+        project=lambda x: torch.func.functional_call(MAP, dict(case.weights), (x,)),
+        state=state,
+        mode=mode,
+    )
+
+
+def jacobi(case: Case) -> tuple[Tensor, Tensor]:
+    got = rolled(case, "jacobi")
+    return got.thoughts, got.hidden
+
+
+def sequential(case: Case) -> tuple[Tensor, Tensor]:
+    got = rolled(case, "sequential")
+    return got.thoughts, got.hidden
+
+
+@pytest.mark.equation("pccot", "1")
+def test_first_thoughts() -> None:
+    agree(differentiated(jacobi), rollout_pccot.ORACLE["1"], rollout_pccot.MISREAD["1"], case(1), margin=1e-2)
+    hidden, weights = noise(1, 2, 1 + M, D).requires_grad_(), case(1).weights
+    got = first(hidden, lambda x: torch.func.functional_call(MAP, dict(weights), (x,)))
+    same(got, torch.stack([torch.stack([prj(hidden[b, m], weights) for m in range(M)]) for b in range(2)]))
+    assert gradcheck(lambda x: first(x, MAP), hidden)
+
+
+@pytest.mark.equation("pccot", "2")
+def test_rounds() -> None:
+    agree(differentiated(jacobi), rollout_pccot.ORACLE["2"], rollout_pccot.MISREAD["2"], case(2), margin=1e-2)
+    agree(differentiated(jacobi), rollout_pccot.ORACLE["2"], {}, case(3))  # where no start can be told from another
+    z, hidden = noise(1, 2, M, D).requires_grad_(), noise(2, 2, M, D).requires_grad_()
+    assert gradcheck(lambda z, hidden: shift(z, hidden, MAP), (z, hidden))
+
+
+@pytest.mark.equation("codi", "1")
+def test_one_after_the_other() -> None:
+    agree(differentiated(sequential), rollout_codi.ORACLE["1"], rollout_codi.MISREAD["1"], case(0), margin=1e-2)
+
+    def thoughts(bot: Tensor) -> Tensor:
+        got = rolled(case(0)._replace(bot=bot), "sequential")
+        return torch.einsum("bmd,d->b", got.thoughts, noise(3, D))
+
+    assert gradcheck(thoughts, noise(1, D).requires_grad_())
