@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from laconic.core.contract import Answers, Example
-from laconic.core.errors import BadInput, Busy
+from laconic.core.errors import BadInput, Busy, Damaged
 from laconic.core.generate import Passes
 from laconic.evaluation.evaluate import DIGIT, Result, evaluate, last_digit, latency, row_of, throughput
 
@@ -86,6 +86,10 @@ def test_what_is_done_is_read_and_not_asked_again(tmp_path: Path) -> None:
     assert evaluate(nobody, Questions(), EXAMPLES, DIGIT, folder=folder, key={"step": "a"}) == found
     with pytest.raises(Busy, match="is the evaluation of other questions or of another step"):
         evaluate(nobody, Questions(), EXAMPLES, DIGIT, folder=folder, key={"step": "b"})
+    with (folder / "answers.jsonl").open("a") as file:
+        file.write("more\n")
+    with pytest.raises(Damaged, match=r"answers\.jsonl has"):
+        evaluate(nobody, Questions(), EXAMPLES, DIGIT, folder=folder, key={"step": "a"})
 
 
 def test_questions_and_rows_must_match() -> None:

@@ -98,6 +98,20 @@ def test_a_real_difference_is_claimed() -> None:
     assert statistics.sentence(nothing, False) == "no difference shown (n=3, interval +0.0 to +0.0)"
 
 
+def test_a_share_stays_inside_and_has_a_width() -> None:
+    """All of n right: the least share that gives this in 2.5 of 100 tries is its n-th root."""
+    whole = statistics.share(np.ones((3, 2000)))
+    assert (whole.low, whole.high) == (pytest.approx(0.025 ** (1 / 2000)), 1.0)
+    assert statistics.share(np.zeros(10)).high == pytest.approx(1 - 0.025 ** (1 / 10))
+    near = np.ones((3, 100))
+    near[0, :9] = 0
+    assert statistics.estimate(near).high > 1 == statistics.share(near).high
+
+
+def test_points_have_no_negative_zero() -> None:
+    assert [statistics.points(x) for x in (-0.0004, 0.0123, -0.5)] == ["+0.0", "+1.2", "-50.0"]
+
+
 def test_holm_as_in_his_paper() -> None:
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert statistics.holm([]) == []

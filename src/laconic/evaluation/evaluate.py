@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from laconic.core import manifest
 from laconic.core.artifact import canonical, commit_folder, replace_file
 from laconic.core.contract import Answers, Example, Source
 from laconic.core.errors import BadInput, Busy
@@ -98,7 +99,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the rows."""
-        found, (answer, share) = statistics.estimate(self.right), self.floor
+        found, (answer, share) = statistics.share(self.right), self.floor
         return {
             "schema": 1,
             "protocol": self.protocol,
@@ -182,23 +183,23 @@ def begun(part: Path, mark: str) -> list[Row]:
 
 def commit(folder: Path, part: Path, result: Result, texts: Mapping[str, str]) -> None:
     """The folder of an evaluation: answers, figures, what they belong to, and a manifest of all that."""
-    files = {
-        "answers.jsonl": "".join(row.line() for row in result.rows),
-        "result.json": canonical(result.to_json()) + "\n",
-        "key.json": (part / "key.json").read_text(encoding="utf-8"),
-        **texts,
-    }
+    mark = (part / "key.json").read_text(encoding="utf-8")
+    lines = "".join(row.line() for row in result.rows)
 
     def write(new: Path) -> None:
-        for name, text in files.items():
-            (new / name).write_text(text, encoding="utf-8")
+        files = manifest.Files(new)
+        for name, text in {**texts, "key.json": mark, "answers.jsonl": lines}.items():
+            files.text(name, text)
+        files.json("result.json", result.to_json())
+        files.seal("evaluation", 0, {"key": sha256(mark.encode()).hexdigest()})
 
-    commit_folder(folder, write, sum(map(len, files.values())))
+    commit_folder(folder, write, len(lines))
     shutil.rmtree(part)
 
 
 def committed(folder: Path, mark: str) -> tuple[Row, ...]:
-    """The rows of an evaluation that is done."""
+    """The rows of an evaluation that is done. Raises `Damaged` (76) if a file is not as it was written."""
+    manifest.check(folder, "evaluation")
     if (folder / "key.json").read_text(encoding="utf-8") != mark:
         raise Busy(f"{folder} is the evaluation of other questions or of another step; give another name")
     lines = (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()

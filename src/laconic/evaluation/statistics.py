@@ -92,6 +92,17 @@ def estimate(scores: ArrayLike) -> Estimate:
     return Estimate(float(held.mean()), sd, *interval(resampled(held)), *held.shape)
 
 
+def share(right: ArrayLike) -> Estimate:
+    """Accuracy: `estimate` of 0 and 1, inside [0, 1].
+
+    Where all are right, or none, a bootstrap has no width: the bound of Clopper and Pearson (1934) stands in its place.
+    """
+    held = matrix(right)
+    found, bound = estimate(held), ((1 - LEVEL) / 2) ** (1 / held.shape[1])
+    low = bound if found.mean == 1 else max(found.low, 0.0)
+    return found._replace(low=low, high=1 - bound if found.mean == 0 else min(found.high, 1.0))
+
+
 def difference(a: ArrayLike, b: ArrayLike) -> Difference:
     """What A scores more than B, paired by seed and question."""
     first, second = matrix(a), matrix(b)
@@ -121,8 +132,13 @@ def shown(found: Sequence[Difference]) -> list[bool]:
 
 def sentence(found: Difference, claim: bool) -> str:
     """A difference in words, in points of a hundred."""
-    inside = f"n={found.seeds}, interval {100 * found.low:+.1f} to {100 * found.high:+.1f}"
-    return f"{100 * found.mean:+.1f} points ({inside})" if claim else f"no difference shown ({inside})"
+    inside = f"n={found.seeds}, interval {points(found.low)} to {points(found.high)}"
+    return f"{points(found.mean)} points ({inside})" if claim else f"no difference shown ({inside})"
+
+
+def points(part: float) -> str:
+    """A difference of shares in points of a hundred, with its sign, without a negative 0."""
+    return f"{round(100 * part, 1) + 0.0:+.1f}"
 
 
 def mcnemar(a: ArrayLike, b: ArrayLike) -> float:

@@ -1,0 +1,148 @@
+"""Curves and sweeps as SVG inside the page, in its own colours, so that they follow light and dark."""
+
+import io
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    from laconic.evaluation.report import Line
+
+# Light and dark by the order of lines: told apart by those who do not see red and green as two (after Okabe and Ito).
+COLOURS = (
+    ("#1b1f24", "#e6e9ed"),
+    ("#8a5a00", "#e6a532"),
+    ("#767f8a", "#98a2ad"),
+    ("#0f766e", "#4cc3b5"),
+    ("#9a3f8f", "#de8fd4"),
+    ("#1f5fd0", "#78a9ff"),
+    ("#b3441e", "#ff9466"),
+    ("#4d7c0f", "#a3d65c"),
+)
+INK, LINE = "#0a0b0c", "#0d0e0f"  # stand-ins that become the page's own
+
+
+def tint(i: int) -> str:
+    """The stand-in of a line's colour."""
+    return f"#0c{i % len(COLOURS):02x}fe"
+
+
+def pictures(lines: Sequence["Line"], floor: float) -> list[tuple[str, str, Markup]]:
+    """Title, what it shows, and the drawing; none without matplotlib (extra `report`) or without anything to draw."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return []
+    made: list[tuple[str, str, Markup]] = []
+    if any(line.curves for line in lines):
+        text = "Share right on validation problems, one line a seed."
+        made.append(("While they learn", text, curves(lines, floor)))
+    if any(len(line.sweep) > 1 for line in lines):
+        text = "The trained model thinking in fewer or more rounds; the ring: as trained."
+        made.append(("Rounds at test time", text, sweep(lines, floor)))
+    return made
+
+
+def curves(lines: Sequence["Line"], floor: float) -> Markup:
+    """Accuracy over training steps."""
+    figure, axes = canvas("training steps")
+    ends: list[tuple[float, float, str, int]] = []
+    for i, line in enumerate(lines):
+        for curve in line.curves:
+            steps, shares = np.array(curve).T
+            axes.plot(steps, 100 * shares, color=tint(i), linewidth=1.6)
+        if any(line.curves):
+            last = [curve[-1] for curve in line.curves if curve]
+            ends.append((max(x for x, _ in last), 100 * float(np.mean([y for _, y in last])), line.title, i))
+    marked(axes, floor)
+    labels(axes, ends)
+    told = "; ".join(f"{title} ends at {y:.0f} %" for _, y, title, _ in ends)
+    return svg(figure, f"Share right over training steps. {told}.", "curves")
+
+
+def sweep(lines: Sequence["Line"], floor: float) -> Markup:
+    """Accuracy over test-time rounds."""
+    figure, axes = canvas("rounds of thinking, T")
+    ends: list[tuple[float, float, str, int]] = []
+    told: list[str] = []
+    for i, line in enumerate(lines):
+        if len(line.sweep) < 2:
+            continue
+        rounds = sorted(line.sweep)
+        shares = [100 * float(np.mean(line.sweep[t])) for t in rounds]
+        axes.plot(rounds, shares, color=tint(i), linewidth=1.6, marker="o", markersize=3.5)
+        if line.trained is not None and line.trained in line.sweep:
+            at = 100 * float(np.mean(line.sweep[line.trained]))
+            axes.plot([line.trained], [at], "o", markersize=10, markerfacecolor="none", markeredgecolor=tint(i))
+        ends.append((rounds[-1], shares[-1], line.title, i))
+        told.append(f"{line.title}: " + ", ".join(f"T={t} {y:.0f} %" for t, y in zip(rounds, shares, strict=True)))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    marked(axes, floor)
+    labels(axes, ends)
+    return svg(figure, f"Share right by test-time rounds. {'; '.join(told)}.", "sweep")
+
+
+def canvas(across: str) -> tuple[Any, Any]:
+    """An empty plot, 0 to 100 %, with room for names at its right edge."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 3.3))
+    axes = figure.add_axes((0.088, 0.14, 0.59, 0.82))
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(LINE)
+    axes.set_ylim(0, 102)
+    axes.set_yticks(range(0, 101, 20), [f"{y} %" if y == 100 else str(y) for y in range(0, 101, 20)])
+    axes.grid(axis="y", color=LINE, linewidth=0.6)
+    axes.tick_params(colors=INK, labelsize=9, length=0)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(across, color=INK, fontsize=9)
+    return figure, axes
+
+
+def marked(axes: Any, floor: float) -> None:
+    """The majority floor."""
+    axes.axhline(100 * floor, color=INK, linewidth=0.9, linestyle=(0, (2, 3)))
+
+
+def labels(axes: Any, ends: Sequence[tuple[float, float, str, int]]) -> None:
+    """The name of each line in its colour behind the plot, at the height of its end, pushed apart where too near."""
+    gap, top = 6.2, 99.0
+    heights: list[float] = []
+    order = sorted(ends, key=lambda end: end[1], reverse=True)
+    for _, y, _, _ in order:
+        heights.append(min(y, top) if not heights else min(y, heights[-1] - gap))
+    low = 1.5 - min(heights, default=1.5)
+    for n in range(len(heights) - 1, -1, -1):  # what fell below the axis goes up again, and pushes those above it
+        heights[n] = heights[n] + max(0.0, low) if n == len(heights) - 1 else max(heights[n], heights[n + 1] + gap)
+    for (_, y, title, i), height in zip(order, heights, strict=True):
+        axes.annotate(
+            f"{title} {y:.0f}", (1.0, y), xytext=(1.02, height), xycoords=("axes fraction", "data"),
+            textcoords=("axes fraction", "data"), color=tint(i), fontsize=9.5, va="center", annotation_clip=False,
+        )  # fmt: skip
+
+
+def svg(figure: Any, text: str, salt: str) -> Markup:
+    """The drawing as an element with its text for those who do not see it; the same figure gives the same bytes."""
+    import matplotlib as mpl
+
+    held = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+        figure.savefig(held, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    drawn = held.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    for side in ("width", "height"):
+        drawn = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", drawn, count=1)
+    drawn = re.sub(r' xmlns(:xlink)?="[^"]*"', "", drawn)
+    drawn = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", drawn)
+    drawn = re.sub(r'\bid="([^"]*)"', rf'id="{salt}-\1"', drawn)
+    drawn = re.sub(r'(xlink:)?href="#([^"]*)"', rf'href="#{salt}-\2"', drawn)
+    drawn = re.sub(r"url\(#([^)]*)\)", rf"url(#{salt}-\1)", drawn)
+    for i in range(len(COLOURS)):
+        drawn = drawn.replace(tint(i), f"var(--s{i})")
+    drawn = drawn.replace(INK, "var(--soft)").replace(LINE, "var(--line)")
+    return Markup(drawn.replace("<svg", f'<svg role="img" aria-label="{escape(text)}"', 1).strip())

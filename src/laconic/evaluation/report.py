@@ -1,0 +1,200 @@
+"""Runs side by side: the table on a terminal, what may be said of it, and one HTML page that asks for nothing."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment
+
+from laconic.core.generate import Passes
+from laconic.evaluation import drawings, statistics
+from laconic.evaluation.evaluate import Latency
+from laconic.evaluation.inspect import Inspection
+from laconic.evaluation.statistics import Difference, Estimate, Scores
+
+PAGE = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
+FEW = 3  # seeds below which no headline is made
+
+
+@dataclass(frozen=True)
+class Line:
+    """One way to answer, over its seeds: `right` [R, N], `curves` a (step, share right) list for each seed.
+
+    `passes` and `held` are means of a question; `sweep` the shares right by number of test-time rounds, per seed;
+    `teacher` what the same weights reach by writing the chain, per seed. `trained` is the rounds it was trained with.
+    """
+
+    name: str
+    title: str
+    about: str
+    right: Scores
+    passes: tuple[float, float, float, float]
+    held: tuple[float, float]
+    control: bool = False
+    latency: Latency | None = None
+    per_second: float | None = None
+    bytes_each: int = 0
+    curves: Sequence[Sequence[tuple[int, float]]] = ()
+    sweep: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
+    trained: int | None = None
+    teacher: Sequence[float] = ()
+    seconds: Sequence[float] = ()
+
+    @property
+    def found(self) -> Estimate:
+        """Accuracy with its interval."""
+        return statistics.share(self.right)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the page shows. `focus` names the line that others are compared with, `chain` the one that writes it."""
+
+    title: str
+    lead: str
+    lines: Sequence[Line]
+    focus: str
+    chain: str
+    floor: tuple[str, float]
+    protocol: str
+    seeds: Sequence[int]
+    limits: Sequence[str] = ()
+    differs: Sequence[tuple[str, str, str]] = ()
+    facts: Sequence[tuple[str, str]] = ()
+    command: str = ""
+    inspection: Inspection | None = None
+
+    def line(self, name: str) -> Line | None:
+        """The line of that name."""
+        return next((line for line in self.lines if line.name == name), None)
+
+    @property
+    def questions(self) -> int:
+        """How many problems every line answered."""
+        return self.lines[0].right.shape[1]
+
+
+class Compared(NamedTuple):
+    """The focus against another line, and what may be said of it."""
+
+    other: Line
+    difference: Difference
+    claim: bool
+    sentence: str
+
+
+def comparisons(report: Report) -> list[Compared]:
+    """The focus minus every other line, with Holm's correction over all of them."""
+    focus = report.line(report.focus)
+    others = [line for line in report.lines if line.name != report.focus]
+    if focus is None:
+        return []
+    found = [statistics.difference(*common(focus, line)) for line in others]
+    claims = statistics.shown(found)
+    rows = zip(others, found, claims, strict=True)
+    return [Compared(line, d, claim, statistics.sentence(d, claim)) for line, d, claim in rows]
+
+
+def common(a: Line, b: Line) -> tuple[Scores, Scores]:
+    """The seeds that both lines have, from the first."""
+    n = min(len(a.right), len(b.right))
+    return a.right[:n], b.right[:n]
+
+
+def percent(share: float) -> str:
+    """A share in a hundred, one decimal."""
+    return f"{100 * share:.1f}"
+
+
+def accuracy(found: Estimate) -> str:
+    """A headline needs three seeds for its ±; fewer are named."""
+    if found.sd is not None and found.seeds >= FEW:
+        return f"{percent(found.mean)} ± {percent(found.sd)} %"
+    return f"{percent(found.mean)} %"
+
+
+def interval(found: Estimate) -> str:
+    """The 95 % interval in a hundred."""
+    return f"{percent(found.low)} – {percent(found.high)}"
+
+
+def number(x: float) -> str:
+    """A mean count: whole if it is whole."""
+    return f"{x:.0f}" if abs(x - round(x)) < 0.005 else f"{x:.1f}"
+
+
+def parts(passes: Sequence[float]) -> str:
+    """Passes by part, those that occur: `1 place + 3 think + 2 answer`."""
+    return " + ".join(f"{number(n)} {name}" for name, n in zip(Passes._fields, passes, strict=True) if n)
+
+
+def cells(line: Line) -> tuple[str, str, str, str, str, str]:
+    """A row of the table: accuracy, interval, passes, their parts, positions held, milliseconds."""
+    took = "–" if line.latency is None else f"{line.latency.median:.1f}"
+    held = f"{number(line.held[0])} → {number(line.held[1])}"
+    found = line.found
+    return accuracy(found), interval(found), number(sum(line.passes)), parts(line.passes), held, took
+
+
+def limits(report: Report) -> list[str]:
+    """What the figures themselves say is not shown, then what the report was told."""
+    focus, chain = report.line(report.focus), report.line(report.chain)
+    found: list[str] = []
+    if len(report.seeds) < FEW:
+        runs = "one run" if len(report.seeds) == 1 else f"{len(report.seeds)} runs"
+        found.append(f"Seeds: {runs} of each. The intervals are of these runs; another seed may fall outside them.")
+    if focus and chain:
+        few, many = sum(focus.passes), sum(chain.passes)
+        if few >= many:
+            found.append(
+                f"Passes are not saved: {focus.title} takes {number(few)} a question, the chain {number(many)}."
+            )
+        if focus.held[1] >= chain.held[1]:
+            found.append(
+                f"The cache is not shorter: {number(focus.held[1])} positions at the end, {number(chain.held[1])} "
+                "with the chain."
+            )
+    for c in comparisons(report):
+        if not c.claim and c.other.control:
+            found.append(f"That {focus.title if focus else ''} does more than {c.other.title}: {c.sentence}.")
+    return [*found, *report.limits]
+
+
+def page(report: Report) -> str:
+    """The whole file."""
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"percent": percent, "number": number}
+    lines = [line for line in report.lines if not line.control]
+    return environment.from_string(PAGE).render(
+        r=report, rows=[(line, cells(line), line.found) for line in report.lines], compared=comparisons(report),
+        few=len(report.seeds) < FEW, limits=limits(report), pictures=drawings.pictures(lines, report.floor[1]),
+        thoughts=report.inspection and thoughts(report.inspection), colours=drawings.COLOURS,
+    )  # fmt: skip
+
+
+def thoughts(found: Inspection) -> dict[str, Any]:
+    """The inspected question as the page's grids take it."""
+    chosen = found.passes[-1][1:]
+    heads = [(l, g, kept) for l, layer in enumerate(found.kept or ()) for g, kept in enumerate(layer)]
+    maps = (("Values, student and teacher", found.values), ("Keys after rotation, student and teacher", found.keys))
+    return {
+        "shown": found,
+        "hits": sum(guesses[0].word in found.chain for guesses in chosen),
+        "slots": len(chosen),
+        "heads": [(l, g, set(kept)) for l, g, kept in heads],
+        "whole": all(len(kept) == len(found.chain) for _, _, kept in heads),
+        "stands": [stands([kept[m] for _, _, kept in heads if m < len(kept)], found.chain) for m in range(len(chosen))]
+        if heads
+        else [],
+        "maps": [(title, map) for title, map in maps if map is not None],
+    }
+
+
+def stands(columns: Sequence[int], chain: Sequence[str]) -> tuple[str, float]:
+    """The chain token that most layers and heads kept for a slot, and the share of them."""
+    if not columns:
+        return "–", 0.0
+    column, count = Counter(columns).most_common(1)[0]
+    return chain[column], count / len(columns)
