@@ -128,6 +128,7 @@ class Reader:
         if twice:
             notes.append(f"{self.name}: {twice:,} questions stand there more than once")
         skipped = tuple(f"{self.name}:{p.line}:{p.column}: {p.text}" for p in self.problems)
+        notes += [f"left out: {text}" for text in skipped]
         return Read(tuple(self.examples), self.hash.hexdigest(), tuple(self.offsets), tuple(notes), skipped)
 
 

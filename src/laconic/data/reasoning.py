@@ -88,7 +88,7 @@ class Questions:
             try:
                 row = self._row(example)
             except BadInput as error:
-                problems.append(Problem(0, 0, "row", str(error)))
+                problems.append(Problem(0, 0, "that cannot be encoded or do not fit", str(error)))
                 continue
             if row is not None:
                 self.examples.append(example)
@@ -99,7 +99,7 @@ class Questions:
         self.counts.bad = len(problems)
         if len(packed) < least:
             raise BadInput(
-                f"{len(packed)} of {len(examples)} rows are left, a batch asks for {least}; give more rows or a smaller batch"
+                f"{len(packed)} of {len(examples)} rows are left, a batch asks for {least}; give more rows than that"
             )
         self.starts = np.cumsum([0, *map(len, packed)])
         self.packed = np.concatenate(packed) if packed else np.zeros(0, np.int32)

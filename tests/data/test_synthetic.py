@@ -1,0 +1,148 @@
+"""The digits task against its rule in loops; the parts share no problem; arithmetic and text give the same ids."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from laconic.core.contract import Source
+from laconic.core.errors import BadInput
+from laconic.data.examples import majority
+from laconic.data.reasoning import collate, encode, prompt_ids
+from laconic.data.settings import Data, Digits, Part
+from laconic.data.synthetic import WORDS, DigitsSource, digits, digits_tokenizer, problems
+from laconic.data.tokens import load_tokenizer
+
+PARTS: tuple[Part, ...] = ("test", "valid", "train")
+STYLES: list[dict[str, Any]] = [
+    {"style": "results"},
+    {"style": "steps"},
+    {"style": "steps", "step_end": ""},
+    {"style": "brackets"},
+]
+
+
+def worked(question: str) -> list[int]:
+    """The results of `3 + 4 * 2 =`, word by word."""
+    words = question.removesuffix(" =").split()
+    running, found = int(words[0]), []
+    for sign, digit in zip(words[1::2], words[2::2], strict=True):
+        running = {"+": running + int(digit), "-": running - int(digit), "*": running * int(digit)}[sign] % 10
+        found.append(running)
+    return found
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 7])
+def test_chains_and_answers_are_right(k: int) -> None:
+    for example in digits(3, 20, Digits(operations=k)):
+        results = worked(example.question)
+        assert example.steps == tuple(map(str, results))
+        assert example.answer == str(results[-1])
+
+
+def test_each_style_writes_the_same_chain() -> None:
+    results, steps, bare, brackets = (digits(0, 5, Digits(operations=3, **style)) for style in STYLES)
+    for r, s, b, w in zip(results, steps, bare, brackets, strict=True):
+        before = [r.question[0], *r.steps]
+        words = r.question.split()
+        said = [f"{before[j]}{words[2 * j + 1]}{words[2 * j + 2]}={r.steps[j]}" for j in range(3)]
+        assert s.steps == tuple(f"{step};" for step in said)
+        assert b.steps == tuple(said)
+        assert w.steps == tuple(f"<<{step}>>" for step in said)
+        assert r.question == s.question == b.question == w.question
+
+
+def test_same_seed_same_rows() -> None:
+    first = digits(7, 30, Digits())
+    assert first == digits(7, 30, Digits())
+    assert first[:10] == digits(7, 10, Digits())
+    assert {e.question for e in first}.isdisjoint(e.question for e in digits(8, 30, Digits()))
+    # Golden: the order of problems is part of what a run is bound to.
+    assert [e.question for e in digits(0, 2, Digits())] == ["8 * 1 * 5 - 9 * 5 =", "3 + 7 - 6 * 9 + 0 ="]
+    assert DigitsSource(0, Digits()).fingerprint != DigitsSource(1, Digits()).fingerprint
+    assert DigitsSource(0, Digits()).fingerprint == DigitsSource(0, Digits()).fingerprint
+
+
+def test_parts_share_no_problem_and_hold_each_once() -> None:
+    sizes = {"test": 900, "valid": 900, "train": 7200}  # of 9,000 problems of two operations
+    seen = [
+        {e.question for e in digits(seed, sizes[part], Digits(operations=2), part)} for seed, part in enumerate(PARTS)
+    ]
+    assert [len(s) for s in seen] == list(sizes.values())
+    assert len(set.union(*seen)) == 9000
+
+
+def test_beyond_the_last_problem() -> None:
+    with pytest.raises(BadInput, match=r"row 900 of test: 2 operations give 900 problems; ask for fewer"):
+        digits(0, 901, Digits(operations=2), "test")
+    with pytest.raises(BadInput, match=r"2 operations give 7,200 problems; ask for fewer"):
+        DigitsSource(0, Digits(operations=2))
+
+
+def test_digits_and_signs_are_spread_evenly() -> None:
+    made = problems(0, 4, np.arange(20_000))
+    for column in made.digits.T:
+        assert np.bincount(column, minlength=10) / 20_000 == pytest.approx(np.full(10, 0.1), abs=0.01)
+    for column in made.signs.T:
+        assert np.bincount(column, minlength=3) / 20_000 == pytest.approx(np.full(3, 1 / 3), abs=0.015)
+
+
+def test_majority_floor_is_that_of_zero() -> None:
+    answer, share = majority(digits(0, 4000, Digits()))
+    assert answer == "0"
+    assert 0.15 < share < 0.21  # about 18 %, because of *
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("chain", ["all", "drop_last"])
+def test_batches_equal_the_text_encoded(style: dict[str, Any], chain: str) -> None:
+    task = Digits(operations=3, **style)
+    how = Data.model_validate({"kind": "digits", "format": "digits", "digits": task, "chain": chain})
+    tokenizer = digits_tokenizer()
+    source = DigitsSource(5, task, "valid", drop_last=chain == "drop_last")
+    assert isinstance(source, Source)
+    assert len(source) == task.valid_rows
+    rows = [3, 0, 999]
+    made = source.batch(rows, 2, 40)
+    text = digits(5, 1000, task, "valid")
+    asked = collate([encode(text[i], tokenizer, how) for i in rows], rows, 2, 40)
+    for field in fields(made):
+        ours, theirs = getattr(made, field.name), getattr(asked, field.name)
+        if isinstance(ours, torch.Tensor):
+            assert torch.equal(ours, theirs), field.name
+            assert ours.dtype == theirs.dtype, field.name
+        else:
+            assert ours == theirs, field.name
+    assert made.take([1]).ids == ("digits3-valid-5-000000",)
+
+
+def test_the_tokenizer_has_21_words_and_can_be_saved(tmp_path: Path) -> None:
+    tokenizer = digits_tokenizer()
+    assert tokenizer.vocab_size == len(WORDS) == 21
+    tokenizer.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.fingerprint == tokenizer.fingerprint == digits_tokenizer().fingerprint
+    assert (again.bos, again.eos, again.special) == (tokenizer.bos, tokenizer.eos, tokenizer.special)
+    for text in ("3 + 4 * 2 - 5 =", "3+5=8;8*2=6;", "<<3+4=7>>", "ans", "7"):
+        assert again.encode(text) == tokenizer.encode(text)
+    assert [WORDS[i] for i in tokenizer.encode("<<3+4=7>>")] == ["<bos>", "<<", "3", "+", "4", "=", "7", ">>"]
+    assert tokenizer.decode([tokenizer.encode("7")[-1], WORDS.index("<eos>")]) == "7"
+
+
+def test_distil_is_ans_and_the_prompt_is_given() -> None:
+    how = Data(kind="digits", format="digits", chain="all")
+    row = encode(digits(0, 1, Digits())[0], digits_tokenizer(), how)
+    assert WORDS[row.answer[row.distil]] == "ans"
+    assert prompt_ids(digits_tokenizer(), how) == [WORDS.index("ans")]
+
+
+def test_a_word_it_lacks_is_an_error() -> None:
+    how = Data(kind="digits", format="digits", chain="all")
+    example = digits(0, 1, Digits())[0]
+    with pytest.raises(BadInput, match=r"answer 'x7': the tokenizer has no word for a part of it"):
+        encode(replace(example, answer="x7"), digits_tokenizer(), how)
+    with pytest.raises(BadInput, match=r"the tokenizer has no word for 'The answer is:'; choose another format"):
+        encode(example, digits_tokenizer(), Data(path="rows.jsonl"))
