@@ -1,0 +1,129 @@
+"""JSONL as examples: shapes, chains of three kinds, notes, marks, the floor and the overlap of two sets."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic.core.contract import Example
+from laconic.core.errors import BadInput
+from laconic.data.examples import cut, majority, read_examples, refuse_overlap
+from laconic.data.problems import EXCERPT, excerpt
+from laconic.data.settings import Data
+
+HOW = Data(path="rows.jsonl")
+ROW: dict[str, Any] = {"id": "a", "question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}
+
+
+def written(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_row(tmp_path: Path) -> None:
+    path = written(tmp_path, ROW | {"split": "train", "n": 3}, {k: v for k, v in ROW.items() if k != "id"})
+    read = read_examples(path, HOW)
+    assert read.examples[0] == Example("a", "2 and 2?", ("<<2+2=4>>",), "4", {"split": "train", "n": 3})
+    assert read.examples[1].id == "rows.jsonl:2"
+    assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert read.offsets == (0, len(lines[0]))
+    assert read.notes == ("rows.jsonl: 1 questions stand there more than once",)
+
+
+def test_the_first_rows(tmp_path: Path) -> None:
+    path = written(tmp_path, *(ROW | {"id": str(i), "question": str(i)} for i in range(5)))
+    read = read_examples(path, HOW, 3)
+    assert [e.id for e in read.examples] == ["0", "1", "2"]
+    assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("field", "split", "chain", "steps"),
+    [
+        (None, "spaces", {"cot": "<<2+2=4>> <<4*1=4>>"}, ("<<2+2=4>>", "<<4*1=4>>")),
+        ("cot", "sentences", {"cot": "He has 2. He gets 2. So 4."}, ("He has 2", "He gets 2", "So 4")),
+        ("cot", "whole", {"cot": "5 5 + 0 6"}, ("5 5 + 0 6",)),
+        ("rationale", "lines", {"steps": [], "rationale": "He has 2.\n\nSo 4."}, ("He has 2.", "So 4.")),
+        (None, "lines", {}, ()),
+        (None, "lines", {"steps": []}, ()),
+    ],
+)
+def test_chains(tmp_path: Path, field: str | None, split: str, chain: dict[str, Any], steps: tuple[str, ...]) -> None:
+    path = written(tmp_path, {"question": "2 and 2?", "answer": "4", **chain})
+    how = Data.model_validate({"path": "rows.jsonl", "field": field, "split": split})
+    assert read_examples(path, how).examples[0].steps == steps
+
+
+def test_prose_is_cut_as_codi_cuts_it() -> None:
+    assert cut("He has 2.  He gets 2.5 more. So 4.5.\n", "sentences") == ("He has 2", " He gets 2.5 more", "So 4.5")
+
+
+def test_what_is_accepted_with_a_note(tmp_path: Path) -> None:
+    line = json.dumps(ROW).encode()
+    other = json.dumps(ROW | {"id": "b", "question": "?"}).encode()
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + line + b"\r\n" + other + b"\r\n\r\n\n")
+    read = read_examples(path, HOW)
+    assert [e.id for e in read.examples] == ["a", "b"]
+    assert read.notes == (
+        "rows.jsonl: a byte-order mark at its start",
+        "rows.jsonl: lines end with CR LF (3 lines)",
+        "rows.jsonl: blank lines at the end",
+    )
+    path.write_bytes(line + b"\n" + other)
+    assert read_examples(path, HOW).notes == ("rows.jsonl: no line end after the last row",)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no file .*none\.jsonl; data\.path is relative to the recipe"):
+        read_examples(tmp_path / "none.jsonl", HOW)
+
+
+def test_shipped_files(shared: Path) -> None:
+    counts = {"gsm8k/test": 1319, "gsm8k-aug/valid": 500, "gsm-hard/test": 1319, "svamp/test": 1000, "prosqa/test": 500}
+    for name, count in counts.items():
+        read = read_examples(shared / "data" / f"{name}.jsonl", HOW)
+        assert len(read.examples) == count
+        assert read.notes == ()
+    gsm8k = read_examples(shared / "data/gsm8k/test.jsonl", HOW)
+    assert sum(not e.steps for e in gsm8k.examples) == 18
+    assert sum(len(e.steps) == 1 for e in gsm8k.examples) == 65
+    assert sum(e.answer.startswith("-") for e in gsm8k.examples) == 2
+    assert {"rationale", "raw_answer"} == set(gsm8k.examples[0].flags)
+    hash_ = "266837a2e0c77b63c430308bb468f9c878a6a4bfdaf8ff5c2e3052b096416f92"  # as the data's README has it
+    assert gsm8k.sha256 == hash_
+    answer, share = majority(gsm8k.examples)
+    assert (answer, round(100 * share, 1)) == ("5", 3.0)
+    multiplied = Data(path="x", field="cot", split="whole")
+    assert len(read_examples(shared / "data/multiplication/9x9-test.jsonl", multiplied).examples) == 1000
+
+
+def test_majority() -> None:
+    rows = [Example(str(i), "?", (), answer) for i, answer in enumerate(["1", "2", "2", "3"])]
+    assert majority(rows) == ("2", 0.5)
+    with pytest.raises(BadInput, match="majority: no examples; give at least one"):
+        majority([])
+
+
+def test_held_out_questions_in_training_are_refused() -> None:
+    train = [Example("t1", "2 and\n2?", (), "4"), Example("t2", "3 and 3?", (), "6")]
+    held = [Example("h1", "2  and 2? ", (), "4")]
+    with pytest.raises(BadInput, match=r"1 training questions stand in the rows that are held out \(t1 = h1\)"):
+        refuse_overlap(train, held)
+    assert refuse_overlap(train, held, allow=True) == 1
+    assert refuse_overlap(train[1:], held) == 0
+
+
+@pytest.mark.parametrize("column", [1, 40, 100, 150])
+def test_excerpts_are_short_and_hold_the_place(column: int) -> None:
+    text = "".join(chr(ord("a") + i % 26) for i in range(150))
+    shown = excerpt(text, column)
+    assert len(shown) <= EXCERPT
+    assert text[column - 1] in shown
+    assert excerpt("short", 3) == "short"
+    assert excerpt("a\u202eb\x07c\u200bd\ud800") == r"a\u202eb\u0007c\u200bd\ud800"
+    assert len(excerpt("\u202e" * 200, 100)) <= EXCERPT

@@ -1,0 +1,197 @@
+"""R8: forty bad data files, each with its line, column and what to do; R9: sets that are too small; S5: any bytes."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laconic.core.errors import BadInput
+from laconic.data.examples import read_examples
+from laconic.data.lines import LINE
+from laconic.data.problems import EXCERPT, SHOWN, SKIPPED
+from laconic.data.settings import Data
+from tests.trust.limits import LIMITS
+
+GOOD = b'{"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}\n'
+HOW = Data(path="rows.jsonl")
+
+
+def row(**said: Any) -> bytes:
+    return json.dumps({"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4", **said}).encode() + b"\n"
+
+
+def less(*keys: str) -> bytes:
+    return json.dumps({k: v for k, v in json.loads(GOOD).items() if k not in keys}).encode() + b"\n"
+
+
+def raw(old: bytes, new: bytes) -> bytes:
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+# What stands in the file -> where the message begins, and a part of it.
+BAD: dict[str, tuple[bytes, str, str]] = {
+    "an object cut short": (GOOD + GOOD[:40], "2:36", "not JSON: Unterminated string"),
+    "a line that is no JSON": (GOOD + b"question,steps,answer\n", "2:1", "not JSON: Expecting value"),
+    "single quotes": (b"{'question': 'a'}\n", "1:2", "not JSON: Expecting property name"),
+    "a trailing comma": (raw(b'"4"}', b'"4",}'), "1:64", "not JSON"),
+    "two objects on a line": (GOOD[:-1] + b" " + GOOD, "1:65", "Extra data"),
+    "one object over many lines": (b'{\n  "question": "a"\n}\n', "1:2", "write one whole JSON object a line"),
+    "a line end inside a text": (raw(b"2 and", b"2\nand"), "1:14", "not JSON: Unterminated string"),
+    "a tab inside a text": (raw(b"2 and", b"2\tand"), "1:16", "not JSON: Invalid control character"),
+    "a bad escape": (raw(b"2 and", b"2\\xand"), "1:16", "not JSON: Invalid \\escape"),
+    "Latin-1": (raw(b"2 and", b"caf\xe9"), "1:18", "byte 18 of the line is not UTF-8"),
+    "UTF-8 cut short": (raw(b'"4"}\n', b'"\xe2\x82'), "1:61", "ends inside a character"),
+    "UTF-16": (GOOD.decode().encode("utf-16"), "1:1", "UTF-16 by its first bytes; save the file as UTF-8"),
+    "NUL as it is": (raw(b"2 and", b"2\x00and"), "1:16", "not JSON: Invalid control character"),
+    "NUL escaped": (raw(b"2 and", b"2\\u0000and"), "1:16", "a NUL character"),
+    "half a character": (raw(b"2 and", b"2\\ud83dand"), "1:16", "half of a character (a lone surrogate)"),
+    "halves the wrong way round": (raw(b"2 and", b"\\ude00\\ud83d"), "1:15", "half of a character"),
+    "a key twice": (raw(b'"4"', b'"4", "answer": "5"'), "1:65", "key 'answer' stands twice; keep one"),
+    "a key twice inside a mark": (raw(b'"4"', b'"4", "m": {"a": 1, "a": 2}'), "1:70", "key 'a' stands twice"),
+    "NaN": (raw(b'"4"', b"NaN"), "1:60", "NaN is no JSON number; leave the row out"),
+    "infinity": (raw(b'"4"', b'"4", "m": [1, -Infinity]'), "1:70", "-Infinity is no JSON number"),
+    "a number too large": (raw(b'"4"', b'"4", "m": 1e999'), "1:70", "beyond the range of numbers; put it in quotes"),
+    "an integer too large": (raw(b'"4"', b'"4", "m": ' + b"9" * 30), "1:70", "beyond 2^63; put it in quotes"),
+    "brackets without end": (b'{"question": ' + b"[" * 100_000 + b"\n", "1:1", "nested deeper than 64"),
+    "brackets too deep": (raw(b'"4"', b'"4", "m": ' + b"[" * 70 + b"]" * 70), "1:1", "nested deeper than 64"),
+    "a list for an object": (GOOD + b'["question", "answer"]\n', "2:1", "no object"),
+    "a text for an object": (b'"question"\n', "1:1", 'no object: "question"; write one JSON object a line'),
+    "no question": (less("question"), "1:1", "question: no such field"),
+    "no answer": (GOOD + less("answer"), "2:1", "answer: no such field"),
+    "steps that stop": (GOOD + less("steps"), "2:1", "steps: no such field"),
+    "steps that begin": (less("steps") + GOOD, "2:26", "steps: a chain, where the first row has none"),
+    "null": (row(answer=None), "1:60", "answer: null where text is asked"),
+    "a number for a text": (row(answer=5), "1:60", "answer: number where text is asked"),
+    "a type that changes": (GOOD + row(steps="<<2+2=4>>"), "2:35", "steps: text where a list of texts is asked"),
+    "a number among steps": (row(steps=["a", 4]), "1:35", "steps: number where a text of its own for each step"),
+    "an empty question": (row(question="  "), "1:14", "question: empty"),
+    "an empty step": (row(steps=["a", ""]), "1:35", "steps: empty text where a text of its own for each"),
+    "an unknown field": (row(anwser="4"), "1:65", "anwser: no such field; accepted are question, answer"),
+    "an id twice": (row(id="x") + row(id="x"), "2:71", "id 'x' stands twice; rows need their own"),
+    "messages": (b'{"messages": []}\n', "1:2", "rows of messages are not read to reason with"),
+    "prompts": (b'{"prompt": "a", "completion": "b"}\n', "1:17", "rows of completion and prompt are not read"),
+    "a blank line inside": (GOOD + b"\n" + GOOD, "2:1", "a blank line between rows; delete it"),
+    "text turned round": (row(question="a \u202eb"), "1:17", "a mark that turns the order of a text"),
+    "text turned, as it is": (raw(b"2 and", "a\u2066b".encode()), "1:16", "a mark that turns the order of a text"),
+    "one JSON array": (
+        b"[" + GOOD[:-1] + b",\n" + GOOD + b"]\n",
+        "1:1",
+        "the file is one JSON array; write one object",
+    ),
+    "gzip": (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab", "1:1", "compressed by gzip; unpack it"),
+    "Parquet": (b"PAR1\x15\x04\x15", "1:1", "a zip, Parquet or compressed file by its first bytes"),
+    "a line over 10 MB": (GOOD + row(question="a" * (LINE + 5)) + GOOD, "2:1", "a line over 10,000,000 bytes"),
+    "an empty file": (b"", "", "no row in it; accepted are question, answer (texts) and steps"),
+    "only blank lines": (b"\n\n \n", "", "no row in it"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_r8(name: str, tmp_path: Path) -> None:
+    data, place, message = BAD[name]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(data)
+    start = time.perf_counter()
+    with pytest.raises(BadInput) as caught:
+        read_examples(path, HOW.model_copy(update={"closed": name == "an unknown field"}))
+    assert time.perf_counter() - start < 2
+    first = str(caught.value).split("\n")[0]
+    assert first.startswith(f"rows.jsonl:{place}: " if place else "rows.jsonl: "), first
+    assert message in first
+    assert caught.value.code == 66
+    assert first.isprintable()
+    assert len(first) < 400
+
+
+def test_r8_has_forty_files() -> None:
+    assert len(BAD) >= 40
+
+
+def test_the_form_of_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"question": "Tom has?", "steps": [], "answer": 5}\n')
+    with pytest.raises(BadInput) as caught:
+        read_examples(path, HOW)
+    assert str(caught.value) == (
+        'train.jsonl:1:49: answer: number where text is asked: {"question": "Tom has?", "steps": [], "answer": 5}; '
+        "put it in quotes"
+    )
+
+
+def test_columns_are_counted_in_characters(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "日本 😀?", "steps": [], "answer": 5}\n', encoding="utf-8")
+    with pytest.raises(BadInput, match=r"rows\.jsonl:1:46: answer: number"):
+        read_examples(path, HOW)
+
+
+def test_the_first_twenty_then_a_count_by_kind(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(GOOD + row(answer=5) * 25 + b"no\n" * 5 + GOOD)
+    with pytest.raises(BadInput) as caught:
+        read_examples(path, HOW)
+    lines = str(caught.value).split("\n")
+    assert [line.split(":")[1] for line in lines[:20]] == [str(n) for n in range(2, 22)]
+    assert lines[20:] == ["and 10 more: 5 wrong types, 5 bad JSON"]
+
+
+def test_at_most_one_row_in_a_thousand_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(GOOD * 1999 + b"no\n")
+    how = HOW.model_copy(update={"on_bad": "skip"})
+    read = read_examples(path, how)
+    assert len(read.examples) == 1999
+    assert read.skipped[0].startswith("rows.jsonl:2000:1: not JSON")
+    assert read.notes[-1] == f"left out: {read.skipped[0]}"
+    path.write_bytes(GOOD * 998 + b"no\n")
+    with pytest.raises(BadInput, match=r"1 of 999 rows are bad; at most 0\.1 % are skipped"):
+        read_examples(path, how)
+
+
+def test_numbers_stand_once() -> None:
+    held = {"data_line": LINE, "data_shown": SHOWN, "data_excerpt": EXCERPT, "data_skipped": SKIPPED}
+    assert {name: LIMITS[name] for name in held} == held
+
+
+def mutated(data: bytes, changes: list[tuple[float, int, bytes]]) -> bytes:
+    """Bytes put in place of others, at drawn places."""
+    for share, length, new in changes:
+        at = int(share * len(data))
+        data = data[:at] + new + data[at + length :]
+    return data
+
+
+PIECES = st.sampled_from(
+    [b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\\u", b"\\ud800", b"\x00", b"\xff", b"\xe2\x80", b"\n", b"\r",
+     b"NaN", b"1e999", b"null", b"9" * 25, b"\xef\xbb\xbf", "\u202e".encode(), b"[" * 80, b"true", b'"id": "a"', b" "]
+)  # fmt: skip
+FILES: list[Callable[[], st.SearchStrategy[bytes]]] = [
+    lambda: st.binary(max_size=200),
+    lambda: st.lists(PIECES, max_size=30).map(b"".join),
+    lambda: st.lists(st.tuples(st.floats(0, 1), st.integers(0, 6), PIECES), min_size=1, max_size=4).map(
+        lambda changes: mutated(GOOD + row(id="b", m=[1, {"x": None}]) + GOOD, changes)
+    ),
+]
+
+
+@settings(max_examples=500)
+@given(st.one_of(*(make() for make in FILES)))
+def test_s5(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """Any bytes are examples or a typed error, within a second."""
+    path = tmp_path_factory.getbasetemp() / "fuzzed.jsonl"
+    path.write_bytes(data)
+    start = time.perf_counter()
+    error = ""
+    try:
+        read = read_examples(path, HOW).examples
+    except BadInput as caught:
+        read, error = (), str(caught)
+    assert all(line.isprintable() for line in error.split("\n"))
+    assert all(e.question.strip() and e.answer.strip() and all(e.steps) for e in read)
+    assert time.perf_counter() - start < 1
