@@ -31,7 +31,7 @@ def _is_words(key: Keys) -> bool:
 
 def uniform(*keys: Keys) -> NDArray[np.float64]:
     """A number in [0, 1) for each tuple of keys: the upper 53 bits of `mix`."""
-    return (mix(*keys) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.asarray((mix(*keys) >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def index(seed: int, epoch: int, i: Keys, n: int) -> NDArray[np.int64]:
@@ -42,10 +42,10 @@ def index(seed: int, epoch: int, i: Keys, n: int) -> NDArray[np.int64]:
     if places.size and not 0 <= int(places.min()) <= int(places.max()) < n:
         raise ValueError(f"index: place {int(places.max())} of {n} rows")
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
-    found = _network(places.astype(np.uint64), seed, epoch, half)
+    found = _network(np.atleast_1d(places).astype(np.uint64), seed, epoch, half)
     while (out := found >= np.uint64(n)).any():
         found = np.where(out, _network(found, seed, epoch, half), found)
-    return found.astype(np.int64)
+    return found.astype(np.int64).reshape(places.shape)
 
 
 def _network(x: Words, seed: int, epoch: int, half: np.uint64) -> Words:

@@ -32,9 +32,10 @@ def held(folder: Path) -> Generator[None]:
         with on_disk(path):
             if soft and _gone(about):
                 path.unlink(missing_ok=True)
-            lock.acquire()
-    except Timeout:
-        raise Busy(f"{folder} is held by {_holder(about)}; wait for it, or choose another folder") from None
+            try:
+                lock.acquire()
+            except Timeout:  # which is an OSError
+                raise Busy(f"{folder} is held by {_holder(about)}; wait for it, or choose another folder") from None
     except NotImplementedError:
         raise NoSpace(f"{folder}: no locks on this file system; move it, or set LACONIC_SOFT_LOCK=1") from None
     try:

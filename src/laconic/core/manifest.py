@@ -34,7 +34,10 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder says of itself; `bound` holds SHA-256 values of what it belongs to."""
+    """What a folder says of itself; `bound` holds SHA-256 values of what it belongs to.
+
+    On disk it has one more key, `sha256`, of the canonical JSON of all others.
+    """
 
     kind: str
     step: int
@@ -46,7 +49,7 @@ class Manifest:
     @property
     def text(self) -> str:
         """Canonical JSON; two folders are the same if these are."""
-        return canonical(asdict(self))
+        return canonical({**asdict(self), "sha256": fingerprint(asdict(self))})
 
 
 class Files:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,8 +33,8 @@ class Place(NamedTuple):
 def place(how: Training, seed: int, step: int, n: int) -> Place:
     """The rows of update `step`, a pure function; nothing but the step has to be remembered."""
     epoch, i = divmod(step, how.per_epoch(n))
-    places = range(i * how.batch, min((i + 1) * how.batch, n))
-    return Place(step, epoch, tuple(keyed.index(seed, epoch, cast(Any, list(places)), n).tolist()))
+    places = np.arange(i * how.batch, min((i + 1) * how.batch, n))
+    return Place(step, epoch, tuple(keyed.index(seed, epoch, places, n).tolist()))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,95 @@
+"""The optimizer and its schedule against a plain loop written by hand, bit for bit."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from laconic.core import keyed
+from laconic.core.errors import Usage
+from laconic.training.loop import train
+from laconic.training.optim import adamw, rate
+from laconic.training.settings import Training
+from tests.training.toy import Points, Rows, Toy
+
+
+def cosine(step: int, steps: int, rising: int, floor: float) -> float:
+    if step < rising:
+        return step / rising
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * ((step - rising) / (steps - rising))))
+
+
+def by_hand(toy: Toy, points: Points, seed: int, steps: int) -> list[float]:
+    """torch's AdamW, LambdaLR and clipping, three micro-batches of at most 3 rows; nothing of laconic but the order."""
+    matrices = [p for p in toy.parameters() if p.ndim == 2]
+    vectors = [p for p in toy.parameters() if p.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps, 3, 0.02))
+    torch.manual_seed(seed)
+    norms: list[float] = []
+    for step in range(steps):
+        epoch, i = divmod(step, len(points) // 8)
+        rows = [int(keyed.index(seed, epoch, 8 * i + j, len(points))) for j in range(8)]
+        for piece in (rows[0:3], rows[3:6], rows[6:8]):
+            found = toy.second(toy.dropout(toy.norm(torch.relu(toy.first(points.x[piece])))))
+            far = (found - points.y[piece]).abs()
+            (far.square().sum() / 8 + 0.1 * (far.sum() / 8)).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(toy.parameters(), 0.5).item())
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return norms
+
+
+def test_a_run_is_the_loop_written_by_hand() -> None:
+    steps, ours, plain = 17, Toy(), Toy()
+    optimizer = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1, "clip": 0.5, "warmup_steps": 3, "floor": 0.02}
+    how = Training(steps=steps, batch=8, micro=3, **optimizer)  # type: ignore[arg-type]
+    found = train(ours, Points(), how, seed=11)
+    plain.train()
+    norms = by_hand(plain, Points(), 11, steps)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
+    assert found.numbers["grad_norm"] == norms[-1]
+    assert norms[-1] > 0.5, "the clip had nothing to do"
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("floor", [0.0, 0.25])
+def test_schedules(schedule: str, floor: float) -> None:
+    how = Training(steps=100, lr=2.0, schedule=schedule, floor=floor, warmup=0.1)  # type: ignore[arg-type]
+    rates = [rate(how, step, 100) for step in range(101)]
+    assert [rates[0], rates[5], rates[10]] == [0, 1, 2]
+    end, middle = {"constant": (1.0, 1.0)}.get(schedule, (floor, (1 + floor) / 2))
+    assert rates[100] == pytest.approx(2.0 * end)
+    assert rates[55] == pytest.approx(2.0 * middle)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_schedules_without_warmup_and_of_one_step() -> None:
+    assert rate(Training(steps=1), 0, 1) == 1e-3
+    assert rate(Training(steps=4, warmup_steps=9), 3, 4) == pytest.approx(1e-3 / 3)
+
+
+def test_only_matrices_decay() -> None:
+    toy = Toy()
+    toy.second.weight.requires_grad_(False)
+    groups = adamw(toy, Training(steps=1, weight_decay=0.3)).param_groups
+    assert [[id(p) for p in group["params"]] for group in groups] == [
+        [id(toy.first.weight)],
+        [id(p) for p in (toy.first.bias, toy.norm.weight, toy.norm.bias, toy.second.bias)],
+    ]
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
+
+
+def test_nothing_to_train() -> None:
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(Usage, match=r"^train: what = thoughts leaves no parameter to train; unfreeze some$"):
+        adamw(frozen, Training(steps=1, what="thoughts"))
+
+
+def test_rows_of_the_toy_are_as_given() -> None:
+    batch = Points().batch([3, 1], 0, 0)
+    assert isinstance(batch, Rows)
+    assert batch.ids == ("3", "1")

@@ -1,0 +1,45 @@
+"""The [train] table: what it refuses, and how long a run is."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from laconic.training.settings import Training
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({}, "steps None, epochs None: give one of them"),
+        ({"steps": 3, "epochs": 2}, "steps 3, epochs 2.0: give one of them"),
+        ({"steps": 3, "warmup": 0.1, "warmup_steps": 4}, "warmup 0.1 and warmup_steps 4: give one of them"),
+        ({"steps": 3, "batch": 4, "micro": 5}, "micro 5: more rows than batch 4; leave it out"),
+        ({"steps": 0}, "greater than or equal to 1"),
+        ({"steps": 3, "lr": float("inf")}, "finite number"),
+        ({"steps": 3, "lr": "1e-3"}, "valid number"),
+        ({"steps": 3, "betas": (0.9, 1.0)}, "less than 1"),
+        ({"steps": 3, "momentum": 0.9}, "Extra inputs are not permitted"),
+    ],
+)
+def test_what_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Training(**changed)
+    assert message in str(caught.value)
+
+
+def test_length() -> None:
+    assert [Training(steps=7).length(n) for n in (128, 1000)] == [7, 7]
+    assert Training(epochs=2, batch=8).length(30) == 2 * 3
+    assert Training(epochs=2, batch=8, last_batch="keep").length(30) == 2 * 4
+    assert Training(epochs=0.5, batch=8).length(40) == 3
+    assert Training(steps=100, warmup=0.03).rising(100) == 3
+    assert Training(steps=100, warmup=0.031).rising(100) == 4
+    assert Training(steps=100, warmup_steps=50).rising(100) == 50
+
+
+def test_no_torch() -> None:
+    command = "import laconic.training.settings, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
