@@ -50,7 +50,7 @@ class Icot(nn.Module):
 
     def removing(self, step: int) -> float:
         """s at an optimizer step: one more each `every` steps, all from `remove_all_from` on."""
-        s = step // self.every
+        s = float(step // self.every)
         return math.inf if self.how.remove_all_from is not None and s >= self.how.remove_all_from else s
 
     def left(self, batch: Reasoning) -> Reasoning:
