@@ -78,7 +78,9 @@ def misread(**changes: Any) -> Callable[[Case], tuple[Tensor, ...]]:
     return differentiated(lambda case: loss(case, **changes))
 
 
-ORACLE = {"1": differentiated(loss)}
+whole = differentiated(loss)
+
+ORACLE = {"1": whole}
 
 MISREAD = {
     "1": {

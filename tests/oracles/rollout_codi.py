@@ -8,7 +8,9 @@ def short(case: Case) -> Case:
     return case._replace(rounds=case.M - 1)
 
 
-ORACLE = {"1": differentiated(sequential)}
+chained = differentiated(sequential)
+
+ORACLE = {"1": chained}
 
 MISREAD = {
     "1": {
