@@ -1,14 +1,16 @@
 """The table of contents: each method by its name, made of a recipe's settings; and how its answers are written."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from torch import nn
 
 from laconic.core.answering import Writing
+from laconic.core.contract import Answers, Example, Reasoning
 from laconic.core.errors import Usage
-from laconic.data.pieces import ending
-from laconic.data.reasoning import prompt_ids
+from laconic.core.sampling import Sampling
+from laconic.data.pieces import Encoder, ending
+from laconic.data.reasoning import collate, prompt_ids
 from laconic.methods.coconut import Coconut
 from laconic.methods.codi import Codi
 from laconic.methods.cot import Cot, NoCot
@@ -25,25 +27,25 @@ METHODS: Mapping[str, Make] = {
     "cot": lambda parts, recipe, steps: Cot(parts.decoder),
     "nocot": lambda parts, recipe, steps: NoCot(parts.decoder),
     "icot": lambda parts, recipe, steps: Icot(
-        parts.decoder, asked(recipe.removing), steps_per_epoch=steps, seed=recipe.seed
+        parts.decoder, had(recipe.removing), steps_per_epoch=steps, seed=recipe.seed
     ),
     "coconut": lambda parts, recipe, steps: Coconut(
-        parts.decoder, asked(parts.thoughts), asked(recipe.staging), steps_per_epoch=steps, seed=recipe.seed
+        parts.decoder, had(parts.thoughts), had(recipe.staging), steps_per_epoch=steps, seed=recipe.seed
     ),
-    "codi": lambda parts, recipe, steps: Codi(parts.decoder, asked(parts.thoughts), asked(recipe.distilling)),
-    "pccot": lambda parts, recipe, steps: Pccot(parts.decoder, asked(parts.thoughts), asked(recipe.distilling)),
+    "codi": lambda parts, recipe, steps: Codi(parts.decoder, had(parts.thoughts), had(recipe.distilling)),
+    "pccot": lambda parts, recipe, steps: Pccot(parts.decoder, had(parts.thoughts), had(recipe.distilling)),
     "kava": lambda parts, recipe, steps: Kava(
         parts.decoder,
-        asked(parts.thoughts),
-        asked(recipe.distilling),
-        asked(recipe.keeping),
-        asked(recipe.matching),
+        had(parts.thoughts),
+        had(recipe.distilling),
+        had(recipe.keeping),
+        had(recipe.matching),
         recipe.seed,
     ),
 }
 
 
-def asked(there: Any) -> Any:
+def had(there: Any) -> Any:
     """What a recipe's validation has put there."""
     assert there is not None
     return there
@@ -62,8 +64,20 @@ def method_of(parts: Parts, recipe: Recipe, steps_per_epoch: int) -> nn.Module:
     return method
 
 
-def writing(parts: Parts, recipe: Recipe, max_tokens: int) -> Writing:
-    """How answers of a recipe's format are written and ended."""
+def writing(parts: Parts, recipe: Recipe, max_tokens: int, how: Sampling | None = None, seed: int = 0) -> Writing:
+    """How answers of a recipe's format are written and ended; greedily unless `how` says else."""
     tokenizer = parts.tokenizer
     eos, prompt = ending(tokenizer, recipe.data), prompt_ids(tokenizer, recipe.data)
-    return Writing(max_tokens, (eos,), tokenizer.decode, tuple(prompt))
+    return Writing(max_tokens, (eos,), tokenizer.decode, tuple(prompt), how or Sampling(), seed)
+
+
+def asked(parts: Parts, recipe: Recipe, questions: Sequence[str]) -> Reasoning:
+    """Questions alone as a batch; what stands for their answers means nothing."""
+    encoder = Encoder(parts.tokenizer, recipe.data)
+    rows = [encoder.row(Example(f"question {i}", text, (), "0")) for i, text in enumerate(questions, 1)]
+    return collate(rows, range(len(rows)))
+
+
+def answer(method: nn.Module, questions: Reasoning, told: Writing, *, teacher: bool = False) -> Answers:
+    """Answers as the method gives them, or by chain."""
+    return cast(Any, method).answer(questions, told, teacher=teacher)

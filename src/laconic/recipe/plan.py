@@ -41,7 +41,8 @@ def plan(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     rows, n = sampled(recipe, tokenizer, config.max_position_embeddings)
     how = recipe.train
     with torch.device("meta"):
-        parts = models.fresh(recipe, Decoder(config, seed=None), tokenizer, torch.device("meta"))
+        decoder = Decoder(config, seed=None)
+    parts = models.fresh(plainly(recipe), decoder, tokenizer, "")
     method = method_of(parts, recipe, how.per_epoch(n))
     sizes, steps = counted(method), how.length(n)
     first = cast(Reasoning, rows.source.batch(range(min(how.batch, LENGTHS, len(rows.source))), 0, 0))
@@ -65,6 +66,13 @@ def plan(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         seconds, peak = measured(recipe, config, tokenizer, rows.source, device)
         found |= {"seconds": {"step": seconds, "run": seconds * steps}, "memory": {"bytes": peak, "by": "measured"}}
     return found
+
+
+def plainly(recipe: Recipe) -> Recipe:
+    """The recipe with thoughts that start without a look at the weights."""
+    if recipe.thinking is None:
+        return recipe
+    return recipe.model_copy(update={"thinking": recipe.thinking.model_copy(update={"project_scale": "unit"})})
 
 
 def sampled(recipe: Recipe, tokenizer: Tokenizer, context: int) -> tuple[Rows, int]:
@@ -161,15 +169,13 @@ def measured(
     """Seconds of an update and bytes at its peak, with random weights of these sizes."""
     before = resident()
     decoder = models.drawn(config, device).to(getattr(torch, recipe.model.dtype))
-    parts: Parts = models.fresh(recipe, decoder, tokenizer, device)
+    parts: Parts = models.fresh(recipe, decoder, tokenizer, "")
     method = method_of(parts, recipe, recipe.train.per_epoch(len(source))).to(device).train()
     updating = Updating(method, recipe.train, MEASURED + 1, Alone(), device)
     updating.update(source, place(recipe.train, recipe.seed, 0, len(source)))
     start = time.perf_counter()
     for step in range(1, MEASURED + 1):
-        updating.update(
-            source, place(recipe.train, recipe.seed, step % recipe.train.per_epoch(len(source)), len(source))
-        )
+        updating.update(source, place(recipe.train, recipe.seed, step, len(source)))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = (time.perf_counter() - start) / MEASURED
@@ -184,14 +190,14 @@ def resident() -> int:
 
 def told(found: dict[str, Any]) -> str:
     """A plan for people."""
+    each = [f"{part} {v['p50']} / {v['p90']} / {v['max']}" for part, v in found["lengths"].items()]
     memory, seconds, disk_ = found["memory"], found["seconds"], found["disk"]
     lines = [
         f"method       {found['method']}",
         f"parameters   {found['parameters']:,}, of which {found['trainable']:,} learn",
         f"rows         {found['rows']:,}",
         f"steps        {found['steps']:,}, {found['steps_per_epoch']:,} an epoch",
-        "lengths      " + "; ".join(f"{part} {v['p50']} / {v['p90']} / {v['max']}" for part, v in found["lengths"].items())
-        + "  (median / 90 % / longest, in tokens)",
+        f"tokens       {'; '.join(each)} (median / 90 % / longest)",
         f"memory       {size(memory['bytes'])} at the peak, {memory['by']}",
         f"time         {duration(seconds['run'])}, {seconds['step']:.3g} s a step, measured" if seconds
         else f"time         not measured: a step is {found['flop_per_step'] / 1e12:,.3g} TFLOP",

@@ -73,7 +73,7 @@ class Model(Settings):
         given = [key for key in ("name", "start", "family") if getattr(self, key) is not None]
         if len(given) != 1:
             there = " and ".join(given) or "none of them"
-            raise ValueError(f"{there} given; one of name, start, family says where the decoder comes from")
+            raise ValueError(f"given: {there}; one of name, start, family says where the decoder comes from")
         if self.family and not self.tokenizer:
             raise ValueError('tokenizer: absent; a new decoder needs one, "digits" for the built-in task')
         return self

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from laconic.evaluation.evaluate import judged
-from laconic.recipe.methods import writing
+from laconic.recipe.methods import answer, writing
 from laconic.recipe.models import Parts
 from laconic.recipe.rows import held_out
 from laconic.recipe.schema import Recipe
@@ -18,7 +18,7 @@ TEACHERS = ("codi", "pccot", "kava")  # methods that also learn to write the cha
 def validation(
     recipe: Recipe, parts: Parts, method: nn.Module, device: torch.device
 ) -> Callable[[], Mapping[str, float]] | None:
-    """Gives accuracy, and that of the chain as `teacher`; None where the recipe asks for none."""
+    """Gives `accuracy`, and that of the chain as `teacher_accuracy`; None where the recipe asks for none."""
     how = recipe.validation
     if how is None:
         return None
@@ -31,8 +31,8 @@ def validation(
         for at in range(0, len(rows.examples), how.batch):
             places = range(at, min(at + how.batch, len(rows.examples)))
             batch = cast(Any, rows.source.batch(places, 0, 0)).to(device)
-            answers = cast(Any, method).answer(batch, asked, teacher=teacher)
+            answers = answer(method, batch, asked, teacher=teacher)
             right += sum(row.right for row in judged(answers, [rows.examples[i] for i in places], rows.protocol))
         return right / len(rows.examples)
 
-    return lambda: {"accuracy": share(False)} | ({"teacher": share(True)} if both else {})
+    return lambda: {"accuracy": share(False)} | ({"teacher_accuracy": share(True)} if both else {})

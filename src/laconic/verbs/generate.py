@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generate:
-    """Continues one or more prompts.
+    """Continues one or more prompts; of a run, answers questions as its method does.
 
     Example: laconic generate stories260k "Once upon a time" --max-tokens 196
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """a checkpoint in Hugging Face layout: a folder, or a name on the hub"""
+    """a checkpoint in Hugging Face layout: a folder, or a name on the hub; or a run of laconic train"""
     prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT")]
-    """what to continue; several are read as one batch"""
+    """what to continue or to answer; several are read as one batch"""
     max_tokens: int = 128
     """tokens to write at most"""
     min_tokens: int = 0
@@ -46,6 +46,8 @@ class Generate:
     """end before this text; may be given several times"""
     seed: int = 0
     """of the draws; the same seed gives the same text"""
+    teacher: bool = False
+    """of a run: answer by a written chain, with the same weights"""
     chat: bool = False
     """put each prompt into the model's chat template, as a message of the user"""
     dtype: Dtype | None = None
@@ -62,10 +64,15 @@ class Generate:
     def run(self) -> int:
         """Loads, writes, reports; the text on standard output, the figures on standard error."""
         import laconic
+        from laconic.recipe.opened import is_run
 
         prompts = [utf8(prompt) for prompt in self.prompts]
         if not prompts:
             raise Usage("no prompt given; laconic generate MODEL PROMPT")
+        if is_run(self.model):
+            return self.answers(prompts)
+        if self.teacher:
+            raise Usage(f"--teacher: {self.model} is no run; give the folder that laconic train wrote")
         with note(f"loading {self.model}"):
             decoder = laconic.Decoder.from_pretrained(
                 self.model,
@@ -94,6 +101,38 @@ class Generate:
             on_token=self.streamer(prompts),
         )
         self.tell(prompts, written, decoder, time.perf_counter() - start)
+        return 0
+
+    def answers(self, prompts: list[str]) -> int:
+        """Answers of a run: by its method, or by chain."""
+        from laconic.core.sampling import Sampling
+        from laconic.core.weights import place_of
+        from laconic.recipe.methods import answer, asked, writing
+        from laconic.recipe.opened import opened
+
+        odd = {"chat": self.chat, "stop": self.stop, "min_tokens": self.min_tokens, "allow_missing": self.allow_missing}
+        odd |= {"dtype": self.dtype, "revision": self.revision}
+        given = next((name for name, value in odd.items() if value), None)
+        if given:
+            raise Usage(f"--{given.replace('_', '-')}: not of a run, whose recipe says it; leave it out")
+        with note(f"loading {self.model}"):
+            run = opened(self.model, place_of(self.device))
+        how = Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
+        told = writing(run.parts, run.recipe, self.max_tokens, how, self.seed)
+        start = time.perf_counter()
+        found = answer(run.method, asked(run.parts, run.recipe, prompts).to(self.device), told, teacher=self.teacher)
+        seconds = time.perf_counter() - start
+        if self.format == "json":
+            rows = [
+                {"prompt": prompt, "text": text, "ids": ids, "passes": passes._asdict() | {"total": passes.total}}
+                for prompt, text, ids, passes in zip(prompts, found.texts, found.ids, found.passes, strict=True)
+            ]
+            about = {"schema": 1, "model": self.model, "step": run.step, "method": run.recipe.method}
+            print(json.dumps(about | {"seconds": round(seconds, 3), "generations": rows}, ensure_ascii=False))
+            return 0
+        print("\n".join(found.texts))
+        passes = sum(p.total for p in found.passes)
+        say(f"{sum(map(len, found.ids))} tokens in {passes} passes, {seconds:.2f} s")
         return 0
 
     def streamer(self, prompts: list[str]) -> Callable[[int, int, str, float], None] | None:
