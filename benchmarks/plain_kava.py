@@ -2,7 +2,7 @@
 
 Teacher and student are read apart, the question anew in every pass, with no cache; attention is eager, R-KV takes its
 block out of the whole matrix of logits, and logits are made of every position. Defaults of KaVa, arXiv:2510.02312:
-R-KV, smooth L1 for keys and values, the same over the teacher's spread for hidden states, slots without a target masked.
+R-KV, smooth L1, over the teacher's spread for hidden states, slots without a target masked.
 """
 
 from collections.abc import Sequence

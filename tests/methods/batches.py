@@ -44,7 +44,9 @@ def reasoning(sizes: Sequence[tuple[int, int, int]] = SIZES, *, seed: int = 0, p
     widths = [max(len(row) for row in part) + pads for part in parts]
     grids = [padded(part, width, left=n == 0) for n, (part, width) in enumerate(zip(parts, widths, strict=True))]
     rows = [followers([(ids[b].tolist(), live[b].tolist()) for ids, live in grids]) for b in range(len(sizes))]
-    question, chain, answer = (torch.tensor([row[n] for row in rows]).reshape(len(rows), -1) for n in range(3))
+    question, chain, answer = (
+        torch.tensor([row[n] for row in rows], dtype=torch.long).reshape(len(rows), -1) for n in range(3)
+    )
     columns = torch.arange(widths[2])
     lengths = torch.tensor([size[2] for size in sizes])
     return Reasoning(

@@ -223,9 +223,10 @@ def choose(
 ) -> Chosen:
     """What one layer keeps of the chain in the teacher's pass; `everything` computes I and R whoever asks."""
     start, live = chain_start(batch, teacher), batch.chain_live
-    k_t, v_t = (x[layer][:, :, start : start + live.shape[1]] for x in (teacher.state.keys, teacher.state.values))
+    columns = slice(start, start + live.shape[1])
+    k_t, v_t = (x[layer][:, :, columns].detach() for x in (teacher.state.keys, teacher.state.values))
     if space == "pre_rope":
-        k_t = teacher.stages[f"k.{layer}"][:, :, : live.shape[1]]
+        k_t = teacher.stages[f"k.{layer}"][:, :, : live.shape[1]].detach()
     needs_i, needs_r = (True, True) if everything else asks(how)
     zero = torch.zeros(k_t.shape[:3], dtype=wide(k_t.dtype), device=k_t.device)
     I = importance_in(decoder, batch, teacher, layer, how) if needs_i else zero
