@@ -101,15 +101,19 @@ def read(decoder: Decoder, batch: Reasoning, state: Cache | None, *, chain: bool
 
 
 def begun(prompt: Sequence[int], ids: list[int]) -> int:
-    """How many of the ids end with the last prompt among them; 0 without a prompt, all of them if it is not there."""
+    """How many ids there are up to the end of the last prompt that something follows; without one, none.
+
+    All of them if there is no such prompt: the answer has not begun.
+    """
     n = len(prompt)
-    ends = [i for i in range(n, len(ids) + 1) if ids[i - n : i] == list(prompt)] if n else [0]
+    ends = [i for i in range(n, len(ids)) if ids[i - n : i] == list(prompt)] if n else [0]
     return ends[-1] if ends else len(ids)
 
 
 def chain(decoder: Decoder, questions: Reasoning, writing: Writing) -> Answers:
     """A chain written out, then the prompt, then the answer, which begins where the prompt ends."""
-    return written(decoder, questions, writing, begins=partial(begun, writing.prompt))
+    inside = sum(i in writing.eos for i in writing.prompt)  # CODI's eos between chain and answer ends no row
+    return written(decoder, questions, writing, eos_count=1 + inside, begins=partial(begun, writing.prompt))
 
 
 def only(name: str, scored: Scored) -> Step:
