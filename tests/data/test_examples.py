@@ -112,7 +112,7 @@ def test_majority() -> None:
 def test_held_out_questions_in_training_are_refused() -> None:
     train = [Example("t1", "2 and\n2?", (), "4"), Example("t2", "3 and 3?", (), "6")]
     held = [Example("h1", "2  and 2? ", (), "4")]
-    with pytest.raises(BadInput, match=r"1 training questions stand in the rows that are held out \(t1 = h1\)"):
+    with pytest.raises(BadInput, match=r"held out \(t1 = h1\); take them out, or set data.allow_overlap"):
         refuse_overlap(train, held)
     assert refuse_overlap(train, held, allow=True) == 1
     assert refuse_overlap(train[1:], held) == 0

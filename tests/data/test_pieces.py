@@ -60,6 +60,23 @@ def test_pccot_is_pieces_joined(name: str) -> None:
     assert row.number == (row.distil + 1, len(row.answer) - 1)
 
 
+def test_the_joined_text_is_not_encoded_again() -> None:
+    """GPT-2 has a token ":-"; encoded as one text, the token before the number would hold its sign."""
+    gpt2 = real("gpt2")
+    row = encode(EXAMPLE, gpt2, settings("gpt2"))
+    assert ":-" in words("gpt2", gpt2.encode("The answer is:-18"))
+    assert words("gpt2", row.answer) == ["The", "Ġanswer", "Ġis", ":", "-", "18", "<|endoftext|>"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("part", ["question", "steps", "answer"])
+def test_special_tokens_in_a_text_are_refused(form: str, part: str) -> None:
+    text = "1 <|endoftext|> 2"
+    example = replace(EXAMPLE, **{part: (text, "<<1=1>>") if part == "steps" else text})
+    with pytest.raises(BadInput, match="row row-1: a special token of the tokenizer stands in the text; take it out"):
+        encode(example, real("gpt2"), settings("gpt2", format=form))
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("answer", ANSWERS)
@@ -180,7 +197,7 @@ def test_unknown_words_of_numbers_are_no_prefix_space() -> None:
 
 
 def test_a_question_without_a_token_is_an_error() -> None:
-    with pytest.raises(BadInput, match=r"row-1: question ' ': nothing of it is left by the tokenizer"):
+    with pytest.raises(BadInput, match=r"row row-1: question ' ': nothing of it is left by the tokenizer"):
         encode(replace(EXAMPLE, question=" "), built(["The", "answer", "is:"], "[B] $A"), Data(path="rows.jsonl"))
 
 
@@ -193,7 +210,7 @@ def test_no_eos_is_an_error_that_names_the_candidates() -> None:
 
 def test_an_answer_without_a_number() -> None:
     example = replace(EXAMPLE, answer="True")
-    with pytest.raises(BadInput, match=r"row-1: answer 'True' holds no number; give one, or set data.answers"):
+    with pytest.raises(BadInput, match=r"row row-1: answer 'True' holds no number; give one, or set data.answers"):
         encode(example, real("gpt2"), settings("gpt2"))
     row = encode(example, real("gpt2"), settings("gpt2", answers="text"))
     assert words("gpt2", row.answer)[row.distil : row.number[1]] == [":", "True"]

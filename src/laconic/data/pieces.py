@@ -6,7 +6,7 @@ found by character offsets, never by searching ids.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from laconic.core.contract import Example
@@ -60,6 +60,9 @@ class Encoder:
         self.unknown = tokenizer.id_of("unk_token") if tokenizer.id_of("unk_token") != tokenizer.eos else None
         self.prefix = self._prefix()
         self.eos = ending(tokenizer, how)
+        added = tokenizer.inner.get_added_tokens_decoder()
+        self.special = {id for id, token in added.items() if token.special and id != self.unknown} | {self.eos}
+        self.ends = {"codi": 3 if how.separator == "eos" else 1, "icot": 3}.get(how.format, 1)  # eos that we put
         given = {"pccot": how.prompt, "codi": how.prompt, "coconut": "###", "icot": "####", "digits": "ans"}
         self.given = given[how.format]
         self.given_ids = self.piece(self.given).ids
@@ -91,14 +94,19 @@ class Encoder:
         try:
             start, end = number_in(example.answer, self.how)
             kept = example.steps[:-1] if self.how.chain == "drop_last" else example.steps
-            made = self._one(example, kept, start, end) if self.how.format == "icot" else None
-            made = made or self._pieces(example, kept, start, end)
+            made = (self._one if self.how.format == "icot" else self._pieces)(example, kept, start, end)
+            unknown = self._check(made)
         except BadInput as error:
-            raise BadInput(f"{example.id}: {error}") from None
-        if self.unknown in made.answer:
-            raise BadInput(f"{example.id}: answer {example.answer[:40]!r}: the tokenizer has no word for a part of it")
-        unknown = (made.question + made.chain).count(self.unknown) if self.unknown is not None else 0
-        return Encoded(**{**vars(made), "unknown": unknown})
+            raise BadInput(f"row {example.id}: {error}") from None
+        return replace(made, unknown=unknown)
+
+    def _check(self, row: Encoded) -> int:
+        """How many unknown words question and chain have; an answer has none, and no text holds special tokens."""
+        if self.unknown in row.answer:
+            raise BadInput("the tokenizer has no word for a part of the answer; choose another tokenizer")
+        if sum(id in self.special for id in (*row.question[row.head :], *row.chain, *row.answer)) != self.ends:
+            raise BadInput("a special token of the tokenizer stands in the text; take it out")
+        return (row.question + row.chain).count(self.unknown) if self.unknown is not None else 0
 
     def _pieces(self, example: Example, kept: tuple[str, ...], start: int, end: int) -> Encoded:
         how, eos = self.how, (self.eos,)

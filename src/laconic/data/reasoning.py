@@ -141,7 +141,7 @@ class Questions:
         say = (
             'set data.too_long = "drop", or "cut-question"' if self.how.too_long == "error" else "an answer is not cut"
         )
-        raise BadInput(f"{row.id}: question, chain and answer of {parts} tokens, {over} more than {held}; {say}")
+        raise BadInput(f"row {row.id}: question, chain and answer of {parts} tokens, {over} more than {held}; {say}")
 
     def _over(self, row: Encoded) -> tuple[int, str]:
         """By how many tokens a row is too long, and for what."""
