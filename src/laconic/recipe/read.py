@@ -39,12 +39,13 @@ class Draft:
 def read(recipe: str | Path, overrides: Sequence[str] = (), flags: Iterable[str] = ()) -> tuple[Recipe, list[str]]:
     """A recipe by path, or by name among those that come with laconic, with `key.sub=value` put over it; and notes.
 
-    Paths in it are relative to its file, those of overrides to the working folder. `flags` are names that an override
-    may have been meant for. Raises `Usage` (2) with every fault of the file and the overrides, `BadInput` (66).
+    Paths in it are relative to its file; those of overrides, and of what comes with laconic, to the working folder.
+    `flags` are names that an override may have been meant for. Raises `Usage` (2) with every fault of the file and the
+    overrides, `BadInput` (66).
     """
     path = located(recipe)
     draft = drafted(path)
-    absolute(draft.content, path.parent)
+    absolute(draft.content, Path.cwd() if path.parent == SHIPPED else path.parent)
     for override in last_ones(overrides, draft.notes):
         put(draft, override, flags)
     return validated(draft), draft.notes

@@ -126,8 +126,9 @@ class Recipe(Settings):
             raise ValueError(f"{missing[0]}: absent; method {self.method} reads this table")
         if self.train.what == "thoughts" and "thinking" not in TABLES[self.method]:
             raise ValueError(f'train.what "thoughts": method {self.method} has none, so nothing would be trained')
-        if self.train.stop_when and self.validation is None:
-            raise ValueError(f"train.stop_when: {self.train.stop_when.metric} comes from [validation]; add that table")
+        given = [key for key in ("stop_when", "best") if getattr(self.train, key) is not None]
+        if given and self.validation is None:
+            raise ValueError(f"train.{given[0]}: its number comes from [validation]; add that table")
         if self.thinking and self.thinking.rounds == 0 and self.thinking.project != "none":
             raise ValueError(
                 f'thinking.project "{self.thinking.project}": with rounds 0 nothing goes through it, '

@@ -1,7 +1,10 @@
 """`laconic train`: a recipe becomes a run, is continued, planned, or repeated at a step that failed."""
 
+import contextlib
 import dataclasses
 import json
+import math
+import os
 import platform
 import shlex
 import sys
@@ -60,6 +63,8 @@ class Train:
 
             print(json.dumps(Recipe.model_json_schema(), indent=1, ensure_ascii=False))
             return 0
+        if self.replay is not None:
+            return self.replayed(self.replay)
         if self.recipe is None:
             raise Usage("no recipe given; laconic train RECIPE, or --schema for what one holds")
         recipe, notes = read(self.recipe, self.overrides, flags())
@@ -68,7 +73,7 @@ class Train:
         if self.plan:
             return self.planned(recipe)
         ends = [self.one(recipe, out) for recipe, out in self.runs(recipe)]
-        if self.format == "json":
+        if self.format == "json" and os.environ.get("RANK", "0") == "0":
             print(json.dumps({"schema": 1, "runs": ends}, ensure_ascii=False, allow_nan=False))
         return 0
 
@@ -95,17 +100,19 @@ class Train:
         from laconic.core.runs import RunFolder
         from laconic.recipe.begin import begin
         from laconic.recipe.build import build
+        from laconic.training.distributed import joined
         from laconic.training.loop import train
 
         resume = resume_from(self.resume)
         run, device = RunFolder(out), placed(self.device)
-        with run.held():
-            begin(run, recipe, resume, environment(str(device)))
+        with joined(recipe.train, device) as ranks, ranks.held(run):
+            ranks.first(lambda: begin(run, recipe, resume, environment(str(device), ranks.world)))
+            first = ranks.rank == 0
             with note(f"{out}: building"):
                 built = build(recipe, device)
-            for text in built.notes:
+            for text in built.notes if first else ():
                 say(f"laconic: {text}")
-            with progress(out.name) as show:
+            with progress(out.name) if first else contextlib.nullcontext() as show:
                 outcome = train(
                     built.method,
                     built.source,
@@ -116,10 +123,12 @@ class Train:
                     bound=built.bound,
                     validate=built.validate,
                     show=show,
+                    ranks=ranks,
                     device=device,
                     resume=resume,
                 )
-        self.tell(out, outcome)
+        if first:
+            self.tell(out, outcome)
         return {"out": str(out), **about(outcome)}
 
     def tell(self, out: Path, outcome: "Outcome") -> None:
@@ -133,6 +142,20 @@ class Train:
 
         found = plan(recipe, placed(self.device))
         print(json.dumps(found, ensure_ascii=False) if self.format == "json" else told(found))
+        return 0
+
+    def replayed(self, folder: Path) -> int:
+        """What the step of an incident gave then, and gives now."""
+        from laconic.recipe.replay import replay
+
+        found = replay(folder, placed(self.device))
+        if self.format == "json":
+            now = {name: value if math.isfinite(value) else None for name, value in found.now.items()}
+            print(json.dumps({"schema": 1, "step": found.step, "then": found.then, "now": now, "end": found.outcome}))
+            return 0
+        print(f"step {found.step}: {found.outcome}")
+        for name, value in found.now.items():
+            print(f"{name}: {found.then.get(name)} then, {value:.6g} now")
         return 0
 
 
@@ -164,10 +187,11 @@ def placed(device: str | None) -> Any:
 
     from laconic.core.weights import place_of
 
-    return place_of(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    mine = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # torchrun numbers the processes of a machine
+    return place_of(device or (mine if torch.cuda.is_available() else "cpu"))
 
 
-def environment(device: str) -> dict[str, Any]:
+def environment(device: str, ranks: int) -> dict[str, Any]:
     """What env.json says: versions, machine, command, and when."""
     from importlib.metadata import version
 
@@ -177,6 +201,7 @@ def environment(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": device,
+        "ranks": ranks,
         "command": shlex.join(["laconic", *sys.argv[1:]]),
         "start": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -21,6 +21,7 @@ from laconic.verify.papers import Table as PaperTable
 
 SAYS = re.compile(r"Eq\. (\S+): ")
 SOURCE = re.compile(r"(\S+) table (\S+)")
+OURS = "ours"  # the source of a recipe that stands for no table
 Marks = Mapping[tuple[str, str], tuple[syntax.Marked, ...]]
 
 CHECKS = (
@@ -176,12 +177,14 @@ def check_recipes(tree: Tree) -> Iterator[Finding]:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             yield Finding(5, path.stem, f"not TOML: {error}")
             continue
+        if recipe.get("source") == OURS:
+            continue
         says = SOURCE.fullmatch(str(recipe.get("source", "")))
         tables = tree.ledgers[says[1]].table if says and says[1] in tree.ledgers else ()
         rows = {row.name: row.values for table in tables if says and table.id == says[2] for row in table.row}
         if recipe.get("row") not in rows:
             named = f"source {recipe.get('source')!r}, row {recipe.get('row')!r}"
-            yield Finding(5, path.stem, f'{named}: no such row; write source = "PAPER table ID" and row = "NAME"')
+            yield Finding(5, path.stem, f'{named}: no such row; write source = "PAPER table ID" and row = "NAME", or source = "ours"')
             continue
         yield from compare(path.stem, recipe, flat(rows[recipe["row"]]))
 
