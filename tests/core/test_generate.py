@@ -265,6 +265,32 @@ def test_eos_stops_and_rows_leave() -> None:
     assert single.ids == free[0].ids[: free[0].ids.index(free[0].ids[2]) + 1]
 
 
+def test_a_row_may_end_with_a_later_eos() -> None:
+    decoder = decoder_of("llama", torch.float32)
+    free = generate(decoder, ids=ROWS, max_tokens=30, eos=())
+    ends = tuple({g.ids[n] for g in free for n in (2, 4)})
+    for count in (1, 2, 3):
+        for one, whole in zip(generate(decoder, ids=ROWS, max_tokens=30, eos=ends, eos_count=count), free, strict=True):
+            at = [n for n, i in enumerate(whole.ids) if i in ends]
+            assert one.ids == (whole.ids[: at[count - 1] + 1] if len(at) >= count else whole.ids)
+            assert one.stop_reason == ("eos" if len(at) >= count else "length")
+
+
+def test_an_eos_that_ends_nothing_is_text() -> None:
+    said = scripted(b"ab\x02cd\x02e")
+    (got,) = generate(said, Bytes(), ids=[[9]], max_tokens=9, eos=2, eos_count=2)
+    assert got.text == "ab\x02cd"
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 3.0}, {"min_tokens": 3}])
+def test_what_is_banned_is_never_taken(settings: dict[str, Any]) -> None:
+    decoder = decoder_of("llama", torch.float32)
+    free = generate(decoder, ids=ROWS, max_tokens=12, **settings)
+    banned = {i for g in free for i in g.ids[:2]}
+    got = generate(decoder, ids=ROWS, max_tokens=12, banned=sorted(banned), **settings)
+    assert not banned.intersection(i for g in got for i in g.ids)
+
+
 def test_the_batch_shrinks_when_fewer_than_half_are_running(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = decoder_of("llama", torch.float32)
     widths: list[int] = []
@@ -441,6 +467,8 @@ def test_rope_goes_on_beyond_its_positions_with_one_warning() -> None:
         ({"live": torch.ones(1, 1).long()}, "live is int64; give booleans, mask.bool() say"),
         ({"ids": torch.ones(1, 1)}, "ids are float32; did you mean vectors=?"),
         ({"eos": 1000}, "eos 1000: must be in [0, vocabulary 97)"),
+        ({"banned": [5, 97]}, "banned 97: must be in [0, vocabulary 97)"),
+        ({"eos_count": 0}, "eos_count 0: must be ≥ 1"),
         ({"live": torch.ones(1, 1).bool()}, "live given with ids, whose padding is made here; give live with vectors"),
         ({"ids": None, "vectors": torch.zeros(2, 3, 48), "live": torch.tensor([[True] * 3, [False] * 3])},
          "row 1 has no live position"),
