@@ -115,17 +115,12 @@ def with_gradient(function: Any) -> Any:
     return run
 
 
-SUMS = {
-    "no cross-entropy of the teacher": with_gradient(lambda s, t, c, how: how.student * s + how.alpha1 * c),
-    "teacher under no_grad": with_gradient(lambda s, t, c, how: total(s, t.detach(), c, how)),
-    "weights of student and teacher exchanged": with_gradient(lambda s, t, c, how: total(t, s, c, how)),
-    "gamma 1": with_gradient(lambda s, t, c, how: total(s, t, c, how, weights=(how.student, how.teacher, 1.0))),
-    "mean of the terms": with_gradient(lambda s, t, c, how: total(s, t, c, how) / 3),
-}
+hidden_loss_with_gradients = differentiated(hidden_loss)
+total_with_gradients = with_gradient(total)
 
 ORACLE = {
-    "2": differentiated(hidden_loss),
-    "3": with_gradient(total),
+    "2": hidden_loss_with_gradients,
+    "3": total_with_gradients,
 }
 
 MISREAD = {
@@ -146,5 +141,11 @@ MISREAD = {
             lambda h_t, h_s, at, *rest: hidden_loss(h_t, h_s, (at[0], torch.ones_like(at[1]), at[2]), *rest)
         ),
     },
-    "3": SUMS,
+    "3": {
+        "no cross-entropy of the teacher": with_gradient(lambda s, t, c, how: how.student * s + how.alpha1 * c),
+        "teacher under no_grad": with_gradient(lambda s, t, c, how: total(s, t.detach(), c, how)),
+        "weights of student and teacher exchanged": with_gradient(lambda s, t, c, how: total(t, s, c, how)),
+        "gamma 1": with_gradient(lambda s, t, c, how: total(s, t, c, how, weights=(how.student, how.teacher, 1.0))),
+        "mean of the terms": with_gradient(lambda s, t, c, how: total(s, t, c, how) / 3),
+    },
 }

@@ -17,9 +17,12 @@ def misread(**changes: Any) -> Any:
     return differentiated(lambda h_t, h_s, at, sigma: hidden_loss(h_t[1:], h_s[1:], at, **changes))
 
 
+kd_loss_with_gradients = differentiated(kd_loss)
+total_with_gradients = with_gradient(total)
+
 ORACLE = {
-    "3": differentiated(kd_loss),
-    "4": with_gradient(total),
+    "3": kd_loss_with_gradients,
+    "4": total_with_gradients,
 }
 
 MISREAD = {
