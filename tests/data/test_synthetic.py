@@ -119,6 +119,12 @@ def test_batches_equal_the_text_encoded(style: dict[str, Any], chain: str) -> No
     assert made.take([1]).ids == ("digits3-valid-5-000000",)
 
 
+def test_one_operation_without_its_last_step_has_no_chain() -> None:
+    batch = DigitsSource(0, Digits(operations=1, rows=200), drop_last=True).batch([0, 1], 0, 0)
+    assert batch.chain.shape == batch.chain_step.shape == (2, 0)
+    assert batch.next_question.tolist() == [WORDS.index("ans")] * 2
+
+
 def test_the_tokenizer_has_21_words_and_can_be_saved(tmp_path: Path) -> None:
     tokenizer = digits_tokenizer()
     assert tokenizer.vocab_size == len(WORDS) == 21

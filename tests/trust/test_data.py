@@ -52,6 +52,8 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "NUL escaped": (raw(b"2 and", b"2\\u0000and"), "1:16", "a NUL character: {"),
     "half a character": (raw(b"2 and", b"2\\ud83dand"), "1:16", "half of a character (a lone surrogate)"),
     "halves the wrong way round": (raw(b"2 and", b"\\ude00\\ud83d"), "1:15", "half of a character"),
+    "half of a character after whole ones": (raw(b"2 and", b"\\ud83d\\ude00\\ud83d"), "1:27", "half of a character"),
+    "the other half alone": (raw(b"2 and", b"\\ud83d\\ude00 \\ude00"), "1:28", "or write the character meant"),
     "a key twice": (raw(b'"4"', b'"4", "answer": "5"'), "1:65", "key 'answer' stands twice; keep one"),
     "a key twice inside a mark": (raw(b'"4"', b'"4", "m": {"a": 1, "a": 2}'), "1:70", "key 'a' stands twice"),
     "NaN": (raw(b'"4"', b"NaN"), "1:60", "NaN is no JSON number; leave the row out"),
@@ -111,6 +113,13 @@ def test_r8(name: str, tmp_path: Path) -> None:
     assert caught.value.code == 66
     assert first.isprintable()
     assert len(first) < 400
+
+
+def test_escapes_that_are_none(tmp_path: Path) -> None:
+    """A backslash, then u202e: four letters and digits, no mark; and whole characters in two escapes."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(raw(b"2 and", rb"a\\u202e \\ud83d \\u0000 \ud83d\ude00 \u2019"))
+    assert read_examples(path, HOW).examples[0].question == "a\\u202e \\ud83d \\u0000 \U0001f600 \u2019 2?"
 
 
 def test_r8_has_forty_files() -> None:

@@ -11,9 +11,16 @@ from laconic.data.problems import excerpt
 
 LINE = 10_000_000  # bytes of the longest line that is read
 INTEGER = 2**63  # of marks; 2^53 would refuse products that published rows hold
-BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
-BIDI_ESCAPED = re.compile(r"\\u20(?:2[a-eA-E]|6[6-9])")
-SURROGATE = re.compile("[\ud800-\udfff]")
+HALF, OTHER = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# kind, what is said, the characters, how they are written escaped
+ODD = [
+    ("lone surrogates", "half of a character (a lone surrogate)", re.compile("[\ud800-\udfff]"),
+     re.compile(rf"{HALF}(?!{OTHER})|(?<!\\u[dD][89abAB]..){OTHER}")),
+    ("NUL", "a NUL character", re.compile("\0"), re.compile(r"\\u0000")),
+    ("bidi controls", "a mark that turns the order of a text", re.compile("[\u202a-\u202e\u2066-\u2069]"),
+     re.compile(r"\\u20(?:2[a-eA-E]|6[6-9])")),
+]  # fmt: skip
+ESCAPED = re.compile(r"\\u(?:[dD][89a-fA-F]|0000|20(?:2[a-eA-E]|6[6-9]))")
 SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -86,20 +93,12 @@ def record(text: str) -> dict[str, Any]:
 
 def refuse_characters(text: str) -> None:
     """Halves of characters, NUL, and marks that turn the order of a text, written out or escaped."""
-    if "\\u" in text and (lone := SURROGATE.search(text_of(text))):
-        column = text.lower().find(f"\\u{ord(lone.group()):04x}") + 1
-        text_ = f"half of a character (a lone surrogate): {excerpt(text, column)}; write the character itself"
-        raise Fault(column, "lone surrogates", text_)
-    found = "\\u0000" in text and re.search(r"(?<!\\)(?:\\\\)*\\u0000", text)
-    if found:
-        column = found.end() - 5
-        raise Fault(column, "NUL", f"a NUL character: {excerpt(text, column)}; take it out")
-    turned = BIDI.search(text) or BIDI_ESCAPED.search(text)
-    if turned:
-        column = turned.start() + 1
-        raise Fault(
-            column, "bidi controls", f"a mark that turns the order of a text: {excerpt(text, column)}; take it out"
-        )
+    strings = text_of(text) if ESCAPED.search(text) else text
+    for kind, said, there, escaped in ODD:
+        if there.search(strings):
+            found = there.search(text) or escaped.search(text)
+            column = found.start() + 1 if found else 1
+            raise Fault(column, kind, f"{said}: {excerpt(text, column)}; take it out, or write the character meant")
 
 
 def text_of(text: str) -> str:

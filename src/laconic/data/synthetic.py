@@ -166,4 +166,4 @@ class DigitsSource:
         words = {"=": ID["="], ";": ID[";"], "<": ID["<<"], ">": ID[">>"]}
         grid = np.stack([columns.get(c, np.full_like(before, words.get(c, 0))) for c in ids], axis=2)
         grid = grid[:, : self.task.operations - self.drop_last]
-        return grid.reshape(len(grid), -1), np.repeat(np.arange(grid.shape[1]), len(ids))
+        return grid.reshape(len(grid), grid.shape[1] * grid.shape[2]), np.repeat(np.arange(grid.shape[1]), len(ids))
