@@ -44,14 +44,19 @@ def save_adapter(model: "PeftModel", folder: str | Path) -> None:
     """The adapter in the layout that peft loads onto the model of transformers. Raises `Busy` (73)."""
     from peft import get_peft_model_state_dict
 
-    settings = cast("LoraConfig", model.peft_config["default"])
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
 
     def write(new: Path) -> None:
-        replace(settings, task_type="CAUSAL_LM", inference_mode=True).save_pretrained(str(new))
+        save_settings(model, new)
         artifact.save_tensors(new / WEIGHTS, tensors, {"format": "pt"})
 
     artifact.commit_folder(Path(folder), write, sum(t.nbytes for t in tensors.values()))
+
+
+def save_settings(model: "PeftModel", folder: Path) -> None:
+    """The adapter's adapter_config.json."""
+    settings = cast("LoraConfig", model.peft_config["default"])
+    replace(settings, task_type="CAUSAL_LM", inference_mode=True).save_pretrained(str(folder))
 
 
 def load_adapter(decoder: Decoder, folder: str | Path, *, trainable: bool = False) -> "PeftModel":

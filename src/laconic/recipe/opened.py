@@ -18,6 +18,7 @@ from laconic.recipe.models import Parts
 from laconic.recipe.read import read
 from laconic.recipe.saving import THOUGHTS, ModelPart
 from laconic.recipe.schema import Recipe, said
+from laconic.training import checkpoint
 
 RECIPE = "recipe.toml"
 
@@ -56,9 +57,12 @@ def opened(path: str | Path, device: torch.device, step: int | None = None) -> O
     check(found, "recipe", fingerprint(recipe))
     tokenizer = load_tokenizer(found.folder)
     check(found, "tokenizer", tokenizer.fingerprint)
-    parts = restored(recipe, found, tokenizer, device)
-    method = method_of(parts, recipe, 1).to(device).eval()
-    return Opened(folder, recipe, found.number, parts, method)
+    shards = (found.folder / checkpoint.SHARDS).is_dir()
+    parts = (begun if shards else restored)(recipe, found, tokenizer, device)
+    method = method_of(parts, recipe, 1).to(device)
+    if shards:
+        checkpoint.load_model(found.folder, ModelPart(parts, recipe.method, recipe.train.what), method)
+    return Opened(folder, recipe, found.number, parts, method.eval().requires_grad_(False))
 
 
 def newest(folder: Path) -> Committed:
@@ -93,6 +97,17 @@ def restored(recipe: Recipe, step: Committed, tokenizer: Tokenizer, device: torc
     if thoughts is not None:
         thoughts.load(step.folder / THOUGHTS, ModelPart(parts, recipe.method, recipe.train.what).about)
     return parts
+
+
+def begun(recipe: Recipe, step: Committed, tokenizer: Tokenizer, device: torch.device) -> Parts:
+    """Decoder, adapter and thoughts with all that is trained still to be filled from the step's shards."""
+    if recipe.train.what == "full":
+        decoder = models.drawn(DecoderConfig.read(step.folder), device).to(getattr(torch, recipe.model.dtype))
+        return models.fresh(recipe, decoder, tokenizer, "")
+    decoder, _ = start(recipe, device)
+    base = decoder.fingerprint
+    check(step, "base", base)
+    return models.fresh(recipe, decoder, tokenizer, base)
 
 
 def described(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:

@@ -1,5 +1,6 @@
 """The model part of a step: written into its folder, and read back into the modules that are there."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,15 @@ class ModelPart:
         if parts.thoughts is not None:
             parts.thoughts.save(folder / THOUGHTS, self.about)
         parts.tokenizer.save(folder)
+
+    def save_rest(self, files: Files) -> None:
+        """What stands beside the tensors where they lie in shards."""
+        parts = self.parts
+        if self.what == "full":
+            files.text("config.json", json.dumps(parts.decoder.config.to_source(), indent=2) + "\n")
+        if parts.adapter is not None:
+            adapters.save_settings(parts.adapter, files.folder)
+        parts.tokenizer.save(files.folder)
 
     def load(self, folder: Path) -> None:
         """Reads that back; parameters keep their type and place. Raises `BadInput` (66), `Damaged` (76)."""
