@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -84,9 +84,9 @@ class Files:
         """A file of canonical JSON."""
         self.text(name, canonical(value) + "\n")
 
-    def adopt(self) -> None:
-        """Enters what lies in the folder and was written by others: tensors finite and headers sound, or an error."""
-        for name in _names(self.folder):
+    def adopt(self, names: Iterable[str] | None = None) -> None:
+        """Enters files that others wrote, by default all there are: tensors finite and headers sound, or an error."""
+        for name in _names(self.folder) if names is None else names:
             if name not in self.entered:
                 path = self.folder / name
                 if name.endswith(".safetensors"):

@@ -1,12 +1,10 @@
 """What a step of a run holds beside the model: optimizer, random numbers, carried state, and how far it was."""
 
-import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,15 +13,43 @@ from laconic.core.cache import Cache
 from laconic.core.errors import Damaged
 from laconic.core.manifest import Files
 from laconic.core.strict import check_header, read_json
+from laconic.training import sharded
+from laconic.training.ranks import Ranks
 
 Tensors = dict[str, Tensor]
+SHARDS = "model"  # folder of shards in place of the model's files
 
 
 class Model(Protocol):
     """How the model part of a step is written, and read back into the live modules, bit for bit."""
 
     def save(self, files: Files) -> None: ...
+    def save_rest(self, files: Files) -> None:
+        """What `save` writes beside tensors, where these lie in shards: config.json, tokenizer.json."""
+        ...
+
     def load(self, folder: Path) -> None: ...
+
+
+def save_model(files: Files, model: Model, method: nn.Module, ranks: Ranks) -> None:
+    """The model part of a step: as `model` writes it, or what is trained in shards, with the rest of that part."""
+    if ranks.sharded:
+        tensors = {name: p for name, p in method.named_parameters() if p.requires_grad}
+        sharded.write(files, SHARDS, tensors, ranks.rank)
+    if ranks.rank == 0:
+        (model.save_rest if ranks.sharded else model.save)(files)
+
+
+def load_model(folder: Path, model: Model, method: nn.Module) -> None:
+    """The model part of a step, into a method that is whole on this rank."""
+    if not (folder / SHARDS).is_dir():
+        model.load(folder)
+        return
+    trained = {name: p.detach() for name, p in method.named_parameters() if p.requires_grad}
+    found = sharded.read(folder / SHARDS, lambda name, shape: trained.get(name, torch.empty(shape)))
+    odd = min(found.keys() ^ trained.keys(), default=None)
+    if odd:
+        raise Damaged(f"{folder}: {odd} is in its shards or among what is trained, not in both; take its recipe")
 
 
 class Plain:
@@ -35,6 +61,9 @@ class Plain:
     def save(self, files: Files) -> None:
         """Writes them."""
         files.tensors("model.safetensors", self.method.state_dict())
+
+    def save_rest(self, files: Files) -> None:
+        """There is no more."""
 
     def load(self, folder: Path) -> None:
         """Copies them in; every name must be there and no other."""
@@ -67,14 +96,19 @@ def save(
     scaler: torch.amp.GradScaler,
     states: list[Cache],
     progress: Progress,
-    rank: int = 0,
+    ranks: Ranks,
 ) -> None:
-    """Everything of a step but its model."""
+    """Everything of a step but its model: of each rank its shards and random numbers, of the first the rest."""
     held = optimizer.state_dict()
     moments = {f"{i}.{name}": t for i, kept in held["state"].items() for name, t in kept.items()}
-    files.tensors("optimizer.safetensors", moments)
+    if ranks.sharded:
+        sharded.write(files, "optimizer", moments, ranks.rank)
+    files.tensors(f"rng-{ranks.rank:05d}.safetensors", random_state())
+    if ranks.rank > 0:
+        return
+    if not ranks.sharded:
+        files.tensors("optimizer.safetensors", moments)
     files.json("optimizer.json", {"groups": held["param_groups"], "scaler": scaler.state_dict()})
-    files.tensors(f"rng-{rank:05d}.safetensors", random_state())
     if states:
         named = {f"{i}.{name}": t for i, state in enumerate(states) for name, t in state.tensors().items()}
         files.tensors("state.safetensors", named)
@@ -89,22 +123,40 @@ def load(
 ) -> tuple[Progress, list[Cache]]:
     """Puts a step's optimizer and random numbers back; gives its progress and the states carried."""
     held = optimizer.state_dict()
-    state: dict[int, Tensors] = {}
-    for name, tensor in opened(folder / "optimizer.safetensors").items():
-        place, _, what = name.partition(".")
-        state.setdefault(int(place), {})[what] = tensor
     about = read_json(folder / "optimizer.json")
     there, here = ([len(group["params"]) for group in groups] for groups in (about["groups"], held["param_groups"]))
     if there != here:
         raise Damaged(f"{folder}: an optimizer of groups of {there} tensors, this run trains {here}; take its recipe")
+    state: dict[int, Tensors] = {}
+    for name, tensor in moments_of(folder, [p for group in optimizer.param_groups for p in group["params"]]).items():
+        place, _, what = name.partition(".")
+        state.setdefault(int(place), {})[what] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": held["param_groups"]})
     if about["scaler"]:
         scaler.load_state_dict(about["scaler"])
-    set_random_state(opened(folder / f"rng-{rank:05d}.safetensors"))
+    random = folder / f"rng-{rank:05d}.safetensors"
+    if random.exists():  # else there are more ranks than there were: this one goes on from its seed
+        set_random_state(opened(random))
     progress = Progress(**read_json(folder / "progress.json"))
     progress.best = [(value, step) for value, step in progress.best]
     path = folder / "state.safetensors"
     return progress, _caches(opened(path)) if path.exists() else []
+
+
+def moments_of(folder: Path, parameters: list[Tensor]) -> Tensors:
+    """The optimizer's tensors of a step by their names, each laid out as its parameter."""
+
+    def parameter(name: str) -> Tensor:
+        return parameters[int(name.partition(".")[0])].detach()
+
+    def like(name: str, shape: tuple[int, ...]) -> Tensor:
+        p = parameter(name)
+        return torch.zeros_like(p) if p.shape == shape else torch.zeros(shape)
+
+    if (folder / "optimizer").is_dir():
+        return sharded.read(folder / "optimizer", like)
+    found = opened(folder / "optimizer.safetensors")
+    return {name: sharded.laid_out(tensor, parameter(name)) for name, tensor in found.items()}
 
 
 def opened(path: Path) -> Tensors:
@@ -122,17 +174,9 @@ def _caches(tensors: Tensors) -> list[Cache]:
 
 
 def random_state() -> Tensors:
-    """The streams of torch, each of its devices, numpy and Python, as whole numbers."""
-    _, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, numbers, second = random.getstate()
-    return {
-        "torch": torch.get_rng_state(),
-        **{f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all() if _cuda() else [])},
-        "numpy": torch.tensor([*map(int, words), int(place), int(has_gauss)]),
-        "numpy.gauss": torch.tensor(gauss, dtype=torch.float64),
-        "python": torch.tensor([version, *numbers]),
-        "python.gauss": torch.tensor([] if second is None else [second], dtype=torch.float64),
-    }
+    """The streams of torch and of each of its devices; nothing here draws from Python's or numpy's (core.keyed does)."""
+    devices = torch.cuda.get_rng_state_all() if _cuda() else []
+    return {"torch": torch.get_rng_state(), **{f"cuda.{i}": state for i, state in enumerate(devices)}}
 
 
 def set_random_state(state: Mapping[str, Tensor]) -> None:
@@ -141,11 +185,6 @@ def set_random_state(state: Mapping[str, Tensor]) -> None:
     for name, there in state.items():
         if name.startswith("cuda.") and _cuda():
             torch.cuda.set_rng_state(there, int(name.partition(".")[2]))
-    words: list[int] = state["numpy"].tolist()
-    legacy: Any = ("MT19937", np.array(words[:-2], dtype=np.uint32), *words[-2:], state["numpy.gauss"].item())
-    np.random.set_state(legacy)
-    version, *numbers = state["python"].tolist()
-    random.setstate((version, tuple(numbers), next(iter(state["python.gauss"].tolist()), None)))
 
 
 def _cuda() -> bool:

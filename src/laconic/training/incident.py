@@ -43,9 +43,13 @@ def odd(value: Any) -> bool:
 
 def explain(updating: Updating, source: Source, at: Place, did: Did, before: checkpoint.Tensors) -> dict[str, Any]:
     """The update in words and numbers; it is run once more, from the random numbers `before`, to see where it began."""
-    largest = {name: p.detach().abs().max().item() for name, p in updating.method.named_parameters() if p.numel()}
+    largest = {
+        n: updating.ranks.whole(p.detach().abs().max()).item()
+        for n, p in updating.method.named_parameters()
+        if p.numel()
+    }
     spoilt = [name for name, value in largest.items() if not math.isfinite(value)]
-    batches = updating.batches(source, at)
+    batches, _ = updating.batches(source, at)
     checkpoint.set_random_state(before)
     with ModuleTracker() as modules, Watch(modules) as watch:
         updating.descend(batches)

@@ -13,7 +13,7 @@ from laconic.core.runs import RunFolder
 from laconic.training import checkpoint, incident
 from laconic.training.checkpoint import Model, Plain
 from laconic.training.ranks import Alone, Ranks
-from laconic.training.running import Outcome, Resume, Running, Show, Validate
+from laconic.training.running import Outcome, Resume, Running, Show, Validate, started
 from laconic.training.settings import Training
 from laconic.training.signals import heard
 from laconic.training.step import place
@@ -49,8 +49,9 @@ def train(
         raise BadInput(f"train: {len(source)} rows, a batch has {how.batch}; take a smaller batch or more rows")
     with kernels(how, torch.device(device)), heard() as stop:
         model, ranks = model or Plain(method), ranks or Alone()
-        training = Running(method, source, how, run, seed, model, bound or {}, ranks, device)
-        training.begin(resume, track)
+        start = started(run, resume, ranks) if run else None
+        training = Running(method, source, how, run, seed, model, bound or {}, ranks, device, start)
+        training.begin(track)
         try:
             training.go(stop, validate, show)
         finally:
@@ -74,10 +75,9 @@ def replay(
     """Goes to the update that gave incidents/step-N, by N = `step`, and repeats it; what it gives is the incident."""
     with kernels(how, torch.device(device)):
         model, ranks = model or Plain(method), ranks or Alone()
-        running = Running(method, source, how, None, seed, model, bound or {}, ranks, device)
         earlier = [number for number in run.numbers() if number < step]
-        if earlier:
-            running.restore(run.asked(earlier[-1]))
+        start = run.asked(earlier[-1]) if earlier else None
+        running = Running(method, source, how, None, seed, model, bound or {}, ranks, device, start)
         while running.progress.step < step - 1:
             running.advance()
         at = place(how, seed, step - 1, len(source))

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from laconic.core import keyed, manifest
 from laconic.core.contract import Source
 from laconic.core.decoder import Decoder
 from laconic.core.errors import Busy, Damaged, NonFinite, Preempted, Usage
@@ -56,6 +57,7 @@ class Running:
         bound: Mapping[str, str],
         ranks: Ranks,
         device: torch.device | str,
+        start: Committed | None = None,
     ) -> None:
         self.method, self.source, self.how, self.run, self.seed, self.model = method, source, how, run, seed, model
         self.bound = {"data": source.fingerprint, **bound}
@@ -64,32 +66,34 @@ class Running:
         for module in method.modules():
             if isinstance(module, Decoder):
                 module.recompute = how.recompute
+        if start:
+            self.check_bound(start)
+            checkpoint.load_model(start.folder, model, method)
         method.to(self.device).train()
-        torch.manual_seed(seed)
+        torch.manual_seed(seed if ranks.rank == 0 else int(keyed.mix(seed, ranks.rank)) >> 1)
         self.updating = Updating(method, how, self.steps, ranks, self.device)
         self.progress = Progress(micro=self.updating.micro)
         self.metrics: Metrics | None = None
         self.done = False
         self.numbers: Mapping[str, float] = {}
         self.validation: Mapping[str, float] = {}
-
-    def begin(self, resume: Resume, track: str | None = None) -> None:
-        """Goes back to the step to resume from, if there is one, and opens the metrics behind it."""
-        if self.run is None:
-            return
-        start = chosen(self.run, resume)
         if start:
             self.restore(start)
-        if self.ranks.rank == 0:
+
+    def begin(self, track: str | None = None) -> None:
+        """Opens the metrics behind the step that was resumed from."""
+        if self.run is not None and self.ranks.rank == 0:
             self.metrics = Metrics(self.run.path / "metrics.jsonl", self.progress.bytes, track)
 
-    def restore(self, start: Committed) -> None:
-        """Parameters, optimizer, random numbers, states and progress of a step."""
+    def check_bound(self, start: Committed) -> None:
+        """Raises `Damaged` (76) for a step of other rows, another base or recipe."""
         for name, ours in self.bound.items():
             theirs = start.manifest.bound.get(name)
             if theirs != ours:
                 raise Damaged(f"{start.folder} was made with {name} {theirs}, this run has {ours}; take those again")
-        self.model.load(start.folder)
+
+    def restore(self, start: Committed) -> None:
+        """Optimizer, random numbers, states and progress of a step, whose parameters are in the method."""
         updating = self.updating
         self.progress, updating.states = checkpoint.load(
             start.folder, updating.optimizer, updating.scaler, self.ranks.rank
@@ -112,8 +116,8 @@ class Running:
             started = time.monotonic()
             did = self.advance()
             self.log(did, time.monotonic() - started)
-            if show:
-                speed = did.tokens * self.ranks.world / max(1e-9, time.monotonic() - started)
+            if show and self.ranks.rank == 0:
+                speed = did.tokens / max(1e-9, time.monotonic() - started)
                 parts = " · ".join(f"{name} {value:.4g}" for name, value in did.numbers.items())
                 show(f"{parts} · {speed:,.0f} tokens/s", self.progress.step - first, self.steps - first)
 
@@ -159,9 +163,10 @@ class Running:
         assert validate is not None
         before = checkpoint.random_state()
         try:
-            with stop.leaving():
+            with stop.leaving() if self.ranks.world == 1 else nullcontext(), self.ranks.answering(self.method):
                 self.method.eval()
                 found = {name: float(value) for name, value in validate().items()}
+            found = self.ranks.exchange(found)[0]
         except Interrupted:
             self.preempted(stop)
             raise
@@ -203,21 +208,24 @@ class Running:
             self.progress.bytes = self.metrics.sync()
         parameters = sum(p.nbytes for p in self.method.parameters())
         moments = sum(p.nbytes for p in self.method.parameters() if p.requires_grad) * 2
-        self.run.commit(self.progress.step, self.write, self.bound, parameters + moments)
+        self.ranks.commit(self.run, self.progress.step, self.write, self.bound, parameters + moments)
+        if self.ranks.rank > 0:
+            return
         every, best = self.how.keep_every, {step for _, step in self.progress.best}
         self.run.retain(best | {n for n in self.run.numbers() if every and n % every == 0})
 
     def write(self, files: Files) -> None:
         """All that a step holds."""
-        self.model.save(files)
+        checkpoint.save_model(files, self.model, self.method, self.ranks)
         updating = self.updating
-        checkpoint.save(files, updating.optimizer, updating.scaler, updating.states, self.progress, self.ranks.rank)
+        checkpoint.save(files, updating.optimizer, updating.scaler, updating.states, self.progress, self.ranks)
 
     def preempted(self, stop: Stop) -> None:
         """Commits and ends, as a signal asked."""
         self.save()
         where = f"is committed in {self.run.path}; run the same command again to go on" if self.run else "was the last"
-        raise Preempted(f"{stop.name}: step {self.progress.step} of {self.steps} {where}")
+        asked = stop.name if stop.signal else "a signal to another rank"
+        raise Preempted(f"{asked}: step {self.progress.step} of {self.steps} {where}")
 
     def end(self) -> None:
         """Closes the metrics."""
@@ -231,6 +239,12 @@ class Running:
         best = progress.best[0] if progress.best else None
         folder = self.run.step(progress.step) if self.run else None
         return Outcome(progress.step, self.numbers, self.validation, best, len(progress.skips), folder)
+
+
+def started(run: RunFolder, resume: Resume, ranks: Ranks) -> Committed | None:
+    """The step to go on from, checked and chosen by rank 0, which holds the run."""
+    number = ranks.first(lambda: found.number if (found := chosen(run, resume)) else None)
+    return None if number is None else Committed(number, run.step(number), manifest.read(run.step(number)))
 
 
 def chosen(run: RunFolder, resume: Resume) -> Committed | None:

@@ -31,6 +31,9 @@ class Training(Settings):
     steps: Count | None = Field(None, description="updates; or give epochs")
     epochs: Annotated[float, Field(gt=0)] | None = Field(None, description="passes over the rows; or give steps")
     batch: Count = Field(128, description="rows an update, over all micro-batches and ranks")
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="under torchrun: every rank holds all, or a shard of parameters, gradients and optimizer"
+    )
     micro: Count | None = Field(None, description="rows a forward pass on one rank; absent: the rank's whole share")
     last_batch: Literal["drop", "keep"] = Field("drop", description="rows at the end of an epoch that fill no batch")
 

@@ -64,7 +64,7 @@ class Updating:
         while True:
             start = checkpoint.random_state()
             try:
-                batches = self.batches(source, at)
+                batches, tokens = self.batches(source, at)
                 loss, parts, states = self.descend(batches)
                 break
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -83,18 +83,25 @@ class Updating:
             self.states = states
         self.scale(outcome)
         self.optimizer.zero_grad()
-        return Did(numbers, sum(batch.tokens for batch in batches), outcome)
+        return Did(numbers, tokens, outcome)
 
-    def batches(self, source: Source, at: Place) -> list[Any]:
-        """This rank's micro-batches, each with the totals of the whole update."""
-        rows = at.rows[self.ranks.rank :: self.ranks.world]
-        pieces = [rows[i : i + self.micro] for i in range(0, len(rows), self.micro)]
-        found: list[Any] = [source.batch(piece, at.epoch, at.step) for piece in pieces]
+    def batches(self, source: Source, at: Place) -> tuple[list[Any], int]:
+        """This rank's micro-batches, each with the totals of the whole update; and the tokens of all.
+
+        Ranks have equally many, since they work in step: where one has no rows left, a row of another stands in,
+        whose sums are divided by infinity.
+        """
+        rows, world = at.rows[self.ranks.rank :: self.ranks.world], self.ranks.world
+        pieces = [rows[i : i + self.micro] for i in range(0, math.ceil(len(at.rows) / world), self.micro)]
+        found: list[Any] = [source.batch(piece or at.rows[:1], at.epoch, at.step) for piece in pieces]
         counts = [cast(Method, self.method).totals(batch) for batch in found]
-        names = list(counts[0])
-        sums = torch.tensor([sum(float(count[name]) for count in counts) for name in names], dtype=torch.float64)
-        totals = dict(zip(names, self.ranks.sum(sums).tolist(), strict=True))
-        return [replace(batch, totals=totals) for batch in found]
+        own = [i for i, piece in enumerate(pieces) if piece]
+        sums = [float(sum(found[i].tokens for i in own)), *(sum(counts[i][name] for i in own) for name in counts[0])]
+        tokens, *summed = self.ranks.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        totals = dict(zip(counts[0], summed, strict=True))
+        nothing = dict.fromkeys(totals, math.inf)
+        batches = [replace(batch, totals=totals if i in own else nothing) for i, batch in enumerate(found)]
+        return batches, int(tokens)
 
     def descend(self, batches: list[Batch]) -> tuple[Tensor, dict[str, Tensor], list[Cache]]:
         """Loss and parts, summed over micro-batches in float32; their gradients are in the parameters."""
@@ -155,7 +162,8 @@ class Updating:
     def halve(self, error: BaseException) -> None:
         """Half the micro-batch after a failed allocation, at most three times in a run."""
         self.optimizer.zero_grad()
-        if self._halvings == HALVINGS or self.micro == 1 or self.states:
+        alone = self.ranks.world == 1  # of several, the others are amid an exchange of gradients
+        if self._halvings == HALVINGS or self.micro == 1 or self.states or not alone:
             raise OutOfMemory(f"no memory for a micro-batch of {self.micro} rows; {PLAN}") from error
         self._halvings += 1
         self.micro = max(1, self.micro // 2)
