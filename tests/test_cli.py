@@ -120,7 +120,7 @@ def test_export_merges_an_adapter(run, tmp_path):
         (("gen",), 2, "laconic: Unrecognized options: gen; see laconic --help"),
         (("generate", "x", "y", "--max-tokens", "q"), 2, "Error parsing --max-tokens"),
         (("generate",), 2, "laconic: Missing from laconic generate: MODEL"),
-        ((), 2, "laconic: Expected one of {generate, export, verify}"),
+        ((), 2, "laconic: Expected one of {demo, train, generate, export, verify}"),
         (("verify", "parity", "tiny:phi"), 66, "tiny:phi: known are"),
         (("verify", "parity", "tiny:llama", "--inputs", "I99"), 2, "--inputs I99: known are"),
         (("generate", "x"), 2, "laconic: no prompt given; laconic generate MODEL PROMPT"),
@@ -184,7 +184,8 @@ def test_a_closed_pipe_ends_quietly(story):
 
 
 def test_every_command_has_help_with_an_example(run):
-    for verb in (("generate",), ("export",), ("verify", "parity"), ("verify", "ledger"), ("verify", "all")):
+    alone = (("demo",), ("train",), ("generate",), ("export",))
+    for verb in (*alone, ("verify", "parity"), ("verify", "ledger"), ("verify", "all")):
         code, out, _ = run(*verb, "--help")
         assert code == 0
         assert f"Example: laconic {' '.join(verb)}".removesuffix(" all") in out

@@ -12,6 +12,7 @@ import tyro
 from tyro.conf import subcommand
 
 from laconic.console import say
+from laconic.verbs.demo import Demo
 from laconic.verbs.export import Export
 from laconic.verbs.generate import Generate
 from laconic.verbs.train import Train, rewritten
@@ -27,7 +28,8 @@ Verify = Annotated[
     subcommand("verify", description="Runs the checks and prints them as a table; without a name, all of them."),
 ]
 Command = (
-    Annotated[Train, subcommand("train")]
+    Annotated[Demo, subcommand("demo")]
+    | Annotated[Train, subcommand("train")]
     | Annotated[Generate, subcommand("generate")]
     | Annotated[Export, subcommand("export")]
     | Verify

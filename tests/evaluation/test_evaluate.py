@@ -93,8 +93,9 @@ def test_what_is_done_is_read_and_not_asked_again(tmp_path: Path) -> None:
 
 
 def test_questions_and_rows_must_match() -> None:
-    for examples in ([], EXAMPLES[:4]):
-        with pytest.raises(BadInput, match="rows to ask; give as many, and at least one"):
+    assert len(evaluate(Sums(), Questions(), EXAMPLES[:4], DIGIT).rows) == 4
+    for examples in ([], [*EXAMPLES, *EXAMPLES]):
+        with pytest.raises(BadInput, match="rows to ask; give a row for each, and at least one"):
             evaluate(Sums(), Questions(), examples, DIGIT)
 
 

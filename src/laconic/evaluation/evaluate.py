@@ -132,9 +132,12 @@ def evaluate(
     on after the last whole line. At the end the folder is committed with `texts`, files to lie beside. A folder that is
     there is read, not made again. Raises `Busy` (73) where either belongs to another key, `BadInput` (66) for no rows.
     """
-    if not examples or len(source) != len(examples):
-        raise BadInput(f"{len(examples)} questions and {len(source)} rows to ask; give as many, and at least one")
-    mark = canonical({**(key or {}), "data": source.fingerprint, "protocol": protocol.name})
+    if not examples or len(source) < len(examples):
+        raise BadInput(
+            f"{len(examples)} questions and {len(source)} rows to ask; give a row for each, and at least one"
+        )
+    about = {"data": source.fingerprint, "protocol": protocol.name, "questions": str(len(examples))}
+    mark = canonical({**(key or {}), **about})
     if folder is not None and folder.exists():
         return Result(committed(folder, mark), protocol.name, bytes_each)
     part = None if folder is None else folder.with_name(f".part-{folder.name}")
@@ -198,12 +201,17 @@ def commit(folder: Path, part: Path, result: Result, texts: Mapping[str, str]) -
 
 
 def committed(folder: Path, mark: str) -> tuple[Row, ...]:
-    """The rows of an evaluation that is done. Raises `Damaged` (76) if a file is not as it was written."""
-    manifest.check(folder, "evaluation")
+    """The rows of an evaluation that is done, and that is of this key."""
+    rows = read_rows(folder)
     if (folder / "key.json").read_text(encoding="utf-8") != mark:
         raise Busy(f"{folder} is the evaluation of other questions or of another step; give another name")
-    lines = (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()
-    return tuple(row_of(line) for line in lines)
+    return rows
+
+
+def read_rows(folder: Path) -> tuple[Row, ...]:
+    """The rows of an evaluation that is done. Raises `Damaged` (76) if a file is not as it was written."""
+    manifest.check(folder, "evaluation")
+    return tuple(row_of(line) for line in (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines())
 
 
 class Latency(NamedTuple):

@@ -63,6 +63,7 @@ class Report:
     limits: Sequence[str] = ()
     differs: Sequence[tuple[str, str, str]] = ()
     facts: Sequence[tuple[str, str]] = ()
+    runs: Sequence[tuple[str, str]] = ()
     command: str = ""
     inspection: Inspection | None = None
 
@@ -136,6 +137,59 @@ def cells(line: Line) -> tuple[str, str, str, str, str, str]:
     held = f"{number(line.held[0])} → {number(line.held[1])}"
     found = line.found
     return accuracy(found), interval(found), number(sum(line.passes)), parts(line.passes), held, took
+
+
+def table(report: Report) -> Any:
+    """The rows for a terminal."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, header_style="")
+    for i, name in enumerate(("", "accuracy", "95 % interval", "passes", "positions", "ms")):
+        made.add_column(name, justify="right" if i else "left", no_wrap=True)
+    for i, line in enumerate(report.lines):
+        if line.control and i and not report.lines[i - 1].control:
+            made.add_row()
+        right, bounds, total, _, held, took = cells(line)
+        made.add_row(line.title, right, bounds, f"{total} = {'+'.join(map(number, line.passes))}", held, took)
+    return made
+
+
+def words(report: Report) -> str:
+    """What stands under the table on a terminal."""
+    answer, floor = report.floor
+    n = f"n={len(report.seeds)}"
+    head = f'majority floor {percent(floor)} % (always "{answer}"); {report.questions:,} unseen problems, {n}'
+    against = [f"{c.other.title}: {c.sentence}" for c in comparisons(report)]
+    focus = report.line(report.focus)
+    title = [f"{focus.title} against"] if focus and against else []
+    shown = [f"  {text}" for text in against]
+    units = "passes: read + place + think + answer; positions held when the answer begins and ends; ms: one at a time"
+    return "\n".join([head, units, "", *title, *shown, "", "Not shown", *(f"  {text}" for text in limits(report))])
+
+
+def plain(report: Report) -> dict[str, Any]:
+    """The figures as JSON holds them."""
+    rows = [
+        {
+            "name": line.name,
+            "control": line.control,
+            "accuracy": line.found._asdict(),
+            "passes": dict(zip(Passes._fields, line.passes, strict=True)) | {"total": sum(line.passes)},
+            "held": {"begin": line.held[0], "end": line.held[1], "bytes": line.held[1] * line.bytes_each},
+            "milliseconds": line.latency and line.latency._asdict(),
+            "teacher": list(line.teacher),
+            "sweep": {str(rounds): list(shares) for rounds, shares in line.sweep.items()},
+            "seconds": list(line.seconds),
+        }
+        for line in report.lines
+    ]
+    against = [
+        {"other": c.other.name, **c.difference._asdict(), "claim": c.claim, "text": c.sentence}
+        for c in comparisons(report)
+    ]
+    floor = {"answer": report.floor[0], "share": report.floor[1]}
+    about = {"protocol": report.protocol, "seeds": list(report.seeds), "questions": report.questions, "floor": floor}
+    return {"schema": 1, **about, "rows": rows, "against": against, "limits": limits(report)}
 
 
 def limits(report: Report) -> list[str]:

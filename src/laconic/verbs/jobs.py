@@ -136,7 +136,9 @@ class Jobs:
 
     def left(self, now: float) -> float:
         """Seconds until the last job ends, as if they started in order whenever there is room."""
-        seen = [(now - child.began, child.share * child.job.cost) for child in self.running.values() if child.share > 0.15]
+        seen = [
+            (now - child.began, child.share * child.job.cost) for child in self.running.values() if child.share > 0.15
+        ]
         took, work = self.spent + sum(t for t, _ in seen), self.worked + sum(w for _, w in seen)
         pace = took / work if work else 1.0
         ends = {name: (1 - child.share) * child.job.cost * pace for name, child in self.running.items()}
@@ -164,7 +166,7 @@ class Jobs:
 def started(job: Job) -> subprocess.Popen[bytes]:
     """A child with one thread and a group of its own, so that Ctrl-C reaches it once, through us."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    one = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM")}
+    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"), "1")
     with job.log.open("ab") as log:
         return subprocess.Popen(
             job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **one},

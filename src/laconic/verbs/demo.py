@@ -1,0 +1,244 @@
+"""`laconic demo`: models that write a chain, write none, or think in vectors, trained side by side and compared."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from laconic.console import lively, say, write
+from laconic.core.errors import Usage
+from laconic.verbs.jobs import Job, Jobs, State, terminated
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from laconic.recipe.schema import Recipe
+
+LEAST = 0.99  # of its own problems a teacher must get right before anything is distilled from it
+CHAIN, FOCUS = "chain", "kava"
+SILENCE = 10.0  # seconds between lines where there is no terminal
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the table: a recipe of ours, with some keys changed, and its cost in seconds of an idle core."""
+
+    name: str
+    title: str
+    about: str
+    recipe: str
+    changed: tuple[str, ...] = ()
+    control: bool = False
+    fast: bool = False
+    cost: float = 60.0
+
+
+PAUSE = ("thinking.rounds=0", 'thinking.project="none"')
+
+
+def selected(how: str) -> tuple[str, ...]:
+    """KaVa with another selector."""
+    return (f'keeping.select="{how}"',)
+
+
+IN_ROUNDS = "{M} thoughts at once, in {T} rounds; targets: "
+ROSTER = (
+    Entry("chain", "Chain written out", "writes every step, then the answer", "demo-cot", fast=True, cost=30),
+    Entry("kava", "KaVa", f"{IN_ROUNDS}keys and values of the chain", "demo-kava", fast=True),
+    Entry("nochain", "No chain", "answers at once", "demo-nocot", fast=True, cost=35),
+    Entry("pccot", "PCCoT", f"{IN_ROUNDS}hidden states", "demo-pccot", fast=True),
+    Entry("codi", "CODI", "{M} thoughts one after another; targets: hidden states", "demo-codi"),
+    Entry("pause", "Pause tokens", "{M} placeholders, no rounds", "demo-pccot", PAUSE),
+    Entry("random", "random selection", "KaVa, kept tokens drawn", "demo-kava", selected("random"), True),
+    Entry(
+        "uniform", "uniform selection", "KaVa, kept tokens at even distances", "demo-kava", selected("uniform"), True
+    ),
+    Entry("crop", "first tokens", "KaVa, the first tokens kept", "demo-kava", selected("crop"), True),
+    Entry("nodistil", "no distillation", "PCCoT without targets", "demo-pccot", ("distilling.alpha1=0.0",), True),
+)
+ORDER = ("chain", "nochain", "pause", "codi", "pccot", "kava")  # in the table; controls follow as they stand
+FAST = ("data.digits.test_rows=1000",)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Trains small models on arithmetic, with a chain, without, and with latent thoughts, and compares them.
+
+    It runs offline, two processes side by side; the same command goes on where it was stopped.
+
+    Example: laconic demo --fast
+    """
+
+    fast: bool = False
+    """two minutes: fewer methods, no controls"""
+    seeds: int = 1
+    """so many runs of each; three or more give a mean with its spread"""
+    out: Path | None = None
+    """folder of the runs and of report.html; by default runs/demo, or runs/demo-fast"""
+    format: Literal["human", "json"] = "human"
+    """json: one object, and nothing else, on standard output"""
+
+    def run(self) -> int:
+        """0 when everything is trained, asked and written; 1 where no chain was learned well enough to distil from."""
+        if self.seeds < 1:
+            raise Usage(f"--seeds {self.seeds}: give at least one")
+        roster = [entry for entry in ROSTER if entry.fast or not self.fast]
+        out = self.out or Path("runs") / ("demo-fast" if self.fast else "demo")
+        return compare(roster, out, range(self.seeds), FAST if self.fast else (), self.format)
+
+
+def compare(
+    roster: Sequence[Entry], out: Path, seeds: Sequence[int], changed: Sequence[str] = (), format: str = "human"
+) -> int:
+    """Trains and asks every entry with every seed, then prints the table and writes the page."""
+    began = time.monotonic()
+    with terminated(), Jobs([job(entry, seed, out, changed) for seed in seeds for entry in roster]) as jobs:
+        planned = f"{len(jobs.all)} runs, {jobs.left(began) / 60:.0f} minutes on two idle cores"
+        say(f"laconic demo: {planned}; logs in {out / 'logs'}")
+        try:
+            with shown() as show:
+                jobs.go(show)
+        except KeyboardInterrupt:
+            jobs.stop()
+            say("laconic demo: stopped; the same command goes on where it was")
+            raise
+    for problem in sorted(set(jobs.refused.values())):
+        say(f"laconic demo: {problem}")
+    good = [seed for seed in seeds if not any(f"{entry.name}, seed {seed}" in jobs.refused for entry in roster)]
+    if not good:
+        return 1
+    told(roster, out, good, time.monotonic() - began, format)
+    return 0
+
+
+def told(roster: Sequence[Entry], out: Path, seeds: Sequence[int], seconds: float, format: str) -> None:
+    """The table, what it does not show, and the page."""
+    from laconic.evaluation import report
+    from laconic.verbs.gather import gathered
+
+    ranked = sorted(roster, key=lambda entry: ORDER.index(entry.name) if entry.name in ORDER else len(ORDER))
+    found = gathered(ranked, out, seeds, seconds, shlex.join(["laconic", *sys.argv[1:]]))
+    write(out / "report.html", report.page(found))
+    if format == "json":
+        print(json.dumps(report.plain(found), ensure_ascii=False, allow_nan=False))
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(report.table(found))
+    print(report.words(found))
+
+
+def folder(out: Path, name: str, seed: int) -> Path:
+    """The run of an entry."""
+    return out / name / f"seed-{seed}"
+
+
+def overrides(entry: Entry, seed: int, out: Path, changed: Sequence[str], recipe: "Recipe") -> list[str]:
+    """What is put over an entry's recipe: its own changes, the seed, and the run of the chain that it starts from."""
+    start = [f"model.start={folder(out, CHAIN, seed)}"] if recipe.model.start is not None else []
+    return [*entry.changed, *changed, f"seed={seed}", *start]
+
+
+def job(entry: Entry, seed: int, out: Path, changed: Sequence[str]) -> Job:
+    """The process that trains an entry with a seed and asks it."""
+    from laconic.recipe.read import read
+
+    run = folder(out, entry.name, seed)
+    over = overrides(entry, seed, out, changed, read(entry.recipe)[0])
+    recipe, _ = read(entry.recipe, over)
+    steps = recipe.train.length(recipe.data.digits.rows)
+    return Job(
+        name=f"{entry.name}, seed {seed}",
+        command=[sys.executable, "-m", "laconic.verbs.trial", entry.recipe, str(run), *over],
+        log=out / "logs" / f"{entry.name}-seed-{seed}.log",
+        cost=entry.cost,
+        after=(f"{CHAIN}, seed {seed}",) if recipe.model.start is not None else (),
+        progress=lambda: steps_done(run) / steps,
+        done=lambda: finished(run, recipe),
+        check=(lambda: taught(run, seed)) if entry.name == CHAIN else lambda: None,
+    )
+
+
+def steps_done(run: Path) -> int:
+    """The last step in a run's metrics."""
+    metrics = run / "metrics.jsonl"
+    if not metrics.exists():
+        return 0
+    with metrics.open("rb") as file:
+        file.seek(max(0, metrics.stat().st_size - 4096))
+        whole = file.read().rpartition(b"\n")[0].splitlines()
+    return int(json.loads(whole[-1])["step"]) if whole and whole[-1].startswith(b"{") else 0
+
+
+def finished(run: Path, recipe: "Recipe") -> bool:
+    """Whether a run of this recipe is trained and asked already."""
+    from laconic.recipe.read import read
+    from laconic.recipe.schema import said
+    from laconic.verbs.trial import evaluations
+
+    if not all((run / "evaluations" / name).is_dir() for name, _, _ in evaluations(recipe)):
+        return False
+    there, _ = read(run / "recipe.toml")
+    return said(there) == said(recipe) and there.train.steps == recipe.train.steps
+
+
+def taught(run: Path, seed: int) -> str | None:
+    """Why nothing can be distilled from a chain; None where it is good enough."""
+    found = json.loads((run / "evaluations" / "test" / "result.json").read_text(encoding="utf-8"))["accuracy"]
+    if found >= LEAST:
+        return None
+    asked = f"{100 * LEAST:.0f} % are asked before anything is distilled from it"
+    return f"the chain of seed {seed} is right on {100 * found:.1f} % of unseen problems, {asked}; the seed is left out"
+
+
+@contextmanager
+def shown() -> Iterator[Callable[[State], None]]:
+    """Progress of all jobs: bars on a terminal, elsewhere one line in ten seconds."""
+    if not lively():
+        yield lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description:<18}"), BarColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        whole = bars.add_task("all", total=1.0, note="")
+        tasks: dict[str, TaskID] = {}
+
+        def show(state: State) -> None:
+            bars.update(
+                whole, total=state.all, completed=state.done + sum(state.running.values()), note=remaining(state)
+            )
+            for name in tasks.keys() - state.running.keys():
+                bars.remove_task(tasks.pop(name))
+            for name, share in state.running.items():
+                if name not in tasks:
+                    tasks[name] = bars.add_task(name, total=1.0, note="")
+                bars.update(tasks[name], completed=share)
+
+        yield show
+
+
+def lines() -> Callable[[State], None]:
+    """Progress where there is no terminal."""
+    spoken = time.monotonic()
+
+    def show(state: State) -> None:
+        nonlocal spoken
+        if time.monotonic() - spoken >= SILENCE:
+            spoken = time.monotonic()
+            running = ", ".join(f"{name} {100 * share:.0f} %" for name, share in state.running.items())
+            say(f"demo: {state.done} of {state.all} done; {running}; {remaining(state)}")
+
+    return show
+
+
+def remaining(state: State) -> str:
+    """The time left, in words."""
+    minutes, seconds = divmod(int(state.left), 60)
+    return f"{minutes} min {seconds:02d} s left" if minutes else f"{seconds} s left"

@@ -1,0 +1,206 @@
+"""The demo on a tiny scale: what it trains, prints and writes, how it stops and goes on; and children side by side."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic.core.errors import Usage
+from laconic.verbs import demo, jobs
+from laconic.verbs.jobs import Failed, Job, Jobs
+from tests.conftest import REPO, needs
+from tests.evaluation.test_report import Page, outside
+
+TINY = (
+    "data.digits.operations=2", "data.digits.test_rows=60", "data.digits.valid_rows=60", "data.digits.rows=2000",
+    "validation.rows=60", "train.steps=8", "train.warmup_steps=2", "train.validate_every=4", "train.save_every=4",
+)  # fmt: skip
+ROSTER = [entry for entry in demo.ROSTER if entry.name in ("chain", "kava", "nodistil")]
+
+
+def child(tmp_path: Path, name: str, code: str, **more: Any) -> Job:
+    return Job(name, [sys.executable, "-S", "-c", code], tmp_path / f"{name}.log", more.pop("cost", 1.0), **more)
+
+
+def test_jobs_start_when_what_they_need_is_done(tmp_path: Path) -> None:
+    mark = f"import pathlib, time; f = pathlib.Path({str(tmp_path / 'order')!r}).open('a'); print"
+    with Jobs([
+        child(tmp_path, "last", f"{mark}('last', file=f)", after=("a", "b")),
+        child(tmp_path, "a", f"time = __import__('time'); time.sleep(.3); {mark}('a', file=f)"),
+        child(tmp_path, "b", f"{mark}('b', file=f)"),
+    ]) as all:  # fmt: skip
+        most: list[int] = []
+        all.go(lambda state: most.append(len(state.running)))
+    assert (tmp_path / "order").read_text().split() == ["b", "a", "last"]
+    assert max(most) == 2
+    assert all.done == {"a", "b", "last"}
+
+
+def test_a_job_that_is_done_is_not_repeated(tmp_path: Path) -> None:
+    with Jobs([child(tmp_path, "a", "raise SystemExit(3)", done=lambda: True)]) as all:
+        all.go()
+    assert not (tmp_path / "a.log").exists()
+
+
+def test_what_starts_from_a_refused_job_is_refused(tmp_path: Path) -> None:
+    with Jobs([
+        child(tmp_path, "base", "", check=lambda: "not good enough"),
+        child(tmp_path, "next", "raise SystemExit(3)", after=("base",)),
+        child(tmp_path, "other", ""),
+    ]) as all:  # fmt: skip
+        all.go()
+    assert all.refused == {"base": "not good enough", "next": "not good enough"}
+    assert all.done == {"other"}
+
+
+def test_a_failing_child_is_one_line_with_its_log_and_ends_the_others(tmp_path: Path) -> None:
+    bad = child(tmp_path, "bad", "import sys; print('laconic: no rows', file=sys.stderr); sys.exit(66)")
+    slow = child(tmp_path, "slow", "import time; time.sleep(60)")
+    with pytest.raises(Failed, match=r"bad ended with 66: no rows; see .*bad\.log") as failed, Jobs([slow, bad]) as all:
+        all.go()
+    assert failed.value.code == 66
+    assert not all.running
+    quiet = child(tmp_path, "quiet", "raise SystemExit(1)")
+    with pytest.raises(Failed, match="quiet ended with 1: it said nothing"), Jobs([quiet]) as all:
+        all.go()
+
+
+def test_ctrl_c_asks_children_once_and_kills_those_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "PATIENCE", 1.0)
+    said = tmp_path / "said"
+    ready = f"open({str(tmp_path)!r} + '/' + name, 'w').close(); time.sleep(60)"
+    kind = (
+        f"import signal, sys, time; name = 'kind'\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (open({str(said)!r}, 'a').write('asked '), sys.exit(75)))\n{ready}"
+    )
+    deaf = f"import signal, time; name = 'deaf'\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{ready}"
+
+    def interrupt(_: jobs.State) -> None:
+        if (tmp_path / "kind").exists() and (tmp_path / "deaf").exists():
+            raise KeyboardInterrupt
+
+    started: list[subprocess.Popen[bytes]] = []
+    all = Jobs([child(tmp_path, "k", kind), child(tmp_path, "d", deaf)])
+    with pytest.raises(KeyboardInterrupt), all:
+        all.go(lambda state: (started.extend(c.process for c in all.running.values()), interrupt(state))[1])
+    assert said.read_text() == "asked "
+    assert {process.returncode for process in started} == {75, -signal.SIGKILL}
+
+
+def running(all: Jobs, name: str, seconds: float, now: float) -> None:
+    all.running[name] = jobs.Child(all.all[name], None, now - seconds)  # pyright: ignore
+
+
+def test_time_left_follows_cost_pace_and_room(tmp_path: Path) -> None:
+    share: Callable[[], float] = lambda: 0.5  # noqa: E731
+    made = [child(tmp_path, "base", "", cost=10.0, progress=share)]
+    made += [child(tmp_path, f"n{i}", "", cost=20.0, after=("base",)) for i in range(3)]
+    assert Jobs(made).left(0.0) == pytest.approx(10 + 40)
+    all = Jobs(made)
+    running(all, "base", 10.0, 100.0)  # half done in ten seconds: half as fast as its cost says
+    pace = 10.0 / (10 * all.running["base"].share)
+    assert all.left(100.0) == pytest.approx(pace * (10 * (1 - all.running["base"].share) + 40))
+    assert demo.remaining(jobs.State(0, 1, {}, 125.4)) == "2 min 05 s left"
+    assert demo.remaining(jobs.State(0, 1, {}, 5.4)) == "5 s left"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Three tiny runs, their table and what was said."""
+    out = tmp_path_factory.mktemp("demo")
+    ended = run(out, "human")
+    assert ended.returncode == 0, ended.stderr
+    return out, ended.stdout, ended.stderr
+
+
+def script(out: Path, format: str, least: float = 0.0) -> list[str]:
+    code = (
+        f"from pathlib import Path; from laconic.verbs import demo; demo.LEAST = {least}; demo.SILENCE = 0.5\n"
+        f"roster = [e for e in demo.ROSTER if e.name in {[e.name for e in ROSTER]!r}]\n"
+        f"raise SystemExit(demo.compare(roster, Path({str(out)!r}), range(1), {TINY!r}, {format!r}))"
+    )
+    return [sys.executable, "-c", code]
+
+
+def run(out: Path, format: str, least: float = 0.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(script(out, format, least), capture_output=True, text=True, cwd=REPO, check=False)
+
+
+def test_the_table_and_what_is_said(done: tuple[Path, str, str]) -> None:
+    _, table, said = done
+    for text in ("Chain written out", "KaVa", "no distillation", "majority floor", "60 unseen problems, n=1",
+                 "no difference shown (n=1", "Not shown", "Seeds: one run of each"):  # fmt: skip
+        assert text in table, text
+    for text in ("3 runs,", "minutes on two idle cores", "demo: 0 of 3 done; chain, seed 0", "report.html"):
+        assert text in said, text
+
+
+def test_the_page_of_real_runs_asks_for_nothing(done: tuple[Path, str, str]) -> None:
+    html = (done[0] / "report.html").read_text(encoding="utf-8")
+    page = Page(html)
+    assert not outside(html)
+    assert not page.problems
+    text = " ".join(page.text.split())
+    for said in ("One question, looked into", "placeholders", "round 3", "Rounds at test time", "wall time", "weights",
+                 "as many slots as chain tokens" if "4 thoughts stand for 4" in text else "Thoughts read"):  # fmt: skip
+        assert said in text, said
+
+
+def test_a_second_time_nothing_is_trained_and_the_figures_are_the_same(done: tuple[Path, str, str]) -> None:
+    out = done[0]
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
+    again = run(out, "json")
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")} == before
+    told = json.loads(again.stdout)
+    assert [row["name"] for row in told["rows"]] == ["chain", "kava", "nodistil"]
+    kava = told["rows"][1]
+    assert kava["passes"]["place"] == 1
+    assert kava["passes"]["think"] == 3
+    assert list(kava["sweep"]) == ["0", "1", "2", "3", "4", "5"]
+    assert kava["accuracy"]["mean"] in [share for shares in kava["sweep"].values() for share in shares]
+    assert len(kava["teacher"]) == 1
+    assert told["against"][0]["other"] == "chain"
+
+
+def test_nothing_is_distilled_from_a_chain_that_was_not_learned(done: tuple[Path, str, str], tmp_path: Path) -> None:
+    refused = run(done[0], "human", least=1.1)
+    assert refused.returncode == 1
+    assert "the chain of seed 0 is right on" in refused.stderr
+    assert "110 % are asked before anything is distilled from it" in refused.stderr
+
+
+@pytest.mark.slow
+def test_stopped_it_leaves_no_child_and_goes_on(tmp_path: Path) -> None:
+    needs("matplotlib")
+    process = subprocess.Popen(script(tmp_path, "human"), stderr=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPO)
+    metrics = tmp_path / "chain" / "seed-0" / "metrics.jsonl"
+    until = time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode in (1, 130, -signal.SIGINT)
+    assert b"stopped; the same command goes on where it was" in said
+    held = (
+        (tmp_path / "chain" / "seed-0" / "lock.json").read_text() if (metrics.parent / "lock.json").exists() else "{}"
+    )
+    pid = json.loads(held).get("pid")
+    assert pid is None or not Path(f"/proc/{pid}").exists() or os.getpgid(pid) != process.pid
+    assert run(tmp_path, "human").returncode == 0
+
+
+def test_flags() -> None:
+    with pytest.raises(Usage, match="--seeds 0: give at least one"):
+        demo.Demo(seeds=0).run()
+    names = [entry.name for entry in demo.ROSTER]
+    assert set(demo.ORDER) <= set(names)
+    assert {entry.name for entry in demo.ROSTER if entry.fast} >= {demo.CHAIN, demo.FOCUS}
+    assert len(names) == len(set(names))
