@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LEAST = 0.99  # of its own problems a teacher must get right before anything is distilled from it
 CHAIN, FOCUS = "chain", "kava"
+ASKING = 0.2  # share of a job that is not training
 SILENCE = 10.0  # seconds between lines where there is no terminal
 
 
@@ -158,10 +159,25 @@ def job(entry: Entry, seed: int, out: Path, changed: Sequence[str]) -> Job:
         log=out / "logs" / f"{entry.name}-seed-{seed}.log",
         cost=entry.cost,
         after=(f"{CHAIN}, seed {seed}",) if recipe.model.start is not None else (),
-        progress=lambda: steps_done(run) / steps,
+        progress=lambda: done_of(run, recipe, steps),
         done=lambda: finished(run, recipe),
         check=(lambda: taught(run, seed)) if entry.name == CHAIN else lambda: None,
     )
+
+
+def done_of(run: Path, recipe: "Recipe", steps: int) -> float:
+    """How much of a run and of its evaluations is done."""
+    asked = names(recipe)
+    there = sum((run / "evaluations" / name).is_dir() for name in asked)
+    trained = 1.0 if (run / "evaluations").is_dir() else steps_done(run) / steps
+    return (1 - ASKING) * trained + ASKING * there / len(asked)
+
+
+def names(recipe: "Recipe") -> list[str]:
+    """The evaluations of a run."""
+    from laconic.verbs.trial import evaluations
+
+    return [name for name, _, _ in evaluations(recipe)]
 
 
 def steps_done(run: Path) -> int:
@@ -179,9 +195,8 @@ def finished(run: Path, recipe: "Recipe") -> bool:
     """Whether a run of this recipe is trained and asked already."""
     from laconic.recipe.read import read
     from laconic.recipe.schema import said
-    from laconic.verbs.trial import evaluations
 
-    if not all((run / "evaluations" / name).is_dir() for name, _, _ in evaluations(recipe)):
+    if not all((run / "evaluations" / name).is_dir() for name in names(recipe)):
         return False
     there, _ = read(run / "recipe.toml")
     return said(there) == said(recipe) and there.train.steps == recipe.train.steps
