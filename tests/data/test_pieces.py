@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
 from laconic.core.contract import Example
@@ -91,6 +93,23 @@ def test_the_number_begins_where_its_first_character_stands(name: str, form: str
     assert shown.lstrip("~ ").startswith(answer.lstrip("~")[0])
     assert not any(c.isdigit() for c in before)
     assert row.distil == (start - 1 if form in ("pccot", "codi") else -1)
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=20)
+
+
+@given(TEXT.map(lambda t: f"q{t}"), st.lists(TEXT.map(lambda t: f"{t}=1"), max_size=4), TEXT, st.integers(-99, 99))
+def test_any_text(question: str, steps: list[str], before: str, number: int) -> None:
+    example = Example("any", question, tuple(steps), f"{before} {number}")
+    for name in NAMES:
+        for form in FORMATS:
+            row = encode(example, real(name), settings(name, format=form))
+            start, end = row.number
+            assert 0 <= start < end < len(row.answer)
+            assert row.distil == (start - 1 if form in ("pccot", "codi") else -1)
+            assert list(row.chain_step) == sorted(row.chain_step)
+            assert len(row.chain_step) == len(row.chain)
+            assert row.head < len(row.question)
 
 
 def test_the_distillation_token_of_codi() -> None:

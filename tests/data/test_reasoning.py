@@ -112,7 +112,7 @@ def test_questions_are_a_source(name: str, form: str) -> None:
     assert torch.equal(source.batch([5, 59, 0], 1, 2).chain, batch.chain)
     eos = batch.answer[batch.answer_live & (batch.next_answer == UNSCORED)]
     assert eos.tolist() == [source.encoder.eos] * 3  # pads may be eos: the real one is live and predicted
-    assert (batch.next_answer == source.encoder.eos).sum() == (4 if form == "icot" else 3) - (form == "icot")
+    assert (batch.next_answer == source.encoder.eos).sum() == 3
 
 
 def test_counts_of_the_shipped_subset() -> None:

@@ -20,6 +20,7 @@ ODD = [
     ("bidi controls", "a mark that turns the order of a text", re.compile("[\u202a-\u202e\u2066-\u2069]"),
      re.compile(r"\\u20(?:2[a-eA-E]|6[6-9])")),
 ]  # fmt: skip
+ANY = re.compile("[" + "".join(there.pattern.strip("[]") for _, _, there, _ in ODD) + "]")
 ESCAPED = re.compile(r"\\u(?:[dD][89a-fA-F]|0000|20(?:2[a-eA-E]|6[6-9]))")
 SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -93,7 +94,9 @@ def record(text: str) -> dict[str, Any]:
 
 def refuse_characters(text: str) -> None:
     """Halves of characters, NUL, and marks that turn the order of a text, written out or escaped."""
-    strings = text_of(text) if ESCAPED.search(text) else text
+    strings = text_of(text) if "\\u" in text and ESCAPED.search(text) else text
+    if not ANY.search(strings):
+        return
     for kind, said, there, escaped in ODD:
         if there.search(strings):
             found = there.search(text) or escaped.search(text)
