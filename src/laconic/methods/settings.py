@@ -67,7 +67,9 @@ class Distilling(Settings):
 class Keeping(Settings):
     """Which of the chain's tokens are kept: R-KV in the form of KaVa, and its controls."""
 
-    select: Literal["rkv", "cosine", "attention", "crop", "uniform", "random", "boundary"] = "rkv"
+    select: Literal["rkv", "cosine", "attention", "crop", "uniform", "random", "boundary"] = Field(
+        "rkv", description="score by which tokens are kept; all but rkv are controls"
+    )
     lam: Share = Field(0.1, description="weight of importance against redundancy")
     answer_rows: Literal["answer", "number", "predict"] = Field(
         "answer", description="answer tokens whose attention counts: all; number and eos; those that predict the number"
@@ -78,7 +80,7 @@ class Keeping(Settings):
     )
     group_pool: Literal["max", "mean"] = Field("max", description="query heads of a group, pooled")
     redundancy_divisor: Literal["count", "others"] = Field("count", description="N_C, or N_C - 1")
-    kept_order: Literal["time", "score"] = "time"
+    kept_order: Literal["time", "score"] = Field("time", description="slots in order of the chain, or of score")
     random_shared: bool = Field(True, description="random: one draw for all layers and heads of a row")
 
 
@@ -87,13 +89,19 @@ class Matching(Settings):
 
     alpha2: Weight = Field(1.0, description="weight of the loss on keys and values")
     kv_loss: Distance = Field("smooth_l1", description="distance; mse is not halved")
-    kv_reduction: Literal["mean", "row_mean", "paper_sum"] = "mean"
-    kv_norm: Literal["layer", "global", "own", "none"] = "none"
-    kv_norm_power: Literal[1, 2] = 1
-    kv_terms: Literal["both", "k", "v"] = "both"
+    kv_reduction: Literal["mean", "row_mean", "paper_sum"] = Field(
+        "mean", description="over all that is taught; row by row; the sum as it is printed, L G E times larger"
+    )
+    kv_norm: Literal["layer", "global", "own", "none"] = Field(
+        "none", description="what the loss is divided by: sigma of each layer, of all, each side by its own, or 1"
+    )
+    kv_norm_power: Literal[1, 2] = Field(1, description="power of sigma")
+    kv_terms: Literal["both", "k", "v"] = Field("both", description="keys and values, or one of them")
     kv_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, description="layers matched; absent: all")
     kv_rounds: Literal["last", "all"] = Field("last", description="match the last round, or every round (ours)")
-    key_space: Literal["post_rope", "pre_rope"] = "post_rope"
+    key_space: Literal["post_rope", "pre_rope"] = Field(
+        "post_rope", description="keys as a cache holds them, or before rotation"
+    )
     short_chain: Literal["mask", "zero", "repeat"] = Field("mask", description="slots beyond a chain shorter than M")
 
 
@@ -109,8 +117,8 @@ class Staging(Settings):
     """Coconut: how steps of the chain give way to latents."""
 
     per_step: Annotated[int, Field(ge=1)] = Field(2, description="c, latents for a step")
-    epochs_per_stage: Annotated[int, Field(ge=1)] = 3
-    max_stage: Annotated[int, Field(ge=0)] = 3
+    epochs_per_stage: Annotated[int, Field(ge=1)] = Field(3, description="epochs until the stage grows by one")
+    max_stage: Annotated[int, Field(ge=0)] = Field(3, description="the stage from which on all steps are latent")
     first_stage: Annotated[int, Field(ge=0)] = Field(0, description="stage of epoch 0")
-    pad_latent_to_max: bool = True
+    pad_latent_to_max: bool = Field(True, description="as many latents for a chain of fewer steps")
     uniform_prob: Share = Field(0.0, description="chance of a uniform draw in place of the stage")

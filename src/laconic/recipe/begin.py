@@ -1,5 +1,6 @@
 """A run directory before its first update: the resolved recipe, the environment, and whether it may be continued."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def check_same(path: Path, recipe: Recipe) -> None:
     before, _ = read(path)
     there, ours = said(before), said(recipe)
     lines = [
-        f"{key}: {there.get(key, 'absent')!r} there, {ours.get(key, 'absent')!r} asked"
+        f"{key}: {value(before, key)} there, {value(recipe, key)} asked"
         for key in sorted(there.keys() | ours.keys())
         if there.get(key) != ours.get(key)
     ]
@@ -49,6 +50,14 @@ def check_same(path: Path, recipe: Recipe) -> None:
         raise Usage(
             f"{path.parent} was begun by another recipe; choose another --out, or change back\n" + "\n".join(lines)
         )
+
+
+def value(recipe: Recipe, key: str) -> str:
+    """What a recipe says of a dotted key, as JSON."""
+    found: Any = recipe.model_dump(mode="json")
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return "absent" if found is None else json.dumps(found, ensure_ascii=False)
 
 
 def put(path: Path, text: str) -> None:

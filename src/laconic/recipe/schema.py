@@ -36,7 +36,7 @@ PATHS: Mapping[str, Literal["path", "name"]] = {
 # Keys that cannot change what is learned: a run may be continued with other values. A longer run learns more, not else.
 FREE = (
     *("source", "row", "differs", "train.steps", "train.epochs"),
-    *("train.keep_best", "train.keep_every", "train.save_every", "train.log_every"),
+    *("train.parallel", "train.keep_best", "train.keep_every", "train.save_every", "train.log_every"),
 )
 Size = Annotated[int, Field(ge=1)]
 
@@ -107,16 +107,16 @@ class Recipe(Settings):
     source: str | None = Field(None, description='the table it stands for, as "PAPER table ID"')
     row: str | None = Field(None, description="the row of that table")
     differs: Mapping[str, str] = Field({}, description="keys that differ from the row, each with its reason")
-    model: Model
+    model: Model = Field(description="where the decoder comes from")
     thinking: Thinking | None = Field(None, description="the thoughts")
     distilling: Distilling | None = Field(None, description="the losses of CODI, PCCoT and KaVa")
     keeping: Keeping | None = Field(None, description="which of the chain KaVa keeps")
     matching: Matching | None = Field(None, description="KaVa's loss on keys and values")
     removing: Removing | None = Field(None, description="iCoT's curriculum")
     staging: Staging | None = Field(None, description="Coconut's curriculum")
-    data: Data
+    data: Data = Field(description="the rows")
     validation: Validation | None = Field(None, description="problems answered during training; absent: none")
-    train: Training
+    train: Training = Field(description="how it is trained")
     lora: Adapter | None = Field(None, description="the adapter, where train.what is lora")
 
     @model_validator(mode="after")
@@ -204,6 +204,9 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def said(recipe: Recipe) -> dict[str, Any]:
-    """The keys that can change what is learned, dotted, with their values."""
-    everything = flat(recipe.model_dump(mode="json", exclude_none=True))
+    """The keys that can change what is learned, dotted, with their values; a default is not said.
+
+    So a later laconic with more keys says the same of a recipe.
+    """
+    everything = flat(recipe.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
     return {key: value for key, value in everything.items() if key not in FREE and not key.startswith("differs.")}

@@ -1,0 +1,28 @@
+"""Distances by hand, and which key is meant."""
+
+import pytest
+
+from laconic.recipe.nearest import distance, nearest
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "n"),
+    [("", "", 0), ("lr", "lr", 0), ("", "abc", 3), ("ab", "ba", 1), ("ca", "abc", 2), ("kitten", "sitting", 3)],
+)
+def test_distances_known_by_hand(a: str, b: str, n: int) -> None:
+    assert distance(a, b) == distance(b, a) == n
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("train.lrr", "train.lr"),
+        ("trian.lr", "train.lr"),
+        ("lr", "train.lr"),
+        ("optimizer.seed", "seed"),
+        ("train.zzzzzz", None),
+        ("x", None),
+    ],
+)
+def test_the_path_first_then_its_last_part(key: str, meant: str | None) -> None:
+    assert nearest(key, ["seed", "train", "train.lr", "train.batch", "model.seed"]) == meant

@@ -1,0 +1,265 @@
+"""Recipes: what is refused, with which words, and what a recipe becomes."""
+
+import json
+import random
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from laconic.core.errors import BadInput, LaconicError, Usage
+from laconic.recipe.read import SHIPPED, read, written
+from laconic.recipe.schema import Recipe, find, known_keys, said
+
+KAVA = """method = "kava"
+seed = 3
+[model]
+family = "llama"
+tokenizer = "digits"
+[thinking]
+count = 4
+rounds = 3
+[data]
+kind = "digits"
+format = "digits"
+[train]
+steps = 10
+lr = 1e-3
+"""
+
+
+@pytest.fixture
+def kava(tmp_path: Path) -> Path:
+    path = tmp_path / "kava.toml"
+    path.write_text(KAVA)
+    return path
+
+
+def faults(path: Path, *overrides: str) -> list[str]:
+    with pytest.raises(Usage) as caught:
+        read(path, overrides, ["resume", "out"])
+    return str(caught.value).splitlines()
+
+
+def edited(path: Path, *edits: tuple[str, str]) -> Path:
+    text = KAVA
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    return path
+
+
+def test_a_recipe_written_and_read_again_is_equal(kava: Path, tmp_path: Path) -> None:
+    recipe, notes = read(
+        kava, ["train.betas=[0.9, 0.95]", 'data.eos="𝄞 \\" é"', "train.stop_when.at_least=0.5", "validation={}"]
+    )
+    assert notes == []
+    (tmp_path / "again.toml").write_text(written(recipe), encoding="utf-8")
+    assert read(tmp_path / "again.toml")[0] == recipe
+    assert tomllib.loads(written(recipe))["distilling"]["alpha1"] == 1.0  # defaults are written out
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
+def test_what_comes_with_laconic_is_read_by_its_name(path: Path, tmp_path: Path) -> None:
+    recipe, notes = read(path.stem)
+    assert (notes, recipe.unread) == ([], [])
+    (tmp_path / "again.toml").write_text(written(recipe), encoding="utf-8")
+    assert read(tmp_path / "again.toml")[0] == recipe
+
+
+@pytest.mark.parametrize(
+    ("edits", "said"),
+    [
+        ([("lr =", "lrr =")], "kava.toml:14: train.lrr: no such key; did you mean train.lr?"),
+        ([("seed = 3", "sed = 3")], "kava.toml:2: sed: no such key; did you mean seed?"),
+        ([("[thinking]", "[thinkin]")], "kava.toml:6: thinkin: no such key; did you mean thinking?"),
+        ([("seed = 3", "rounds = 3")], "kava.toml:2: rounds: no such key; did you mean thinking.rounds?"),
+        ([("seed = 3", "gizmos = 3")], "kava.toml:2: gizmos: no such key; a recipe has data, differs, distilling,"),
+        ([("lr =", "qqqqqq =")], "kava.toml:14: train.qqqqqq: no such key; [train] has batch, best,"),
+        ([("lr = 1e-3", 'lr = "1e-3"')], 'kava.toml:14: train.lr: "1e-3" is text; drop the quotes'),
+        ([("count = 4", 'count = "4"')], 'kava.toml:7: thinking.count: "4" is text; drop the quotes'),
+        ([("count = 4", "count = 4.0")], "kava.toml:7: thinking.count: 4.0: should be a valid integer; it is M,"),
+        ([("lr = 1e-3", "lr = true")], "kava.toml:14: train.lr: true: should be a valid number"),
+        ([("lr = 1e-3", "lr = nan")], "kava.toml:14: train.lr: NaN: should be a finite number"),
+        ([("lr = 1e-3", "lr = -1")], "kava.toml:14: train.lr: -1: should be greater than 0"),
+        ([("lr = 1e-3", "lr = 2026-01-01")], "kava.toml:14: train.lr: a date; no key takes one"),
+        ([('"kava"', '"kawa"')], "kava.toml:1: method: \"kawa\": should be 'cot', 'nocot',"),
+        ([("lr = 1e-3", "lr = 1\nlr = 2")], "kava.toml:15: train.lr: stands there twice, first in line 14"),
+        ([("[data]", "[train]")], "kava.toml:12: train: stands there twice, first in line 9"),
+        ([("lr = 1e-3", "lr = ")], "kava.toml:14: not TOML: Invalid value"),
+        ([("rounds = 3", "")], "kava.toml:6: thinking.rounds: absent; mode jacobi needs a number of rounds"),
+        ([("steps = 10", "")], "kava.toml:12: train.steps: None, epochs None: give one of them"),
+        ([('family = "llama"', "")], "kava.toml:3: model: given: none of them; one of name, start, family"),
+        ([('tokenizer = "digits"', "")], "kava.toml:3: model.tokenizer: absent; a new decoder needs one"),
+        ([("rounds = 3", "rounds = 0")], "kava.toml:6: thinking.project: \"pccot\": with rounds 0 nothing goes through it"),
+        ([('"kava"', '"cot"'), ("lr =", 'what = "thoughts"\nlr =')], 'train.what: "thoughts": method cot has none'),
+        ([("lr =", "stop_when = { at_least = 1.0 }\nlr =")], "train.stop_when: its number comes from [validation]"),
+    ],
+)  # fmt: skip
+def test_a_fault_has_its_line_and_what_to_do(kava: Path, edits: list[tuple[str, str]], said: str) -> None:
+    assert any(said in fault for fault in faults(edited(kava, *edits))), faults(kava)
+
+
+def test_all_faults_come_in_one_pass_and_a_mistyped_key_is_not_missing_too(kava: Path) -> None:
+    edited(kava, ("lr = 1e-3", 'lr = "x"\nclip = 0'), ("count", "cuont"), ("method", "methd"))
+    found = faults(kava, "train.batchs=3", "seed=abc")
+    assert [line.split(": ")[0] for line in found] == [
+        "train.batchs=3", "seed=abc", "kava.toml:7", "kava.toml:1", "kava.toml:14", "kava.toml:15"
+    ]  # fmt: skip
+
+
+def test_no_text_at_all_and_no_such_file(kava: Path) -> None:
+    kava.write_bytes(b"\xff\xfe")
+    assert faults(kava) == ["kava.toml: not UTF-8 at byte 0; save it as UTF-8"]
+    with pytest.raises(BadInput, match=r"^no recipe demo-kawa; did you mean demo-kava\?$"):
+        read("demo-kawa")
+    with pytest.raises(BadInput, match=r"^no recipe a/b\.toml; a path, or one of demo-codi, demo-cot,"):
+        read("a/b.toml")
+
+
+def test_overrides_win_the_last_of_them_and_say_so(kava: Path) -> None:
+    recipe, notes = read(kava, ["--train.lr=2", "train.lr=5e-4", "thinking.project=none", "seed=9"])
+    assert (recipe.train.lr, recipe.seed) == (5e-4, 9)
+    assert recipe.thinking is not None
+    assert recipe.thinking.project == "none"
+    assert notes == ["train.lr is given twice; the last holds: 5e-4"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.lrr=1", "train.lrr=1: no such key; did you mean train.lr?"),
+        ("resme=auto", "resme=auto: no such key; did you mean resume?"),
+        ("qqqqqqqq=1", "qqqqqqqq=1: no such key; laconic train --schema lists all"),
+        ("train.lr=fast", "train.lr=fast: no value of TOML; a list is [1, 2], a switch true or false"),
+        ("train.lr=-1", "train.lr=-1: -1: should be greater than 0"),
+        ("seed.x=1", "seed.x=1: no such key"),
+        ("train.lr", "train.lr: no value; write train.lr=VALUE"),
+    ],
+)
+def test_an_override_that_cannot_be_meant(kava: Path, override: str, said: str) -> None:
+    assert said in faults(kava, override)[0]
+
+
+def test_an_override_into_a_table_that_is_none(kava: Path) -> None:
+    kava.write_text(KAVA.replace("seed = 3", "lora = 3"))
+    assert "lora.r=4: lora is no table in kava.toml" in faults(kava, "lora.r=4")
+
+
+def test_a_text_may_be_a_word_or_digits_only(kava: Path) -> None:
+    text = ["model.family=qwen2", "model.tokenizer=1234", "thinking.control-init=copy:<<"]
+    recipe, _ = read(kava, text)
+    assert (recipe.model.family, recipe.model.tokenizer) == ("qwen2", "1234")
+    assert recipe.thinking is not None
+    assert recipe.thinking.control_init == "copy:<<"
+
+
+def test_paths_are_relative_to_the_file_or_to_the_working_folder(
+    kava: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    kava.write_text(KAVA.replace('family = "llama"', 'start = "runs/a"').replace('tokenizer = "digits"', ""))
+    assert read(kava)[0].model.start == str(tmp_path / "runs/a")
+    assert read(kava, ["model.start=b"])[0].model.start == str(tmp_path / "here/b")
+    assert read("demo-kava")[0].model.start == str(tmp_path / "here/runs/demo-cot")
+    kava.write_text(KAVA.replace('family = "llama"', 'name = "here"').replace('tokenizer = "digits"', ""))
+    assert read(kava)[0].model.name == str(tmp_path / "here")
+    assert read(kava, ["model.name=org/model"])[0].model.name == "org/model"
+
+
+def test_one_word_changes_the_method_and_what_it_does_not_read_is_told(kava: Path) -> None:
+    kava.write_text(KAVA + "[matching]\nalpha2 = 2.0\n")
+    recipe, _ = read(kava, ["method=pccot"])
+    assert recipe.unread == ["matching"]
+    assert recipe.keeping is None
+
+
+def test_tables_that_a_method_reads_are_there() -> None:
+    recipe, _ = read("demo-kava")
+    with pytest.raises(ValueError, match="keeping: absent; method kava reads this table"):
+        Recipe(**{**dict(recipe), "keeping": None})
+
+
+def test_what_cannot_change_the_result_is_not_said(kava: Path) -> None:
+    recipe, _ = read(kava)
+    free = ["train.steps=20", "train.keep_best=3", "train.log_every=7", "source=ours"]
+    assert said(read(kava, free)[0]) == said(recipe)
+    assert said(read(kava, ["train.lr=2e-3"])[0]) != said(recipe)
+
+
+def test_every_field_is_described() -> None:
+    assert [key for key in known_keys() if not (info := find(key)) or not info.description] == []
+    json.dumps(Recipe.model_json_schema())
+
+
+def typos(key: str, draws: random.Random) -> str:
+    """The key with one or two edits in its last part."""
+    table, dot, part = key.rpartition(".")
+    for _ in range(draws.choice([1, 1, 2])):
+        i = draws.randrange(len(part))
+        letter = draws.choice("abcdefghijklmnopqrstuvwxyz_")
+        part = draws.choice(
+            [
+                part[:i] + letter + part[i:],
+                part[:i] + part[i + 1 :],
+                part[:i] + letter + part[i + 1 :],
+                part[:i] + part[i + 1 : i + 2] + part[i : i + 1] + part[i + 2 :],
+            ]
+        )
+    return f"{table}{dot}{part}"
+
+
+def test_two_hundred_typos_are_refused_and_the_key_meant_is_named(kava: Path) -> None:
+    draws, known, right, asked = random.Random(12), known_keys(), 0, 0
+    while asked < 200:
+        key = draws.choice(known)
+        wrong = typos(key, draws)
+        if wrong in known or not wrong.rpartition(".")[2] or wrong.endswith("."):
+            continue
+        asked += 1
+        (found, *_) = faults(kava, f"{wrong}=1")
+        assert "no such key" in found
+        right += f"did you mean {key}?" in found
+    assert right >= 190, right
+
+
+def test_a_recipe_is_refused_in_half_a_second_without_torch(kava: Path) -> None:
+    kava.write_text(KAVA.replace("lr =", "lrr ="))
+    program = (
+        "import sys, time; start = time.process_time()\n"
+        "from laconic.core.errors import Usage\nfrom laconic.recipe.read import read\n"
+        f"try: read({str(kava)!r})\nexcept Usage as error: print(error)\n"
+        "print(time.process_time() - start, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    first, last = done.stdout.splitlines()
+    assert first.endswith("did you mean train.lr?")
+    assert float(last.split()[0]) <= 0.5
+    assert last.split()[1] == "False"
+
+
+def test_any_text_is_a_recipe_or_a_typed_error(kava: Path) -> None:
+    draws = random.Random(5)
+    pieces = [
+        *KAVA.splitlines(keepends=True),
+        "[",
+        "]]",
+        "=",
+        '"""',
+        "a.b.c = {",
+        "\x00",
+        "é = 1\n",
+        "[[x]]\n",
+        "'",
+        "\\u",
+    ]
+    for _ in range(500):
+        kava.write_text("".join(draws.choice(pieces) for _ in range(draws.randrange(20))), encoding="utf-8")
+        try:
+            read(kava)
+        except LaconicError as error:
+            assert error.code == 2
