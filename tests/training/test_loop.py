@@ -133,7 +133,8 @@ def test_resume_never_and_a_step_by_name(tmp_path: Path) -> None:
         trained(tmp_path / "run", resume="never")
     with pytest.raises(Usage, match=r"/run has no step 5; there: 8, 12$"):
         trained(tmp_path / "run", resume=5)
-    found, _ = trained(tmp_path / "run", resume=8)
+    with pytest.warns(UserWarning, match=r"/run: steps 12 are put aside"):
+        found, _ = trained(tmp_path / "run", resume=8)
     assert found.steps == 12
 
 

@@ -13,43 +13,7 @@ import torch
 
 from laconic.core import artifact
 from laconic.core.artifact import NoSpace
-
-CALLS = (
-    "os.open",
-    "os.fsync",
-    "os.rename",
-    "os.replace",
-    "artifact.save_file",
-    "Path.open",
-    "Path.mkdir",
-    "Path.touch",
-    "Path.chmod",
-)
-FAULTS = (errno.ENOSPC, errno.EIO, errno.EACCES)
-
-
-class Shim:
-    """Counts the calls of a commit that reach the file system; the one numbered `fails` raises `fault`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[str] = []
-        self.fails, self.fault = -1, 0
-        for name in CALLS:
-            where, _, what = name.rpartition(".")
-            owner: Any = {"os": os, "artifact": artifact, "Path": Path}[where]
-            monkeypatch.setattr(owner, what, self.around(name, getattr(owner, what)))
-
-    def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*args: Any, **named: Any) -> Any:
-            self.calls.append(name)
-            if len(self.calls) - 1 != self.fails:
-                return call(*args, **named)
-            text = f"{os.strerror(self.fault)} (os error {self.fault})"
-            if name == "artifact.save_file":
-                raise safetensors.SafetensorError(f"Error while serializing: I/O error: {text}")
-            raise OSError(self.fault, os.strerror(self.fault))
-
-        return guarded
+from tests.trust.shim import FAULTS, Shim
 
 
 def write_folder(folder: Path) -> None:

@@ -50,6 +50,8 @@ class RunFolder:
         """Makes the folder, holds its lock and sweeps; raises `Busy` (73) where another process writes."""
         with on_disk(self.path):
             self.steps.mkdir(parents=True, exist_ok=True)
+            for folder in (self.path, self.path.parent):
+                artifact.sync(folder)
         with lock.held(self.path):
             self._held = True
             try:
@@ -141,6 +143,15 @@ class RunFolder:
             there = ", ".join(map(str, self.numbers())) or "none"
             raise Usage(f"{self.path} has no step {number}; there: {there}")
         return Committed(number, folder, manifest.check(folder, "step", number))
+
+    def forget_after(self, number: int) -> None:
+        """Puts the later steps aside, with a warning, so that the run can go on from this one."""
+        self._ask_held("forget_after")
+        later = [n for n in self.numbers() if n > number]
+        for n in later:
+            self._put_aside(self.step(n))
+        if later:
+            warnings.warn(f"{self.path}: steps {', '.join(map(str, later))} are put aside, as .bad-step-…")
 
     def _put_aside(self, folder: Path) -> None:
         bad = folder.with_name(f".bad-{folder.name}")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -174,7 +174,7 @@ def _caches(tensors: Tensors) -> list[Cache]:
 
 
 def random_state() -> Tensors:
-    """The streams of torch and of each of its devices; nothing here draws from Python's or numpy's (core.keyed does)."""
+    """The streams of torch and of each of its devices; Python's and numpy's are drawn from by nothing in laconic."""
     devices = torch.cuda.get_rng_state_all() if _cuda() else []
     return {"torch": torch.get_rng_state(), **{f"cuda.{i}": state for i, state in enumerate(devices)}}
 

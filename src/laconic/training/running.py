@@ -248,12 +248,16 @@ def started(run: RunFolder, resume: Resume, ranks: Ranks) -> Committed | None:
 
 
 def chosen(run: RunFolder, resume: Resume) -> Committed | None:
-    """The step to go on from. Raises `Busy` (73) for "never" where there are steps."""
+    """The step to go on from; those after one asked for by number are put aside. `Busy` (73) for "never" and steps."""
     if resume == "never":
         if run.numbers():
             raise Busy(f"{run.path} has {len(run.numbers())} steps; resume, or choose another folder")
         return None
-    return run.newest() if resume == "auto" else run.asked(resume)
+    if resume == "auto":
+        return run.newest()
+    found = run.asked(resume)
+    run.forget_after(resume)
+    return found
 
 
 def named(found: Mapping[str, float], name: str) -> float:

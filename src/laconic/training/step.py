@@ -129,7 +129,8 @@ class Updating:
         named = {"loss": loss, **parts} | ({"state": torch.stack(sound).sum()} if sound else {})
         summed = self.ranks.sum(torch.stack(list(named.values())))
         fetched: list[float] = torch.cat([summed, norm.detach().to(summed).reshape(1)]).tolist()
-        return dict(zip([*named, "grad_norm"], fetched, strict=True))
+        found = dict(zip([*named, "grad_norm"], fetched, strict=True))
+        return {name: value for name, value in found.items() if name != "state" or not math.isfinite(value)}
 
     def judged(self, numbers: Mapping[str, float]) -> str:
         """Whether all is finite; an overflow of scaled gradients is the scaler's as long as its scale is 1 or more."""

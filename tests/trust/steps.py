@@ -1,0 +1,277 @@
+"""Small steps of a run, and the questions that each failure asks of it; tests/trust/test_net.py asks them again with a
+guard taken away."""
+
+import os
+import random
+import signal
+import stat
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laconic.core import artifact, manifest
+from laconic.core.errors import Busy, Damaged
+from laconic.core.manifest import Files
+from laconic.core.runs import RunFolder
+from tests.trust.children import Child, die
+
+
+def fill(n: int, width: int = 64) -> Callable[[Files], None]:
+    """A step whose every tensor says its number."""
+
+    def write(files: Files) -> None:
+        files.tensors("model.safetensors", {"a": torch.full((width, width), float(n)), "b": torch.arange(n)})
+        files.tensors("optimizer.safetensors", {"a": torch.full((width,), float(n))})
+        files.json("progress.json", {"step": n})
+
+    return write
+
+
+def committed(path: Path, *steps: int) -> RunFolder:
+    run = RunFolder(path)
+    with run.held():
+        for n in steps:
+            run.commit(n, fill(n), {"data": "d"})
+            run.retain(())
+    return run
+
+
+def whole(run: RunFolder, least: int, most: int) -> None:
+    """The next start finds a step in [least, most] whose tensors are its own, and leaves nothing half."""
+    temporary = list(run.path.rglob(".tmp-*"))
+    assert len(temporary) <= 1, f"{temporary}"
+    with run.held():
+        found = run.newest()
+        assert [p for p in run.path.rglob(".*") if p.name.startswith((".tmp-", ".trash-"))] == []
+    assert found is not None
+    assert least <= found.number <= most, f"step {found.number} is newest, {least} was committed"
+    tensors = artifact.open_tensors(found.folder / "model.safetensors", ["a", "b"])
+    assert bool((tensors["a"] == found.number).all())
+    assert len(tensors["b"]) == found.number
+
+
+def killed_at_a_drawn_time(path: Path, draw: int) -> None:
+    """R1: a writer that commits step after step is killed at any time."""
+
+    def write(tell: Callable[[int], None]) -> None:
+        with run.held():
+            for n in range(2, 10_000):
+                run.commit(n, fill(n), {"data": "d"})
+                run.retain(())
+                tell(n)
+
+    run = committed(path, 1)
+    child = Child(write)
+    chance = random.Random(draw)
+    child.wait_for(2 + chance.randrange(3))
+    time.sleep(chance.uniform(0, 0.02))
+    child.signal(signal.SIGKILL)
+    assert child.end() == 128 + signal.SIGKILL
+    whole(run, child.last, child.last + 1)
+
+
+# What each of the seven steps of a commit begins with.
+BEGINNINGS: dict[str, tuple[Any, str]] = {
+    "room": (artifact, "ask_room"),
+    "folder": (Path, "mkdir"),
+    "finite": (artifact, "check_finite"),
+    "files": (artifact, "save_file"),
+    "manifest": (Files, "seal"),
+    "rename": (os, "rename"),
+    "latest": (RunFolder, "_point"),
+}
+
+
+def killed_before(path: Path, name: str) -> None:
+    """R1: the process ends where one step of a commit would begin."""
+    owner, what = BEGINNINGS[name]
+
+    def write(tell: Callable[[int], None]) -> None:
+        with run.held():
+            setattr(owner, what, lambda *args, **named: die())
+            run.commit(3, fill(3), {"data": "d"})
+
+    run = committed(path, 1, 2)
+    assert Child(write).end() == 128 + signal.SIGKILL
+    there = 3 if name == "latest" else 2
+    whole(run, there, there)
+
+
+class Recorder:
+    """What reaches the disk: every fsync by inode, every rename; `lose` is the power cut that keeps nothing else."""
+
+    def __init__(self) -> None:
+        self.synced: dict[int, list[int]] = {}  # inode -> events at which it was synced
+        self.renamed: list[tuple[int, Path, Path]] = []
+        self.events: list[str] = []
+
+    @contextmanager
+    def listening(self) -> Iterator["Recorder"]:
+        fsync, rename, replace = os.fsync, os.rename, os.replace
+
+        def on_fsync(fd: int) -> None:
+            fsync(fd)
+            there = os.fstat(fd)
+            self.synced.setdefault(there.st_ino, []).append(len(self.events))
+            self.events.append("folder" if stat.S_ISDIR(there.st_mode) else "file")
+
+        def on_rename(old: Any, new: Any) -> None:
+            rename(old, new)
+            self.renamed.append((len(self.events), Path(old), Path(new)))
+            self.events.append("rename")
+
+        os.fsync, os.rename = on_fsync, on_rename
+        try:
+            yield self
+        finally:
+            os.fsync, os.rename, os.replace = fsync, rename, replace
+
+    def lose(self, folder: Path) -> None:
+        """Files that were not synced are empty; names in a folder not synced afterwards are gone."""
+        for path in [p for p in folder.rglob("*") if p.is_file()]:
+            if path.stat().st_ino not in self.synced:
+                path.write_bytes(b"")
+        for place in [p for p in folder.rglob("*") if p.is_dir()]:
+            if place.stat().st_ino not in self.synced:
+                for path in place.iterdir():
+                    path.unlink()
+        for at, old, new in self.renamed:
+            if not any(when > at for when in self.synced.get(new.parent.stat().st_ino, [])):
+                new.rename(old)
+
+
+def survives_a_power_cut(path: Path) -> None:
+    """R1: what a commit has promised is on the disk, in the order write, fsync, rename, fsync."""
+    run = committed(path, 1)
+    recorder = Recorder()
+    with run.held(), recorder.listening():
+        run.commit(2, fill(2), {"data": "d"})
+    rename = recorder.events.index("rename")
+    assert recorder.events[:rename].count("file") == 4, "three files and the manifest before the rename"
+    assert recorder.events[rename - 1] == "folder"
+    assert recorder.events[rename + 1] == "folder"
+    recorder.lose(run.step(2))
+    recorder.lose(run.steps)
+    whole(run, 2, 2)
+
+
+def places(run: RunFolder, step: int) -> list[tuple[Path, int]]:
+    """Every file of a step with its bytes, the manifest among them."""
+    return [(path, path.stat().st_size) for path in sorted(run.step(step).iterdir())]
+
+
+def drawn(run: RunFolder, step: int, n: int, seed: int) -> list[tuple[Path, int]]:
+    """`n` bytes of a step, half of them in small files and headers, which most draws would never meet."""
+    chance = random.Random(seed)
+    files = places(run, step)
+    found: list[tuple[Path, int]] = []
+    for i in range(n):
+        path, size = chance.choice(files)
+        found.append((path, chance.randrange(min(size, 400) if i % 2 else size)))
+    return found
+
+
+def passed_over(run: RunFolder) -> bool:
+    """Whether step 2, spoilt, is not handed out and step 1 is, with a warning of one line."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            found = run.newest()
+        except Damaged:
+            return False
+    lines = [str(warning.message) for warning in said]
+    return found is not None and found.number == 1 and len(lines) == 1 and "\n" not in lines[0]
+
+
+def every_cut_is_found(path: Path, n: int) -> None:
+    """R5: a file of a step cut short anywhere."""
+    run = committed(path, 1, 2)
+    missed = []
+    for file, at in drawn(run, 2, n, 5):
+        content = file.read_bytes()
+        file.write_bytes(content[:at])
+        if not passed_over(run):
+            missed.append((file.name, at))
+        file.write_bytes(content)
+    assert missed == []
+    assert not passed_over(run)
+
+
+def every_flip_is_found(path: Path, n: int) -> None:
+    """R5: any bit of a step turned."""
+    run = committed(path, 1, 2)
+    missed = []
+    for i, (file, at) in enumerate(drawn(run, 2, n, 6)):
+        content = file.read_bytes()
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1 << i % 8]) + content[at + 1 :])
+        if not passed_over(run):
+            missed.append((file.name, at))
+        file.write_bytes(content)
+    assert missed == []
+
+
+def deleting_waits_for_a_good_step(path: Path) -> None:
+    """R5: a step that went bad as it was written does not cost the ones before."""
+    run = RunFolder(path)
+    with run.held(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in (1, 2, 3):
+            run.commit(n, fill(n), {})
+        for n in (2, 3):
+            (run.step(n) / "model.safetensors").write_bytes(b"")
+        run.retain(())
+        found = run.newest()
+    assert found is not None
+    assert found.number == 1
+
+
+def one_writer(path: Path) -> None:
+    """R13: of two processes that want a run at once one has it and the other ends with 73, within a second."""
+
+    def write(tell: Callable[[int], None]) -> None:
+        with run.held():
+            tell(1)
+            time.sleep(1.5)
+
+    run = committed(path, 1)
+    first = Child(write)
+    first.wait_for(1)
+    began = time.monotonic()
+    second = Child(write)
+    code = second.end()
+    took = time.monotonic() - began
+    first.signal(signal.SIGKILL)
+    first.end()
+    assert code == Busy.code
+    assert took < 1
+    whole(run, 1, 1)  # the lock of the dead is free
+
+
+def modes_follow(path: Path, umask: int) -> None:
+    """R15: files and folders of a run have the modes that the umask gives."""
+    before = os.umask(umask)
+    try:
+        run = committed(path, 1)
+    finally:
+        os.umask(before)
+    for there in (run.path, *run.path.rglob("*")):
+        asked = (0o777 if there.is_dir() else 0o666) & ~umask
+        assert there.stat().st_mode & 0o777 == asked, f"{there} has {there.stat().st_mode & 0o777:o}, {asked:o} asked"
+
+
+def nothing_infinite_is_committed(path: Path) -> None:
+    """R6: weights that are not finite never have a name."""
+    run = committed(path, 1)
+
+    def write(files: Files) -> None:
+        files.tensors("model.safetensors", {"a": torch.tensor([1.0, float("nan")])})
+
+    with run.held(), suppress(artifact.NonFinite):
+        run.commit(2, write, {})
+    assert run.numbers() == [1]
+    assert manifest.check(run.step(1), "step", 1).step == 1

@@ -1,0 +1,191 @@
+"""R4: a run that was stopped and resumed is the run that never stopped, bit for bit."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from laconic.core.cache import Cache
+from laconic.core.contract import Reasoning, Step
+from laconic.core.errors import Preempted
+from laconic.core.runs import RunFolder
+from laconic.training.settings import Training
+from tests.methods import batches
+from tests.training.ground import STEPS, how, lines, same, trained
+from tests.training.toy import Rows, Toy
+from tests.trust.children import Child
+
+
+class Stopping(Toy):
+    """Signals itself in the update that it is told."""
+
+    def __init__(self, at: int, number: int) -> None:
+        super().__init__()
+        self.at, self.number = at, number
+
+    def forward(self, batch: Rows, state: Any = None) -> Step:
+        if batch.step == self.at:
+            os.kill(os.getpid(), self.number)
+            self.at = -1
+        return super().forward(batch, state)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_after_a_signal(tmp_path: Path, precision: str) -> None:
+    settings = how(precision=precision)
+    trained(tmp_path / "never", settings)
+    for at in (1, 6):
+        with pytest.raises(Preempted):
+            trained(tmp_path / "run", settings, method=Stopping(at, signal.SIGTERM))
+    trained(tmp_path / "run", settings)
+    assert same(tmp_path / "run", tmp_path / "never")
+
+
+def killed_and_resumed(path: Path, never: Path, draw: int, settings: Training) -> None:
+    """Killed at a drawn time of a run that saves every step, and once more; then to the end."""
+    chance = random.Random(draw)
+
+    def work(tell: Callable[[int], None]) -> None:
+        toy = Toy()
+        toy.register_forward_pre_hook(lambda module, args: tell(args[0].step))
+        trained(path, settings, method=toy)
+
+    for _ in range(2):
+        child = Child(work)
+        child.wait_for(chance.randrange(STEPS // 2) + max(0, *RunFolder(path).numbers(), 0) // 2)
+        time.sleep(chance.uniform(0, 0.03))
+        child.signal(signal.SIGKILL)
+        assert child.end() in (0, 128 + signal.SIGKILL)
+        there = RunFolder(path).numbers()
+        assert max(there, default=0) >= child.last - 1, "more than the step under way was lost"
+    trained(path, settings)
+    assert same(path, never)
+
+
+@pytest.mark.parametrize("draw", range(3))
+def test_after_kill_9(tmp_path: Path, draw: int) -> None:
+    settings = how(save_every=1)
+    trained(tmp_path / "never", settings)
+    killed_and_resumed(tmp_path / "run", tmp_path / "never", draw, settings)
+
+
+@pytest.mark.slow
+def test_after_kill_9_often(tmp_path: Path) -> None:
+    settings = how(save_every=1)
+    trained(tmp_path / "never", settings)
+    for draw in range(3, 60):
+        killed_and_resumed(tmp_path / f"run-{draw}", tmp_path / "never", draw, settings)
+
+
+def from_an_older_step(path: Path, step: int, settings: Training, make: Callable[[], nn.Module], **named: Any) -> None:
+    """A copy of a whole run goes back to `step` and comes to the same end."""
+    trained(path / "never", settings, method=make(), **named)
+    shutil.copytree(path / "never", path / "run")
+    last = RunFolder(path / "run").numbers()[-1]
+    with pytest.warns(UserWarning, match=rf"/run: steps .*{last} are put aside, as \.bad-step-…$"):
+        trained(path / "run", settings, method=make(), resume=step, **named)
+    assert same(path / "run", path / "never", last)
+
+
+def test_after_the_end_and_from_an_older_step(tmp_path: Path) -> None:
+    settings = how(keep_every=4)
+    from_an_older_step(tmp_path, 4, settings, Toy)
+    assert len(lines(tmp_path / "run")) == STEPS
+    assert sorted(p.name for p in RunFolder(tmp_path / "run").steps.glob(".*")) == [
+        ".bad-step-000008",
+        ".bad-step-000012",
+    ]
+    trained(tmp_path / "run", settings)
+    assert same(tmp_path / "run", tmp_path / "never")
+
+
+def random_streams_are_restored(path: Path) -> None:
+    """Dropout after a resume draws what it would have drawn."""
+    resumed(path, how())
+
+
+def metrics_are_cut(path: Path) -> None:
+    """Lines written after the last commit are of steps that the resumed run takes again."""
+    resumed(path, how(save_every=4), killed=True)
+
+
+def resumed(path: Path, settings: Training, killed: bool = False) -> None:
+    """Stopped in the seventh update, by a signal or as `kill -9` would, against never."""
+    trained(path / "never", settings)
+    if killed:
+        child = Child(lambda tell: trained(path / "run", settings, method=Stopping(6, signal.SIGKILL)) and None)
+        assert child.end() == 128 + signal.SIGKILL
+    else:
+        with pytest.raises(Preempted):
+            trained(path / "run", settings, method=Stopping(6, signal.SIGTERM))
+    torch.manual_seed(99)
+    trained(path / "run", settings)
+    assert same(path / "run", path / "never")
+
+
+def test_random_streams_are_restored(tmp_path: Path) -> None:
+    random_streams_are_restored(tmp_path)
+
+
+def test_metrics_are_cut(tmp_path: Path) -> None:
+    metrics_are_cut(tmp_path)
+
+
+class Carrying(Toy):
+    """A state grows from step to step: what it holds shifts the inputs of the next."""
+
+    def forward(self, batch: Rows, state: Cache | None = None) -> Step:
+        if state is not None:
+            batch = replace(batch, x=batch.x + state.keys[0].mean())
+        step = super().forward(batch)
+        x = step.loss.detach().reshape(1, 1, 1, 1)
+        new = Cache((x,), (x,), torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1).bool())
+        return step._replace(state=new if state is None else state.append(new))
+
+
+def test_a_carried_state(tmp_path: Path) -> None:
+    from_an_older_step(tmp_path, 5, how(carry=True, save_every=5, keep_every=5), Carrying)
+    trained(tmp_path / "without", how(), method=Carrying())
+    assert lines(tmp_path / "without")[0] == lines(tmp_path / "never")[0]
+    assert lines(tmp_path / "without")[1] != lines(tmp_path / "never")[1]
+
+
+class Grid:
+    """Twelve rows of reasoning, on a grid that does not depend on the batch."""
+
+    fingerprint = "0" * 64
+
+    def __init__(self) -> None:
+        self.rows = batches.reasoning(((5, 6, 4), (3, 3, 3), (4, 0, 5)) * 4)
+
+    def __len__(self) -> int:
+        return self.rows.B
+
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Reasoning:
+        return replace(self.rows.take(rows), epoch=epoch, step=step, ids=tuple(map(str, rows)))
+
+
+def real(name: str) -> nn.Module:
+    """A method of a paper on the smallest decoder, in float32, its adapter's place taken by dropout on the map."""
+    return MAKERS[name]().float()
+
+
+MAKERS: Mapping[str, Callable[[], nn.Module]] = {
+    "kava": lambda: batches.kava(keeping={"select": "random"}),
+    "kava sequential": lambda: batches.kava(rounds=None),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_methods_of_papers(tmp_path: Path, name: str) -> None:
+    settings = how(steps=4, batch=4, micro=3, save_every=2)
+    from_an_older_step(tmp_path, 2, settings, lambda: real(name), source=Grid())

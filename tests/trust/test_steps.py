@@ -1,0 +1,136 @@
+"""R5, R13, R15: steps cut, turned, exchanged; two writers; modes."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from laconic.core import manifest
+from laconic.core.manifest import Files
+from laconic.core.runs import RunFolder
+from tests.trust import steps
+from tests.trust.children import Child
+from tests.trust.limits import LIMITS
+
+
+def test_every_cut_is_found(tmp_path: Path) -> None:
+    steps.every_cut_is_found(tmp_path / "run", LIMITS["truncations"])
+
+
+def test_every_flip_is_found(tmp_path: Path) -> None:
+    steps.every_flip_is_found(tmp_path / "run", LIMITS["flips"])
+
+
+@pytest.mark.slow
+def test_ten_thousand_flips(tmp_path: Path) -> None:
+    steps.every_flip_is_found(tmp_path / "run", 10_000)
+
+
+@pytest.mark.parametrize("how", ["shards", "steps", "deleted", "added", "empty folder"])
+def test_files_exchanged_deleted_and_added(tmp_path: Path, how: str) -> None:
+    run = steps.committed(tmp_path / "run", 1, 2)
+    folder, other = run.step(2), run.step(1)
+    if how == "shards":
+        os.rename(folder / "model.safetensors", folder / "x")
+        os.rename(folder / "optimizer.safetensors", folder / "model.safetensors")
+        os.rename(folder / "x", folder / "optimizer.safetensors")
+    elif how == "steps":
+        (folder / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+    elif how == "deleted":
+        (folder / "optimizer.safetensors").unlink()
+    elif how == "added":
+        (folder / "more.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    else:
+        for path in folder.iterdir():
+            path.unlink()
+    assert steps.passed_over(run)
+
+
+def test_deleting_waits_for_a_good_step(tmp_path: Path) -> None:
+    steps.deleting_waits_for_a_good_step(tmp_path / "run")
+
+
+@pytest.mark.parametrize("race", range(LIMITS["races"]))
+def test_one_writer(tmp_path: Path, race: int) -> None:
+    """Two processes start at once; every step there belongs to one of them alone."""
+
+    def writer(value: float) -> Callable[[Callable[[int], None]], None]:
+        def write(files: Files) -> None:
+            files.tensors("model.safetensors", {"a": torch.full((4,), value)})
+            files.json("progress.json", {"value": value})
+
+        def work(tell: Callable[[int], None]) -> None:
+            with run.held():
+                for n in range(3):
+                    run.commit(n, write, {})
+                tell(1)
+                time.sleep(0.8)
+
+        return work
+
+    run = RunFolder(tmp_path / "run")
+    began = time.monotonic()
+    children = [Child(writer(1.0)), Child(writer(2.0))]
+    codes = sorted(child.end() for child in children)
+    assert codes == [0, 73]
+    assert time.monotonic() - began < 5
+    values = {(run.step(n) / "progress.json").read_text() for n in run.numbers()}
+    assert len(values) == 1
+
+
+def test_the_second_is_refused_within_a_second(tmp_path: Path) -> None:
+    steps.one_writer(tmp_path / "run")
+
+
+def test_a_rename_that_fails_and_a_clock_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = steps.committed(tmp_path / "run", 1, 2)
+    for n in (1, 2):
+        os.utime(run.step(n), (10**9 - n * 10**6,) * 2)
+    found = run.newest()
+    assert found is not None
+    assert found.number == 2
+
+    def refuse(*args: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with run.held():
+        monkeypatch.setattr(os, "rename", refuse)
+        with pytest.raises(manifest.artifact.NoSpace, match="Input/output error"):
+            run.commit(3, steps.fill(3), {})
+        monkeypatch.undo()
+    steps.whole(run, 2, 2)
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o027, 0o077])
+def test_modes_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    steps.modes_follow(tmp_path / "run", umask)
+
+
+def test_a_set_group_folder(tmp_path: Path) -> None:
+    """Where a folder hands on its group, a run's folders do too."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2775)
+    run = steps.committed(shared / "run", 1)
+    assert all(p.stat().st_mode & 0o2000 for p in (run.path, run.steps, run.step(1)))
+    assert {p.stat().st_gid for p in run.path.rglob("*")} == {shared.stat().st_gid}
+
+
+def test_speed_of_verification(tmp_path: Path) -> None:
+    """Half the goal at least: other processes share the machine while tests run."""
+
+    def write(files: Files) -> None:
+        files.tensors("model.safetensors", {"a": torch.rand(16 * 2**20)})
+
+    run = RunFolder(tmp_path / "run")
+    with run.held():
+        run.commit(1, write, {})
+    took = []
+    for _ in range(3):
+        began = time.process_time()
+        run.asked(1)
+        took.append(time.process_time() - began)
+    assert 64 / min(took) > LIMITS["verify_mb_per_s"] / 2

@@ -1,0 +1,140 @@
+"""R3: signals end a run after the step under way, with 75; a second one ends it at once."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic.core.contract import Step
+from laconic.core.errors import Preempted
+from laconic.core.runs import RunFolder
+from laconic.training.loop import train
+from laconic.training.settings import Training
+from tests.training.ground import how, same, trained
+from tests.training.toy import Points, Rows, Toy
+from tests.trust.children import Child
+from tests.trust.limits import LIMITS
+
+
+class Slow(Toy):
+    """Tells of every update before it, and takes a moment for it."""
+
+    def __init__(self, tell: Callable[[int], None], seconds: float) -> None:
+        super().__init__()
+        self.tell, self.seconds = tell, seconds
+
+    def forward(self, batch: Rows, state: Any = None) -> Step:
+        self.tell(batch.step)
+        time.sleep(self.seconds)
+        return super().forward(batch, state)
+
+
+def slow(path: Path, settings: Training, seconds: float = 0.05, **named: Any) -> Child:
+    return Child(lambda tell: trained(path, settings, method=Slow(tell, seconds), **named) and None)
+
+
+@pytest.mark.parametrize(
+    ("number", "at"), [(signal.SIGTERM, 3), (signal.SIGINT, 0), (signal.SIGUSR1, 7)], ids=lambda x: str(x)
+)
+def test_a_signal_commits_the_step_under_way(tmp_path: Path, number: int, at: int) -> None:
+    settings = how(micro=8, save_every=100)
+    child = slow(tmp_path / "run", settings)
+    child.wait_for(at)
+    began = time.monotonic()
+    child.signal(number)
+    assert child.end() == Preempted.code
+    assert time.monotonic() - began < LIMITS["stop_seconds"]
+    assert RunFolder(tmp_path / "run").numbers() == [at + 1]
+    trained(tmp_path / "run", settings)
+    trained(tmp_path / "never", settings)
+    assert same(tmp_path / "run", tmp_path / "never")
+
+
+def test_a_signal_in_validation(tmp_path: Path) -> None:
+    """What validation found so far is left; the resumed run begins it anew."""
+    settings = how(micro=8, save_every=100, validate_every=5, best="accuracy")
+
+    def slow_validation(tell: Callable[[int], None]) -> None:
+        def validate() -> dict[str, float]:
+            tell(1)
+            time.sleep(30)
+            return {"accuracy": 1.0}
+
+        trained(tmp_path / "run", settings, validate=validate)
+
+    child = Child(slow_validation)
+    child.wait_for(1)
+    began = time.monotonic()
+    child.signal(signal.SIGTERM)
+    assert child.end() == Preempted.code
+    assert time.monotonic() - began < LIMITS["stop_seconds"]
+    assert RunFolder(tmp_path / "run").numbers() == [5]
+    for name in ("run", "never"):
+        trained(tmp_path / name, settings, validate=lambda: {"accuracy": 0.5})
+    assert same(tmp_path / "run", tmp_path / "never")
+
+
+def test_a_signal_during_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = RunFolder.commit
+
+    def signalled(self: RunFolder, *args: Any, **named: Any) -> Path:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return commit(self, *args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "commit", signalled)
+        with pytest.raises(Preempted, match=r"^SIGTERM: step 4 of 12 is committed in .*; run the same command again"):
+            trained(tmp_path / "run")
+    trained(tmp_path / "run")
+    trained(tmp_path / "never")
+    assert same(tmp_path / "run", tmp_path / "never")
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    """Even amid an operation that never comes back to Python."""
+    child = slow(tmp_path / "run", how(micro=8, save_every=2), 0.05)
+    child.wait_for(3)
+    child.signal(signal.SIGTERM)
+    child.signal(signal.SIGSTOP)
+    child.signal(signal.SIGTERM)
+    child.signal(signal.SIGCONT)
+    assert child.end() in (128 + signal.SIGTERM, Preempted.code)
+    stuck = slow(tmp_path / "stuck", how(micro=8, save_every=2), 30)
+    stuck.wait_for(0)
+    stuck.signal(signal.SIGINT)
+    time.sleep(0.1)
+    began = time.monotonic()
+    stuck.signal(signal.SIGTERM)
+    assert stuck.end() == 128 + signal.SIGTERM
+    assert time.monotonic() - began < LIMITS["abort_seconds"]
+    for name in ("run", "stuck", "never"):
+        trained(tmp_path / name, how(micro=8, save_every=2))
+    assert same(tmp_path / "run", tmp_path / "never")
+    assert same(tmp_path / "stuck", tmp_path / "never")
+
+
+def test_without_a_folder_and_handlers_afterwards() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
+
+    class Signalled(Toy):
+        def forward(self, batch: Rows, state: Any = None) -> Step:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return super().forward(batch, state)
+
+    with pytest.raises(Preempted, match=r"^SIGUSR1: step 1 of 12 was the last$"):
+        train(Signalled(), Points(), how(micro=None))
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
+
+
+def test_outside_the_main_thread_nothing_is_heard() -> None:
+    import threading
+
+    done: list[int] = []
+    thread = threading.Thread(target=lambda: done.append(train(Toy(), Points(), how(steps=2)).steps))
+    thread.start()
+    thread.join()
+    assert done == [2]
