@@ -238,6 +238,14 @@ def test_state_and_hidden_may_be_learned_from() -> None:
     assert torch.equal(decoder.logits(found.hidden).argmax(), torch.tensor(found.ids[-1]))
 
 
+def test_states_need_not_be_kept() -> None:
+    decoder = decoder_of("llama", torch.float32)
+    kept, bare = (generate(decoder, ids=ROWS, max_tokens=5, keep_state=keep) for keep in (True, False))
+    assert ids_of(kept) == ids_of(bare)
+    assert {(g.state.B, g.state.S) for g in bare} == {(1, 0)}
+    assert decoder(torch.zeros(1, 2, 48), bare[0].state).state.S == 2
+
+
 def test_no_rows_no_generations() -> None:
     assert generate(decoder_of("llama", torch.float32), ids=[], max_tokens=3) == []
 

@@ -123,6 +123,7 @@ def continued(
         banned=() if pad is None or pad in writing.eos or pad >= decoder.config.vocab_size else (pad,),
         seed=[int(seed) for seed in seeds],
         chunk=vectors.shape[1],
+        keep_state=False,
     )
 
 

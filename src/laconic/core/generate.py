@@ -82,6 +82,7 @@ def generate(
     banned: Sequence[int] = (),
     seed: int | Sequence[int] = 0,
     chunk: int = 512,
+    keep_state: bool = True,
     on_token: OnToken | None = None,
 ) -> list[Generation]:
     """Continues `prompts`, `ids` or `vectors` (one of them; `live` goes with vectors), on `state` if it is given.
@@ -89,7 +90,7 @@ def generate(
     `temperature` 0 takes the likeliest id. `seed` is every row's, or a list of one each: what a row draws depends on
     its own alone. A row ends with an id of `eos` (default: the config's; `()` for none), the first or the one that
     `eos_count` says, before a string of `stop`, or at `max_tokens`; before `min_tokens` no eos is taken, and never an
-    id that is `banned`. The prompt is read `chunk` positions at once.
+    id that is `banned`. The prompt is read `chunk` positions at once. Without `keep_state` every `state` is empty.
     `on_token(row, id, text, logprob)` hears of each token; its texts are whole characters and add up to the text.
     Raises `Usage` (2) for settings, `BadInput` (66) for ids and tokenizers that do not fit, `NonFinite` (65).
     """
@@ -119,7 +120,7 @@ def generate(
             for b, row in enumerate(prompt.rows)
         ]
         sampler = Sampler(how, seeds, prompt.rows, [end for end in ends if end < V], banned)
-        return run(decoder, prompt, state, chunk, rows, sampler, min_tokens, first)
+        return run(decoder, prompt, state, chunk, rows, sampler, min_tokens, first, keep_state)
 
 
 def check_settings(
@@ -248,12 +249,13 @@ def run(
     sampler: Sampler,
     min_tokens: int,
     first: int,
+    keep_state: bool = True,
 ) -> list[Generation]:
     """Reads the prompt, then goes on until every row has its reason to end; `first` is where the longest goes on."""
     max_tokens, Pmax = rows[0].max_tokens, decoder.config.max_position_embeddings
     hidden, cache, pieces = read(decoder, prompt, state, chunk)
     logits, path = decoder.logits(hidden), path_of(decoder, cache, max_tokens - 1)
-    done: dict[int, Generation] = {}
+    nothing, done = Cache.empty(decoder.config, 1, hidden.dtype, hidden.device), dict[int, Generation]()
     for t in range(max_tokens):
         if decoder.config.place == "rope" and t == max(0, Pmax + 1 - first):
             warnings.warn(f"position {Pmax:,} ≥ {Pmax:,} of {decoder.config.family}: farther than it was trained")
@@ -262,7 +264,7 @@ def run(
         chosen = cast(list[tuple[float, float]], told.numpy().tolist())
         for place, row in enumerate(rows):
             if row.reason is None and row.add(int(chosen[place][0]), chosen[place][1]):
-                kept = cut(path.cache(), place, 0 if state is None else state.S)
+                kept = cut(path.cache(), place, 0 if state is None else state.S) if keep_state else nothing
                 done[row.index] = row.generation(kept, apart(hidden[place]), pieces)
         left = [place for place, row in enumerate(rows) if row.reason is None]
         if not left:

@@ -109,15 +109,15 @@ class Coconut(nn.Module):
         return batch.step > 0 and batch.step % self.steps_per_epoch == 0
 
     def think(self, questions: Reasoning, edit: Edit | None = None, trace: bool = False) -> Rollout:
-        """The latents on questions: as many as the last stage has, or the one that is being trained."""
+        """The latents on questions: as many as the last stage has, or the one in training. Raises `Usage` (2)."""
         if not self.how.pad_latent_to_max:
             raise Usage("pad_latent_to_max false: the number of latents would be read off the chain that is asked for")
         stage = self.how.max_stage if self.stage is None else min(self.stage, self.how.max_stage)
-        return self.rolled(questions, stage * self.how.per_step, None, edit, trace)
+        with quiet(self):
+            return self.rolled(questions, stage * self.how.per_step, None, edit, trace)
 
     def answer(self, questions: Reasoning, writing: Writing, *, teacher: bool = False) -> Answers:
         """What follows latents, eot and prompt. Raises `Usage` (2) for a teacher."""
         refuse(teacher, "Coconut")
-        with quiet(self):
-            rolled = self.think(questions)
-            return after(self.decoder, questions, rolled.state, self.thoughts.eot, rolled.passes, writing)
+        rolled = self.think(questions)
+        return after(self.decoder, questions, rolled.state, self.thoughts.eot, rolled.passes, writing)
