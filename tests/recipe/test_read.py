@@ -1,5 +1,6 @@
 """Recipes: what is refused, with which words, and what a recipe becomes."""
 
+import contextlib
 import json
 import random
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.errors import BadInput, LaconicError, Usage
+from laconic.core.errors import BadInput, Usage
 from laconic.recipe.read import SHIPPED, read, written
 from laconic.recipe.schema import Recipe, find, known_keys, said
 
@@ -94,7 +95,7 @@ def test_what_comes_with_laconic_is_read_by_its_name(path: Path, tmp_path: Path)
         ([("steps = 10", "")], "kava.toml:12: train.steps: None, epochs None: give one of them"),
         ([('family = "llama"', "")], "kava.toml:3: model: given: none of them; one of name, start, family"),
         ([('tokenizer = "digits"', "")], "kava.toml:3: model.tokenizer: absent; a new decoder needs one"),
-        ([("rounds = 3", "rounds = 0")], "kava.toml:6: thinking.project: \"pccot\": with rounds 0 nothing goes through it"),
+        ([("rounds = 3", "rounds = 0")], 'kava.toml:6: thinking.project: "pccot": with rounds 0 nothing goes'),
         ([('"kava"', '"cot"'), ("lr =", 'what = "thoughts"\nlr =')], 'train.what: "thoughts": method cot has none'),
         ([("lr =", "stop_when = { at_least = 1.0 }\nlr =")], "train.stop_when: its number comes from [validation]"),
     ],
@@ -259,7 +260,5 @@ def test_any_text_is_a_recipe_or_a_typed_error(kava: Path) -> None:
     ]
     for _ in range(500):
         kava.write_text("".join(draws.choice(pieces) for _ in range(draws.randrange(20))), encoding="utf-8")
-        try:
+        with contextlib.suppress(Usage):
             read(kava)
-        except LaconicError as error:
-            assert error.code == 2

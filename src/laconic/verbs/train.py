@@ -18,6 +18,7 @@ from tyro.conf import Positional, arg
 
 from laconic.console import note, progress, say
 from laconic.core.errors import Usage
+from laconic.verbs.arguments import utf8
 
 if TYPE_CHECKING:
     from laconic.recipe.schema import Recipe
@@ -67,7 +68,7 @@ class Train:
             return self.replayed(self.replay)
         if self.recipe is None:
             raise Usage("no recipe given; laconic train RECIPE, or --schema for what one holds")
-        recipe, notes = read(self.recipe, self.overrides, flags())
+        recipe, notes = read(self.recipe, [utf8(key) for key in self.overrides], flags())
         for text in [*notes, *(f"[{name}] is not read by method {recipe.method}" for name in recipe.unread)]:
             say(f"laconic: {text}")
         if self.plan:

@@ -1,0 +1,377 @@
+"""`laconic train` as a user gives it: runs, their end, what continues them and what refuses to."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from laconic import cli
+from laconic.core import artifact
+from laconic.core.decoder import Decoder
+from laconic.core.families import DecoderConfig
+from laconic.core.runs import RunFolder
+from laconic.data.synthetic import digits_tokenizer
+from laconic.recipe.opened import opened
+from laconic.verbs.train import rewritten
+from tests.conftest import REPO, needs
+from tests.tolerances import FLOAT32, error
+
+CPU = torch.device("cpu")
+TINY = """method = "kava"
+[model]
+family = "llama"
+tokenizer = "digits"
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+[thinking]
+count = 2
+rounds = 1
+[data]
+kind = "digits"
+format = "digits"
+chain = "all"
+digits = { operations = 2, rows = 200, valid_rows = 20 }
+[validation]
+rows = 4
+max_tokens = 6
+[train]
+steps = 4
+batch = 8
+save_every = 2
+"""
+ON_BASE = TINY.replace(
+    'family = "llama"\ntokenizer = "digits"\nhidden_size = 16\nnum_hidden_layers = 1\nnum_attention_heads = 2\n',
+    'name = "base"\n',
+).replace("steps = 4", 'what = "lora"\nsteps = 4')
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """A command in a folder that holds tiny.toml: its exit code, standard output, standard error."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, args)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        told = capsys.readouterr()
+        return int(end.value.code or 0), told.out, told.err
+
+    return call
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A small checkpoint with the tokenizer of the digits task."""
+    config = DecoderConfig.small("llama", vocab_size=digits_tokenizer().vocab_size)
+    Decoder(config, seed=1).save_pretrained(tmp_path / "base")
+    digits_tokenizer().save(tmp_path / "base")
+    (tmp_path / "lora.toml").write_text(ON_BASE)
+    return tmp_path / "base"
+
+
+def weights(folder: str, step: int) -> bytes:
+    return (Path(folder) / f"steps/step-{step:06d}/model.safetensors").read_bytes()
+
+
+def metrics(folder: str) -> list[dict[str, Any]]:
+    lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def test_a_run_has_its_recipe_its_environment_and_its_steps(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("train", "tiny.toml", "--train.lr", "2e-3", "seed=5")
+    assert (code, out) == (0, "")
+    assert "runs/tiny: step 4, loss" in err
+    assert "teacher_accuracy" in err
+    there = tmp_path / "runs/tiny"
+    assert {"recipe.toml", "env.json", "metrics.jsonl", "latest", "steps"} <= {p.name for p in there.iterdir()}
+    said = json.loads((there / "env.json").read_text())
+    assert said["command"] == "laconic train tiny.toml --train.lr 2e-3 seed=5"
+    assert said["versions"]["torch"] == torch.__version__
+    assert "lr = 0.002" in (there / "recipe.toml").read_text()
+    again = run("train", there / "recipe.toml", "--out", "runs/again")
+    assert again[0] == 0
+    assert weights("runs/again", 4) == weights("runs/tiny", 4)
+    assert run("train", there / "recipe.toml")[::2] == (
+        2, f"laconic: {there}/recipe.toml: --out DIR is asked for; its name says nothing of where the run should lie\n"
+    )  # fmt: skip
+
+
+def test_a_run_made_longer_is_the_run_that_was_longer_and_is_not_made_shorter(run: Run) -> None:
+    assert run("train", "tiny.toml", "--out", "runs/long", "train.steps=6", "train.schedule=constant")[0] == 0
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.schedule=constant")[0] == 0
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.schedule=constant", "train.steps=6")[0] == 0
+    assert weights("runs/a", 6) == weights("runs/long", 6)
+    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.schedule=constant")
+    assert code == 2
+    assert "train.steps: 6 there, 4 asked; a run is made longer, not shorter" in err
+
+
+def test_another_recipe_is_refused_key_by_key(run: Run, tmp_path: Path) -> None:
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
+    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.lr=3", "thinking.count=3", "lora={}")
+    assert code == 2
+    assert (
+        err.splitlines()
+        == [
+            f"laconic: {tmp_path}/runs/a was begun by another recipe; choose another --out, or change back",
+            "lora.alpha: absent there, 32 asked",
+            "thinking.count: 2 there, 3 asked",
+            "train.lr: 0.001 there, 3.0 asked",
+        ]
+        or "train.lr: 0.001 there, 3.0 asked" in err
+    )
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1", "train.log_every=3")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (("--resume", "never"), 73, "has 1 steps; resume, or choose another folder"),
+        (("--resume", "step-9"), 2, "has no step 9; there: 1"),
+        (("--resume", "soon"), 2, "--resume soon: write auto, never, or step-N"),
+        (("--seeds", "0"), 2, "--seeds 0: give at least one"),
+        (("--resme", "auto"), 2, "resme=auto: no such key; did you mean resume?"),
+        (("--train.lr",), 2, "--train.lr: no value; write --train.lr VALUE"),
+        (("--replay", "runs/a/incidents/step-1"), 66, "is no incident of a run; give RUN/incidents/step-N"),
+        (("--device", "cuda:9"), 2, "device cuda:9: this torch"),
+    ],
+)
+def test_flags_that_cannot_be_meant(run: Run, flags: tuple[str, ...], code: int, said: str) -> None:
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
+    ended, out, err = run("train", "tiny.toml", "--out", "runs/a", "train.steps=1", *flags)
+    assert (ended, out) == (code, "")
+    assert said in err
+
+
+def test_no_recipe_and_the_schema(run: Run) -> None:
+    assert run("train")[::2] == (2, "laconic: no recipe given; laconic train RECIPE, or --schema for what one holds\n")
+    code, out, _ = run("train", "--schema")
+    assert code == 0
+    assert json.loads(out)["properties"]["method"]["description"]
+
+
+def test_a_directory_in_use_and_a_full_disk(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunFolder(tmp_path / "runs/a").held():
+        code, _, err = run("train", "tiny.toml", "--out", "runs/a")
+        assert code == 73
+        assert f"is held by process {os.getpid()} on" in err
+    monkeypatch.setattr(artifact, "free", lambda path: 1000)
+    code, _, err = run("train", "tiny.toml", "--out", "runs/b")
+    assert code == 74
+    assert "1,000 are free" in err
+    assert err.count("\n") == 1
+    assert RunFolder(tmp_path / "runs/b").numbers() == []
+    monkeypatch.undo()
+
+
+def test_seeds_are_runs_of_their_own_and_json_is_one_object(run: Run) -> None:
+    code, out, _ = run("train", "tiny.toml", "--seeds", 2, "--train.steps", 1, "--format", "json")
+    told = json.loads(out)
+    assert code == 0
+    assert [entry["out"] for entry in told["runs"]] == ["runs/tiny/seed-0", "runs/tiny/seed-1"]
+    assert weights("runs/tiny/seed-0", 1) != weights("runs/tiny/seed-1", 1)
+
+
+def test_a_run_starts_from_another_and_one_word_changes_its_method(run: Run) -> None:
+    assert run("train", "tiny.toml", "--out", "runs/a", "method=cot", "train.steps=1")[0] == 0
+    text = TINY[TINY.index("[thinking]") :]
+    Path("next.toml").write_text(f'method = "kava"\n[model]\nstart = "runs/a"\n{text}')
+    for method in ("kava", "pccot", "nocot"):
+        code, _, err = run("train", "next.toml", "--out", f"runs/{method}", "method=" + method, "train.steps=1")
+        assert code == 0, err
+    assert "laconic: [thinking] is not read by method nocot\n" in err
+
+
+def test_the_plan_reads_no_weight(run: Run, base: Path) -> None:
+    for path in base.glob("*.safetensors"):
+        path.unlink()
+    code, out, err = run("train", "lora.toml", "--plan")
+    assert (code, err) == (0, "")
+    for word in ("parameters", "of which", "rows         200", "4, 25 an epoch", "at the peak", "a step, measured"):
+        assert word in out
+    told = json.loads(run("train", "lora.toml", "--plan", "--format", "json", "train.what=full")[1])
+    assert told["trainable"] == told["parameters"]
+    assert told["lengths"]["question"] == {"p50": 7, "p90": 7, "max": 7}
+    assert not Path("runs").exists()
+
+
+def test_an_adapter_of_a_run_is_read_by_peft_and_exported_merged(run: Run, base: Path) -> None:
+    needs("transformers")
+    needs("peft")
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    assert run("train", "lora.toml", "--out", "runs/a", "lora.r=4", "train.lr=0.05")[0] == 0
+    step = Path("runs/a/steps/step-000004")
+    ids = torch.arange(12)[None]
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), step).eval()
+    found = opened("runs/a", CPU).parts.decoder
+    logits = found.logits(found(found.embed(ids)).hidden)
+    assert error(theirs(input_ids=ids).logits, logits) <= FLOAT32
+    plain = Decoder.from_pretrained(base)
+    assert error(plain.logits(plain(plain.embed(ids)).hidden), logits) > 1e-2
+    code, _, err = run("export", "runs/a", "--out", "merged")
+    assert code == 0
+    assert "the thoughts are no part of this layout; they stay in the run" in err
+    merged = AutoModelForCausalLM.from_pretrained("merged")
+    assert error(merged(input_ids=ids).logits, logits) <= FLOAT32
+    code, _, err = run("export", "runs/a", "--out", "other", "--adapter", step)
+    assert code == 2
+    assert "--adapter: runs/a is a run, which has its own; leave it out" in err
+
+
+def test_a_run_answers_as_its_method_does_or_by_chain(run: Run) -> None:
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
+    question = "3 + 4 * 2 ="
+    code, out, err = run("generate", "runs/a", question, question, "--max-tokens", 5)
+    assert code == 0
+    assert out.splitlines()[0] == out.splitlines()[1]
+    told = json.loads(run("generate", "runs/a", question, "--max-tokens", 5, "--format", "json")[1])
+    (found,) = told["generations"]
+    assert (told["method"], told["step"], found["text"]) == ("kava", 1, out.splitlines()[0])
+    assert (found["passes"]["place"], found["passes"]["think"]) == (1, 1)
+    by_chain = json.loads(run("generate", "runs/a", question, "--teacher", "--format", "json", "--max-tokens", 5)[1])
+    assert by_chain["generations"][0]["passes"]["think"] == 0
+    for flags, said in (
+        (("--dtype", "float16"), "--dtype: not of a run, whose recipe says it; leave it out"),
+        (("--chat",), "--chat: not of a run"),
+    ):
+        assert run("generate", "runs/a", question, *flags)[::2][0] == 2
+        assert said in run("generate", "runs/a", question, *flags)[2]
+    assert (
+        "--teacher: gone is no run; give the folder that laconic train wrote"
+        in run("generate", "gone", "x", "--teacher")[2]
+    )
+    assert run("export", "runs/a", "--out", "out")[0] == 0
+    assert Path("out/model.safetensors").read_bytes() == weights("runs/a", 1)
+
+
+def test_a_step_belongs_to_its_recipe_its_tokenizer_and_its_base(run: Run, base: Path) -> None:
+    assert run("train", "lora.toml", "--out", "runs/a", "train.steps=1", "lora.r=2")[0] == 0
+    recipe = Path("runs/a/recipe.toml")
+    text = recipe.read_text()
+    recipe.write_text(text.replace('method = "kava"', 'method = "pccot"'))
+    code, _, err = run("generate", "runs/a", "1 + 1 =")
+    assert code == 76
+    assert "belongs to the recipe" in err
+    recipe.write_text(text)
+    Decoder(DecoderConfig.small("llama", vocab_size=23), seed=2).save_pretrained(base.parent / "other")
+    (base / "model.safetensors").write_bytes((base.parent / "other/model.safetensors").read_bytes())
+    code, _, err = run("generate", "runs/a", "1 + 1 =")
+    assert code in (66, 76)
+    config = DecoderConfig.small("llama", vocab_size=digits_tokenizer().vocab_size)
+    Decoder(config, seed=3).save_pretrained(base.parent / "third")
+    (base / "model.safetensors").write_bytes((base.parent / "third/model.safetensors").read_bytes())
+    for command in (("generate", "runs/a", "1 + 1 ="), ("train", "lora.toml", "--out", "runs/a", "lora.r=2")):
+        code, _, err = run(*command)
+        assert code == 76
+        assert "base" in err
+        assert len([word for word in err.replace(",", " ").replace(";", " ").split() if len(word) == 64]) == 2
+
+
+def test_another_tokenizer_is_refused_with_both_hashes(run: Run, base: Path) -> None:
+    assert run("train", "lora.toml", "--out", "runs/a", "train.steps=1", "lora.r=2")[0] == 0
+    path = base / "tokenizer.json"
+    path.write_text(path.read_text().replace('"ans": 17', '"sna": 17').replace('"*": 12', '"ans": 12'))
+    code, _, err = run("train", "lora.toml", "--out", "runs/a", "lora.r=2")
+    assert code == 76
+    assert "tokenizer" in err
+    assert len([word for word in err.replace(",", " ").replace(";", " ").split() if len(word) == 64]) == 2
+
+
+def test_no_run_no_step_and_a_tokenizer_without_the_words(run: Run, base: Path) -> None:
+    assert run("train", "tiny.toml", "model.start=base", "model.family=llama")[0] == 2
+    Path("from.toml").write_text(ON_BASE.replace('name = "base"', 'start = "base"'))
+    assert "has no recipe.toml; give the folder of a run" in run("train", "from.toml")[2]
+    (base / "recipe.toml").write_text(TINY)
+    code, _, err = run("train", "from.toml")
+    assert code == 66
+    assert "has no step yet; let laconic train commit one" in err
+    path = base / "tokenizer.json"
+    path.write_text(path.read_text().replace('"ans": 17', '"sna": 17'))
+    code, _, err = run("train", "lora.toml", "--out", "runs/c")
+    assert code == 66
+    assert "the tokenizer has no word for 'ans'" in err
+
+
+def test_a_number_that_is_not_finite_ends_the_run_and_its_step_is_repeated(run: Run) -> None:
+    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.lr=1e30", "train.clip=1e30")
+    assert code == 65
+    assert "not finite; the update was not applied" in err
+    (incident,) = Path("runs/a/incidents").iterdir()
+    code, out, _ = run("train", "--replay", incident)
+    assert code == 0
+    assert out.startswith("step 2: nonfinite\n")
+    assert "loss: None then, nan now" in out
+    told = json.loads(run("train", "--replay", incident, "--format", "json")[1])
+    assert told["then"] == told["now"]
+
+
+def test_sizes_that_do_not_go_together(run: Run) -> None:
+    for keys, said in (
+        (("data.max_tokens=300",), "data.max_tokens 300 and thinking.count 2 are 302 positions, the model has 256"),
+        (("matching.kv_layers=[0, 4]",), "matching.kv_layers names layer 4, the model has 1, from 0"),
+        (("model.num_attention_heads=3",), "model.num_attention_heads 3 does not divide model.hidden_size 16"),
+        (("thinking.control_init=zeros",), 'thinking.control_init "zeros": write mean, normal, or copy:TEXT'),
+    ):
+        code, _, err = run("train", "tiny.toml", *keys)
+        assert code == 2
+        assert said in err
+
+
+def test_keys_are_told_from_flags_wherever_they_stand() -> None:
+    given = ["--train.lr", "-1", "r.toml", "--out", "o", "a=1", "--plan", "--keeping.random-shared=false", "-h"]
+    assert rewritten(given) == [
+        "--out",
+        "o",
+        "--plan",
+        "-h",
+        "train.lr=-1",
+        "r.toml",
+        "a=1",
+        "keeping.random_shared=false",
+    ]
+
+
+def start(folder: Path, *args: str) -> "subprocess.Popen[str]":
+    settings = {"PYTHONPATH": str(REPO / "src"), "OMP_NUM_THREADS": "1", "LANG": "C", "PYTHONUTF8": "0"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "laconic", "train", *args],
+        cwd=folder, env=os.environ | settings, text=True, encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_a_signal_ends_a_run_and_the_same_command_goes_on_as_if_it_had_not(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "ü 𝄞 שלום"  # 4-byte, right to left
+    folder.mkdir()
+    (folder / "é.toml").write_text(TINY.replace("steps = 4", "steps = 60"), encoding="utf-8")
+    command = ("é.toml", "--out", "ñ/run", "source=ours")
+    began = start(folder, *command)
+    while not ((folder / "ñ/run/metrics.jsonl").exists() and metrics(str(folder / "ñ/run"))):
+        assert began.poll() is None, began.communicate()
+        time.sleep(0.05)
+    began.send_signal(signal.SIGTERM)
+    said = began.communicate(timeout=60)[1]
+    assert began.returncode == 75
+    assert "run the same command again to go on" in said
+    assert RunFolder(folder / "ñ/run").numbers()[-1] < 60
+    went_on = start(folder, *command)
+    assert "ñ/run: step 60" in went_on.communicate(timeout=100)[1]
+    assert went_on.returncode == 0
+    assert run("train", folder / "é.toml", "--out", "runs/whole", "source=ours")[0] == 0
+    assert weights(str(folder / "ñ/run"), 60) == weights("runs/whole", 60)
+    assert metrics(str(folder / "ñ/run")) == metrics("runs/whole")
+    assert (folder / "ñ/run/recipe.toml").read_bytes() == Path("runs/whole/recipe.toml").read_bytes()
