@@ -103,10 +103,10 @@ def test_r8(name: str, tmp_path: Path) -> None:
     data, place, message = BAD[name]
     path = tmp_path / "rows.jsonl"
     path.write_bytes(data)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(BadInput) as caught:
         read_examples(path, HOW.model_copy(update={"closed": name == "an unknown field"}))
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     first = str(caught.value).split("\n")[0]
     assert first.startswith(f"rows.jsonl:{place}: " if place else "rows.jsonl: "), first
     assert message in first
@@ -199,7 +199,7 @@ def test_s5(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """Any bytes are examples or a typed error, within a second."""
     path = tmp_path_factory.getbasetemp() / "fuzzed.jsonl"
     path.write_bytes(data)
-    start = time.perf_counter()
+    start = time.process_time()
     error = ""
     try:
         read = read_examples(path, HOW).examples
@@ -207,4 +207,4 @@ def test_s5(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
         read, error = (), str(caught)
     assert all(line.isprintable() for line in error.split("\n"))
     assert all(e.question.strip() and e.answer.strip() and all(e.steps) for e in read)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
