@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from laconic.core.contract import UNSCORED, Example, Reasoning, Source
 from laconic.core.errors import BadInput
+from laconic.data.examples import read_examples
 from laconic.data.pieces import Encoded
 from laconic.data.reasoning import Questions, collate, pack, unpack
 from laconic.data.settings import Data
@@ -123,6 +124,17 @@ def test_counts_of_the_shipped_subset() -> None:
     assert source.counts.lines(24)[-1] == (
         f"{source.counts.short} rows whose chain has fewer than 24 tokens, one a thought"
     )
+
+
+@pytest.mark.parametrize(("name", "below", "untaught"), [("gpt2", 77, 37), ("gsm-bpe-2048", 57, 27)])
+def test_figures_of_the_specification(name: str, below: int, untaught: int) -> None:
+    """GSM8K test without last steps: rows without a chain, rows below 24 tokens, slots of 24 without a token."""
+    examples = read_examples(shared_dir() / "data/gsm8k/test.jsonl", settings(name)).examples
+    source = Questions(examples, real(name), settings(name), thoughts=24)
+    chains = [len(source.row(i).chain) for i in range(len(source))]
+    assert round(100 * source.counts.empty / 1319, 1) == 6.3
+    assert round(100 * (source.counts.empty + source.counts.short) / 1319) == below
+    assert round(100 * sum(max(0, 24 - n) for n in chains) / 24 / 1319) == untaught
 
 
 def test_fingerprint_is_of_ids_and_names() -> None:
