@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks import cache, decoding, loading, start, training
+from benchmarks import cache, decoding, loading, start, thinking, training
 from benchmarks.measure import FULL, QUICK, REPO, Scale, Table, load, machine
 
 PAGE = REPO / "docs" / "benchmarks.md"
@@ -31,6 +31,8 @@ SECTIONS: dict[str, Callable[[Scale], Table]] = {
     "want": cache.want,
     "start": start.start,
     "parity": start.parity,
+    "thinking": thinking.thinking,
+    "answering": thinking.answering,
 }
 INTRODUCTION = """# Benchmarks of core
 

@@ -19,7 +19,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-LONG = ("want", "mask", "cache", "loading", "parity", "training")  # over five seconds each, even at a tiny size
+LONG = ("answering", "want", "mask", "cache", "loading", "parity", "training")  # over five seconds each, even at a tiny size
 
 
 @pytest.mark.parametrize(
