@@ -41,7 +41,7 @@ def pictures(lines: Sequence["Line"], floor: float) -> list[tuple[str, str, Mark
         text = "Share right on validation problems, one line a seed."
         made.append(("While they learn", text, curves(lines, floor)))
     if any(len(line.sweep) > 1 for line in lines):
-        text = "The trained model thinking in fewer or more rounds; the ring: as trained."
+        text = "The trained model in fewer or more rounds; ring: as trained."
         made.append(("Rounds at test time", text, sweep(lines, floor)))
     return made
 
@@ -50,7 +50,8 @@ def curves(lines: Sequence["Line"], floor: float) -> Markup:
     """Accuracy over training steps."""
     figure, axes = canvas("training steps")
     ends: list[tuple[float, float, str, int]] = []
-    for i, line in enumerate(lines):
+    for line in lines:
+        i = line.tint
         for curve in line.curves:
             steps, shares = np.array(curve).T
             axes.plot(steps, 100 * shares, color=tint(i), linewidth=1.6)
@@ -68,7 +69,8 @@ def sweep(lines: Sequence["Line"], floor: float) -> Markup:
     figure, axes = canvas("rounds of thinking, T")
     ends: list[tuple[float, float, str, int]] = []
     told: list[str] = []
-    for i, line in enumerate(lines):
+    for line in lines:
+        i = line.tint
         if len(line.sweep) < 2:
             continue
         rounds = sorted(line.sweep)

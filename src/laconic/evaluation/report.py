@@ -23,7 +23,8 @@ class Line:
     """One way to answer, over its seeds: `right` [R, N], `curves` a (step, share right) list for each seed.
 
     `passes` and `held` are means of a question; `sweep` the shares right by number of test-time rounds, per seed;
-    `teacher` what the same weights reach by writing the chain, per seed. `trained` is the rounds it was trained with.
+    `teacher` what the same weights reach by writing the chain, per seed. `trained` is the rounds it was trained with,
+    `tint` its colour's place in `drawings.COLOURS`.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Line:
     passes: tuple[float, float, float, float]
     held: tuple[float, float]
     control: bool = False
+    tint: int = 0
     latency: Latency | None = None
     per_second: float | None = None
     bytes_each: int = 0

@@ -38,6 +38,11 @@ class Entry:
     fast: bool = False
     cost: float = 60.0
 
+    @property
+    def tint(self) -> int:
+        """Its colour on the page."""
+        return ORDER.index(self.name) if self.name in ORDER else 0
+
 
 PAUSE = ("thinking.rounds=0", 'thinking.project="none"')
 
@@ -52,7 +57,7 @@ ROSTER = (
     Entry("chain", "Chain written out", "writes every step, then the answer", "demo-cot", fast=True, cost=30),
     Entry("kava", "KaVa", f"{IN_ROUNDS}keys and values of the chain", "demo-kava", fast=True),
     Entry("nochain", "No chain", "answers at once", "demo-nocot", fast=True, cost=35),
-    Entry("pccot", "PCCoT", f"{IN_ROUNDS}hidden states", "demo-pccot", fast=True),
+    Entry("pccot", "PCCoT", f"{IN_ROUNDS}hidden states", "demo-pccot"),
     Entry("codi", "CODI", "{M} thoughts one after another; targets: hidden states", "demo-codi"),
     Entry("pause", "Pause tokens", "{M} placeholders, no rounds", "demo-pccot", PAUSE),
     Entry("random", "random selection", "KaVa, kept tokens drawn", "demo-kava", selected("random"), True),

@@ -68,6 +68,7 @@ def line_of(entry: "Entry", folders: Sequence[Path]) -> Line:
         passes=mean([found.passes for found in results]),
         held=mean([found.held for found in results]),
         control=entry.control,
+        tint=entry.tint,
         latency=latency(lambda batch: method.answer(batch, how), rows.source, range(TIMED)),  # pyright: ignore
         bytes_each=bytes_each(decoder),
         curves=[curve(folder) for folder in folders],
