@@ -155,7 +155,7 @@ SPOILT = {
     "more": r"step-000002: more\.txt is not listed",
     "longer": r"step-000002: config\.json has 18 bytes, 12 expected",
     "other": r"step-000002: config\.json has sha256 [0-9a-f]{64}, [0-9a-f]{64} expected",
-    "no manifest": r"step-000002: no MANIFEST\.json in ",
+    "no manifest": r"step-000002 is no committed folder: no MANIFEST\.json in ",
     "manifest": r"step-000002: MANIFEST\.json is not as it was written",
     "kind": r"step-000003: MANIFEST\.json is of step 1, asked was step 3",
 }
@@ -181,6 +181,15 @@ def test_a_bad_step_is_passed_over(tmp_path: Path, how: str) -> None:
     with run.held():
         run.commit(bad, fill(9), {})
     assert run.asked(bad).number == bad
+
+
+def test_a_listed_file_that_is_no_safetensors(tmp_path: Path) -> None:
+    """Hashes say that a file is as it was written, not that it was sound."""
+    run = RunFolder(tmp_path / "run")
+    with run.held():
+        run.commit(1, lambda files: files.bytes("a.safetensors", b"not at all"), {})
+    with pytest.raises(Damaged, match=r"step-000001: as listed, but a\.safetensors: [\d,]+ bytes of header promised"):
+        run.asked(1)
 
 
 def test_a_link_out_of_a_step_is_refused(tmp_path: Path) -> None:

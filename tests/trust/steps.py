@@ -49,6 +49,7 @@ def whole(run: RunFolder, least: int, most: int) -> None:
         found = run.newest()
         assert [p for p in run.path.rglob(".*") if p.name.startswith((".tmp-", ".trash-"))] == []
     assert found is not None
+    assert list(run.steps.glob(".bad-*")) == [], "a step that was half written had a name"
     assert least <= found.number <= most, f"step {found.number} is newest, {least} was committed"
     tensors = artifact.open_tensors(found.folder / "model.safetensors", ["a", "b"])
     assert bool((tensors["a"] == found.number).all())

@@ -18,7 +18,14 @@ from laconic.core.cache import Cache
 from laconic.core.contract import Reasoning, Step
 from laconic.core.errors import Preempted
 from laconic.core.runs import RunFolder
+from laconic.methods.coconut import Coconut
+from laconic.methods.codi import Codi
+from laconic.methods.cot import Cot, NoCot
+from laconic.methods.icot import Icot
+from laconic.methods.pccot import Pccot
+from laconic.methods.settings import Distilling, Removing, Staging
 from laconic.training.settings import Training
+from tests.core.readings import fresh
 from tests.methods import batches
 from tests.training.ground import STEPS, how, lines, same, trained
 from tests.training.toy import Rows, Toy
@@ -175,13 +182,22 @@ class Grid:
 
 
 def real(name: str) -> nn.Module:
-    """A method of a paper on the smallest decoder, in float32, its adapter's place taken by dropout on the map."""
+    """A method of a paper on the smallest decoder, in float32."""
     return MAKERS[name]().float()
 
 
 MAKERS: Mapping[str, Callable[[], nn.Module]] = {
+    "cot": lambda: Cot(fresh("llama")),
+    "nocot": lambda: NoCot(fresh("llama")),
+    "icot": lambda: Icot(fresh("llama"), Removing(remove_per_epoch=1), steps_per_epoch=1),
+    "coconut": lambda: Coconut(
+        *batches.trained("llama", M=2, rounds=None, project="none"),
+        Staging(per_step=1, max_stage=2, epochs_per_stage=1),
+        steps_per_epoch=1,
+    ),
+    "codi": lambda: Codi(*batches.trained("llama", rounds=None, project="codi", project_dropout=0.2), Distilling()),
+    "pccot": lambda: Pccot(*batches.trained("llama"), Distilling()),
     "kava": lambda: batches.kava(keeping={"select": "random"}),
-    "kava sequential": lambda: batches.kava(rounds=None),
 }
 
 

@@ -149,7 +149,7 @@ def read(folder: Path) -> Manifest:
     try:
         fields = read_json(folder / NAME)
     except BadInput as error:
-        raise Damaged(f"{folder}: {error}") from None
+        raise Damaged(f"{folder} is no committed folder: {error}") from None
     if type(fields.get("format")) is int and fields["format"] > FORMAT:
         there = f"format {fields['format']} of laconic {str(fields.get('laconic'))[:20]}"
         raise TooNew(f"{folder}: {there}, this one reads format {FORMAT}; take a newer laconic")
@@ -196,7 +196,7 @@ def _check_file(folder: Path, name: str, promised: File) -> None:
         try:
             check_header(path)
         except BadInput as error:
-            raise Damaged(f"{folder}: {error}") from None
+            raise Damaged(f"{folder}: as listed, but {error}") from None
 
 
 def fingerprint(value: Any) -> str:

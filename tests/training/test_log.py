@@ -1,0 +1,51 @@
+"""metrics.jsonl: what a line may hold, where a resumed run begins, and the tracker's copy."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from laconic.training.log import Metrics
+
+
+def test_lines(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(path)
+    metrics.line({"step": 1, "loss": float("nan"), "validation": {"a": float("inf"), "b": 0.5}})
+    there = metrics.sync()
+    assert there == path.stat().st_size
+    metrics.line({"step": 2})
+    metrics.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": 1, "loss": None, "validation": {"a": None, "b": 0.5}},
+        {"step": 2},
+    ]
+    again = Metrics(path, there)
+    again.line({"step": 2, "loss": 1.0})
+    again.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+    assert "1.0" in path.read_text()
+
+
+def test_the_tracker_gets_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    trackio = ModuleType("trackio")
+    trackio.init = lambda **named: told.append(named)  # type: ignore[attr-defined]
+    trackio.log = told.append  # type: ignore[attr-defined]
+    trackio.finish = lambda: told.append("finish")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    (tmp_path / "run").mkdir()
+    metrics = Metrics(tmp_path / "run" / "metrics.jsonl", track="project")
+    metrics.line({"step": 1, "loss": 0.5, "validation": {"a": 1.0}})
+    metrics.close()
+    assert told == [{"project": "project", "name": "run"}, {"step": 1, "loss": 0.5}, "finish"]
+
+
+def test_a_tracker_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(ImportError) as caught:
+        Metrics(tmp_path / "metrics.jsonl", track="project")
+    assert caught.value.name == "trackio"
