@@ -1,5 +1,6 @@
 """R3: signals end a run after the step under way, with 75; a second one ends it at once."""
 
+import contextlib
 import os
 import signal
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from laconic.core.contract import Step
 from laconic.core.errors import Preempted
@@ -60,8 +62,10 @@ def test_a_signal_in_validation(tmp_path: Path) -> None:
 
     def slow_validation(tell: Callable[[int], None]) -> None:
         def validate() -> dict[str, float]:
+            torch.rand(3)
             tell(1)
-            time.sleep(30)
+            with contextlib.suppress(Exception):
+                time.sleep(30)
             return {"accuracy": 1.0}
 
         trained(tmp_path / "run", settings, validate=validate)

@@ -161,18 +161,19 @@ class Running:
     def validated(self, stop: Stop, validate: Validate | None) -> bool:
         """Validates, which leaves no trace but its numbers; says whether the step is among the best."""
         assert validate is not None
-        before = checkpoint.random_state()
+        before, found = checkpoint.random_state(), dict[str, float]()
         try:
             with stop.leaving() if self.ranks.world == 1 else nullcontext(), self.ranks.answering(self.method):
                 self.method.eval()
                 found = {name: float(value) for name, value in validate().items()}
             found = self.ranks.exchange(found)[0]
         except Interrupted:
-            self.preempted(stop)
-            raise
+            stop.left = True
         finally:
             self.method.train()
             checkpoint.set_random_state(before)
+        if stop.left:  # committed as it was before
+            self.preempted(stop)
         self.validation = found
         step, how = self.progress.step, self.how
         self.progress.validated = step

@@ -10,15 +10,15 @@ from types import FrameType
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
-class Interrupted(Exception):
-    """A signal came while something ran that may be left and done again."""
+class Interrupted(BaseException):
+    """A signal came while something ran that may be left and done again; no `except Exception` holds it up."""
 
 
 class Stop:
-    """Whether a signal has asked for the end, and which."""
+    """Whether a signal has asked for the end, and which; whether something was left for it."""
 
     def __init__(self) -> None:
-        self.signal = 0
+        self.signal, self.left = 0, False
         self._may_leave = False
 
     @property
