@@ -158,6 +158,7 @@ def test_a_whole_checkout_has_no_findings(tmp_path: Path) -> None:
         ("src/laconic/recipes/small.toml", "[loss]", '[differs]\nx = "x"\n[loss]', 5, "which the row does not have"),
         ("src/laconic/recipes/small.toml", "table 6", "table 7", 5, "no such row"),
         ("src/laconic/recipes/small.toml", 'row = "small"', "", 5, "no such row"),
+        ("src/laconic/recipes/small.toml", "toy table 6", "mine", 5, 'or source = "ours"'),
         ("src/laconic/recipes/small.toml", "source", "source source", 5, "not TOML"),
         ("docs/ledger.md", "Toy", "Toys", 6, "is out of date; run laconic verify ledger --write"),
         ("tests/methods/test_toy.py", "def test", "def 2", 3, "not Python"),
@@ -173,6 +174,13 @@ def test_a_difference_with_its_reason_passes(tmp_path: Path) -> None:
     root = checkout(tmp_path)
     edit(root, "src/laconic/recipes/small.toml", "rate = 0.1", "rate = 0.2")
     edit(root, "src/laconic/recipes/small.toml", "[loss]", '[differs]\nrate = "one GPU"\n[loss]')
+    assert ledger.check(root) == []
+
+
+def test_a_recipe_of_our_own_names_no_table(tmp_path: Path) -> None:
+    root = checkout(tmp_path)
+    edit(root, "src/laconic/recipes/small.toml", "toy table 6", "ours")
+    edit(root, "src/laconic/recipes/small.toml", "rate = 0.1", "rate = 0.2")
     assert ledger.check(root) == []
 
 

@@ -92,11 +92,12 @@ def test_what_comes_with_laconic_is_read_by_its_name(path: Path, tmp_path: Path)
         ([("[data]", "[train]")], "kava.toml:12: train: stands there twice, first in line 9"),
         ([("lr = 1e-3", "lr = ")], "kava.toml:14: not TOML: Invalid value"),
         ([("rounds = 3", "")], "kava.toml:6: thinking.rounds: absent; mode jacobi needs a number of rounds"),
+        ([("count = 4", 'mode = "sequential"')], "thinking.rounds: 3: sequential thoughts have no rounds; leave"),
         ([("steps = 10", "")], "kava.toml:12: train.steps: None, epochs None: give one of them"),
         ([('family = "llama"', "")], "kava.toml:3: model: given: none of them; one of name, start, family"),
         ([('tokenizer = "digits"', "")], "kava.toml:3: model.tokenizer: absent; a new decoder needs one"),
         ([("rounds = 3", "rounds = 0")], 'kava.toml:6: thinking.project: "pccot": with rounds 0 nothing goes'),
-        ([('"kava"', '"cot"'), ("lr =", 'what = "thoughts"\nlr =')], 'train.what: "thoughts": method cot has none'),
+        ([('"kava"', '"cot"'), ("lr =", 'what = "thoughts"\nlr =')], "has none, so nothing would be trained"),
         ([("lr =", "stop_when = { at_least = 1.0 }\nlr =")], "train.stop_when: its number comes from [validation]"),
     ],
 )  # fmt: skip

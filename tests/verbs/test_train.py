@@ -121,18 +121,13 @@ def test_a_run_made_longer_is_the_run_that_was_longer_and_is_not_made_shorter(ru
 
 def test_another_recipe_is_refused_key_by_key(run: Run, tmp_path: Path) -> None:
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
-    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.lr=3", "thinking.count=3", "lora={}")
+    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.lr=3", "thinking.count=3")
     assert code == 2
-    assert (
-        err.splitlines()
-        == [
-            f"laconic: {tmp_path}/runs/a was begun by another recipe; choose another --out, or change back",
-            "lora.alpha: absent there, 32 asked",
-            "thinking.count: 2 there, 3 asked",
-            "train.lr: 0.001 there, 3.0 asked",
-        ]
-        or "train.lr: 0.001 there, 3.0 asked" in err
-    )
+    assert err.splitlines() == [
+        f"laconic: {tmp_path}/runs/a was begun by another recipe; choose another --out, or change back",
+        "thinking.count: 2 there, 3 asked",
+        "train.lr: 0.001 there, 3.0 asked",
+    ]
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1", "train.log_every=3")[0] == 0
 
 
@@ -236,7 +231,7 @@ def test_an_adapter_of_a_run_is_read_by_peft_and_exported_merged(run: Run, base:
 def test_a_run_answers_as_its_method_does_or_by_chain(run: Run) -> None:
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
     question = "3 + 4 * 2 ="
-    code, out, err = run("generate", "runs/a", question, question, "--max-tokens", 5)
+    code, out, _ = run("generate", "runs/a", question, question, "--max-tokens", 5)
     assert code == 0
     assert out.splitlines()[0] == out.splitlines()[1]
     told = json.loads(run("generate", "runs/a", question, "--max-tokens", 5, "--format", "json")[1])
@@ -350,14 +345,15 @@ def start(folder: Path, *args: str) -> "subprocess.Popen[str]":
     settings = {"PYTHONPATH": str(REPO / "src"), "OMP_NUM_THREADS": "1", "LANG": "C", "PYTHONUTF8": "0"}
     return subprocess.Popen(
         [sys.executable, "-m", "laconic", "train", *args],
-        cwd=folder, env=os.environ | settings, text=True, encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=folder, env=os.environ | settings, text=True, encoding="utf-8",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 
 def test_a_signal_ends_a_run_and_the_same_command_goes_on_as_if_it_had_not(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "ü 𝄞 שלום"  # 4-byte, right to left
     folder.mkdir()
-    (folder / "é.toml").write_text(TINY.replace("steps = 4", "steps = 60"), encoding="utf-8")
+    (folder / "é.toml").write_text(TINY.replace("steps = 4", "steps = 40"), encoding="utf-8")
     command = ("é.toml", "--out", "ñ/run", "source=ours")
     began = start(folder, *command)
     while not ((folder / "ñ/run/metrics.jsonl").exists() and metrics(str(folder / "ñ/run"))):
@@ -367,11 +363,11 @@ def test_a_signal_ends_a_run_and_the_same_command_goes_on_as_if_it_had_not(run: 
     said = began.communicate(timeout=60)[1]
     assert began.returncode == 75
     assert "run the same command again to go on" in said
-    assert RunFolder(folder / "ñ/run").numbers()[-1] < 60
+    assert RunFolder(folder / "ñ/run").numbers()[-1] < 40
     went_on = start(folder, *command)
-    assert "ñ/run: step 60" in went_on.communicate(timeout=100)[1]
+    assert "ñ/run: step 40" in went_on.communicate(timeout=100)[1]
     assert went_on.returncode == 0
     assert run("train", folder / "é.toml", "--out", "runs/whole", "source=ours")[0] == 0
-    assert weights(str(folder / "ñ/run"), 60) == weights("runs/whole", 60)
+    assert weights(str(folder / "ñ/run"), 40) == weights("runs/whole", 40)
     assert metrics(str(folder / "ñ/run")) == metrics("runs/whole")
     assert (folder / "ñ/run/recipe.toml").read_bytes() == Path("runs/whole/recipe.toml").read_bytes()

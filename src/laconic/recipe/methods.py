@@ -58,9 +58,7 @@ def method_of(parts: Parts, recipe: Recipe, steps_per_epoch: int) -> nn.Module:
     named = parts.thoughts.named_parameters() if parts.thoughts is not None else ()
     frozen = next((name for name, p in named if id(p) not in learned), None)
     if frozen:
-        raise Usage(
-            f"method {recipe.method} would leave {frozen} of the thoughts as it starts; train it or leave it out"
-        )
+        raise Usage(f"method {recipe.method} would leave {frozen} of the thoughts as it starts; leave it out")
     return method
 
 

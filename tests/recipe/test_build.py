@@ -1,0 +1,201 @@
+"""From a recipe to modules: new decoders, adapters by family, thoughts, rows of files, and a model part read back."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from laconic.core.decoder import Decoder
+from laconic.core.errors import BadInput, Damaged, Usage
+from laconic.core.manifest import Files
+from laconic.core.runs import RunFolder
+from laconic.data.synthetic import digits_tokenizer
+from laconic.evaluation.protocols import CODI, TEXT
+from laconic.recipe import models
+from laconic.recipe.begin import begin
+from laconic.recipe.build import Built, build
+from laconic.recipe.methods import method_of
+from laconic.recipe.opened import opened
+from laconic.recipe.read import read
+from laconic.recipe.rows import held_out
+from laconic.recipe.saving import copy_weights
+from laconic.recipe.schema import Adapter
+from laconic.training import checkpoint, sharded
+from tests.conftest import needs
+from tests.core.readings import FAMILIES, fresh
+from tests.verbs.test_train import TINY
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return tmp_path / "tiny.toml"
+
+
+def built(path: Path, *keys: str) -> Built:
+    return build(read(path, keys)[0], CPU)
+
+
+def test_a_new_decoder_is_drawn_as_the_recipe_says(tiny: Path) -> None:
+    decoder = built(tiny, "model.hidden_size=64", "model.init_words=0.7", "model.num_hidden_layers=2").parts.decoder
+    std = {name: p.std().item() for name, p in decoder.named_parameters() if p.ndim == 2}
+    assert std["model.embed_tokens.weight"] == pytest.approx(0.7, rel=0.1)
+    assert std["lm_head.weight"] == pytest.approx(0.02, rel=0.1)
+    assert std["model.layers.0.self_attn.q_proj.weight"] == pytest.approx(64**-0.5, rel=0.1)
+    assert std["model.layers.1.mlp.down_proj.weight"] == pytest.approx((128 * 4) ** -0.5, rel=0.1)
+    plain = built(tiny, "model.init=range", "model.seed=4").parts.decoder
+    assert plain.words.weight.std().item() == pytest.approx(0.02, rel=0.2)
+    assert torch.equal(built(tiny, "seed=4", "model.init=range").parts.decoder.words.weight, plain.words.weight)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("modules", ["all", "attention"])
+def test_the_maps_that_an_adapter_is_put_on(family: str, modules: str) -> None:
+    needs("peft")
+    model = models.with_adapter(fresh(family), Adapter(r=2, modules=modules), 0)
+    wrapped = {name.split(".lora_A")[0].rsplit(".", 2)[-1] for name, _ in model.named_parameters() if "lora_A" in name}
+    attention = {"gpt2": {"c_attn", "c_proj"}, "opt": {"q_proj", "k_proj", "v_proj", "out_proj"}}
+    rest = {"gpt2": {"c_fc"}, "opt": {"fc1", "fc2"}}
+    asked = attention.get(family, {"q_proj", "k_proj", "v_proj", "o_proj"})
+    assert wrapped == (
+        asked if modules == "attention" else asked | rest.get(family, {"gate_proj", "up_proj", "down_proj"})
+    )
+    config = model.peft_config["default"]
+    assert (config.r, config.lora_alpha, config.lora_dropout, config.bias) == (2, 32, 0.1, "none")
+
+
+@pytest.mark.parametrize(
+    ("what", "learns"),
+    [
+        ("full", {"decoder", "thoughts"}),
+        ("lora", {"lora", "thoughts"}),
+        ("thoughts", {"thoughts"}),
+    ],
+)
+def test_what_learns(tiny: Path, what: str, learns: set[str]) -> None:
+    needs("peft")
+    method = built(tiny, f"train.what={what}").method
+    found = {
+        "thoughts" if name.startswith("thoughts") else "lora" if "lora_" in name else "decoder"
+        for name, p in method.named_parameters()
+        if p.requires_grad
+    }
+    assert found == learns
+
+
+def test_thoughts_that_would_stay_as_they_start_are_refused(tiny: Path) -> None:
+    made = built(tiny)
+    assert made.parts.thoughts is not None
+    made.parts.thoughts.vectors.requires_grad_(False)
+    with pytest.raises(Usage, match=r"^method kava would leave vectors of the thoughts as it starts; leave it out$"):
+        method_of(made.parts, made.recipe, 1)
+
+
+def test_control_vectors_start_from_a_text(tiny: Path) -> None:
+    made = built(tiny, "thinking.control_init=copy:+-")
+    rows = made.parts.decoder.words.weight[digits_tokenizer().encode("+-", special=False)]
+    assert made.parts.thoughts is not None
+    torch.testing.assert_close(made.parts.thoughts.bot, rows.mean(0))
+
+
+def test_rows_of_files(tiny: Path, tmp_path: Path) -> None:
+    rows = [{"question": f"{i} + {i} =", "steps": [f"{2 * i % 10}"], "answer": f"{2 * i % 10}"} for i in range(10)]
+    for name, part in (("train", rows[:8]), ("valid", rows[8:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    text = TINY.replace("digits = { operations = 2, rows = 200, valid_rows = 20 }", "").replace('format = "digits"', "")
+    (tmp_path / "f.toml").write_text(
+        text.replace('kind = "digits"', 'path = "train.jsonl"\nvalid = "valid.jsonl"\nprompt = "ans"')
+    )
+    made = built(tmp_path / "f.toml", "train.batch=4")
+    assert len(made.source) == 8
+    assert "8 rows read" in made.notes
+    assert made.validate is not None
+    assert set(made.validate()) == {"accuracy", "teacher_accuracy"}
+    with pytest.raises(BadInput, match=r"data\.test: absent; name the file of rows that are held out"):
+        held_out(made.recipe, made.parts.tokenizer, 256, "test")
+    with pytest.raises(BadInput, match="8 of 8 rows are left, a batch asks for 16"):
+        built(tmp_path / "f.toml", "train.batch=16")
+
+
+def test_weights_of_another_size_are_not_copied(tmp_path: Path) -> None:
+    fresh("llama", intermediate_size=20).save_pretrained(tmp_path / "other")
+    with pytest.raises(
+        Damaged, match="its weights are of another model than the recipe's; take the recipe it was made by"
+    ):
+        copy_weights(fresh("llama"), tmp_path / "other")
+
+
+@pytest.mark.parametrize("what", ["full", "lora", "thoughts"])
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_model_part_is_read_back_as_it_was(tiny: Path, tmp_path: Path, what: str, shards: bool) -> None:
+    needs("peft")
+    start = tmp_path / "runs/start"
+    made = built(tiny, "method=cot")
+    commit(made, start, shards=False)
+    tiny.write_text(TINY[TINY.index("[thinking]") :].join(['method = "kava"\n[model]\nstart = "runs/start"\n', ""]))
+    made = built(tiny, f"train.what={what}", "lora.r=2", "thinking.control_init=normal")
+    with torch.no_grad():
+        for p in made.method.parameters():
+            if p.requires_grad:
+                p += 0.1 * torch.randn(p.shape)
+    commit(made, tmp_path / "runs/b", shards=shards)
+    found = opened(tmp_path / "runs/b", CPU)
+    batch = made.source.batch(range(4), 0, 0)
+    assert not any(p.requires_grad for p in found.method.parameters())
+    with torch.no_grad():
+        loss = made.method.eval()(batch).loss
+        assert torch.equal(found.method(batch).loss, loss)
+    again = built(tiny, f"train.what={what}", "lora.r=2", "thinking.control_init=normal")
+    checkpoint.load_model(tmp_path / "runs/b/steps/step-000001", again.model, again.method)
+    with torch.no_grad():
+        assert torch.equal(again.method.eval()(batch).loss, loss)
+
+
+def commit(made: Built, folder: Path, *, shards: bool) -> None:
+    """A step of a run, without an optimizer."""
+    run = RunFolder(folder)
+
+    def write(files: Files) -> None:
+        if not shards:
+            made.model.save(files)
+            return
+        trained = {name: p for name, p in made.method.named_parameters() if p.requires_grad}
+        sharded.write(files, checkpoint.SHARDS, trained, 0)
+        made.model.save_rest(files)
+
+    with run.held():
+        begin(run, made.recipe, "auto", {})
+        run.commit(1, write, made.bound)
+
+
+@pytest.mark.parametrize(
+    ("text", "prediction"),
+    [
+        ("18", "18"), ("The answer is: 1,234", "1234"), ("$1,234.50", "1234.50"), ("16-3", "-3"), ("3/4", "4"),
+        ("50%", "50"), (".5", "5"), ("1e5", "5"), ("−5", "5"), ("18, not 20", "20"), ("seven", None), ("", None),
+    ],
+)  # fmt: skip
+def test_the_last_number_of_a_text(text: str, prediction: str | None) -> None:
+    assert CODI.predict(text) == prediction
+
+
+def test_what_is_right() -> None:
+    assert CODI.right("18.0", "18")
+    assert not CODI.right("18", "seven")
+    assert TEXT.predict("a\nThe answer is: yes ") == "yes"
+    assert TEXT.predict("") is None
+    assert TEXT.right("yes", " yes")
+
+
+def test_a_decoder_for_a_measurement_is_finite() -> None:
+    decoder = models.drawn(fresh("gpt2").config, CPU)
+    assert isinstance(decoder, Decoder)
+    assert decoder(decoder.embed(torch.arange(4)[None])).hidden.isfinite().all()
+
+
+def test_a_name_that_the_hub_does_not_give() -> None:
+    with pytest.raises(BadInput, match="org/none: the hub gives no configuration: "):
+        models.small_files("org/none", None)
