@@ -45,8 +45,7 @@ def test_kv_loss() -> None:
 
 
 @pytest.mark.equation("kava", "4")
-@pytest.mark.parametrize("loss", ["smooth_l1", "l1", "mse"])
-@pytest.mark.parametrize("reduction", ["mean", "row_mean", "paper_sum"])
+@pytest.mark.parametrize(("loss", "reduction"), [("smooth_l1", "mean"), ("l1", "row_mean"), ("mse", "paper_sum")])
 @pytest.mark.parametrize(("norm", "power"), [("none", 1), ("layer", 1), ("layer", 2), ("global", 1), ("own", 1)])
 def test_every_form_of_the_kv_loss(loss: str, reduction: str, norm: str, power: int) -> None:
     how = {"loss": loss, "reduction": reduction, "norm": norm, "power": power}
