@@ -4,6 +4,8 @@ The store is apart from the collectives, so that it still answers when one of th
 """
 
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +19,7 @@ from laconic.core.errors import LaconicError
 
 Said = TypeVar("Said")
 LOOK = timedelta(seconds=1)  # how often a rank that waits looks whether another one has failed
-LEAVING = 10.0  # seconds until a rank that failed goes without the others
+LEAVING = 1.0  # seconds until a rank that failed goes; those amid a collective learn of it when it is gone
 FAILED, LEFT = "failed", "left"
 
 
@@ -78,31 +80,32 @@ class Talk:
 
     def agreed(self, error: Exception) -> Exception:
         """The error to end with: ours, or where ours is that a peer is gone, the peer's."""
-        if isinstance(error, LaconicError):
-            self.store.compare_set(FAILED, "", json.dumps(report(error)))
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher sends it once the first rank has ended
         with suppress(dist.DistError):
-            dist.destroy_process_group()  # peers amid a collective learn that it will not end
-        if not isinstance(error, LaconicError):
-            error = self.cause(error)
-        self.leave()
+            if isinstance(error, LaconicError):
+                self.store.compare_set(FAILED, "", json.dumps(report(error)))
+            else:
+                error = self.cause(error)
+            self.leave()
         return error
 
     def cause(self, error: Exception) -> Exception:
         """What a peer said when it ended, else a bug of this rank, which the others are told."""
-        with suppress(dist.DistStoreError):
-            self.store.wait([FAILED], 3 * LOOK)
-            return error_of(json.loads(self.store.get(FAILED)))
+        if isinstance(error, RuntimeError):  # which a collective raises, if a peer is gone
+            with suppress(dist.DistStoreError):
+                self.store.wait([FAILED], 3 * LOOK)
+                return error_of(json.loads(self.store.get(FAILED)))
         bug = {"code": LaconicError.code, "message": f"rank {self.rank}: {type(error).__name__}: {error}"}
         self.store.compare_set(FAILED, "", json.dumps(bug))
         return error
 
     def leave(self) -> None:
-        """Waits until every rank is about to end; a launcher kills the rest as soon as one has."""
+        """Waits a little until every rank is about to end; a launcher stops the rest as soon as one has."""
         end = time.monotonic() + LEAVING
-        with suppress(dist.DistError):
-            self.store.add(LEFT, 1)
-            while self.store.add(LEFT, 0) < self.world and time.monotonic() < end:
-                time.sleep(0.02)
+        self.store.add(LEFT, 1)
+        while self.store.add(LEFT, 0) < self.world and time.monotonic() < end:
+            time.sleep(0.02)
 
 
 def report(error: LaconicError | None) -> dict[str, object] | None:

@@ -52,12 +52,13 @@ def joined(how: Training, device: torch.device) -> Iterator[Ranks]:
         store, rank, count = next(rendezvous("env://"))
     except ValueError as error:
         raise Usage(f"WORLD_SIZE is {world}: {error}; start the ranks with torchrun") from None
-    talk = Talk(PrefixStore("laconic", store), rank, count)
+    run = store.add(f"joined-{rank}", 1)  # a process may join for one run after another
+    talk = Talk(PrefixStore(f"laconic-{run}", store), rank, count)
     with talk.alike():
         check(how, count)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
-            backend, store=PrefixStore("torch", store), rank=rank, world_size=count, timeout=PATIENCE
+            backend, store=PrefixStore(f"torch-{run}", store), rank=rank, world_size=count, timeout=PATIENCE
         )
         yield Several(talk, how.parallel == "fsdp", device)
     dist.destroy_process_group()

@@ -3,12 +3,12 @@
 The default back end of these pickles its metadata, and runs what such a file says (pytorch#189308); it is never used.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from laconic.core.errors import Damaged, on_disk
@@ -51,6 +51,7 @@ def read(folder: Path, like: Callable[[str, tuple[int, ...]], Tensor] | None = N
 
     Where that is in shards, all ranks call it and each reads its own.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.tensor import DTensor
@@ -66,7 +67,12 @@ def read(folder: Path, like: Callable[[str, tuple[int, ...]], Tensor] | None = N
         if tuple(found[name].shape) != shape:
             raise Damaged(f"{folder}: {name} is {list(shape)}, the run has {list(found[name].shape)}; take its recipe")
     apart = any(isinstance(tensor, DTensor) for tensor in found.values())
-    load(cast(dict[str, Any], found), storage_reader=reader, no_dist=not (apart and dist.is_initialized()))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process may read, too
+        try:
+            load(cast(dict[str, Any], found), storage_reader=reader, no_dist=not apart)
+        except CheckpointException as error:
+            raise cause(error) from None
     return found
 
 
