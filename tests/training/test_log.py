@@ -30,6 +30,14 @@ def test_lines(tmp_path: Path) -> None:
     assert "1.0" in path.read_text()
 
 
+def test_lines_that_are_lost(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl has 0 bytes, the step was saved with 99; lines are lost$"):
+        metrics = Metrics(tmp_path / "metrics.jsonl", 99)
+    metrics.line({"step": 1})
+    metrics.close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step":1}\n'
+
+
 def test_the_tracker_gets_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     trackio = ModuleType("trackio")

@@ -1,16 +1,22 @@
 """R5, R13, R15: steps cut, turned, exchanged; two writers; modes."""
 
+import json
 import os
+import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from laconic.core import manifest
+from laconic.core.errors import Damaged, Unsafe
 from laconic.core.manifest import Files
 from laconic.core.runs import RunFolder
+from laconic.core.strict import canonical
 from tests.trust import steps
 from tests.trust.children import Child
 from tests.trust.limits import LIMITS
@@ -117,6 +123,29 @@ def test_a_set_group_folder(tmp_path: Path) -> None:
     run = steps.committed(shared / "run", 1)
     assert all(p.stat().st_mode & 0o2000 for p in (run.path, run.steps, run.step(1)))
     assert {p.stat().st_gid for p in run.path.rglob("*")} == {shared.stat().st_gid}
+
+
+WRONG: list[Any] = [None, -1, 2**60, 0.5, "", "../x", "/etc/passwd", "a\0b", [], {}, True, "x" * 70, [[]], {"a": {}}]
+
+
+def test_any_manifest_is_a_typed_error(tmp_path: Path) -> None:
+    """S5: fields exchanged, dropped and retyped, and then signed anew."""
+    run = steps.committed(tmp_path / "run", 1)
+    path = run.step(1) / manifest.NAME
+    whole = json.loads(path.read_text())
+    chance = random.Random(3)
+    for _ in range(LIMITS["parsed"]):
+        fields = json.loads(json.dumps(whole))
+        del fields["sha256"]
+        where = chance.choice([fields, fields["files"], fields["bound"], *fields["files"].values()])
+        key = chance.choice([*where, "more"])
+        if chance.random() < 0.3:
+            where.pop(key, None)
+        else:
+            where[chance.choice([key, "../x", "a\0"])] = chance.choice(WRONG)
+        path.write_text(canonical({**fields, "sha256": manifest.fingerprint(fields)}))
+        with suppress(Damaged, Unsafe):
+            assert manifest.check(run.step(1), "step", 1).files.keys() == whole["files"].keys()
 
 
 def test_speed_of_verification(tmp_path: Path) -> None:

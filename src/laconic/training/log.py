@@ -3,6 +3,7 @@
 import importlib
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ class Metrics:
         self.path = path
         with on_disk(path):
             self.file = path.open("ab")
-            self.file.truncate(start)
+            there = self.file.tell()
+            self.file.truncate(min(start, there))
+        if there < start:
+            warnings.warn(f"{path} has {there:,} bytes, the step was saved with {start:,}; lines are lost")
         self.tracker = _tracker(track, path.parent.name) if track else None
 
     def line(self, values: Mapping[str, object]) -> None:
