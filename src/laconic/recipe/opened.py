@@ -62,7 +62,7 @@ def opened(path: str | Path, device: torch.device, step: int | None = None) -> O
     method = method_of(parts, recipe, 1).to(device)
     if shards:
         checkpoint.load_model(found.folder, ModelPart(parts, recipe.method, recipe.train.what), method)
-    return Opened(folder, recipe, found.number, parts, method.eval().requires_grad_(False))
+    return Opened(folder, recipe, found.number, parts, method.eval())
 
 
 def newest(folder: Path) -> Committed:
@@ -83,7 +83,10 @@ def check(step: Committed, name: str, ours: str) -> None:
 
 
 def restored(recipe: Recipe, step: Committed, tokenizer: Tokenizer, device: torch.device) -> Parts:
-    """Decoder, adapter and thoughts as the step has them."""
+    """Decoder, adapter and thoughts as the step has them.
+
+    What was trained asks for gradients as it did, since torch takes other kernels for what does not.
+    """
     if recipe.train.what == "full":
         decoder = models.loaded(step.folder, getattr(torch, recipe.model.dtype), device)
         base = decoder.fingerprint
@@ -92,7 +95,8 @@ def restored(recipe: Recipe, step: Committed, tokenizer: Tokenizer, device: torc
         base = decoder.fingerprint
         check(step, "base", base)
     thoughts = models.new_thoughts(decoder, tokenizer, recipe)
-    adapter = adapters.load_adapter(decoder, step.folder) if recipe.train.what == "lora" else None
+    decoder.requires_grad_(recipe.train.what == "full")
+    adapter = adapters.load_adapter(decoder, step.folder, trainable=True) if recipe.train.what == "lora" else None
     parts = Parts(decoder, tokenizer, thoughts, adapter, base)
     if thoughts is not None:
         thoughts.load(step.folder / THOUGHTS, ModelPart(parts, recipe.method, recipe.train.what).about)
