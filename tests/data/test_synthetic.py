@@ -22,6 +22,7 @@ STYLES: list[dict[str, Any]] = [
     {"style": "steps"},
     {"style": "steps", "step_end": ""},
     {"style": "brackets"},
+    {"style": "marks"},
 ]
 
 
@@ -44,14 +45,15 @@ def test_chains_and_answers_are_right(k: int) -> None:
 
 
 def test_each_style_writes_the_same_chain() -> None:
-    results, steps, bare, brackets = (digits(0, 5, Digits(operations=3, **style)) for style in STYLES)
-    for r, s, b, w in zip(results, steps, bare, brackets, strict=True):
+    results, steps, bare, brackets, marks = (digits(0, 5, Digits(operations=3, **style)) for style in STYLES)
+    for r, s, b, w, m in zip(results, steps, bare, brackets, marks, strict=True):
         before = [r.question[0], *r.steps]
         words = r.question.split()
         said = [f"{before[j]}{words[2 * j + 1]}{words[2 * j + 2]}={r.steps[j]}" for j in range(3)]
         assert s.steps == tuple(f"{step};" for step in said)
         assert b.steps == tuple(said)
         assert w.steps == tuple(f"<<{step}>>" for step in said)
+        assert m.steps == tuple(f"< < {step} > >" for step in r.steps)
         assert r.question == s.question == b.question == w.question
 
 
@@ -64,6 +66,29 @@ def test_same_seed_same_rows() -> None:
     assert [e.question for e in digits(0, 2, Digits())] == ["8 * 1 * 5 - 9 * 5 =", "3 + 7 - 6 * 9 + 0 ="]
     assert DigitsSource(0, Digits()).fingerprint != DigitsSource(1, Digits()).fingerprint
     assert DigitsSource(0, Digits()).fingerprint == DigitsSource(0, Digits()).fingerprint
+
+
+def test_a_share_of_the_steps_is_terse_and_says_so() -> None:
+    """A step is terse or not as a whole, so that no row is padded; its questions end with the colon."""
+    source = DigitsSource(0, Digits(operations=3, style="marks", terse=0.4))
+    lengths = [source.batch(range(4), 0, step).chain.shape[1] for step in range(400)]
+    assert set(lengths) == {3, 15}
+    assert 0.3 < lengths.count(3) / 400 < 0.5
+    terse, whole = (source.batch(range(4), 0, lengths.index(n)) for n in (3, 15))
+    assert (terse.question[:, -1] == WORDS.index(":")).all()
+    assert torch.equal(terse.question[:, :-1], whole.question)
+    assert torch.equal(terse.chain, whole.chain[:, 2::5])
+    assert DigitsSource(0, source.task, "valid").batch(range(4), 0, lengths.index(3)).chain.shape[1] == 15
+
+
+def test_all_terse_is_a_task_of_its_own() -> None:
+    task, how = Digits(operations=3, style="marks", terse=1.0), Data(kind="digits", format="digits", chain="all")
+    example = digits(0, 1, task, "valid")[0]
+    assert example.question.endswith("= :")
+    assert example.steps == digits(0, 1, Digits(operations=3), "valid")[0].steps
+    batch = DigitsSource(0, task, "valid").batch([0], 0, 0)
+    read = encode(example, digits_tokenizer(), how)
+    assert (batch.question[0].tolist(), batch.chain[0].tolist()) == (list(read.question), list(read.chain))
 
 
 def test_parts_share_no_problem_and_hold_each_once() -> None:
@@ -125,9 +150,9 @@ def test_one_operation_without_its_last_step_has_no_chain() -> None:
     assert batch.next_question.tolist() == [WORDS.index("ans")] * 2
 
 
-def test_the_tokenizer_has_21_words_and_can_be_saved(tmp_path: Path) -> None:
+def test_the_tokenizer_has_24_words_and_can_be_saved(tmp_path: Path) -> None:
     tokenizer = digits_tokenizer()
-    assert tokenizer.vocab_size == len(WORDS) == 21
+    assert tokenizer.vocab_size == len(WORDS) == 24
     tokenizer.save(tmp_path)
     again = load_tokenizer(tmp_path)
     assert again.fingerprint == tokenizer.fingerprint == digits_tokenizer().fingerprint

@@ -19,8 +19,12 @@ class Digits(Settings):
     """The generated task: operations on digits from left to right, of every result the last digit."""
 
     operations: Annotated[int, Field(ge=1, le=12)] = Field(default=4, description="k, operations in a question")
-    style: Literal["results", "steps", "brackets"] = Field(
-        default="results", description="a step of the chain: 8; 3+5=8 and step_end; <<3+5=8>>"
+    style: Literal["results", "steps", "brackets", "marks"] = Field(
+        default="results",
+        description="a step of the chain: 8; 3+5=8 and step_end; <<3+5=8>>; < < 8 > >, where each mark is a token",
+    )
+    terse: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="share of the steps whose chains are results alone, which a `:` asks for; 1: always"
     )
     step_end: Literal[";", ""] = Field(default=";", description="what ends each step of style steps")
     rows: Count = Field(default=100_000, description="training problems, all different")

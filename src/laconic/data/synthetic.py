@@ -16,16 +16,17 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, processors
 
 from laconic.core.contract import UNSCORED, Example, Reasoning
 from laconic.core.errors import BadInput
-from laconic.core.keyed import index
+from laconic.core.keyed import index, uniform
 from laconic.core.strict import canonical
 from laconic.data.settings import Digits, Part
 from laconic.data.tokens import Tokenizer
 
 SIGNS = "+-*"
-WORDS = [*"0123456789+-*=;", "<bos>", "<eos>", "ans", "<<", ">>", "<unk>"]
+WORDS = [*"0123456789+-*=;", "<bos>", "<eos>", "ans", "<<", ">>", "<unk>", "<", ">", ":"]
 ID = {word: i for i, word in enumerate(WORDS)}
 SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 ORDER = 20261121  # key of the order that is cut into parts
+TERSELY = 1  # key of the steps whose chains are terse
 HELD = 10  # one problem in ten is kept for testing, another one for validation
 Ints = NDArray[np.int64]
 
@@ -71,7 +72,7 @@ def digits(seed: int, n: int, task: Digits, part: Part = "train") -> list[Exampl
     """The first n problems of a part as text."""
     made = problems(seed, task.operations, np.arange(n), part)
     return [
-        Example(name(task.operations, part, seed, i), question(d, s), steps(d, s, r, task), str(r[-1]))
+        Example(name(task.operations, part, seed, i), question(d, s, task), steps(d, s, r, task), str(r[-1]))
         for i, (d, s, r) in enumerate(zip(*(a.tolist() for a in made), strict=True))
     ]
 
@@ -81,15 +82,18 @@ def name(k: int, part: Part, seed: int, row: int) -> str:
     return f"digits{k}-{part}-{seed}-{row:06d}"
 
 
-def question(digits: Sequence[int], signs: Sequence[int]) -> str:
-    """`3 + 4 * 2 =`"""
-    return " ".join([str(digits[0]), *(f"{SIGNS[s]} {d}" for s, d in zip(signs, digits[1:], strict=True)), "="])
+def question(digits: Sequence[int], signs: Sequence[int], task: Digits) -> str:
+    """`3 + 4 * 2 =`, and `:` where every chain is terse."""
+    end = "= :" if task.terse == 1 else "="
+    return " ".join([str(digits[0]), *(f"{SIGNS[s]} {d}" for s, d in zip(signs, digits[1:], strict=True)), end])
 
 
 def steps(digits: Sequence[int], signs: Sequence[int], results: Sequence[int], task: Digits) -> tuple[str, ...]:
     """The chain as the task's style writes it."""
-    if task.style == "results":
+    if task.style == "results" or task.terse == 1:
         return tuple(map(str, results))
+    if task.style == "marks":
+        return tuple(f"< < {r} > >" for r in results)
     begin, end = ("<<", ">>") if task.style == "brackets" else ("", task.step_end)
     before = [digits[0], *results]
     return tuple(
@@ -98,7 +102,7 @@ def steps(digits: Sequence[int], signs: Sequence[int], results: Sequence[int], t
 
 
 def digits_tokenizer() -> Tokenizer:
-    """21 words: ten digits, + - * = ; << >>, ans, and the special ones; the first token is bos."""
+    """24 words: ten digits, + - * = ; << >> < > :, ans, and the special ones; the first token is bos."""
     inner = tokenizers.Tokenizer(models.WordLevel(ID, unk_token="<unk>"))  # pyright: ignore[reportCallIssue]
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"<<|>>|<[a-z]+>|[a-z]+|\S"), "removed", invert=True)
     inner.decoder = decoders.Fuse()
@@ -130,8 +134,8 @@ class DigitsSource:
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> Reasoning:
         """The rows as ids, by arithmetic; equal to the text encoded."""
         made = problems(self.seed, self.task.operations, rows, self.part)
-        asked = self.question(made)
-        chain, number = self.chain(made)
+        terse = self.terse(step)
+        asked, (chain, number) = self.question(made, terse), self.chain(made, terse)
         answer = np.full((len(asked), 3), ID["<eos>"])
         answer[:, 0], answer[:, 1] = ID["ans"], made.results[:, -1]
         follows = np.concatenate([chain, answer, np.full((len(asked), 1), UNSCORED)], axis=1)
@@ -150,20 +154,27 @@ class DigitsSource:
             ids=tuple(name(self.task.operations, self.part, self.seed, int(row)) for row in rows),
         )  # fmt: skip
 
-    def question(self, made: Problems) -> Ints:
-        """bos d + d … = [n, 2k+3]."""
+    def terse(self, step: int) -> bool:
+        """Whether the chains of this step are results alone: drawn for training, elsewhere only if all are."""
+        return self.task.terse == 1 or (
+            self.part == "train" and bool(uniform(self.seed, TERSELY, step) < self.task.terse)
+        )
+
+    def question(self, made: Problems, terse: bool) -> Ints:
+        """bos d + d … =, and : where the chain is to be terse."""
         k = self.task.operations
-        asked = np.empty((len(made.digits), 2 * k + 3), np.int64)
-        asked[:, 0], asked[:, -1] = ID["<bos>"], ID["="]
-        asked[:, 1:-1:2], asked[:, 2:-1:2] = made.digits, made.signs + ID["+"]
+        asked = np.full((len(made.digits), 2 * k + 3 + terse), ID[":"])
+        asked[:, 0], asked[:, 2 * k + 2] = ID["<bos>"], ID["="]
+        asked[:, 1 : 2 * k + 2 : 2], asked[:, 2 : 2 * k + 2 : 2] = made.digits, made.signs + ID["+"]
         return asked
 
-    def chain(self, made: Problems) -> tuple[Ints, Ints]:
+    def chain(self, made: Problems, terse: bool) -> tuple[Ints, Ints]:
         """The steps as ids [n, Nc], and the number of the step of each column [Nc]."""
         before = np.concatenate([made.digits[:, :1], made.results[:, :-1]], axis=1)
-        ids = {"results": "r", "steps": "asb=r" + self.task.step_end, "brackets": "<asb=r>"}[self.task.style]
+        written = {"results": "r", "steps": "asb=r" + self.task.step_end, "brackets": "(asb=r)", "marks": "<<r>>"}
+        ids = "r" if terse else written[self.task.style]
         columns = {"r": made.results, "a": before, "s": made.signs + ID["+"], "b": made.digits[:, 1:]}
-        words = {"=": ID["="], ";": ID[";"], "<": ID["<<"], ">": ID[">>"]}
+        words = {"=": ID["="], ";": ID[";"], "(": ID["<<"], ")": ID[">>"], "<": ID["<"], ">": ID[">"]}
         grid = np.stack([columns.get(c, np.full_like(before, words.get(c, 0))) for c in ids], axis=2)
         grid = grid[:, : self.task.operations - self.drop_last]
         return grid.reshape(len(grid), grid.shape[1] * grid.shape[2]), np.repeat(np.arange(grid.shape[1]), len(ids))
