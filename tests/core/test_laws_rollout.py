@@ -80,7 +80,7 @@ def test_each_pass_makes_one_more_slot_that_of_one_after_the_other(
 
 @EVERY
 @given(asked=questions(), M=st.integers(1, 4), more=st.integers(0, 2))
-@settings(max_examples=3)
+@settings(max_examples=2)
 def test_from_as_many_rounds_as_thoughts_it_is_one_after_the_other(
     name: str, asked: tuple[Tensor, Tensor], M: int, more: int
 ) -> None:
@@ -112,7 +112,7 @@ def test_no_round_is_placeholders_read(name: str, asked: tuple[Tensor, Tensor], 
 
 @EVERY
 @given(asked=questions(), M=st.integers(1, 4), rounds=st.integers(0, 3) | st.none())
-@settings(max_examples=4)
+@settings(max_examples=3)
 def test_padding_other_rows_and_the_way_of_reading_change_nothing(
     name: str, asked: tuple[Tensor, Tensor], M: int, rounds: int | None
 ) -> None:
@@ -134,11 +134,10 @@ def test_padding_other_rows_and_the_way_of_reading_change_nothing(
 
 
 @EVERY
-@pytest.mark.parametrize("rounds", [3, None])
-@given(asked=questions(), m=st.integers(1, 3))
+@given(asked=questions(), m=st.integers(1, 3), rounds=st.sampled_from([3, None]))
 @settings(max_examples=2)
 def test_a_thought_depends_on_none_that_follows(
-    name: str, rounds: int | None, asked: tuple[Tensor, Tensor], m: int
+    name: str, asked: tuple[Tensor, Tensor], m: int, rounds: int | None
 ) -> None:
     def edit(z: Tensor, t: int) -> Tensor:
         late = torch.arange(z.shape[1]) >= m if rounds is not None else torch.tensor([t > m])
@@ -202,7 +201,7 @@ def test_finite_differences(name: str, rounds: int | None) -> None:
         )
         return tuple((x * noise(7 + i, *x.shape)).sum() for i, x in enumerate(outcome(got)))
 
-    assert gradcheck(read, torch.zeros(len(start)).double().requires_grad_(), atol=1e-6, rtol=1e-5)
+    assert gradcheck(read, torch.zeros(len(start)).double().requires_grad_(), atol=1e-6, rtol=1e-5, fast_mode=True)
 
 
 @pytest.mark.parametrize("rounds", [0, 2, None])
