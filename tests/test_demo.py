@@ -67,9 +67,13 @@ def test_a_failing_child_is_one_line_with_its_log_and_ends_the_others(tmp_path: 
         all.go()
     assert failed.value.code == 66
     assert not all.running
-    quiet = child(tmp_path, "quiet", "raise SystemExit(1)")
-    with pytest.raises(Failed, match="quiet ended with 1: it said nothing"), Jobs([quiet]) as all:
-        all.go()
+    for name, code, handed in (
+        ("quiet", "raise SystemExit(1)", 70),
+        ("killed", "import os; os.kill(os.getpid(), 9)", 137),
+    ):
+        with pytest.raises(Failed, match=f"{name} ended with .*: it said nothing") as failed:
+            Jobs([child(tmp_path, name, code)]).go()
+        assert failed.value.code == handed
 
 
 def test_ctrl_c_asks_children_once_and_kills_those_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,23 +124,23 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     return out, ended.stdout, ended.stderr
 
 
-def script(out: Path, format: str, least: float = 0.0) -> list[str]:
+def script(out: Path, format: str) -> list[str]:
     code = (
-        f"from pathlib import Path; from laconic.verbs import demo; demo.LEAST = {least}; demo.SILENCE = 0.5\n"
+        f"from pathlib import Path; from laconic.verbs import demo; demo.LEAST = 0.0; demo.SILENCE = 0.5\n"
         f"roster = [e for e in demo.ROSTER if e.name in {[e.name for e in ROSTER]!r}]\n"
         f"raise SystemExit(demo.compare(roster, Path({str(out)!r}), range(1), {TINY!r}, {format!r}))"
     )
     return [sys.executable, "-c", code]
 
 
-def run(out: Path, format: str, least: float = 0.0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(script(out, format, least), capture_output=True, text=True, cwd=REPO, check=False)
+def run(out: Path, format: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(script(out, format), capture_output=True, text=True, cwd=REPO, check=False)
 
 
 def test_the_table_and_what_is_said(done: tuple[Path, str, str]) -> None:
     _, table, said = done
     for text in ("Chain written out", "KaVa", "no distillation", "majority floor", "60 unseen problems, n=1",
-                 "no difference shown (n=1", "Not shown", "Seeds: one run of each"):  # fmt: skip
+                 "(n=1, interval", "Not shown", "Seeds: one run of each"):  # fmt: skip
         assert text in table, text
     for text in ("3 runs,", "minutes on two idle cores", "demo: 0 of 3 done; chain, seed 0", "report.html"):
         assert text in said, text
@@ -153,13 +157,15 @@ def test_the_page_of_real_runs_asks_for_nothing(done: tuple[Path, str, str]) -> 
         assert said in text, said
 
 
-def test_a_second_time_nothing_is_trained_and_the_figures_are_the_same(done: tuple[Path, str, str]) -> None:
+def test_a_second_time_nothing_is_trained_and_the_figures_are_the_same(
+    done: tuple[Path, str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = done[0]
+    monkeypatch.setattr(demo, "LEAST", 0.0)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
-    again = run(out, "json")
-    assert again.returncode == 0, again.stderr
+    assert demo.compare(ROSTER, out, [0], TINY, "json") == 0
     assert {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")} == before
-    told = json.loads(again.stdout)
+    told = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in told["rows"]] == ["chain", "kava", "nodistil"]
     kava = told["rows"][1]
     assert kava["passes"]["place"] == 1
@@ -170,11 +176,19 @@ def test_a_second_time_nothing_is_trained_and_the_figures_are_the_same(done: tup
     assert told["against"][0]["other"] == "chain"
 
 
-def test_nothing_is_distilled_from_a_chain_that_was_not_learned(done: tuple[Path, str, str], tmp_path: Path) -> None:
-    refused = run(done[0], "human", least=1.1)
-    assert refused.returncode == 1
-    assert "the chain of seed 0 is right on" in refused.stderr
-    assert "110 % are asked before anything is distilled from it" in refused.stderr
+def test_a_folder_of_other_runs_is_refused_before_anything_starts(done: tuple[Path, str, str]) -> None:
+    with pytest.raises(Usage, match="was begun by another recipe; choose another --out, or remove it"):
+        demo.compare(ROSTER, done[0], [0], [*TINY, "train.batch=32"])
+
+
+def test_nothing_is_distilled_from_a_chain_that_was_not_learned(
+    done: tuple[Path, str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "LEAST", 1.1)
+    assert demo.compare(ROSTER, done[0], [0], TINY) == 1
+    said = capsys.readouterr().err
+    assert "the chain of seed 0 is right on" in said
+    assert "110 % are asked before anything is distilled from it" in said
 
 
 @pytest.mark.slow

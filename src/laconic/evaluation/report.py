@@ -68,6 +68,7 @@ class Report:
     runs: Sequence[tuple[str, str]] = ()
     command: str = ""
     inspection: Inspection | None = None
+    chosen: str = "Question"
 
     def line(self, name: str) -> Line | None:
         """The line of that name."""

@@ -157,6 +157,7 @@ def job(entry: Entry, seed: int, out: Path, changed: Sequence[str]) -> Job:
     run = folder(out, entry.name, seed)
     over = overrides(entry, seed, out, changed, read(entry.recipe)[0])
     recipe, _ = read(entry.recipe, over)
+    ask_same(run, recipe)
     steps = recipe.train.length(recipe.data.digits.rows)
     return Job(
         name=f"{entry.name}, seed {seed}",
@@ -196,15 +197,23 @@ def steps_done(run: Path) -> int:
     return int(json.loads(whole[-1])["step"]) if whole and whole[-1].startswith(b"{") else 0
 
 
-def finished(run: Path, recipe: "Recipe") -> bool:
-    """Whether a run of this recipe is trained and asked already."""
+def ask_same(run: Path, recipe: "Recipe") -> None:
+    """Raises `Usage` (2) where a run was begun by another recipe."""
     from laconic.recipe.read import read
     from laconic.recipe.schema import said
 
+    path = run / "recipe.toml"
+    if path.exists() and said(read(path)[0]) != said(recipe):
+        raise Usage(f"{run} was begun by another recipe; choose another --out, or remove it")
+
+
+def finished(run: Path, recipe: "Recipe") -> bool:
+    """Whether a run of this recipe is trained and asked already."""
+    from laconic.recipe.read import read
+
     if not all((run / "evaluations" / name).is_dir() for name in names(recipe)):
         return False
-    there, _ = read(run / "recipe.toml")
-    return said(there) == said(recipe) and there.train.steps == recipe.train.steps
+    return read(run / "recipe.toml")[0].train.steps == recipe.train.steps
 
 
 def taught(run: Path, seed: int) -> str | None:

@@ -49,6 +49,7 @@ def gathered(
         runs=[told(entry.name, seed, out / entry.name / f"seed-{seed}") for entry in roster for seed in seeds],
         command=command,
         inspection=looked_into(run),
+        chosen="The first of the unseen problems, whatever came of it",
     )
 
 

@@ -13,6 +13,7 @@ from laconic.core.errors import LaconicError
 
 POLL = 0.2  # seconds between looks
 PATIENCE = 10.0  # seconds a child has to commit a step after SIGTERM
+UNFORESEEN = 70  # the exit code of an error that nobody expected, which Python ends with 1
 STARTING = 0.1  # share of a job that is neither seen in `progress` nor over
 
 
@@ -116,7 +117,8 @@ class Jobs:
                 continue
             del self.running[name]
             if code:
-                raise Failed(f"{name} ended with {code}: {last_line(child.job.log)}; see {child.job.log}", abs(code))
+                text = f"{name} ended with {code}: {last_line(child.job.log)}; see {child.job.log}"
+                raise Failed(text, UNFORESEEN if code == 1 else code if code > 0 else 128 - code)
             self.spent += time.monotonic() - child.began
             self.worked += child.job.cost
             self.over(child.job)
