@@ -97,7 +97,7 @@ def main() -> None:
     warnings.showwarning = lambda message, *_: say(f"laconic: {message}")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8")  # whatever the locale says
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # whatever the locale says
     try:
         code = parse(sys.argv[1:]).run()
         sys.stdout.flush()

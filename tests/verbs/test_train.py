@@ -342,7 +342,7 @@ def test_keys_are_told_from_flags_wherever_they_stand() -> None:
 
 
 def start(folder: Path, *args: str) -> "subprocess.Popen[str]":
-    settings = {"PYTHONPATH": str(REPO / "src"), "OMP_NUM_THREADS": "1", "LANG": "C", "PYTHONUTF8": "0"}
+    settings = {"PYTHONPATH": str(REPO / "src"), "OMP_NUM_THREADS": "1", "LC_ALL": "C", "PYTHONUTF8": "0"}
     return subprocess.Popen(
         [sys.executable, "-m", "laconic", "train", *args],
         cwd=folder, env=os.environ | settings, text=True, encoding="utf-8",

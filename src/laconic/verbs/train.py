@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -203,9 +204,19 @@ def environment(device: str, ranks: int) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": device,
         "ranks": ranks,
+        "commit": commit(),
         "command": shlex.join(["laconic", *sys.argv[1:]]),
         "start": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this code lies in, if it is one."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def flags() -> list[str]:
