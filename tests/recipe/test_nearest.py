@@ -17,7 +17,7 @@ def test_distances_known_by_hand(a: str, b: str, n: int) -> None:
     ("key", "meant"),
     [
         ("train.lrr", "train.lr"),
-        ("trian.lr", "train.lr"),
+        ("traim.lr", "train.lr"),
         ("lr", "train.lr"),
         ("optimizer.seed", "seed"),
         ("train.zzzzzz", None),

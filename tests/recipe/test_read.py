@@ -76,7 +76,7 @@ def test_what_comes_with_laconic_is_read_by_its_name(path: Path, tmp_path: Path)
     [
         ([("lr =", "lrr =")], "kava.toml:14: train.lrr: no such key; did you mean train.lr?"),
         ([("seed = 3", "sed = 3")], "kava.toml:2: sed: no such key; did you mean seed?"),
-        ([("[thinking]", "[thinkin]")], "kava.toml:6: thinkin: no such key; did you mean thinking?"),
+        ([("[thinking]", "[thinkimg]")], "kava.toml:6: thinkimg: no such key; did you mean thinking?"),
         ([("seed = 3", "rounds = 3")], "kava.toml:2: rounds: no such key; did you mean thinking.rounds?"),
         ([("seed = 3", "gizmos = 3")], "kava.toml:2: gizmos: no such key; a recipe has data, differs, distilling,"),
         ([("lr =", "qqqqqq =")], "kava.toml:14: train.qqqqqq: no such key; [train] has batch, best,"),
@@ -106,7 +106,7 @@ def test_a_fault_has_its_line_and_what_to_do(kava: Path, edits: list[tuple[str, 
 
 
 def test_all_faults_come_in_one_pass_and_a_mistyped_key_is_not_missing_too(kava: Path) -> None:
-    edited(kava, ("lr = 1e-3", 'lr = "x"\nclip = 0'), ("count", "cuont"), ("method", "methd"))
+    edited(kava, ("lr = 1e-3", 'lr = "x"\nclip = 0'), ("count", "cuont"), ("method", "methodd"))
     found = faults(kava, "train.batchs=3", "seed=abc")
     assert [line.split(": ")[0] for line in found] == [
         "train.batchs=3", "seed=abc", "kava.toml:7", "kava.toml:1", "kava.toml:14", "kava.toml:15"
