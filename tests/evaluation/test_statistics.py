@@ -123,6 +123,8 @@ def test_holm_takes_a_claim_back() -> None:
     assert statistics.shown([one]) == [True]
     assert statistics.shown([one, one._replace(p=0.04)]) == [False, False]
     assert statistics.shown([one._replace(low=-0.01, p=0.001)]) == [False]
+    told = statistics.sentence(one, False)
+    assert told == "no difference shown after Holm's correction (n=3, interval +1.0 to +20.0)"
 
 
 def test_mcnemar_by_hand() -> None:

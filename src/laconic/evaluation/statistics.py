@@ -133,7 +133,10 @@ def shown(found: Sequence[Difference]) -> list[bool]:
 def sentence(found: Difference, claim: bool) -> str:
     """A difference in words, in points of a hundred."""
     inside = f"n={found.seeds}, interval {points(found.low)} to {points(found.high)}"
-    return f"{points(found.mean)} points ({inside})" if claim else f"no difference shown ({inside})"
+    if claim:
+        return f"{points(found.mean)} points ({inside})"
+    corrected = "" if found.low <= 0 <= found.high else " after Holm's correction"
+    return f"no difference shown{corrected} ({inside})"
 
 
 def points(part: float) -> str:

@@ -27,7 +27,7 @@ SILENCE = 10.0  # seconds between lines where there is no terminal
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the table: a recipe of ours, with some keys changed, and its cost in seconds of an idle core."""
+    """A recipe of ours with some keys changed, its row in the table, and its cost in seconds of an idle core."""
 
     name: str
     title: str
@@ -37,6 +37,7 @@ class Entry:
     control: bool = False
     fast: bool = False
     cost: float = 60.0
+    shown: bool = True
 
     @property
     def tint(self) -> int:
@@ -54,6 +55,7 @@ def selected(how: str) -> tuple[str, ...]:
 
 IN_ROUNDS = "{M} thoughts at once, in {T} rounds; targets: "
 ROSTER = (
+    Entry("short", "Short chain", "what the chain is learned from", "demo-short", fast=True, cost=25, shown=False),
     Entry("chain", "Chain written out", "writes every step, then the answer", "demo-cot", fast=True, cost=30),
     Entry("kava", "KaVa", f"{IN_ROUNDS}keys and values of the chain", "demo-kava", fast=True),
     Entry("nochain", "No chain", "answers at once", "demo-nocot", fast=True, cost=35),
@@ -103,7 +105,7 @@ def compare(
 ) -> int:
     """Trains and asks every entry with every seed, then prints the table and writes the page."""
     began = time.monotonic()
-    with terminated(), Jobs([job(entry, seed, out, changed) for seed in seeds for entry in roster]) as jobs:
+    with terminated(), Jobs([job(entry, seed, out, changed, roster) for seed in seeds for entry in roster]) as jobs:
         planned = f"{len(jobs.all)} runs, {jobs.left(began) / 60:.0f} minutes on two idle cores"
         say(f"laconic demo: {planned}; logs in {out / 'logs'}")
         try:
@@ -127,7 +129,10 @@ def told(roster: Sequence[Entry], out: Path, seeds: Sequence[int], seconds: floa
     from laconic.evaluation import report
     from laconic.verbs.gather import gathered
 
-    ranked = sorted(roster, key=lambda entry: ORDER.index(entry.name) if entry.name in ORDER else len(ORDER))
+    ranked = sorted(
+        (entry for entry in roster if entry.shown),
+        key=lambda entry: ORDER.index(entry.name) if entry.name in ORDER else len(ORDER),
+    )
     found = gathered(ranked, out, seeds, seconds, shlex.join(["laconic", *sys.argv[1:]]))
     write(out / "report.html", report.page(found))
     if format == "json":
@@ -144,18 +149,20 @@ def folder(out: Path, name: str, seed: int) -> Path:
     return out / name / f"seed-{seed}"
 
 
-def overrides(entry: Entry, seed: int, out: Path, changed: Sequence[str], recipe: "Recipe") -> list[str]:
-    """What is put over an entry's recipe: its own changes, the seed, and the run of the chain that it starts from."""
-    start = [f"model.start={folder(out, CHAIN, seed)}"] if recipe.model.start is not None else []
-    return [*entry.changed, *changed, f"seed={seed}", *start]
+def first(recipe: "Recipe", roster: Sequence[Entry]) -> str | None:
+    """The entry that a recipe starts from: the one whose recipe its `model.start` is named for."""
+    if recipe.model.start is None:
+        return None
+    return next(entry.name for entry in roster if entry.recipe == Path(str(recipe.model.start)).name)
 
 
-def job(entry: Entry, seed: int, out: Path, changed: Sequence[str]) -> Job:
+def job(entry: Entry, seed: int, out: Path, changed: Sequence[str], roster: Sequence[Entry]) -> Job:
     """The process that trains an entry with a seed and asks it."""
     from laconic.recipe.read import read
 
-    run = folder(out, entry.name, seed)
-    over = overrides(entry, seed, out, changed, read(entry.recipe)[0])
+    run, base = folder(out, entry.name, seed), first(read(entry.recipe)[0], roster)
+    start = [f"model.start={folder(out, base, seed)}"] if base else []
+    over = [*entry.changed, *changed, f"seed={seed}", *start]
     recipe, _ = read(entry.recipe, over)
     ask_same(run, recipe)
     steps = recipe.train.length(recipe.data.digits.rows)
@@ -164,7 +171,7 @@ def job(entry: Entry, seed: int, out: Path, changed: Sequence[str]) -> Job:
         command=[sys.executable, "-m", "laconic.verbs.trial", entry.recipe, str(run), *over],
         log=out / "logs" / f"{entry.name}-seed-{seed}.log",
         cost=entry.cost,
-        after=(f"{CHAIN}, seed {seed}",) if recipe.model.start is not None else (),
+        after=(f"{base}, seed {seed}",) if base else (),
         progress=lambda: done_of(run, recipe, steps),
         done=lambda: finished(run, recipe),
         check=(lambda: taught(run, seed)) if entry.name == CHAIN else lambda: None,

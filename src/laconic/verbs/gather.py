@@ -14,6 +14,7 @@ from laconic.evaluation.inspect import Inspection, inspect
 from laconic.evaluation.report import Line, Report
 from laconic.recipe.methods import writing
 from laconic.recipe.opened import Opened, opened
+from laconic.recipe.read import read
 from laconic.recipe.rows import held_out
 from laconic.recipe.schema import Recipe
 from laconic.verbs.trial import MAX_TOKENS, MORE, bytes_each
@@ -43,7 +44,7 @@ def gathered(
         floor=first.floor,
         protocol=DIGIT.name,
         seeds=seeds,
-        limits=[*notes, *limits(run)],
+        limits=[*notes, *limits(run, out / "chain" / f"seed-{seeds[0]}")],
         differs=[(key, str(value_of(run.recipe, key)), why) for key, why in run.recipe.differs.items()],
         facts=facts(run, seconds),
         runs=[told(entry.name, seed, out / entry.name / f"seed-{seed}") for entry in roster for seed in seeds],
@@ -140,13 +141,23 @@ def lead(run: Opened) -> str:
     )
 
 
-def limits(run: Opened) -> list[str]:
-    """What this task and these recipes leave open."""
+def limits(run: Opened, chain: Path) -> list[str]:
+    """What this task and these recipes leave open; `chain` is the run that they start from."""
     found = ["What holds for a model of this size on digits need not hold for a language model on words."]
     batch: Any = held_out(run.recipe, run.parts.tokenizer, 10**6, "test", 1).source.batch([0], 0, 0)
     M, N = run.recipe.thinking.count if run.recipe.thinking else 0, int(batch.chain_live.sum())
     if M >= N:
         found.append(f"Selection: {M} thoughts stand for {N} chain tokens, so R-KV has nothing to choose here.")
+    digits = run.recipe.data.digits
+    if digits.style == "marks":
+        found.append(
+            "The chain is made for this: four of the five tokens of a step are marks, so that much of it is redundant."
+        )
+    if read(chain / "recipe.toml")[0].data.digits.terse:
+        found.append(
+            "The chain's model has learned the results alone as well, when asked for them: it brings along what the "
+            "thoughts are to do."
+        )
     if run.recipe.data.chain == "all":
         found.append(
             "The last step of the chain, which holds the answer, is kept; the papers leave it out, which is harder."
