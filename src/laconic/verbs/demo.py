@@ -106,7 +106,7 @@ def compare(
     """Trains and asks every entry with every seed, then prints the table and writes the page."""
     began = time.monotonic()
     with terminated(), Jobs([job(entry, seed, out, changed, roster) for seed in seeds for entry in roster]) as jobs:
-        planned = f"{len(jobs.all)} runs, {jobs.left(began) / 60:.0f} minutes on two idle cores"
+        planned = f"{len(jobs.all)} runs, {duration(jobs.left(began))} on two idle cores"
         say(f"laconic demo: {planned}; logs in {out / 'logs'}")
         try:
             with shown() as show:
@@ -276,5 +276,10 @@ def lines() -> Callable[[State], None]:
 
 def remaining(state: State) -> str:
     """The time left, in words."""
-    minutes, seconds = divmod(int(state.left), 60)
-    return f"{minutes} min {seconds:02d} s left" if minutes else f"{seconds} s left"
+    return f"{duration(state.left)} left"
+
+
+def duration(seconds: float) -> str:
+    """Minutes and seconds."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
