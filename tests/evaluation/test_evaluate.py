@@ -10,7 +10,7 @@ import pytest
 from laconic.core.contract import Answers, Example
 from laconic.core.errors import BadInput, Busy, Damaged
 from laconic.core.generate import Passes
-from laconic.evaluation.evaluate import DIGIT, Result, evaluate, last_digit, latency, row_of, throughput
+from laconic.evaluation.evaluate import DIGIT, Result, evaluate, last_digit, latencies, row_of, throughput
 
 EXAMPLES = [Example(f"q{i}", f"{i} + 1 =", (), str((i + 1) % 10)) for i in range(23)]
 
@@ -110,11 +110,11 @@ def test_the_last_digit() -> None:
 
 
 def test_what_is_timed_is_asked_alone_after_the_warm_up() -> None:
-    asked = Sums()
-    found = latency(asked, Questions(), range(15), warm=10)
-    assert asked.asked == [*range(10), *range(15)]
-    assert found.questions == 15
-    assert 0 < found.median <= found.p90
+    first, second = Sums(), Sums()
+    found = latencies([(first, Questions()), (second, Questions())], range(15), warm=10)
+    assert first.asked == second.asked == [*range(10), *range(15)]
+    assert [each.questions for each in found] == [15, 15]
+    assert all(0 < each.median <= each.p90 for each in found)
     many = Sums()
     assert throughput(many, Questions(), range(20), batch=8) > 0
     assert many.asked == [*range(8), *range(20)]

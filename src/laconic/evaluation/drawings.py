@@ -75,10 +75,12 @@ def sweep(lines: Sequence["Line"], floor: float) -> Markup:
             continue
         rounds = sorted(line.sweep)
         shares = [100 * float(np.mean(line.sweep[t])) for t in rounds]
-        axes.plot(rounds, shares, color=tint(i), linewidth=1.6, marker="o", markersize=3.5)
+        axes.plot(rounds, shares, color=tint(i), linewidth=1.6, marker="o", markersize=3.5, clip_on=False)
         if line.trained is not None and line.trained in line.sweep:
             at = 100 * float(np.mean(line.sweep[line.trained]))
-            axes.plot([line.trained], [at], "o", markersize=10, markerfacecolor="none", markeredgecolor=tint(i))
+            axes.plot(
+                [line.trained], [at], "o", markersize=10, markerfacecolor="none", markeredgecolor=tint(i), clip_on=False
+            )
         ends.append((rounds[-1], shares[-1], line.title, i))
         told.append(f"{line.title}: " + ", ".join(f"T={t} {y:.0f} %" for t, y in zip(rounds, shares, strict=True)))
     axes.xaxis.get_major_locator().set_params(integer=True)

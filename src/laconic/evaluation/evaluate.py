@@ -222,14 +222,15 @@ class Latency(NamedTuple):
     questions: int
 
 
-def latency(answer: Answer, source: Source, rows: Sequence[int], warm: int = 10, device: str = "cpu") -> Latency:
-    """One question at a time, after `warm` that are not counted; the device is waited for."""
-    seconds: list[float] = []
-    for i in [*rows[:warm], *rows]:
-        batch = source.batch([i], 0, 0)
-        seconds.append(timed(answer, batch, device))
-    kept = 1000 * np.array(seconds[min(warm, len(rows)) :])
-    return Latency(float(np.median(kept)), float(np.quantile(kept, 0.9)), len(kept))
+def latencies(
+    asked: Sequence[tuple[Answer, Source]], rows: Sequence[int], warm: int = 10, device: str = "cpu"
+) -> list[Latency]:
+    """One question at a time, after `warm` that do not count; each is put to all in turn, so that none is favoured."""
+    seconds = [
+        [timed(answer, source.batch([i], 0, 0), device) for answer, source in asked] for i in [*rows[:warm], *rows]
+    ]
+    kept = 1000 * np.array(seconds[min(warm, len(rows)) :]).reshape(len(rows), len(asked))
+    return [Latency(float(np.median(each)), float(np.quantile(each, 0.9)), len(each)) for each in kept.T]
 
 
 def throughput(answer: Answer, source: Source, rows: Sequence[int], batch: int = 64, device: str = "cpu") -> float:

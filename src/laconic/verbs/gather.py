@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from laconic.core.runs import RunFolder
-from laconic.evaluation.evaluate import DIGIT, Result, latency, read_rows
+from laconic.evaluation.evaluate import DIGIT, Result, latencies, read_rows
 from laconic.evaluation.inspect import Inspection, inspect
 from laconic.evaluation.report import Line, Report
 from laconic.recipe.methods import writing
@@ -31,14 +32,16 @@ def gathered(
 ) -> Report:
     """The report of runs in `out`; their speed is measured here, one run after the other."""
     torch.set_num_threads(1)
-    lines = [line_of(entry, [out / entry.name / f"seed-{seed}" for seed in seeds]) for entry in roster]
+    folders = {entry.name: [out / entry.name / f"seed-{seed}" for seed in seeds] for entry in roster}
+    lines = [line_of(entry, folders[entry.name]) for entry in roster]
+    took = latencies([asked(opened(each[0], CPU)) for each in folders.values()], range(TIMED))
     focus = next((entry for entry in roster if entry.name == "kava"), roster[0])
     run = opened(out / focus.name / f"seed-{seeds[0]}", CPU)
     first = Result(tuple(read_rows(run.folder / "evaluations" / "test")), DIGIT.name)
     return Report(
         title="Thinking in vectors: what can stand in for a written chain",
         lead=lead(run),
-        lines=lines,
+        lines=[replace(line, latency=each) for line, each in zip(lines, took, strict=True)],
         focus=focus.name,
         chain="chain",
         floor=first.floor,
@@ -60,8 +63,6 @@ def line_of(entry: "Entry", folders: Sequence[Path]) -> Line:
     results = [result(folder, "test") for folder in folders]
     thinking, decoder = run.recipe.thinking, run.parts.decoder.config
     M, T = (thinking.count, thinking.rounds) if thinking else (0, 0)
-    rows = held_out(run.recipe, run.parts.tokenizer, decoder.max_position_embeddings, "test")
-    how, method = writing(run.parts, run.recipe, MAX_TOKENS), run.method
     return Line(
         name=entry.name,
         title=entry.title,
@@ -71,7 +72,6 @@ def line_of(entry: "Entry", folders: Sequence[Path]) -> Line:
         held=mean([found.held for found in results]),
         control=entry.control,
         tint=entry.tint,
-        latency=latency(lambda batch: method.answer(batch, how), rows.source, range(TIMED)),  # pyright: ignore
         bytes_each=bytes_each(decoder),
         curves=[curve(folder) for folder in folders],
         sweep=swept(folders, T + MORE) if T else {},
@@ -79,6 +79,13 @@ def line_of(entry: "Entry", folders: Sequence[Path]) -> Line:
         teacher=[result(folder, "teacher").right.mean() for folder in folders if there(folder, "teacher")],
         seconds=[sum(line.get("seconds", 0.0) for line in metrics(folder)) for folder in folders],
     )
+
+
+def asked(run: Opened) -> tuple[Any, Any]:
+    """How a run answers, and the questions."""
+    rows = held_out(run.recipe, run.parts.tokenizer, run.parts.decoder.config.max_position_embeddings, "test")
+    how, method = writing(run.parts, run.recipe, MAX_TOKENS), run.method
+    return lambda batch: method.answer(batch, how), rows.source  # pyright: ignore
 
 
 def there(folder: Path, name: str) -> bool:
