@@ -88,13 +88,19 @@ def replay(
 
 @contextmanager
 def kernels(how: Training, device: torch.device) -> Iterator[None]:
-    """Deterministic kernels inside: on a CPU always, on a GPU where the recipe asks for them."""
+    """Deterministic kernels inside: on a CPU always, on a GPU where the recipe asks for them.
+
+    On a CPU numbers below the normal range count as 0 too: sharp attention is full of them, and each costs a
+    hundred others.
+    """
     before, memory = torch.are_deterministic_algorithms_enabled(), cast(Any, torch.utils.deterministic)
     fill = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(before or how.deterministic or device.type == "cpu")
     memory.fill_uninitialized_memory = False
+    torch.set_flush_denormal(device.type == "cpu")
     try:
         yield
     finally:
+        torch.set_flush_denormal(False)
         torch.use_deterministic_algorithms(before)
         memory.fill_uninitialized_memory = fill

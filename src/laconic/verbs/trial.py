@@ -34,6 +34,7 @@ def asked(folder: Path) -> int:
     from laconic.recipe.opened import opened
     from laconic.recipe.rows import held_out
 
+    torch.set_flush_denormal(True)  # as in training
     run = opened(folder, torch.device("cpu"))
     rows = held_out(run.recipe, run.parts.tokenizer, run.parts.decoder.config.max_position_embeddings, "test")
     how = writing(run.parts, run.recipe, MAX_TOKENS)
