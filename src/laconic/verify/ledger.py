@@ -184,7 +184,8 @@ def check_recipes(tree: Tree) -> Iterator[Finding]:
         rows = {row.name: row.values for table in tables if says and table.id == says[2] for row in table.row}
         if recipe.get("row") not in rows:
             named = f"source {recipe.get('source')!r}, row {recipe.get('row')!r}"
-            yield Finding(5, path.stem, f'{named}: no such row; write source = "PAPER table ID" and row = "NAME", or source = "ours"')
+            asked = 'write source = "PAPER table ID" and row = "NAME", or source = "ours"'
+            yield Finding(5, path.stem, f"{named}: no such row; {asked}")
             continue
         yield from compare(path.stem, recipe, flat(rows[recipe["row"]]))
 
