@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from laconic.core.contract import Reasoning, Step
-from laconic.core.errors import BadInput, NoSpace, Usage
+from laconic.core.errors import BadInput, Damaged, NoSpace, Usage
 from laconic.core.manifest import Files
 from laconic.core.runs import RunFolder
 from laconic.training import sharded
-from laconic.training.checkpoint import opened
+from laconic.training.checkpoint import Plain, load_model, opened
 from laconic.training.distributed import check, joined
 from laconic.training.loop import train
 from laconic.training.ranks import Alone, spread
@@ -213,6 +213,12 @@ def test_shards_are_the_tensors(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], torch.tensor(asked[name])) for name in asked)
     assert len(list(folder.glob("model/shard-*.safetensors"))) == len(list(folder.glob("optimizer/shard-*"))) == 2
     assert not list(folder.glob("**/.metadata"))
+    other, model = Toy(0.0), Plain(Toy(0.0))
+    other.first.requires_grad_(False)
+    with pytest.raises(Damaged, match=r"first.bias is in its shards or among what is trained, not in both; take its "):
+        load_model(folder, model, other)
+    with pytest.raises(Damaged, match=r"first.bias is \[8\], the run has \[9\]; take its recipe"):
+        sharded.read(folder / "model", lambda name, shape: torch.empty([n + 1 for n in shape]))
 
 
 @BOTH

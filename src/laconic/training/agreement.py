@@ -76,7 +76,8 @@ class Talk:
         try:
             yield
         except Exception as error:
-            raise self.agreed(error) from error
+            error = self.agreed(error)
+            raise error
 
     def agreed(self, error: Exception) -> Exception:
         """The error to end with: ours, or where ours is that a peer is gone, the peer's."""

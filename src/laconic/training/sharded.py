@@ -37,7 +37,8 @@ def write(files: Files, name: str, tensors: Mapping[str, Tensor], rank: int) -> 
         try:
             save(held, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
         except CheckpointException as error:
-            raise cause(error) from None
+            error = cause(error)
+            raise error from None
         files.adopt(path.relative_to(files.folder).as_posix() for path in folder.glob(f"shard-{rank + 1:05d}-*"))
 
 
@@ -72,7 +73,8 @@ def read(folder: Path, like: Callable[[str, tuple[int, ...]], Tensor] | None = N
         try:
             load(cast(dict[str, Any], found), storage_reader=reader, no_dist=not apart)
         except CheckpointException as error:
-            raise cause(error) from None
+            error = cause(error)
+            raise error from None
     return found
 
 
