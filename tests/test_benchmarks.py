@@ -19,7 +19,8 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-LONG = ("answering", "want", "mask", "cache", "loading", "parity", "training")  # over five seconds each, even at a tiny size
+# over five seconds each, even at a tiny size
+LONG = ("answering", "want", "mask", "cache", "loading", "parity", "training")
 
 
 @pytest.mark.parametrize(
