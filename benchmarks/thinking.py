@@ -130,7 +130,7 @@ def answering(scale: Scale) -> Table:
     """The table of answers from thoughts and from chains, with one thread and with all."""
     rows: list[tuple[str, ...]] = []
     before = torch.get_num_threads()
-    for config in [middling(scale, scale.few_words)] + ([large(scale)] if scale.large else []):
+    for config in [small(scale), middling(scale, scale.few_words)] + ([large(scale)] if scale.large else []):
         method, batch = kava(config, scale).eval(), batch_of(config, 1, scale.question, scale.chain)
         for threads in dict.fromkeys((1, os.cpu_count() or 1)):
             torch.set_num_threads(threads)
