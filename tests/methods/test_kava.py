@@ -57,6 +57,19 @@ def test_parts_and_what_is_not_computed() -> None:
     assert float(kava(M=4)(batch).parts["kept"]) == (4 + 3 + 0 + 4) / 16
 
 
+def test_a_teacher_that_no_term_looks_at_reads_nothing() -> None:
+    for rest, reads in (({"student": 1.0}, False), ({"alpha1": 1.0}, True), ({"teacher": 1.0}, True)):
+        bare = Distilling(**({"student": 0.0, "teacher": 0.0, "alpha1": 0.0} | rest))
+        decoder, thoughts = trained("llama")
+        both = codi.read_both(decoder, thoughts, reasoning(ROWS), bare)
+        assert (both.teacher is not None) == reads
+    bare = {"student": 0.0, "teacher": 0.0, "alpha1": 0.0}
+    crop = kava(distilling=bare, keeping={"select": "crop"})(reasoning(ROWS))  # wants no stage, only the cache
+    assert set(crop.parts) == {"kv", "kept"}
+    with pytest.raises(Usage, match="every weight of the loss is 0, so nothing would be learned; give student one"):
+        kava(distilling=bare, alpha2=0.0)(reasoning(ROWS))
+
+
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_without_weights_only_the_cross_entropies_are_left_bit_for_bit(rounds: int) -> None:
     batch = reasoning(ROWS)

@@ -78,8 +78,8 @@ class Both(NamedTuple):
     """The two parts of one model on a batch: what each pass saw; `target` is the teacher's that L_CODI goes by."""
 
     question: Seen
-    teacher: Seen
-    target: Seen
+    teacher: Seen | None
+    target: Seen | None
     student: Seen
 
 
@@ -112,14 +112,18 @@ def read_both(
     state: Cache | None = None,
     *,
     want: tuple[str, ...] = (),
+    chosen: bool = False,
     reader: Reader | None = None,
 ) -> Both:
-    """Every pass of a training step. `want` names further stages of the teacher, `reader` reads the thoughts."""
+    """Every pass of a training step that a term of the loss looks at; `reader` reads the thoughts.
+
+    `want` names further stages of the teacher; `chosen`: its cache is looked at, whatever the weights are.
+    """
     states = hidden_names(decoder, how)
     question = read_question(decoder, batch, state)
     second = how.codi_target == "second_pass" and bool(states)
-    teacher = read_chain(decoder, batch, question.state, want if second else (*states, *want))
-    target = teacher
+    wanted = want if second else (*states, *want)
+    teacher = target = read_chain(decoder, batch, question.state, wanted) if how.teacher or wanted or chosen else None
     if second:
         with torch.no_grad():
             again = question if how.share_question else read_question(decoder, batch, state)
@@ -160,11 +164,11 @@ def parts(decoder: Decoder, thoughts: Thoughts, batch: Reasoning, both: Both, ho
     if how.student:
         said = nll(logits, both.student.hidden, student_targets(batch), how.ce_reduction, sums["student"])
         found |= {"student": said.loss, "student_right": said.right}
-    if how.teacher:
+    if how.teacher and both.teacher:
         hidden = torch.cat([both.question.hidden[:, -1:], both.teacher.hidden], 1)
         said = nll(logits, hidden, teacher_targets(batch), how.ce_reduction, sums["teacher"])
         found |= {"teacher": said.loss, "teacher_right": said.right}
-    if how.alpha1:
+    if how.alpha1 and both.target:
         names, column = hidden_names(decoder, how), batch.distil.clamp(min=0)
         h_t = states_at(both.target, names, batch.chain.shape[1] + column)
         h_s = states_at(both.student, names, 1 + column)
@@ -181,7 +185,9 @@ def parts(decoder: Decoder, thoughts: Thoughts, batch: Reasoning, both: Both, ho
 
 
 def terms(found: Parts, *names: str) -> tuple[Tensor, ...]:
-    """Terms of the loss in the order asked for; one that was not computed is 0."""
+    """Terms of the loss in the order asked for; one that was not computed is 0. Raises `Usage` (2) if none was."""
+    if not found:
+        raise Usage("every weight of the loss is 0, so nothing would be learned; give student one")
     zero = next(iter(found.values())).new_zeros(())
     return tuple(found.get(name, zero) for name in names)
 

@@ -164,9 +164,18 @@ class Kava(nn.Module):
         queries = tuple(f"q_rot.{l}" for l in self.layers if asked)
         reader, passes = noting(self.decoder, pre if self.matching.alpha2 else ())
         want = (*queries, *pre) if self.matching.alpha2 else ()
-        both = codi.read_both(self.decoder, self.thoughts, batch, self.how, state, want=want, reader=reader)
+        both = codi.read_both(
+            self.decoder,
+            self.thoughts,
+            batch,
+            self.how,
+            state,
+            want=want,
+            chosen=bool(self.matching.alpha2),
+            reader=reader,
+        )
         found = codi.parts(self.decoder, self.thoughts, batch, both, self.how)
-        if self.matching.alpha2:
+        if self.matching.alpha2 and both.teacher:
             found |= self.kv(batch, both.teacher, passes)
         student, teacher, kd, kv = codi.terms(found, "student", "teacher", "codi", "kv")
         return codi.step(total(student, teacher, kd, kv, self.how, self.matching.alpha2), found)
