@@ -19,7 +19,7 @@ from laconic.verbs.train import Train, rewritten
 from laconic.verbs.verify import All, Ledger, Parity
 
 USAGE, MISSING, BUG, MEMORY, INPUT_OUTPUT, INTERRUPTED, PIPE_CLOSED = 2, 66, 70, 71, 74, 130, 141
-EXTRAS = {"transformers": "hf", "peft": "hf", "datasets": "hf", "matplotlib": "report"}
+EXTRAS = {"transformers": "hf", "peft": "hf", "datasets": "hf", "matplotlib": "report", "trackio": "track"}
 
 Verify = Annotated[
     Annotated[All, subcommand("all")]

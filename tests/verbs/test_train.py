@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,6 +171,19 @@ def test_a_directory_in_use_and_a_full_disk(run: Run, tmp_path: Path, monkeypatc
     assert err.count("\n") == 1
     assert RunFolder(tmp_path / "runs/b").numbers() == []
     monkeypatch.undo()
+
+
+def test_metrics_are_copied_to_a_tracker_that_is_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    code, _, err = run("train", "tiny.toml", "--track", "mine")
+    assert (code, err) == (2, "laconic: trackio is not installed; pip install 'laconic[track]'\n")
+    assert not Path("runs").exists()
+    told = list[Any]()
+    trackio = SimpleNamespace(init=lambda **named: told.append(named), log=told.append, finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    assert run("train", "tiny.toml", "--track", "mine", "train.steps=1")[0] == 0
+    assert told[0] == {"project": "mine", "name": "tiny"}
+    assert told[1]["step"] == 1
 
 
 def test_seeds_are_runs_of_their_own_and_json_is_one_object(run: Run) -> None:

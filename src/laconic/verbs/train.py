@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -51,6 +52,8 @@ class Train:
     """print what a recipe may hold as JSON Schema"""
     replay: Path | None = None
     """repeat the one step that an incident kept: RUN/incidents/step-N"""
+    track: str | None = None
+    """project of trackio that gets a copy of the metrics"""
     device: str | None = None
     """cpu, cuda, cuda:1, …; by default the first GPU, else the CPU"""
     format: Literal["human", "json"] = "human"
@@ -69,6 +72,8 @@ class Train:
             return self.replayed(self.replay)
         if self.recipe is None:
             raise Usage("no recipe given; laconic train RECIPE, or --schema for what one holds")
+        if self.track is not None:
+            importlib.import_module("trackio")  # on every rank, before anything is begun
         recipe, notes = read(self.recipe, [utf8(key) for key in self.overrides], flags())
         for text in [*notes, *(f"[{name}] is not read by method {recipe.method}" for name in recipe.unread)]:
             say(f"laconic: {text}")
@@ -128,6 +133,7 @@ class Train:
                     ranks=ranks,
                     device=device,
                     resume=resume,
+                    track=self.track,
                 )
         if first:
             self.tell(out, outcome)
