@@ -132,6 +132,7 @@ def test_codi_joins_steps_and_may_put_eos_between() -> None:
     assert apart.distil == row.distil + 1
     assert prompt_ids(real("gpt2"), how.model_copy(update={"separator": "eos"})) == [eos]
     assert prompt_ids(real("gpt2"), how) == []
+    assert prompt_ids(real("gpt2"), settings("gpt2", format="icot")) == [eos]
 
 
 def test_codi_writes_prose_as_its_code_does() -> None:

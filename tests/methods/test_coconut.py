@@ -113,6 +113,17 @@ def test_answers_come_after_the_latents_of_the_last_stage_or_the_one_in_training
     assert coconut.think(BATCH, trace=True).trace[0].thoughts.shape == (3, 4, 48)
 
 
+def test_the_prompt_is_written_after_the_steps_that_are_left() -> None:
+    coconut, told = method().float(), Writing(6, (), str)
+    free = coconut.answer(BATCH.take([0]), told)
+    prompt, eos = free.ids[0][1:3], free.ids[0][4]
+    got = coconut.answer(BATCH.take([0]), replace(told, prompt=prompt))
+    assert got.ids == free.ids
+    assert got.held[0][0] == free.held[0][0] + 3
+    inside = coconut.answer(BATCH.take([0]), replace(told, prompt=(eos,), eos=(eos,)))
+    assert free.ids[0].index(eos) < len(inside.ids[0]) - 1  # the first eos ends no row
+
+
 def test_the_gold_chain_is_not_looked_at_in_answering() -> None:
     told = Writing(5, (EOS,), str)
     with pytest.raises(Usage, match="pad_latent_to_max false: the number of latents would be read off the chain"):

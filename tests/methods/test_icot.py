@@ -81,12 +81,16 @@ def test_the_optimizer_forgets_when_more_goes_while_there_is_a_chain(longest: in
     assert [step for step in range(100) if icot.restarts(at(step))] == restarts
 
 
+def test_a_mean_over_rows() -> None:
+    same(method(ce_reduction="row").eval()(at(0)).loss, Cot(method().decoder, ce_reduction="row")(BATCH).loss)
+
+
 def test_an_answer_ends_with_the_second_eos() -> None:
     icot, questions = Icot(fresh("llama"), Removing(), steps_per_epoch=8), reasoning(((5, 0, 3), (3, 0, 3)))
     told = Writing(12, (), lambda ids: " ".join(map(str, ids)))
     free = icot.answer(questions, told)
     end = free.ids[0][1]
-    got = icot.answer(questions, replace(told, eos=(end,)))
+    got = icot.answer(questions, replace(told, eos=(end,), prompt=(end,)))  # as in iCoT's format
     for b in range(2):
         ends = [n for n, i in enumerate(free.ids[b]) if i == end]
         n = ends[1] + 1 if len(ends) > 1 else 12

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from laconic.core.manifest import Files
 from laconic.core.runs import RunFolder
 from laconic.data.synthetic import digits_tokenizer
 from laconic.evaluation.protocols import CODI, TEXT
+from laconic.methods.icot import Icot
 from laconic.recipe import models
 from laconic.recipe.begin import begin
 from laconic.recipe.build import Built, build
@@ -94,6 +96,39 @@ def test_thoughts_that_would_stay_as_they_start_are_refused(tiny: Path) -> None:
         method_of(made.parts, made.recipe, 1)
 
 
+ICOT = ("method=icot", "removing.remove_per_epoch=25", "train.micro=4")
+COCONUT = (
+    "method=coconut", "thinking.mode=sequential", "thinking.project=none", "thinking.count=2",
+    "staging.per_step=1", "staging.max_stage=2", "staging.epochs_per_stage=1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", [ICOT, COCONUT], ids=["icot", "coconut"])
+def test_curricula_are_said_built_and_validated(tiny: Path, keys: tuple[str, ...]) -> None:
+    tiny.write_text(TINY.replace("rounds = 1\n", "" if keys is COCONUT else "rounds = 1\n"))
+    made = built(tiny, *keys)
+    made.method.train()(made.source.batch(range(4), 1, 30)).loss.backward()
+    assert made.validate is not None
+    assert set(made.validate()) == {"accuracy"}
+
+
+def test_icot_restarts_only_while_a_chain_is_left(tiny: Path) -> None:
+    method = built(tiny, *ICOT, "removing.remove_all_from=9").method  # an epoch has 25 steps, a chain 2 tokens
+    assert isinstance(method, Icot)
+    assert (method.every, method.longest) == (1, 2)
+    terse = built(tiny, *ICOT, "data.digits.style=steps", "data.digits.terse=0.5").method
+    assert isinstance(terse, Icot)
+    assert terse.longest == 12
+
+
+@pytest.mark.parametrize("method", ["cot", "nocot", "icot", "kava"])
+def test_how_a_loss_is_averaged_is_said_by_the_table_of_its_method(tiny: Path, method: str) -> None:
+    table = {"icot": "removing", "kava": "distilling"}.get(method, "scoring")
+    made = built(tiny, f"method={method}", f"{table}.ce_reduction=row").method
+    counts = cast(Any, made.eval()).totals(built(tiny).source.batch(range(4), 0, 0))
+    assert (counts.get("student", 4.0), counts.get("teacher", 4.0)) == (4.0, 4.0)
+
+
 def test_control_vectors_start_from_a_text(tiny: Path) -> None:
     made = built(tiny, "thinking.control_init=copy:+-")
     rows = made.parts.decoder.words.weight[digits_tokenizer().encode("+-", special=False)]
@@ -111,6 +146,7 @@ def test_rows_of_files(tiny: Path, tmp_path: Path) -> None:
     )
     made = built(tmp_path / "f.toml", "train.batch=4")
     assert len(made.source) == 8
+    assert cast(Any, made.source).longest == 1
     assert "8 rows read" in made.notes
     assert made.validate is not None
     assert set(made.validate()) == {"accuracy", "teacher_accuracy"}

@@ -180,6 +180,22 @@ def test_one_word_changes_the_method_and_what_it_does_not_read_is_told(kava: Pat
     assert recipe.keeping is None
 
 
+def test_a_chain_that_is_to_be_written_keeps_its_last_step(kava: Path) -> None:
+    for method, chain in (("kava", "drop_last"), ("cot", "all"), ("icot", "all")):
+        recipe, notes = read(kava, [f"method={method}"])
+        assert (recipe.data.chain, notes) == (chain, [])
+    _, notes = read(kava, ["method=cot", "data.chain=drop_last"])
+    assert notes == ['data.chain "drop_last": method cot is not taught the last step; "all" is usual']
+
+
+def test_weights_that_are_all_0(kava: Path) -> None:
+    zeros = [f"distilling.{key}=0" for key in ("student", "teacher", "alpha1")]
+    said = "distilling.student=0: 0, as every other weight of the loss; nothing would be learned"
+    assert faults(kava, "method=pccot", *zeros) == faults(kava, "matching.alpha2=0", *zeros) == [said]
+    assert read(kava, zeros)[0].matching
+    assert read(kava, ["method=cot", *zeros])[0].unread == ["distilling", "thinking"]
+
+
 def test_tables_that_a_method_reads_are_there() -> None:
     recipe, _ = read("demo-kava")
     with pytest.raises(ValueError, match="keeping: absent; method kava reads this table"):

@@ -82,17 +82,25 @@ def latent(decoder: Decoder, thoughts: Thoughts, questions: Reasoning, writing: 
 
 
 def after(
-    decoder: Decoder, questions: Reasoning, state: Cache, eot: Float[Tensor, " D"], passes: Passes, writing: Writing
+    decoder: Decoder,
+    questions: Reasoning,
+    state: Cache,
+    eot: Float[Tensor, " D"],
+    passes: Passes,
+    writing: Writing,
+    *,
+    eos_count: int = 1,
+    begins: Begins = lambda ids: 0,
 ) -> Answers:
-    """What follows eot and the prompt on the state of question and thoughts, which took `passes`."""
+    """What follows eot and the prompt on the state of question and thoughts, which took `passes`; else as `written`."""
     with quiet(decoder):
         prompt = decoder.embed(questions.question.new_tensor([writing.prompt], dtype=torch.long))
         vectors = torch.cat([eot.to(prompt.dtype)[None, None], prompt], 1).expand(questions.B, -1, -1)
         live = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
-        found = continued(decoder, questions, vectors, live, state, writing)
+        found = continued(decoder, questions, vectors, live, state, writing, eos_count)
     placed = passes._replace(answer=passes.answer + 1)
     found = [replace(g, passes=g.passes._replace(read=0)) for g in found]
-    return told(found, state.live.sum(1) + vectors.shape[1], placed, lambda ids: 0, writing)
+    return told(found, state.live.sum(1) + vectors.shape[1], placed, begins, writing)
 
 
 def continued(

@@ -25,7 +25,7 @@ def encode(example: Example, tokenizer: Tokenizer, how: Data) -> Encoded:
 def prompt_ids(tokenizer: Tokenizer, how: Data) -> list[int]:
     """What is given between thoughts (or question) and answer at inference."""
     encoder = Encoder(tokenizer, how)
-    if how.format == "codi" and how.separator == "eos":
+    if how.format == "icot" or (how.format == "codi" and how.separator == "eos"):
         return [encoder.eos]
     return list(encoder.given_ids) if how.format in ("pccot", "digits") else []
 
@@ -109,6 +109,11 @@ class Questions:
         """SHA-256 of the rows as ids, with their names."""
         names = "\n".join(example.id for example in self.examples).encode()
         return hashlib.sha256(names + self.packed.astype("<i4").tobytes()).hexdigest()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest chain."""
+        return int(self.packed[self.starts[:-1] + 1].max(initial=0))
 
     def __len__(self) -> int:
         return len(self.examples)

@@ -45,7 +45,9 @@ class Data(Settings):
     test: str | None = Field(default=None, description="jsonl: file of test rows")
     digits: Digits = Field(default=Digits(), description="digits: the task")
     format: Format = Field(default="pccot", description="pieces of a row and what joins them")
-    chain: Literal["drop_last", "all"] = Field(default="drop_last", description="whether the last step is left out")
+    chain: Literal["drop_last", "all"] = Field(
+        default="drop_last", description="whether the last step is left out; by default not for cot, icot, coconut"
+    )
     prompt: str = Field(default="The answer is:", min_length=1, description="text before the number (pccot, codi)")
     separator: Literal["none", "eos"] = Field(
         default="none", description="codi: eos after question, chain and eot, or nothing"

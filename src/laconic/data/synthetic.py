@@ -128,6 +128,12 @@ class DigitsSource:
         said = {"task": self.task.model_dump(), "seed": self.seed, "part": self.part, "drop_last": self.drop_last}
         return hashlib.sha256(canonical({**said, "order": ORDER, "words": WORDS}).encode()).hexdigest()
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest chain."""
+        made = problems(self.seed, self.task.operations, [0], self.part)
+        return self.chain(made, self.task.terse == 1)[0].shape[1]
+
     def __len__(self) -> int:
         return self.rows
 

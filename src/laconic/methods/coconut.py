@@ -5,6 +5,7 @@ Coconut arXiv:2412.06769; its equation is `core.rollout.sequential` with no map 
 Symbols: k steps removed, n latents, c latents for a step.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,7 +20,7 @@ from laconic.core.errors import Usage
 from laconic.core.keyed import uniform
 from laconic.core.rollout import Edit, Rollout, sequential
 from laconic.core.thoughts import Thoughts
-from laconic.methods.cot import Reduction, nll, only, refuse, scored, shortened, teacher_targets
+from laconic.methods.cot import begun, ends, nll, only, refuse, scored, shortened, teacher_targets
 from laconic.methods.settings import Staging
 
 
@@ -34,7 +35,6 @@ class Coconut(nn.Module):
         *,
         steps_per_epoch: int,
         seed: int = 0,
-        ce_reduction: Reduction = "token",
     ) -> None:
         super().__init__()
         most = how.max_stage * how.per_step
@@ -44,7 +44,6 @@ class Coconut(nn.Module):
             )
         self.decoder, self.thoughts, self.how = decoder, thoughts, how
         self.steps_per_epoch, self.seed = steps_per_epoch, seed
-        self.ce_reduction: Reduction = ce_reduction
         self.stage: int | None = None  # the last one trained in this process; none: the last there is
 
     def scheduled(self, epoch: int) -> int:
@@ -73,7 +72,7 @@ class Coconut(nn.Module):
 
     def totals(self, batch: Reasoning) -> dict[str, float]:
         """Tokens, or rows, that are scored."""
-        return {"student": scored(teacher_targets(self.left(batch, self.staged(batch)[0])), self.ce_reduction)}
+        return {"student": scored(teacher_targets(self.left(batch, self.staged(batch)[0])), self.how.ce_reduction)}
 
     def forward(self, batch: Reasoning, state: Cache | None = None) -> Step:
         """Loss and parts of a batch; `state` is what stands before the questions."""
@@ -90,9 +89,9 @@ class Coconut(nn.Module):
         live = torch.cat([torch.ones_like(k, dtype=torch.bool)[:, None], left.chain_live, left.answer_live], 1)
         hidden = self.decoder(torch.cat([eot, words], 1), held, live=live).hidden
         targets = teacher_targets(left)
-        total = scored(targets, self.ce_reduction) if batch.totals is None else batch.totals["student"]
+        total = scored(targets, self.how.ce_reduction) if batch.totals is None else batch.totals["student"]
         logits = partial(self.thoughts.logits, self.decoder)
-        return only("student", nll(logits, hidden, targets, self.ce_reduction, total))
+        return only("student", nll(logits, hidden, targets, self.how.ce_reduction, total))
 
     def rolled(
         self, batch: Reasoning, n: int, state: Cache | None = None, edit: Edit | None = None, trace: bool = False
@@ -117,7 +116,16 @@ class Coconut(nn.Module):
             return self.rolled(questions, stage * self.how.per_step, None, edit, trace)
 
     def answer(self, questions: Reasoning, writing: Writing, *, teacher: bool = False) -> Answers:
-        """What follows latents, eot and prompt. Raises `Usage` (2) for a teacher."""
+        """What follows latents and eot: the steps that are left, prompt, answer. Raises `Usage` (2) for a teacher."""
         refuse(teacher, "Coconut")
         rolled = self.think(questions)
-        return after(self.decoder, questions, rolled.state, self.thoughts.eot, rolled.passes, writing)
+        return after(
+            self.decoder,
+            questions,
+            rolled.state,
+            self.thoughts.eot,
+            rolled.passes,
+            replace(writing, prompt=()),
+            eos_count=ends(writing),
+            begins=partial(begun, writing.prompt),
+        )

@@ -112,8 +112,12 @@ def begun(prompt: Sequence[int], ids: list[int]) -> int:
 
 def chain(decoder: Decoder, questions: Reasoning, writing: Writing) -> Answers:
     """A chain written out, then the prompt, then the answer, which begins where the prompt ends."""
-    inside = sum(i in writing.eos for i in writing.prompt)  # CODI's eos between chain and answer ends no row
-    return written(decoder, questions, writing, eos_count=1 + inside, begins=partial(begun, writing.prompt))
+    return written(decoder, questions, writing, eos_count=ends(writing), begins=partial(begun, writing.prompt))
+
+
+def ends(writing: Writing) -> int:
+    """How many eos a row has where the prompt is written too: one between chain and answer ends no row."""
+    return 1 + sum(i in writing.eos for i in writing.prompt)
 
 
 def only(name: str, scored: Scored) -> Step:

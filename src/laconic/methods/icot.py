@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from laconic.core.answering import Writing, written
+from laconic.core.answering import Writing
 from laconic.core.cache import Cache
 from laconic.core.contract import Answers, Reasoning, Step
 from laconic.core.decoder import Decoder
 from laconic.core.keyed import uniform
-from laconic.methods.cot import Reduction, nll, only, read, refuse, scored, shortened, teacher_targets
+from laconic.methods.cot import chain, nll, only, read, refuse, scored, shortened, teacher_targets
 from laconic.methods.settings import Removing
 
 MOST = 99  # of the tokens drawn in addition; what is beyond counts as this
@@ -40,11 +40,9 @@ class Icot(nn.Module):
         steps_per_epoch: int,
         longest: int | None = None,
         seed: int = 0,
-        ce_reduction: Reduction = "token",
     ) -> None:
         super().__init__()
         self.decoder, self.how, self.seed = decoder, how, seed
-        self.ce_reduction: Reduction = ce_reduction
         self.every = max(1, round(steps_per_epoch / how.remove_per_epoch))
         self.longest = math.inf if longest is None else longest
 
@@ -64,14 +62,14 @@ class Icot(nn.Module):
 
     def totals(self, batch: Reasoning) -> dict[str, float]:
         """Tokens, or rows, that are scored."""
-        return {"student": scored(teacher_targets(self.left(batch)), self.ce_reduction)}
+        return {"student": scored(teacher_targets(self.left(batch)), self.how.ce_reduction)}
 
     def forward(self, batch: Reasoning, state: Cache | None = None) -> Step:
         """Loss and parts of a batch; `state` is what stands before the questions."""
         left = self.left(batch)
         hidden, targets = read(self.decoder, left, state, chain=True), teacher_targets(left)
-        total = scored(targets, self.ce_reduction) if batch.totals is None else batch.totals["student"]
-        return only("student", nll(self.decoder.logits, hidden, targets, self.ce_reduction, total))
+        total = scored(targets, self.how.ce_reduction) if batch.totals is None else batch.totals["student"]
+        return only("student", nll(self.decoder.logits, hidden, targets, self.how.ce_reduction, total))
 
     def restarts(self, batch: Reasoning) -> bool:
         """Where more is removed than one step before, while any chain of the set had something left."""
@@ -79,13 +77,6 @@ class Icot(nn.Module):
         return before < self.longest and self.removing(batch.step) > before
 
     def answer(self, questions: Reasoning, writing: Writing, *, teacher: bool = False) -> Answers:
-        """What is left of the chain, eos, the answer, eos. Raises `Usage` (2) for a teacher."""
+        """What is left of the chain, the prompt (an eos in iCoT's format), the answer. Raises `Usage` for a teacher."""
         refuse(teacher, "iCoT")
-        ends = frozenset(writing.eos)
-        return written(
-            self.decoder,
-            questions,
-            writing,
-            eos_count=2,
-            begins=lambda ids: next((n for n, i in enumerate(ids, 1) if i in ends), len(ids)),
-        )
+        return chain(self.decoder, questions, writing)

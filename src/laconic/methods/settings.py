@@ -47,7 +47,13 @@ class Thinking(Settings):
         return self
 
 
-class Distilling(Settings):
+class Scoring(Settings):
+    """How a cross-entropy is averaged; a table of its own for the methods that have no other."""
+
+    ce_reduction: Literal["token", "row"] = Field("token", description="mean over tokens, or over rows of row means")
+
+
+class Distilling(Scoring):
     """What CODI, PCCoT and KaVa add to the two cross-entropies: hidden states at the distillation token."""
 
     student: Weight = Field(1.0, description="weight of the student's cross-entropy")
@@ -60,7 +66,6 @@ class Distilling(Settings):
     codi_target: Literal["same_pass", "second_pass"] = Field(
         "same_pass", description="teacher's states from the pass that is trained, or from another without gradient"
     )
-    ce_reduction: Literal["token", "row"] = Field("token", description="mean over tokens, or over rows of row means")
     share_question: bool = Field(True, description="teacher and student read the question once and share its cache")
 
 
@@ -105,7 +110,7 @@ class Matching(Settings):
     short_chain: Literal["mask", "zero", "repeat"] = Field("mask", description="slots beyond a chain shorter than M")
 
 
-class Removing(Settings):
+class Removing(Scoring):
     """iCoT: how fast the chain is taken away."""
 
     remove_per_epoch: Annotated[float, Field(gt=0)] = Field(8.0, description="tokens removed more in an epoch")
@@ -113,7 +118,7 @@ class Removing(Settings):
     smoothing: Annotated[float, Field(gt=0)] = Field(4.0, description="P(o) of the extra tokens is e^(-this o)")
 
 
-class Staging(Settings):
+class Staging(Scoring):
     """Coconut: how steps of the chain give way to latents."""
 
     per_step: Annotated[int, Field(ge=1)] = Field(2, description="c, latents for a step")

@@ -39,7 +39,7 @@ def build(recipe: Recipe, device: torch.device) -> Built:
     rows = training(recipe, tokenizer, decoder.config.max_position_embeddings)
     source = rows.source
     parts = models.fresh(recipe, decoder.to(device), tokenizer, decoder.fingerprint)
-    method = method_of(parts, recipe, recipe.train.per_epoch(len(source))).to(device)
+    method = method_of(parts, recipe, recipe.train.per_epoch(len(source)), source.longest).to(device)
     bound = {
         "recipe": fingerprint(recipe),
         "data": source.fingerprint,

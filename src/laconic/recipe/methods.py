@@ -1,7 +1,7 @@
 """The table of contents: each method by its name, made of a recipe's settings; and how its answers are written."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import nn
 
@@ -20,21 +20,29 @@ from laconic.methods.pccot import Pccot
 from laconic.recipe.models import Parts
 from laconic.recipe.schema import Recipe
 
-Make = Callable[[Parts, Recipe, int], nn.Module]
+
+class Sizes(NamedTuple):
+    """What a schedule goes by: updates in an epoch, tokens of the longest chain (None: not known)."""
+
+    per_epoch: int
+    longest: int | None
+
+
+Make = Callable[[Parts, Recipe, Sizes], nn.Module]
 
 # What a table holds is there: the recipe was validated.
 METHODS: Mapping[str, Make] = {
-    "cot": lambda parts, recipe, steps: Cot(parts.decoder),
-    "nocot": lambda parts, recipe, steps: NoCot(parts.decoder),
-    "icot": lambda parts, recipe, steps: Icot(
-        parts.decoder, had(recipe.removing), steps_per_epoch=steps, seed=recipe.seed
+    "cot": lambda parts, recipe, sizes: Cot(parts.decoder, ce_reduction=had(recipe.scoring).ce_reduction),
+    "nocot": lambda parts, recipe, sizes: NoCot(parts.decoder, ce_reduction=had(recipe.scoring).ce_reduction),
+    "icot": lambda parts, recipe, sizes: Icot(
+        parts.decoder, had(recipe.removing), steps_per_epoch=sizes.per_epoch, longest=sizes.longest, seed=recipe.seed
     ),
-    "coconut": lambda parts, recipe, steps: Coconut(
-        parts.decoder, had(parts.thoughts), had(recipe.staging), steps_per_epoch=steps, seed=recipe.seed
+    "coconut": lambda parts, recipe, sizes: Coconut(
+        parts.decoder, had(parts.thoughts), had(recipe.staging), steps_per_epoch=sizes.per_epoch, seed=recipe.seed
     ),
-    "codi": lambda parts, recipe, steps: Codi(parts.decoder, had(parts.thoughts), had(recipe.distilling)),
-    "pccot": lambda parts, recipe, steps: Pccot(parts.decoder, had(parts.thoughts), had(recipe.distilling)),
-    "kava": lambda parts, recipe, steps: Kava(
+    "codi": lambda parts, recipe, sizes: Codi(parts.decoder, had(parts.thoughts), had(recipe.distilling)),
+    "pccot": lambda parts, recipe, sizes: Pccot(parts.decoder, had(parts.thoughts), had(recipe.distilling)),
+    "kava": lambda parts, recipe, sizes: Kava(
         parts.decoder,
         had(parts.thoughts),
         had(recipe.distilling),
@@ -51,9 +59,12 @@ def had(there: Any) -> Any:
     return there
 
 
-def method_of(parts: Parts, recipe: Recipe, steps_per_epoch: int) -> nn.Module:
-    """The method of a recipe. Raises `Usage` (2) where something that it needs would stay as it starts."""
-    method = METHODS[recipe.method](parts, recipe, steps_per_epoch)
+def method_of(parts: Parts, recipe: Recipe, steps_per_epoch: int, longest: int | None = None) -> nn.Module:
+    """The method of a recipe; `longest` is in tokens, of all chains it is trained on.
+
+    Raises `Usage` (2) where something that it needs would stay as it starts.
+    """
+    method = METHODS[recipe.method](parts, recipe, Sizes(steps_per_epoch, longest))
     learned = {id(p) for p in method.parameters() if p.requires_grad}
     named = parts.thoughts.named_parameters() if parts.thoughts is not None else ()
     frozen = next((name for name, p in named if id(p) not in learned), None)

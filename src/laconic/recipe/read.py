@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from laconic.core.errors import BadInput, Usage
 from laconic.recipe import lines
 from laconic.recipe.nearest import nearest
-from laconic.recipe.schema import PATHS, Recipe, find, known_keys, takes_text, wanted
+from laconic.recipe.schema import PATHS, WHOLE, Recipe, find, known_keys, takes_text, wanted
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
 Content = dict[str, Any]
@@ -163,14 +163,21 @@ def validated(draft: Draft) -> Recipe:
         tell(draft, cast("list[Mapping[str, Any]]", error.errors(include_url=False)))
     if draft.faults or recipe is None:
         raise Usage("\n".join(dict.fromkeys(draft.faults)))
+    if recipe.method in WHOLE and recipe.data.chain == "drop_last":
+        draft.notes.append(
+            f'data.chain "drop_last": method {recipe.method} is not taught the last step; "all" is usual'
+        )
     return recipe
 
 
 def fill(content: Content) -> None:
-    """The tables that the method reads are there, if only with their defaults."""
+    """The tables that the method reads are there, if only with their defaults, some of which go by the method."""
     train = content.get("train")
     for name in wanted(str(content.get("method")), train.get("what", "") if isinstance(train, dict) else ""):
         content.setdefault(name, {})
+    data = content.get("data")
+    if content.get("method") in WHOLE and isinstance(data, dict):
+        data.setdefault("chain", "all")
 
 
 def tell(draft: Draft, errors: Sequence[Mapping[str, Any]]) -> None:

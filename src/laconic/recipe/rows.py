@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from laconic.core.contract import Example, Source
+from laconic.core.contract import Example
 from laconic.core.errors import BadInput
 from laconic.data.examples import read_examples, refuse_overlap
 from laconic.data.reasoning import Questions
@@ -20,7 +20,7 @@ HELD_OUT = 0  # seed of the order of generated problems held out: the same for e
 class Rows(NamedTuple):
     """Rows as batches, as text, and how an answer to one is judged; `notes` say what was left out or cut."""
 
-    source: Source
+    source: Questions | DigitsSource
     examples: Sequence[Example]
     protocol: Protocol
     notes: tuple[str, ...] = ()

@@ -10,20 +10,32 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from laconic.data.settings import Data
-from laconic.methods.settings import Distilling, Keeping, Matching, Removing, Settings, Share, Staging, Thinking
+from laconic.methods.settings import (
+    Distilling,
+    Keeping,
+    Matching,
+    Removing,
+    Scoring,
+    Settings,
+    Share,
+    Staging,
+    Thinking,
+)
 from laconic.training.settings import Training
 
 MethodName = Literal["cot", "nocot", "icot", "coconut", "codi", "pccot", "kava"]
 # The tables that a method reads. What else is given is kept and noted, so that one word changes the method.
 TABLES: Mapping[str, tuple[str, ...]] = {
-    "cot": (),
-    "nocot": (),
+    "cot": ("scoring",),
+    "nocot": ("scoring",),
     "icot": ("removing",),
     "coconut": ("thinking", "staging"),
     "codi": ("thinking", "distilling"),
     "pccot": ("thinking", "distilling"),
     "kava": ("thinking", "distilling", "keeping", "matching"),
 }
+# Methods whose chain is what they are taught to write: it keeps its last step unless a recipe says otherwise.
+WHOLE = ("cot", "icot", "coconut")
 # Fields that hold paths; a "name" is one only where such a folder is there.
 PATHS: Mapping[str, Literal["path", "name"]] = {
     "model.name": "name",
@@ -108,6 +120,7 @@ class Recipe(Settings):
     row: str | None = Field(None, description="the row of that table")
     differs: Mapping[str, str] = Field({}, description="keys that differ from the row, each with its reason")
     model: Model = Field(description="where the decoder comes from")
+    scoring: Scoring | None = Field(None, description="the loss of a chain, or of an answer, alone")
     thinking: Thinking | None = Field(None, description="the thoughts")
     distilling: Distilling | None = Field(None, description="the losses of CODI, PCCoT and KaVa")
     keeping: Keeping | None = Field(None, description="which of the chain KaVa keeps")
@@ -126,6 +139,10 @@ class Recipe(Settings):
             raise ValueError(f"{missing[0]}: absent; method {self.method} reads this table")
         if self.train.what == "thoughts" and "thinking" not in TABLES[self.method]:
             raise ValueError(f'train.what "thoughts": method {self.method} has none, so nothing would be trained')
+        how, kv = self.distilling, self.matching if self.method == "kava" else None
+        weights = (how.student, how.teacher, how.alpha1, kv.alpha2 if kv else 0.0) if how else (1.0,)
+        if "distilling" in TABLES[self.method] and not any(weights):
+            raise ValueError("distilling.student: 0, as every other weight of the loss; nothing would be learned")
         given = [key for key in ("stop_when", "best") if getattr(self.train, key) is not None]
         if given and self.validation is None:
             raise ValueError(f"train.{given[0]}: its number comes from [validation]; add that table")
