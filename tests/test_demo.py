@@ -219,5 +219,5 @@ def test_flags() -> None:
         demo.Demo(seeds=0).run()
     names = [entry.name for entry in demo.ROSTER]
     assert set(demo.ORDER) <= set(names)
-    assert {entry.name for entry in demo.ROSTER if entry.fast} >= {demo.CHAIN, demo.FOCUS}
+    assert {entry.name for entry in demo.ROSTER if entry.fast is not None} >= {demo.CHAIN, demo.FOCUS}
     assert len(names) == len(set(names))

@@ -54,7 +54,7 @@ class Teaches(Thinks):
         layer = SimpleNamespace(
             index=torch.tensor([[[0, 2], [1, 0]]]), live=torch.tensor([[[True, True], [True, False]]])
         )
-        return SimpleNamespace(k_t=[k] * L, v_t=[-k] * L, kept=[layer] * L)
+        return SimpleNamespace(k_t=[k] * L, v_t=[-k] * L, kept=[layer] * L, matched=tuple(range(L)))
 
 
 def cache() -> SimpleNamespace:

@@ -188,7 +188,7 @@ def test_a_page_without_a_question_or_runs_that_were_stopped() -> None:
 def test_everything_kept_is_said_in_words() -> None:
     page = made()
     assert page.inspection is not None
-    whole = replace(page.inspection, kept=(((0, 1, 2, 3, 4, 5),),))
+    whole = replace(page.inspection, kept=(((0, 1, 2, 3, 4, 5),),), layers=(0,))
     text = Page(report.page(replace(page, inspection=whole))).text
     assert "as many slots as chain tokens, so nothing was chosen" in " ".join(text.split())
 

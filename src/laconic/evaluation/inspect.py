@@ -30,7 +30,7 @@ class Kept(Protocol):
 
 
 class Taught(Protocol):
-    """What a teacher leaves in each layer: keys and values on the chain, and what of them is kept."""
+    """What a teacher leaves in each layer: keys and values on the chain, what of them is kept; the layers matched."""
 
     @property
     def k_t(self) -> Sequence[Tensor]: ...
@@ -38,6 +38,8 @@ class Taught(Protocol):
     def v_t(self) -> Sequence[Tensor]: ...
     @property
     def kept(self) -> Sequence[Kept]: ...
+    @property
+    def matched(self) -> Sequence[int]: ...
 
 
 class Thinker(Protocol):
@@ -57,8 +59,9 @@ class Guess(NamedTuple):
 class Inspection:
     """A question's thoughts: `passes[t][i]` is the head's top words at bot (i = 0) or slot i after pass t.
 
-    `keys` and `values` [M][Nc] are cosines of student and teacher, mean over layers and heads; keys only where the
-    teacher's stand after rotation, as in a cache. `kept[layer][head]` are the chain columns that its slots stand for.
+    `keys` and `values` [M][Nc] are cosines of student and teacher, mean over the layers matched and their heads; keys
+    only where the teacher's stand after rotation, as in a cache. `kept[n][head]` are the chain columns that the slots
+    stand for in layer `layers[n]`.
     """
 
     question: tuple[str, ...]
@@ -68,6 +71,7 @@ class Inspection:
     keys: tuple[tuple[float, ...], ...] | None = None
     values: tuple[tuple[float, ...], ...] | None = None
     kept: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+    layers: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain lists."""
@@ -81,7 +85,7 @@ class Inspection:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """How often each chain column is kept, over layers and heads."""
+        """How often each chain column is kept, over the layers matched and their heads."""
         heads = [head for layer in self.kept or () for head in layer]
         return tuple(sum(i in head for head in heads) / max(1, len(heads)) for i in range(len(self.chain)))
 
@@ -115,13 +119,17 @@ def inspect(
     taught: Taught = method.teach(batch)  # pyright: ignore[reportAttributeAccessIssue]
     M, columns = found.thoughts.shape[1], batch.chain_live[0]
     pairs = [(found.state.values, taught.v_t), *([(found.state.keys, taught.k_t)] if rotated else [])]
-    maps = [similarity([s[0, :, -M:] for s in own], [t[0][:, columns] for t in theirs]) for own, theirs in pairs]
+    layers = taught.matched
+    maps = [
+        similarity([own[l][0, :, -M:] for l in layers], [theirs[l][0][:, columns] for l in layers])
+        for own, theirs in pairs
+    ]
     kept = tuple(
         tuple(tuple(head[alive].tolist()) for head, alive in zip(layer.index[0], layer.live[0], strict=True))
-        for layer in taught.kept
+        for layer in (taught.kept[l] for l in layers)
     )
     keys = rows(maps[1].mean(0)) if rotated else None
-    return Inspection(made.question, chain, made.answer, made.passes, keys, rows(maps[0].mean(0)), kept)
+    return Inspection(made.question, chain, made.answer, made.passes, keys, rows(maps[0].mean(0)), kept, tuple(layers))
 
 
 def live_words(ids: Tensor, live: Tensor, words: Words) -> tuple[str, ...]:

@@ -234,7 +234,9 @@ def page(report: Report) -> str:
 def thoughts(found: Inspection) -> dict[str, Any]:
     """The inspected question as the page's grids take it."""
     chosen = found.passes[-1][1:]
-    heads = [(l, g, kept) for l, layer in enumerate(found.kept or ()) for g, kept in enumerate(layer)]
+    heads = [
+        (l, g, kept) for l, layer in zip(found.layers, found.kept or (), strict=False) for g, kept in enumerate(layer)
+    ]
     maps = (("Values, student and teacher", found.values), ("Keys after rotation, student and teacher", found.keys))
     return {
         "shown": found,
@@ -250,7 +252,7 @@ def thoughts(found: Inspection) -> dict[str, Any]:
 
 
 def stands(columns: Sequence[int], chain: Sequence[str]) -> tuple[str, float]:
-    """The chain token that most layers and heads kept for a slot, and the share of them."""
+    """The chain token that most matched layers and heads kept for a slot, and the share of them."""
     if not columns:
         return "–", 0.0
     column, count = Counter(columns).most_common(1)[0]

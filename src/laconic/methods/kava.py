@@ -104,7 +104,10 @@ def total(
 
 
 class Taught(NamedTuple):
-    """What the teacher leaves in every layer: keys and values on the chain, those kept, and the scores behind it."""
+    """What the teacher leaves in every layer: keys and values on the chain, those kept, and the scores behind it.
+
+    `matched` are the layers whose slots are drawn to what is kept there.
+    """
 
     k_t: tuple[Float[Tensor, "B G Nc E"], ...]
     v_t: tuple[Float[Tensor, "B G Nc E"], ...]
@@ -112,6 +115,7 @@ class Taught(NamedTuple):
     I: tuple[Float[Tensor, "B G Nc"], ...]
     R: tuple[Float[Tensor, "B G Nc"], ...]
     S: tuple[Float[Tensor, "B G Nc"], ...]
+    matched: tuple[int, ...]
 
 
 def noting(decoder: Decoder, want: tuple[str, ...]) -> tuple[Reader, list[Seen]]:
@@ -237,4 +241,5 @@ class Kava(nn.Module):
             question = codi.read_question(self.decoder, batch).state
             teacher = codi.read_chain(self.decoder, batch, question, ("q_rot", "k"))
             layers = range(self.decoder.config.num_hidden_layers)
-            return Taught(*zip(*(self.choose(batch, teacher, l, everything=True) for l in layers), strict=True))
+            every = zip(*(self.choose(batch, teacher, l, everything=True) for l in layers), strict=True)
+            return Taught(*every, matched=self.layers)
