@@ -96,6 +96,7 @@ def test_what_comes_with_laconic_is_read_by_its_name(path: Path, tmp_path: Path)
         ([("steps = 10", "")], "kava.toml:12: train.steps: None, epochs None: give one of them"),
         ([('family = "llama"', "")], "kava.toml:3: model: given: none of them; one of name, start, family"),
         ([('tokenizer = "digits"', "")], "kava.toml:3: model.tokenizer: absent; a new decoder needs one"),
+        ([('family = "llama"', 'start = "a"')], 'kava.toml:5: model.tokenizer: "digits": a run has its own; leave'),
         ([("rounds = 3", "rounds = 0")], 'kava.toml:6: thinking.project: "pccot": with rounds 0 nothing goes'),
         ([('"kava"', '"cot"'), ("lr =", 'what = "thoughts"\nlr =')], "has none, so nothing would be trained"),
         ([("lr =", "stop_when = { at_least = 1.0 }\nlr =")], "train.stop_when: its number comes from [validation]"),

@@ -312,8 +312,17 @@ def test_no_run_no_step_and_a_tokenizer_without_the_words(run: Run, base: Path) 
     path = base / "tokenizer.json"
     path.write_text(path.read_text().replace('"ans": 17', '"sna": 17'))
     code, _, err = run("train", "lora.toml", "--out", "runs/c")
-    assert code == 66
-    assert "the tokenizer has no word for 'ans'" in err
+    assert code == 76
+    assert "generated digits need the tokenizer " in err
+    Decoder(DecoderConfig.small("llama", vocab_size=12), seed=1).save_pretrained(base.parent / "few")
+    digits_tokenizer().save(base.parent / "few")
+    code, _, err = run("train", "lora.toml", "--out", "runs/d", "model.name=few")
+    assert (code, err) == (66, "laconic: the tokenizer has 24 words, the model 12; take the one it was made with\n")
+    assert run("train", "lora.toml", "--plan", "model.name=few")[::2] == (code, err)
+    Path("text.toml").write_text(ON_BASE.replace('kind = "digits"\nformat = "digits"', 'path = "rows.jsonl"'))
+    Path("rows.jsonl").write_text('{"question": "1 + 1", "steps": [], "answer": "2"}\n' * 8)
+    code, _, err = run("train", "text.toml", "--out", "runs/e", "model.name=base", "data.digits.rows=9")
+    assert (code, "the tokenizer has no word for 'The answer is:'" in err) == (66, True)
 
 
 def test_a_number_that_is_not_finite_ends_the_run_and_its_step_is_repeated(run: Run) -> None:

@@ -183,6 +183,14 @@ def check_context(recipe: Recipe, config: DecoderConfig) -> None:
         )
 
 
+def check_words(tokenizer: Tokenizer, config: DecoderConfig) -> None:
+    """Raises `BadInput` (66) for a tokenizer of more words than the decoder has; tokens added to it may be unused."""
+    own = tokenizer.inner.get_vocab_size(with_added_tokens=False)
+    ends = [id + 1 for name in ("bos_token", "eos_token") if (id := tokenizer.id_of(name)) is not None]
+    if (asked := max(own, *ends, 0)) > config.vocab_size:
+        raise BadInput(f"the tokenizer has {asked} words, the model {config.vocab_size}; take the one it was made with")
+
+
 def configured(model: Model, tokenizer: Tokenizer, folder: Path | None) -> DecoderConfig:
     """The decoder's sizes, without its weights."""
     return DecoderConfig.read(folder) if folder else new_config(model, tokenizer.vocab_size)

@@ -126,7 +126,9 @@ def described(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:
     if model.name is not None and not Path(model.name).is_dir():
         model = model.model_copy(update={"name": str(models.small_files(model.name, model.revision))})
     tokenizer = models.tokenizer_of(model)
-    return models.configured(model, tokenizer, Path(model.name) if model.name else None), tokenizer
+    config = models.configured(model, tokenizer, Path(model.name) if model.name else None)
+    models.check_words(tokenizer, config)
+    return config, tokenizer
 
 
 def start(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
@@ -139,6 +141,7 @@ def start(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
     tokenizer = models.tokenizer_of(model)
     folder = weights.find(model.name, model.revision) if model.name is not None else None
     config = models.configured(model, tokenizer, folder)
+    models.check_words(tokenizer, config)
     models.check_context(recipe, config)
     if folder is None:
         seed = recipe.seed if model.seed is None else model.seed

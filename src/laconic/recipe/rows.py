@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from laconic.core.contract import Example
-from laconic.core.errors import BadInput
+from laconic.core.errors import BadInput, Damaged
 from laconic.data.examples import read_examples, refuse_overlap
 from laconic.data.reasoning import Questions
 from laconic.data.settings import Data, Part
-from laconic.data.synthetic import DigitsSource, digits
+from laconic.data.synthetic import DigitsSource, digits, digits_tokenizer
 from laconic.data.tokens import Tokenizer
 from laconic.evaluation.evaluate import DIGIT, Protocol
 from laconic.evaluation.protocols import CODI, TEXT
@@ -30,6 +30,7 @@ def training(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Rows:
     """The rows trained on. Raises `BadInput` (66) for rows that do not do, or that are held out elsewhere."""
     data = recipe.data
     if data.kind == "digits":
+        check_digits(tokenizer)
         made = DigitsSource(recipe.seed, data.digits, "train", drop_last=data.chain == "drop_last")
         return Rows(made, (), DIGIT)
     read = read_examples(str(data.path), data, data.rows)
@@ -38,6 +39,15 @@ def training(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Rows:
     M = recipe.thinking.count if recipe.thinking else 0
     made = Questions(read.examples, tokenizer, data, context=context, thoughts=M, least=recipe.train.batch)
     return Rows(made, made.examples, protocol(data), (*read.notes, *made.counts.lines(M)))
+
+
+def check_digits(tokenizer: Tokenizer) -> None:
+    """Raises `Damaged` (76) for another tokenizer than that of the generated rows, whose ids they are made of."""
+    ours = digits_tokenizer().fingerprint
+    if tokenizer.fingerprint != ours:
+        raise Damaged(
+            f"generated digits need the tokenizer {ours}, this is {tokenizer.fingerprint}; take a file of rows"
+        )
 
 
 def held_out(recipe: Recipe, tokenizer: Tokenizer, context: int, part: Part, count: int | None = None) -> Rows:

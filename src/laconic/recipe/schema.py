@@ -62,7 +62,7 @@ class Model(Settings):
     family: Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt"] | None = Field(
         None, description="family of a new decoder, of the sizes below"
     )
-    tokenizer: str | None = Field(None, description='of a new decoder: folder, hub name, or "digits"')
+    tokenizer: str | None = Field(None, description='folder, hub name, or "digits"; absent: the checkpoint\'s own')
     seed: int | None = Field(None, ge=0, description="of a new decoder's weights; absent: the run's seed")
     hidden_size: Size = Field(64, description="D, numbers in a vector")
     num_hidden_layers: Size = Field(2, description="L, blocks")
@@ -86,6 +86,8 @@ class Model(Settings):
         if len(given) != 1:
             there = " and ".join(given) or "none of them"
             raise ValueError(f"given: {there}; one of name, start, family says where the decoder comes from")
+        if self.start and self.tokenizer:
+            raise ValueError(f'tokenizer "{self.tokenizer}": a run has its own; leave the key out')
         if self.family and not self.tokenizer:
             raise ValueError('tokenizer: absent; a new decoder needs one, "digits" for the built-in task')
         return self
