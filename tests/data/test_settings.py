@@ -16,7 +16,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"path": "x", "format": "icot"}, "takes every step; set chain"),
     ({"path": "x", "separator": "eos"}, 'of format "codi" alone, not'),
     ({"path": "x", "max_tokens": 0}, "greater than or equal to 1"),
-    ({"path": "x", "lenght": 3}, "Extra inputs are not permitted"),
+    ({"path": "x", "longest": 3}, "Extra inputs are not permitted"),
     ({"path": "x", "digits": {"operations": 13}}, "less than or equal to 12"),
 ]
 
