@@ -332,8 +332,8 @@ def test_a_number_that_is_not_finite_ends_the_run_and_its_step_is_repeated(run: 
     (incident,) = Path("runs/a/incidents").iterdir()
     code, out, _ = run("train", "--replay", incident)
     assert code == 0
-    assert out.startswith("step 2: nonfinite\n")
-    assert "loss: None then, nan now" in out
+    assert out.startswith("step 2: nonfinite, first in ")
+    assert "loss: None then, None now" in out
     told = json.loads(run("train", "--replay", incident, "--format", "json")[1])
     assert told["then"] == told["now"]
 

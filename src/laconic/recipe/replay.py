@@ -1,8 +1,7 @@
-"""The update that failed, once more: from the step before it, with the rows and random numbers of its incident."""
+"""The update that failed, once more: from a step before it, by the recipe of its run."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,21 +11,16 @@ from laconic.core.strict import read_json
 from laconic.recipe.build import build
 from laconic.recipe.opened import RECIPE, is_run
 from laconic.recipe.read import read
-from laconic.training import checkpoint
-from laconic.training.ranks import Alone
-from laconic.training.step import Place, Updating
+from laconic.training import loop
 
-INCIDENT, RANDOM = "incident.json", "rng.safetensors"
+INCIDENT = "incident.json"
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """What was found then, and what is found now."""
+class Replayed(NamedTuple):
+    """The incident as it was kept, and the one that is found now."""
 
-    step: int
     then: dict[str, Any]
-    now: dict[str, float]
-    outcome: str
+    now: dict[str, Any]
 
 
 def replay(folder: Path, device: torch.device) -> Replayed:
@@ -34,16 +28,18 @@ def replay(folder: Path, device: torch.device) -> Replayed:
     run = folder.resolve().parent.parent
     if not (folder / INCIDENT).is_file() or not is_run(run):
         raise BadInput(f"{folder} is no incident of a run; give RUN/incidents/step-N")
-    about = read_json(folder / INCIDENT)
+    then = read_json(folder / INCIDENT)
     recipe, _ = read(run / RECIPE)
     built = build(recipe, device)
-    updating = Updating(built.method.train(), recipe.train, recipe.train.length(len(built.source)), Alone(), device)
-    step = int(about["step"]) - 1
-    if step:
-        before = RunFolder(run).asked(step)
-        built.model.load(before.folder)
-        progress, updating.states = checkpoint.load(before.folder, updating.optimizer, updating.scaler)
-        updating.micro, updating.restart = progress.micro, progress.restart
-    checkpoint.set_random_state(checkpoint.opened(folder / RANDOM))
-    did = updating.update(built.source, Place(step, int(about["epoch"]), tuple(about["rows"])))
-    return Replayed(step + 1, about["numbers"], dict(did.numbers), did.outcome)
+    now = loop.replay(
+        built.method,
+        built.source,
+        recipe.train,
+        run=RunFolder(run),
+        step=int(then["step"]),
+        seed=recipe.seed,
+        model=built.model,
+        bound=built.bound,
+        device=device,
+    )
+    return Replayed(then, now)

@@ -61,6 +61,7 @@ def explain(updating: Updating, source: Source, at: Place, did: Did, before: che
         "ids": [identity for batch in batches for identity in batch.ids],
         "rank": updating.ranks.rank,
         "micro": updating.micro,
+        "outcome": did.outcome,
         "numbers": {name: value if math.isfinite(value) else None for name, value in did.numbers.items()},
         "first": f"parameter {spoilt[0]}" if spoilt else watch.first,
         "largest": {name: value if math.isfinite(value) else None for name, value in largest.items()},

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import importlib
 import json
-import math
 import os
 import platform
 import shlex
@@ -156,14 +155,13 @@ class Train:
         """What the step of an incident gave then, and gives now."""
         from laconic.recipe.replay import replay
 
-        found = replay(folder, placed(self.device))
+        then, now = replay(folder, placed(self.device))
         if self.format == "json":
-            now = {name: value if math.isfinite(value) else None for name, value in found.now.items()}
-            print(json.dumps({"schema": 1, "step": found.step, "then": found.then, "now": now, "end": found.outcome}))
+            print(json.dumps({"schema": 1, "then": then, "now": now}, ensure_ascii=False, allow_nan=False))
             return 0
-        print(f"step {found.step}: {found.outcome}")
-        for name, value in found.now.items():
-            print(f"{name}: {found.then.get(name)} then, {value:.6g} now")
+        print(f"step {now['step']}: {now['outcome']}, first in {now['first'] or 'nothing'}")
+        for name, value in now["numbers"].items():
+            print(f"{name}: {then['numbers'].get(name)} then, {value} now")
         return 0
 
 
