@@ -7,12 +7,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from laconic.core.errors import BadInput, Usage
 from laconic.recipe.read import SHIPPED, read, written
-from laconic.recipe.schema import Recipe, find, known_keys, said
+from laconic.recipe.schema import Recipe, fields, find, known_keys, said
 
 KAVA = """method = "kava"
 seed = 3
@@ -213,6 +214,13 @@ def test_what_cannot_change_the_result_is_not_said(kava: Path) -> None:
 def test_every_field_is_described() -> None:
     assert [key for key in known_keys() if not (info := find(key)) or not info.description] == []
     json.dumps(Recipe.model_json_schema())
+
+
+def test_what_may_be_absent_is_so_by_default() -> None:
+    """TOML has no word for it: another default would come back when a resolved recipe is read."""
+    empty = {key: info for key, info in fields() if type(None) in get_args(info.annotation)}
+    assert "removing.remove_all_from" in empty
+    assert {key: info.default for key, info in empty.items() if info.default is not None} == {}
 
 
 def typos(key: str, draws: random.Random) -> str:

@@ -107,6 +107,13 @@ def test_validation_leaves_no_trace(tmp_path: Path) -> None:
     assert torch.equal(parameters(toy), parameters(plain))
 
 
+def test_0_clips_nothing() -> None:
+    free, wide = Toy(), Toy()
+    for toy, clip in ((free, 0.0), (wide, 1e9)):
+        train(toy, Points(), how(clip=clip), seed=5)
+    assert torch.equal(parameters(free), parameters(wide))
+
+
 def test_a_restart_forgets_the_moments() -> None:
     toy, plain = Toy(0.0), Toy(0.0)
     plain.restart_at = ()

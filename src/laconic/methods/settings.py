@@ -114,7 +114,9 @@ class Removing(Scoring):
     """iCoT: how fast the chain is taken away."""
 
     remove_per_epoch: Annotated[float, Field(gt=0)] = Field(8.0, description="tokens removed more in an epoch")
-    remove_all_from: Annotated[int, Field(ge=0)] | None = Field(39, description="removed tokens after which all go")
+    remove_all_from: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="removed tokens after which all go, 39 for GSM8K; absent: never"
+    )
     smoothing: Annotated[float, Field(gt=0)] = Field(4.0, description="P(o) of the extra tokens is e^(-this o)")
 
 

@@ -47,7 +47,7 @@ class Training(Settings):
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         0.0, description="of matrices; norms, biases and other vectors never decay"
     )
-    clip: Annotated[float, Field(gt=0)] | None = Field(1.0, description="largest norm of all gradients; absent: none")
+    clip: Annotated[float, Field(ge=0)] = Field(1.0, description="largest norm of all gradients; 0: not clipped")
 
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="of products in forward and backward; weights and optimizer keep their own"

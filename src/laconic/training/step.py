@@ -144,7 +144,7 @@ class Updating:
         if self.restart:
             self.optimizer.state.clear()
             self.restart = False
-        if self.how.clip is not None:
+        if self.how.clip:
             torch.nn.utils.clip_grads_with_norm_(self.method.parameters(), self.how.clip, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.how, step, self.steps)
