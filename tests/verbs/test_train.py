@@ -343,11 +343,18 @@ def test_sizes_that_do_not_go_together(run: Run) -> None:
         (("data.max_tokens=300",), "data.max_tokens 300 and thinking.count 2 are 302 positions, the model has 256"),
         (("matching.kv_layers=[0, 4]",), "matching.kv_layers names layer 4, the model has 1, from 0"),
         (("model.num_attention_heads=3",), "model.num_attention_heads 3 does not divide model.hidden_size 16"),
+        (("thinking.control_init=copy:zero",), "the tokenizer has no word for a part of it; copy another text"),
         (("thinking.control_init=zeros",), 'thinking.control_init "zeros": write mean, normal, or copy:TEXT'),
     ):
         code, _, err = run("train", "tiny.toml", *keys)
         assert code == 2
         assert said in err
+
+
+def test_a_generated_row_longer_than_the_context(run: Run) -> None:
+    code, _, err = run("train", "tiny.toml", "model.max_position_embeddings=13")
+    said = "a row of 14 positions, the model has 13; take fewer data.digits.operations or thoughts"
+    assert (code, err) == (66, f"laconic: {said}\n")
 
 
 def test_keys_are_told_from_flags_wherever_they_stand() -> None:

@@ -151,7 +151,12 @@ def new_thoughts(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> Thou
     given: dict[str, Any] = how.model_dump()
     start = given["control_init"]
     if start.startswith("copy:"):
-        given["control_init"] = tuple(tokenizer.encode(start.removeprefix("copy:"), special=False))
+        ids = tokenizer.encode(start.removeprefix("copy:"), special=False)
+        if tokenizer.id_of("unk_token") in ids:
+            raise Usage(
+                f'thinking.control_init "{start}": the tokenizer has no word for a part of it; copy another text'
+            )
+        given["control_init"] = tuple(ids)
     elif start not in ("mean", "normal"):
         raise Usage(f'thinking.control_init "{start}": write mean, normal, or copy:TEXT')
     return Thoughts(decoder, **given, seed=recipe.seed)

@@ -32,6 +32,7 @@ def training(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Rows:
     if data.kind == "digits":
         check_digits(tokenizer)
         made = DigitsSource(recipe.seed, data.digits, "train", drop_last=data.chain == "drop_last")
+        check_room(made, recipe.thinking.count if recipe.thinking else 0, context)
         return Rows(made, (), DIGIT)
     read = read_examples(str(data.path), data, data.rows)
     held = [example for path in (data.valid, data.test) if path for example in read_examples(path, data).examples]
@@ -47,6 +48,16 @@ def check_digits(tokenizer: Tokenizer) -> None:
     if tokenizer.fingerprint != ours:
         raise Damaged(
             f"generated digits need the tokenizer {ours}, this is {tokenizer.fingerprint}; take a file of rows"
+        )
+
+
+def check_room(source: DigitsSource, thoughts: int, context: int) -> None:
+    """Raises `BadInput` (66) where a generated row, by its chain or with its thoughts, is longer than the context."""
+    row, thinking = source.batch([0], 0, 0), thoughts + 2 if thoughts else 0
+    need = row.question.shape[1] + max(source.longest, thinking) + row.answer.shape[1]
+    if need > context:
+        raise BadInput(
+            f"a row of {need} positions, the model has {context}; take fewer data.digits.operations or thoughts"
         )
 
 

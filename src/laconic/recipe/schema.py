@@ -142,9 +142,11 @@ class Recipe(Settings):
         if self.train.what == "thoughts" and "thinking" not in TABLES[self.method]:
             raise ValueError(f'train.what "thoughts": method {self.method} has none, so nothing would be trained')
         how, kv = self.distilling, self.matching if self.method == "kava" else None
-        weights = (how.student, how.teacher, how.alpha1, kv.alpha2 if kv else 0.0) if how else (1.0,)
+        weights = (how.student, how.alpha1, kv.alpha2 if kv else 0.0) if how else (1.0,)
         if "distilling" in TABLES[self.method] and not any(weights):
-            raise ValueError("distilling.student: 0, as every other weight of the loss; nothing would be learned")
+            raise ValueError(
+                "distilling.student: 0, as every other weight that the thoughts learn by; give one of them"
+            )
         given = [key for key in ("stop_when", "best") if getattr(self.train, key) is not None]
         if given and self.validation is None:
             raise ValueError(f"train.{given[0]}: its number comes from [validation]; add that table")
