@@ -108,7 +108,7 @@ def test_a_fault_has_its_line_and_what_to_do(kava: Path, edits: list[tuple[str, 
 
 
 def test_all_faults_come_in_one_pass_and_a_mistyped_key_is_not_missing_too(kava: Path) -> None:
-    edited(kava, ("lr = 1e-3", 'lr = "x"\nclip = 0'), ("count", "cuont"), ("method", "mehtodq"))
+    edited(kava, ("lr = 1e-3", 'lr = "x"\nclip = -1'), ("count", "cuont"), ("method", "mehtodq"))
     found = faults(kava, "train.batchs=3", "seed=abc")
     assert [line.split(": ")[0] for line in found] == [
         "train.batchs=3", "seed=abc", "kava.toml:7", "kava.toml:1", "kava.toml:14", "kava.toml:15"
