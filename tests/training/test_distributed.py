@@ -1,5 +1,6 @@
 """Several ranks: one trajectory however many there are, steps of all or none, the same end for all."""
 
+import json
 import os
 import pathlib
 import signal
@@ -13,10 +14,11 @@ import torch
 from torch import nn
 
 from laconic.core.contract import Reasoning, Step
-from laconic.core.errors import BadInput, Damaged, NoSpace, Usage
+from laconic.core.errors import BadInput, Busy, Damaged, LaconicError, NoSpace, Usage
 from laconic.core.manifest import Files
 from laconic.core.runs import RunFolder
 from laconic.training import sharded
+from laconic.training.agreement import error_of, report
 from laconic.training.checkpoint import Plain, load_model, opened
 from laconic.training.distributed import check, joined
 from laconic.training.loop import train
@@ -278,6 +280,16 @@ def test_an_error_on_one_rank_is_the_error_of_both(tmp_path: Path) -> None:
 
     found = ends(tmp_path, lambda: several(tmp_path / "run", how(), Toy(), source=Broken()))
     assert [(end.code, end.message) for end in found] == [(66, "row 17 cannot be read")] * 2
+
+
+def test_an_error_is_of_the_class_it_was_whatever_else_is_imported() -> None:
+    """The demo's own error has two arguments and the code of a bug until it is made."""
+    from laconic.verbs.jobs import Failed
+
+    assert issubclass(Failed, LaconicError)
+    for error in (LaconicError("a bug"), BadInput("a row"), Busy("a run")):
+        again = error_of(json.loads(json.dumps(report(error))))
+        assert (type(again), str(again)) == (type(error), str(error))
 
 
 def test_a_bug_on_one_rank_ends_both(tmp_path: Path) -> None:

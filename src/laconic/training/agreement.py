@@ -15,12 +15,14 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+from laconic.core import errors
 from laconic.core.errors import LaconicError
 
 Said = TypeVar("Said")
 LOOK = timedelta(seconds=1)  # how often a rank that waits looks whether another one has failed
 LEAVING = 1.0  # seconds until a rank that failed goes; those amid a collective learn of it when it is gone
 FAILED, LEFT = "failed", "left"
+KINDS = {kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LaconicError)}
 
 
 class Talk:
@@ -116,5 +118,4 @@ def report(error: LaconicError | None) -> dict[str, object] | None:
 
 def error_of(said: dict[str, object]) -> LaconicError:
     """The error of another rank, of the same class and code."""
-    kinds = {kind.code: kind for kind in LaconicError.__subclasses__()}
-    return kinds.get(int(str(said["code"])), LaconicError)(str(said["message"]))
+    return KINDS.get(int(str(said["code"])), LaconicError)(str(said["message"]))
