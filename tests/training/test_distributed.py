@@ -287,9 +287,9 @@ def test_an_error_is_of_the_class_it_was_whatever_else_is_imported() -> None:
     from laconic.verbs.jobs import Failed
 
     assert issubclass(Failed, LaconicError)
-    for error in (LaconicError("a bug"), BadInput("a row"), Busy("a run")):
-        again = error_of(json.loads(json.dumps(report(error))))
-        assert (type(again), str(again)) == (type(error), str(error))
+    for raised in (LaconicError("a bug"), BadInput("a row"), Busy("a run")):
+        again = error_of(json.loads(json.dumps(report(raised))))
+        assert (type(again), str(again)) == (type(raised), str(raised))
 
 
 def test_a_bug_on_one_rank_ends_both(tmp_path: Path) -> None:
