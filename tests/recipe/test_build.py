@@ -13,6 +13,7 @@ from laconic.core.manifest import Files
 from laconic.core.runs import RunFolder
 from laconic.data.synthetic import digits_tokenizer
 from laconic.evaluation.protocols import CODI, TEXT
+from laconic.methods.coconut import Coconut
 from laconic.methods.icot import Icot
 from laconic.recipe import models
 from laconic.recipe.begin import begin
@@ -109,7 +110,10 @@ def test_curricula_are_said_built_and_validated(tiny: Path, keys: tuple[str, ...
     made = built(tiny, *keys)
     made.method.train()(made.source.batch(range(4), 1, 30)).loss.backward()
     assert made.validate is not None
-    assert set(made.validate()) == {"accuracy"}
+    assert set(made.validate(0)) == {"accuracy"}
+    assert not isinstance(made.method, Coconut) or made.method.stage == 0
+    made.validate(1)
+    assert not isinstance(made.method, Coconut) or made.method.stage == 1  # whatever this process has trained
 
 
 def test_icot_restarts_only_while_a_chain_is_left(tiny: Path) -> None:
@@ -149,7 +153,7 @@ def test_rows_of_files(tiny: Path, tmp_path: Path) -> None:
     assert cast(Any, made.source).longest == 1
     assert "8 rows read" in made.notes
     assert made.validate is not None
-    assert set(made.validate()) == {"accuracy", "teacher_accuracy"}
+    assert set(made.validate(0)) == {"accuracy", "teacher_accuracy"}
     with pytest.raises(BadInput, match=r"data\.test: absent; name the file of rows that are held out"):
         held_out(made.recipe, made.parts.tokenizer, 256, "test")
     with pytest.raises(BadInput, match="8 of 8 rows are left, a batch asks for 16"):

@@ -334,7 +334,7 @@ def test_ranks_answer_at_their_own_pace(tmp_path: Path, parallel: Any) -> None:
                 with torch.no_grad():
                     return [float(sum(method(Points().batch([i], 0, 0)).loss for _ in range(i + 1))) for i in mine]
 
-            def validate() -> dict[str, float]:
+            def validate(epoch: int) -> dict[str, float]:
                 found = spread(ranks, 5, answers)
                 assert found == sorted(found, key=found.index)
                 return {f"{i}": loss for i, loss in enumerate(found)}

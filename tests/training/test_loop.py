@@ -50,7 +50,7 @@ def test_micro_batches_are_one_batch(micro: int) -> None:
 
 
 def test_metrics(tmp_path: Path) -> None:
-    trained(tmp_path / "run", how(log_every=3), validate=lambda: {"accuracy": 0.5, "odd": float("nan")})
+    trained(tmp_path / "run", how(log_every=3), validate=lambda epoch: {"accuracy": 0.5, "odd": float("nan")})
     found = lines(tmp_path / "run")
     assert [line["step"] for line in found] == [3, 6, 9, 12, 12]
     assert [line["epoch"] for line in found[:4]] == [0, 1, 1, 2]
@@ -68,7 +68,7 @@ def test_progress_is_shown() -> None:
 
 def validation(*values: float) -> Any:
     given = iter(values)
-    return lambda: {"accuracy": next(given)}
+    return lambda epoch: {"accuracy": next(given)}
 
 
 def test_the_best_are_kept(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_best_are_kept(tmp_path: Path) -> None:
 def test_a_metric_that_is_not_there() -> None:
     for changed in ({"best": "f1"}, {"stop_when": Goal(metric="f1", at_least=1)}):
         with pytest.raises(Usage, match=r"^f1: no such number in the validation; it gives accuracy$"):
-            train(Toy(), Points(), how(**changed), validate=lambda: {"accuracy": 1.0})
+            train(Toy(), Points(), how(**changed), validate=lambda epoch: {"accuracy": 1.0})
 
 
 def test_the_end_comes_early(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_the_end_comes_early(tmp_path: Path) -> None:
 
 
 def test_validation_leaves_no_trace(tmp_path: Path) -> None:
-    def validate() -> dict[str, float]:
+    def validate(epoch: int) -> dict[str, float]:
         assert not toy.training
         return {"accuracy": torch.rand(()).item()}
 
@@ -182,7 +182,7 @@ def test_deterministic_kernels_are_on_inside_only() -> None:
         Toy(),
         Points(),
         how(steps=1),
-        validate=lambda: seen.append(torch.are_deterministic_algorithms_enabled()) or {"accuracy": 1.0},
+        validate=lambda epoch: seen.append(torch.are_deterministic_algorithms_enabled()) or {"accuracy": 1.0},
     )
     assert seen == [True]
     assert not torch.are_deterministic_algorithms_enabled()

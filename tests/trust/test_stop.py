@@ -61,7 +61,7 @@ def test_a_signal_in_validation(tmp_path: Path) -> None:
     settings = how(micro=8, save_every=100, validate_every=5, best="accuracy")
 
     def slow_validation(tell: Callable[[int], None]) -> None:
-        def validate() -> dict[str, float]:
+        def validate(epoch: int) -> dict[str, float]:
             torch.rand(3)
             tell(1)
             with contextlib.suppress(Exception):
@@ -78,7 +78,7 @@ def test_a_signal_in_validation(tmp_path: Path) -> None:
     assert time.monotonic() - began < LIMITS["stop_seconds"]
     assert RunFolder(tmp_path / "run").numbers() == [5]
     for name in ("run", "never"):
-        trained(tmp_path / name, settings, validate=lambda: {"accuracy": 0.5})
+        trained(tmp_path / name, settings, validate=lambda epoch: {"accuracy": 0.5})
     assert same(tmp_path / "run", tmp_path / "never")
 
 

@@ -44,7 +44,7 @@ class Coconut(nn.Module):
             )
         self.decoder, self.thoughts, self.how = decoder, thoughts, how
         self.steps_per_epoch, self.seed = steps_per_epoch, seed
-        self.stage: int | None = None  # the last one trained in this process; none: the last there is
+        self.stage: int | None = None  # whose latents an answer takes; none: the last stage
 
     def scheduled(self, epoch: int) -> int:
         """The stage of an epoch, before any draw."""
@@ -77,8 +77,6 @@ class Coconut(nn.Module):
     def forward(self, batch: Reasoning, state: Cache | None = None) -> Step:
         """Loss and parts of a batch; `state` is what stands before the questions."""
         k, n = self.staged(batch)
-        if self.training:
-            self.stage = self.scheduled(batch.epoch)
         left, most = self.left(batch, k), int(n.max())
         rolled = self.rolled(batch, most, state)
         thought = torch.arange(most, device=n.device) < n[:, None]
@@ -108,7 +106,7 @@ class Coconut(nn.Module):
         return batch.step > 0 and batch.step % self.steps_per_epoch == 0
 
     def think(self, questions: Reasoning, edit: Edit | None = None, trace: bool = False) -> Rollout:
-        """The latents on questions: as many as the last stage has, or the one in training. Raises `Usage` (2)."""
+        """The latents on questions: as many as `stage` has. Raises `Usage` (2)."""
         if not self.how.pad_latent_to_max:
             raise Usage("pad_latent_to_max false: the number of latents would be read off the chain that is asked for")
         stage = self.how.max_stage if self.stage is None else min(self.stage, self.how.max_stage)

@@ -16,7 +16,7 @@ from laconic.recipe.saving import ModelPart
 from laconic.recipe.schema import Recipe
 from laconic.recipe.validation import validation
 
-Validate = Callable[[], Mapping[str, float]]
+Validate = Callable[[int], Mapping[str, float]]
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,12 @@ METHODS: Mapping[str, Make] = {
 }
 
 
+def staged(method: nn.Module, epoch: int) -> None:
+    """Coconut answers as in the stage of an epoch; the other methods know no stages."""
+    if isinstance(method, Coconut):
+        method.stage = method.scheduled(epoch)
+
+
 def had(there: Any) -> Any:
     """What a recipe's validation has put there."""
     assert there is not None

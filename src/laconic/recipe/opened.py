@@ -7,13 +7,14 @@ import torch
 from torch import nn
 
 from laconic.core import manifest, weights
+from laconic.core.artifact import read_json
 from laconic.core.decoder import Decoder
 from laconic.core.errors import BadInput, Damaged
 from laconic.core.families import DecoderConfig
 from laconic.core.runs import Committed, RunFolder
 from laconic.data.tokens import Tokenizer, load_tokenizer
 from laconic.recipe import adapters, models
-from laconic.recipe.methods import method_of
+from laconic.recipe.methods import method_of, staged
 from laconic.recipe.models import Parts
 from laconic.recipe.read import read
 from laconic.recipe.saving import THOUGHTS, ModelPart
@@ -62,6 +63,9 @@ def opened(path: str | Path, device: torch.device, step: int | None = None) -> O
     method = method_of(parts, recipe, 1).to(device)
     if shards:
         checkpoint.load_model(found.folder, ModelPart(parts, recipe.method, recipe.train.what), method)
+    if recipe.staging is not None:
+        progress = read_json(found.folder / checkpoint.PROGRESS)
+        staged(method, progress["epoch"] - (progress["index"] == 0))
     return Opened(folder, recipe, found.number, parts, method.eval())
 
 

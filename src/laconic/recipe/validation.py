@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from laconic.evaluation.evaluate import judged
-from laconic.recipe.methods import answer, writing
+from laconic.recipe.methods import answer, staged, writing
 from laconic.recipe.models import Parts
 from laconic.recipe.rows import held_out
 from laconic.recipe.schema import Recipe
@@ -17,8 +17,8 @@ TEACHERS = ("codi", "pccot", "kava")  # methods that also learn to write the cha
 
 def validation(
     recipe: Recipe, parts: Parts, method: nn.Module, device: torch.device
-) -> Callable[[], Mapping[str, float]] | None:
-    """Gives `accuracy`, and that of the chain as `teacher_accuracy`; None where the recipe asks for none."""
+) -> Callable[[int], Mapping[str, float]] | None:
+    """Gives an epoch's `accuracy`, and that of the chain as `teacher_accuracy`; None where a recipe asks for none."""
     how = recipe.validation
     if how is None:
         return None
@@ -35,4 +35,8 @@ def validation(
             right += sum(row.right for row in judged(answers, [rows.examples[i] for i in places], rows.protocol))
         return right / len(rows.examples)
 
-    return lambda: {"accuracy": share(False)} | ({"teacher_accuracy": share(True)} if both else {})
+    def shares(epoch: int) -> Mapping[str, float]:
+        staged(method, epoch)
+        return {"accuracy": share(False)} | ({"teacher_accuracy": share(True)} if both else {})
+
+    return shares

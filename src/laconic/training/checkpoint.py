@@ -18,6 +18,7 @@ from laconic.training.ranks import Ranks
 
 Tensors = dict[str, Tensor]
 SHARDS = "model"  # folder of shards in place of the model's files
+PROGRESS = "progress.json"
 
 
 class Model(Protocol):
@@ -112,7 +113,7 @@ def save(
     if states:
         named = {f"{i}.{name}": t for i, state in enumerate(states) for name, t in state.tensors().items()}
         files.tensors("state.safetensors", named)
-    files.json("progress.json", asdict(progress))
+    files.json(PROGRESS, asdict(progress))
 
 
 def load(
@@ -137,7 +138,7 @@ def load(
     random = folder / f"rng-{rank:05d}.safetensors"
     if random.exists():  # else there are more ranks than there were: this one goes on from its seed
         set_random_state(opened(random))
-    progress = Progress(**read_json(folder / "progress.json"))
+    progress = Progress(**read_json(folder / PROGRESS))
     progress.best = [(value, step) for value, step in progress.best]
     path = folder / "state.safetensors"
     return progress, _caches(opened(path)) if path.exists() else []

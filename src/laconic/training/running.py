@@ -27,7 +27,7 @@ from laconic.training.step import Did, Updating, place
 
 SKIPS, WINDOW = 3, 100  # updates that may be left out, in how many
 Show = Callable[[str, int, int], None]
-Validate = Callable[[], Mapping[str, float]]
+Validate = Callable[[int], Mapping[str, float]]  # of the epoch of the last update
 Resume = Literal["auto", "never"] | int
 
 
@@ -152,6 +152,11 @@ class Running:
         where = incident.dump(self.updating, self.source, at, did, before, self.run)
         raise NonFinite(f"step {step + 1}: {bad} not finite; the update was not applied{where}")
 
+    @property
+    def epoch(self) -> int:
+        """That of the last update."""
+        return (self.progress.step - 1) // self.how.per_epoch(len(self.source))
+
     def due(self, validate: Validate | None) -> bool:
         """Whether this step is to be validated and was not: every so many, and the last."""
         step, every = self.progress.step, self.how.validate_every
@@ -165,7 +170,7 @@ class Running:
         try:
             with stop.leaving() if self.ranks.world == 1 else nullcontext(), self.ranks.answering(self.method):
                 self.method.eval()
-                found = {name: float(value) for name, value in validate().items()}
+                found = {name: float(value) for name, value in validate(self.epoch).items()}
             found = self.ranks.exchange(found)[0]
         except Interrupted:
             stop.left = True
@@ -196,8 +201,7 @@ class Running:
         """A line of metrics; what was not applied is logged always, with nulls and its kind."""
         if self.metrics and (did.outcome != "applied" or self.progress.step % self.how.log_every == 0):
             rate = self.updating.optimizer.param_groups[0]["lr"]
-            epoch = (self.progress.step - 1) // self.how.per_epoch(len(self.source))
-            about = {"step": self.progress.step, "epoch": epoch, "lr": rate, "tokens": did.tokens}
+            about = {"step": self.progress.step, "epoch": self.epoch, "lr": rate, "tokens": did.tokens}
             kind = {} if did.outcome == "applied" else {did.outcome: 1}
             self.metrics.line({**about, **did.numbers, **kind, "seconds": round(seconds, 4)})
 
