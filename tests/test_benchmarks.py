@@ -45,6 +45,7 @@ def test_a_decoding_row_checks_the_tokens(capsys: pytest.CaptureFixture[str]) ->
     assert all(row.endswith("| yes |") for row in rows)
 
 
+@pytest.mark.slow
 def test_the_gpu_table_runs_on_a_cpu() -> None:
     """In a process of its own: under the shape checks of the test run the step cannot be compiled."""
     needs("transformers")

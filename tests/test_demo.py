@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from laconic.core.errors import Usage
-from laconic.verbs import demo, jobs
+from laconic.verbs import demo, gather, jobs
 from laconic.verbs.jobs import Failed, Job, Jobs
 from tests.conftest import REPO, needs
 from tests.evaluation.test_report import Page, outside
@@ -127,7 +127,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 def script(out: Path, format: str) -> list[str]:
     code = (
-        f"from pathlib import Path; from laconic.verbs import demo; demo.LEAST = 0.0; demo.SILENCE = 0.5\n"
+        f"from pathlib import Path; from laconic.verbs import demo, gather; demo.LEAST = 0.0; demo.SILENCE = 0.5\n"
+        f"gather.TIMED = 2\n"
         f"roster = [e for e in demo.ROSTER if e.name in {[e.name for e in ROSTER]!r}]\n"
         f"raise SystemExit(demo.compare(roster, Path({str(out)!r}), range(1), {TINY!r}, {format!r}))"
     )
@@ -165,6 +166,7 @@ def test_a_second_time_nothing_is_trained_and_the_figures_are_the_same(
 ) -> None:
     out = done[0]
     monkeypatch.setattr(demo, "LEAST", 0.0)
+    monkeypatch.setattr(gather, "TIMED", 2)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
     assert demo.compare(ROSTER, out, [0], TINY, "json") == 0
     assert {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")} == before

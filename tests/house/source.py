@@ -71,10 +71,21 @@ def sandbox(folder: Path, wants_shared: bool) -> Path:
 
 def run(arguments: list[str], inside: Path, seconds: float = 300) -> subprocess.CompletedProcess[str]:
     """Run in the sandbox as a user would, but from this source tree, offline, on one thread."""
-    path = os.pathsep.join(filter(None, [str(REPO / "src"), os.environ.get("PYTHONPATH")]))
-    settings = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
-    if (inside.parent / "shared").exists():
-        settings["LACONIC_DATA"] = str(inside.parent / "shared")
     return subprocess.run(
-        arguments, cwd=inside, env=os.environ | settings, capture_output=True, text=True, timeout=seconds, check=False
+        arguments,
+        cwd=inside,
+        env=os.environ | settings(inside),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def settings(inside: Path) -> dict[str, str]:
+    """What the environment of a command in the sandbox has besides."""
+    path = os.pathsep.join(filter(None, [str(REPO / "src"), os.environ.get("PYTHONPATH")]))
+    data = inside.parent / "shared"
+    return {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"} | (
+        {"LACONIC_DATA": str(data)} if data.exists() else {}
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPO
-from tests.house.source import LACONIC, blocks, commands, run, sandbox
+from tests.house.source import blocks, commands, run, sandbox
+from tests.house.warm import laconic
 
 PAGES = ["README.md", "docs/tour.md"]
 
@@ -18,6 +19,7 @@ def test_readme_names_the_two_commands_on_its_first_screen() -> None:
         assert any(command in line for line in first_screen), command
 
 
+@pytest.mark.loopback  # commands are forked from a process that is spoken to by a socket
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
     asked = commands(REPO / page)
@@ -26,7 +28,7 @@ def test_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
     inside = sandbox(tmp_path, wants_shared="shared" in text or "LACONIC_DATA" in text)
     failed: list[str] = []
     for line, command in asked:
-        done = run(["bash", "-c", f"{LACONIC}\nset -o pipefail\n{command}"], inside)
+        done = laconic(command, inside)
         if done.returncode:
             failed.append(
                 f"{page}:{line}: {command}\nexit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
@@ -50,10 +52,11 @@ def test_python_of_the_page_runs(page: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
+@pytest.mark.loopback
 def test_the_text_the_readme_shows_is_the_text_that_comes(tmp_path: Path) -> None:
     shown = next(text for _, text in blocks(REPO / "README.md", "console") if "laconic generate" in text)
     command, *told = shown.splitlines()
-    done = run(["bash", "-c", f"{LACONIC}\n{command[2:]}"], sandbox(tmp_path, wants_shared=True))
+    done = laconic(command[2:], sandbox(tmp_path, wants_shared=True))
     assert done.stdout.splitlines() == told
 
 
