@@ -118,6 +118,13 @@ def ignore(name: str, value: Tensor) -> Tensor:
     return value
 
 
+def kept(stages: dict[str, Tensor], layer: int, want: frozenset[str], name: str, value: Tensor) -> Tensor:
+    """The note of a pass that keeps the stages in `want`, under their name and layer."""
+    if name in want:
+        stages[f"{name}.{layer}"] = value
+    return value
+
+
 def eager(
     q: Tensor, k: Tensor, v: Tensor, scale: float, sight: Sight, dropout: float, note: Note = ignore
 ) -> Float[Tensor, "B T HE"]:

@@ -6,6 +6,7 @@ Symbols: x residual stream; y its norm; u x in wide precision; W maps; act activ
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from laconic.core import attention, rope
-from laconic.core.attention import Note, Sight, ignore, wide
+from laconic.core.attention import Note, Sight, ignore, kept, wide
 from laconic.core.families import NAMES, DecoderConfig
 
 
@@ -235,13 +236,7 @@ class Block(nn.Module):
     ) -> tuple[Float[Tensor, "B T D"], Tensor, Tensor, dict[str, Tensor]]:
         """Eq. C19: r = x + attention(norm1(x)); y = r + MLP(norm2(r)); with keys, values and the stages wanted."""
         stages: dict[str, Tensor] = {}
-
-        def keep(name: str, value: Tensor) -> Tensor:
-            if name in want:
-                stages[f"{name}.{self.index}"] = value
-            return value
-
-        note = keep if want else ignore
+        note = partial(kept, stages, self.index, want) if want else ignore
         dropout = self.config.dropout.residual if self.training else 0.0
         drop: Callable[[Tensor], Tensor] = (lambda z: F.dropout(z, dropout)) if dropout else (lambda z: z)
         out, k, v = self.attention(

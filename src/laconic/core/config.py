@@ -120,19 +120,20 @@ def sizes(family: str, found: File, file: File) -> dict[str, int]:
 
 def tokens(family: str, file: File, generation: File) -> dict[str, Any]:
     """bos, eos, pad: from generation_config.json where it has them; a negative id is none."""
-
-    def ids(key: str, kind: Kind, absent: int | None) -> tuple[int, ...]:
-        value = taken(generation, key, kind, place="generation_config.json: ")
-        if value is None:
-            value = taken(file, key, kind) if key in file or absent is None else [absent]
-        return tuple(i for i in value or () if i >= 0)
-
     bos, eos, pad = TOKENS[family]
     return {
-        "bos": next(iter(ids("bos_token_id", ID, bos)), None),
-        "eos": ids("eos_token_id", IDS, eos),
-        "pad": next(iter(ids("pad_token_id", ID, pad)), None),
+        "bos": next(iter(ids(file, generation, "bos_token_id", ID, bos)), None),
+        "eos": ids(file, generation, "eos_token_id", IDS, eos),
+        "pad": next(iter(ids(file, generation, "pad_token_id", ID, pad)), None),
     }
+
+
+def ids(file: File, generation: File, key: str, kind: Kind, absent: int | None) -> tuple[int, ...]:
+    """The ids under one key; `absent` is the family's own where neither file has it."""
+    value = taken(generation, key, kind, place="generation_config.json: ")
+    if value is None:
+        value = taken(file, key, kind) if key in file or absent is None else [absent]
+    return tuple(i for i in value or () if i >= 0)
 
 
 def score_flags(family: str, file: File) -> dict[str, bool]:
