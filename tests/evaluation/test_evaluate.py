@@ -10,7 +10,9 @@ import pytest
 from laconic.core.contract import Answers, Example
 from laconic.core.errors import BadInput, Busy, Damaged
 from laconic.core.generate import Passes
-from laconic.evaluation.evaluate import DIGIT, Result, evaluate, last_digit, latencies, row_of, throughput
+from laconic.evaluation.evaluate import Result, evaluate, row_of
+from laconic.evaluation.protocols import DIGIT, last_digit
+from laconic.evaluation.timing import latencies, throughput
 
 EXAMPLES = [Example(f"q{i}", f"{i} + 1 =", (), str((i + 1) % 10)) for i in range(23)]
 

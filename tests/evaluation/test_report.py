@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from laconic.evaluation import report
-from laconic.evaluation.evaluate import Latency
 from laconic.evaluation.inspect import Guess, Inspection
 from laconic.evaluation.report import Line, Report
+from laconic.evaluation.timing import Latency
 from tests.conftest import needs
 
 N, M, NC = 200, 3, 6

@@ -1,46 +1,53 @@
-"""Answers judged: a row for each question, written as they come, committed as a folder; and the time they take."""
+"""Answers judged: a row for each question, written as they come, and committed as a folder."""
 
 import io
 import json
-import re
 import shutil
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import torch
 
 from laconic.core import manifest
 from laconic.core.artifact import canonical, commit_folder, replace_file
 from laconic.core.contract import Answers, Example, Source
 from laconic.core.errors import BadInput, Busy
 from laconic.core.generate import Passes
-from laconic.evaluation import statistics
+from laconic.evaluation import protocols, statistics
 
 Answer = Callable[[Any], Answers]
 Show = Callable[[str, int, int], None]
+Said = TypeVar("Said")
 
 
-class Protocol(NamedTuple):
-    """How a text is judged; no figure is printed without its name. `predict` gives None where there is no answer."""
+class Ranks(Protocol):
+    """The processes that share the questions, as `training.ranks` has them."""
 
-    name: str
-    predict: Callable[[str], str | None]
-    right: Callable[[str, str], bool]
-
-
-def last_digit(text: str) -> str | None:
-    """The last digit of a text."""
-    found = re.findall(r"[0-9]", text)
-    return found[-1] if found else None
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+    def exchange(self, value: Said) -> list[Said]: ...
+    def first(self, function: Callable[[], Said]) -> Said: ...
 
 
-DIGIT = Protocol("last digit", last_digit, lambda prediction, gold: prediction == gold)
+class Alone:
+    """One process."""
+
+    rank, world = 0, 1
+
+    def exchange(self, value: Said) -> list[Said]:
+        return [value]
+
+    def first(self, function: Callable[[], Said]) -> Said:
+        return function()
+
+
+ALONE = Alone()
 
 
 class Row(NamedTuple):
@@ -117,7 +124,7 @@ def evaluate(
     answer: Answer,
     source: Source,
     examples: Sequence[Example],
-    protocol: Protocol,
+    protocol: protocols.Protocol,
     *,
     batch: int = 64,
     bytes_each: int = 0,
@@ -125,12 +132,18 @@ def evaluate(
     key: Mapping[str, str] | None = None,
     texts: Mapping[str, str] | None = None,
     show: Show | None = None,
+    order: Sequence[int] | None = None,
+    ranks: Ranks = ALONE,
+    between: Callable[[], None] | None = None,
 ) -> Result:
     """Asks every question and judges what comes; row i of `source` is question i of `examples`.
 
     With a `folder` (evaluations/NAME), rows go to `.part-NAME` while it runs: asked again with the same `key`, it goes
     on after the last whole line. At the end the folder is committed with `texts`, files to lie beside. A folder that is
-    there is read, not made again. Raises `Busy` (73) where either belongs to another key, `BadInput` (66) for no rows.
+    there is read, not made again. `order` is that of asking (questions of a length side by side); rows come back in
+    theirs. Several `ranks` share each batch, `batch` questions for each; the first one writes. `between` is called
+    before each, and may raise: what is answered is kept. Raises `Busy` (73) where folder or part belong to another
+    key, `BadInput` (66) for no rows.
     """
     if not examples or len(source) < len(examples):
         raise BadInput(
@@ -138,26 +151,37 @@ def evaluate(
         )
     about = {"data": source.fingerprint, "protocol": protocol.name, "questions": str(len(examples))}
     mark = canonical({**(key or {}), **about})
-    if folder is not None and folder.exists():
-        return Result(committed(folder, mark), protocol.name, bytes_each)
+    if folder is not None and (lines := ranks.first(lambda: committed(folder, mark))):
+        return Result(tuple(map(row_of, lines)), protocol.name, bytes_each)
     part = None if folder is None else folder.with_name(f".part-{folder.name}")
-    rows = [] if part is None else begun(part, mark)
-    with (part / "answers.jsonl").open("a", encoding="utf-8") if part else io.StringIO() as file:
-        for at in range(len(rows), len(examples), batch):
-            places = range(at, min(at + batch, len(examples)))
-            found = judged(answer(source.batch(places, 0, 0)), [examples[i] for i in places], protocol)
-            file.writelines(row.line() for row in found)
+    rows = [] if part is None else [row_of(line) for line in ranks.first(lambda: begun(part, mark))]
+    order = range(len(examples)) if order is None else order
+    with (part / "answers.jsonl").open("a", encoding="utf-8") if part and ranks.rank == 0 else io.StringIO() as file:
+        while len(rows) < len(examples):
+            if between:
+                between()
+            places = order[len(rows) : len(rows) + batch * ranks.world]
+            mine = places[ranks.rank :: ranks.world]
+            found = judged(answer(source.batch(mine, 0, 0)), [examples[i] for i in mine], protocol) if mine else []
+            lines = dealt(ranks.exchange([row.line() for row in found]), len(places))
+            file.writelines(lines)
             file.flush()
-            rows += found
+            rows += map(row_of, lines)
             if show:
                 show(protocol.name, len(rows), len(examples))
-    result = Result(tuple(rows), protocol.name, bytes_each)
+    in_place = sorted(zip(order, rows, strict=True), key=lambda placed: placed[0])
+    result = Result(tuple(row for _, row in in_place), protocol.name, bytes_each)
     if folder is not None and part is not None:
-        commit(folder, part, result, texts or {})
+        ranks.first(lambda: commit(folder, part, result, texts or {}))
     return result
 
 
-def judged(answers: Answers, examples: Sequence[Example], protocol: Protocol) -> list[Row]:
+def dealt(hands: Sequence[Sequence[str]], count: int) -> list[str]:
+    """What was dealt out to ranks one by one, in one row again."""
+    return [hands[i % len(hands)][i // len(hands)] for i in range(count)]
+
+
+def judged(answers: Answers, examples: Sequence[Example], protocol: protocols.Protocol) -> list[Row]:
     """The rows of one batch."""
     made = zip(examples, answers.texts, answers.passes, answers.held, strict=True)
     found: list[Row] = []
@@ -169,8 +193,8 @@ def judged(answers: Answers, examples: Sequence[Example], protocol: Protocol) ->
     return found
 
 
-def begun(part: Path, mark: str) -> list[Row]:
-    """The rows of an evaluation that was stopped; a half last line is cut off."""
+def begun(part: Path, mark: str) -> list[str]:
+    """The lines of an evaluation that was stopped, in the order of asking; a half last line is cut off."""
     answers, key = part / "answers.jsonl", part / "key.json"
     if not key.exists():
         part.mkdir(parents=True, exist_ok=True)
@@ -181,7 +205,7 @@ def begun(part: Path, mark: str) -> list[Row]:
     if whole and not whole[-1].endswith("\n"):
         whole.pop()
         replace_file(answers, lambda new: new.write_text("".join(whole), encoding="utf-8"))
-    return [row_of(line) for line in whole]
+    return whole
 
 
 def commit(folder: Path, part: Path, result: Result, texts: Mapping[str, str]) -> None:
@@ -200,51 +224,17 @@ def commit(folder: Path, part: Path, result: Result, texts: Mapping[str, str]) -
     shutil.rmtree(part)
 
 
-def committed(folder: Path, mark: str) -> tuple[Row, ...]:
-    """The rows of an evaluation that is done, and that is of this key."""
+def committed(folder: Path, mark: str) -> list[str]:
+    """The lines of an evaluation that is done, and that is of this key; none where there is no such folder."""
+    if not folder.exists():
+        return []
     rows = read_rows(folder)
     if (folder / "key.json").read_text(encoding="utf-8") != mark:
         raise Busy(f"{folder} is the evaluation of other questions or of another step; give another name")
-    return rows
+    return [row.line() for row in rows]
 
 
 def read_rows(folder: Path) -> tuple[Row, ...]:
     """The rows of an evaluation that is done. Raises `Damaged` (76) if a file is not as it was written."""
     manifest.check(folder, "evaluation")
     return tuple(row_of(line) for line in (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines())
-
-
-class Latency(NamedTuple):
-    """Milliseconds a question takes when it is asked alone, greedy: median and 90 % point of `questions`."""
-
-    median: float
-    p90: float
-    questions: int
-
-
-def latencies(
-    asked: Sequence[tuple[Answer, Source]], rows: Sequence[int], warm: int = 10, device: str = "cpu"
-) -> list[Latency]:
-    """One question at a time, after `warm` that do not count; each is put to all in turn, so that none is favoured."""
-    seconds = [
-        [timed(answer, source.batch([i], 0, 0), device) for answer, source in asked] for i in [*rows[:warm], *rows]
-    ]
-    kept = 1000 * np.array(seconds[min(warm, len(rows)) :]).reshape(len(rows), len(asked))
-    return [Latency(float(np.median(each)), float(np.quantile(each, 0.9)), len(each)) for each in kept.T]
-
-
-def throughput(answer: Answer, source: Source, rows: Sequence[int], batch: int = 64, device: str = "cpu") -> float:
-    """Questions a second in batches of `batch`, the first batch asked once before."""
-    batches = [source.batch(rows[at : at + batch], 0, 0) for at in range(0, len(rows), batch)]
-    timed(answer, batches[0], device)
-    return len(rows) / sum(timed(answer, one, device) for one in batches)
-
-
-def timed(answer: Answer, batch: Any, device: str) -> float:
-    """Seconds of one call, the device's queue empty before and after."""
-    settle = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
-    settle()
-    start = time.perf_counter()
-    answer(batch)
-    settle()
-    return time.perf_counter() - start

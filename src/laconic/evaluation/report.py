@@ -10,9 +10,9 @@ from jinja2 import Environment
 
 from laconic.core.generate import Passes
 from laconic.evaluation import drawings, statistics
-from laconic.evaluation.evaluate import Latency
 from laconic.evaluation.inspect import Inspection
 from laconic.evaluation.statistics import Difference, Estimate, Scores
+from laconic.evaluation.timing import Latency
 
 PAGE = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
 FEW = 3  # seeds below which no headline is made

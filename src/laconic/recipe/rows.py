@@ -10,8 +10,7 @@ from laconic.data.reasoning import Questions
 from laconic.data.settings import Data, Part
 from laconic.data.synthetic import DigitsSource, digits, digits_tokenizer
 from laconic.data.tokens import Tokenizer
-from laconic.evaluation.evaluate import DIGIT, Protocol
-from laconic.evaluation.protocols import CODI, TEXT
+from laconic.evaluation.protocols import CODI, DIGIT, TEXT, Protocol
 from laconic.recipe.schema import Recipe
 
 HELD_OUT = 0  # seed of the order of generated problems held out: the same for every run

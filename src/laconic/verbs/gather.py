@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from laconic.core.runs import RunFolder
-from laconic.evaluation.evaluate import DIGIT, Result, latencies, read_rows
+from laconic.evaluation.evaluate import Result, read_rows
 from laconic.evaluation.inspect import Inspection, inspect
+from laconic.evaluation.protocols import DIGIT
 from laconic.evaluation.report import Line, Report
+from laconic.evaluation.timing import latencies
 from laconic.recipe.methods import writing
 from laconic.recipe.opened import Opened, opened
 from laconic.recipe.read import read
