@@ -12,14 +12,20 @@ import tyro
 from tyro.conf import subcommand
 
 from laconic.console import say
+from laconic.verbs.data import Check
 from laconic.verbs.demo import Demo
 from laconic.verbs.export import Export
 from laconic.verbs.generate import Generate
+from laconic.verbs.make import Make
 from laconic.verbs.train import Train, rewritten
 from laconic.verbs.verify import All, Ledger, Parity
 
 USAGE, MISSING, BUG, MEMORY, INPUT_OUTPUT, INTERRUPTED, PIPE_CLOSED = 2, 66, 70, 71, 74, 130, 141
-EXTRAS = {"transformers": "hf", "peft": "hf", "datasets": "hf", "matplotlib": "report", "trackio": "track"}
+EXTRAS = {
+    **dict.fromkeys(("transformers", "peft", "datasets", "pyarrow"), "hf"),
+    "matplotlib": "report",
+    "trackio": "track",
+}
 
 Verify = Annotated[
     Annotated[All, subcommand("all")]
@@ -27,11 +33,16 @@ Verify = Annotated[
     | Annotated[Ledger, subcommand("ledger")],
     subcommand("verify", description="Runs the checks and prints them as a table; without a name, all of them."),
 ]
+Data = Annotated[
+    Annotated[Check, subcommand("check")] | Annotated[Make, subcommand("make")],
+    subcommand("data", description="Looks rows over, and makes some."),
+]
 Command = (
     Annotated[Demo, subcommand("demo")]
     | Annotated[Train, subcommand("train")]
     | Annotated[Generate, subcommand("generate")]
     | Annotated[Export, subcommand("export")]
+    | Data
     | Verify
 )
 

@@ -1,0 +1,146 @@
+"""Chains as arithmetic: steps `<<expr=value>>` read in fractions, and what each operand of a step stands for."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import permutations
+
+STEP = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
+TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()]|\s+|.")
+VALUE = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
+CONSTANTS = frozenset(map(Fraction, (2, 3, 4, 7, 12, 24, 30, 52, 60, 100, 365, 1000)))
+NEGATED = "~"  # a minus before an operand
+BINDS = {"+": 1, "-": 1, "*": 2, "/": 2, NEGATED: 3}
+Ref = int | Fraction  # a place in the question's numbers and the results after them, or a constant
+Part = tuple[str, Ref | None]  # of an expression: text, and what an operand stands for
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step: its texts around the values written anew, the places of those, and its expression in postfix."""
+
+    texts: tuple[str, ...]
+    places: tuple[int, ...]
+    postfix: tuple[Ref | str, ...]
+    whole: bool
+
+
+class Chain:
+    """The steps of a row as they are read: which operand is which number of the question, or which result."""
+
+    def __init__(self, numbers: Sequence[Fraction]) -> None:
+        self.asked = {number: i for i, number in enumerate(numbers)}
+        self.values = list(numbers)
+        self.latest: dict[Fraction, int] = {}
+        self.used: set[int] = set()
+        self.read: list[tuple[list[Part], list[Ref | str]]] = []
+        pairs = list(permutations(numbers, 2))
+        self.derived = {c for a, b in pairs for c in (a + b, a - b, a * b)} | {a / b for a, b in pairs if b}
+
+    @property
+    def results(self) -> list[Fraction]:
+        """The values of the steps read so far."""
+        return self.values[len(self.asked) :]
+
+    def take(self, step: str) -> bool:
+        """Reads a step; False where it is no arithmetic, is wrong, or has an operand that stands for two things."""
+        found = STEP.fullmatch(step)
+        parts = None if found is None or VALUE.fullmatch(found[2]) is None else self.parts(found[1])
+        postfix = None if parts is None else postfixed(parts)
+        if found is None or parts is None or postfix is None:
+            return False
+        value = evaluated(postfix, self.values)
+        if value is None or value != Fraction(found[2]):
+            return False
+        self.used |= {ref for _, ref in parts if isinstance(ref, int) and ref < len(self.asked)}
+        self.latest[value] = len(self.values)
+        self.values.append(value)
+        self.read.append((parts, postfix))
+        return True
+
+    def parts(self, expression: str) -> list[Part] | None:
+        """An expression cut into operands and signs."""
+        parts: list[Part] = []
+        for text in TOKEN.findall(expression):
+            number = text[-1].isdigit()
+            ref = self.stands_for(Fraction(text)) if number else None
+            if (number and ref is None) or not (number or text in "+-*/()" or text.isspace()):
+                return None
+            parts.append((text, ref))
+        return parts
+
+    def stands_for(self, value: Fraction) -> Ref | None:
+        """What an operand is; None where that is open."""
+        asked, result = self.asked.get(value), self.latest.get(value)
+        if asked is not None and result is not None:
+            return None
+        if asked is not None or result is not None:
+            return asked if result is None else result
+        return value if value in CONSTANTS and value not in self.derived else None
+
+    def steps(self, drawn: set[int]) -> Iterator[Step]:
+        """The steps with places where a drawn number or a result stands; the rest of their text stays."""
+        first = len(self.asked)
+        for (parts, postfix), value in zip(self.read, self.results, strict=True):
+            texts, places = ["<<"], []
+            for text, ref in parts:
+                if isinstance(ref, int) and (ref in drawn or ref >= first):
+                    places.append(ref)
+                    texts.append("")
+                else:
+                    texts[-1] += text
+            texts[-1] += "="
+            yield Step((*texts, ">>"), tuple(places), tuple(postfix), value.denominator == 1)
+
+
+def postfixed(parts: Sequence[Part]) -> list[Ref | str] | None:
+    """An expression in postfix (Dijkstra's shunting yard); None where it is none."""
+    out: list[Ref | str] = []
+    held: list[str] = []
+    operand = True  # whether an operand is to come
+    for text, ref in parts:
+        if text.isspace():
+            continue
+        if ref is not None or text == "(":
+            if not operand:
+                return None
+            operand = ref is None
+            out += [] if ref is None else [ref]
+            held += ["("] if ref is None else []
+            continue
+        if operand:
+            if text != "-":
+                return None
+            held.append(NEGATED)
+            continue
+        operand = text != ")"
+        while held and held[-1] != "(" and (text == ")" or BINDS[held[-1]] >= BINDS[text]):
+            out.append(held.pop())
+        if text != ")":
+            held.append(text)
+        elif not held or held.pop() != "(":
+            return None
+    return None if operand or "(" in held else [*out, *reversed(held)]
+
+
+def evaluated(postfix: Sequence[Ref | str], values: Sequence[Fraction]) -> Fraction | None:
+    """The value of an expression; None where it divides by 0."""
+    stack: list[Fraction] = []
+    for item in postfix:
+        if not isinstance(item, str):
+            stack.append(values[item] if isinstance(item, int) else item)
+            continue
+        b, a = stack.pop(), Fraction(0) if item == NEGATED else stack.pop()
+        if item == "/" and not b:
+            return None
+        stack.append(a + b if item == "+" else a * b if item == "*" else a / b if item == "/" else a - b)
+    return stack[0]
+
+
+def written(value: Fraction) -> str:
+    """A positive number of at most two decimals, without zeros at its end."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    whole, cents = divmod(int(value * 100), 100)
+    return f"{whole}.{cents:02d}".rstrip("0")

@@ -1,0 +1,124 @@
+"""A file of rows looked over: its faults, what stands twice, how long the parts are, what would be cut."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from laconic.core.contract import Example
+from laconic.core.errors import BadInput, on_disk
+from laconic.data.examples import Reader, majority
+from laconic.data.lines import LINE
+from laconic.data.pieces import NUMBER, Encoded, Encoder
+from laconic.data.problems import Problem
+from laconic.data.settings import Data
+from laconic.data.tokens import Tokenizer
+
+PARTS = ("question", "chain", "chain without its last step", "answer", "row")
+Show = Callable[[str, int, int], None]
+HOW = Data(path="", chain="all", answers="text")  # how rows are encoded: whole chains, any answer
+
+
+class Lengths(NamedTuple):
+    """Tokens of a part over the rows, by nearest rank."""
+
+    p50: int
+    p90: int
+    p99: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found. `twice` are pairs of ids, the first and a later row of one question; `over` of rows cut."""
+
+    rows: int
+    sha256: str
+    faults: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    chainless: int = 0
+    wordless: int = 0
+    answer: tuple[str, float] = ("", 0.0)
+    twice: tuple[tuple[str, str], ...] = ()
+    lengths: Mapping[str, Lengths] = field(default_factory=dict[str, Lengths])
+    over: tuple[str, ...] = ()
+    unknown: int = 0
+
+
+def look(path: Path, tokenizer: Tokenizer | None, context: int | None, show: Show) -> Checked:
+    """A file of rows looked over; lengths by the tokenizer, rows cut where they are longer than `context` tokens."""
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file; give a file of rows")
+    reader = Reader(path.name, HOW)
+    with on_disk(path), path.open("rb") as stream:
+        reader.read(iter(lambda: stream.readline(LINE + 2), b""))
+    found = Checked(len(reader.examples), reader.hash.hexdigest(), tuple(reader.problems), noted(reader))
+    if reader.examples:
+        found = replace(
+            found,
+            chainless=sum(not example.steps for example in reader.examples),
+            wordless=sum(NUMBER.search(example.answer) is None for example in reader.examples),
+            answer=majority(reader.examples),
+            twice=twice(reader.examples, asked),
+        )
+    return found if tokenizer is None else measured(found, reader.examples, tokenizer, context, show)
+
+
+def noted(reader: Reader) -> tuple[str, ...]:
+    """What was accepted, and should be known."""
+    said = [text + (f" ({n:,} lines)" if n > 1 else "") for text, n in reader.notes.items()]
+    return (*said, "blank lines at the end") if reader.blank else tuple(said)
+
+
+def measured(
+    found: Checked, examples: Sequence[Example], tokenizer: Tokenizer, context: int | None, show: Show
+) -> Checked:
+    """The same with lengths, and the faults of rows that cannot be encoded."""
+    encoder = Encoder(tokenizer, HOW.model_copy(update={"eos": ended(tokenizer)}))
+    counts: dict[str, list[int]] = {part: [] for part in PARTS}
+    faults, over, unknown = list(found.faults), [], 0
+    for done, example in enumerate(examples):
+        show("rows", done, len(examples))
+        try:
+            row = encoder.row(example)
+        except BadInput as error:
+            faults.append(Problem(0, 0, "that cannot be encoded", str(error)))
+            continue
+        unknown += row.unknown
+        for part, n in zip(PARTS, parts(row), strict=True):
+            counts[part].append(n)
+        over += [row.id] if context is not None and len(row) > context else []
+    lengths = {part: ranked(all) for part, all in counts.items() if all}
+    return replace(found, faults=tuple(faults), lengths=lengths, over=tuple(over), unknown=unknown)
+
+
+def parts(row: Encoded) -> tuple[int, int, int, int, int]:
+    """Tokens of the parts, in the order of PARTS."""
+    short = sum(step < row.chain_step[-1] for step in row.chain_step)
+    return len(row.question), len(row.chain), short, len(row.answer), len(row)
+
+
+def ended(tokenizer: Tokenizer) -> str | None:
+    """A token to end answers with where the tokenizer's files name none: lengths do not depend on which."""
+    added = tokenizer.inner.get_added_tokens_decoder().values()
+    return None if tokenizer.eos is not None else next((token.content for token in added if token.special), None)
+
+
+def asked(question: str) -> str:
+    """A question whatever its capitals, spaces and marks."""
+    return " ".join(re.sub(r"\W+", " ", question.lower()).split())
+
+
+def twice(examples: Sequence[Example], same: Callable[[str], str]) -> tuple[tuple[str, str], ...]:
+    """Pairs of rows that ask one question, as `same` has it."""
+    first: dict[str, str] = {}
+    pairs = [(first.setdefault(same(e.question), e.id), e.id) for e in examples]
+    return tuple((a, b) for a, b in pairs if a != b)
+
+
+def ranked(counts: Sequence[int]) -> Lengths:
+    """Median, 90th and 99th hundredth, and the most."""
+    ordered = sorted(counts)
+    return Lengths(*(ordered[max(0, math.ceil(share * len(ordered)) - 1)] for share in (0.5, 0.9, 0.99, 1)))
