@@ -1,20 +1,24 @@
-"""A JSONL file of question, steps and answer as examples: read line by line, every fault at its line and column."""
+"""A file of question, steps and answer as examples: JSONL line by line, every fault at its line and column; Parquet."""
 
 import gc
 import hashlib
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from laconic.core.contract import Example
 from laconic.core.errors import BadInput, on_disk
-from laconic.data.lines import LINE, Fault, decoded, place, record
+from laconic.data.columns import COLUMNS, columns_of, icot
+from laconic.data.lines import LINE, Fault, decoded, members, place, record
 from laconic.data.problems import Problem, excerpt, report, within_skips
 from laconic.data.settings import Data
+from laconic.data.tables import parquet
 
 CHAINS = ("steps", "cot", "rationale")
 OTHERS = ({"messages"}, {"prompt", "completion"}, {"text"})
@@ -23,7 +27,10 @@ ACCEPTED = "accepted are question, answer (texts) and steps (a list of texts), o
 
 @dataclass(frozen=True)
 class Read:
-    """The rows of a file, SHA-256 of its bytes, where each row begins, notes for the user, lines left out."""
+    """The rows of a file, SHA-256 of its bytes, where each row begins, notes for the user, lines left out.
+
+    Of a table, the hash is that of its rows as JSON, and a row begins at its number from 0.
+    """
 
     examples: tuple[Example, ...]
     sha256: str
@@ -33,7 +40,7 @@ class Read:
 
 
 def read_examples(path: str | Path, how: Data, rows: int | None = None) -> Read:
-    """The examples of a JSONL file, the first `rows` of them if given.
+    """The examples of a file, the first `rows` of them if given: JSONL, Parquet, or iCoT's lines (.txt).
 
     Raises `BadInput` with the first twenty faults of the whole file and a count of the others, or where
     `on_bad = "skip"` and more than one row in a thousand has a fault.
@@ -41,23 +48,39 @@ def read_examples(path: str | Path, how: Data, rows: int | None = None) -> Read:
     file = Path(path)
     if not file.is_file():
         raise BadInput(f"no file {file}; data.path is relative to the recipe")
-    reader = Reader(file.name, how, rows)
-    collects = gc.isenabled()
-    gc.disable()  # every row stays, so looking for rubbish among them only takes time: two fifths of it
-    try:
-        with on_disk(file), file.open("rb") as stream:
-            reader.read(iter(lambda: stream.readline(LINE + 2), b""))
-    finally:
-        if collects:
-            gc.enable()
+    reader = Reader(file.name, how, rows, icot if file.suffix == ".txt" else record)
+    with unswept(), on_disk(file), file.open("rb") as stream:
+        if file.suffix == ".parquet":
+            reader.table(parquet(file).rows)
+            return replace(reader.result(), sha256=hashlib.file_digest(stream, "sha256").hexdigest())
+        reader.read(iter(lambda: stream.readline(LINE + 2), b""))
     return reader.result()
 
 
-class Reader:
-    """One pass over the lines of a file."""
+@contextmanager
+def unswept() -> Generator[None]:
+    """Every row stays, so looking for rubbish among them only takes time: two fifths of it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
-    def __init__(self, name: str, how: Data, rows: int | None = None) -> None:
-        self.name, self.how, self.limit = name, how, rows
+
+class Reader:
+    """One pass over the lines of a file, or the rows of a table; `columns` are whose, by the first row if not given."""
+
+    def __init__(
+        self,
+        name: str,
+        how: Data,
+        rows: int | None = None,
+        parse: Callable[[str], dict[str, Any]] = record,
+        columns: str | None = None,
+    ) -> None:
+        self.name, self.how, self.limit, self.parse, self.columns = name, how, rows, parse, columns
         self.hash = hashlib.sha256()
         self.examples: list[Example] = []
         self.offsets: list[int] = []
@@ -81,6 +104,19 @@ class Reader:
         if not last.endswith(b"\n"):
             self.notes["no line end after the last row"] += 1
 
+    def table(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Every row, as strictly as if it stood in a file of JSON; where it is bad, by its number and field."""
+        for number, row in enumerate(rows, 1):
+            if self._enough():
+                return
+            text = json.dumps(row, ensure_ascii=False, default=str)
+            self.hash.update(text.encode("utf-8", "surrogatepass") + b"\n")
+            try:
+                self._take(text, number, number - 1)
+            except Fault as fault:
+                field = next((key for key, start, _ in reversed(members(text)) if start <= fault.column), "")
+                self.problems.append(Problem(0, 0, fault.kind, f"{self.name}:row {number}:{field}: {fault.text}"))
+
     def _enough(self) -> bool:
         return self.limit is not None and len(self.examples) >= self.limit
 
@@ -97,21 +133,25 @@ class Reader:
                         blank, 1, "blank lines", "a blank line between rows; delete it, one row stands on each line"
                     )
                 )
-            example = self._example(text, number)
+            self._take(text, number, at)
         except Fault as fault:
             self.problems.append(Problem(number, fault.column, fault.kind, fault.text))
-            return
-        self.ids.add(example.id)
-        self.examples.append(example)
-        self.offsets.append(at)
 
-    def _example(self, text: str, number: int) -> Example:
-        row = record(text)
+    def _take(self, text: str, number: int, at: int) -> None:
+        """The example of a row, unless it has no answer in a set known for that. Raises `Fault`."""
+        row = self.parse(text)
+        self.columns = self.columns or columns_of(row)
+        row = COLUMNS[self.columns](row)
+        if row is None:
+            self.notes["rows left out, whose answer is null"] += 1
+            return
         self.shape = self.shape or shape_of(row, text, self.how)
         example = self.shape.example(row, text, f"{self.name}:{number}")
         if example.id in self.ids:
             raise Fault(place(text, "id")[1], "ids twice", f"id {example.id[:60]!r} stands twice; rows need their own")
-        return example
+        self.ids.add(example.id)
+        self.examples.append(example)
+        self.offsets.append(at)
 
     def result(self) -> Read:
         """What was read, or its faults as `BadInput`."""
@@ -224,10 +264,20 @@ def majority(examples: Sequence[Example]) -> tuple[str, float]:
     return answer, count / len(examples)
 
 
-def refuse_overlap(train: Sequence[Example], held: Sequence[Example], allow: bool = False) -> int:
-    """How many training rows ask a question of `held`, spaces and line ends aside. Raises `BadInput` unless allowed."""
-    asked = {" ".join(example.question.split()): example.id for example in held}
-    found = [(e.id, asked[q]) for e in train if (q := " ".join(e.question.split())) in asked]
+def spaced(question: str) -> str:
+    """A question whatever its spaces and line ends."""
+    return " ".join(question.split())
+
+
+def refuse_overlap(
+    train: Sequence[Example],
+    held: Sequence[Example],
+    allow: bool = False,
+    same: Callable[[str], str] = spaced,
+) -> int:
+    """How many training rows ask a question of `held`, as `same` has them. Raises `BadInput` unless allowed."""
+    asked = {same(example.question): example.id for example in held}
+    found = [(e.id, asked[q]) for e in train if (q := same(e.question)) in asked]
     if found and not allow:
         pairs = ", ".join(f"{ours} = {theirs}" for ours, theirs in found[:3])
         raise BadInput(

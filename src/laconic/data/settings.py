@@ -1,12 +1,21 @@
 """The [data] table of a recipe: which rows, and how a row becomes ids; nothing here imports torch."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 Part = Literal["test", "valid", "train"]
 Format = Literal["pccot", "codi", "coconut", "icot", "digits"]
+FILES = (".jsonl", ".json", ".parquet", ".txt")  # what ends so is a file of rows; all else that kind maths reads a name
+
+
+def listed(value: Any) -> Any:
+    """One name as a list of one; and a list, which after this is no JSON for pydantic, as the tuple it is."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Names = Annotated[tuple[str, ...] | None, BeforeValidator(listed, json_schema_input_type=str | tuple[str, ...] | None)]
 
 
 class Settings(BaseModel):
@@ -37,12 +46,24 @@ class Digits(Settings):
 class Data(Settings):
     """Where rows come from, and what is made of one."""
 
-    kind: Literal["jsonl", "digits"] = Field(
-        default="jsonl", description="a file with one JSON object a line, or generated"
+    kind: Literal["jsonl", "maths", "digits"] = Field(
+        default="jsonl", description="a file with one JSON object a line, sets known by name, or generated"
     )
-    path: str | None = Field(default=None, description="jsonl: file of training rows")
-    valid: str | None = Field(default=None, description="jsonl: file of validation rows")
-    test: str | None = Field(default=None, description="jsonl: file of test rows")
+    path: str | None = Field(default=None, description="jsonl: file of training rows (.jsonl, .parquet, iCoT's .txt)")
+    name: Names = Field(
+        default=None,
+        description="maths: the sets trained on, one or a list: gsm8k-aug, a name on the hub (whynlp/gsm8k-aug), "
+        "a file (.jsonl, .parquet, iCoT's .txt); NAME:SPLIT takes another split",
+    )
+    valid: str | None = Field(
+        default=None, description="file of validation rows; maths: also a set, as gsm8k-aug:valid"
+    )
+    test: str | None = Field(default=None, description="file of test rows; maths: also a set, as gsm8k:test")
+    root: str | None = Field(default=None, description="maths: folder of the sets' files; absent: they come by the hub")
+    revision: str | None = Field(default=None, description="maths: commit, tag or branch on the hub")
+    sizes: Literal["known", "any"] = Field(
+        default="known", description="maths: whether a set must have as many rows as it is known to have"
+    )
     digits: Digits = Field(default=Digits(), description="digits: the task")
     format: Format = Field(default="pccot", description="pieces of a row and what joins them")
     chain: Literal["drop_last", "all"] = Field(
@@ -54,7 +75,7 @@ class Data(Settings):
     )
     field: Literal["steps", "cot", "rationale"] | None = Field(
         default=None,
-        description="jsonl: field of the chain; absent: steps, else cot, else none, as the first row has it",
+        description="of files: field of the chain; absent: steps, else cot, else none, as the first row has it",
     )
     split: Literal["lines", "sentences", "spaces", "whole"] = Field(
         default="lines",
@@ -75,11 +96,9 @@ class Data(Settings):
         default="error", description="a row that cannot be read; at most 0.1 % are skipped"
     )
     closed: bool = Field(
-        default=False, description="jsonl: a field that is not read is an error, not a mark of the row"
+        default=False, description="of files: a field that is not read is an error, not a mark of the row"
     )
-    rows: Count | None = Field(
-        default=None, description="jsonl: how many training rows are read, from the first; absent: all"
-    )
+    rows: Count | None = Field(default=None, description="how many training rows are read, from the first; absent: all")
     allow_overlap: bool = Field(default=False, description="training may hold questions of validation or test")
     eos: str | None = Field(
         default=None, description="the token that ends an answer, where the tokenizer's files name none"
@@ -87,10 +106,7 @@ class Data(Settings):
 
     @model_validator(mode="after")
     def fits(self) -> "Data":
-        if self.kind == "jsonl" and self.path is None:
-            raise ValueError('path: absent; kind "jsonl" needs a file of training rows')
-        if self.kind == "digits" and self.path is not None:
-            raise ValueError(f'path {self.path!r}: kind "digits" reads no file; leave the key out')
+        self._where()
         if (self.kind == "digits") != (self.format == "digits"):
             raise ValueError(f'format {self.format!r} with kind {self.kind!r}: "digits" goes with "digits" alone')
         if self.format in ("coconut", "icot") and self.chain == "drop_last":
@@ -98,3 +114,23 @@ class Data(Settings):
         if self.separator == "eos" and self.format != "codi":
             raise ValueError(f'separator "eos": of format "codi" alone, not {self.format!r}')
         return self
+
+    def _where(self) -> None:
+        """The keys that say where rows come from go with the kind."""
+        if self.kind != "maths":
+            given = next((key for key in ("name", "root", "revision") if getattr(self, key)), None)
+            if given:
+                raise ValueError(f'{given}: of kind "maths" alone, not {self.kind!r}; set data.kind = "maths"')
+        if self.kind == "maths" and not self.name:
+            raise ValueError('name: absent; kind "maths" needs the sets trained on, as laconic data list has them')
+        if self.kind == "jsonl" and self.path is None:
+            raise ValueError('path: absent; kind "jsonl" needs a file of training rows')
+        if self.kind == "digits" and self.path is not None:
+            raise ValueError(f'path {self.path!r}: kind "digits" reads no file; leave the key out')
+        if self.kind == "maths" and self.path is not None:
+            raise ValueError(f'path {self.path!r}: kind "maths" takes files by data.name; leave the key out')
+
+
+def is_file(name: str) -> bool:
+    """Whether a text names a file of rows, and no set: by its ending."""
+    return name.endswith(FILES)

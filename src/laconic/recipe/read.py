@@ -13,8 +13,9 @@ import tomli_w
 from pydantic import ValidationError
 
 from laconic.core.errors import BadInput, Usage
+from laconic.core.nearest import nearest
+from laconic.data.settings import is_file
 from laconic.recipe import lines
-from laconic.recipe.nearest import nearest
 from laconic.recipe.schema import PATHS, WHOLE, Recipe, find, known_keys, takes_text, wanted
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
@@ -115,7 +116,7 @@ def put(draft: Draft, override: tuple[str, str], flags: Iterable[str]) -> None:
             draft.faults.append(f"{key}={text}: {name} is no table in {draft.places['']}")
             return
     draft.places[key] = f"{key}={text}"
-    into[last] = absolute_path(key, value, Path.cwd()) if key in PATHS and isinstance(value, str) else value
+    into[last] = placed(key, value, Path.cwd()) if key in PATHS else value
 
 
 def unknown(key: str, text: str) -> str:
@@ -140,14 +141,23 @@ def absolute(content: Content, folder: Path) -> None:
         into: Any = content
         for name in tables:
             into = into.get(name) if isinstance(into, dict) else None
-        if isinstance(into, dict) and isinstance(into.get(last), str):
-            into[last] = absolute_path(key, into[last], folder)
+        if isinstance(into, dict) and last in into:
+            into[last] = placed(key, into[last], folder)
 
 
-def absolute_path(key: str, text: str, folder: Path) -> str:
-    """A path from a folder; a name where PATHS says that it may be one and no such folder is there."""
-    path = (folder / text).absolute()
-    return text if PATHS[key] == "name" and not path.exists() else str(path)
+def placed(key: str, value: Any, folder: Path) -> Any:
+    """A value with the paths in it from a folder; what PATHS says may be a name stays one where no such path is."""
+    if isinstance(value, list):
+        return [placed(key, one, folder) for one in value]
+    if not isinstance(value, str):
+        return value
+    path = (folder / value).absolute()
+    name = {
+        "path": False,
+        "name": not path.exists(),
+        "rows": not is_file(value) and not path.is_file(),
+    }[PATHS[key]]
+    return value if name else str(path)
 
 
 def validated(draft: Draft) -> Recipe:

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from laconic.core.contract import Example
 from laconic.core.errors import BadInput, Damaged
-from laconic.data.examples import read_examples, refuse_overlap
+from laconic.data import maths
+from laconic.data.examples import Read, read_examples, refuse_overlap
 from laconic.data.reasoning import Questions
 from laconic.data.settings import Data, Part
 from laconic.data.synthetic import DigitsSource, digits, digits_tokenizer
@@ -33,12 +34,18 @@ def training(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Rows:
         made = DigitsSource(recipe.seed, data.digits, "train", drop_last=data.chain == "drop_last")
         check_room(made, recipe.thinking.count if recipe.thinking else 0, context)
         return Rows(made, (), DIGIT)
-    read = read_examples(str(data.path), data, data.rows)
-    held = [example for path in (data.valid, data.test) if path for example in read_examples(path, data).examples]
-    refuse_overlap(read.examples, held, data.allow_overlap)
+    read = maths.training(data) if data.kind == "maths" else from_file(data)
     M = recipe.thinking.count if recipe.thinking else 0
     made = Questions(read.examples, tokenizer, data, context=context, thoughts=M, least=recipe.train.batch)
     return Rows(made, made.examples, protocol(data), (*read.notes, *made.counts.lines(M)))
+
+
+def from_file(data: Data) -> Read:
+    """The rows of data.path, none of which asks a question that is held out."""
+    read = read_examples(str(data.path), data, data.rows)
+    held = [example for path in (data.valid, data.test) if path for example in read_examples(path, data).examples]
+    refuse_overlap(read.examples, held, data.allow_overlap)
+    return read
 
 
 def check_digits(tokenizer: Tokenizer) -> None:
@@ -66,17 +73,23 @@ def held_out(recipe: Recipe, tokenizer: Tokenizer, context: int, part: Part, cou
     if data.kind == "digits":
         made = DigitsSource(HELD_OUT, data.digits, part, drop_last=data.chain == "drop_last")
         return Rows(made, digits(HELD_OUT, min(count or len(made), len(made)), data.digits, part), DIGIT)
-    path = data.valid if part == "valid" else data.test
-    if path is None:
-        raise BadInput(f"data.{part}: absent; name the file of rows that are held out")
-    examples = read_examples(path, data, count).examples
+    examples = (maths.held(data, part, count) if data.kind == "maths" else held_file(data, part, count)).examples
     M = recipe.thinking.count if recipe.thinking else 0
     made = Questions(examples, tokenizer, data, context=context, thoughts=M)
     return Rows(made, made.examples, protocol(data))
+
+
+def held_file(data: Data, part: Part, count: int | None) -> Read:
+    """The rows of data.valid or data.test."""
+    path = data.valid if part == "valid" else data.test
+    if path is None:
+        raise BadInput(f"data.{part}: absent; name the file of rows that are held out")
+    return read_examples(path, data, count)
 
 
 def protocol(data: Data) -> Protocol:
     """How an answer of this kind of data is judged during training."""
     if data.kind == "digits":
         return DIGIT
-    return CODI if data.answers == "number" else TEXT
+    numbers = data.answers == "number" and (data.kind != "maths" or maths.answers(data) == "number")
+    return CODI if numbers else TEXT

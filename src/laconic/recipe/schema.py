@@ -36,18 +36,21 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 }
 # Methods whose chain is what they are taught to write: it keeps its last step unless a recipe says otherwise.
 WHOLE = ("cot", "icot", "coconut")
-# Fields that hold paths; a "name" is one only where such a folder is there.
-PATHS: Mapping[str, Literal["path", "name"]] = {
+# Fields that hold paths; a "name" is one only where such a folder is there, "rows" where it ends as files of rows do or
+# such a file is there.
+PATHS: Mapping[str, Literal["path", "name", "rows"]] = {
     "model.name": "name",
     "model.start": "path",
     "model.tokenizer": "name",
     "data.path": "path",
-    "data.valid": "path",
-    "data.test": "path",
+    "data.name": "rows",
+    "data.valid": "rows",
+    "data.test": "rows",
+    "data.root": "path",
 }
 # Keys that cannot change what is learned: a run may be continued with other values. A longer run learns more, not else.
 FREE = (
-    *("source", "row", "differs", "train.steps", "train.epochs"),
+    *("source", "row", "differs", "data.root", "train.steps", "train.epochs"),
     *("train.parallel", "train.keep_best", "train.keep_every", "train.save_every", "train.log_every"),
 )
 Size = Annotated[int, Field(ge=1)]
@@ -210,10 +213,14 @@ def find(key: str) -> FieldInfo | None:
 def takes_text(key: str) -> bool:
     """Whether a field may be text."""
     info = find(key)
-    return info is not None and any(
-        part is str or (typing.get_origin(part) is Literal and isinstance(typing.get_args(part)[0], str))
-        for part in parts(info.annotation)
-    )
+    return info is not None and any(is_text(part) for part in parts(info.annotation))
+
+
+def is_text(part: Any) -> bool:
+    """Whether a type is text, one of some texts, or a list of texts, of which one stands for a list of one."""
+    if typing.get_origin(part) is Literal:
+        return isinstance(typing.get_args(part)[0], str)
+    return part in (str, tuple[str, ...])
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from laconic.recipe.nearest import distance, nearest
+from laconic.core.nearest import distance, nearest
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""Rows of tables: Parquet files, and data sets of the hub; both by libraries of the extra hf."""
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from laconic.core.errors import BadInput
+
+LOCAL = "a local copy works too: its .jsonl or .parquet file as data.name, or the folder of the files as data.root"
+CHUNK = 1024  # rows turned into Python at once
+
+
+class Table(NamedTuple):
+    """How many rows there are, and they."""
+
+    count: int
+    rows: Iterable[dict[str, Any]]
+
+
+def parquet(path: Path) -> Table:
+    """The rows of a Parquet file. Raises `BadInput`."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        file = ParquetFile(path)
+    except (ArrowException, OSError) as error:
+        raise BadInput(f"{path.name}: no Parquet file: {first_line(error)}; write it again") from None
+
+    def rows() -> Iterator[dict[str, Any]]:
+        with file:
+            for batch in file.iter_batches(CHUNK, use_threads=False):
+                yield from batch.to_pylist()
+
+    return Table(file.metadata.num_rows, rows())
+
+
+def hub(repo: str, config: str | None, split: str, revision: str | None) -> Table:
+    """The rows of a split on the hub, or in the hub's cache here. Raises `BadInput`, also for a split there is not."""
+    import datasets
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are no lines of ours
+    try:
+        found = datasets.load_dataset(repo, config, split=split, revision=revision)
+    except Exception as error:  # the hub's client raises of many kinds: HTTP, names, offline, cache
+        there = re.search(r"Unknown split .* one of \[(.*)\]", str(error))
+        if there:
+            names = there[1].replace("'", "")
+            raise BadInput(f"{repo} has no split {split}; it has {names}") from None
+        raise BadInput(f"{repo}: the hub gives nothing by that name: {first_line(error)}; {LOCAL}") from error
+    assert isinstance(found, datasets.Dataset)
+    return Table(len(found), (row for batch in found.iter(CHUNK) for row in unzipped(batch)))
+
+
+def unzipped(columns: Any) -> Iterator[dict[str, Any]]:
+    """Columns as rows."""
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
