@@ -1,7 +1,7 @@
 """From examples to batches: rows within their budget, laid on a grid where every part begins at the same column."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -65,7 +65,8 @@ class Questions:
 
     `context` are the positions a model has, `thoughts` the M of a method: a row takes its question, its chain or bot,
     M thoughts and eot, whichever is longer, and its answer. Raises `BadInput` for rows that cannot be encoded or do not
-    fit, as `data.on_bad` and `data.too_long` say, and where fewer than `least` rows are left.
+    fit, as `data.on_bad` and `data.too_long` say, and where fewer than `least` rows are left. `show` is told how far it
+    is, every thousand rows: a tokenizer takes some thousands of rows a second.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Questions:
         context: int | None = None,
         thoughts: int = 0,
         least: int = 1,
+        show: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.how, self.context, self.thoughts = how, context, thoughts
         self.encoder = Encoder(tokenizer, how)
@@ -84,7 +86,9 @@ class Questions:
         self.examples: list[Example] = []
         packed: list[NDArray[np.int32]] = []
         problems: list[Problem] = []
-        for example in examples:
+        for number, example in enumerate(examples):
+            if show and number % 1000 == 0:
+                show("rows encoded", number, len(examples))
             try:
                 row = self._row(example)
             except BadInput as error:
@@ -111,9 +115,14 @@ class Questions:
         return hashlib.sha256(names + self.packed.astype("<i4").tobytes()).hexdigest()
 
     @property
+    def lengths(self) -> NDArray[np.int32]:
+        """Tokens of question, chain and answer of each row, [n, 3]."""
+        return self.packed[self.starts[:-1, None] + np.arange(3)]
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest chain."""
-        return int(self.packed[self.starts[:-1] + 1].max(initial=0))
+        return int(self.lengths[:, 1].max(initial=0))
 
     def __len__(self) -> int:
         return len(self.examples)
