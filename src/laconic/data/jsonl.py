@@ -7,38 +7,40 @@ from typing import Any
 
 from laconic.core.artifact import replace_file
 from laconic.core.contract import Example
-from laconic.core.errors import Busy
+from laconic.core.errors import BadInput, Busy
 
 
-def row(example: Example) -> dict[str, Any]:
+def fields(example: Example) -> dict[str, Any]:
     """An example as an object: its marks after question, steps and answer."""
     said = {"id": example.id, "question": example.question, "steps": list(example.steps), "answer": example.answer}
     return said | dict(example.flags)
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """The number of rows written, one object a line, whole or not at all.
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], asked: int) -> None:
+    """As many rows as asked, one object a line, whole or not at all.
 
-    Raises `Busy` (73) where a file of other bytes has the name, as soon as a row differs.
+    Raises `Busy` (73) where a file of other bytes has the name, as soon as a row differs, and `BadInput` (66) where
+    there are fewer rows.
     """
-    written = 0
 
     def write(new: Path) -> None:
-        nonlocal written
+        written = 0
         with new.open("wb") as out, (path if path.exists() else new).open("rb") as there:
-            for fields in rows:
-                line = (json.dumps(fields, ensure_ascii=False) + "\n").encode()
-                if there.name != str(new) and there.readline() != line:
-                    raise differs(path)
+            old = there if path.exists() else None
+            for row in rows:
+                line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+                if old and old.readline() != line:
+                    raise other(path)
                 out.write(line)
                 written += 1
-            if there.name != str(new) and there.read(1):
-                raise differs(path)
+            if old and old.read(1):
+                raise other(path)
+        if written < asked:
+            raise BadInput(f"{path.name}: {asked:,} rows asked, there are {written:,}; ask for fewer")
 
     replace_file(path, write)
-    return written
 
 
-def differs(path: Path) -> Busy:
+def other(path: Path) -> Busy:
     """The refusal to write over other rows."""
     return Busy(f"{path} is there and holds other rows; choose another name, or remove it")

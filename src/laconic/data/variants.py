@@ -22,6 +22,19 @@ NUMBER = re.compile(WRITTEN)
 BEFORE = re.compile(r"(?:[^\W\d_]|[:/]|\d[.,])$")  # what touches a number, so that it is no amount: 3pm, 1/2, 10:30
 AFTER = re.compile(r"[^\W\d_]|[:/]|[.,]\d")
 PERCENT = re.compile(r"\s?(?:%|percent)")
+# Words by the number that a chain may have from them. Where 2 stands in a question beside "twice", a 2 in its chain may
+# be either, and one new number for both would make the chain wrong.
+WORDS = {
+    2: "two twice double doubled doubles doubling half halves pair pairs couple", 4: "four quarter quarters fourth",
+    3: "three triple tripled thrice third thirds", 5: "five fifth", 6: "six sixth", 7: "seven week weeks weekly daily",
+    8: "eight eighth", 9: "nine ninth", 10: "ten tenth", 11: "eleven", 15: "fifteen", 20: "twenty", 50: "fifty",
+    12: "twelve dozen dozens month months monthly year years yearly annual annually foot feet inch inches",
+    24: "day days daily hour hours", 30: "thirty month months monthly", 52: "week weeks weekly year years yearly",
+    60: "sixty hour hours hourly minute minutes seconds", 365: "year years yearly day days daily",
+    100: "hundred dollar dollars cent cents percentage meter meters",
+    1000: "thousand kilogram kilograms gram grams kilometers meters liter liters",
+}  # fmt: skip
+MEANT = {word: {n for n in WORDS if word in WORDS[n].split()} for words in WORDS.values() for word in words.split()}
 BLOCK = 16  # draws made at once
 PATIENCE = 100  # draws in succession that give nothing new, after which a template gives no more
 DRAW, HOLD = 1, 2  # purposes of keys
@@ -46,7 +59,8 @@ class Slot:
 class Template:
     """A row with slots where its question has numbers that its chain uses; `texts` stand around the slots.
 
-    `numbers` are all of the question's; `masked` is the question without them, by which templates are held out.
+    `numbers` are all of the question's; `masked` is the question without them, by which templates are held out. It is
+    `doubtful` where a drawn number may be meant by a word of the question too, as 2 by "twice".
     """
 
     id: str
@@ -55,6 +69,7 @@ class Template:
     slots: tuple[Slot, ...]
     steps: tuple[Step, ...]
     masked: str
+    doubtful: bool
 
 
 def templates(examples: Iterable[Example]) -> list[Template]:
@@ -78,7 +93,9 @@ def template(example: Example) -> Template | None:
     ends = [0, *(found[i].end() for i in drawn)]
     begins = [*(found[i].start() for i in drawn), len(example.question)]
     texts = tuple(example.question[a:b] for a, b in zip(ends, begins, strict=True))
-    return Template(example.id, texts, numbers, slots, tuple(chain.steps(set(drawn))), masked(example.question))
+    plain = masked(example.question)
+    doubtful = any(numbers[i] in MEANT.get(word, ()) for word in plain.split() for i in drawn)
+    return Template(example.id, texts, numbers, slots, tuple(chain.steps(set(drawn))), plain, doubtful)
 
 
 def amounts(question: str) -> list[re.Match[str]]:
@@ -185,6 +202,6 @@ def rounds(templates: Sequence[Template], seed: int, taken: Iterable[str] = ()) 
         under = still
 
 
-def is_held(template: Template, share: float) -> bool:
-    """Whether a template is held out: by its text without numbers alone, so that equal texts and all seeds agree."""
-    return bool(uniform(HOLD, key_of(template.masked)) < share)
+def is_held(masked: str, share: float) -> bool:
+    """Whether the templates of a text are held out: by the text without numbers alone, so that all seeds agree."""
+    return bool(uniform(HOLD, key_of(masked)) < share)

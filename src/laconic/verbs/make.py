@@ -1,11 +1,11 @@
 """`laconic data make`: rows that are generated, as JSONL."""
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from tyro.conf import Positional, arg
 
@@ -14,12 +14,20 @@ from laconic.core.errors import BadInput, Usage
 
 if TYPE_CHECKING:
     from laconic.core.contract import Example
+    from laconic.data.settings import Data
+    from laconic.data.variants import Template
 
-SOURCES = ("gsm8k-aug/train-subset.jsonl", "gsm8k/train.jsonl")
-HELD_OUT = (
-    "gsm8k-aug/valid.jsonl", "gsm8k-aug/test.jsonl", "gsm8k/test.jsonl", "svamp/test.jsonl", "multiarith/test.jsonl",
-    "gsm-hard/test.jsonl",
-)  # fmt: skip
+Row = Mapping[str, Any]
+HELD_OUT = ("gsm8k-aug:valid", "gsm8k-aug:test", "gsm8k:test", "svamp:test", "multiarith:test", "gsm-hard:test")
+
+
+class File(NamedTuple):
+    """A file to write: where, what its rows are of, how many, they."""
+
+    path: Path
+    about: str
+    count: int
+    rows: Iterable[Row]
 
 
 @dataclass(frozen=True)
@@ -29,18 +37,26 @@ class Make:
     Example: laconic data make gsm-variants --rows 200000 --out variants.jsonl --root ../shared/data
     """
 
-    what: Annotated[Positional[Literal["gsm-variants"]], arg(metavar="WHAT")]
-    """gsm-variants: questions of GSM8K-Aug and GSM8K with other numbers, and chains worked out anew"""
+    what: Annotated[
+        Positional[Literal["gsm-variants", "mult-4", "mult-5", "mult-7", "mult-9", "prosqa"]], arg(metavar="WHAT")
+    ]
+    """gsm-variants: training questions of GSM8K-Aug and GSM8K with other numbers, their chains worked out anew; mult-4,
+    mult-5, mult-7, mult-9: products of two numbers of so many digits, with iCoT's chains; prosqa: graphs as ProsQA's"""
     rows: int
-    """how many rows are written"""
+    """how many rows to write"""
     out: Path
     """the file to write; one that is there is kept if it is equal, else refused"""
     root: Path | None = None
-    """folder of the data sets' files, as gsm8k/train.jsonl"""
+    """folder of the data sets' files; the rows that they hold out are left out. gsm-variants without it: by the hub"""
     seed: int = 0
-    """other numbers are drawn with another seed; which templates are held out does not depend on it"""
+    """another seed gives other rows; the same templates are held out"""
     held: float = 0.05
-    """gsm-variants: share of the templates held out; as many rows in a hundred of them go to OUT.held.jsonl"""
+    """gsm-variants: share of the templates held out; their rows, the same share of --rows, go to OUT.held.jsonl"""
+    originals: bool = False
+    """gsm-variants: the questions as they are come first, but for those of held-out templates; --rows counts them"""
+    doubtful: bool = False
+    """gsm-variants: take templates, too, in which a number may also be meant by a word, as 2 by twice; of those chains
+    some are wrong"""
     format: Literal["human", "json"] = "human"
     """json: one object, and nothing else, on standard output"""
 
@@ -49,76 +65,100 @@ class Make:
         if self.rows < 1:
             raise Usage(f"--rows {self.rows}: give at least 1")
         if not 0 <= self.held < 1:
-            raise Usage(f"--held {self.held:g}: a share from 0 up to, but not, 1")
+            raise Usage(f"--held {self.held:g}: give a share of at least 0 and below 1")
         if not self.out.absolute().parent.is_dir():
             raise BadInput(f"{self.out}: no folder {self.out.parent} to write into; make it first")
-        made = self.variants()
+        files = self.variants() if self.what == "gsm-variants" else [self.generated()]
+        for file in files:
+            self.write(file)
         if self.format == "json":
-            print(json.dumps({"schema": 1, "what": self.what, "seed": self.seed, **made}))
-        else:
-            print("\n".join(f"{value:>10,}  {name}" if isinstance(value, int) else "" for name, value in made.items()))
+            made = [{"file": str(file.path), "rows": file.count, "about": file.about} for file in reversed(files)]
+            print(json.dumps({"schema": 1, "what": self.what, "seed": self.seed, "made": made}))
+            return 0
+        for file in reversed(files):
+            print(f"{file.path}: {file.count:,} {file.about}")
         return 0
 
-    def variants(self) -> dict[str, Any]:
-        """New numbers for the training questions of GSM8K-Aug and GSM8K."""
-        from laconic.data.variants import is_held, masked, rounds, templates
-
-        if self.root is None:
-            raise Usage("gsm-variants: no --root; name the folder of the sets' files")
-        with note("reading"):
-            sources = [example for example in merged(self.root) if example.flags.get("icot_split") != "valid"]
-            asked = {example.question for name in HELD_OUT for example in rows_of(self.root / name)}
-            texts = {masked(question) for question in asked}
-            found = templates(sources)
-            kept = [template for template in found if template.masked not in texts]
-        parts = [[t for t in kept if is_held(t, self.held) is held] for held in (False, True)]
-        taken = asked | {example.question for example in sources}
-        names = (self.out, self.out.with_suffix(f".held{self.out.suffix}"))
-        counts = {
-            "rows read": len(sources),
-            "templates": len(found),
-            "templates that ask a held-out question": len(found) - len(kept),
-        }
-        for path, part, rows in [(names[1], parts[1], round(self.rows * self.held)), (names[0], parts[0], self.rows)]:
-            if rows:
-                self.write(path, islice(rounds(part, self.seed, taken), rows), rows)
-                counts[f"rows of {len(part):,} templates in {path}"] = rows
-        return counts
-
-    def write(self, path: Path, examples: "Iterable[Example]", rows: int) -> None:
-        """One file, its rows counted."""
-        from laconic.data.jsonl import row, write_rows
+    def write(self, file: File) -> None:
+        """One file."""
+        from laconic.data.jsonl import write_rows
 
         with progress("writing") as show:
-            written = write_rows(path, (row(example) for example in shown(examples, path.name, rows, show)))
-        if written < rows:
-            raise BadInput(f"{path}: {rows:,} rows asked, there are {written:,}; ask for fewer")
-        say(f"wrote {path}")
+            write_rows(file.path, shown(file, show), file.count)
+        say(f"wrote {file.path}")
+
+    def variants(self) -> list[File]:
+        """New numbers for the training questions; the rows of held-out templates come first, as they are the fewer."""
+        from laconic.data.jsonl import fields
+        from laconic.data.variants import is_held, masked, rounds
+
+        sources, found, taken = self.templates()
+        held = [template for template in found if is_held(template.masked, self.held)]
+        used = [template for template in found if not is_held(template.masked, self.held)]
+        first = [replace(e, flags={}) for e in sources if self.originals and not is_held(masked(e.question), self.held)]
+        said = f"rows: {len(first):,} questions as they are, then" if first else "rows"
+        rows = map(fields, chain(first, rounds(used, self.seed, taken)))
+        apart = map(fields, rounds(held, self.seed, taken))
+        beside, few = self.out.with_suffix(f".held{self.out.suffix}"), round(self.rows * self.held)
+        files = [
+            File(beside, f"rows of {len(held):,} templates that {self.out.name} has none of", few, islice(apart, few)),
+            File(self.out, f"{said} of {len(used):,} templates", self.rows, islice(rows, self.rows)),
+        ]
+        return [file for file in files if file.count]
+
+    def templates(self) -> "tuple[tuple[Example, ...], list[Template], set[str]]":
+        """The training questions, their templates, and the questions that no variant may be."""
+        from laconic.data import maths
+        from laconic.data.variants import masked, templates
+
+        how = self.how(("gsm8k-aug" if self.root is None else "gsm8k-aug-subset", "gsm8k"))
+        with note("reading"):
+            sources = maths.training(how).examples
+            asked = {example.question for name in HELD_OUT for example in loaded(name, how)}
+            texts = {masked(question) for question in asked}
+            found = [template for template in templates(sources) if template.masked not in texts]
+        kept = [template for template in found if self.doubtful or not template.doubtful]
+        left = f", {len(found) - len(kept):,} left out as doubtful" if len(kept) < len(found) else ""
+        say(f"{len(sources):,} questions, {len(found):,} templates{left}")
+        return sources, kept, asked | {example.question for example in sources}
+
+    def generated(self) -> File:
+        """Products or graphs, without those that are held out."""
+        from laconic.data.graphs import problems
+        from laconic.data.multiplication import products
+
+        if self.what == "prosqa":
+            asked = {e.question for e in self.held_out("prosqa")} if self.root else set[str]()
+            rows = (row for row in problems(self.seed) if row["question"] not in asked)
+            return File(self.out, "graphs", self.rows, islice(rows, self.rows))
+        if self.root is None:
+            raise Usage(f"{self.what}: no --root; name the folder of the sets' files, whose pairs are left out")
+        pairs = [(example.flags["a"], example.flags["b"]) for example in self.held_out(self.what)]
+        rows = products(int(self.what[-1]), self.seed, pairs)
+        return File(self.out, "products", self.rows, islice(rows, self.rows))
+
+    def held_out(self, name: str) -> "list[Example]":
+        """The rows of validation and test of a set."""
+        how = self.how((name,))
+        return [example for part in ("valid", "test") for example in loaded(f"{name}:{part}", how)]
+
+    def how(self, names: tuple[str, ...]) -> "Data":
+        """How sets are read."""
+        from laconic.data.settings import Data
+
+        return Data(kind="maths", name=names, root=None if self.root is None else str(self.root))
 
 
-def shown(examples: "Iterable[Example]", name: str, rows: int, show: Any) -> "Iterator[Example]":
-    """The examples, with what is done and to come."""
-    for done, example in enumerate(examples):
-        if done % 1000 == 0:
-            show(name, done, rows)
-        yield example
+def loaded(name: str, how: "Data") -> "tuple[Example, ...]":
+    """The rows of a set's split."""
+    from laconic.data import maths
+
+    return maths.load(name, "test", how).examples
 
 
-def rows_of(path: Path) -> "tuple[Example, ...]":
-    """The rows of a file."""
-    from laconic.data.examples import read_examples
-    from laconic.data.settings import Data
-
-    return read_examples(path, Data(path=str(path))).examples
-
-
-def merged(root: Path) -> "Iterator[Example]":
-    """The training rows, each question once."""
-
-    seen: set[str] = set()
-    for name in SOURCES:
-        for example in rows_of(root / name):
-            question = " ".join("".join(c if c.isalnum() else " " for c in example.question.lower()).split())
-            if question not in seen:
-                seen.add(question)
-                yield example
+def shown(file: File, show: Callable[[str, int, int], None]) -> Iterator[Row]:
+    """The rows, with what is done and to come."""
+    for done, row in enumerate(file.rows):
+        if done % 100 == 0:
+            show(file.path.name, done, file.count)
+        yield row
