@@ -186,15 +186,15 @@ def check_format(protocol: Protocol, format: str, run: str) -> None:
         raise Usage(f"--protocol {protocol.name}: {run} writes answers in format {format}; judge them by {fits}")
 
 
-def check_gold(protocol: Protocol, examples: Iterable[Example], name: str) -> None:
+def check_gold(protocol: Protocol, examples: Iterable[Example], name: str, advice: str | None = None) -> None:
     """Raises `BadInput` (66) for the first gold answer that this protocol cannot judge against."""
     bad = next((example for example in examples if not protocol.gold(example.answer)), None)
     if bad is None:
         return
-    fits = [name for name, each in PROTOCOLS.items() if each.gold(bad.answer)]
+    fits = [fit for fit, each in PROTOCOLS.items() if each.gold(bad.answer)]
     raise BadInput(
         f"{name}: the answer of {bad.id} is {bad.answer[:40]!r}, protocol {protocol.name} asks for {protocol.asks}; "
-        f"choose --protocol {' or '.join(fits) or 'of another kind'}"
+        + (advice or f"choose --protocol {' or '.join(fits)}")
     )
 
 

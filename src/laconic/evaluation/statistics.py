@@ -20,6 +20,7 @@ DRAWS = 10_000
 KEY = 20_261_121  # of every draw made here: the same runs give the same interval, anywhere
 LEVEL = 0.95
 Z = 1.959964
+NOTHING = 1e-9  # what a draw may be off by rounding
 # 97.5 % points of Student's t with 1, 2, … degrees of freedom; beyond ten seeds the last one is taken.
 T = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
 Scores = NDArray[np.float64]
@@ -67,16 +68,19 @@ def weights(n: int, draws: int, purpose: int) -> NDArray[np.float32]:
     return counts - 1
 
 
-def resampled(scores: Scores, draws: int = DRAWS) -> Scores:
-    """The mean of each resample, seeds and questions drawn alike; the part of the seeds stretched for their number."""
+def resampled(scores: Scores, draws: int = DRAWS, set: int = 0) -> Scores:
+    """The mean of each resample, seeds and questions drawn alike; the part of the seeds stretched for their number.
+
+    Of several sets, numbered by `set`, each has its own draws of questions and all have the same draws of seeds.
+    """
     R, N = scores.shape
-    by_question = weights(N, draws, 0) @ scores.T.astype(np.float32) / N  # [draws, R], about 0
-    found = scores.mean() + by_question.mean(1, dtype=np.float64)
-    if R == 1:
-        return found
-    seeds = weights(R, draws, 1)
-    stretch = math.sqrt(R / (R - 1)) * T[min(R - 1, len(T)) - 1] / Z
-    return found + stretch * (seeds @ scores.mean(1) / R) + (seeds * by_question).mean(1)
+    apart = (weights(N, draws, 2 * set) @ scores.T.astype(np.float32)).astype(np.float64)  # exact for right and wrong
+    found = (scores.sum() + apart.sum(1)) / (R * N)
+    if R > 1:
+        seeds = weights(R, draws, 1)
+        stretch = math.sqrt(R / (R - 1)) * T[min(R - 1, len(T)) - 1] / Z
+        found += stretch * (seeds @ scores.mean(1) / R) + (seeds * apart).mean(1) / N
+    return np.where(np.abs(found) < NOTHING, 0.0, found)  # else rounding would leave 0 out of an interval
 
 
 def interval(draws: Scores) -> tuple[float, float]:
@@ -109,10 +113,36 @@ def difference(a: ArrayLike, b: ArrayLike) -> Difference:
     if first.shape != second.shape:
         raise ValueError(f"runs of shapes {first.shape} and {second.shape}; compare the same questions and seeds")
     apart = first - second
-    draws = resampled(apart)
+    return judged(float(apart.mean()), resampled(apart), *apart.shape)
+
+
+def judged(mean: float, draws: Scores, seeds: int, questions: int) -> Difference:
+    """A difference by its draws."""
     tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     p = min(1.0, 2 * (tail + 1) / (len(draws) + 1))
-    return Difference(float(apart.mean()), *interval(draws), p, *apart.shape)
+    return Difference(mean, *interval(draws), p, seeds, questions)
+
+
+def macro(rights: Sequence[ArrayLike]) -> Estimate:
+    """Accuracy as the plain mean over sets, runs of the same seeds on each; questions are resampled within a set."""
+    held = [matrix(right) for right in rights]
+    by_seed = np.mean([scores.mean(1) for scores in held], axis=0)
+    sd = float(by_seed.std(ddof=1)) if len(by_seed) > 1 else None
+    low, high = interval(mean_draws(held))
+    questions = sum(scores.shape[1] for scores in held)
+    return Estimate(float(by_seed.mean()), sd, max(low, 0.0), min(high, 1.0), len(by_seed), questions)
+
+
+def macro_difference(a: Sequence[ArrayLike], b: Sequence[ArrayLike]) -> Difference:
+    """What A scores more than B in the plain mean over sets, paired by set, seed and question."""
+    apart = [matrix(first) - matrix(second) for first, second in zip(a, b, strict=True)]
+    mean = float(np.mean([scores.mean() for scores in apart]))
+    return judged(mean, mean_draws(apart), len(apart[0]), sum(scores.shape[1] for scores in apart))
+
+
+def mean_draws(held: Sequence[Scores]) -> Scores:
+    """The mean over sets of their resamples."""
+    return np.mean([resampled(scores, set=i) for i, scores in enumerate(held)], axis=0)
 
 
 def holm(ps: Sequence[float]) -> list[float]:

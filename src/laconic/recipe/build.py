@@ -15,6 +15,7 @@ from laconic.recipe.rows import training
 from laconic.recipe.saving import ModelPart
 from laconic.recipe.schema import Recipe
 from laconic.recipe.validation import validation
+from laconic.training.ranks import Ranks
 
 Validate = Callable[[int], Mapping[str, float]]
 
@@ -33,7 +34,7 @@ class Built:
     notes: tuple[str, ...] = ()
 
 
-def build(recipe: Recipe, device: torch.device) -> Built:
+def build(recipe: Recipe, device: torch.device, ranks: Ranks | None = None) -> Built:
     """Everything of a run. Raises `Usage` (2) for what does not go together, `BadInput` (66) for rows that are bad."""
     decoder, tokenizer = start(recipe, device)
     rows = training(recipe, tokenizer, decoder.config.max_position_embeddings)
@@ -46,6 +47,6 @@ def build(recipe: Recipe, device: torch.device) -> Built:
         "tokenizer": tokenizer.fingerprint,
         "base": parts.base,
     }
-    check = validation(recipe, parts, method, device)
+    check = validation(recipe, parts, method, device, ranks)
     model = ModelPart(parts, recipe.method, recipe.train.what)
     return Built(recipe, parts, method, source, check, model, bound, rows.notes)

@@ -11,7 +11,7 @@ from laconic.data.reasoning import Questions
 from laconic.data.settings import Data, Part
 from laconic.data.synthetic import DigitsSource, digits, digits_tokenizer
 from laconic.data.tokens import Tokenizer
-from laconic.evaluation.protocols import CODI, DIGIT, TEXT, Protocol
+from laconic.evaluation.protocols import CODI, DIGIT, Protocol, own
 from laconic.recipe.schema import Recipe
 
 HELD_OUT = 0  # seed of the order of generated problems held out: the same for every run
@@ -91,5 +91,9 @@ def protocol(data: Data) -> Protocol:
     """How an answer of this kind of data is judged during training."""
     if data.kind == "digits":
         return DIGIT
-    numbers = data.answers == "number" and (data.kind != "maths" or maths.answers(data) == "number")
-    return CODI if numbers else TEXT
+    return own(data.format, words=True) if in_words(data) else CODI
+
+
+def in_words(data: Data) -> bool:
+    """Whether answers are no numbers, but the whole text of one."""
+    return data.answers == "text" or (data.kind == "maths" and maths.answers(data) != "number")

@@ -38,11 +38,11 @@ VIEWS = "FSDP2-wrapped module"  # keys and values are views of one product; noth
 
 
 @contextmanager
-def joined(how: Training, device: torch.device) -> Iterator[Ranks]:
+def joined(how: Training | None, device: torch.device) -> Iterator[Ranks]:
     """The ranks that torchrun started, by its environment; this process alone where there is none.
 
-    An error that ends one rank inside ends all with the same code. Raises `Usage` (2) for settings that several
-    ranks cannot have.
+    Where nothing is trained, `how` is None and every rank has all. An error that ends one rank inside ends all with
+    the same code. Raises `Usage` (2) for settings that several ranks cannot have.
     """
     world = os.environ.get("WORLD_SIZE", "1")
     if world == "1":
@@ -55,12 +55,13 @@ def joined(how: Training, device: torch.device) -> Iterator[Ranks]:
     run = store.add(f"joined-{rank}", 1)  # a process may join for one run after another
     talk = Talk(PrefixStore(f"laconic-{run}", store), rank, count)
     with talk.alike():
-        check(how, count)
+        if how:
+            check(how, count)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, store=PrefixStore(f"torch-{run}", store), rank=rank, world_size=count, timeout=PATIENCE
         )
-        yield Several(talk, how.parallel == "fsdp", device)
+        yield Several(talk, how is not None and how.parallel == "fsdp", device)
     dist.destroy_process_group()
 
 

@@ -15,12 +15,12 @@ from laconic.evaluation.inspect import Inspection, inspect
 from laconic.evaluation.protocols import DIGIT
 from laconic.evaluation.report import Line, Report
 from laconic.evaluation.timing import latencies
-from laconic.recipe.methods import writing
+from laconic.recipe import asking
 from laconic.recipe.opened import Opened, opened
 from laconic.recipe.read import read
 from laconic.recipe.rows import held_out
 from laconic.recipe.schema import Recipe
-from laconic.verbs.trial import MAX_TOKENS, MORE, bytes_each
+from laconic.verbs.trial import MORE
 
 if TYPE_CHECKING:
     from laconic.verbs.demo import Entry
@@ -63,7 +63,7 @@ def line_of(entry: "Entry", folders: Sequence[Path]) -> Line:
     """One row of the table."""
     run = opened(folders[0], CPU)
     results = [result(folder, "test") for folder in folders]
-    thinking, decoder = run.recipe.thinking, run.parts.decoder.config
+    thinking = run.recipe.thinking
     M, T = (thinking.count, thinking.rounds) if thinking else (0, 0)
     return Line(
         name=entry.name,
@@ -74,7 +74,7 @@ def line_of(entry: "Entry", folders: Sequence[Path]) -> Line:
         held=mean([found.held for found in results]),
         control=entry.control,
         tint=entry.tint,
-        bytes_each=bytes_each(decoder),
+        bytes_each=asking.bytes_each(run),
         curves=[curve(folder) for folder in folders],
         sweep=swept(folders, T + MORE) if T else {},
         trained=T or None,
@@ -85,9 +85,8 @@ def line_of(entry: "Entry", folders: Sequence[Path]) -> Line:
 
 def asked(run: Opened) -> tuple[Any, Any]:
     """How a run answers, and the questions."""
-    rows = held_out(run.recipe, run.parts.tokenizer, run.parts.decoder.config.max_position_embeddings, "test")
-    how, method = writing(run.parts, run.recipe, MAX_TOKENS), run.method
-    return lambda batch: method.answer(batch, how), rows.source  # pyright: ignore
+    rows = asking.asked(run, "test", DIGIT)
+    return asking.answering(run, asking.told(run, rows)), rows.source
 
 
 def there(folder: Path, name: str) -> bool:

@@ -115,7 +115,7 @@ class Train:
             ranks.first(lambda: begin(run, recipe, resume, environment(str(device), ranks.world)))
             first = ranks.rank == 0
             with note(f"{out}: building"):
-                built = build(recipe, device)
+                built = build(recipe, device, ranks)
             for text in built.notes if first else ():
                 say(f"laconic: {text}")
             with progress(out.name) if first else contextlib.nullcontext() as show:

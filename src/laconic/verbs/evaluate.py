@@ -1,0 +1,135 @@
+"""`laconic evaluate`: runs asked the questions of data sets, judged by one protocol, beside what papers report."""
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from laconic.console import progress
+from laconic.core.errors import Usage
+from laconic.verbs.arguments import utf8
+
+if TYPE_CHECKING:
+    from laconic.evaluation.table import Table
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Asks runs the questions of data sets and prints accuracy, its interval, passes and cache beside the floor.
+
+    Answers are kept in RUN/evaluations; the same command goes on where it was stopped, and asks nothing twice.
+
+    Example: laconic evaluate runs/kava --on gsm8k,gsm-hard,svamp,multiarith --protocol codi --root ../shared/data
+    """
+
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN")]
+    """what laconic train wrote: a run, or a folder of runs seed-0, seed-1, …, which give a mean with its spread"""
+    on: str = "test"
+    """sets, with commas between: names of laconic data list, names on the hub, files; NAME:SPLIT takes another split;
+    test and valid are the recipe's own"""
+    protocol: Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None = None
+    """how answers are asked for and judged; by default the one of the recipe's format"""
+    tol: str = "0.001"
+    """protocol decimal: how far from the gold number an answer may be"""
+    root: str | None = None
+    """folder of the sets' files, as ../shared/data; by default the recipe's data.root, else the hub"""
+    rows: int | None = None
+    """ask the first so many questions of each set"""
+    teacher: bool = False
+    """ask by written chain too, with the same weights"""
+    rounds: str | None = None
+    """ask with so many rounds of thoughts too; several with commas between"""
+    against: str | None = None
+    """a run that the others are compared with, question by question"""
+    step: str = "newest"
+    """newest, best (by the run's own validation), or its number"""
+    batch: int = 64
+    """questions asked at once, by each rank"""
+    latency: int = 0
+    """time so many questions asked alone, after ten others, and as many in batches of 64"""
+    device: str | None = None
+    """cpu, cuda, cuda:1, …; by default the first GPU, else the CPU"""
+    format: Literal["human", "json"] = "human"
+    """json: one object, and nothing else, on standard output"""
+
+    def run(self) -> int:
+        """0 when every question is answered and kept."""
+        self.check()
+        from laconic.evaluation import table
+        from laconic.training.distributed import joined
+        from laconic.training.signals import heard
+        from laconic.verbs.answers import Asking, gathered
+        from laconic.verbs.train import placed
+
+        device = placed(self.device)
+        with heard() as stop, joined(None, device) as ranks:
+            first = ranks.rank == 0
+            with progress("evaluate") if first else contextlib.nullcontext() as show:
+                found = gathered(
+                    Asking(
+                        runs=tuple(map(utf8, self.runs)),
+                        against=None if self.against is None else utf8(self.against),
+                        sets=tuple(dict.fromkeys(utf8(name.strip()) for name in self.on.split(","))),
+                        protocol=self.protocol,
+                        tol=tolerance(self.tol),
+                        root=self.root,
+                        rows=self.rows,
+                        teacher=self.teacher,
+                        rounds=numbers(self.rounds),
+                        step=self.step,
+                        batch=self.batch,
+                        timed=self.latency,
+                        device=device,
+                        ranks=ranks,
+                        stop=stop,
+                        show=show,
+                    )
+                )
+            if first and self.format == "json":
+                print(json.dumps(table.plain(found), ensure_ascii=False, allow_nan=False))
+            elif first:
+                printed(found)
+        return 0
+
+    def check(self) -> None:
+        """Raises `Usage` (2) for flags that cannot be meant."""
+        if not self.runs:
+            raise Usage("no run given; laconic evaluate RUN")
+        for name, value, least in (("rows", self.rows, 1), ("batch", self.batch, 1), ("latency", self.latency, 0)):
+            if value is not None and value < least:
+                raise Usage(f"--{name} {value}: too few; give {least} or more")
+        if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
+            raise Usage("--latency: time is taken in one process; ask first with torchrun, then time without it")
+        numbers(self.rounds)
+        tolerance(self.tol)
+
+
+def numbers(text: str | None) -> tuple[int, ...]:
+    """Rounds as they are given, with commas between."""
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise Usage(f"--rounds {text}: write numbers from 0 on, with commas between")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def tolerance(text: str) -> Decimal:
+    """A tolerance as it is written, with no rounding."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise Usage(f"--tol {text}: write a number, as 0.001") from None
+
+
+def printed(found: "Table") -> None:
+    """The table and what stands under it; no line is cut where nobody sees a terminal's width."""
+    from rich.console import Console
+
+    from laconic.evaluation import table
+
+    wide = Console(highlight=False)
+    (wide if wide.is_terminal else Console(highlight=False, width=240)).print(table.shown(found))
+    print(table.told(found))
