@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from laconic.core.contract import Reasoning
 from laconic.core.errors import BadInput
 from laconic.core.generate import Passes
 from laconic.core.rollout import Rollout, Trace
-from laconic.evaluation.inspect import Guess, Inspection, inspect, similarity
+from laconic.evaluation.inspect import Guess, Inspection, common, inspect, spoken, top_ids
 
 WORDS = "abcdefgh"
 B, Nq, Nc, Na, M, D, L, G, E = 1, 3, 4, 2, 2, 8, 2, 2, 4
@@ -86,14 +87,32 @@ def test_maps_and_kept_columns_of_a_teacher() -> None:
     assert inspect(Teaches(cache()), head, batch(), WORDS.__getitem__, rotated=False).keys is None
 
 
-def test_similarity_against_loops() -> None:
-    student, teacher = torch.randn(L, G, M, E), torch.randn(L, G, Nc, E)
-    found = similarity(list(student), list(teacher))
-    for l in range(L):
-        for m in range(M):
-            for i in range(Nc):
-                each = [torch.cosine_similarity(student[l, g, m], teacher[l, g, i], dim=0) for g in range(G)]
-                assert found[l, m, i].item() == pytest.approx(float(sum(each)) / G, abs=1e-6)
+def longest(a: str, b: str) -> int:
+    """The longest common subsequence, by trying every subsequence of the first."""
+    found = [0]
+    for size in range(1, len(a) + 1):
+        for some in combinations(a, size):
+            rest = iter(b)
+            if all(letter in rest for letter in some):
+                found.append(size)
+    return max(found)
+
+
+@pytest.mark.parametrize(
+    ("top", "chain"),
+    [("ab", "ab"), ("ba", "ab"), ("abcab", "bca"), ("xyz", "abc"), ("aab", "ab"), ("hagbfc", "abcabc")],
+)
+def test_how_much_of_a_chain_thoughts_name(top: str, chain: str) -> None:
+    assert common(top, chain) == longest(top, chain) / len(chain)
+    assert spoken(top, chain) == sum(letter in chain for letter in top) / len(top)
+    assert common(top, "") == 0.0
+
+
+def test_top_words_row_by_row() -> None:
+    rolled = Thinks().think(batch(), trace=True)
+    assert top_ids(rolled, head) == ((2, 4),)
+    found = inspect(Thinks(), head, batch(), WORDS.__getitem__)
+    assert (found.top, found.common) == (("c", "e"), pytest.approx(1 / 3))
 
 
 def test_plain_numbers_only() -> None:

@@ -9,24 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from laconic.core.contract import Reasoning
 from laconic.core.errors import BadInput
 from laconic.core.rollout import Rollout
-
-Words = Callable[[int], str]
-
-
-class Kept(Protocol):
-    """The chain columns that the slots of each head stand for, [B, G, M]; slots without one are not live."""
-
-    @property
-    def index(self) -> Tensor: ...
-    @property
-    def live(self) -> Tensor: ...
+from laconic.evaluation.similarity import plain, similarity
+from laconic.evaluation.subject import Kept, Words
 
 
 class Taught(Protocol):
@@ -75,13 +65,22 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain lists."""
-        return asdict(self) | {"spoken": self.spoken, "shares": self.shares}
+        return asdict(self) | {"spoken": self.spoken, "common": self.common, "shares": self.shares}
 
     @property
     def spoken(self) -> float:
         """Share of slots whose likeliest word after the last pass occurs in the chain."""
-        slots = self.passes[-1][1:]
-        return sum(guesses[0].word in self.chain for guesses in slots) / len(slots)
+        return spoken(self.top, self.chain)
+
+    @property
+    def common(self) -> float:
+        """How much of the chain those words are, in its order: their longest common subsequence over its length."""
+        return common(self.top, self.chain)
+
+    @property
+    def top(self) -> tuple[str, ...]:
+        """The likeliest word at each slot after the last pass."""
+        return tuple(guesses[0].word for guesses in self.passes[-1][1:])
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -128,8 +127,8 @@ def inspect(
         tuple(tuple(head[alive].tolist()) for head, alive in zip(layer.index[0], layer.live[0], strict=True))
         for layer in (taught.kept[l] for l in layers)
     )
-    keys = rows(maps[1].mean(0)) if rotated else None
-    return Inspection(made.question, chain, made.answer, made.passes, keys, rows(maps[0].mean(0)), kept, tuple(layers))
+    keys = plain(maps[1].mean(0)) if rotated else None
+    return Inspection(made.question, chain, made.answer, made.passes, keys, plain(maps[0].mean(0)), kept, tuple(layers))
 
 
 def live_words(ids: Tensor, live: Tensor, words: Words) -> tuple[str, ...]:
@@ -152,14 +151,22 @@ def pass_words(
     )
 
 
-def similarity(student: Sequence[Float[Tensor, "G M E"]], teacher: Sequence[Float[Tensor, "G Nc E"]]) -> Tensor:
-    """Cosine of each slot with each chain column, mean over heads: [L, M, Nc]."""
-    unit = [
-        (F.normalize(s.float(), dim=-1), F.normalize(t.float(), dim=-1)) for s, t in zip(student, teacher, strict=True)
-    ]
-    return torch.stack([(s @ t.transpose(-1, -2)).mean(0) for s, t in unit])
+@torch.no_grad()
+def top_ids(rolled: Rollout, logits: Callable[[Tensor], Tensor]) -> tuple[tuple[int, ...], ...]:
+    """The head's likeliest id at each slot after the last pass, row by row: logits of all rows at once are large."""
+    return tuple(tuple(logits(hidden).argmax(-1).tolist()) for hidden in rolled.hidden)
 
 
-def rows(map: Float[Tensor, "M Nc"]) -> tuple[tuple[float, ...], ...]:
-    """A map as plain numbers."""
-    return tuple(tuple(line) for line in map.tolist())
+def spoken(top: Sequence[Any], chain: Sequence[Any]) -> float:
+    """The share of slots whose likeliest token occurs in a chain."""
+    return sum(token in chain for token in top) / len(top)
+
+
+def common(top: Sequence[Any], chain: Sequence[Any]) -> float:
+    """The longest common subsequence of both over the length of the chain; 0 for an empty one."""
+    best = [0] * (len(top) + 1)
+    for token in chain:
+        before = 0  # of the previous row, one column to the left
+        for i, other in enumerate(top, 1):
+            before, best[i] = best[i], before + 1 if token == other else max(best[i], best[i - 1])
+    return best[-1] / len(chain) if chain else 0.0

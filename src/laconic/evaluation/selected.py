@@ -1,0 +1,125 @@
+"""What selectors keep of a chain: by the kind of token, by its place, alike between heads and beside random choice.
+
+Shapes: L layers matched, G heads of keys, N tokens of one chain.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laconic.core.contract import Reasoning
+from laconic.evaluation.subject import Left, Words
+
+CLASSES = ("operand", "operator", "result", "bracket", "word")
+PLACES = 5  # parts of equal length that a chain is cut into
+BRACKET, OPERATOR, NUMBER = re.compile(r"[<>()\[\]{}]"), re.compile(r"[-+*/×÷·%=−]"), re.compile(r"\d")
+Held = NDArray[np.bool_]
+
+
+class Selection(NamedTuple):
+    """What one selector keeps of one chain in the layers matched, [L, G, N]."""
+
+    name: str
+    held: Held
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """How many of the layers and heads keep each token."""
+        return tuple(self.held.mean((0, 1)).tolist())
+
+
+class Habit(NamedTuple):
+    """What a selector keeps over many chains, where there was something to choose: shares of the tokens of a kind and
+    of a part of the chain that are kept; the share of kept tokens that two heads have in common (`heads`), and that a
+    head has in common with the random selector (`random`); `chance` is what both are for independent draws."""
+
+    name: str
+    classes: Mapping[str, float]
+    places: tuple[float, ...]
+    heads: float
+    random: float
+    chance: float
+    chains: int
+
+
+def token_classes(words: Sequence[str], steps: Sequence[int]) -> tuple[str, ...]:
+    """What each token of a chain is, by its text and the step it belongs to: a number behind the `=` of its step, or
+    in a step that has none, is a result, any other one an operand."""
+    equals = {step for word, step in zip(words, steps, strict=True) if "=" in word}
+    found: list[str] = []
+    passed: int | None = None
+    for word, step in zip(words, steps, strict=True):
+        if NUMBER.search(word):
+            result = step == passed or step not in equals or bool(re.search(r"=.*\d", word))
+            found.append("result" if result else "operand")
+        else:
+            kinds = ((BRACKET, "bracket"), (OPERATOR, "operator"))
+            found.append(next((kind for pattern, kind in kinds if pattern.search(word)), "word"))
+        passed = step if "=" in word else passed
+    return tuple(found)
+
+
+def selections(left: Left, row: int, n: int) -> tuple[Selection, ...]:
+    """What each selector keeps of the `n` tokens of one row's chain."""
+    made: list[Selection] = []
+    for name, choice in left.chosen.items():
+        kept = [choice.kept[l] for l in left.matched]
+        held = np.zeros((len(kept), kept[0].index.shape[1], n), dtype=np.bool_)
+        for l, layer in enumerate(kept):
+            for g, (index, live) in enumerate(zip(layer.index[row], layer.live[row], strict=True)):
+                held[l, g, index[live].cpu().numpy()] = True
+        made.append(Selection(name, held))
+    return tuple(made)
+
+
+def chain_words(batch: Reasoning, row: int, words: Words) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The tokens of one row's chain as text, and the step of each."""
+    live = batch.chain_live[row]
+    return tuple(words(int(i)) for i in batch.chain[row][live]), tuple(batch.chain_step[row][live].tolist())
+
+
+def overlap(a: Held, b: Held | None = None) -> float:
+    """The mean share of kept tokens that two heads of `a` have in common; or that a head of `a` has with that of `b`.
+
+    All heads keep equally many. 1 where there is but one head.
+    """
+    flat = a.reshape(-1, a.shape[2]).astype(np.float64)
+    n = flat[0].sum()
+    if b is not None:
+        return float((flat * b.reshape(flat.shape)).sum(1).mean() / n)
+    heads = len(flat)
+    common = flat @ flat.T / n
+    return float((common.sum() - heads) / (heads * (heads - 1))) if heads > 1 else 1.0
+
+
+def habits(chains: Sequence[tuple[Sequence[str], Sequence[Selection]]]) -> tuple[Habit, ...]:
+    """What each selector does over chains, each with the classes of its tokens; chains kept whole are left out."""
+    chosen = [(np.array(kinds), each) for kinds, each in chains if kinds and not each[0].held.all()]
+    if not chosen:
+        return ()
+    names = [selection.name for selection in chosen[0][1]]
+    random = names.index("random")
+    return tuple(
+        habit(name, [(kinds, each[i].held, each[random].held) for kinds, each in chosen])
+        for i, name in enumerate(names)
+    )
+
+
+def habit(name: str, chains: Sequence[tuple[NDArray[np.str_], Held, Held]]) -> Habit:
+    """What one selector does, beside the random one."""
+    share = np.concatenate([held.mean((0, 1)) for _, held, _ in chains])
+    kinds = np.concatenate([kinds for kinds, _, _ in chains])
+    part = np.concatenate([np.arange(len(kinds)) * PLACES // len(kinds) for kinds, _, _ in chains])
+    by_place = [share[part == i] for i in range(PLACES)]
+    return Habit(
+        name,
+        {kind: float(share[kinds == kind].mean()) for kind in CLASSES if (kinds == kind).any()},
+        tuple(float(x.mean()) if x.size else 0.0 for x in by_place),
+        float(np.mean([overlap(held) for _, held, _ in chains])),
+        float(np.mean([overlap(held, other) for _, held, other in chains])),
+        float(np.mean([held[0, 0].mean() for _, held, _ in chains])),
+        len(chains),
+    )
