@@ -79,7 +79,7 @@ def test_what_is_accepted_with_a_note(tmp_path: Path) -> None:
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"no file .*none\.jsonl; data\.path is relative to the recipe"):
+    with pytest.raises(BadInput, match=r"no file .*none\.jsonl; in a recipe a path is relative to it"):
         read_examples(tmp_path / "none.jsonl", HOW)
 
 

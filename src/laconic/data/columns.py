@@ -37,12 +37,32 @@ def zen(row: Row) -> Row | None:
     return row | {"answer": plain(words[-1])} if words else None
 
 
+def chained(split: str) -> Callable[[Row], Row | None]:
+    """zen-E's, with the chain cut into steps, of which there may be none."""
+
+    def row_of(row: Row) -> Row | None:
+        made = zen(row)
+        return made and {key: value for key, value in made.items() if key != "cot"} | {
+            "steps": list(cut(str(row["cot"] or ""), split))
+        }
+
+    return row_of
+
+
+def cut(chain: str, split: str) -> tuple[str, ...]:
+    """A chain that is one text as steps."""
+    if split == "sentences":
+        return tuple(part for part in re.sub(r"\.\s*$", "", chain.strip()).split(". ") if part)
+    parts = {"lines": chain.splitlines(), "spaces": chain.split(), "whole": [chain]}[split]
+    return tuple(part for part in map(str.strip, parts) if part)
+
+
 def renamed(question: str, answer: str) -> Callable[[Row], Row | None]:
-    """Rows whose question and answer have other names."""
+    """Rows whose question and answer have other names; they have no chain."""
 
     def named(row: Row) -> Row | None:
         rest = {key: value for key, value in row.items() if key not in (question, answer)}
-        return rest | {"question": str(row[question]).strip(), "answer": plain(row[answer])}
+        return {"steps": []} | rest | {"question": str(row[question]).strip(), "answer": plain(row[answer])}
 
     return named
 
@@ -51,6 +71,8 @@ COLUMNS: Mapping[str, Callable[[Row], Row | None]] = {
     "ours": ours,
     "gsm8k": gsm8k,
     "zen": zen,
+    "zen-aug": chained("spaces"),
+    "zen-nl": chained("sentences"),
     "gsm-hard": renamed("instruction", "response"),
     "svamp": renamed("question_concat", "Answer"),
     "multiarith": renamed("question", "final_ans"),

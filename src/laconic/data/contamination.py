@@ -17,14 +17,13 @@ HELD: Sequence[tuple[str, Any, str, str]] = (
     ("in_multiarith", True, "questions of MultiArith", "data.name = aggregate is the others"),
 )
 
+LETTER, WORD = re.compile(r"[^\W\d_]"), re.compile(r"[^\W_]+")
 OVER = "or set data.allow_overlap"
 
 
 def same(question: str) -> str:
     """What two wordings of a question have in common: lower case, all but words as one space; spaces if it has none."""
-    if not re.search(r"[^\W\d_]", question):
-        return " ".join(question.split())
-    return re.sub(r"[\W_]+", " ", question.lower()).strip()
+    return " ".join(WORD.findall(question.lower()) if LETTER.search(question) else question.split())
 
 
 def refuse_names(how: Data) -> None:
@@ -66,6 +65,8 @@ def refuse_marks(asked: str, examples: Iterable[Example], allow: bool) -> None:
 
 def merged(names: Sequence[str], sets: Sequence[Sequence[Example]]) -> tuple[list[Example], list[str]]:
     """The rows of all sets, without questions that an earlier set has; and how many those were."""
+    if len(sets) == 1:
+        return list(sets[0]), []
     rows, notes, seen, ids = list[Example](), list[str](), set[str](), dict[str, str]()
     for name, examples in zip(names, sets, strict=True):
         asked = [same(example.question) for example in examples]
@@ -73,8 +74,9 @@ def merged(names: Sequence[str], sets: Sequence[Sequence[Example]]) -> tuple[lis
         for example in new:
             if ids.setdefault(example.id, name) != name:
                 raise BadInput(f"id {example.id[:60]!r} stands in {ids[example.id]} and in {name}; rows need their own")
-        if len(new) < len(examples):
-            notes.append(f"{name}: {len(examples) - len(new):,} questions stand in an earlier set")
+        gone = len(examples) - len(new)
+        if gone:
+            notes.append(f"{name}: {gone:,} rows left out, whose questions stand in an earlier set")
         seen.update(asked)
         rows += new
     return rows, notes

@@ -3,7 +3,6 @@
 import gc
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 
 from laconic.core.contract import Example
 from laconic.core.errors import BadInput, on_disk
-from laconic.data.columns import COLUMNS, columns_of, icot
+from laconic.data.columns import COLUMNS, columns_of, cut, icot
 from laconic.data.lines import LINE, Fault, decoded, members, place, record
 from laconic.data.problems import Problem, excerpt, report, within_skips
 from laconic.data.settings import Data
@@ -47,7 +46,7 @@ def read_examples(path: str | Path, how: Data, rows: int | None = None) -> Read:
     """
     file = Path(path)
     if not file.is_file():
-        raise BadInput(f"no file {file}; data.path is relative to the recipe")
+        raise BadInput(f"no file {file}; in a recipe a path is relative to it")
     reader = Reader(file.name, how, rows, icot if file.suffix == ".txt" else record)
     with unswept(), on_disk(file), file.open("rb") as stream:
         if file.suffix == ".parquet":
@@ -246,14 +245,6 @@ def wrong(field: str, value: Any, asked: str, text: str, advice: str) -> Fault:
     found = "empty text" if value == "" else names.get(type(value), "number")
     column = place(text, field)[1]
     return Fault(column, "wrong types", f"{field}: {found} where {asked} is asked: {excerpt(text, column)}; {advice}")
-
-
-def cut(chain: str, split: str) -> tuple[str, ...]:
-    """A chain that is one text as steps."""
-    if split == "sentences":
-        return tuple(part for part in re.sub(r"\.\s*$", "", chain.strip()).split(". ") if part)
-    parts = {"lines": chain.splitlines(), "spaces": chain.split(), "whole": [chain]}[split]
-    return tuple(part for part in map(str.strip, parts) if part)
 
 
 def majority(examples: Sequence[Example]) -> tuple[str, float]:

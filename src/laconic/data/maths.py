@@ -9,7 +9,7 @@ from laconic.core.contract import Example
 from laconic.core.errors import BadInput
 from laconic.data.contamination import merged, refuse_files, refuse_marks, refuse_names, same
 from laconic.data.examples import Read, Reader, read_examples, refuse_overlap, unswept
-from laconic.data.sets import PUBLISHED, SETS, Answer, Set, Split, files, known, meant, named, parted
+from laconic.data.sets import PUBLISHED, SETS, Answer, Set, Split, files, known, named, parted
 from laconic.data.settings import Data, Part, is_file
 from laconic.data.tables import hub
 
@@ -26,16 +26,14 @@ def load(asked: str, part: Part, how: Data, rows: int | None = None) -> Read:
     if is_file(asked):
         return noted(asked, read_examples(asked, how, rows))
     name, split = parted(asked)
-    found, split = known(asked), split or part
-    if found is None:
-        if name.count("/") != 1:
-            raise BadInput(f"no data set {name}; {meant(name)}")
+    split = split or part
+    if known(asked) is None and name.count("/") == 1:
         return from_hub(f"{name}:{split}", Set(name, "", "", {}, name), Split(None, hub=hub_name(split)), how, rows)
+    found = named(asked)
     there = next((one for key, one in found.splits.items() if key == split), None)
     if there is None:
-        raise BadInput(f"{found.name} has no split {split}; it has {', '.join(found.splits)}")
-    if how.field not in (None, found.chain):
-        raise BadInput(f"data.field {how.field}: {found.name} has its chain in {found.chain}; leave the key out")
+        more = f"; laconic data make {found.made} makes rows to train on" if found.made and split == "train" else ""
+        raise BadInput(f"{found.name} has no split {split}; it has {', '.join(found.splits)}{more}")
     label = f"{found.name}:{split}"
     if found.members:
         return united(label, found, how, rows)
@@ -48,11 +46,14 @@ def training(how: Data) -> Read:
     """The rows trained on, questions of several sets once. Raises `BadInput` where a rule of contamination says so."""
     refuse_names(how)
     names = how.name or ()
+    every = [asked for asked in (*names, how.valid, how.test) if asked]
+    if how.field and not any(is_file(asked) or known(asked) is None for asked in every):
+        raise BadInput(f"data.field {how.field}: sets known by name have their own chain; leave the key out")
     reads = {asked: load(asked, "train", how, how.rows) for asked in names}
     kept: dict[Part, Read] = {part: held(how, part) for part in HELD_OUT if getattr(how, part)}
-    every = [*reads.items(), *((str(getattr(how, part)), read) for part, read in kept.items())]
-    of = dict(files())
-    refuse_files(how, {name: of[read.sha256] for name, read in every if is_file(name) and read.sha256 in of})
+    all_of = dict(files())
+    found = [*reads.items(), *((str(getattr(how, part)), read) for part, read in kept.items())]
+    refuse_files(how, {name: all_of[read.sha256] for name, read in found if is_file(name) and read.sha256 in all_of})
     for name, read in reads.items():
         refuse_marks(name, read.examples, how.allow_overlap)
     examples, notes = merged(names, [reads[name].examples for name in names])
@@ -90,10 +91,16 @@ def answers(how: Data) -> Answer:
 
 def rows_of(how: Data) -> int | None:
     """How many rows the sets trained on have by what is known of them, with nothing read; None where it is not."""
-    counts = [found.splits["train"].rows if (found := known(asked)) and "train" in found.splits else None
-              for asked in how.name or ()]  # fmt: skip
-    whole = None if None in counts else sum(count or 0 for count in counts)
-    return whole if how.rows is None or whole is None else min(whole, how.rows)
+    whole = 0
+    for asked in how.name or ():
+        found = known(asked)
+        split = found.splits.get("train") if found else None
+        here = split.file if found and split and how.root and asked == found.name else None
+        count = here.rows if here and split and split.mark is None else split.rows if split else None
+        if count is None:
+            return None
+        whole += count
+    return whole if how.rows is None else min(whole, how.rows)
 
 
 def from_file(label: str, found: Set, split: Split, how: Data, rows: int | None) -> Read:
@@ -103,17 +110,19 @@ def from_file(label: str, found: Set, split: Split, how: Data, rows: int | None)
     path = Path(str(how.root)) / file.path
     if not path.is_file():
         raise BadInput(f"{label}: no file {path}; data.root is the folder that holds {file.path}")
-    strict = how.sizes == "known"
-    if strict and file.rows != split.published:
+    if how.sizes == "known" and file.rows != split.published:
         raise BadInput(
             f"{label}: {file.path} holds {file.rows:,} rows, the set {split.published:,}; "
             'data.sizes = "any" takes what is there, gsm8k-aug-subset names just these'
         )
     with unswept():
         read = read_examples(path, fitted(how, found))
-    if strict and len(read.examples) + len(read.skipped) != file.rows:
-        raise wrong_size(label, len(read.examples) + len(read.skipped), file.rows)
-    if strict and read.sha256 != file.sha256:
+    there = len(read.examples) + len(read.skipped)
+    if how.sizes == "any":
+        return cut(marked(sized(read, label, there, split), split), rows)
+    if there != file.rows:
+        raise wrong_size(label, there, file.rows)
+    if read.sha256 != file.sha256:
         raise BadInput(
             f"{label}: {path} is not the file known: SHA-256 {read.sha256[:12]}…, not {file.sha256[:12]}…; "
             'copy it again, or set data.sizes = "any"'
@@ -125,20 +134,31 @@ def from_hub(label: str, found: Set, split: Split, how: Data, rows: int | None) 
     """The rows of a set from the hub."""
     if found.repo is None or split.hub is None:
         raise BadInput(f"{label} is not on the hub; set data.root to the folder that holds its files")
-    table = hub(found.repo, found.config, split.hub, how.revision)
+    trained = {other.repo if (other := known(asked)) else parted(asked)[0] for asked in how.name or ()}
+    table = hub(found.repo, found.config, split.hub, how.revision if found.repo in trained else None)
     if how.sizes == "known" and split.published not in (None, table.count):
         raise wrong_size(label, table.count, split.published or 0)
-    reader = Reader(label, fitted(how, found), None if split.mark else rows, columns=found.columns)
+    columns = found.columns if found.splits else None
+    reader = Reader(label, fitted(how, found), None if split.mark else rows, columns=columns)
     with unswept():
         reader.table(table.rows)
-    read = reader.result()
-    if split.mark and split.mark[0] == "icot_split":
-        read = tagged(read, how)
+    read = sized(reader.result(), label, table.count, split)
+    if split.mark:
+        read = tagged(read, how, split.mark[0], "gsm8k-aug:valid", ("valid", "train"))
+    if found.name == "gsm-hard":
+        read = tagged(read, how, "unchanged_from_gsm8k", "gsm8k:test", (True, False))
     return cut(marked(read, split), rows)
 
 
 def wrong_size(label: str, there: int, asked: int) -> BadInput:
     return BadInput(f'{label}: {there:,} rows, the set has {asked:,}; fetch it again, or set data.sizes = "any"')
+
+
+def sized(read: Read, label: str, there: int, split: Split) -> Read:
+    """With a note where rows are taken that are not as many as the set has."""
+    if split.published in (None, there):
+        return read
+    return replace(read, notes=(*read.notes, f"{label}: {there:,} rows, of the {split.published:,} that the set has"))
 
 
 def fitted(how: Data, found: Set) -> Data:
@@ -152,11 +172,10 @@ def hub_name(split: str) -> str:
     return "validation" if split == "valid" else split
 
 
-def tagged(read: Read, how: Data) -> Read:
-    """GSM8K's training rows from the hub with the mark that the local file has: whether GSM8K-Aug validates on them."""
-    chosen = {same(example.question) for example in load("gsm8k-aug:valid", "valid", how).examples}
-    split = {True: "valid", False: "train"}
-    examples = [replace(e, flags={**e.flags, "icot_split": split[same(e.question) in chosen]}) for e in read.examples]
+def tagged(read: Read, how: Data, mark: str, other: str, values: tuple[object, object]) -> Read:
+    """Rows of the hub with a mark that the local file has: the first value where a question stands in another set."""
+    there = {same(example.question) for example in load(other, "test", how).examples}
+    examples = [replace(e, flags={**e.flags, mark: values[same(e.question) not in there]}) for e in read.examples]
     return replace(read, examples=tuple(examples))
 
 

@@ -62,11 +62,12 @@ class Set:
     splits: Mapping[Part, Split]
     repo: str | None = None
     config: str | None = None
-    columns: Literal["ours", "gsm8k", "zen", "gsm-hard", "svamp", "multiarith"] = "ours"
+    columns: Literal["ours", "gsm8k", "zen-aug", "zen-nl", "gsm-hard", "svamp", "multiarith"] = "ours"
     chain: Literal["steps", "cot", "rationale"] | None = "steps"
     cut: Literal["lines", "sentences", "spaces", "whole"] = "lines"
     answer: Answer = "number"
     members: tuple[str, ...] = ()
+    made: str | None = None  # what laconic data make calls more rows of its kind
 
     @property
     def protocols(self) -> tuple[str, ...]:
@@ -130,8 +131,8 @@ def multiplied(n: int) -> Set:
     parts: tuple[Part, ...] = ("valid", "test")
     files = [File(f"multiplication/{n}x{n}-{part}.jsonl", 1000, PRODUCTS[n][i]) for i, part in enumerate(parts)]
     splits: dict[Part, Split] = {part: Split(1000, file) for part, file in zip(parts, files, strict=True)}
-    about = f"iCoT's products of {n} by {n} digits, least significant first; laconic data make mult-{n} has more"
-    return Set(f"mult-{n}", about, "MIT", splits, chain="cot", cut="whole", answer="digits")
+    about = f"iCoT's products of {n} by {n} digits, least significant first"
+    return Set(f"mult-{n}", about, "MIT", splits, chain="cot", cut="whole", answer="digits", made=f"mult-{n}")
 
 
 KNOWN: tuple[Set, ...] = (
@@ -147,9 +148,9 @@ KNOWN: tuple[Set, ...] = (
         {"train": Split(385620, hub="train"), "valid": Split(500, hub="validation"), "test": Split(1319, hub="test")},
         "whynlp/gsm8k-aug-nl"),
     Set("zen-E/GSM8k-Aug", "GSM8K-Aug as CODI publishes it", "MIT", {"train": Split(None, hub="train")},
-        "zen-E/GSM8k-Aug", None, "zen", "cot", "spaces"),
+        "zen-E/GSM8k-Aug", None, "zen-aug"),
     Set("zen-E/GSM8k-Aug-NL", "GSM8K-Aug with chains in words as CODI publishes it", "MIT",
-        {"train": Split(None, hub="train")}, "zen-E/GSM8k-Aug-NL", None, "zen", "cot", "sentences"),
+        {"train": Split(None, hub="train")}, "zen-E/GSM8k-Aug-NL", None, "zen-nl"),
     Set("gsm-hard", "GSM-Hard: GSM8K's test with large numbers, 329 questions unchanged", "Apache-2.0",
         {"test": Split(1319, HARD, "train")}, "juyoung-trl/gsm-hard", None, "gsm-hard", None),
     Set("svamp-300", "SVAMP as the hub splits it, 700 and 300", "MIT",
@@ -165,8 +166,7 @@ KNOWN: tuple[Set, ...] = (
     Set("gsm-union", "gsm8k-aug-subset, gsm8k and aggregate, each question once", "MIT",
         {"train": Split(18588)}, members=("gsm8k-aug-subset", "gsm8k", "aggregate")),
     *(multiplied(n) for n in PRODUCTS),
-    Set("prosqa", "ProsQA: which of two a chain of facts leads to; laconic data make prosqa has more", "MIT", PROSQA,
-        answer="text"),
+    Set("prosqa", "ProsQA: which of two a chain of facts leads to", "MIT", PROSQA, answer="text", made="prosqa"),
     Set("prontoqa", "ProntoQA of 5 hops, true or false", "MIT", {"test": Split(500, PRONTOQA)}, answer="text"),
 )  # fmt: skip
 SETS: Mapping[str, Set] = {found.name: found for found in KNOWN}
@@ -185,17 +185,16 @@ def named(asked: str) -> Set:
     """The set of a name, ours or the hub's. Raises `BadInput` with the nearest name."""
     found, name = known(asked), parted(asked)[0]
     if found is None:
-        raise BadInput(f"no data set {name}; {meant(name)}")
+        endings = ", ".join(FILES)
+        raise BadInput(f"no data set {name}; {meant(name) or f'laconic data list has them; a file ends in {endings}'}")
     return found
 
 
 def meant(name: str) -> str:
-    """Which name may have been meant, or what there is."""
+    """Which name of ours or of the hub may have been meant, as a question; empty if none is near."""
     there = {other.lower(): other for found in KNOWN for other in (found.name, found.repo) if other}
-    near = closest(name.lower(), list(there)) or (name.lower() if name.lower() in there else None)
-    if near:
-        return f"did you mean {there[near]}?"
-    return f"there are {', '.join(SETS)}; else a name on the hub (owner/name), or a file ({', '.join(FILES)})"
+    near = name.lower() if name.lower() in there else closest(name.lower(), list(there))
+    return f"did you mean {there[near]}?" if near else ""
 
 
 def parted(asked: str) -> tuple[str, str | None]:

@@ -60,7 +60,7 @@ class Data(Settings):
     )
     test: str | None = Field(default=None, description="file of test rows; maths: also a set, as gsm8k:test")
     root: str | None = Field(default=None, description="maths: folder of the sets' files; absent: they come by the hub")
-    revision: str | None = Field(default=None, description="maths: commit, tag or branch on the hub")
+    revision: str | None = Field(default=None, description="maths: commit or branch on the hub, of what is trained on")
     sizes: Literal["known", "any"] = Field(
         default="known", description="maths: whether a set must have as many rows as it is known to have"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from laconic.core.errors import BadInput
+from laconic.data.sets import known, meant
 
 LOCAL = "a local copy works too: its .jsonl or .parquet file as data.name, or the folder of the files as data.root"
 CHUNK = 1024  # rows turned into Python at once
@@ -49,7 +50,9 @@ def hub(repo: str, config: str | None, split: str, revision: str | None) -> Tabl
         if there:
             names = there[1].replace("'", "")
             raise BadInput(f"{repo} has no split {split}; it has {names}") from None
-        raise BadInput(f"{repo}: the hub gives nothing by that name: {first_line(error)}; {LOCAL}") from error
+        near = "" if known(repo) else meant(repo)
+        say = f"{near} {LOCAL}" if near else LOCAL
+        raise BadInput(f"{repo}: the hub gives nothing by that name: {first_line(error)}; {say}") from error
     assert isinstance(found, datasets.Dataset)
     return Table(len(found), (row for batch in found.iter(CHUNK) for row in unzipped(batch)))
 

@@ -1,0 +1,122 @@
+"""Published rows as ours, held to the rows of the shared files, which others made from the same sources."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic.core.errors import BadInput
+from laconic.data.columns import COLUMNS, columns_of, icot, plain
+from laconic.data.examples import read_examples
+from laconic.data.lines import Fault
+from laconic.data.settings import Data
+
+HOW = Data(path="rows.jsonl")
+ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gsm8k": (
+        {"question": "2 and 2?", "answer": "He has 2+2 = <<2+2=4>>4.\nSo $1,004.\n#### $1,004"},
+        {"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "1004", "rationale": "He has 2+2 = 4.\nSo $1,004."},
+    ),
+    "zen": (
+        {"question": "2 and 2?", "cot": "<<2+2=4>> <<4*1=4>>", "answer": "#### 1,004"},
+        {"question": "2 and 2?", "cot": "<<2+2=4>> <<4*1=4>>", "answer": "1004"},
+    ),
+    "gsm-hard": ({"instruction": "2 and 2? ", "response": -9867630.0}, {"question": "2 and 2?", "answer": "-9867630"}),
+    "svamp": (
+        {"question_concat": "2 and 2?", "Answer": "145.0", "Type": "Addition"},
+        {"question": "2 and 2?", "answer": "145", "Type": "Addition"},
+    ),
+    "multiarith": ({"question": "2 and 2?", "final_ans": "4"}, {"question": "2 and 2?", "answer": "4"}),
+    "ours": ({"question": "2 and 2?", "steps": [], "answer": "four"}, {"question": "2 and 2?", "answer": "four"}),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_columns(name: str) -> None:
+    row, asked = ROWS[name]
+    assert columns_of(row) == name
+    made = COLUMNS[name](row)
+    assert made is not None
+    assert made | asked == made
+
+
+def test_gsm8k_as_the_shared_files_have_it(shared: Path) -> None:
+    for part in ("train", "test"):
+        rows = [json.loads(line) for line in (shared / f"data/gsm8k/{part}.jsonl").open(encoding="utf-8")]
+        for row in rows:
+            made = COLUMNS["gsm8k"]({"question": row["question"], "answer": row["raw_answer"]})
+            assert made is not None
+            assert {key: made[key] for key in ("steps", "answer", "rationale", "raw_answer")} == {
+                key: row[key] for key in ("steps", "answer", "rationale", "raw_answer")
+            }
+
+
+def test_svamp_and_gsm_hard_as_the_shared_files_have_them(shared: Path) -> None:
+    for line in (shared / "data/gsm-hard/test.jsonl").open(encoding="utf-8"):
+        row = json.loads(line)
+        made = COLUMNS["gsm-hard"]({"instruction": row["question"], "response": row["target"]})
+        assert made is not None
+        assert made["question"] == row["question"].strip()
+        assert float(made["answer"]) == row["target"]
+        assert made["answer"] == row["answer"]
+
+
+def test_rows_of_gsm8k_as_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(ROWS["gsm8k"][0]) + "\n")
+    example = read_examples(path, HOW).examples[0]
+    assert (example.steps, example.answer) == (("<<2+2=4>>",), "1004")
+    path.write_text(json.dumps(ROWS["gsm8k"][0]) + '\n{"question": "3?", "answer": "3"}\n')
+    with pytest.raises(BadInput, match=r"train\.jsonl:2:1: answer: no #### before the number in '3'"):
+        read_examples(path, HOW)
+
+
+def test_icot_lines_are_the_rows_of_the_shared_files(shared: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (shared / "data/gsm8k-aug/valid.jsonl").open(encoding="utf-8")]
+    path = tmp_path / "valid.txt"
+    lines = [f"{row['question']}||{' '.join(row['steps'])} #### {row['answer']}" for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    read = read_examples(path, HOW)
+    assert [(e.question, list(e.steps), e.answer) for e in read.examples] == [
+        (" ".join(row["question"].split("\n")).strip(), row["steps"], row["answer"]) for row in rows
+    ]
+    assert read.examples[3].id == "valid.txt:4"
+
+
+def test_a_line_of_icot() -> None:
+    row = icot("5 6 * 7 4||5 5 + 0 6 ( 5 1 ) #### 5 5 6")
+    assert row == {"question": "5 6 * 7 4", "steps": ["5 5 + 0 6 ( 5 1 )"], "answer": "5 5 6"}
+    assert icot("2?||#### 2")["steps"] == []
+    for line in ("2 and 2? #### 4", "2 and 2?||<<2+2=4>>", "||<<2+2=4>> #### 4", "2 and 2?||<<2+2=4>> ####"):
+        with pytest.raises(Fault, match=r"no row of iCoT: .*; write QUESTION\|\|STEPS #### ANSWER"):
+            icot(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "cot", "steps"),
+    [
+        ("zen-aug", "<<2+2=4>> <<4*1=4>>", ["<<2+2=4>>", "<<4*1=4>>"]),
+        ("zen-nl", "He has 2. He gets 2.5. So 4.5.", ["He has 2", "He gets 2.5", "So 4.5"]),
+        ("zen-aug", "", []),
+        ("zen-nl", None, []),
+    ],
+)
+def test_chains_of_codi(name: str, cot: str | None, steps: list[str]) -> None:
+    row = {"question": "2?", "cot": cot, "answer": "2"}
+    assert COLUMNS[name](row) == {"question": "2?", "steps": steps, "answer": "2"}
+    assert COLUMNS[name](row | {"answer": None}) is None
+
+
+def test_a_null_answer_is_no_row() -> None:
+    assert COLUMNS["zen"]({"question": "2?", "cot": "", "answer": None}) is None
+    assert COLUMNS["zen"]({"question": "2?", "cot": "", "answer": " #### "}) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "asked"),
+    [("1,234", "1234"), ("$18", "18"), ("18.", "18"), ("70.0", "70"), ("-3.00", "-3"), ("0.5", "0.5"), (5.0, "5"),
+     (0.25, "0.25"), (7, "7"), ("3/4", "3/4"), ("5:45", "5:45"), ("7 8 0", "7 8 0"), (-0.0, "0"), (" 2 ", "2")],
+)  # fmt: skip
+def test_plain(found: object, asked: str) -> None:
+    assert plain(found) == asked

@@ -1,0 +1,79 @@
+"""The table of sets against the README of the data, which is its source, and names that are meant."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from laconic.core.errors import BadInput
+from laconic.data.sets import KNOWN, PUBLISHED, SETS, files, known, named, parted
+
+
+def test_files_are_those_of_the_readme(shared: Path) -> None:
+    text = (shared / "data/README.md").read_text("utf-8")
+    hashes = {path: hash_ for hash_, path in re.findall(r"^([0-9a-f]{64})  (\S+)$", text, re.MULTILINE)}
+    rows = {
+        path: int(n.replace(",", "")) for path, n in re.findall(r"^\| (\S+\.jsonl) \| ([\d,]+) \|", text, re.MULTILINE)
+    }
+    licences = dict(re.findall(r"^\| (\S+\.jsonl) \|.*\| (MIT|Apache-2\.0)[^|]*\| [^|]* \|$", text, re.MULTILINE))
+    found = [(one, split.file) for one in KNOWN for split in one.splits.values() if split.file]
+    assert {file.path for _, file in found} == {
+        path for path in hashes if path.endswith(".jsonl") and not re.match("clinc|banking|dbpedia|text", path)
+    }
+    for one, file in found:
+        assert (file.sha256, file.rows) == (hashes[file.path], rows[file.path])
+        assert one.licence == licences[file.path]
+    assert PUBLISHED in text
+
+
+def test_sizes_are_those_of_the_specification() -> None:
+    sizes = {f"{one.name}:{part}": split.rows for one in KNOWN for part, split in one.splits.items()}
+    for name in ("gsm8k-aug", "gsm8k-aug-nl"):
+        assert [sizes[f"{name}:{part}"] for part in ("train", "valid", "test")] == [385620, 500, 1319]
+    assert [sizes[f"gsm8k:{part}"] for part in ("train", "valid", "test")] == [6973, 500, 1319]
+    assert (sizes["svamp:test"], sizes["svamp-300:test"], sizes["svamp-300:train"]) == (1000, 300, 700)
+    assert (sizes["multiarith:test"], sizes["multiarith-180:test"]) == (600, 180)
+    assert sizes["gsm-union:train"] == 10432 + 6973 - 201 + 1384
+    assert sizes["aggregate:train"] == 1492 - 108
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [("gsm8k-aug", "gsm8k-aug"), ("gsm8k-aug:valid", "gsm8k-aug"), ("whynlp/gsm8k-aug", "gsm8k-aug"),
+     ("ChilleD/SVAMP", "svamp-300"), ("openai/GSM8K:test", "gsm8k"), ("zen-E/GSM8k-Aug-NL", "zen-E/GSM8k-Aug-NL")],
+)  # fmt: skip
+def test_names(asked: str, name: str) -> None:
+    assert named(asked) is SETS[name]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("gsm8k-agu", r"^no data set gsm8k-agu; did you mean gsm8k-aug\?$"),
+        ("GSM8K:test", r"^no data set GSM8K; did you mean gsm8k\?$"),
+        ("whynlp/gsm8kaug", r"did you mean whynlp/gsm8k-aug\?$"),
+        ("mathematics", r"^no data set mathematics; laconic data list has them; a file ends in \.jsonl, \.json,"),
+    ],
+)
+def test_no_such_name(asked: str, message: str) -> None:
+    assert known(asked) is None
+    with pytest.raises(BadInput, match=message):
+        named(asked)
+
+
+def test_splits_by_our_word() -> None:
+    assert parted("a/b:validation") == ("a/b", "valid")
+    assert parted("a:dev") == ("a", "dev")
+    assert parted("a") == ("a", None)
+
+
+def test_a_file_is_one_set() -> None:
+    found = dict(files())
+    assert found[SETS["gsm8k"].splits["test"].file.sha256] == "gsm8k:test"  # pyright: ignore
+    assert not any(split.startswith("gsm8k:train") for split in found.values())
+
+
+def test_protocols_go_with_answers() -> None:
+    assert "codi" in SETS["gsm8k"].protocols
+    assert "codi" not in SETS["mult-4"].protocols  # its last number is one digit
+    assert "codi" not in SETS["prosqa"].protocols

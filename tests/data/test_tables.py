@@ -1,0 +1,90 @@
+"""Parquet files as strictly as JSON, and what the hub says when it gives nothing."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic.core.errors import BadInput
+from laconic.data.examples import read_examples
+from laconic.data.settings import Data
+from laconic.data.tables import hub
+from tests.conftest import needs
+
+HOW = Data(path="rows.parquet")
+ROW: dict[str, Any] = {"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}
+
+
+def written(folder: Path, *rows: dict[str, Any]) -> Path:
+    needs("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    path = folder / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def test_parquet(tmp_path: Path) -> None:
+    path = written(tmp_path, ROW | {"level": 3}, ROW | {"question": "3?", "steps": [], "answer": "3", "level": None})
+    read = read_examples(path, HOW)
+    assert [(e.id, e.question, e.steps, e.answer) for e in read.examples] == [
+        ("rows.parquet:1", "2 and 2?", ("<<2+2=4>>",), "4"),
+        ("rows.parquet:2", "3?", (), "3"),
+    ]
+    assert read.examples[0].flags == {"level": 3}
+    assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert [e.id for e in read_examples(path, HOW, 1).examples] == ["rows.parquet:1"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"answer": None}, r"^rows\.parquet:row 2:answer: answer: null where text is asked: .*; give a text"),
+        ({"question": " "}, r"^rows\.parquet:row 2:question: question: empty"),
+        ({"answer": "4\u202e"}, r"^rows\.parquet:row 2:answer: a mark that turns the order of a text"),
+        ({"steps": ["a", ""]}, r"^rows\.parquet:row 2:steps: steps: empty text where a text of its own for each step"),
+    ],
+)
+def test_a_bad_row_of_parquet(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        read_examples(written(tmp_path, ROW, ROW | row), HOW)
+
+
+def test_rows_with_the_columns_of_published_sets(tmp_path: Path) -> None:
+    row = {"question": "2?", "cot": "<<1+1=2>> <<2*1=2>>", "answer": "#### 2"}
+    read = read_examples(written(tmp_path, row, row | {"answer": None}), Data(path="rows.parquet", split="spaces"))
+    assert [(e.steps, e.answer) for e in read.examples] == [(("<<1+1=2>>", "<<2*1=2>>"), "2")]
+    assert read.notes == ("rows.parquet: rows left out, whose answer is null",)
+
+
+def test_no_parquet(tmp_path: Path) -> None:
+    path = written(tmp_path, ROW)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(BadInput, match=r"rows\.parquet: no Parquet file: .*; write it again"):
+        read_examples(path, HOW)
+
+
+def test_the_hub_out_of_reach() -> None:
+    needs("datasets")
+    say = (
+        r"^whynlp/gsm8k-aug: the hub gives nothing by that name: .*; a local copy works too: its \.jsonl or \.parquet "
+        r"file as data\.name, or the folder of the files as data\.root$"
+    )
+    with pytest.raises(BadInput, match=say):
+        hub("whynlp/gsm8k-aug", None, "train", None)
+    with pytest.raises(BadInput, match=r"did you mean whynlp/gsm8k-aug\? a local copy works too"):
+        hub("whynlp/gsm8k-agu", None, "train", None)
+
+
+def test_a_split_that_the_hub_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("datasets")
+    import datasets
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise ValueError("Unknown split \"dev\". Should be one of ['train', 'test'].")
+
+    monkeypatch.setattr(datasets, "load_dataset", refused)
+    with pytest.raises(BadInput, match=r"^a/b has no split dev; it has train, test$"):
+        hub("a/b", None, "dev", None)

@@ -1,0 +1,101 @@
+"""Rows of sets by name in a recipe: where paths lie, what is trained and validated on, the whole way of a command."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from laconic.core.errors import BadInput
+from laconic.evaluation.protocols import CODI
+from laconic.recipe.models import tokenizer_of
+from laconic.recipe.opened import fingerprint
+from laconic.recipe.read import read
+from laconic.recipe.rows import held_out, protocol, training
+from laconic.verbs.train import Train
+from tests.conftest import needs
+
+SMALL = """method = "kava"
+[model]
+name = "MODEL"
+[thinking]
+count = 4
+rounds = 2
+[data]
+kind = "maths"
+name = ["aggregate", "rows.jsonl"]
+valid = "gsm8k-aug:valid"
+root = "data"
+sizes = "any"
+too_long = "drop"
+rows = 24
+[validation]
+rows = 2
+max_tokens = 4
+[train]
+what = "lora"
+steps = 2
+batch = 4
+lr = 1e-3
+[lora]
+r = 2
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, shared: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL.replace("MODEL", str(shared / "models/stories260k")))
+    (tmp_path / "data").symlink_to(shared / "data")
+    row = {"question": "Two and two and two?", "steps": ["<<2+2=4>>", "<<4+2=6>>"], "answer": "6"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    return path
+
+
+def test_paths_and_names(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    data = read(small)[0].data
+    assert data.name == ("aggregate", str(tmp_path / "rows.jsonl"))  # files lie by the recipe, names stay names
+    assert (data.valid, data.root) == ("gsm8k-aug:valid", str(tmp_path / "data"))
+    data = read(small, ["data.name=whynlp/gsm8k-aug", "data.valid=held.jsonl", "data.root=there"])[0].data
+    assert data.name == ("whynlp/gsm8k-aug",)
+    assert (data.valid, data.root) == (str(tmp_path / "here/held.jsonl"), str(tmp_path / "here/there"))
+    data = read(small, ['data.name=["gsm8k", "a/b.parquet"]'])[0].data
+    assert data.name == ("gsm8k", str(tmp_path / "here/a/b.parquet"))
+
+
+def test_where_the_files_lie_makes_no_other_run(small: Path) -> None:
+    recipes = [read(small, [f"data.root={root}"])[0] for root in ("a", "b")]
+    assert fingerprint(recipes[0]) == fingerprint(recipes[1])
+    assert fingerprint(read(small, ["data.name=gsm8k"])[0]) != fingerprint(recipes[0])
+
+
+def test_rows_of_sets(small: Path) -> None:
+    recipe = read(small, ['data.name=["gsm8k-aug", "gsm8k"]', "data.rows=300"])[0]
+    tokenizer = tokenizer_of(recipe.model)
+    rows = training(recipe, tokenizer, 512)
+    assert len(rows.examples) == 300
+    assert rows.examples[0].id == "gsm8k-aug-train-00000"
+    assert rows.notes[0] == "gsm8k-aug:train: 10,432 rows, of the 385,620 that the set has"
+    assert [e.id for e in held_out(recipe, tokenizer, 512, "valid", 3).examples][-1] == "gsm8k-aug-valid-00002"
+    with pytest.raises(BadInput, match=r"^data\.test: absent; name the rows that are held out"):
+        held_out(recipe, tokenizer, 512, "test")
+
+
+def test_digits_are_not_judged_as_one_number(small: Path) -> None:
+    assert protocol(read(small)[0].data) is CODI
+    assert protocol(read(small, ["data.name=mult-4:valid"])[0].data) is not CODI
+
+
+def test_a_run_on_real_questions(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    needs("peft")
+    torch.manual_seed(0)
+    assert Train(recipe=str(small), out=tmp_path / "run", format="json", device="cpu").run() == 0
+    out, err = capsys.readouterr()
+    end = json.loads(out)["runs"][0]
+    assert end["steps"] == 2
+    assert set(end["validation"]) == {"accuracy", "teacher_accuracy"}
+    assert "24 rows read" in err
+    again = read(tmp_path / "run/recipe.toml")[0]
+    assert again == read(small)[0]
