@@ -13,7 +13,6 @@ from laconic.recipe.opened import fingerprint
 from laconic.recipe.read import read
 from laconic.recipe.rows import held_out, protocol, training
 from laconic.verbs.train import Train
-from tests.conftest import needs
 
 SMALL = """method = "kava"
 [model]
@@ -33,12 +32,9 @@ rows = 24
 rows = 2
 max_tokens = 4
 [train]
-what = "lora"
 steps = 2
 batch = 4
 lr = 1e-3
-[lora]
-r = 2
 """
 
 
@@ -89,7 +85,6 @@ def test_digits_are_not_judged_as_one_number(small: Path) -> None:
 
 
 def test_a_run_on_real_questions(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    needs("peft")
     torch.manual_seed(0)
     assert Train(recipe=str(small), out=tmp_path / "run", format="json", device="cpu").run() == 0
     out, err = capsys.readouterr()
