@@ -1,7 +1,9 @@
 """Answers judged, written as they come, continued after a stop, committed once; and what is timed."""
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ import pytest
 from laconic.core.contract import Answers, Example
 from laconic.core.errors import BadInput, Busy, Damaged
 from laconic.core.generate import Passes
-from laconic.evaluation.evaluate import Result, evaluate, row_of
+from laconic.evaluation.evaluate import Result, evaluate, read_rows, row_of
 from laconic.evaluation.protocols import DIGIT, last_digit
 from laconic.evaluation.timing import latencies, throughput
 
@@ -125,3 +127,58 @@ def test_what_is_timed_is_asked_alone_after_the_warm_up() -> None:
 def test_a_result_without_rows_of_bytes() -> None:
     rows = evaluate(Sums(), Questions(), EXAMPLES, DIGIT).rows
     assert Result(rows, "last digit").to_json()["held"]["bytes"] == 0
+
+
+class Two:
+    """One of two ranks that work in turns of threads, as `training.ranks` has them."""
+
+    def __init__(self, rank: int, board: list[list[object]], turn: threading.Barrier) -> None:
+        self.rank, self.world, self.board, self.turn = rank, 2, board, turn
+
+    def exchange(self, value: object) -> list[object]:
+        self.board[self.rank].append(value)
+        self.turn.wait(10)
+        found = [said[-1] for said in self.board]
+        self.turn.wait(10)
+        return found
+
+    def first(self, function: Callable[[], object]) -> object:
+        return self.exchange(function() if self.rank == 0 else None)[0]
+
+
+def test_two_ranks_give_the_rows_of_one_process(tmp_path: Path) -> None:
+    alone = evaluate(Sums(), Questions(), EXAMPLES, DIGIT)
+    board, turn, asked = list[list[object]]([[], []]), threading.Barrier(2), [Sums(), Sums()]
+
+    def rank(number: int) -> Result:
+        ranks, folder = Two(number, board, turn), tmp_path / "digits"
+        return evaluate(
+            asked[number], Questions(), EXAMPLES, DIGIT, batch=3, folder=folder, key={"step": "a"}, ranks=ranks,  # pyright: ignore
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(rank, range(2)))
+    assert found[0].rows == found[1].rows == alone.rows
+    assert sorted(asked[0].asked + asked[1].asked) == list(range(23))
+    assert len(asked[0].asked) - len(asked[1].asked) in (0, 1)
+    assert evaluate(Sums(0), Questions(), EXAMPLES, DIGIT, folder=tmp_path / "digits", key={"step": "a"}) == alone
+    with ThreadPoolExecutor(2) as pool:  # what is there is read by the first and told to the other
+        assert [again.rows for again in pool.map(rank, range(2))] == [alone.rows, alone.rows]
+    assert sorted(asked[0].asked + asked[1].asked) == list(range(23))
+
+
+def test_questions_are_asked_in_an_order_of_their_own_and_rows_come_back_in_theirs(tmp_path: Path) -> None:
+    order = sorted(range(23), key=lambda i: (i * 7) % 23)
+    first, second = Sums(), Sums()
+
+    def stop() -> None:
+        if len(first.asked) >= 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(first, Questions(), EXAMPLES, DIGIT, batch=5, folder=tmp_path / "a", order=order, between=stop)
+    assert first.asked == order[:10]
+    found = evaluate(second, Questions(), EXAMPLES, DIGIT, batch=5, folder=tmp_path / "a", order=order)
+    assert second.asked == order[10:]
+    assert found == evaluate(Sums(), Questions(), EXAMPLES, DIGIT)
+    assert read_rows(tmp_path / "a") == found.rows

@@ -140,3 +140,40 @@ def test_runs_that_cannot_be_compared() -> None:
     for bad in ([], [math.nan], np.ones((2, 2, 2))):
         with pytest.raises(ValueError, match="asked is a finite number for each seed and question"):
             statistics.matrix(bad)
+
+
+def test_no_rounding_leaves_0_out_of_an_interval() -> None:
+    """One question of 31 that only A has right: in 36 of 100 resamples it is not drawn, and nothing differs."""
+    for n in (31, 7, 77):
+        for seeds in (1, 3):
+            a, b = np.zeros((seeds, n)), np.zeros((seeds, n))
+            a[:, 4] = 1
+            found = statistics.difference(a, b)
+            assert found.low <= 0 <= found.high
+            assert found.p > 0.5
+            assert statistics.shown([found]) == [False]
+
+
+def test_the_mean_of_sets_is_plain_and_its_interval_is_of_independent_sets() -> None:
+    a, b = np.arange(400) < 100, np.arange(100) < 90
+    found = statistics.macro([a, b])
+    assert (found.mean, found.sd, found.seeds, found.questions) == ((0.25 + 0.9) / 2, None, 1, 500)
+    half = 1.96 * math.sqrt(0.25 * 0.75 / 400 + 0.9 * 0.1 / 100) / 2
+    assert (found.low, found.high) == (
+        pytest.approx(found.mean - half, abs=0.004),
+        pytest.approx(found.mean + half, abs=0.004),
+    )
+    alike = statistics.macro([b, b])  # two sets of one size are not drawn alike
+    assert alike.high - alike.low < 0.8 * (statistics.estimate(b).high - statistics.estimate(b).low)
+    seeds = statistics.macro([np.stack([a, ~a, a]), np.stack([b, b, b])])
+    assert seeds.sd == pytest.approx(np.std([0.575, 0.825, 0.575], ddof=1))
+
+
+def test_the_mean_difference_of_sets_is_paired() -> None:
+    a, b = [np.arange(400) < 100, np.arange(100) < 90], [np.arange(400) < 100, np.arange(100) < 80]
+    found = statistics.macro_difference(a, b)
+    assert found.mean == pytest.approx(0.05)
+    assert 0 < found.low < 0.05 < found.high < 0.1
+    assert statistics.shown([found]) == [True]
+    none = statistics.macro_difference(a, a)
+    assert (none.mean, none.low, none.high, none.p) == (0, 0, 0, 1)

@@ -36,7 +36,7 @@ def figures() -> Figures:
 
 def reported(source: str | None, row: str | None, name: str) -> Sequence[Reported] | None:
     """What papers report for a recipe on a set: nothing, where that is not known; None for a recipe of no paper."""
-    if source is None or row is None:
+    if source is None or row is None or " table " not in source:
         return None
     sets = figures().get((source, row), {})
     return sets.get("gsm8k" if name in SAME else name, ())

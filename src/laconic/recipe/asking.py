@@ -27,7 +27,7 @@ from laconic.evaluation.protocols import Protocol
 from laconic.recipe.methods import answer, writing
 from laconic.recipe.opened import RECIPE, Opened, is_run, newest
 from laconic.recipe.rows import held_out, in_words
-from laconic.recipe.schema import WHOLE, Recipe
+from laconic.recipe.schema import TABLES, WHOLE, Recipe
 from laconic.training import checkpoint
 from laconic.training.ranks import Alone, Ranks
 from laconic.training.signals import Interrupted, Stop
@@ -237,15 +237,20 @@ def folder_name(asked: Asked, step: int, *, rows: int | None, teacher: bool, rou
     return re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(parts))
 
 
+def check_rounds(recipe: Recipe, rounds: int, run: str) -> None:
+    """Raises `Usage` (2) for a run that makes no thoughts in rounds."""
+    thinking = recipe.thinking if "thinking" in TABLES[recipe.method] else None
+    if thinking is None or thinking.rounds is None:
+        raise Usage(f"--rounds {rounds}: {run} makes no thoughts in rounds; ask a run of pccot or kava")
+
+
 @contextmanager
 def in_rounds(run: Opened, rounds: int | None) -> Iterator[None]:
     """Inside, thoughts are made in another number of rounds than they were trained with."""
     thoughts = run.parts.thoughts
-    if rounds is None:
+    if rounds is None or thoughts is None:
         yield
         return
-    if thoughts is None or thoughts.rounds is None:
-        raise Usage(f"--rounds {rounds}: {run.folder} makes no thoughts in rounds; ask a run of pccot or kava")
     trained = thoughts.rounds
     thoughts.rounds = rounds
     try:

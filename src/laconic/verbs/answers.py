@@ -96,6 +96,8 @@ def checked(how: Asking, paths: Sequence[str]) -> None:
     protocols.same([how.judge(recipe).name for recipe in recipes.values()])
     for folder, recipe in recipes.items():
         protocols.check_format(how.judge(recipe), recipe.data.format, str(folder))
+        for rounds in how.rounds:
+            asking.check_rounds(recipe, rounds, str(folder))
     if how.teacher and not any(recipe.method in TEACHERS for recipe in recipes.values()):
         methods = ", ".join(sorted({recipe.method for recipe in recipes.values()}))
         raise Usage(f"--teacher: {methods} learned no chain beside its answers; give a run of {', '.join(TEACHERS)}")

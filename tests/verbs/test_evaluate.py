@@ -1,0 +1,274 @@
+"""`laconic evaluate` as a user gives it: tables, what is kept, what goes on after a signal, and what is refused."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from laconic import cli
+from laconic.core.contract import Answers
+from laconic.evaluation.evaluate import read_rows
+from laconic.recipe import asking
+from laconic.recipe.opened import opened
+from laconic.verbs.train import Train
+from tests.conftest import REPO, shared_dir
+from tests.verbs.test_train import TINY
+
+Run = Callable[..., tuple[int, str, str]]
+WORDS = """method = "kava"
+source = "kava table 6"
+row = "1b aug"
+differs = { "model.family" = "it is small" }
+[model]
+family = "llama"
+tokenizer = "{tokenizer}"
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+max_position_embeddings = 400
+[thinking]
+count = 2
+rounds = 1
+[data]
+path = "{rows}"
+valid = "{rows}"
+format = "pccot"
+eos = "<|endoftext|>"
+drop_negative = true
+allow_overlap = true
+[validation]
+rows = 2
+max_tokens = 4
+[train]
+steps = 2
+batch = 4
+save_every = 1
+validate_every = 1
+best = "accuracy"
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on digits; three seeds on rows in words, and one more that answers at once."""
+    folder = tmp_path_factory.mktemp("runs")
+    tokenizer = shared_dir() / "data/tokenizers/gsm-bpe-2048"
+    (folder / "digits.toml").write_text(TINY.replace("valid_rows = 20", "valid_rows = 20, test_rows = 24"))
+    words = WORDS.replace("{tokenizer}", str(tokenizer)).replace("{rows}", str(REPO / "examples/own.jsonl"))
+    (folder / "words.toml").write_text(words)
+    assert Train(str(folder / "digits.toml"), out=folder / "digits", device="cpu").run() == 0
+    assert Train(str(folder / "words.toml"), out=folder / "kava", seeds=3, device="cpu").run() == 0
+    plain = ("method=nocot", "source=ours")
+    assert Train(str(folder / "words.toml"), plain, out=folder / "plain", device="cpu").run() == 0
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path) -> Run:
+    """A command in the folder of the runs: its exit code, standard output, standard error."""
+    monkeypatch.chdir(runs)
+
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["laconic", "evaluate", *map(str, args)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        told = capsys.readouterr()
+        return int(end.value.code or 0), told.out, told.err
+
+    return call
+
+
+def told(run: Run, *args: object) -> dict[str, Any]:
+    code, out, err = run(*args, "--format", "json", "--device", "cpu")
+    assert (code, out.count("\n")) == (0, 1), err
+    return json.loads(out)
+
+
+def test_a_run_on_its_own_test_in_every_way(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("digits", "--teacher", "--rounds", "0,3")
+    found = told(run, *asked)
+    assert found["protocol"] == "last digit"
+    (test,) = found["sets"]
+    assert (test["set"], test["questions"]) == ("test", 24)
+    ways = {line["way"]: line for line in test["runs"]}
+    assert list(ways) == ["as trained", "chain", "0 rounds", "3 rounds"]
+    assert [ways[way]["passes"]["think"] for way in ("as trained", "0 rounds", "3 rounds")] == [1, 0, 3]
+    assert ways["chain"]["passes"]["read"] == ways["chain"]["passes"]["first"] == 1
+    assert ways["chain"]["milliseconds"] is None
+    assert {p.name for p in (runs / "digits/evaluations").iterdir()} == {
+        "lock", "test-last-digit-step-4", "test-last-digit-step-4-teacher", "test-last-digit-step-4-rounds-0",
+        "test-last-digit-step-4-rounds-3",
+    }  # fmt: skip
+    folder = runs / "digits/evaluations/test-last-digit-step-4"
+    rows = read_rows(folder)
+    assert [row.right for row in rows].count(True) / 24 == ways["as trained"]["accuracy"]["mean"]
+    assert (folder / "recipe.toml").read_text() == (runs / "digits/recipe.toml").read_text()
+    monkeypatch.setattr(asking, "answer", None)  # whoever asks again fails
+    assert told(run, *asked)["sets"][0]["runs"][0]["accuracy"] == ways["as trained"]["accuracy"]
+
+
+def test_seeds_sets_and_papers(run: Run, runs: Path) -> None:
+    data = ("--on", "gsm8k,gsm-hard,svamp:test", "--root", shared_dir() / "data", "--rows", 12, "--device", "cpu")
+    code, out, err = run("kava", *data, "--against", "plain")
+    assert code == 0, err
+    for text in (
+        "gsm8k: 12 questions", "gsm-hard, changed: 11 questions", "always “18”", "n=1: the intervals", "kava  ",
+        "plain ", "mean of sets", "protocol pccot", "svamp: kava against plain: ", "McNemar p",
+        "mean of sets: kava against plain: ",
+        "kava: kava, float32; seed 0 at step 2, seed 1 at step 2, seed 2 at step 2",
+        "kava differs from kava table 6, 1b aug, in model.family", "device: cpu",
+    ):  # fmt: skip
+        assert text in out, text
+    assert " ± " in out
+    lines = [line for line in out.splitlines() if line.startswith(("  kava ", "  plain "))]
+    assert all(line.endswith("–") or line.rstrip()[-1].isdigit() for line in lines)  # of so few questions no paper says
+    assert len(list((runs / "kava").glob("seed-*/evaluations/svamp-pccot-step-2-first-12"))) == 3
+
+
+def test_papers_stand_beside_whole_sets_and_time_is_taken(run: Run, tmp_path: Path) -> None:
+    line = '{"question": "What is 3 + 4?", "answer": "7"}\n{"question": "What is 3 - 9?", "answer": "-6"}\n'
+    (tmp_path / "own.jsonl").write_text(line)
+    found = told(run, "kava", "--on", tmp_path / "own.jsonl", "--protocol", "decimal", "--latency", 5, "--rounds", 0)
+    (own,) = found["sets"]
+    assert (own["set"], own["questions"]) == ("own", 2)  # drop_negative is of training
+    assert own["runs"][0]["papers"] == "not known"
+    assert own["runs"][0]["seeds"] == [0, 1, 2]
+    assert own["runs"][0]["accuracy"]["sd"] is not None
+    for line in own["runs"]:  # only two questions are there
+        assert (line["milliseconds"]["questions"], line["milliseconds"]["median"] > 0) == (2, True)
+        assert line["per_second"] > 0
+
+
+def test_protocols_give_their_prompt_and_budget(runs: Path) -> None:
+    kava, plain = (opened(runs / name, torch.device("cpu")) for name in ("kava/seed-0", "plain"))
+    path = str(REPO / "examples/own.jsonl")
+    longest = max(len(row) for row in Path(path).read_text().splitlines())
+
+    def how(run: Any, name: str | None, teacher: bool = False) -> tuple[int, int]:
+        asked = asking.asked(run, path, asking.chosen(run.recipe, name))
+        assert asked.longest < longest
+        first: Any = asked.source.batch(list(asked.order[:1]), 0, 0)
+        assert int(first.question_live.sum()) == asked.longest
+        found = asking.told(run, asked, teacher=teacher)
+        return found.max_tokens, len(found.prompt)
+
+    assert asking.chosen(kava.recipe, None).name == "pccot"
+    assert how(kava, None) == how(kava, "decimal") == (10, 5)
+    assert how(kava, "codi") == (256, 0)
+    assert how(kava, "codi", teacher=True) == (256, 5)
+    assert how(plain, "codi") == (256, 0)
+    asked = asking.asked(kava, path, asking.chosen(kava.recipe, "codi"))
+    assert asking.told(kava, replace(asked, longest=300)).max_tokens == 400 - 300 - 4  # as far as the context goes
+
+
+def test_a_signal_ends_with_75_and_the_same_command_goes_on(
+    run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = asking.answer, list[int]()
+
+    def answer(method: Any, questions: Any, told: Any, *, teacher: bool = False) -> Answers:
+        calls.append(questions.B)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(method, questions, told, teacher=teacher)
+
+    monkeypatch.setattr(asking, "answer", answer)
+    asked = ("digits", "--on", "valid", "--batch", 5, "--rows", 15, "--device", "cpu")
+    code, out, err = run(*asked)
+    assert (code, out) == (75, "")
+    kept = "SIGTERM: digits, valid: what is answered is kept; run the same command again to go on"
+    assert kept in err
+    part = runs / "digits/evaluations/.part-valid-last-digit-step-4-first-15/answers.jsonl"
+    assert len(part.read_text().splitlines()) == 10
+    assert run(*asked)[0] == 0
+    assert calls == [5] * 4  # the third batch was left, and asked again
+    assert not part.parent.exists()
+
+
+def test_a_signal_while_time_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from laconic.verbs import answers
+
+    def latencies(*rest: object, **more: object) -> None:
+        raise answers.Interrupted
+
+    monkeypatch.setattr(answers, "latencies", latencies)
+    monkeypatch.setattr(answers.Stop, "name", "SIGINT")
+    code, _, err = run("digits", "--latency", 3, "--device", "cpu")
+    assert code == 75
+    assert "SIGINT: while test was timed; the answers are kept, time it again" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        ((), 2, "no run given; laconic evaluate RUN"),
+        (("gone",), 66, "gone is no run, and holds no seed-N that is one; give what laconic train wrote"),
+        (("digits", "--rows", 0), 2, "--rows 0: too few; give 1 or more"),
+        (("digits", "--rounds", "two"), 2, "--rounds two: write numbers from 0 on, with commas between"),
+        (("digits", "--tol", "small"), 2, "--tol small: write a number, as 0.001"),
+        (("digits", "--protocol", "decimal", "--tol", "-1"), 2, "tolerance -1: give 0 or a positive number"),
+        (("digits", "--on", "gsm8k"), 2, "trained on generated digits, and has words for no other; ask test"),
+        (("digits", "--protocol", "pccot"), 2, "--protocol pccot: digits writes answers in format digits"),
+        (("kava", "digits"), 2, "figures of the protocols last digit and pccot do not go into one column"),
+        (("plain", "--teacher"), 2, "--teacher: nocot learned no chain beside its answers; give a run of codi"),
+        (("plain", "--rounds", "1"), 2, "--rounds 1: plain makes no thoughts in rounds; ask a run of pccot or kava"),
+        (("kava",), 66, "test: kava/seed-0 names no data.test; name a set or a file"),
+        (("kava", "--on", "svanp"), 66, "no data set svanp; did you mean svamp?"),
+        (("kava", "--step", "9"), 2, "has no step 9; there: "),
+        (("kava", "--step", "last"), 2, "--step last: no such step of kava/seed-0; write newest, best, or a number"),
+        (("digits", "--step", "best"), 2, "--step best: no such step of digits; its recipe has no train.best"),
+        (("kava", "--on", "gsm8k:dev", "--root", "."), 66, "gsm8k has no split dev"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_one_line(run: Run, args: tuple[str, ...], code: int, said: str) -> None:
+    ended, out, err = run(*args, *(("--device", "cpu") if args else ()))
+    assert (ended, out) == (code, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_protocol_that_does_not_fit_the_data_is_refused(run: Run) -> None:
+    code, out, err = run("kava", "--on", "prosqa", "--protocol", "codi", "--root", shared_dir() / "data")
+    assert (code, out, err.count("\n")) == (66, "", 1)
+    assert "prosqa: the answer of prosqa-test-0000 is 'Sally is a sterpus.', protocol codi asks for a number" in err
+
+
+def test_the_best_step_is_that_of_the_runs_own_validation(run: Run, runs: Path) -> None:
+    best = json.loads((runs / "kava/seed-0/steps/step-000002/progress.json").read_text())["best"][0][1]
+    assert asking.step_of(runs / "kava/seed-0", "best") == best
+    assert asking.step_of(runs / "kava/seed-0", "1") == 1
+    assert asking.step_of(runs / "kava/seed-0", "newest") == 2
+
+
+def test_time_is_taken_in_one_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = run("digits", "--latency", 5)
+    assert code == 2
+    assert "--latency: time is taken in one process; ask first with torchrun, then time without it" in err
+
+
+@pytest.mark.loopback
+def test_two_ranks_give_the_rows_of_one_process(run: Run, runs: Path, tmp_path: Path) -> None:
+    from tests.training.several import ends
+
+    (runs / "two").mkdir()
+    for name in ("recipe.toml", "steps"):
+        (runs / "two" / name).symlink_to(runs / "digits" / name)
+
+    def command() -> int:
+        sys.argv = ["laconic", "evaluate", "two", "--batch", "4", "--device", "cpu", "--format", "json"]
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(end.value.code or 0)
+
+    assert [end.said for end in ends(tmp_path, command)] == [0, 0]
+    assert run("digits", "--batch", "4", "--device", "cpu")[0] == 0
+    name = "evaluations/test-last-digit-step-4"
+    assert read_rows(runs / "two" / name) == read_rows(runs / "digits" / name)
