@@ -14,6 +14,7 @@ from tyro.conf import subcommand
 from laconic.console import say
 from laconic.verbs.data import Check
 from laconic.verbs.demo import Demo
+from laconic.verbs.evaluate import Evaluate
 from laconic.verbs.export import Export
 from laconic.verbs.generate import Generate
 from laconic.verbs.make import Make
@@ -41,6 +42,7 @@ Command = (
     Annotated[Demo, subcommand("demo")]
     | Annotated[Train, subcommand("train")]
     | Annotated[Generate, subcommand("generate")]
+    | Annotated[Evaluate, subcommand("evaluate")]
     | Annotated[Export, subcommand("export")]
     | Data
     | Verify
