@@ -19,7 +19,6 @@ def test_readme_names_the_two_commands_on_its_first_screen() -> None:
         assert any(command in line for line in first_screen), command
 
 
-@pytest.mark.loopback  # commands are forked from a process that is spoken to by a socket
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
     asked = commands(REPO / page)
@@ -52,7 +51,6 @@ def test_python_of_the_page_runs(page: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-@pytest.mark.loopback
 def test_the_text_the_readme_shows_is_the_text_that_comes(tmp_path: Path) -> None:
     shown = next(text for _, text in blocks(REPO / "README.md", "console") if "laconic generate" in text)
     command, *told = shown.splitlines()
