@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import permutations
 
 STEP = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
@@ -35,8 +36,12 @@ class Chain:
         self.latest: dict[Fraction, int] = {}
         self.used: set[int] = set()
         self.read: list[tuple[list[Part], list[Ref | str]]] = []
-        pairs = list(permutations(numbers, 2))
-        self.derived = {c for a, b in pairs for c in (a + b, a - b, a * b)} | {a / b for a, b in pairs if b}
+
+    @cached_property
+    def derived(self) -> set[Fraction]:
+        """Sums, differences, products and quotients of two numbers of the question."""
+        pairs = list(permutations(self.asked, 2))
+        return {c for a, b in pairs for c in (a + b, a - b, a * b)} | {a / b for a, b in pairs if b}
 
     @property
     def results(self) -> list[Fraction]:

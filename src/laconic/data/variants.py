@@ -103,7 +103,8 @@ def amounts(question: str) -> list[re.Match[str]]:
     return [
         match
         for match in NUMBER.finditer(question)
-        if not AFTER.match(question, match.end()) and not BEFORE.search(question[: match.start()])
+        if not AFTER.match(question, match.end())
+        and not BEFORE.search(question[max(0, match.start() - 2) : match.start()])
     ]
 
 
