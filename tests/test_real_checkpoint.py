@@ -44,6 +44,7 @@ max_tokens = 8
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a trained run in it."""
     needs("peft")
+    needs("transformers")
     shared_dir()
     folder = sandbox(tmp_path_factory.mktemp("path"), wants_shared=True)
     (folder / "lora.toml").write_text(RECIPE, encoding="utf-8")
@@ -77,7 +78,8 @@ def test_it_is_looked_into(inside: Path) -> None:
 
 
 def test_it_leaves_for_transformers_and_comes_back(inside: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     done = laconic("laconic export run --out exported", inside)
     assert done.returncode == 0, done.stderr
     ids = torch.tensor([[1, 5, 9, 200, 37]])

@@ -11,7 +11,7 @@ from laconic.recipe import models
 from laconic.recipe.methods import method_of
 from laconic.recipe.models import Parts
 from laconic.recipe.opened import fingerprint, start
-from laconic.recipe.rows import training
+from laconic.recipe.rows import Show, training
 from laconic.recipe.saving import ModelPart
 from laconic.recipe.schema import Recipe
 from laconic.recipe.validation import validation
@@ -34,10 +34,10 @@ class Built:
     notes: tuple[str, ...] = ()
 
 
-def build(recipe: Recipe, device: torch.device, ranks: Ranks | None = None) -> Built:
+def build(recipe: Recipe, device: torch.device, ranks: Ranks | None = None, show: Show | None = None) -> Built:
     """Everything of a run. Raises `Usage` (2) for what does not go together, `BadInput` (66) for rows that are bad."""
     decoder, tokenizer = start(recipe, device)
-    rows = training(recipe, tokenizer, decoder.config.max_position_embeddings)
+    rows = training(recipe, tokenizer, decoder.config.max_position_embeddings, show)
     source = rows.source
     parts = models.fresh(recipe, decoder.to(device), tokenizer, decoder.fingerprint)
     method = method_of(parts, recipe, recipe.train.per_epoch(len(source)), source.longest).to(device)

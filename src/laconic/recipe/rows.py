@@ -1,6 +1,6 @@
 """The rows of a recipe: those trained on, and those held out, each with the text it was made of."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from laconic.core.contract import Example
@@ -14,6 +14,7 @@ from laconic.data.tokens import Tokenizer
 from laconic.evaluation.protocols import CODI, DIGIT, Protocol, own
 from laconic.recipe.schema import Recipe
 
+Show = Callable[[str, int, int], None]
 HELD_OUT = 0  # seed of the order of generated problems held out: the same for every run
 
 
@@ -26,8 +27,11 @@ class Rows(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def training(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Rows:
-    """The rows trained on. Raises `BadInput` (66) for rows that do not do, or that are held out elsewhere."""
+def training(recipe: Recipe, tokenizer: Tokenizer, context: int, show: Show | None = None) -> Rows:
+    """The rows trained on; `show` is told how far they are encoded.
+
+    Raises `BadInput` (66) for rows that do not do, or that are held out elsewhere.
+    """
     data = recipe.data
     if data.kind == "digits":
         check_digits(tokenizer)
@@ -36,7 +40,7 @@ def training(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Rows:
         return Rows(made, (), DIGIT)
     read = maths.training(data) if data.kind == "maths" else from_file(data)
     M = recipe.thinking.count if recipe.thinking else 0
-    made = Questions(read.examples, tokenizer, data, context=context, thoughts=M, least=recipe.train.batch)
+    made = Questions(read.examples, tokenizer, data, context=context, thoughts=M, least=recipe.train.batch, show=show)
     return Rows(made, made.examples, protocol(data), (*read.notes, *made.counts.lines(M)))
 
 

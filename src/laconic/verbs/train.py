@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.console import note, progress, say
+from laconic.console import progress, say
 from laconic.core.errors import Usage
 from laconic.verbs.arguments import utf8
 
@@ -114,8 +114,8 @@ class Train:
         with joined(recipe.train, device) as ranks, ranks.held(run):
             ranks.first(lambda: begin(run, recipe, resume, environment(str(device), ranks.world)))
             first = ranks.rank == 0
-            with note(f"{out}: building"):
-                built = build(recipe, device, ranks)
+            with progress(out.name) if first else contextlib.nullcontext() as show:
+                built = build(recipe, device, ranks, show)
             for text in built.notes if first else ():
                 say(f"laconic: {text}")
             with progress(out.name) if first else contextlib.nullcontext() as show:
