@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import subcommand
 
 from laconic.console import say
-from laconic.verbs.data import Check
+from laconic.verbs.data import Check, List
 from laconic.verbs.demo import Demo
 from laconic.verbs.evaluate import Evaluate
 from laconic.verbs.export import Export
@@ -35,8 +35,8 @@ Verify = Annotated[
     subcommand("verify", description="Runs the checks and prints them as a table; without a name, all of them."),
 ]
 Data = Annotated[
-    Annotated[Check, subcommand("check")] | Annotated[Make, subcommand("make")],
-    subcommand("data", description="Looks rows over, and makes some."),
+    Annotated[List, subcommand("list")] | Annotated[Check, subcommand("check")] | Annotated[Make, subcommand("make")],
+    subcommand("data", description="Lists data sets, looks rows over, generates rows."),
 ]
 Command = (
     Annotated[Demo, subcommand("demo")]

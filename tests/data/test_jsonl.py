@@ -42,6 +42,17 @@ def test_too_few_rows_write_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_belongs_to_a_file_is_written_with_it_or_neither(tmp_path):
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    second.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(Busy):
+        write_rows(first, iter(ROWS), 5, lambda: write_rows(second, iter(ROWS), 5))
+    assert [p.name for p in tmp_path.iterdir()] == ["b.jsonl"]
+    second.unlink()
+    write_rows(first, iter(ROWS), 5, lambda: write_rows(second, iter(ROWS), 5))
+    assert first.read_bytes() == second.read_bytes()
+
+
 def test_an_example_keeps_its_marks():
     example = Example("i", "Q?", ("<<1+1=2>>",), "2", {"template": "t"})
     assert fields(example) == {"id": "i", "question": "Q?", "steps": ["<<1+1=2>>"], "answer": "2", "template": "t"}

@@ -6,7 +6,19 @@ import sys
 
 import pytest
 
-VERBS = ["demo", "train", "generate", "export", "verify parity", "verify ledger", "verify all"]
+VERBS = [
+    "demo",
+    "train",
+    "generate",
+    "data list",
+    "data check",
+    "data make",
+    "evaluate",
+    "export",
+    "verify parity",
+    "verify ledger",
+    "verify all",
+]
 LIMIT = 0.35  # CPU seconds
 PROGRAM = """import sys
 sys.argv = ["laconic", *{verb!r}.split(), "--help"]

@@ -1,7 +1,6 @@
 """A file of rows looked over: its faults, what stands twice, how long the parts are, what would be cut."""
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,14 +8,17 @@ from typing import NamedTuple
 
 from laconic.core.contract import Example
 from laconic.core.errors import BadInput, on_disk
-from laconic.data.examples import Reader, majority
-from laconic.data.lines import LINE
+from laconic.data.columns import icot
+from laconic.data.contamination import same
+from laconic.data.examples import ACCEPTED, Reader, majority
+from laconic.data.lines import LINE, record
 from laconic.data.pieces import NUMBER, Encoded, Encoder
 from laconic.data.problems import Problem
 from laconic.data.settings import Data
+from laconic.data.tables import parquet
 from laconic.data.tokens import Tokenizer
 
-PARTS = ("question", "chain", "chain without its last step", "answer", "row")
+PARTS = ("question", "chain", "chain without its last step", "answer with its prompt", "row")
 Show = Callable[[str, int, int], None]
 HOW = Data(path="", chain="all", answers="text")  # how rows are encoded: whole chains, any answer
 
@@ -30,46 +32,59 @@ class Lengths(NamedTuple):
     most: int
 
 
+class Scan(NamedTuple):
+    """The rows of a file or set, SHA-256 of its bytes, all its faults, and notes."""
+
+    examples: Sequence[Example]
+    sha256: str
+    faults: Sequence[Problem] = ()
+    notes: Sequence[str] = ()
+
+
 @dataclass(frozen=True)
 class Checked:
-    """What was found. `twice` are pairs of ids, the first and a later row of one question; `over` of rows cut."""
+    """What was found. `twice` are pairs of ids, the first and a later row of one question; `over`, ids of rows cut."""
 
     rows: int
-    sha256: str
     faults: tuple[Problem, ...]
-    notes: tuple[str, ...]
-    chainless: int = 0
-    wordless: int = 0
-    answer: tuple[str, float] = ("", 0.0)
-    twice: tuple[tuple[str, str], ...] = ()
+    chainless: int
+    wordless: int
+    answer: tuple[str, float]
+    twice: tuple[tuple[str, str], ...]
     lengths: Mapping[str, Lengths] = field(default_factory=dict[str, Lengths])
     over: tuple[str, ...] = ()
     unknown: int = 0
 
 
-def look(path: Path, tokenizer: Tokenizer | None, context: int | None, show: Show) -> Checked:
-    """A file of rows looked over; lengths by the tokenizer, rows cut where they are longer than `context` tokens."""
+def scan(path: Path) -> Scan:
+    """The rows of a file, with every fault in place of an error for them."""
     if not path.is_file():
-        raise BadInput(f"{path}: no such file; give a file of rows")
-    reader = Reader(path.name, HOW)
+        raise BadInput(f"{path}: no such file; give a file of rows, or a set that laconic data list names")
+    reader = Reader(path.name, HOW, None, icot if path.suffix == ".txt" else record)
     with on_disk(path), path.open("rb") as stream:
-        reader.read(iter(lambda: stream.readline(LINE + 2), b""))
-    found = Checked(len(reader.examples), reader.hash.hexdigest(), tuple(reader.problems), noted(reader))
-    if reader.examples:
-        found = replace(
-            found,
-            chainless=sum(not example.steps for example in reader.examples),
-            wordless=sum(NUMBER.search(example.answer) is None for example in reader.examples),
-            answer=majority(reader.examples),
-            twice=twice(reader.examples, asked),
-        )
-    return found if tokenizer is None else measured(found, reader.examples, tokenizer, context, show)
+        if path.suffix == ".parquet":
+            reader.table(parquet(path).rows)
+        else:
+            reader.read(iter(lambda: stream.readline(LINE + 2), b""))
+    notes = [text + (f" ({n:,} lines)" if n > 1 else "") for text, n in reader.notes.items()]
+    notes += ["blank lines at the end"] if reader.blank else []
+    if not reader.examples and not reader.problems:
+        reader.problems.append(Problem(0, 0, "empty files", f"{path.name}: no row in it; {ACCEPTED}"))
+    return Scan(reader.examples, reader.hash.hexdigest(), reader.problems, notes)
 
 
-def noted(reader: Reader) -> tuple[str, ...]:
-    """What was accepted, and should be known."""
-    said = [text + (f" ({n:,} lines)" if n > 1 else "") for text, n in reader.notes.items()]
-    return (*said, "blank lines at the end") if reader.blank else tuple(said)
+def look(found: Scan, tokenizer: Tokenizer | None, context: int | None, show: Show) -> Checked:
+    """Rows looked over; lengths by the tokenizer, rows cut where they are longer than `context` tokens."""
+    rows = found.examples
+    checked = Checked(
+        rows=len(rows),
+        faults=tuple(found.faults),
+        chainless=sum(not example.steps for example in rows),
+        wordless=sum(NUMBER.search(example.answer) is None for example in rows),
+        answer=majority(rows) if rows else ("", 0.0),
+        twice=twice(rows),
+    )
+    return checked if tokenizer is None else measured(checked, rows, tokenizer, context, show)
 
 
 def measured(
@@ -106,13 +121,8 @@ def ended(tokenizer: Tokenizer) -> str | None:
     return None if tokenizer.eos is not None else next((token.content for token in added if token.special), None)
 
 
-def asked(question: str) -> str:
-    """A question whatever its capitals, spaces and marks."""
-    return " ".join(re.sub(r"\W+", " ", question.lower()).split())
-
-
-def twice(examples: Sequence[Example], same: Callable[[str], str]) -> tuple[tuple[str, str], ...]:
-    """Pairs of rows that ask one question, as `same` has it."""
+def twice(examples: Sequence[Example]) -> tuple[tuple[str, str], ...]:
+    """Pairs of rows that ask one question, whatever its capitals, spaces and marks."""
     first: dict[str, str] = {}
     pairs = [(first.setdefault(same(e.question), e.id), e.id) for e in examples]
     return tuple((a, b) for a, b in pairs if a != b)

@@ -1,7 +1,7 @@
 """Rows written as JSONL: the same rows, the same bytes; a file that is there is kept if it is equal, else refused."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,12 @@ def fields(example: Example) -> dict[str, Any]:
     return said | dict(example.flags)
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], asked: int) -> None:
+def write_rows(
+    path: Path, rows: Iterable[Mapping[str, Any]], asked: int, beside: Callable[[], object] | None = None
+) -> None:
     """As many rows as asked, one object a line, whole or not at all.
 
+    `beside` writes what belongs to it: when the rows are there, before the file has its name; its error leaves neither.
     Raises `Busy` (73) where a file of other bytes has the name, as soon as a row differs, and `BadInput` (66) where
     there are fewer rows.
     """
@@ -37,6 +40,8 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], asked: int) -> Non
                 raise other(path)
         if written < asked:
             raise BadInput(f"{path.name}: {asked:,} rows asked, there are {written:,}; ask for fewer")
+        if beside:
+            beside()
 
     replace_file(path, write)
 

@@ -1,4 +1,4 @@
-"""`laconic data check`: a file of rows looked over."""
+"""`laconic data list` and `check`: the sets known by name, and rows looked over."""
 
 import json
 from collections.abc import Iterable
@@ -10,27 +10,88 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from laconic.console import note, progress
-from laconic.core.errors import Usage
+from laconic.core.errors import BadInput, Usage
 
 if TYPE_CHECKING:
-    from laconic.data.checking import Checked
+    from laconic.data.checking import Checked, Scan
+    from laconic.data.maths import Set
 
 SHOWN = 3  # ids named as examples
+PARTS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class List:
+    """Lists the data sets known by name: their rows, where they are read from, their licences.
+
+    Example: laconic data list
+    """
+
+    format: Literal["human", "json"] = "human"
+    """json: one object, and nothing else, on standard output"""
+
+    def run(self) -> int:
+        """Prints them."""
+        from laconic.data.maths import SETS
+
+        if self.format == "json":
+            print(json.dumps({"schema": 1, "sets": [about(found) for found in SETS.values()]}, ensure_ascii=False))
+            return 0
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("set", *PARTS, "from", "licence", box=SIMPLE_HEAD)
+        for found in SETS.values():
+            rows = {part: split.rows for part, split in found.splits.items()}
+            places = [name for name, there in (("files", files_of(found)), ("hub", found.repo)) if there]
+            counts = [f"{count:,}" if (count := rows.get(part)) else "" for part in PARTS]
+            table.add_row(found.name, *counts, ", ".join(places or ["sets"]), found.licence)
+        Console().print(table)
+        for found in SETS.values():
+            hub = f"; hub: {found.repo}" if found.repo else ""
+            more = f"; laconic data make {found.made} writes training rows" if found.made else ""
+            print(f"{found.name}: {found.about}{hub}{more}")
+        return 0
+
+
+def files_of(found: "Set") -> dict[str, str]:
+    """The file of each split that has one."""
+    return {part: split.file.path for part, split in found.splits.items() if split.file}
+
+
+def about(found: "Set") -> dict[str, Any]:
+    """A set as JSON."""
+    return {
+        "name": found.name,
+        "about": found.about,
+        "licence": found.licence,
+        "rows": {part: split.rows for part, split in found.splits.items()},
+        "files": files_of(found),
+        "rows_in_files": {part: split.file.rows for part, split in found.splits.items() if split.file},
+        "hub": found.repo,
+        "members": list(found.members),
+        "chain": found.chain,
+        "answers": found.answer,
+        "protocols": list(found.protocols),
+    }
 
 
 @dataclass(frozen=True)
 class Check:
-    """Looks a file of rows over: faults, what stands twice, lengths in tokens, rows that would be cut.
+    """Looks rows over: faults, what stands twice, lengths in tokens, rows that would be cut.
 
     Example: laconic data check train.jsonl --tokenizer meta-llama/Llama-3.2-1B --context 256
     """
 
-    file: Annotated[Positional[Path], arg(metavar="FILE")]
-    """a file with one JSON object a line"""
+    file: Annotated[Positional[str], arg(metavar="FILE")]
+    """a file of rows (.jsonl, .parquet, iCoT's .txt), or a set by name, as gsm8k-aug:valid"""
     tokenizer: str | None = None
     """folder or hub name of a tokenizer, whose tokens are counted"""
     context: int | None = None
     """tokens of question, chain and answer; longer rows would be cut"""
+    root: Path | None = None
+    """folder of the sets' files, for a set by name; without it they come by the hub"""
     format: Literal["human", "json"] = "human"
     """json: one object, and nothing else, on standard output"""
 
@@ -44,23 +105,37 @@ class Check:
             raise Usage(f"--context {self.context}: counted in tokens; name a --tokenizer")
         with note("loading the tokenizer"):
             tokenizer = None if self.tokenizer is None else load_tokenizer(find(self.tokenizer))
+        with note(f"reading {self.file}"):
+            scan = self.scan()
         with progress("checking") as show:
-            found = look(self.file, tokenizer, self.context, show)
+            found = look(scan, tokenizer, self.context, show)
         if self.format == "json":
-            print(json.dumps(self.told(found), ensure_ascii=False))
+            print(json.dumps(self.told(scan, found), ensure_ascii=False))
         else:
-            self.tell(found)
-        return 66 if found.faults or not found.rows else 0
+            self.tell(scan, found)
+        return BadInput.code if found.faults else 0
 
-    def told(self, found: "Checked") -> dict[str, Any]:
+    def scan(self) -> "Scan":
+        """The rows of the file or set."""
+        from laconic.data import maths
+        from laconic.data.checking import Scan, scan
+        from laconic.data.settings import Data, is_file
+
+        if is_file(self.file) or Path(self.file).is_file():
+            return scan(Path(self.file))
+        how = Data(kind="maths", name=(self.file,), root=None if self.root is None else str(self.root))
+        read = maths.load(self.file, "train", how)
+        return Scan(read.examples, read.sha256, (), read.notes)
+
+    def told(self, scan: "Scan", found: "Checked") -> dict[str, Any]:
         """What was found as JSON."""
         return {
             "schema": 1,
-            "file": str(self.file),
-            "sha256": found.sha256,
+            "file": self.file,
+            "sha256": scan.sha256,
             "rows": found.rows,
             "faults": [problem._asdict() for problem in found.faults],
-            "notes": list(found.notes),
+            "notes": list(scan.notes),
             "rows_without_chain": found.chainless,
             "answers_without_number": found.wordless,
             "commonest_answer": {"answer": found.answer[0], "share": found.answer[1]},
@@ -71,12 +146,12 @@ class Check:
             "rows_over_context": list(found.over),
         }
 
-    def tell(self, found: "Checked") -> None:
+    def tell(self, scan: "Scan", found: "Checked") -> None:
         """What was found, for people."""
         from laconic.data.problems import report
 
         if found.faults:
-            print(report(found.faults, self.file.name))
+            print(report(found.faults, Path(self.file).name))
         counts = {
             "faults": len(found.faults),
             "rows": found.rows,
@@ -92,7 +167,7 @@ class Check:
             print(f"{n:>10,}  {text}")
         if found.rows:
             print(f"{found.answer[1]:>10.1%}  of the answers are {found.answer[0]!r}, the commonest")
-        print("\n".join([*(f"note: {text}" for text in found.notes), f"sha256 {found.sha256}"]))
+        print("\n".join([*(f"note: {text}" for text in scan.notes), f"sha256 {scan.sha256}"]))
         if found.lengths:
             self.table(found)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from laconic.data.variants import Template
 
 Row = Mapping[str, Any]
+Show = Callable[[str, int, int], None]
 HELD_OUT = ("gsm8k-aug:valid", "gsm8k-aug:test", "gsm8k:test", "svamp:test", "multiarith:test", "gsm-hard:test")
 
 
@@ -69,26 +70,20 @@ class Make:
         if not self.out.absolute().parent.is_dir():
             raise BadInput(f"{self.out}: no folder {self.out.parent} to write into; make it first")
         files = self.variants() if self.what == "gsm-variants" else [self.generated()]
+        with progress("writing") as show:
+            write(files, show)
         for file in files:
-            self.write(file)
+            say(f"wrote {file.path}")
         if self.format == "json":
-            made = [{"file": str(file.path), "rows": file.count, "about": file.about} for file in reversed(files)]
+            made = [{"file": str(file.path), "rows": file.count, "about": file.about} for file in files]
             print(json.dumps({"schema": 1, "what": self.what, "seed": self.seed, "made": made}))
             return 0
-        for file in reversed(files):
+        for file in files:
             print(f"{file.path}: {file.count:,} {file.about}")
         return 0
 
-    def write(self, file: File) -> None:
-        """One file."""
-        from laconic.data.jsonl import write_rows
-
-        with progress("writing") as show:
-            write_rows(file.path, shown(file, show), file.count)
-        say(f"wrote {file.path}")
-
     def variants(self) -> list[File]:
-        """New numbers for the training questions; the rows of held-out templates come first, as they are the fewer."""
+        """New numbers for the training questions, and for those whose templates are held out."""
         from laconic.data.jsonl import fields
         from laconic.data.variants import is_held, masked, rounds
 
@@ -101,8 +96,8 @@ class Make:
         apart = map(fields, rounds(held, self.seed, taken))
         beside, few = self.out.with_suffix(f".held{self.out.suffix}"), round(self.rows * self.held)
         files = [
-            File(beside, f"rows of {len(held):,} templates that {self.out.name} has none of", few, islice(apart, few)),
             File(self.out, f"{said} of {len(used):,} templates", self.rows, islice(rows, self.rows)),
+            File(beside, f"rows of {len(held):,} templates that {self.out.name} has none of", few, islice(apart, few)),
         ]
         return [file for file in files if file.count]
 
@@ -156,7 +151,16 @@ def loaded(name: str, how: "Data") -> "tuple[Example, ...]":
     return maths.load(name, "test", how).examples
 
 
-def shown(file: File, show: Callable[[str, int, int], None]) -> Iterator[Row]:
+def write(files: list[File], show: Show) -> None:
+    """All files or none: each has its name when those after it are written."""
+    from laconic.data.jsonl import write_rows
+
+    if files:
+        file = files[0]
+        write_rows(file.path, shown(file, show), file.count, lambda: write(files[1:], show))
+
+
+def shown(file: File, show: Show) -> Iterator[Row]:
     """The rows, with what is done and to come."""
     for done, row in enumerate(file.rows):
         if done % 100 == 0:
