@@ -17,6 +17,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ): "a list of faults, each of which tests/recipe/test_read.py quotes",
     ("src/laconic/verify/traces.py", "raise made"): "hands on what a thread raised",
     ("src/laconic/training/signals.py", "raise Interrupted"): "no error but a signal, caught by the loop",
+    ("src/laconic/recipe/asking.py", "raise Interrupted"): "no error but a signal to several ranks; Preempted says so",
 }
 
 ENOUGH = 20  # characters of a message that a test must quote; all of it if it is shorter

@@ -165,7 +165,12 @@ def test_protocols_give_their_prompt_and_budget(runs: Path) -> None:
     assert how(kava, "codi", teacher=True) == (256, 5)
     assert how(plain, "codi") == (256, 0)
     asked = asking.asked(kava, path, asking.chosen(kava.recipe, "codi"))
-    assert asking.told(kava, replace(asked, longest=300)).max_tokens == 400 - 300 - 4  # as far as the context goes
+    long = replace(asked, longest=300)
+    assert asking.told(kava, long).max_tokens == 400 - 300 - 4
+    assert asking.cut_short(kava, long) == [
+        f"own: answers of {runs / 'kava/seed-0'} have 96 tokens at most, not 256: its context ends"
+    ]
+    assert not asking.cut_short(kava, asked)
 
 
 def test_a_signal_ends_with_75_and_the_same_command_goes_on(

@@ -74,7 +74,9 @@ def resampled(scores: Scores, draws: int = DRAWS, set: int = 0) -> Scores:
     Of several sets, numbered by `set`, each has its own draws of questions and all have the same draws of seeds.
     """
     R, N = scores.shape
-    apart = (weights(N, draws, 2 * set) @ scores.T.astype(np.float32)).astype(np.float64)  # exact for right and wrong
+    apart = (weights(N, draws, 2 * set) @ scores.T.astype(np.float32)).astype(
+        np.float64
+    )  # of whole scores: no rounding
     found = (scores.sum() + apart.sum(1)) / (R * N)
     if R > 1:
         seeds = weights(R, draws, 1)

@@ -128,12 +128,9 @@ def apart(line: Line, changed: Sequence[bool]) -> Line | None:
 
 def means(table: Table) -> list[tuple[str, Estimate]]:
     """The plain mean over sets of every run and way that answered two or more."""
-    found: list[tuple[str, Estimate]] = []
-    for title in dict.fromkeys(line.title for line in table.lines):
-        lines = [line for line in table.lines if line.title == title and not line.part]
-        if len(lines) > 1:
-            found.append((title, statistics.macro([line.right for line in lines])))
-    return found
+    titles = dict.fromkeys(line.title for line in table.lines)
+    held = {title: [line.right for line in table.lines if line.title == title and not line.part] for title in titles}
+    return [(title, statistics.macro(rights)) for title, rights in held.items() if len(rights) > 1]
 
 
 def comparisons(table: Table) -> list[Compared]:

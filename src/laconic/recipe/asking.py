@@ -149,15 +149,34 @@ def told(run: Opened, asked: Asked, *, teacher: bool = False) -> Writing:
 
     CODI's gives eot alone, so that a prompt is generated too.
     """
-    recipe, protocol = run.recipe, asked.protocol
-    chain = teacher or recipe.method in WHOLE
-    tokens = protocols.budget(protocol, recipe.data.format, chain=chain, words=asked.words)
+    recipe, protocol, tokens = run.recipe, asked.protocol, budget(run, asked, teacher)
     made = writing(run.parts, recipe, tokens, protocol.sampling, recipe.seed)
-    if protocol.name.startswith("codi") and recipe.data.format == "pccot" and not chain:
+    if protocol.name.startswith("codi") and recipe.data.format == "pccot" and not chains(run, teacher):
         made = replace(made, prompt=())
     thoughts = recipe.thinking.count + 2 if recipe.thinking and not teacher else 0
     room = run.parts.decoder.config.max_position_embeddings - asked.longest - thoughts - len(made.prompt)
     return replace(made, max_tokens=min(tokens, room))
+
+
+def budget(run: Opened, asked: Asked, teacher: bool) -> int:
+    """Tokens an answer may have by its protocol."""
+    return protocols.budget(
+        asked.protocol, run.recipe.data.format, chain=chains(run, teacher), words=asked.words
+    )  # fmt: skip
+
+
+def chains(run: Opened, teacher: bool) -> bool:
+    """Whether a chain is written before the answer, or what is left of one."""
+    return teacher or run.recipe.method in WHOLE
+
+
+def cut_short(run: Opened, asked: Asked, *, teacher: bool = False) -> list[str]:
+    """A line where the model's context ends before the protocol's budget does."""
+    whole, tokens = budget(run, asked, teacher), told(run, asked, teacher=teacher).max_tokens
+    if tokens == whole:
+        return []
+    by = ", by chain" if teacher else ""
+    return [f"{asked.name}{by}: answers of {run.folder} have {tokens} tokens at most, not {whole}: its context ends"]
 
 
 def answering(run: Opened, told: Writing, *, teacher: bool = False, stop: Stop | None = None) -> Answer:

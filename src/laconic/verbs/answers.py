@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from laconic.console import note
+from laconic.console import note, progress
 from laconic.core import lock
 from laconic.core.errors import Preempted, Usage, on_disk
 from laconic.evaluation import protocols
-from laconic.evaluation.evaluate import Answer, Result, Show
+from laconic.evaluation.evaluate import Answer, Result
 from laconic.evaluation.reported import reported
 from laconic.evaluation.table import CHAIN, UNCHANGED, Line, Table, apart
 from laconic.evaluation.timing import latencies, throughput
@@ -32,7 +32,7 @@ MANY = 64  # questions at once, where throughput is taken
 
 @dataclass(frozen=True)
 class Asking:
-    """What is asked of which runs, and with what: the ranks that share it, the signal that ends it, its progress."""
+    """What is asked of which runs, and with what: the device, the ranks that share it, the signal that ends it."""
 
     runs: Sequence[str]
     against: str | None
@@ -49,7 +49,6 @@ class Asking:
     device: torch.device
     ranks: Ranks
     stop: Stop
-    show: Show | None
 
     def judge(self, recipe: Any) -> protocols.Protocol:
         """The protocol of a run."""
@@ -64,6 +63,7 @@ class Group:
     recipe: Any = None
     seeds: list[int] = field(default_factory=list[int])
     steps: list[int] = field(default_factory=list[int])
+    notes: list[str] = field(default_factory=list[str])
     asked: dict[str, Asked] = field(default_factory=dict[str, Asked])
     results: dict[tuple[str, str], list[Result]] = field(default_factory=dict[tuple[str, str], list[Result]])
 
@@ -113,6 +113,7 @@ def asked_group(how: Asking, path: str, name: str) -> Group:
         group.steps.append(run.step)
         with locked(folder, how.ranks):
             for asked, way, result in answers(how, run):
+                group.notes += asking.cut_short(run, asked, teacher=way == CHAIN)
                 group.asked[asked.name] = asked
                 group.results.setdefault((asked.name, way), []).append(result)
     return group
@@ -143,10 +144,12 @@ def answers(how: Asking, run: Opened) -> Iterator[tuple[Asked, str, Result]]:
             told = asking.told(run, asked, teacher=teacher)
             name = asking.folder_name(asked, run.step, rows=how.rows, teacher=teacher, rounds=rounds)
             key = {"gold": asking.gold(asked), "tokens": str(told.max_tokens), "seed": str(run.recipe.seed)}
-            yield asked, way, asking.answered(
-                run, asked, told, name, teacher=teacher, rounds=rounds, batch=how.batch, key=key, ranks=how.ranks,
-                stop=how.stop, show=shown(how, f"{run.folder.name} {asked.name} {way}".rstrip()),
-            )  # fmt: skip
+            title = f"{run.folder.name} {asked.name} {way}".rstrip()
+            with progress(title) if how.ranks.rank == 0 else nullcontext() as show:
+                yield asked, way, asking.answered(
+                    run, asked, told, name, teacher=teacher, rounds=rounds, batch=how.batch, key=key,
+                    ranks=how.ranks, stop=how.stop, show=show,
+                )  # fmt: skip
 
 
 def questions(how: Asking, run: Opened) -> list[Asked]:
@@ -162,12 +165,6 @@ def ways(how: Asking, run: Opened) -> Iterator[tuple[str, bool, int | None]]:
         yield CHAIN, True, None
     for rounds in how.rounds:
         yield f"{rounds} rounds", False, rounds
-
-
-def shown(how: Asking, name: str) -> Show | None:
-    """Progress under a name of its own."""
-    show = how.show
-    return None if show is None else lambda _, done, total: show(name, done, total)
 
 
 def lines_of(how: Asking, group: Group) -> Iterator[Line]:
@@ -221,6 +218,7 @@ def notes_of(how: Asking, group: Group) -> Iterator[str]:
     recipe = group.recipe
     for asked in group.asked.values():
         yield from asked.notes
+    yield from group.notes
     if how.teacher and recipe.method not in TEACHERS:
         yield f"{group.name}: method {recipe.method} has no chain beside its answers"
     if recipe.row and recipe.differs:

@@ -1,6 +1,5 @@
 """`laconic evaluate`: runs asked the questions of data sets, judged by one protocol, beside what papers report."""
 
-import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.console import progress
 from laconic.core.errors import Usage
 from laconic.verbs.arguments import utf8
 
@@ -67,31 +65,28 @@ class Evaluate:
 
         device = placed(self.device)
         with heard() as stop, joined(None, device) as ranks:
-            first = ranks.rank == 0
-            with progress("evaluate") if first else contextlib.nullcontext() as show:
-                found = gathered(
-                    Asking(
-                        runs=tuple(map(utf8, self.runs)),
-                        against=None if self.against is None else utf8(self.against),
-                        sets=tuple(dict.fromkeys(utf8(name.strip()) for name in self.on.split(","))),
-                        protocol=self.protocol,
-                        tol=tolerance(self.tol),
-                        root=self.root,
-                        rows=self.rows,
-                        teacher=self.teacher,
-                        rounds=numbers(self.rounds),
-                        step=self.step,
-                        batch=self.batch,
-                        timed=self.latency,
-                        device=device,
-                        ranks=ranks,
-                        stop=stop,
-                        show=show,
-                    )
+            found = gathered(
+                Asking(
+                    runs=tuple(map(utf8, self.runs)),
+                    against=None if self.against is None else utf8(self.against),
+                    sets=tuple(dict.fromkeys(utf8(name.strip()) for name in self.on.split(","))),
+                    protocol=self.protocol,
+                    tol=tolerance(self.tol),
+                    root=self.root,
+                    rows=self.rows,
+                    teacher=self.teacher,
+                    rounds=numbers(self.rounds),
+                    step=self.step,
+                    batch=self.batch,
+                    timed=self.latency,
+                    device=device,
+                    ranks=ranks,
+                    stop=stop,
                 )
-            if first and self.format == "json":
+            )
+            if ranks.rank == 0 and self.format == "json":
                 print(json.dumps(table.plain(found), ensure_ascii=False, allow_nan=False))
-            elif first:
+            elif ranks.rank == 0:
                 printed(found)
         return 0
 
