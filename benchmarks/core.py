@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks import cache, decoding, loading, start, thinking, training
+from benchmarks import cache, decoding, generating, loading, start, thinking, training
 from benchmarks.measure import FULL, QUICK, REPO, Scale, Table, load, machine
 
 PAGE = REPO / "docs" / "benchmarks.md"
@@ -33,6 +33,7 @@ SECTIONS: dict[str, Callable[[Scale], Table]] = {
     "parity": start.parity,
     "thinking": thinking.thinking,
     "answering": thinking.answering,
+    "generating": generating.generating,
 }
 INTRODUCTION = """# Benchmarks of core
 

@@ -1,0 +1,44 @@
+"""How fast rows are generated: variants of GSM8K's questions, products, graphs."""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from time import process_time
+
+from benchmarks.measure import ABSENT, CORPUS, Scale, Table, verdict
+from laconic.data import maths
+from laconic.data.graphs import problems
+from laconic.data.multiplication import products
+from laconic.data.settings import Data
+from laconic.data.variants import rounds, templates
+
+ASKED = 20_000  # rows a minute
+
+
+def generating(scale: Scale) -> Table:
+    """Rows a minute on one core."""
+    head = ("rows", "count", "CPU s", "rows a minute", "target")
+    text = "CPU seconds of the process, one run each, without reading the sources and without writing."
+    rows: list[tuple[str, ...]] = [variants(scale)] if (CORPUS / "data").is_dir() else [("variants", *[ABSENT] * 4)]
+    rows.append(made("products of 4 by 4 digits", lambda n: islice(products(4, 0), n), scale.made))
+    rows.append(made("products of 9 by 9 digits", lambda n: islice(products(9, 0), n), scale.made))
+    rows.append(made("graphs", lambda n: islice(problems(0), n), max(1, scale.made // 10)))
+    return Table("Generated rows", text, head, rows)
+
+
+def variants(scale: Scale) -> tuple[str, ...]:
+    """Of the local part of GSM8K-Aug."""
+    how = Data(kind="maths", name=("gsm8k-aug-subset",), root=str(CORPUS / "data"))
+    examples = maths.load("gsm8k-aug-subset", "train", how, scale.made).examples
+    began = process_time()
+    found = templates(examples)
+    name = f"variants of {len(found):,} templates, {process_time() - began:.1f} s to find them"
+    return made(name, lambda n: islice(rounds(found, 0), n), scale.made)
+
+
+def made(name: str, make: Callable[[int], Iterable[object]], count: int) -> tuple[str, ...]:
+    """One kind of rows."""
+    began = process_time()
+    got = sum(1 for _ in make(count))
+    took = process_time() - began
+    speed = got / took * 60
+    return (name, f"{got:,}", f"{took:.2f}", f"{speed:,.0f}", verdict(speed, least=ASKED))
