@@ -17,6 +17,7 @@ from laconic.verbs.demo import Demo
 from laconic.verbs.evaluate import Evaluate
 from laconic.verbs.export import Export
 from laconic.verbs.generate import Generate
+from laconic.verbs.inspect import Inspect
 from laconic.verbs.make import Make
 from laconic.verbs.train import Train, rewritten
 from laconic.verbs.verify import All, Ledger, Parity
@@ -43,6 +44,7 @@ Command = (
     | Annotated[Train, subcommand("train")]
     | Annotated[Generate, subcommand("generate")]
     | Annotated[Evaluate, subcommand("evaluate")]
+    | Annotated[Inspect, subcommand("inspect")]
     | Annotated[Export, subcommand("export")]
     | Data
     | Verify

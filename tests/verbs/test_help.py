@@ -10,6 +10,7 @@ VERBS = [
     "demo",
     "train",
     "generate",
+    "inspect",
     "data list",
     "data check",
     "data make",

@@ -17,6 +17,7 @@ from laconic.core.cache import Cache
 from laconic.core.contract import Answers, Reasoning, Step
 from laconic.core.decoder import Decoder
 from laconic.core.errors import Usage
+from laconic.core.generate import Passes
 from laconic.core.keyed import uniform
 from laconic.core.rollout import Edit, Rollout, sequential
 from laconic.core.thoughts import Thoughts
@@ -117,12 +118,16 @@ class Coconut(nn.Module):
         """What follows latents and eot: the steps that are left, prompt, answer. Raises `Usage` (2) for a teacher."""
         refuse(teacher, "Coconut")
         rolled = self.think(questions)
+        return self.follow(questions, rolled.state, rolled.passes, writing)
+
+    def follow(self, questions: Reasoning, state: Cache, passes: Passes, writing: Writing) -> Answers:
+        """What is written behind the cache that latents left, which took `passes`."""
         return after(
             self.decoder,
             questions,
-            rolled.state,
+            state,
             self.thoughts.eot,
-            rolled.passes,
+            passes,
             replace(writing, prompt=()),
             eos_count=ends(writing),
             begins=partial(begun, writing.prompt),

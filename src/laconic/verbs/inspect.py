@@ -1,0 +1,262 @@
+"""`laconic inspect`: what a run thinks, beside the chain it was taught by, and whether its answers depend on it."""
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from laconic.console import note, progress, write
+from laconic.core.errors import LaconicError, Usage
+from laconic.verbs.arguments import utf8
+
+if TYPE_CHECKING:
+    from laconic.evaluation.edits import Intervention
+    from laconic.evaluation.protocols import Protocol
+    from laconic.recipe.opened import Opened
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Looks into the thoughts of a run: of one question, or over a set of them (--on).
+
+    Example: laconic inspect runs/kava "3 + 4 * 2 - 1 + 9 =" --beside runs/nodistil
+    """
+
+    model: Annotated[Positional[str], arg(metavar="RUN")]
+    """a run of laconic train whose method thinks: codi, pccot, kava, coconut"""
+    question: Annotated[Positional[str | None], arg(metavar="QUESTION")] = None
+    """what to think about"""
+    chain: tuple[str, ...] = ()
+    """steps of the chain to stand beside the thoughts; by default the run's own teacher writes it"""
+    answer: str | None = None
+    """the right answer, if you know it"""
+    on: str | None = None
+    """a set in place of a question: a name of laconic data list, a file, or test or valid of the run's own recipe"""
+    root: str | None = None
+    """folder of the data sets' files; by default that of the recipe, else the hub"""
+    rows: int = 256
+    """questions of the set, from the first"""
+    beside: UseAppendAction[tuple[str, ...]] = ()
+    """another run to compare with, one without distillation say; may be given several times"""
+    edits: str = "zero,mean,shuffle,swap,noise"
+    """how thoughts are changed, by commas"""
+    where: str = "vectors,cache"
+    """what is changed: the vectors that are read, or keys and values in the cache when the thoughts are done"""
+    slots: str | None = None
+    """which thoughts are changed, from 1, by commas; by default all"""
+    rounds: str | None = None
+    """test-time rounds to try over a set, by commas; by default 0 to two more than trained, and as many as thoughts"""
+    seed: int = 0
+    """of shuffles, swaps and noise"""
+    batch: int = 64
+    """questions at once"""
+    protocol: Literal["codi", "pccot", "coconut", "decimal", "text"] | None = None
+    """how answers to a set are judged; by default the protocol of the recipe's format"""
+    out: Path | None = None
+    """the page; by default inspect.html, and none with --format json"""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, …"""
+    format: Literal["human", "json"] = "human"
+    """json: one object, and nothing else, on standard output"""
+
+    def run(self) -> int:
+        """0 when everything asked for is found and written."""
+        from laconic.core.weights import place_of
+        from laconic.evaluation import findings, inspected
+        from laconic.recipe.opened import opened
+
+        self.check()
+        interventions, device = planned(self.edits, self.where, self.slots), place_of(self.device)
+        with note(f"loading {self.model}"):
+            runs = [opened(path, device) for path in (self.model, *self.beside)]
+        same_rows(runs)
+        found = self.over(runs, interventions, device) if self.on else self.looked(runs, interventions, device)
+        out = self.out or (Path("inspect.html") if self.format == "human" else None)
+        if out is not None:
+            write(out, inspected.page(found))
+        if self.format == "json":
+            print(json.dumps(findings.plain(found), ensure_ascii=False, allow_nan=False))
+        else:
+            print(findings.said(found))
+        return 0
+
+    def check(self) -> None:
+        """Raises `Usage` (2) for what cannot be meant."""
+        if (self.question is None) == (self.on is None):
+            raise Usage("give either a question or --on SET; laconic inspect RUN QUESTION")
+        if self.on is not None and (self.chain or self.answer is not None):
+            raise Usage("--chain and --answer belong to a question; a set brings its own, leave them out")
+        if self.rows < 2 or self.batch < 1:
+            raise Usage(f"--rows {self.rows} --batch {self.batch}: give two questions or more, one at once or more")
+
+    def subjects(self, runs: "Sequence[Opened]", device: Any, protocol: "Protocol") -> list[Any]:
+        """The runs as inspection takes them; chains are kept and matched as the first one was taught."""
+        from laconic.recipe.looking import subject
+        from laconic.recipe.methods import writing
+
+        names = titles([str(run.folder) for run in runs])
+        return [
+            subject(run, name, device, writing(run.parts, run.recipe, tokens(run, protocol)), runs[0].recipe)
+            for run, name in zip(runs, names, strict=True)
+        ]
+
+    def looked(self, runs: "Sequence[Opened]", interventions: "Sequence[Intervention]", device: Any) -> Any:
+        """One question."""
+        from laconic.evaluation.findings import Question
+        from laconic.evaluation.looked import look
+        from laconic.recipe import looking
+        from laconic.recipe.asking import chosen
+        from laconic.recipe.methods import writing
+
+        text, gold = utf8(str(self.question)), None if self.answer is None else utf8(self.answer)
+        first, steps = runs[0], [utf8(step) for step in self.chain]
+        protocol = chosen(first.recipe, self.protocol)
+        subjects = self.subjects(runs, device, protocol)
+        if steps or subjects[0].left is None:
+            asked = looking.given(first, text, steps, gold or "0")
+        else:
+            told = writing(first.parts, first.recipe, tokens(first, protocol, chain=True))
+            asked = looking.written(first, text, device, told, gold or "0")
+        kinds = {each.kind for each in interventions}
+        others, why = reference(first, protocol) if kinds & {"mean", "swap"} else (None, [])
+        sides = [look(subject, asked.batch, interventions, others, seed=self.seed) for subject in subjects]
+        notes = [*why, *limits(runs, len(sides[0].words.chain))]
+        if subjects[0].left is None:
+            notes.append(f"Method {first.recipe.method} has no teacher, so there are no maps and no selection.")
+        return Question(
+            text, asked.source, sides[0].words.chain, gold, asked.teacher, sides, notes, facts(runs)
+        )  # fmt: skip
+
+    def over(self, runs: "Sequence[Opened]", interventions: "Sequence[Intervention]", device: Any) -> Any:
+        """A set."""
+        from laconic.data.examples import majority
+        from laconic.evaluation.findings import Questions
+        from laconic.evaluation.survey import REFERENCE, survey
+        from laconic.recipe.asking import chosen, title
+        from laconic.recipe.looking import on_set
+
+        name, protocol = utf8(str(self.on)), chosen(runs[0].recipe, self.protocol)
+        sets = [on_set(run, name, protocol, self.root, max(self.rows, REFERENCE)) for run in runs]
+        asked = [[example.id for example in rows.examples] for rows in sets]
+        if any(ids != asked[0] for ids in asked):
+            raise Usage("--beside: the runs leave out different rows of the set (data.too_long); compare others")
+        surveys: list[Any] = []
+        with progress("inspecting") as show:
+            for run, subject, rows in zip(runs, self.subjects(runs, device, protocol), sets, strict=True):
+                made = survey(
+                    subject, rows.source, rows.examples[: self.rows], protocol, interventions,
+                    rounds=swept(self.rounds, run), seed=self.seed, batch=self.batch, show=show,
+                )  # fmt: skip
+                surveys.append(made)
+        floor = majority(sets[0].examples[: self.rows])
+        return Questions(title(name), protocol, floor, surveys, [*sets[0].notes, *limits(runs, None)], facts(runs))
+
+
+def tokens(run: "Opened", protocol: "Protocol", *, chain: bool = False) -> int:
+    """How long an answer may be, by the protocol and the format."""
+    from laconic.evaluation.protocols import budget
+
+    data = run.recipe.data
+    return budget(protocol, data.format, chain=chain, words=data.answers == "text")
+
+
+def planned(kinds: str, wheres: str, slots: str | None) -> "list[Intervention]":
+    """The edits asked for. Raises `Usage` (2) for a name that is none, or a slot that is no number."""
+    from laconic.evaluation.edits import KINDS, WHERES, Intervention
+
+    for flag, text, known in (("--edits", kinds, KINDS), ("--where", wheres, WHERES)):
+        odd = next((name for name in split(text) if name not in known), None)
+        if odd is not None:
+            raise Usage(f"{flag} {odd}: no such kind; there are {', '.join(known)}")
+    at = None if slots is None else tuple(n - 1 for n in numbers("--slots", slots))
+    wanted: list[Any] = [Intervention(kind, where, at) for kind in split(kinds) for where in split(wheres)]  # pyright: ignore
+    return wanted
+
+
+def split(text: str) -> list[str]:
+    """Words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def numbers(flag: str, text: str) -> list[int]:
+    """Whole numbers between commas. Raises `Usage` (2)."""
+    words = split(text)
+    if not all(word.isdecimal() for word in words):
+        raise Usage(f"{flag} {text}: write whole numbers with commas between them, 1,2 say")
+    return [int(word) for word in words]
+
+
+def swept(asked: str | None, run: "Opened") -> list[int]:
+    """The test-time rounds to try; none for thoughts made one after the other."""
+    thoughts = run.parts.thoughts
+    if thoughts is None or thoughts.rounds is None:
+        return []
+    if asked is not None:
+        return numbers("--rounds", asked)
+    return sorted({*range(thoughts.rounds + 3), thoughts.count})
+
+
+def same_rows(runs: "Sequence[Opened]") -> None:
+    """Raises `Usage` (2) for runs whose rows are made of other words or in another form: they cannot be compared."""
+    first = runs[0]
+    for run in runs[1:]:
+        if run.parts.tokenizer.fingerprint != first.parts.tokenizer.fingerprint:
+            raise Usage(f"--beside {run.folder}: its tokenizer is another one; compare runs of the same words")
+        ours, theirs = first.recipe.data, run.recipe.data
+        odd = next((key for key in ("kind", "format", "chain") if getattr(ours, key) != getattr(theirs, key)), None)
+        if odd:
+            raise Usage(
+                f"--beside {run.folder}: data.{odd} is {getattr(theirs, odd)}, of {first.folder} {getattr(ours, odd)}; "
+                "compare runs of the same rows"
+            )
+
+
+def titles(folders: list[str]) -> list[str]:
+    """Short names that differ: the last parts of the paths."""
+    for n in (1, 2, 3):
+        names = ["/".join(Path(folder).parts[-n:]) for folder in folders]
+        plain = all(not name.startswith("seed-") for name in names)
+        if len(set(names)) == len(names) and plain:
+            return names
+    return folders
+
+
+def reference(run: "Opened", protocol: "Protocol") -> tuple[Any, list[str]]:
+    """Other questions of the run's own recipe, and what is left out where there are none."""
+    from laconic.evaluation.survey import REFERENCE
+    from laconic.recipe.looking import on_set
+
+    try:
+        source = on_set(run, "valid", protocol, None, REFERENCE).source
+    except LaconicError as error:
+        return None, [f"mean and swap are left out, they need other questions of the recipe: {error}"]
+    if len(source) >= REFERENCE:
+        return source, []
+    return source, [f"mean is left out: the recipe has {len(source)} validation rows, it asks for {REFERENCE}."]
+
+
+def limits(runs: "Sequence[Opened]", chain: int | None) -> list[str]:
+    """What the figures leave open."""
+    found = [
+        "That a word can be read in a thought, or that a map has a diagonal, does not show that the answer is made of "
+        "it. The edits show whether the answer depends on the thoughts, not on what in them."
+    ]
+    if len(runs) == 1:
+        found.append("No run without distillation stands beside it (--beside): what is seen may be so without any.")
+    M = runs[0].recipe.thinking.count if runs[0].recipe.thinking else 0
+    if chain is not None and 0 < chain <= M:
+        found.append(f"{M} thoughts stand for {chain} chain tokens, so nothing is chosen.")
+    return found
+
+
+def facts(runs: "Sequence[Opened]") -> list[tuple[str, str]]:
+    """Which runs these are, and the command."""
+    return [
+        *((str(run.folder), f"method {run.recipe.method}, step {run.step}, seed {run.recipe.seed}") for run in runs),
+        ("command", shlex.join(["laconic", *sys.argv[1:]])),
+    ]

@@ -1,0 +1,207 @@
+"""`laconic inspect` as a user gives it: one question, a set, runs side by side, and what is refused."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from laconic import cli
+from laconic.core.errors import Usage
+from laconic.evaluation import survey
+from laconic.recipe import looking
+from laconic.verbs import inspect
+from tests.evaluation.test_report import Page, outside
+from tests.verbs.test_train import TINY
+
+Run = Callable[..., tuple[int, str, str]]
+MARKS = 'valid_rows = 20, test_rows = 40, style = "marks"'
+RECIPE = TINY.replace("valid_rows = 20", MARKS).replace("[validation]\nrows = 4\nmax_tokens = 6\n", "")
+QUESTION = "3 + 4 * 2 ="
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs of two steps: KaVa, one without distillation, and one that writes its chain."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "tiny.toml").write_text(RECIPE)
+    for name, keys in (
+        ("kava", ()),
+        ("nodistil", ("distilling.alpha1=0.0", "matching.alpha2=0.0")),
+        ("chain", ("method=cot",)),
+    ):
+        command = ["laconic", "train", str(folder / "tiny.toml"), "--out", str(folder / name), "train.steps=2", *keys]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", command)
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+        assert not end.value.code
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) -> Run:
+    """The command with runs by their names, in an empty folder: its exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(survey, "REFERENCE", 16)
+    monkeypatch.setattr(
+        inspect, "tokens", lambda run, protocol, *, chain=False: 12 if chain else 2
+    )  # untrained: no end
+
+    def call(name: str, *args: object) -> tuple[int, str, str]:
+        there = [runs / str(arg) if (runs / str(arg)).is_dir() else arg for arg in (name, *args)]
+        monkeypatch.setattr(sys, "argv", ["laconic", "inspect", *map(str, there)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        told = capsys.readouterr()
+        return int(end.value.code or 0), told.out, told.err
+
+    return call
+
+
+def sound(html: str) -> Page:
+    """A page that asks for nothing, is closed well, follows light and dark and a phone, and says what it draws."""
+    page = Page(html)
+    assert not outside(html)
+    assert not page.problems
+    assert not page.open
+    assert "prefers-color-scheme: dark" in html
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in page.tags
+    drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
+    assert drawings
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in drawings)
+    regions = [attributes for _, attributes in page.tags if attributes.get("class") == "scroll"]
+    assert all(attributes.get("tabindex") == "0" and attributes.get("aria-label") for attributes in regions)
+    return page
+
+
+def test_one_question_beside_a_run_without_distillation(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("kava", QUESTION, "--beside", "nodistil")
+    assert (code, err) == (0, "wrote inspect.html\n")
+    for text in (QUESTION, "chain, as the run's own teacher writes it", "the teacher writes:", "kava (kava) answers",
+                 "nodistil (kava) answers", "placeholders", "round 1", "zero in vectors:", "swap in"):  # fmt: skip
+        assert text in out, text
+    page = sound((tmp_path / "inspect.html").read_text(encoding="utf-8"))
+    text = " ".join(page.text.split())
+    for said in ("Inside the thoughts of kava", "as the run's own teacher writes it", "The answer when thoughts are",
+                 "one slot alone", "noise Gaussian vectors of equal norm", "What this does not show"):  # fmt: skip
+        assert said in text, said
+
+
+def test_a_chain_of_the_users_own_as_json(run: Run, tmp_path: Path) -> None:
+    steps = ["< < 7 > >", "< < 4 > >"]
+    asked = ("kava", QUESTION, "--answer", "4", "--format", "json", "--edits", "zero,swap", "--slots", "2", "--chain")
+    code, out, err = run(*asked, *steps)
+    assert (code, err) == (0, "")
+    assert not (tmp_path / "inspect.html").exists()
+    found = json.loads(out)
+    assert (found["gold"], found["chain_source"], found["teacher"]) == ("4", "as given", None)
+    assert found["chain"] == list("<<7>><<4>>")
+    (made,) = found["runs"]
+    assert [(each["edit"], each["where"], each["slots"]) for each in made["edits"]] == [
+        ("zero", "vectors", [2]), ("zero", "cache", [2]), ("swap", "vectors", [2]), ("swap", "cache", [2])
+    ]  # fmt: skip
+    assert list(made["kept"]) == ["rkv", "cosine", "attention", "crop", "uniform", "random"]
+    assert all(sum(head) == 2 for layers in made["kept"].values() for layer in layers for head in layer)
+    assert len(made["maps"]) == 6
+    assert [len(row) for row in made["scores"]["I"]] == [10, 10]
+    assert made["token_classes"] == ["bracket", "bracket", "result", "bracket", "bracket"] * 2
+    assert all(abs(sum(row) - 1) < 1e-5 for name in "IR" for row in made["scores"][name])
+
+
+def test_a_set_beside_another_run(run: Run, tmp_path: Path) -> None:
+    asked = ("kava", "--on", "test", "--rows", 6, "--batch", 4, "--rounds", "0,1")
+    code, out, _ = run(*asked, "--beside", "nodistil", "--out", "set.html", "--format", "json")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["set"], found["questions"], found["protocol"]) == ("test", 6, "last digit")
+    first, second = found["runs"]
+    assert len(first["edits"]) == 10
+    assert first["edits"][0]["less_first"] is None
+    for mine, theirs in zip(first["edits"], second["edits"], strict=True):
+        apart = theirs["change"]["mean"] - mine["change"]["mean"]
+        assert theirs["less_first"]["mean"] == pytest.approx(apart)
+        assert (mine["became_donors"] is not None) <= (mine["edit"] == "swap")
+        assert mine["change"]["mean"] == pytest.approx(mine["accuracy"]["mean"] - first["accuracy"]["mean"])
+    assert first["rounds"]["1"] == first["accuracy"]  # as trained
+    assert first["words"]["all"]["questions"] == 6
+    page = sound((tmp_path / "set.html").read_text(encoding="utf-8"))
+    text = " ".join(page.text.split())
+    for said in ("6 questions of test", "Rounds at test time", "as trained", "Words in the thoughts", "chance"):
+        assert said in text, said
+    out = run(*asked, "--edits", "zero", "--where", "cache")[1]
+    assert out.startswith("6 questions of test, judged by last digit; majority floor")
+    for said in ("kava (kava): ", "zero in cache", "right by rounds: 0: ", "of slots name a word of the chain"):
+        assert said in out, said
+
+
+def test_without_other_questions_mean_and_swap_are_left_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "REFERENCE", 256)
+    code, out, _ = run("kava", QUESTION)
+    assert code == 0
+    assert "mean is left out: the recipe has 20 validation rows, it asks for 256." in out
+    assert "mean in vectors" not in out
+    monkeypatch.setattr(looking, "OWN", ())  # as where the recipe's rows are gone
+    code, out, _ = run("kava", QUESTION, "--out", "a.html")
+    assert code == 0
+    assert "mean and swap are left out, they need other questions of the recipe" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("chain", QUESTION), "method cot has no thoughts to look into; give a run of codi, pccot, kava"),
+        (("kava",), "give either a question or --on SET; laconic inspect RUN QUESTION"),
+        (("kava", QUESTION, "--on", "test"), "give either a question or --on SET; laconic inspect RUN QUESTION"),
+        (("kava", "--on", "test", "--answer", "4"), "--chain and --answer belong to a question; a set brings its own"),
+        (("kava", "--on", "test", "--rows", "1"), "--rows 1 --batch 64: give two questions or more, one at once or"),
+        (("kava", "--on", "gsm8k"), "has words for generated digits alone; look into test"),
+        (("kava", QUESTION, "--edits", "zero,turn"), "--edits turn: no such kind; there are zero, mean, shuffle, swap"),
+        (("kava", QUESTION, "--where", "head"), "--where head: no such kind; there are vectors, cache"),
+        (("kava", QUESTION, "--slots", "a"), "--slots a: write whole numbers with commas between them, 1,2 say"),
+        (("kava", QUESTION, "--slots", "0"), "slots [0]: there are 2 thoughts, from 1; name some of them"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(run: Run, args: tuple[str, ...], told: str) -> None:
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_runs_that_cannot_be_compared() -> None:
+    def opened(**changed: str) -> Any:
+        data = {"kind": "maths", "format": "pccot", "chain": "all"} | changed
+        tokenizer = SimpleNamespace(fingerprint=changed.get("tokenizer", "same"))
+        return SimpleNamespace(
+            folder="b", parts=SimpleNamespace(tokenizer=tokenizer), recipe=SimpleNamespace(data=SimpleNamespace(**data))
+        )
+
+    with pytest.raises(Usage, match="--beside b: its tokenizer is another one; compare runs of the same words"):
+        inspect.same_rows([opened(), opened(tokenizer="other")])
+    with pytest.raises(Usage, match=r"data.chain is drop_last, of b all; compare runs of the same rows"):
+        inspect.same_rows([opened(), opened(chain="drop_last")])
+    inspect.same_rows([opened(), opened()])
+
+
+def test_runs_that_leave_out_different_rows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = looking.on_set
+
+    def fewer(run: Any, *more: Any) -> Any:
+        rows = whole(run, *more)
+        return rows._replace(examples=rows.examples[int("nodistil" in str(run.folder)) :])
+
+    monkeypatch.setattr(looking, "on_set", fewer)
+    code, _, err = run("kava", "--on", "test", "--beside", "nodistil")
+    assert code == 2
+    assert "--beside: the runs leave out different rows of the set (data.too_long); compare others" in err
+
+
+def test_names_of_runs_differ() -> None:
+    assert inspect.titles(["runs/a", "runs/b"]) == ["a", "b"]
+    assert inspect.titles(["a/seed-0", "b/seed-0"]) == ["a/seed-0", "b/seed-0"]
+    assert inspect.titles(["x/a/seed-0", "y/a/seed-0"]) == ["x/a/seed-0", "y/a/seed-0"]
+    assert inspect.titles(["same", "same"]) == ["same", "same"]
