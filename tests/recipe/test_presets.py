@@ -1,0 +1,232 @@
+"""The recipes of the papers' runs: their settings, copied here once more from the papers' tables by another hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from laconic.recipe.plan import plan
+from laconic.recipe.read import SHIPPED, read
+from laconic.recipe.schema import flat
+from laconic.verify.ledger import OURS
+from tests.conftest import shared_dir
+
+LLAMA = {
+    "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "vocab_size": 128256, "rope_theta": 500000.0,
+    "max_position_embeddings": 131072, "tie_word_embeddings": True, "intermediate_size": 8192,
+    "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                     "original_max_position_embeddings": 8192},
+}  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    "meta-llama/Llama-3.2-1B-Instruct": LLAMA | {
+        "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 64,
+    },
+    "meta-llama/Llama-3.2-3B-Instruct": LLAMA | {
+        "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+    "Qwen/Qwen2.5-0.5B-Instruct": {
+        "model_type": "qwen2", "hidden_act": "silu", "rms_norm_eps": 1e-6, "vocab_size": 151936,
+        "rope_theta": 1000000.0, "max_position_embeddings": 32768, "tie_word_embeddings": True, "hidden_size": 896,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864,
+    },
+    "openai-community/gpt2": {
+        "model_type": "gpt2", "activation_function": "gelu_new", "n_embd": 768, "n_layer": 12, "n_head": 12,
+        "n_positions": 1024, "vocab_size": 50257, "layer_norm_epsilon": 1e-5,
+    },
+    "mistralai/Mistral-7B-v0.1": {
+        "model_type": "mistral", "hidden_act": "silu", "rms_norm_eps": 1e-5, "vocab_size": 32000,
+        "rope_theta": 10000.0, "max_position_embeddings": 32768, "tie_word_embeddings": False, "hidden_size": 4096,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+        "sliding_window": 4096,
+    },
+}  # fmt: skip
+PARAMETERS = {  # as published with the checkpoints
+    "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "openai-community/gpt2": 124_439_808,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+}
+KAVA = ("llama1b", "llama3b", "qwen05b")
+PRESETS = {
+    *(
+        f"{method}-{model}-{rows}"
+        for method in ("kava", "cot", "nocot")
+        for model in KAVA
+        for rows in ("aug", "aug-nl")
+    ),
+    *(f"codi-{model}-{rows}" for model in ("gpt2", "llama1b") for rows in ("aug", "aug-nl")),
+    *(f"{method}-gpt2-{rows}" for method in ("cot", "nocot") for rows in ("aug", "aug-nl")),
+    *(f"{method}-{model}-aug" for method in ("pccot", "coconut", "cot-coconut") for model in ("gpt2", "llama1b")),
+    *(f"{method}-mistral7b-aug" for method in ("icot", "cot", "nocot")),
+    *(f"icot-gpt2-mult{n}" for n in (4, 5, 7, 9)),
+    "coconut-gpt2-prosqa",
+}
+
+# Table 6 of KaVa, a column a line: weights of both terms, kind of the loss, layer-wise std, lambda, map, rate, decay,
+# epochs.
+TABLE_6 = {
+    "llama1b-aug": (10, 1, "smooth_l1", True, 0.1, True, 8e-4, 0.1, 10),
+    "llama1b-aug-nl": (10, 1, "mse", True, 0.1, True, 8e-4, 0.1, 10),
+    "qwen05b-aug": (10, 1, "mse", False, 0.1, True, 5e-4, 0.01, 10),
+    "qwen05b-aug-nl": (10, 1, "mse", True, 0.1, True, 8e-4, 0.1, 10),
+    "llama3b-aug": (20, 2, "smooth_l1", False, 0.1, True, 2e-4, 0.1, 5),
+    "llama3b-aug-nl": (20, 2, "smooth_l1", False, 0.0, False, 2e-4, 0.1, 5),
+}
+# What the other public runs have, one line each: keys of a recipe.
+CODI = {
+    "thinking.count": 6, "thinking.mode": "sequential", "thinking.project": "codi", "distilling.codi_norm": "layer",
+    "distilling.codi_layers": "all", "train.weight_decay": 0.1, "train.batch": 128, "train.clip": 2.0, "seed": 11,
+    "train.warmup": 0.03, "train.schedule": "cosine", "train.precision": "bfloat16", "lora.r": 128,
+}  # fmt: skip
+GPT2 = {"distilling.alpha1": 1.0, "train.lr": 3e-3, "train.epochs": 40.0}
+LLAMA1B = {"distilling.alpha1": 20.0, "train.lr": 8e-4, "train.epochs": 10.0}
+PCCOT = {
+    "thinking.count": 24, "thinking.rounds": 3, "thinking.project": "none", "distilling.codi_layers": "blocks",
+    "train.batch": 128, "train.warmup": 0.03, "train.clip": 1.0,
+}  # fmt: skip
+COCONUT = {"train.what": "full", "train.lr": 1e-4, "train.weight_decay": 0.01, "train.batch": 128, "train.micro": 32}
+ICOT = {"train.what": "full", "removing.remove_per_epoch": 8.0, "train.batch": 32, "train.clip": 1.0}
+RUNS: dict[str, dict[str, Any]] = {
+    "codi-gpt2-aug": CODI | GPT2 | {"thinking.project_width": 768, "train.micro": 64},
+    "codi-gpt2-aug-nl": CODI | GPT2 | {"thinking.project_width": 768, "train.micro": 64},
+    "codi-llama1b-aug": CODI | LLAMA1B | {
+        "thinking.project_width": 2048, "train.micro": 32, "data.max_tokens": 200, "data.drop_negative": True,
+    },
+    "codi-llama1b-aug-nl": CODI | LLAMA1B | {
+        "thinking.project_width": 2048, "train.epochs": 3.0, "data.max_tokens": 256, "data.drop_negative": True,
+    },
+    "pccot-gpt2-aug": PCCOT | GPT2 | {
+        "distilling.codi_norm": "layer", "train.weight_decay": 0.01, "train.validate_every": 200,
+    },
+    "pccot-llama1b-aug": PCCOT | LLAMA1B | {
+        "distilling.codi_norm": "global", "train.weight_decay": 0.1, "lora.modules": "all",
+    },
+    "coconut-gpt2-aug": COCONUT | {
+        "staging.per_step": 2, "staging.epochs_per_stage": 3, "staging.max_stage": 3, "staging.first_stage": 1,
+        "train.epochs": 22.0, "train.precision": "float32", "model.dtype": "float32",
+    },
+    "cot-coconut-gpt2-aug": COCONUT | {"train.epochs": 25.0, "method": "cot"},
+    "coconut-llama1b-aug": {"train.what": "full", "train.lr": 1e-5, "train.epochs": 5.0},
+    "cot-coconut-llama1b-aug": {"train.what": "full", "train.lr": 1e-5, "train.epochs": 5.0},
+    "coconut-gpt2-prosqa": COCONUT | {
+        "staging.per_step": 1, "staging.epochs_per_stage": 5, "staging.max_stage": 6, "staging.first_stage": 0,
+        "train.epochs": 50.0,
+    },
+    "icot-mistral7b-aug": ICOT | {
+        "train.lr": 1e-5, "train.epochs": 80.0, "train.micro": 16, "removing.remove_all_from": 39,
+        "data.max_tokens": 150, "train.precision": "bfloat16",
+    },
+    "cot-gpt2-aug": {"train.lr": 3e-3, "train.weight_decay": 0.01, "train.epochs": 40.0},
+    **{f"icot-gpt2-mult{n}": ICOT | {"train.lr": 5e-5, "train.epochs": 200.0} for n in (4, 5, 7, 9)},
+}  # fmt: skip
+
+
+def said(name: str) -> dict[str, Any]:
+    """Every key of a recipe, defaults too."""
+    return flat(read(name)[0].model_dump(mode="json", exclude_none=True))
+
+
+def model_of(name: str) -> str:
+    """The checkpoint that a preset begins with, through the run it starts from."""
+    model = read(name)[0].model
+    return model.name or model_of(Path(str(model.start)).name)
+
+
+def folder_of(root: Path, model: str) -> Path:
+    """A folder with a configuration and a tokenizer, and no weights."""
+    folder = root / model.replace("/", "-")
+    if not folder.is_dir():
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(SIZES[model]))
+        tokenizer = "gsm-bpe-4096" if "Mistral" in model else "gpt2"
+        for file in (shared_dir() / "data" / "tokenizers" / tokenizer).iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        (folder / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    return folder
+
+
+def test_every_run_of_the_papers_has_its_recipe() -> None:
+    papers = {path.stem for path in SHIPPED.glob("*.toml") if read(path.stem)[0].source != OURS}
+    assert papers == PRESETS
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_recipe_is_whole_and_says_where_its_values_come_from(name: str) -> None:
+    recipe, notes = read(name)
+    assert (notes, recipe.unread) == ([], [])
+    assert recipe.validation is not None
+    assert recipe.train.best == "accuracy"
+    text = (SHIPPED / f"{name}.toml").read_text()
+    assert any(mark in text for mark in ("[C]", "[T]", "[?]"))
+    assert text.startswith("# ")
+
+
+@pytest.mark.parametrize("name", TABLE_6)
+def test_kava_is_its_table(name: str) -> None:
+    alpha1, alpha2, loss, std, lam, project, lr, decay, epochs = TABLE_6[name]
+    found = said(f"kava-{name}")
+    norms = ("layer", "layer") if std else ("none", "global")
+    assert (found["matching.kv_norm"], found["distilling.codi_norm"]) == norms
+    assert found["thinking.project"] == ("pccot" if project else "none")
+    keys = ("distilling.alpha1", "matching.alpha2", "matching.kv_loss", "keeping.lam", "train.lr", "train.weight_decay")
+    assert tuple(found[key] for key in keys) == (alpha1, alpha2, loss, lam, lr, decay)
+    common = {
+        "train.epochs": epochs, "thinking.count": 24, "thinking.rounds": 3, "train.batch": 128, "train.clip": 2.0,
+        "train.schedule": "cosine", "train.betas": [0.9, 0.999], "train.precision": "bfloat16", "train.warmup": 0.03,
+        "lora.r": 128, "lora.alpha": 32, "lora.dropout": 0.1, "data.chain": "drop_last", "train.what": "lora",
+    }  # fmt: skip
+    assert {key: found[key] for key in common} == common
+    assert found["data.name"] == [f"whynlp/gsm8k-{name.partition('-')[2]}"]
+    for method in ("cot", "nocot"):  # what the papers do not print goes by the same model's run
+        base = said(f"{method}-{name}")
+        assert {key: base[key] for key in base if key.startswith(("train.", "lora.", "model."))} == {
+            key: found[key] for key in found if key.startswith(("train.", "lora.", "model."))
+        }
+        assert base["data.chain"] == "all"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_others_are_their_public_runs(name: str) -> None:
+    found = said(name)
+    assert {key: found.get(key) for key in RUNS[name]} == RUNS[name]
+
+
+def test_an_epoch_is_as_long_as_the_papers_say() -> None:
+    for name in ("kava-llama1b-aug", "codi-gpt2-aug", "pccot-llama1b-aug"):
+        assert read(name)[0].train.per_epoch(385_620) == 3013
+    assert read("icot-mistral7b-aug")[0].train.per_epoch(385_620) == 12_051
+
+
+def planned(name: str, root: Path) -> dict[str, Any]:
+    """The plan of a preset from a configuration alone."""
+    model = model_of(name)
+    found = plan(read(name, [f"model.name={folder_of(root, model)}"])[0], torch.device("cpu"))
+    recipe = read(name)[0]
+    assert found["assumed"]
+    assert found["steps"] == recipe.train.length(found["rows"])
+    more = found["parameters"] - PARAMETERS[model]
+    assert more >= 0
+    assert found["trainable"] == (found["parameters"] if recipe.train.what == "full" else more)
+    assert found["memory"]["by"] == "tracked over tensors without bytes"
+    assert found["memory"]["bytes"] > found["bytes"]
+    fits = found["largest_micro"]
+    assert 0 <= fits["24 GiB"] <= fits["80 GiB"] <= recipe.train.batch
+    return found
+
+
+def test_a_preset_is_planned_by_its_configuration_alone(tmp_path: Path) -> None:
+    found = planned("nocot-gpt2-aug", tmp_path)
+    assert found["rows"] == 385_620
+    assert found["steps"] == 40 * 3013
+    assert found["trainable"] == 12 * 128 * (768 + 2304 + 768 + 768 + 768 + 3072 + 3072 + 768)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_is_planned_by_its_configuration_alone(name: str, tmp_path: Path) -> None:
+    planned(name, tmp_path)
