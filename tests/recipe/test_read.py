@@ -120,7 +120,9 @@ def test_no_text_at_all_and_no_such_file(kava: Path) -> None:
     assert faults(kava) == ["kava.toml: not UTF-8 at byte 0; save it as UTF-8"]
     with pytest.raises(BadInput, match=r"^no recipe demo-kawa; did you mean demo-kava\?$"):
         read("demo-kawa")
-    with pytest.raises(BadInput, match=r"^no recipe a/b\.toml; a path, or one of demo-codi, demo-cot,"):
+    with pytest.raises(
+        BadInput, match=r"^no recipe a/b\.toml; a path, or one of coconut-…, codi-…, cot-…, demo-…, icot-…,"
+    ):
         read("a/b.toml")
 
 
@@ -159,6 +161,21 @@ def test_a_text_may_be_a_word_or_digits_only(kava: Path) -> None:
     assert (recipe.model.family, recipe.model.tokenizer) == ("qwen2", "1234")
     assert recipe.thinking is not None
     assert recipe.thinking.control_init == "copy:<<"
+
+
+def test_the_first_word_of_a_name_lists_what_goes_on_with_it() -> None:
+    with pytest.raises(BadInput, match=r"^no recipe kava; a path, or one of kava-llama1b-aug, kava-llama1b-aug-nl, "):
+        read("kava")
+
+
+@pytest.mark.parametrize("key", ["model.name=org/model", "model.start=runs/a"])
+def test_an_override_says_in_the_file_s_place_where_the_decoder_comes_from(kava: Path, key: str) -> None:
+    recipe, notes = read(kava, [key])
+    assert (recipe.model.family, recipe.model.tokenizer) == (None, None)
+    assert notes == [f"{key.partition('=')[0]} takes the place of model.family"]
+    other, _ = read(kava, ["model.name=org/model", "model.tokenizer=digits"])
+    assert other.model.tokenizer == "digits"
+    assert "one of name, start, family" in faults(kava, key, "model.family=llama")[0]
 
 
 def test_paths_are_relative_to_the_file_or_to_the_working_folder(

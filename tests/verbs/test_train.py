@@ -209,7 +209,7 @@ def test_the_plan_reads_no_weight(run: Run, base: Path) -> None:
         path.unlink()
     code, out, err = run("train", "lora.toml", "--plan")
     assert (code, err) == (0, "")
-    for word in ("parameters", "of which", "rows         200", "4, 25 an epoch", "at the peak", "a step, measured"):
+    for word in ("parameters", "of which", "rows         200", "4, 25 an epoch", "at the peak", "8 rows, measured"):
         assert word in out
     told = json.loads(run("train", "lora.toml", "--plan", "--format", "json", "train.what=full")[1])
     assert told["trainable"] == told["parameters"]

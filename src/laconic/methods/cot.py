@@ -47,12 +47,13 @@ def nll(
     """Eq. 5a,5b: -(1/N) sum log p(target | all before), over the scored tokens of the batch (or row by row)."""
     there = targets != UNSCORED
     total = scored(targets, reduction) if total is None else total
-    rows = logits(hidden[there])
-    asked, rows = targets[there], rows.to(wide(rows.dtype))
+    at = there.nonzero(as_tuple=True)
+    rows = logits(hidden[at])
+    asked, rows = targets[at], rows.to(wide(rows.dtype))
     each = F.cross_entropy(rows, asked, reduction="none")
     hit = (rows.detach().argmax(-1) == asked).to(each.dtype)
     if reduction == "row":
-        share = (there.to(each.dtype) / there.sum(1, keepdim=True).clamp(min=1))[there]
+        share = (there.to(each.dtype) / there.sum(1, keepdim=True).clamp(min=1))[at]
         each, hit = each * share, hit * share
     return Scored(each.sum() / (total or 1.0), hit.sum() / (total or 1.0))
 

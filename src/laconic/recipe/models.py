@@ -52,9 +52,13 @@ def small_files(name: str, revision: str | None) -> Path:
 
     asked = ["*config.json", "tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json"]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=asked))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=asked, etag_timeout=5))
     except Exception as error:  # the hub's client raises of many kinds
-        raise BadInput(f"{name}: the hub gives no configuration: {str(error).splitlines()[0]}") from None
+        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise BadInput(
+            f"{name}: the hub gives no configuration: {said}; "
+            "model.name=FOLDER takes one that holds config.json and tokenizer.json"
+        ) from None
 
 
 def new_config(model: Model, words: int) -> DecoderConfig:

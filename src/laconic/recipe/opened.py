@@ -16,7 +16,7 @@ from laconic.data.tokens import Tokenizer, load_tokenizer
 from laconic.recipe import adapters, models
 from laconic.recipe.methods import method_of, staged
 from laconic.recipe.models import Parts
-from laconic.recipe.read import read
+from laconic.recipe.read import SHIPPED, read
 from laconic.recipe.saving import THOUGHTS, ModelPart
 from laconic.recipe.schema import Recipe, said
 from laconic.training import checkpoint
@@ -122,6 +122,8 @@ def described(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:
     """The sizes and the tokenizer that a run begins with; no weight is read."""
     model = recipe.model
     if model.start is not None:
+        if not is_run(model.start):
+            return described(read(planned(model.start))[0])
         before, _ = read(Path(model.start) / RECIPE)
         folder = newest(Path(model.start)).folder
         if before.train.what != "full":
@@ -133,6 +135,14 @@ def described(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:
     config = models.configured(model, tokenizer, Path(model.name) if model.name else None)
     models.check_words(tokenizer, config)
     return config, tokenizer
+
+
+def planned(start: str) -> str:
+    """The recipe of a run that is still to be made: it bears its name. Raises `BadInput` (66) where there is none."""
+    name = Path(start).name
+    if not (SHIPPED / f"{name}.toml").is_file():
+        raise BadInput(f"model.start {start}: no run, and no recipe of its name; train it first, or give model.name")
+    return name
 
 
 def start(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:

@@ -19,6 +19,7 @@ from laconic.recipe import lines
 from laconic.recipe.schema import PATHS, WHOLE, Recipe, find, known_keys, takes_text, wanted
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
+ORIGINS = ("model.name", "model.start", "model.family")
 Content = dict[str, Any]
 
 
@@ -47,8 +48,10 @@ def read(recipe: str | Path, overrides: Sequence[str] = (), flags: Iterable[str]
     path = located(recipe)
     draft = drafted(path)
     absolute(draft.content, Path.cwd() if path.parent == SHIPPED else path.parent)
-    for override in last_ones(overrides, draft.notes):
+    given = list(last_ones(overrides, draft.notes))
+    for override in given:
         put(draft, override, flags)
+    take_over(draft, [key for key, _ in given])
     return validated(draft), draft.notes
 
 
@@ -60,7 +63,9 @@ def located(recipe: str | Path) -> Path:
     if path.parent == Path() and shipped.is_file():
         return shipped
     near = nearest(str(recipe), names := sorted(file.stem for file in SHIPPED.glob("*.toml")))
-    meant = f"did you mean {near}?" if near else f"a path, or one of {', '.join(names)}"
+    begun = [name for name in names if name.startswith(f"{recipe}-")]
+    kinds = begun or sorted({f"{name.partition('-')[0]}-…" for name in names})
+    meant = f"did you mean {near}?" if near and not begun else f"a path, or one of {', '.join(kinds)}"
     raise BadInput(f"no recipe {recipe}; {meant}")
 
 
@@ -117,6 +122,17 @@ def put(draft: Draft, override: tuple[str, str], flags: Iterable[str]) -> None:
             return
     draft.places[key] = f"{key}={text}"
     into[last] = placed(key, value, Path.cwd()) if key in PATHS else value
+
+
+def take_over(draft: Draft, keys: Sequence[str]) -> None:
+    """Where one override says where the decoder comes from, it takes the place of what the file says of that."""
+    model, asked = draft.content.get("model"), [key for key in ORIGINS if key in keys]
+    if not isinstance(model, dict) or len(asked) != 1:
+        return
+    old = [key for key in ORIGINS if key != asked[0] and model.pop(key.partition(".")[2], None) is not None]
+    draft.notes.extend(f"{asked[0]} takes the place of {key}" for key in old)
+    if old and "model.tokenizer" not in keys and asked[0] != "model.family":
+        model.pop("tokenizer", None)  # that of what it takes the place of
 
 
 def unknown(key: str, text: str) -> str:

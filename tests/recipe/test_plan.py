@@ -1,0 +1,285 @@
+"""What a plan foretells: rows assumed or counted, memory against real updates, the largest micro-batch, time."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from laconic.core.decoder import Decoder
+from laconic.core.errors import BadInput, OutOfMemory
+from laconic.core.families import DecoderConfig
+from laconic.data.synthetic import digits_tokenizer
+from laconic.recipe import models, pace, sketch
+from laconic.recipe import plan as planning
+from laconic.recipe.lengths import SAMPLE, STEP, Blank, foreseen, pieces
+from laconic.recipe.need import Need, counted, followed, need, tracked
+from laconic.recipe.opened import described
+from laconic.recipe.plan import plan, told
+from laconic.recipe.read import read
+from laconic.recipe.schema import Recipe
+from tests.conftest import REPO, needs
+from tests.recipe.test_presets import folder_of
+from tests.tolerances import FLOAT32, error
+
+CPU = torch.device("cpu")
+WITHIN = 0.15  # of the memory that updates really take, which the plan may be off by
+TINY = """method = "METHOD"
+[model]
+family = "llama"
+tokenizer = "digits"
+hidden_size = 32
+num_hidden_layers = 6
+num_attention_heads = 4
+num_key_value_heads = 2
+[thinking]
+count = 2
+rounds = 1
+[data]
+kind = "digits"
+format = "digits"
+chain = "all"
+digits = { operations = 2, rows = 400 }
+[train]
+steps = 4
+batch = 16
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Any:
+    """A recipe of one method on six small layers, with keys changed."""
+
+    def make(method: str, *keys: str) -> Recipe:
+        (tmp_path / "tiny.toml").write_text(TINY.replace("METHOD", method))
+        return read(tmp_path / "tiny.toml", keys)[0]
+
+    return make
+
+
+def wide(recipe: Recipe, micro: int = 16) -> Any:
+    """The recipe's configuration, tokenizer, and widest micro-batch."""
+    config, tokenizer = described(recipe)
+    rows = foreseen(recipe, tokenizer, config.max_position_embeddings)
+    return config, tokenizer, planning.batch(rows, pieces(rows.lengths, micro), 1.0, 0, 0)
+
+
+def test_a_plan_tells_all_that_it_is_asked_for(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "tracked", lambda *_: 1000.0)
+    found = plan(tiny("nocot"), CPU)
+    assert (found["rows"], found["steps"], found["steps_per_epoch"], found["assumed"]) == (400, 4, 25, False)
+    assert found["largest_micro"]["80 GiB"] == 16
+    assert found["seconds"]["run"] == 4 * found["seconds"]["step"]
+    assert "update of 16 rows, measured" in found["seconds"]["by"]
+    text = told(found)
+    for word in ("of which", "at the peak of micro-batches of 16", "rows fit the", "16 in 24 GiB", "a save, 3 kept"):
+        assert word in text
+    assert "assumed" not in text
+
+
+def test_without_the_tracker_memory_comes_by_formula(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any) -> float:
+        raise AttributeError("no MemTracker")
+
+    tracks = plan(tiny("nocot"), CPU)["memory"]
+    monkeypatch.setattr(planning, "tracked", gone)
+    found = plan(tiny("nocot"), CPU)["memory"]
+    assert tracks["by"] == "tracked over tensors without bytes"
+    assert found["by"] == "by formula, since torch's tracker failed: AttributeError"
+    assert 0.4 < found["bytes"] / tracks["bytes"] < 2.5
+
+
+@pytest.mark.parametrize(("recompute", "off"), [(0, 0.02), (1, 0.1)])
+def test_two_layers_tell_what_all_take(tiny: Any, recompute: int, off: float) -> None:
+    recipe = tiny("nocot", f"train.recompute={recompute}")
+    config, tokenizer, batch = wide(recipe)
+    whole, _ = followed(recipe, config, tokenizer, batch, CPU)
+    found = tracked(recipe, config, tokenizer, [batch], CPU) * batch.B
+    assert abs(found / whole - 1) < off
+    by_formula = counted(recipe, config, batch, pace.passes(recipe, batch)) * batch.B
+    assert 0.3 < by_formula / whole < 3
+
+
+def test_what_lies_in_fake_tensors_lies_nowhere_and_every_byte_is_counted(tiny: Any) -> None:
+    recipe = tiny("nocot")
+    config, tokenizer, batch = wide(recipe)
+    one = replace(config, num_hidden_layers=1, windows=config.windows[:1], score_scale=config.score_scale[:1])
+    big = replace(one, vocab_size=10_000_000)  # 1.3 GB of words, 3.6 GB of logits
+    scored = int((batch.next_answer >= 0).sum()) + batch.B
+    took, _ = followed(recipe, big, tokenizer, batch, CPU)
+    assert took > scored * 10_000_000 * 4
+
+
+def test_the_largest_micro_batch_is_the_largest_that_fits() -> None:
+    asked = Need(held=1000, grads=100, row=50.0, update=30, factor=1.1)
+    for room in (0, 1100, 1300, 1900, 2500, 7000, 10**6):
+        n = asked.largest(room, 128)
+        assert n == 0 or asked.peak(n, 128) <= room
+        assert n == 128 or asked.peak(n + 1, 128) > room
+    assert asked.peak(128, 128) == round(1.1 * (1000 + 128 * 50))
+    assert asked.peak(64, 128) == round(1.1 * (1000 + 100 + 64 * 50))
+    assert asked.peak(1, 1) == round(1.1 * (1000 + 100 + 30))
+
+
+def test_what_is_held_is_weights_and_moments(tiny: Any) -> None:
+    recipe = tiny("nocot")
+    config, tokenizer = described(recipe)
+    method = sketch.sketched(recipe, config, tokenizer, 1)
+    sizes = [p.nbytes for p in method.parameters()]
+    found = need(method, 1.0, CPU)
+    assert (found.held, found.grads, found.update) == (3 * sum(sizes), sum(sizes), 2 * max(sizes))
+
+
+@pytest.mark.parametrize("modules", ["all", "attention"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_lora_stands_as_peft_puts_it(tiny: Any, family: str, modules: str) -> None:
+    needs("peft")
+    keys = ["train.what=lora", "lora.r=4", f"lora.modules={modules}", "lora.dropout=0"]
+    recipe = tiny(
+        "nocot", f"model.family={family}", *(["model.num_key_value_heads=4"] if family == "gpt2" else []), *keys
+    )
+    config, tokenizer = described(recipe)
+    theirs = models.fresh(recipe, Decoder(config, seed=0), tokenizer, "").decoder
+    method = sketch.filled(sketch.sketched(recipe, config, tokenizer, 1), CPU)
+    ours: Any = method.decoder
+    learn = [sorted(tuple(p.shape) for p in each.parameters() if p.requires_grad) for each in (theirs, ours)]
+    assert learn[0] == learn[1]
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            near = name.replace("base_layer", "base").replace(".lora_A.default.weight", ".A")
+            p.copy_(ours.get_parameter(near.replace(".lora_B.default.weight", ".B")))
+    ids = torch.arange(6)[None]
+    seen = [each.eval()(each.embed(ids)).hidden for each in (theirs, ours)]
+    assert error(seen[0], seen[1]) <= FLOAT32
+
+
+def test_rows_that_are_not_at_hand_are_assumed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "openai-community/gpt2")
+    recipe, _ = read("codi-gpt2-aug-nl", [f"model.name={folder}", "data.max_tokens=256"])
+    config, tokenizer = described(recipe)
+    found = foreseen(recipe, tokenizer, config.max_position_embeddings)
+    assert found.assumed
+    assert "zen-E/GSM8k-Aug-NL is not at hand" in found.notes[0]
+    assert found.notes[1].endswith("of the rows are over 256 tokens: left out")
+    assert found.rows == 385_620 * len(found.lengths) // SAMPLE < 385_620
+    assert int(found.lengths.sum(1).max()) <= 256
+    batch: Any = found.source.batch([0, 5], 3, 7)
+    live = [getattr(batch, f"{part}_live").sum(1).tolist() for part in ("question", "chain", "answer")]
+    assert live == found.lengths[[0, 5]].T.tolist()
+    assert (batch.epoch, batch.step) == (3, 7)
+    made = read("icot-gpt2-mult4", [f"model.name={folder}"])[0]
+    assert foreseen(made, tokenizer, 1024).rows == 808_000
+    assert (
+        foreseen(made.model_copy(update={"data": made.data.model_copy(update={"rows": 99})}), tokenizer, 1024).rows
+        == 99
+    )
+
+
+def test_rows_nobody_knows_are_asked_for(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "openai-community/gpt2")
+    recipe, _ = read("cot-gpt2-aug", [f"model.name={folder}", f"data.name={tmp_path}/mine.jsonl"])
+    config, tokenizer = described(recipe)
+    with pytest.raises(BadInput, match=r"mine\.jsonl"):
+        foreseen(recipe, tokenizer, config.max_position_embeddings)
+
+
+def test_rows_at_hand_are_counted_and_the_first_looked_at(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "openai-community/gpt2")
+    rows = ({"id": str(i), "question": f"Question {i} of many, how much?", "steps": ["<<1+1=2>>"], "answer": "2"}
+            for i in range(SAMPLE + 500))  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe, _ = read("cot-gpt2-aug", [f"model.name={folder}", f"data.name={tmp_path}/rows.jsonl"])
+    config, tokenizer = described(recipe)
+    found = foreseen(recipe, tokenizer, config.max_position_embeddings)
+    assert (found.rows, len(found.lengths), found.assumed) == (SAMPLE + 500, SAMPLE, False)
+    assert found.notes[0] == f"of the first {SAMPLE:,} rows:"
+    batch: Any = found.source.batch([3], 0, 0)
+    assert found.lengths[3].tolist() == [batch.question.shape[1], batch.chain.shape[1], batch.answer.shape[1]]
+
+
+def test_pieces_go_from_the_narrowest_to_the_widest() -> None:
+    lengths = np.stack([np.arange(1, 101), np.full(100, 7), np.full(100, 5)], 1)
+    found = pieces(lengths, 10)
+    widths = [int(lengths[rows].max(0).sum()) for rows in found]
+    assert (widths, widths[-1], len(found)) == (sorted(widths), 112, 10)
+    assert sorted(row for rows in found for row in rows) == list(range(100))
+    assert [len(rows) for rows in pieces(lengths[:3], 10)] == [10]
+    steps = Blank(lengths).batch([99], 0, 0).chain_step
+    assert steps.max() == 6 // STEP
+
+
+def test_time_goes_by_rows_or_by_a_product(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny("nocot", "train.batch=64")
+    config, tokenizer, batch = wide(recipe)
+    sketched = sketch.sketched(recipe, config, tokenizer, 1)
+    found = pace.pace(recipe, config, sketched, batch, CPU, 8)
+    assert found.by == "an update of 8 rows, measured"
+    monkeypatch.setitem(pace.QUICK, "cpu", 1.0)
+    slow = pace.pace(recipe, config, sketched, batch, CPU, 8)
+    assert slow.by == "the speed of one product of its sizes"
+    speed = pace.flop(recipe, config, batch, 64) / slow.seconds
+    assert 1e7 < speed < 1e14
+    monkeypatch.setitem(pace.QUICK, "cpu", 1e12)
+
+    def full(*_: Any) -> float:
+        raise OutOfMemory("no memory for a micro-batch of 8 rows")
+
+    monkeypatch.setattr(pace, "measured", full)
+    assert pace.pace(recipe, config, sketched, batch, CPU, 8).by == "the speed of one product of its sizes"
+
+
+def test_a_run_to_begin_with_may_still_be_made(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "openai-community/gpt2")
+    recipe, notes = read("coconut-gpt2-aug", [f"model.name={folder}"])
+    assert notes == ["model.name takes the place of model.start"]
+    assert recipe.model.start is None
+    assert (
+        described(read("demo-kava", [f"model.start={tmp_path}/demo-cot"])[0])[1].fingerprint
+        == digits_tokenizer().fingerprint
+    )
+    with pytest.raises(BadInput, match=r"no run, and no recipe of its name; train it first, or give model\.name"):
+        described(read("demo-kava", [f"model.start={tmp_path}/mine"])[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "model", "layers", "keys"),
+    [
+        ("codi-gpt2-aug", "openai-community/gpt2", {"n_layer": 3}, ("train.batch=8", "train.micro=8")),
+        ("cot-coconut-gpt2-aug", "openai-community/gpt2", {"n_layer": 3}, ("train.batch=16", "train.micro=8")),
+        (
+            "kava-qwen05b-aug", "Qwen/Qwen2.5-0.5B-Instruct", {"num_hidden_layers": 3, "vocab_size": 50304},
+            ("train.batch=8",),
+        ),
+    ],
+)  # fmt: skip
+def test_memory_foretold_is_memory_taken(
+    tmp_path: Path, name: str, model: str, layers: dict[str, int], keys: tuple[str, ...]
+) -> None:
+    if importlib.util.find_spec("resource") is None or not Path("/proc/self/statm").is_file():
+        pytest.skip("counts resident memory by /proc")
+    folder = folder_of(tmp_path, model)
+    config = json.loads((folder / "config.json").read_text()) | layers
+    (folder / "config.json").write_text(json.dumps(config))
+    foretold = plan(read(name, [f"model.name={folder}", *keys])[0], CPU)["memory"]["bytes"]
+    command = [sys.executable, "-m", "tests.recipe.taken", name, str(folder), *keys]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
+    taken = int(done.stdout)
+    assert abs(foretold / taken - 1) <= WITHIN, f"{foretold / 2**20:.0f} MiB foretold, {taken / 2**20:.0f} taken"
+
+
+def test_configurations_of_other_depth_are_the_same_but_for_it(tiny: Any) -> None:
+    recipe = tiny("kava", "matching.kv_layers=[1, 5]")
+    config = described(recipe)[0]
+    few, small = sketch.shallow(recipe, config, 2)
+    assert small == replace(config, num_hidden_layers=2, windows=config.windows[:2], score_scale=config.score_scale[:2])
+    assert few.matching is not None
+    assert few.matching.kv_layers == (1,)
+    assert sketch.shallow(recipe, config, 1)[0].matching.kv_layers == (0,)  # type: ignore[union-attr]
+    assert isinstance(config, DecoderConfig)
