@@ -163,6 +163,9 @@ def test_the_mean_of_sets_is_plain_and_its_interval_is_of_independent_sets() -> 
         pytest.approx(found.mean - half, abs=0.004),
         pytest.approx(found.mean + half, abs=0.004),
     )
+    none = statistics.macro([a < 0, b < 0])
+    assert none.low == 0
+    assert none.high == pytest.approx((statistics.share(a < 0).high + statistics.share(b < 0).high) / 2)
     alike = statistics.macro([b, b])  # two sets of one size are not drawn alike
     assert alike.high - alike.low < 0.8 * (statistics.estimate(b).high - statistics.estimate(b).low)
     seeds = statistics.macro([np.stack([a, ~a, a]), np.stack([b, b, b])])

@@ -126,11 +126,16 @@ def judged(mean: float, draws: Scores, seeds: int, questions: int) -> Difference
 
 
 def macro(rights: Sequence[ArrayLike]) -> Estimate:
-    """Accuracy as the plain mean over sets, runs of the same seeds on each; questions are resampled within a set."""
+    """Accuracy as the plain mean over sets, runs of the same seeds on each; questions are resampled within a set.
+
+    Where all are right, or none, the bounds are the mean of those of the sets.
+    """
     held = [matrix(right) for right in rights]
     by_seed = np.mean([scores.mean(1) for scores in held], axis=0)
     sd = float(by_seed.std(ddof=1)) if len(by_seed) > 1 else None
     low, high = interval(mean_draws(held))
+    if by_seed.mean() in (0, 1):
+        low, high = np.mean([share(scores)[2:4] for scores in held], axis=0).tolist()
     questions = sum(scores.shape[1] for scores in held)
     return Estimate(float(by_seed.mean()), sd, max(low, 0.0), min(high, 1.0), len(by_seed), questions)
 
