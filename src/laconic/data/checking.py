@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from laconic.core.contract import Example
-from laconic.core.errors import BadInput, on_disk
-from laconic.data.columns import icot
+from laconic.core.errors import BadInput
 from laconic.data.contamination import same
-from laconic.data.examples import ACCEPTED, Reader, majority
-from laconic.data.lines import LINE, record
+from laconic.data.examples import ACCEPTED, majority, scanned
 from laconic.data.pieces import NUMBER, Encoded, Encoder
 from laconic.data.problems import Problem
 from laconic.data.settings import Data
-from laconic.data.tables import parquet
 from laconic.data.tokens import Tokenizer
 
 PARTS = ("question", "chain", "chain without its last step", "answer with its prompt", "row")
@@ -60,12 +57,7 @@ def scan(path: Path) -> Scan:
     """The rows of a file, with every fault in place of an error for them."""
     if not path.is_file():
         raise BadInput(f"{path}: no such file; give a file of rows, or a set that laconic data list names")
-    reader = Reader(path.name, HOW, None, icot if path.suffix == ".txt" else record)
-    with on_disk(path), path.open("rb") as stream:
-        if path.suffix == ".parquet":
-            reader.table(parquet(path).rows)
-        else:
-            reader.read(iter(lambda: stream.readline(LINE + 2), b""))
+    reader = scanned(path, HOW)
     notes = [text + (f" ({n:,} lines)" if n > 1 else "") for text, n in reader.notes.items()]
     notes += ["blank lines at the end"] if reader.blank else []
     if not reader.examples and not reader.problems:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,19 @@ def read_examples(path: str | Path, how: Data, rows: int | None = None) -> Read:
     file = Path(path)
     if not file.is_file():
         raise BadInput(f"no file {file}; in a recipe a path is relative to it")
+    return scanned(file, how, rows).result()
+
+
+def scanned(file: Path, how: Data, rows: int | None = None) -> "Reader":
+    """A file read to its end, with every fault kept."""
     reader = Reader(file.name, how, rows, icot if file.suffix == ".txt" else record)
     with unswept(), on_disk(file), file.open("rb") as stream:
         if file.suffix == ".parquet":
             reader.table(parquet(file).rows)
-            return replace(reader.result(), sha256=hashlib.file_digest(stream, "sha256").hexdigest())
-        reader.read(iter(lambda: stream.readline(LINE + 2), b""))
-    return reader.result()
+            reader.hash = hashlib.file_digest(stream, "sha256")
+        else:
+            reader.read(iter(lambda: stream.readline(LINE + 2), b""))
+    return reader
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from laconic.data.variants import Template
 
 Row = Mapping[str, Any]
-Show = Callable[[str, int, int], None]
 HELD_OUT = ("gsm8k-aug:valid", "gsm8k-aug:test", "gsm8k:test", "svamp:test", "multiarith:test", "gsm-hard:test")
 
 
@@ -70,8 +69,9 @@ class Make:
         if not self.out.absolute().parent.is_dir():
             raise BadInput(f"{self.out}: no folder {self.out.parent} to write into; make it first")
         files = self.variants() if self.what == "gsm-variants" else [self.generated()]
+        done, total = count(1), sum(file.count for file in files)
         with progress("writing") as show:
-            write(files, show)
+            write(files, lambda: None if (n := next(done)) % 100 else show("rows", n, total))
         for file in files:
             say(f"wrote {file.path}")
         if self.format == "json":
@@ -151,7 +151,7 @@ def loaded(name: str, how: "Data") -> "tuple[Example, ...]":
     return maths.load(name, "test", how).examples
 
 
-def write(files: list[File], show: Show) -> None:
+def write(files: list[File], show: Callable[[], object]) -> None:
     """All files or none: each has its name when those after it are written."""
     from laconic.data.jsonl import write_rows
 
@@ -160,9 +160,8 @@ def write(files: list[File], show: Show) -> None:
         write_rows(file.path, shown(file, show), file.count, lambda: write(files[1:], show))
 
 
-def shown(file: File, show: Show) -> Iterator[Row]:
-    """The rows, with what is done and to come."""
-    for done, row in enumerate(file.rows):
-        if done % 100 == 0:
-            show(file.path.name, done, file.count)
+def shown(file: File, show: Callable[[], object]) -> Iterator[Row]:
+    """The rows, each of which is shown as done."""
+    for row in file.rows:
         yield row
+        show()
