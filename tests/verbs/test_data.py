@@ -201,6 +201,13 @@ def test_graphs_are_made(run, tmp_path, root):
     assert run("check", "p.jsonl")[0] == 0
 
 
+@pytest.mark.parametrize(("what", "said"), [("mult-6", "did you mean mult-4?"), ("sudoku", "there are gsm-variants, ")])
+def test_what_is_not_made_here(run, what, said):
+    code, _, err = run("make", what, "--rows", 9, "--out", "x.jsonl")
+    assert code == 2
+    assert f"{what}: not made here; {said}" in err
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from laconic.data.variants import Template
 
 Row = Mapping[str, Any]
+KINDS = ("gsm-variants", "mult-4", "mult-5", "mult-7", "mult-9", "prosqa")
 HELD_OUT = ("gsm8k-aug:valid", "gsm8k-aug:test", "gsm8k:test", "svamp:test", "multiarith:test", "gsm-hard:test")
 
 
@@ -37,11 +38,8 @@ class Make:
     Example: laconic data make gsm-variants --rows 200000 --out variants.jsonl --root ../shared/data
     """
 
-    what: Annotated[
-        Positional[Literal["gsm-variants", "mult-4", "mult-5", "mult-7", "mult-9", "prosqa"]], arg(metavar="WHAT")
-    ]
-    """gsm-variants: training questions of GSM8K-Aug and GSM8K with other numbers, their chains worked out anew; mult-4,
-    mult-5, mult-7, mult-9: products of two numbers of so many digits, with iCoT's chains; prosqa: graphs as ProsQA's"""
+    what: Annotated[Positional[str], arg(metavar="WHAT")]
+    """gsm-variants: questions of GSM8K with other numbers; mult-4, -5, -7, -9: products as iCoT's; prosqa: graphs"""
     rows: int
     """how many rows to write"""
     out: Path
@@ -55,13 +53,19 @@ class Make:
     originals: bool = False
     """gsm-variants: the questions as they are come first, but for those of held-out templates; --rows counts them"""
     doubtful: bool = False
-    """gsm-variants: take templates, too, in which a number may also be meant by a word, as 2 by twice; of those chains
-    some are wrong"""
+    """gsm-variants: take templates, too, whose numbers a word may mean as well (2, twice); some chains are wrong"""
     format: Literal["human", "json"] = "human"
     """json: one object, and nothing else, on standard output"""
 
     def run(self) -> int:
         """Generates, writes, counts."""
+        from laconic.core.nearest import closest
+
+        if self.what not in KINDS:
+            near = closest(self.what, KINDS)
+            raise Usage(
+                f"{self.what}: not made here; " + (f"did you mean {near}?" if near else f"there are {', '.join(KINDS)}")
+            )
         if self.rows < 1:
             raise Usage(f"--rows {self.rows}: give at least 1")
         if not 0 <= self.held < 1:
