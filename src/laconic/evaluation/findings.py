@@ -49,7 +49,8 @@ class Questions:
 
 class Change(NamedTuple):
     """An edit of one run: its accuracy, the paired change, whether that may be called one, the share of answers that
-    became the donor's, and the change less that of the first run."""
+    became the donor's (of other edits than swap: that would be its donor's, by chance), and the change less that of
+    the first run."""
 
     intervention: Intervention
     found: Estimate
@@ -66,8 +67,7 @@ def changes(side: Survey, first: Survey | None, protocol: Protocol) -> list[Chan
     claims = statistics.shown(each)
     made: list[Change] = []
     for (key, answered), change, claim in zip(side.edited.items(), each, claims, strict=True):
-        became = side.became(key, protocol) if key.kind == "swap" else np.zeros(0)
-        apart = None
+        became, apart = side.became(key, protocol), None
         if first is not None:
             other = first.edited[key].right - first.plain.right
             apart = statistics.difference(answered.right - plain, other)
@@ -217,7 +217,9 @@ def said_set(found: Questions) -> list[str]:
         base = statistics.share(side.plain.right)
         lines += ["", f"{side.name} ({side.method}): {percent(base.mean)} % right ({interval(base)})"]
         for c in changes(side, None if side is first else first, found.protocol):
-            became = f"; {percent(c.donor.mean)} % become the donor's" if c.donor else ""
+            became = (
+                f"; {percent(c.donor.mean)} % become the donor's" if c.donor and c.intervention.kind == "swap" else ""
+            )
             apart = f"; {statistics.points(c.apart.mean)} more than {first.name}" if c.apart else ""
             where = f"{c.intervention.kind} in {c.intervention.where}"
             told = statistics.sentence(c.change, c.claim)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from markupsafe import Markup, escape
 
 LEVELS = 12  # shades
-CELL = 18  # pixels of a cell's side
+CELL = 18  # pixels from cell to cell
+SIDE = ".94"  # of a cell, in cells
 LETTER = 6.7  # pixels of a letter of the labels
 
 
@@ -37,11 +38,13 @@ def grid(
         f'<text transform="translate({left + CELL * i + 13:.0f} {top - 4:.0f}) rotate(-90)">{escape(name)}</text>'
         for i, name in enumerate(map(shown, across))
     ]
+    parts += [f'<g transform="translate({left:.0f} {top + CELL / 2:.0f}) scale({CELL})" stroke-width="{SIDE}">']
     parts += [
-        f'<path fill-opacity="{level / LEVELS:.2f}" d="{cells}"/>'
-        for level, cells in enumerate(shades(values, bounds, left, top))
-        if cells
+        f'<path stroke-opacity="{level / LEVELS:.2f}" d="{cells}"/>'
+        for level, cells in enumerate(shades(values, bounds))
+        if cells and level
     ]
+    parts += ["</g>"]
     if best:
         parts += [
             f'<circle cx="{left + CELL * (max(range(len(row)), key=row.__getitem__) + 0.5):.1f}" '
@@ -51,15 +54,14 @@ def grid(
     return Markup("".join(parts) + "</svg>")
 
 
-def shades(values: Sequence[Sequence[float]], bounds: tuple[float, float], left: float, top: float) -> list[str]:
-    """The cells of each shade as one path, from none to full."""
+def shades(values: Sequence[Sequence[float]], bounds: tuple[float, float]) -> list[str]:
+    """The cells of each shade as one path of short thick strokes, from none to full: a page holds 10⁵ of them."""
     low, high = bounds
     found = [""] * (LEVELS + 1)
     for i, row in enumerate(values):
         for j, x in enumerate(row):
             share = (x - low) / (high - low) if high > low else 0.0
-            level = round(LEVELS * min(1.0, max(0.0, share)))
-            found[level] += f"M{left + CELL * j:.0f} {top + CELL * i:.0f}h{CELL - 1}v{CELL - 1}h-{CELL - 1}z"
+            found[round(LEVELS * min(1.0, max(0.0, share)))] += f"M{j} {i}h{SIDE}"
     return found
 
 

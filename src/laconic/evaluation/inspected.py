@@ -148,10 +148,12 @@ def by_slot(effects: Sequence[Effect]) -> Mapping[str, list[Effect]]:
 def drawn_set(found: Questions) -> dict[str, Any]:
     """What the page shows of a set, beside its facts."""
     first = found.sides[0]
+    rows = [changes(side, None if side is first else first, found.protocol) for side in found.sides]
     near = sorted({key for side in found.sides for key in side.near}, key=lambda key: SPACES.index(key[0]))
     return {
         "base": [statistics.share(side.plain.right) for side in found.sides],
-        "rows": [changes(side, None if side is first else first, found.protocol) for side in found.sides],
+        "rows": rows,
+        "swaps": [next((c for c in each if c.intervention[:2] == ("swap", "vectors")), None) for each in rows],
         "swept": [swept(side.swept) for side in found.sides],
         "tried": sorted({n for side in found.sides for n in side.swept}),
         "read": [words_of(side) for side in found.sides],

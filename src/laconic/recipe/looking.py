@@ -65,7 +65,10 @@ def thinking(run: Opened) -> Any:
         questions: Reasoning, edit: Edit | None = None, trace: bool = False, rounds: int | None = None
     ) -> Rollout:
         with in_rounds(run, rounds), flushed(questions.question.device):
-            return method.think(questions, edit=edit, trace=trace)
+            found = method.think(questions, edit=edit, trace=trace)
+        if not found.thoughts.shape[1]:
+            raise Usage(f"{run.folder}: at step {run.step} its stage has no latents yet; look into a later step")
+        return found
 
     return think
 
