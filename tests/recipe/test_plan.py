@@ -90,7 +90,7 @@ def test_without_the_tracker_memory_comes_by_formula(tiny: Any, monkeypatch: pyt
     tracks = plan(tiny("nocot"), CPU)["memory"]
     monkeypatch.setattr(planning, "tracked", gone)
     found = plan(tiny("nocot"), CPU)["memory"]
-    assert tracks["by"] == "tracked over tensors without bytes"
+    assert tracks["by"] == "followed through fake tensors"
     assert found["by"] == "by formula, since torch's tracker failed: AttributeError"
     assert 0.4 < found["bytes"] / tracks["bytes"] < 2.5
 

@@ -212,7 +212,7 @@ def planned(name: str, root: Path) -> dict[str, Any]:
     more = found["parameters"] - PARAMETERS[model]
     assert more >= 0
     assert found["trainable"] == (found["parameters"] if recipe.train.what == "full" else more)
-    assert found["memory"]["by"] == "tracked over tensors without bytes"
+    assert found["memory"]["by"] == "followed through fake tensors"
     assert found["memory"]["bytes"] > found["bytes"]
     fits = found["largest_micro"]
     assert 0 <= fits["24 GiB"] <= fits["80 GiB"] <= recipe.train.batch

@@ -71,7 +71,7 @@ def memory(
         ends.append(recipe.staging.epochs_per_stage * (recipe.staging.max_stage + 1))
     wide = [batch(rows, found, 1.0, epoch, 0) for epoch in ends]
     try:
-        return tracked(recipe, config, tokenizer, wide, device), "tracked over tensors without bytes"
+        return tracked(recipe, config, tokenizer, wide, device), "followed through fake tensors"
     except Exception as error:  # both tools are private to torch: whatever they raise, there is the formula
         said = f"by formula, since torch's tracker failed: {type(error).__name__}"
         return max(counted(recipe, config, one, passes(recipe, one)) for one in wide), said
