@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import warnings
+from itertools import takewhile
 from typing import Annotated, Any
 
 import tyro
@@ -74,11 +75,16 @@ def parse(args: list[str]) -> Any:
 def one_line(box: str) -> str:
     """The first sentence in a box of tyro's, with the option it takes for the nearest."""
     body = re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()[1:]  # the first line is the title
-    lines = [line for line in (line.strip(" │") for line in body) if line.strip("─-╰╯ ")]
+    lines = [text for line in body if (text := line.strip("│")[1:].rstrip()).strip("─-╰╯ ")]
     if not lines:
         return "cannot be understood; see laconic --help"
-    near = next((lines[i + 1].split()[0] for i, line in enumerate(lines[:-1]) if line.startswith("Perhaps you")), None)
-    first = lines[0].rstrip(".") + (f" {lines[1]}" if lines[0].endswith(":") else "")
+    near = next(
+        (lines[i + 1].split()[0] for i, line in enumerate(lines[:-1]) if line.strip().startswith("Perhaps you")), None
+    )
+    rule = next((i for i, line in enumerate(body) if not line.strip("│─ ")), len(body))
+    said = list(takewhile(lambda line: not line.startswith(" "), lines[:rule]))  # what is wrapped is not indented
+    first = " ".join(said).rstrip(".")
+    first += f" {lines[len(said)].strip()}" if first.endswith(":") and len(said) < len(lines) else ""
     return first + (f"; did you mean {near}?" if near else "; see laconic --help")
 
 
