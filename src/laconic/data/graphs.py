@@ -17,11 +17,12 @@ import numpy as np
 from laconic.core.keyed import uniform
 
 PEOPLE = "Alex Bob Carol Davis Eva Fae Gabriel Jack Max Oliver Polly Rex Sally Sam Stella Tom Wren"
-BEGINS = (
-    "bom boom brim chor dum fel fom ger gor grim gwom hil im jel jom ker lem lor num quim rem rom ror scrom shum ster "
-    "stor ter tim tum vum wor wum yer yim yum zhor zum"
+WORDS = (
+    "bompus boompus brimpus chorpus dumpus felpus fompus gerpus gorpus grimpus gwompus hilpus impus jelpus jompus "
+    "kerpus lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus sterpus storpus terpus timpus tumpus "
+    "vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
 )
-NAMES, THINGS = PEOPLE.split(), [f"{begin}pus" for begin in BEGINS.split()]
+NAMES, THINGS = PEOPLE.split(), WORDS.split()
 FEWEST, MOST, MEAN, SPREAD = 14, 28, 22.8, 2.0  # nodes
 SHORTEST, LONGEST = 3, 6  # steps from the name to the target
 BEFORE, BOTH, DEEP, NAMED = (
