@@ -37,17 +37,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("in-turn", "coconut", (*staged, "staging.first_stage=1")),
         ("in-turn", "early", staged),
     ):
-        command = [
-            "laconic",
-            "train",
-            str(folder / f"{recipe}.toml"),
-            "--out",
-            str(folder / name),
-            "train.steps=1",
-            "train.batch=2",
-        ]
+        command = ["laconic", "train", str(folder / f"{recipe}.toml"), "--out", str(folder / name)]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", [*command, *keys])
+            patch.setattr(sys, "argv", [*command, "train.steps=1", "train.batch=2", *keys])
             with pytest.raises(SystemExit) as end:
                 cli.main()
         assert not end.value.code

@@ -220,7 +220,7 @@ def said_set(found: Questions) -> list[str]:
             became = (
                 f"; {percent(c.donor.mean)} % become the donor's" if c.donor and c.intervention.kind == "swap" else ""
             )
-            apart = f"; {statistics.points(c.apart.mean)} more than {first.name}" if c.apart else ""
+            apart = f"; less {first.name}'s: {difference(c.apart)}" if c.apart else ""
             where = f"{c.intervention.kind} in {c.intervention.where}"
             told = statistics.sentence(c.change, c.claim)
             lines.append(f"  {where:<18}{percent(c.found.mean):>6} %  {told}{became}{apart}")
@@ -245,6 +245,12 @@ def pass_names(side: Looked) -> list[str]:
     """What the passes over the slots are called; thoughts made one after the other have one."""
     rounds = [f"round {t}" for t in range(1, len(side.words.passes))]
     return ["in turn"] if side.rounds is None else ["placeholders", *rounds]
+
+
+def difference(found: Difference) -> str:
+    """A difference in points with its interval."""
+    low, high = statistics.points(found.low), statistics.points(found.high)
+    return f"{statistics.points(found.mean)} ({low} to {high})"
 
 
 def percent(share: float) -> str:
