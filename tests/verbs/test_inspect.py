@@ -8,11 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from laconic import cli
 from laconic.core.errors import Usage
 from laconic.evaluation import survey
+from laconic.evaluation.protocols import DIGIT
 from laconic.recipe import looking
+from laconic.recipe.opened import opened
 from laconic.verbs import inspect
 from tests.evaluation.test_report import Page, outside
 from tests.verbs.test_train import TINY
@@ -51,9 +54,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run
     """The command with runs by their names, in an empty folder: its exit code, standard output, standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(survey, "REFERENCE", 16)
-    monkeypatch.setattr(
-        inspect, "tokens", lambda run, protocol, *, chain=False: 12 if chain else 2
-    )  # untrained: no end
+    monkeypatch.setattr(inspect, "tokens", lambda *_, chain=False: 12 if chain else 2)  # untrained: no end
 
     def call(name: str, *args: object) -> tuple[int, str, str]:
         there = [runs / str(arg) if (runs / str(arg)).is_dir() else arg for arg in (name, *args)]
@@ -189,7 +190,7 @@ def test_what_cannot_be_meant_is_one_line(run: Run, args: tuple[str, ...], told:
 
 
 def test_runs_that_cannot_be_compared() -> None:
-    def opened(**changed: str) -> Any:
+    def made(**changed: str) -> Any:
         data = {"kind": "maths", "format": "pccot", "chain": "all"} | changed
         tokenizer = SimpleNamespace(fingerprint=changed.get("tokenizer", "same"))
         return SimpleNamespace(
@@ -197,10 +198,10 @@ def test_runs_that_cannot_be_compared() -> None:
         )
 
     with pytest.raises(Usage, match="--beside b: its tokenizer is another one; compare runs of the same words"):
-        inspect.same_rows([opened(), opened(tokenizer="other")])
+        inspect.same_rows([made(), made(tokenizer="other")])
     with pytest.raises(Usage, match=r"data.chain is drop_last, of b all; compare runs of the same rows"):
-        inspect.same_rows([opened(), opened(chain="drop_last")])
-    inspect.same_rows([opened(), opened()])
+        inspect.same_rows([made(), made(chain="drop_last")])
+    inspect.same_rows([made(), made()])
 
 
 def test_runs_that_leave_out_different_rows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +215,20 @@ def test_runs_that_leave_out_different_rows(run: Run, monkeypatch: pytest.Monkey
     code, _, err = run("kava", "--on", "test", "--beside", "nodistil")
     assert code == 2
     assert "--beside: the runs leave out different rows of the set (data.too_long); compare others" in err
+
+
+def test_an_answer_has_the_room_that_the_question_leaves(runs: Path) -> None:
+    made = opened(runs / "kava", torch.device("cpu"))
+    context = made.parts.decoder.config.max_position_embeddings
+    assert inspect.tokens(made, DIGIT, 7) == inspect.tokens(made, DIGIT, 7, chain=True) == 96
+    assert inspect.tokens(made, DIGIT, context - 10) == 10 - (2 + 2) - 1  # two thoughts, bot, eot, and the prompt
+    assert inspect.tokens(made, DIGIT, context) == 1
+
+
+def test_a_chain_that_the_model_has_no_positions_for(run: Run) -> None:
+    code, _, err = run("kava", QUESTION, "--chain", *["7"] * 2048)
+    assert code == 66
+    assert "more than the model's" in err
 
 
 def test_names_of_runs_differ() -> None:

@@ -131,9 +131,18 @@ class Asked(NamedTuple):
     teacher: str | None
 
 
-def given(run: Opened, question: str, steps: Sequence[str], answer_: str) -> Asked:
-    """A question with the user's own chain."""
-    row = Encoder(run.parts.tokenizer, run.recipe.data).row(Example("question", question, tuple(steps), answer_))
+def row_of(run: Opened, question: str, steps: Sequence[str], instead: str) -> Encoded:
+    """One question as a row. Raises `BadInput` (66) where it cannot be encoded, or the model has too few positions."""
+    example = Example("question", question, tuple(steps), instead)
+    alone = {"too_long": "error", "on_bad": "error", "max_tokens": None, "drop_negative": False}
+    data, context = run.recipe.data.model_copy(update=alone), run.parts.decoder.config.max_position_embeddings
+    M = run.recipe.thinking.count if run.recipe.thinking else 0
+    return Questions([example], run.parts.tokenizer, data, context=context, thoughts=M).row(0)
+
+
+def given(run: Opened, question: str, steps: Sequence[str], instead: str) -> Asked:
+    """A question with the user's own chain; `instead` is the answer where none is known."""
+    row = row_of(run, question, steps, instead)
     dropped = run.recipe.data.chain == "drop_last" and len(steps) > 0
     note = "as given, without its last step, which is left out in training" if dropped else "as given"
     return Asked(collate([row], [0]), note, None)
@@ -141,10 +150,11 @@ def given(run: Opened, question: str, steps: Sequence[str], answer_: str) -> Ask
 
 def written(run: Opened, question: str, device: torch.device, writing: Writing, instead: str) -> Asked:
     """A question with the chain that the run's own teacher writes; `instead` is the answer where it writes none."""
-    encoder = Encoder(run.parts.tokenizer, run.recipe.data)
-    row = encoder.row(Example("question", question, (), instead))
+    row = row_of(run, question, (), instead)
+    room = run.parts.decoder.config.max_position_embeddings - len(row.question) - len(row.answer)
+    writing = replace(writing, max_tokens=min(writing.max_tokens, room))
     said = answer(run.method, collate([row], [0]).to(device), writing, teacher=True)
-    made = behind(encoder, row, list(said.ids[0]), writing.eos)
+    made = behind(Encoder(run.parts.tokenizer, run.recipe.data), row, list(said.ids[0]), writing.eos)
     return Asked(collate([made], [0]), "as the run's own teacher writes it", said.texts[0])
 
 

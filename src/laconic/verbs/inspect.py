@@ -94,14 +94,15 @@ class Inspect:
         if self.rows < 2 or self.batch < 1:
             raise Usage(f"--rows {self.rows} --batch {self.batch}: give two questions or more, one at once or more")
 
-    def subjects(self, runs: "Sequence[Opened]", device: Any, protocol: "Protocol") -> list[Any]:
-        """The runs as inspection takes them; chains are kept and matched as the first one was taught."""
+    def subjects(self, runs: "Sequence[Opened]", device: Any, protocol: "Protocol", longest: int) -> list[Any]:
+        """The runs as inspection takes them, for questions of `longest` positions at most; chains are kept and matched
+        as the first one was taught."""
         from laconic.recipe.looking import subject
         from laconic.recipe.methods import writing
 
         names = titles([str(run.folder) for run in runs])
         return [
-            subject(run, name, device, writing(run.parts, run.recipe, tokens(run, protocol)), runs[0].recipe)
+            subject(run, name, device, writing(run.parts, run.recipe, tokens(run, protocol, longest)), runs[0].recipe)
             for run, name in zip(runs, names, strict=True)
         ]
 
@@ -116,11 +117,12 @@ class Inspect:
         text, gold = utf8(str(self.question)), None if self.answer is None else utf8(self.answer)
         first, steps = runs[0], [utf8(step) for step in self.chain]
         protocol = chosen(first.recipe, self.protocol)
-        subjects = self.subjects(runs, device, protocol)
+        longest = len(looking.row_of(first, text, steps, gold or "0").question)
+        subjects = self.subjects(runs, device, protocol, longest)
         if steps or subjects[0].left is None:
             asked = looking.given(first, text, steps, gold or "0")
         else:
-            told = writing(first.parts, first.recipe, tokens(first, protocol, chain=True))
+            told = writing(first.parts, first.recipe, tokens(first, protocol, longest, chain=True))
             asked = looking.written(first, text, device, told, gold or "0")
         kinds = {each.kind for each in interventions}
         others, why = reference(first, protocol) if kinds & {"mean", "swap"} else (None, [])
@@ -146,8 +148,10 @@ class Inspect:
         if any(ids != asked[0] for ids in asked):
             raise Usage("--beside: the runs leave out different rows of the set (data.too_long); compare others")
         surveys: list[Any] = []
+        whole: Any = sets[0].source.batch(range(len(sets[0].examples)), 0, 0)
+        subjects = self.subjects(runs, device, protocol, whole.question.shape[1])
         with progress("inspecting") as show:
-            for run, subject, rows in zip(runs, self.subjects(runs, device, protocol), sets, strict=True):
+            for run, subject, rows in zip(runs, subjects, sets, strict=True):
                 made = survey(
                     subject, rows.source, rows.examples[: self.rows], protocol, interventions,
                     rounds=swept(self.rounds, run), seed=self.seed, batch=self.batch, show=show,
@@ -157,12 +161,16 @@ class Inspect:
         return Questions(title(name), protocol, floor, surveys, [*sets[0].notes, *limits(runs, None)], facts(runs))
 
 
-def tokens(run: "Opened", protocol: "Protocol", *, chain: bool = False) -> int:
-    """How long an answer may be, by the protocol and the format."""
+def tokens(run: "Opened", protocol: "Protocol", longest: int, *, chain: bool = False) -> int:
+    """How long an answer may be: by the protocol and the format, and by the positions behind the longest question."""
+    from laconic.data.reasoning import prompt_ids
     from laconic.evaluation.protocols import budget
 
-    data = run.recipe.data
-    return budget(protocol, data.format, chain=chain, words=data.answers == "text")
+    data, thinking = run.recipe.data, run.recipe.thinking
+    asked = budget(protocol, data.format, chain=chain, words="text" in (data.answers, protocol.name))
+    thoughts = thinking.count + 2 if thinking and not chain else 0
+    room = run.parts.decoder.config.max_position_embeddings - longest - thoughts
+    return max(1, min(asked, room - len(prompt_ids(run.parts.tokenizer, data))))
 
 
 def planned(kinds: str, wheres: str, slots: str | None) -> "list[Intervention]":
