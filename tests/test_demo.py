@@ -22,7 +22,7 @@ TINY = (
     "data.digits.operations=2", "data.digits.test_rows=60", "data.digits.valid_rows=60", "data.digits.rows=2000",
     "validation.rows=60", "train.steps=8", "train.warmup_steps=2", "train.validate_every=4", "train.save_every=4",
 )  # fmt: skip
-ROUNDS = 4  # of demo-kava
+ROUNDS = 3  # of demo-kava
 ROSTER = [entry for entry in demo.ROSTER if entry.name in ("short", "chain", "kava", "nodistil")]
 
 
