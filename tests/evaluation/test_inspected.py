@@ -79,6 +79,15 @@ def test_words_of_right_and_wrong_answers() -> None:
     assert findings.words_of(SECOND) == {}
 
 
+def test_where_little_is_right_an_edit_that_costs_nothing_says_nothing() -> None:
+    low, note = findings.limits(SET)[0], findings.limits(SET)[-1]
+    assert low.startswith("a is not shown to be above the majority floor (50.0 % right, floor 50.0 %): where little")
+    assert note == "a note"
+    assert "not shown to be above the majority floor" in inspected.page(SET)
+    good = survey("c", [1, 1, 1, 1], [1, 1, 1, 1], READS)
+    assert findings.limits(replace(SET, sides=(good,), floor=("1", 0.1))) == ["a note"]
+
+
 def test_answers_are_held_against_the_one_given() -> None:
     assert findings.judged("7 ", "7") == ", right"
     assert findings.judged("8", "7") == ", asked was 7"
@@ -93,7 +102,7 @@ def test_pages_and_json_hold_the_same_figures(found: Question | Questions) -> No
     assert not page.problems
     assert not page.open
     assert inspected.page(found) == html
-    assert json.loads(json.dumps(findings.plain(found), allow_nan=False))["notes"] == ["a note"]
+    assert json.loads(json.dumps(findings.plain(found), allow_nan=False))["notes"][-1] == "a note"
     text = " ".join(page.text.split())
     both = findings.said(found)
     for name in ("run", "other") if isinstance(found, Question) else ("a", "b"):

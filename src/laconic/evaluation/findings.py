@@ -92,6 +92,19 @@ def figures(side: Survey) -> dict[tuple[str, str], tuple[Estimate, Estimate]]:
     return {key: (statistics.estimate(x[:, 0]), statistics.estimate(x[:, 1])) for key, x in side.figures.items()}
 
 
+def limits(found: Questions) -> list[str]:
+    """What the accuracy itself does not allow to say, then what the set was told."""
+    made: list[str] = []
+    for side in found.sides:
+        base = statistics.share(side.plain.right)
+        if base.low <= found.floor[1]:
+            made.append(
+                f"{side.name} is not shown to be above the majority floor ({percent(base.mean)} % right, floor "
+                f"{percent(found.floor[1])} %): where little is right, that an edit costs nothing says nothing."
+            )
+    return [*made, *found.notes]
+
+
 def edit_json(intervention: Intervention) -> dict[str, Any]:
     """An intervention as JSON holds it; slots count from 1."""
     at = None if intervention.at is None else [m + 1 for m in intervention.at]
@@ -172,7 +185,7 @@ def plain_set(found: Questions) -> dict[str, Any]:
             }
             for side in found.sides
         ],
-        "notes": list(found.notes),
+        "notes": limits(found),
     }
 
 
@@ -231,7 +244,7 @@ def said_set(found: Questions) -> list[str]:
             f"{percent(x['elsewhere'])} % one of another question's; in order, {percent(x['common'])} % of the chain"
             for name, x in words_of(side).items()
         ]
-    return [*lines, "", *found.notes]
+    return [*lines, "", *limits(found)]
 
 
 def judged(answer: str, gold: str | None) -> str:

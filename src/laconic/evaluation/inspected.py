@@ -17,6 +17,7 @@ from laconic.evaluation.findings import (
     figures,
     interval,
     judged,
+    limits,
     pass_names,
     percent,
     words_of,
@@ -43,7 +44,8 @@ def page(found: Question | Questions) -> str:
     environment.filters |= {"percent": percent, "points": statistics.points, "shown": grids.shown}
     one = isinstance(found, Question)
     return environment.from_string(PAGE).render(
-        one=one, f=found, about=ABOUT, interval=interval, **(drawn_question(found) if one else drawn_set(found))
+        one=one, f=found, about=ABOUT, interval=interval, notes=found.notes if one else limits(found),
+        **(drawn_question(found) if one else drawn_set(found)),
     )  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def teaching(run: Opened, recipe: Recipe) -> Callable[[Reasoning], Left]:
             chosen = {how: choice(run, batch, taught, keeping, how) for how in names}
         return Left(
             turned.k_t, unturned.k_t, turned.v_t, taught.I, taught.R, chosen, keeping.select, taught.matched,
-            isinstance(run.method, Kava),
+            run.recipe.matching is not None and run.recipe.matching.alpha2 > 0,
         )  # fmt: skip
 
     return left
