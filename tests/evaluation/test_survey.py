@@ -44,8 +44,8 @@ def subject() -> Subject:
 
     def left(batch: Reasoning) -> Left:
         taught = method.teach(batch)
-        return Left(taught.k_t, taught.k_t, taught.v_t, taught.I, taught.R,
-                    {name: Choice(taught.kept, taught.S) for name in ("rkv", "random")}, "rkv", (0, 1), True)  # fmt: skip
+        chosen = {name: Choice(taught.kept, taught.S) for name in ("rkv", "random")}
+        return Left(taught.k_t, taught.k_t, taught.v_t, taught.I, taught.R, chosen, "rkv", (0, 1), True)
 
     def think(questions: Any, edit: Any = None, trace: bool = False, rounds: int | None = None) -> Any:
         method.thoughts.rounds = 2 if rounds is None else rounds
