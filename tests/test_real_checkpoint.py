@@ -72,7 +72,8 @@ def test_it_is_evaluated_on_real_questions(inside: Path) -> None:
 
 
 def test_it_is_looked_into(inside: Path) -> None:
-    done = laconic('laconic inspect run "Tom has 3 apples and eats 1. How many are left?" --out page.html', inside)
+    asked = 'laconic inspect run "Tom has 3 apples and eats 1. How many are left?" --chain "<<3-1=2>>" --out page.html'
+    done = laconic(asked, inside)
     assert done.returncode == 0, done.stderr
     assert "<html" in (inside / "page.html").read_text(encoding="utf-8")
 

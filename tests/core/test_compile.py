@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import REPO
 from tests.tolerances import FLOAT32
 
-JOBS = ("steps,llama", "everything,mistral", "everything,gpt2", "stages,llama", "gradients,qwen3")
+JOBS = ("steps,llama", "everything,gpt2", "stages,llama", "gradients,qwen3")
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,8 @@ def test_prefill_first_and_further_steps_are_three_graphs(compiled: dict[str, An
     assert found["worst"] <= FLOAT32
 
 
-@pytest.mark.parametrize("name", ["mistral", "gpt2"])
-def test_every_argument_passes_through(compiled: dict[str, Any], name: str) -> None:
-    assert compiled[f"everything,{name}"] <= FLOAT32
+def test_every_argument_passes_through(compiled: dict[str, Any]) -> None:
+    assert compiled["everything,gpt2"] <= FLOAT32
 
 
 def test_a_pass_that_wants_nothing_has_no_operation_for_stages(compiled: dict[str, Any]) -> None:
