@@ -57,7 +57,13 @@ IN_ROUNDS = "{M} thoughts at once, in {T} rounds; targets: "
 ROSTER = (
     Entry("short", "Short chain", "what the chain is learned from", "demo-short", fast=(), cost=25, shown=False),
     Entry("chain", "Chain written out", "writes every step, then the answer", "demo-cot", fast=(), cost=40),
-    Entry("kava", "KaVa", f"{IN_ROUNDS}keys and values of the chain", "demo-kava", fast=("train.steps=300",)),
+    Entry(
+        "kava",
+        "KaVa",
+        f"{IN_ROUNDS}keys and values of the chain",
+        "demo-kava",
+        fast=("keeping.lam=0.0", "train.steps=250"),
+    ),
     Entry("nochain", "No chain", "answers at once", "demo-nocot", fast=("train.steps=400",), cost=35),
     Entry("pccot", "PCCoT", f"{IN_ROUNDS}hidden states", "demo-pccot"),
     Entry("codi", "CODI", "{M} thoughts one after another; targets: hidden states", "demo-codi", cost=50),

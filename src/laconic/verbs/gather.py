@@ -161,6 +161,11 @@ def limits(run: Opened, chain: Path) -> list[str]:
         found.append(
             "The chain is made for this: four of the five tokens of a step are marks, so that much of it is redundant."
         )
+    if run.recipe.keeping and not run.recipe.keeping.lam:
+        found.append("R-KV goes by redundancy alone (λ = 0, where the paper has 0.1).")
+    if run.recipe.matching and run.recipe.matching.kv_layers is not None:
+        layers, L = len(run.recipe.matching.kv_layers), run.parts.decoder.config.num_hidden_layers
+        found.append(f"Keys and values are matched in {layers} of {L} layers; the paper matches all.")
     if read(chain / "recipe.toml")[0].data.digits.terse:
         found.append(
             "The chain's model has learned the results alone as well, when asked for them: it brings along what the "
