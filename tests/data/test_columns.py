@@ -70,6 +70,9 @@ def test_rows_of_gsm8k_as_a_file(tmp_path: Path) -> None:
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + '\n{"question": "3?", "answer": "3"}\n')
     with pytest.raises(BadInput, match=r"train\.jsonl:2:1: answer: no #### before the number in '3'"):
         read_examples(path, HOW)
+    path.write_text(json.dumps(ROWS["gsm8k"][0]) + '\n{"question": "3?"}\n')
+    with pytest.raises(BadInput, match=r"train\.jsonl:2:1: answer: no such field in .*; the first row has it"):
+        read_examples(path, HOW)
 
 
 def test_icot_lines_are_the_rows_of_the_shared_files(shared: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from laconic.evaluation.edits import Intervention
 from laconic.evaluation.findings import Question, Questions
 from laconic.evaluation.inspect import Guess, Inspection
 from laconic.evaluation.looked import Effect, Looked, Scores
-from laconic.evaluation.protocols import DIGIT
+from laconic.evaluation.protocols import CODI, DIGIT
 from laconic.evaluation.selected import Selection
 from laconic.evaluation.similarity import SPACES, Map
 from laconic.evaluation.survey import Answered, Survey
@@ -44,7 +44,9 @@ def looked(layers: int, heads: int, M: int, N: int, name: str = "run") -> Looked
 
 
 def question(*sides: Looked, text: str = "How many?") -> Question:
-    return Question(text, "as given", sides[0].words.chain, "7", "t0 7", sides, ("a note",), (("run", "step 3"),))
+    return Question(
+        text, "as given", sides[0].words.chain, "7", "t0 7", sides, DIGIT, ("a note",), (("run", "step 3"),)
+    )
 
 
 def survey(name: str, right: list[int], zeroed: list[int], reads: list[list[float]]) -> Survey:
@@ -89,9 +91,11 @@ def test_where_little_is_right_an_edit_that_costs_nothing_says_nothing() -> None
 
 
 def test_answers_are_held_against_the_one_given() -> None:
-    assert findings.judged("7 ", "7") == ", right"
-    assert findings.judged("8", "7") == ", asked was 7"
-    assert findings.judged("8", None) == ""
+    found = question(looked(1, 1, 2, 3))
+    assert findings.judged("7 ", found) == ", right"
+    assert findings.judged("8", found) == ", asked was 7"
+    assert findings.judged("8", replace(found, gold=None)) == ""
+    assert findings.judged("The answer is: 7", replace(found, protocol=CODI)) == ", right"
 
 
 @pytest.mark.parametrize("found", [question(looked(2, 2, 3, 5), looked(2, 2, 3, 5, "other")), SET])
@@ -132,7 +136,7 @@ def test_text_of_others_is_text() -> None:
 def test_without_a_teacher_there_are_words_and_edits_alone() -> None:
     words = Inspection(("q",), (), "", (((Guess("7", 1.0),) * 3,),))
     side = Looked("run", "coconut", None, "7", words, effects=(Effect(ZERO, "7"),))
-    found = Question("q", "as given", (), None, None, (side,))
+    found = Question("q", "as given", (), None, None, (side,), DIGIT)
     text = " ".join(Page(inspected.page(found)).text.split())
     assert "There is none." in text
     assert "in turn" in text

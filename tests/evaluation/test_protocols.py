@@ -104,6 +104,7 @@ def test_a_gold_answer_that_cannot_be_judged_is_an_error_at_load() -> None:
         ("codi", "7 8 0 3", "pccot or coconut or text"),
         ("codi", "inf", "pccot or coconut or text"),
         ("decimal", "3/4", "pccot or coconut or text"),
+        ("decimal", "1e9999999999999999999999", "pccot or coconut or text"),
         ("text", "5:45", "pccot or coconut"),
         ("coconut", "#", "pccot or text"),
     ):

@@ -248,6 +248,7 @@ def test_everything_against_transformers(family: str):
     assert {i.name for i in report.inputs} == set(INPUTS)
 
 
+@pytest.mark.slow  # the README's own command is the same, and runs by default
 def test_stories260k_all_inputs_within_half_a_minute(shared: Path):
     needs("transformers")
     began = time.monotonic()

@@ -146,7 +146,13 @@ class Reader:
         """The example of a row, unless it has no answer in a set known for that. Raises `Fault`."""
         row = self.parse(text)
         self.columns = self.columns or columns_of(row)
-        row = COLUMNS[self.columns](row)
+        try:
+            row = COLUMNS[self.columns](row)
+        except KeyError as missing:
+            field = str(missing.args[0])
+            raise Fault(
+                1, "missing fields", f"{field}: no such field in {excerpt(text)}; the first row has it"
+            ) from None
         if row is None:
             self.notes["rows left out, whose answer is null"] += 1
             return

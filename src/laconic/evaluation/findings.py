@@ -26,6 +26,7 @@ class Question:
     gold: str | None
     teacher: str | None
     sides: Sequence[Looked]
+    protocol: Protocol
     notes: Sequence[str] = ()
     facts: Sequence[tuple[str, str]] = ()
 
@@ -200,7 +201,7 @@ def said_question(found: Question) -> list[str]:
     if found.teacher is not None:
         lines.append(f"the teacher writes: {found.teacher}")
     for side in found.sides:
-        lines += ["", f"{side.name} ({side.method}) answers {side.answer.strip()}{judged(side.answer, found.gold)}"]
+        lines += ["", f"{side.name} ({side.method}) answers {side.answer.strip()}{judged(side.answer, found)}"]
         for name, row in zip(pass_names(side), side.words.passes, strict=True):
             lines.append(f"  {name:<13}" + " ".join(f"{slot[0].word.strip() or '␣'}" for slot in row))
         if found.chain:
@@ -247,11 +248,13 @@ def said_set(found: Questions) -> list[str]:
     return [*lines, "", *limits(found)]
 
 
-def judged(answer: str, gold: str | None) -> str:
-    """Whether an answer is the one given, as text."""
-    if gold is None:
+def judged(answer: str, found: Question) -> str:
+    """Whether an answer is the one given, by the protocol."""
+    if found.gold is None:
         return ""
-    return ", right" if answer.strip() == gold.strip() else f", asked was {gold.strip()}"
+    prediction = found.protocol.predict(answer)
+    right = prediction is not None and found.protocol.right(prediction, found.gold)
+    return ", right" if right else f", asked was {found.gold.strip()}"
 
 
 def pass_names(side: Looked) -> list[str]:

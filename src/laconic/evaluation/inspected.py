@@ -53,7 +53,7 @@ def drawn_question(found: Question) -> dict[str, Any]:
     """What the page shows of one question, beside its facts."""
     return {
         "passes": [list(zip(pass_names(side), side.words.passes, strict=True)) for side in found.sides],
-        "judged": [judged(side.answer, found.gold) for side in found.sides],
+        "judged": [judged(side.answer, found) for side in found.sides],
         "maps": [
             (what, AGAINST[against], compared([(side, side.map(what, against)) for side in found.sides], found.chain))
             for against in AGAINST

@@ -99,7 +99,11 @@ def last_decimal(text: str) -> str | None:
 def whole_decimal(gold: str) -> Decimal | None:
     """A gold answer that is such a number and nothing else but a `%`."""
     found = SIGNED.fullmatch(gold.strip().removesuffix("%").rstrip())
-    return Decimal(written(found)) if found else None
+    if found is None:
+        return None
+    with localcontext(Context(prec=DIGITS, traps=[])):  # an exponent beyond all bounds gives no number
+        number = Decimal(written(found))
+    return number if number.is_finite() else None
 
 
 def written(found: re.Match[str]) -> str:

@@ -220,7 +220,8 @@ def told(table: Table) -> str:
     head = [f"protocol {table.protocol}; passes and positions are means of a question; KiB of the cache at its end"]
     compared = comparisons(table)
     against = [
-        f"  {c.set}: {c.a} against {c.b}: {c.sentence}" + (f"; McNemar p {c.mcnemar:.3g}" if c.mcnemar else "")
+        f"  {c.set}: {c.a} against {c.b}: {c.sentence}"
+        + (f"; McNemar p {c.mcnemar:.3g}" if c.mcnemar is not None else "")
         for c in compared
     ]
     about = [f"{name}: {text}" for name, text in table.facts]

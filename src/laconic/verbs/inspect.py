@@ -131,7 +131,7 @@ class Inspect:
         if subjects[0].left is None:
             notes.append(f"Method {first.recipe.method} has no teacher, so there are no maps and no selection.")
         return Question(
-            text, asked.source, sides[0].words.chain, gold, asked.teacher, sides, notes, facts(runs)
+            text, asked.source, sides[0].words.chain, gold, asked.teacher, sides, protocol, notes, facts(runs)
         )  # fmt: skip
 
     def over(self, runs: "Sequence[Opened]", interventions: "Sequence[Intervention]", device: Any) -> Any:
@@ -187,8 +187,8 @@ def planned(kinds: str, wheres: str, slots: str | None) -> "list[Intervention]":
 
 
 def split(text: str) -> list[str]:
-    """Words between commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    """Words between commas, each once."""
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
 def numbers(flag: str, text: str) -> list[int]:
