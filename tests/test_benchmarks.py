@@ -20,7 +20,7 @@ def threads() -> Iterator[None]:
 
 
 # over five seconds each, even at a tiny size
-LONG = ("answering", "want", "mask", "cache", "loading", "parity", "training")
+LONG = ("answering", "want", "mask", "cache", "loading", "parity", "training", "start", "decoding", "prefill")
 
 
 @pytest.mark.parametrize(

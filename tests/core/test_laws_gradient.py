@@ -72,7 +72,12 @@ def test_no_gradient_flows_to_dead_slots_or_to_the_future(name: str, reading: Re
         assert vectors.grad[:, :t][early].any()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+SLOW = ("mistral", "qwen2", "opt")  # what is theirs alone has gradient tests of its own
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in FAMILIES]
+)
 def test_finite_differences_through_two_reads_on_a_cache(name: str) -> None:
     decoder = small(name, **({"act": "gelu"} if name == "opt" else {}))  # ReLU has no derivative at its corner
     live = torch.tensor([[True, True, False], [False, True, True]])
