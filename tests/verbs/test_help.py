@@ -20,7 +20,7 @@ VERBS = [
     "verify ledger",
     "verify all",
 ]
-LIMIT = 0.35  # CPU seconds
+LIMIT = 3.0  # times what importing the parser alone takes beside it: 0.35 CPU seconds on a quiet machine
 PROGRAM = """import sys
 sys.argv = ["laconic", *{verb!r}.split(), "--help"]
 from laconic import cli
@@ -30,18 +30,21 @@ except SystemExit:
     sys.exit(1 if "torch" in sys.modules else 0)"""
 
 
-def seconds(verb: str) -> float:
-    """CPU seconds of one help."""
+def seconds(program: str, said: str) -> float:
+    """CPU seconds of a program."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(verb=verb)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, "torch was imported"
-    assert "Example: laconic" in done.stdout
+    assert said in done.stdout
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def ratio(verb: str) -> float:
+    """A help's time over that of the parser's import."""
+    return seconds(PROGRAM.format(verb=verb), "Example: laconic") / seconds("import tyro", "")
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_is_quick(verb: str) -> None:
-    assert any(seconds(verb) <= LIMIT for _ in range(8))  # a machine under load counts more
+    assert any(ratio(verb) <= LIMIT for _ in range(8))  # a machine under load counts more
