@@ -48,7 +48,7 @@ class Evaluate:
     batch: int = 64
     """questions asked at once, by each rank"""
     latency: int = 0
-    """time so many questions asked alone, after ten others, and as many in batches of 64"""
+    """time so many questions asked alone, after ten that do not count, and in batches of 64 at most"""
     device: str | None = None
     """cpu, cuda, cuda:1, …; by default the first GPU, else the CPU"""
     format: Literal["human", "json"] = "human"
