@@ -10,6 +10,7 @@ from laconic.evaluation import statistics
 from laconic.evaluation.edits import Intervention
 from laconic.evaluation.looked import Looked
 from laconic.evaluation.protocols import Protocol
+from laconic.evaluation.report import interval, percent
 from laconic.evaluation.statistics import Difference, Estimate
 from laconic.evaluation.survey import Survey
 
@@ -267,13 +268,3 @@ def difference(found: Difference) -> str:
     """A difference in points with its interval."""
     low, high = statistics.points(found.low), statistics.points(found.high)
     return f"{statistics.points(found.mean)} ({low} to {high})"
-
-
-def percent(share: float) -> str:
-    """A share in a hundred, one decimal."""
-    return f"{100 * share:.1f}"
-
-
-def interval(found: Estimate) -> str:
-    """The 95 % interval in a hundred."""
-    return f"{percent(found.low)} – {percent(found.high)}"

@@ -15,14 +15,13 @@ from laconic.evaluation.findings import (
     Questions,
     changes,
     figures,
-    interval,
     judged,
     limits,
     pass_names,
-    percent,
     words_of,
 )
 from laconic.evaluation.looked import Effect, Looked
+from laconic.evaluation.report import interval, percent
 from laconic.evaluation.similarity import SPACES, Map
 from laconic.evaluation.statistics import Estimate
 from laconic.evaluation.survey import Answered, Survey
