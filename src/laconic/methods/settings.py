@@ -1,6 +1,7 @@
 """What a recipe may say of a method: options, bounds and defaults; nothing here imports torch.
 
-KaVa arXiv:2510.02312, CODI 2502.21074, PCCoT 2506.18582, Coconut 2412.06769, iCoT 2405.14838.
+KaVa arXiv:2510.02312, CODI 2502.21074, PCCoT 2506.18582, Coconut 2412.06769, iCoT 2405.14838; AutoCompressors
+2305.14788, their variable-length variant, PonderNet 2107.05407.
 """
 
 from typing import Annotated, Literal
@@ -9,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0)]
+Inside = Annotated[float, Field(gt=0, lt=1)]
+Length = Annotated[int, Field(ge=1, le=4096)]
 Norm = Literal["layer", "global", "none"]
 Distance = Literal["smooth_l1", "l1", "mse"]
 
@@ -129,3 +132,152 @@ class Staging(Scoring):
     first_stage: Annotated[int, Field(ge=0)] = Field(0, description="stage of epoch 0")
     pad_latent_to_max: bool = Field(True, description="as many latents for a chain of fewer steps")
     uniform_prob: Share = Field(0.0, description="chance of a uniform draw in place of the stage")
+
+
+class Reading(Settings):
+    """How a document becomes summary vectors, segment by segment: one cell of the grid of generator, length, memory."""
+
+    generator: Literal["parallel", "self", "pool", "select"] = Field(
+        "parallel",
+        description="learned tokens after the text; hidden states fed back; means over equal spans; the best tokens",
+    )
+    length: Literal["fixed", "nested", "stop", "ratio"] = Field(
+        "fixed", description="kappa; drawn in training, any at inference; learned stop; a classifier over allowed"
+    )
+    memory: Literal["accumulate", "replace", "budgeted", "fifo"] = Field(
+        "accumulate", description="what of the older memory stays when a segment has been compressed"
+    )
+    cap: Length = Field(50, description="K, vectors of a segment at most")
+    kappa: Length | None = Field(None, description="vectors of a segment where length is fixed; absent: cap")
+    allowed: tuple[Length, ...] | None = Field(None, description="lengths that occur; absent: 1 to cap")
+    budget: Length | None = Field(None, description="budgeted, fifo: live vectors of a memory at most")
+    recurrent: bool = Field(True, description="whether the older memory stands in the prompt of a compression")
+    adapter: Literal["none", "scale", "mlp"] | None = Field(
+        None, description="map from state to vector (VL1); absent: scale for generator self, else none"
+    )
+    steps: bool = Field(True, description="self: a learned vector tells the steps of the loop apart")
+    summary_init: Literal["eos", "normal"] = Field(
+        "eos", description="summary tokens at the start: the row of eos with noise, or noise alone"
+    )
+    positions: Literal["contiguous", "reserved", "zero"] | None = Field(
+        None, description="where memory and summaries stand; absent: contiguous under RoPE, zero with a table"
+    )
+    bos: Literal["none", "first", "sink"] | None = Field(
+        None, description="the tokenizer's first token; absent: sink where the tokenizer adds one, else none"
+    )
+    trigger: Literal["insert", "replace"] = Field(
+        "insert", description="self: the trigger stands after the text, or in place of its last token"
+    )
+    adapt: Literal["both", "write"] = Field("both", description="lora: the adapter also reads, or only writes")
+    normalise: Literal["token", "windows"] = Field(
+        "token", description="loss: nats over all scored tokens of the step, or the sum of the windows' means"
+    )
+    checkpoint_segments: bool = Field(False, description="text pass and loop of a segment are computed again backward")
+    carry: Literal["hard", "soft"] | None = Field(
+        None, description="memory at a window's edge; absent: hard if lengths were, else soft"
+    )
+
+    @model_validator(mode="after")
+    def fits(self) -> "Reading":
+        if self.generator == "pool" and self.length == "stop":
+            raise ValueError(
+                'length "stop" with generator "pool": a prefix of its spans is a prefix of the text; take ratio'
+            )
+        if self.generator == "select" and self.length in ("nested", "stop"):
+            raise ValueError(f'length "{self.length}" with generator "select": it has fixed and ratio')
+        if (self.budget is None) == (self.memory in ("budgeted", "fifo")):
+            raise ValueError(
+                f'budget {self.budget} with memory "{self.memory}": budgeted and fifo need one, others none'
+            )
+        if not self.recurrent and self.memory in ("replace", "budgeted"):
+            raise ValueError(f'recurrent false with memory "{self.memory}": the older memory would be lost unread')
+        if self.trigger == "replace" and self.generator != "self":
+            raise ValueError(f'trigger "replace" with generator "{self.generator}": it is self\'s')
+        outside = [n for n in self.lengths if n > self.cap]
+        if outside or list(self.lengths) != sorted(set(self.lengths)):
+            raise ValueError(f"allowed {list(self.lengths)}: ascending lengths from 1 to cap {self.cap}")
+        if self.kappa is not None and self.length != "fixed":
+            raise ValueError(f'kappa {self.kappa} with length "{self.length}": it is the fixed length; leave it out')
+        if self.fixed not in self.lengths:
+            raise ValueError(f"kappa {self.fixed}: none of the lengths {list(self.lengths)} allowed")
+        return self
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths that occur, ascending."""
+        return self.allowed or tuple(range(1, self.cap + 1))
+
+    @property
+    def fixed(self) -> int:
+        """kappa: the one length of fixed; the largest of the others."""
+        return self.kappa or self.lengths[-1]
+
+    @property
+    def map(self) -> Literal["none", "scale", "mlp"]:
+        """The adapter, or the generator's own."""
+        return self.adapter or ("scale" if self.generator == "self" else "none")
+
+
+class Halting(Settings):
+    """How the number of vectors of a segment is learned, and when a compression stops."""
+
+    estimator: Literal["ponder", "sample", "soft", "straight"] = Field(
+        "ponder", description="the stop head's gradient: every length read; two draws; mean field; straight through"
+    )
+    stop: Literal["quantile", "threshold", "sample"] = Field("quantile", description="how a hard length is found")
+    q: Inside = Field(0.5, description="quantile: stop where so much of the probability lies behind")
+    tau: Inside = Field(0.5, description="threshold: stop at the first stop probability this large")
+    price: Weight = Field(0.0, description="beta, nats a vector costs; lambda where penalty is ratio")
+    penalty: Literal["vectors", "ratio"] = Field("vectors", description="price of a vector, or of the share kept")
+    alpha: Weight = Field(0.0, description="ratio: weight of the old memory in what the vectors are compared with")
+    penalise: Literal["read", "all"] = Field("read", description="compressions read in their window, or all of them")
+    penalty_start: Share = Field(0.5, description="share of the steps before the price begins (ponder after: at once)")
+    penalty_ramp: Share = Field(0.25, description="share of the steps in which it rises")
+    head_after: Share = Field(
+        0.8, description="ponder: share of the steps on drawn lengths before the head learns alone"
+    )
+    joint: bool = Field(False, description="ponder, sample: head and decoder together")
+    explore: Share = Field(0.3, description="joint: share of lengths drawn uniformly")
+    harden: Share = Field(0.3, description="soft: share of windows that read a drawn length hard")
+    baseline: Literal["draws", "rows"] = Field("draws", description="sample: against a second draw, or other rows")
+    head_gradient: Literal["cut", "flow"] | None = Field(
+        None, description="whether the head's gradient ends at its state; absent: cut for ponder and sample"
+    )
+    head_lr: Annotated[float, Field(gt=0)] = Field(3.0, description="the head's rate over that of all else")
+    start: Annotated[float, Field(gt=0, lt=1)] = Field(0.9, description="E[N] / K at the start")
+    index: Literal["after", "before", "split"] = Field(
+        "after", description="stop after writing, before it, or the original's mixture"
+    )
+    gate: Literal["bias", "scale", "none"] = Field(
+        "bias", description="soft: log survival on the logits, vectors scaled (for comparison), or nothing"
+    )
+    stop_head: Literal["own", "vocabulary"] = Field("own", description="own head, or a word's share of the vocabulary")
+    control: Literal["vectors", "rows"] = Field("vectors", description="trigger and stop: vectors, or vocabulary rows")
+    control_in_softmax: bool = Field(False, description="rows: scored beside the words in training")
+    kl: Weight = Field(0.0, description="weight of KL(P, geometric)")
+    prior: Inside = Field(0.25, description="the geometric's stop probability")
+    geometric: Literal["truncated", "forced"] = Field("truncated", description="where the geometric's tail goes")
+    entropy: Weight = Field(0.0, description="weight of what the entropy of lengths is below the floor")
+    floor: Weight = Field(0.0, description="nats of that floor")
+    target: Annotated[float, Field(gt=0)] | None = Field(None, description="mean length that the price is steered to")
+    eta: Weight = Field(0.01, description="target: change of the price a vector and step")
+    price_max: Weight = Field(10.0, description="target: largest price")
+
+    @model_validator(mode="after")
+    def fits(self) -> "Halting":
+        if self.stop_head == "vocabulary" and self.control != "rows":
+            raise ValueError(
+                'stop_head "vocabulary" with control "vectors": it is a row of the vocabulary; control = "rows"'
+            )
+        if self.control_in_softmax and self.control != "rows":
+            raise ValueError('control_in_softmax with control "vectors": there are no rows to score; control = "rows"')
+        if self.gate == "scale" and self.estimator != "soft":
+            raise ValueError(f'gate "scale" with estimator "{self.estimator}": soft reading alone has a gate')
+        if self.index == "split" and self.estimator != "soft":
+            raise ValueError(f'index "split" with estimator "{self.estimator}": the original\'s, of soft alone')
+        return self
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the stop head's gradient ends at the state it reads."""
+        return (self.head_gradient or ("cut" if self.estimator in ("ponder", "sample") else "flow")) == "cut"
