@@ -72,6 +72,11 @@ class Reasoning:
         """The same batch elsewhere."""
         return self.map(lambda t: t.to(device))
 
+    @property
+    def pieces(self) -> "tuple[Reasoning, ...]":
+        """What is run one after another in an optimizer step: all at once."""
+        return (self,)
+
     def take(self, rows: Sequence[int]) -> "Reasoning":
         """Some of the rows; `totals` stay those of the whole step."""
         at = torch.as_tensor(rows, dtype=torch.long, device=self.question.device)
@@ -79,6 +84,96 @@ class Reasoning:
         return replace(self.map(lambda t: t.index_select(0, at)), ids=ids)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Reasoning":
+        """`function` of every tensor."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: function(t) for name, t in found.items() if isinstance(t, Tensor)})
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents on a grid, cut into segments at the same columns in every row; of one that has ended, none is live.
+
+    A `scored` token is a target: it is predicted by the live token before it in its window. `cuts` are the exclusive
+    ends of the segments' columns, the last is T. `windows` are (w, o): segments in a window, and how many of them the
+    next window reads again. `first` is the number of the first segment within the document; with the place `index` of
+    a row in its set it keys what is drawn for a segment. `handed` says how many of a window's segments are in the
+    memory given to the next one, None for the last. `facts` are how many a document of the recall task holds. `totals`
+    as in `Reasoning`.
+    """
+
+    text: Int[Tensor, "B T"]
+    live: Bool[Tensor, "B T"]
+    scored: Bool[Tensor, "B T"]
+    cuts: tuple[int, ...]
+    index: Int[Tensor, " B"]
+    names: tuple[str, ...] = ()
+    epoch: int = 0
+    step: int = 0
+    totals: Mapping[str, float] | None = None
+    first: int = 0
+    handed: int | None = None
+    windows: tuple[int, int] = (3, 1)
+    facts: Int[Tensor, " B"] | None = None
+
+    @property
+    def B(self) -> int:
+        """Rows."""
+        return self.text.shape[0]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Names of the documents."""
+        return self.names
+
+    @property
+    def tokens(self) -> int:
+        """Live tokens."""
+        return int(self.live.sum())
+
+    @property
+    def segments(self) -> tuple[slice, ...]:
+        """Columns of each segment."""
+        return tuple(slice(a, b) for a, b in zip((0, *self.cuts), self.cuts, strict=False))
+
+    @property
+    def pieces(self) -> "tuple[Documents, ...]":
+        """The windows in order, as section 5 of the method has them; what is scored in one is scored in no other.
+
+        The first token of a window is not scored, since nothing before it is there to predict it; with an overlap
+        nothing of what is read again is.
+        """
+        w, o = self.windows
+        last = max(len(self.cuts) - w, 0)
+        starts = [*range(0, last, w - o), -(-last // (w - o)) * (w - o)]
+        return tuple(self._window(start, start != starts[-1]) for start in starts)
+
+    def _window(self, start: int, more: bool) -> "Documents":
+        """The window that begins with a segment; whether another one follows."""
+        w, o = self.windows
+        ends = (0, *self.cuts)[start : start + w + 1]
+        begin, again = ends[0], ends[o] if start else ends[0]
+        cut = self.map(lambda t: t[:, begin : ends[-1]] if t.ndim == 2 else t)
+        new = torch.arange(begin, ends[-1], device=self.text.device) >= again
+        predicted = cut.live.cumsum(1) > 1
+        return replace(
+            cut,
+            scored=cut.scored & cut.live & predicted & new,
+            cuts=tuple(end - begin for end in ends[1:]),
+            first=self.first + start,
+            handed=w - o if more else self.handed,
+        )
+
+    def to(self, device: torch.device | str) -> "Documents":
+        """The same batch elsewhere."""
+        return self.map(lambda t: t.to(device))
+
+    def take(self, rows: Sequence[int]) -> "Documents":
+        """Some of the rows; `totals` stay those of the whole step."""
+        at = torch.as_tensor(rows, dtype=torch.long, device=self.text.device)
+        names = tuple(self.names[i] for i in rows) if self.names else ()
+        return replace(self.map(lambda t: t.index_select(0, at)), names=names)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Documents":
         """`function` of every tensor."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: function(t) for name, t in found.items() if isinstance(t, Tensor)})
@@ -107,7 +202,7 @@ class Answers:
 
 @runtime_checkable
 class Batch(Protocol):
-    """A batch as the loop sees it; `Reasoning` is one."""
+    """A batch as the loop sees it: `Reasoning`, `Documents`. `pieces` are run in order within one optimizer step."""
 
     @property
     def B(self) -> int: ...
@@ -115,6 +210,8 @@ class Batch(Protocol):
     def ids(self) -> tuple[str, ...]: ...
     @property
     def tokens(self) -> int: ...
+    @property
+    def pieces(self) -> tuple[Any, ...]: ...
     def to(self, device: torch.device | str) -> Any: ...
 
 
