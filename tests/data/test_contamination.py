@@ -7,7 +7,7 @@ import pytest
 
 from laconic.core.contract import Example
 from laconic.core.errors import BadInput
-from laconic.data.contamination import merged, refuse_files, refuse_marks, refuse_names, same
+from laconic.data.contamination import merged, refuse_files, refuse_marks, refuse_names, refuse_overlap, same
 from laconic.data.maths import training
 from laconic.data.settings import Data
 
@@ -67,6 +67,15 @@ def test_rows_that_are_marked_as_held_out() -> None:
     refuse_marks("x", rows[1:], allow=False)
     with pytest.raises(BadInput, match=r"questions of MultiArith \(in_multiarith = True\); data\.name = aggregate is"):
         refuse_marks("x", [Example("a", "?", (), "1", {"in_multiarith": True})], allow=False)
+
+
+def test_held_out_questions_in_training_are_refused() -> None:
+    train = [Example("t1", "2 and\n2?", (), "4"), Example("t2", "3 and 3?", (), "6")]
+    held = [Example("h1", "2  and 2? ", (), "4")]
+    with pytest.raises(BadInput, match=r"held out \(t1 = h1\); take them out, or set data.allow_overlap"):
+        refuse_overlap(train, held)
+    assert refuse_overlap(train, held, allow=True) == 1
+    assert refuse_overlap(train[1:], held) == 0
 
 
 def test_questions_of_several_sets_are_taken_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from laconic.core.contract import Example
 from laconic.core.errors import BadInput
-from laconic.data.examples import cut, majority, read_examples, refuse_overlap
+from laconic.data.examples import cut, majority, read_examples
 from laconic.data.problems import EXCERPT, excerpt
 from laconic.data.settings import Data
 
@@ -48,6 +48,7 @@ def test_the_first_rows(tmp_path: Path) -> None:
         ("cot", "sentences", {"cot": "He has 2. He gets 2. So 4."}, ("He has 2", "He gets 2", "So 4")),
         ("cot", "whole", {"cot": "5 5 + 0 6"}, ("5 5 + 0 6",)),
         ("rationale", "lines", {"steps": [], "rationale": "He has 2.\n\nSo 4."}, ("He has 2.", "So 4.")),
+        (None, "lines", {"rationale": "He has 2.\nSo 4."}, ("He has 2.", "So 4.")),
         (None, "lines", {}, ()),
         (None, "lines", {"steps": []}, ()),
     ],
@@ -107,15 +108,6 @@ def test_majority() -> None:
     assert majority(rows) == ("2", 0.5)
     with pytest.raises(BadInput, match="majority: no examples; give at least one"):
         majority([])
-
-
-def test_held_out_questions_in_training_are_refused() -> None:
-    train = [Example("t1", "2 and\n2?", (), "4"), Example("t2", "3 and 3?", (), "6")]
-    held = [Example("h1", "2  and 2? ", (), "4")]
-    with pytest.raises(BadInput, match=r"held out \(t1 = h1\); take them out, or set data.allow_overlap"):
-        refuse_overlap(train, held)
-    assert refuse_overlap(train, held, allow=True) == 1
-    assert refuse_overlap(train[1:], held) == 0
 
 
 @pytest.mark.parametrize("column", [1, 40, 100, 150])

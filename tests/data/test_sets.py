@@ -71,9 +71,3 @@ def test_a_file_is_one_set() -> None:
     found = dict(files())
     assert found[SETS["gsm8k"].splits["test"].file.sha256] == "gsm8k:test"  # pyright: ignore
     assert not any(split.startswith("gsm8k:train") for split in found.values())
-
-
-def test_protocols_go_with_answers() -> None:
-    assert "codi" in SETS["gsm8k"].protocols
-    assert "codi" not in SETS["mult-4"].protocols  # its last number is one digit
-    assert "codi" not in SETS["prosqa"].protocols

@@ -15,10 +15,11 @@ import torch
 from laconic.core.decoder import Decoder
 from laconic.core.errors import BadInput, OutOfMemory
 from laconic.core.families import DecoderConfig
+from laconic.data.settings import Data
 from laconic.data.synthetic import digits_tokenizer
 from laconic.recipe import models, pace, sketch
 from laconic.recipe import plan as planning
-from laconic.recipe.lengths import SAMPLE, STEP, Blank, foreseen, pieces
+from laconic.recipe.lengths import SAMPLE, STEP, Blank, at_hand, foreseen, pieces
 from laconic.recipe.need import Need, counted, followed, need, tracked
 from laconic.recipe.opened import described
 from laconic.recipe.plan import plan, told
@@ -179,6 +180,20 @@ def test_rows_that_are_not_at_hand_are_assumed(tmp_path: Path) -> None:
         foreseen(made.model_copy(update={"data": made.data.model_copy(update={"rows": 99})}), tokenizer, 1024).rows
         == 99
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("gsm8k", True), ("gsm-union", True), ("gsm8k-aug", True), ("rows.jsonl", False),
+        ("gsm8k-aug-nl", False), ("openai/gsm8k", False), ("svamp-300", False), ("prosqa", False), ("a/b", False),
+    ],
+)  # fmt: skip
+def test_at_hand_is_what_lies_there(shared: Path, tmp_path: Path, name: str, here: bool) -> None:
+    data = Data.model_validate({"kind": "maths", "name": name})
+    found = {root: at_hand(data.model_copy(update={"root": root})) for root in (str(shared / "data"), str(tmp_path))}
+    assert list(found.values()) == [here, False]
+    assert not at_hand(data)
 
 
 def test_rows_nobody_knows_are_asked_for(tmp_path: Path) -> None:

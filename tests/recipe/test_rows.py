@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from laconic.core.errors import BadInput
+from laconic.data.settings import Data
 from laconic.evaluation.protocols import CODI
 from laconic.recipe.models import tokenizer_of
 from laconic.recipe.opened import fingerprint
 from laconic.recipe.read import read
-from laconic.recipe.rows import held_out, protocol, training
+from laconic.recipe.rows import from_file, held_out, protocol, training
 from laconic.verbs.train import Train
 
 SMALL = """method = "kava"
@@ -77,6 +78,25 @@ def test_rows_of_sets(small: Path) -> None:
     assert [e.id for e in held_out(recipe, tokenizer, 512, "valid", 3).examples][-1] == "gsm8k-aug-valid-00002"
     with pytest.raises(BadInput, match=r"^data\.test: absent; name the rows that are held out"):
         held_out(recipe, tokenizer, 512, "test")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"path": "gsm8k/train.jsonl"}, r"gsm8k/train\.jsonl: 500 rows are the validation questions of GSM8K-Aug"),
+        ({"path": "svamp/test.jsonl"}, r"^data\.path .* is svamp:test: test rows are not trained on; take a train"),
+        ({"valid": "gsm8k/test.jsonl"}, r"^data\.valid .* is gsm8k:test: test rows choose nothing; take rows of their"),
+        ({"test": "signs.jsonl"}, r"^1 training questions stand in the rows .* \(rows\.jsonl:1 = signs\.jsonl:1\)"),
+        ({"valid": "new.jsonl", "test": "old.jsonl"}, r"^1 questions of data\.valid stand in data\.test: test rows"),
+    ],
+)  # fmt: skip
+def test_rules_hold_for_a_file_too(small: Path, more: dict[str, str], message: str) -> None:
+    folder, row = small.parent, '{"question": "QUESTION", "answer": "6"}\n'
+    for name, question in (("signs", "two and TWO, and two"), ("new", "One?"), ("old", "one...")):
+        (folder / f"{name}.jsonl").write_text(row.replace("QUESTION", question))
+    placed = {key: folder / ("data" if "/" in name else ".") / name for key, name in more.items()}
+    with pytest.raises(BadInput, match=message):
+        from_file(Data.model_validate({"path": f"{folder}/rows.jsonl"} | {key: str(at) for key, at in placed.items()}))
 
 
 def test_digits_are_not_judged_as_one_number(small: Path) -> None:

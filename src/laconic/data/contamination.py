@@ -46,10 +46,11 @@ def refuse_names(how: Data) -> None:
 
 def refuse_files(how: Data, files: Mapping[str, str]) -> None:
     """A file, by its SHA-256, that is all of a split held out. `files`: what was asked, and which split it is."""
+    key, trained = ("data.path", (how.path,)) if how.name is None else ("data.name", how.name)
     for asked, split in files.items():
         part = split.rpartition(":")[2]
-        if asked in (how.name or ()) and part in ("valid", "test"):
-            raise BadInput(f"data.name {asked} is {split}: {part} rows are not trained on; take a train split")
+        if asked in trained and part in ("valid", "test"):
+            raise BadInput(f"{key} {asked} is {split}: {part} rows are not trained on; take a train split")
         if asked == how.valid and part == "test":
             raise BadInput(f"data.valid {asked} is {split}: test rows choose nothing; take rows of their own")
 
@@ -61,6 +62,19 @@ def refuse_marks(asked: str, examples: Iterable[Example], allow: bool) -> None:
         found = sum(example.flags.get(mark) == value for example in rows)
         if found and not allow:
             raise BadInput(f"{asked}: {found:,} rows are {what} ({mark} = {value}); {advice}, {OVER}")
+
+
+def refuse_overlap(train: Sequence[Example], held: Sequence[Example], allow: bool = False) -> int:
+    """How many training rows ask a question of `held`, as `same` has them. Raises `BadInput` unless allowed."""
+    asked = {same(example.question): example.id for example in held}
+    found = [(e.id, asked[q]) for e in train if (q := same(e.question)) in asked]
+    if found and not allow:
+        pairs = ", ".join(f"{ours} = {theirs}" for ours, theirs in found[:3])
+        raise BadInput(
+            f"{len(found):,} training questions stand in the rows that are held out ({pairs}); "
+            "take them out, or set data.allow_overlap, which the report prints"
+        )
+    return len(found)
 
 
 def merged(names: Sequence[str], sets: Sequence[Sequence[Example]]) -> tuple[list[Example], list[str]]:

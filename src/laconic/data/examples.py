@@ -19,7 +19,7 @@ from laconic.data.problems import Problem, excerpt, report, within_skips
 from laconic.data.settings import Data
 from laconic.data.tables import parquet
 
-CHAINS = ("steps", "cot", "rationale")
+CHAINS = ("steps", "cot", "rationale")  # of a row that has several, the first
 OTHERS = ({"messages"}, {"prompt", "completion"}, {"text"})
 ACCEPTED = "accepted are question, answer (texts) and steps (a list of texts), or cot or rationale (a text)"
 
@@ -247,7 +247,7 @@ def shape_of(row: dict[str, Any], text: str, how: Data) -> Shape:
         found = " and ".join(sorted(other))
         column = place(text, min(other))[0]
         raise Fault(column, "other shapes", f"rows of {found} are not read to reason with; {ACCEPTED}")
-    chain = how.field or next((field for field in CHAINS[:2] if field in row), None)
+    chain = how.field or next((field for field in CHAINS if field in row), None)
     return Shape(chain, how.split, how.closed)
 
 
@@ -265,26 +265,3 @@ def majority(examples: Sequence[Example]) -> tuple[str, float]:
         raise BadInput("majority: no examples; give at least one")
     answer, count = Counter(example.answer for example in examples).most_common(1)[0]
     return answer, count / len(examples)
-
-
-def spaced(question: str) -> str:
-    """A question whatever its spaces and line ends."""
-    return " ".join(question.split())
-
-
-def refuse_overlap(
-    train: Sequence[Example],
-    held: Sequence[Example],
-    allow: bool = False,
-    same: Callable[[str], str] = spaced,
-) -> int:
-    """How many training rows ask a question of `held`, as `same` has them. Raises `BadInput` unless allowed."""
-    asked = {same(example.question): example.id for example in held}
-    found = [(e.id, asked[q]) for e in train if (q := same(e.question)) in asked]
-    if found and not allow:
-        pairs = ", ".join(f"{ours} = {theirs}" for ours, theirs in found[:3])
-        raise BadInput(
-            f"{len(found):,} training questions stand in the rows that are held out ({pairs}); "
-            "take them out, or set data.allow_overlap, which the report prints"
-        )
-    return len(found)

@@ -1,19 +1,19 @@
 """Data sets by name, of files or of the hub: loaded, sizes checked, merged for training by the rules for that."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from laconic.core.contract import Example
 from laconic.core.errors import BadInput
-from laconic.data.contamination import merged, refuse_files, refuse_marks, refuse_names, same
-from laconic.data.examples import Read, Reader, read_examples, refuse_overlap, unswept
+from laconic.data.contamination import merged, refuse_files, refuse_marks, refuse_names, refuse_overlap, same
+from laconic.data.examples import Read, Reader, read_examples, unswept
 from laconic.data.sets import PUBLISHED, SETS, Answer, Set, Split, files, known, named, parted
 from laconic.data.settings import Data, Part, is_file
 from laconic.data.tables import hub
 
-__all__ = ["SETS", "answers", "held", "load", "named", "rows_of", "training"]
+__all__ = ["SETS", "answers", "apart", "at_hand", "held", "load", "named", "rows_of", "training"]
 
 HELD_OUT: tuple[Part, ...] = ("valid", "test")
 
@@ -37,9 +37,10 @@ def load(asked: str, part: Part, how: Data, rows: int | None = None) -> Read:
     label = f"{found.name}:{split}"
     if found.members:
         return united(label, found, how, rows)
-    if how.root is None or there.file is None or name != found.name:
+    path = placed(asked, found, there, how)
+    if path is None:
         return from_hub(label, found, there, how, rows)
-    return from_file(label, found, there, how, rows)
+    return from_file(label, path, found, there, how, rows)
 
 
 def training(how: Data) -> Read:
@@ -50,14 +51,19 @@ def training(how: Data) -> Read:
     if how.field and not any(is_file(asked) or known(asked) is None for asked in every):
         raise BadInput(f"data.field {how.field}: sets known by name have their own chain; leave the key out")
     reads = {asked: load(asked, "train", how, how.rows) for asked in names}
-    kept: dict[Part, Read] = {part: held(how, part) for part in HELD_OUT if getattr(how, part)}
+    return apart(how, reads, {part: held(how, part) for part in HELD_OUT if getattr(how, part)})
+
+
+def apart(how: Data, reads: Mapping[str, Read], kept: Mapping[Part, Read]) -> Read:
+    """The rows of `reads`, files or sets by what was asked, none of which is held out. Raises `BadInput`."""
     all_of = dict(files())
     found = [*reads.items(), *((str(getattr(how, part)), read) for part, read in kept.items())]
-    refuse_files(how, {name: all_of[read.sha256] for name, read in found if is_file(name) and read.sha256 in all_of})
+    whole = {name: all_of[read.sha256] for name, read in found if read.sha256 in all_of}
+    refuse_files(how, {name: split for name, split in whole.items() if how.kind == "jsonl" or is_file(name)})
     for name, read in reads.items():
         refuse_marks(name, read.examples, how.allow_overlap)
-    examples, notes = merged(names, [reads[name].examples for name in names])
-    refuse_overlap(examples, [e for read in kept.values() for e in read.examples], how.allow_overlap, same)
+    examples, notes = merged(list(reads), [read.examples for read in reads.values()])
+    refuse_overlap(examples, [e for read in kept.values() for e in read.examples], how.allow_overlap)
     refuse_shared(kept)
     return joined(list(reads.values()), examples[: how.rows], notes)
 
@@ -70,7 +76,7 @@ def held(how: Data, part: Part, rows: int | None = None) -> Read:
     return load(asked, part, how, rows)
 
 
-def refuse_shared(kept: "dict[Part, Read]") -> None:
+def refuse_shared(kept: Mapping[Part, Read]) -> None:
     """Raises `BadInput` where a question of test stands in validation."""
     if len(kept) < 2:
         return
@@ -103,11 +109,30 @@ def rows_of(how: Data) -> int | None:
     return whole if how.rows is None else min(whole, how.rows)
 
 
-def from_file(label: str, found: Set, split: Split, how: Data, rows: int | None) -> Read:
+def placed(asked: str, found: Set, split: Split, how: Data) -> Path | None:
+    """Where the file of a split has to lie; None where its rows come from the hub."""
+    if how.root is None or split.file is None or parted(asked)[0] != found.name:
+        return None
+    return Path(how.root) / split.file.path
+
+
+def at_hand(asked: str, how: Data) -> bool:
+    """Whether all training rows of a file or set lie in files here."""
+    if is_file(asked):
+        return Path(asked).is_file()
+    found = known(asked)
+    if found is None or "train" not in found.splits:
+        return False
+    if found.members:
+        return all(at_hand(member, how) for member in found.members)
+    path = placed(asked, found, found.splits["train"], how)
+    return path is not None and path.is_file()
+
+
+def from_file(label: str, path: Path, found: Set, split: Split, how: Data, rows: int | None) -> Read:
     """The rows of a set's local file."""
     file = split.file
     assert file is not None
-    path = Path(str(how.root)) / file.path
     if not path.is_file():
         raise BadInput(f"{label}: no file {path}; data.root is the folder that holds {file.path}")
     if how.sizes == "known" and file.rows != split.published:

@@ -1,4 +1,4 @@
-"""The data sets of the papers by name: splits and their sizes, files, where the hub has them, what fits them.
+"""The data sets of the papers by name: splits and their sizes, files, where the hub has them.
 
 Rows and SHA-256 of files are those of the data's README, whose licences hold.
 """
@@ -13,11 +13,6 @@ from laconic.data.settings import FILES, Part
 
 Answer = Literal["number", "digits", "text"]
 SPLITS: Mapping[str, Part] = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
-FITTING: Mapping[Answer, tuple[str, ...]] = {
-    "number": ("codi", "pccot", "coconut", "decimal"),
-    "digits": ("pccot", "coconut", "text"),  # 7 8 0: a protocol that takes the last number would take one digit
-    "text": ("pccot", "coconut", "text"),
-}
 
 
 @dataclass(frozen=True)
@@ -68,11 +63,6 @@ class Set:
     answer: Answer = "number"
     members: tuple[str, ...] = ()
     made: str | None = None  # what laconic data make calls more rows of its kind
-
-    @property
-    def protocols(self) -> tuple[str, ...]:
-        """Names of the protocols that its answers can be judged by."""
-        return FITTING[self.answer]
 
 
 GSM8K: Mapping[Part, Split] = {

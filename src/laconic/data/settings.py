@@ -75,7 +75,7 @@ class Data(Settings):
     )
     field: Literal["steps", "cot", "rationale"] | None = Field(
         default=None,
-        description="of files: field of the chain; absent: steps, else cot, else none, as the first row has it",
+        description="of files: field of the chain; absent: the first of the three that the first row has, else none",
     )
     split: Literal["lines", "sentences", "spaces", "whole"] = Field(
         default="lines",

@@ -77,9 +77,7 @@ def foreseen(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Foreseen:
 
 def at_hand(data: Data) -> bool:
     """Whether all rows trained on lie in files."""
-    if data.kind != "maths":
-        return True
-    return all(Path(name).is_file() if is_file(name) else data.root is not None for name in data.name or ())
+    return data.kind != "maths" or all(maths.at_hand(name, data) for name in data.name or ())
 
 
 def kind_of(data: Data) -> Kind | None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from laconic.core.contract import Example
 from laconic.core.errors import BadInput, Damaged
 from laconic.data import maths
-from laconic.data.examples import Read, read_examples, refuse_overlap
+from laconic.data.examples import Read, read_examples
 from laconic.data.reasoning import Questions
 from laconic.data.settings import Data, Part
 from laconic.data.synthetic import DigitsSource, digits, digits_tokenizer
@@ -45,11 +45,10 @@ def training(recipe: Recipe, tokenizer: Tokenizer, context: int, show: Show | No
 
 
 def from_file(data: Data) -> Read:
-    """The rows of data.path, none of which asks a question that is held out."""
-    read = read_examples(str(data.path), data, data.rows)
-    held = [example for path in (data.valid, data.test) if path for example in read_examples(path, data).examples]
-    refuse_overlap(read.examples, held, data.allow_overlap)
-    return read
+    """The rows of data.path, none of which is held out."""
+    path = str(data.path)
+    kept: dict[Part, Read] = {part: held_file(data, part) for part in maths.HELD_OUT if getattr(data, part)}
+    return maths.apart(data, {path: read_examples(path, data, data.rows)}, kept)
 
 
 def check_digits(tokenizer: Tokenizer) -> None:
@@ -83,7 +82,7 @@ def held_out(recipe: Recipe, tokenizer: Tokenizer, context: int, part: Part, cou
     return Rows(made, made.examples, protocol(data))
 
 
-def held_file(data: Data, part: Part, count: int | None) -> Read:
+def held_file(data: Data, part: Part, count: int | None = None) -> Read:
     """The rows of data.valid or data.test."""
     path = data.valid if part == "valid" else data.test
     if path is None:

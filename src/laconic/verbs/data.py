@@ -73,7 +73,6 @@ def about(found: "Set") -> dict[str, Any]:
         "members": list(found.members),
         "chain": found.chain,
         "answers": found.answer,
-        "protocols": list(found.protocols),
     }
 
 
