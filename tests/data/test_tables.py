@@ -1,28 +1,29 @@
 """Parquet files as strictly as JSON, and what the hub says when it gives nothing."""
 
+import errno
 import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from laconic.core.errors import BadInput
+from laconic.core.errors import BadInput, NoSpace, on_disk
 from laconic.data.examples import read_examples
 from laconic.data.settings import Data
-from laconic.data.tables import hub
+from laconic.data.tables import hub, unpacked
 from tests.conftest import needs
 
 HOW = Data(path="rows.parquet")
 ROW: dict[str, Any] = {"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}
 
 
-def written(folder: Path, *rows: dict[str, Any]) -> Path:
+def written(folder: Path, *rows: dict[str, Any], compression: str = "snappy") -> Path:
     needs("pyarrow")
     import pyarrow
     from pyarrow import parquet
 
     path = folder / "rows.parquet"
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path, compression=compression)
     return path
 
 
@@ -62,8 +63,44 @@ def test_rows_with_the_columns_of_published_sets(tmp_path: Path) -> None:
 def test_no_parquet(tmp_path: Path) -> None:
     path = written(tmp_path, ROW)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(BadInput, match=r"rows\.parquet: no Parquet file: .*; write it again"):
+    with pytest.raises(BadInput, match=r"rows\.parquet: no Parquet file: .*; copy it again, or write it again"):
         read_examples(path, HOW)
+
+
+def test_a_damaged_page_is_bad_input_after_the_rows_before_it(tmp_path: Path) -> None:
+    path = written(tmp_path, *(ROW | {"question": f"{i} and 2?"} for i in range(5000)))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 8 : len(data) // 4] = bytes(len(data) // 4 - len(data) // 8)
+    path.write_bytes(data)
+    with pytest.raises(BadInput, match=r"^rows\.parquet: damaged after row \d[\d,]*: .*; copy it again, or write"):
+        read_examples(path, HOW)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_a_changed_byte_of_parquet_is_rows_or_bad_input(tmp_path: Path, compression: str) -> None:
+    whole = written(tmp_path, ROW | {"level": 3}, ROW | {"question": "3?"}, compression=compression).read_bytes()
+    path, said = tmp_path / "rows.parquet", list[str]()
+    for at in range(0, len(whole), 7):
+        data = bytearray(whole)
+        data[at] ^= 0xFF
+        path.write_bytes(data)
+        try:
+            read_examples(path, HOW)
+        except BadInput as error:
+            said.append(str(error))
+    assert len(said) > len(whole) // 70
+    assert all(text.startswith("rows.parquet:") for text in said)
+
+
+def test_an_error_of_the_disk_is_none_of_the_file(tmp_path: Path) -> None:
+    class Failing:
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+        def iter_batches(self, *_: object, **__: object) -> Any:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(NoSpace, match=r"rows\.parquet: Input/output error"), on_disk(tmp_path / "rows.parquet"):
+        list(unpacked(Failing(), "rows.parquet"))
 
 
 def test_the_hub_out_of_reach() -> None:

@@ -2,7 +2,8 @@
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,20 +23,38 @@ class Table(NamedTuple):
 
 def parquet(path: Path) -> Table:
     """The rows of a Parquet file. Raises `BadInput`."""
-    from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    try:
+    with sound(f"{path.name}: no Parquet file"):
         file = ParquetFile(path)
-    except (ArrowException, OSError) as error:
-        raise BadInput(f"{path.name}: no Parquet file: {first_line(error)}; write it again") from None
+    return Table(file.metadata.num_rows, unpacked(file, path.name))
 
-    def rows() -> Iterator[dict[str, Any]]:
-        with file:
-            for batch in file.iter_batches(CHUNK, use_threads=False):
-                yield from batch.to_pylist()
 
-    return Table(file.metadata.num_rows, rows())
+def unpacked(file: Any, name: str) -> Iterator[dict[str, Any]]:
+    """The rows of an open Parquet file, which is closed behind them. Raises `BadInput` for pages that are damaged."""
+    with file:
+        batches, done = file.iter_batches(CHUNK, use_threads=False), 0
+        while True:
+            with sound(f"{name}: damaged after row {done:,}"):
+                batch = next(batches, None)
+                rows: list[dict[str, Any]] = [] if batch is None else batch.to_pylist()
+            if batch is None:
+                return
+            done += len(rows)
+            yield from rows
+
+
+@contextmanager
+def sound(said: str) -> Generator[None]:
+    """Turns what pyarrow raises for bytes that are no sound Parquet into `BadInput` (66)."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError, ValueError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno:  # the file system's; pyarrow's own have no number
+            raise
+        raise BadInput(f"{said}: {first_line(error)}; copy it again, or write it again") from None
 
 
 def hub(repo: str, config: str | None, split: str, revision: str | None) -> Table:
