@@ -154,6 +154,12 @@ def test_questions_as_they_are_come_first(run, tmp_path, root, few):
     assert not {row["id"] for row in first} & {row["template"] for row in held}
 
 
+def test_too_few_rows_for_a_variant_are_said_to_be_originals(run, tmp_path, root, few):
+    _, out, _ = run("make", "gsm-variants", "--rows", 9, "--originals", "--held", 0, "--root", root, "--out", "a.jsonl")
+    assert out == "a.jsonl: 9 of 700 questions as they are, and no variant; ask for more --rows\n"
+    assert not any("template" in row for row in rows_of(tmp_path / "a.jsonl"))
+
+
 def test_doubtful_templates_are_taken_if_asked(run, root, few):
     _, out, err = run(
         "make", "gsm-variants", "--rows", 9, "--doubtful", "--held", 0, "--root", root, "--out", "a.jsonl"

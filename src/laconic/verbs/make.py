@@ -95,15 +95,21 @@ class Make:
         held = [template for template in found if is_held(template.masked, self.held)]
         used = [template for template in found if not is_held(template.masked, self.held)]
         first = [replace(e, flags={}) for e in sources if self.originals and not is_held(masked(e.question), self.held)]
-        said = f"rows: {len(first):,} questions as they are, then" if first else "rows"
         rows = map(fields, chain(first, rounds(used, self.seed, taken)))
         apart = map(fields, rounds(held, self.seed, taken))
         beside, few = self.out.with_suffix(f".held{self.out.suffix}"), round(self.rows * self.held)
         files = [
-            File(self.out, f"{said} of {len(used):,} templates", self.rows, islice(rows, self.rows)),
+            File(self.out, self.told(len(first), len(used)), self.rows, islice(rows, self.rows)),
             File(beside, f"rows of {len(held):,} templates that {self.out.name} has none of", few, islice(apart, few)),
         ]
         return [file for file in files if file.count]
+
+    def told(self, originals: int, templates: int) -> str:
+        """What the rows are of."""
+        if self.rows <= originals:
+            return f"of {originals:,} questions as they are, and no variant; ask for more --rows"
+        as_they_are = f": {originals:,} questions as they are, then" if originals else ""
+        return f"rows{as_they_are} of {templates:,} templates"
 
     def templates(self) -> "tuple[tuple[Example, ...], list[Template], set[str]]":
         """The training questions, their templates, and the questions that no variant may be."""
