@@ -28,6 +28,10 @@ class Rows:
     def tokens(self) -> int:
         return self.B
 
+    @property
+    def pieces(self) -> "tuple[Rows, ...]":
+        return (self,)
+
     def to(self, device: Any) -> "Rows":
         return self
 

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.core.cache import Cache
 from laconic.core.generate import Passes
 
 UNSCORED = -100  # the target of a token whose successor nobody scores; what F.cross_entropy ignores
@@ -179,12 +178,21 @@ class Documents:
         return replace(self, **{name: function(t) for name, t in found.items() if isinstance(t, Tensor)})
 
 
+@runtime_checkable
+class State(Protocol):
+    """What one step hands to the next, a cache or a memory: a value, with a name for each of its tensors."""
+
+    def detach(self) -> Any: ...
+    def to(self, device: torch.device | str) -> Any: ...
+    def tensors(self) -> Mapping[str, Tensor]: ...
+
+
 class Step(NamedTuple):
     """What a method makes of a batch: the loss to descend, its parts (detached, unweighted) by name, and the state."""
 
     loss: Float[Tensor, ""]
     parts: Mapping[str, Tensor]
-    state: Cache | None = None
+    state: State | None = None
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ from pydantic.fields import FieldInfo
 from laconic.data.settings import Data
 from laconic.methods.settings import (
     Distilling,
+    Halting,
     Keeping,
     Matching,
+    Reading,
     Removing,
     Scoring,
     Settings,
@@ -23,7 +25,7 @@ from laconic.methods.settings import (
 )
 from laconic.training.settings import Training
 
-MethodName = Literal["cot", "nocot", "icot", "coconut", "codi", "pccot", "kava"]
+MethodName = Literal["cot", "nocot", "icot", "coconut", "codi", "pccot", "kava", "autocompressor"]
 # The tables that a method reads. What else is given is kept and noted, so that one word changes the method.
 TABLES: Mapping[str, tuple[str, ...]] = {
     "cot": ("scoring",),
@@ -33,7 +35,10 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "codi": ("thinking", "distilling"),
     "pccot": ("thinking", "distilling"),
     "kava": ("thinking", "distilling", "keeping", "matching"),
+    "autocompressor": ("reading", "halting"),
 }
+# Methods that read documents, and the kinds of data that are documents.
+READERS, DOCUMENTS = ("autocompressor",), ("text", "recall")
 # Methods whose chain is what they are taught to write: it keeps its last step unless a recipe says otherwise.
 WHOLE = ("cot", "icot", "coconut")
 # Fields that hold paths; a "name" is one only where such a folder is there, "rows" where it ends as files of rows do or
@@ -132,6 +137,8 @@ class Recipe(Settings):
     matching: Matching | None = Field(None, description="KaVa's loss on keys and values")
     removing: Removing | None = Field(None, description="iCoT's curriculum")
     staging: Staging | None = Field(None, description="Coconut's curriculum")
+    reading: Reading | None = Field(None, description="how documents become summary vectors")
+    halting: Halting | None = Field(None, description="how the number of vectors is learned")
     data: Data = Field(description="the rows")
     validation: Validation | None = Field(None, description="problems answered during training; absent: none")
     train: Training = Field(description="how it is trained")
@@ -142,6 +149,11 @@ class Recipe(Settings):
         missing = [name for name in wanted(self.method, self.train.what) if getattr(self, name) is None]
         if missing:
             raise ValueError(f"{missing[0]}: absent; method {self.method} reads this table")
+        if (self.method in READERS) != (self.data.kind in DOCUMENTS):
+            raise ValueError(
+                f'data.kind "{self.data.kind}" with method {self.method}: '
+                f"documents, of kind {' or '.join(DOCUMENTS)}, are for {', '.join(READERS)} and for no other"
+            )
         if self.train.what == "thoughts" and "thinking" not in TABLES[self.method]:
             raise ValueError(f'train.what "thoughts": method {self.method} has none, so nothing would be trained')
         how, kv = self.distilling, self.matching if self.method == "kava" else None

@@ -1,6 +1,6 @@
 """What a step of a run holds beside the model: optimizer, random numbers, carried state, and how far it was."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from laconic.core import artifact
 from laconic.core.cache import Cache
+from laconic.core.contract import State
 from laconic.core.errors import Damaged
 from laconic.core.manifest import Files
 from laconic.core.strict import check_header, read_json
@@ -95,7 +96,7 @@ def save(
     files: Files,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
-    states: list[Cache],
+    states: Sequence[State],
     progress: Progress,
     ranks: Ranks,
 ) -> None:
@@ -121,7 +122,7 @@ def load(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     rank: int = 0,
-) -> tuple[Progress, list[Cache]]:
+) -> tuple[Progress, list[State]]:
     """Puts a step's optimizer and random numbers back; gives its progress and the states carried."""
     held = optimizer.state_dict()
     about = read_json(folder / "optimizer.json")
@@ -141,7 +142,7 @@ def load(
     progress = Progress(**read_json(folder / PROGRESS))
     progress.best = [(value, step) for value, step in progress.best]
     path = folder / "state.safetensors"
-    return progress, _caches(opened(path)) if path.exists() else []
+    return progress, [*_caches(opened(path))] if path.exists() else []
 
 
 def moments_of(folder: Path, parameters: list[Tensor]) -> Tensors:

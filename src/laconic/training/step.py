@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core import keyed
-from laconic.core.cache import Cache
-from laconic.core.contract import Batch, Method, Source, Step
+from laconic.core.contract import Batch, Method, Source, State, Step
 from laconic.core.errors import OutOfMemory
 from laconic.training import checkpoint
 from laconic.training.optim import adamw, rate
@@ -55,7 +54,7 @@ class Updating:
         self.optimizer = adamw(method, how)
         self.scaler = torch.amp.GradScaler(device.type, enabled=how.precision == "float16")
         self.micro = how.micro or math.ceil(how.batch / ranks.world)
-        self.states: list[Cache] = []
+        self.states: list[State] = []
         self.restart = False
         self._halvings = 0
 
@@ -103,25 +102,31 @@ class Updating:
         batches = [replace(batch, totals=totals if i in own else nothing) for i, batch in enumerate(found)]
         return batches, int(tokens)
 
-    def descend(self, batches: list[Batch]) -> tuple[Tensor, dict[str, Tensor], list[Cache]]:
-        """Loss and parts, summed over micro-batches in float32; their gradients are in the parameters."""
-        total, parts, states = torch.zeros((), device=self.device), dict[str, Tensor](), list[Cache]()
+    def descend(self, batches: list[Batch]) -> tuple[Tensor, dict[str, Tensor], list[State]]:
+        """Loss and parts, summed over micro-batches in float32; their gradients are in the parameters.
+
+        The pieces of a batch are read in order, each on the state that the one before gave, cut from its graph.
+        """
+        total, parts, states = torch.zeros((), device=self.device), dict[str, Tensor](), list[State]()
         carried = self.states if len(self.states) == len(batches) else [None] * len(batches)
         for i, (batch, state) in enumerate(zip(batches, carried, strict=True)):
-            last = i == len(batches) - 1
-            with self.ranks.accumulating(self.module, last):
-                with torch.autocast(self.device.type, KINDS[self.how.precision], self.how.precision != "float32"):
-                    step: Step = self.module(batch.to(self.device), state)
-                cast(Tensor, self.scaler.scale(self.ranks.scaled(step.loss))).backward()
-            total = total + step.loss.detach().float()
-            for name, part in step.parts.items():
-                parts[name] = parts.get(name, torch.zeros_like(total)) + part.detach().float()
-            if self.how.carry and step.state is not None:
-                states.append(step.state.detach())
+            pieces = batch.pieces
+            for j, piece in enumerate(pieces):
+                last = i == len(batches) - 1 and j == len(pieces) - 1
+                with self.ranks.accumulating(self.module, last):
+                    with torch.autocast(self.device.type, KINDS[self.how.precision], self.how.precision != "float32"):
+                        step: Step = self.module(piece.to(self.device), state)
+                    cast(Tensor, self.scaler.scale(self.ranks.scaled(step.loss))).backward()
+                state = step.state.detach() if step.state is not None else None
+                total = total + step.loss.detach().float()
+                for name, part in step.parts.items():
+                    parts[name] = parts.get(name, torch.zeros_like(total)) + part.detach().float()
+            if self.how.carry and state is not None:
+                states.append(state)
         return total, parts, states
 
     def looked_at(
-        self, loss: Tensor, parts: Mapping[str, Tensor], norm: Tensor, states: list[Cache]
+        self, loss: Tensor, parts: Mapping[str, Tensor], norm: Tensor, states: list[State]
     ) -> dict[str, float]:
         """Every number that decides, over all ranks, fetched from the device at once."""
         held = [t for state in states for t in state.tensors().values() if t.is_floating_point() and t.numel()]
