@@ -1,12 +1,12 @@
 """Every example is short and runs."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPO
-from tests.house.source import run, sandbox
+from tests.house.source import sandbox
+from tests.house.warm import python
 
 EXAMPLES = sorted((REPO / "examples").glob("*.py"))
 
@@ -20,5 +20,5 @@ def test_example_is_short_and_runs(example: Path, tmp_path: Path) -> None:
     text = example.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 60
     inside = sandbox(tmp_path, wants_shared="shared" in text or "LACONIC_DATA" in text)
-    done = run([sys.executable, f"examples/{example.name}"], inside)
+    done = python(f"examples/{example.name}", inside)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

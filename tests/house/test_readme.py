@@ -1,14 +1,13 @@
 """What the pages show is run: every laconic command, every Python block."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPO
-from tests.house.source import blocks, commands, run, sandbox
-from tests.house.warm import laconic
+from tests.house.source import blocks, commands, sandbox
+from tests.house.warm import laconic, python
 
 PAGES = ["README.md", "docs/tour.md"]
 
@@ -47,7 +46,7 @@ def test_python_of_the_page_runs(page: str, tmp_path: Path) -> None:
     inside = sandbox(tmp_path, wants_shared="shared" in program or "LACONIC_DATA" in program)
     script = tmp_path / f"{Path(page).stem}.py"
     script.write_text(program, encoding="utf-8")
-    done = run([sys.executable, str(script)], inside)
+    done = python(str(script), inside)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 

@@ -1,39 +1,70 @@
-"""`laconic` run again and again without importing torch each time: every call is forked from one process that has."""
+"""Programs run again and again without importing torch each time: each is forked from one process that has.
+
+A program gets a process, a folder and an environment of its own, and ends as it would from a shell.
+"""
 
 import contextlib
 import multiprocessing
 import os
+import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.house.source import settings
 
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["laconic.cli", "laconic.recipe.build", "laconic.verify.parity", "torch._dynamo"])
+FORKED.set_forkserver_preload([
+    "laconic.cli", "laconic.recipe.build", "laconic.verify.parity", "torch._dynamo", "torch.distributed.fsdp",
+    "torch.distributed._tools.mem_tracker", "rich.table", "peft", "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.modeling_auto",
+])  # fmt: skip
 
 
 def laconic(command: str, inside: Path) -> subprocess.CompletedProcess[str]:
     """The exit code and the text of one `laconic ...` line, run in a process and folder of its own."""
+    return forked(command, inside, main, shlex.split(command, comments=True))
+
+
+def python(path: str, inside: Path) -> subprocess.CompletedProcess[str]:
+    """The same of a Python program."""
+    return forked(path, inside, script, [path])
+
+
+def forked(name: str, inside: Path, work: Callable[[], Any], arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """A process that does `work`, with `arguments` as sys.argv; 300 seconds are all it has."""
     out, err = inside.parent / "stdout", inside.parent / "stderr"
-    process = FORKED.Process(
-        target=called, args=(shlex.split(command, comments=True), inside, settings(inside), out, err)
-    )
+    process = FORKED.Process(target=called, args=(work, arguments, inside, settings(inside), out, err))
     process.start()
     process.join(300)
     if process.exitcode is None:
         process.kill()
     process.join()
     assert process.exitcode is not None
-    return subprocess.CompletedProcess(command, process.exitcode, out.read_text("utf-8"), err.read_text("utf-8"))
+    return subprocess.CompletedProcess(name, process.exitcode, out.read_text("utf-8"), err.read_text("utf-8"))
 
 
-def called(arguments: list[str], inside: Path, environment: dict[str, str], out: Path, err: Path) -> None:
-    """In the child: the streams to files, then the command line as its entry point runs it."""
-    import torch
-
+def main() -> None:
+    """The command line, as its entry point runs it."""
     from laconic.cli import main
+
+    main()
+
+
+def script() -> None:
+    """The program that sys.argv names, as `python PATH` runs it."""
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def called(
+    work: Callable[[], Any], arguments: list[str], inside: Path, environment: dict[str, str], out: Path, err: Path
+) -> None:
+    """In the child: the streams to files, then the work."""
+    import torch
 
     os.environ.update(environment)
     torch.set_num_threads(1)
@@ -47,4 +78,4 @@ def called(arguments: list[str], inside: Path, environment: dict[str, str], out:
     ):
         os.dup2(told.fileno(), 1)
         os.dup2(said.fileno(), 2)
-        main()
+        work()
