@@ -35,11 +35,11 @@ class Document:
     @classmethod
     def parse(cls, found: Mapping[str, Any]) -> "Document":
         """One of a file's. Raises `TypeError` or `KeyError` for what is none."""
-        made = cls(**{field.name: found[field.name] for field in fields(cls)})
-        numbers = (made.tokens, made.first, *made.segments)
-        if not all(type(n) is int and n >= 0 for n in numbers) or type(made.name) is not str:
+        name, digest, tokens, first = (found[key] for key in ("name", "sha256", "tokens", "first"))
+        numbers = [tokens, first, *found["segments"]]
+        if not all(type(n) is int and n >= 0 for n in numbers) or {type(name), type(digest)} != {str}:
             raise TypeError("no document")
-        return replace(made, segments=tuple(made.segments))
+        return cls(name, digest, tokens, tuple(numbers[2:]), first)
 
     def slice(self, start: int, stop: int) -> "Document | None":
         """What of it lies in the blocks `start` to `stop`, whose first is then 0; None is nothing."""
@@ -154,6 +154,8 @@ class Provenance:
             raise Damaged(f"memory: {file} has schema {schema}, this laconic reads up to {SCHEMA}; take a newer one")
         kinds = {**dict.fromkeys(TEXTS, str), **dict.fromkeys(NUMBERS, int), "method": dict, "recurrent": bool}
         odd = next((name for name, kind in kinds.items() if type(found.get(name)) is not kind), None)
+        if odd is None and not isinstance(found["method"].get("reading"), dict):
+            odd = "method"
         try:
             rows = tuple(tuple(Document.parse(each) for each in row) for row in found["documents"])
         except (KeyError, TypeError, AttributeError):
@@ -215,7 +217,8 @@ def misfit(tensors: Mapping[str, Tensor], about: Provenance) -> str | None:
         return "vectors"
     if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(vectors) or bool((lengths < 0).any()):
         return "offsets"
-    if spans.shape[0] != rows or bool((spans < 0).any()):
+    read = torch.tensor([sum(sum(each.segments) for each in row) for row in about.documents], dtype=torch.long)
+    if spans.shape[0] != rows or bool((spans < 0).any()) or not torch.equal(spans.sum(1), read):
         return "spans"
     row = torch.arange(rows).repeat_interleave(lengths)
     rising = block.diff() >= 0
