@@ -12,7 +12,7 @@ import pytest
 import laconic
 from laconic.core.errors import BadInput, Unsafe
 from laconic.data import template
-from laconic.data.tokens import load_tokenizer
+from laconic.data.tokens import byte_tokenizer, load_tokenizer
 from tests.conftest import needs, shared_dir
 
 TEXTS = ["Once upon a time", "", " a  b\n\n\tc", "it's naïve: 日本 😀", "hello<|endoftext|> world</s> <s>x", "x" * 700]
@@ -228,3 +228,13 @@ def test_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(template, "START", 60.0)
     monkeypatch.setattr(template.sys, "executable", "/bin/false")
     assert template.render("a", {}) == (None, "rendering ended without a text")
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "".join(map(chr, range(256)))])
+def test_bytes_are_their_own_ids(text: str, tmp_path: Path) -> None:
+    made = byte_tokenizer()
+    assert made.encode(text) == list(text.encode())
+    assert made.decode(made.encode(text)) == text
+    assert (made.eos, made.bos, made.vocab_size) == (256, None, 257)
+    made.save(tmp_path)
+    assert load_tokenizer(tmp_path).fingerprint == made.fingerprint

@@ -19,7 +19,7 @@ from laconic.core.errors import BadInput
 from laconic.core.keyed import index, uniform
 from laconic.core.strict import canonical
 from laconic.data.settings import Digits, Part
-from laconic.data.tokens import Tokenizer
+from laconic.data.tokens import Tokenizer, built
 
 SIGNS = "+-*"
 WORDS = [*"0123456789+-*=;", "<bos>", "<eos>", "ans", "<<", ">>", "<unk>", "<", ">", ":"]
@@ -108,9 +108,7 @@ def digits_tokenizer() -> Tokenizer:
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens(list(SPECIAL.values()))
     inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", ID["<bos>"])])
-    file = inner.to_str(pretty=True).encode()
-    files = {"tokenizer.json": file, "tokenizer_config.json": canonical(SPECIAL).encode()}
-    return Tokenizer(inner, SPECIAL, None, hashlib.sha256(file).hexdigest(), files)
+    return built(inner, SPECIAL)
 
 
 class DigitsSource:

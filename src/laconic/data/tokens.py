@@ -10,6 +10,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from laconic.core.artifact import BadInput, Unsafe, inside, read_json
 from laconic.core.errors import on_disk
+from laconic.core.strict import canonical
 from laconic.data import template
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -154,3 +155,25 @@ def chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
     if isinstance(found, list):
         found = next((entry.get("template") for entry in found if entry.get("name") == "default"), None)
     return found if isinstance(found, str) else None
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Every byte of a text is a token, whose id it is; 256 is eos."""
+    kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    other = [byte for byte in range(256) if byte not in kept]
+    # The letters that ByteLevel has for bytes: those that can be seen stand for themselves, others follow from 256 on.
+    letters = {**{byte: chr(byte) for byte in kept}, **{byte: chr(256 + i) for i, byte in enumerate(other)}}
+    words = {letters[byte]: byte for byte in range(256)}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=words, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    special = {"eos_token": "<eos>"}
+    inner.add_special_tokens(list(special.values()))
+    return built(inner, special)
+
+
+def built(inner: tokenizers.Tokenizer, special: Mapping[str, str]) -> Tokenizer:
+    """A tokenizer that came from no files, with those that it is saved as."""
+    file = inner.to_str(pretty=True).encode()
+    files = {"tokenizer.json": file, "tokenizer_config.json": canonical(dict(special)).encode()}
+    return Tokenizer(inner, special, None, hashlib.sha256(file).hexdigest(), files)

@@ -1,0 +1,113 @@
+"""A text read in parts has the ids of the whole, whatever the tokenizer, the parts and the windows."""
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Inner
+
+from laconic.core.errors import BadInput
+from laconic.data.streaming import characters, encoded, pieces, plain
+from laconic.data.synthetic import digits_tokenizer
+from laconic.data.tokens import Tokenizer, byte_tokenizer, load_tokenizer
+from tests.conftest import shared_dir
+
+FOLDERS = {"gpt2": "data/tokenizers/gpt2", "bpe": "data/tokenizers/gsm-bpe-2048", "llama": "models/stories260k"}
+WORDS = [
+    *("the", " ", "  ", "\n\n", "\n", ".", ", ", "Lucy", "'s", "12", "héé", "🎉", "ß", "\t", "antidis", "日本", "a"),
+    *("<s>", "</s>", "<|endoftext|>", "<eos>"),
+]
+
+
+@cache
+def tokenizer(name: str) -> Tokenizer:
+    if name in FOLDERS:
+        return load_tokenizer(shared_dir() / FOLDERS[name])
+    return {"bytes": byte_tokenizer, "digits": digits_tokenizer}[name]()
+
+
+@cache
+def inner(name: str) -> Inner:
+    return plain(tokenizer(name))
+
+
+def joined(parts: Iterator[list[int]]) -> list[int]:
+    return [id for ids in parts for id in ids]
+
+
+def cut(text: str, size: int) -> list[str]:
+    return [text[i : i + size] for i in range(0, len(text), size)]
+
+
+@pytest.mark.parametrize("name", [*FOLDERS, "bytes", "digits"])
+@given(st.lists(st.sampled_from(WORDS), max_size=200).map("".join), st.integers(1, 50), st.integers(16, 300))
+def test_parts_have_the_ids_of_the_whole(name: str, text: str, size: int, window: int) -> None:
+    whole = inner(name).encode(text, add_special_tokens=False).ids
+    assert joined(encoded(cut(text, size), inner(name), window)) == whole
+
+
+@pytest.mark.parametrize("name", [*FOLDERS, "bytes"])
+def test_a_book_in_parts(name: str) -> None:
+    with (shared_dir() / "data/text/tinyshakespeare.txt").open("rb") as file:
+        text = file.read(60_000).decode()
+    whole = inner(name).encode(text, add_special_tokens=False).ids
+    parts = list(encoded(iter([text]), inner(name), 4096))
+    assert joined(iter(parts)) == whole
+    assert len(parts) > 10  # so much is given out before the end is read
+    segments = list(pieces(cut(text, 777), tokenizer(name), 100))
+    assert joined(iter(segments)) == whole
+    assert {len(segment) for segment in segments[:-1]} == {100}
+    assert 0 < len(segments[-1]) <= 100
+
+
+def test_reading_is_lazy() -> None:
+    read: list[int] = []
+
+    def blocks() -> Iterator[str]:
+        for i in range(40):
+            read.append(i)
+            yield "One day, Lily and Tom went out. " * 300
+
+    first = next(pieces(blocks(), tokenizer("llama"), 10))
+    assert len(first) == 10
+    assert len(read) < 25
+
+
+def test_names_of_special_tokens_in_a_text_are_text() -> None:
+    made = tokenizer("llama")
+    ids = joined(pieces(["a <s> b </s>"], made, 8))
+    assert made.bos not in ids
+    assert made.eos not in ids
+    assert made.inner.decode(ids) == "a <s> b </s>"
+    assert made.bos in made.encode("a <s> b", special=False)  # the tokenizer itself stays as it is
+
+
+@given(st.text(), st.integers(1, 7))
+def test_characters_come_whole(text: str, size: int) -> None:
+    text = text.replace("\0", "").removeprefix("\ufeff")
+    for raw in (text.encode("utf-8", "ignore"), b"\xef\xbb\xbf" + text.encode("utf-8", "ignore")):
+        blocks = (raw[i : i + size] for i in range(0, len(raw), size))
+        assert "".join(characters(blocks, "book.txt")) == text
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"abc\0def", "book.txt: byte 3 is NUL, so it is no text; give a file of text in UTF-8"),
+        (b"\x1f\x8b\x08\x01", "book.txt: byte 1 is not UTF-8; give a whole file of text, saved as UTF-8"),
+        ("Brontë, Brontë".encode("latin-1"), "book.txt: byte 5 is not UTF-8; give a whole file"),
+        ("aé".encode()[:-1], "book.txt: byte 1 ends inside a character; give a whole file"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_its_byte(raw: bytes, message: str, size: int) -> None:
+    with pytest.raises(BadInput) as error:
+        list(characters((raw[i : i + size] for i in range(0, len(raw), size)), "book.txt"))
+    assert str(error.value).startswith(message)
+
+
+def test_nothing_is_no_segment() -> None:
+    assert list(pieces([], tokenizer("bytes"), 5)) == []
+    assert list(pieces(["", ""], tokenizer("llama"), 5)) == []
