@@ -200,10 +200,11 @@ def ponder(
     """Eq. VL22: sum over n of P(n) (CE_{k+1}(n) + beta n), `nats` of the next segment read after each length n."""
     p = probabilities(a, index)
     n = torch.tensor(lengths, device=a.device)
-    return (p[:, n - (a.shape[1] + 1 - p.shape[1])] * (precise(nats) + beta * n)).sum(1)
+    cost = precise(nats) + beta * n.to(p.dtype)
+    return (p[:, n - (a.shape[1] + 1 - p.shape[1])] * cost).sum(1)
 
 
 def ratio_label(nats: Float[Tensor, "B n"], lengths: tuple[int, ...], beta: float) -> Int[Tensor, " B"]:
     """Eq. VL24: which of the lengths has the least CE_{k+1}(n) + beta n, found by trial; the shorter of two alike."""
-    cost = precise(nats).detach() + beta * torch.tensor(lengths, device=nats.device)
-    return cost.argmin(1)
+    nats = precise(nats).detach()
+    return (nats + beta * torch.tensor(lengths, dtype=nats.dtype, device=nats.device)).argmin(1)

@@ -1,0 +1,248 @@
+"""Prices, priors and the stop head's estimators against their oracles."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from laconic.methods.estimators import (
+    Price,
+    drawn,
+    entropy,
+    entropy_floor,
+    everywhere,
+    first_slots,
+    kl_geometric,
+    mean_field,
+    mixture,
+    old,
+    penalty,
+    ponder,
+    ramp,
+    ratio_label,
+    ratio_penalty,
+    read,
+    score_rows,
+    score_term,
+    straight,
+    target_price,
+    to_go,
+)
+from laconic.methods.halting import Index, allowed_logits, expected, gate, probabilities
+from tests import tolerances
+from tests.methods.test_halting import EVERY, golden, logits, told
+from tests.oracles.compare import agree, distance
+from tests.oracles.estimators import MISREAD, ORACLE
+
+SCORED = torch.tensor([[False, True, False, True], [True, True, True, False], [False, True, False, False]])
+HARD = torch.tensor([False, True, False])
+
+
+@pytest.mark.equation("halting", "VL8")
+def test_penalty() -> None:
+    def of(E: Tensor, scored: Tensor, hard: Tensor, beta: float, when: tuple[Any, ...]) -> Tensor:
+        return penalty(E, read(scored, hard), beta, ramp(*when))
+
+    E = 1 + 3 * torch.rand(3, 4).double()
+    agree(of, ORACLE["VL8"], MISREAD["VL8"], E, SCORED, HARD, 0.3, (63, 100, 0.5, 0.25))
+    assert gradcheck(lambda E: penalty(E, read(SCORED), 0.3), E.requires_grad_())
+    assert read(SCORED).tolist() == [[True, True, True, False], [True, True, False, False], [True] + [False] * 3]
+    rise = [ramp(step, 8, 0.5, 0.25) for step in range(8)]
+    assert rise == [0, 0, 0, 0, 0, 0.5, 1, 1]
+    assert [ramp(step, 4, 0.5, 0.0) for step in range(4)] == [0, 0, 1, 1]
+
+
+def windows() -> tuple[Tensor, ...]:
+    """E[N], which text and which old memory is live, its log s; one segment without text."""
+    text = torch.arange(7) < torch.tensor([[7, 5, 6], [4, 3, 0]])[..., None]
+    memory = torch.arange(4) < torch.tensor([[0, 3, 2], [1, 4, 2]])[..., None]
+    return 1 + 3 * torch.rand(2, 3).double(), text, memory, -torch.rand(2, 3, 4).double()
+
+
+def ratio_of(
+    E: Tensor, text: Tensor, memory: Tensor, log_s: Tensor, counted: Tensor, price: float, alpha: float
+) -> tuple[Tensor, ...]:
+    E, log_s = E.detach().requires_grad_(), log_s.detach().requires_grad_()
+    held = torch.stack([old(memory[:, k], log_s[:, k]) for k in range(E.shape[1])], 1)
+    value = ratio_penalty(E, text.sum(2), held, counted, price, alpha)
+    found = torch.autograd.grad(value, (E, log_s), allow_unused=True)
+    return (value, *(torch.zeros_like(x) if g is None else g for x, g in zip((E, log_s), found, strict=True)))
+
+
+@pytest.mark.equation("halting", "VL9")
+def test_ratio_penalty() -> None:
+    counted = torch.tensor([[True, True, False], [True, True, False]])
+    agree(ratio_of, ORACLE["VL9"], MISREAD["VL9"], *windows(), counted, 0.7, 0.5)
+    E, text, memory, _ = windows()
+    held = memory.sum(2).double()
+    assert gradcheck(lambda E: ratio_penalty(E, text.sum(2), held, counted, 0.7, 0.5), E.requires_grad_())
+    parts = [ratio_penalty(*(x[b : b + 1] for x in (E, text.sum(2), held, counted)), 0.7, 0.5, 4.0) for b in range(2)]
+    assert distance(sum(parts), ratio_penalty(E, text.sum(2), held, counted, 0.7, 0.5)) < tolerances.ORACLE
+    assert torch.equal(old(memory[:, 1], None), memory[:, 1].sum(1).float())
+
+
+@pytest.mark.equation("halting", "VL9")
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_the_ratio_of_equal_segments_is_a_price(alpha: float) -> None:
+    """beta = lambda |S| / (|S| + alpha m), for all of w segments: ORACLE["VL8"] of that beta over w |S| tokens."""
+    E, tokens, m = 1 + torch.rand(2, 3).double(), torch.full((2, 3), 12), torch.full((2, 3), 5.0).double()
+    all_ = torch.ones(2, 3).bool()
+    beta = 0.7 * 12 / (12 + alpha * 5)
+    found = ratio_penalty(E, tokens, m, all_, 0.7, alpha)
+    assert distance(found, penalty(E, all_, beta) / (2 * 3 * 12)) < tolerances.ORACLE
+
+
+@pytest.mark.equation("halting", "CP6")
+def test_the_published_penalty() -> None:
+    def of(E: Tensor, text: Tensor, memory: Tensor, log_s: Tensor, price: float) -> Tensor:
+        held = torch.stack([old(memory[:, k], log_s[:, k]) for k in range(E.shape[1])], 1)
+        return ratio_penalty(E, text.sum(2), held, everywhere(text.sum(2)), price, alpha=1.0)
+
+    agree(of, ORACLE["CP6"], MISREAD["CP6"], *windows(), 0.7)
+
+
+@pytest.mark.equation("halting", "VL10")
+@pytest.mark.parametrize("form", ["truncated", "forced"])
+@pytest.mark.parametrize("index", ["after", "before"])
+def test_kl_geometric(form: Any, index: Index) -> None:
+    blind = ("geometric not normalised", "geometric from 0") if form == "forced" else ()
+    agree(kl_geometric, ORACLE["VL10"], told(MISREAD["VL10"], *blind), logits(3, 5), 0.25, form, index)
+    assert gradcheck(lambda a: kl_geometric(a, 0.25, form, index), logits(2, 4).requires_grad_())
+
+
+def test_the_golden_values() -> None:
+    """lam = .1, .2, .4, .7: entropy, and the divergences from a geometric of .25."""
+    a = golden()
+    assert round(entropy(a).item(), 4) == 1.26
+    assert round(kl_geometric(a, 0.25).item(), 4) == 0.3362
+    assert round(kl_geometric(a, 0.25, "forced").item(), 4) == 0.1177
+
+
+@pytest.mark.parametrize("form", ["truncated", "forced"])
+def test_the_divergence_is_price_less_entropy(form: Any) -> None:
+    """-H(P) + (E[N] - 1) log(1 / (1 - g)) and a last term: PonderNet's regulariser without the entropy is a price."""
+    a, g = logits(4, 6), torch.tensor(0.3).double()
+    last = ((1 - (1 - g) ** 6) / g).log() if form == "truncated" else (1 - probabilities(a)[:, -1]) * -g.log()
+    want = -entropy(a) - (expected(a) - 1) * (1 - g).log() + last
+    assert distance(kl_geometric(a, 0.3, form), want) < tolerances.FLOAT32
+
+
+def test_a_length_that_never_occurs_has_no_entropy_and_no_slope() -> None:
+    for a in (allowed_logits(logits(2, 4), (1, 4)), torch.full((2, 4), -800.0).double(), torch.full((2, 4), 90.0)):
+        a = a.clone().requires_grad_()
+        (slope,) = torch.autograd.grad((entropy(a) + kl_geometric(a, 0.25)).sum(), a)
+        assert slope.isfinite().all()
+        assert entropy(a).isfinite().all()
+
+
+@pytest.mark.equation("halting", "VL11")
+@EVERY
+def test_entropy_floor(index: Index) -> None:
+    a = torch.cat([logits(4, 4) + 1, torch.zeros(1, 4).double(), torch.full((1, 4), 5.0).double()])
+    agree(entropy_floor, ORACLE["VL11"], MISREAD["VL11"], a, 0.3, 1.1, index)
+    assert gradcheck(lambda a: entropy_floor(a, 0.3, 1.1, index), a[-2:].clone().requires_grad_())
+
+
+@pytest.mark.equation("halting", "VL12")
+def test_target_price() -> None:
+    def of(beta: float, lengths: list[float], target: float, eta: float, most: float) -> Tensor:
+        held, found = Price(beta), []
+        for length in lengths:
+            held = target_price(held, length, target, eta, most)
+            found.append(held.beta)
+        return torch.tensor(found, dtype=torch.float64)
+
+    agree(of, ORACLE["VL12"], MISREAD["VL12"], 0.01, [3.0] * 40 + [9.0] * 200, 4.0, 0.05, 2.0)
+
+
+@pytest.mark.equation("halting", "VL19")
+@EVERY
+def test_mean_field(index: Index) -> None:
+    agree(lambda a, index: mean_field(a, index).log_s, ORACLE["VL19"], MISREAD["VL19"], logits(3, 5), index)
+    assert mean_field(logits(3, 5), index).live.all()
+    assert gradcheck(lambda a: mean_field(a, index).log_s, logits(2, 4).requires_grad_())
+
+
+@pytest.mark.equation("halting", "VL20")
+def test_score_term() -> None:
+    counted = read(torch.tensor([[False, True, True, True], [True, True, False, False]]))
+
+    def of(nats: Tensor, E: Tensor, log_p: Tensor, counted: Tensor, beta: float) -> tuple[Tensor, ...]:
+        log_p = log_p.detach().requires_grad_()
+        nats = nats.detach().requires_grad_()
+        value = score_term(log_p, to_go(nats, beta * E * counted), counted)
+        assert torch.autograd.grad(value, nats, retain_graph=True, allow_unused=True) == (None,)
+        return value, torch.autograd.grad(value, log_p)[0]
+
+    nats, E, log_p = (torch.rand(2, 2, 4).double() for _ in range(3))
+    agree(of, ORACLE["VL20"], MISREAD["VL20"], nats, E, -log_p, counted, 0.3)
+    G = to_go(nats, 0.3 * E)
+    assert gradcheck(lambda x: score_term(x, G, counted), log_p.requires_grad_())
+    same = torch.ones_like(G)
+    assert torch.equal(score_term(log_p, G, counted, same), score_term(log_p, G, counted))
+
+
+def test_score_against_other_rows() -> None:
+    """The mean of the others, without one's own and without those that do not count; alone there is none."""
+    G, log_p = torch.rand(3, 2).double(), -torch.rand(3, 2).double()
+    counted = torch.tensor([[True, True], [True, False], [True, False]])
+    want = sum(
+        (G[b, 0] - sum(G[c, 0] for c in range(3) if c != b) / 2) * log_p[b, 0] for b in range(3)
+    ) + G[0, 1] * log_p[0, 1]  # fmt: skip
+    assert distance(score_rows(log_p, G, counted), want) < tolerances.ORACLE
+
+
+@pytest.mark.equation("halting", "VL21")
+@EVERY
+def test_straight(index: Index) -> None:
+    def of(a: Tensor, N: Tensor, index: Index) -> tuple[Tensor, ...]:
+        a = a.detach().requires_grad_()
+        found = straight(a, N, index)
+        assert found.log_s is not None
+        weighted = (found.log_s * torch.arange(1, 6)).sum()
+        return found.live.double(), found.log_s, torch.autograd.grad(weighted, a)[0]
+
+    agree(of, ORACLE["VL21"], MISREAD["VL21"], logits(3, 5), torch.tensor([2, 5, 3]), index)
+    assert gradcheck(lambda a: gate(a, index), logits(2, 4).requires_grad_())  # whose gradient it lends
+
+
+@pytest.mark.equation("halting", "VL22")
+@EVERY
+def test_ponder(index: Index) -> None:
+    lengths = (1, 3, 4, 6) if index == "after" else (0, 1, 3, 6)
+    nats = 5 * torch.rand(3, 4).double()
+    blind = () if index == "after" else ("P of the length's place in the list",)
+    agree(ponder, ORACLE["VL22"], told(MISREAD["VL22"], *blind), logits(3, 6), nats, lengths, 0.4, index)
+    a = logits(3, 6).requires_grad_()
+    assert gradcheck(lambda a, nats: ponder(a, nats, lengths, 0.4, index), (a, nats.requires_grad_()))
+
+
+@pytest.mark.equation("halting", "VL24")
+def test_ratio_label() -> None:
+    nats = 2 * torch.rand(30, 4).double()
+    nats[:3] = torch.tensor([4.0, 3.5, 2.5, 3.0])  # .5 a vector: 1 and 2 and 4 cost the same
+    found = ratio_label(nats.requires_grad_(), (1, 2, 4, 8), 0.5)
+    agree(lambda *x: ratio_label(*x).double(), ORACLE["VL24"], MISREAD["VL24"], nats.detach(), (1, 2, 4, 8), 0.5)
+    assert not found.requires_grad
+    assert found[:3].tolist() == [0] * 3
+
+
+@EVERY
+def test_a_mixture_is_a_law_and_is_drawn_from(index: Index) -> None:
+    lengths = (1, 2, 4) if index == "after" else (0, 1, 2, 4)
+    a = allowed_logits(logits(2, 4), (1, 2, 4), index)
+    p, P = mixture(a, 0.3, lengths, index), probabilities(a, index)
+    columns = [n - int(index == "after") for n in lengths]
+    assert distance(p.sum(1), torch.ones(2).double()) < tolerances.ORACLE
+    assert distance(p[:, columns], 0.7 * P[:, columns] + 0.3 / len(lengths)) < tolerances.ORACLE
+    u = (torch.arange(100_000).double() + 0.5) / 100_000  # every draw once
+    for row in p:
+        found = drawn(row.expand(len(u), -1), u).bincount(minlength=len(row)) / len(u)
+        assert float((found - row).abs().max()) < 1e-4
+    assert drawn(torch.tensor([[0.3, 0.69999, 0.0]]), torch.tensor([0.999999]).double()).item() == 1
+
+
+def test_the_first_slots() -> None:
+    assert first_slots(torch.tensor([0, 2, 3]), 3).tolist() == [[False] * 3, [True, True, False], [True] * 3]
