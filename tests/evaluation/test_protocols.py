@@ -135,7 +135,8 @@ def test_budgets_are_the_papers() -> None:
     assert [tokens("codi", "pccot"), tokens("codi-sampled", "codi"), tokens("codi", "pccot", True)] == [256, 256, 256]
     assert [tokens("pccot", "pccot"), tokens("pccot", "pccot", True)] == [10, 256]
     assert [tokens("coconut", "coconut"), tokens("coconut", "coconut", words=True)] == [64, 128]
-    assert [tokens("decimal", f) for f in ("pccot", "codi", "coconut", "icot", "digits")] == [10, 256, 64, 256, 96]
+    assert [tokens("decimal", f) for f in ("pccot", "codi", "coconut", "icot", "digits")] == [10, 256, 64, 800, 96]
+    assert [tokens("coconut", "icot", chain, words) for chain in (True, False) for words in (True, False)] == [800] * 4
     assert [tokens("text", "pccot", words=True), tokens("text", "pccot", True, True)] == [128, 256]
     assert budget(DIGIT, "digits", chain=True, words=False) == 96
 

@@ -14,7 +14,7 @@ def test_figures_are_found_by_the_row_of_a_recipe() -> None:
 
 
 def test_what_is_not_known_stays_so() -> None:
-    for name in ("gsm-hard", "svamp", "svamp-300", "gsm8k-aug:valid"):
+    for name in ("gsm-hard", "svamp", "svamp-300", "gsm8k-aug:valid", "gsm8k-nl"):
         assert words(reported("kava table 6", "1b aug", name)) == "not known"
     assert words(reported("kava table baselines", "nocot 3b aug", "gsm8k")) == "not known"
     assert words(reported("ours", "1b aug", "gsm8k")) == words(reported(None, None, "gsm8k")) == "–"

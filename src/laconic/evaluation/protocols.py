@@ -22,8 +22,9 @@ DIGITS = 1000  # of a number that is compared exactly; no budget of tokens write
 TOL = Decimal("0.001")
 CHAIN = 256  # tokens of a chain with its answer
 WORDS = 128  # tokens of an answer in words
-# Tokens of an answer where no chain is written; of formats too, for protocols that leave it to the method.
-TOKENS: Mapping[str, int] = {"codi": 256, "pccot": 10, "coconut": 64, "icot": CHAIN, "digits": 96}
+# Tokens of an answer where no chain is written; of formats too, for protocols that leave it to the method. iCoT's is
+# that of its code, with a chain or without: products of nine digits have longer chains than CHAIN.
+TOKENS: Mapping[str, int] = {"codi": 256, "pccot": 10, "coconut": 64, "icot": 800, "digits": 96}
 
 
 class Protocol(NamedTuple):
@@ -173,12 +174,17 @@ def own(format: str, words: bool) -> Protocol:
 
 
 def budget(protocol: Protocol, format: str, *, chain: bool, words: bool) -> int:
-    """Tokens an answer may have: the protocol's, else those of the format; of a written `chain`, of `words`."""
+    """Tokens an answer may have: the protocol's, else those of the format; of a written `chain`, of `words`.
+
+    iCoT has no protocol of its own and is judged by Coconut's, with its own budget.
+    """
     name = protocol.name.partition("-")[0]
-    like = name if name in TOKENS else format
+    like = format if name not in TOKENS or (name, format) == ("coconut", "icot") else name
     if like == "coconut":
         return WORDS if words else TOKENS[like]
-    if chain and like != "digits":
+    if like in ("icot", "digits"):
+        return TOKENS[like]
+    if chain:
         return CHAIN
     return WORDS if words and like != "codi" else TOKENS[like]
 

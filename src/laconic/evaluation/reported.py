@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILE = Path(__file__).parent / "reported.toml"
-SAME = ("gsm8k-nl", "gsm8k-aug", "gsm8k-aug-nl")  # sets whose test is that of GSM8K
+SAME = ("gsm8k-aug", "gsm8k-aug-nl")  # sets of the papers, whose test is that of GSM8K
 UNKNOWN = "not known"
 
 
