@@ -124,3 +124,15 @@ def test_chains_kept_whole_are_counted_apart(subject: Subject, monkeypatch: pyte
     without = survey.survey(replace(subject, left=None), Rows(), EXAMPLES, DIGIT, [])
     assert (without.figures, without.habits, without.donors) == ({}, (), None)
     assert without.plain == found.plain
+
+
+def test_chance_is_taken_of_questions_that_have_a_chain() -> None:
+    """Of four questions two have a chain: each is held against the other's, whatever the seed."""
+    found = survey.Collected(tops=[(1, 2), (3, 4), (5, 6), (7, 8)], chains=[(1, 2), (), (5, 1, 2), ()])
+    for seed in range(8):
+        made = survey.words_in(found, seed)
+        assert made[0].tolist() == [1.0, 1.0, 1.0]
+        assert made[2].tolist() == [0.5, 0.0, 1 / 3]
+        assert np.isnan(made[[1, 3]]).all()
+    one = survey.Collected(tops=[(1, 2), (3, 4)], chains=[(1, 2), ()])
+    assert np.isnan(survey.words_in(one, 0)).all()  # nothing to hold it against

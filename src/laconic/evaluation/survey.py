@@ -47,8 +47,9 @@ class Answered:
 @dataclass
 class Survey:
     """A run over a set. `reads` has a row (share of slots whose word the chain holds, the same for the chain of
-    another question, longest common subsequence) for each question, NaN without a chain; `figures` (contrast,
-    look-ahead) of each map for each chain; `near` the mean map of slots and kept tokens, of chains that fill all slots.
+    another question, longest common subsequence) for each question, NaN where it has no chain or no other question has;
+    `figures` (contrast, look-ahead) of each map for each chain; `near` the mean map of slots and kept tokens, of chains
+    that fill all slots.
     """
 
     name: str
@@ -129,21 +130,28 @@ def survey(
         collect(subject, asked, own, collected)
         if show:
             show(subject.name, int(places[-1]) + 1, len(examples))
+    return surveyed(subject, plain, changed, swept, order, collected, seed)
+
+
+def surveyed(
+    subject: Subject,
+    plain: Answered,
+    changed: dict[Intervention, Answered],
+    swept: dict[int, Answered],
+    donors: NDArray[np.int64] | None,
+    found: Collected,
+    seed: int,
+) -> Survey:
+    """What was gathered, question by question or as means."""
     return Survey(
-        subject.name,
-        subject.method,
-        plain,
-        changed,
-        swept,
-        order,
-        subject.rounds,
-        words_in(collected, seed),
-        {key: np.array(each) for key, each in collected.figures.items()},
-        {key: np.mean(each, axis=0) for key, each in collected.near.items()},
-        selected.habits(collected.chosen),
-        sum(bool(each[0].held.all()) for _, each in collected.chosen),
-        max((len(each) for each in collected.near.values()), default=0),
-    )
+        subject.name, subject.method, plain, changed, swept, donors, subject.rounds,
+        reads=words_in(found, seed),
+        figures={key: np.array(each) for key, each in found.figures.items()},
+        near={key: np.mean(each, axis=0) for key, each in found.near.items()},
+        habits=selected.habits(found.chosen),
+        whole=sum(bool(each[0].held.all()) for _, each in found.chosen),
+        filled=max((len(each) for each in found.near.values()), default=0),
+    )  # fmt: skip
 
 
 def rows(subject: Subject, source: Source, places: NDArray[np.int64]) -> Any:
@@ -190,11 +198,12 @@ def collect(subject: Subject, asked: Reasoning, own: Rollout, into: Collected) -
 
 
 def words_in(found: Collected, seed: int) -> NDArray[np.float64]:
-    """How far thoughts name their chain, and that of another question, [N, 3]."""
-    n = len(found.chains)
-    others = edits.donors(n, seed) if n > 1 else np.zeros(n, dtype=np.int64)
-    made = np.full((n, 3), np.nan)
-    for i, (top, chain) in enumerate(zip(found.tops, found.chains, strict=True)):
-        if chain:
-            made[i] = spoken(top, chain), spoken(top, found.chains[others[i]]), common(top, chain)
+    """How far thoughts name their chain, and that of another question that has one, [N, 3]."""
+    made = np.full((len(found.chains), 3), np.nan)
+    there = [i for i, chain in enumerate(found.chains) if chain]
+    if len(there) < 2:
+        return made
+    for i, other in zip(there, edits.donors(len(there), seed).tolist(), strict=True):
+        top, chain = found.tops[i], found.chains[i]
+        made[i] = spoken(top, chain), spoken(top, found.chains[there[other]]), common(top, chain)
     return made
