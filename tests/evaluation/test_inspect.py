@@ -1,9 +1,7 @@
-"""What is read in thoughts, maps and kept columns of hand-made tensors, and of KaVa on a random decoder."""
+"""What is read in thoughts of hand-made tensors, and how much of a chain that is."""
 
-import json
 import math
 from itertools import combinations
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +10,10 @@ from laconic.core.contract import Reasoning
 from laconic.core.errors import BadInput
 from laconic.core.generate import Passes
 from laconic.core.rollout import Rollout, Trace
-from laconic.evaluation.inspect import Guess, Inspection, common, inspect, spoken, top_ids
+from laconic.evaluation.inspect import common, inspect, spoken, top_ids
 
 WORDS = "abcdefgh"
-B, Nq, Nc, Na, M, D, L, G, E = 1, 3, 4, 2, 2, 8, 2, 2, 4
+B, Nq, Nc, Na, M, D = 1, 3, 4, 2, 2, 8
 
 
 def batch(rows: int = 1) -> Reasoning:
@@ -34,34 +32,11 @@ def batch(rows: int = 1) -> Reasoning:
     )  # fmt: skip
 
 
-class Thinks:
+def thought() -> Rollout:
     """Thoughts whose hidden states are one-hot, so that the head, the identity times 9, names them."""
-
-    def __init__(self, cache: SimpleNamespace | None = None) -> None:
-        self.cache = cache
-
-    def think(self, questions: Reasoning, edit: object = None, trace: bool = False) -> Rollout:
-        assert trace
-        eye = torch.eye(D)
-        passes = tuple(Trace(torch.zeros(1, M, D), eye[[t, t + 2]][None], None) for t in range(3))  # pyright: ignore
-        return Rollout(torch.zeros(1, M, D), passes[-1].hidden, eye[None, 7], self.cache, Passes(0, 1, 2, 0), passes)  # pyright: ignore
-
-
-class Teaches(Thinks):
-    def teach(self, examples: Reasoning) -> SimpleNamespace:
-        k = torch.zeros(1, G, Nc, E)
-        for i in range(Nc):
-            k[:, :, i, i] = 2.0
-        layer = SimpleNamespace(
-            index=torch.tensor([[[0, 2], [1, 0]]]), live=torch.tensor([[[True, True], [True, False]]])
-        )
-        return SimpleNamespace(k_t=[k] * L, v_t=[-k] * L, kept=[layer] * L, matched=tuple(range(L)))
-
-
-def cache() -> SimpleNamespace:
-    """Three older slots, then two that hold the teacher's columns 1 and 2."""
-    own = torch.cat([torch.full((1, G, 3, E), 7.0), torch.eye(E)[[1, 2]].expand(1, G, M, E)], 2)
-    return SimpleNamespace(keys=(own,) * L, values=(own,) * L)
+    eye = torch.eye(D)
+    passes = tuple(Trace(torch.zeros(1, M, D), eye[[t, t + 2]][None], None) for t in range(3))  # pyright: ignore
+    return Rollout(torch.zeros(1, M, D), passes[-1].hidden, eye[None, 7], None, Passes(0, 1, 2, 0), passes)  # pyright: ignore
 
 
 def head(hidden: torch.Tensor) -> torch.Tensor:
@@ -69,22 +44,12 @@ def head(hidden: torch.Tensor) -> torch.Tensor:
 
 
 def test_words_of_each_pass() -> None:
-    found = inspect(Thinks(), head, batch(), WORDS.__getitem__, top=2)
+    found = inspect(thought(), batch(), head, WORDS.__getitem__, top=2)
     assert [[guesses[0].word for guesses in row] for row in found.passes] == [["h", *x] for x in ("ac", "bd", "ce")]
     assert found.passes[0][1][0].p == pytest.approx(math.exp(9) / (math.exp(9) + D - 1))
     assert all(len(guesses) == 2 for row in found.passes for guesses in row)
     assert (found.question, found.chain, found.answer) == (("b", "c"), ("a", "b", "c"), "b")
-    assert found.keys is found.values is found.kept is None
     assert found.spoken == 0.5  # "c" stands in the chain, "e" does not
-
-
-def test_maps_and_kept_columns_of_a_teacher() -> None:
-    found = inspect(Teaches(cache()), head, batch(), WORDS.__getitem__)
-    assert found.keys == ((0, 1, 0), (0, 0, 1))
-    assert found.values == ((0, -1, 0), (0, 0, -1))
-    assert found.kept == (((0, 2), (1,)),) * L
-    assert found.shares == (0.5, 0.5, 0.5)
-    assert inspect(Teaches(cache()), head, batch(), WORDS.__getitem__, rotated=False).keys is None
 
 
 def longest(a: str, b: str) -> int:
@@ -109,18 +74,11 @@ def test_how_much_of_a_chain_thoughts_name(top: str, chain: str) -> None:
 
 
 def test_top_words_row_by_row() -> None:
-    rolled = Thinks().think(batch(), trace=True)
-    assert top_ids(rolled, head) == ((2, 4),)
-    found = inspect(Thinks(), head, batch(), WORDS.__getitem__)
+    assert top_ids(thought(), head) == ((2, 4),)
+    found = inspect(thought(), batch(), head, WORDS.__getitem__)
     assert (found.top, found.common) == (("c", "e"), pytest.approx(1 / 3))
-
-
-def test_plain_numbers_only() -> None:
-    told = inspect(Teaches(cache()), head, batch(), WORDS.__getitem__).to_json()
-    assert json.loads(json.dumps(told))["shares"] == [0.5, 0.5, 0.5]
-    assert Inspection((), ("a",), "", (((Guess("a", 1.0),), (Guess("a", 1.0),)),)).spoken == 1.0
 
 
 def test_one_question_at_a_time() -> None:
     with pytest.raises(BadInput, match="questions to look into; give one"):
-        inspect(Thinks(), head, batch(2), WORDS.__getitem__)
+        inspect(thought(), batch(2), head, WORDS.__getitem__)

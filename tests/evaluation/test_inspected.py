@@ -39,7 +39,7 @@ def looked(layers: int, heads: int, M: int, N: int, name: str = "run") -> Looked
     return Looked(
         name, "kava", 2, "7", words, tuple(maps), tuple(Selection(how, kept) for how in SELECTORS),
         ("operand",) * N, Scores(scores, scores, scores), "rkv", tuple(range(layers)), True,
-        (Effect(ZERO, "8"), Effect(SWAP, "9", "9")), (Effect(ZERO, "7"), Effect(ZERO, "8")),
+        effects=(Effect(ZERO, "8"), Effect(SWAP, "9", "9")), alone=(Effect(ZERO, "7"), Effect(ZERO, "8")),
     )  # fmt: skip
 
 
@@ -92,10 +92,10 @@ def test_where_little_is_right_an_edit_that_costs_nothing_says_nothing() -> None
 
 def test_answers_are_held_against_the_one_given() -> None:
     found = question(looked(1, 1, 2, 3))
-    assert findings.judged("7 ", found) == ", right"
-    assert findings.judged("8", found) == ", asked was 7"
-    assert findings.judged("8", replace(found, gold=None)) == ""
-    assert findings.judged("The answer is: 7", replace(found, protocol=CODI)) == ", right"
+    assert findings.verdict("7 ", found) == ", right"
+    assert findings.verdict("8", found) == ", asked was 7"
+    assert findings.verdict("8", replace(found, gold=None)) == ""
+    assert findings.verdict("The answer is: 7", replace(found, protocol=CODI)) == ", right"
 
 
 @pytest.mark.parametrize("found", [question(looked(2, 2, 3, 5), looked(2, 2, 3, 5, "other")), SET])
@@ -112,7 +112,8 @@ def test_pages_and_json_hold_the_same_figures(found: Question | Questions) -> No
     for name in ("run", "other") if isinstance(found, Question) else ("a", "b"):
         assert name in text
         assert name in both
-    said = ("diagonal less rest +0.125", "looking ahead 75.0 %", "t0 7", "the donor’s is 9", "7, right", "step 3")
+    said = ("diagonal less rest +0.125", "looking ahead 75.0 %", "t0 7", "the donor’s is 9", "7, right", "step 3",
+            "one slot alone, in the vectors")  # fmt: skip
     for words in said if isinstance(found, Question) else ("slots 2", "no difference shown", "as trained", "50.0"):
         assert words in text, words
 

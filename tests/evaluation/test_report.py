@@ -10,7 +10,10 @@ import pytest
 
 from laconic.evaluation import report
 from laconic.evaluation.inspect import Guess, Inspection
+from laconic.evaluation.looked import Looked
 from laconic.evaluation.report import Line, Report
+from laconic.evaluation.selected import Selection
+from laconic.evaluation.similarity import Map
 from laconic.evaluation.timing import Latency
 from tests.conftest import needs
 
@@ -30,10 +33,13 @@ def made(seeds: int = 1) -> Report:
 
     curve = [[(10, 0.2), (20, 0.5), (30, 0.8)]] * seeds
     guesses = (Guess("3", 0.9), Guess("<<", 0.1))
-    heads = tuple(tuple((0, 2, 4) for _ in range(2)) for _ in range(2))
-    looked = Inspection(
-        ("3", "+", "<", "="), tuple("3+4=7;"), "7", ((guesses,) * (M + 1),) * 3, None, ((0.5,) * NC,) * M, heads
-    )
+    held = np.zeros((2, 2, NC), dtype=bool)
+    held[..., [0, 2, 4]] = True
+    looked = Looked(
+        "kava", "kava", 2, "7", Inspection(("3", "+", "<", "="), tuple("3+4=7;"), "7", ((guesses,) * (M + 1),) * 3),
+        (Map("values", "chain", ((0.5,) * NC,) * M, (((0.5,) * NC,) * M,) * 2, 0.0, 0.0),),
+        (Selection("rkv", held),), own="rkv", matched=(0, 1), stands=(("3", 1.0), ("4", 0.5), ("7", 0.75)),
+    )  # fmt: skip
     return Report(
         title="Thoughts & chains",
         lead="What is shown.",
@@ -188,7 +194,7 @@ def test_a_page_without_a_question_or_runs_that_were_stopped() -> None:
 def test_everything_kept_is_said_in_words() -> None:
     page = made()
     assert page.inspection is not None
-    whole = replace(page.inspection, kept=(((0, 1, 2, 3, 4, 5),),), layers=(0,))
+    whole = replace(page.inspection, selections=(Selection("rkv", np.ones((2, 2, NC), dtype=bool)),))
     text = Page(report.page(replace(page, inspection=whole))).text
     assert "as many slots as chain tokens, so nothing was chosen" in " ".join(text.split())
 
@@ -196,5 +202,3 @@ def test_everything_kept_is_said_in_words() -> None:
 def test_numbers_for_people() -> None:
     assert [report.number(x) for x in (3.0, 3.004, 3.25)] == ["3", "3", "3.2"]
     assert report.parts((1, 0, 4, 2)) == "1 read + 4 think + 2 answer"
-    assert report.stands([2, 2, 1], "abc") == ("c", pytest.approx(2 / 3))
-    assert report.stands([], "abc") == ("–", 0.0)

@@ -15,7 +15,7 @@ from laconic.evaluation import table
 from laconic.evaluation.evaluate import Result, Row
 from laconic.evaluation.reported import Reported
 from laconic.evaluation.table import CHAIN, Line, Table, apart, comparisons, means
-from laconic.evaluation.timing import Latency
+from laconic.evaluation.timing import Latency, Throughput
 
 PASSES = Passes(0, 1, 3, 2)
 
@@ -41,7 +41,7 @@ THREE = np.stack([A, np.arange(200) < 124, np.arange(200) < 116])
 def printed(found: Table) -> str:
     out = io.StringIO()
     Console(file=out, width=240).print(table.shown(found))
-    return out.getvalue() + table.told(found)
+    return out.getvalue() + table.footnotes(found)
 
 
 def test_a_mean_needs_three_seeds_and_fewer_are_named() -> None:
@@ -57,7 +57,7 @@ def test_a_mean_needs_three_seeds_and_fewer_are_named() -> None:
 
 def test_a_line_has_passes_cache_papers_and_time() -> None:
     took = Latency(12.34, 15.6, 50)
-    known = line("gsm8k", "kava", A, paper=(Reported(56.5, "P"),), latency=took, per_second=81.25)
+    known = line("gsm8k", "kava", A, paper=(Reported(56.5, "P"),), latency=took, throughput=Throughput(81.25, 64))
     text = printed(Table([known, line("svamp", "kava", A, paper=())]))
     assert re.search(
         r"60\.0 % \(n=1\) +53\.0 – 66\.5 +1 +3 +2 +6 +50 → 60 +120\.0 +56\.5 \[P\] +12\.3 +15\.6 +81\.2", text
@@ -112,7 +112,7 @@ def test_it_says_where_neither_cache_nor_passes_are_saved() -> None:
 def test_two_protocols_or_other_questions_are_no_column() -> None:
     other = Line("a", "y", "", (0,), (result(B, protocol="pccot"),))
     with pytest.raises(Usage, match="figures of the protocols codi and pccot do not go into one column"):
-        table.told(Table([line("a", "x", A), other]))
+        table.footnotes(Table([line("a", "x", A), other]))
     with pytest.raises(BadInput, match="a: x and y were asked other questions; name a set that is the same for all"):
         Table([line("a", "x", A), line("a", "y", B[:100])])
 

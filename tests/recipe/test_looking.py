@@ -1,7 +1,6 @@
 """A run as inspection takes it: its answers are the method's, selectors go by one pass, chains are cut as they come."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,14 +9,12 @@ import torch
 from laconic.core.answering import Writing
 from laconic.core.block import rotated
 from laconic.core.contract import Example
-from laconic.core.errors import Usage
-from laconic.data.maths import load
 from laconic.data.pieces import Encoder
-from laconic.data.settings import Data
-from laconic.evaluation.protocols import CODI, DIGIT
+from laconic.evaluation.protocols import DIGIT
 from laconic.recipe import looking, models
 from laconic.recipe.methods import asked, method_of
 from laconic.recipe.opened import Opened, start
+from laconic.recipe.questions import question_set, single
 from laconic.recipe.read import read
 from tests.verbs.test_train import TINY
 
@@ -75,7 +72,7 @@ def test_other_rounds_are_for_one_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize("space", ["pre_rope", "post_rope"])
 def test_every_selector_goes_by_the_teachers_one_pass(tmp_path: Path, space: str) -> None:
     run = opened(tmp_path, f"matching.key_space={space}", "keeping.lam=0.3")
-    batch: Any = looking.on_set(run, "test", DIGIT, None, 9).source.batch([0, 3], 0, 0)
+    batch: Any = question_set(run, "test", DIGIT, rows=9).source.batch([0, 3], 0, 0)
     left = looking.teaching(run, run.recipe)(batch)
     taught = run.method.teach(batch)  # pyright: ignore
     assert (left.own, left.matched, left.taught) == ("rkv", (0,), True)
@@ -95,7 +92,7 @@ def test_every_selector_goes_by_the_teachers_one_pass(tmp_path: Path, space: str
 
 def test_keys_before_rotation_become_those_after_it(tmp_path: Path) -> None:
     run = opened(tmp_path)
-    batch: Any = looking.on_set(run, "test", DIGIT, None, 9).source.batch([1], 0, 0)
+    batch: Any = question_set(run, "test", DIGIT, rows=9).source.batch([1], 0, 0)
     left, decoder = looking.teaching(run, run.recipe)(batch), run.parts.decoder
     Nq, Nc = batch.question.shape[1], batch.chain.shape[1]
     positions = torch.arange(Nq + Nc)[None]
@@ -106,7 +103,7 @@ def test_keys_before_rotation_become_those_after_it(tmp_path: Path) -> None:
 
 def test_a_run_that_matches_nothing_is_shown_by_the_recipe_of_another(tmp_path: Path) -> None:
     run, other = opened(tmp_path, "method=pccot"), opened(tmp_path, "keeping.select=crop", "matching.kv_layers=[0]")
-    batch: Any = looking.on_set(run, "test", DIGIT, None, 9).source.batch([0], 0, 0)
+    batch: Any = question_set(run, "test", DIGIT, rows=9).source.batch([0], 0, 0)
     left = looking.subject(run, "run", CPU, writing(run), other.recipe).left
     assert left is not None
     assert (left(batch).own, left(batch).matched, left(batch).taught) == ("crop", (0,), False)
@@ -129,32 +126,11 @@ def test_a_written_chain_is_cut_before_its_prompt(tmp_path: Path) -> None:
 
 
 def test_a_chain_of_ones_own_is_cut_as_in_training(tmp_path: Path) -> None:
-    whole = looking.given(opened(tmp_path), QUESTIONS[0], ("< < 7 > >", "< < 4 > >"), "4")
-    short = looking.given(opened(tmp_path, "data.chain=drop_last"), QUESTIONS[0], ("< < 7 > >", "< < 4 > >"), "4")
+    found: list[looking.Chained] = []
+    for keys in ((), ("data.chain=drop_last",)):
+        run = opened(tmp_path, *keys)
+        found.append(looking.given(run, single(run, QUESTIONS[0], ("< < 7 > >", "< < 4 > >"), "4", DIGIT)))
+    whole, short = found
     assert (whole.batch.chain.shape[1], short.batch.chain.shape[1]) == (10, 5)
     assert whole.source == "as given"
     assert short.source == "as given, without its last step, which is left out in training"
-
-
-def test_rows_of_a_set_come_with_their_chains(tmp_path: Path, shared: Path) -> None:
-    run = SimpleNamespace(
-        folder="run",
-        recipe=opened(tmp_path).recipe.model_copy(update={"data": data(shared)}),
-        parts=SimpleNamespace(
-            tokenizer=models.load_tokenizer(shared / "models" / "stories260k"),
-            decoder=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=2000)),
-        ),
-    )
-    rows = looking.on_set(run, "gsm8k", CODI, str(shared / "data"), 5)  # pyright: ignore
-    gold = load("gsm8k", "test", run.recipe.data, 5).examples
-    assert [example.answer for example in rows.examples] == [example.answer for example in gold]
-    batch: Any = rows.source.batch([0], 0, 0)
-    chain = run.parts.tokenizer.decode(batch.chain[0][batch.chain_live[0]].tolist())
-    assert chain.replace(" ", "") == "".join(gold[0].steps[:-1])
-    with pytest.raises(Usage, match=r"--on valid: run names no data.valid; name a set or a file"):
-        looking.on_set(run, "valid", CODI, None, 5)  # pyright: ignore
-
-
-def data(shared: Path) -> Any:
-    """Rows of GSM8K, trained on without the last step."""
-    return Data.model_validate({"kind": "maths", "name": ("gsm8k",), "root": str(shared / "data"), "too_long": "drop"})

@@ -15,8 +15,10 @@ import torch
 from laconic import cli
 from laconic.core.contract import Answers
 from laconic.evaluation.evaluate import read_rows
-from laconic.recipe import asking
+from laconic.recipe import asking, looking
 from laconic.recipe.opened import opened
+from laconic.recipe.questions import question_set, single
+from laconic.verbs.inspect import Inspect
 from laconic.verbs.train import Train
 from tests.conftest import REPO, shared_dir
 from tests.verbs.test_train import TINY
@@ -143,7 +145,12 @@ def test_papers_stand_beside_whole_sets_and_time_is_taken(run: Run, tmp_path: Pa
     assert own["runs"][0]["accuracy"]["sd"] is not None
     for line in own["runs"]:  # only two questions are there
         assert (line["milliseconds"]["questions"], line["milliseconds"]["median"] > 0) == (2, True)
-        assert line["per_second"] > 0
+        assert (line["per_second"] > 0, line["at_once"]) == (True, 2)
+    assert "own: timed 2 at once, it has no 64 questions" in found["limits"]
+    (note,) = [text for text in found["notes"] if "differs from" in text]
+    assert note.startswith("kava differs from kava table 6, 1b aug, in model.family, model.name, ")
+    assert "train.steps" in note
+    assert "seed" not in note
 
 
 def test_protocols_give_their_prompt_and_budget(runs: Path) -> None:
@@ -152,11 +159,11 @@ def test_protocols_give_their_prompt_and_budget(runs: Path) -> None:
     longest = max(len(row) for row in Path(path).read_text().splitlines())
 
     def how(run: Any, name: str | None, teacher: bool = False) -> tuple[int, int]:
-        asked = asking.asked(run, path, asking.chosen(run.recipe, name))
+        asked = question_set(run, path, asking.chosen(run.recipe, name))
         assert asked.longest < longest
         first: Any = asked.source.batch(list(asked.order[:1]), 0, 0)
         assert int(first.question_live.sum()) == asked.longest
-        found = asking.told(run, asked, teacher=teacher)
+        found = asking.writing_for(run, asked, teacher=teacher)
         return found.max_tokens, len(found.prompt)
 
     assert asking.chosen(kava.recipe, None).name == "pccot"
@@ -164,13 +171,70 @@ def test_protocols_give_their_prompt_and_budget(runs: Path) -> None:
     assert how(kava, "codi") == (256, 0)
     assert how(kava, "codi", teacher=True) == (256, 5)
     assert how(plain, "codi") == (256, 0)
-    asked = asking.asked(kava, path, asking.chosen(kava.recipe, "codi"))
+    asked = question_set(kava, path, asking.chosen(kava.recipe, "codi"))
     long = replace(asked, longest=300)
-    assert asking.told(kava, long).max_tokens == 400 - 300 - 4
-    assert asking.cut_short(kava, long) == [
-        f"own: answers of {runs / 'kava/seed-0'} have 96 tokens at most, not 256: its context ends"
-    ]
-    assert not asking.cut_short(kava, asked)
+    assert asking.writing_for(kava, long).max_tokens == 400 - 300 - 4
+    cut = "own: answers of kava have 96 tokens at most, not 256: its context ends"
+    assert asking.cut_short(kava, long, "kava") == [cut]
+    assert not asking.cut_short(kava, asked, "kava")
+
+
+def test_a_question_looked_into_is_asked_as_evaluation_asks(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, given = opened(runs / "kava/seed-0", torch.device("cpu")), list[Any]()
+    monkeypatch.setattr(looking, "subject", lambda *args: given.append(args[3]))
+    path = str(REPO / "examples/own.jsonl")
+    for name in ("codi", "pccot"):
+        protocol = asking.chosen(run.recipe, name)
+        alone, whole = single(run, " Two  balls?", (), None, protocol), question_set(run, path, protocol, chains=True)
+        assert alone.examples[0].question == protocol.question(" Two  balls?")
+        Inspect("kava").subjects([run, run], [alone, whole], torch.device("cpu"))
+        asked = asking.writing_for(run, question_set(run, path, protocol))
+        assert [(how.max_tokens, how.prompt) for how in given[-2:]] == [(asked.max_tokens, asked.prompt)] * 2
+    assert [len(how.prompt) for how in given] == [0, 0, 5, 5]
+
+
+def test_files_of_one_name_are_refused_and_one_file_is_asked_once(run: Run, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        line = f'{{"question": "What is {folder}?", "answer": "7", "rationale": "no step"}}\n'
+        (tmp_path / folder / "own.jsonl").write_text(line)
+    a, b = tmp_path / "a/own.jsonl", tmp_path / "b/own.jsonl"
+    code, out, err = run("plain", "--on", f"{a},{b}", "--device", "cpu")
+    assert (code, out) == (2, "")
+    assert err == f"laconic: --on: {a} and {b} are both called own; rename one of the files\n"
+    same = told(run, "plain", "--on", f"{a},{tmp_path}/b/../a/own.jsonl")
+    assert [each["questions"] for each in same["sets"]] == [1]
+    code, _, err = run("plain", "--on", b, "--device", "cpu")
+    assert code == 73
+    assert "of other questions or of another step; remove it, or give your file of questions another name" in err
+
+
+def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from laconic.verbs import answers
+
+    lines = [f'{{"question": "What is {i} + 4?", "answer": "{i + 4}"}}\n' for i in range(70)]
+    (tmp_path / "seventy.jsonl").write_text("".join(lines))
+    real, reads, asked = asking.answer, list[str](), list[tuple[int, float]]()
+
+    def answer(method: Any, questions: Any, how: Any, *, teacher: bool = False) -> Answers:
+        asked.append((questions.B, how.how.temperature))
+        return real(method, questions, replace(how, max_tokens=1), teacher=teacher)
+
+    def read(run: Any, name: str, *rest: Any, **more: Any) -> Any:
+        reads.append(name)
+        return question_set(run, name, *rest, **more)
+
+    monkeypatch.setattr(asking, "answer", answer)
+    monkeypatch.setattr(answers, "question_set", read)
+    on = str(tmp_path / "seventy.jsonl")
+    found = told(run, "plain", "--on", on, "--protocol", "codi-sampled", "--latency", 5)
+    assert reads == [on]
+    assert asked == [(64, 0.1), (6, 0.1), *[(1, 0.0)] * 15, (64, 0.0), (64, 0.0)]
+    (line,) = found["sets"][0]["runs"]
+    assert (line["milliseconds"]["questions"], line["at_once"]) == (5, 64)
+    assert "plain: time is taken of greedy answers, accuracy of drawn ones" in found["notes"]
 
 
 def test_a_signal_ends_with_75_and_the_same_command_goes_on(
@@ -216,8 +280,11 @@ def test_a_signal_while_time_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch)
         ((), 2, "no run given; laconic evaluate RUN"),
         (("gone",), 66, "gone is no run, and holds no seed-N that is one; give what laconic train wrote"),
         (("digits", "--rows", 0), 2, "--rows 0: too few; give 1 or more"),
-        (("digits", "--rounds", "two"), 2, "--rounds two: write numbers from 0 on, with commas between"),
-        (("digits", "--tol", "small"), 2, "--tol small: write a number, as 0.001"),
+        (("digits", "--rounds", "two"), 2, "--rounds two: write whole numbers with commas between them, 1,2 say"),
+        (("digits", "--on", ","), 2, "--on: no set given; name one, test say"),
+        (("digits", "--protocol", "decimal", "--tol", "small"), 2, "--tol small: write a number, as 0.001"),
+        (("digits", "--protocol", "codi", "--tol", "0.1"), 2, "--tol 0.1: protocol codi has no tolerance; give"),
+        (("digits", "--tol", "0.1"), 2, "--tol 0.1: the protocols of recipes have no tolerance; give --protocol dec"),
         (("digits", "--protocol", "decimal", "--tol", "-1"), 2, "tolerance -1: give 0 or a positive number"),
         (("digits", "--on", "gsm8k"), 2, "trained on generated digits, and has words for no other; ask test"),
         (("digits", "--protocol", "pccot"), 2, "--protocol pccot: digits writes answers in format digits"),
@@ -226,8 +293,8 @@ def test_a_signal_while_time_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch)
         (("plain", "--rounds", "1"), 2, "--rounds 1: plain makes no thoughts in rounds; ask a run of pccot or kava"),
         (("kava",), 66, "test: kava/seed-0 names no data.test; name a set or a file"),
         (("kava", "--on", "svanp"), 66, "no data set svanp; did you mean svamp?"),
-        (("kava", "--step", "9"), 2, "has no step 9; there: "),
-        (("kava", "--step", "last"), 2, "--step last: no such step of kava/seed-0; write newest, best, or a number"),
+        (("kava", "--on", "valid", "--step", "9"), 2, "has no step 9; there: "),
+        (("kava", "--on", "valid", "--step", "last"), 2, "such step of kava/seed-0; write newest, best, or a number"),
         (("digits", "--step", "best"), 2, "--step best: no such step of digits; its recipe has no train.best"),
         (("kava", "--on", "gsm8k:dev", "--root", "."), 66, "gsm8k has no split dev"),
     ],

@@ -3,19 +3,17 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from laconic import cli
-from laconic.core.errors import Usage
+from laconic.core.errors import NoSpace, Usage
 from laconic.evaluation import survey
-from laconic.evaluation.protocols import DIGIT
-from laconic.recipe import looking
-from laconic.recipe.opened import opened
+from laconic.recipe import asking, questions
 from laconic.verbs import inspect
 from tests.evaluation.test_report import Page, outside
 from tests.verbs.test_train import TINY
@@ -54,7 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run
     """The command with runs by their names, in an empty folder: its exit code, standard output, standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(survey, "REFERENCE", 16)
-    monkeypatch.setattr(inspect, "tokens", lambda *_, chain=False: 12 if chain else 2)  # untrained: no end
+    monkeypatch.setattr(asking, "budget", lambda run, asked, teacher: 12 if teacher else 2)  # untrained: no end
 
     def call(name: str, *args: object) -> tuple[int, str, str]:
         there = [runs / str(arg) if (runs / str(arg)).is_dir() else arg for arg in (name, *args)]
@@ -148,7 +146,7 @@ def test_without_other_questions_mean_and_swap_are_left_out(run: Run, monkeypatc
     assert code == 0
     assert "mean is left out: the recipe has 20 validation rows, it asks for 256." in out
     assert "mean in vectors" not in out
-    monkeypatch.setattr(looking, "OWN", ())  # as where the recipe's rows are gone
+    monkeypatch.setattr(questions, "OWN", ())  # as where the recipe's rows are gone
     code, out, _ = run("kava", QUESTION, "--out", "a.html")
     assert code == 0
     assert "mean and swap are left out, they need other questions of the recipe" in out
@@ -175,10 +173,15 @@ def test_a_method_without_a_teacher(run: Run, tmp_path: Path) -> None:
         (("kava", QUESTION, "--on", "test"), "give either a question or --on SET; laconic inspect RUN QUESTION"),
         (("kava", "--on", "test", "--answer", "4"), "--chain and --answer belong to a question; a set brings its own"),
         (("kava", "--on", "test", "--rows", "1"), "--rows 1 --batch 64: give two questions or more, one at once or"),
-        (("kava", "--on", "gsm8k"), "has words for generated digits alone; look into test"),
+        (("kava", "--on", "gsm8k"), "and has words for no other; ask test"),
         (("kava", QUESTION, "--edits", "zero,turn"), "--edits turn: no such kind; there are zero, mean, shuffle, swap"),
         (("kava", QUESTION, "--where", "head"), "--where head: no such kind; there are vectors, cache"),
         (("kava", QUESTION, "--slots", "a"), "--slots a: write whole numbers with commas between them, 1,2 say"),
+        (("kava", QUESTION, "--rounds", "2"), "--rounds 2: rounds are tried over a set; give --on SET in place of a"),
+        (
+            ("kava", QUESTION, "--out", "gone/a.html"),
+            "--out gone/a.html: a file in a folder that is there is asked",
+        ),
         (("kava", QUESTION, "--slots", "0"), "slots [0]: there are 2 thoughts, from 1; name some of them"),
     ],
 )
@@ -187,6 +190,32 @@ def test_what_cannot_be_meant_is_one_line(run: Run, args: tuple[str, ...], told:
     assert (code, out) == (2, "")
     assert told in err
     assert err.count("\n") == 1
+
+
+def test_a_page_that_cannot_be_written_is_known_before_and_costs_no_finding(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise NoSpace("no room for the page")
+
+    monkeypatch.setattr(inspect, "write", full)
+    code, out, err = run("kava", QUESTION, "--edits", "zero")
+    assert (code, err) == (74, "laconic: no room for the page\n")
+    assert "zero in vectors:" in out
+    monkeypatch.setattr("laconic.recipe.opened.opened", None)  # whoever loads a run fails
+    assert run("kava", QUESTION, "--out", ".")[0] == 2
+
+
+def test_other_questions_come_from_the_root_that_is_given(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, roots = questions.question_set, list[Any]()
+
+    def read(run: Any, name: str, *rest: Any, **more: Any) -> Any:
+        roots.append((name, more["root"]))
+        return whole(run, name, *rest, **more)
+
+    monkeypatch.setattr(questions, "question_set", read)
+    assert run("kava", QUESTION, "--edits", "swap", "--root", "elsewhere")[0] == 0
+    assert roots == [("valid", "elsewhere")]
 
 
 def test_runs_that_cannot_be_compared() -> None:
@@ -205,34 +234,19 @@ def test_runs_that_cannot_be_compared() -> None:
 
 
 def test_runs_that_leave_out_different_rows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = looking.on_set
+    whole = questions.question_set
 
-    def fewer(run: Any, *more: Any) -> Any:
-        rows = whole(run, *more)
-        return rows._replace(examples=rows.examples[int("nodistil" in str(run.folder)) :])
+    def fewer(run: Any, *rest: Any, **more: Any) -> Any:
+        rows = whole(run, *rest, **more)
+        return replace(rows, examples=rows.examples[int("nodistil" in str(run.folder)) :])
 
-    monkeypatch.setattr(looking, "on_set", fewer)
+    monkeypatch.setattr(questions, "question_set", fewer)
     code, _, err = run("kava", "--on", "test", "--beside", "nodistil")
     assert code == 2
     assert "--beside: the runs leave out different rows of the set (data.too_long); compare others" in err
-
-
-def test_an_answer_has_the_room_that_the_question_leaves(runs: Path) -> None:
-    made = opened(runs / "kava", torch.device("cpu"))
-    context = made.parts.decoder.config.max_position_embeddings
-    assert inspect.tokens(made, DIGIT, 7) == inspect.tokens(made, DIGIT, 7, chain=True) == 96
-    assert inspect.tokens(made, DIGIT, context - 10) == 10 - (2 + 2) - 1  # two thoughts, bot, eot, and the prompt
-    assert inspect.tokens(made, DIGIT, context) == 1
 
 
 def test_a_chain_that_the_model_has_no_positions_for(run: Run) -> None:
     code, _, err = run("kava", QUESTION, "--chain", *["7"] * 2048)
     assert code == 66
     assert "more than the model's" in err
-
-
-def test_names_of_runs_differ() -> None:
-    assert inspect.titles(["runs/a", "runs/b"]) == ["a", "b"]
-    assert inspect.titles(["a/seed-0", "b/seed-0"]) == ["a/seed-0", "b/seed-0"]
-    assert inspect.titles(["x/a/seed-0", "y/a/seed-0"]) == ["x/a/seed-0", "y/a/seed-0"]
-    assert inspect.titles(["same", "same"]) == ["same", "same"]

@@ -48,6 +48,7 @@ class Alone:
 
 
 ALONE = Alone()
+REMOVE = "remove it, or give your file of questions another name"
 
 
 class Row(NamedTuple):
@@ -146,9 +147,8 @@ def evaluate(
     key, `BadInput` (66) for no rows.
     """
     if not examples or len(source) < len(examples):
-        raise BadInput(
-            f"{len(examples)} questions and {len(source)} rows to ask; give a row for each, and at least one"
-        )
+        there = f"{len(examples)} questions and {len(source)} rows to ask"
+        raise BadInput(f"{there}; give a row for each, and at least one")
     about = {"data": source.fingerprint, "protocol": protocol.name, "questions": str(len(examples))}
     mark = canonical({**(key or {}), **about})
     if folder is not None and (lines := ranks.first(lambda: committed(folder, mark))):
@@ -161,9 +161,7 @@ def evaluate(
             if between:
                 between()
             places = order[len(rows) : len(rows) + batch * ranks.world]
-            mine = places[ranks.rank :: ranks.world]
-            found = judged(answer(source.batch(mine, 0, 0)), [examples[i] for i in mine], protocol) if mine else []
-            lines = dealt(ranks.exchange([row.line() for row in found]), len(places))
+            lines = answered(answer, source, examples, protocol, places, ranks)
             file.writelines(lines)
             file.flush()
             rows += map(row_of, lines)
@@ -174,6 +172,20 @@ def evaluate(
     if folder is not None and part is not None:
         ranks.first(lambda: commit(folder, part, result, texts or {}))
     return result
+
+
+def answered(
+    answer: Answer,
+    source: Source,
+    examples: Sequence[Example],
+    protocol: protocols.Protocol,
+    places: Sequence[int],
+    ranks: Ranks,
+) -> list[str]:
+    """The lines of the questions at some places; each rank asks its share, and all get every line."""
+    mine = places[ranks.rank :: ranks.world]
+    found = judged(answer(source.batch(mine, 0, 0)), [examples[i] for i in mine], protocol) if mine else []
+    return dealt(ranks.exchange([row.line() for row in found]), len(places))
 
 
 def dealt(hands: Sequence[Sequence[str]], count: int) -> list[str]:
@@ -200,7 +212,7 @@ def begun(part: Path, mark: str) -> list[str]:
         part.mkdir(parents=True, exist_ok=True)
         replace_file(key, lambda new: new.write_text(mark, encoding="utf-8"))
     elif key.read_text(encoding="utf-8") != mark:
-        raise Busy(f"{part} holds answers to other questions or of another step; remove it, or give another name")
+        raise Busy(f"{part} holds answers to other questions or of another step; {REMOVE}")
     whole = answers.read_text(encoding="utf-8").splitlines(keepends=True) if answers.exists() else []
     if whole and not whole[-1].endswith("\n"):
         whole.pop()
@@ -230,7 +242,7 @@ def committed(folder: Path, mark: str) -> list[str]:
         return []
     rows = read_rows(folder)
     if (folder / "key.json").read_text(encoding="utf-8") != mark:
-        raise Busy(f"{folder} is the evaluation of other questions or of another step; give another name")
+        raise Busy(f"{folder} is the evaluation of other questions or of another step; {REMOVE}")
     return [row.line() for row in rows]
 
 

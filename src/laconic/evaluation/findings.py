@@ -95,7 +95,7 @@ def figures(side: Survey) -> dict[tuple[str, str], tuple[Estimate, Estimate]]:
 
 
 def limits(found: Questions) -> list[str]:
-    """What the accuracy itself does not allow to say, then what the set was told."""
+    """What the accuracy itself does not allow to say, then the notes on the set."""
     made: list[str] = []
     for side in found.sides:
         base = statistics.share(side.plain.right)
@@ -202,7 +202,7 @@ def said_question(found: Question) -> list[str]:
     if found.teacher is not None:
         lines.append(f"the teacher writes: {found.teacher}")
     for side in found.sides:
-        lines += ["", f"{side.name} ({side.method}) answers {side.answer.strip()}{judged(side.answer, found)}"]
+        lines += ["", f"{side.name} ({side.method}) answers {side.answer.strip()}{verdict(side.answer, found)}"]
         for name, row in zip(pass_names(side), side.words.passes, strict=True):
             lines.append(f"  {name:<13}" + " ".join(f"{slot[0].word.strip() or '␣'}" for slot in row))
         if found.chain:
@@ -237,8 +237,8 @@ def said_set(found: Questions) -> list[str]:
             )
             apart = f"; less {first.name}'s: {difference(c.apart)}" if c.apart else ""
             where = f"{c.intervention.kind} in {c.intervention.where}"
-            told = statistics.sentence(c.change, c.claim)
-            lines.append(f"  {where:<18}{percent(c.found.mean):>6} %  {told}{became}{apart}")
+            sentence = statistics.sentence(c.change, c.claim)
+            lines.append(f"  {where:<18}{percent(c.found.mean):>6} %  {sentence}{became}{apart}")
         swept = ", ".join(f"{n}: {percent(float(x.right.mean()))} %" for n, x in side.swept.items())
         lines += [f"  right by rounds: {swept}"] if swept else []
         lines += [
@@ -249,7 +249,7 @@ def said_set(found: Questions) -> list[str]:
     return [*lines, "", *limits(found)]
 
 
-def judged(answer: str, found: Question) -> str:
+def verdict(answer: str, found: Question) -> str:
     """Whether an answer is the one given, by the protocol."""
     if found.gold is None:
         return ""

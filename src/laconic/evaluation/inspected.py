@@ -15,9 +15,9 @@ from laconic.evaluation.findings import (
     Questions,
     changes,
     figures,
-    judged,
     limits,
     pass_names,
+    verdict,
     words_of,
 )
 from laconic.evaluation.looked import Effect, Looked
@@ -52,7 +52,7 @@ def drawn_question(found: Question) -> dict[str, Any]:
     """What the page shows of one question, beside its facts."""
     return {
         "passes": [list(zip(pass_names(side), side.words.passes, strict=True)) for side in found.sides],
-        "judged": [judged(side.answer, found) for side in found.sides],
+        "verdicts": [verdict(side.answer, found) for side in found.sides],
         "maps": [
             (what, AGAINST[against], compared([(side, side.map(what, against)) for side in found.sides], found.chain))
             for against in AGAINST
@@ -81,8 +81,8 @@ def compared(maps: Sequence[tuple[Looked, Map | None]], chain: Sequence[str]) ->
     for side, map in there:
         columns = chain if map.against == "chain" else [str(i + 1) for i in range(len(map.mean[0]))]
         down = [str(m + 1) for m in range(len(map.mean))]
-        told = f"{side.name}: cosines of slots (down) with {map.against} (across), {strongest(map.mean, columns)}"
-        mean = grids.grid(map.mean, down, columns, scale, told, best=True)
+        text = f"{side.name}: cosines of slots (down) with {map.against} (across), {strongest(map.mean, columns)}"
+        mean = grids.grid(map.mean, down, columns, scale, text, best=True)
         layers = [
             (l, l in side.matched, grids.grid(layer, down, columns, grids.bounds([layer]), f"{side.name}, layer {l}"))
             for l, layer in enumerate(map.layers)
@@ -114,12 +114,12 @@ def kept(side: Looked, chain: Sequence[str]) -> Keeps:
     heads = [f"{l}.{g}" for l in side.matched for g in range(side.selections[0].held.shape[1])]
     names = [each.name for each in side.selections]
     shares = [each.shares for each in side.selections]
-    told = "share of layers and heads that keep each chain token, by selector"
+    text = "share of layers and heads that keep each chain token, by selector"
     kinds, tokens = list(dict.fromkeys(side.kinds)), np.array(side.kinds)
     return Keeps(
         side,
         bool(side.selections[0].held.all()),
-        grids.grid(shares, names, chain, (0.0, 1.0), told),
+        grids.grid(shares, names, chain, (0.0, 1.0), text),
         [(each.name, [float(each.held[..., tokens == kind].mean()) for kind in kinds]) for each in side.selections],
         kinds,
         [
@@ -175,6 +175,6 @@ def mean_maps(sides: Sequence[Survey], key: tuple[str, str]) -> tuple[list[tuple
     drawn: list[tuple[str, Any]] = []
     for side, map in there:
         labels = [str(m + 1) for m in range(len(map))]
-        told = f"{side.name}: mean cosines of slots (down) with kept tokens (across), {strongest(map, labels)}"
-        drawn.append((side.name, grids.grid(map, labels, labels, scale, told, best=True)))
+        text = f"{side.name}: mean cosines of slots (down) with kept tokens (across), {strongest(map, labels)}"
+        drawn.append((side.name, grids.grid(map, labels, labels, scale, text, best=True)))
     return drawn, scale

@@ -39,8 +39,8 @@ class Scores(NamedTuple):
 class Looked:
     """A run on one question. Without a teacher or a chain there are no maps, selections and scores.
 
-    `own` is the run's selector and `matched` its layers, if it was `taught` by what is kept; else those it is shown by.
-    `alone` are effects on single slots.
+    `own` is the run's selector and `matched` its layers, if it was `taught` by what is kept; else those it is shown by;
+    `stands` says what is kept for each slot. `alone` are effects on single slots.
     """
 
     name: str
@@ -55,8 +55,14 @@ class Looked:
     own: str = ""
     matched: tuple[int, ...] = ()
     taught: bool = False
+    stands: tuple[tuple[str, float], ...] = ()
     effects: tuple[Effect, ...] = ()
     alone: tuple[Effect, ...] = ()
+
+    @property
+    def kept(self) -> Selection | None:
+        """What the run's own selector keeps."""
+        return next((each for each in self.selections if each.name == self.own), None)
 
     def map(self, what: str, against: str) -> Map | None:
         """The map of keys or values against the chain, or against what is kept of it."""
@@ -77,7 +83,7 @@ def look(
     asked = asked.to(subject.device)
     own = subject.think(asked, trace=True)
     answer = survey.follow(subject, asked, own).texts[0]
-    words = inspect(subject, subject.logits, asked, subject.words, top=top)
+    words = inspect(own, asked, subject.logits, subject.words, top)
     found = Looked(subject.name, subject.method, subject.rounds, answer, words)
     n = int(asked.chain_live.sum())
     if subject.left is not None and n:
@@ -101,6 +107,7 @@ def beside(found: Looked, subject: Subject, asked: Reasoning, own: Rollout, left
         own=left.own,
         matched=left.matched,
         taught=left.taught,
+        stands=selected.stands(left, words),
     )
 
 
@@ -113,7 +120,7 @@ def tried(
     others: Source | None,
     seed: int,
 ) -> Looked:
-    """The same with the answers under each intervention, and under `zero` and `swap` of each slot alone."""
+    """The same with the answers under each intervention, and where that is `zero` or `swap`, of each slot alone."""
     means = survey.mean_of(subject, others, 64) if others is not None and len(others) >= survey.REFERENCE else None
     donor, theirs = donor_of(found, subject, others)
     given = Given(own, np.zeros(1, dtype=np.int64), seed, donor, means)
@@ -125,7 +132,9 @@ def tried(
 
     there = {"zero": True, "noise": True, "shuffle": M > 1, "mean": means is not None, "swap": donor is not None}
     wanted = [each for each in interventions if there[each.kind]]
-    single = [Intervention(kind, "vectors", (m,)) for kind in ("zero", "swap") if there[kind] for m in range(M)]
+    where = "vectors" if any(each.where == "vectors" for each in wanted) else "cache"
+    whole = [each for each in wanted if each.kind in ("zero", "swap") and each.where == where]
+    single = [each._replace(at=(m,)) for each in whole for m in edits.listed(each, M)]
     return replace(found, effects=tuple(map(effect, wanted)), alone=tuple(map(effect, single)))
 
 

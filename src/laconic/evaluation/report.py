@@ -1,16 +1,17 @@
 """Runs side by side: the table on a terminal, what may be said of it, and one HTML page that asks for nothing."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment
 
 from laconic.core.generate import Passes
 from laconic.evaluation import drawings, statistics
-from laconic.evaluation.inspect import Inspection
+from laconic.evaluation.looked import Looked
+from laconic.evaluation.similarity import SPACES
 from laconic.evaluation.statistics import Difference, Estimate, Scores
 from laconic.evaluation.timing import Latency
 
@@ -67,7 +68,7 @@ class Report:
     facts: Sequence[tuple[str, str]] = ()
     runs: Sequence[tuple[str, str]] = ()
     command: str = ""
-    inspection: Inspection | None = None
+    inspection: Looked | None = None
     chosen: str = "Question"
 
     def line(self, name: str) -> Line | None:
@@ -231,29 +232,21 @@ def page(report: Report) -> str:
     )  # fmt: skip
 
 
-def thoughts(found: Inspection) -> dict[str, Any]:
+def thoughts(found: Looked) -> dict[str, Any]:
     """The inspected question as the page's grids take it."""
-    chosen = found.passes[-1][1:]
-    heads = [
-        (l, g, kept) for l, layer in zip(found.layers, found.kept or (), strict=False) for g, kept in enumerate(layer)
-    ]
-    maps = (("Values, student and teacher", found.values), ("Keys after rotation, student and teacher", found.keys))
+    held = found.kept.held if found.kept else np.zeros((0, 0, 0))
+    maps = ((what, found.map(what, "chain")) for what in SPACES)
     return {
-        "shown": found,
-        "hits": sum(guesses[0].word in found.chain for guesses in chosen),
-        "slots": len(chosen),
-        "heads": [(l, g, set(kept)) for l, g, kept in heads],
-        "whole": all(len(kept) == len(found.chain) for _, _, kept in heads),
-        "stands": [stands([kept[m] for _, _, kept in heads if m < len(kept)], found.chain) for m in range(len(chosen))]
-        if heads
-        else [],
-        "maps": [(title, map) for title, map in maps if map is not None],
+        "shown": found.words,
+        "hits": sum(word in found.words.chain for word in found.words.top),
+        "slots": len(found.words.top),
+        "heads": [
+            (l, g, set(np.flatnonzero(head).tolist()))
+            for l, layer in zip(found.matched, held, strict=True)
+            for g, head in enumerate(layer)
+        ],
+        "whole": bool(held.all()),
+        "shares": found.kept.shares if found.kept else (),
+        "stands": list(found.stands),
+        "maps": [(f"{what[0].upper()}{what[1:]}, student and teacher", map.mean) for what, map in maps if map],
     }
-
-
-def stands(columns: Sequence[int], chain: Sequence[str]) -> tuple[str, float]:
-    """The chain token that most matched layers and heads kept for a slot, and the share of them."""
-    if not columns:
-        return "–", 0.0
-    column, count = Counter(columns).most_common(1)[0]
-    return chain[column], count / len(columns)

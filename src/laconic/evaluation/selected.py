@@ -4,6 +4,7 @@ Shapes: L layers matched, G heads of keys, N tokens of one chain.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -73,6 +74,18 @@ def selections(left: Left, row: int, n: int) -> tuple[Selection, ...]:
                 held[l, g, index[live].cpu().numpy()] = True
         made.append(Selection(name, held))
     return tuple(made)
+
+
+def stands(left: Left, words: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """For each slot the chain token that most matched layers and heads keep for it, by the run's own selector, and the
+    share of them; `words` are the chain of the first row."""
+    kept = [left.chosen[left.own].kept[l] for l in left.matched]
+    found: list[tuple[str, float]] = []
+    for m in range(kept[0].index.shape[2]):
+        columns = [i for layer in kept for i in layer.index[0, :, m][layer.live[0, :, m]].tolist()]
+        column, count = Counter(columns).most_common(1)[0] if columns else (0, 0)
+        found.append((words[column], count / len(columns)) if columns else ("–", 0.0))
+    return tuple(found)
 
 
 def chain_words(batch: Reasoning, row: int, words: Words) -> tuple[tuple[str, ...], tuple[int, ...]]:

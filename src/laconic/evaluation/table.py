@@ -14,7 +14,7 @@ from laconic.evaluation.evaluate import Result
 from laconic.evaluation.report import FEW, accuracy, interval, number, percent
 from laconic.evaluation.reported import Reported, words
 from laconic.evaluation.statistics import Difference, Estimate, Scores
-from laconic.evaluation.timing import Latency
+from laconic.evaluation.timing import MANY, Latency, Throughput
 
 MEAN = "mean of sets"
 CHAIN = "chain"  # the way of the same weights with the chain written out
@@ -37,7 +37,7 @@ class Line:
     part: bool = False
     paper: Sequence[Reported] | None = None
     latency: Latency | None = None
-    per_second: float | None = None
+    throughput: Throughput | None = None
 
     @cached_property
     def right(self) -> Scores:
@@ -210,12 +210,12 @@ def cells(line: Line, timed: bool) -> list[str]:
     ]  # fmt: skip
     if not timed:
         return found
-    took, per_second = line.latency, line.per_second
+    took, many = line.latency, line.throughput
     ms = ["–", "–"] if took is None else [f"{took.median:.1f}", f"{took.p90:.1f}"]
-    return [*found, *ms, "–" if per_second is None else f"{per_second:.1f}"]
+    return [*found, *ms, "–" if many is None else f"{many.per_second:.1f}"]
 
 
-def told(table: Table) -> str:
+def footnotes(table: Table) -> str:
     """What stands under the table."""
     head = [f"protocol {table.protocol}; passes and positions are means of a question; KiB of the cache at its end"]
     compared = comparisons(table)
@@ -247,6 +247,8 @@ def limits(table: Table) -> list[str]:
         if not saved:
             text = f"{number(sum(line.passes))} a question, {number(sum(chain.passes))} with the chain"
             found.append(f"{line.set}: no passes are saved by {line.run}: {text}")
+    small = {line.set: line.throughput.batch for line in table.lines if line.throughput}
+    found += [f"{name}: timed {n} at once, it has no {MANY} questions" for name, n in small.items() if n < MANY]
     return found
 
 
@@ -263,12 +265,10 @@ def plain(table: Table) -> dict[str, Any]:
         for name in table.sets
     ]
     compared = [
-        {
-            "set": c.set, "run": c.a, "against": c.b, **c.difference._asdict(), "claim": c.claim, "text": c.sentence,
-            "mcnemar": c.mcnemar,
-        }
+        {"set": c.set, "run": c.a, "against": c.b, **c.difference._asdict()}
+        | {"claim": c.claim, "text": c.sentence, "mcnemar": c.mcnemar}
         for c in comparisons(table)
-    ]  # fmt: skip
+    ]
     return {
         "schema": 1,
         "protocol": table.protocol,
@@ -295,5 +295,6 @@ def row(line: Line) -> dict[str, Any]:
         "held": {"begin": line.held[0], "end": line.held[1], "bytes": line.bytes},
         "papers": None if line.paper is None else [each._asdict() for each in line.paper] or "not known",
         "milliseconds": line.latency and line.latency._asdict(),
-        "per_second": line.per_second,
+        "per_second": line.throughput and line.throughput.per_second,
+        "at_once": line.throughput and line.throughput.batch,
     }

@@ -10,6 +10,9 @@ import torch
 from laconic.core.contract import Source
 from laconic.evaluation.evaluate import Answer
 
+WARM = 10  # questions asked before time counts
+MANY = 64  # questions at once, where throughput is taken
+
 
 class Latency(NamedTuple):
     """Milliseconds a question takes when it is asked alone, greedy: median and 90 % point of `questions`."""
@@ -19,22 +22,36 @@ class Latency(NamedTuple):
     questions: int
 
 
-def latencies(
-    asked: Sequence[tuple[Answer, Source]], rows: Sequence[int], warm: int = 10, device: str = "cpu"
-) -> list[Latency]:
-    """One question at a time, after `warm` that do not count; each is put to all in turn, so that none is favoured."""
-    seconds = [
-        [timed(answer, source.batch([i], 0, 0), device) for answer, source in asked] for i in [*rows[:warm], *rows]
-    ]
-    kept = 1000 * np.array(seconds[min(warm, len(rows)) :]).reshape(len(rows), len(asked))
+class Throughput(NamedTuple):
+    """Questions a second, in batches of so many."""
+
+    per_second: float
+    batch: int
+
+
+def latencies(asked: Sequence[tuple[Answer, Source]], count: int, total: int, device: str = "cpu") -> list[Latency]:
+    """The first `count` rows of sets of `total`, one at a time, after ten others that do not count; each is put to all
+    in turn, so that none is favoured."""
+    count = min(count, total)
+    rows = [*behind(count, total, WARM), *range(count)]
+    seconds = [[timed(answer, source.batch([i], 0, 0), device) for answer, source in asked] for i in rows]
+    kept = 1000 * np.array(seconds[WARM:]).reshape(count, len(asked))
     return [Latency(float(np.median(each)), float(np.quantile(each, 0.9)), len(each)) for each in kept.T]
 
 
-def throughput(answer: Answer, source: Source, rows: Sequence[int], batch: int = 64, device: str = "cpu") -> float:
-    """Questions a second in batches of `batch`, the first batch asked once before."""
-    batches = [source.batch(rows[at : at + batch], 0, 0) for at in range(0, len(rows), batch)]
-    timed(answer, batches[0], device)
-    return len(rows) / sum(timed(answer, one, device) for one in batches)
+def throughput(answer: Answer, source: Source, count: int, total: int, device: str = "cpu") -> Throughput:
+    """The first rows of a set of `total` in whole batches, as many as `count` fills but one at least; after a batch
+    of others that does not count. Where a set has fewer rows than a batch, it is one batch."""
+    batch = min(MANY, total)
+    whole = batch * max(1, min(count, total) // batch)
+    timed(answer, source.batch(behind(whole, total, batch), 0, 0), device)
+    batches = (source.batch(range(at, at + batch), 0, 0) for at in range(0, whole, batch))
+    return Throughput(whole / sum(timed(answer, one, device) for one in batches), batch)
+
+
+def behind(count: int, total: int, wanted: int) -> list[int]:
+    """The rows behind the first `count` of `total`, to warm up with; where there are no more, the first ones again."""
+    return [(count + i) % total for i in range(wanted)]
 
 
 def timed(answer: Answer, batch: Any, device: str) -> float:

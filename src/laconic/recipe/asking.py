@@ -1,9 +1,9 @@
-"""A run asked: a set of questions as it reads them, how its answers are written, and the folder that keeps them."""
+"""A run asked: which of its steps, how its answers to a set are written, and the folder that keeps them."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
@@ -13,44 +13,22 @@ import torch
 from laconic.core import manifest
 from laconic.core.answering import Writing
 from laconic.core.artifact import read_json
-from laconic.core.contract import Answers, Example, Source
+from laconic.core.contract import Answers
 from laconic.core.errors import BadInput, Preempted, Usage
 from laconic.core.runs import RunFolder
-from laconic.data.examples import read_examples
-from laconic.data.maths import load
-from laconic.data.reasoning import Questions
-from laconic.data.sets import known, parted
-from laconic.data.settings import Data, is_file
 from laconic.evaluation import protocols
 from laconic.evaluation.evaluate import Answer, Result, Show, evaluate
 from laconic.evaluation.protocols import Protocol
 from laconic.recipe.methods import answer, writing
 from laconic.recipe.opened import RECIPE, Opened, is_run, newest
-from laconic.recipe.rows import held_out, in_words
+from laconic.recipe.questions import QuestionSet, kept_as
+from laconic.recipe.rows import in_words
 from laconic.recipe.schema import TABLES, WHOLE, Recipe
 from laconic.training import checkpoint
 from laconic.training.ranks import Alone, Ranks
 from laconic.training.signals import Interrupted, Stop
 
-OWN = ("test", "valid")  # the sets that a recipe itself names
 FOLDER = "evaluations"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Questions as a run reads them; `examples` hold their gold answers, `order` is that of asking, the longest first.
-
-    `longest` is the positions of the longest question, `words` whether answers are no numbers.
-    """
-
-    name: str
-    source: Source
-    examples: Sequence[Example]
-    protocol: Protocol
-    order: Sequence[int]
-    longest: int
-    words: bool
-    notes: tuple[str, ...] = ()
 
 
 def seeds(path: str | Path) -> list[Path]:
@@ -78,73 +56,16 @@ def step_of(folder: Path, asked: str) -> int:
     return int(best[0][1])
 
 
-def chosen(recipe: Recipe, name: str | None, tol: Any = protocols.TOL) -> Protocol:
+def chosen(recipe: Recipe, name: str | None, tol: Decimal | None = None) -> Protocol:
     """The protocol asked for, or the one that belongs to a recipe's format."""
     data = recipe.data
     found = protocols.own(data.format, words=in_words(data)) if name is None else protocols.PROTOCOLS[name]
     if found.name == "pccot":
         return protocols.pccot(data.prompt)
-    return protocols.decimal(tol) if found.name == "decimal" else found
+    return protocols.decimal(tol) if found.name == "decimal" and tol is not None else found
 
 
-def asked(run: Opened, name: str, protocol: Protocol, *, root: str | None = None, rows: int | None = None) -> Asked:
-    """The questions of a set: a name, a file, or the run's own test or valid; the first `rows` of them.
-
-    Raises `Usage` (2) for a protocol that cannot read the run's answers, `BadInput` (66) for one that cannot judge
-    against the set's, and for questions that do not fit.
-    """
-    data, config, tokenizer = run.recipe.data, run.parts.decoder.config, run.parts.tokenizer
-    protocols.check_format(protocol, data.format, str(run.folder))
-    if data.kind == "digits":
-        return generated(run, name, protocol, rows)
-    path, how = getattr(data, name) if name in OWN else name, only_questions(data, root)
-    if path is None:
-        raise BadInput(f"{name}: {run.folder} names no data.{name}; name a set or a file")
-    file = name in OWN and data.kind == "jsonl"
-    read = read_examples(path, how, rows) if file else load(path, "valid" if name == "valid" else "test", how, rows)
-    protocols.check_gold(protocol, read.examples, path)
-    put = [replace(each, question=protocol.question(each.question), steps=()) for each in read.examples]
-    M = run.recipe.thinking.count if run.recipe.thinking else 0
-    made = Questions(  # what stands for the answer is not asked
-        [replace(each, answer="0") for each in put], tokenizer, how,
-        context=config.max_position_embeddings, thoughts=M,
-    )  # fmt: skip
-    kept = {each.id for each in made.examples}
-    examples = [each for each in put if each.id in kept]
-    lengths = [len(made.row(i).question) for i in range(len(made))]
-    order = sorted(range(len(examples)), key=lambda i: -lengths[i])
-    words = protocols.whole_decimal(examples[0].answer) is None
-    notes = [f"{title(path)}: {line}" for line in made.counts.lines() if "left out" in line or "cut" in line]
-    return Asked(title(path), made, examples, protocol, order, max(lengths), words, tuple(notes))
-
-
-def generated(run: Opened, name: str, protocol: Protocol, rows: int | None) -> Asked:
-    """The questions of the digits task."""
-    if name not in OWN:
-        raise Usage(f"--on {name}: {run.folder} was trained on generated digits, and has words for no other; ask test")
-    tokenizer, context = run.parts.tokenizer, run.parts.decoder.config.max_position_embeddings
-    found = held_out(run.recipe, tokenizer, context, "valid" if name == "valid" else "test", rows)
-    protocols.check_gold(protocol, found.examples, name)
-    longest = cast(Any, found.source.batch([0], 0, 0)).question.shape[1]
-    return Asked(name, found.source, found.examples, protocol, range(len(found.examples)), longest, False)
-
-
-def only_questions(data: Data, root: str | None) -> Data:
-    """How the rows of an evaluation are read: all of them, without their chains."""
-    asks = {"field": None, "closed": False, "rows": None, "drop_negative": False, "max_tokens": None}
-    return data.model_copy(update={**asks, "root": data.root if root is None else root})
-
-
-def title(asked: str) -> str:
-    """What a set is called: our name for it, or that of its file."""
-    if is_file(asked):
-        return Path(asked).stem
-    name, split = parted(asked)
-    found = known(asked)
-    return (found.name if found else name) + (f":{split}" if split not in (None, "test") else "")
-
-
-def told(run: Opened, asked: Asked, *, teacher: bool = False) -> Writing:
+def writing_for(run: Opened, asked: QuestionSet, *, teacher: bool = False) -> Writing:
     """How answers to these questions are written: the protocol's prompt and budget, as far as the model's context goes.
 
     CODI's gives eot alone, so that a prompt is generated too.
@@ -158,11 +79,9 @@ def told(run: Opened, asked: Asked, *, teacher: bool = False) -> Writing:
     return replace(made, max_tokens=min(tokens, room))
 
 
-def budget(run: Opened, asked: Asked, teacher: bool) -> int:
+def budget(run: Opened, asked: QuestionSet, teacher: bool) -> int:
     """Tokens an answer may have by its protocol."""
-    return protocols.budget(
-        asked.protocol, run.recipe.data.format, chain=chains(run, teacher), words=asked.words
-    )  # fmt: skip
+    return protocols.budget(asked.protocol, run.recipe.data.format, chain=chains(run, teacher), words=asked.words)
 
 
 def chains(run: Opened, teacher: bool) -> bool:
@@ -170,33 +89,33 @@ def chains(run: Opened, teacher: bool) -> bool:
     return teacher or run.recipe.method in WHOLE
 
 
-def cut_short(run: Opened, asked: Asked, *, teacher: bool = False) -> list[str]:
+def cut_short(run: Opened, asked: QuestionSet, name: str, *, teacher: bool = False) -> list[str]:
     """A line where the model's context ends before the protocol's budget does."""
-    whole, tokens = budget(run, asked, teacher), told(run, asked, teacher=teacher).max_tokens
+    whole, tokens = budget(run, asked, teacher), writing_for(run, asked, teacher=teacher).max_tokens
     if tokens == whole:
         return []
     by = ", by chain" if teacher else ""
-    return [f"{asked.name}{by}: answers of {run.folder} have {tokens} tokens at most, not {whole}: its context ends"]
+    return [f"{asked.name}{by}: answers of {name} have {tokens} tokens at most, not {whole}: its context ends"]
 
 
-def answering(run: Opened, told: Writing, *, teacher: bool = False, stop: Stop | None = None) -> Answer:
+def answering(run: Opened, how: Writing, *, teacher: bool = False, stop: Stop | None = None) -> Answer:
     """How a run answers a batch; a signal ends it at once, since answers change nothing."""
     device = run.parts.decoder.words.weight.device
 
-    def answers(batch: Any) -> Answers:
-        return answer(run.method, batch.to(device), told, teacher=teacher)
+    def answered(batch: Any) -> Answers:
+        return answer(run.method, batch.to(device), how, teacher=teacher)
 
     def left(batch: Any) -> Answers:
         with cast(Stop, stop).leaving():
-            return answers(batch)
+            return answered(batch)
 
-    return answers if stop is None else left
+    return answered if stop is None else left
 
 
 def answered(
     run: Opened,
-    asked: Asked,
-    told: Writing,
+    asked: QuestionSet,
+    how: Writing,
     name: str,
     *,
     teacher: bool = False,
@@ -222,7 +141,7 @@ def answered(
     try:
         with in_rounds(run, rounds), flushed(run.parts.decoder.words.weight.device):
             return evaluate(
-                answering(run, told, teacher=teacher, stop=stop if alone else None),
+                answering(run, how, teacher=teacher, stop=stop if alone else None),
                 asked.source,
                 asked.examples,
                 asked.protocol,
@@ -242,18 +161,18 @@ def answered(
         raise Preempted(f"{why}: {run.folder}, {asked.name}: {kept}") from None
 
 
-def gold(asked: Asked) -> str:
+def gold(asked: QuestionSet) -> str:
     """SHA-256 of questions and gold answers."""
     return manifest.fingerprint([[each.id, each.question, each.answer] for each in asked.examples])
 
 
-def folder_name(asked: Asked, step: int, *, rows: int | None, teacher: bool, rounds: int | None) -> str:
+def folder_name(asked: QuestionSet, step: int, *, rows: int | None, teacher: bool, rounds: int | None) -> str:
     """Where in evaluations/ the answers lie."""
     parts = [asked.name, asked.protocol.name, f"step-{step}"]
     parts += [f"first-{rows}"] if rows is not None else []
     parts += ["teacher"] if teacher else []
     parts += [f"rounds-{rounds}"] if rounds is not None else []
-    return re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(parts))
+    return kept_as("-".join(parts))
 
 
 def check_rounds(recipe: Recipe, rounds: int, run: str) -> None:

@@ -9,24 +9,22 @@ from torch import Tensor
 
 from laconic.core.answering import Writing, after, quiet
 from laconic.core.cache import Cache
-from laconic.core.contract import Answers, Example, Reasoning
+from laconic.core.contract import Answers, Reasoning
 from laconic.core.errors import Usage
 from laconic.core.generate import Passes
 from laconic.core.rollout import Edit, Rollout
-from laconic.data.maths import load
 from laconic.data.pieces import Encoded, Encoder
 from laconic.data.reasoning import Questions, collate
-from laconic.evaluation.protocols import Protocol, check_format, check_gold
 from laconic.evaluation.subject import Choice, Left, Subject
 from laconic.methods import rkv
 from laconic.methods.coconut import Coconut
 from laconic.methods.cot import begun
 from laconic.methods.kava import Kava, Taught
 from laconic.methods.settings import Distilling, Keeping, Matching
-from laconic.recipe.asking import OWN, flushed, in_rounds, title
+from laconic.recipe.asking import flushed, in_rounds, writing_for
 from laconic.recipe.methods import answer, had
 from laconic.recipe.opened import Opened
-from laconic.recipe.rows import Rows, held_out
+from laconic.recipe.questions import QuestionSet
 from laconic.recipe.schema import Recipe
 from laconic.recipe.validation import TEACHERS
 
@@ -123,7 +121,7 @@ def choice(run: Opened, batch: Reasoning, taught: Taught, keeping: Keeping, how:
     return Choice(tuple(kept), tuple(scores))
 
 
-class Asked(NamedTuple):
+class Chained(NamedTuple):
     """One question with a chain beside it: the batch, whose the chain is, and the answer that the teacher wrote."""
 
     batch: Reasoning
@@ -131,31 +129,22 @@ class Asked(NamedTuple):
     teacher: str | None
 
 
-def row_of(run: Opened, question: str, steps: Sequence[str], instead: str) -> Encoded:
-    """One question as a row. Raises `BadInput` (66) where it cannot be encoded, or the model has too few positions."""
-    example = Example("question", question, tuple(steps), instead)
-    alone = {"too_long": "error", "on_bad": "error", "max_tokens": None, "drop_negative": False}
-    data, context = run.recipe.data.model_copy(update=alone), run.parts.decoder.config.max_position_embeddings
-    M = run.recipe.thinking.count if run.recipe.thinking else 0
-    return Questions([example], run.parts.tokenizer, data, context=context, thoughts=M).row(0)
-
-
-def given(run: Opened, question: str, steps: Sequence[str], instead: str) -> Asked:
-    """A question with the user's own chain; `instead` is the answer where none is known."""
-    row = row_of(run, question, steps, instead)
-    dropped = run.recipe.data.chain == "drop_last" and len(steps) > 0
+def given(run: Opened, asked: QuestionSet) -> Chained:
+    """A question with the user's own chain."""
+    dropped = run.recipe.data.chain == "drop_last" and len(asked.examples[0].steps) > 0
     note = "as given, without its last step, which is left out in training" if dropped else "as given"
-    return Asked(collate([row], [0]), note, None)
+    return Chained(cast(Reasoning, asked.source.batch([0], 0, 0)), note, None)
 
 
-def written(run: Opened, question: str, device: torch.device, writing: Writing, instead: str) -> Asked:
-    """A question with the chain that the run's own teacher writes; `instead` is the answer where it writes none."""
-    row = row_of(run, question, (), instead)
+def written(run: Opened, asked: QuestionSet, device: torch.device) -> Chained:
+    """A question with the chain that the run's own teacher writes."""
+    row = cast(Questions, asked.source).row(0)
     room = run.parts.decoder.config.max_position_embeddings - len(row.question) - len(row.answer)
-    writing = replace(writing, max_tokens=min(writing.max_tokens, room))
-    said = answer(run.method, collate([row], [0]).to(device), writing, teacher=True)
-    made = behind(Encoder(run.parts.tokenizer, run.recipe.data), row, list(said.ids[0]), writing.eos)
-    return Asked(collate([made], [0]), "as the run's own teacher writes it", said.texts[0])
+    how = writing_for(run, asked, teacher=True)
+    how = replace(how, max_tokens=min(how.max_tokens, room))
+    said = answer(run.method, collate([row], [0]).to(device), how, teacher=True)
+    made = behind(Encoder(run.parts.tokenizer, run.recipe.data), row, list(said.ids[0]), how.eos)
+    return Chained(collate([made], [0]), "as the run's own teacher writes it", said.texts[0])
 
 
 def behind(encoder: Encoder, row: Encoded, ids: list[int], eos: Sequence[int]) -> Encoded:
@@ -173,29 +162,3 @@ def behind(encoder: Encoder, row: Encoded, ids: list[int], eos: Sequence[int]) -
         return made
     said = tuple(ids[end - prompt :])
     return replace(made, answer=said, number=(prompt, len(said) - 1), distil=prompt - 1)
-
-
-def on_set(run: Opened, name: str, protocol: Protocol, root: str | None, rows: int) -> Rows:
-    """The first rows of a set with their chains: `test` or `valid` of the run's own recipe, a file, or a set by name.
-
-    Raises `Usage` (2) where the run cannot read the set or the protocol its answers, `BadInput` (66) for bad rows.
-    """
-    recipe, tokenizer, context = run.recipe, run.parts.tokenizer, run.parts.decoder.config.max_position_embeddings
-    check_format(protocol, recipe.data.format, str(run.folder))
-    if recipe.data.kind == "digits":
-        if name not in OWN:
-            raise Usage(f"--on {name}: {run.folder} has words for generated digits alone; look into test")
-        made = held_out(recipe, tokenizer, context, "valid" if name == "valid" else "test")
-        return made._replace(examples=made.examples[:rows], protocol=protocol)
-    path = getattr(recipe.data, name) if name in OWN else name
-    if path is None:
-        raise Usage(f"--on {name}: {run.folder} names no data.{name}; name a set or a file")
-    asks = {"field": None, "closed": False, "rows": None, "drop_negative": False, "max_tokens": None}
-    data = recipe.data.model_copy(update={**asks, "root": recipe.data.root if root is None else root})
-    read = load(path, "valid" if name == "valid" else "test", data, rows)
-    check_gold(protocol, read.examples, path)
-    put = [replace(each, question=protocol.question(each.question)) for each in read.examples]
-    M = recipe.thinking.count if recipe.thinking else 0
-    source = Questions(put, tokenizer, data, context=context, thoughts=M)
-    left_out = [f"{title(name)}: {line}" for line in source.counts.lines() if "left out" in line or "cut" in line]
-    return Rows(source, source.examples, protocol, tuple(left_out))

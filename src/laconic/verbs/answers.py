@@ -20,14 +20,14 @@ from laconic.evaluation.reported import reported
 from laconic.evaluation.table import CHAIN, UNCHANGED, Line, Table, apart
 from laconic.evaluation.timing import latencies, throughput
 from laconic.recipe import asking
-from laconic.recipe.asking import Asked
+from laconic.recipe.differences import differences
 from laconic.recipe.opened import RECIPE, Opened, opened
+from laconic.recipe.questions import QuestionSet, check_titles, question_set
 from laconic.recipe.read import read
 from laconic.recipe.validation import TEACHERS
 from laconic.training.ranks import Ranks
 from laconic.training.signals import Interrupted, Stop
-
-MANY = 64  # questions at once, where throughput is taken
+from laconic.verbs.arguments import names, run_name
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Asking:
     against: str | None
     sets: Sequence[str]
     protocol: str | None
-    tol: Decimal
+    tol: Decimal | None
     root: str | None
     rows: int | None
     teacher: bool
@@ -64,30 +64,24 @@ class Group:
     seeds: list[int] = field(default_factory=list[int])
     steps: list[int] = field(default_factory=list[int])
     notes: list[str] = field(default_factory=list[str])
-    asked: dict[str, Asked] = field(default_factory=dict[str, Asked])
+    sets: dict[str, QuestionSet] = field(default_factory=dict[str, QuestionSet])
     results: dict[tuple[str, str], list[Result]] = field(default_factory=dict[tuple[str, str], list[Result]])
 
 
 def gathered(how: Asking) -> Table:
     """Every run on every set, in every way. Raises `Usage` (2) for runs that are not judged by one protocol."""
     paths = list(dict.fromkeys((*how.runs, how.against or how.runs[0])))
-    names = named(paths)
     checked(how, paths)
-    groups = [asked_group(how, path, names[path]) for path in paths]
+    titles = dict(zip(paths, names(paths), strict=True))
+    groups = [asked_group(how, path, titles[path]) for path in paths]
     lines = [line for group in groups for line in lines_of(how, group)]
     sets = list(dict.fromkeys(line.set for line in lines))
     lines.sort(key=lambda line: sets.index(line.set))
     if how.timed:
         lines = timed(how, lines, dict(zip(paths, groups, strict=True)))
     notes = dict.fromkeys(text for group in groups for text in notes_of(how, group))
-    facts = [(group.name, told(group)) for group in groups]
-    return Table(lines, names[how.against] if how.against else None, [*facts, *about(how.device)], tuple(notes))
-
-
-def named(paths: Sequence[str]) -> dict[str, str]:
-    """The folder's name of each path, or all of the path where two end alike."""
-    last = [Path(path).resolve().name for path in paths]
-    return {path: name if last.count(name) == 1 else path for path, name in zip(paths, last, strict=True)}
+    facts = [(group.name, described(group)) for group in groups]
+    return Table(lines, titles[how.against] if how.against else None, [*facts, *about(how.device)], tuple(notes))
 
 
 def checked(how: Asking, paths: Sequence[str]) -> None:
@@ -101,6 +95,8 @@ def checked(how: Asking, paths: Sequence[str]) -> None:
     if how.teacher and not any(recipe.method in TEACHERS for recipe in recipes.values()):
         methods = ", ".join(sorted({recipe.method for recipe in recipes.values()}))
         raise Usage(f"--teacher: {methods} learned no chain beside its answers; give a run of {', '.join(TEACHERS)}")
+    for folder, recipe in recipes.items():
+        check_titles(recipe, how.sets, str(folder))
 
 
 def asked_group(how: Asking, path: str, name: str) -> Group:
@@ -112,9 +108,9 @@ def asked_group(how: Asking, path: str, name: str) -> Group:
         group.seeds.append(run.recipe.seed)
         group.steps.append(run.step)
         with locked(folder, how.ranks):
-            for asked, way, result in answers(how, run):
-                group.notes += asking.cut_short(run, asked, teacher=way == CHAIN)
-                group.asked[asked.name] = asked
+            for asked, way, result in evaluations(how, run, run_name(name, path, folder)):
+                group.notes += asking.cut_short(run, asked, name, teacher=way == CHAIN)
+                group.sets.setdefault(asked.name, asked)
                 group.results.setdefault((asked.name, way), []).append(result)
     return group
 
@@ -137,24 +133,23 @@ def locked(folder: Path, ranks: Ranks) -> Iterator[None]:
         yield
 
 
-def answers(how: Asking, run: Opened) -> Iterator[tuple[Asked, str, Result]]:
+def evaluations(how: Asking, run: Opened, name: str) -> Iterator[tuple[QuestionSet, str, Result]]:
     """One run on every set, in every way."""
     for asked in questions(how, run):
         for way, teacher, rounds in ways(how, run):
-            told = asking.told(run, asked, teacher=teacher)
-            name = asking.folder_name(asked, run.step, rows=how.rows, teacher=teacher, rounds=rounds)
-            key = {"gold": asking.gold(asked), "tokens": str(told.max_tokens), "seed": str(run.recipe.seed)}
-            title = f"{run.folder.name} {asked.name} {way}".rstrip()
-            with progress(title) if how.ranks.rank == 0 else nullcontext() as show:
+            writing = asking.writing_for(run, asked, teacher=teacher)
+            folder = asking.folder_name(asked, run.step, rows=how.rows, teacher=teacher, rounds=rounds)
+            key = {"gold": asking.gold(asked), "tokens": str(writing.max_tokens), "seed": str(run.recipe.seed)}
+            with progress(f"{name} {asked.name} {way}".rstrip()) if how.ranks.rank == 0 else nullcontext() as show:
                 yield asked, way, asking.answered(
-                    run, asked, told, name, teacher=teacher, rounds=rounds, batch=how.batch, key=key,
+                    run, asked, writing, folder, teacher=teacher, rounds=rounds, batch=how.batch, key=key,
                     ranks=how.ranks, stop=how.stop, show=show,
                 )  # fmt: skip
 
 
-def questions(how: Asking, run: Opened) -> list[Asked]:
+def questions(how: Asking, run: Opened) -> list[QuestionSet]:
     """The sets as a run reads them, each once."""
-    found = [asking.asked(run, name, how.judge(run.recipe), root=how.root, rows=how.rows) for name in how.sets]
+    found = [question_set(run, name, how.judge(run.recipe), root=how.root, rows=how.rows) for name in how.sets]
     return list({asked.name: asked for asked in found}.values())
 
 
@@ -171,7 +166,7 @@ def lines_of(how: Asking, group: Group) -> Iterator[Line]:
     """The lines of a group: each set in each way, and the changed questions of GSM-Hard behind it."""
     recipe = group.recipe
     for (name, way), results in group.results.items():
-        asked = group.asked[name]
+        asked = group.sets[name]
         whole = how.rows is None and not way
         paper = reported(recipe.source, recipe.row, name) if whole else None
         line = Line(name, group.name, way, tuple(group.seeds), tuple(results), paper=paper)
@@ -184,48 +179,52 @@ def lines_of(how: Asking, group: Group) -> Iterator[Line]:
 def timed(how: Asking, lines: Sequence[Line], groups: dict[str, Group]) -> list[Line]:
     """The lines with the time of each first run, one question put to all of them in turn."""
     runs = {group.name: opened_at(how, asking.seeds(path)[0]) for path, group in groups.items()}
+    sets = {group.name: group.sets for group in groups.values()}
     found = list(lines)
     for name in dict.fromkeys(line.set for line in lines if not line.part):
         at = [i for i, line in enumerate(lines) if line.set == name]
-        puts = [put(how, runs[lines[i].run], name, lines[i].way) for i in at]
-        rows = range(min(how.timed, len(lines[at[0]].results[0].rows)))
+        puts = [put(how, runs[lines[i].run], sets[lines[i].run][name], lines[i].way) for i in at]
+        total = len(lines[at[0]].results[0].rows)
+        device = str(how.device)
         try:
             with asking.flushed(how.device):
-                took = latencies(puts, rows, device=str(how.device))
-                many = [throughput(answer, source, rows, MANY, str(how.device)) for answer, source in puts]
+                took = latencies(puts, how.timed, total, device)
+                many = [throughput(answer, source, how.timed, total, device) for answer, source in puts]
         except Interrupted:
             raise Preempted(f"{how.stop.name}: while {name} was timed; the answers are kept, time it again") from None
         for i, latency, each in zip(at, took, many, strict=True):
-            found[i] = replace(lines[i], latency=latency, per_second=each)
+            found[i] = replace(lines[i], latency=latency, throughput=each)
     return found
 
 
-def put(how: Asking, run: Opened, name: str, way: str) -> tuple[Answer, Any]:
-    """How one way of a run answers a set, and the set."""
-    asked = next(asked for asked in questions(how, run) if asked.name == name)
+def put(how: Asking, run: Opened, asked: QuestionSet, way: str) -> tuple[Answer, Any]:
+    """How one way of a run answers a set greedily, and the set."""
     teacher, rounds = next((teacher, rounds) for called, teacher, rounds in ways(how, run) if called == way)
-    answer = asking.answering(run, asking.told(run, asked, teacher=teacher), teacher=teacher, stop=how.stop)
+    writing = replace(asking.writing_for(run, asked, teacher=teacher), how=protocols.GREEDY)
+    answer = asking.answering(run, writing, teacher=teacher, stop=how.stop)
 
-    def answers(batch: Any) -> Any:
+    def answered(batch: Any) -> Any:
         with asking.in_rounds(run, rounds):
             return answer(batch)
 
-    return answers, asked.source
+    return answered, asked.source
 
 
 def notes_of(how: Asking, group: Group) -> Iterator[str]:
     """What has to be said of a group's figures."""
     recipe = group.recipe
-    for asked in group.asked.values():
+    for asked in group.sets.values():
         yield from asked.notes
     yield from group.notes
     if how.teacher and recipe.method not in TEACHERS:
         yield f"{group.name}: method {recipe.method} has no chain beside its answers"
-    if recipe.row and recipe.differs:
-        yield f"{group.name} differs from {recipe.source}, {recipe.row}, in {', '.join(recipe.differs)}"
+    if how.timed and how.judge(recipe).sampling != protocols.GREEDY:
+        yield f"{group.name}: time is taken of greedy answers, accuracy of drawn ones"
+    if keys := differences(recipe):
+        yield f"{group.name} differs from {recipe.source}, {recipe.row}, in {', '.join(keys)}"
 
 
-def told(group: Group) -> str:
+def described(group: Group) -> str:
     """What a group's runs are."""
     recipe = group.recipe
     seeds = ", ".join(f"seed {seed} at step {step}" for seed, step in zip(group.seeds, group.steps, strict=True))

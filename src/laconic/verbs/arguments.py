@@ -1,6 +1,8 @@
-"""Arguments that several verbs take: text in UTF-8, types by name."""
+"""Arguments that several verbs take: text in UTF-8, numbers between commas, types and runs by name."""
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from laconic.core.errors import Usage
@@ -21,3 +23,30 @@ def utf8(text: str) -> str:
         return os.fsencode(text).decode("utf-8")
     except UnicodeError:
         raise Usage(f"{text!r} is not UTF-8") from None
+
+
+def words(text: str) -> tuple[str, ...]:
+    """What stands between commas, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def numbers(flag: str, text: str | None) -> tuple[int, ...]:
+    """Whole numbers between commas, each once."""
+    found = () if text is None else words(text)
+    if text is not None and not (found and all(word.isdecimal() for word in found)):
+        raise Usage(f"{flag} {text}: write whole numbers with commas between them, 1,2 say")
+    return tuple(dict.fromkeys(map(int, found)))
+
+
+def names(paths: Sequence[str | Path]) -> list[str]:
+    """Short names of runs that differ: the last parts of their paths; seed-0 alone names none."""
+    for n in (1, 2, 3):
+        short = ["/".join(Path(path).resolve().parts[-n:]) for path in paths]
+        if len(set(short)) == len(short) and not any(name.startswith("seed-") for name in short):
+            return short
+    return list(map(str, paths))
+
+
+def run_name(name: str, path: str | Path, folder: Path) -> str:
+    """The name of a run in the folder of several seeds that is called `name`."""
+    return name if folder == Path(path) else f"{name}/{folder.name}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from laconic.core.errors import Usage
-from laconic.verbs.arguments import utf8
+from laconic.verbs.arguments import numbers, utf8, words
 
 if TYPE_CHECKING:
     from laconic.evaluation.table import Table
@@ -31,8 +31,8 @@ class Evaluate:
     test and valid are the recipe's own"""
     protocol: Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None = None
     """how answers are asked for and judged; by default the one of the recipe's format"""
-    tol: str = "0.001"
-    """protocol decimal: how far from the gold number an answer may be"""
+    tol: str | None = None
+    """protocol decimal: how far from the gold number an answer may be; by default 0.001"""
     root: str | None = None
     """folder of the sets' files, as ../shared/data; by default the recipe's data.root, else the hub"""
     rows: int | None = None
@@ -48,7 +48,7 @@ class Evaluate:
     batch: int = 64
     """questions asked at once, by each rank"""
     latency: int = 0
-    """time so many questions asked alone, after ten that do not count, and in batches of 64 at most"""
+    """time so many questions asked alone and greedily, and batches of 64, after others of the set that do not count"""
     device: str | None = None
     """cpu, cuda, cuda:1, …; by default the first GPU, else the CPU"""
     format: Literal["human", "json"] = "human"
@@ -69,13 +69,13 @@ class Evaluate:
                 Asking(
                     runs=tuple(map(utf8, self.runs)),
                     against=None if self.against is None else utf8(self.against),
-                    sets=tuple(dict.fromkeys(utf8(name.strip()) for name in self.on.split(","))),
+                    sets=words(utf8(self.on)),
                     protocol=self.protocol,
-                    tol=tolerance(self.tol),
+                    tol=tolerance(self.tol, self.protocol),
                     root=self.root,
                     rows=self.rows,
                     teacher=self.teacher,
-                    rounds=numbers(self.rounds),
+                    rounds=numbers("--rounds", self.rounds),
                     step=self.step,
                     batch=self.batch,
                     timed=self.latency,
@@ -99,20 +99,19 @@ class Evaluate:
                 raise Usage(f"--{name} {value}: too few; give {least} or more")
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
             raise Usage("--latency: time is taken in one process; ask first with torchrun, then time without it")
-        numbers(self.rounds)
-        tolerance(self.tol)
+        numbers("--rounds", self.rounds)
+        tolerance(self.tol, self.protocol)
+        if not words(self.on):
+            raise Usage("--on: no set given; name one, test say")
 
 
-def numbers(text: str | None) -> tuple[int, ...]:
-    """Rounds as they are given, with commas between."""
-    parts = [] if text is None else [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise Usage(f"--rounds {text}: write numbers from 0 on, with commas between")
-    return tuple(dict.fromkeys(map(int, parts)))
-
-
-def tolerance(text: str) -> Decimal:
-    """A tolerance as it is written, with no rounding."""
+def tolerance(text: str | None, protocol: str | None) -> Decimal | None:
+    """A tolerance as it is written, with no rounding; of a protocol that has one."""
+    if text is None:
+        return None
+    if protocol != "decimal":
+        asked = f"protocol {protocol} has" if protocol else "the protocols of recipes have"
+        raise Usage(f"--tol {text}: {asked} no tolerance; give --protocol decimal, or leave it out")
     try:
         return Decimal(text)
     except InvalidOperation:
@@ -127,4 +126,4 @@ def printed(found: "Table") -> None:
 
     wide = Console(highlight=False)
     (wide if wide.is_terminal else Console(highlight=False, width=240)).print(table.shown(found))
-    print(table.told(found))
+    print(table.footnotes(found))

@@ -4,19 +4,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
+from laconic.core.contract import Reasoning
 from laconic.core.runs import RunFolder
 from laconic.evaluation.evaluate import Result, read_rows
-from laconic.evaluation.inspect import Inspection, inspect
+from laconic.evaluation.looked import Looked, look
 from laconic.evaluation.protocols import DIGIT
 from laconic.evaluation.report import Line, Report
 from laconic.evaluation.timing import latencies
-from laconic.recipe import asking
+from laconic.recipe import asking, looking
 from laconic.recipe.opened import Opened, opened
+from laconic.recipe.questions import question_set
 from laconic.recipe.read import read
 from laconic.recipe.rows import held_out
 from laconic.recipe.schema import Recipe
@@ -36,7 +38,8 @@ def gathered(
     torch.set_num_threads(1)
     folders = {entry.name: [out / entry.name / f"seed-{seed}" for seed in seeds] for entry in roster}
     lines = [line_of(entry, folders[entry.name]) for entry in roster]
-    took = latencies([asked(opened(each[0], CPU)) for each in folders.values()], range(TIMED))
+    timed = [asked(opened(each[0], CPU)) for each in folders.values()]
+    took = latencies(timed, TIMED, len(timed[0][1]))
     focus = next((entry for entry in roster if entry.name == "kava"), roster[0])
     run = opened(out / focus.name / f"seed-{seeds[0]}", CPU)
     first = Result(tuple(read_rows(run.folder / "evaluations" / "test")), DIGIT.name)
@@ -85,8 +88,8 @@ def line_of(entry: "Entry", folders: Sequence[Path]) -> Line:
 
 def asked(run: Opened) -> tuple[Any, Any]:
     """How a run answers, and the questions."""
-    rows = asking.asked(run, "test", DIGIT)
-    return asking.answering(run, asking.told(run, rows)), rows.source
+    rows = question_set(run, "test", DIGIT)
+    return asking.answering(run, asking.writing_for(run, rows)), rows.source
 
 
 def there(folder: Path, name: str) -> bool:
@@ -124,17 +127,13 @@ def curve(folder: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["validation"]["accuracy"]) for line in metrics(folder) if "validation" in line]
 
 
-def looked_into(run: Opened) -> Inspection | None:
+def looked_into(run: Opened) -> Looked | None:
     """The first test problem, whatever came of it."""
     if run.parts.thoughts is None:
         return None
-    rows = held_out(run.recipe, run.parts.tokenizer, run.parts.decoder.config.max_position_embeddings, "test", 1)
-    rotated = run.recipe.matching is None or run.recipe.matching.key_space == "post_rope"
-    batch: Any = rows.source.batch([0], 0, 0)
-    inner = run.parts.tokenizer.inner
-    return inspect(
-        run.method, run.parts.decoder.logits, batch, lambda i: inner.id_to_token(i) or str(i), rotated=rotated  # pyright: ignore
-    )  # fmt: skip
+    asked = question_set(run, "test", DIGIT, rows=1)
+    batch = cast(Reasoning, asked.source.batch([0], 0, 0))
+    return look(looking.subject(run, run.folder.name, CPU, asking.writing_for(run, asked)), batch, ())
 
 
 def lead(run: Opened) -> str:

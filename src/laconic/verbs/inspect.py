@@ -12,12 +12,13 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.console import note, progress, write
 from laconic.core.errors import LaconicError, Usage
-from laconic.verbs.arguments import utf8
+from laconic.verbs.arguments import names, numbers, utf8, words
 
 if TYPE_CHECKING:
     from laconic.evaluation.edits import Intervention
     from laconic.evaluation.protocols import Protocol
     from laconic.recipe.opened import Opened
+    from laconic.recipe.questions import QuestionSet
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Inspect:
     on: str | None = None
     """a set in place of a question: a name of laconic data list, a file, or test or valid of the run's own recipe"""
     root: str | None = None
-    """folder of the data sets' files; by default that of the recipe, else the hub"""
+    """folder of the data sets' files, of those too that edits take other questions from; by default the recipe's, else
+    the hub"""
     rows: int = 256
     """questions of the set, from the first"""
     beside: UseAppendAction[tuple[str, ...]] = ()
@@ -56,7 +58,7 @@ class Inspect:
     batch: int = 64
     """questions at once"""
     protocol: Literal["codi", "pccot", "coconut", "decimal", "text"] | None = None
-    """how answers to a set are judged; by default the protocol of the recipe's format"""
+    """how answers are asked for and judged; by default the protocol of the recipe's format"""
     out: Path | None = None
     """the page; by default inspect.html, and none with --format json"""
     device: str = "cpu"
@@ -76,14 +78,18 @@ class Inspect:
             runs = [opened(path, device) for path in (self.model, *self.beside)]
         same_rows(runs)
         found = self.over(runs, interventions, device) if self.on else self.looked(runs, interventions, device)
-        out = self.out or (Path("inspect.html") if self.format == "human" else None)
-        if out is not None:
-            write(out, inspected.page(found))
         if self.format == "json":
-            print(json.dumps(findings.plain(found), ensure_ascii=False, allow_nan=False))
+            print(json.dumps(findings.plain(found), ensure_ascii=False, allow_nan=False), flush=True)
         else:
-            print(findings.said(found))
+            print(findings.said(found), flush=True)
+        if self.page is not None:
+            write(self.page, inspected.page(found))
         return 0
+
+    @property
+    def page(self) -> Path | None:
+        """Where the page goes."""
+        return self.out or (Path("inspect.html") if self.format == "human" else None)
 
     def check(self) -> None:
         """Raises `Usage` (2) for what cannot be meant."""
@@ -91,19 +97,21 @@ class Inspect:
             raise Usage("give either a question or --on SET; laconic inspect RUN QUESTION")
         if self.on is not None and (self.chain or self.answer is not None):
             raise Usage("--chain and --answer belong to a question; a set brings its own, leave them out")
+        if self.question is not None and self.rounds is not None:
+            raise Usage(f"--rounds {self.rounds}: rounds are tried over a set; give --on SET in place of a question")
+        if self.page is not None and (self.page.is_dir() or not self.page.parent.is_dir()):
+            raise Usage(f"--out {self.page}: a file in a folder that is there is asked for; make {self.page.parent}")
         if self.rows < 2 or self.batch < 1:
             raise Usage(f"--rows {self.rows} --batch {self.batch}: give two questions or more, one at once or more")
 
-    def subjects(self, runs: "Sequence[Opened]", device: Any, protocol: "Protocol", longest: int) -> list[Any]:
-        """The runs as inspection takes them, for questions of `longest` positions at most; chains are kept and matched
-        as the first one was taught."""
+    def subjects(self, runs: "Sequence[Opened]", sets: "Sequence[QuestionSet]", device: Any) -> list[Any]:
+        """The runs as inspection takes them; chains are kept and matched as the first one was taught."""
+        from laconic.recipe.asking import writing_for
         from laconic.recipe.looking import subject
-        from laconic.recipe.methods import writing
 
-        names = titles([str(run.folder) for run in runs])
         return [
-            subject(run, name, device, writing(run.parts, run.recipe, tokens(run, protocol, longest)), runs[0].recipe)
-            for run, name in zip(runs, names, strict=True)
+            subject(run, name, device, writing_for(run, asked), runs[0].recipe)
+            for run, name, asked in zip(runs, names([run.folder for run in runs]), sets, strict=True)
         ]
 
     def looked(self, runs: "Sequence[Opened]", interventions: "Sequence[Intervention]", device: Any) -> Any:
@@ -112,20 +120,18 @@ class Inspect:
         from laconic.evaluation.looked import look
         from laconic.recipe import looking
         from laconic.recipe.asking import chosen
-        from laconic.recipe.methods import writing
+        from laconic.recipe.questions import single
 
         text, gold = utf8(str(self.question)), None if self.answer is None else utf8(self.answer)
         first, steps = runs[0], [utf8(step) for step in self.chain]
         protocol = chosen(first.recipe, self.protocol)
-        longest = len(looking.row_of(first, text, steps, gold or "0").question)
-        subjects = self.subjects(runs, device, protocol, longest)
-        if steps or subjects[0].left is None:
-            asked = looking.given(first, text, steps, gold or "0")
-        else:
-            told = writing(first.parts, first.recipe, tokens(first, protocol, longest, chain=True))
-            asked = looking.written(first, text, device, told, gold or "0")
-        kinds = {each.kind for each in interventions}
-        others, why = reference(first, protocol) if kinds & {"mean", "swap"} else (None, [])
+        sets = [single(run, text, steps, gold, protocol) for run in runs]
+        subjects = self.subjects(runs, sets, device)
+        alone = steps or subjects[0].left is None
+        asked = looking.given(first, sets[0]) if alone else looking.written(first, sets[0], device)
+        others, why = None, list[str]()
+        if {each.kind for each in interventions} & {"mean", "swap"}:
+            others, why = reference(first, protocol, self.root)
         sides = [look(subject, asked.batch, interventions, others, seed=self.seed) for subject in subjects]
         notes = [*why, *limits(runs, len(sides[0].words.chain))]
         if subjects[0].left is None:
@@ -139,38 +145,24 @@ class Inspect:
         from laconic.data.examples import majority
         from laconic.evaluation.findings import Questions
         from laconic.evaluation.survey import REFERENCE, survey
-        from laconic.recipe.asking import chosen, title
-        from laconic.recipe.looking import on_set
+        from laconic.recipe.asking import chosen
+        from laconic.recipe.questions import question_set
 
-        name, protocol = utf8(str(self.on)), chosen(runs[0].recipe, self.protocol)
-        sets = [on_set(run, name, protocol, self.root, max(self.rows, REFERENCE)) for run in runs]
-        asked = [[example.id for example in rows.examples] for rows in sets]
+        name, protocol, most = utf8(str(self.on)), chosen(runs[0].recipe, self.protocol), max(self.rows, REFERENCE)
+        sets = [question_set(run, name, protocol, root=self.root, rows=most, chains=True) for run in runs]
+        asked = [[example.id for example in each.examples] for each in sets]
         if any(ids != asked[0] for ids in asked):
             raise Usage("--beside: the runs leave out different rows of the set (data.too_long); compare others")
         surveys: list[Any] = []
-        whole: Any = sets[0].source.batch(range(len(sets[0].examples)), 0, 0)
-        subjects = self.subjects(runs, device, protocol, whole.question.shape[1])
         with progress("inspecting") as show:
-            for run, subject, rows in zip(runs, subjects, sets, strict=True):
+            for run, subject, each in zip(runs, self.subjects(runs, sets, device), sets, strict=True):
                 made = survey(
-                    subject, rows.source, rows.examples[: self.rows], protocol, interventions,
+                    subject, each.source, each.examples[: self.rows], protocol, interventions,
                     rounds=swept(self.rounds, run), seed=self.seed, batch=self.batch, show=show,
                 )  # fmt: skip
                 surveys.append(made)
         floor = majority(sets[0].examples[: self.rows])
-        return Questions(title(name), protocol, floor, surveys, [*sets[0].notes, *limits(runs, None)], facts(runs))
-
-
-def tokens(run: "Opened", protocol: "Protocol", longest: int, *, chain: bool = False) -> int:
-    """How long an answer may be: by the protocol and the format, and by the positions behind the longest question."""
-    from laconic.data.reasoning import prompt_ids
-    from laconic.evaluation.protocols import budget
-
-    data, thinking = run.recipe.data, run.recipe.thinking
-    asked = budget(protocol, data.format, chain=chain, words="text" in (data.answers, protocol.name))
-    thoughts = thinking.count + 2 if thinking and not chain else 0
-    room = run.parts.decoder.config.max_position_embeddings - longest - thoughts
-    return max(1, min(asked, room - len(prompt_ids(run.parts.tokenizer, data))))
+        return Questions(sets[0].name, protocol, floor, surveys, [*sets[0].notes, *limits(runs, None)], facts(runs))
 
 
 def planned(kinds: str, wheres: str, slots: str | None) -> "list[Intervention]":
@@ -178,28 +170,15 @@ def planned(kinds: str, wheres: str, slots: str | None) -> "list[Intervention]":
     from laconic.evaluation.edits import KINDS, WHERES, Intervention
 
     for flag, text, known in (("--edits", kinds, KINDS), ("--where", wheres, WHERES)):
-        odd = next((name for name in split(text) if name not in known), None)
+        odd = next((name for name in words(text) if name not in known), None)
         if odd is not None:
             raise Usage(f"{flag} {odd}: no such kind; there are {', '.join(known)}")
     at = None if slots is None else tuple(n - 1 for n in numbers("--slots", slots))
-    wanted: list[Any] = [Intervention(kind, where, at) for kind in split(kinds) for where in split(wheres)]  # pyright: ignore
+    wanted: list[Any] = [Intervention(kind, where, at) for kind in words(kinds) for where in words(wheres)]  # pyright: ignore
     return wanted
 
 
-def split(text: str) -> list[str]:
-    """Words between commas, each once."""
-    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-
-
-def numbers(flag: str, text: str) -> list[int]:
-    """Whole numbers between commas. Raises `Usage` (2)."""
-    words = split(text)
-    if not all(word.isdecimal() for word in words):
-        raise Usage(f"{flag} {text}: write whole numbers with commas between them, 1,2 say")
-    return [int(word) for word in words]
-
-
-def swept(asked: str | None, run: "Opened") -> list[int]:
+def swept(asked: str | None, run: "Opened") -> Sequence[int]:
     """The test-time rounds to try; none for thoughts made one after the other."""
     thoughts = run.parts.thoughts
     if thoughts is None or thoughts.rounds is None:
@@ -224,23 +203,13 @@ def same_rows(runs: "Sequence[Opened]") -> None:
             )
 
 
-def titles(folders: list[str]) -> list[str]:
-    """Short names that differ: the last parts of the paths."""
-    for n in (1, 2, 3):
-        names = ["/".join(Path(folder).parts[-n:]) for folder in folders]
-        plain = all(not name.startswith("seed-") for name in names)
-        if len(set(names)) == len(names) and plain:
-            return names
-    return folders
-
-
-def reference(run: "Opened", protocol: "Protocol") -> tuple[Any, list[str]]:
+def reference(run: "Opened", protocol: "Protocol", root: str | None) -> tuple[Any, list[str]]:
     """Other questions of the run's own recipe, and what is left out where there are none."""
     from laconic.evaluation.survey import REFERENCE
-    from laconic.recipe.looking import on_set
+    from laconic.recipe.questions import question_set
 
     try:
-        source = on_set(run, "valid", protocol, None, REFERENCE).source
+        source = question_set(run, "valid", protocol, root=root, rows=REFERENCE).source
     except LaconicError as error:
         return None, [f"mean and swap are left out, they need other questions of the recipe: {error}"]
     if len(source) >= REFERENCE:

@@ -31,14 +31,15 @@ def asked(folder: Path) -> int:
     from laconic.evaluation.protocols import DIGIT
     from laconic.recipe import asking
     from laconic.recipe.opened import opened
+    from laconic.recipe.questions import question_set
 
     run = opened(folder, torch.device("cpu"))
     with progress("asking") as show:
         for name, rounds, teacher in evaluations(run.recipe):
-            rows = asking.asked(run, "test", DIGIT, rows=None if rounds is None else SWEPT)
-            told = asking.told(run, rows, teacher=teacher)
+            rows = question_set(run, "test", DIGIT, rows=None if rounds is None else SWEPT)
+            how = asking.writing_for(run, rows, teacher=teacher)
             asking.answered(
-                run, rows, told, name, teacher=teacher, rounds=rounds, batch=BATCH,
+                run, rows, how, name, teacher=teacher, rounds=rounds, batch=BATCH,
                 show=lambda _, done, total, name=name: show(name, done, total),
             )  # fmt: skip
     return 0

@@ -1,0 +1,55 @@
+"""Time is taken of rows that were not asked before, in batches that are full."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from laconic.evaluation import timing
+
+
+class Source:
+    """Rows that are their own numbers."""
+
+    fingerprint = "numbers"
+
+    def __len__(self) -> int:
+        return 200
+
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> list[int]:
+        return list(rows)
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "warm"),
+    [(20, 100, list(range(20, 30))), (3, 5, [3, 4, 0, 1, 2, 3, 4, 0, 1, 2]), (9, 2, [0, 1] * 5)],
+)
+def test_one_at_a_time_after_ten_others_in_turn(count: int, total: int, warm: list[int]) -> None:
+    asked = list[tuple[str, int]]()
+    puts: Any = [(lambda batch, name=name: asked.append((name, *batch)), Source()) for name in "ab"]
+    found = timing.latencies(puts, count, total)
+    assert asked == [(name, i) for i in (*warm, *range(min(count, total))) for name in "ab"]
+    assert [each.questions for each in found] == [min(count, total)] * 2
+    assert all(0 < each.median <= each.p90 for each in found)
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "batches", "warm"),
+    [(5, 200, 1, 64), (64, 200, 1, 64), (150, 200, 2, 128), (5, 100, 1, 64), (100, 100, 1, 64)],
+)
+def test_batches_of_64_are_full(count: int, total: int, batches: int, warm: int) -> None:
+    asked = list[list[int]]()
+    answer: Any = asked.append
+    found = timing.throughput(answer, Source(), count, total)  # pyright: ignore
+    assert (found.batch, found.per_second > 0) == (64, True)
+    assert asked == [
+        [(warm + i) % total for i in range(64)],
+        *([64 * n + i for i in range(64)] for n in range(batches)),
+    ]
+
+
+def test_a_set_of_few_questions_is_one_batch() -> None:
+    asked = list[list[int]]()
+    answer: Any = asked.append
+    assert timing.throughput(answer, Source(), 5, 30).batch == 30  # pyright: ignore
+    assert asked == [list(range(30))] * 2
