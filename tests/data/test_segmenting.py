@@ -1,0 +1,126 @@
+"""Cuts of documents: AC7 against its oracle; lengths within their bounds; one draw for a step."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from laconic.core.errors import Usage
+from laconic.core.keyed import uniform
+from laconic.data.segmenting import Cuts, least, random_lengths
+from laconic.data.settings import Text
+from tests.oracles.segmenting import MISREAD, ORACLE
+
+CASES = [(3072, 2, 2048), (3072, 2, 4096), (90, 5, 40), (61, 4, 25), (64, 3, 33)]  # the first two are the papers'
+
+
+def draws(W: int, seed: int) -> list[float]:
+    return uniform(seed, 0, np.arange(W)).tolist()
+
+
+def ours(W: int, w: int, X: int, drawn: list[float]) -> list[int]:
+    low = least(W, w, X)
+    return random_lengths(W, w, low, np.asarray(drawn[: W - w * low]))
+
+
+@pytest.mark.equation("autocompressor", "AC7")
+@pytest.mark.parametrize(("W", "w", "X"), CASES)
+def test_eq_ac7_random_lengths(W: int, w: int, X: int) -> None:
+    for seed in range(5):
+        assert ours(W, w, X, draws(W, seed)) == ORACLE["AC7"](W, w, X, draws(W, seed))
+
+
+@pytest.mark.equation("autocompressor", "AC7")
+@pytest.mark.parametrize("name", MISREAD["AC7"])
+def test_eq_ac7_is_told_apart(name: str) -> None:
+    found = [(case, seed) for case in CASES for seed in range(5)]
+    assert any(
+        MISREAD["AC7"][name](*case, draws(case[0], seed)) != ORACLE["AC7"](*case, draws(case[0], seed))
+        for case, seed in found
+    )
+
+
+def test_the_papers_ranges() -> None:
+    for X, low, high in ((2048, 1024, 2048), (4096, 2, 3070)):
+        found = [ours(3072, 2, X, draws(3072, seed)) for seed in range(300)]
+        assert all(low <= length <= high for lengths in found for length in lengths)
+        assert min(map(min, found)) < low + (high - low) * 0.03
+        assert max(map(max, found)) > high - (high - low) * 0.03
+
+
+@given(st.integers(2, 6), st.integers(5, 200), st.integers(5, 400), st.integers(0, 99))
+def test_lengths_sum_and_fit(w: int, mean: int, X: int, seed: int) -> None:
+    W = w * mean
+    assume(W - w * least(W, w, X) >= w - 1)
+    lengths = ours(W, w, X, draws(W, seed))
+    assert sum(lengths) == W
+    assert len(lengths) == w
+    assert least(W, w, X) <= min(lengths)
+    assert max(lengths) <= max(X, W - 2 * (w - 1))
+    assert max(lengths) <= X or least(W, w, X) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [
+        ({"tokens": 10, "segment": 4}, (4, 8, 10)),
+        ({"tokens": 12, "segment": 4}, (4, 8, 12)),
+        ({"tokens": 10, "segment": (2, 5, 3)}, (2, 7, 10)),
+    ],
+)
+def test_fixed(said: dict[str, Any], ends: tuple[int, ...]) -> None:
+    cuts = Cuts(Text.model_validate({**said, "segments": "fixed"}), 0, 100)
+    assert cuts.fixed() == cuts.drawn(7) == ends
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"tokens": 600, "segment": 100, "low": 50, "high": 160},
+        {"tokens": 700, "segment": 100, "window": 2, "overlap": 0, "low": 20},
+        {"tokens": 800, "segment": 100, "window": 8, "high": 300},
+    ],
+)
+def test_drawn(said: dict[str, Any]) -> None:
+    how = Text.model_validate(said)
+    cuts = Cuts(how, 3, 400)
+    found = [cuts.drawn(step) for step in range(20)]
+    assert found == [cuts.drawn(step) for step in range(20)]
+    assert len(set(found)) == 20
+    assert found != [Cuts(how, 4, 400).drawn(step) for step in range(20)]
+    for ends in found:
+        lengths = np.diff([0, *ends])
+        assert len(ends) == how.tokens // 100
+        assert ends[-1] == how.tokens
+        assert (how.low or 2) <= lengths.min()
+        assert lengths.max() <= (how.high or 400)
+        # every window's worth of segments has its share of the tokens
+        assert [ends[min(i + how.window, len(ends)) - 1] for i in range(0, len(ends), how.window)] == [
+            min(i + how.window, len(ends)) * 100 for i in range(0, len(ends), how.window)
+        ]
+
+
+def test_without_bounds_the_models_room_is_the_bound() -> None:
+    how = Text(tokens=600, segment=100)
+    lengths = [np.diff([0, *Cuts(how, 0, 120).drawn(step)]) for step in range(20)]
+    assert min(map(min, lengths)) >= least(300, 3, 120) == 90
+    assert max(map(max, lengths)) <= 120
+
+
+def test_bounds_that_leave_no_draw_are_refused() -> None:
+    line = "data.text.segment 100: from 100 to 100 tokens nothing is left to draw for 3 segments; take shorter ones, or"
+    with pytest.raises(Usage, match=line):
+        Cuts(Text(tokens=600, segment=100), 0, 100)
+    with pytest.raises(Usage, match=r"data\.text\.high 101: 0 of 300 draws from low 2 keep to it; raise it, or low"):
+        Cuts(Text(tokens=2000, segment=100, window=20, low=2, high=101), 0, 400)
+
+
+def test_a_draw_that_never_fits_ends() -> None:
+    cuts = Cuts(Text(tokens=600, segment=100, low=2, high=180), 0, 400)
+    cuts.high = 99
+    with pytest.raises(
+        Usage, match=r"data\.text\.high 99: none of 10,000 draws keeps to it; raise it, or lower segment"
+    ):
+        cuts.drawn(0)
