@@ -1,0 +1,140 @@
+"""Laws of the soft gate in every family: removal and presence at its ends, blocks, its gradient; scaling is none."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic.core.decoder import Decoder
+from laconic.core.families import NAMES, DecoderConfig
+from laconic.methods.halting import gate_bias, scaled
+from tests import tolerances
+from tests.oracles.compare import distance
+
+FAMILY = pytest.mark.parametrize("family", list(NAMES))
+
+
+@cache
+def decoder(family: str, seed: int = 0) -> Decoder:
+    """Four layers without a window, weights large enough that layers change what they read."""
+    config = DecoderConfig.small(family)
+    L = 4
+    config = replace(
+        config,
+        num_hidden_layers=L,
+        windows=(None,) * L,
+        score_scale=config.score_scale[:1] * L,
+        initializer_range=0.15,
+    )
+    return Decoder(config, seed=seed).double().eval().requires_grad_(False)
+
+
+BLOCK = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
+
+
+class Prompt:
+    """Eight memory slots in two blocks and 24 words, each column at its place whatever is live."""
+
+    def __init__(self, family: str, seed: int = 0, B: int = 2) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.decoder = decoder(family, seed)
+        D, V = self.decoder.config.hidden_size, self.decoder.config.vocab_size
+        self.memory = torch.randn(B, 8, D, generator=generator, dtype=torch.float64)
+        self.text = self.decoder.embed(torch.randint(0, V, (B, 24), generator=generator))
+
+    def logits(self, memory: Tensor | None = None, live: Tensor | None = None, log_s: Tensor | None = None) -> Tensor:
+        """Of the text, with the memory's slots removed or gated."""
+        memory = self.memory if memory is None else memory
+        B = len(memory)
+        alive = torch.ones(B, 8, dtype=torch.bool) if live is None else live.expand(B, 8)
+        bias = None if log_s is None else gate_bias(log_s.expand(B, 8), BLOCK.expand(B, 8), tail=24)
+        seen = self.decoder(
+            torch.cat([memory, self.text], 1),
+            live=torch.nn.functional.pad(alive, (0, 24), value=True),
+            positions=torch.arange(32).expand(B, -1),
+            bias=bias,
+        )
+        return self.decoder.logits(seen.hidden[:, 8:])
+
+
+@FAMILY
+def test_the_gate_tends_to_removal(family: str) -> None:
+    """As log s falls, logits go to those without the slots, in proportion to s; at 0 they are those with them."""
+    prompt = Prompt(family)
+    gone = prompt.logits(live=torch.zeros(1, 8, dtype=torch.bool))
+
+    def away(s: float) -> float:
+        log_s = torch.full((1, 8), s, dtype=torch.float64).log()
+        return tolerances.error(prompt.logits(log_s=log_s), gone)
+
+    assert tolerances.error(prompt.logits(log_s=torch.zeros(1, 8).double()), prompt.logits()) < tolerances.ORACLE
+    assert 0.98 < away(1e-5) / away(1e-6) / 10 < 1.02
+    assert away(1.0) > 100 * away(1e-4)
+
+
+@FAMILY
+@pytest.mark.parametrize("lengths", [(2, 4), (1, 3), (4, 0)])
+def test_survival_of_0_or_1_is_hard_reading(family: str, lengths: tuple[int, int]) -> None:
+    """The first N slots of each block: removed by `live`, or by s, at the same positions."""
+    prompt = Prompt(family)
+    kept = torch.cat([torch.arange(4) < n for n in lengths])[None]
+    log_s = torch.where(kept, 0.0, -1e6).double()
+    assert tolerances.error(prompt.logits(log_s=log_s), prompt.logits(live=kept)) < tolerances.ORACLE
+
+
+@FAMILY
+def test_inside_a_block_nothing_is_gated(family: str) -> None:
+    """What the first block's slots become does not hang on its own gate, what the second's become does."""
+    prompt = Prompt(family)
+    log_s = torch.tensor([[0.0, -0.5, -1.0, -2.0, 0.0, -0.1, -0.2, -0.3]]).double()
+    B = len(prompt.memory)
+    slots = [
+        prompt.decoder(
+            prompt.memory,
+            positions=torch.arange(8).expand(B, -1),
+            bias=gate_bias((on * log_s).expand(B, 8), BLOCK.expand(B, 8)),
+        ).hidden
+        for on in (0.0, 1.0)
+    ]
+    assert torch.equal(slots[0][:, :4], slots[1][:, :4])
+    assert tolerances.error(slots[1][:, 4:], slots[0][:, 4:]) > 1e-3
+
+
+def left(family: str, seed: int, scale: bool) -> list[float]:
+    """Share of the memory's effect on the predictions that is left at s = .5, .1, .01, .001, in total variation."""
+    prompt = Prompt(family, seed)
+    full, gone = prompt.logits().softmax(-1), prompt.logits(live=torch.zeros(1, 8, dtype=torch.bool)).softmax(-1)
+    found: list[float] = []
+    for s in (0.5, 0.1, 0.01, 0.001):
+        log_s = torch.full((2, 8), s, dtype=torch.float64).log()
+        read = prompt.logits(scaled(prompt.memory, log_s)) if scale else prompt.logits(log_s=log_s)
+        found.append(float((read.softmax(-1) - gone).abs().sum() / (full - gone).abs().sum()))
+    return found
+
+
+@FAMILY
+def test_scaling_is_no_gate(family: str) -> None:
+    """Vectors scaled by a hundredth keep most of their effect, since the first norm undoes it; log s does not."""
+    for seed in range(2):
+        scale, gate = left(family, seed, True), left(family, seed, False)
+        assert min(scale[:3]) > 0.8
+        assert scale[3] > 0.7
+        assert gate == sorted(gate, reverse=True)
+        assert gate[2] < 0.2
+        assert gate[3] < 0.05
+
+
+def test_a_mask_of_floats_hands_on_the_gates_gradient() -> None:
+    """Through rows with minus infinity too, in every back end that has a gradient on this machine."""
+    prompt = Prompt("llama")
+    log_s = torch.full((2, 8), -0.7, dtype=torch.float64).requires_grad_()
+    live = torch.tensor([[True] * 3 + [False, True, True, False, False]])
+    found = []
+    for backend in ("sdpa", "eager"):
+        prompt.decoder.attention = backend
+        found += torch.autograd.grad(prompt.logits(log_s=log_s, live=live).square().sum(), log_s)
+    prompt.decoder.attention = "sdpa"
+    assert distance(found[0], found[1]) < tolerances.ORACLE
+    assert torch.equal(found[0] != 0, live.expand(2, 8))

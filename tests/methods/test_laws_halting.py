@@ -1,0 +1,227 @@
+"""Laws of learned lengths: the law of N, hard stops, budgets; gradients of the estimators, every outcome counted."""
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from laconic.core.memory import Memory
+from laconic.methods.estimators import (
+    drawn,
+    mixture,
+    penalty,
+    ponder,
+    read,
+    score_rows,
+    score_term,
+    straight,
+    to_go,
+)
+from laconic.methods.halting import (
+    Index,
+    allowed_logits,
+    expected,
+    gate,
+    log_probabilities,
+    log_survival,
+    probabilities,
+    quantile,
+    sample,
+    support,
+    threshold,
+)
+from tests import tolerances
+from tests.oracles.compare import distance
+
+EVERY = pytest.mark.parametrize("index", ["after", "before", "split"])
+BETA = 0.3
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> Tensor:
+    """Stop logits of up to three rows and nine places, from never to at once."""
+    B, K = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+    wide = draw(st.sampled_from([0.5, 3.0, 30.0]))
+    return wide * torch.randn(B, K, generator=generator, dtype=torch.float64) - draw(st.sampled_from([0.0, 4.0]))
+
+
+# ---- the law of N ---------------------------------------------------------------------------------------------------
+
+
+@given(heads(), st.sampled_from(["after", "before"]))
+def test_the_law_of_lengths(a: Tensor, index: Index) -> None:
+    """P sums to 1, its mean is the sum of survivals, which begin at 1 and never rise; "before" is 1 - s_{K+1} less."""
+    s, P = log_survival(a).exp(), probabilities(a, index)
+    n = torch.arange(P.shape[1]) + int(index == "after")
+    assert bool((s[:, 0] == 1).all())
+    assert bool((s.diff(dim=1) <= 0).all())
+    assert distance(P.sum(1), torch.ones(len(a)).double()) < tolerances.ORACLE
+    assert float((expected(a, index) - P @ n.double()).abs().max()) < tolerances.ORACLE * a.shape[1]
+    less = expected(a, "after") - expected(a, "before")
+    assert float((less - (1 - s[:, -1])).abs().max()) < tolerances.ORACLE * a.shape[1]
+
+
+@EVERY
+def test_the_mean_of_sampled_lengths(index: Index) -> None:
+    """10^5 draws of N: their mean within 4 standard errors, each share within 5; kept by s_{t+1} under "split"."""
+    a = torch.tensor([[-1.5, -0.4, 0.3, -2.0, 0.1]]).double()
+    kept: Index = "before" if index == "split" else index
+    N = sample(a.expand(100_000, -1), torch.rand(100_000, 5).double(), index).double()
+    error = float(N.std()) / len(N) ** 0.5
+    assert abs(float(N.mean()) - expected(a, kept).item()) < 4 * error
+    P = probabilities(a, index)[0]
+    shares = N.long().bincount(minlength=6)[int(index == "after") :] / len(N)
+    assert bool(((shares - P).abs() < 5 * (P * (1 - P) / len(N)).sqrt() + 1e-12).all())
+
+
+@given(heads(), st.floats(0.01, 0.99), st.sampled_from(["after", "before"]))
+def test_hard_lengths_act_on_each_row_alone_and_latch(a: Tensor, q: float, index: Index) -> None:
+    """A row's N is that of the row by itself, and what comes after the stop changes nothing."""
+    u = torch.rand(a.shape).double()
+    for of in (
+        lambda a, u: quantile(a, q, index),
+        lambda a, u: threshold(a, q, index),
+        lambda a, u: sample(a, u, index),
+    ):
+        N = of(a, u)
+        assert torch.equal(N, torch.cat([of(a[b : b + 1], u[b : b + 1]) for b in range(len(a))]))
+        places = torch.arange(1, a.shape[1] + 1)
+        after = places > N[:, None] + int(index != "after")
+        assert torch.equal(of(a.masked_fill(after, 9.0), u), N)
+        assert torch.equal(of(a.masked_fill(after, -9.0), u), N)
+        assert int(index == "after") <= int(N.min()) <= int(N.max()) <= a.shape[1]
+
+
+@given(heads(), st.integers(0, 30), st.integers(1, 3))
+def test_a_budget_keeps_prefixes_and_all_it_may(a: Tensor, budget: int, blocks: int) -> None:
+    (B, K), memory = a.shape, Memory.empty(len(a), 1)
+    for k in range(blocks):
+        live = torch.arange(K) < torch.tensor([(b + k) % K + 1 for b in range(B)])[:, None]
+        slots = torch.arange(K, dtype=torch.float32).expand(B, K)[..., None]
+        memory = memory.append(slots, live, torch.full((B,), 3), gate(a / (k + 1)).float())
+    kept = memory.fit(budget)
+    assert torch.equal(kept.lengths, memory.lengths.clamp(max=budget))
+    for b in range(B):
+        for k in range(blocks):
+            slots = kept.vectors[b][kept.live[b] & (kept.block[b] == k)][:, 0]
+            assert slots.tolist() == list(range(len(slots)))
+
+
+# ---- gradients of the estimators, every outcome counted -------------------------------------------------------------
+
+K = 4
+LENGTHS = torch.arange(1.0, K + 1).double()
+
+
+def outcomes(n: int) -> Tensor:
+    """All tuples of n lengths from 1 to K."""
+    return torch.tensor(list(product(range(1, K + 1), repeat=n)))
+
+
+def picked(a: Tensor, N: Tensor) -> Tensor:
+    """log P(N) for logits [.., K] and one length each."""
+    return log_probabilities(a.reshape(-1, K)).gather(1, N.reshape(-1, 1) - 1).reshape(N.shape)
+
+
+@pytest.fixture
+def table() -> Tensor:
+    """CE_2(N): what a reader of the next segment pays after each length."""
+    return 3 * torch.rand(K).double()
+
+
+def test_two_draws_are_unbiased_and_ponder_is_exact(table: Tensor) -> None:
+    """w = 2: over the 16 outcomes of (N, N'), each by its chance, score term and own price have the exact gradient.
+
+    A row is an outcome; term and price are linear in G and E[N], so that chances stand on them.
+    """
+    a, B = torch.randn(K).double().requires_grad_(), K**2
+    exact = (probabilities(a[None])[0] * (table + BETA * LENGTHS)).sum()
+    (want,) = torch.autograd.grad(exact, a)
+    N, counted = outcomes(2).T, read(torch.tensor([[False, True]])).expand(B, 2)
+    log_p = torch.stack([picked(a.expand(2, B, K), N), torch.zeros(2, B).double()], -1)
+    chance = log_p.sum((0, 2)).exp().detach()
+    nats = torch.stack([torch.zeros(2, B).double(), table[N - 1]], -1)
+    E = torch.stack([expected(a.expand(B, K)), torch.zeros(B).double()], -1)
+    G = to_go(nats, (BETA * E * counted).expand(2, B, 2))
+    estimate = score_term(log_p, chance[:, None] * G, counted) + penalty(chance[:, None] * E, counted, BETA)
+    assert distance(torch.autograd.grad(estimate, a)[0], want) < tolerances.ORACLE
+    found = ponder(a[None], table[None], tuple(range(1, K + 1)), BETA)[0]
+    assert distance(torch.autograd.grad(found, a)[0], want) < tolerances.ORACLE
+    assert distance(found, exact) < tolerances.ORACLE
+
+
+def test_two_draws_are_unbiased_in_longer_windows() -> None:
+    """w = 3: segment 2 is read after N_1 vectors and stops by logits that N_1 chose, segment 3 after (N_1, N_2)."""
+    first, second = torch.randn(K).double().requires_grad_(), torch.randn(K, K).double().requires_grad_()
+    CE2, CE3, B = 3 * torch.rand(K).double(), 3 * torch.rand(K, K).double(), K**4
+    later = (probabilities(second) * (CE3 + BETA * LENGTHS)).sum(1)
+    exact = (probabilities(first[None])[0] * (CE2 + BETA * LENGTHS + later)).sum()
+    N = outcomes(4).reshape(B, 2, 2).transpose(0, 1)  # two draws of (N_1, N_2)
+    n, none = N - 1, torch.zeros(2, B, 1).double()
+    a = torch.stack([first.expand(2, B, K), second[n[..., 0]]], 2)
+    log_p = torch.cat([picked(a, N), none], -1)
+    E = torch.cat([expected(a.reshape(-1, K)).reshape(2, B, 2), none], -1)
+    nats = torch.stack([none[..., 0], CE2[n[..., 0]], CE3[n[..., 0], n[..., 1]]], -1)
+    chance, counted = log_p.sum((0, 2)).exp().detach(), torch.tensor([True, True, False]).expand(B, 3)
+    estimate = score_term(log_p, chance[:, None] * to_go(nats, BETA * E), counted)
+    estimate = estimate + penalty(chance[:, None] * E.mean(0), counted, BETA)
+    want = torch.autograd.grad(exact, (first, second))
+    assert distance(torch.autograd.grad(estimate, (first, second)), want) < tolerances.ORACLE
+
+
+def test_draws_from_a_mixture_are_weighed(table: Tensor) -> None:
+    """Two draws from (1 - e) P + e uniform, each weighed by P / mixture: the gradient is that of P."""
+    a, B = torch.randn(K).double().requires_grad_(), K**2
+    (want,) = torch.autograd.grad((probabilities(a[None])[0] * table).sum(), a)
+    M, N = mixture(a[None], 0.3, tuple(range(1, K + 1)))[0].detach(), outcomes(2).T
+    log_p, chance = picked(a.expand(2, B, K), N), M[N - 1].prod(0)
+    weight, G = log_p.exp() / M[N - 1], chance * table[N - 1]
+    term = score_term(log_p[..., None], G[..., None], torch.ones(B, 1, dtype=torch.bool), weight[..., None])
+    assert distance(torch.autograd.grad(term, a)[0], want) < tolerances.ORACLE
+
+
+def test_other_rows_are_an_unbiased_baseline(table: Tensor) -> None:
+    """Two rows of equal law: the sum over both has twice the gradient of one."""
+    a = torch.randn(K).double().requires_grad_()
+    (want,) = torch.autograd.grad((probabilities(a[None])[0] * table).sum(), a)
+    total = torch.zeros(K).double()
+    for N in outcomes(2):
+        log_p = picked(a.expand(2, 1, K), N[:, None])
+        term = score_rows(log_p, table[N - 1][:, None], torch.ones(2, 1, dtype=torch.bool))
+        total += log_p.sum().exp().detach() * torch.autograd.grad(term, a)[0]
+    assert distance(total, 2 * want) < tolerances.ORACLE
+
+
+def test_straight_through_and_mean_field_are_not_the_expectation(table: Tensor) -> None:
+    """A reader in closed form, -log of a mean of slots: both have another gradient, hence "biased" and "mean field"."""
+    a = torch.randn(1, K).double().requires_grad_()
+    value = torch.rand(K).double() + 0.1
+
+    def nats(live: Tensor, log_s: Tensor) -> Tensor:
+        weight = live * log_s.exp()
+        return -((weight * value).sum(-1) / weight.sum(-1)).log()
+
+    hard = torch.stack([nats((torch.arange(K) < n).double(), torch.zeros(K).double()) for n in range(1, K + 1)])
+    (want,) = torch.autograd.grad((probabilities(a)[0] * hard).sum(), a)
+    (soft,) = torch.autograd.grad(nats(torch.ones(K).double(), gate(a)[0]), a)
+    through = torch.zeros_like(want)
+    for n in range(1, K + 1):
+        slots = straight(a, torch.tensor([n]))
+        assert slots.log_s is not None
+        chance = probabilities(a)[0, n - 1].detach()
+        through += chance * torch.autograd.grad(nats(slots.live[0].double(), slots.log_s[0]), a)[0]
+    assert distance(soft, want) > 1e-2
+    assert distance(through, want) > 1e-2
+
+
+def test_lengths_drawn_by_one_number_follow_the_law() -> None:
+    """`drawn` and the stops of `sample` give the same law, of allowed lengths alone."""
+    a = allowed_logits(torch.randn(1, 6).double(), (1, 3, 6))
+    u = (torch.arange(50_000).double() + 0.5) / 50_000
+    found = drawn(probabilities(a).expand(len(u), -1), u) + 1
+    assert set(found.tolist()) == set(support((1, 3, 6)))
+    assert abs(float(found.double().mean()) - expected(a).item()) < 1e-3
