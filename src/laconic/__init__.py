@@ -9,10 +9,23 @@ if TYPE_CHECKING:
     from laconic.core.families import DecoderConfig
     from laconic.core.generate import Generation, generate
     from laconic.data.tokens import load_tokenizer
+    from laconic.methods.dgd_optimizer import DGD
+    from laconic.methods.m3_optimizer import M3
 
 __version__ = "0.1.0"
 
-__all__ = ["Decoder", "DecoderConfig", "Cache", "Seen", "Generation", "generate", "load_tokenizer", "__version__"]
+__all__ = [
+    "Decoder",
+    "DecoderConfig",
+    "Cache",
+    "Seen",
+    "Generation",
+    "generate",
+    "load_tokenizer",
+    "DGD",
+    "M3",
+    "__version__",
+]
 
 _HOMES = {
     "Decoder": "laconic.core.decoder",
@@ -22,6 +35,8 @@ _HOMES = {
     "Generation": "laconic.core.generate",
     "generate": "laconic.core.generate",
     "load_tokenizer": "laconic.data.tokens",
+    "DGD": "laconic.methods.dgd_optimizer",
+    "M3": "laconic.methods.m3_optimizer",
 }
 
 

@@ -1,0 +1,230 @@
+"""Oracles of the delta rule (nested 56 to 60) as loops in float64, and misreadings of them, most from real code."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.float64)
+
+
+def said(W: Tensor, x: Tensor) -> Tensor:
+    """W x, entry by entry."""
+    out = zeros(len(W))
+    for o in range(W.shape[0]):
+        for i in range(W.shape[1]):
+            out[o] += W[o, i] * x[i]
+    return out
+
+
+def square(x: Tensor) -> float:
+    return sum(float(v) ** 2 for v in x)
+
+
+def objective(W: Tensor, W_t: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor, mean: bool = True) -> Tensor:
+    total, N = 0.0, sum(live.tolist()) if mean else 1
+    for n in range(len(X)):
+        if live[n]:
+            total += 0.5 * square(said(W, X[n]) + D[n]) / N
+    return torch.tensor(total + square((W - W_t).flatten()) / (2 * eta), dtype=torch.float64)
+
+
+def dgd(
+    W: Tensor, x: Tensor, delta: Tensor, eta: float, form: str = "minimiser", sign: float = 1.0, write: float = 1.0
+) -> Tensor:
+    by = eta / (1 + eta * square(x)) if form == "minimiser" else eta / (1 + eta)
+    y, new = said(W, x), W.clone()
+    for o in range(W.shape[0]):
+        for i in range(W.shape[1]):
+            if form == "short":
+                new[o, i] = W[o, i] - y[o] * x[i] - eta * delta[o] * x[i]
+            else:
+                new[o, i] = W[o, i] - by * (y[o] + sign * write * delta[o]) * x[i]
+    return new
+
+
+def decayed(W: Tensor, x: Tensor, delta: Tensor, eta: float, clipped: bool) -> Tensor:
+    """Every weight shrunk by |x|^2, as if the whole matrix lay along x."""
+    left = 1 - square(x)
+    new = dgd(zeros(*W.shape), x, delta, eta)
+    return (max(left, 0.0) if clipped else left) * W + new
+
+
+def from_outputs(W: Tensor, x: Tensor, delta: Tensor, eta: float) -> Tensor:
+    by, new = eta / (1 + eta * square(x)), W.clone()
+    for o in range(W.shape[0]):
+        for i in range(W.shape[1]):
+            new[o, i] -= by * (delta[o] * sum(delta[p] * W[p, i] for p in range(len(delta))) + delta[o] * x[i])
+    return new
+
+
+def normal(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor, N: float | None = None) -> Tensor:
+    """The joint minimiser: for each row of W the normal equations of 56, set up entry by entry and solved densely."""
+    rows = [n for n in range(len(X)) if live[n]]
+    N = float(len(rows)) if N is None else N
+    i = X.shape[1]
+    left, right = torch.eye(i, dtype=torch.float64) / eta, W.clone() / eta
+    for n in rows:
+        for a in range(i):
+            for b in range(i):
+                left[a, b] += X[n, a] * X[n, b] / N
+            for o in range(W.shape[0]):
+                right[o, a] -= D[n, o] * X[n, a] / N
+    return torch.stack([torch.linalg.solve(left, row) for row in right])
+
+
+def mean(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
+    rows = [n for n in range(len(X)) if live[n]]
+    total = zeros(*W.shape)
+    for n in rows:
+        total += dgd(W, X[n], D[n], eta) - W
+    return W + total / len(rows)
+
+
+def sequential(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor, order: int = 1) -> Tensor:
+    for n in range(len(X))[::order]:
+        if live[n]:
+            W = dgd(W, X[n], D[n], eta)
+    return W
+
+
+def fresh_errors(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
+    """Errors of a regression, taken anew at every W."""
+    first = W
+    for n in range(len(X)):
+        if live[n]:
+            W = dgd(W, X[n], D[n] + said(W, X[n]) - said(first, X[n]), eta)
+    return W
+
+
+def along_the_mean(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
+    rows = [n for n in range(len(X)) if live[n]]
+    x = sum(X[n] for n in rows) / len(rows)
+    written = zeros(*W.shape)
+    for n in rows:
+        written += D[n][:, None] * X[n][None] / len(rows)
+    by = eta / (1 + eta * square(x))
+    return W - by * said(W, x)[:, None] * x[None] - by * written
+
+
+def last_only(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
+    n = [n for n in range(len(X)) if live[n]][-1]
+    return dgd(W, X[n], D[n], eta)
+
+
+def pads_erase(form: Any) -> Any:
+    """Rows that are not live write nothing, and erase."""
+    return lambda W, X, D, eta, live: form(W, X, D * live[:, None], eta, torch.ones_like(live))
+
+
+def vectors(
+    w: Tensor, x: Tensor, d: Tensor, g: Tensor, G: Tensor, count: Tensor, N: int, eta: float
+) -> tuple[Tensor, ...]:
+    """A row with error d[0]; a gain as a diagonal matrix, entry by entry; a table by its one-hot inputs."""
+    row = dgd(w[None], x, d[:1], eta)[0]
+    gain = torch.stack([dgd(g[j].reshape(1, 1), x[j : j + 1], d[j : j + 1], eta)[0, 0] for j in range(len(g))])
+    table = torch.zeros_like(G)
+    V = len(G)
+    X = torch.cat([torch.eye(V, dtype=torch.float64)[j].expand(int(count[j]), V) for j in range(V)])
+    e = G.flip(0)
+    left = torch.eye(V, dtype=torch.float64) / eta + X.T @ X / N
+    for k in range(G.shape[1]):
+        table[:, k] = torch.linalg.solve(left, e[:, k] / eta - G[:, k])
+    return row, gain, table
+
+
+def whole_row(w: Tensor, x: Tensor, d: Tensor, g: Tensor, G: Tensor, count: Tensor, N: int, eta: float) -> Any:
+    """w (1 - |x|^2), which is no form of it."""
+    _, gain, table = vectors(w, x, d, g, G, count, N, eta)
+    return w * (1 - square(x)) - eta / (1 + eta * square(x)) * d[0] * x, gain, table
+
+
+def one_length(w: Tensor, x: Tensor, d: Tensor, g: Tensor, G: Tensor, count: Tensor, N: int, eta: float) -> Any:
+    """A gain shrunk by the length of the whole input."""
+    row, _, table = vectors(w, x, d, g, G, count, N, eta)
+    return row, g - eta / (1 + eta * square(x)) * (g * x + d) * x, table
+
+
+def once(w: Tensor, x: Tensor, d: Tensor, g: Tensor, G: Tensor, count: Tensor, N: int, eta: float) -> Any:
+    """Rows of a table erased once however often they are met."""
+    return vectors(w, x, d, g, G, count.clamp(max=1), N, eta)
+
+
+def ggd(W: Tensor, x: Tensor, delta: Tensor, eta: float, value: str, window: Tensor, weights: Tensor) -> Tensor:
+    """The normal equations of l2 with several weights to stay near to."""
+    y = said(W, x)
+    u = -delta if value == "minus_delta" else y - delta
+    i = len(x)
+    left, right = torch.eye(i, dtype=torch.float64) / eta, zeros(*W.shape)
+    for a in range(i):
+        for b in range(i):
+            left[a, b] += x[a] * x[b]
+        for o in range(W.shape[0]):
+            right[o, a] = u[o] * x[a] + sum(weights[c] * window[c, o, a] for c in range(len(window))) / eta
+    return torch.stack([torch.linalg.solve(left, row) for row in right])
+
+
+ORACLE = {
+    "56": objective,
+    "57": dgd,
+    "57b": normal,
+    "57c": mean,
+    "57d": sequential,
+    "57v": vectors,
+    "59,60": ggd,
+}
+
+MISREAD = {
+    "56": {
+        "a sum over positions": lambda W, W_t, X, D, eta, live: objective(W, W_t, X, D, eta, live, mean=False),
+        "+delta as the target": lambda W, W_t, X, D, eta, live: objective(W, W_t, X, -D, eta, live),
+        "padded rows counted": lambda W, W_t, X, D, eta, live: objective(W, W_t, X, D, eta, torch.ones_like(live)),
+        "eta for 1/eta": lambda W, W_t, X, D, eta, live: objective(W, W_t, X, D, 1 / eta, live),
+    },
+    "57": {
+        "w(1 - |x|^2) for each weight": lambda W, x, d, eta: decayed(W, x, d, eta, clipped=False),
+        "the same, clipped at 0": lambda W, x, d, eta: decayed(W, x, d, eta, clipped=True),
+        "eta / (1 + eta) at |x| /= 1": lambda W, x, d, eta: dgd(W, x, d, eta, "printed"),
+        "+eta' delta x', from the shorter version's 27": lambda W, x, d, eta: dgd(W, x, d, eta, sign=-1.0),
+        "erasing without a step, the shorter version's 28": lambda W, x, d, eta: dgd(W, x, d, eta, "short"),
+        "(I - delta delta')W": from_outputs,
+        "erasing without the write": lambda W, x, d, eta: dgd(W, x, d, eta, write=0.0),
+        "a plain step": lambda W, x, d, eta: W - eta * d[:, None] * x[None],
+    },
+    "57b": {
+        "erasing along the mean input": along_the_mean,
+        "the last sample only": last_only,
+        "padded rows erase": pads_erase(normal),
+        "the mean of single steps": mean,
+        "one after another": sequential,
+        "sums for means": lambda W, X, D, eta, live: normal(W, X, D, eta, live, N=1.0),
+    },
+    "57c": {
+        "erasing along the mean input": along_the_mean,
+        "the last sample only": last_only,
+        "padded rows erase": pads_erase(mean),
+        "the joint minimiser": normal,
+    },
+    "57d": {
+        "errors taken anew": fresh_errors,
+        "backwards": lambda W, X, D, eta, live: sequential(W, X, D, eta, live, order=-1),
+        "padded rows erase": pads_erase(sequential),
+        "the joint minimiser": normal,
+    },
+    "57v": {
+        "the whole row by 1 - |x|^2": whole_row,
+        "a gain by the length of the whole input": one_length,
+        "a row of a table erased once": once,
+    },
+    "59,60": {
+        "the last weights only": lambda W, x, d, eta, value, window, weights: ggd(
+            W, x, d, eta, value, window[:1], torch.ones(1, dtype=torch.float64)
+        ),
+        "weights not shared out": lambda W, x, d, eta, value, window, weights: ggd(
+            W, x, d, eta, value, window, torch.ones_like(weights)
+        ),
+        "+delta as the value": lambda W, x, d, eta, value, window, weights: ggd(W, x, -d, eta, value, window, weights),
+    },
+}
