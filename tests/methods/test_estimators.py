@@ -81,6 +81,9 @@ def test_ratio_penalty() -> None:
     parts = [ratio_penalty(*(x[b : b + 1] for x in (E, text.sum(2), held, counted)), 0.7, 0.5, 4.0) for b in range(2)]
     assert distance(sum(parts), ratio_penalty(E, text.sum(2), held, counted, 0.7, 0.5)) < tolerances.ORACLE
     assert torch.equal(old(memory[:, 1], None), memory[:, 1].sum(1).float())
+    held.requires_grad_()
+    value = ratio_penalty(E, text.sum(2), held, counted, 0.7, 0.5)
+    assert torch.autograd.grad(value, held, allow_unused=True) == (None,)
 
 
 @pytest.mark.equation("halting", "VL9")
