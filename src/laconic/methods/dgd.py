@@ -197,7 +197,7 @@ def dgd_embedding(
     erase: float = 1.0,
 ) -> Float[Tensor, "V D"]:
     """Eq. 57v: a row met count_j times in N: e_j' = (e_j - eta G_j) / (1 + eta count_j / N); its input is one-hot."""
-    return (e - eta * G) / (1 + erase * eta * count / N)[:, None]
+    return (e - eta * G) / (1 + erase * eta * count.to(e.dtype) / N)[:, None]
 
 
 Value = Literal["minus_delta", "target"] | Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -1,0 +1,192 @@
+"""Nested 30 to 55 and 75 against their oracles, with gradients."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from laconic.methods import m3
+from laconic.methods.m3 import Deep, Memory, Rates
+from tests.oracles.compare import agree
+from tests.oracles.m3 import MISREAD, ORACLE, newton_schulz, proximal
+
+o, i, N = 3, 4, 5
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def free(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(t.clone().requires_grad_() for t in tensors)
+
+
+@pytest.mark.equation("nested", "30,54")
+def test_descent() -> None:
+    X, D = normal(N, i), normal(N, i)  # square, so that input and error can be exchanged
+    agree(m3.descent, ORACLE["30,54"], MISREAD["30,54"], normal(i, i), X, D, 0.3)
+    assert gradcheck(partial(m3.descent, step=0.3), free(normal(i, i), X, D))
+
+
+@pytest.mark.equation("nested", "31,55")
+def test_dot_proximal() -> None:
+    given = normal(o, i), normal(N, i), normal(N, o)
+    agree(m3.dot_proximal, ORACLE["31,55"], MISREAD["31,55"], *given, 0.3)
+    assert gradcheck(partial(m3.dot_proximal, step=0.3), free(*given))
+
+
+@pytest.mark.equation("nested", "33")
+def test_momentum() -> None:
+    given = normal(o, i), normal(o, i), normal(o, i)
+    agree(m3.momentum, ORACLE["33"], MISREAD["33"], *given, 0.9, 0.3)
+    assert gradcheck(partial(m3.momentum, share=0.9, step=0.3), free(*given))
+    held = torch.tensor([0.1 * 0.9**n for n in range(99)]).cumsum(0)  # of the weight, by the last 1, 2, ... gradients
+    assert [int((held < part).sum()) + 1 for part in (0.5, 0.99)] == [7, 44]
+
+
+@pytest.mark.equation("nested", "42")
+def test_muon() -> None:
+    given = normal(o, i), normal(o, i), normal(o, i)
+    agree(m3.muon, ORACLE["42"], MISREAD["42"], *given, 0.9, 0.3)
+    mapped = m3.mapped_momentum(given[0], m3.momentum(*given, 0.9, 0.3)[1])
+    assert torch.equal(mapped, m3.muon(*given, 0.9, 0.3)[0])
+    assert gradcheck(partial(m3.muon, share=0.9, step=0.3), free(*given))
+
+
+@pytest.mark.equation("nested", "44")
+@pytest.mark.parametrize("shape", [(3, 4), (4, 3), (1, 5)])
+def test_newton_schulz(shape: tuple[int, int]) -> None:
+    m = normal(*shape)
+    misread = MISREAD["44"] if min(shape) > 1 else {"four steps": MISREAD["44"]["four steps"]}
+    agree(m3.newton_schulz, ORACLE["44"], misread, m)
+    agree(partial(m3.newton_schulz, coefficients="cubic"), MISREAD["44"]["the cubic polynomial"], {}, m)
+    both = torch.stack([m, 3 * m])
+    agree(m3.newton_schulz, lambda x: torch.stack([newton_schulz(y) for y in x]), {}, both)
+    assert gradcheck(m3.newton_schulz, free(m))
+
+
+def test_the_cubic_step_descends_43_and_the_printed_one_does_not() -> None:
+    """Its gradient is 4 O (O'O - I); a step of 1/8 along it is the cubic polynomial."""
+    (O,) = free(normal(o, i))
+    (slope,) = torch.autograd.grad((O.mT @ O - torch.eye(i)).square().sum(), O)
+    assert torch.allclose(slope, 4 * O @ (O.mT @ O - torch.eye(i)), atol=1e-12, rtol=0)
+    m = O.detach() / (O.detach().norm() + 1e-7)
+    step = m - (4 * m @ (m.mT @ m - torch.eye(i))) / 8
+    assert torch.allclose(m3.newton_schulz(O.detach(), steps=1, coefficients="cubic"), step, atol=1e-12, rtol=0)
+    singular = torch.linalg.svdvals(m3.newton_schulz(normal(o, i), steps=40, coefficients="cubic"))
+    assert torch.allclose(singular, torch.ones(o).double(), atol=1e-12, rtol=0)
+
+
+@pytest.mark.equation("nested", "47")
+def test_preconditioned() -> None:
+    given, P = (normal(i, i), normal(i, i)), normal(i, i)
+    misread = {n: w for n, w in MISREAD["47"].items() if n != "P from the right"}
+    agree(m3.preconditioned, ORACLE["47"], misread, *given, 0.9, 0.3, P)
+    right = lambda m, g, share, step, P: MISREAD["47"]["P from the right"](m, g, share, step, P).T  # noqa: E731
+    agree(m3.preconditioned, ORACLE["47"], {"right": right}, *given, 0.9, 0.3, P)
+    agree(lambda *a: m3.preconditioned(*a[:-1], lambda g: a[-1] @ g), ORACLE["47"], {}, *given, 0.9, 0.3, P)
+    agree(lambda *a: m3.preconditioned(*a[:-1]), MISREAD["47"]["no P"], {}, *given, 0.9, 0.3, P)
+    assert gradcheck(lambda m, g, P: m3.preconditioned(m, g, 0.9, 0.3, P), free(*given, P))
+
+
+@pytest.mark.equation("nested", "49")
+def test_delta_momentum() -> None:
+    given = normal(o, i), normal(o, i), 0.9, 0.3, normal(o, o)
+    agree(m3.delta_momentum, ORACLE["49"], MISREAD["49"], *given)
+    printed = partial(m3.delta_momentum, normalise="none")
+    agree(printed, MISREAD["49"]["g not normalised"], {"unit": ORACLE["49"]}, *given)
+    for shape in ((o, i), (i, o)):
+        m, g, P = normal(*shape), normal(*shape), normal(shape[0], shape[0])
+        agree(partial(m3.delta_momentum, form="proximal"), proximal, {"unit": ORACLE["49"]}, m, g, 0.9, 0.3, P)
+    for form in (m3.delta_momentum, printed, partial(m3.delta_momentum, form="proximal")):
+        assert gradcheck(lambda m, g, P, form=form: form(m, g, 0.9, 0.3, P), free(given[0], given[1], given[4]))
+
+
+def test_delta_momentum_is_stable_where_the_print_is_not() -> None:
+    g, m = 2 * normal(o, i), normal(o, i)
+    zero = torch.zeros(o, o).double()
+    grown = {"print": m, "unit": m, "proximal": m}
+    for _ in range(50):
+        grown["print"] = m3.delta_momentum(grown["print"], g, 0.9, 0.3, zero, normalise="none")
+        grown["unit"] = m3.delta_momentum(grown["unit"], g, 0.9, 0.3, zero)
+        grown["proximal"] = m3.delta_momentum(grown["proximal"], g, 0.9, 0.3, zero, form="proximal")
+    assert float(torch.linalg.matrix_norm(g, 2)) ** 2 > 1.9
+    assert grown["print"].norm() > 1e3 > 1 > grown["unit"].norm() > grown["proximal"].norm()
+
+
+@pytest.mark.equation("nested", "50")
+@pytest.mark.parametrize("loss", ["align", "ones"])
+def test_deep_momentum(loss: Any) -> None:
+    def of(W: Tensor, A1: Tensor, A2: Tensor, g: Tensor, share: float, step: float, lr: float, loss: Any) -> Any:
+        new, phi = m3.deep_momentum(W, Deep(A1, A2), g, share, step, lr, loss=loss)
+        return new, *phi
+
+    given = normal(o, i), normal(i, 6), normal(6, i), normal(o, i)
+    agree(of, ORACLE["50"], MISREAD["50"], *given, 0.9, 0.3, 0.1, loss)
+    assert gradcheck(lambda *a: of(*a, 0.9, 0.3, 0.1, loss), free(*given))
+
+
+def test_a_deep_memory_begins_with_nothing_and_moves_against_the_gradient() -> None:
+    phi, g = m3.deep_start(i, torch.Generator().manual_seed(0), torch.float64), normal(o, i)
+    assert phi.A1.shape == (i, 16)
+    assert not phi.A1.any()
+    W, _ = m3.deep_momentum(torch.zeros(o, i).double(), phi, g, 0.9, 0.3, 0.1)
+    assert (W * g).sum() < 0
+
+
+@pytest.mark.equation("nested", "51")
+def test_feature_momentum() -> None:
+    given = normal(o, i), normal(o, i)
+    agree(m3.feature_momentum, ORACLE["51"], MISREAD["51"], *given, 0.9, 0.3)
+    mapped = m3.feature_momentum(*given, 0.9, 0.3, m3.newton_schulz, lambda g: 2 * g)
+    assert torch.allclose(mapped, 0.9 * given[0] - 0.6 * newton_schulz(given[1]), atol=1e-12, rtol=0)
+    assert gradcheck(partial(m3.feature_momentum, share=0.9, step=0.3), free(*given))
+
+
+@pytest.mark.equation("nested", "52")
+def test_mapped_momentum() -> None:
+    given = normal(o, i), normal(o, i)
+    agree(m3.mapped_momentum, ORACLE["52"], MISREAD["52"], *given)
+    agree(partial(m3.mapped_momentum, map=lambda m: m), MISREAD["52"]["not mapped"], {}, *given)
+    assert gradcheck(m3.mapped_momentum, free(*given))
+
+
+def run(W: Tensor, gradients: Tensor, step: Any) -> tuple[Tensor, ...]:
+    """Every W of a run."""
+    zero, found = torch.zeros_like(W), []
+    memory = Memory(0, zero, zero, zero, zero)
+    for g in gradients:
+        W, memory = step(W, g, memory)
+        found.append(W)
+    return tuple(found)
+
+
+@pytest.mark.equation("nested", "75")
+@pytest.mark.parametrize("shape", [(3, 4), (4, 2)])
+def test_literal(shape: tuple[int, int]) -> None:
+    def of(W: Tensor, gradients: Tensor, lr: float, betas: Any, alpha: float, f: int) -> tuple[Tensor, ...]:
+        how = Rates(betas, alpha, f)
+        return run(W, gradients, lambda W, g, held: m3.literal(W, g, held, lr, how, m3.newton_schulz))
+
+    given = normal(*shape), normal(7, *shape)
+    agree(of, ORACLE["75"], MISREAD["75"], *given, 0.1, (0.9, 0.99, 0.8), 0.7, 3)
+    assert gradcheck(lambda W, g: of(W, g, 0.1, (0.9, 0.99, 0.8), 0.7, 2)[-1], free(given[0], given[1][:4]))
+
+
+@pytest.mark.equation("nested", "75e")
+@pytest.mark.parametrize("second", [False, True])
+def test_ema(second: bool) -> None:
+    def of(
+        W: Tensor, gradients: Tensor, lr: float, betas: Any, alpha: float, f: int, decay: float, second: bool
+    ) -> tuple[Tensor, ...]:
+        how = Rates(betas, alpha, f)
+        return run(W, gradients, lambda W, g, held: m3.ema(W, g, held, lr, how, m3.newton_schulz, decay, second))
+
+    given = normal(3, 4), normal(9, 3, 4)
+    agree(of, ORACLE["75e"], MISREAD["75e"], *given, 0.1, (0.9, 0.99, 0.8), 0.7, 3, 0.2, second)
+    assert gradcheck(
+        lambda W, g: of(W, g, 0.1, (0.9, 0.99, 0.8), 0.7, 2, 0.2, second)[-1], free(given[0], given[1][:4])
+    )
