@@ -53,3 +53,13 @@ def test_a_set_of_few_questions_is_one_batch() -> None:
     answer: Any = asked.append
     assert timing.throughput(answer, Source(), 5, 30).batch == 30  # pyright: ignore
     assert asked == [list(range(30))] * 2
+
+
+@pytest.mark.parametrize(
+    ("total", "count", "batch", "said"),
+    [(200, 50, 64, 0), (127, 50, 64, 1), (200, 191, 64, 1), (200, 128, 64, 0), (191, 128, 64, 1), (40, 5, 40, 2)],
+)
+def test_sets_too_small_for_it_are_named(total: int, count: int, batch: int, said: int) -> None:
+    found = timing.caveats(total, timing.Latency(1.0, 1.0, count), timing.Throughput(1.0, batch))
+    assert len(found) == said
+    assert not said or "asked before" in found[-1]

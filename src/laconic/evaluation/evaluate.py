@@ -143,12 +143,10 @@ def evaluate(
     on after the last whole line. At the end the folder is committed with `texts`, files to lie beside. A folder that is
     there is read, not made again. `order` is that of asking (questions of a length side by side); rows come back in
     theirs. Several `ranks` share each batch, `batch` questions for each; the first one writes. `between` is called
-    before each, and may raise: what is answered is kept. Raises `Busy` (73) where folder or part belong to another
-    key, `BadInput` (66) for no rows.
+    before each, and may raise. Raises `Busy` (73) where folder or part belong to another key, `BadInput` (66).
     """
     if not examples or len(source) < len(examples):
-        there = f"{len(examples)} questions and {len(source)} rows to ask"
-        raise BadInput(f"{there}; give a row for each, and at least one")
+        raise BadInput(f"{len(examples)} questions, {len(source)} rows to ask; give a row for each, and at least one")
     about = {"data": source.fingerprint, "protocol": protocol.name, "questions": str(len(examples))}
     mark = canonical({**(key or {}), **about})
     if folder is not None and (lines := ranks.first(lambda: committed(folder, mark))):

@@ -14,7 +14,7 @@ from laconic.evaluation.evaluate import Result
 from laconic.evaluation.report import FEW, accuracy, interval, number, percent
 from laconic.evaluation.reported import Reported, words
 from laconic.evaluation.statistics import Difference, Estimate, Scores
-from laconic.evaluation.timing import MANY, Latency, Throughput
+from laconic.evaluation.timing import Latency, Throughput, caveats
 
 MEAN = "mean of sets"
 CHAIN = "chain"  # the way of the same weights with the chain written out
@@ -224,9 +224,8 @@ def footnotes(table: Table) -> str:
         + (f"; McNemar p {c.mcnemar:.3g}" if c.mcnemar is not None else "")
         for c in compared
     ]
-    about = [f"{name}: {text}" for name, text in table.facts]
     return "\n".join([*head, *(["", "differences, Holm's correction over all"] if against else []), *against, "",
-                      *limits(table), *table.notes, *about])  # fmt: skip
+                      *limits(table), *table.notes, *(f"{name}: {text}" for name, text in table.facts)])  # fmt: skip
 
 
 def limits(table: Table) -> list[str]:
@@ -247,9 +246,10 @@ def limits(table: Table) -> list[str]:
         if not saved:
             text = f"{number(sum(line.passes))} a question, {number(sum(chain.passes))} with the chain"
             found.append(f"{line.set}: no passes are saved by {line.run}: {text}")
-    small = {line.set: line.throughput.batch for line in table.lines if line.throughput}
-    found += [f"{name}: timed {n} at once, it has no {MANY} questions" for name, n in small.items() if n < MANY]
-    return found
+    for line in table.lines:
+        if line.latency and line.throughput:
+            found += [f"{line.set}: {text}" for text in caveats(line.found.questions, line.latency, line.throughput)]
+    return list(dict.fromkeys(found))
 
 
 def plain(table: Table) -> dict[str, Any]:

@@ -54,6 +54,14 @@ def behind(count: int, total: int, wanted: int) -> list[int]:
     return [(count + i) % total for i in range(wanted)]
 
 
+def caveats(total: int, latency: Latency, many: Throughput) -> list[str]:
+    """What has to be said of the time of a set of few questions."""
+    whole = many.batch * max(1, latency.questions // many.batch)
+    again = total < max(latency.questions + WARM, whole + many.batch)
+    found = [f"timed {many.batch} at once, it has no {MANY} questions"] if many.batch < MANY else []
+    return [*found, "some timed questions were asked before, it has too few others to warm up with"] if again else found
+
+
 def timed(answer: Answer, batch: Any, device: str) -> float:
     """Seconds of one call, the device's queue empty before and after."""
     settle = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None

@@ -57,7 +57,7 @@ def question_set(
     protocols.check_format(protocol, data.format, str(run.folder))
     if data.kind == "digits":
         return generated(run, name, protocol, rows)
-    path, how = place(run.recipe, name, str(run.folder)), evaluated(data, root, name in OWN)
+    path, how = place(run.recipe, name, str(run.folder)), reading(data, root, name in OWN)
     file = name in OWN and data.kind == "jsonl"
     read = read_examples(path, how, rows) if file else load(path, "valid" if name == "valid" else "test", how, rows)
     protocols.check_gold(protocol, read.examples, path)
@@ -66,7 +66,7 @@ def question_set(
 
 def single(run: Opened, question: str, steps: Sequence[str], gold: str | None, protocol: Protocol) -> QuestionSet:
     """One question with its chain. Raises `BadInput` (66) where the model has too few positions for it."""
-    data = evaluated(run.recipe.data, None, True).model_copy(update={"too_long": "error", "on_bad": "error"})
+    data = reading(run.recipe.data, None, True).model_copy(update={"too_long": "error", "on_bad": "error"})
     made = encoded(run, "question", [Example("question", question, tuple(steps), gold or "0")], protocol, data, True)
     return made if gold is not None else replace(made, words=protocol.name == "text" or in_words(data))
 
@@ -114,7 +114,7 @@ def place(recipe: Recipe, name: str, run: str) -> str:
     return path
 
 
-def evaluated(data: Data, root: str | None, own: bool) -> Data:
+def reading(data: Data, root: str | None, own: bool) -> Data:
     """How rows are read to be asked: all of them; a chain is the recipe's field of its `own` rows alone."""
     asks = {"closed": False, "rows": None, "drop_negative": False, "max_tokens": None}
     field = data.field if own else None

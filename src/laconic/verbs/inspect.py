@@ -127,8 +127,8 @@ class Inspect:
         protocol = chosen(first.recipe, self.protocol)
         sets = [single(run, text, steps, gold, protocol) for run in runs]
         subjects = self.subjects(runs, sets, device)
-        alone = steps or subjects[0].left is None
-        asked = looking.given(first, sets[0]) if alone else looking.written(first, sets[0], device)
+        teaches = subjects[0].left is not None and not steps
+        asked = looking.written(first, sets[0], device) if teaches else looking.given(first, sets[0])
         others, why = None, list[str]()
         if {each.kind for each in interventions} & {"mean", "swap"}:
             others, why = reference(first, protocol, self.root)
