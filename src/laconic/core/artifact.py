@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
-from torch import Tensor
+from torch import Tensor, nn
 
 from laconic.core.errors import BadInput, Busy, Damaged, LaconicError, NonFinite, NoSpace, Unsafe, Usage, free, on_disk
 from laconic.core.strict import Entry, Header, canonical, check_header, inside, parse_json, read_json
@@ -25,7 +25,7 @@ __all__ = [
     "LaconicError", "Usage", "NonFinite", "BadInput", "Busy", "NoSpace", "Damaged", "Unsafe",
     "Entry", "Header", "canonical", "check_header", "inside", "parse_json", "read_json",
     "check_finite", "open_tensors", "save_tensors", "apart", "ask_room", "sync",
-    "commit_folder", "replace_file", "save_artifact", "open_artifact",
+    "commit_folder", "replace_file", "save_artifact", "open_artifact", "fill",
 ]  # fmt: skip
 
 
@@ -159,6 +159,21 @@ def open_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
     if metadata != {"laconic": metadata["laconic"], "digest": found}:
         raise Damaged(f"{path}: digest {metadata.get('digest')} promised, {found} found; take another copy")
     return tensors, about
+
+
+def fill(module: nn.Module, path: Path, kind: str, about: Mapping[str, object]) -> None:
+    """A saved artifact into a module. Raises `Damaged` (76) where a setting of `about` or a tensor does not fit."""
+    tensors, found = open_artifact(path, kind)
+    for name, asked in about.items():
+        if found.get(name) != asked:
+            raise Damaged(f"{path} has {name} {found.get(name)}, asked was {asked}; take what it was made with")
+    own = module.state_dict()
+    odd = min(own.keys() ^ tensors.keys(), default=None) or next(
+        (name for name, t in own.items() if t.shape != tensors[name].shape), None
+    )
+    if odd:
+        raise Damaged(f"{path}: {odd} is missing, unexpected or of another shape; take another copy")
+    module.load_state_dict(tensors)
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:

@@ -136,19 +136,7 @@ class Thoughts(nn.Module):
 
     def load(self, path: str | Path, about: Mapping[str, object]) -> "Thoughts":
         """What `save` wrote, put here. Raises `Damaged` (76) for another base, tokenizer, setting or name."""
-        tensors, found = artifact.open_artifact(Path(path), "thoughts")
-        for name, asked in {**about, "settings": self.about}.items():
-            if found.get(name) != asked:
-                raise artifact.Damaged(
-                    f"{path} has {name} {found.get(name)}, asked was {asked}; take what it was made with"
-                )
-        own = self.state_dict()
-        odd = min(own.keys() ^ tensors.keys(), default=None) or next(
-            (name for name, t in own.items() if t.shape != tensors[name].shape), None
-        )
-        if odd:
-            raise artifact.Damaged(f"{path}: {odd} is missing, unexpected or of another shape; take another copy")
-        self.load_state_dict(tensors)
+        artifact.fill(self, Path(path), "thoughts", {**about, "settings": self.about})
         return self
 
 
