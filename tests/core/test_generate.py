@@ -219,6 +219,24 @@ def test_a_state_is_gone_on_from(family: str) -> None:
         assert one.state.positions.equal(other.state.positions)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("chunk", [1, 512])
+def test_a_prompt_may_begin_farther_on_than_what_is_held(family: str, chunk: int) -> None:
+    """Against full passes at the same positions: rows of their own length, padded left, behind a gap of their own."""
+    decoder, gaps = decoder_of(family), torch.tensor([3, 0, 5])
+    vectors = torch.randn(3, 4, 48, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    state = decoder(vectors).state
+    found = generate(
+        decoder, ids=ROWS[:3], state=state, start=4 + gaps, max_tokens=3, eos=(), keep_state=False, chunk=chunk
+    )
+    for b, row in enumerate(ROWS[:3]):
+        for t, token in enumerate(found[b].ids):
+            ids = torch.tensor([row + found[b].ids[:t]])
+            positions = 4 + int(gaps[b]) + torch.arange(ids.shape[1])[None]
+            seen = decoder(decoder.embed(ids), state.take([b]), positions=positions)
+            assert int(decoder.logits(seen.hidden[0, -1]).argmax()) == token
+
+
 def test_dead_slots_of_a_state_stay_where_they_are() -> None:
     decoder = decoder_of("llama", torch.float32)
     state = decoder(decoder.embed(torch.tensor([ROWS[0]]))).state

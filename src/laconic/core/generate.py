@@ -69,6 +69,7 @@ def generate(
     vectors: Float[Tensor, "B T D"] | None = None,
     live: Shaped[Tensor, "B T"] | None = None,
     state: Cache | None = None,
+    start: Int[Tensor, " B"] | None = None,
     max_tokens: int,
     min_tokens: int = 0,
     temperature: Number = 0.0,
@@ -87,6 +88,7 @@ def generate(
 ) -> list[Generation]:
     """Continues `prompts`, `ids` or `vectors` (one of them; `live` goes with vectors), on `state` if it is given.
 
+    `start` is the position of each row's first token; by default the one behind the last that `state` holds.
     `temperature` 0 takes the likeliest id. `seed` is every row's, or a list of one each: what a row draws depends on
     its own alone. A row ends with an id of `eos` (default: the config's; `()` for none), the first or the one that
     `eos_count` says, before a string of `stop`, or at `max_tokens`; before `min_tokens` no eos is taken, and never an
@@ -103,6 +105,7 @@ def generate(
         prompt = prompt_of(decoder, tokenizer, prompts, ids, vectors, live)
         if not prompt.rows:
             return []
+        prompt = prompt._replace(start=None if start is None else start.to(prompt.live.device))
         seeds = [seed] * len(prompt.rows) if isinstance(seed, int) else list(seed)
         if len(seeds) != len(prompt.rows):
             raise Usage(
@@ -155,6 +158,7 @@ def check_length(decoder: Decoder, prompt: Prompt, state: Cache | None, max_toke
     if state is not None:
         fit.check_state(decoder.config, state, len(prompt.live))
         held = 1 + F.pad(state.positions.masked_fill(~state.live, -1), (1, 0), value=-1).amax(1)
+    held = held if prompt.start is None else prompt.start
     first, config = int((held + prompt.live.sum(1)).amax()), decoder.config
     over = first + max_tokens - config.max_position_embeddings
     if over > 0 and config.place == "table":

@@ -25,12 +25,21 @@ class Tokenizer(Protocol):
 
 
 class Prompt(NamedTuple):
-    """What is read before the first token: `ids` [B, T] or `vectors` [B, T, D], and the ids of each row, if any."""
+    """What is read before the first token: `ids` [B, T] or `vectors` [B, T, D], and the ids of each row, if any.
+
+    `start` is the position of each row's first; None: behind the last that is held.
+    """
 
     ids: Tensor | None
     vectors: Tensor | None
     live: Bool[Tensor, "B T"]
     rows: list[list[int]]
+    start: Int[Tensor, " B"] | None = None
+
+    @property
+    def positions(self) -> Int[Tensor, "B T"] | None:
+        """Where each stands, if that is said; what is dead stands at 0."""
+        return None if self.start is None else (self.start[:, None] + self.live.cumsum(1) - 1) * self.live
 
 
 class Reading(NamedTuple):
@@ -140,13 +149,15 @@ def check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
 def read(decoder: Decoder, prompt: Prompt, state: Cache | None, chunk: int) -> Reading:
     """Reads the prompt `chunk` positions at once; logits are the caller's, of the last vectors only."""
     hidden: Tensor | None = None
-    whole, T = bool(prompt.live.all()), prompt.live.shape[1]
+    whole, T, positions = bool(prompt.live.all()), prompt.live.shape[1], prompt.positions
     for start in range(0, T, chunk):
         here = slice(start, start + chunk)
         live = prompt.live[:, here]
         vectors = decoder.embed(prompt.ids[:, here]) if prompt.ids is not None else prompt.vectors
         assert vectors is not None
-        seen = decoder(vectors if prompt.ids is not None else vectors[:, here], state, live=None if whole else live)
+        vectors = vectors if prompt.ids is not None else vectors[:, here]
+        places = None if positions is None else positions[:, here]
+        seen = decoder(vectors, state, live=None if whole else live, positions=places)
         last, state = last_live(seen.hidden, live), seen.state
         hidden = last if hidden is None else torch.where(live.any(1, keepdim=True), last, hidden)
     assert hidden is not None
