@@ -8,9 +8,11 @@ if TYPE_CHECKING:
     from laconic.core.decoder import Decoder, Seen
     from laconic.core.families import DecoderConfig
     from laconic.core.generate import Generation, generate
+    from laconic.core.memory import Memory
     from laconic.data.tokens import load_tokenizer
     from laconic.methods.dgd_optimizer import DGD
     from laconic.methods.m3_optimizer import M3
+    from laconic.recipe.reader import load
 
 __version__ = "0.1.0"
 
@@ -19,9 +21,11 @@ __all__ = [
     "DecoderConfig",
     "Cache",
     "Seen",
+    "Memory",
     "Generation",
     "generate",
     "load_tokenizer",
+    "load",
     "DGD",
     "M3",
     "__version__",
@@ -35,6 +39,8 @@ _HOMES = {
     "Generation": "laconic.core.generate",
     "generate": "laconic.core.generate",
     "load_tokenizer": "laconic.data.tokens",
+    "load": "laconic.recipe.reader",
+    "Memory": "laconic.core.memory",
     "DGD": "laconic.methods.dgd_optimizer",
     "M3": "laconic.methods.m3_optimizer",
 }

@@ -13,6 +13,7 @@ import tyro
 from tyro.conf import subcommand
 
 from laconic.console import say
+from laconic.verbs.compress import Compress
 from laconic.verbs.data import Check, List
 from laconic.verbs.demo import Demo
 from laconic.verbs.evaluate import Evaluate
@@ -43,6 +44,7 @@ Data = Annotated[
 Command = (
     Annotated[Demo, subcommand("demo")]
     | Annotated[Train, subcommand("train")]
+    | Annotated[Compress, subcommand("compress")]
     | Annotated[Generate, subcommand("generate")]
     | Annotated[Evaluate, subcommand("evaluate")]
     | Annotated[Inspect, subcommand("inspect")]

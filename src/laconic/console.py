@@ -40,7 +40,10 @@ def note(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar with the time left on a terminal, elsewhere one line in ten seconds; call it with name, done and total."""
+    """A bar with the time left on a terminal, elsewhere one line in ten seconds; call it with name, done and total.
+
+    A total of 0 is not known, and no time is left then.
+    """
     if not lively():
         yield lines(text)
         return
@@ -50,7 +53,9 @@ def progress(text: str) -> Iterator[Callable[[str, int, int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(text, total=None)
-        yield lambda name, done, total: bar.update(task, description=f"{text} {name}", completed=done, total=total)
+        yield lambda name, done, total: bar.update(
+            task, description=f"{text} {name}", completed=done, total=total or None
+        )
 
 
 def lines(text: str) -> Callable[[str, int, int], None]:
@@ -62,6 +67,7 @@ def lines(text: str) -> Callable[[str, int, int], None]:
         now = time.monotonic()
         if done and now - said >= 10:
             said = now
-            say(f"{text} {name}: {done} of {total}, {(now - began) / done * (total - done):.0f} s left")
+            left = f": {done} of {total}, {(now - began) / done * (total - done):.0f} s left" if total else ""
+            say(f"{text} {name}{left}")
 
     return show

@@ -1,0 +1,42 @@
+"""The texts of a JSONL file, read line by line as they are asked for: the field `text` of each row."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from laconic.core.errors import BadInput
+from laconic.data.lines import Fault, decoded, place, record
+from laconic.data.problems import excerpt
+
+ACCEPTED = 'a row is {"text": "…"}, and may have an "id"'
+
+
+def texts_of_lines(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
+    """The name of each row, its id or file and line, and its text. Raises `BadInput` at the first fault."""
+    notes: Counter[str] = Counter()
+    blank = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            text = decoded(line, first=number == 1, notes=notes)
+            if not text.strip():
+                blank = blank or number
+                continue
+            if blank:
+                number = blank
+                raise Fault(1, "blank lines", "a blank line between rows; delete it, one row stands on each line")
+            row = record(text)
+            name = row.get("id", f"{file}:{number}")
+            yield str(name), text_of(row, text)
+        except Fault as fault:
+            raise BadInput(f"{file}:{number}:{fault.column}: {fault.text}") from None
+
+
+def text_of(row: dict[str, object], line: str) -> str:
+    """The text of a row. Raises `Fault`."""
+    found = row.get("text")
+    if isinstance(found, str) and found.strip():
+        return found
+    if "text" not in row:
+        raise Fault(1, "missing fields", f"text: no such field in {excerpt(line)}; {ACCEPTED}")
+    column = place(line, "text")[1]
+    why = "empty" if isinstance(found, str) else "no text"
+    raise Fault(column, "wrong types", f"text: {why}: {excerpt(line, column)}; {ACCEPTED}")
