@@ -25,7 +25,7 @@ def free(*tensors: Tensor) -> tuple[Tensor, ...]:
 ETA = torch.tensor(0.7, dtype=torch.float64)
 
 
-@pytest.mark.equation("nested", "56")
+@pytest.mark.equation("nested-learning", "56")
 def test_objective() -> None:
     def of(W: Tensor, W_t: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
         return ours.objective(W, W_t, X, D, eta, live=live)
@@ -37,7 +37,7 @@ def test_objective() -> None:
     assert gradcheck(lambda *a: of(*a, LIVE), free(*given, ETA))
 
 
-@pytest.mark.equation("nested", "57")
+@pytest.mark.equation("nested-learning", "57")
 @pytest.mark.parametrize("length", [0.3, 2.0])
 def test_dgd(length: float) -> None:
     x = normal(i)
@@ -50,7 +50,7 @@ def test_dgd(length: float) -> None:
     assert gradcheck(ours.dgd, free(*given, ETA))
 
 
-@pytest.mark.equation("nested", "57b")
+@pytest.mark.equation("nested-learning", "57b")
 @pytest.mark.parametrize("live", [LIVE, FEW], ids=["more positions than inputs", "fewer"])
 def test_dgd_joint(live: Tensor) -> None:
     given = normal(o, i), normal(len(live), i), normal(len(live), o)
@@ -70,7 +70,7 @@ def test_dgd_joint(live: Tensor) -> None:
     assert gradcheck(lambda *a: by_gram(*a, live), free(*given, ETA))
 
 
-@pytest.mark.equation("nested", "57c")
+@pytest.mark.equation("nested-learning", "57c")
 def test_dgd_mean() -> None:
     def of(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
         return ours.dgd_mean(W, X, D, eta, live=live)
@@ -80,7 +80,7 @@ def test_dgd_mean() -> None:
     assert gradcheck(lambda *a: of(*a, LIVE), free(*given, ETA))
 
 
-@pytest.mark.equation("nested", "57d")
+@pytest.mark.equation("nested-learning", "57d")
 def test_dgd_sequential() -> None:
     def of(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
         return ours.dgd_sequential(W, X, D, eta, live=live)
@@ -90,7 +90,7 @@ def test_dgd_sequential() -> None:
     assert gradcheck(lambda *a: of(*a, LIVE), free(*given, ETA))
 
 
-@pytest.mark.equation("nested", "57v")
+@pytest.mark.equation("nested-learning", "57v")
 def test_vector_forms() -> None:
     def of(w: Tensor, x: Tensor, d: Tensor, g: Tensor, G: Tensor, count: Tensor, N: int, eta: float) -> object:
         return (
@@ -105,7 +105,7 @@ def test_vector_forms() -> None:
     assert gradcheck(lambda *a: of(*a[:-1], count, 6, a[-1]), free(*given, ETA))
 
 
-@pytest.mark.equation("nested", "59,60")
+@pytest.mark.equation("nested-learning", "59,60")
 @pytest.mark.parametrize("value", ["minus_delta", "target"])
 def test_ggd(value: str) -> None:
     def of(W: Tensor, x: Tensor, d: Tensor, eta: float, value: str, window: Tensor, weights: Tensor) -> Tensor:

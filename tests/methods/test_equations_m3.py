@@ -24,21 +24,21 @@ def free(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.clone().requires_grad_() for t in tensors)
 
 
-@pytest.mark.equation("nested", "30,54")
+@pytest.mark.equation("nested-learning", "30,54")
 def test_descent() -> None:
     X, D = normal(N, i), normal(N, i)  # square, so that input and error can be exchanged
     agree(m3.descent, ORACLE["30,54"], MISREAD["30,54"], normal(i, i), X, D, 0.3)
     assert gradcheck(partial(m3.descent, step=0.3), free(normal(i, i), X, D))
 
 
-@pytest.mark.equation("nested", "31,55")
+@pytest.mark.equation("nested-learning", "31,55")
 def test_dot_proximal() -> None:
     given = normal(o, i), normal(N, i), normal(N, o)
     agree(m3.dot_proximal, ORACLE["31,55"], MISREAD["31,55"], *given, 0.3)
     assert gradcheck(partial(m3.dot_proximal, step=0.3), free(*given))
 
 
-@pytest.mark.equation("nested", "33")
+@pytest.mark.equation("nested-learning", "33")
 def test_momentum() -> None:
     given = normal(o, i), normal(o, i), normal(o, i)
     agree(m3.momentum, ORACLE["33"], MISREAD["33"], *given, 0.9, 0.3)
@@ -47,7 +47,7 @@ def test_momentum() -> None:
     assert [int((held < part).sum()) + 1 for part in (0.5, 0.99)] == [7, 44]
 
 
-@pytest.mark.equation("nested", "42")
+@pytest.mark.equation("nested-learning", "42")
 def test_muon() -> None:
     given = normal(o, i), normal(o, i), normal(o, i)
     agree(m3.muon, ORACLE["42"], MISREAD["42"], *given, 0.9, 0.3)
@@ -56,7 +56,7 @@ def test_muon() -> None:
     assert gradcheck(partial(m3.muon, share=0.9, step=0.3), free(*given))
 
 
-@pytest.mark.equation("nested", "44")
+@pytest.mark.equation("nested-learning", "44")
 @pytest.mark.parametrize("shape", [(3, 4), (4, 3), (1, 5)])
 def test_newton_schulz(shape: tuple[int, int]) -> None:
     m = normal(*shape)
@@ -80,7 +80,7 @@ def test_the_cubic_step_descends_43_and_the_printed_one_does_not() -> None:
     assert torch.allclose(singular, torch.ones(o).double(), atol=1e-12, rtol=0)
 
 
-@pytest.mark.equation("nested", "47")
+@pytest.mark.equation("nested-learning", "47")
 def test_preconditioned() -> None:
     given, P = (normal(i, i), normal(i, i)), normal(i, i)
     misread = {n: w for n, w in MISREAD["47"].items() if n != "P from the right"}
@@ -92,7 +92,7 @@ def test_preconditioned() -> None:
     assert gradcheck(lambda m, g, P: m3.preconditioned(m, g, 0.9, 0.3, P), free(*given, P))
 
 
-@pytest.mark.equation("nested", "49")
+@pytest.mark.equation("nested-learning", "49")
 def test_delta_momentum() -> None:
     given = normal(o, i), normal(o, i), 0.9, 0.3, normal(o, o)
     agree(m3.delta_momentum, ORACLE["49"], MISREAD["49"], *given)
@@ -117,7 +117,7 @@ def test_delta_momentum_is_stable_where_the_print_is_not() -> None:
     assert grown["print"].norm() > 1e3 > 1 > grown["unit"].norm() > grown["proximal"].norm()
 
 
-@pytest.mark.equation("nested", "50")
+@pytest.mark.equation("nested-learning", "50")
 @pytest.mark.parametrize("loss", ["align", "ones"])
 def test_deep_momentum(loss: Any) -> None:
     def of(W: Tensor, A1: Tensor, A2: Tensor, g: Tensor, share: float, step: float, lr: float, loss: Any) -> Any:
@@ -137,7 +137,7 @@ def test_a_deep_memory_begins_with_nothing_and_moves_against_the_gradient() -> N
     assert (W * g).sum() < 0
 
 
-@pytest.mark.equation("nested", "51")
+@pytest.mark.equation("nested-learning", "51")
 def test_feature_momentum() -> None:
     given = normal(o, i), normal(o, i)
     agree(m3.feature_momentum, ORACLE["51"], MISREAD["51"], *given, 0.9, 0.3)
@@ -146,7 +146,7 @@ def test_feature_momentum() -> None:
     assert gradcheck(partial(m3.feature_momentum, share=0.9, step=0.3), free(*given))
 
 
-@pytest.mark.equation("nested", "52")
+@pytest.mark.equation("nested-learning", "52")
 def test_mapped_momentum() -> None:
     given = normal(o, i), normal(o, i)
     agree(m3.mapped_momentum, ORACLE["52"], MISREAD["52"], *given)
@@ -164,7 +164,7 @@ def run(W: Tensor, gradients: Tensor, step: Any) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-@pytest.mark.equation("nested", "75")
+@pytest.mark.equation("nested-learning", "75")
 @pytest.mark.parametrize("shape", [(3, 4), (4, 2)])
 def test_literal(shape: tuple[int, int]) -> None:
     def of(W: Tensor, gradients: Tensor, lr: float, betas: Any, alpha: float, f: int) -> tuple[Tensor, ...]:
@@ -176,7 +176,7 @@ def test_literal(shape: tuple[int, int]) -> None:
     assert gradcheck(lambda W, g: of(W, g, 0.1, (0.9, 0.99, 0.8), 0.7, 2)[-1], free(given[0], given[1][:4]))
 
 
-@pytest.mark.equation("nested", "75e")
+@pytest.mark.equation("nested-learning", "75e")
 @pytest.mark.parametrize("second", [False, True])
 def test_ema(second: bool) -> None:
     def of(
