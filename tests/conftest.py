@@ -16,6 +16,7 @@ install_import_hook(["laconic.core", "laconic.methods"], "beartype.beartype")
 os.environ["HF_HUB_OFFLINE"] = "1"  # child processes too
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import jaxtyping  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -89,6 +90,14 @@ def seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """No shape checks, for files that repeat calls whose shapes others check: half of their time."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 class Network(RuntimeError):

@@ -1,5 +1,6 @@
 """The demo on a tiny scale: what it trains, prints and writes, how it stops and goes on; and children side by side."""
 
+import io
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +121,13 @@ def test_time_left_follows_cost_pace_and_room(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """Three tiny runs, their table and what was said."""
-    out = tmp_path_factory.mktemp("demo")
-    ended = run(out, "human")
-    assert ended.returncode == 0, ended.stderr
-    return out, ended.stdout, ended.stderr
+    out, said, told = tmp_path_factory.mktemp("demo"), io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(told), redirect_stderr(said):
+        patch.setattr(demo, "LEAST", 0.0)
+        patch.setattr(demo, "SILENCE", 0.5)
+        patch.setattr(gather, "TIMED", 2)
+        assert demo.compare(ROSTER, out, range(1), TINY) == 0
+    return out, told.getvalue(), said.getvalue()
 
 
 def script(out: Path, format: str) -> list[str]:

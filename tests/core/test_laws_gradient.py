@@ -27,6 +27,7 @@ from tests.core.readings import (
 )
 from tests.tolerances import RECOMPUTE, error
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 USUAL = pytest.mark.parametrize("name", [*FAMILIES, "llama, windows"])
 
 

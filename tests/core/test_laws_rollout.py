@@ -16,6 +16,7 @@ from laconic.core.rollout import Rollout, rollout
 from laconic.core.thoughts import Projection
 from tests.core.readings import FAMILIES, all_same, fresh, held, noise, patterns, same, same_held, small
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 EVERY = pytest.mark.parametrize("name", [*FAMILIES, "llama, windows"])
 D = 48
 PROJECT = Projection(D, D, 0.0, torch.Generator().manual_seed(3)).double().requires_grad_(False)

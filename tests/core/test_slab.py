@@ -16,6 +16,7 @@ from tests.conftest import missing, needs
 from tests.core.readings import VARIANTS, decoder_of, fresh
 from tests.tolerances import FLOORS, LEAST_FLOOR, error
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 ROWS = [[5, 9, 3, 17, 60, 8, 33], [7], [2, 4, 8, 11, 90, 1], [50, 60, 70]]
 STEPS = 12
 

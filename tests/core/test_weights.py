@@ -474,7 +474,7 @@ def test_peak_memory_is_that_of_the_weights(tmp_path: Path) -> None:
     sizes = {"hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 64, "vocab_size": 4000}
     folders: list[str] = []
     for family, kind, shard in (("llama", "float32", 5e9), ("gpt2", "float32", 4e7), ("gpt2", "bfloat16", 5e9)):
-        config = DecoderConfig.small(family, **sizes, num_hidden_layers=16, intermediate_size=1536)
+        config = DecoderConfig.small(family, **sizes, num_hidden_layers=8, intermediate_size=1536)
         folders.append(str(tmp_path / f"{family}-{kind}"))
         Decoder(config).save_pretrained(folders[-1], dtype=getattr(torch, kind), shard_bytes=shard)
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "warm"), *folders]

@@ -4,11 +4,10 @@ import json
 import os
 import pathlib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -30,18 +29,10 @@ from tests.training.ground import how, lines, parameters, same, trained
 from tests.training.several import ends, well
 from tests.training.toy import Points, Rows, Toy
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("unchecked")]
 CPU = torch.device("cpu")
 BOTH = pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 SIZES = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (2, 9, 4), (6, 1, 3), (3, 5, 4), (5, 2, 5), (4, 4, 4), (2, 0, 3), (3, 7, 5))
-
-
-@pytest.fixture(autouse=True)
-def shapes() -> Iterator[None]:
-    """Shapes are checked where there is time for it."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 class Drawn:
