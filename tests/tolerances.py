@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 ORACLE = 1e-12  # float64: an equation against its loops, a law of the decoder against itself; of the largest magnitude
+MEMORY = 1e-10  # float64: a memory read by chunks against token by token, in pieces against at once, gradients too
 FLOORS = 10.0  # float32 parity and laws, in units of the measured float32 noise floor
 LEAST_FLOOR = 1e-7  # no floor is taken smaller than this
 QUIET = 1e-6  # below this root mean square of the reference, errors are absolute ...

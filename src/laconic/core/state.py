@@ -1,0 +1,294 @@
+"""What a model has learned while it reads, as one value: fast weights, counts, open chunks, tails, caches.
+
+Nested Learning arXiv:2512.24695. A fast weight is its trained start plus a change; only the change is carried, so that
+a start of all changes is zeros, and a change that is cut from the graph leaves the start's gradient alive. Every tensor
+has the rows of the batch in front; counts are int64 [B] and lie on the CPU, where chunk boundaries are decided.
+
+The operations here serve any tree of frozen dataclasses, tuples, mappings and tensors. Nothing is written in place.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from laconic.core.cache import Cache
+from laconic.core.errors import NonFinite, Usage
+
+Tree = TypeVar("Tree")
+PARTS = ("memory", "cms", "cache")
+INLINE = {"inline": True}  # of a field whose name is left out of the names on disk
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A linear fast weight: its change now and at the last boundary, the momentum of its writes, tokens learned."""
+
+    now: Float[Tensor, "B H O I"]
+    first: Float[Tensor, "B H O I"]
+    momentum: Float[Tensor, "B H O I"] | None
+    count: Int[Tensor, " B"]
+
+
+@dataclass(frozen=True)
+class Deep:
+    """A memory of two layers, z + W1 σ(W2 z)."""
+
+    W1: Matrix
+    W2: Matrix
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A change as a sum of R outer products, Σ_r left_r right_rᵀ; rows of zeros add nothing."""
+
+    left: Float[Tensor, "B R O"]
+    right: Float[Tensor, "B R I"]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of a continuum memory: per linear map its change, and what the open chunk has gathered.
+
+    `moments` are the inner optimizer's, `start` the change of a nested level's start; `count` tokens in the open
+    chunk, `updates` how often it has fired.
+    """
+
+    moved: Mapping[str, Factors | Tensor] = field(metadata=INLINE)
+    open: Mapping[str, Factors]
+    moments: Mapping[str, Tensor]
+    start: Mapping[str, Factors | Tensor]
+    count: Int[Tensor, " B"]
+    updates: Int[Tensor, " B"]
+
+
+@dataclass(frozen=True)
+class Continuum:
+    """The levels of one layer, fastest first."""
+
+    levels: tuple[Level, ...]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: the last vectors before each convolution, memories by name, levels, and what attention has read."""
+
+    tails: Mapping[str, Float[Tensor, "B W D"]] = field(default_factory=dict[str, Tensor])
+    memory: Mapping[str, Matrix | Deep] = field(default_factory=dict[str, "Matrix | Deep"])
+    cms: Continuum | None = None
+    cache: Cache | None = None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Of the fastest chunk that is open: its ids so far, how many of each row, and the layers where it began."""
+
+    ids: Int[Tensor, "B N"]
+    count: Int[Tensor, " B"]
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """A whole model's: layers, tokens read, and the open chunk where the inner loss is the task's."""
+
+    layers: tuple[Layer, ...]
+    position: Int[Tensor, " B"]
+    open: Opened | None = None
+
+
+def mapped(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
+    """`function` of every tensor, in a tree of the same form."""
+    node: Any = tree
+    if isinstance(node, Tensor):
+        node = function(node)
+    elif is_dataclass(node) and not isinstance(node, type):
+        node = replace(node, **{f.name: mapped(getattr(node, f.name), function) for f in fields(node)})
+    elif isinstance(node, Mapping):
+        node = {name: mapped(item, function) for name, item in cast(Mapping[str, Any], node).items()}
+    elif isinstance(node, tuple):
+        node = tuple(mapped(item, function) for item in cast(tuple[Any, ...], node))
+    return cast(Tree, node)
+
+
+def named(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor under its name on disk: layers.3.cms.levels.1.down_proj.left."""
+    for name, item in children(tree):
+        yield from named(item, ".".join(filter(None, (prefix, name))))
+    if isinstance(tree, Tensor):
+        yield prefix, tree
+
+
+def children(tree: object) -> Iterator[tuple[str, Any]]:
+    """What a tree holds, by name; a tensor holds nothing."""
+    if is_dataclass(tree) and not isinstance(tree, type):
+        for f in fields(tree):
+            yield "" if f.metadata.get("inline") else f.name, getattr(tree, f.name)
+    elif isinstance(tree, Mapping):
+        yield from cast(Mapping[str, Any], tree).items()
+    elif isinstance(tree, tuple):
+        for n, item in enumerate(cast(tuple[Any, ...], tree)):
+            yield str(n), item
+
+
+def is_count(tensor: Tensor) -> bool:
+    """Whether it is a number a row, which stays on the CPU."""
+    return tensor.ndim == 1 and not tensor.is_floating_point()
+
+
+def detach(tree: Tree) -> Tree:
+    """The same numbers, cut from the graph: the changes, never the starts in front of them."""
+    return mapped(tree, Tensor.detach)
+
+
+def to(tree: Tree, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tree:
+    """Elsewhere, or with floating tensors of another type; counts stay on the CPU."""
+    return mapped(tree, lambda x: x if is_count(x) else x.to(device, dtype if x.is_floating_point() else None))
+
+
+def rows_of(tree: object) -> int:
+    """B."""
+    found = next(named(tree), None)
+    if found is None:
+        raise Usage("state: it holds no tensor, so no rows; begin with start(params, batch)")
+    return found[1].shape[0]
+
+
+def chosen(rows: Sequence[int] | Int[Tensor, " N"], B: int) -> Int[Tensor, " N"]:
+    """Rows as indices. Raises `Usage` (2) for one that is not there."""
+    at = torch.as_tensor(rows, dtype=torch.long, device="cpu")
+    bad = at[(at < 0) | (at >= B)]
+    if len(bad):
+        raise Usage(f"state: row {int(bad[0])} was asked for, there are rows 0 to {B - 1}")
+    return at
+
+
+def take(tree: Tree, rows: Sequence[int] | Int[Tensor, " N"]) -> Tree:
+    """The rows chosen, in that order; repeats are allowed."""
+    at = chosen(rows, rows_of(tree))
+    return mapped(tree, lambda x: x.index_select(0, at.to(x.device)))
+
+
+def repeat(tree: Tree, n: int) -> Tree:
+    """Each row `n` times, side by side: a fork."""
+    return mapped(tree, lambda x: x.repeat_interleave(n, 0))
+
+
+def join(*trees: Tree) -> Tree:
+    """The rows of all, in order; caches get dead slots on the left, factors rows of zeros. Forms must be equal."""
+    if not trees:
+        raise Usage("join: no state was given; give one or more of the same model")
+    first: Any = trees[0]
+    others: Any = trees
+    if any(type(tree) is not type(first) for tree in trees):
+        raise Usage(f"join: states of different forms, {', '.join(type(t).__name__ for t in trees)}; join one model's")
+    if isinstance(first, Cache):
+        return cast(Tree, Cache.join(*others))
+    if isinstance(first, Tensor):
+        longest = max(x.shape[1] for x in others) if first.ndim == 3 else 0
+        return cast(Tree, torch.cat([F.pad(x, (0, 0, 0, longest - x.shape[1])) if longest else x for x in others]))
+    if isinstance(first, Opened):
+        longest = max(x.ids.shape[1] for x in others)
+        others = [replace(x, ids=F.pad(x.ids, (0, longest - x.ids.shape[1]))) for x in others]
+    keys = [tuple(name for name, _ in children(tree)) for tree in others]
+    if any(k != keys[0] for k in keys):
+        raise Usage(f"join: states that hold different parts, {keys[0]} and others; join one model's")
+    if is_dataclass(first):
+        names = [f.name for f in fields(first)]
+        return cast(Tree, type(first)(**{name: join(*(getattr(x, name) for x in others)) for name in names}))
+    if isinstance(first, Mapping):
+        return cast(Tree, {name: join(*(x[name] for x in others)) for name in cast(Mapping[str, Any], first)})
+    return cast(Tree, tuple(join(*items) for items in zip(*others, strict=True)) if isinstance(first, tuple) else first)
+
+
+def equal(one: object, other: object) -> bool:
+    """Whether both have the same form, names and bits."""
+    mine, theirs = dict(named(one)), dict(named(other))
+    return mine.keys() == theirs.keys() and all(same(mine[name], theirs[name]) for name in mine)
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    """Equal in type, shape and bits."""
+    return x.dtype == y.dtype and torch.equal(x, y.to(x.device))
+
+
+def bytes(tree: object) -> int:
+    """Bytes of its tensors, those that stand in two places counted once."""
+    return sum(x.nbytes for x in {id(x): x for _, x in named(tree)}.values())
+
+
+def check_finite(tree: object, count: str = "count") -> None:
+    """Raises `NonFinite` (65) with the part, the row and the tokens learned until then; call it once per update."""
+    tensors = dict(named(tree))
+    for name, x in tensors.items():
+        if x.is_floating_point() and not bool(x.isfinite().all()):
+            row = int((~x.reshape(len(x), -1).isfinite()).any(1).nonzero()[0])
+            counts = tensors.get(f"{name.rpartition('.')[0]}.{count}")
+            until = "" if counts is None else f" at or before token {int(counts[row])}"
+            raise NonFinite(f"state: {name} is not finite in row {row}{until}; lower the step, or keep the guard on")
+
+
+def reset(
+    state: Tree,
+    rows: Sequence[int] | Int[Tensor, " N"] | None = None,
+    what: Sequence[str] = PARTS,
+    levels: Sequence[int] | None = None,
+) -> Tree:
+    """The start for those rows, all by default; `levels` picks among those of a continuum memory.
+
+    A cache's slots of those rows are dead from then on; the position goes with the cache, tails with the memory.
+    """
+    strange = sorted(set(what) - set(PARTS))
+    if strange:
+        raise Usage(f"reset: {strange[0]!r} was asked for; a state holds {', '.join(PARTS)}")
+    B = rows_of(state)
+    kept = torch.ones(B, dtype=torch.bool)
+    kept[chosen(list(range(B)) if rows is None else rows, B)] = False
+    return _reset(state, kept, frozenset(what), levels)
+
+
+def _reset(tree: Tree, kept: Tensor, what: frozenset[str], levels: Sequence[int] | None) -> Tree:
+    node: Any = tree
+    if isinstance(node, State):
+        position = _kept(node.position, kept) if "cache" in what else node.position
+        layers = tuple(_reset(layer, kept, what, levels) for layer in node.layers)
+        return cast(Tree, State(layers, position, _reset(node.open, kept, what, levels)))
+    if isinstance(node, Opened):
+        count = _kept(node.count, kept) if "cms" in what else node.count
+        layers = tuple(_reset(layer, kept, what, levels) for layer in node.layers)
+        return cast(Tree, Opened(node.ids, count, layers))
+    if not isinstance(node, Layer):
+        return _cleared(tree, kept)
+    made = node
+    if "memory" in what:
+        made = replace(made, tails=_cleared(node.tails, kept), memory=_cleared(node.memory, kept))
+    if "cms" in what and node.cms is not None:
+        picked = range(len(node.cms.levels)) if levels is None else levels
+        cms = tuple(_cleared(x, kept) if n in picked else x for n, x in enumerate(node.cms.levels))
+        made = replace(made, cms=Continuum(cms))
+    if "cache" in what and node.cache is not None:
+        made = replace(made, cache=node.cache.with_live(node.cache.live & kept.to(node.cache.live.device)[:, None]))
+    return cast(Tree, made)
+
+
+def _cleared(tree: Tree, kept: Tensor) -> Tree:
+    return mapped(tree, lambda x: _kept(x, kept))
+
+
+def _kept(x: Tensor, kept: Tensor) -> Tensor:
+    """Rows that are not kept become zeros; where nothing is kept no gradient passes."""
+    return x.where(kept.to(x.device).reshape(-1, *[1] * (x.ndim - 1)), torch.zeros_like(x))
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over name, shape, type and bytes of every slow tensor, in the order of names."""
+    digest = hashlib.sha256()
+    for name, x in sorted(tensors.items()):
+        digest.update(f"{name} {list(x.shape)} {x.dtype}\n".encode())
+        digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,226 @@
+"""The recurrence that all matrix memories obey, a chunk at a time and token by token.
+
+Nested Learning arXiv:2512.24695 (88), Titans arXiv:2501.00663 (13, 14), DeltaNet's form of a product as one triangular
+system arXiv:2406.06484. One token, with erase e_t (0 where nothing is erased) and anchor a_t (0 unless given):
+
+    r_t = a_t + S_{t-1} k_t     N_t = momentum_t N_{t-1} + step_t u_t k_tᵀ     S_t = keep_t S_{t-1} + N_t - e_t r_t k_tᵀ
+
+Symbols: S [O, I] state, N its momentum, k keys, q queries [I], u values [O]. In a chunk G[t, j] = prod of keep over
+j < s <= t, L likewise of momentum, both lower triangular; c = G L; small letters for the products from the chunk's
+start; `earlier` is row t - 1. What is not live keeps all and writes nothing.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Read = Literal["after", "before", "boundary"]
+LEAST = 1e-6  # of keep and momentum, whose logarithms are summed
+States = Float[Tensor, "B H O I"]
+Solve = Callable[..., Tensor]
+PerToken = Float[Tensor, "B H T"]
+
+
+class Gates(NamedTuple):
+    """Per head and token: the share of the state that stays, the size of a write, the share of momentum that stays."""
+
+    keep: PerToken
+    step: PerToken
+    momentum: PerToken | None = None
+
+
+class Moved(NamedTuple):
+    """What a chunk leaves: the state, its momentum if there is one, and what the queries read."""
+
+    S: States
+    N: States | None
+    Y: Float[Tensor, "B H T O"] | None
+
+
+class Products(NamedTuple):
+    """Products of a gate inside a chunk: between any two tokens [T, T], and from the start [T, 1]."""
+
+    between: Float[Tensor, "B H T T"]
+    start: Float[Tensor, "B H T 1"]
+
+
+def held(gates: Gates, live: Bool[Tensor, "B T"] | None) -> Gates:
+    """The gates where tokens are live; elsewhere keep 1, step 0, momentum 1."""
+    if live is None:
+        return gates
+    dead = ~live[:, None]
+    momentum = None if gates.momentum is None else gates.momentum.masked_fill(dead, 1.0)
+    return Gates(gates.keep.masked_fill(dead, 1.0), gates.step.masked_fill(dead, 0.0), momentum)
+
+
+def products(gate: PerToken) -> Products:
+    """Differences of summed logs, clamped before exp: a mask after it would make 0 times infinity in the backward."""
+    a = gate.clamp(min=LEAST).log().cumsum(-1)
+    between = (a[..., :, None] - a[..., None, :]).clamp(max=0.0).exp().tril()
+    return Products(between, a.exp()[..., None])
+
+
+def earlier(x: Float[Tensor, "B H T N"], first: float = 0.0) -> Float[Tensor, "B H T N"]:
+    """Row t - 1 in the place of row t."""
+    return F.pad(x[..., :-1, :], (0, 0, 1, 0), value=first)
+
+
+def summed(keep: Products, momentum: PerToken, live: Bool[Tensor, "B T"] | None) -> tuple[Products, Products]:
+    """(c, L): what of each write, and of the momentum at the start, is in the state; and in the momentum."""
+    L = products(momentum)
+    between, start = L.between, L.start
+    if live is not None:
+        between, start = (x * live[:, None, :, None] for x in (between, start))
+    return Products(keep.between @ between, keep.between @ start), L
+
+
+def delta(
+    S: States,
+    k: Float[Tensor, "B H T I"],
+    u: Float[Tensor, "B H T O"],
+    q: Float[Tensor, "B H T I"] | None,
+    gates: Gates,
+    *,
+    erase: PerToken | None = None,
+    N: States | None = None,
+    anchor: Float[Tensor, "B H T O"] | None = None,
+    live: Bool[Tensor, "B T"] | None = None,
+    read: Literal["after", "before"] = "after",
+) -> Moved:
+    """One chunk of the recurrence above: one triangular system if anything is erased, and no matrix per token.
+
+    `erase` is the step of the erase, which is the step of the write unless a key is not of length 1.
+    """
+    gates = held(gates, live)
+    G = products(gates.keep)
+    c, L = (G, None) if gates.momentum is None else summed(G, gates.momentum, live)
+    write = gates.step[..., None] * u
+    if erase is not None:
+        erase = erase if live is None else erase.masked_fill(~live[:, None], 0.0)
+    from_momentum = (N, c.start) if L is not None and N is not None else None
+    erased = None if erase is None else erasures(S, k, write, erase, G, c, anchor, from_momentum)
+    end = slice(-1, None)
+    S_end = G.start[..., end, :] * S + (write * c.between[..., end, :].mT).mT @ k
+    if erased is not None:
+        S_end = S_end - (erased * G.between[..., end, :].mT).mT @ k
+    if from_momentum is not None:
+        S_end = S_end + c.start[..., end, :] * from_momentum[0]
+    Y = None if q is None else answers(S, k, q, write, erased, G, c, from_momentum, read)
+    N_end = None
+    if L is not None and N is not None:
+        N_end = L.start[..., end, :] * N + (write * L.between[..., end, :].mT).mT @ k
+    return Moved(S_end, N_end, Y)
+
+
+def erasures(
+    S: States,
+    k: Tensor,
+    write: Tensor,
+    erase: PerToken,
+    G: Products,
+    c: Products,
+    anchor: Tensor | None,
+    from_momentum: tuple[Tensor, Tensor] | None,
+) -> Float[Tensor, "B H T O"]:
+    """e_t r_t of every token: (I + e K Kᵀ⊙G earlier) R = e (anchor + what the start and the writes have at k)."""
+    alike = k @ k.mT
+    r = earlier(G.start, 1.0) * (k @ S.mT) + (alike * earlier(c.between)) @ write
+    if from_momentum is not None:
+        r = r + earlier(from_momentum[1]) * (k @ from_momentum[0].mT)
+    r = r if anchor is None else r + anchor
+    A = erase[..., None] * alike * earlier(G.between)
+    solve = cast(Solve, torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
+    return solve(A, erase[..., None] * r, upper=False, unitriangular=True)
+
+
+def answers(
+    S: States,
+    k: Tensor,
+    q: Tensor,
+    write: Tensor,
+    erased: Tensor | None,
+    G: Products,
+    c: Products,
+    from_momentum: tuple[Tensor, Tensor] | None,
+    read: Literal["after", "before"],
+) -> Float[Tensor, "B H T O"]:
+    """S_t q_t, or S_{t-1} q_t."""
+    before, alike = read == "before", q @ k.mT
+    y = (earlier(G.start, 1.0) if before else G.start) * (q @ S.mT)
+    y = y + (alike * (earlier(c.between) if before else c.between)) @ write
+    if erased is not None:
+        y = y - (alike * (earlier(G.between) if before else G.between)) @ erased
+    if from_momentum is None:
+        return y
+    share = earlier(from_momentum[1]) if before else from_momentum[1]
+    return y + share * (q @ from_momentum[0].mT)
+
+
+def naive(
+    S: States,
+    k: Float[Tensor, "B H T I"],
+    u: Float[Tensor, "B H T O"],
+    q: Float[Tensor, "B H T I"] | None,
+    gates: Gates,
+    *,
+    erase: PerToken | None = None,
+    N: States | None = None,
+    anchor: Float[Tensor, "B H T O"] | None = None,
+    live: Bool[Tensor, "B T"] | None = None,
+    read: Literal["after", "before"] = "after",
+) -> Moved:
+    """The definition of `delta`: the same recurrence token by token."""
+    alive = torch.ones_like(gates.keep) if live is None else live[:, None].expand_as(gates.keep).to(S.dtype)
+    found: list[Tensor] = []
+    state, kept = S, N
+    for t in range(k.shape[2]):
+        on, keep, step = (x[:, :, t, None, None] for x in (alive, gates.keep, gates.step))
+        key, value, before = k[:, :, t, :, None], u[:, :, t, :, None], state
+        state = on * keep * before + (1 - on) * before
+        if gates.momentum is None:
+            state = state + on * step * value @ key.mT
+        elif kept is not None:
+            momentum = gates.momentum[:, :, t, None, None]
+            kept = on * (momentum * kept + step * value @ key.mT) + (1 - on) * kept
+            state = state + on * kept
+        if erase is not None:
+            r = before @ key if anchor is None else anchor[:, :, t, :, None] + before @ key
+            state = state - on * erase[:, :, t, None, None] * r @ key.mT
+        if q is not None:
+            found.append(((before if read == "before" else state) @ q[:, :, t, :, None])[..., 0])
+    return Moved(state, kept if gates.momentum is not None else None, torch.stack(found, 2) if found else None)
+
+
+def contracted(step: PerToken, keep: PerToken) -> PerToken:
+    """The step at which keep - step is -1 where it is beyond: a state erased along a unit key never grows."""
+    return torch.minimum(step, 1 + keep)
+
+
+def capped(step: PerToken, keep: PerToken, size: PerToken, radius: float) -> PerToken:
+    """VisionHOPE's soft cap for any write of norm step times `size`: the state stays within `radius`, spectrally.
+
+    It smoothly bounds a write by what the decay lets go of, (1 - keep) radius, so it asks for keep below 1.
+    """
+    most = ((1 - keep) * radius / (size + 1e-6) * 0.999).clamp(min=1e-12)
+    return torch.minimum(most * -torch.expm1(-step / most), 2 * keep)
+
+
+def length(x: Float[Tensor, "B H T N"]) -> PerToken:
+    """‖x‖, with a gradient of 0 at 0."""
+    return x.square().sum(-1).clamp(min=torch.finfo(x.dtype).tiny).sqrt()
+
+
+def guarded(S: States, radius: float) -> States:
+    """S min(1, radius √E / ‖S‖_F), E the smaller side; differentiable at S = 0."""
+    return S * within(radius, S)
+
+
+def within(radius: float, *states: States) -> Float[Tensor, "B H 1 1"]:
+    """The factor that brings states, taken together, within radius √E."""
+    most = radius**2 * min(states[0].shape[-2:])
+    size = torch.stack([S.square().sum((-2, -1), keepdim=True) for S in states]).sum(0)
+    return (most / size.clamp(min=most)).sqrt()
