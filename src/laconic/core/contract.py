@@ -249,3 +249,12 @@ class Method(Protocol):
     def restarts(self, batch: Any) -> bool:
         """Whether the optimizer forgets its moments before this step (iCoT, Coconut)."""
         ...
+
+
+@runtime_checkable
+class Steered(Protocol):
+    """A method that sets something by what an update gave."""
+
+    def steer(self, numbers: Mapping[str, float]) -> None:
+        """Called once an update has been applied, with its loss and parts over all ranks."""
+        ...

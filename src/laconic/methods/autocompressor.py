@@ -31,11 +31,10 @@ from laconic.methods.policies import most
 from laconic.methods.segments import Prompt, positions_of, prompt
 from laconic.methods.settings import Halting, Reading
 from laconic.methods.stopping import Stopping
-from laconic.methods.summaries import Summaries
+from laconic.methods.summaries import NONE, Summaries
 from laconic.methods.units import Unit, followers
 from laconic.methods.windows import Course, Phase
 
-NONE = -1.0  # the mean length of a price that has not been steered yet
 SOFT = ("soft", "straight")
 
 
@@ -45,8 +44,6 @@ class AutoCompressor(nn.Module):
     `steps` are the updates of the run, by which price and head begin. `bos` is the id that prompts begin with where
     the settings ask for one; `base` a context in which the decoder reads without its adapter, for adapt write.
     """
-
-    steered: Tensor
 
     def __init__(
         self,
@@ -65,8 +62,6 @@ class AutoCompressor(nn.Module):
         self.decoder, self.summaries, self.reading, self.halting = decoder, summaries, reading, halting
         self.steps, self.seed = steps, seed
         self.unit = Unit(decoder, summaries, bos, base)
-        price = 0.0 if halting is None else halting.price
-        self.register_buffer("steered", torch.tensor([price, NONE], dtype=torch.float64))
 
     def phase(self, step: int) -> Phase:
         """What learns at an update: the decoder on given lengths, both, or the head alone."""
@@ -115,7 +110,7 @@ class AutoCompressor(nn.Module):
         loss = torch.stack([(c.all_nats.sum(1) * weight).sum() for c in courses]).mean()
         if phase != "lengths" and how is not None:
             omega = 1.0 if phase == "head" else ramp(batch.step, self.steps, how.penalty_start, how.penalty_ramp)
-            extra = learned(courses, how, float(self.steered[0]), omega, weight, sums)
+            extra = learned(courses, how, float(self.summaries.steered[0]), omega, weight, sums)
             loss = loss + extra + self.summaries.anchor
         return Step(loss, self.parts(courses[0], sums), self.handed(courses[0], memory))
 
@@ -160,7 +155,7 @@ class AutoCompressor(nn.Module):
             found[name] = each.masked_fill(~here, 0.0).sum() / rows
         found["at_1"] = ((hard == 1) & here).sum() / rows
         found["at_K"] = ((hard == self.reading.fixed) & here).sum() / rows
-        found["price"] = self.steered[0].float() * here.sum() / rows
+        found["price"] = self.summaries.steered[0].float() * here.sum() / rows
         return found
 
     def handed(self, course: Course, before: Memory) -> Memory | None:
@@ -180,14 +175,14 @@ class AutoCompressor(nn.Module):
         """Whether lengths are soft while they are learned."""
         return self.reading.length == "stop" and self.halting is not None and self.halting.estimator == "soft"
 
-    def steer(self, length: float) -> None:
-        """Eq. VL12 after an optimizer step of mean E[N] `length`: the price is moved where the settings say so."""
-        if self.halting is None or self.halting.target is None:
+    def steer(self, numbers: Mapping[str, float]) -> None:
+        """Eq. VL12 after an optimizer step with these numbers: the price is moved where the settings say so."""
+        if self.halting is None or self.halting.target is None or "expected" not in numbers:
             return
-        beta, mean = float(self.steered[0]), float(self.steered[1])
+        beta, mean = float(self.summaries.steered[0]), float(self.summaries.steered[1])
         held = Price(beta, None if mean == NONE else mean)
-        moved = target_price(held, length, self.halting.target, self.halting.eta, self.halting.price_max)
-        self.steered.copy_(torch.tensor([moved.beta, moved.mean], dtype=torch.float64))
+        moved = target_price(held, numbers["expected"], self.halting.target, self.halting.eta, self.halting.price_max)
+        self.summaries.steered.copy_(torch.tensor([moved.beta, moved.mean], dtype=torch.float64))
 
     def compress(
         self,

@@ -24,6 +24,7 @@ from laconic.methods.halting import bias_start, stop_logit, vocabulary_logit
 from laconic.methods.settings import Halting, Reading
 
 TRIGGER, STOP = 0, 1  # of the control rows
+NONE = -1.0  # the mean length of a price that has not been steered yet
 
 
 class Summaries(nn.Module):
@@ -34,6 +35,7 @@ class Summaries(nn.Module):
     """
 
     r: Tensor
+    steered: Tensor
 
     def __init__(
         self, decoder: Decoder, reading: Reading, halting: Halting | None = None, *, eos: int | None, seed: int = 0
@@ -87,7 +89,7 @@ class Summaries(nn.Module):
             nn.init.zeros_(self.outer.bias)
 
     def add_heads(self, generator: torch.Generator) -> None:
-        """The stop head, at a mean length of `start` K, or the classifier of lengths."""
+        """The stop head, at a mean length of `start` K, or the classifier of lengths; the price and its mean length."""
         reading, how, D = self.reading, self.halting, self.width
         own = how is not None and reading.length == "stop" and how.stop_head == "own"
         self.u = nn.Parameter(torch.zeros(D, dtype=self.kind)) if own else None
@@ -95,6 +97,8 @@ class Summaries(nn.Module):
         self.begin = bias_start(how.start, reading.lengths, how.index) if own and how is not None else 0.0
         ratio = linear(D, len(reading.lengths), generator).to(self.kind) if reading.length == "ratio" else None
         self.ratio = ratio
+        price = 0.0 if how is None else how.price
+        self.register_buffer("steered", torch.tensor([price, NONE], dtype=torch.float64))
 
     @property
     def anchor(self) -> Float[Tensor, ""]:

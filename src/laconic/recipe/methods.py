@@ -11,20 +11,23 @@ from laconic.core.errors import Usage
 from laconic.core.sampling import Sampling
 from laconic.data.pieces import Encoder, ending
 from laconic.data.reasoning import collate, prompt_ids
+from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.coconut import Coconut
 from laconic.methods.codi import Codi
 from laconic.methods.cot import Cot, NoCot
 from laconic.methods.icot import Icot
 from laconic.methods.kava import Kava
 from laconic.methods.pccot import Pccot
+from laconic.methods.plain import Plain
 from laconic.recipe.models import Parts
 from laconic.recipe.schema import Recipe
 
 
 class Sizes(NamedTuple):
-    """What a schedule goes by: updates in an epoch, tokens of the longest chain (None: not known)."""
+    """What a schedule goes by: updates in an epoch and in all, tokens of the longest chain (None: not known)."""
 
     per_epoch: int
+    steps: int
     longest: int | None
 
 
@@ -50,6 +53,17 @@ METHODS: Mapping[str, Make] = {
         had(recipe.matching),
         recipe.seed,
     ),
+    "autocompressor": lambda parts, recipe, sizes: AutoCompressor(
+        parts.decoder,
+        had(parts.summaries),
+        had(recipe.reading),
+        recipe.halting,
+        steps=sizes.steps,
+        seed=recipe.seed,
+        bos=parts.tokenizer.id_of("bos_token"),
+        base=parts.adapter.disable_adapter if parts.adapter is not None else None,
+    ),
+    "plain": lambda parts, recipe, sizes: Plain(parts.decoder),
 }
 
 
@@ -70,12 +84,14 @@ def method_of(parts: Parts, recipe: Recipe, steps_per_epoch: int, longest: int |
 
     Raises `Usage` (2) where something that it needs would stay as it starts.
     """
-    method = METHODS[recipe.method](parts, recipe, Sizes(steps_per_epoch, longest))
+    steps = recipe.train.updates(steps_per_epoch)
+    method = METHODS[recipe.method](parts, recipe, Sizes(steps_per_epoch, steps, longest))
     learned = {id(p) for p in method.parameters() if p.requires_grad}
-    named = parts.thoughts.named_parameters() if parts.thoughts is not None else ()
-    frozen = next((name for name, p in named if id(p) not in learned), None)
-    if frozen:
-        raise Usage(f"method {recipe.method} would leave {frozen} of the thoughts as it starts; leave it out")
+    for module in parts.beside.values():
+        frozen = next((name for name, p in module.named_parameters() if id(p) not in learned), None)
+        if frozen:
+            what = type(module).__name__.lower()
+            raise Usage(f"method {recipe.method} would leave {frozen} of the {what} as it starts; leave it out")
     return method
 
 

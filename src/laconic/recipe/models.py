@@ -1,4 +1,4 @@
-"""The decoder of a recipe, its tokenizer, its adapter and its thoughts: from the hub, from a run, or new."""
+"""The decoder of a recipe, its tokenizer, its adapter and what is learned beside it: from the hub, a run, or new."""
 
 import math
 from dataclasses import dataclass
@@ -13,18 +13,22 @@ from laconic.core.decoder import Decoder
 from laconic.core.errors import BadInput, Usage
 from laconic.core.families import NAMES, DecoderConfig
 from laconic.core.thoughts import Thoughts
+from laconic.data.recall import recall_tokenizer
 from laconic.data.synthetic import digits_tokenizer
-from laconic.data.tokens import Tokenizer, load_tokenizer
+from laconic.data.tokens import Tokenizer, byte_tokenizer, load_tokenizer
+from laconic.methods.summaries import Summaries
 from laconic.recipe import adapters
 from laconic.recipe.schema import Adapter, Model, Recipe
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
+BUILT_IN = {"digits": digits_tokenizer, "recall": recall_tokenizer, "bytes": byte_tokenizer}  # tokenizers by name
+
 
 @dataclass
 class Parts:
-    """What is trained and saved: the decoder, wrapped in place where there is an adapter, and the thoughts.
+    """What is trained and saved: the decoder, wrapped in place where there is an adapter, and what is learned beside.
 
     `base` is the fingerprint of the decoder before anything is put on it or trained.
     """
@@ -34,12 +38,19 @@ class Parts:
     thoughts: Thoughts | None
     adapter: "PeftModel | None"
     base: str
+    summaries: Summaries | None = None
+
+    @property
+    def beside(self) -> dict[str, Thoughts | Summaries]:
+        """What is learned beside the decoder, by the file of a step that holds it."""
+        found = {"thoughts.safetensors": self.thoughts, "summaries.safetensors": self.summaries}
+        return {name: module for name, module in found.items() if module is not None}
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
     """The tokenizer of a checkpoint or of a new decoder. Raises `BadInput` (66)."""
-    if model.tokenizer == "digits":
-        return digits_tokenizer()
+    if model.tokenizer in BUILT_IN:
+        return BUILT_IN[model.tokenizer]()
     named = model.tokenizer or model.name
     if named is None:
         raise BadInput("model.tokenizer: absent; name the folder that holds tokenizer.json")
@@ -166,13 +177,21 @@ def new_thoughts(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> Thou
     return Thoughts(decoder, **given, seed=recipe.seed)
 
 
+def new_summaries(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> Summaries | None:
+    """Summary tokens, maps and heads of a recipe, as they start; None where the method has none."""
+    if recipe.reading is None or "reading" in recipe.unread:
+        return None
+    eos = decoder.config.eos[0] if decoder.config.eos else tokenizer.id_of("eos_token")
+    return Summaries(decoder, recipe.reading, recipe.halting, eos=eos, seed=recipe.seed)
+
+
 def fresh(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: str) -> Parts:
-    """Adapter and thoughts on a decoder, at their start, and only what is to be trained asking for gradients."""
-    thoughts = new_thoughts(decoder, tokenizer, recipe)
+    """Adapter and all beside a decoder, at their start, and only what is to be trained asking for gradients."""
+    thoughts, summaries = new_thoughts(decoder, tokenizer, recipe), new_summaries(decoder, tokenizer, recipe)
     decoder.requires_grad_(recipe.train.what == "full")
     lora = recipe.lora if recipe.train.what == "lora" else None
     adapter = with_adapter(decoder, lora, recipe.seed) if lora else None
-    return Parts(decoder, tokenizer, thoughts, adapter, base)
+    return Parts(decoder, tokenizer, thoughts, adapter, base, summaries)
 
 
 def check_context(recipe: Recipe, config: DecoderConfig) -> None:

@@ -17,7 +17,7 @@ from laconic.recipe import adapters, models
 from laconic.recipe.methods import method_of, staged
 from laconic.recipe.models import Parts
 from laconic.recipe.read import SHIPPED, read
-from laconic.recipe.saving import THOUGHTS, ModelPart
+from laconic.recipe.saving import ModelPart
 from laconic.recipe.schema import Recipe, said
 from laconic.training import checkpoint
 
@@ -87,7 +87,7 @@ def check(step: Committed, name: str, ours: str) -> None:
 
 
 def restored(recipe: Recipe, step: Committed, tokenizer: Tokenizer, device: torch.device) -> Parts:
-    """Decoder, adapter and thoughts as the step has them.
+    """Decoder, adapter and what is learned beside it as the step has them.
 
     What was trained asks for gradients as it did, since torch takes other kernels for what does not.
     """
@@ -99,16 +99,17 @@ def restored(recipe: Recipe, step: Committed, tokenizer: Tokenizer, device: torc
         base = decoder.fingerprint
         check(step, "base", base)
     thoughts = models.new_thoughts(decoder, tokenizer, recipe)
+    summaries = models.new_summaries(decoder, tokenizer, recipe)
     decoder.requires_grad_(recipe.train.what == "full")
     adapter = adapters.load_adapter(decoder, step.folder, trainable=True) if recipe.train.what == "lora" else None
-    parts = Parts(decoder, tokenizer, thoughts, adapter, base)
-    if thoughts is not None:
-        thoughts.load(step.folder / THOUGHTS, ModelPart(parts, recipe.method, recipe.train.what).about)
+    parts = Parts(decoder, tokenizer, thoughts, adapter, base, summaries)
+    for name, module in parts.beside.items():
+        module.load(step.folder / name, ModelPart(parts, recipe.method, recipe.train.what).about)
     return parts
 
 
 def begun(recipe: Recipe, step: Committed, tokenizer: Tokenizer, device: torch.device) -> Parts:
-    """Decoder, adapter and thoughts with all that is trained still to be filled from the step's shards."""
+    """Decoder, adapter and all beside, with all that is trained still to be filled from the step's shards."""
     if recipe.train.what == "full":
         decoder = models.drawn(DecoderConfig.read(step.folder), device).to(getattr(torch, recipe.model.dtype))
         return models.fresh(recipe, decoder, tokenizer, "")

@@ -13,11 +13,9 @@ from laconic.core.manifest import Files
 from laconic.recipe import adapters
 from laconic.recipe.models import Parts
 
-THOUGHTS = "thoughts.safetensors"
-
 
 class ModelPart:
-    """The decoder or its adapter, the thoughts and the tokenizer of a run (training.checkpoint.Model)."""
+    """The decoder or its adapter, what is learned beside it and the tokenizer of a run (training.checkpoint.Model)."""
 
     def __init__(self, parts: Parts, method: str, what: str) -> None:
         self.parts, self.method, self.what = parts, method, what
@@ -30,8 +28,8 @@ class ModelPart:
         if parts.adapter is not None:
             adapter = parts.adapter
             moved(folder, lambda new: adapters.save_adapter(adapter, new))
-        if parts.thoughts is not None:
-            parts.thoughts.save(folder / THOUGHTS, self.about)
+        for name, module in parts.beside.items():
+            module.save(folder / name, self.about)
         parts.tokenizer.save(folder)
 
     def save_rest(self, files: Files) -> None:
@@ -50,12 +48,12 @@ class ModelPart:
             copy_weights(parts.decoder, folder)
         if parts.adapter is not None:
             adapters.refill(parts.adapter, folder)
-        if parts.thoughts is not None:
-            parts.thoughts.load(folder / THOUGHTS, self.about)
+        for name, module in parts.beside.items():
+            module.load(folder / name, self.about)
 
     @property
     def about(self) -> dict[str, str]:
-        """What the thoughts belong to: the method that trained them, the decoder they stand beside, its tokenizer."""
+        """What stands beside a decoder belongs to: the method that trained it, the decoder, its tokenizer."""
         base = self.parts.decoder.fingerprint if self.what == "full" else self.parts.base
         return {"method": self.method, "base": base, "tokenizer": self.parts.tokenizer.fingerprint}
 

@@ -25,7 +25,7 @@ from laconic.methods.settings import (
 )
 from laconic.training.settings import Training
 
-MethodName = Literal["cot", "nocot", "icot", "coconut", "codi", "pccot", "kava", "autocompressor"]
+MethodName = Literal["cot", "nocot", "icot", "coconut", "codi", "pccot", "kava", "autocompressor", "plain"]
 # The tables that a method reads. What else is given is kept and noted, so that one word changes the method.
 TABLES: Mapping[str, tuple[str, ...]] = {
     "cot": ("scoring",),
@@ -36,9 +36,10 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "pccot": ("thinking", "distilling"),
     "kava": ("thinking", "distilling", "keeping", "matching"),
     "autocompressor": ("reading", "halting"),
+    "plain": (),
 }
 # Methods that read documents, and the kinds of data that are documents.
-READERS, DOCUMENTS = ("autocompressor",), ("text", "recall")
+READERS, DOCUMENTS = ("autocompressor", "plain"), ("text", "recall")
 # Methods whose chain is what they are taught to write: it keeps its last step unless a recipe says otherwise.
 WHOLE = ("cot", "icot", "coconut")
 # Fields that hold paths; a "name" is one only where such a folder is there, "rows" where it ends as files of rows do or
@@ -70,7 +71,7 @@ class Model(Settings):
     family: Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt"] | None = Field(
         None, description="family of a new decoder, of the sizes below"
     )
-    tokenizer: str | None = Field(None, description='folder, hub name, or "digits"; absent: the checkpoint\'s own')
+    tokenizer: str | None = Field(None, description='folder, hub name, "digits", "recall", "bytes"; absent: its own')
     seed: int | None = Field(None, ge=0, description="of a new decoder's weights; absent: the run's seed")
     hidden_size: Size = Field(64, description="D, numbers in a vector")
     num_hidden_layers: Size = Field(2, description="L, blocks")
@@ -97,7 +98,9 @@ class Model(Settings):
         if self.start and self.tokenizer:
             raise ValueError(f'tokenizer "{self.tokenizer}": a run has its own; leave the key out')
         if self.family and not self.tokenizer:
-            raise ValueError('tokenizer: absent; a new decoder needs one, "digits" for the built-in task')
+            raise ValueError(
+                'tokenizer: absent; a new decoder needs one: "digits" or "recall" for those tasks, "bytes" for text'
+            )
         return self
 
 

@@ -84,7 +84,11 @@ class Training(Settings):
 
     def length(self, rows: int) -> int:
         """Updates in all."""
-        return self.steps if self.steps is not None else math.ceil((self.epochs or 0) * self.per_epoch(rows))
+        return self.updates(self.per_epoch(rows))
+
+    def updates(self, per_epoch: int) -> int:
+        """Updates in all, of so many in an epoch."""
+        return self.steps if self.steps is not None else math.ceil((self.epochs or 0) * per_epoch)
 
     def rising(self, steps: int) -> int:
         """Updates of the warm-up, of `steps` in all."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core import keyed
-from laconic.core.contract import Batch, Method, Source, State, Step
+from laconic.core.contract import Batch, Method, Source, State, Steered, Step
 from laconic.core.errors import OutOfMemory
 from laconic.training import checkpoint
 from laconic.training.optim import adamw, rate
@@ -80,6 +80,8 @@ class Updating:
         if outcome == "applied":
             self.apply(norm, at.step)
             self.states = states
+            if isinstance(self.method, Steered):
+                self.method.steer(numbers)
         self.scale(outcome)
         self.optimizer.zero_grad()
         return Did(numbers, tokens, outcome)
