@@ -43,12 +43,13 @@ def recall_tokenizer() -> Tokenizer:
 
 
 class Recalls:
-    """The task as batches (contract.Source): segments of facts, and one of Q times key and value."""
+    """The first `count` documents of a part (contract.Source): segments of facts, and one of Q times key and value."""
 
-    def __init__(self, seed: int, task: Recall, part: Part = "train") -> None:
+    def __init__(self, seed: int, task: Recall, part: Part = "train", count: int | None = None) -> None:
         self.task, self.part = task, part
         self.seed = 3 * seed + get_args(Part).index(part)
-        self.rows = {"train": task.rows, "valid": task.valid_rows, "test": task.test_rows}[part]
+        rows = {"train": task.rows, "valid": task.valid_rows, "test": task.test_rows}[part]
+        self.rows = min(count or rows, rows)
 
     @property
     def fingerprint(self) -> str:

@@ -162,9 +162,7 @@ def split(data: Data, every: Sequence[Document]) -> dict[Part, list[Document]]:
         return found
     k = round(data.text.held * len(every)) or int(data.text.held > 0 and len(every) > 2)
     order = sorted(every, key=lambda each: hashlib.sha256(each.name.encode()).digest())
-    kept: dict[str, Part] = {each.name: "valid" for each in order[:k]} | {
-        each.name: "test" for each in order[k : 2 * k]
-    }
+    kept: Mapping[str, Part] = {each.name: OTHERS[i >= k] for i, each in enumerate(order[: 2 * k])}
     for each in every:
         found[kept.get(each.name, "train")].append(each)
     return found

@@ -70,7 +70,8 @@ def foreseen(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Foreseen:
     if data.kind == "digits":
         rows = training(recipe, tokenizer, context)
         n = min(len(rows.source), SAMPLE)
-        return Foreseen(len(rows.source), rows.source, of_batch(rows.source.batch(range(n), 0, 0)), rows.notes, False)
+        batch = cast(Reasoning, rows.source.batch(range(n), 0, 0))
+        return Foreseen(len(rows.source), rows.source, of_batch(batch), rows.notes, False)
     kind = None if at_hand(data) else kind_of(data)
     return sampled(recipe, tokenizer, context) if kind is None else assumed(data, kind)
 

@@ -7,23 +7,29 @@ from laconic.core.contract import Example
 from laconic.core.errors import BadInput, Damaged
 from laconic.data import maths
 from laconic.data.examples import Read, read_examples
+from laconic.data.passages import Passages, tokenized
 from laconic.data.reasoning import Questions
+from laconic.data.recall import Recalls, recall_tokenizer
 from laconic.data.settings import Data, Part
 from laconic.data.synthetic import DigitsSource, digits, digits_tokenizer
+from laconic.data.text import documents
 from laconic.data.tokens import Tokenizer
 from laconic.evaluation.protocols import CODI, DIGIT, Protocol, own
-from laconic.recipe.schema import Recipe
+from laconic.recipe.schema import DOCUMENTS, Recipe
 
 Show = Callable[[str, int, int], None]
 HELD_OUT = 0  # seed of the order of generated problems held out: the same for every run
 
 
 class Rows(NamedTuple):
-    """Rows as batches, as text, and how an answer to one is judged; `notes` say what was left out or cut."""
+    """Rows as batches, as text, and how an answer to one is judged; `notes` say what was left out or cut.
 
-    source: Questions | DigitsSource
+    Documents are no questions: they have no examples, and nobody judges them.
+    """
+
+    source: Questions | DigitsSource | Passages | Recalls
     examples: Sequence[Example]
-    protocol: Protocol
+    protocol: Protocol | None
     notes: tuple[str, ...] = ()
 
 
@@ -33,8 +39,10 @@ def training(recipe: Recipe, tokenizer: Tokenizer, context: int, show: Show | No
     Raises `BadInput` (66) for rows that do not do, or that are held out elsewhere.
     """
     data = recipe.data
+    if data.kind in DOCUMENTS:
+        return of_documents(recipe, tokenizer, context, "train", show=show)
     if data.kind == "digits":
-        check_digits(tokenizer)
+        check_own(tokenizer, digits_tokenizer(), "digits")
         made = DigitsSource(recipe.seed, data.digits, "train", drop_last=data.chain == "drop_last")
         check_room(made, recipe.thinking.count if recipe.thinking else 0, context)
         return Rows(made, (), DIGIT)
@@ -44,6 +52,34 @@ def training(recipe: Recipe, tokenizer: Tokenizer, context: int, show: Show | No
     return Rows(made, made.examples, protocol(data), (*read.notes, *made.counts.lines(M)))
 
 
+def of_documents(
+    recipe: Recipe, tokenizer: Tokenizer, context: int, part: Part, count: int | None = None, show: Show | None = None
+) -> Rows:
+    """Documents: those trained on, or `count` rows of those held out, whose segments are not drawn."""
+    data, train = recipe.data, part == "train"
+    if data.kind == "recall":
+        check_own(tokenizer, recall_tokenizer(), "recall documents")
+        made = Recalls(recipe.seed if train else HELD_OUT, data.recall, part, count)
+        return Rows(made, (), None)
+    found, notes = documents(data, part)
+    ids = tokenized(found, tokenizer, show)
+    room = room_of(recipe, context)
+    made = Passages(
+        found, ids, data.text, recipe.seed, room, fixed=not train, count=count, least=recipe.train.batch if train else 1
+    )
+    said = f"{len(found):,} documents of {sum(map(len, ids)):,} tokens, {len(made):,} rows"
+    return Rows(made, (), None, (*notes, said))
+
+
+def room_of(recipe: Recipe, context: int) -> int:
+    """Positions that the longest memory, its successor's summaries, a trigger and a first token leave for a segment."""
+    how, text = recipe.reading, recipe.data.text
+    if how is None or how.positions == "zero":
+        return context
+    blocks = {"accumulate": text.tokens // text.mean - 1, "replace": 1}.get(how.memory, 0)
+    return context - (how.budget or blocks * how.cap) - how.cap - 2
+
+
 def from_file(data: Data) -> Read:
     """The rows of data.path, none of which is held out."""
     path = str(data.path)
@@ -51,12 +87,12 @@ def from_file(data: Data) -> Read:
     return maths.apart(data, {path: read_examples(path, data, data.rows)}, kept)
 
 
-def check_digits(tokenizer: Tokenizer) -> None:
-    """Raises `Damaged` (76) for another tokenizer than that of the generated rows, whose ids they are made of."""
-    ours = digits_tokenizer().fingerprint
+def check_own(tokenizer: Tokenizer, own: Tokenizer, rows: str) -> None:
+    """Raises `Damaged` (76) for another tokenizer than that of generated rows, whose ids they are made of."""
+    ours = own.fingerprint
     if tokenizer.fingerprint != ours:
         raise Damaged(
-            f"generated digits need the tokenizer {ours}, this is {tokenizer.fingerprint}; take a file of rows"
+            f"generated {rows} need the tokenizer {ours}, this is {tokenizer.fingerprint}; take a file of rows"
         )
 
 
@@ -73,6 +109,8 @@ def check_room(source: DigitsSource, thoughts: int, context: int) -> None:
 def held_out(recipe: Recipe, tokenizer: Tokenizer, context: int, part: Part, count: int | None = None) -> Rows:
     """The first rows of validation or test. Raises `BadInput` (66)."""
     data = recipe.data
+    if data.kind in DOCUMENTS:
+        return of_documents(recipe, tokenizer, context, part, count)
     if data.kind == "digits":
         made = DigitsSource(HELD_OUT, data.digits, part, drop_last=data.chain == "drop_last")
         return Rows(made, digits(HELD_OUT, min(count or len(made), len(made)), data.digits, part), DIGIT)

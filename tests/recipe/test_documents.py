@@ -1,0 +1,103 @@
+"""Recipes of documents: what is trained on and held out, with which tokenizer, and the room a segment has."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from laconic.core.contract import Documents
+from laconic.core.errors import BadInput, Damaged, Usage
+from laconic.data.tokens import byte_tokenizer
+from laconic.recipe.models import tokenizer_of
+from laconic.recipe.read import read
+from laconic.recipe.rows import held_out, room_of, training
+from laconic.recipe.schema import Recipe
+
+SMALL = """method = "autocompressor"
+seed = 5
+[model]
+family = "llama"
+tokenizer = "bytes"
+max_position_embeddings = 512
+[reading]
+cap = 4
+[data]
+kind = "text"
+path = "books.jsonl"
+text = { tokens = 240, segment = 60 }
+[train]
+steps = 2
+batch = 4
+lr = 1e-3
+what = "full"
+"""
+RECALL = ("data.kind=recall", "model.tokenizer=recall", "data.recall.rows=50")
+
+
+def recipe(tmp_path: Path, *more: str) -> Recipe:
+    rows = [{"book": f"b{i % 10}", "text": f"{i} " + chr(97 + i % 26) * 90} for i in range(60)]
+    (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = SMALL.replace('path = "books.jsonl"\n', "") if "data.kind=recall" in more else SMALL
+    (tmp_path / "small.toml").write_text(text)
+    return read(tmp_path / "small.toml", more)[0]
+
+
+def test_books_are_read_and_held_out(tmp_path: Path) -> None:
+    found = recipe(tmp_path)
+    tokenizer = tokenizer_of(found.model)
+    rows, held = training(found, tokenizer, 512), held_out(found, tokenizer, 512, "valid")
+    first, same, other = (rows.source.batch([0, 1], 0, step) for step in (0, 0, 1))
+    assert isinstance(first, Documents)
+    assert isinstance(same, Documents)
+    assert isinstance(other, Documents)
+    assert first.cuts == same.cuts != other.cuts
+    kept = held.source.batch(range(len(held.source)), 0, 3)
+    assert isinstance(kept, Documents)
+    assert kept.cuts == (60, 120, 180, 240)
+    books = [{name.partition("@")[0] for name in each.ids} for each in (rows.source.batch(range(24), 0, 0), kept)]
+    assert books[0].isdisjoint(books[1])
+    assert rows.notes[-1] == "8 documents of 4,536 tokens, 24 rows"
+    assert "valid: 1 documents held out" in rows.notes[0]
+    assert len(held_out(found, tokenizer, 512, "test", 2).source) == 2
+    with pytest.raises(BadInput, match="24 stretches of 240 tokens in 8 documents, a batch asks for 100"):
+        training(recipe(tmp_path, "train.batch=100"), tokenizer, 512)
+
+
+def test_recall_has_its_own_tokenizer(tmp_path: Path) -> None:
+    found = recipe(tmp_path, *RECALL)
+    tokenizer = tokenizer_of(found.model)
+    rows, held = training(found, tokenizer, 512), held_out(found, tokenizer, 512, "valid", 30)
+    assert (len(rows.source), len(held.source), tokenizer.vocab_size) == (50, 30, 299)
+    batch = rows.source.batch([3], 0, 0)
+    assert isinstance(batch, Documents)
+    assert batch.facts is not None
+    with pytest.raises(Damaged, match=r"generated recall documents need the tokenizer .*; take a file of rows"):
+        training(found, byte_tokenizer(), 512)
+
+
+@pytest.mark.parametrize(
+    ("more", "room"),
+    [
+        ((), 512 - 3 * 4 - 4 - 2),  # four segments: the last reads the vectors of three, and room for its own
+        (("reading.memory=replace",), 512 - 4 - 4 - 2),
+        (("reading.memory=fifo", "reading.budget=20"), 512 - 20 - 4 - 2),
+        (("reading.positions=zero",), 512),
+    ],
+)
+def test_room_of_a_segment(more: tuple[str, ...], room: int, tmp_path: Path) -> None:
+    assert room_of(recipe(tmp_path, *more), 512) == room
+
+
+def test_segments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    found = recipe(tmp_path)
+    with pytest.raises(Usage, match=r"data\.text\.segment 60: from 60 to 61 tokens nothing is left to draw for 3 seg"):
+        training(found, tokenizer_of(found.model), 79)
+
+
+def test_a_window_of_one_is_refused_at_its_line(tmp_path: Path) -> None:
+    with pytest.raises(Usage) as error:
+        recipe(tmp_path, "data.text.window=1")
+    assert str(error.value) == (
+        "data.text.window=1: 1 leaves no segment that reads a summary inside its own window, so nothing would learn to "
+        "compress; use 2 or more"
+    )
