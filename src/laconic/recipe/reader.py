@@ -28,7 +28,8 @@ from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.segments import positions_of, prompt
 from laconic.methods.stopping import Stop
 from laconic.recipe.compressing import Compression, Text, lengths
-from laconic.recipe.opened import Opened, opened
+from laconic.recipe.opened import RECIPE, Opened, opened
+from laconic.recipe.read import read
 
 
 class Asked(NamedTuple):
@@ -168,6 +169,12 @@ class Reader:
         """The decoder as it reads; an adapter that only writes is off."""
         return self.method.unit.reader()
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """What a text ends with: the tokenizer's eos, and others where the model's own files name it beside them."""
+        ends, eos = self.decoder.config.eos, self.tokenizer.eos
+        return ends if eos is None or eos in ends else (eos,)
+
     def generate(
         self,
         prompts: Sequence[str],
@@ -194,6 +201,7 @@ class Reader:
                 ids=found.ids,
                 state=found.state,
                 start=found.start,
+                eos=self.ends,
                 max_tokens=max_tokens,
                 min_tokens=min_tokens,
                 temperature=temperature,
@@ -213,6 +221,12 @@ def load(path: str | Path, device: str = "cpu", step: int | None = None) -> Read
     Raises `BadInput` (66) for what is no run, `Usage` (2) for a run of another method, `Damaged` (76).
     """
     return reader_of(opened(path, weights.place_of(device), step))
+
+
+def reads(path: str | Path) -> bool:
+    """Whether a run, by its recipe, is one that reads texts into memories."""
+    recipe, _ = read(Path(path) / RECIPE)
+    return recipe.method == "autocompressor"
 
 
 def reader_of(run: Opened) -> Reader:

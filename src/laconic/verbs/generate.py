@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
@@ -14,12 +15,12 @@ from laconic.core.errors import Usage
 from laconic.verbs.arguments import Dtype, torch_dtype, utf8
 
 if TYPE_CHECKING:
-    from laconic import Decoder, Generation
+    from laconic import Decoder, Generation, Memory
 
 
 @dataclass(frozen=True)
 class Generate:
-    """Continues one or more prompts; of a run, answers questions as its method does.
+    """Continues one or more prompts, on memories if they are given; of a run, answers questions as its method does.
 
     Example: laconic generate stories260k "Once upon a time" --max-tokens 196
     """
@@ -28,6 +29,8 @@ class Generate:
     """a checkpoint in Hugging Face layout: a folder, or a name on the hub; or a run of laconic train"""
     prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT")]
     """what to continue or to answer; several are read as one batch"""
+    memory: UseAppendAction[tuple[Path, ...]] = ()
+    """a file of laconic compress to stand before the prompts; several are joined, the first one the oldest"""
     max_tokens: int = 128
     """tokens to write at most"""
     min_tokens: int = 0
@@ -70,7 +73,11 @@ class Generate:
         if not prompts:
             raise Usage("no prompt given; laconic generate MODEL PROMPT")
         if is_run(self.model):
-            return self.answers(prompts)
+            from laconic.recipe.reader import reads
+
+            return self.reading(prompts) if self.memory or reads(self.model) else self.answers(prompts)
+        if self.memory:
+            raise Usage(f"--memory: {self.model} is no run; give the one that wrote it")
         if self.teacher:
             raise Usage(f"--teacher: {self.model} is no run; give the folder that laconic train wrote")
         with note(f"loading {self.model}"):
@@ -103,6 +110,42 @@ class Generate:
         self.tell(prompts, written, decoder, time.perf_counter() - start)
         return 0
 
+    def reading(self, prompts: list[str]) -> int:
+        """Continuations by a run that reads, on the memories joined; one of several texts is asked about each."""
+        from laconic.core.memory import Memory
+        from laconic.recipe.reader import load
+
+        self.check_run({"chat": self.chat, "teacher": self.teacher})
+        with note(f"loading {self.model}"):
+            reader = load(self.model, self.device)
+            memory = Memory.join(*(reader.load(path) for path in self.memory)) if self.memory else None
+        rows = 1 if memory is None else memory.B
+        asked = [f"{title}{prompt}" for title in titles(memory) for prompt in prompts] if len(prompts) == 1 else prompts
+        start = time.perf_counter()
+        written = reader.generate(
+            prompts,
+            memory,
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            stop=self.stop,
+            seed=self.seed,
+            on_token=self.streamer(prompts) if rows == 1 else None,
+        )
+        self.tell(asked, written, reader.decoder, time.perf_counter() - start)
+        return 0
+
+    def check_run(self, others: dict[str, object]) -> None:
+        """Raises `Usage` (2) for what the recipe of a run says, or what is not of a run."""
+        odd = others | {"allow_missing": self.allow_missing, "dtype": self.dtype, "revision": self.revision}
+        given = next((name for name, value in odd.items() if value), None)
+        if given:
+            raise Usage(f"--{given.replace('_', '-')}: not of a run, whose recipe says it; leave it out")
+
     def answers(self, prompts: list[str]) -> int:
         """Answers of a run: by its method, or by chain."""
         from laconic.core.sampling import Sampling
@@ -110,11 +153,7 @@ class Generate:
         from laconic.recipe.methods import answer, asked, writing
         from laconic.recipe.opened import opened
 
-        odd = {"chat": self.chat, "stop": self.stop, "min_tokens": self.min_tokens, "allow_missing": self.allow_missing}
-        odd |= {"dtype": self.dtype, "revision": self.revision}
-        given = next((name for name, value in odd.items() if value), None)
-        if given:
-            raise Usage(f"--{given.replace('_', '-')}: not of a run, whose recipe says it; leave it out")
+        self.check_run({"chat": self.chat, "stop": self.stop, "min_tokens": self.min_tokens})
         with note(f"loading {self.model}"):
             run = opened(self.model, place_of(self.device))
         how = Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
@@ -170,3 +209,10 @@ class Generate:
             print("\n\n".join(prompt + g.text for prompt, g in zip(prompts, written, strict=True)))
         passes = sum(g.passes.total for g in written)
         say(f"{tokens} tokens in {passes} passes, {seconds:.2f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s")
+
+
+def titles(memory: "Memory | None") -> list[str]:
+    """What to call each row of a memory of several texts: the names of its documents; of a single one nothing."""
+    if memory is None or memory.B == 1 or memory.provenance is None:
+        return [""] * (1 if memory is None else memory.B)
+    return [f"[{', '.join(each.name for each in row)}] " for row in memory.provenance.documents]
