@@ -1,0 +1,64 @@
+"""Questions about contexts, from JSONL and Parquet alike, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic.core.errors import BadInput
+from laconic.data.contexts import Asked, by_context, read_contexts
+from tests.conftest import needs
+
+ROWS: list[dict[str, Any]] = [
+    {"context": "Lucy is ill.", "question": "Who?", "answer_prefix": "It is", "answer": ["Lucy", "Miss Lucy"],
+     "max_new_tokens": 8, "task": "qa_1"},
+    {"context": "Tom runs.", "question": "Who?", "answer_prefix": "", "answer": ["Tom"], "max_new_tokens": 4,
+     "task": "qa_1"},
+    {"context": "Lucy is ill.", "question": "How?", "answer_prefix": "", "answer": ["ill"], "max_new_tokens": 4,
+     "task": "qa_2"},
+]  # fmt: skip
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rows_of_both_formats(tmp_path: Path) -> None:
+    needs("pyarrow")
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    found = read_contexts(write(tmp_path / "a.jsonl", ROWS))
+    assert found[0] == Asked("Lucy is ill.", "Who?", "It is", ("Lucy", "Miss Lucy"), 8, "qa_1")
+    parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    assert read_contexts(tmp_path / "a.parquet") == found
+    assert by_context(found) == {"Lucy is ill.": [0, 2], "Tom runs.": [1]}
+
+
+def test_one_answer_and_no_prefix(tmp_path: Path) -> None:
+    row = {"context": "c", "question": "q", "answer": "a", "max_new_tokens": 1, "more": [1]}
+    assert read_contexts(write(tmp_path / "a.jsonl", [row])) == [Asked("c", "q", "", ("a",), 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"context": None}, "context: no text: "),
+        ({"question": ""}, "question: empty: "),
+        ({"answer_prefix": 3}, "answer_prefix: no text: "),
+        ({"answer": []}, "answer: no list of texts: "),
+        ({"answer": ["a", 3]}, "answer: no list of texts: "),
+        ({"answer": 5}, "answer: no text: "),
+        ({"max_new_tokens": 0}, "max_new_tokens: no number from 1: "),
+        ({"max_new_tokens": True}, "max_new_tokens: no number from 1: "),
+        ({"max_new_tokens": "8"}, "max_new_tokens: no number from 1: "),
+    ],
+)
+def test_faulty_rows(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    text, key = json.dumps(ROWS[0] | change), next(iter(change))
+    with pytest.raises(BadInput) as error:
+        read_contexts(write(tmp_path / "a.jsonl", [ROWS[0] | change]))
+    column = text.index(f'"{key}": ') + len(key) + 5  # of the value, from 1
+    assert str(error.value).startswith(f"a.jsonl:1:{column}: {message}")

@@ -1,0 +1,60 @@
+"""Texts with labels: those at hand, their order as demonstrations, and what is refused."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from laconic.core.errors import BadInput
+from laconic.data.labelled import Labelled, demonstrations, majority, read_labelled
+from tests.conftest import shared_dir
+
+ROWS = [Labelled(f"text {i}", "abc"[(i % 6) // 3 + (i % 6 == 5)]) for i in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("file", "counts", "labels"),
+    [
+        ("clinc150/clinc150.jsonl", {"train": 15100, "valid": 3100, "test": 5500}, 151),
+        ("banking77/banking77.jsonl", {"train": 10003, "test": 3080}, 77),
+    ],
+)
+def test_the_sets_at_hand(file: str, counts: dict[str, int], labels: int) -> None:
+    found = read_labelled(shared_dir() / "data" / file)
+    assert Counter(row.part for row in found) == counts
+    assert len({row.label for row in found}) == labels
+
+
+def test_rows_of_a_part(tmp_path: Path) -> None:
+    rows = [{"text": f"t{i}", "label": str(i % 2), "split": "train" if i < 4 else "test"} for i in range(6)]
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row.text for row in read_labelled(file, "test")] == ["t4", "t5"]
+    with pytest.raises(BadInput, match=r"a\.jsonl: 0 labels in 0 rows of valid; give two or more"):
+        read_labelled(file, "valid")
+    file.write_text('{"text": "a", "label": 3}\n')
+    with pytest.raises(BadInput, match=r"a\.jsonl:1:24: label: no text: .* put it in quotes; a row has text and label"):
+        read_labelled(file)
+
+
+def test_demonstrations_come_in_the_order_of_a_seed() -> None:
+    first = demonstrations(ROWS, 0)
+    assert sorted(first) == sorted(ROWS)
+    assert first == demonstrations(ROWS, 0) != demonstrations(ROWS, 1)
+    assert first != ROWS
+
+
+def test_balanced_demonstrations_have_every_label_alike() -> None:
+    found = demonstrations(ROWS, 0, balanced=True)
+    assert sorted(found) == sorted(ROWS)
+    counts = Counter(row.label for row in ROWS)
+    for n in range(3, 3 * min(counts.values()) + 1, 3):
+        assert len(set(Counter(row.label for row in found[:n]).values())) == 1
+    assert found != demonstrations(ROWS, 1, balanced=True)
+
+
+def test_majority() -> None:
+    assert majority(ROWS) == ("a", 0.5)
+    with pytest.raises(BadInput, match="majority: no labelled rows; give at least one"):
+        majority([])
