@@ -176,7 +176,7 @@ class AutoCompressor(nn.Module):
         return self.reading.length == "stop" and self.halting is not None and self.halting.estimator == "soft"
 
     def steer(self, numbers: Mapping[str, float]) -> None:
-        """Eq. VL12 after an optimizer step with these numbers: the price is moved where the settings say so."""
+        """After an optimizer step with these numbers: the price is moved where the settings say so."""
         if self.halting is None or self.halting.target is None or "expected" not in numbers:
             return
         beta, mean = float(self.summaries.steered[0]), float(self.summaries.steered[1])

@@ -54,7 +54,7 @@ def places(reading: Reading) -> int:
 
 
 def room(config: DecoderConfig, reading: Reading, bos: int, segment: int) -> int | None:
-    """How many vectors may stand before a segment of so many tokens and its places; None: any number.
+    """Eq. AC1: how many vectors may stand before a segment of so many tokens and its places; None: any number.
 
     Less than 0 where the segment alone is too long. With zero positions only the text takes any.
     """

@@ -1,0 +1,182 @@
+"""AC1 to AC6 and AC8 to AC11 against their oracles: a document read with a memory, and passages at retrieval."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from laconic.core.contract import Documents
+from laconic.core.memory import Memory
+from laconic.methods import segments
+from laconic.methods.policies import room
+from laconic.methods.retrieval import choice, fused, order, replug
+from laconic.methods.settings import Reading
+from laconic.methods.units import Unit
+from tests.core.readings import fresh, noise, small
+from tests.methods.documents import compressor, documents
+from tests.oracles import autocompressor as oracle
+from tests.oracles.autocompressor import MISREAD, ORACLE
+from tests.oracles.compare import agree
+
+TABLE = ("text shifted by the memory where that has no positions", "memory on row 0 of the table", "everything counted")
+HELD = torch.tensor([[True, False, True, True], [False, True, True, False], [False] * 4])
+LIVE = torch.tensor([[False, True, True, False, True], [True] * 5, [True, True, False, False, False]])
+
+
+def memory_of(vectors: Tensor, live: Tensor) -> Memory:
+    """A memory of one block with these slots."""
+    return Memory.empty(len(vectors), vectors.shape[2], vectors.dtype).append(vectors, live, live.sum(1))
+
+
+@pytest.mark.equation("autocompressor", "AC1")
+@pytest.mark.parametrize(("generator", "trigger"), [("parallel", False), ("self", True)])
+def test_room(generator: Any, trigger: bool) -> None:
+    reading = Reading(generator=generator, cap=5)
+
+    def of(positions: int, window: int | None, zero: bool, bos: int, segment: int, K: int, trigger: bool) -> float:
+        name = "opt" if zero else "llama"
+        config = fresh(name, max_position_embeddings=positions, windows=(None, window)).config
+        found = room(config, reading, bos, segment)
+        return float(10_000 if found is None else max(found, -1))
+
+    told = {name: wrong for name, wrong in MISREAD["AC1"].items() if trigger or "trigger" not in name}
+    nowhere = told.pop("memory counted where it has no positions")
+    agree(of, ORACLE["AC1"], told, 64, None, False, 1, 40, 5, trigger)
+    agree(of, ORACLE["AC1"], told, 64, 50, False, 0, 30, 5, trigger)
+    agree(of, ORACLE["AC1"], {"counted": nowhere}, 64, None, True, 1, 40, 5, trigger)
+    for given in ((64, None, True, 1, 64, 5, trigger), (64, None, False, 0, 62, 5, trigger)):
+        assert of(*given) == ORACLE["AC1"](*given) == -1
+
+
+@pytest.mark.equation("autocompressor", "AC2")
+@pytest.mark.parametrize("name", ["llama", "opt"])
+def test_read(name: str) -> None:
+    """Rows with dead columns in memory and text, one of them without any memory."""
+    decoder, zero, reading = fresh(name).double(), name == "opt", Reading(cap=3)
+
+    def of(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, e: Tensor, zero: bool) -> Any:
+        seen = segments.read(decoder, reading, memory_of(memory, held), words, live, e)
+        return seen.places, seen.text.masked_fill(~live[..., None], 0.0)
+
+    told = {n: wrong for n, wrong in MISREAD["AC2"].items() if zero or n not in TABLE}
+    D = decoder.config.hidden_size
+    given = decoder, noise(1, 3, 4, D), HELD, noise(2, 3, 5, D), LIVE, noise(3, 3, D), zero
+    agree(oracle.differentiated(of), ORACLE["AC2"], told, *given)
+
+
+@pytest.mark.equation("autocompressor", "AC2")
+@pytest.mark.slow
+def test_read_by_finite_differences() -> None:
+    decoder, held, live = small("opt"), HELD[:1, :3], LIVE[:1, :3]
+    leaves = [noise(i, *shape).requires_grad_() for i, shape in enumerate(((1, 3, 8), (1, 3, 8), (2, 8)))]
+
+    def of(memory: Tensor, words: Tensor, e: Tensor) -> Tensor:
+        return segments.read(decoder, Reading(cap=2), memory_of(memory, held), words, live, e).places
+
+    assert gradcheck(of, leaves)
+
+
+def ragged(x: Tensor, live: Tensor) -> list[Tensor]:
+    return [row[there] for row, there in zip(x, live, strict=True)]
+
+
+@pytest.mark.equation("autocompressor", "AC3")
+@pytest.mark.equation("autocompressor", "AC4")
+@pytest.mark.parametrize("id", ["AC3", "AC4"])
+def test_memory_grows_or_is_replaced(id: str) -> None:
+    old, new, there = noise(1, 3, 4, 5), noise(2, 3, 5, 5), LIVE.clone()
+    there[1] = False  # a document that has ended
+
+    def after(x: Tensor, y: Tensor) -> Memory:
+        held = memory_of(x, HELD)
+        return (held.append if id == "AC3" else held.replaced)(y, there, there.sum(1))
+
+    def of(memory: list[Tensor], sigma: list[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(after(old, new).ragged())
+
+    by = {"AC3": (ORACLE["AC3"], MISREAD["AC3"]), "AC4": (ORACLE["AC4"], MISREAD["AC4"])}
+    agree(of, *by[id], ragged(old, HELD), ragged(new, there))
+    assert gradcheck(lambda x, y: after(x, y).flat()[0], (old.requires_grad_(), new.requires_grad_()))
+
+
+def rows_of(batch: Documents) -> list[Any]:
+    """The ids of each segment, the windows by number, and how many of each are read again."""
+    pieces = batch.pieces
+    windows = [[piece.first + i for i in range(len(piece.cuts))] for piece in pieces]
+    again = [batch.windows[1] if piece.first else 0 for piece in pieces]
+    ids = [[batch.text[b, s][batch.live[b, s]].tolist() for s in batch.segments] for b in range(batch.B)]
+    return [(text, windows, again) for text in ids]
+
+
+@pytest.mark.equation("autocompressor", "AC5")
+@pytest.mark.parametrize("memory", ["accumulate", "replace"])
+@pytest.mark.parametrize(("name", "windows"), [("llama", (3, 1)), ("opt", (2, 0))])
+def test_loss_of_documents(name: str, windows: tuple[int, int], memory: Any) -> None:
+    """Windows with a memory between them, dead columns anywhere, rows that end: value and gradients."""
+    batch = documents(pads=1, windows=windows)
+    method = compressor(name, memory=memory)
+    method.decoder.requires_grad_(True)
+    e = method.summaries.tokens
+    batch = replace(batch, totals=method.totals(batch))
+
+    def of(*_: Any) -> Tensor:
+        total, state = torch.zeros((), dtype=torch.float64), None
+        for piece in batch.pieces:
+            step = method(piece, state)
+            total, state = total + step.loss, None if step.state is None else step.state.detach()
+        return total
+
+    blind = {"what is read again scored again"} if windows[1] == 0 else set[str]()
+    blind |= {"newest block first"} if memory == "replace" else set[str]()
+    told = {n: wrong for n, wrong in MISREAD["AC5"].items() if n not in blind}
+    given = method.decoder, rows_of(batch), e, name == "opt", memory == "replace"
+    agree(oracle.with_gradient(of), ORACLE["AC5"], told, *given, margin=1e-5)
+
+
+@pytest.mark.equation("autocompressor", "AC5")
+def test_nats_by_finite_differences() -> None:
+    decoder = small("llama", vocab_size=7)
+    unit = Unit(decoder, compressor(sizes={"vocab_size": 7}).summaries)
+    targets = torch.tensor([[3, -100, 5, 1], [-100, 2, -100, 4]])
+    hidden = noise(1, 2, 4, 8).requires_grad_()
+    assert gradcheck(lambda h: unit.nats(h, targets).sum, hidden)
+
+
+@pytest.mark.equation("autocompressor", "AC6")
+def test_memory_is_a_constant_at_the_edge() -> None:
+    def of(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        held = memory_of(x, torch.ones(x.shape[:2], dtype=torch.bool))
+        value = (held.detach().vectors * y).sum() + held.vectors.square().sum()
+        return value.detach(), torch.autograd.grad(value, x)[0]
+
+    agree(of, ORACLE["AC6"], MISREAD["AC6"], noise(1, 2, 3, 4), noise(2, 2, 3, 4))
+
+
+@pytest.mark.equation("autocompressor", "AC8")
+def test_fused_summaries() -> None:
+    agree(fused, ORACLE["AC8"], MISREAD["AC8"], -3 * noise(1, 9).abs(), -3 * noise(2, 9).abs())
+
+
+@pytest.mark.equation("autocompressor", "AC9")
+def test_mixture_over_passages() -> None:
+    agree(replug, ORACLE["AC9"], MISREAD["AC9"], -3 * noise(1, 4, 6).abs(), 2 * noise(2, 4))
+
+
+@pytest.mark.equation("autocompressor", "AC10")
+def test_order_of_passages() -> None:
+    passages, query = noise(1, 6, 3, 4) * torch.arange(1, 7)[:, None, None], noise(2, 3, 4)
+    passages[4] = passages[1]
+    agree(lambda p, q: order(p, q).double(), ORACLE["AC10"], MISREAD["AC10"], passages, query)
+
+
+@pytest.mark.equation("autocompressor", "AC11")
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_answer_of_a_classification(calibrated: bool) -> None:
+    nats, tokens = 9 * noise(1, 40, 3).abs(), torch.tensor([[1, 2, 5]]).expand(40, 3)
+    without = 9 * noise(2, 40, 3).abs() if calibrated else None
+    told = {n: wrong for n, wrong in MISREAD["AC11"].items() if calibrated or n != "calibration added"}
+    agree(lambda *x: choice(*x).double(), ORACLE["AC11"], told, nats, tokens, without)

@@ -1,0 +1,201 @@
+"""VL1, VL2, VL25 to VL28 and CP1 against their oracles: what is written, and what of the older memory stays."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from laconic.core.memory import Memory
+from laconic.methods import segments
+from laconic.methods.policies import Kept, fifo, over
+from laconic.methods.segments import triggered
+from laconic.methods.settings import Reading
+from laconic.methods.summaries import Summaries, pooled, selected
+from laconic.methods.units import untriggered
+from tests.core.readings import noise, small
+from tests.methods.documents import compressor
+from tests.oracles import summaries as oracle
+from tests.oracles.compare import agree
+from tests.oracles.summaries import MISREAD, ORACLE
+
+HELD = torch.tensor([[True, False, True], [False] * 3])
+LIVE = torch.tensor([[False, True, True, False, True], [True, True, True, False, False]])
+
+
+def memory_of(vectors: Tensor, live: Tensor) -> Memory:
+    """A memory of one block with these slots."""
+    return Memory.empty(len(vectors), vectors.shape[2], vectors.dtype).append(vectors, live, live.sum(1))
+
+
+@pytest.mark.equation("halting", "VL1")
+def test_map_from_state_to_vector() -> None:
+    summaries = Summaries(small("llama"), Reading(cap=2, adapter="mlp"), eos=2)
+    with torch.no_grad():
+        for i, p in enumerate(summaries.parameters()):
+            p.add_(noise(i, *p.shape) * 0.3)
+    assert summaries.inner is not None
+    assert summaries.outer is not None
+
+    def of(z: Tensor, *_: Any) -> Tensor:
+        return summaries.vectors(z)
+
+    z, parts = noise(1, 4, summaries.width), (summaries.inner, summaries.outer)
+    maps = [p for part in parts for p in (part.weight, part.bias)]
+    given = z, summaries.scale, float(summaries.r), *maps
+    agree(of, ORACLE["VL1"], MISREAD["VL1"], *given)
+    names = ("scale", "inner.weight", "outer.weight")
+
+    def gradients(z: Tensor, *values: Tensor) -> Tensor:
+        changed = dict(zip(names, values, strict=True)) | {"inner.bias": maps[1], "outer.bias": maps[3]}
+        return torch.func.functional_call(Mapped(summaries), {f"inside.{n}": p for n, p in changed.items()}, (z,))
+
+    leaves = [z[:1].clone().requires_grad_(), *(dict(summaries.named_parameters())[n] for n in names)]
+    assert gradcheck(gradients, leaves, fast_mode=True)
+
+
+class Mapped(torch.nn.Module):
+    """The map of a compressor as a module of its own."""
+
+    def __init__(self, inside: Any) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.inside.vectors(z)
+
+
+def test_maps_as_they_start() -> None:
+    """Of a fresh mlp the inner map gives nothing; none is the state itself."""
+    decoder, z = small("llama"), noise(1, 3, 8)
+    kinds = {kind: Summaries(decoder, Reading(cap=2, adapter=kind), eos=2) for kind in ("none", "scale", "mlp")}
+    assert torch.equal(kinds["none"].vectors(z), z)
+    assert torch.equal(kinds["mlp"].vectors(z), kinds["scale"].vectors(z))
+    rms = kinds["scale"].vectors(z).square().mean(1).sqrt()
+    torch.testing.assert_close(rms, decoder.words.weight.square().mean(1).sqrt().mean().expand(3))
+
+
+@pytest.mark.equation("halting", "VL2")
+@pytest.mark.parametrize("name", ["llama", "opt"])
+def test_self_feeding(name: str) -> None:
+    """The loop on the cache equals reading everything again at each step."""
+    K, summaries = 3, compressor(name, generator="self").summaries
+    decoder = compressor(name, generator="self").decoder
+
+    def of(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, trigger: Tensor, steps: Tensor,
+           c: Tensor, r: float, K: int, zero: bool) -> Tensor:  # fmt: skip
+        changed = {"inside.start": trigger, "inside.steps": steps, "inside.scale": c}
+        given = decoder, memory_of(memory, held), words, live, K
+        return torch.func.functional_call(Written(summaries), changed, given)
+
+    D = summaries.width
+    given = decoder, noise(1, 2, 3, D), HELD, noise(2, 2, 5, D), LIVE, noise(3, D), noise(4, K, D)
+    r = float(summaries.r)
+    zero = name == "opt"
+    agree(oracle.with_gradient(of), ORACLE["VL2"], MISREAD["VL2"], *given, torch.tensor(1.3).double(), r, K, zero)
+
+
+class Written(torch.nn.Module):
+    """What a segment gives, as a module of its own."""
+
+    def __init__(self, inside: Any) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, decoder: Any, memory: Memory, words: Tensor, live: Tensor, n: int) -> Tensor:
+        return segments.write(decoder, self.inside, memory, words, live, n).states
+
+
+@pytest.mark.equation("halting", "VL2")
+@pytest.mark.slow
+def test_self_feeding_by_finite_differences() -> None:
+    decoder = small("llama")
+    summaries = Summaries(decoder, Reading(cap=2, generator="self"), eos=2).requires_grad_(False)
+    live, empty = LIVE[:1, :3], Memory.empty(1, 8, torch.float64)
+    words, start, steps = noise(1, 1, 3, 8), noise(2, 8), noise(3, 2, 8)
+
+    def of(words: Tensor, start: Tensor, steps: Tensor) -> Tensor:
+        given = decoder, empty, words, live, 2
+        return torch.func.functional_call(Written(summaries), {"inside.start": start, "inside.steps": steps}, given)
+
+    assert gradcheck(of, [x.requires_grad_() for x in (words, start, steps)], fast_mode=True)
+
+
+@pytest.mark.equation("halting", "VL25")
+def test_pooling() -> None:
+    h, N = noise(1, 2, 5, 4), torch.tensor([2, 4])
+    agree(oracle.pooled_with_gradient(pooled), ORACLE["VL25"], MISREAD["VL25"], h, LIVE, N, 4)
+    assert gradcheck(lambda h: pooled(h, LIVE, N, 4)[0], h.requires_grad_())
+
+
+@pytest.mark.equation("halting", "VL26")
+def test_selection() -> None:
+    r = noise(1, 2, 5)
+    r[:, 3] = 9.0  # a pad in both rows
+    r[0, 1] = r[0, 4]
+
+    def of(r: Tensor, live: Tensor, N: Tensor, K: int) -> tuple[Tensor, Tensor]:
+        columns, there = selected(r, live, N, K)
+        return columns.masked_fill(~there, -1).double(), there.sum(1).double()
+
+    agree(of, ORACLE["VL26"], MISREAD["VL26"], r, LIVE, torch.tensor([2, 2]), 4)
+    agree(of, ORACLE["VL26"], {}, r, LIVE, torch.tensor([7, 1]), 7)
+
+
+@pytest.mark.equation("halting", "VL27")
+@pytest.mark.parametrize("name", ["llama", "opt"])
+def test_memory_within_a_budget(name: str) -> None:
+    method = compressor(name, memory="budgeted", budget=6)
+    vectors, there = (
+        noise(1, 3, 5, method.summaries.width),
+        torch.tensor([[True] * 5, [True] * 3 + [False] * 2, [False] * 5]),
+    )
+    memory = memory_of(vectors, there)
+    kept = Kept(vectors[:, :3], torch.tensor([[True] * 2 + [False], [True] * 3, [True] * 3]))
+    rows = over(memory, kept, 6)
+    assert rows.tolist() == oracle.over([5, 3, 0], [2, 3, 3], 6) == [True, False, False]
+    assert rows.tolist() != oracle.over([5, 3, 0], [2, 3, 3], 6, late=True)
+    assert rows.tolist() != oracle.over([5, 3, 0], [2, 3, 3], 6, slots=5)
+
+    def of(decoder: Any, memory_: list[Tensor], e: Tensor, rows: list[bool], zero: bool) -> tuple[Tensor, ...]:
+        return tuple(method.unit.condensed(memory, torch.tensor(rows)).ragged())
+
+    given = method.decoder, memory.ragged(), method.summaries.tokens, rows.tolist(), name == "opt"
+    tuples = {n: (lambda *g, w=wrong: tuple(w(*g))) for n, wrong in MISREAD["VL27"].items()}
+    agree(of, lambda *g: tuple(ORACLE["VL27"](*g)), tuples, *given)
+    after = method.unit.after(memory, kept, torch.tensor([4, 4, 4]))
+    assert after.lengths.tolist() == [5, 6, 3]
+    assert after.block[0].tolist() == [0, 0, 0, 1, 1, -1]
+
+
+@pytest.mark.equation("halting", "VL28")
+@pytest.mark.parametrize("budget", [3, 4, 6])
+def test_memory_without_its_oldest(budget: int) -> None:
+    rows = [[2, 1, 3], [1, 3, 2], [3, 0, 0]]  # live vectors of each block
+    memory = Memory.empty(3, 2, torch.float64)
+    for i in range(3):
+        live = torch.arange(3) < torch.tensor([[row[i]] for row in rows])
+        memory = memory.append(noise(i, 3, 3, 2), live, torch.tensor([5, 5, 5 * (i == 0)]))
+    blocks = [[i for i in range(3) for _ in range(row[i])] for row in rows]
+
+    def of(blocks: list[list[int]], budget: int) -> tuple[Tensor, ...]:
+        left = fifo(memory, budget)
+        return tuple(b[alive].double() for b, alive in zip(left.block, left.live, strict=True))
+
+    def tupled(function: Any) -> Any:
+        return lambda *given: tuple(torch.tensor(row).double() for row in function(*given))
+
+    told = {n: tupled(wrong) for n, wrong in MISREAD["VL28"].items() if budget < 6}
+    agree(of, tupled(ORACLE["VL28"]), told if budget == 4 else {}, blocks, budget)
+
+
+@pytest.mark.equation("halting", "CP1")
+def test_published_trigger() -> None:
+    live = torch.cat([LIVE, LIVE[:1] & False])
+    targets = torch.arange(15).reshape(3, 5).masked_fill(~live, -100)
+
+    def of(trigger: Tensor, words: Tensor, live: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return triggered(trigger, words, live), untriggered(targets, live).double()
+
+    agree(of, ORACLE["CP1"], MISREAD["CP1"], noise(1, 4), noise(2, 3, 5, 4), live, targets)

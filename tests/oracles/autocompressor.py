@@ -1,0 +1,296 @@
+"""Oracles of AC1 to AC6 and AC8 to AC11, as loops over rows, segments and tokens, and misreadings of them.
+
+`decoder(vectors [1, S, D], positions=[1, S])` is whatever model reads; every row is read by itself, without pads. A
+document is a list of segments, each a list of ids; a window a list of numbers of segments, of which some are scored.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def reader(decoder: Any, memory: Tensor, words: Tensor, e: Tensor, zero: bool, **how: Any) -> tuple[Tensor, Tensor]:
+    """States of the text and of the places of one row: [M; text; e_1..e_K]."""
+    m, T, K = len(memory), len(words), len(e)
+    parts, places = [memory, words, e], [-1] * m + list(range(T)) + [-1] * K
+    if how.get("newest"):
+        parts[0] = memory.flip(0)
+    if how.get("behind"):
+        parts = [words, memory, e]
+    if how.get("shifted"):
+        places = [-1] * m + list(range(m, m + T)) + [-1] * K
+    if how.get("row 0"):
+        places = [0] * m + list(range(T)) + [-1] * K
+    if how.get("counted"):
+        places = list(range(m + T + K))
+    positions = torch.tensor([places if zero or how.get("counted") else list(range(m + T + K))])
+    L = decoder.config.num_hidden_layers
+    seen = decoder(torch.cat(parts)[None], positions=positions, want=(f"resid2.{L - 1}",))
+    hidden = seen.stages[f"resid2.{L - 1}"][0] if how.get("unnormed") else seen.hidden[0]
+    first = m - int(bool(how.get("early")))
+    return hidden[m : m + T], hidden[first + T : first + T + K]
+
+
+def read(
+    decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, e: Tensor, zero: bool, **how: Any
+) -> tuple[Tensor, Tensor]:
+    """AC2 of rows with dead columns; the text's states where it is live, else 0."""
+    text, places = torch.zeros_like(words), []
+    for b in range(len(words)):
+        pads = torch.ones_like(live[b]) if how.get("pads") else live[b]
+        found, z = reader(decoder, memory[b, held[b]], words[b, pads], e, zero, **how)
+        text[b, live[b]] = found[live[b][pads]]
+        places.append(z)
+    return torch.stack(places), text
+
+
+def differentiated(function: Any) -> Any:
+    """The values of AC2, and the gradients of a sum of them to memory, words and summary tokens."""
+
+    def run(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, e: Tensor, zero: bool) -> Any:
+        leaves = [x.detach().requires_grad_() for x in (memory, words, e)]
+        z, text = function(decoder, leaves[0], held, leaves[1], live, leaves[2], zero)
+        weighted = z.sum() + (text * torch.arange(text.shape[2])).sum()
+        return z, text, *torch.autograd.grad(weighted, leaves)
+
+    return run
+
+
+def joined(memory: list[Tensor], sigma: list[Tensor], keeps: list[bool], *, newest: bool = False) -> list[Tensor]:
+    """AC3, and AC4 where nothing is kept, row by row."""
+    found: list[Tensor] = []
+    for m, s, keep in zip(memory, sigma, keeps, strict=True):
+        rows = [*(list(m) if keep else []), *list(s)]
+        found.append(torch.stack([*list(s), *list(m)] if newest else rows) if rows else m[:0])
+    return found
+
+
+def room(
+    positions: int, window: int | None, zero: bool, bos: int, segment: int, K: int, trigger: bool,
+    *, places: bool = True, triggered: bool = True, nowhere: bool = True,
+) -> int:  # fmt: skip
+    """AC1: the largest memory before a segment, -1 if there is none; 10,000 stands for any number."""
+    n = (K if places else 0) + (trigger if triggered else 0)
+    for m in range(10_001):
+        columns = bos + m + segment + n
+        asked = bos + segment if zero and nowhere else columns
+        if asked > positions or (window is not None and columns > window):
+            return m - 1
+    return 10_000
+
+
+def document(
+    decoder: Any, text: list[list[int]], windows: list[list[int]], again: list[int], e: Tensor, zero: bool,
+    replace: bool, **how: Any,
+) -> tuple[Tensor, list[int]]:  # fmt: skip
+    """AC5 and AC6 of one document: summed nats of each window, and its scored tokens.
+
+    Each window begins with the memory before its first segment, a constant; `again` says how many of its segments
+    are read again unscored.
+    """
+    D = decoder.words.weight.shape[1]
+    held: dict[int, Tensor] = {0: torch.zeros(0, D, dtype=e.dtype)}
+    sums, counts = [], []
+    for window, repeated in zip(windows, again, strict=True):
+        M, nats, n = held[window[0]].detach(), torch.zeros((), dtype=e.dtype), 0
+        for place, i in enumerate(window):
+            ids = torch.tensor(text[i], dtype=torch.long)
+            before = M[:0] if how.get("forgets") else M
+            if not len(ids):
+                held[i + 1] = M
+                continue
+            h, _ = reader(decoder, M, decoder.words(ids), e, zero)
+            _, z = reader(decoder, before, decoder.words(ids), e, zero)
+            log_p = decoder.logits(h).log_softmax(-1)
+            following = next((text[j] for j in window[place + 1 :] if text[j]), [])
+            targets = [*text[i][1:], *([] if how.get("severed") else following[:1])]
+            unscored = place < repeated
+            for j, target in enumerate(targets):
+                if unscored and not (place == repeated - 1 and j == len(text[i]) - 1) and not how.get("rescored"):
+                    continue
+                nats, n = nats - log_p[j, target], n + 1
+            if how.get("first scored") and place == 0:
+                nats, n = nats - log_p[0, text[i][0]], n + 1
+            z = z.detach() if how.get("cut") else z
+            M = z if replace else torch.cat([z, M] if how.get("newest") else [M, z])
+            held[i + 1] = M
+        sums.append(nats)
+        counts.append(n)
+    return torch.stack(sums), counts
+
+
+def loss(decoder: Any, rows: list[Any], e: Tensor, zero: bool, replace: bool, **how: Any) -> Tensor:
+    """AC5: nats of all documents over their scored tokens."""
+    found = [document(decoder, *row, e, zero, replace, **how) for row in rows]
+    if how.get("means"):
+        return sum(n for s, c in found for n in s / torch.tensor(c).clamp(min=1)) / len(rows)  # type: ignore[return-value]
+    return sum(s.sum() for s, _ in found) / sum(sum(c) for _, c in found)  # type: ignore[return-value]
+
+
+def with_gradient(function: Any) -> Any:
+    """The loss with its gradients to the words' table and the summary tokens."""
+
+    def run(decoder: Any, rows: list[Any], e: Tensor, zero: bool, replace: bool) -> tuple[Tensor, ...]:
+        leaves = [decoder.words.weight, e]
+        value = function(decoder, rows, e, zero, replace)
+        found = torch.autograd.grad(value, leaves, allow_unused=True)
+        return value, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True))
+
+    return run
+
+
+def misread(**how: Any) -> Any:
+    return with_gradient(lambda *given: loss(*given, **how))
+
+
+def detached(x: Tensor, y: Tensor, *, flows: bool = False, gone: bool = False) -> tuple[Tensor, Tensor]:
+    """AC6: the value of sum(sg(x) y) + sum(x^2), and its gradient to x."""
+    value, slope = torch.zeros((), dtype=x.dtype), torch.zeros_like(x)
+    for at in torch.cartesian_prod(*(torch.arange(n) for n in x.shape)).tolist():
+        i = tuple(at)
+        value = value + x[i] * (0.0 if gone else y[i]) + x[i] ** 2
+        slope[i] = 2 * x[i] + (y[i] if flows else 0.0)
+    return value, slope
+
+
+def fused(with_memory: Tensor, alone: Tensor, *, logs: bool = False, halved: bool = True) -> Tensor:
+    """AC8 token by token."""
+    found = torch.zeros_like(alone)
+    for t, (a, b) in enumerate(zip(with_memory.tolist(), alone.tolist(), strict=True)):
+        total = math.exp(a) + math.exp(b)
+        found[t] = (a + b) / 2 if logs else math.log(total / (2 if halved else 1))
+    return found
+
+
+def replug(log_p: Tensor, scores: Tensor, *, even: bool = False, logs: bool = False) -> Tensor:
+    """AC9 token by token."""
+    raised = [1.0 if even else math.exp(s) for s in scores.tolist()]
+    weight, found = [r / sum(raised) for r in raised], torch.zeros_like(log_p[0])
+    for t in range(log_p.shape[1]):
+        each = [log_p[d, t].item() for d in range(len(weight))]
+        mixed = sum(w * (x if logs else math.exp(x)) for w, x in zip(weight, each, strict=True))
+        found[t] = mixed if logs else math.log(mixed)
+    return found
+
+
+def order(passages: Tensor, query: Tensor, *, nearest: bool = False, cosine: bool = False) -> Tensor:
+    """AC10: the farthest first."""
+    far: list[float] = []
+    for sigma in passages:
+        if cosine:
+            a, b = sigma.flatten(), query.flatten()
+            far.append(-float(a @ b / (a.norm() * b.norm())))
+        else:
+            far.append(
+                math.sqrt(
+                    sum((x - y) ** 2 for x, y in zip(sigma.flatten().tolist(), query.flatten().tolist(), strict=True))
+                )
+            )
+    ranked = sorted(range(len(far)), key=lambda d: far[d] if nearest else -far[d])
+    return torch.tensor(ranked).double()
+
+
+def choice(
+    nats: Tensor, tokens: Tensor, without: Tensor | None, *, summed: bool = False, added: bool = False
+) -> Tensor:
+    """AC11, question by question."""
+    found: list[float] = []
+    for b in range(len(nats)):
+        scores: list[float] = []
+        for c in range(nats.shape[1]):
+            n = 1 if summed else int(tokens[b, c])
+            plain = 0.0 if without is None else float(without[b, c]) / n
+            scores.append(float(nats[b, c]) / n + (plain if added else -plain))
+        found.append(scores.index(min(scores)))
+    return torch.tensor(found).double()
+
+
+def accumulated(memory: list[Tensor], sigma: list[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(joined(memory, sigma, [True] * len(memory)))
+
+
+def replaced(memory: list[Tensor], sigma: list[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(joined(memory, sigma, [not len(s) for s in sigma]))
+
+
+def emptied(memory: list[Tensor], sigma: list[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(joined(memory, sigma, [False] * len(memory)))
+
+
+read_with_gradients = differentiated(read)
+loss_with_gradients = with_gradient(loss)
+
+ORACLE = {
+    "AC1": room,
+    "AC2": read_with_gradients,
+    "AC3": accumulated,
+    "AC4": replaced,
+    "AC5": loss_with_gradients,
+    "AC6": detached,
+    "AC8": fused,
+    "AC9": replug,
+    "AC10": order,
+    "AC11": choice,
+}
+
+
+def reading(**how: Any) -> Any:
+    return differentiated(lambda *given: read(*given, **how))
+
+
+MISREAD = {
+    "AC1": {
+        "places forgotten": lambda *given: room(*given, places=False),
+        "trigger forgotten": lambda *given: room(*given, triggered=False),
+        "memory counted where it has no positions": lambda *given: room(*given, nowhere=False),
+    },
+    "AC2": {
+        "state before the final norm": reading(unnormed=True),
+        "newest block first": reading(newest=True),
+        "memory behind the text": reading(behind=True),
+        "state one place early": reading(early=True),
+        "pads read": reading(pads=True),
+        "text shifted by the memory where that has no positions": reading(shifted=True),
+        "memory on row 0 of the table": reading(**{"row 0": True}),
+        "everything counted": reading(counted=True),
+    },
+    "AC3": {
+        "newest first": lambda memory, sigma: tuple(joined(memory, sigma, [True] * len(memory), newest=True)),
+        "replaced": emptied,
+    },
+    "AC4": {
+        "accumulated": accumulated,
+        "a row that has ended is emptied": emptied,
+    },
+    "AC5": {
+        "first token of a window scored": misread(**{"first scored": True}),
+        "sum of window means": misread(means=True),
+        "memory cut before the next segment": misread(cut=True),
+        "newest block first": misread(newest=True),
+        "compressed without the old memory in the prompt": misread(forgets=True),
+        "segments severed": misread(severed=True),
+        "what is read again scored again": misread(rescored=True),
+    },
+    "AC6": {
+        "gradient through the edge": lambda x, y: detached(x, y, flows=True),
+        "memory dropped": lambda x, y: detached(x, y, gone=True),
+    },
+    "AC8": {
+        "mean of logarithms": lambda a, b: fused(a, b, logs=True),
+        "not halved": lambda a, b: fused(a, b, halved=False),
+    },
+    "AC9": {
+        "even weights": lambda p, s: replug(p, s, even=True),
+        "mean of logarithms": lambda p, s: replug(p, s, logs=True),
+    },
+    "AC10": {
+        "nearest first": lambda p, q: order(p, q, nearest=True),
+        "cosine": lambda p, q: order(p, q, cosine=True),
+    },
+    "AC11": {
+        "sums over tokens": lambda *given: choice(*given, summed=True),
+        "calibration added": lambda *given: choice(*given, added=True),
+    },
+}
