@@ -73,7 +73,8 @@ def test_some_rows_are_from_everywhere_and_always_the_same() -> None:
 
 
 def test_too_little_text_is_refused() -> None:
-    with pytest.raises(BadInput, match="4 stretches of 300 tokens in 3 documents, a batch asks for 8; give more text"):
+    line = r"4 stretches of 300 tokens in 3 documents, a batch asks for 8; give more text, or lower data\.text\.tokens"
+    with pytest.raises(BadInput, match=line):
         passages(least=8)
 
 

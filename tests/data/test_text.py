@@ -85,18 +85,24 @@ def test_parquet_and_hub_have_the_same_documents(tmp_path: Path, monkeypatch: py
 
 
 FAULTS: list[tuple[bytes, str]] = [
-    (b'{"text": "a"}\n{"text": 5}\n', 'a.jsonl:2:10: text: no text: {"text": 5}; put it in quotes'),
+    (
+        b'{"text": "a"}\n{"text": 5}\n',
+        'a.jsonl:2:10: text: no text: {"text": 5}; put it in quotes; a row has a field text',
+    ),
     (b'{"text": " "}\n', 'a.jsonl:1:10: text: empty: {"text": " "}; give a text'),
     (b'{"body": "a"}\n', 'a.jsonl:1:1: text: no such field in {"body": "a"}; a row has a field text'),
     (b'{"text": "a", "book": "b"}\n{"text": "c"}\n', 'a.jsonl:2:1: book: no such field in {"text": "c"}'),
-    (b'{"text": "a", "split": "dev"}\n', "a.jsonl:1:24: split: "),
+    (
+        b'{"text": "a", "split": "dev"}\n',
+        'a.jsonl:1:24: split: {"text": "a", "split": "dev"}; it is one of train, valid, validation, test',
+    ),
     (b'{"text": "a"}\n\n{"text": "b"}\n', "a.jsonl:2:1: a blank line between rows; delete it"),
     (b'{"text": "a"\n', "a.jsonl:1:"),
     (b'{"text": "\xff"}\n', "a.jsonl:1:11: byte 11 of the line is not UTF-8"),
     (b"\n", "a.jsonl: no row in it; write one object a line"),
     (
         b'{"text":"a","book":"b","split":"train"}\n{"text":"c","book":"b","split":"test"}\n',
-        "b: rows in test and train; ",
+        "b: rows in test and train; a document is of one part, mend the field split",
     ),
 ]
 
