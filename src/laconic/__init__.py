@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from laconic.data.tokens import load_tokenizer
     from laconic.methods.dgd_optimizer import DGD
     from laconic.methods.m3_optimizer import M3
+    from laconic.methods.titans_layer import Titans
     from laconic.recipe.reader import load
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "load",
     "DGD",
     "M3",
+    "Titans",
     "__version__",
 ]
 
@@ -43,6 +45,7 @@ _HOMES = {
     "Memory": "laconic.core.memory",
     "DGD": "laconic.methods.dgd_optimizer",
     "M3": "laconic.methods.m3_optimizer",
+    "Titans": "laconic.methods.titans_layer",
 }
 
 

@@ -1,0 +1,199 @@
+"""The definition of a self-modifying layer: every memory held as it is, written token by token.
+
+Nested Learning arXiv:2512.24695 (83 to 96). Nothing here knows that memories share a matrix; beside the paper's there
+are two that are only looked at, one that starts at the identity and, where memories are affine, one that starts at 0:
+their norms are what the cap and the guard ask for. Vectors are columns [B, H, E, 1].
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from laconic.methods.delta import capped, contracted, length, within
+from laconic.methods.fast_weights import Vectors, slope
+from laconic.methods.hope import step_size
+from laconic.methods.hope_shape import Shape
+from laconic.methods.titans import l2
+
+
+class Slow(NamedTuple):
+    """One memory: where it starts, what it is now, at its chunk's start, and the momentum of its writes."""
+
+    form: str
+    group: str
+    start: list[Tensor]
+    now: list[Tensor]
+    first: list[Tensor]
+    momentum: list[Tensor]
+
+
+class Write(NamedTuple):
+    """What goes into one matrix at one token: along which key, what, and how big the step of write and erase is."""
+
+    key: Tensor
+    u: Tensor
+    step: Tensor
+    erase: Tensor
+
+
+def applied(form: str, Ms: list[Tensor], z: Tensor) -> Tensor:
+    """M z, z + M z or z + W1 σ(W2 z)."""
+    if form == "mlp":
+        return z + Ms[0] @ F.silu(Ms[1] @ z)
+    return Ms[0] @ z + (z if form == "affine" else 0)
+
+
+def memories(shape: Shape, w: Mapping[str, Tensor], B: int) -> dict[str, Slow]:
+    """All of them at their start, the static ones too."""
+    o, found = shape.options, dict[str, Slow]()
+    for name in ("k", "v", "memory", *(("q",) if o.inner_query else ())):
+        starts = [w[f"{name}.W1"], w[f"{name}.W2"]] if o.memory == "mlp" else [w[f"{name}.M"]]
+        found[name] = slow(o.memory, shape.group(name), starts, B)
+    for group in shape.groups:
+        for name in ("keep", "step"):
+            found[f"{name}.{group}"] = slow("linear", shape.group(name), [w[f"{name}.{group}.weight"][:, None]], B)
+        like = w["memory.W1" if o.memory == "mlp" else "memory.M"]
+        eye = torch.eye(shape.head, dtype=like.dtype).expand(shape.heads, -1, -1)
+        found[f"P.{group}"] = slow("linear", group, [eye], B)
+        found[f"Q.{group}"] = slow("affine", group, [torch.zeros_like(eye)], B)
+    return found
+
+
+def slow(form: str, group: str, starts: list[Tensor], B: int) -> Slow:
+    """One memory for every row of a batch."""
+    starts = [x.expand(B, *x.shape) for x in starts]
+    return Slow(form, group, starts, starts, starts, [torch.zeros_like(x) for x in starts])
+
+
+def naive(shape: Shape, w: Mapping[str, Tensor], x: Vectors, q: Vectors) -> Vectors:
+    """What the memory answers, from the start: `x` the heads' inputs, `q` their static queries."""
+    o, held, found = shape.options, memories(shape, w, len(x)), list[Tensor]()
+    for t in range(x.shape[2]):
+        ended = {name for name, m in held.items() if t and t % shape.groups.get(m.group, 1) == 0}
+        held = {name: closed(shape, held, name) if name in ended else m for name, m in held.items()}
+        z = x[:, :, t, :, None]
+        k, v = unit(made(shape, held["k"], "k", z)), made(shape, held["v"], "v", z)
+        query = unit(made(shape, held["q"], "q", z)) if o.inner_query else q[:, :, t, :, None]
+        given = {group: gates(shape, held, w, group, z) for group in shape.groups}
+        before = held
+        held = {name: written(shape, before, name, k, v, given) for name in before}
+        m, old = held["memory"], before["memory"]
+        Ms = {"token": old.now, "boundary": old.first, "after": m.now}[o.read]
+        found.append(applied(m.form, Ms, query)[..., 0])
+    return torch.stack(found, 2)
+
+
+def unit(x: Tensor) -> Tensor:
+    """A column of length 1."""
+    return l2(x[..., 0])[..., None]
+
+
+def made(shape: Shape, m: Slow, name: str, z: Tensor) -> Tensor:
+    """M_□ z at the chunk's start, or as it was trained where □ is static."""
+    return applied(m.form, m.first if name.partition(".")[0] in shape.adaptive else m.start, z)
+
+
+def gates(shape: Shape, held: dict[str, Slow], w: Mapping[str, Tensor], group: str, z: Tensor) -> tuple[Tensor, ...]:
+    """keep, step and momentum [B, H, 1] of one group at one token."""
+    o, a = shape.options, dict[str, Tensor]()
+    for name in ("keep", "step"):
+        row = made(shape, held[f"{name}.{group}"], f"{name}.{group}", z)
+        a[name] = row[..., 0] + w[f"{name}.{group}.bias"][:, None]
+    keep, step = a["keep"].sigmoid(), step_size(a["step"], o.step_max, o.step_form)
+    momentum = torch.zeros_like(keep)
+    if o.momentum:
+        row = w[f"momentum.{group}.weight"][:, None] @ z
+        momentum = (row[..., 0] + w[f"momentum.{group}.bias"][:, None]).sigmoid()
+    return keep, contracted(step, keep) if o.erase else step, momentum
+
+
+def written(
+    shape: Shape, held: dict[str, Slow], name: str, k: Tensor, v: Tensor, given: dict[str, tuple[Tensor, ...]]
+) -> Slow:
+    """One memory after one token."""
+    m, o = held[name], shape.options
+    if m.group not in given:
+        return m
+    keep, _, momentum = given[m.group]
+    now, kept = list[Tensor](), list[Tensor]()
+    for M, N, start, write in zip(m.now, m.momentum, m.start, writes(shape, held, name, k, v, given), strict=True):
+        new = keep[..., None] * M
+        if o.decay_to == "start":
+            new = new + (1 - keep[..., None]) * start
+        if o.erase:
+            new = new - write.erase[..., None] * (M @ write.key) @ write.key.mT
+        N_t = momentum[..., None] * N + write.step[..., None] * write.u @ write.key.mT
+        now.append(new + N_t)
+        kept.append(N_t)
+    return m._replace(now=now, momentum=kept)
+
+
+def writes(
+    shape: Shape, held: dict[str, Slow], name: str, k: Tensor, v: Tensor, given: dict[str, tuple[Tensor, ...]]
+) -> list[Write]:
+    """What is written into each matrix of a memory, from its state at the chunk's start."""
+    m, o = held[name], shape.options
+    keep, step, _ = given[m.group]
+    u = values(shape, held, m, k, v)
+    to_start, capped_group = o.erase and o.decay_to == "start", o.cap if m.group != "memory" else None
+    if m.form == "mlp":
+        W1, W2 = m.first
+        a = W2 @ k
+        h, d = F.silu(a), (W1.mT @ -u) * slope(a)
+        inner = to_start and o.erase_inner
+        sizes = [norm(u) + (norm(m.start[0] @ h) if inner else 0), norm(-d - m.start[1] @ k if to_start else -d)]
+        s1 = step if capped_group is None else capped(step, keep, sizes[0] * norm(h), capped_group)
+        s2 = step if capped_group is None else capped(step, keep, sizes[1], capped_group)
+        most = keep / norm(h).square().clamp(min=1e-12)
+        erase = torch.minimum(s1, most) if o.erase_inner else torch.zeros_like(s1)
+        return [Write(h, u, s1, erase), Write(k, -d, s2, s2)]
+    if capped_group is not None and shape.adaptive:
+        P, Q = held[f"P.{m.group}"], held[f"Q.{m.group}"]
+        size = values(shape, held, P, k, v) - (k if to_start else 0)
+        if o.memory == "affine":
+            size = torch.cat([size, values(shape, held, Q, k, v)], -2)
+        step = capped(step, keep, norm(size), capped_group)
+    return [Write(k, u, step, step)]
+
+
+def norm(x: Tensor) -> Tensor:
+    """[B, H, 1] of columns."""
+    return length(x.mT)
+
+
+def values(shape: Shape, held: dict[str, Slow], m: Slow, k: Tensor, v: Tensor) -> Tensor:
+    """u: the memory's own value, or by how much it is missed."""
+    o = shape.options
+    own = applied(m.form, m.first, v) if shape.adaptive else v
+    if not o.own_values_gradient and m.form == "mlp":
+        own = own.detach()
+    elif not o.own_values_gradient and shape.adaptive:  # what the start is applied to is cut, never the start
+        P, Q = (held[f"{name}.{m.group}"].first[0] for name in "PQ")
+        own = m.start[0] @ (P @ v).detach() + ((v + Q @ v).detach() if m.form == "affine" else 0)
+    return own if o.objective == "dot" else o.factor * (own - applied(m.form, m.first, k))
+
+
+def closed(shape: Shape, held: dict[str, Slow], name: str) -> Slow:
+    """A memory at its boundary, guarded, and what the next chunk is made from."""
+    found = guarded(shape, held, name)
+    return held[name]._replace(now=found, first=found)
+
+
+def guarded(shape: Shape, held: dict[str, Slow], name: str) -> list[Tensor]:
+    """Its matrices within the guard, where the memory that is read is in the group."""
+    m, o = held[name], shape.options
+    if o.guard is None or m.group != shape.group("memory"):
+        return m.now
+    to_start = o.decay_to == "start"
+    looked = [m] if m.form == "mlp" or not shape.adaptive else [held[f"P.{m.group}"]]
+    if m.form != "mlp" and shape.adaptive and o.memory == "affine":
+        looked.append(held[f"Q.{m.group}"])
+    found: list[Tensor] = []
+    for n, (M, start) in enumerate(zip(m.now, m.start, strict=True)):
+        states = [x.now[n] - x.start[n] if to_start else x.now[n] for x in looked]
+        share = within(o.guard, *states)
+        found.append(start + share * (M - start) if to_start else share * M)
+    return found

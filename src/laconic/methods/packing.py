@@ -1,0 +1,103 @@
+"""Rows of a batch that stand at different places: live tokens packed left, convolved, cut at chunk boundaries.
+
+Symbols: W tokens of a convolution's window; a tail is the W - 1 vectors before the first.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+class Packed(NamedTuple):
+    """Live tokens of each row on its left; `lengths` how many they are, None where every token is live."""
+
+    x: Float[Tensor, "B T D"]
+    order: Int[Tensor, "B T"] | None
+    lengths: tuple[int, ...] | None
+
+
+def packed(x: Float[Tensor, "B T D"], live: Bool[Tensor, "B T"] | None) -> Packed:
+    """Live tokens moved left, in their order; what lies behind them is zero."""
+    if live is None or bool(live.all()):
+        return Packed(x, None, None)
+    order = torch.sort((~live).to(torch.uint8), stable=True, dim=1).indices
+    moved = x.gather(1, order[..., None].expand_as(x))
+    return Packed(moved * live.gather(1, order)[..., None], order, integers(live.sum(1)))
+
+
+def integers(x: Int[Tensor, " N"]) -> tuple[int, ...]:
+    """As Python has them."""
+    return tuple(cast(list[int], x.tolist()))  # pyright: ignore[reportUnknownMemberType]
+
+
+def unpacked(
+    y: Float[Tensor, "B T D"], order: Int[Tensor, "B T"] | None, live: Tensor | None
+) -> Float[Tensor, "B T D"]:
+    """Back in their places, zeros where nothing is live."""
+    if order is None or live is None:
+        return y
+    back = order.argsort(1)
+    return y.gather(1, back[..., None].expand_as(y)) * live[..., None]
+
+
+def alive(lengths: tuple[int, ...] | None, T: int, device: torch.device) -> Bool[Tensor, "B T"] | None:
+    """Which packed tokens are live; None where all are."""
+    if lengths is None:
+        return None
+    return torch.arange(T, device=device) < torch.tensor(lengths, device=device)[:, None]
+
+
+def convolved(
+    x: Float[Tensor, "B T D"],
+    tail: Float[Tensor, "B W1 D"],
+    weight: Float[Tensor, "D W"],
+    lengths: tuple[int, ...] | None,
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B W1 D"]]:
+    """Each channel's causal sum over its last W vectors, and the tail for what comes next."""
+    D, W = weight.shape
+    whole = torch.cat([tail.to(x.dtype), x], 1)
+    with torch.autocast(x.device.type, enabled=False):
+        y = F.conv1d(whole.mT, weight[:, None].to(x.dtype), groups=D).mT
+    if lengths is None:
+        return y, whole[:, whole.shape[1] - (W - 1) :]
+    at = torch.tensor(lengths, device=x.device)[:, None] + torch.arange(W - 1, device=x.device)
+    return y, whole.gather(1, at[..., None].expand(-1, -1, D))
+
+
+def by_offset(count: Int[Tensor, " B"], period: int) -> dict[int, list[int]]:
+    """Rows by how far they are into the current period."""
+    found: dict[int, list[int]] = {}
+    for row, n in enumerate(integers(count)):
+        found.setdefault(n % period, []).append(row)
+    return found
+
+
+def pieces(offset: int, T: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """Cuts of T tokens that begin `offset` tokens after a boundary, none across a boundary."""
+    start, end = 0, chunk - offset % chunk
+    while start < T:
+        yield start, min(end, T)
+        start, end = end, end + chunk
+
+
+def firsts(
+    x: Float[Tensor, "B T D"],
+    tail: Float[Tensor, "B 1 D"],
+    count: Int[Tensor, " B"],
+    chunk: int,
+    lengths: tuple[int, ...] | None,
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B 1 D"]]:
+    """For every token the first of its chunk, and that of the chunk left open; `tail` is the one open until now."""
+    B, T, D = x.shape
+    whole = torch.cat([tail.to(x.dtype), x], 1)
+    into = (count[:, None] + torch.arange(T + 1)) % chunk
+    at = (torch.arange(T + 1) - into + 1).clamp(min=0).to(x.device)  # place 0 is the tail
+    ends = torch.full((B,), T) if lengths is None else torch.tensor(lengths)
+    last = (ends - (count + ends) % chunk + 1).clamp(min=0)
+    last = torch.where(((count + ends) % chunk) == 0, torch.zeros_like(last), last).to(x.device)
+    found = whole.gather(1, at[:, :T, None].expand(-1, -1, D))
+    return found, whole.gather(1, last[:, None, None].expand(-1, -1, D))

@@ -1,0 +1,284 @@
+"""Laws of the self-modifying layer: chunks as tokens for every option, pieces as the whole, gradients, bounds."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from laconic.core import state as values
+from laconic.core.errors import Usage
+from laconic.core.state import Matrix
+from laconic.methods.delta import Gates
+from laconic.methods.fast_weights import Rule
+from laconic.methods.hope_layer import SelfTitans, learner, mixed, start
+from laconic.methods.hope_naive import naive
+from laconic.methods.hope_shape import INNER, Options
+from laconic.methods.titans import Titan
+from laconic.methods.titans_layer import finished
+from tests.core.readings import noise
+from tests.methods.learned import near, same_state, slopes, stirred
+
+D, H, E = 6, 2, 3
+CHUNKS = {"chunk_memory": 3, "chunk_projections": 3}
+SMALL: dict[str, Any] = {"step_projections": 0.3, "keep_half_life": 20.0, "hidden": 4}
+
+
+def layer(**options: Any) -> SelfTitans:
+    made = stirred(SelfTitans(D, H, E, Options(**(SMALL | CHUNKS | options))))
+    assert isinstance(made, SelfTitans)
+    return made
+
+
+def token_by_token(memory: SelfTitans, x: Tensor) -> Tensor:
+    """The layer by the definition of its memories."""
+    w = memory.params.tensors
+    heads, q, _ = mixed(memory.params, start(memory.params, len(x)), x, None)
+    return finished(naive(memory.shape, w, heads, q), x, w)
+
+
+@st.composite
+def options(draw: st.DrawFn) -> dict[str, Any]:
+    """Any that go together and do not run away; with the guard on, for an error is a part of what grows."""
+    found: dict[str, Any] = {
+        "mix": draw(st.sampled_from(("map", "none"))),
+        "inner": draw(st.sampled_from(((), INNER, ("k",), ("v", "step"), ("keep", "k")))),
+        "inner_query": draw(st.booleans()),
+        "memory": draw(st.sampled_from(("linear", "affine", "mlp"))),
+        "objective": draw(st.sampled_from(("dot", "l2"))),
+        "factor": draw(st.sampled_from((1, 2))),
+        "erase": draw(st.booleans()),
+        "erase_inner": draw(st.booleans()),
+        "read": draw(st.sampled_from(("token", "boundary", "after"))),
+        "groups": draw(st.sampled_from((1, 2))),
+        "decay_to": draw(st.sampled_from(("start", "zero"))),
+        "momentum": draw(st.booleans()),
+        "step_form": draw(st.sampled_from(("sigmoid", "softplus"))),
+        "step_max": draw(st.sampled_from((1.0, 2.0))),
+        "cap": draw(st.sampled_from((None, 1.0, 0.3))),
+        "guard": draw(st.sampled_from((4.0, 0.3))),
+        "own_values_gradient": draw(st.booleans()),
+    }
+    chunks = draw(st.sampled_from(((3, 3), (1, 1)) if found["groups"] == 1 else ((3, 3), (2, 4), (4, 2), (1, 3))))
+    found |= {"chunk_memory": chunks[0], "chunk_projections": chunks[1]}
+    if found["momentum"] and (found["inner"] or found["inner_query"]):
+        found["cap"] = None
+    return found
+
+
+@settings(max_examples=30)
+@given(options(), st.integers(1, 11), st.integers(1, 10))
+def test_chunks_are_tokens_and_cuts_change_nothing(given_options: dict[str, Any], T: int, cut: int) -> None:
+    """In values and in the gradient of every weight; up to three chunks and two tokens."""
+    memory, x = layer(**given_options), noise(T, 2, T, D)
+    y, after = memory(x)
+    slow = token_by_token(memory, x)
+    near([y], [slow])
+    near(slopes(y, memory), slopes(slow, memory))
+    if cut < T:
+        first, state = memory(x[:, :cut])
+        second, state = memory(x[:, cut:], state)
+        near([torch.cat([first, second], 1)], [y])
+        same_state(state, after)
+
+
+@pytest.mark.parametrize("memory", ["linear", "affine", "mlp"])
+@pytest.mark.parametrize("decay_to", ["start", "zero"])
+def test_padding_changes_nothing(memory: str, decay_to: str) -> None:
+    """Rows of different lengths, padded anywhere, read on from different places: each as if alone."""
+    made = layer(memory=memory, decay_to=decay_to, chunk_memory=2, chunk_projections=4)
+    live = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 1, 0], [1, 0, 0, 0, 0, 0, 0]]).bool()
+    x, more = noise(2, 3, 7, D), noise(3, 3, 5, D)
+    y, state = made(x, live=live)
+    assert not y[~live].any()
+    after, last = made(more, state)
+    for row in range(3):
+        own, held = made(x[row : row + 1, live[row]])
+        near([y[row : row + 1, live[row]]], [own])
+        same_state(values.take(state, [row]), held)
+        own, held = made(more[row : row + 1], held)
+        near([after[row : row + 1]], [own])
+        same_state(values.take(last, [row]), held)
+
+
+def test_token_after_token_is_the_whole() -> None:
+    memory, x = layer(chunk_projections=6), noise(1, 1, 10, D)
+    whole, after = memory(x)
+    state, found = None, []
+    for t in range(10):
+        y, state = memory(x[:, t : t + 1], state)
+        found.append(y)
+    near([torch.cat(found, 1)], [whole])
+    same_state(state, after)
+
+
+def test_static_projections_are_titans_with_a_matrix() -> None:
+    """inner=(), the error written, nothing erased, momentum, read after: Ti 12 to 15."""
+    memory = layer(
+        inner=(), objective="l2", erase=False, momentum=True, decay_to="zero", read="after", guard=None, cap=None
+    )
+    x, own = noise(4, 2, 7, D), learner(memory.params)
+    begin = start(memory.params, 2)
+    heads, q, _ = mixed(memory.params, begin, x, None)
+    y, moved = own.piece(begin.memory, (heads, q), None)
+    k, v, gates = own.generate(begin.memory, heads)
+    titan = Titan("memory", 64, own.w["memory.M"], Rule(), 1, None)
+    inputs = (q, k, v, *(g for g in gates["memory"] if g is not None))
+    other, after = titan.piece(begin.memory, inputs, None)
+    near([y], [other])
+    same_state(moved, after)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_every_start_gets_a_gradient(groups: int) -> None:
+    """k, v, step, keep, memory, the query's and the convolution, once there are two chunks."""
+    for memory in ("linear", "affine", "mlp"):
+        made = layer(memory=memory, groups=groups, inner_query=True)
+        y, _ = made(noise(5, 2, 8, D))
+        for (name, _), slope in zip(made.named_parameters(), slopes(y, made), strict=True):
+            assert slope.isfinite().all(), name
+            assert slope.any(), name
+
+
+@pytest.mark.parametrize("memory", ["linear", "mlp"])
+@pytest.mark.parametrize("decay_to", ["start", "zero"])
+def test_ways_of_gradients_change_no_value(memory: str, decay_to: str) -> None:
+    made, x = layer(memory=memory, decay_to=decay_to), noise(6, 2, 11, D)
+    ways: dict[str, dict[str, Any]] = {"full": {}, "truncated": {"horizon": 2}, "first_order": {}, "none": {}}
+    found, names = {}, [name for name, _ in made.named_parameters()]
+    for way, more in ways.items():
+        y, _ = made(x, gradient=way, **more)
+        near([y], [made(x)[0]], within=1e-15)
+        found[way] = dict(zip(names, slopes(y, made), strict=True))
+    k, read = ("k.M", "memory.M") if memory == "linear" else ("k.W1", "memory.W1")
+    assert all(found[way][name].any() for way in ways for name in (read, "q_proj.weight"))
+    assert not any(found["none"][name].any() for name in (k, "keep.memory.bias", "step.memory.weight")), "constants"
+    assert all(found[way][k].any() for way in ("full", "truncated", "first_order"))
+    assert len({tuple(found[way][k].flatten().tolist()) for way in ways}) == 4
+
+
+def test_a_detached_state_leaves_the_starts_their_gradient() -> None:
+    memory, x = layer(), noise(7, 1, 9, D)
+    _, state = memory(x[:, :6])
+    y, _ = memory(x[:, 6:7], values.detach(state))
+    found = dict(zip((n for n, _ in memory.named_parameters()), slopes(y, memory), strict=True))
+    assert found["memory.M"].any()
+
+
+def test_projections_stay_in_their_radius_and_the_memory_in_its_guard() -> None:
+    """Whatever is read; without the cap the projections leave it."""
+    x = 30 * noise(8, 1, 300, D)
+    norms = {}
+    for cap in (1.0, None):
+        memory = layer(cap=cap, step_projections=0.9, keep_half_life=5.0, guard=0.5)
+        state, worst = None, 0.0
+        for t in range(0, 300, 3):
+            _, state = memory(x[:, t : t + 3], state)
+            projections, held = state.memory["projections"], state.memory["memory"]
+            assert isinstance(projections, Matrix)
+            assert isinstance(held, Matrix)
+            worst = max(worst, torch.linalg.matrix_norm(projections.now, 2).max().item())
+            if worst > 1:
+                break
+            assert held.now.norm(dim=(-2, -1)).max() <= 0.5 * E**0.5 * (1 + 1e-12)
+        norms[cap] = worst
+    assert norms[1.0] <= 1.0 < norms[None]
+
+
+def test_with_one_write_the_memory_gives_the_value() -> None:
+    """keep 1, step 1, a unit key and the dot objective: M k is v̂, whatever M held."""
+    memory = layer(read="after", guard=None, chunk_memory=1, chunk_projections=1, inner=("k", "v"))
+    with torch.no_grad():
+        for name, value in (("keep", 1e9), ("step", 1e9)):
+            memory.get_parameter(f"{name}.memory.bias").fill_(value)
+            memory.get_parameter(f"{name}.memory.weight").zero_()
+    own, begin = learner(memory.params), start(memory.params, 1)
+    heads, _, _ = mixed(memory.params, begin, noise(9, 1, 1, D), None)
+    k, v, gates = own.generate(begin.memory, heads)
+    assert torch.equal(gates["memory"].keep, torch.ones(1, H, 1, dtype=torch.float64))
+    y, _ = own.piece(begin.memory, (heads, k), None)
+    near([y], [v @ own.w["memory.M"].mT])
+
+
+def test_nothing_is_learned_where_learning_is_off() -> None:
+    for options in ({}, {"memory": "affine"}, {"memory": "mlp"}, {"inner": ()}, {"inner_query": True}):
+        memory, x = layer(**options), noise(10, 2, 8, D)
+        _, state = memory(x[:, :4])
+        y, after = memory(x[:, 4:], state, learn=False)
+        assert values.equal(after.memory, state.memory)
+        assert not values.equal(after.tails, state.tails)
+        first, piece = memory(x[:, 4:6], state, learn=False)
+        near([torch.cat([first, memory(x[:, 6:], piece, learn=False)[0]], 1)], [y])
+        still, _ = memory(x, learn=False)
+        assert not torch.equal(still, memory(x)[0])
+        with torch.no_grad():
+            for name, p in memory.named_parameters():
+                if name.endswith(".bias"):
+                    p.fill_(1e9 if name.startswith("keep") else -1e9)
+                if name.startswith(("keep", "step")) and name.endswith(".weight"):
+                    p.zero_()
+        near([memory(x)[0]], [still], within=1e-15)
+
+
+def test_reset_is_the_start_and_a_fork_is_its_own() -> None:
+    memory = layer(memory="affine", momentum=True, cap=None)
+    _, state = memory(noise(11, 3, 5, D))
+    assert values.equal(values.reset(state), start(memory.params, 3))
+    both = values.repeat(values.take(state, [0]), 2)
+    y, _ = memory(noise(12, 2, 4, D), both)
+    near([y[1:]], [memory(noise(12, 2, 4, D)[1:], values.take(state, [0]))[0]])
+
+
+def test_what_comes_later_changes_nothing_before() -> None:
+    """And with the boundary's state tokens of one chunk meet in the convolution alone."""
+    x = noise(13, 1, 9, D)
+    other = torch.cat([x[:, :4], noise(14, 1, 1, D), x[:, 5:]], 1)
+    for read in ("token", "boundary", "after"):
+        memory = layer(read=read)
+        near([memory(x)[0][:, :4]], [memory(other)[0][:, :4]])
+    memory = layer(read="boundary", mix="none")
+    near([memory(x)[0][:, 5:6]], [memory(other)[0][:, 5:6]])
+    assert not torch.equal(memory(x)[0][:, 6:], memory(other)[0][:, 6:])
+
+
+def test_recomputed_chunks_have_the_same_gradients() -> None:
+    x = noise(15, 2, 8, D)
+    kept, again = layer(), layer(checkpoint=True)
+    near(slopes(again(x)[0], again), slopes(kept(x)[0], kept), within=1e-14)
+
+
+def test_gates_begin_where_the_options_say() -> None:
+    memory = SelfTitans(D, H, E, Options(keep_half_life=7.0, step_form="softplus"))
+    own = learner(memory.params)
+    _, _, gates = own.generate(start(memory.params, 1).memory, noise(16, 1, H, 2, E).float())
+    for group, step in (("memory", 0.5), ("projections", 0.02)):
+        given: Gates = gates[group]
+        torch.testing.assert_close(given.keep, torch.full((1, H, 2), 0.5 ** (1 / 7)))
+        torch.testing.assert_close(given.step, torch.full((1, H, 2), step))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"chunk_memory": 0}, "hope: chunk 0 was asked for; a chunk has at least 1 token"),
+        ({"chunk_memory": 4, "chunk_projections": 6}, "hope: chunks 4 and 6; one divides the other"),
+        ({"groups": 1, "chunk_memory": 32}, "hope: one group has one chunk, 32 and 64 were asked for; take groups=2"),
+        ({"step_max": 2.5}, "hope: step_max 2.5 is beyond 2, where an erase overshoots; lower it"),
+        ({"momentum": True}, "hope: the cap bounds a write, not the sum that momentum keeps; take cap=None"),
+        ({"keep_half_life": torch.inf}, "a half-life is a number of tokens, above 0 and finite"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(Usage, match=says):
+        SelfTitans(D, H, E, Options(**options))
+
+
+def test_sizes_and_calls_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(Usage, match="hope: width 6 does not divide by 4 heads; give the width of a head"):
+        SelfTitans(6, 4)
+    with pytest.raises(Usage, match="hope: mix none splits width 6, not into 2 heads of 4; mix it"):
+        SelfTitans(6, 2, 4, Options(mix="none"))
+    with pytest.raises(Usage, match=r"hope: vectors are \[1, 2, 5\]; give one or more of width 6"):
+        layer()(noise(0, 1, 2, 5))
