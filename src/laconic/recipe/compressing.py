@@ -76,8 +76,9 @@ class Text:
     """A text read once, as its parts come: the ids of its segments, and at the end what is to be known of it."""
 
     def __init__(self, name: str, parts: Iterable[str], tokenizer: Tokenizer, segment: int) -> None:
-        self.name, self.digest = name, sha256()
+        self.name, self.digest, self.tokenizer = name, sha256(), tokenizer
         self.segments: list[int] = []
+        self.bytes = 0  # of the segments handed out, nearly: a character may be cut
         self.ids = pieces(self.heard(parts), tokenizer, segment)
 
     def heard(self, parts: Iterable[str]) -> Iterator[str]:
@@ -91,6 +92,7 @@ class Text:
         found = next(self.ids, [])
         if found:
             self.segments.append(len(found))
+            self.bytes += len(self.tokenizer.decode(found).encode())
         elif not self.segments:
             raise BadInput(f"{self.name}: empty; give a text to compress")
         return found
@@ -174,16 +176,16 @@ class Compression:
     def positions(self, before: Memory, after: Memory) -> Int[Tensor, " B"]:
         """Positions beside the text's own that compressing a segment put through the decoder, of each row."""
         reading, N = self.method.reading, after.block_lengths[:, -1]
-        loop = N + (reading.trigger == "insert")
-        places = {"parallel": torch.full_like(N, self.how.n or reading.fixed), "self": loop}.get(
-            reading.generator, torch.zeros_like(N)
-        )
-        m = before.lengths if reading.recurrent else torch.zeros_like(N)
-        bos = self.method.unit.lead
+        none, loop = torch.zeros_like(N), reading.generator == "self"
+        lead = none + self.method.unit.lead * (reading.bos == "sink") + (before.tokens == 0) * (reading.bos == "first")
+        before_text = lead + (before.lengths if reading.recurrent else none)
+        behind = N if loop else none + (self.how.n or reading.fixed) * (reading.generator == "parallel")
+        trigger = int(loop and reading.trigger == "insert")
+        found = before_text + behind + trigger
         if reading.memory == "budgeted" and reading.budget is not None:
-            again = (before.lengths > 0) & (before.lengths + N > reading.budget)
-            return torch.where(again, m + 2 * reading.fixed + bos, m) + places + bos
-        return m + places + bos
+            condensed = (before.lengths > 0) & (before.lengths + N > reading.budget)
+            found = found + condensed * (before_text + reading.fixed + trigger)
+        return found
 
     def stopping(self, B: int) -> Stopping:
         """The rule of a segment, with its draws where there are any."""

@@ -24,17 +24,23 @@ BLOCK = 65_536  # bytes read at once
 
 
 class Seen:
-    """How much of a source was read, for progress; `total` bytes, 0 of a stream."""
+    """How much of a source was read, for progress: bytes of `total`, which is 0 of a stream."""
 
     def __init__(self, work: "Compression") -> None:
-        self.work, self.bytes, self.total, self.began = work, 0, 0, time.monotonic()
-        self.before = work.tokens
+        self.work, self.total, self.began, self.before = work, 0, time.monotonic(), work.tokens
+        self.heard = 0
+        self.whole: Text | None = None
 
-    def heard(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """The blocks, counted on their way."""
-        for block in blocks:
-            self.bytes += len(block)
-            yield block
+    def counted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """The lines, their bytes counted on their way."""
+        for line in lines:
+            self.heard += len(line)
+            yield line
+
+    @property
+    def done(self) -> int:
+        """Bytes whose vectors are there; of lines, those of the rows under way too."""
+        return min(self.heard if self.whole is None else self.whole.bytes, self.total)
 
     def rate(self) -> str:
         """Tokens so far, and how many in a second of this command."""
@@ -139,7 +145,7 @@ class Compress:
         key, seen = self.key(reader), Seen(work)
         with progress("reading") as show:
             for done, _ in enumerate(work.run(self.groups(reader, seen)), 1):
-                show(seen.rate(), seen.bytes, seen.total)
+                show(seen.rate(), seen.done or 1, seen.total)
                 if self.every is not None and done % self.every == 0:
                     work.save(self.part, key)
 
@@ -158,11 +164,12 @@ class Compress:
         with on_disk(Path(name)), nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as file:
             seen.total = 0 if path is None else path.stat().st_size
             if not self.rows:
-                blocks = seen.heard(iter(lambda: file.read(BLOCK), b""))
-                yield [reader.text(name, characters(blocks, name), self.segment)]
+                blocks = iter(lambda: file.read(BLOCK), b"")
+                seen.whole = reader.text(name, characters(blocks, name), self.segment)
+                yield [seen.whole]
                 return
             group: list[Text] = []
-            for called, text in texts_of_lines(seen.heard(file), name):
+            for called, text in texts_of_lines(seen.counted(file), name):
                 group.append(reader.text(called, [text], self.segment))
                 if len(group) == self.batch:
                     yield group

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Looks into the thoughts of a run: of one question, or over a set of them (--on).
+    """Looks into the thoughts of a run: of one question, or over a set of them (--on); or into a file of a memory.
 
     Example: laconic inspect runs/kava "3 + 4 * 2 - 1 + 9 =" --beside runs/nodistil
     """
 
     model: Annotated[Positional[str], arg(metavar="RUN")]
-    """a run of laconic train whose method thinks: codi, pccot, kava, coconut"""
+    """a run of laconic train whose method thinks: codi, pccot, kava, coconut; or a file of laconic compress"""
     question: Annotated[Positional[str | None], arg(metavar="QUESTION")] = None
     """what to think about"""
     chain: tuple[str, ...] = ()
@@ -68,6 +68,8 @@ class Inspect:
 
     def run(self) -> int:
         """0 when everything asked for is found and written."""
+        if Path(self.model).is_file():
+            return self.memory()
         from laconic.core.weights import place_of
         from laconic.evaluation import findings, inspected
         from laconic.recipe.opened import opened
@@ -85,6 +87,16 @@ class Inspect:
         if self.page is not None:
             write(self.page, inspected.page(found))
         return 0
+
+    def memory(self) -> int:
+        """What a memory's file says of itself. Raises `Usage` (2) for what asks a run, `Damaged` (76)."""
+        from laconic.verbs.memories import described
+
+        if self.question is not None or self.on is not None or self.beside:
+            raise Usage(
+                f"{self.model} is a file, which answers no question; give the folder of a run, or the file alone"
+            )
+        return described(Path(self.model), self.format)
 
     @property
     def page(self) -> Path | None:

@@ -1,0 +1,41 @@
+"""The texts of a JSONL file as they are asked for: names, and the first fault at its line and column."""
+
+import pytest
+
+from laconic.core.errors import BadInput
+from laconic.data.texts import texts_of_lines
+
+
+def test_names_and_texts() -> None:
+    lines = [
+        b'\xef\xbb\xbf{"text": "one"}\r\n',
+        b'{"id": 7, "text": "t\\u00e9", "more": [1]}\n',
+        b'{"id": "x", "text": "3"}',
+    ]
+    assert list(texts_of_lines([*lines, b"\n"], "a.jsonl")) == [("a.jsonl:1", "one"), ("7", "té"), ("x", "3")]
+
+
+def test_a_line_is_read_when_it_is_asked_for() -> None:
+    found = texts_of_lines(iter([b'{"text": "one"}\n', b"bad"]), "a.jsonl")
+    assert next(found) == ("a.jsonl:1", "one")
+    with pytest.raises(BadInput, match=r"^a\.jsonl:2:1: not JSON: "):
+        next(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"[]", "2:1: no object: "),
+        (b'{"text": ""}', r'2:10: text: empty: .*; a row is {"text": "…"}, and may have an "id"'),
+        (b'{"text": " "}', "2:10: text: empty: "),
+        (b'{"id": "a", "text": null}', "2:21: text: no text: "),
+        (b'{"words": "a"}', "2:1: text: no such field in "),
+        (b'{"text": "a", "text": "b"}', "2:15: not strict JSON: key 'text' stands twice; keep one"),
+        (b'{"text": "\xff"}', "2:11: byte 11 of the line is not UTF-8"),
+        (b"\n{}", "2:1: a blank line between rows; delete it, one row stands on each line"),
+    ],
+)
+def test_what_is_no_row(line: bytes, says: str) -> None:
+    lines = [b'{"text": "one"}\n', *(part + b"\n" for part in line.split(b"\n"))]
+    with pytest.raises(BadInput, match=says):
+        list(texts_of_lines(lines, "a.jsonl"))

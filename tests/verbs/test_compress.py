@@ -1,0 +1,377 @@
+"""`laconic compress`, `generate --memory` and `inspect FILE` as a user gives them, and all that is refused."""
+
+import io
+import json
+import sys
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import laconic
+from laconic import cli
+from laconic.core.errors import NoSpace
+from laconic.core.memory import Memory
+from laconic.data import streaming
+from laconic.recipe import compressing
+from laconic.recipe.compressing import Compression, lengths
+from laconic.recipe.reader import Reader
+from laconic.verbs.compress import Compress
+from tests.recipe.reading import reader
+
+Run = Callable[..., tuple[int, str, str]]
+RECIPE = """method = "autocompressor"
+[model]
+family = "llama"
+tokenizer = "bytes"
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+max_position_embeddings = 256
+[reading]
+cap = 4
+length = "stop"
+[halting]
+start = 0.6
+[data]
+kind = "text"
+path = "books.jsonl"
+[data.text]
+tokens = 48
+segment = 16
+segments = "fixed"
+[train]
+steps = 1
+batch = 2
+"""
+BOOK = "Chapter one. " + " ".join(f"Sentence {i} stands here." for i in range(12))
+KEYS = {
+    *("texts", "tokens", "segments", "vectors", "mean", "min", "max", "tokens_per_vector", "file", "text_cache"),
+    *("vector_cache", "spent", "saved", "pays_after"),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of one step, another one of it, and texts."""
+    folder = tmp_path_factory.mktemp("reads")
+    rows = [{"book": f"b{b}", "text": f"Book {b}. " + BOOK} for b in range(6)]
+    (folder / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "tiny.toml").write_text(RECIPE)
+    (folder / "book.txt").write_text(BOOK)
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"text": BOOK[: 40 * n]}) + "\n" for n in (1, 3, 2)))
+    for name, keys in (("run", ()), ("other", ("seed=1", "model.seed=1"))):
+        command = ["laconic", "train", str(folder / "tiny.toml"), "--out", str(folder / name), *keys]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", command)
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+        assert not end.value.code
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path, tmp_path: Path) -> Run:
+    """A command in an empty folder, in whose arguments a name of `place` is its path: code, output, notes."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: object) -> tuple[int, str, str]:
+        words = [str(place / str(arg)) if (place / str(arg)).exists() else str(arg) for arg in args]
+        monkeypatch.setattr(sys, "argv", ["laconic", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
+
+
+def test_a_file_a_stream_and_python_are_one_memory(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = run("compress", "run", "book.txt", "--out", "book.safetensors")
+    assert code == 0
+    assert out.startswith(f"read       {len(BOOK)} tokens in 19 segments")
+    assert "positions  " in out
+    assert "wrote book.safetensors" in err
+    model = laconic.load(place / "run")
+    book = model.load("book.safetensors")
+    assert book.provenance is not None
+    assert book.provenance.documents[0][0].name == "book.txt"
+    made = model.compress([BOOK], names=["book.txt"])
+    assert replace(made, provenance=None).equal(replace(book, provenance=None))
+    assert made.provenance is not None
+    assert made.provenance.documents == book.provenance.documents
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BOOK.encode())))
+    assert run("compress", "run", "-", "--out", "live.safetensors")[0] == 0
+    live = Memory.load("live.safetensors")
+    assert torch.equal(live.vectors, book.vectors)
+    assert live.provenance is not None
+    assert live.provenance.documents[0][0].name == "standard input"
+
+
+def test_the_bill(run: Run) -> None:
+    code, out, _ = run("compress", "run", "book.txt", "--out", "x.safetensors", "--n", "2", "--format", "json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["schema"] == 1
+    assert told["bytes"] == Path("x.safetensors").stat().st_size
+    bill = told["bill"]
+    assert bill.keys() == KEYS
+    n, T = 19, len(BOOK)
+    assert (bill["tokens"], bill["segments"], bill["vectors"], bill["min"], bill["max"]) == (T, n, 2 * n, 2, 2)
+    assert bill["file"] == 2 * n * 16 * 4
+    assert bill["text_cache"] == T * 2 * 1 * 2 * 8 * 4
+    assert bill["vector_cache"] == 2 * n * 2 * 1 * 2 * 8 * 4
+    assert bill["spent"] == T + 2 * n + sum(2 * i for i in range(n))
+    assert bill["saved"] == T - 2 * n
+    assert bill["saved"] * bill["pays_after"] > bill["spent"] >= bill["saved"] * (bill["pays_after"] - 1)
+
+
+def test_lines_are_rows(run: Run, place: Path) -> None:
+    whole = run("compress", "run", "rows.jsonl", "--out", "rows.safetensors", "--batch", "2")
+    assert whole[0] == 0
+    assert "of 3 texts" in whole[1]
+    rows = Memory.load("rows.safetensors")
+    model = laconic.load(place / "run")
+    for row, n in enumerate((1, 3, 2)):
+        alone = model.compress([BOOK[: 40 * n]])
+        assert torch.allclose(rows.take([row]).pack().vectors, alone.pack().vectors, atol=1e-5)
+    assert rows.provenance is not None
+    assert [row[0].name for row in rows.provenance.documents] == [f"rows.jsonl:{i}" for i in (1, 2, 3)]
+
+
+def test_types_of_the_file(run: Run) -> None:
+    sizes = {}
+    for dtype in ("float32", "bfloat16"):
+        assert run("compress", "run", "book.txt", "--out", f"{dtype}.safetensors", "--dtype", dtype)[0] == 0
+        sizes[dtype] = Memory.load(f"{dtype}.safetensors").vectors
+    assert sizes["bfloat16"].dtype == torch.bfloat16
+    assert torch.equal(sizes["float32"].bfloat16(), sizes["bfloat16"])
+    assert run("generate", "run", "x", "--memory", "bfloat16.safetensors", "--max-tokens", "2")[0] == 0
+
+
+class Stopped(Exception):
+    """The command ends here, as if killed."""
+
+
+@pytest.mark.parametrize(("source", "after"), [("book.txt", 3), ("book.txt", 7), ("rows.jsonl", 4), ("rows.jsonl", 9)])
+def test_what_is_resumed_is_as_if_never_stopped(
+    run: Run, monkeypatch: pytest.MonkeyPatch, source: str, after: int
+) -> None:
+    asked = ("--stop", "sample", "--seed", "3", "--batch", "2")
+    assert run("compress", "run", source, "--out", "whole.safetensors", *asked)[0] == 0
+    taken = 0
+    step = Compression.advanced
+
+    def counted(self: Compression, segment: Any) -> Memory:
+        nonlocal taken
+        taken += 1
+        if taken == after:
+            raise Stopped
+        return step(self, segment)
+
+    monkeypatch.setattr(Compression, "advanced", counted)
+    every = ("--every", "2")
+    assert run("compress", "run", source, "--out", "part.safetensors", *asked, *every)[0] == 70
+    assert not Path("part.safetensors").exists()
+    assert Path("part.safetensors.part").exists()
+    code, _, err = run("compress", "run", source, "--out", "part.safetensors", *asked, *every, "--resume")
+    assert code == 0
+    assert "going on after " in err
+    whole, part = Memory.load("whole.safetensors"), Memory.load("part.safetensors")
+    assert replace(whole, provenance=None).equal(replace(part, provenance=None))
+    assert whole.provenance is not None
+    assert part.provenance is not None
+    assert whole.provenance.documents == part.provenance.documents
+    assert not Path("part.safetensors.part").exists()
+
+
+def test_a_budget_is_shared_out_when_resumed_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("compress", "run", "book.txt", "--out", "a.safetensors", "--budget", "11")[0] == 0
+    assert int(Memory.load("a.safetensors").lengths) == 11
+    grid = compressing.grid
+    monkeypatch.setattr(compressing, "grid", lambda ids, device: grid(ids, device) if len(ids[0]) == 16 else 1 / 0)
+    assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--budget", "11", "--every", "1")[0] == 70
+    monkeypatch.setattr(compressing, "grid", grid)
+    assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--budget", "11", "--resume")[0] == 0
+    assert torch.equal(Memory.load("a.safetensors").vectors, Memory.load("b.safetensors").vectors)
+
+
+@pytest.fixture
+def book(run: Run) -> str:
+    assert run("compress", "run", "book.txt", "--out", "book.safetensors")[0] == 0
+    return "book.safetensors"
+
+
+def test_prompts_on_memories_that_are_joined(run: Run, place: Path, book: str) -> None:
+    code, out, err = run("generate", "run", "Who", "--memory", book, "--memory", book, "--max-tokens", "4")
+    assert code == 0
+    assert "tokens in" in err
+    model = laconic.load(place / "run")
+    memory = model.load(book)
+    both = Memory.join(memory, memory)
+    (found,) = model.generate(["Who"], both, max_tokens=4)
+    assert out == "Who" + found.text + "\n"
+    assert found.ids == model.generate(["Who"], both, max_tokens=4)[0].ids
+    code, out, _ = run("generate", "run", "a", "b", "--memory", book, "--max-tokens", "2", "--format", "json")
+    assert [row["prompt"] for row in json.loads(out)["generations"]] == ["a", "b"]
+    assert run("generate", "run", "a", "--max-tokens", "2")[0] == 0
+
+
+def test_one_prompt_is_asked_of_each_text_by_name(run: Run) -> None:
+    assert run("compress", "run", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
+    code, out, _ = run("generate", "run", "x", "--memory", "rows.safetensors", "--max-tokens", "2", "--format", "json")
+    assert code == 0
+    asked = [row["prompt"] for row in json.loads(out)["generations"]]
+    assert asked == [f"[rows.jsonl:{i}] x" for i in (1, 2, 3)]
+
+
+def test_a_file_is_looked_into(run: Run, book: str) -> None:
+    code, out, _ = run("inspect", book)
+    assert code == 0
+    assert out.startswith("book.safetensors: ")
+    for line in (
+        "reader     ",
+        "method     parallel, stop, accumulate; positions contiguous, bos none",
+        "text       book",
+    ):
+        assert line in out
+    told = json.loads(run("inspect", book, "--format", "json")[1])
+    assert told["documents"][0]["name"] == "book.txt"
+    assert sum(told["documents"][0]["vectors"]) == told["vectors"]
+    assert sum(told["documents"][0]["tokens"]) == told["tokens"] == len(BOOK)
+    code, _, err = run("inspect", book, "What?")
+    assert code == 2
+    assert "is a file, which answers no question; give the folder of a run, or the file alone" in err
+
+
+def refused(run: Run, code: int, says: str, *args: object) -> None:
+    ended, out, err = run(*args)
+    assert (ended, out) == (code, "")
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("laconic: ")
+    assert says in last
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "args"),
+    [
+        (2, "q 1.5: give a probability between 0 and 1, neither of them", ["book.txt", "--q", "1.5"]),
+        (2, "tau 0.0: give a probability between 0 and 1", ["book.txt", "--tau", "0"]),
+        (2, "n 0: lengths 1, 2, 3, 4 are allowed; choose one of them", ["book.txt", "--n", "0"]),
+        (2, "n and budget given; one of them says", ["book.txt", "--n", "2", "--budget", "9"]),
+        (2, "budget 0: give 1 vector or more", ["book.txt", "--budget", "0"]),
+        (2, "segment 0: give 1 token or more", ["book.txt", "--segment", "0"]),
+        (2, "segment: 0 vectors, 256 tokens and 4 places, llama has 256", ["book.txt", "--segment", "256", "--n", "4"]),
+        (2, "--batch 0 --every None: give 1 or more", ["rows.jsonl", "--batch", "0"]),
+        (2, "--batch 8 --every 0: give 1 or more", ["book.txt", "--every", "0"]),
+        (66, "no file gone.txt; give a text, a .jsonl, or - for standard input", ["gone.txt"]),
+        (66, "--resume: no x.safetensors.part; --every N keeps one while it reads", ["book.txt", "--resume"]),
+        (66, "empty.txt: empty; give a text to compress", ["empty.txt"]),
+        (66, "binary.txt: byte 3 is NUL, so it is no text; give a file of text in UTF-8", ["binary.txt"]),
+        (66, "latin.txt: byte 6 is not UTF-8; give a whole file of text, saved as UTF-8", ["latin.txt"]),
+        (2, "no text is given; give one to compress", ["none.jsonl"]),
+        (66, "bad.jsonl:2:10: text: no text: ", ["bad.jsonl"]),
+        (66, "missing.jsonl:1:1: text: no such field in ", ["missing.jsonl"]),
+        (66, "blank.jsonl:2:1: a blank line between rows; delete it, one row stands on each line", ["blank.jsonl"]),
+        (66, "array.jsonl:1:1: the file is one JSON array", ["array.jsonl"]),
+    ],
+)
+def test_what_is_refused_is_one_line_and_leaves_no_file(
+    run: Run, tmp_path: Path, code: int, says: str, args: list[str]
+) -> None:
+    files = {
+        "empty.txt": b"", "binary.txt": b"abc\0d", "latin.txt": "Ein Stück".encode("latin-1"),
+        "none.jsonl": b"", "bad.jsonl": b'{"text": "a"}\n{"text": 5}\n', "missing.jsonl": b'{"words": "a"}\n',
+        "blank.jsonl": b'{"text": "a"}\n\n{"text": "b"}\n', "array.jsonl": b'[{"text": "a"}]',
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    refused(run, code, says, "compress", "run", *args, "--out", "x.safetensors")
+    assert {path.name for path in tmp_path.iterdir()} == files.keys()
+
+
+def test_foreign_and_damaged_memories(run: Run, book: str) -> None:
+    asked = ("generate", "other", "Who", "--memory", book, "--max-tokens", "2")
+    refused(run, 76, "memory: book.safetensors was written for weights ", *asked)
+    content = bytearray(Path(book).read_bytes())
+    content[-1] ^= 1
+    Path("bad.safetensors").write_bytes(content)
+    refused(run, 76, "bad.safetensors: digest ", "generate", "run", "Who", "--memory", "bad.safetensors")
+    refused(run, 76, "bad.safetensors: digest ", "inspect", "bad.safetensors")
+    refused(run, 66, "no gone.safetensors in ", "generate", "run", "Who", "--memory", "gone.safetensors")
+
+
+def test_memories_are_of_runs_that_read(run: Run, book: str, tmp_path: Path) -> None:
+    refused(
+        run, 2, "--memory: nothing is no run; give the one that wrote it", "generate", "nothing", "x", "--memory", book
+    )
+    refused(run, 2, "--chat: not of a run, whose recipe says it", "generate", "run", "x", "--memory", book, "--chat")
+
+
+def test_a_run_of_another_method_keeps_no_memory(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "digits.toml").write_text(
+        'method = "cot"\n[model]\nfamily = "llama"\ntokenizer = "digits"\nhidden_size = 16\nnum_hidden_layers = 1\n'
+        'num_attention_heads = 2\n[data]\nkind = "digits"\nformat = "digits"\n[train]\nsteps = 1\nbatch = 2\n'
+    )
+    assert run("train", "digits.toml", "--out", "thinks")[0] == 0
+    (tmp_path / "a.txt").write_text("a")
+    says = "thinks was trained by cot, which keeps no memory; give a run of autocompressor"
+    refused(run, 2, says, "compress", "thinks", "a.txt", "--out", "x.safetensors")
+
+
+def test_no_folder_and_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    says = "--out no/x.safetensors: there is no folder no; make it first"
+    refused(run, 2, says, "compress", "run", "book.txt", "--out", "no/x.safetensors")
+
+    def full(*_: object) -> None:
+        raise NoSpace("x.safetensors: No space left on device; 900 bytes to write, 0 free")
+
+    monkeypatch.setattr("laconic.core.provenance.save_artifact", full)
+    refused(run, 74, "No space left on device", "compress", "run", "book.txt", "--out", "x.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_gone_on_from_is_the_same_text_and_the_same_question(run: Run, tmp_path: Path, place: Path) -> None:
+    model = laconic.load(place / "run")
+    work = Compression(model.method, lengths(model.method))
+    stages = work.run([[model.text("a.txt", [BOOK])]])
+    for _ in range(2):
+        next(stages)
+    verb = Compress(str(place / "run"), "a.txt", Path("x.safetensors"))
+    work.save(verb.part, verb.key(model))
+    (tmp_path / "a.txt").write_text(BOOK.replace("one", "two"))
+    asked = ("compress", "run", "a.txt", "--out", "x.safetensors", "--resume")
+    refused(run, 66, "--resume: the text is not the one that was begun; give that one, or leave --resume out", *asked)
+    (tmp_path / "a.txt").write_text(BOOK[:20])
+    refused(run, 66, "--resume: the text is not the one that was begun", *asked)
+    (tmp_path / "a.txt").write_text(BOOK)
+    refused(run, 73, "was begun with n None, asked is 2; ask the same, or remove it", *asked, "--n", "2")
+    refused(run, 73, "was begun with weights ", "compress", "other", *asked[2:])
+    assert run(*asked)[0] == 0
+
+
+def peak(run: Reader, text: str, times: int) -> int:
+    """Bytes of Python's own memory at most, while so many times a text are compressed as one stream."""
+    tracemalloc.start()
+    run.stream(text for _ in range(times))
+    top = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return top
+
+
+def test_a_text_of_any_length_takes_the_memory_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held of the text, not of tensors; the vectors are a fixed number here."""
+    run = reader(segment=1024, memory="fifo", budget=4, room=8192, dtype=torch.float32)
+    kept = run.method.unit.empty(1)
+    monkeypatch.setattr(type(run.method), "compress", lambda self, text, live, before, how: kept.append(
+        torch.zeros(1, 1, kept.D), torch.ones(1, 1).bool(), live.sum(1)
+    ))  # fmt: skip
+    monkeypatch.setattr(streaming.encoded, "__defaults__", (8192,))
+    text = "All work and no play, said the book. " * 1000
+    peak(run, text, 1)  # what is made once
+    few, many = peak(run, text, 1), peak(run, text, 4)
+    assert many < 1.1 * few
