@@ -233,9 +233,9 @@ def test_types_and_names() -> None:
         (lambda m: m.crop(-1), Usage, r"crop\(-1\): give 0 or more"),
         (lambda m: m.fit(-1), Usage, r"fit\(-1\): give 0 or more"),
         (lambda m: Memory.join(), Usage, "join: no memory is given"),
-        (lambda m: Memory.join(m, m.take([0])), Usage, "join: a memory of 1 rows to one of 2; take the rows"),
+        (lambda m: Memory.join(m, m.take([0])), Usage, "of 1 rows to one of 2; take the rows that belong together"),
         (lambda m: Memory.join(m, made([[1], [1]], soft=True)), Usage, "a soft memory with a hard one; harden it"),
-        (lambda m: Memory.stack(m, Memory.empty(1, 3)), Usage, "stack: vectors of width 3 to vectors of 5; take"),
+        (lambda m: Memory.stack(m, Memory.empty(1, 3)), Usage, "width 3 to vectors of 5; take memories of one model"),
         (lambda m: Memory.join(m, made([[1], [1]], known=True)), Damaged, "join: one memory has no provenance; give"),
         (
             lambda m: replace(m, provenance=replace(ABOUT, method={"reading": {"memory": "replace"}})).slice(1, 2),
@@ -252,7 +252,7 @@ def test_types_and_names() -> None:
                 replace(m, provenance=ABOUT), replace(m, provenance=replace(ABOUT, reader="e" * 64))
             ),
             Damaged,
-            "join: memories of another reader, eeee…ee beside aaaa…aa; compress both",
+            "join: memories of another reader, eeee…ee beside aaaa…aa; compress both with one run",
         ),
     ],
 )  # fmt: skip

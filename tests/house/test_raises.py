@@ -15,6 +15,10 @@ ALLOWED: dict[tuple[str, str], str] = {
         "src/laconic/recipe/read.py",
         "raise Usage('\\n'.join(dict.fromkeys(draft.faults)))",
     ): "a list of faults, each of which tests/recipe/test_read.py quotes",
+    (
+        "src/laconic/data/texts.py",
+        "raise BadInput(f'{file}:{number}:{fault.column}: {fault.text}') from None",
+    ): "a fault, each of which tests/data/test_texts.py quotes",
     ("src/laconic/verify/traces.py", "raise made"): "hands on what a thread raised",
     ("src/laconic/training/signals.py", "raise Interrupted"): "no error but a signal, caught by the loop",
     ("src/laconic/recipe/asking.py", "raise Interrupted"): "no error but a signal to several ranks; Preempted says so",

@@ -156,7 +156,11 @@ REFUSED = [
         Usage,
         "memory that accumulates ends after 28 segments of 16; take memory",
     ),
-    (lambda r: r.generate(["a", "b"], r.compress(["x", "y", "z"]), max_tokens=1), Usage, "2 prompts on a memory of 3"),
+    (
+        lambda r: r.generate(["a", "b"], r.compress(["x", "y", "z"]), max_tokens=1),
+        Usage,
+        "2 prompts on a memory of 3 texts; give one prompt, or as many as texts",
+    ),
     (lambda r: r.generate([""], r.compress(["x"]), max_tokens=1), Usage, "prompt 0 is empty; give text"),
     (
         lambda r: r.generate(["a"], reader(seed=3).compress(["x"]), max_tokens=1),

@@ -9,6 +9,7 @@ import pytest
 VERBS = [
     "demo",
     "train",
+    "compress",
     "generate",
     "inspect",
     "data list",

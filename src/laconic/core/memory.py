@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
+from laconic.core import slots
 from laconic.core.errors import Damaged, Usage
 from laconic.core.provenance import Provenance, stored, written
 
@@ -76,14 +77,12 @@ class Memory:
     @property
     def block_lengths(self) -> Int[Tensor, "B N"]:
         """Live vectors of each segment."""
-        return counted(self.block, self.blocks)
+        return slots.counted(self.block, self.blocks)
 
     @property
     def ranks(self) -> Int[Tensor, "B M"]:
         """The place of a live slot in its block, from 0; -1 where dead."""
-        lengths = self.block_lengths
-        before = F.pad(lengths.cumsum(1) - lengths, (0, 1))  # the last column is what -1 finds
-        return (self.live.cumsum(1) - 1 - before.gather(1, self.block % (self.blocks + 1))).masked_fill(~self.live, -1)
+        return slots.ranks(self.live, self.block, self.blocks)
 
     @property
     def bytes(self) -> int:
@@ -248,12 +247,7 @@ class Memory:
         if budget < 0:
             raise Usage(f"fit({budget}): give 0 or more")
         log_s = torch.zeros_like(self.live, dtype=torch.float32) if self.log_s is None else self.log_s
-        last = self.blocks + self.M  # of all ranks; dead slots come after the live ones
-        order = self.ranks.masked_fill(~self.live, last).argsort(dim=1, stable=True)
-        weight = log_s.masked_fill(~self.live, -torch.inf).gather(1, order)
-        order = order.gather(1, weight.argsort(dim=1, descending=True, stable=True))
-        kept = torch.zeros_like(self.live).scatter(1, order[:, :budget], True)
-        return self.only(kept).pack()
+        return self.only(slots.largest(log_s, self.live, self.ranks, budget)).pack()
 
     def harden(self, lengths: Int[Tensor, "B N"]) -> "Memory":
         """Of each block the first `lengths`, and no survival any more."""
@@ -264,8 +258,7 @@ class Memory:
         """The live slots of each row side by side from the left; what is dead in all rows is gone."""
         if bool(self.live.all()):
             return self
-        M = int(self.lengths.max()) if self.B else 0
-        order = (~self.live).long().argsort(dim=1, stable=True)[:, :M]
+        order = slots.order(self.live)[:, : int(self.lengths.max()) if self.B else 0]
         wide = order[..., None].expand(-1, -1, self.D)
         moved = {
             name: x if name == "spans" else x.gather(1, wide if x.ndim == 3 else order)
@@ -322,12 +315,6 @@ class Memory:
         if ours is not None:
             about.check(Path(path).name, ours)
         return cls.unflat(tensors["vectors"], tensors["offsets"], tensors["block"], tensors["spans"], about)
-
-
-def counted(block: Int[Tensor, "B M"], N: int) -> Int[Tensor, "B N"]:
-    """Live slots of each of N blocks; -1 is none."""
-    found = torch.zeros(len(block), N + 1, dtype=torch.long, device=block.device)
-    return found.scatter_add(1, block % (N + 1), torch.ones_like(block))[:, :N]
 
 
 def alike(what: str, memories: Sequence[Memory]) -> Memory:
