@@ -337,6 +337,26 @@ def test_a_shared_weight_and_vectors_go_to_adamw() -> None:
     assert type(net[4]) is nn.Linear
 
 
+def test_two_maps_of_one_weight_add_their_inputs_and_no_frozen_bias_moves() -> None:
+    first, second = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+    second.weight = first.weight
+    net = dgd.record(nn.Sequential(first, nn.Tanh(), second))
+    optimizer = DGD(net.parameters())
+    rules = {id(p): group["rule"] for group in optimizer.param_groups for p in group["params"]}
+    assert [rules[id(p)] for p in (first.weight, first.bias, second.bias)] == ["dgd", "adamw", "adamw"]
+    net(noise(1, 3, 4)).square().sum().backward()
+    assert [int(recording.seen) for recording in optimizer.recordings()] == [6]
+    optimizer.step()
+    frozen = nn.Linear(4, 3).double()
+    frozen.bias.requires_grad_(False)
+    W, b, x, d = frozen.weight.detach().clone(), frozen.bias.detach().clone(), noise(1, 5, 4), noise(2, 5, 3)
+    optimizer = DGD(dgd.record(frozen).parameters(), 0.7, inputs="raw")
+    (frozen(x) * d).sum().div(5).backward()
+    optimizer.step()
+    assert torch.equal(frozen.bias, b)
+    assert largest(frozen.weight, dgd_joint(W, x, d, 0.7)) <= ORACLE
+
+
 def test_what_is_not_recorded_is_named() -> None:
     net = dgd.record(model())
     net.append(nn.Linear(9, 2))

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import laconic
 from laconic.core.errors import Usage
+from laconic.methods import dgd
 from laconic.methods.m3 import newton_schulz
 from laconic.methods.m3_optimizer import M3
 from tests.core.readings import noise
@@ -206,6 +207,8 @@ def shards() -> dict[str, list[float]]:
     dist.init_process_group("gloo")
     net = model()
     fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    with pytest.raises(Usage, match=r"record: 0\.weight lies in shards, its inputs on several ranks"):
+        dgd.record(net)
     optimizer = M3(net.parameters(), lr=0.02, slow_every=2)
     steps(net, optimizer, 5)
     held = optimizer.state_dict()["state"][0]

@@ -76,7 +76,8 @@ class DGD(torch.optim.Optimizer):
                 raise Usage(f"DGD: {shaped(p)} belongs to no recorded map; give its group rule='adamw'")
             recording = cast(Recording, recording_of(p))
             recording.pairs, recording.unit = self.batch != "joint", self.inputs == "unit"
-            recording.rides = self.bias == "rides" and {id(recording.weight), id(recording.bias)} <= members
+            both = {id(recording.weight), id(recording.bias)} <= members
+            recording.rides = self.bias == "rides" and both and cast(Tensor, recording.bias).requires_grad
             recording.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

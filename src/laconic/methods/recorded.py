@@ -166,7 +166,8 @@ def record(model: Model) -> Model:
         recorded += kind in ("linear", "embedding")
         if hasattr(p, "recording"):
             continue
-        bias = cast("Tensor | None", getattr(module, "bias", None)) if kind == "linear" else None
+        alone = kind == "linear" and len(standing[id(p)]) == 1  # a bias rides on one map's inputs
+        bias = cast("Tensor | None", getattr(module, "bias", None)) if alone else None
         recording = Recording(name, kind, p, bias, cast("int | None", getattr(module, "padding_idx", None)))
         for part in (p, bias):
             if part is not None:
