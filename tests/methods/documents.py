@@ -44,10 +44,10 @@ def spread(ids: Tensor, width: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def compressor(
-    name: str = "llama", halting: dict[str, Any] | None = None, *, steps: int = 10, bos: int | None = None,
+    name: str = "llama", halting: dict[str, Any] | None = None, *, steps: int = 10, word: int | None = None,
     sizes: dict[str, Any] | None = None, **reading: Any,
 ) -> AutoCompressor:  # fmt: skip
-    """A compressor in float64 whose every parameter matters, with K = 3 unless `reading` says else."""
+    """A compressor in float64 whose every parameter matters, with K = 3 unless `reading` says else; `word` is bos."""
     how = Reading(**({"cap": 3} | reading))
     head = None if halting is None else Halting(**halting)
     decoder = fresh(name, **(sizes or {})).double()
@@ -55,7 +55,7 @@ def compressor(
     with torch.no_grad():
         for i, p in enumerate(summaries.parameters()):
             p.add_(noise(i, *p.shape) * 0.3)
-    return AutoCompressor(decoder, summaries, how, head, steps=steps, seed=1, bos=bos).eval()
+    return AutoCompressor(decoder, summaries, how, head, steps=steps, seed=1, bos=word).eval()
 
 
 def gradients(method: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:

@@ -1,18 +1,52 @@
-"""Laws of reading with a memory: padding, rows, empty segments, windows, checkpointing, and where gradients go."""
+"""Laws of training with a memory: padding, rows, windows, checkpointing, and where gradients go."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from laconic.core.contract import Method
-from tests.methods.documents import compressor, documents, whole
+from laconic.core.contract import Documents, Method
+from laconic.methods.autocompressor import AutoCompressor
+from laconic.methods.objective import counted
+from laconic.methods.units import followers
+from laconic.methods.windows import Course
+from tests import tolerances
+from tests.core.readings import all_same, same
+from tests.methods.documents import compressor, documents, gradients, whole
 
-CELLS: tuple[dict[str, Any], ...] = tuple(
-    {"generator": generator, "length": length, "memory": memory}
-    for generator in ("parallel", "self", "pool")
-    for length in ("fixed", "nested")
-    for memory in ("accumulate", "replace")
+CELLS: tuple[dict[str, Any], ...] = (
+    *({"generator": g, "length": length} for g in ("parallel", "self", "pool") for length in ("fixed", "nested")),
+    {"generator": "select"},
+    {"generator": "self", "memory": "replace", "length": "nested"},
+    {"memory": "replace"},
+    {"memory": "budgeted", "budget": 6},
+    {"memory": "fifo", "budget": 5, "length": "nested"},
+    {"recurrent": False},
+    {"positions": "reserved", "length": "nested"},
+    {"bos": "sink"},
+    {"bos": "first"},
 )
+HEADS: tuple[dict[str, Any], ...] = (
+    {"estimator": "ponder"},
+    {"estimator": "ponder", "joint": True},
+    {"estimator": "sample", "joint": True},
+    {"estimator": "sample", "baseline": "rows"},
+    {"estimator": "soft", "harden": 0.5},
+    {"estimator": "soft", "index": "before", "penalty": "ratio", "alpha": 1.0},
+    {"estimator": "soft", "gate": "scale", "kl": 0.1, "entropy": 0.2, "floor": 1.0},
+    {"estimator": "straight"},
+)
+
+
+def named(cell: dict[str, Any]) -> str:
+    return " ".join(map(str, cell.values()))
+
+
+def both(cell: dict[str, Any], head: dict[str, Any] | None = None, name: str = "llama") -> AutoCompressor:
+    word = 1 if "bos" in cell else None
+    return compressor(name, None if head is None else {"price": 0.2, **head}, word=word, **cell)
 
 
 def test_it_is_a_method() -> None:
@@ -21,11 +55,169 @@ def test_it_is_a_method() -> None:
     assert not method.restarts(documents())
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(cell.values()))
-def test_every_cell_learns(cell: dict[str, Any]) -> None:
-    """The loss is finite, and whatever is learned beside the decoder gets a gradient."""
-    method = compressor(**cell)
-    loss, found, _ = whole(method, documents(pads=1))
-    assert loss.isfinite()
-    assert all(g.isfinite().all() for g in found.values())
-    assert all(g.any() for name, g in found.items() if name.startswith("summaries"))
+def test_what_a_token_predicts() -> None:
+    live = torch.tensor([[False, True, False, True, True, False]])
+    scored = torch.tensor([[True, True, True, False, True, True]])
+    assert followers(torch.arange(6)[None], live, scored).tolist() == [[-100, -100, -100, 4, -100, -100]]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=named)
+def test_dead_columns_change_nothing(cell: dict[str, Any]) -> None:
+    """Left, inside, right, and segments that a row does not have: loss and gradients are those of the tight grid."""
+    method = both(cell)
+    loss, found, kept = whole(method, documents())
+    padded, again, other = whole(method, documents(pads=2))
+    same(padded, loss)
+    if cell.get("generator") == "select":  # whose bias is float32
+        for name in found:
+            same(again[name], found[name], tolerances.FLOAT32)
+    else:
+        all_same(again.values(), found.values())
+    assert kept is not None
+    assert other is not None
+    assert torch.equal(kept.lengths, other.lengths)
+    for a, b in zip(kept.ragged(), other.ragged(), strict=True):
+        same(a, b)
+    assert all(g.any() for n, g in found.items() if n.startswith("summaries") and n != "summaries.c")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "qwen2", "qwen3"])
+def test_dead_columns_change_nothing_in_any_family(name: str) -> None:
+    for cell in ({"length": "nested"}, {"generator": "self"}):
+        method = both(cell, name=name)
+        (loss, found, _), (padded, again, _) = whole(method, documents()), whole(method, documents(pads=1))
+        same(padded, loss)
+        all_same(again.values(), found.values())
+
+
+@pytest.mark.parametrize("head", HEADS, ids=named)
+@pytest.mark.parametrize("generator", ["parallel", "self"])
+def test_dead_columns_change_nothing_where_lengths_are_learned(head: dict[str, Any], generator: str) -> None:
+    method = both({"generator": generator, "length": "stop"}, head)
+    tight, wide = documents(step=9), documents(step=9, pads=1)
+    (loss, found, _), (padded, again, _) = whole(method, tight), whole(method, wide)
+    same(padded, loss, tolerances.FLOAT32 if method.soft or head["estimator"] == "straight" else tolerances.ORACLE)
+    assert all(g.isfinite().all() for g in again.values())
+    assert found["summaries.u"].any()
+
+
+def alone(method: AutoCompressor, batch: Documents, totals: dict[str, float]) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """The rows one by one, of the sums of all."""
+    total, found = torch.zeros((), dtype=torch.float64), []
+    for b in range(batch.B):
+        state = None
+        for piece in replace(batch.take([b]), totals=totals).pieces:
+            step = method(piece, state)
+            total = total + step.loss.detach()
+            found.append(gradients(method, step.loss))
+            state = None if step.state is None else step.state.detach()
+    return total, found
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=named)
+def test_rows_are_strangers(cell: dict[str, Any]) -> None:
+    method, batch = both(cell), documents()
+    loss, found, _ = whole(method, batch)
+    total, parts = alone(method, batch, method.totals(batch))
+    same(total, loss)
+    all_same([sum(p[n] for p in parts) for n in found], found.values())
+
+
+@pytest.mark.parametrize("head", HEADS, ids=named)
+def test_rows_are_strangers_where_lengths_are_learned(head: dict[str, Any]) -> None:
+    """Draws go by the document, never by the place in a batch."""
+    method, batch = both({"length": "stop"}, head), documents(step=9)
+    loss, found, _ = whole(method, batch)
+    total, parts = alone(method, batch, method.totals(batch))
+    if head.get("baseline") != "rows":
+        within = tolerances.FLOAT32 if method.soft or head["estimator"] == "straight" else tolerances.ORACLE
+        same(total, loss, within)
+        u = sum(p["summaries.u"] for p in parts)
+        assert isinstance(u, Tensor)
+        same(u, found["summaries.u"], within)
+
+
+@pytest.mark.parametrize("generator", ["parallel", "self", "pool"])
+def test_a_checkpointed_unit_is_the_plain_one_bit_for_bit(generator: str) -> None:
+    plain, again = (
+        compressor(generator=generator, length="nested", checkpoint_segments=on).train() for on in (False, True)
+    )
+    batch = documents()
+    (x, first, _), (y, second, _) = whole(plain, batch), whole(again, batch)
+    assert torch.equal(x, y)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def nats_of(method: AutoCompressor, batch: Documents) -> list[Tensor]:
+    """Nats of each segment of a window."""
+    course = Course(method.unit, batch, method.unit.empty(batch.B), method.phase(batch.step), 0, "length").run()
+    return [n.sum() for n in course.nats]
+
+
+@pytest.mark.parametrize("generator", ["parallel", "self"])
+def test_gradients_reach_every_compression_of_a_window_and_no_earlier_text(generator: str) -> None:
+    """CE of segment i + 1 reaches the text of segment i through its vectors; CE of i does not reach sigma of i."""
+    method = compressor(generator=generator)
+    text = torch.tensor([[3, 4, 5, 10, 11, 12, 20, 21, 22]])
+    live = torch.ones_like(text, dtype=torch.bool)
+    batch = Documents(text, live, live, (3, 6, 9), torch.zeros(1).long(), windows=(3, 1))
+    nats = nats_of(method, batch.pieces[0])
+    table = method.decoder.words.weight
+    learned = method.summaries.tokens if generator == "parallel" else method.summaries.steps
+    words = [torch.autograd.grad(n, table, retain_graph=True)[0] for n in nats]
+    assert not method.decoder.config.tie_word_embeddings
+    assert [bool(words[2][ids].any()) for ids in ([3, 4, 5], [10, 11, 12], [20, 21])] == [True] * 3
+    assert not words[0][[10, 11, 12]].any()
+    assert not words[1][[20, 21, 22]].any()
+    reached = [torch.autograd.grad(n, learned, retain_graph=True, allow_unused=True)[0] for n in nats]
+    assert reached[0] is None or not reached[0].any()
+    assert all(r is not None and bool(r.any(1).all()) for r in reached[1:])
+
+
+def test_no_gradient_crosses_the_edge_of_a_window() -> None:
+    """The words of the first window get nothing from the second; with an overlap what is read again does learn."""
+    for windows, learns in (((2, 0), False), ((2, 1), True)):
+        method = compressor()
+        text = torch.tensor([[3, 4, 5, 10, 11, 12, 20, 21, 22, 30, 31, 32]])
+        live = torch.ones_like(text, dtype=torch.bool)
+        batch = Documents(text, live, live, (3, 6, 9, 12), torch.zeros(1).long(), windows=windows)
+        pieces = batch.pieces
+        state = method(pieces[0]).state
+        assert state is not None
+        step = method(pieces[1], state.detach())
+        found = torch.autograd.grad(step.loss, method.decoder.words.weight)[0]
+        assert not found[[3, 4, 5]].any()
+        assert bool(found[[10, 11, 12]].any()) == learns
+
+
+def test_the_last_compression_of_a_window_has_no_graph() -> None:
+    method, batch = compressor(), documents(windows=(2, 0)).pieces[0]
+    state = method(batch).state
+    assert state is not None
+    assert state.blocks == 2
+    first, last = state.vectors[:, :3], state.vectors[:, 3:]
+    assert not state.vectors.requires_grad
+    assert first.any()
+    assert last.any()
+
+
+def test_nothing_is_penalised_that_nobody_reads() -> None:
+    """Compressions before the last segment of a window count, of rows whose later segments are scored."""
+    found = {}
+    for penalise in ("read", "all"):
+        method = both({"length": "stop"}, {"estimator": "soft", "harden": 0.0, "penalise": penalise})
+        batch = documents(((5, 4, 5), (4, 5, 0), (3, 0, 0)), step=9)
+        found[penalise] = counted(Course(method.unit, batch, method.unit.empty(3), "both", 0, "length"))
+        assert method.totals(batch)["compressions"] == found[penalise].sum()
+    assert found["read"].tolist() == [[True, True, False], [True, False, False], [False] * 3]
+    assert found["all"].tolist() == [[True] * 3, [True, True, False], [True, False, False]]
+
+
+def test_windows_as_means() -> None:
+    """normalise windows: each row's mean over its window, a mean over rows; with equal windows the two agree."""
+    batch = documents(((4, 4), (4, 4)), windows=(2, 0))
+    (a, _, _), (b, _, _) = whole(compressor(), batch), whole(compressor(normalise="windows"), batch)
+    same(a, b)
+    ragged = documents()
+    (a, _, _), (b, _, _) = whole(compressor(), ragged), whole(compressor(normalise="windows"), ragged)
+    assert abs(float(a - b)) > 1e-3

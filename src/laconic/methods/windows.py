@@ -19,7 +19,6 @@ from laconic.methods.halting import (
     draws,
     log_probabilities,
     nested,
-    probabilities,
     quantile,
     scaled,
     support,
@@ -148,16 +147,18 @@ class Course:
         """The vectors as they are read in training: soft, or as many as the head's law gives by a draw."""
         unit, how = self.unit, self.how
         assert how is not None
-        with torch.enable_grad():
-            z = written.states
+        z, tokens = written.states, live.sum(1)
+        with torch.enable_grad():  # the head learns where the decoder rests, too
             logits = unit.summaries.stops(unit.decoder, z, alone=self.phase == "head")
             a = allowed_logits(logits, self.reading.lengths, how.index)
-        self.a[i], tokens = a, live.sum(1)
+            log_p = log_probabilities(a, how.index)
+        self.a[i] = a
         p = mixture(a, how.explore if how.joint else 0.0, self.lengths, how.index).detach()
         column = drawn(p, self.key(self.stream, i, 1)[:, 0])
         N = column + (a.shape[1] + 1 - p.shape[1])
-        self.log_p[i] = log_probabilities(a, how.index).gather(1, column[:, None])[:, 0]
-        self.weight[i] = (probabilities(a, how.index).detach() / p).gather(1, column[:, None])[:, 0]
+        with torch.enable_grad():
+            self.log_p[i] = log_p.gather(1, column[:, None])[:, 0]
+        self.weight[i] = self.log_p[i].detach().exp() / p.gather(1, column[:, None])[:, 0]
         self.hard[:, i] = self.ruled(a.detach(), N).masked_fill(tokens == 0, 0)
         vectors = unit.summaries.vectors(z)
         there = first_slots(N, a.shape[1]) & (tokens > 0)[:, None]

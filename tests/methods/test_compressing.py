@@ -1,0 +1,226 @@
+"""Laws of compressing and reading a segment: rows, stops, dead slots, joins, and generation on a memory."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic.core.generate import generate
+from laconic.core.memory import Memory
+from laconic.methods.autocompressor import AutoCompressor
+from laconic.methods.stopping import Stopping
+from tests import tolerances
+from tests.core.readings import noise, same
+from tests.methods.documents import compressor, documents
+
+BATCH = documents(((5, 4, 5), (4, 5, 2), (3, 0, 0)), pads=1)
+
+
+def segments_of(rows: slice | int = slice(None)) -> list[tuple[Tensor, Tensor]]:
+    """Text and live columns of each segment, of all rows or one."""
+    rows = slice(rows, rows + 1) if isinstance(rows, int) else rows
+    return [(BATCH.text[rows, s], BATCH.live[rows, s]) for s in BATCH.segments]
+
+
+def compressed(method: AutoCompressor, rows: slice | int = slice(None), how: Stopping | None = None) -> Memory:
+    memory: Memory | None = None
+    for text, live in segments_of(rows):
+        if not isinstance(rows, int) or live.any():
+            memory = method.compress(text, live, memory, how)
+    assert memory is not None
+    return memory
+
+
+CELLS: tuple[dict[str, Any], ...] = (
+    {"generator": "parallel"},
+    {"generator": "parallel", "length": "stop"},
+    {"generator": "self", "length": "stop", "memory": "replace"},
+    {"generator": "self", "length": "stop", "memory": "budgeted", "budget": 6},
+    {"generator": "pool", "length": "ratio", "memory": "fifo", "budget": 5},
+    {"generator": "select", "length": "ratio"},
+    {"generator": "parallel", "length": "ratio", "recurrent": False},
+)
+
+
+def made(cell: dict[str, Any], name: str = "llama", **more: Any) -> AutoCompressor:
+    learned = cell.get("length") in ("stop", "ratio")
+    return compressor(name, {"price": 0.1, "start": 0.6, **more} if learned else None, **cell)
+
+
+@pytest.mark.parametrize("name", ["llama", "opt"])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda c: " ".join(map(str, c.values())))
+def test_a_batch_is_its_rows_one_by_one(cell: dict[str, Any], name: str) -> None:
+    """Rows of other lengths and stops, one of which has ended: the same memory, and the same states read after it."""
+    method, question = made(cell, name), torch.tensor([[7, 8, 9, 10]])
+    together = compressed(method)
+    states = method.read(question.expand(3, -1), None, together)
+    for b in range(3):
+        single = compressed(method, b)
+        same(together.ragged()[b], single.ragged()[0])
+        same(states[b], method.read(question, None, single)[0])
+
+
+@pytest.mark.parametrize("generator", ["parallel", "self"])
+def test_a_scripted_stop(generator: str) -> None:
+    """Lengths 1 and 3: a row that has stopped is latched, and is what it would be by itself."""
+    method = made({"generator": generator, "length": "stop"})
+    text = torch.tensor([[4, 5, 6, 7], [8, 9, 10, 11]])
+    how = Stopping("sample", draws=torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]).double())
+    memory = method.compress(text, how=how)
+    assert memory.lengths.tolist() == [1, 3]
+    for b, n in ((0, 1), (1, 3)):
+        own = method.compress(text[b : b + 1], how=Stopping("fixed", n=n))
+        same(memory.ragged()[b], own.ragged()[0])
+
+
+def test_the_loop_ends_when_every_row_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = made({"generator": "self", "length": "stop"})
+    calls, inner = [], method.decoder.forward
+
+    def counting(*given: Any, **named: Any) -> Any:
+        calls.append(1)
+        return inner(*given, **named)
+
+    monkeypatch.setattr(method.decoder, "forward", counting)
+    for stops, passes in (([0.0, 0.0], 2), ([1.0, 0.0], 3), ([1.0, 1.0], 4)):
+        calls.clear()
+        draws = torch.tensor([[stops[0], stops[1], 0.0]]).double().expand(2, -1)
+        method.compress(torch.tensor([[4, 5, 6], [7, 8, 9]]), how=Stopping("sample", draws=draws))
+        assert len(calls) == passes
+
+
+@pytest.mark.parametrize("generator", ["parallel", "self"])
+def test_the_first_vectors_do_not_know_of_the_rest(generator: str) -> None:
+    method, text = made({"generator": generator, "length": "nested"}), torch.tensor([[4, 5, 6, 7]])
+    longest = method.compress(text)
+    assert longest.lengths.tolist() == [3]
+    for n in (1, 2):
+        same(method.compress(text, how=Stopping("fixed", n=n)).vectors, longest.vectors[:, :n])
+
+
+@pytest.mark.parametrize("positions", ["contiguous", "reserved"])
+@pytest.mark.parametrize("soft", [False, True])
+def test_what_dead_slots_hold_changes_nothing(positions: str, soft: bool) -> None:
+    method = compressor(positions=positions)
+    D, live = (
+        method.summaries.width,
+        torch.tensor([[True, False, True, True, False], [False, True, True, False, False]]),
+    )
+    log_s = -noise(3, 2, 5).abs().float() if soft else None
+    memory = method.unit.empty(2).append(noise(1, 2, 5, D), live, torch.tensor([4, 4]), log_s)
+    memory = memory.append(noise(2, 2, 5, D), live.flip(1), torch.tensor([4, 4]), log_s)
+    text = torch.tensor([[4, 5, 6], [7, 8, 9]])
+    odd = replace(memory, vectors=memory.vectors.masked_fill(~memory.live[..., None], 1e6))
+    within = tolerances.FLOAT32 if soft else tolerances.ORACLE
+    same(method.read(text, None, odd), method.read(text, None, memory), within)
+    same(method.read(text, None, memory.pack()), method.read(text, None, memory), within)
+
+
+def test_a_certain_gate_is_removal_where_places_are_reserved() -> None:
+    """Survival 1 for the first places and next to 0 for the others reads as the hard memory does."""
+    method = compressor(positions="reserved")
+    D, lengths = method.summaries.width, torch.tensor([[1], [2]])
+    vectors, every = noise(1, 2, 3, D), torch.ones(2, 3, dtype=torch.bool)
+    first = torch.arange(3) < lengths
+    log_s = torch.zeros(2, 3).masked_fill(~first, -200.0)
+    tokens, text = torch.tensor([4, 4]), torch.tensor([[4, 5, 6], [7, 8, 9]])
+    soft = method.unit.empty(2).append(vectors, every, tokens, log_s)
+    hard = method.unit.empty(2).append(vectors, first, tokens)
+    same(method.read(text, None, soft), method.read(text, None, hard))
+    assert torch.equal(soft.harden(lengths).vectors, hard.pack().vectors)
+    contiguous = compressor()
+    far = contiguous.read(text, None, soft) - contiguous.read(text, None, hard)
+    assert far.abs().max() > 1e-3  # the text stands behind K slots, and behind N
+
+
+def test_independent_segments_may_be_joined() -> None:
+    """Without the older memory in the prompt, compressing one after another is joining what was compressed apart."""
+    method = compressor(recurrent=False)
+    one_by_one = compressed(method)
+    apart = Memory.join(*(method.compress(text, live) for text, live in segments_of()))
+    assert one_by_one.equal(apart)
+    linked = compressor()
+    there = compressed(linked).vectors - Memory.join(*(linked.compress(t, l) for t, l in segments_of())).vectors
+    assert there.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("name", "bos"), [("llama", "sink"), ("llama", "none"), ("opt", "sink"), ("opt", "none")])
+def test_generation_goes_on_from_a_memory(name: str, bos: str) -> None:
+    """The memory read once, the prompt on its cache: each id is the likeliest after [memory; prompt; ids so far]."""
+    method = compressor(name, bos=bos, word=1)
+    memory = method.compress(
+        torch.tensor([[4, 5, 6, 7], [8, 9, 10, 11]]), torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    )
+    memory = memory.only(torch.tensor([[True, True, True], [True, False, True]]))
+    before, prompts = method.prompt(memory), [[20, 21, 22], [23, 24]]
+    with torch.inference_mode():
+        state = method.decoder(before.vectors, live=before.live, positions=before.positions).state
+    found = generate(method.decoder, ids=prompts, state=state, max_tokens=4, eos=())
+    for b, prompt in enumerate(prompts):
+        row = list(prompt)
+        for got in found[b].ids:
+            hidden = method.read(torch.tensor([row]), None, memory.take([b]))
+            assert int(method.decoder.logits(hidden[:, -1]).argmax()) == got
+            row.append(got)
+
+
+def test_nats_are_those_of_training() -> None:
+    method, batch = compressor(), documents(((5, 4), (4, 5)), windows=(2, 0))
+    piece = batch.pieces[0]
+    first, second = ((piece.text[:, s], piece.live[:, s]) for s in piece.segments)
+    memory = method.compress(*first)
+    whole = method(piece).parts["nats"] * method.totals(batch)["scored"]
+    scored = torch.ones_like(second[1])
+    joint = method.nats(second[0], second[1], scored, memory) + method.nats(first[0], first[1], piece.scored[:, :5])
+    hidden = method.read(*first)
+    last = method.decoder.logits(hidden)[torch.arange(2), first[1].sum(1) - 1].log_softmax(-1)
+    at = second[1].long().argmax(1)
+    joint = joint - last[torch.arange(2), second[0][torch.arange(2), at]]
+    same(joint.sum(), whole)
+
+
+def test_the_writer_alone_has_the_adapter() -> None:
+    """adapt write: text is read as the base reads it, vectors are written with the adapter."""
+    from contextlib import contextmanager
+
+    method = compressor()
+    norm = next(p for n, p in method.decoder.named_parameters() if n.endswith("norm.weight") and "layers" not in n)
+
+    @contextmanager
+    def base() -> Any:
+        norm.data *= 2  # stands for an adapter that is switched off
+        try:
+            yield
+        finally:
+            norm.data /= 2
+
+    reading = method.reading.model_copy(update={"adapt": "write"})
+    method.summaries.reading = reading
+    other = AutoCompressor(method.decoder, method.summaries, reading, steps=1, base=base)
+    text, plain = torch.tensor([[4, 5, 6, 7]]), compressor()
+    assert torch.equal(other.compress(text).vectors, plain.compress(text).vectors)
+    same(other.read(text), 2 * plain.read(text))
+    batch = documents(((4, 4),), windows=(2, 0))
+    assert other(batch).loss.isfinite()
+    assert not torch.equal(other(batch).loss, plain(batch).loss)
+
+
+def test_how_many_segments_there_is_room_for() -> None:
+    assert compressor(sizes={"max_position_embeddings": 64}).most(40) == 8  # 40 + 3 + 7 * 3 = 64
+    assert compressor(sizes={"max_position_embeddings": 64}).most(62) == 0
+    assert compressor(sizes={"max_position_embeddings": 64}, memory="replace").most(40) is None
+    assert compressor("opt", sizes={"max_position_embeddings": 64}).most(64) is None
+
+
+def test_a_price_is_steered_to_a_mean_length() -> None:
+    method = compressor(halting={"target": 2.0, "price": 0.5, "eta": 0.1}, length="stop")
+    for number, price, mean in ((3.0, 0.6, 3.0), (1.0, 0.6 + 0.1 * 0.98, 2.98)):
+        method.steer({"expected": number})
+        torch.testing.assert_close(method.summaries.steered, torch.tensor([price, mean]).double())
+    still = compressor(halting={"price": 0.5}, length="stop")
+    still.steer({"expected": 3.0})
+    method.steer({"nats": 1.0})
+    assert float(still.summaries.steered[0]) == 0.5
+    assert float(method.summaries.steered[1]) == pytest.approx(2.98)

@@ -1,0 +1,223 @@
+"""Laws of learning a number of vectors, in the whole method: each estimator against the exact expectation, phases."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic.core.contract import Documents
+from laconic.methods import windows
+from laconic.methods.autocompressor import AutoCompressor
+from laconic.methods.estimators import ramp
+from laconic.methods.halting import allowed_logits, probabilities, support
+from laconic.methods.stopping import Stopping
+from tests import tolerances
+from tests.core.readings import all_same, same
+from tests.methods.documents import compressor, documents, gradients
+
+BATCH = documents(((4, 4), (3, 4)), windows=(2, 0), step=9)
+INDEX = ("after", "before")
+AT_ONCE = {"penalty_start": 0.0, "penalty_ramp": 0.0}
+
+
+def exact(method: AutoCompressor, batch: Documents) -> Tensor:
+    """The mean of J over the lengths of the one compression of a window of two, by reading each: a law's own loop."""
+    how, piece, lengths, empty = method.halting, batch.pieces[0], method.reading.lengths, method.unit.empty(batch.B)
+    assert how is not None
+    first, second = ((piece.text[:, s], piece.live[:, s]) for s in piece.segments)
+    written = method.unit.write(empty, *first, lengths[-1])
+    a = allowed_logits(method.summaries.stops(method.decoder, written.states), lengths, how.index)
+    P, total = probabilities(a, how.index), torch.zeros(batch.B).double()
+    targets = windows.window_targets(method.unit, piece)[:, piece.segments[1]]
+    for n in support(lengths, how.index):
+        kept = method.unit.kept(written, first[1], torch.full((batch.B,), n))
+        memory = method.unit.after(empty, kept, first[1].sum(1))
+        nats = method.unit.nats(method.unit.read(memory, *second), targets).sum
+        total = total + P[:, n - int(how.index == "after")] * (nats + how.price * n)
+    return total.sum() / method.totals(batch)["scored"]
+
+
+def head(method: AutoCompressor, loss: Tensor) -> list[Tensor]:
+    """Gradients of the stop head."""
+    found = gradients(method, loss)
+    return [found["summaries.u"], found["summaries.b"]]
+
+
+@pytest.mark.parametrize("index", INDEX)
+@pytest.mark.parametrize("joint", [False, True])
+def test_ponder_is_the_exact_expectation(index: str, joint: bool) -> None:
+    how = {"estimator": "ponder", "price": 0.3, "joint": joint, "index": index} | AT_ONCE
+    method = compressor(halting=how, length="stop")
+    all_same(head(method, method(BATCH).loss), head(method, exact(method, BATCH)))
+
+
+@pytest.mark.parametrize("index", INDEX)
+@pytest.mark.parametrize(("joint", "explore"), [(False, 0.0), (True, 0.3)])
+def test_sample_over_all_outcomes_is_the_exact_expectation(
+    index: str, joint: bool, explore: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every pair of lengths that the two draws can give, each by its probability, row by row."""
+    how = {"estimator": "sample", "price": 0.3, "joint": joint, "explore": explore, "index": index} | AT_ONCE
+    method = compressor(halting=how, length="stop", cap=2)
+    batch = documents(((4, 4),), windows=(2, 0), step=9)
+    laws, columns = list[Tensor](), iter(())
+
+    def chosen(p: Tensor, u: Tensor) -> Tensor:
+        laws.append(p)
+        return torch.tensor([next(columns)])
+
+    monkeypatch.setattr(windows, "drawn", chosen)
+    sums: list[Tensor] | None = None
+    for pair in product(range(2 + (index == "before")), repeat=2):
+        columns = expanded(pair, batch)
+        laws.clear()
+        found = head(method, method(batch).loss)
+        weight = laws[0][0, pair[0]] * laws[len(laws) // 2][0, pair[1]]
+        sums = [weight * g if s is None else s + weight * g for s, g in zip(sums or [None] * 2, found, strict=True)]
+    assert sums is not None
+    one = compressor(halting=how, length="stop", cap=2)
+    all_same(sums, head(one, exact(one, batch)))
+
+
+def expanded(pair: tuple[int, int], batch: Documents) -> Iterator[int]:
+    """The same column for every compression of a run."""
+    n = sum(i < len(batch.cuts) - 1 for i in range(len(batch.cuts)))
+    return iter([pair[0]] * n + [pair[1]] * n)
+
+
+@pytest.mark.parametrize("estimator", ["soft", "straight"])
+def test_gates_teach_head_and_writer_at_once(estimator: str) -> None:
+    """Through log s and on into the state that the head read; with a cut it ends at the head."""
+    for cut in ("flow", "cut"):
+        how = {"estimator": estimator, "head_gradient": cut, "harden": 0.0, "penalise": "read"}
+        method = compressor(halting=how, length="stop")
+        course = windows.Course(method.unit, BATCH.pieces[0], method.unit.empty(2), "both", 1, "length").run()
+        assert head(method, course.nats[1].sum())[0].any()
+        assert course.a[0] is not None
+        tokens = method.summaries.tokens
+        assert tokens is not None
+        found = torch.autograd.grad(course.a[0].exp().sum(), tokens, allow_unused=True)[0]
+        assert (found is not None and bool(found.any())) == (cut == "flow")
+
+
+def test_the_price_of_soft_lengths_by_both_forms() -> None:
+    """With equal segments and alpha 0, lambda of the ratio is beta of the vectors times the share priced."""
+    batch = documents(((4, 4, 4), (4, 4, 4)), step=9)
+    of = {}
+    for penalty in ("vectors", "ratio"):
+        how = {"estimator": "soft", "harden": 0.0, "penalty": penalty, "price": 0.5, "penalise": "all"}
+        method = compressor(halting=how, length="stop")
+        free = compressor(halting=how | {"price": 0.0}, length="stop")
+        of[penalty] = (method(batch).loss - free(batch).loss) * method.totals(batch)["scored"]
+    same(of["ratio"] * 24 / 22, of["vectors"], tolerances.FLOAT32)  # the first tokens of two rows are not scored
+
+
+def test_lengths_first_and_the_head_after() -> None:
+    """Nothing of the head learns in the first phase, nothing else in the second, where the optimizer begins anew."""
+    method = compressor(halting={"price": 0.1, "head_after": 0.8}, length="stop", steps=10)
+    heads = {"summaries.u", "summaries.b"}
+    for step, restarts in ((0, False), (7, False), (8, True), (9, False)):
+        batch = documents(step=step)
+        assert method.restarts(batch) == restarts
+        assert method.phase(step) == ("lengths" if step < 8 else "head")
+        found = gradients(method, method(batch.pieces[0]).loss)
+        learned = {name for name, g in found.items() if g.any()}
+        assert learned == heads if step >= 8 else not learned & heads
+    assert not compressor(halting={"joint": True}, length="stop").restarts(documents(step=8))
+
+
+def test_a_window_that_nobody_learns_of_still_has_a_gradient() -> None:
+    """In the head's phase a last window of one segment has nothing to teach: its loss can be descended all the same."""
+    method = compressor(halting={"price": 0.1}, length="stop")
+    batch = documents(((4, 4, 4),), windows=(2, 0), step=9)
+    last = method(batch.pieces[-1])
+    last.loss.backward()
+    assert last.loss.requires_grad
+    assert method.summaries.u is not None
+    assert method.summaries.u.grad is not None
+    assert not method.summaries.u.grad.any()
+
+
+def test_the_classifier_learns_the_cheapest_length() -> None:
+    """Its labels are found by trial; the decoder gets nothing of it."""
+    method = compressor(halting={"price": 0.4}, length="ratio")
+    step = method(BATCH)
+    found = gradients(method, step.loss)
+    assert {name for name, g in found.items() if g.any()} == {"summaries.ratio.weight", "summaries.ratio.bias"}
+    course = windows.Course(method.unit, BATCH, method.unit.empty(2), "head", 1, "length").run()
+    trials = course.trials[0]
+    assert trials is not None
+    piece = BATCH.pieces[0]
+    first, second = ((piece.text[:, s], piece.live[:, s]) for s in piece.segments)
+    for n in (1, 2, 3):
+        memory = method.compress(*first, how=Stopping("fixed", n=n))
+        targets = course.targets[:, piece.segments[1]]
+        same(trials[:, n - 1], method.unit.nats(method.unit.read(memory, *second), targets).sum)
+
+
+def test_draws_are_the_documents_own() -> None:
+    """The same document draws the same lengths in any batch, others in another epoch."""
+    method, batch = compressor(length="nested", cap=50), documents(((3, 3, 3),) * 4, windows=(3, 1))
+    lengths = lambda b: windows.Course(method.unit, b, method.unit.empty(b.B), "lengths", 1, "length").known(0)  # noqa: E731
+    drawn = lengths(batch)
+    assert drawn is not None
+    turned = lengths(batch.take([2, 0]))
+    assert turned is not None
+    assert torch.equal(turned, drawn[[2, 0]])
+    other = lengths(replace(batch, epoch=1))
+    assert other is not None
+    assert not torch.equal(other, drawn)
+
+
+def test_the_published_formulas() -> None:
+    """Raw states fed back, the trigger in the last token's place, a row of the vocabulary as stop, s z as gate."""
+    how = {"estimator": "soft", "stop_head": "vocabulary", "control": "rows", "control_in_softmax": True,
+           "gate": "scale", "index": "split", "penalty": "ratio", "alpha": 1.0, "penalise": "all",
+           "stop": "threshold", "tau": 0.5, "harden": 0.0, "price": 1.0}  # fmt: skip
+    reading = {"generator": "self", "length": "stop", "memory": "replace", "adapter": "none", "steps": False,
+               "trigger": "replace"}  # fmt: skip
+    method = compressor(halting=how, **reading).train()
+    batch = documents(((4, 4, 4), (4, 4, 3)), step=9)
+    found = gradients(method, method(batch).loss)
+    assert found["summaries.control"][1].any()  # the stop
+    assert found["summaries.control"][0].any()  # the trigger, which is read
+    hidden = method.read(batch.text[:, :4])
+    assert method.summaries.logits(method.decoder, hidden).shape[-1] == 99
+    assert method.eval().summaries.logits(method.decoder, hidden).shape[-1] == 97
+    targets = windows.window_targets(method.unit, batch)
+    assert (targets >= 0).sum(1).tolist() == [6, 5]  # 4 tokens a segment: two that predict, the last two not
+    a = [compressor(halting=how, **reading).eval() for _ in range(2)]
+    memory = a[0].compress(batch.text[:, :4])
+    assert memory.lengths.max() <= 3
+    sampled = Stopping("sample", draws=torch.zeros(2, 3).double())
+    assert a[1].compress(batch.text[:, :4], how=sampled).lengths.tolist() == [0, 0]  # split: what stops is not kept
+
+
+def test_the_price_begins_late() -> None:
+    """omega is 0 for half of the steps, then rises; the head alone pays the whole price."""
+    assert [ramp(step, 10, 0.5, 0.25) for step in (0, 5, 8)] == [0.0, 0.0, 1.0]
+    how = {"estimator": "soft", "harden": 0.0, "price": 50.0}
+    method, free = (compressor(halting=how | {"price": p}, length="stop") for p in (50.0, 0.0))
+    for step, same_loss in ((4, True), (9, False)):
+        batch = documents(step=step).pieces[0]
+        assert torch.equal(method(batch).loss, free(batch).loss) == same_loss
+
+
+def test_soft_memory_at_the_edge() -> None:
+    """Handed on softly, or hard by the rule of inference where the settings say so."""
+    batch = documents(((4, 4, 4, 4),), windows=(2, 0), step=9).pieces[0]
+    how = {"estimator": "soft", "harden": 0.0}
+    soft = compressor(halting=how, length="stop")(batch).state
+    hard = compressor(halting=how, length="stop", carry="hard")(batch).state
+    assert soft is not None
+    assert hard is not None
+    assert soft.log_s is not None
+    assert soft.block_lengths.tolist() == [[3, 3]]
+    assert hard.log_s is None
+    assert hard.block_lengths.sum() < 6
+    straight = compressor(halting={"estimator": "straight"}, length="stop")(batch).state
+    assert straight is not None
+    assert straight.log_s is None

@@ -1,0 +1,95 @@
+"""Law of parity: a loop written over the models of transformers gives the same states, memory, loss and gradients."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from laconic.core.decoder import Decoder
+from laconic.methods.autocompressor import AutoCompressor
+from laconic.methods.settings import Reading
+from laconic.methods.summaries import Summaries
+from tests import tolerances
+from tests.conftest import needs
+from tests.core.readings import fresh, same
+from tests.methods.documents import documents, whole
+
+BATCH = documents(((5, 4, 6), (5, 4, 6)), windows=(3, 1))
+SEGMENTS = ((0, 5), (5, 9), (9, 15))
+
+
+def theirs_of(ours: Decoder, folder: Path) -> Any:
+    """The same weights in the model of transformers; row 1 of OPT's table, which position -1 finds, is zero."""
+    from transformers import AutoModelForCausalLM
+
+    ours.save_pretrained(folder)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa").eval()
+    if ours.config.family == "opt":
+        with torch.no_grad():
+            theirs.model.decoder.embed_positions.weight[1] = 0.0
+    return theirs
+
+
+def course(model: Any, tokens: Tensor, zero: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Loss, memory and the text's states of the whole batch, by `inputs_embeds` and `position_ids`."""
+    inner, table = model.model, model.get_input_embeddings()
+    memory = table.weight.new_zeros(2, 0, table.weight.shape[1])
+    nats, n, states = torch.zeros((), dtype=torch.float64), 0, []
+    for i, (start, end) in enumerate(SEGMENTS):
+        ids, m, T, K = BATCH.text[:, start:end], memory.shape[1], end - start, len(tokens)
+        vectors = torch.cat([memory, table(ids), tokens.expand(2, -1, -1)], 1)
+        places = [-1] * m + list(range(T)) + [-1] * K if zero else list(range(m + T + K))
+        positions, live = torch.tensor([places]).expand(2, -1), torch.ones(2, m + T + K, dtype=torch.long)
+        inner_most = inner.decoder if zero else inner
+        hidden = inner_most(
+            inputs_embeds=vectors, attention_mask=live, position_ids=positions, use_cache=False
+        ).last_hidden_state
+        states.append(hidden[:, m : m + T])
+        log_p = model.lm_head(states[-1]).log_softmax(-1)
+        last = SEGMENTS[i + 1][0] + 1 if i + 1 < len(SEGMENTS) else end
+        targets = BATCH.text[:, start + 1 : last]
+        nats = nats + F.nll_loss(log_p[:, : targets.shape[1]].flatten(0, 1), targets.flatten(), reduction="sum")
+        n += targets.numel()
+        if i + 1 < len(SEGMENTS):
+            memory = torch.cat([memory, hidden[:, m + T :]], 1)
+    return nats / n, memory, states
+
+
+@pytest.mark.parametrize("name", ["opt", "llama"])
+def test_a_loop_over_transformers_is_the_same(name: str, tmp_path: Path) -> None:
+    """Parallel summaries, fixed and accumulated: OPT's memory without positions, Llama's with plain ones."""
+    needs("transformers")
+    decoder = fresh(name).double()
+    reading = Reading(cap=3)
+    method = AutoCompressor(decoder, Summaries(decoder, reading, eos=2), reading, steps=1).eval()
+    theirs, tokens = theirs_of(decoder, tmp_path / "model"), method.summaries.tokens
+    assert tokens is not None
+    asked = tokens.detach().clone().requires_grad_()
+    loss, memory, states = course(theirs, asked, name == "opt")
+    loss.backward()
+
+    within = tolerances.ORACLE if name == "opt" else tolerances.FLOAT32  # tables of rotation are float32
+    found, gradients, _ = whole(method, BATCH)
+    same(found, loss, within)
+    held = None
+    for i, (start, end) in enumerate(SEGMENTS):
+        same(method.read(BATCH.text[:, start:end], None, held), states[i], within)
+        held = method.compress(BATCH.text[:, start:end], None, held) if i < 2 else held
+    assert held is not None
+    same(held.vectors, memory, within)
+    pairs = [(gradients["summaries.tokens"], asked.grad)]
+    theirs_named = dict(theirs.named_parameters())
+    for n in (n for n in theirs_named if f"decoder.{n}" in gradients):
+        g = theirs_named[n].grad
+        if "embed_positions" in n:
+            g = g.clone()
+            g[1] = 0.0  # the row of no position
+        pairs.append((gradients[f"decoder.{n}"], g))
+    assert len(pairs) > 10
+    scale = max(float(a.abs().max()) for a, _ in pairs)
+    for a, b in pairs:
+        far = (a if b is None else a - b).abs().max()
+        assert float(far) <= within * scale

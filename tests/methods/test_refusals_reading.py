@@ -1,0 +1,170 @@
+"""What reading and compressing refuse, each in one line that says what was asked, what there was and what to do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from laconic.core.errors import Damaged, Usage
+from laconic.methods.autocompressor import AutoCompressor
+from laconic.methods.settings import Halting, Reading
+from laconic.methods.stopping import Stopping
+from laconic.methods.summaries import Summaries
+from tests.core.readings import fresh
+from tests.methods.documents import compressor, documents
+
+TEXT = torch.tensor([[4, 5, 6, 7]])
+
+
+@pytest.mark.parametrize(
+    ("reading", "message"),
+    [
+        ({"positions": "zero"}, 'positions "zero": llama has RoPE, where each slot stands somewhere; take contiguous'),
+        ({"adapt": "write"}, 'adapt "write": the decoder has no adapter that could write alone; train with lora'),
+        ({"bos": "sink"}, 'bos "sink": the tokenizer has no such token; take none'),
+        ({"generator": "pool", "memory": "budgeted", "budget": 9}, 'memory "budgeted" with generator "pool": a memory'),
+        ({"memory": "budgeted", "budget": 5}, 'budget 5: memory "budgeted" needs room for 6 vectors; raise it'),
+        ({"memory": "fifo", "budget": 2}, 'budget 2: memory "fifo" needs room for 3 vectors; raise it'),
+        ({"carry": "soft"}, 'carry "soft": lengths are hard in training, and so is what is handed on; leave it out'),
+        ({"length": "stop"}, 'length "stop" without the table halting: it says how the length is learned'),
+    ],
+)
+def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) -> None:
+    with pytest.raises(Usage, match=message):
+        compressor(**reading)
+
+
+@pytest.mark.parametrize(
+    ("table", "given", "message"),
+    [
+        (Reading, {"generator": "pool", "length": "stop"}, 'with generator "pool": a prefix of its spans is a prefix'),
+        (Reading, {"generator": "select", "length": "nested"}, '" with generator "select": it has fixed and ratio'),
+        (Reading, {"budget": 9}, 'budget 9 with memory "accumulate": budgeted and fifo need one, others none'),
+        (Reading, {"recurrent": False, "memory": "replace"}, 'memory "replace": the older memory would be lost unread'),
+        (Reading, {"trigger": "replace"}, 'trigger "replace" with generator "parallel": it is self\'s'),
+        (Reading, {"cap": 4, "allowed": (2, 8)}, r"allowed \[2, 8\]: ascending lengths from 1 to cap 4"),
+        (
+            Reading,
+            {"kappa": 3, "length": "nested"},
+            'kappa 3 with length "nested": it is the fixed length; leave it out',
+        ),
+        (Reading, {"kappa": 60}, "kappa 60: none of the lengths"),
+        (Halting, {"stop_head": "vocabulary"}, 'control "vectors": it is a row of the vocabulary; control = "rows"'),
+        (
+            Halting,
+            {"control_in_softmax": True},
+            'control_in_softmax with control "vectors": there are no rows to score; c',
+        ),
+        (Halting, {"gate": "scale"}, 'gate "scale" with estimator "ponder": soft reading alone has a gate'),
+        (Halting, {"index": "split"}, 'index "split" with estimator "ponder": the original\'s, of soft alone'),
+    ],
+)
+def test_cells_of_the_grid_that_there_are_not(table: Any, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        table(**given)
+
+
+def test_summary_tokens_start_as_a_row_that_there_is() -> None:
+    decoder = fresh("llama")
+    with pytest.raises(Usage, match='summary_init "eos": the model names no such id; take "normal"'):
+        Summaries(decoder, Reading(), eos=None)
+    drawn, copied = (Summaries(decoder, Reading(summary_init=how), eos=2).tokens for how in ("normal", "eos"))
+    assert drawn is not None
+    assert copied is not None
+    assert drawn.abs().max() < 0.2
+    torch.testing.assert_close(copied - drawn, decoder.words.weight[2].expand(50, -1))
+
+
+@pytest.mark.parametrize(
+    ("windows", "message"),
+    [
+        ((1, 0), "window: 1 leaves no segment that reads a summary inside its own window, so nothing would learn to "),
+        ((3, 1), "window: 4 segments where windows are of 3; give the pieces of a batch one after another"),
+    ],
+)
+def test_windows_in_which_nothing_learns(windows: tuple[int, int], message: str) -> None:
+    with pytest.raises(Usage, match=message):
+        compressor()(documents(windows=windows))
+
+
+def test_a_kernel_without_a_gradient_for_the_gate() -> None:
+    method = compressor(halting={"estimator": "soft"}, length="stop")
+    method.decoder.attention = "flex"
+    with pytest.raises(
+        Usage, match='attention "flex": this kernel has no gradient for a bias, so a gate cannot learn; '
+    ):
+        method(documents(((4, 4),), step=9))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reading", "message"),
+    [
+        (
+            {"max_position_embeddings": 6},
+            {},
+            "segment: 0 vectors, 4 tokens and 3 places, llama has 6 positions; take",
+        ),
+        ({"windows": (None, 6)}, {}, "4 tokens and 3 places, llama has a sliding window of 6; take shorter segments"),
+        (
+            {"max_position_embeddings": 12},
+            {},
+            "segment: 6 vectors, 4 tokens and 3 places, llama has 12 positions: memory that accumulates ends after 2 "
+            'segments of 4; take memory "budgeted", "fifo" or "replace"',
+        ),
+        (
+            {"max_position_embeddings": 8},
+            {"generator": "self", "bos": "first", "memory": "replace"},
+            "segment: 0 vectors, 4 tokens and 4 places and bos, llama has 8 positions; take shorter segments",
+        ),
+        ({"max_position_embeddings": 7}, {"positions": "reserved"}, "segment: 3 vectors, 4 tokens and 3 places, llama"),
+    ],
+)
+def test_segments_that_do_not_fit(sizes: dict[str, Any], reading: dict[str, Any], message: str) -> None:
+    method, memory = compressor(sizes=sizes, word=1, **reading), None
+    held = int(message.split()[1]) if message.startswith("segment") else 0
+    for _ in range(held // 3):
+        memory = method.compress(TEXT, None, memory)
+    with pytest.raises(Usage, match=message):
+        method.compress(TEXT, None, memory)
+
+
+@pytest.mark.parametrize(
+    ("length", "how", "message"),
+    [
+        ("nested", Stopping("quantile"), 'stop "quantile": lengths of this model are of kind "nested"; ask for a numb'),
+        ("stop", Stopping("ratio"), 'stop "ratio": lengths of this model are of kind "stop"; ask for a number'),
+        (
+            "fixed",
+            Stopping("fixed", n=2),
+            "n 2: this model writes 3 vectors a segment; crop the memory, or take",
+        ),
+        ("stop", Stopping("sample"), 'stop "sample" without draws: give uniform numbers '),
+        ("stop", Stopping("quantile", q=1.0), "q 1.0: give a probability between 0 and 1, neither of them"),
+        ("stop", Stopping("threshold", tau=0.0), "tau 0.0: give a probability between 0 and 1, neither of them"),
+    ],
+)
+def test_ways_to_stop_that_were_not_learned(length: str, how: Stopping, message: str) -> None:
+    method = compressor(halting={} if length == "stop" else None, length=length)
+    with pytest.raises(Usage, match=message):
+        method.compress(TEXT, how=how)
+
+
+def test_a_length_that_is_not_allowed() -> None:
+    method = compressor(length="nested", allowed=(1, 3))
+    with pytest.raises(Usage, match="n 2: lengths 1, 3 are allowed; choose one of them"):
+        method.compress(TEXT, how=Stopping("fixed", n=2))
+    assert method.compress(TEXT, how=Stopping("fixed", n=9)).lengths.tolist() == [3]
+
+
+def test_summaries_are_saved_and_belong_to_their_settings(tmp_path: Path) -> None:
+    decoder, reading, how = fresh("llama"), Reading(cap=3, length="stop", generator="self"), Halting()
+    saved, path = Summaries(decoder, reading, how, eos=2, seed=1), tmp_path / "summaries.safetensors"
+    saved.save(path, {"base": "b"})
+    other = Summaries(decoder, reading, how, eos=2, seed=2).load(path, {"base": "b"})
+    assert all(torch.equal(x, y) for x, y in zip(saved.state_dict().values(), other.state_dict().values(), strict=True))
+    assert AutoCompressor(decoder, other, reading, how, steps=1).compress(TEXT).blocks == 1
+    with pytest.raises(Damaged, match=r"has settings .*, asked was .*; take what it was made with"):
+        Summaries(decoder, Reading(cap=2, length="stop", generator="self"), how, eos=2).load(path, {"base": "b"})
+    with pytest.raises(Damaged, match="has base b, asked was c; take what it was made with"):
+        other.load(path, {"base": "c"})
