@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import laconic
+from laconic.core.decoder import Decoder
 from laconic.core.errors import Usage
+from laconic.core.families import DecoderConfig
 from laconic.methods import dgd
 from laconic.methods.m3 import newton_schulz
 from laconic.methods.m3_optimizer import M3
@@ -196,6 +198,31 @@ def test_what_is_no_matrix_is_said() -> None:
 
 def test_it_is_given_out_at_the_door() -> None:
     assert laconic.M3 is M3
+
+
+def read_bytes(text: Tensor, make: Any, n: int = 300) -> float:
+    """Nats per byte of a small decoder over the last 30 of n steps."""
+    decoder = Decoder(DecoderConfig.small("llama", vocab_size=256, initializer_range=0.05), seed=0)
+    optimizer, rows, losses = make(decoder), torch.Generator().manual_seed(0), []
+    for _ in range(n):
+        read = text[torch.randint(len(text) - 65, (16, 1), generator=rows) + torch.arange(65)]
+        logits = decoder.logits(decoder(decoder.embed(read[:, :-1])).hidden)
+        loss = F.cross_entropy(logits.flatten(0, 1), read[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return sum(losses[-30:]) / 30
+
+
+@pytest.mark.slow
+def test_a_decoder_on_bytes_learns_as_well_as_by_adamw(shared: Path) -> None:
+    """Each at the best of the rates 2e-3, 5e-3, 1e-2, 2e-2 on these rows."""
+    text = torch.tensor(list((shared / "data" / "text" / "tinyshakespeare.txt").read_bytes()[:-100_000]))
+    adamw = read_bytes(text, lambda decoder: torch.optim.AdamW(decoder.parameters(), lr=5e-3, weight_decay=0.0))
+    m3 = read_bytes(text, lambda decoder: M3(M3.groups(decoder), lr=1e-2))
+    assert m3 <= adamw + 0.05
+    assert m3 < 2.5  # a count of single bytes has 3.3
 
 
 def shards() -> dict[str, list[float]]:
