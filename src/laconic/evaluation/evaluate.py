@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +11,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from laconic.core import manifest
-from laconic.core.artifact import canonical, commit_folder, replace_file
+from laconic.core.artifact import canonical
 from laconic.core.contract import Answers, Example, Source
-from laconic.core.errors import BadInput, Busy
+from laconic.core.errors import BadInput
 from laconic.core.generate import Passes
-from laconic.evaluation import protocols, statistics
+from laconic.evaluation import kept, protocols, statistics
 
 Answer = Callable[[Any], Answers]
 Show = Callable[[str, int, int], None]
@@ -48,7 +46,6 @@ class Alone:
 
 
 ALONE = Alone()
-REMOVE = "remove it, or give your file of questions another name"
 
 
 class Row(NamedTuple):
@@ -149,12 +146,12 @@ def evaluate(
         raise BadInput(f"{len(examples)} questions, {len(source)} rows to ask; give a row for each, and at least one")
     about = {"data": source.fingerprint, "protocol": protocol.name, "questions": str(len(examples))}
     mark = canonical({**(key or {}), **about})
-    if folder is not None and (lines := ranks.first(lambda: committed(folder, mark))):
+    if folder is not None and (lines := ranks.first(lambda: kept.committed(folder, mark))):
         return Result(tuple(map(row_of, lines)), protocol.name, bytes_each)
-    part = None if folder is None else folder.with_name(f".part-{folder.name}")
-    rows = [] if part is None else [row_of(line) for line in ranks.first(lambda: begun(part, mark))]
+    part = None if folder is None else kept.part_of(folder)
+    rows = [] if part is None else [row_of(line) for line in ranks.first(lambda: kept.begun(part, mark))]
     order = range(len(examples)) if order is None else order
-    with (part / "answers.jsonl").open("a", encoding="utf-8") if part and ranks.rank == 0 else io.StringIO() as file:
+    with (part / kept.ROWS).open("a", encoding="utf-8") if part and ranks.rank == 0 else io.StringIO() as file:
         while len(rows) < len(examples):
             if between:
                 between()
@@ -167,8 +164,9 @@ def evaluate(
                 show(protocol.name, len(rows), len(examples))
     in_place = sorted(zip(order, rows, strict=True), key=lambda placed: placed[0])
     result = Result(tuple(row for _, row in in_place), protocol.name, bytes_each)
-    if folder is not None and part is not None:
-        ranks.first(lambda: commit(folder, part, result, texts or {}))
+    if folder is not None:
+        made = [row.line() for row in result.rows]
+        ranks.first(lambda: kept.commit(folder, made, result.to_json(), texts or {}))
     return result
 
 
@@ -203,48 +201,6 @@ def judged(answers: Answers, examples: Sequence[Example], protocol: protocols.Pr
     return found
 
 
-def begun(part: Path, mark: str) -> list[str]:
-    """The lines of an evaluation that was stopped, in the order of asking; a half last line is cut off."""
-    answers, key = part / "answers.jsonl", part / "key.json"
-    if not key.exists():
-        part.mkdir(parents=True, exist_ok=True)
-        replace_file(key, lambda new: new.write_text(mark, encoding="utf-8"))
-    elif key.read_text(encoding="utf-8") != mark:
-        raise Busy(f"{part} holds answers to other questions or of another step; {REMOVE}")
-    whole = answers.read_text(encoding="utf-8").splitlines(keepends=True) if answers.exists() else []
-    if whole and not whole[-1].endswith("\n"):
-        whole.pop()
-        replace_file(answers, lambda new: new.write_text("".join(whole), encoding="utf-8"))
-    return whole
-
-
-def commit(folder: Path, part: Path, result: Result, texts: Mapping[str, str]) -> None:
-    """The folder of an evaluation: answers, figures, what they belong to, and a manifest of all that."""
-    mark = (part / "key.json").read_text(encoding="utf-8")
-    lines = "".join(row.line() for row in result.rows)
-
-    def write(new: Path) -> None:
-        files = manifest.Files(new)
-        for name, text in {**texts, "key.json": mark, "answers.jsonl": lines}.items():
-            files.text(name, text)
-        files.json("result.json", result.to_json())
-        files.seal("evaluation", 0, {"key": sha256(mark.encode()).hexdigest()})
-
-    commit_folder(folder, write, len(lines))
-    shutil.rmtree(part)
-
-
-def committed(folder: Path, mark: str) -> list[str]:
-    """The lines of an evaluation that is done, and that is of this key; none where there is no such folder."""
-    if not folder.exists():
-        return []
-    rows = read_rows(folder)
-    if (folder / "key.json").read_text(encoding="utf-8") != mark:
-        raise Busy(f"{folder} is the evaluation of other questions or of another step; {REMOVE}")
-    return [row.line() for row in rows]
-
-
 def read_rows(folder: Path) -> tuple[Row, ...]:
     """The rows of an evaluation that is done. Raises `Damaged` (76) if a file is not as it was written."""
-    manifest.check(folder, "evaluation")
-    return tuple(row_of(line) for line in (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines())
+    return tuple(map(row_of, kept.lines_of(folder)))

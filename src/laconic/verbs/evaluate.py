@@ -12,6 +12,8 @@ from laconic.core.errors import Usage
 from laconic.verbs.arguments import numbers, utf8, words
 
 if TYPE_CHECKING:
+    import torch
+
     from laconic.evaluation.table import Table
 
 
@@ -28,7 +30,8 @@ class Evaluate:
     """what laconic train wrote: a run, or a folder of runs seed-0, seed-1, …, which give a mean with its spread"""
     on: str = "test"
     """sets, with commas between: names of laconic data list, names on the hub, files; NAME:SPLIT takes another split;
-    test and valid are the recipe's own"""
+    test and valid are the recipe's own. Of runs that read documents: test, valid, and excerpt, whose tails are copied
+    from what stands before them"""
     protocol: Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None = None
     """how answers are asked for and judged; by default the one of the recipe's format"""
     tol: str | None = None
@@ -61,9 +64,12 @@ class Evaluate:
         from laconic.training.distributed import joined
         from laconic.training.signals import heard
         from laconic.verbs.answers import Asking, gathered
+        from laconic.verbs.reading import readers
         from laconic.verbs.train import placed
 
         device = placed(self.device)
+        if readers(tuple(map(utf8, self.runs))):
+            return self.read(device)
         with heard() as stop, joined(None, device) as ranks:
             found = gathered(
                 Asking(
@@ -88,6 +94,20 @@ class Evaluate:
                 print(json.dumps(table.plain(found), ensure_ascii=False, allow_nan=False))
             elif ranks.rank == 0:
                 printed(found)
+        return 0
+
+    def read(self, device: "torch.device") -> int:
+        """The same of runs that read documents. Raises `Usage` (2) for flags that belong to questions."""
+        from laconic.training.signals import heard
+        from laconic.verbs import reading
+
+        asked = (self.protocol, self.tol, self.root, self.teacher, self.rounds, self.against, self.latency)
+        flags = ("protocol", "tol", "root", "teacher", "rounds", "against", "latency")
+        if given := next((flag for flag, value in zip(flags, asked, strict=True) if value), None):
+            raise Usage(f"--{given}: of runs that answer questions; these read documents, leave it out")
+        with heard() as stop:
+            how = reading.Asking(tuple(map(utf8, self.runs)), words(utf8(self.on)), self.rows, self.step, device, stop)
+            reading.told(reading.gathered(how), self.format == "json")
         return 0
 
     def check(self) -> None:

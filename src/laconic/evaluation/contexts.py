@@ -1,0 +1,106 @@
+"""What each way of a context is worth: perplexity by context (E1), and of excerpts copied from it (E1x).
+
+Symbols: R seeds, N documents; nats are per scored token of a document, and documents count alike.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from laconic.evaluation import statistics
+from laconic.evaluation.scored import WIDTH, Row
+from laconic.evaluation.statistics import Estimate, Scores
+
+Seeds = Sequence[Sequence[Row]]
+UNTRAINED = "untrained"  # ways of the method before a step, which are measured against each other
+
+
+class Worth(NamedTuple):
+    """A way over its seeds: nats per scored token, what it saves against no context, paired, and its standard error.
+
+    `share` is that of what the whole text saves, None where that saves nothing; `late` the same saving without a tail's
+    first `WIDTH` positions.
+    `vectors` are the mean of a segment (tokens, where the context is text), `held` those that stand before a tail.
+    """
+
+    way: str
+    nats: Estimate
+    right: Estimate
+    gain: Estimate
+    se: float
+    share: float | None
+    late: Estimate | None
+    vectors: float | None
+    held: float
+
+
+def column(seeds: Seeds, way: str, start: int = 0) -> Scores:
+    """Nats per scored token of each document, [R, N], from the `start`-th `WIDTH` positions of a tail on."""
+    return np.array([[sum(r.ways[way].nats[start:]) / sum(r.scored[start:]) for r in rows] for rows in seeds])
+
+
+def rights(seeds: Seeds, way: str) -> Scores:
+    """Share of the scored tokens that came out right, [R, N]."""
+    return np.array([[row.ways[way].right / sum(row.scored) for row in rows] for rows in seeds])
+
+
+def vectors(rows: Sequence[Row], way: str) -> float | None:
+    """Mean vectors of a segment; None where there are none."""
+    written = [n for row in rows for n in row.ways[way].written]
+    return sum(written) / len(written) if written else None
+
+
+def standard_error(apart: Scores) -> float:
+    """Of the mean over documents of what is first averaged over seeds."""
+    each = apart.mean(0)
+    return float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else float("nan")
+
+
+def worth(seeds: Seeds, way: str, whole: str | None) -> Worth:
+    """What a way is worth; `whole` is the way in which all of the text is read."""
+    base = f"{UNTRAINED} none" if way.startswith(UNTRAINED) else "none"
+    nothing, here = column(seeds, base), column(seeds, way)
+    apart = nothing - here
+    most = 0.0 if whole is None or base != "none" else float((nothing - column(seeds, whole)).mean())
+    late = all(sum(row.scored[1:]) for row in seeds[0])
+    counts = [n for n in (vectors(rows, way) for rows in seeds) if n is not None]
+    return Worth(
+        way,
+        statistics.estimate(here),
+        statistics.share(rights(seeds, way)),
+        statistics.estimate(apart),
+        standard_error(apart),
+        float(apart.mean()) / most if most > 0 else None,
+        statistics.estimate(column(seeds, base, 1) - column(seeds, way, 1)) if late else None,
+        float(np.mean(counts)) if counts else None,
+        float(np.mean([[row.ways[way].held for row in rows] for rows in seeds])),
+    )
+
+
+def curve(seeds: Seeds, way: str) -> list[float]:
+    """Nats per token of each `WIDTH` positions of the tail."""
+    nats = np.array([[row.ways[way].nats for row in rows] for rows in seeds]).sum((0, 1))
+    counts = np.array([[row.scored for row in rows] for rows in seeds]).sum((0, 1))
+    return (nats / np.maximum(counts, 1)).tolist()
+
+
+def ways_of(seeds: Seeds) -> list[str]:
+    """The ways that every document of every seed was read in, in their order."""
+    first = seeds[0][0].ways
+    return [name for name in first if all(name in row.ways for rows in seeds for row in rows)]
+
+
+def table(seeds: Seeds) -> list[Worth]:
+    """Every way."""
+    ways = ways_of(seeds)
+    return [worth(seeds, way, "full" if "full" in ways else None) for way in ways]
+
+
+def plain(found: Worth) -> dict[str, Any]:
+    """A way's figures as JSON holds them."""
+    held = found._asdict()
+    return {k: v._asdict() if isinstance(v, Estimate) else v for k, v in held.items()} | {
+        "perplexity": float(np.exp(found.nats.mean)),
+        "curve_width": WIDTH,
+    }

@@ -1,0 +1,134 @@
+"""Runs that read, for `laconic evaluate` and `laconic report`: each run of each seed opened, read and kept."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laconic.console import note, progress
+from laconic.core import lock
+from laconic.core.errors import Preempted, Usage, on_disk
+from laconic.evaluation import reading, scored
+from laconic.evaluation.reading import Line
+from laconic.recipe import asking
+from laconic.recipe.measuring import EXCERPT, Set, sets
+from laconic.recipe.opened import RECIPE, Opened, opened
+from laconic.recipe.read import read
+from laconic.recipe.schema import READERS, Recipe
+from laconic.training.signals import Interrupted, Stop
+from laconic.verbs.arguments import names, run_name
+
+OWN = ("test", "valid", EXCERPT)
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What is asked of which runs; the signal that ends it."""
+
+    runs: Sequence[str]
+    sets: Sequence[str]
+    rows: int | None
+    step: str
+    device: torch.device
+    stop: Stop
+
+
+def readers(runs: Sequence[str]) -> bool:
+    """Whether the runs read documents. Raises `Usage` (2) for some that do beside some that answer questions."""
+    recipes = {folder: read(folder / RECIPE)[0] for path in runs for folder in asking.seeds(path)}
+    kinds = {folder: recipe.method in READERS for folder, recipe in recipes.items()}
+    if len(set(kinds.values())) > 1:
+        one, other = (next(folder for folder, kind in kinds.items() if kind is wanted) for wanted in (True, False))
+        raise Usage(f"{one} reads documents, {other} answers questions; evaluate them by themselves")
+    return all(kinds.values())
+
+
+def gathered(how: Asking) -> list[Line]:
+    """Every run on every set. Raises `Usage` (2) for a set that is none of documents."""
+    for name in how.sets:
+        if name not in OWN:
+            raise Usage(f"--on {name}: of runs that read documents the sets are {', '.join(OWN)}")
+    titles = names(how.runs)
+    found = [line for path, title in zip(how.runs, titles, strict=True) for line in lines_of(how, path, title)]
+    order = list(dict.fromkeys(line.set for line in found))
+    return sorted(found, key=lambda line: order.index(line.set))
+
+
+def lines_of(how: Asking, path: str, title: str) -> list[Line]:
+    """A run, or the runs of several seeds, on every set."""
+    rows, seeds, about = dict[str, list[Any]](), list[int](), dict[str, Any]()
+    for folder in asking.seeds(path):
+        with note(f"loading {folder}"):
+            run = opened(folder, how.device, asking.step_of(folder, how.step))
+        seeds.append(run.recipe.seed)
+        about = described(run.recipe)
+        place = folder / asking.FOLDER
+        with on_disk(place):
+            place.mkdir(exist_ok=True)
+        with lock.held(place):
+            for each, found in measured(how, run, run_name(title, path, folder)):
+                rows.setdefault(each.name, []).append(found)
+    return [Line(name, title, tuple(seeds), found, about) for name, found in rows.items()]
+
+
+def measured(how: Asking, run: Opened, name: str) -> Iterator[tuple[Set, list[scored.Row]]]:
+    """One run on every set, in every way; what is kept already is read."""
+    for asked in dict.fromkeys(how.sets):
+        for each in sets(run, asked, how.rows):
+            folder = run.folder / asking.FOLDER / folder_name(each.name, run.step, how.rows)
+            with progress(f"{name} {each.name}") as show:
+                yield each, kept(how, run, each, folder, show)
+
+
+def folder_name(name: str, step: int, rows: int | None) -> str:
+    """Where in evaluations/ the rows lie."""
+    return f"{name}-reading-step-{step}" + (f"-first-{rows}" if rows is not None else "")
+
+
+def kept(how: Asking, run: Opened, asked: Set, folder: Path, show: scored.Show) -> list[scored.Row]:
+    """A run on a set. Raises `Preempted` (75) after a signal: what is read is kept."""
+    key = {"step": asking.step_hash(run.folder, run.step), "rows": str(how.rows), "seed": str(run.recipe.seed)}
+    about = {"set": asked.name, "step": run.step, "seed": run.recipe.seed, **described(run.recipe)}
+
+    def figures(rows: Sequence[scored.Row]) -> dict[str, Any]:
+        return {"schema": 1, **reading.plain_line(Line(asked.name, folder.name, (run.recipe.seed,), [rows], about))}
+
+    try:
+        with asking.flushed(how.device), how.stop.leaving():
+            return scored.evaluate(
+                asked.source, asked.ways, how.device, batch=asked.batch, folder=folder, key=key,
+                texts={RECIPE: (run.folder / RECIPE).read_text(encoding="utf-8")}, result=figures, show=show,
+            )  # fmt: skip
+    except Interrupted:
+        kept = "what is read is kept; run the same command again to go on"
+        raise Preempted(f"{how.stop.name}: {run.folder}, {asked.name}: {kept}") from None
+
+
+def described(recipe: Recipe) -> dict[str, Any]:
+    """What a run is, as far as its figures depend on it."""
+    how = recipe.reading
+    found: dict[str, Any] = {"method": recipe.method, "kind": recipe.data.kind}
+    if how is None or recipe.method == "plain":
+        return found | {"length": None}
+    cell = {"generator": how.generator, "length": how.length, "memory": how.memory, "cap": how.fixed}
+    if how.length != "stop" or recipe.halting is None:
+        return found | cell
+    halting = recipe.halting
+    return found | cell | {"estimator": halting.estimator, "gate": halting.gate, "stop_head": halting.stop_head,
+                           "price": halting.price}  # fmt: skip
+
+
+def told(lines: Sequence[Line], as_json: bool) -> None:
+    """The figures on standard output."""
+    if as_json:
+        made = {"schema": 1, "lines": [reading.plain_line(line) for line in lines]}
+        print(json.dumps(made, ensure_ascii=False, allow_nan=False))
+        return
+    from rich.console import Console
+
+    wide = Console(highlight=False)
+    (wide if wide.is_terminal else Console(highlight=False, width=240)).print(reading.shown(lines))
+    print(reading.footnotes(lines))

@@ -1,0 +1,184 @@
+"""`laconic evaluate` of runs that read documents, as a user gives it."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic import cli
+from laconic.evaluation import kept, scored
+from laconic.recipe import measuring
+from laconic.verbs.train import Train
+from tests.verbs.test_train import TINY
+
+RECALL = """method = "autocompressor"
+[model]
+family = "llama"
+tokenizer = "recall"
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+max_position_embeddings = 64
+[reading]
+length = "stop"
+cap = 3
+summary_init = "normal"
+[halting]
+price = 0.1
+[data]
+kind = "recall"
+recall = { rows = 40, test_rows = 12, facts = [1, 2] }
+[train]
+steps = 2
+batch = 4
+"""
+TEXT = """method = "autocompressor"
+[model]
+family = "llama"
+tokenizer = "bytes"
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+max_position_embeddings = 512
+[reading]
+length = "nested"
+cap = 4
+allowed = [1, 4]
+summary_init = "normal"
+[data]
+kind = "text"
+path = "books.jsonl"
+text = { tokens = 128, segment = 64, segments = "fixed", window = 2, overlap = 0, held = 0.3 }
+[train]
+steps = 1
+batch = 2
+"""
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on recall, two seeds on a few sentences with a plain one beside them, and one that answers questions."""
+    folder = tmp_path_factory.mktemp("runs")
+    books = [{"book": f"book {i}", "text": " ".join(f"{i * n * n}" for n in range(200))} for i in range(4)]
+    (folder / "books.jsonl").write_text("".join(json.dumps(book) + "\n" for book in books))
+    for name, text in (("facts", RECALL), ("text", TEXT), ("digits", TINY)):
+        (folder / f"{name}.toml").write_text(text)
+    assert Train(str(folder / "facts.toml"), out=folder / "facts", device="cpu").run() == 0
+    assert Train(str(folder / "text.toml"), out=folder / "books", seeds=2, device="cpu").run() == 0
+    assert Train(str(folder / "text.toml"), ("method=plain",), out=folder / "plain", device="cpu").run() == 0
+    assert Train(str(folder / "digits.toml"), out=folder / "digits", device="cpu").run() == 0
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path) -> Run:
+    """A command in the folder of the runs: its exit code, standard output, standard error."""
+    monkeypatch.chdir(runs)
+
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["laconic", "evaluate", *map(str, args), "--device", "cpu"])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        told = capsys.readouterr()
+        return int(end.value.code or 0), told.out, told.err
+
+    return call
+
+
+def told(run: Run, *args: object) -> list[dict[str, Any]]:
+    code, out, err = run(*args, "--format", "json")
+    assert (code, out.count("\n")) == (0, 1), err
+    return json.loads(out)["lines"]
+
+
+def test_recall_in_every_way_is_kept_and_read_again(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = told(run, "facts")
+    ways = [way["way"] for way in line["ways"]]
+    assert ways[:6] == ["none", "compressed", "truncated", "full", "untrained none", "untrained"]
+    assert ways[6:] == [
+        "n = 1", "end, n = 1", "n = 2", "end, n = 2", "n = 3", "end, n = 3", "quantile 0.1", "quantile 0.25",
+        "quantile 0.75", "quantile 0.9", "sampled", "soft",
+    ]  # fmt: skip
+    assert (line["set"], line["documents"], line["length"]) == ("test", 12, "stop")
+    folder = runs / "facts/evaluations/test-reading-step-2"
+    rows = [scored.row_of(text) for text in kept.lines_of(folder)]
+    assert {row.facts for row in rows} == {1, 2}
+    assert all(sum(row.scored) == 8 for row in rows)
+    nats = {way["way"]: way["nats"]["mean"] for way in line["ways"]}
+    for way in ("none", "n = 2", "soft"):
+        assert nats[way] == pytest.approx(sum(sum(row.ways[way].nats) / 8 for row in rows) / 12)
+    assert {row.ways["n = 2"].written for row in rows} == {(2,)}
+    assert all(0 < row.ways["soft"].expected[0] <= 3 for row in rows)
+    assert line["gap"]["expected"] == pytest.approx(sum(row.ways["soft"].expected[0] for row in rows) / 12)
+    monkeypatch.setattr(scored, "rows_of", None)  # whoever reads again fails
+    assert told(run, "facts") == [line]
+    code, out, _ = run("facts")
+    assert code == 0
+    for text in ("truncated", "facts, compressed: F=1 ", "correlation of N with F", "soft less hard: "):
+        assert text in out, text
+
+
+def test_a_signal_ends_it_and_what_is_read_is_kept(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "BATCH", 5 * (16 + 16))
+    read = scored.rows_of
+
+    def second(*given: Any) -> Any:
+        monkeypatch.setattr(scored, "rows_of", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        return read(*given)
+
+    monkeypatch.setattr(scored, "rows_of", second)
+    code, _, err = run("facts", "--rows", 9)
+    assert code == 75
+    assert "SIGTERM: facts, test: what is read is kept; run the same command again to go on" in err
+    assert (
+        len((runs / "facts/evaluations/.part-test-reading-step-2-first-9/answers.jsonl").read_text().splitlines()) == 5
+    )
+
+
+def test_tails_and_excerpts_of_held_out_books(run: Run) -> None:
+    lines = told(run, "books", "plain", "--on", "test,excerpt", "--rows", 3)
+    sets = [line["set"] for line in lines if line["run"] == "books"]
+    assert sets == [
+        "test-16",
+        "test-64",
+        "test-128",
+        "test-192",
+        "test-excerpt-64",
+        "test-excerpt-128",
+        "test-excerpt-192",
+    ]
+    assert {line["documents"] for line in lines} == {3}
+    books, plain = (
+        [line for line in lines if line["run"] == name and line["set"] == "test-64"] for name in ("books", "plain")
+    )
+    assert (books[0]["seeds"], plain[0]["seeds"]) == ([0, 1], [0])
+    held = {way["way"]: way["held"] for way in books[0]["ways"]}
+    assert held == {"none": 0, "compressed": 4, "truncated": 4, "full": 64, "untrained none": 0, "untrained": 4,
+                    "n = 1": 1, "end, n = 1": 1, "n = 4": 4, "end, n = 4": 4}  # fmt: skip
+    assert [way["way"] for way in plain[0]["ways"]] == ["none", *(f"end {2**i}" for i in range(6)), "full"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("facts", "digits"), "facts reads documents, digits answers questions; evaluate them by themselves"),
+        (("facts", "--on", "gsm8k"), "--on gsm8k: of runs that read documents the sets are"),
+        (("facts", "--teacher"), "--teacher: of runs that answer questions; these read documents, leave it out"),
+    ],
+)
+def test_what_is_not_for_documents_is_refused(run: Run, asked: tuple[str, ...], said: str) -> None:
+    code, out, err = run(*asked)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_recall_has_no_excerpt(run: Run) -> None:
+    code, _, err = run("facts", "--on", "excerpt")
+    assert code == 66
+    assert "excerpt: the recall task is no text to take one from; ask for test" in err
