@@ -88,6 +88,18 @@ def test_a_table_is_a_map_of_one_hot_inputs() -> None:
     assert largest(got, dgd_joint(e.mT, X, D, 0.7).mT) <= ORACLE
 
 
+def test_the_forms_of_a_batch_agree_to_first_order_and_differ_beyond() -> None:
+    W, X, D = pairs(0, 6, 4, 3, 2.0)
+    for eta, least, most in ((1e-6, 0.0, 1e-4), (1.0, 0.05, 2.0)):
+        joint = dgd_joint(W, X, D, eta) - W
+        for form in (dgd_mean, dgd_sequential):
+            assert least <= (form(W, X, D, eta) - W - joint).norm() / joint.norm() <= most
+    two = [torch.stack([T, 2 * T]) for T in (W, X, D)]
+    live = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    apart = torch.stack([dgd_sequential(*(T[k] for T in two), 0.7, live=live[k]) for k in range(2)])
+    assert largest(dgd_sequential(*two, 0.7, live=live), apart) <= ORACLE
+
+
 def test_the_erasing_has_a_weight() -> None:
     W, X, D = pairs(0, 6, 4, 3, 2.0)
     assert largest(dgd_joint(W, X, D, 0.1, erase=0.0), W - 0.1 * D.mT @ X / 6) <= ORACLE

@@ -87,6 +87,8 @@ def test_dgd_sequential() -> None:
 
     given = normal(o, i), normal(N, i), normal(N, o)
     agree(of, ORACLE["57d"], MISREAD["57d"], *given, 0.7, LIVE)
+    sums = lambda W, X, D, eta, live: ours.dgd_sequential(W, X, D, eta, live=live, reduce="sum")  # noqa: E731
+    agree(sums, MISREAD["57d"]["the whole of eta each time"], {}, *given, 0.7, LIVE)
     assert gradcheck(lambda *a: of(*a, LIVE), free(*given, ETA))
 
 

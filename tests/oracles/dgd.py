@@ -83,10 +83,11 @@ def mean(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
     return W + total / len(rows)
 
 
-def sequential(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor, order: int = 1) -> Tensor:
+def sequential(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor, order: int = 1, mean: bool = True) -> Tensor:
+    N = sum(live.tolist()) if mean else 1
     for n in range(len(X))[::order]:
         if live[n]:
-            W = dgd(W, X[n], D[n], eta)
+            W = dgd(W, X[n], D[n], eta / N)
     return W
 
 
@@ -95,7 +96,7 @@ def fresh_errors(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> T
     first = W
     for n in range(len(X)):
         if live[n]:
-            W = dgd(W, X[n], D[n] + said(W, X[n]) - said(first, X[n]), eta)
+            W = dgd(W, X[n], D[n] + said(W, X[n]) - said(first, X[n]), eta / sum(live.tolist()))
     return W
 
 
@@ -209,6 +210,7 @@ MISREAD = {
     },
     "57d": {
         "errors taken anew": fresh_errors,
+        "the whole of eta each time": lambda W, X, D, eta, live: sequential(W, X, D, eta, live, mean=False),
         "backwards": lambda W, X, D, eta, live: sequential(W, X, D, eta, live, order=-1),
         "padded rows erase": pads_erase(sequential),
         "the joint minimiser": normal,

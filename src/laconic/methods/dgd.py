@@ -162,13 +162,17 @@ def dgd_sequential(
     eta: Step,
     *,
     live: Live | None = None,
+    reduce: Reduce = "mean",
     erase: float = 1.0,
 ) -> Weight:
-    """Eq. 57d: 57 once for each n in order, every delta_n as it was at the first W."""
-    x, d, _ = counted(X, D, live, "mean")
-    w = W.to(x.dtype)
+    """Eq. 57d: 57 by eta / N for each n in order, every delta_n as it was at the first W; by eta for `reduce="sum"`.
+
+    So its step is that of 57b and 57c to first order in eta.
+    """
+    x, d, N = counted(X, D, live, reduce)
+    w, by = W.to(x.dtype), (eta / N).reshape(N.shape[:-2])
     for x_n, delta_n in zip(x.unbind(-2), d.unbind(-2), strict=True):
-        w = dgd(w, x_n, delta_n, eta, erase=erase)
+        w = dgd(w, x_n, delta_n, by, erase=erase)
     return w.to(W.dtype)
 
 
