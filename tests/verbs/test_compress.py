@@ -294,6 +294,17 @@ def test_what_is_refused_is_one_line_and_leaves_no_file(
     assert {path.name for path in tmp_path.iterdir()} == files.keys()
 
 
+def test_a_text_longer_than_a_memory_can_become_is_told_of_at_once(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text(BOOK * 4)
+    code, out, err = run("compress", "run", "long.txt", "--out", "x.safetensors", "--n", "4")
+    first, last = err.strip().splitlines()
+    assert (code, out) == (2, "")
+    assert first.startswith("the text has about 75 segments; a memory of 4 vectors of each ends after 60 of 16 tokens")
+    assert "memory that accumulates ends after 60 segments of 16" in last
+    assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]
+    assert "the text has about" not in run("compress", "run", "book.txt", "--out", "x.safetensors")[2]
+
+
 def test_foreign_and_damaged_memories(run: Run, book: str) -> None:
     asked = ("generate", "other", "Who", "--memory", book, "--max-tokens", "2")
     refused(run, 76, "memory: book.safetensors was written for weights ", *asked)

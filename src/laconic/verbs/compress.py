@@ -146,6 +146,8 @@ class Compress:
         with progress("reading") as show:
             for done, _ in enumerate(work.run(self.groups(reader, seen)), 1):
                 show(seen.rate(), seen.done or 1, seen.total)
+                if done == 1:
+                    warn(reader, seen, self.segment or reader.segment)
                 if self.every is not None and done % self.every == 0:
                     work.save(self.part, key)
 
@@ -187,3 +189,17 @@ class Compress:
         print("\n".join(found.lines()))
         rate = f"{found.tokens / seconds:,.0f} tokens/s"
         say(f"wrote {self.out}, {self.out.stat().st_size:,} bytes, {seconds:.1f} s, {rate}")
+
+
+def warn(reader: "Reader", seen: Seen, segment: int) -> None:
+    """Says, after the first segment, that a text is likely longer than a memory that accumulates can become."""
+    most = reader.method.most(segment)
+    if most is None or seen.whole is None or not seen.done:
+        return
+    likely = seen.total * len(seen.whole.segments) // seen.done
+    if likely > most:
+        say(
+            f"the text has about {likely:,} segments; a memory of {reader.method.reading.fixed} vectors of each ends "
+            f"after {most:,} of {segment} tokens. A part of the text, fewer vectors (--n), or a run whose memory is "
+            "budgeted, fifo or replace goes further"
+        )
