@@ -19,6 +19,10 @@ LLAMA = {
     "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
                      "original_max_position_embeddings": 8192},
 }  # fmt: skip
+OPT = {
+    "model_type": "opt", "activation_function": "relu", "do_layer_norm_before": True, "vocab_size": 50272,
+    "max_position_embeddings": 2048, "num_attention_heads": 32, "pad_token_id": 1,
+}  # fmt: skip
 SIZES: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.2-1B-Instruct": LLAMA | {
         "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -43,6 +47,17 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
         "sliding_window": 4096,
     },
+    "facebook/opt-1.3b": OPT | {
+        "hidden_size": 2048, "word_embed_proj_dim": 2048, "num_hidden_layers": 24, "ffn_dim": 8192,
+    },
+    "facebook/opt-2.7b": OPT | {
+        "hidden_size": 2560, "word_embed_proj_dim": 2560, "num_hidden_layers": 32, "ffn_dim": 10240,
+    },
+    "meta-llama/Llama-2-7b-hf": {
+        "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "vocab_size": 32000, "rope_theta": 10000.0,
+        "max_position_embeddings": 4096, "tie_word_embeddings": False, "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 11008,
+    },
 }  # fmt: skip
 PARAMETERS = {  # as published with the checkpoints
     "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
@@ -50,6 +65,9 @@ PARAMETERS = {  # as published with the checkpoints
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
     "openai-community/gpt2": 124_439_808,
     "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "facebook/opt-1.3b": 1_315_758_080,
+    "facebook/opt-2.7b": 2_651_596_800,
+    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
 }
 KAVA = ("llama1b", "llama3b", "qwen05b")
 PRESETS = {
@@ -65,6 +83,10 @@ PRESETS = {
     *(f"{method}-mistral7b-aug" for method in ("icot", "cot", "nocot")),
     *(f"icot-gpt2-mult{n}" for n in (4, 5, 7, 9)),
     "coconut-gpt2-prosqa",
+}
+READING = {  # held to their table by test_reading_presets.py
+    *(f"ac-{model}" for model in ("opt-2.7b-6k", "opt-2.7b-30k", "opt-1.3b-30k", "llama-2-7b-6k")),
+    *("rmt-opt-2.7b-8k", "rmt-opt-1.3b-30k", "read-compat"),
 }
 
 # Table 6 of KaVa, a column a line: weights of both terms, kind of the loss, layer-wise std, lambda, map, rate, decay,
@@ -143,7 +165,7 @@ def folder_of(root: Path, model: str) -> Path:
     if not folder.is_dir():
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(SIZES[model]))
-        tokenizer = "gsm-bpe-4096" if "Mistral" in model else "gpt2"
+        tokenizer = "gsm-bpe-4096" if SIZES[model]["vocab_size"] == 32000 else "gpt2"
         for file in (shared_dir() / "data" / "tokenizers" / tokenizer).iterdir():
             (folder / file.name).write_bytes(file.read_bytes())
         (folder / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
@@ -152,7 +174,7 @@ def folder_of(root: Path, model: str) -> Path:
 
 def test_every_run_of_the_papers_has_its_recipe() -> None:
     papers = {path.stem for path in SHIPPED.glob("*.toml") if read(path.stem)[0].source != OURS}
-    assert papers == PRESETS
+    assert papers == PRESETS | READING
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -121,7 +121,7 @@ def test_no_text_at_all_and_no_such_file(kava: Path) -> None:
     with pytest.raises(BadInput, match=r"^no recipe demo-kawa; did you mean demo-kava\?$"):
         read("demo-kawa")
     with pytest.raises(
-        BadInput, match=r"^no recipe a/b\.toml; a path, or one of coconut-…, codi-…, cot-…, demo-…, icot-…,"
+        BadInput, match=r"^no recipe a/b\.toml; a path, or one of ac-…, coconut-…, codi-…, cot-…, demo-…, icot-…,"
     ):
         read("a/b.toml")
 

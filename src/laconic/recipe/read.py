@@ -19,7 +19,7 @@ from laconic.recipe import lines
 from laconic.recipe.schema import PATHS, WHOLE, Recipe, find, known_keys, takes_text, wanted
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
-ORIGINS = ("model.name", "model.start", "model.family")
+ORIGINS = (("model.name", "model.start", "model.family"), ("data.path", "data.name"))  # of each one is given
 Content = dict[str, Any]
 
 
@@ -125,14 +125,17 @@ def put(draft: Draft, override: tuple[str, str], flags: Iterable[str]) -> None:
 
 
 def take_over(draft: Draft, keys: Sequence[str]) -> None:
-    """Where one override says where the decoder comes from, it takes the place of what the file says of that."""
-    model, asked = draft.content.get("model"), [key for key in ORIGINS if key in keys]
-    if not isinstance(model, dict) or len(asked) != 1:
-        return
-    old = [key for key in ORIGINS if key != asked[0] and model.pop(key.partition(".")[2], None) is not None]
-    draft.notes.extend(f"{asked[0]} takes the place of {key}" for key in old)
-    if old and "model.tokenizer" not in keys and asked[0] != "model.family":
-        model.pop("tokenizer", None)  # that of what it takes the place of
+    """Where one override says where decoder or documents come from, it takes the place of what the file says."""
+    for origins in ORIGINS:
+        table, asked = draft.content.get(origins[0].partition(".")[0]), [key for key in origins if key in keys]
+        if not isinstance(table, dict) or len(asked) != 1:
+            continue
+        if asked[0].startswith("data.") and table.get("kind") != "text":
+            continue
+        old = [key for key in origins if key != asked[0] and table.pop(key.partition(".")[2], None) is not None]
+        draft.notes.extend(f"{asked[0]} takes the place of {key}" for key in old)
+        if old and asked[0] in ("model.name", "model.start") and "model.tokenizer" not in keys:
+            table.pop("tokenizer", None)  # that of what it takes the place of
 
 
 def unknown(key: str, text: str) -> str:
