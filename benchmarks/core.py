@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks import cache, decoding, generating, loading, start, thinking, training
+from benchmarks import cache, decoding, generating, loading, memories, start, thinking, training
 from benchmarks.measure import FULL, QUICK, REPO, Scale, Table, load, machine
 
 PAGE = REPO / "docs" / "benchmarks.md"
@@ -34,6 +34,9 @@ SECTIONS: dict[str, Callable[[Scale], Table]] = {
     "thinking": thinking.thinking,
     "answering": thinking.answering,
     "generating": generating.generating,
+    "memories": memories.memories,
+    "streams": memories.streams,
+    "titans": memories.titans,
 }
 INTRODUCTION = """# Benchmarks of core
 

@@ -63,6 +63,7 @@ class Scale:
     iterations: int = 3
     written: int = 65  # tokens of a chain that thoughts are measured beside
     made: int = 20_000  # rows generated
+    streams: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384)  # tokens read by a memory
 
 
 FULL = Scale()
@@ -70,7 +71,7 @@ QUICK = Scale(rounds=2, large=None, children=2)
 TINY = Scale(
     rounds=1, prompt=4, new=3, prefill=8, batch=2, length=8, layers=2, width=32, words=64, few_words=64, large=None,
     held=(4,), mask=8, children=1, parity="I17", peers_alone=False, checkpoints=1, thinkers=2, question=5, chain=4,
-    thoughts=3, iterations=1, written=4, made=20,
+    thoughts=3, iterations=1, written=4, made=20, streams=(8, 16),
 )  # fmt: skip
 
 

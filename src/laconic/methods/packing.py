@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -60,8 +59,8 @@ def convolved(
     """Each channel's causal sum over its last W vectors, and the tail for what comes next."""
     D, W = weight.shape
     whole = torch.cat([tail.to(x.dtype), x], 1)
-    with torch.autocast(x.device.type, enabled=False):
-        y = F.conv1d(whole.mT, weight[:, None].to(x.dtype), groups=D).mT
+    taps, T = weight.to(x.dtype), x.shape[1]
+    y = torch.stack([whole[:, j : j + T] * taps[:, j] for j in range(W)]).sum(0)
     if lengths is None:
         return y, whole[:, whole.shape[1] - (W - 1) :]
     at = torch.tensor(lengths, device=x.device)[:, None] + torch.arange(W - 1, device=x.device)
