@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from laconic.core.errors import Usage
 from laconic.core.generate import generate
 from laconic.core.memory import Memory
 from laconic.methods.autocompressor import AutoCompressor
@@ -205,6 +206,28 @@ def test_the_writer_alone_has_the_adapter() -> None:
     batch = documents(((4, 4),), windows=(2, 0))
     assert other(batch).loss.isfinite()
     assert not torch.equal(other(batch).loss, plain(batch).loss)
+
+
+def test_bos_first_stands_before_the_first_segment_alone() -> None:
+    """Where segments are compressed without the older memory, too."""
+    text = torch.tensor([[4, 5, 6, 7]])
+    for recurrent in (True, False):
+        method, plain = (compressor(bos=bos, word=1, recurrent=recurrent) for bos in ("first", "none"))
+        memory = method.compress(text)
+        assert not torch.equal(memory.vectors, plain.compress(text).vectors)
+        assert torch.equal(method.compress(text, None, memory).vectors, plain.compress(text, None, memory).vectors)
+        assert method.prompt(memory).live.shape[1] == 3
+        assert method.prompt(method.unit.empty(1)).live.shape[1] == 1
+
+
+def test_a_text_that_is_only_read_needs_no_places() -> None:
+    method = compressor(sizes={"max_position_embeddings": 10})
+    memory = method.compress(torch.tensor([[4, 5, 6, 7]]))
+    assert method.read(torch.tensor([[4, 5, 6, 7, 8, 9, 10]]), None, memory).shape[1] == 7
+    with pytest.raises(
+        Usage, match="segment: 3 vectors, 8 tokens and 0 places, llama has 10 positions: memory that acc"
+    ):
+        method.read(torch.tensor([[4, 5, 6, 7, 8, 9, 10, 11]]), None, memory)
 
 
 def test_how_many_segments_there_is_room_for() -> None:

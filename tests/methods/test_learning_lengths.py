@@ -221,3 +221,19 @@ def test_soft_memory_at_the_edge() -> None:
     straight = compressor(halting={"estimator": "straight"}, length="stop")(batch).state
     assert straight is not None
     assert straight.log_s is None
+
+
+@pytest.mark.parametrize("estimator", ["soft", "ponder", "sample", "straight"])
+def test_lengths_are_reckoned_in_float32(estimator: str) -> None:
+    """Whatever the decoder runs in: its own type, or autocast, checkpointed as a unit."""
+    for narrow in (True, False):
+        how = {"estimator": estimator, "joint": True, "price": 0.1}
+        method = compressor(halting=how, length="stop", checkpoint_segments=True).float().train()
+        if narrow:
+            method.decoder.to(torch.bfloat16)
+        with torch.autocast("cpu", torch.bfloat16, not narrow):
+            course = windows.Course(method.unit, BATCH.pieces[0], method.unit.empty(2), "both", 1, "length").run()
+            loss = method(BATCH).loss
+        assert course.a[0] is not None
+        assert course.a[0].dtype == torch.float32
+        assert all(g.isfinite().all() for g in gradients(method, loss).values())

@@ -206,7 +206,7 @@ class AutoCompressor(nn.Module):
         """States of a text that follows a memory, after the final norm; `decoder.logits` makes words of them."""
         live = torch.ones_like(text, dtype=torch.bool) if live is None else live
         memory = self.unit.empty(len(text)) if memory is None else memory
-        self.unit.check(memory, text.shape[1])
+        self.unit.check(memory, text.shape[1], writes=False)
         return self.unit.read(memory, text, live)
 
     def nats(

@@ -53,16 +53,18 @@ def places(reading: Reading) -> int:
     return {"parallel": reading.fixed, "self": reading.fixed + (reading.trigger == "insert")}.get(reading.generator, 0)
 
 
-def room(config: DecoderConfig, reading: Reading, bos: int, segment: int) -> int | None:
+def room(config: DecoderConfig, reading: Reading, bos: int, segment: int, *, writes: bool = True) -> int | None:
     """Eq. AC1: how many vectors may stand before a segment of so many tokens and its places; None: any number.
 
-    Less than 0 where the segment alone is too long. With zero positions only the text takes any.
+    Less than 0 where the segment alone is too long. With zero positions only the text takes any. A text that is only
+    read, so that it `writes` nothing, has no places behind it.
     """
+    n = places(reading) if writes else 0
     zero = positions_of(reading, config) == "zero"
     windows = [window for window in config.windows if window is not None]
     P = config.max_position_embeddings
-    found = [P - bos - segment - places(reading)] if not zero else [] if bos + segment <= P else [-1]
-    found += [min(windows) - bos - segment - places(reading)] if windows else []
+    found = [P - bos - segment - n] if not zero else [] if bos + segment <= P else [-1]
+    found += [min(windows) - bos - segment - n] if windows else []
     return min(found, default=None)
 
 
@@ -74,13 +76,15 @@ def most(config: DecoderConfig, reading: Reading, bos: int, segment: int) -> int
     return max(left // reading.fixed + 1, 0) if left >= 0 else 0
 
 
-def check_room(config: DecoderConfig, reading: Reading, bos: int, segment: int, slots: int) -> None:
+def check_room(
+    config: DecoderConfig, reading: Reading, bos: int, segment: int, slots: int, *, writes: bool = True
+) -> None:
     """Raises `Usage` (2) where memory, text and places are more than the model has positions or windows for."""
-    left = room(config, reading, bos, segment)
+    left = room(config, reading, bos, segment, writes=writes)
     if left is None or slots <= left:
         return
     windows = [window for window in config.windows if window is not None]
-    P, n = config.max_position_embeddings, places(reading)
+    P, n = config.max_position_embeddings, places(reading) if writes else 0
     limit = f"{P} positions"
     if windows and min(windows) < bos + slots + segment + n:
         limit = f"a sliding window of {min(windows)}"

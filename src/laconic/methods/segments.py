@@ -46,10 +46,10 @@ def positions_of(reading: Reading, config: DecoderConfig) -> Positions:
 
 def started(reading: Reading, memory: Memory, bos: int | None) -> Bool[Tensor, "B b"]:
     """Whether the prompt of each row begins with bos: a column, or none where no prompt does."""
-    always, first = reading.bos == "sink", reading.bos == "first"
-    if bos is None or not (always or first):
+    begins = memory.tokens == 0
+    if bos is None or reading.bos not in ("sink", "first") or (reading.bos == "first" and not bool(begins.any())):
         return memory.live[:, :0]
-    return (memory.tokens == 0)[:, None] if first else torch.ones_like(memory.tokens, dtype=torch.bool)[:, None]
+    return (begins if reading.bos == "first" else torch.ones_like(begins))[:, None]
 
 
 def placed(

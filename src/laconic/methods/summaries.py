@@ -45,10 +45,12 @@ class Summaries(nn.Module):
             raise Usage(f'length "{reading.length}" without the table halting: it says how the length is learned')
         table = decoder.words.weight.detach()
         self.reading, self.halting, self.K = reading, halting, reading.fixed
-        self.width, self.kind = table.shape[1], wide(table.dtype)
+        self.width, kind = table.shape[1], wide(table.dtype)
+        size = 1.0 if table.is_meta else float(table.to(kind).square().mean(1).sqrt().mean())
+        self.register_buffer("r", torch.tensor(size, dtype=kind))
         generator = torch.Generator().manual_seed(seed)
         self.add_places(table, eos, generator)
-        self.add_map(table, generator)
+        self.add_map(generator)
         self.add_heads(generator)
         self.to(table.device)
 
@@ -59,7 +61,7 @@ class Summaries(nn.Module):
         if reading.summary_init == "eos" and reading.generator in ("parallel", "self"):
             if eos is None:
                 raise Usage('summary_init "eos": the model names no such id; take "normal"')
-            row = table[eos].cpu()
+            row = row if table.is_meta else table[eos].cpu()
         rows = self.halting is not None and self.halting.control == "rows"
         self.control = nn.Parameter(self.drawn(row, 2, generator)) if rows else None
         self.tokens = nn.Parameter(self.drawn(row, self.K, generator)) if reading.generator == "parallel" else None
@@ -75,10 +77,13 @@ class Summaries(nn.Module):
         noise = torch.randn(n, self.width, generator=generator, device="cpu") * SPREAD
         return row.to(self.kind) + noise.to(self.kind)
 
-    def add_map(self, table: Float[Tensor, "V D"], generator: torch.Generator) -> None:
-        """The parts of A; r is a number of the table as it is at the start."""
-        size = float(table.to(self.kind).square().mean(1).sqrt().mean())
-        self.register_buffer("r", torch.tensor(size, dtype=self.kind))
+    @property
+    def kind(self) -> torch.dtype:
+        """The type of the parameters."""
+        return self.r.dtype
+
+    def add_map(self, generator: torch.Generator) -> None:
+        """The parts of A, whose r is a number of the table as it is at the start."""
         scales = self.reading.map != "none"
         self.scale = nn.Parameter(torch.ones((), dtype=self.kind)) if scales else None
         self.inner = self.outer = None

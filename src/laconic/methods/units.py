@@ -81,11 +81,11 @@ class Unit:
         """Columns that stand before the memory."""
         return int(self.bos is not None and self.reading.bos in ("sink", "first"))
 
-    def check(self, memory: Memory, segment: int) -> None:
-        """Raises `Usage` (2) where a memory and a segment of so many tokens do not fit the model."""
+    def check(self, memory: Memory, segment: int, *, writes: bool = True) -> None:
+        """Raises `Usage` (2) where a memory and a segment of so many tokens, compressed or read, do not fit."""
         reserved = positions_of(self.reading, self.decoder.config) == "reserved"
         slots = int((memory.block_lengths > 0).sum(1).amax()) * self.reading.fixed if reserved else memory.M
-        check_room(self.decoder.config, self.reading, self.lead, segment, slots)
+        check_room(self.decoder.config, self.reading, self.lead, segment, slots, writes=writes)
 
     def read(self, memory: Memory, text: Int[Tensor, "B T"], live: Bool[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """States of a text that follows a memory."""
@@ -102,7 +102,7 @@ class Unit:
         done: Done | None = None,
     ) -> Written:
         """States from which a text's vectors are made; the older memory stands before it only where it is recurrent."""
-        before = memory if self.reading.recurrent else self.empty(memory.B)
+        before = memory if self.reading.recurrent else memory.only(torch.zeros_like(memory.live)).pack()
         words = self.decoder.embed(text)
         return write(self.decoder, self.summaries, before, words, live, n, self.bos, graph=graph, done=done)
 

@@ -73,7 +73,7 @@ class Course:
         read_here, priced = i < self.w - 1, self.how is not None and self.how.penalise == "all"
         writes = read_here or (handed is not None and i < handed) or (priced and self.phase != "lengths")
         N = self.known(i)
-        unit.check(self.memory, text.shape[1])
+        unit.check(self.memory, text.shape[1], writes=writes)
         hidden, written = unit.unit(self.memory, text, live, self.places(N) if writes else 0, read_here or priced)
         nats = unit.nats(hidden, targets)
         self.nats.append(nats.sum)
