@@ -1,6 +1,5 @@
 """A run that reads: texts side by side and one by one, in parts and at once, and prompts on what was read."""
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -55,7 +54,7 @@ def test_side_by_side_equals_one_by_one(cell: dict[str, Any]) -> None:
     same_memory(run.compress(TEXTS), Memory.stack(*rows))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "opt"])
 def test_parts_of_any_size_equal_the_whole(family: str) -> None:
     """Law 10, for bytes: a character may be cut by a part, and a segment by a character."""
     run, text = reader(family, length="stop"), "Ein Stück weiter, dort. " * 4
@@ -79,20 +78,19 @@ def test_independent_blocks_are_joined_as_if_read_in_a_row() -> None:
 
 
 PLACES = {"rope": ("contiguous", "reserved"), "table": ("zero", "contiguous", "reserved")}
+HEADS = [("llama", "none"), ("llama", "first"), ("opt", "none"), ("opt", "first")]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("bos", ["none", "sink", "first"])
+@pytest.mark.parametrize(("family", "bos"), [*((family, "sink") for family in FAMILIES), *HEADS])
 def test_generating_equals_full_passes(family: str, bos: str) -> None:
     """Law 7: argmax over [bos; memory; prompt; answer so far], each time anew, for every way to stand."""
-    place = reader(family).decoder.config.place
-    for positions, length in product(PLACES[place], ("fixed", "stop")):
-        run = reader(family, positions=positions, bos=bos, length=length)
+    for positions in PLACES[reader(family).decoder.config.place]:
+        run = reader(family, positions=positions, bos=bos, length="stop")
         memory, prompts = run.compress(TEXTS[:2]), ["And then", "Why?"]
-        found = run.generate(prompts, memory, max_tokens=4)
+        found = run.generate(prompts, memory, max_tokens=3)
         for row, text in enumerate(prompts):
             ids = run.tokenizer.encode(text, special=False)
-            assert greedy(run, memory.take([row]), ids, 4) == found[row].ids
+            assert greedy(run, memory.take([row]), ids, 3) == found[row].ids
 
 
 def greedy(run: Reader, memory: Memory, ids: list[int], n: int) -> list[int]:
