@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from laconic.core.generate import Generation, generate
     from laconic.core.memory import Memory
     from laconic.data.tokens import load_tokenizer
+    from laconic.methods.cms_layer import CMS
     from laconic.methods.dgd_optimizer import DGD
     from laconic.methods.m3_optimizer import M3
     from laconic.methods.titans_layer import Titans
@@ -27,6 +28,7 @@ __all__ = [
     "generate",
     "load_tokenizer",
     "load",
+    "CMS",
     "DGD",
     "M3",
     "Titans",
@@ -43,6 +45,7 @@ _HOMES = {
     "load_tokenizer": "laconic.data.tokens",
     "load": "laconic.recipe.reader",
     "Memory": "laconic.core.memory",
+    "CMS": "laconic.methods.cms_layer",
     "DGD": "laconic.methods.dgd_optimizer",
     "M3": "laconic.methods.m3_optimizer",
     "Titans": "laconic.methods.titans_layer",

@@ -50,21 +50,27 @@ class Factors:
     left: Float[Tensor, "B R O"]
     right: Float[Tensor, "B R I"]
 
+    @property
+    def dense(self) -> Float[Tensor, "B O I"]:
+        """The sum."""
+        return self.left.mT @ self.right
+
 
 @dataclass(frozen=True)
 class Level:
     """One level of a continuum memory: per linear map its change, and what the open chunk has gathered.
 
-    `moments` are the inner optimizer's, `start` the change of a nested level's start; `count` tokens in the open
-    chunk, `updates` how often it has fired.
+    `moments` are the inner optimizer's, `start` the change of a nested level's start, and `gathered` what the slower
+    level's chunk has for it; `count` tokens in the open chunk, `updates` how often it has fired.
     """
 
     moved: Mapping[str, Factors | Tensor] = field(metadata=INLINE)
-    open: Mapping[str, Factors]
+    open: Mapping[str, Factors | Tensor]
     moments: Mapping[str, Tensor]
     start: Mapping[str, Factors | Tensor]
     count: Int[Tensor, " B"]
     updates: Int[Tensor, " B"]
+    gathered: Mapping[str, Factors | Tensor] = field(default_factory=dict[str, "Factors | Tensor"])
 
 
 @dataclass(frozen=True)
@@ -185,6 +191,8 @@ def join(*trees: Tree) -> Tree:
         raise Usage("join: no state was given; give one or more of the same model")
     first: Any = trees[0]
     others: Any = trees
+    if {Factors, Tensor} == {type(tree) for tree in trees}:
+        return cast(Tree, torch.cat([x.dense if isinstance(x, Factors) else x for x in others]))
     if any(type(tree) is not type(first) for tree in trees):
         raise Usage(f"join: states of different forms, {', '.join(type(t).__name__ for t in trees)}; join one model's")
     if isinstance(first, Cache):

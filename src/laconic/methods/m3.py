@@ -50,6 +50,11 @@ def momentum(W: Weight, m: Weight, g: Weight, share: float, step: Step) -> tuple
     return W + m, m
 
 
+def frobenius(x: Tensor) -> Tensor:
+    """|x|_F of every matrix, whose gradient at a matrix of zeros is 0."""
+    return x.square().sum((-2, -1), keepdim=True).clamp(min=1e-30).sqrt()
+
+
 def newton_schulz(
     m: Float[Tensor, "*shape"], *, steps: int = 5, coefficients: Coefficients = "quintic", eps: float = 1e-7
 ) -> Float[Tensor, "*shape"]:
@@ -62,7 +67,7 @@ def newton_schulz(
     a, b, c = POLYNOMIALS[coefficients]
     (x,) = widened(m)
     with torch.autocast(m.device.type, enabled=False):
-        x = x / (x.square().sum((-2, -1), keepdim=True).sqrt() + eps)
+        x = x / (frobenius(x) + eps)
         tall = x.shape[-2] > x.shape[-1]
         x = x.mT if tall else x
         for _ in range(steps):
@@ -108,7 +113,7 @@ def delta_momentum(
     """
     if form == "proximal":
         return resolved(share * m - step * written(g, P), g, step)
-    unit = g / (g.square().sum((-2, -1), keepdim=True).sqrt() + eps) if normalise == "frobenius" else g
+    unit = g / (frobenius(g) + eps) if normalise == "frobenius" else g
     return share * m - (m @ unit.mT) @ unit - step * written(g, P)
 
 

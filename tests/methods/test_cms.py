@@ -1,0 +1,342 @@
+"""Laws of the continuum memory: pieces as the whole, weights that change at multiples of their chunk, starts, forks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from laconic.core import state as values
+from laconic.core import state_file
+from laconic.core.block import Block
+from laconic.core.errors import Usage
+from laconic.core.families import DecoderConfig
+from laconic.core.state import Factors, Layer
+from laconic.methods.changes import chosen, dense, folded, length, plus, times
+from laconic.methods.cms import chunk_sizes, stack
+from laconic.methods.cms_layer import CMS
+from laconic.methods.cms_levels import Notes, errors, shorter
+from laconic.methods.cms_reading import answer, learned, levels_of, room
+from laconic.methods.cms_shape import Options
+from tests.core.readings import noise
+from tests.methods.learned import near, slopes, stirred
+
+D, F = 4, 3
+OPTIMIZERS = ("gd", "momentum", "delta_momentum", "muon", "dgd")
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def layer(chunks: tuple[int, ...] = (2, 4), bias: bool = False, **options: Any) -> CMS:
+    how = {"inner": "associative", "eta": 0.5, **options}
+    made = stirred(CMS(D, F, chunks, Options(**how), bias=bias), 0.2)
+    assert isinstance(made, CMS)
+    return made
+
+
+def dense_state(state: Layer) -> list[Tensor]:
+    """Every tensor of a state, sums of factors as matrices, so that what stands in other forms may be compared."""
+    found: list[Tensor] = []
+    for level in levels_of(state):
+        for part in (level.moved, level.open, level.start, level.gathered):
+            found += [dense(change) for change in part.values()]
+        found += [*level.moments.values(), level.count.double(), level.updates.double()]
+    return found
+
+
+@st.composite
+def options(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "structure": draw(st.sampled_from(("sequential", "nested", "independent"))),
+        "inner_optimizer": draw(st.sampled_from(OPTIMIZERS)),
+        "link": draw(st.sampled_from(("residual", "plain"))),
+        "order": draw(st.sampled_from(("fast_first", "slow_first"))),
+        "reduce": draw(st.sampled_from(("sum", "mean"))),
+        "step": draw(st.sampled_from(("level", "token"))),
+        "target": draw(st.sampled_from(("map", "start"))),
+        "meta": draw(st.sampled_from(("first_order", "reptile", "outer"))),
+        "on": draw(st.sampled_from(("weights", "delta"))),
+        "clip": draw(st.sampled_from((None, 0.1))),
+        "bias": draw(st.booleans()),
+    }
+
+
+@settings(max_examples=25)
+@given(options(), st.integers(2, 11), st.lists(st.integers(1, 10), max_size=3))
+def test_pieces_are_the_whole(given_options: dict[str, Any], T: int, cuts: list[int]) -> None:
+    """In values, in the state and in the gradient of every weight, wherever a stream is cut."""
+    memory, x = layer(**given_options), noise(T, 2, T, D)
+    whole, after = memory(x)
+    ends = sorted({cut for cut in cuts if cut < T} | {T})
+    found, state = [], None
+    for a, b in zip([0, *ends], ends, strict=False):
+        y, state = memory(x[:, a:b], state)
+        found.append(y)
+    near([torch.cat(found, 1)], [whole])
+    assert state is not None
+    near(dense_state(state), dense_state(after))
+    near(slopes(torch.cat(found, 1), memory), slopes(whole, memory))
+
+
+def test_token_after_token_is_the_whole() -> None:
+    memory, x = layer((1, 3, 6)), noise(0, 2, 13, D)
+    whole, after = memory(x)
+    found, state = [], None
+    for t in range(13):
+        y, state = memory(x[:, t : t + 1], state)
+        found.append(y)
+    near([torch.cat(found, 1)], [whole])
+    assert state is not None
+    near(dense_state(state), dense_state(after))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("structure", ["sequential", "nested"])
+def test_padding_changes_nothing(optimizer: str, structure: str) -> None:
+    """Rows of different lengths, padded anywhere, read on from different places: each as if alone."""
+    made = layer(inner_optimizer=optimizer, structure=structure)
+    live = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0]])
+    x, more, live = noise(2, 4, 7, D), noise(3, 4, 5, D), live.bool()
+    y, state = made(x, live=live)
+    assert not y[~live].any()
+    after, last = made(more, state)
+    for row in (0, 1, 3):
+        own, held = made(x[row : row + 1, live[row]])
+        near([y[row : row + 1, live[row]]], [own])
+        near(dense_state(values.take(state, [row])), dense_state(held))
+        own, held = made(more[row : row + 1], held)
+        near([after[row : row + 1]], [own])
+        near(dense_state(values.take(last, [row])), dense_state(held))
+
+
+def test_weights_change_exactly_at_multiples_of_their_chunk() -> None:
+    memory, x, state = layer((2, 4), eta=1.0), noise(1, 1, 9, D), None
+    for i in range(1, 10):
+        before = [dense(level.moved["up_proj"]) for level in levels_of(state)] if state else None
+        _, state = memory(x[:, i - 1 : i], state)
+        for l, (C, level) in enumerate(zip((2, 4), levels_of(state), strict=True)):
+            assert (int(level.count), int(level.updates)) == (i % C, i // C)
+            if before is not None:
+                assert torch.equal(dense(level.moved["up_proj"]), before[l]) == bool(i % C)
+
+
+def test_nested_levels_begin_again_where_the_next_slower_one_ends() -> None:
+    memory, x = layer((1, 4), structure="nested", meta="outer", clip=None), noise(2, 1, 8, D)
+    for i in range(1, 9):
+        _, state = memory(x[:, :i])
+        assert bool(dense(levels_of(state)[0].moved["down_proj"]).any()) == bool(i % 4)
+    for meta in ("first_order", "reptile"):
+        memory = layer((1, 4), structure="nested", meta=meta)
+        fast = levels_of(memory(x[:, :4])[1])[0]
+        assert torch.equal(dense(fast.moved["up_proj"]), dense(fast.start["up_proj"]))
+        assert dense(fast.start["up_proj"]).any()
+
+
+def test_the_sum_over_a_chunk_is_one_backward_and_as_many_single_ones() -> None:
+    """Of the associative loss at the weights of the chunk's start, by autograd on the weights themselves."""
+    memory = layer((5,), eta=1.0, clip=None, bias=True)
+    w, x = dict(memory.named_parameters()), noise(3, 1, 5, D)
+    level = levels_of(memory(x)[1])[0]
+
+    def loss(at: slice) -> Tensor:
+        key = nn.functional.normalize(x[:, at] @ w["levels.0.key.weight"].mT, dim=-1)
+        linear = {n: (w[f"levels.0.{n}_proj.weight"], w[f"levels.0.{n}_proj.bias"]) for n in ("gate", "up", "down")}
+        mid = nn.functional.silu(nn.functional.linear(key, *linear["gate"])) * nn.functional.linear(key, *linear["up"])
+        y = nn.functional.linear(mid, *linear["down"])
+        return (y - x[:, at] @ w["levels.0.value.weight"].mT).square().sum() / 2
+
+    step = nn.functional.softplus(w["levels.0.step.bias"])
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        theta = [w[f"levels.0.{name}.weight"], w[f"levels.0.{name}.bias"]]
+        whole = torch.autograd.grad(loss(slice(0, 5)), theta)
+        single = [torch.autograd.grad(loss(slice(t, t + 1)), theta) for t in range(5)]
+        asked = torch.cat([whole[0], whole[1][:, None]], 1)
+        near([dense(level.moved[name])[0]], [-step * asked])
+        near([sum((torch.cat([g[0], g[1][:, None]], 1) for g in single), torch.zeros(()))], [asked])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("structure", ["sequential", "nested", "independent"])
+def test_steps_of_0_are_the_static_model_bit_for_bit(optimizer: str, structure: str) -> None:
+    x = noise(4, 2, 9, D)
+    moving = layer(inner_optimizer=optimizer, structure=structure, on="delta")
+    with torch.no_grad():
+        for name, p in moving.named_parameters():
+            if name.endswith("step.bias"):
+                p.fill_(-1e4)
+    y, state = moving(x)
+    asked = torch.cat([moving(x[:, t : t + 2], learn=False)[0] for t in range(0, 9, 2)], 1)
+    assert torch.equal(y, asked)
+    assert not any(dense(change).any() for level in levels_of(state) for change in level.moved.values())
+    near(slopes(y, moving), slopes(moving(x, learn=False)[0], moving))
+    still = layer(inner_optimizer=optimizer, structure=structure, eta=0.0)
+    y, state = still(x)
+    assert torch.equal(y, still(x, learn=False)[0])
+    assert not any(level.count.any() or level.updates.any() for level in levels_of(state))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_one_level_is_the_mlp_bit_for_bit(family: str) -> None:
+    """And each way to begin slower levels leaves what the MLP gives."""
+    config = DecoderConfig.small(family)
+    block = Block(config, 0)
+    for n, p in enumerate(block.parameters()):
+        nn.init.normal_(p, generator=torch.Generator().manual_seed(n))
+    mlp, x = block.get_submodule("mlp"), torch.randn(2, 7, config.hidden_size)
+    asked = block.feed(x)
+    for structure in ("sequential", "independent", "nested"):
+        for link in ("residual", "plain") if structure != "independent" else ("residual",):
+            how = Options(inner="associative", structure=structure, link=link, target="start")
+            made = CMS.of(mlp, (8,), how, act=config.act)
+            assert torch.equal(made(x)[0], asked)
+        grown = CMS.of(mlp, (8, 16), Options(inner="associative", structure=structure), act=config.act)
+        assert torch.equal(grown(x)[0], asked)
+        assert dict(grown.named_parameters())[f"levels.0.{grown.shape.maps[-1]}.weight"] is next(
+            p for name, p in mlp.named_parameters() if name == f"{grown.shape.maps[-1]}.weight"
+        )
+
+
+def test_every_start_gets_a_gradient() -> None:
+    """When the text is longer than twice the slowest chunk."""
+    for structure in ("sequential", "nested", "independent"):
+        for optimizer in OPTIMIZERS:
+            memory = layer(structure=structure, inner_optimizer=optimizer, clip=None, step="token", bias=True)
+            y, _ = memory(noise(5, 2, 9, D))
+            for (name, _), slope in zip(memory.named_parameters(), slopes(y, memory), strict=True):
+                assert slope.isfinite().all(), name
+                assert slope.any(), f"{structure}, {optimizer}: {name}"
+
+
+@pytest.mark.parametrize("structure", ["sequential", "nested"])
+def test_ways_of_gradients_change_no_value(structure: str) -> None:
+    memory, x = layer(structure=structure, eta=1.0), noise(6, 2, 11, D)
+    ways: dict[str, dict[str, Any]] = {"full": {}, "truncated": {"horizon": 2}, "first_order": {}, "none": {}}
+    found, names = {}, [name for name, _ in memory.named_parameters()]
+    for way, more in ways.items():
+        y, _ = memory(x, gradient=way, **more)
+        near([y], [memory(x)[0]], within=1e-14)
+        found[way] = dict(zip(names, slopes(y, memory), strict=True))
+    assert all(found[way][name].any() for way in ways for name in names if "_proj" in name)
+    steps, keys = ("levels.0.step.bias", "levels.1.step.bias"), ("levels.0.key.weight", "levels.1.value.weight")
+    assert all(found[way][name].any() for way in ("full", "truncated", "first_order") for name in steps)
+    assert not any(found["none"][name].any() for name in (*steps, *keys))
+    assert not any(found["first_order"][name].any() for name in keys)
+    assert len({tuple(found[way]["levels.0.up_proj.weight"].flatten().tolist()) for way in ways}) == 4
+    with torch.no_grad():
+        near([memory(x)[0]], [y])
+    with torch.inference_mode():
+        y, state = memory(x[:, :6])
+        near([torch.cat([y, memory(x[:, 6:], state)[0]], 1)], [memory(x)[0]])
+
+
+def test_an_update_is_no_longer_than_its_bound() -> None:
+    """Of the start's length, and where that is zero of the level's; in training and evaluation alike."""
+    x = 3 * noise(7, 2, 8, D)
+    loose, bound = layer((8,), eta=50.0, clip=None), layer((8,), eta=50.0, clip=0.1)
+    for training in (True, False):
+        for name, change in levels_of(bound.train(training)(x)[1])[0].moved.items():
+            start = bound.get_parameter(f"levels.0.{name}.weight")
+            assert (length(change) <= 0.1 * start.norm() * (1 + 1e-12)).all()
+            assert (length(levels_of(loose(x)[1])[0].moved[name]) > 0.1 * start.norm()).any()
+    grown = CMS.of(bound.get_submodule("levels.0"), (2, 4), Options(inner="associative", eta=1.0))
+    assert dense(levels_of(grown(x)[1])[1].moved["down_proj"]).any(), "a level that begins at zero moves"
+
+
+def test_changes_are_sums_while_those_are_smaller() -> None:
+    memory = layer((1,), eta=0.1)
+    held = [levels_of(memory(noise(8, 1, T, D))[1])[0].moved["up_proj"] for T in (1, 2)]
+    assert isinstance(held[0], Factors)
+    assert isinstance(held[1], Tensor), "D F / (D + F) is 1.7"
+
+
+def test_forks_resets_and_rows_are_their_own(tmp_path: Path) -> None:
+    memory = layer((2, 4), structure="nested", inner_optimizer="momentum")
+    _, state = memory(noise(9, 3, 5, D))
+    state_file.save(state, tmp_path / "me.safetensors", kind="cms", model="m")
+    assert values.equal(state_file.load(tmp_path / "me.safetensors", kind="cms", model="m"), values.detach(state))
+    both, more = values.repeat(values.take(state, [1]), 2), noise(10, 2, 4, D)
+    y, after = memory(more, both)
+    near([y[1:]], [memory(more[1:], values.take(state, [1]))[0]])
+    near(dense_state(values.take(after, [0])), dense_state(memory(more[:1], values.take(state, [1]))[1]))
+    fresh = values.reset(state, [0])
+    near([memory(more[:1], values.take(fresh, [0]))[0]], [memory(more[:1])[0]])
+    only = values.reset(state, levels=[1])
+    assert levels_of(only)[0].updates.any()
+    assert not levels_of(only)[1].count.any()
+    summed, factors = memory(noise(11, 1, 9, D))[1], memory(noise(12, 1, 1, D))[1]
+    joined = values.join(summed, factors)
+    near([memory(more, joined)[0][:1]], [memory(more[:1], summed)[0]])
+
+
+def test_errors_of_a_loss_teach_a_layer_that_stands_alone() -> None:
+    """Two layers, one loss above both: what the task's objective needs, by hand."""
+    one, two = layer((3,), inner="task", eta=1.0, clip=None), layer((3,), inner="task", eta=1.0, clip=None)
+    x, states = noise(13, 2, 3, D), []
+    notes: list[Notes] = [{}, {}]
+    levels = [levels_of(memory(x)[1]) for memory in (one, two)]
+    assert not any(level.count.any() for pair in levels for level in pair), "the task's loss is not a layer's own"
+    y, inputs = answer(one.params, levels[0], x, notes[0])
+    z, deeper = answer(two.params, levels[1], y, notes[1])
+    loss = z.square().sum()
+    for memory, own, read, held in zip((one, two), notes, (inputs, deeper), levels, strict=True):
+        pairs = {name.rpartition(".")[2]: shorter(pair, None) for name, pair in errors(loss, own, again=True).items()}
+        states.append(learned(memory.params, held, [pairs], read))
+    for memory, found in zip((one, two), states, strict=True):
+        for name, change in found[0].moved.items():
+            p = memory.get_parameter(f"levels.0.{name}.weight")
+            step = nn.functional.softplus(memory.get_parameter("levels.0.step.bias"))
+            for row in range(2):
+                (slope,) = torch.autograd.grad(z[row].square().sum(), p, retain_graph=True)
+                near([dense(change)[row]], [-step * slope])
+    assert room(one.params, states[0]) == 3
+    with pytest.raises(Usage, match="cms: 4 tokens were given to learn, the chunk has room for 3; cut them there"):
+        learned(one.params, states[0], [pairs], [noise(14, 2, 4, D)])
+
+
+def test_changes_are_added_chosen_and_measured_in_either_form() -> None:
+    sums = [Factors(noise(n, 2, 3, 4), noise(n + 9, 2, 3, 5)) for n in range(2)]
+    one, other = (pair.dense for pair in sums)
+    for a in (sums[0], one):
+        for b in (sums[1], other):
+            near([dense(plus(a, b))], [one + other])
+            near([dense(chosen(torch.tensor([True, False]), a, b))], [torch.stack([one[0], other[1]])])
+        near(
+            [length(a), dense(times(a, torch.tensor([2.0, 3.0]).double()))],
+            [one.norm(dim=(1, 2)), one * torch.tensor([2.0, 3.0])[:, None, None]],
+        )
+    assert isinstance(folded(sums[0]), Tensor)
+    shortened = shorter(sums[0], 1.0)
+    assert (shortened.left.norm(dim=-1) <= 1 + 1e-12).all()
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"chunks": ()}, r"cms: chunks \[\]; give one a level, each of at least 1 token"),
+        ({"chunks": (0, 4)}, r"cms: chunks \[0, 4\]; give one a level, each of at least 1 token"),
+        ({"chunks": (4, 6)}, "cms: chunk 4 does not divide 6, the next; chunks ascend, each divides the next"),
+        ({"eta": -1.0}, "cms: eta -1.0 is below 0, which climbs; 0 learns nothing"),
+        ({"clip": 0.0}, "cms: clip 0.0 lets nothing through; give more than 0, or None for no bound"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(how: dict[str, Any], says: str) -> None:
+    with pytest.raises(Usage, match=says):
+        layer(**how)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(Usage, match=r"cms: frequencies \[4, 2\]; they are relative to the slowest level's, the last"):
+        chunk_sizes((4, 2), 8)
+    with pytest.raises(Usage, match="cms: frequency 3 does not divide the slowest chunk, 8; choose divisors of it"):
+        chunk_sizes((3, 1), 8)
+    with pytest.raises(Usage, match=r"cms: map \[0, 3\]; place depth takes 2 numbers from 0 to 1"):
+        stack(2, (4, 8), "depth", [0, 3])
+    with pytest.raises(Usage, match="cms: Linear has no parts; an MLP has up_proj and down_proj"):
+        CMS.of(nn.Linear(3, 3))
+    how = Options(inner="associative", order="slow_first")
+    with pytest.raises(Usage, match="cms: level 0 is the MLP there was, and slow_first would run another before it"):
+        CMS.of(layer().get_submodule("levels.0"), (4, 8), how)
+    with pytest.raises(Usage, match=r"cms: the state holds no levels; begin with start\(params, batch\)"):
+        layer()(noise(0, 1, 2, D), Layer(tails={"x": torch.zeros(1, 1, 1)}))

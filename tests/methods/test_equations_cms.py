@@ -1,0 +1,116 @@
+"""Nested Learning 70 to 74, 7.1a and 7.3a against their oracles."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from laconic.core.block import rms_norm
+from laconic.methods.changes import dense
+from laconic.methods.cms import aggregate, chain, chunk_sizes, stack
+from laconic.methods.cms_levels import mlp
+from laconic.methods.cms_reading import advance, levels_of, start
+from laconic.methods.cms_shape import Options, Params, Shape
+from tests.core.readings import noise
+from tests.oracles.cms import MISREAD, ORACLE
+from tests.oracles.compare import agree
+
+B, T, D, F, K = 2, 7, 3, 4, 2
+MAPS = ("up_proj", "down_proj")
+
+
+def named(*w: Tensor) -> dict[str, Tensor]:
+    """Weights by name: of up, down, norms, keys, values, rows and biases of steps."""
+    kinds = ("up_proj", "down_proj", "norm", "key", "value", "step")
+    found = {
+        f"levels.{l}.{kind}.weight": x for kind, many in zip(kinds, w[:-1], strict=True) for l, x in enumerate(many)
+    }
+    return found | {f"levels.{l}.step.bias": b for l, b in enumerate(w[-1])}
+
+
+def drawn(levels: int = K) -> list[Tensor]:
+    """U, V, gains, keys, values, and rows and biases of steps, large enough that a chunk tells."""
+    sizes = [(F, D), (D, F), (D,), (D, D), (D, D), (D,)]
+    w = [noise(n, levels, *size) for n, size in enumerate(sizes, 1)]
+    return [*w[:5], 0.5 * w[5], torch.linspace(-1.5, -2.0, levels, dtype=torch.float64)]
+
+
+def streamed(structure: str, x: Tensor, w: list[Tensor], chunks: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Outputs and the weights at the end, as the layer has them."""
+    how: dict[str, Any] = {"structure": structure, "inner": "associative", "step": "token", "clip": None}
+    params = Params(Shape(D, F, chunks, Options(**how), maps=MAPS), named(*w))
+    y, state = advance(params, start(params, len(x)), x)
+    moved = [dense(level.moved[name]) for level in levels_of(state) for name in MAPS]
+    return y, *(change + W[l] for (l, W), change in zip([(l, W) for l in range(K) for W in w[:2]], moved, strict=True))
+
+
+@pytest.mark.equation("nested-learning", "7.1a")
+def test_chunk_sizes() -> None:
+    def of(frequencies: tuple[int, ...], slowest: int) -> tuple[float, ...]:
+        return tuple(float(C) for C in chunk_sizes(frequencies, slowest))
+
+    agree(of, ORACLE["7.1a"], MISREAD["7.1a"], (16, 4, 1), 2048)
+    assert chunk_sizes((16, 4, 1), 2048) == (128, 512, 2048)
+
+
+def maps_of(U: Tensor, V: Tensor) -> list[Any]:
+    """The MLP of every level, as the layer runs it."""
+    w = {f"levels.{l}.{name}.weight": x[l] for l in range(len(U)) for name, x in zip(MAPS, (U, V), strict=True)}
+    params = Params(Shape(D, F, (1,) * len(U), Options(), maps=MAPS), w)
+    return [partial(mlp, params, l, None, None) for l in range(len(U))]
+
+
+@pytest.mark.equation("nested-learning", "70")
+@pytest.mark.parametrize("link", ["residual", "plain"])
+def test_chain(link: str) -> None:
+    def of(x: Tensor, U: Tensor, V: Tensor, gains: Tensor, link: Any) -> Tensor:
+        norms = [None, *(partial(rms_norm, weight=gain, eps=1e-6) for gain in gains[1:])]
+        return chain(x, maps_of(U, V), norms, link)
+
+    x, (U, V, gains, *_) = noise(0, B, 2, D), drawn(3)
+    misread = MISREAD["70"] | (MISREAD["70 residual"] if link == "residual" else {})
+    agree(of, ORACLE["70"], misread, x, U, V, gains, link)
+    few = [t.clone().requires_grad_() for t in (x[:1, :1], U, V, gains)]
+    assert gradcheck(lambda x, U, V, gains: of(x, U, V, gains, link), few, fast_mode=True)
+
+
+@pytest.mark.equation("nested-learning", "71")
+def test_update() -> None:
+    """Two levels over three and a half of the faster's chunks, with a step for every token."""
+    of, x, w = partial(streamed, "sequential"), noise(0, B, T, D), drawn()
+    agree(of, ORACLE["71"], MISREAD["71"], x, w, (2, 4))
+    few = [t.clone().requires_grad_() for t in (x[:1, :3], *w)]
+    assert gradcheck(lambda x, *w: of(x, list(w), (1, 2)), few, fast_mode=True)
+
+
+@pytest.mark.equation("nested-learning", "72")
+def test_restart() -> None:
+    agree(partial(streamed, "nested"), ORACLE["72"], MISREAD["72"], noise(0, B, T, D), drawn(), (2, 4))
+    few = [t.clone().requires_grad_() for t in (noise(0, 1, 3, D), *drawn())]
+    assert gradcheck(lambda x, *w: streamed("nested", x, list(w), (1, 2)), few, fast_mode=True)
+
+
+@pytest.mark.equation("nested-learning", "74")
+def test_aggregate() -> None:
+    def of(x: Tensor, U: Tensor, V: Tensor, a: Tensor) -> Tensor:
+        return aggregate([level(x) for level in maps_of(U, V)], a)
+
+    x, (U, V, *_), a = noise(0, B, 2, D), drawn(3), noise(9, 3)
+    agree(of, ORACLE["74"], MISREAD["74"], x, U, V, a)
+    assert gradcheck(of, [t.clone().requires_grad_() for t in (x, U, V, a)], fast_mode=True)
+    largest = aggregate([x, 2 * x], lambda ys: torch.stack(list(ys)).amax(0))
+    torch.testing.assert_close(largest, torch.maximum(x, 2 * x))
+
+
+@pytest.mark.equation("nested-learning", "7.3a")
+@pytest.mark.parametrize("place", ["depth", "grow", "chain"])
+def test_stack(place: Any) -> None:
+    def of(layers: int, chunks: tuple[int, ...], place: Any) -> tuple[float, ...]:
+        placed = stack(layers, chunks, place)
+        return tuple(float(-1 if n is None else n) for one in placed for n in (*one.chunks, *one.donors))
+
+    misread = MISREAD["7.3a"] if place == "depth" else {}
+    agree(of, ORACLE["7.3a"], misread, 6, (128, 512, 2048), place)
