@@ -45,8 +45,12 @@ def through(start: Start, x: Float[Tensor, "B H T I"]) -> Float[Tensor, "B H T O
 
 def whole(start: Start, change: Tensor) -> Float[Tensor, "B H O I"]:
     """The memory: start and change."""
-    eye = torch.eye(change.shape[-1], device=change.device, dtype=change.dtype) if start is None else start
-    return eye + change
+    return change + matrix(start, change)
+
+
+def matrix(start: Start, like: Tensor) -> Float[Tensor, "*H O I"]:
+    """The start as it stands in the memory."""
+    return torch.eye(like.shape[-1], device=like.device, dtype=like.dtype) if start is None else start
 
 
 def source(m: Matrix, rule: Rule) -> Tensor:
@@ -86,7 +90,7 @@ def written(
         live=live,
         read="before" if rule.read == "before" else "after",
     )
-    now = found.S if to_start else found.S - whole(base, torch.zeros_like(m.now))
+    now = found.S if to_start else found.S - matrix(base, m.now)
     if q is None:
         return None, replace(m, now=now, momentum=found.N)
     if rule.read == "boundary":
@@ -178,5 +182,5 @@ def shrunk(start: Start, m: Matrix, share: Float[Tensor, "B H 1 1"], rule: Rule)
     """That share of the state, of its change where it decays to its start, as the next chunk is written from it."""
     now = m.now * share
     if rule.decay_to == "zero":
-        now = whole(start, m.now) * share - whole(start, torch.zeros_like(now))
+        now = whole(start, m.now) * share - matrix(start, now)
     return replace(m, now=now, first=now)

@@ -30,7 +30,7 @@ from laconic.methods.fast_weights import (
     recalled_deep,
     slope,
     source,
-    through,
+    whole,
     written,
     written_deep,
 )
@@ -118,7 +118,7 @@ def chunk_form(
     else:
         assert not isinstance(start, Starts)
         assert isinstance(part, Matrix)
-        e = error(through(start, k) + k @ source(part, rule).mT, v, factor)
+        e = error(k @ whole(start, source(part, rule)).mT, v, factor)
         y, moved = written(start, part, k, -e, q, gates, rule, live=live)
     assert y is not None
     return y, moved
