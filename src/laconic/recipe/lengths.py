@@ -1,4 +1,7 @@
-"""The rows of a recipe as a plan sees them: how many, how long; counted where they are at hand, else assumed."""
+"""The rows of a recipe as a plan sees them: how many, how long; counted where they are at hand, else assumed.
+
+Those of documents are found in stretches.py.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +19,13 @@ from laconic.data.sets import known, parted
 from laconic.data.settings import Data, is_file
 from laconic.data.tokens import Tokenizer
 from laconic.recipe.rows import training
-from laconic.recipe.schema import Recipe
+from laconic.recipe.schema import DOCUMENTS, Recipe
+from laconic.recipe.stretches import stretches
 
 SAMPLE = 2000  # rows looked at, of a file that has more
 STEP = 9  # tokens of a step of a chain whose steps are not at hand
 QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
-Lengths = NDArray[np.int64]  # [n, 3]: question, chain, answer
+Lengths = NDArray[np.int64]  # [n, parts]: question, chain, answer; or document
 Curve = tuple[int, ...]
 
 
@@ -55,18 +59,21 @@ MADE: Mapping[str, Kind] = {  # by laconic data make
 
 
 class Foreseen(NamedTuple):
-    """Rows: how many there are, batches of some of them, the lengths of those, and what is to be said."""
+    """Rows: how many there are, batches of some of them, the lengths of those by part, and what is to be said."""
 
     rows: int
     source: Source
     lengths: Lengths
     notes: tuple[str, ...]
     assumed: bool
+    parts: tuple[str, ...] = ("question", "chain", "answer")
 
 
 def foreseen(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Foreseen:
     """The rows a recipe is trained on. Raises `BadInput` (66) where they are bad, or neither at hand nor known."""
     data = recipe.data
+    if data.kind in DOCUMENTS:
+        return Foreseen(*stretches(recipe, tokenizer, context), ("document",))
     if data.kind == "digits":
         rows = training(recipe, tokenizer, context)
         n = min(len(rows.source), SAMPLE)

@@ -16,8 +16,10 @@ from laconic.core.thoughts import Thoughts
 from laconic.data.recall import recall_tokenizer
 from laconic.data.synthetic import digits_tokenizer
 from laconic.data.tokens import Tokenizer, byte_tokenizer, load_tokenizer
+from laconic.methods.policies import check_room
 from laconic.methods.summaries import Summaries
 from laconic.recipe import adapters
+from laconic.recipe.rows import slots_before
 from laconic.recipe.schema import Adapter, Model, Recipe
 
 if TYPE_CHECKING:
@@ -203,12 +205,32 @@ def check_context(recipe: Recipe, config: DecoderConfig) -> None:
             f"data.max_tokens {asked} and thinking.count {count} are {asked + count} positions, "
             f"the model has {limit}; lower one of them"
         )
+    check_segments(recipe, limit, config)
     layers = recipe.matching.kv_layers if recipe.matching and recipe.matching.kv_layers else ()
     if layers and max(layers) >= config.num_hidden_layers:
         raise Usage(
             f"matching.kv_layers names layer {max(layers)}, the model has {config.num_hidden_layers}, from 0; "
             "leave it out"
         )
+
+
+def check_segments(recipe: Recipe, limit: int, config: DecoderConfig) -> None:
+    """Raises `Usage` (2) where a segment of a row, with the longest memory that can stand before it, does not fit."""
+    how, task, text = recipe.reading, recipe.data.recall, recipe.data.text
+    if recipe.method == "plain" and recipe.data.kind == "text" and text.window * text.mean > limit:
+        raise Usage(
+            f"data.text.window {text.window} of {text.mean} tokens: plain text is read at once, and the model has "
+            f"{limit} positions; lower one of them"
+        )
+    if how is None or recipe.method != "autocompressor":
+        return
+    lead = int(how.bos in ("sink", "first"))
+    if recipe.data.kind == "recall":
+        lengths, n = (task.length, 2 * task.queries), task.segments + 1
+    else:
+        lengths, n = (text.mean, text.high or text.mean), text.tokens // text.mean
+    for length in lengths:
+        check_room(config, how, lead, length, slots_before(how, n - 1))
 
 
 def check_words(tokenizer: Tokenizer, config: DecoderConfig) -> None:

@@ -12,10 +12,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from laconic.core.contract import Method, Reasoning, Step
+from laconic.core.contract import Batch, Documents, Method, State, Step
 from laconic.core.decoder import Decoder
 from laconic.core.families import DecoderConfig
 from laconic.data.tokens import Tokenizer
+from laconic.recipe.pace import Reads
 from laconic.recipe.schema import Recipe
 from laconic.recipe.sketch import shallow, sketched
 from laconic.training.step import KINDS
@@ -58,44 +59,69 @@ def need(method: nn.Module, row: float, device: torch.device) -> Need:
 
 
 def tracked(
-    recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batches: Sequence[Reasoning], device: torch.device
+    recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batches: Sequence[Batch], device: torch.device
 ) -> float:
     """Bytes a row, at the peak of forward and backward, beyond the weights; of the batch that takes most."""
+    recipe = settled(recipe)
     alike = recipe.train.recompute or 1  # every so many blocks
     depth = min(2 * alike, config.num_hidden_layers)
     few, more = shallow(recipe, config, depth), (config.num_hidden_layers - depth) / alike
     found = [(followed(*few, tokenizer, batch, device), batch.B) for batch in batches]
+    if recipe.reading is not None and recipe.reading.checkpoint_segments:
+        found = [((peak, unit(*few, tokenizer, batch, device)), rows) for ((peak, _), rows), batch in
+                 zip(found, batches, strict=True)]  # fmt: skip
     return max((peak + more * kept) / rows for (peak, kept), rows in found)
 
 
+def settled(recipe: Recipe) -> Recipe:
+    """The recipe with as many vectors for every segment as there can be, so that no number decides what is done."""
+    if recipe.reading is None:
+        return recipe
+    return recipe.model_copy(update={"reading": recipe.reading.model_copy(update={"length": "fixed", "kappa": None})})
+
+
+def unit(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch, device: torch.device) -> float:
+    """Bytes that the last blocks leave for the backward pass of the longest segment, all else being computed again."""
+    assert recipe.reading is not None
+    plain = recipe.model_copy(update={"reading": recipe.reading.model_copy(update={"checkpoint_segments": False})})
+    kept = followed(plain, config, tokenizer, batch, device)[1]
+    windows = [[s.stop - s.start for s in cast(Documents, piece).segments] for piece in batch.pieces]
+    return kept * max(max(lengths) / sum(lengths) for lengths in windows)
+
+
 def followed(
-    recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Reasoning, device: torch.device
+    recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch, device: torch.device
 ) -> tuple[int, int]:
     """Bytes beyond the weights at the peak of a forward and backward pass, and those that the last blocks leave for it.
 
-    None of them is taken. The first block leaves less than the others where words do not learn.
+    None of them is taken. The first block leaves less than the others where words do not learn. Of several pieces, it
+    is the one that leaves most.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     method = sketched(recipe, config, tokenizer, 1)
     with FakeTensorMode(allow_non_fake_inputs=True):
         faked(method, device)
-    batch = replace(batch, totals=cast(Method, method).totals(batch))
-    tracker, kept = follower(), list[int]()
+    whole: Any = replace(cast(Any, batch), totals=cast(Method, method).totals(batch))
+    tracker, kept, most = follower(), list[int](), 0
     decoder = cast(Decoder, method.decoder)
     hooks = [h for block in decoder.blocks[len(decoder.blocks) // 2 :] for h in (
         block.register_forward_pre_hook(lambda *_: kept.append(-alive(tracker))),
         block.register_forward_hook(lambda *_: kept.append(alive(tracker))),
     )]  # fmt: skip
     tracker.track_external(method)
-    how = recipe.train
+    how, state = recipe.train, cast(State | None, None)
     with tracker:
-        with torch.autocast(device.type, KINDS[how.precision], how.precision != "float32"):
-            step: Step = method(batch.to(device))
-        for hook in hooks:
-            hook.remove()  # what is computed again in backward counts there
-        cast(Any, step.loss).backward()
-    return alive(tracker, "peak") - sum(p.nbytes for p in method.parameters()), sum(kept)
+        for piece in whole.pieces:
+            kept.clear()
+            with torch.autocast(device.type, KINDS[how.precision], how.precision != "float32"):
+                step: Step = method(*([piece.to(device)] if state is None else [piece.to(device), state]))
+            most = max(most, sum(kept))  # what is computed again in backward counts there
+            cast(Any, step.loss).backward()
+            state = None if step.state is None else step.state.detach()
+    for hook in hooks:
+        hook.remove()
+    return alive(tracker, "peak") - sum(p.nbytes for p in method.parameters()), most
 
 
 def alive(tracker: Any, when: str = "current") -> int:
@@ -104,11 +130,13 @@ def alive(tracker: Any, when: str = "current") -> int:
 
 
 def faked(method: nn.Module, device: torch.device) -> None:
-    """Parameters on meta become such on a device, under the mode that gives them no memory."""
+    """Parameters and buffers on meta become such on a device, under the mode that gives them no memory."""
     for module in method.modules():
         for name, p in list(module.named_parameters(recurse=False)):
             empty = torch.empty(p.shape, dtype=p.dtype, device=device)
             setattr(module, name, nn.Parameter(empty, requires_grad=p.requires_grad))
+        for name, b in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty(b.shape, dtype=b.dtype, device=device))
 
 
 def follower() -> Any:
@@ -129,18 +157,12 @@ def follower() -> Any:
     return Follower()
 
 
-def counted(recipe: Recipe, config: DecoderConfig, batch: Reasoning, passes: tuple[int, int]) -> float:
-    """The same by a formula: what the blocks keep for the backward pass, and logits.
-
-    `passes` are the positions that a row is read at, and passes over it.
-    """
+def counted(recipe: Recipe, config: DecoderConfig, read: Reads) -> float:
+    """The same by a formula: what the blocks keep for the backward pass of a piece, and logits."""
     D, F, L, V = config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.vocab_size
     E, H, G = config.head_dim, config.num_attention_heads, config.num_key_value_heads
     width = 4 if recipe.train.precision == "float32" else 2
-    positions, reads = passes
     block = 6 * D + 3 * H * E + 4 * G * E + (4 if config.gated else 2) * F
     if recipe.train.recompute:
         block = (D + 2 * G * E) + (block - D) // max(1, L)
-    held = reads * 2 * G * E * batch.question.shape[1]  # each pass joins the question's keys and values to its own
-    scored = batch.answer.shape[1] * 2 + batch.chain.shape[1]
-    return L * (positions * block + held) * width + 3 * scored * V * 4
+    return L * (read.positions * block + 2 * G * E * read.joined) * width + 3 * read.scored * V * 4

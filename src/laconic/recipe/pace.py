@@ -2,14 +2,17 @@
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
-from laconic.core.contract import Reasoning
+from laconic.core.contract import Batch, Documents, Reasoning
 from laconic.core.errors import OutOfMemory
 from laconic.core.families import DecoderConfig
+from laconic.methods.autocompressor import AutoCompressor
+from laconic.methods.policies import places
+from laconic.recipe.rows import slots_before
 from laconic.recipe.schema import Recipe
 from laconic.recipe.sketch import filled
 from laconic.training.ranks import Alone
@@ -26,54 +29,100 @@ class Pace(NamedTuple):
     by: str
 
 
+class Reads(NamedTuple):
+    """What a row of a piece is read at in an update, over all passes with a gradient: `positions`; those held whose
+    keys and values passes join to their own; tokens `scored`; positions read without a gradient, and scored so."""
+
+    positions: int
+    joined: int
+    scored: int
+    free: int = 0
+    free_scored: int = 0
+
+
 class Fixed:
     """One batch, whichever rows are asked for (contract.Source)."""
 
     fingerprint = ""
 
-    def __init__(self, batch: Reasoning) -> None:
+    def __init__(self, batch: Batch) -> None:
         self.fixed = batch
 
     def __len__(self) -> int:
         return self.fixed.B
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Reasoning:
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Batch:
         """The first of its rows."""
-        return self.fixed.take(range(len(rows)))
+        return cast(Any, self.fixed).take(range(len(rows)))
 
 
-def passes(recipe: Recipe, batch: Reasoning) -> tuple[int, int]:
-    """Positions that a row is read at in an update, over all passes with a gradient, and passes."""
+def reads(recipe: Recipe, piece: Batch, head: bool = False) -> Reads:
+    """What a row of a piece is read at; `head`: while the head alone learns how long a memory is."""
+    if isinstance(piece, Documents):
+        return read_documents(recipe, piece, head)
+    batch = cast(Reasoning, piece)
     asked, chain, answer = (part.shape[1] for part in (batch.question, batch.chain, batch.answer))
     how = recipe.thinking
+    scored = answer * (1 if recipe.method == "nocot" else 2) + chain
     if how is None or "thinking" in recipe.unread:
-        return asked + answer + (0 if recipe.method == "nocot" else chain), 1
+        return Reads(asked + answer + (0 if recipe.method == "nocot" else chain), asked, scored)
     rounds = how.count if how.mode == "sequential" else how.rounds or 0
     think = 1 + how.count + (rounds * how.count if how.mode == "jacobi" else 0)
     teacher = 0 if recipe.method == "coconut" else answer
-    return asked + chain + teacher + think + 1 + answer, rounds + (2 if recipe.method == "coconut" else 4)
+    passes = rounds + (2 if recipe.method == "coconut" else 4)
+    return Reads(asked + chain + teacher + think + 1 + answer, passes * asked, scored)
 
 
-def flop(recipe: Recipe, config: DecoderConfig, batch: Reasoning, rows: int) -> float:
+def read_documents(recipe: Recipe, piece: Documents, head: bool) -> Reads:
+    """The same of a window: the memory that can stand before each segment, its text, and places behind it."""
+    how, texts = recipe.reading, [s.stop - s.start for s in piece.segments]
+    scored = int(piece.scored.sum(1).max())
+    if how is None or "reading" in recipe.unread:
+        return Reads(sum(texts), 0, scored)
+    together, loops = how.recurrent and how.adapt == "both", how.generator == "self"
+    compressions = max(len(texts) - 1, piece.handed or 0)
+    if recipe.halting and recipe.halting.penalise == "all" and how.length == "stop":
+        compressions = len(texts)
+    positions = joined = 0
+    for i, text in enumerate(texts):
+        memory = slots_before(how, piece.first + i)
+        prompt = memory if how.recurrent else 0
+        if i < compressions:
+            positions += prompt + text + places(how) + (0 if together else memory + text)
+            joined += how.fixed * (prompt + text) if loops else 0
+        else:
+            positions += memory + text
+    if not head:
+        return Reads(positions, joined, scored)
+    tried = sum(slots_before(how, piece.first + i) + text for i, text in enumerate(texts) if i)
+    lengths = len(how.lengths)
+    return Reads(0, 0, 0, positions + lengths * tried, scored * (1 + lengths))
+
+
+def flop(recipe: Recipe, config: DecoderConfig, batch: Batch, rows: int, head: bool = False) -> float:
     """Of an update: 2 a weight and position forward, as much for gradients of inputs, and of weights that learn."""
     D, F, L, V = config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.vocab_size
     E, H, G = config.head_dim, config.num_attention_heads, config.num_key_value_heads
     block = 2 * D * H * E + 2 * D * G * E + (3 if config.gated else 2) * D * F
-    positions, _ = passes(recipe, batch)
-    scored = batch.answer.shape[1] * (1 if recipe.method == "nocot" else 2) + batch.chain.shape[1]
-    times = (3.0 if recipe.train.what == "full" else 2.0) + (1.0 if recipe.train.recompute else 0.0)
+    each = [reads(recipe, piece, head) for piece in batch.pieces]
+    positions, scored = sum(one.positions for one in each), sum(one.scored for one in each)
+    free, free_scored = sum(one.free for one in each), sum(one.free_scored for one in each)
+    again = recipe.train.recompute or (recipe.reading is not None and recipe.reading.checkpoint_segments)
+    times = (3.0 if recipe.train.what == "full" else 2.0) + (1.0 if again else 0.0)
     how = recipe.distilling
-    again = batch.chain.shape[1] + batch.answer.shape[1] if how and how.codi_target == "second_pass" else 0
-    return 2.0 * rows * (times * (positions * L * block + scored * D * V) + again * L * block)
+    if how and how.codi_target == "second_pass" and isinstance(batch, Reasoning):
+        free += batch.chain.shape[1] + batch.answer.shape[1]
+    return 2.0 * rows * (times * (positions * L * block + scored * D * V) + free * L * block + free_scored * D * V)
 
 
 def pace(
-    recipe: Recipe, config: DecoderConfig, method: nn.Module, batch: Reasoning, device: torch.device, most: int
+    recipe: Recipe, config: DecoderConfig, method: nn.Module, batch: Batch, device: torch.device, most: int
 ) -> Pace:
     """Seconds of an update on this device, of whose micro-batches `batch` is one and of which `most` rows fit."""
-    rows, whole = min(batch.B, most), flop(recipe, config, batch, recipe.train.batch)
+    head = isinstance(method, AutoCompressor) and method.phase(cast(Documents, batch).step) == "head"
+    rows, whole = min(batch.B, most), flop(recipe, config, batch, recipe.train.batch, head)
     quick = QUICK.get(device.type, 0.0)
-    n = min(rows, int(quick / flop(recipe, config, batch, 1)))
+    n = min(rows, int(quick / flop(recipe, config, batch, 1, head)))
     if n < 1:
         return Pace(whole / product(recipe, config, device), "the speed of one product of its sizes")
     try:
@@ -83,15 +132,16 @@ def pace(
     return Pace(seconds * recipe.train.batch / n, f"an update of {n} rows, measured")
 
 
-def measured(recipe: Recipe, method: nn.Module, batch: Reasoning, device: torch.device, n: int) -> float:
+def measured(recipe: Recipe, method: nn.Module, batch: Batch, device: torch.device, n: int) -> float:
     """Seconds of an update of n rows with random weights, after one that warms up."""
+    at = cast(Reasoning | Documents, batch)
     how = recipe.train.model_copy(update={"batch": n, "micro": n})
     updating, source = Updating(filled(method, device), how, 3, Alone(), device), Fixed(batch)
-    updating.update(source, Place(batch.step, batch.epoch, tuple(range(n))))
+    updating.update(source, Place(at.step, at.epoch, tuple(range(n))))
     settled(device)
     start, done = time.perf_counter(), 0
     while done == 0 or (time.perf_counter() - start < LONG and done < 10):
-        updating.update(source, Place(batch.step, batch.epoch, tuple(range(n))))
+        updating.update(source, Place(at.step, at.epoch, tuple(range(n))))
         done += 1
     settled(device)
     return (time.perf_counter() - start) / done

@@ -3,26 +3,26 @@
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
-from laconic.core.contract import Reasoning
+from laconic.core.contract import Batch
 from laconic.core.families import DecoderConfig
 from laconic.data.tokens import Tokenizer
+from laconic.methods.autocompressor import AutoCompressor
 from laconic.recipe import models
 from laconic.recipe.lengths import Foreseen, Lengths, foreseen, pieces
-from laconic.recipe.need import SHARE, counted, need, tracked
+from laconic.recipe.need import SHARE, counted, need, settled, tracked
 from laconic.recipe.opened import described
-from laconic.recipe.pace import flop, pace, passes
+from laconic.recipe.pace import Pace, flop, pace, reads
 from laconic.recipe.schema import Recipe
 from laconic.recipe.sketch import sketched
 
 OTHERS = (24, 80)  # GiB of devices that are not at hand
-PARTS = ("question", "chain", "answer")
 
 
 def plan(recipe: Recipe, device: torch.device) -> dict[str, Any]:
@@ -37,8 +37,7 @@ def plan(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     asked, sizes, room = need(method, row, device), counts(method), free(device)
     fits = {"here": asked.largest(SHARE * room, how.batch)}
     fits |= {f"{n} GiB": asked.largest(SHARE * n * 2**30, how.batch) for n in OTHERS}
-    usual = batch(rows, pieces(rows.lengths, micro), 0.5, (steps // 2) // max(1, each), steps // 2)
-    found = pace(recipe, config, method, usual, device, fits["here"])
+    usual, found = typical(recipe, config, method, rows, micro, device, fits["here"])
     return {
         "schema": 1,
         "method": recipe.method,
@@ -47,7 +46,7 @@ def plan(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         "assumed": rows.assumed,
         "steps": steps,
         "steps_per_epoch": each,
-        "lengths": lengths(rows.lengths),
+        "lengths": lengths(rows.lengths, rows.parts),
         "notes": list(rows.notes),
         "flop_per_step": flop(recipe, config, usual, how.batch),
         "memory": {"bytes": asked.peak(micro, how.batch), "by": by, "micro": micro, "process": process},
@@ -57,9 +56,31 @@ def plan(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     }
 
 
-def batch(rows: Foreseen, found: list[list[int]], rank: float, epoch: int, step: int) -> Reasoning:
+def typical(
+    recipe: Recipe,
+    config: DecoderConfig,
+    method: nn.Module,
+    rows: Foreseen,
+    micro: int,
+    device: torch.device,
+    most: int,
+) -> tuple[Batch, Pace]:
+    """A micro-batch of medium width amid the run, and the mean time of an update over the phases of the run."""
+    each, found = recipe.train.per_epoch(rows.rows), pieces(rows.lengths, micro)
+    steps = recipe.train.updates(each)
+    alone = method.alone if isinstance(method, AutoCompressor) and method.phase(steps - 1) == "head" else steps
+    phases = [(first, last) for first, last in ((0, alone), (alone, steps)) if last > first] or [(0, steps)]
+    middles = [(first + last) // 2 for first, last in phases]
+    usual = [batch(rows, found, 0.5, step // max(1, each), step) for step in middles]
+    paces = [pace(recipe, config, method, one, device, most) for one in usual]
+    shares = [(last - first) / max(1, steps) for first, last in phases]
+    seconds = sum(share * one.seconds for share, one in zip(shares, paces, strict=True))
+    return usual[0], Pace(seconds, paces[0].by + (", and one of the head alone" if len(paces) > 1 else ""))
+
+
+def batch(rows: Foreseen, found: list[list[int]], rank: float, epoch: int, step: int) -> Batch:
     """A micro-batch of the rows: the widest for rank 1, the narrowest for 0."""
-    return cast(Reasoning, rows.source.batch(found[round(rank * (len(found) - 1))], epoch, step))
+    return rows.source.batch(found[round(rank * (len(found) - 1))], epoch, step)
 
 
 def memory(
@@ -74,7 +95,8 @@ def memory(
         return tracked(recipe, config, tokenizer, wide, device), "followed through fake tensors"
     except Exception as error:  # both tools are private to torch: whatever they raise, there is the formula
         said = f"by formula, since torch's tracker failed: {type(error).__name__}"
-        return max(counted(recipe, config, one, passes(recipe, one)) for one in wide), said
+        every = [reads(settled(recipe), piece) for one in wide for piece in one.pieces]
+        return max(counted(recipe, config, one) for one in every), said
 
 
 def counts(method: nn.Module) -> dict[str, int]:
@@ -89,13 +111,13 @@ def counts(method: nn.Module) -> dict[str, int]:
     }
 
 
-def lengths(rows: Lengths) -> dict[str, dict[str, int]]:
+def lengths(rows: Lengths, parts: Sequence[str]) -> dict[str, dict[str, int]]:
     """Median, 90th percentile and longest of each part, in tokens."""
     asked = {"p50": 0.5, "p90": 0.9, "max": 1.0}
-    columns = [torch.as_tensor(rows[:, i]).double() for i in range(len(PARTS))]
+    columns = [torch.as_tensor(rows[:, i]).double() for i in range(len(parts))]
     return {
         part: {name: int(column.quantile(q)) for name, q in asked.items()}
-        for part, column in zip(PARTS, columns, strict=True)
+        for part, column in zip(parts, columns, strict=True)
     }
 
 

@@ -15,6 +15,7 @@ from laconic.data.synthetic import DigitsSource, digits, digits_tokenizer
 from laconic.data.text import documents
 from laconic.data.tokens import Tokenizer
 from laconic.evaluation.protocols import CODI, DIGIT, Protocol, own
+from laconic.methods.settings import Reading
 from laconic.recipe.schema import DOCUMENTS, Recipe
 
 Show = Callable[[str, int, int], None]
@@ -76,8 +77,13 @@ def room_of(recipe: Recipe, context: int) -> int:
     how, text = recipe.reading, recipe.data.text
     if how is None or how.positions == "zero":
         return context
-    blocks = {"accumulate": text.tokens // text.mean - 1, "replace": 1}.get(how.memory, 0)
-    return context - (how.budget or blocks * how.cap) - how.cap - 2
+    return context - slots_before(how, text.tokens // text.mean - 1) - how.cap - 2
+
+
+def slots_before(how: Reading, segments: int) -> int:
+    """Vectors at most that so many segments have left in a memory."""
+    blocks = min(segments, 1) if how.memory == "replace" else segments
+    return (how.budget or blocks * how.cap) if blocks else 0
 
 
 def from_file(data: Data) -> Read:

@@ -39,15 +39,20 @@ def sketched(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, per_ep
     with torch.device("meta"):
         decoder = Decoder(config, seed=None).to(getattr(torch, recipe.model.dtype))
     decoder.recompute = recipe.train.recompute
-    thoughts = models.new_thoughts(decoder, tokenizer, plainly(recipe))
+    simple = plainly(recipe)
+    thoughts = models.new_thoughts(decoder, tokenizer, simple)
+    summaries = models.new_summaries(decoder, tokenizer, simple)
     decoder.requires_grad_(recipe.train.what == "full")
     if recipe.train.what == "lora" and recipe.lora:
         adapt(decoder, recipe.lora)
-    return method_of(Parts(decoder, tokenizer, thoughts, None, ""), recipe, per_epoch).to("meta").train()
+    parts = Parts(decoder, tokenizer, thoughts, None, "", summaries)
+    return method_of(parts, recipe, per_epoch).to("meta").train()
 
 
 def plainly(recipe: Recipe) -> Recipe:
-    """The recipe with thoughts that start without a look at the weights."""
+    """The recipe with thoughts and summaries that start without a look at the weights."""
+    if recipe.reading is not None:
+        recipe = recipe.model_copy(update={"reading": recipe.reading.model_copy(update={"summary_init": "normal"})})
     if recipe.thinking is None:
         return recipe
     return recipe.model_copy(update={"thinking": recipe.thinking.model_copy(update={"project_scale": "unit"})})
@@ -80,4 +85,6 @@ def filled(method: nn.Module, device: torch.device) -> nn.Module:
     method.to_empty(device=device)
     for p in method.parameters():
         nn.init.normal_(p.data, 0.0 if p.ndim == 2 else 1.0, 0.02)
+    for b in method.buffers():
+        b.fill_(1.0)
     return method

@@ -1,0 +1,95 @@
+"""Documents as a plan sees them: how many stretches, how long; counted where they are at hand, else assumed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from laconic.core.contract import Documents
+from laconic.data.reasoning import grid
+from laconic.data.recall import Recalls
+from laconic.data.segmenting import Cuts
+from laconic.data.streaming import plain
+from laconic.data.text import Document, documents
+from laconic.data.tokens import Tokenizer
+from laconic.recipe.rows import room_of, training
+from laconic.recipe.schema import Recipe
+
+LOOK = 400_000  # characters that are encoded, of documents that have more
+
+
+class Stretches:
+    """Rows that say nothing, of some lengths, cut as those of a recipe (contract.Source)."""
+
+    fingerprint = ""
+
+    def __init__(self, lengths: NDArray[np.int64], recipe: Recipe, context: int) -> None:
+        self.lengths, self.how = lengths, recipe.data.text
+        self.cuts = Cuts(self.how, recipe.seed, room_of(recipe, context))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
+        """The rows on a grid, every token the first of the vocabulary."""
+        text, live = grid([[0] * int(n) for n in self.lengths[list(rows), 0]])
+        width = text.shape[1]
+        return Documents(
+            text, live, live.clone(), (*(end for end in self.cuts.drawn(step) if end < width), width),
+            torch.as_tensor(rows, dtype=torch.long), tuple(map(str, rows)), epoch, step,
+            windows=(self.how.window, self.how.overlap),
+        )  # fmt: skip
+
+
+class Found(NamedTuple):
+    """Rows: how many there are, batches of them, their lengths [n, 1], what is to be said, whether it is assumed."""
+
+    rows: int
+    source: Stretches | Recalls
+    lengths: NDArray[np.int64]
+    notes: tuple[str, ...]
+    assumed: bool
+
+
+def stretches(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Found:
+    """The rows of documents that a recipe is trained on. Raises `BadInput` (66) where they are bad or nobody knows."""
+    data, steps = recipe.data, recipe.train.steps
+    if data.kind == "recall":
+        made = cast(Recalls, training(recipe, tokenizer, context).source)
+        return Found(len(made), made, np.full((len(made), 1), made.longest), (), False)
+    whole = data.text.tokens
+    if steps is not None and (data.path is None or not Path(data.path).is_file()):
+        rows = steps * recipe.train.batch
+        where = Path(data.path).name if data.path else (data.name or ("",))[0]
+        note = (
+            f"{where} is not at hand: rows of {whole:,} tokens, as many as the steps ask for, so both are assumed; "
+            "data.path=FILE counts yours"
+        )
+        lengths = np.full((recipe.train.batch, 1), whole)
+        return Found(rows, Stretches(lengths, recipe, context), lengths, (note,), True)
+    found, notes = documents(data, "train")
+    tokens = tokens_of(found, tokenizer)
+    lengths = np.array([n for each in tokens for n in cut(each, whole)], dtype=np.int64)[:, None]
+    said = f"{len(found):,} documents of about {sum(tokens):,} tokens"
+    return Found(len(lengths), Stretches(lengths, recipe, context), lengths, (*notes, said), False)
+
+
+def tokens_of(documents: Sequence[Document], tokenizer: Tokenizer) -> list[int]:
+    """Tokens of each document; once LOOK characters are encoded, by their number of characters."""
+    inner, found, seen, made = plain(tokenizer), list[int](), 0, 0
+    for document in documents:
+        text = document.text
+        part = text[: LOOK - seen]
+        n = len(inner.encode(part, add_special_tokens=False).ids) if part else 0
+        seen, made = seen + len(part), made + n
+        found.append(n if len(part) == len(text) else round(len(text) * made / seen))
+    return found
+
+
+def cut(tokens: int, step: int) -> list[int]:
+    """Tokens of the stretches of a document, without one of a single token, which predicts nothing."""
+    whole, rest = divmod(tokens, step)
+    return [step] * whole + ([rest] if rest > 1 else [])
