@@ -21,6 +21,7 @@ from laconic.verbs.export import Export
 from laconic.verbs.generate import Generate
 from laconic.verbs.inspect import Inspect
 from laconic.verbs.make import Make
+from laconic.verbs.report import Report
 from laconic.verbs.train import Train, rewritten
 from laconic.verbs.verify import All, Ledger, Parity
 
@@ -48,6 +49,7 @@ Command = (
     | Annotated[Generate, subcommand("generate")]
     | Annotated[Evaluate, subcommand("evaluate")]
     | Annotated[Inspect, subcommand("inspect")]
+    | Annotated[Report, subcommand("report")]
     | Annotated[Export, subcommand("export")]
     | Data
     | Verify

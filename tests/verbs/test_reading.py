@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from laconic import cli
+from laconic.core.errors import Usage
 from laconic.evaluation import kept, scored
 from laconic.recipe import measuring
+from laconic.verbs import reading
+from laconic.verbs.report import Report
 from laconic.verbs.train import Train
 from tests.verbs.test_train import TINY
 
@@ -182,3 +185,39 @@ def test_recall_has_no_excerpt(run: Run) -> None:
     code, _, err = run("facts", "--on", "excerpt")
     assert code == 66
     assert "excerpt: the recall task is no text to take one from; ask for test" in err
+
+
+def test_a_page_of_what_is_kept(
+    run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def report(*args: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["laconic", "report", *args])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(end.value.code or 0), capsys.readouterr().err
+
+    assert report("digits") == (
+        66, "laconic: digits: nothing read of documents is kept; run laconic evaluate on them first\n"
+    )  # fmt: skip
+    assert report()[0] == 2
+    assert run("facts")[0] == run("books", "plain", "--rows", 3)[0] == 0
+    assert report("facts", "books", "plain", "--out", "page.html")[0] == 0
+    text = (runs / "page.html").read_text()
+    for asked in ("test: 12 documents", "test-64: 3 documents", "Recall by the number of facts"):
+        assert asked in text, asked
+    folder = runs / "books/seed-1/evaluations"
+    for each in folder.glob("test-16-*"):
+        each.rename(folder / "aside")
+    (runs / "books.toml").write_text(TEXT)
+    monkeypatch.setattr(reading, "newest", lambda run: {"x": next((run / "evaluations").glob("test-64-*"))})
+    monkeypatch.setattr(kept, "lines_of", lambda f: [ROW.replace("ID", f.parent.parent.name)])
+    said = "its seeds read other documents of x; evaluate them in one command"
+    assert said in report("books")[1]
+
+
+def test_no_run_is_no_report() -> None:
+    with pytest.raises(Usage, match="no run given; laconic report RUN"):
+        Report(()).run()
+
+
+ROW = '{"facts":null,"id":"ID","scored":[1],"ways":[]}'

@@ -13,15 +13,16 @@ from laconic.evaluation.scored import WIDTH, Row
 from laconic.evaluation.statistics import Estimate, Scores
 
 Seeds = Sequence[Sequence[Row]]
+ERRORS = 2  # standard errors by which something has to be more than nothing
 UNTRAINED = "untrained"  # ways of the method before a step, which are measured against each other
 
 
 class Worth(NamedTuple):
     """A way over its seeds: nats per scored token, what it saves against no context, paired, and its standard error.
 
-    `share` is that of what the whole text saves, None where that saves nothing; `late` the same saving without a tail's
-    first `WIDTH` positions.
-    `vectors` are the mean of a segment (tokens, where the context is text), `held` those that stand before a tail.
+    `share` is that of what the whole text saves, None where that is not shown to save anything; `late` the same saving
+    without a tail's first `WIDTH` positions. `vectors` are the mean of a segment (None where the context is text),
+    `held` those, or tokens, that stand before a tail.
     """
 
     way: str
@@ -62,7 +63,8 @@ def worth(seeds: Seeds, way: str, whole: str | None) -> Worth:
     base = f"{UNTRAINED} none" if way.startswith(UNTRAINED) else "none"
     nothing, here = column(seeds, base), column(seeds, way)
     apart = nothing - here
-    most = 0.0 if whole is None or base != "none" else float((nothing - column(seeds, whole)).mean())
+    most = None if whole is None or base != "none" else nothing - column(seeds, whole)
+    there = most is not None and float(most.mean()) > ERRORS * standard_error(most)
     late = all(sum(row.scored[1:]) for row in seeds[0])
     counts = [n for n in (vectors(rows, way) for rows in seeds) if n is not None]
     return Worth(
@@ -71,7 +73,7 @@ def worth(seeds: Seeds, way: str, whole: str | None) -> Worth:
         statistics.share(rights(seeds, way)),
         statistics.estimate(apart),
         standard_error(apart),
-        float(apart.mean()) / most if most > 0 else None,
+        float(apart.mean() / most.mean()) if most is not None and there else None,
         statistics.estimate(column(seeds, base, 1) - column(seeds, way, 1)) if late else None,
         float(np.mean(counts)) if counts else None,
         float(np.mean([[row.ways[way].held for row in rows] for rows in seeds])),
@@ -92,9 +94,10 @@ def ways_of(seeds: Seeds) -> list[str]:
 
 
 def table(seeds: Seeds) -> list[Worth]:
-    """Every way."""
+    """Every way; of recall without shares, since facts as text are what no reader of vectors was taught to read."""
     ways = ways_of(seeds)
-    return [worth(seeds, way, "full" if "full" in ways else None) for way in ways]
+    whole = "full" if "full" in ways and seeds[0][0].facts is None else None
+    return [worth(seeds, way, whole) for way in ways]
 
 
 def plain(found: Worth) -> dict[str, Any]:

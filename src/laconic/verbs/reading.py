@@ -10,8 +10,8 @@ import torch
 
 from laconic.console import note, progress
 from laconic.core import lock
-from laconic.core.errors import Preempted, Usage, on_disk
-from laconic.evaluation import reading, scored
+from laconic.core.errors import BadInput, Preempted, Usage, on_disk
+from laconic.evaluation import kept, reading, scored
 from laconic.evaluation.reading import Line
 from laconic.recipe import asking
 from laconic.recipe.measuring import EXCERPT, Set, sets
@@ -80,7 +80,7 @@ def measured(how: Asking, run: Opened, name: str) -> Iterator[tuple[Set, list[sc
         for each in sets(run, asked, how.rows):
             folder = run.folder / asking.FOLDER / folder_name(each.name, run.step, how.rows)
             with progress(f"{name} {each.name}") as show:
-                yield each, kept(how, run, each, folder, show)
+                yield each, measured_on(how, run, each, folder, show)
 
 
 def folder_name(name: str, step: int, rows: int | None) -> str:
@@ -88,7 +88,7 @@ def folder_name(name: str, step: int, rows: int | None) -> str:
     return f"{name}-reading-step-{step}" + (f"-first-{rows}" if rows is not None else "")
 
 
-def kept(how: Asking, run: Opened, asked: Set, folder: Path, show: scored.Show) -> list[scored.Row]:
+def measured_on(how: Asking, run: Opened, asked: Set, folder: Path, show: scored.Show) -> list[scored.Row]:
     """A run on a set. Raises `Preempted` (75) after a signal: what is read is kept."""
     key = {"step": asking.step_hash(run.folder, run.step), "rows": str(how.rows), "seed": str(run.recipe.seed)}
     about = {"set": asked.name, "step": run.step, "seed": run.recipe.seed, **described(run.recipe)}
@@ -103,8 +103,8 @@ def kept(how: Asking, run: Opened, asked: Set, folder: Path, show: scored.Show) 
                 texts={RECIPE: (run.folder / RECIPE).read_text(encoding="utf-8")}, result=figures, show=show,
             )  # fmt: skip
     except Interrupted:
-        kept = "what is read is kept; run the same command again to go on"
-        raise Preempted(f"{how.stop.name}: {run.folder}, {asked.name}: {kept}") from None
+        rest = "what is read is kept; run the same command again to go on"
+        raise Preempted(f"{how.stop.name}: {run.folder}, {asked.name}: {rest}") from None
 
 
 def described(recipe: Recipe) -> dict[str, Any]:
@@ -132,3 +132,47 @@ def told(lines: Sequence[Line], as_json: bool) -> None:
     wide = Console(highlight=False)
     (wide if wide.is_terminal else Console(highlight=False, width=240)).print(reading.shown(lines))
     print(reading.footnotes(lines))
+
+
+def kept_lines(paths: Sequence[str]) -> list[Line]:
+    """What the evaluations of runs hold, of each set the newest step's, and of those the most rows.
+
+    Raises `BadInput` (66) for seeds that read other documents.
+    """
+    found: list[Line] = []
+    for path, title in zip(paths, names(paths), strict=True):
+        folders = asking.seeds(path)
+        recipes = [read(folder / RECIPE)[0] for folder in folders]
+        by_seed = [newest(folder) for folder in folders]
+        for name in by_seed[0]:
+            rows = [[scored.row_of(text) for text in kept.lines_of(each[name])] for each in by_seed if name in each]
+            same(path, name, rows)
+            seeds = [r.seed for r, each in zip(recipes, by_seed, strict=True) if name in each]
+            about = {**described(recipes[0]), "step": by_seed[0][name].name.split("-step-")[1].split("-")[0]}
+            found.append(Line(name, title, tuple(seeds), rows, about))
+    order = sorted({line.set for line in found}, key=lambda name: ("excerpt" in name, len(name), name))
+    return sorted(found, key=lambda line: order.index(line.set))
+
+
+def newest(run: Path) -> dict[str, Path]:
+    """Of each set the folder of its newest step with the most rows."""
+    found: dict[str, tuple[tuple[int, float], Path]] = {}
+    for folder in sorted((run / asking.FOLDER).glob("*-reading-step-*")):
+        name, _, rest = folder.name.partition("-reading-step-")
+        step, _, first = rest.partition("-first-")
+        rank = (int(step), float(first) if first else float("inf"))
+        if not folder.name.startswith(".") and (name not in found or rank > found[name][0]):
+            found[name] = (rank, folder)
+    return {name: folder for name, (_, folder) in found.items()}
+
+
+def same(path: str, name: str, rows: Sequence[Sequence[scored.Row]]) -> None:
+    """Raises `BadInput` (66) unless the seeds of a run read the same documents."""
+    if len({tuple(row.id for row in each) for each in rows}) > 1:
+        raise BadInput(f"{path}: its seeds read other documents of {name}; evaluate them in one command")
+
+
+def facts(lines: Sequence[Line]) -> list[tuple[str, str]]:
+    """What each run is."""
+    said = {line.run: {**line.about, "seeds": ", ".join(map(str, line.seeds))} for line in lines}
+    return [(run, ", ".join(f"{k} {v}" for k, v in about.items() if v is not None)) for run, about in said.items()]

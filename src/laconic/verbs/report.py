@@ -1,0 +1,38 @@
+"""`laconic report`: one page on runs that read, of what `laconic evaluate` has kept of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from laconic.core.errors import BadInput, Usage
+from laconic.verbs.arguments import utf8
+
+
+@dataclass(frozen=True)
+class Report:
+    """Writes one HTML page on what runs that read documents have kept in their evaluations: no model is opened.
+
+    Example: laconic evaluate runs/stop runs/fixed --on test && laconic report runs/stop runs/fixed --out report.html
+    """
+
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN")]
+    """what laconic train wrote: a run, or a folder of runs seed-0, seed-1, …"""
+    out: Path = Path("report.html")
+    """the page to write"""
+
+    def run(self) -> int:
+        """0 when the page is written. Raises `BadInput` (66) where nothing was evaluated."""
+        if not self.runs:
+            raise Usage("no run given; laconic report RUN")
+        from laconic.console import write
+        from laconic.evaluation import memories
+        from laconic.verbs import reading
+
+        paths = list(dict.fromkeys(map(utf8, self.runs)))
+        lines = reading.kept_lines(paths)
+        if not lines:
+            raise BadInput(f"{', '.join(paths)}: nothing read of documents is kept; run laconic evaluate on them first")
+        write(self.out, memories.page(lines, reading.facts(lines)))
+        return 0

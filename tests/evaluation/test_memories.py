@@ -1,0 +1,85 @@
+"""What contexts are worth, recall by the number of facts, and the page: against figures made by hand."""
+
+import re
+
+import pytest
+
+from laconic.evaluation import contexts, memories, recalled
+from laconic.evaluation.reading import Line
+from tests.evaluation.lines import fixed, line, said
+
+
+def books(seeds: int = 1) -> Line:
+    """Six stretches of two books."""
+    ways = [
+        fixed(d) | {
+            "compressed": said(2 + 0.1 * d + 0.01 * d, 12, (2,)), "untrained none": said(5, 0, ()),
+            "untrained": said(4.5 + 0.1 * (d % 2), 0, (4,)),
+        }
+        for d in range(6)
+    ]  # fmt: skip
+    return line("stop", ways, seeds=seeds)
+
+
+def facts() -> Line:
+    """Six documents of one or two facts, of which those of two have two vectors."""
+    ways = [
+        {
+            "none": said(3, 2, ()), "compressed": said(1, 30 - 10 * (d % 2), (1 + d % 2,)),
+            "sampled": said(1, 30, (1 + (d // 2) % 2,)), "soft": said(0.9, 39, (4,), (1.5 + 0.1 * d,)),
+        }
+        for d in range(6)
+    ]  # fmt: skip
+    return line("recall", ways, facts=True)
+
+
+def test_what_a_way_saves_is_paired_by_document() -> None:
+    found = {w.way: w for w in contexts.table(books().rows)}
+    each = [1 - 0.01 * d for d in range(6)]
+    mean, se = sum(each) / 6, (sum((x - sum(each) / 6) ** 2 for x in each) / 5 / 6) ** 0.5
+    w = found["compressed"]
+    assert (w.gain.mean, w.se, w.vectors, w.held) == (pytest.approx(mean), pytest.approx(se), 2, 2)
+    assert w.share == pytest.approx(mean / (3 + 0.25 - 1))
+    assert w.late is not None
+    assert w.late.mean == pytest.approx(mean)
+    assert found["untrained"].gain.mean == pytest.approx(0.45)
+    assert found["untrained"].share is None
+    assert found["full"].share == pytest.approx(1)
+    assert contexts.curve(books().rows, "compressed") == pytest.approx([2 + 0.11 * 2.5] * 2)
+
+
+def test_there_is_no_share_of_nothing() -> None:
+    ways = [fixed(d) | {"full": said(3 + 0.1 * d + (-1) ** d, 0, ())} for d in range(6)]
+    assert {w.share for w in contexts.table(line("stop", ways).rows)} == {None}
+
+
+def test_recall_by_facts_and_the_gap_between_soft_and_hard() -> None:
+    rows = facts().together
+    one, two = recalled.by_facts(rows, "compressed")
+    assert (one.facts, one.documents, one.accuracy, one.hard, one.expected) == (1, 3, 30 / 39, 1, None)
+    assert (two.facts, two.accuracy, two.hard) == (2, 20 / 39, 2)
+    assert recalled.correlation(rows, "compressed") == pytest.approx(1)
+    assert recalled.correlation(rows, "soft") is None
+    gap = recalled.gap(rows)
+    assert gap is not None
+    assert gap.nats == pytest.approx(-0.1)
+    assert gap.accuracy == pytest.approx(1 - 25 / 39)
+    assert (gap.expected, gap.vectors, gap.sampled) == pytest.approx((1.75, 0.25, 4 / 3))
+    assert recalled.histogram(rows, "compressed") == {1: 3, 2: 3}
+    assert recalled.gap(books().together) is None
+
+
+def test_the_page_says_what_the_figures_say() -> None:
+    text = memories.page([books(2), facts()], [("stop", "autocompressor")])
+    plain = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
+    for asked in (
+        "test, stop: 2.00 vectors a segment save +0.9750 ± 0.0076 nats a token (127.7 standard errors), 43.3 % of what",
+        "no context, untrained", "learned length", "best fixed length of each document", "AutoCompressor-2.7B",
+        "Recall by the number of facts", "correlation of N with facts 1.000", "Soft reading against hard",
+        "Lengths that were learned", "Seeds: 1 of some runs", "stretches of 2 texts", "is not known",
+        "stop, compressed its own 2.00 2.2750 2.2500 -0.0250 ± 0.0076 below the line",
+    ):  # fmt: skip
+        assert asked in plain, asked
+    assert text.count("<svg") == 3
+    assert not re.search(r"(?:src|href)=.?(?:https?:)?//", text)
+    assert "-0.0000" not in plain
