@@ -56,7 +56,7 @@ METHODS: Mapping[str, Make] = {
     "autocompressor": lambda parts, recipe, sizes: AutoCompressor(
         parts.decoder,
         had(parts.summaries),
-        had(recipe.reading),
+        had(parts.summaries).reading,
         recipe.halting,
         steps=sizes.steps,
         seed=recipe.seed,

@@ -17,6 +17,7 @@ from laconic.data.recall import recall_tokenizer
 from laconic.data.synthetic import digits_tokenizer
 from laconic.data.tokens import Tokenizer, byte_tokenizer, load_tokenizer
 from laconic.methods.policies import check_room
+from laconic.methods.settings import Reading
 from laconic.methods.summaries import Summaries
 from laconic.recipe import adapters
 from laconic.recipe.rows import slots_before
@@ -183,8 +184,19 @@ def new_summaries(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> Sum
     """Summary tokens, maps and heads of a recipe, as they start; None where the method has none."""
     if recipe.reading is None or "reading" in recipe.unread:
         return None
-    eos = decoder.config.eos[0] if decoder.config.eos else tokenizer.id_of("eos_token")
-    return Summaries(decoder, recipe.reading, recipe.halting, eos=eos, seed=recipe.seed)
+    eos = tokenizer.id_of("eos_token")
+    if eos is None and decoder.config.eos:
+        eos = decoder.config.eos[0]
+    return Summaries(decoder, settled(recipe.reading, tokenizer), recipe.halting, eos=eos, seed=recipe.seed)
+
+
+def settled(reading: Reading, tokenizer: Tokenizer) -> Reading:
+    """The settings with `bos` said: a sink where the tokenizer begins every text with one, else none."""
+    if reading.bos is not None:
+        return reading
+    bos = tokenizer.id_of("bos_token")
+    begins = bos is not None and tokenizer.encode("a")[0] == bos
+    return reading.model_copy(update={"bos": "sink" if begins else "none"})
 
 
 def fresh(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: str) -> Parts:
@@ -224,7 +236,7 @@ def check_segments(recipe: Recipe, limit: int, config: DecoderConfig) -> None:
         )
     if how is None or recipe.method != "autocompressor":
         return
-    lead = int(how.bos in ("sink", "first"))
+    lead = int(how.bos != "none")  # absent, it may become a sink
     if recipe.data.kind == "recall":
         lengths, n = (task.length, 2 * task.queries), task.segments + 1
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from laconic.console import note, progress, write
-from laconic.core.errors import LaconicError, Usage
+from laconic.core.errors import BadInput, LaconicError, Usage
 from laconic.verbs.arguments import names, numbers, utf8, words
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ class Inspect:
         """0 when everything asked for is found and written."""
         if Path(self.model).is_file():
             return self.memory()
+        if not Path(self.model).exists():
+            raise BadInput(f"no {self.model}; give the folder of a run and a question, or the file of a memory")
         from laconic.core.weights import place_of
         from laconic.evaluation import findings, inspected
         from laconic.recipe.opened import opened
