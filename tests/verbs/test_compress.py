@@ -246,9 +246,9 @@ def test_a_file_is_looked_into(run: Run, book: str) -> None:
     code, _, err = run("inspect", book, "What?")
     assert code == 2
     assert "is a file, which answers no question; give the folder of a run, or the file alone" in err
-    code, _, err = run("inspect", book.with_name("none.safetensors"))
-    assert (code, err.startswith("laconic: no ")) == (66, True)
-    assert err.endswith("none.safetensors; give the folder of a run and a question, or the file of a memory\n")
+    code, _, err = run("inspect", "none.safetensors")
+    assert code == 66
+    assert "no none.safetensors; give the folder of a run and a question, or the file of a memory" in err
 
 
 def refused(run: Run, code: int, says: str, *args: object) -> None:
