@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -56,6 +57,11 @@ def compressor(
         for i, p in enumerate(summaries.parameters()):
             p.add_(noise(i, *p.shape) * 0.3)
     return AutoCompressor(decoder, summaries, how, head, steps=steps, seed=1, bos=word).eval()
+
+
+def some(cells: Sequence[Any], every: int) -> list[Any]:
+    """Each `every`th of the cells for the default run; the others are slow ones, beside tests of the same law."""
+    return [cell if i % every == 0 else pytest.param(cell, marks=pytest.mark.slow) for i, cell in enumerate(cells)]
 
 
 def gradients(method: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
