@@ -5,33 +5,24 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from laconic.core import keyed
 from laconic.core.contract import Documents
 from laconic.core.errors import BadInput
 from laconic.core.strict import canonical
+from laconic.data.encoding import Ids, encoded_together
 from laconic.data.reasoning import grid
 from laconic.data.segmenting import Cuts
 from laconic.data.settings import Text
-from laconic.data.streaming import plain
 from laconic.data.text import Document
 from laconic.data.tokens import Tokenizer
-
-Ids = NDArray[np.int32]
 
 
 def tokenized(
     documents: Sequence[Document], tokenizer: Tokenizer, show: Callable[[str, int, int], None] | None = None
 ) -> list[Ids]:
     """Each document as ids, none of them special; `show` is told how far it is."""
-    inner, found = plain(tokenizer), list[Ids]()
-    for number, document in enumerate(documents):
-        if show:
-            show("documents encoded", number, len(documents))
-        (ids,) = inner.encode_batch_fast([document.text], add_special_tokens=False)
-        found.append(np.asarray(ids.ids, dtype=np.int32))
-    return found
+    return encoded_together([document.text for document in documents], tokenizer, show)
 
 
 class Passages:

@@ -1,0 +1,58 @@
+"""Texts encoded together have the ids that each has alone, whatever the tokenizer and the windows."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laconic.data import encoding
+from laconic.data.encoding import encoded_together, joined, seam
+from laconic.data.streaming import Window
+from tests.conftest import shared_dir
+from tests.data.test_streaming import FOLDERS, WORDS, inner, tokenizer
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of few characters, few of them at once."""
+    for name, value in (("WINDOW", 300), ("SHARED", 150), ("AT_ONCE", 2000)):
+        monkeypatch.setattr(encoding, name, value)
+
+
+def alone(name: str, text: str) -> list[int]:
+    return inner(name).encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("name", ["bpe", "llama", "bytes"])
+@given(st.lists(st.lists(st.sampled_from(WORDS), max_size=400).map("".join), max_size=4))
+def test_texts_have_the_ids_of_each(name: str, texts: list[str]) -> None:
+    found = encoded_together(texts, tokenizer(name))
+    assert [ids.tolist() for ids in found] == [alone(name, text) for text in texts]
+    assert all(ids.dtype == np.int32 for ids in found)
+
+
+@pytest.mark.parametrize("name", [*FOLDERS, "bytes"])
+def test_a_book_among_others(name: str) -> None:
+    with (shared_dir() / "data/text/tinyshakespeare.txt").open("rb") as file:
+        text = file.read(40_000).decode()
+    told: list[tuple[str, int, int]] = []
+    texts = ["", text, "a", "z" * 3000, text[:500]]
+    found = encoded_together(texts, tokenizer(name), lambda *said: told.append(said))
+    assert [ids.tolist() for ids in found] == [alone(name, each) for each in texts]
+    assert told[0] == ("characters encoded", 0, 43_501)
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert told[-1][1] < 43_501
+
+
+def test_windows_that_do_not_agree_are_left_for_ones_that_grow() -> None:
+    text = "one two three four five " * 40
+    parts = [alone("gpt2", part) for part in (text[:450], text[300:750], text[600:])]
+    assert joined(text, parts, inner("gpt2")).tolist() == alone("gpt2", text)
+    one = inner("gpt2").encode(text[300:450], add_special_tokens=False)
+    shared = Window(text[300:450], one.ids, one.offsets)
+    found = seam(parts[0], parts[1], shared)
+    assert found is not None
+    assert parts[0][: found[0]] + parts[1][found[1] :] == alone("gpt2", text[:750])
+    other = alone("gpt2", "another text altogether, " * 18)
+    assert seam(parts[0], other, shared) is seam(other, parts[1], shared) is None
+    assert joined(text, [parts[0], other, parts[2]], inner("gpt2")).tolist() == alone("gpt2", text)
