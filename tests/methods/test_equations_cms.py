@@ -1,4 +1,4 @@
-"""Nested Learning 70 to 74, 7.1a and 7.3a against their oracles."""
+"""Nested Learning 70 to 74, 97, 7.1a and 7.3a against their oracles."""
 
 from functools import partial
 from typing import Any
@@ -9,11 +9,13 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.core.block import rms_norm
+from laconic.core.state import Layer
 from laconic.methods.changes import dense
 from laconic.methods.cms import aggregate, chain, chunk_sizes, stack
 from laconic.methods.cms_levels import mlp
 from laconic.methods.cms_reading import advance, levels_of, start
 from laconic.methods.cms_shape import Options, Params, Shape
+from laconic.methods.hope_reading import block
 from tests.core.readings import noise
 from tests.oracles.cms import MISREAD, ORACLE
 from tests.oracles.compare import agree
@@ -114,3 +116,18 @@ def test_stack(place: Any) -> None:
 
     misread = MISREAD["7.3a"] if place == "depth" else {}
     agree(of, ORACLE["7.3a"], misread, 6, (128, 512, 2048), place)
+
+
+def through(W: Tensor, x: Tensor, layer: Layer) -> tuple[Tensor, Layer]:
+    """A linear map in the place of a part of the block."""
+    return x @ W.mT, layer
+
+
+@pytest.mark.equation("nested-learning", "97")
+def test_block() -> None:
+    def of(x: Tensor, A: Tensor, M: Tensor) -> Tensor:
+        return block(x, Layer(), partial(through, A), partial(through, M))[0]
+
+    given = noise(0, B, 2, D), noise(1, D, D), noise(2, D, D)
+    agree(of, ORACLE["97"], MISREAD["97"], *given)
+    assert gradcheck(of, [t.clone().requires_grad_() for t in given], fast_mode=True)

@@ -139,6 +139,11 @@ def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, **how: Any) -> tup
     return (out, *(torch.stack([end[l][n] for end in ends]) for l in range(K) for n in range(2)))
 
 
+def nested(*given: Any) -> tuple[Tensor, ...]:
+    """The same where each level begins again, from a start that the slower level's steps move."""
+    return run(*given, nested=True)
+
+
 def moved(weights: Any, terms: Any, share: float, outside: Any = None) -> Any:
     """θ - Σ step_t e_t; `outside` the sum stands the last token's step."""
     found = []
@@ -180,7 +185,7 @@ ORACLE = {
     "7.1a": chunk_sizes,
     "70": chain,
     "71": run,
-    "72": lambda *a: run(*a, nested=True),
+    "72": nested,
     "74": aggregate,
     "7.3a": stack,
     "97": block,

@@ -175,8 +175,12 @@ def save_weights(
     shard_bytes: float = 5e9,
     dtype: torch.dtype | None = None,
     source_folder: Path | None = None,
+    more: Mapping[str, object] | None = None,
 ) -> None:
-    """A whole Hugging Face folder: config.json, shards and index, and the companions that `source_folder` has."""
+    """A whole Hugging Face folder: config.json, shards and index, and the companions that `source_folder` has.
+
+    `more` are fields of config.json beside the decoder's, or in their place.
+    """
     if not shard_bytes > 0:
         raise Usage(f"shard_bytes {shard_bytes:g}: must be > 0")
     state = dict(on_disk(module, config))
@@ -185,7 +189,8 @@ def save_weights(
         raise Usage(f"{adapter} is of an adapter; merge it first")
     width = {name: (dtype or tensor.dtype).itemsize * tensor.numel() for name, tensor in state.items()}
     shards = split(width, shard_bytes)
-    source = json.dumps(replace(config, dtype=dtype or next(iter(state.values())).dtype).to_source(), indent=2) + "\n"
+    fields = {**replace(config, dtype=dtype or next(iter(state.values())).dtype).to_source(), **(more or {})}
+    source = json.dumps(fields, indent=2) + "\n"
 
     def write(new: Path) -> None:
         (new / "config.json").write_text(source, encoding="utf-8")

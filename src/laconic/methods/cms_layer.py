@@ -25,7 +25,7 @@ Vectors = Float[Tensor, "B T D"]
 class CMS(nn.Module):
     """A continuum memory in place of an MLP: `y, state = mlp(x, state, live=live)`; the caller adds the residual.
 
-    Without a state it begins with every level at its start.
+    Without a state it begins with every level at its start. With `seed` None the maps are left undrawn.
     """
 
     def __init__(
@@ -34,16 +34,17 @@ class CMS(nn.Module):
         hidden: int,
         chunks: Sequence[int] = (64, 512),
         options: Options | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
         *,
         act: str = "silu",
         maps: tuple[str, ...] = GATED,
         bias: bool = False,
+        eps: float = 1e-6,
     ) -> None:
         super().__init__()
         own = options or Options(inner="associative")
-        self.shape = Shape(width, hidden, tuple(chunks), own, act, tuple(maps), bias)
-        hold(self, weights(self.shape, torch.Generator().manual_seed(seed)))
+        self.shape = Shape(width, hidden, tuple(chunks), own, act, tuple(maps), bias, eps)
+        hold(self, weights(self.shape, None if seed is None else torch.Generator().manual_seed(seed)))
 
     @classmethod
     def of(
@@ -110,25 +111,34 @@ def maps_of(module: nn.Module) -> tuple[str, ...]:
     raise Usage(f"cms: {type(module).__name__} has {', '.join(have) or 'no parts'}; an MLP has up_proj and down_proj")
 
 
-def weights(shape: Shape, generator: torch.Generator, scale: float | None = None) -> dict[str, Tensor]:
+def weights(shape: Shape, generator: torch.Generator | None, scale: float | None = None) -> dict[str, Tensor]:
     """What training begins with: maps normal with std `scale`, by default their inputs^-1/2, steps at eta."""
-    o, K, w = shape.options, len(shape.chunks), dict[str, Tensor]()
-    for l, C in enumerate(shape.chunks):
+    o, D, w = shape.options, shape.width, dict[str, Tensor]()
+    for l in range(len(shape.chunks)):
         for name in shape.maps:
             out, into = shape.sizes(name)
             into -= shape.bias
-            key = f"levels.{l}.{name}"
-            w[f"{key}.weight"] = normal(generator, out, into, scale=scale or into**-0.5)
-            w |= {f"{key}.bias": torch.zeros(out)} if shape.bias else {}
-        whole = o.moved_by / (1 if o.reduce == "mean" else C)
-        w[f"levels.{l}.step.bias"] = torch.tensor(math.log(math.expm1(whole)) if whole else STILL)
+            w[f"levels.{l}.{name}.weight"] = drawn(generator, out, into, scale or into**-0.5)
+            w |= {f"levels.{l}.{name}.bias": torch.zeros(out)} if shape.bias else {}
+        w[f"levels.{l}.step.bias"] = torch.tensor(step_bias(shape, l))
         if o.step == "token":
-            w[f"levels.{l}.step.weight"] = torch.zeros(shape.width)
+            w[f"levels.{l}.step.weight"] = torch.zeros(D)
         if o.inner == "associative":
-            D = shape.width
-            w[f"levels.{l}.key.weight"] = normal(generator, D, D, scale=D**-0.5)
-            value = normal(generator, D, D, scale=D**-0.5)
-            w[f"levels.{l}.value.weight"] = torch.zeros(D, D) if o.target == "start" else value
+            w[f"levels.{l}.key.weight"] = drawn(generator, D, D, D**-0.5)
+            value = torch.zeros(D, D) if o.target == "start" else drawn(generator, D, D, D**-0.5)
+            w[f"levels.{l}.value.weight"] = value
         if o.structure != "independent" and l != shape.order[0]:
-            w[f"levels.{l}.norm.weight"] = torch.ones(shape.width)
+            w[f"levels.{l}.norm.weight"] = torch.ones(D)
+    K = len(shape.chunks)
     return w | ({"a": torch.full((K,), 1 / K)} if o.structure == "independent" else {})
+
+
+def drawn(generator: torch.Generator | None, out: int, into: int, scale: float) -> Tensor:
+    """A normal matrix, undrawn without a generator."""
+    return torch.empty(out, into) if generator is None else normal(generator, out, into, scale=scale)
+
+
+def step_bias(shape: Shape, l: int) -> float:
+    """Where the softplus is eta / C, or eta where the mean divides by C."""
+    whole = shape.options.moved_by / (1 if shape.options.reduce == "mean" else shape.chunks[l])
+    return math.log(math.expm1(whole)) if whole else STILL

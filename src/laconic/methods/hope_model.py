@@ -1,0 +1,286 @@
+"""Hope and Hope-Attention: language models whose layers learn while they read, made of the decoder's parts.
+
+Nested Learning arXiv:2512.24695, 94 to 97 and section 7.3. Both are called as a decoder is. What they learn is in the
+state, a value: `State` of `core/state.py`, with a file of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from laconic.core import fit, state_file, weights
+from laconic.core import state as values
+from laconic.core.block import Block, plant
+from laconic.core.cache import Cache
+from laconic.core.decoder import Decoder, Seen
+from laconic.core.errors import BadInput, Usage
+from laconic.core.state import Layer, State
+from laconic.methods import cms_layer, cms_reading, cms_shape, hope_layer
+from laconic.methods.cms import Place, Placed, stack
+from laconic.methods.cms_layer import CMS
+from laconic.methods.cms_levels import Way
+from laconic.methods.fast_weights import Gradient
+from laconic.methods.hope_config import HopeConfig
+from laconic.methods.hope_layer import SelfTitans
+from laconic.methods.hope_reading import Found, read
+from laconic.methods.hope_task import interrupted, learn_along, unopened
+
+KIND = "hope"
+
+
+class Hope(Decoder):
+    """Self-modifying memory and a continuum of levels in each layer; no attention, and no bound on the length.
+
+    With the task's objective the levels learn where `ids` are given beside the vectors, as `advance` does, since a
+    vector has no target; all else learns from vectors. A random start is drawn from `seed`; None leaves it undrawn.
+    """
+
+    def __init__(self, shape: HopeConfig, seed: int | None = 0) -> None:
+        super().__init__(shape.decoder, seed=None)
+        self.shape = shape
+        for n, part in enumerate(self.parts):
+            rebuilt(part, shape, n, seed or 0)
+        if seed is None:
+            return
+        inner = (".mlp.", ".memory.")
+        self.initialise([name for name, _ in self.named_parameters() if not any(x in name for x in inner)], seed)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for n, part in enumerate(self.parts):
+                drawn = cms_layer.weights(shape.levels(n), generator, shape.decoder.initializer_range)
+                for name, w in drawn.items():
+                    part.get_submodule("mlp").get_parameter(name).copy_(w)
+
+    @property
+    def parts(self) -> list[Block]:
+        """The layers, in order."""
+        return [part for part in self.blocks if isinstance(part, Block)]
+
+    @property
+    def learns_task(self) -> bool:
+        """Whether the levels learn of the next token's loss."""
+        return self.shape.cms.inner == "task" and not self.shape.levels(0).still
+
+    @classmethod
+    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, folder_or_hub_name: str | Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> "Hope":
+        """What `save_pretrained` wrote. Raises as `Decoder.from_pretrained` does."""
+        folder = weights.find(folder_or_hub_name)
+        shape = HopeConfig.read(folder)
+        if (shape.memory is None) != issubclass(cls, HopeAttention):
+            there = "HopeAttention" if shape.memory is None else "Hope"
+            raise BadInput(f"{folder_or_hub_name} holds a {there}; load it as that")
+        with torch.device("meta"):
+            model = cls(shape, seed=None)
+        report = weights.load_weights(model, folder, shape.decoder, dtype, device)
+        model.config = replace(shape.decoder, dtype=model.words.weight.dtype)
+        model.folder, model.name_or_path = folder, str(folder_or_hub_name)
+        model._stored = (report.fingerprint, model.version())
+        return model.eval()
+
+    def save_pretrained(
+        self, folder: str | Path, *, shard_bytes: float = 5e9, dtype: torch.dtype | None = None
+    ) -> None:
+        """The Hugging Face layout; starts are ordinary weights. Raises `Busy` (73) if `folder` is not empty."""
+        weights.save_weights(
+            self,
+            Path(folder),
+            self.config,
+            shard_bytes=shard_bytes,
+            dtype=dtype,
+            source_folder=self.folder,
+            more=self.shape.to_source(),
+        )
+
+    def start(self, batch: int) -> State:
+        """Nothing read: every count 0, every fast weight at its start."""
+        words = cast(Tensor, self.words.weight)
+        layers: list[Layer] = []
+        for part in self.parts:
+            made = cms_reading.start(cast(CMS, part.get_submodule("mlp")).params, batch)
+            memory = dict(part.named_children()).get("memory")
+            if isinstance(memory, SelfTitans):
+                made = replace(hope_layer.start(memory.params, batch), cms=made.cms)
+            else:
+                made = replace(made, cache=self.unread(batch, words))
+            layers.append(made)
+        position, none = torch.zeros(batch, dtype=torch.long), torch.zeros(batch, 0, dtype=torch.long)
+        opened = unopened(tuple(layers), none.to(words.device)) if self.learns_task else None
+        return State(tuple(layers), position, opened)
+
+    def unread(self, batch: int, like: Tensor) -> Cache:
+        """A layer's cache of no slot."""
+        nothing = like.detach().new_zeros(batch, self.config.num_key_value_heads, 0, self.config.head_dim)
+        places = torch.empty(batch, 0, dtype=torch.long, device=like.device)
+        return Cache((nothing,), (nothing,), places, places.bool())
+
+    def advance(
+        self,
+        ids: Int[Tensor, "B T"],
+        state: State | None = None,
+        *,
+        live: Bool[Tensor, "B T"] | None = None,
+        learn: bool = True,
+        gradient: Gradient | None = None,
+        horizon: int | None = None,
+    ) -> Seen:
+        """Reads ids, each the target of the one before it."""
+        how: dict[str, Any] = {"live": live, "learn": learn, "gradient": gradient, "horizon": horizon}
+        return self(self.embed(ids), state, ids=ids, **how)
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        vectors: Float[Tensor, "B T D"],
+        state: State | None = None,
+        *,
+        live: Bool[Tensor, "B T"] | None = None,
+        positions: Int[Tensor, "B T"] | None = None,
+        bias: Float[Tensor, "#B #T #P"] | None = None,
+        want: tuple[str, ...] = (),
+        ids: Int[Tensor, "B T"] | None = None,
+        learn: bool = True,
+        gradient: Gradient | None = None,
+        horizon: int | None = None,
+    ) -> Seen:
+        """Reads T vectors on a state; None starts anew. `ids` are what the vectors are the words of, if they are.
+
+        With `learn` False memories and levels stand still; convolutions, cache and position move on. `gradient` says
+        what of the outer loss flows through the writes, by default "first_order" for the task and "full" otherwise.
+        Of the stages `want` may name embed, hidden.N and final_norm. Raises `ValueError` as a decoder does, `Usage` (2)
+        for a state of another shape, and for positions, bias or stages where levels learn of ids.
+        """
+        fit.check_call(self.config, self.attention, vectors, None, live, positions, bias)
+        state = self.start(len(vectors)) if state is None else state
+        self.accept(state, len(vectors))
+        way = Way(gradient or ("first_order" if self.learns_task else "full"), horizon)
+        if self.learns_task and learn and ids is not None:
+            if positions is not None or bias is not None or want:
+                raise Usage("hope: levels that learn of ids take no positions, bias or stages; read with learn=False")
+            hidden, state = learn_along(self, state, ids, live, way)
+            return Seen(hidden, cast(Any, state), {})
+        if self.learns_task:
+            state = interrupted(self, state, ids, live, way)
+        hidden, found = read(
+            self, vectors, state.layers, live=live, positions=positions, bias=bias, learn=learn, way=way
+        )
+        added = torch.full_like(state.position, vectors.shape[1]) if live is None else live.sum(1).cpu()
+        words = ids if ids is not None else vectors[..., 0].long()
+        opened = unopened(found.layers, words) if self.learns_task else None
+        after = State(found.layers, state.position + added, opened)
+        return Seen(hidden, cast(Any, after), kept(want, vectors, found, hidden))
+
+    def accept(self, state: State, B: int) -> None:
+        """Raises `Usage` (2) for a state of another model or of other rows."""
+        if len(state.layers) != len(self.parts):
+            raise Usage(f"hope: the state has {len(state.layers)} layers, the model {len(self.parts)}; load its own")
+        if len(state.position) != B:
+            raise Usage(f"hope: {B} rows of vectors, the state has {len(state.position)}; take or join its rows")
+
+    @property
+    def slow(self) -> str:
+        """The hash of all slow weights, which binds a saved state."""
+        return values.fingerprint(dict(self.named_parameters()))
+
+    def save_state(self, state: State, path: str | Path) -> None:
+        """One file that only these weights open. Raises `NonFinite` (65)."""
+        tokens = int(state.position.max())
+        state_file.save(values.detach(state), path, kind=KIND, model=self.slow, tokens=tokens)
+
+    def load_state(self, path: str | Path, *, force: bool = False) -> State:
+        """What `save_state` wrote, bit for bit; with `force` that of other weights too. Raises `Damaged` (76)."""
+        return state_file.load(path, kind=KIND, model=self.slow, force=force)
+
+
+class HopeAttention(Hope):
+    """A decoder whose MLPs are levels that learn while it reads; all else is the decoder."""
+
+    @classmethod
+    def stack(
+        cls,
+        decoder: Decoder,
+        chunks: Sequence[int] = (128, 512, 2048),
+        place: Place = "depth",
+        map: Sequence[int] | None = None,
+        cms: cms_shape.Options | None = None,
+    ) -> "HopeAttention":
+        """A decoder's weights, shared, as starts; `place` and `map` as in `methods.cms.stack`.
+
+        With steps of 0 ("eta" in the options), "depth" and "grow" give the decoder's logits bit for bit; "chain" is no
+        longer the donor. Raises `Usage` (2) for an order that would run another level before the donor's.
+        """
+        own = cms or cms_shape.Options(target="start")
+        if place == "grow" and own.order == "slow_first":
+            raise Usage("hope: grow keeps the donor's MLP first, and slow_first would run another before it")
+        placed = stack(decoder.config.num_hidden_layers, chunks, place, map)
+        shape = HopeConfig(decoder.config, tuple(one.chunks for one in placed), own)
+        with torch.device("meta"):
+            made = cls(shape, seed=None)
+        held = dict(decoder.named_parameters())
+        tensors = {name: held[name] for name in made.state_dict() if name in held}
+        for n, one in enumerate(placed):
+            tensors |= donated(shape, n, one, decoder)
+        made.load_state_dict(tensors, assign=True)
+        made.folder, made.name_or_path, made.attention = decoder.folder, decoder.name_or_path, decoder.attention
+        return made.train(decoder.training)
+
+
+def rebuilt(part: Block, shape: HopeConfig, n: int, seed: int) -> None:
+    """A block with levels in the place of its MLP, and a memory in that of attention if the model has one."""
+    names = part.names
+    for path in (names.gate, names.up, names.down):
+        if path is not None and hasattr(part, path.split(".")[0]):
+            delattr(part, path.split(".")[0])
+    levels = shape.levels(n)
+    made = CMS(
+        levels.width, levels.hidden, levels.chunks, levels.options, None, act=levels.act, maps=levels.maps,
+        bias=levels.bias, eps=levels.eps,
+    )  # fmt: skip
+    plant(part, "mlp", made)
+    if shape.memory is None:
+        return
+    for path in (names.q, names.qkv):
+        if path is not None and hasattr(part, path.split(".")[0]):
+            delattr(part, path.split(".")[0])
+    with torch.device("cpu"):
+        plant(part, "memory", SelfTitans(levels.width, shape.heads, shape.head, shape.memory, seed + n))
+
+
+def donated(shape: HopeConfig, n: int, one: Placed, decoder: Decoder) -> dict[str, Tensor]:
+    """The tensors of a layer's levels: the donors' MLPs, and what those lack as a new memory has it."""
+    own = shape.levels(n)
+    found = cms_layer.weights(own, torch.Generator().manual_seed(n), shape.decoder.initializer_range)
+    words = cast(Tensor, decoder.words.weight)
+    found = {name: w.to(words) for name, w in found.items()}
+    if "a" in found:
+        found["a"] = torch.ones_like(found["a"])
+    for l, donor in enumerate(one.donors):
+        if donor is None:
+            for which in ("weight", "bias") if own.bias else ("weight",):
+                name = f"levels.{l}.{own.maps[-1]}.{which}"
+                found[name] = torch.zeros_like(found[name])
+            continue
+        block = decoder.blocks[donor]
+        assert isinstance(block, Block)
+        for map, role in zip(own.maps, ("gate", "up", "down") if shape.decoder.gated else ("up", "down"), strict=True):
+            for which, p in block.part(role).named_parameters(recurse=False):
+                found[f"levels.{l}.{map}.{which}"] = p if donor == n else p.detach().clone()
+    at = f"{decoder.names.blocks}.{n}.mlp."
+    return {at + name: nn.Parameter(w) if not isinstance(w, nn.Parameter) else w for name, w in found.items()}
+
+
+def kept(want: tuple[str, ...], vectors: Tensor, found: Found, hidden: Tensor) -> dict[str, Tensor]:
+    """The stages asked for. Raises `Usage` (2) for one that is not kept here."""
+    have = {"embed": vectors, "final_norm": hidden, f"hidden.{len(found.between)}": hidden}
+    have |= {f"hidden.{n}": x for n, x in enumerate(found.between)}
+    odd = next((name for name in want if name not in have), None)
+    if odd is not None:
+        raise Usage(
+            f"hope: stage {odd} is not kept; there are embed, hidden.0 to hidden.{len(found.between)}, final_norm"
+        )
+    return {name: have[name] for name in want}

@@ -1,0 +1,310 @@
+"""Laws of the language models: the donor's bits, pieces as the whole, levels taught by the task, files."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from laconic.core import state as values
+from laconic.core.decoder import Decoder
+from laconic.core.errors import BadInput, Damaged, Usage
+from laconic.core.state import State
+from laconic.methods import cms_shape, hope_shape
+from laconic.methods.changes import dense
+from laconic.methods.cms_reading import levels_of
+from laconic.methods.hope_config import HopeConfig
+from laconic.methods.hope_model import Hope, HopeAttention
+from tests.core.readings import fresh
+from tests.methods.learned import near
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+V = 97
+CMS: dict[str, Any] = {"eta": 0.5, "clip": None, "clip_error": None}
+MEMORY = hope_shape.Options(chunk_memory=3, chunk_projections=3, step_projections=0.3)
+
+
+def ids_of(B: int, T: int, seed: int = 0) -> Tensor:
+    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def attention(inner: str = "task", family: str = "llama", **how: Any) -> HopeAttention:
+    """A small decoder's weights in float64, its two layers of chunks 2 and 4."""
+    place = how.pop("place", "depth")
+    own = cms_shape.Options(inner=cast(Any, inner), **(CMS | how))
+    made = HopeAttention.stack(fresh(family).double(), (2, 4), place, cms=own)
+    assert isinstance(made, HopeAttention)
+    return made
+
+
+def hope(inner: str = "task", **how: Any) -> Hope:
+    own = cms_shape.Options(inner=cast(Any, inner), **(CMS | how))
+    shape = HopeConfig.of(V, 8, 2, chunks=(2, 4), heads=2, memory=MEMORY, cms=own)
+    made = Hope(shape, 1).double().eval()
+    with torch.no_grad():
+        for n, p in enumerate(made.parameters()):
+            p.add_(0.2 * torch.randn(p.shape, generator=torch.Generator().manual_seed(n)).double())
+    return made
+
+
+def models(inner: str) -> list[Hope]:
+    return [attention(inner), hope(inner)]
+
+
+def changes(state: State) -> list[Tensor]:
+    """All that levels and memories hold, and counts; caches aside, whose slots may stand elsewhere."""
+    found = [state.position.double()]
+    for layer in state.layers:
+        found += [x for _, x in values.named((layer.tails, layer.memory))]
+        for level in levels_of(layer):
+            found += [dense(change) for part in (level.moved, level.open) for change in part.values()]
+            found += [level.count.double(), level.updates.double()]
+    return found + ([] if state.open is None else [state.open.count.double()])
+
+
+def read(model: Hope, ids: Tensor, state: State | None = None, **how: Any) -> tuple[Tensor, State]:
+    seen = model.advance(ids, state, **how)
+    return seen.hidden, cast(State, seen.state)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "opt"])
+@pytest.mark.parametrize("place", ["depth", "grow"])
+@pytest.mark.parametrize("inner", ["task", "associative"])
+def test_with_steps_of_0_it_is_the_donor_bit_for_bit(family: str, place: Any, inner: Any) -> None:
+    donor, ids = fresh(family), ids_of(2, 9)
+    asked = donor(donor.embed(ids))
+    live = torch.tensor([[True] * 9, [False] * 3 + [True] * 6])
+    padded = donor(donor.embed(ids), live=live)
+    for structure in ("sequential", "nested", "independent"):
+        how = cms_shape.Options(inner=inner, eta=0.0, structure=cast(Any, structure), target="start")
+        made = HopeAttention.stack(donor, (2, 4), place, cms=how)
+        seen = made.advance(ids)
+        assert torch.equal(made.logits(seen.hidden), donor.logits(asked.hidden))
+        assert torch.equal(made.advance(ids, live=live).hidden[live], padded.hidden[live])
+        again = made(made.embed(ids[:, :2]), seen.state)
+        assert torch.equal(again.hidden, donor(donor.embed(ids[:, :2]), asked.state).hidden)
+
+
+@pytest.mark.parametrize("inner", ["task", "associative"])
+def test_with_steps_that_come_to_0_nothing_moves(inner: str) -> None:
+    """Through the whole machinery of learning, to the tolerance of another cut of the same products."""
+    donor, made, ids = fresh("llama").double(), attention(inner), ids_of(2, 9)
+    with torch.no_grad():
+        for name, p in made.named_parameters():
+            if name.endswith("step.bias"):
+                p.fill_(-1e4)
+    hidden, state = read(made, ids)
+    near([hidden], [donor(donor.embed(ids)).hidden], within=1e-12)
+    assert not any(dense(x).any() for layer in state.layers for level in levels_of(layer) for x in level.moved.values())
+    assert all(level.updates.all() for layer in state.layers for level in levels_of(layer))
+
+
+@pytest.mark.parametrize("inner", ["task", "associative"])
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("cuts", [(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), (2, 3, 8)])
+def test_pieces_are_the_whole(inner: str, which: int, cuts: tuple[int, ...]) -> None:
+    model, ids = models(inner)[which], ids_of(2, 11)
+    whole, after = read(model, ids)
+    found, state = [], None
+    for a, b in zip((0, *cuts), (*cuts, 11), strict=True):
+        y, state = read(model, ids[:, a:b], state)
+        found.append(y)
+    near([torch.cat(found, 1)], [whole])
+    assert state is not None
+    near(changes(state), changes(after))
+    assert all(level.updates.all() for layer in state.layers for level in levels_of(layer))
+    still, _ = read(model, ids, learn=False)
+    assert not torch.allclose(still, whole), "what is learned matters"
+
+
+@pytest.mark.parametrize("inner", ["task", "associative"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_padding_and_company_change_nothing(inner: str, which: int) -> None:
+    """Rows of different lengths, then of different offsets: each as if it were alone."""
+    model, ids, more = models(inner)[which], ids_of(3, 7), ids_of(3, 6, 1)
+    live = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0]]).bool()
+    y, state = read(model, ids, live=live)
+    after, last = read(model, more, state)
+    for row in range(3):
+        own, held = read(model, ids[row : row + 1, live[row]])
+        near([y[row : row + 1, live[row]]], [own])
+        own, held = read(model, more[row : row + 1], held)
+        near([after[row : row + 1]], [own])
+        near(changes(values.take(last, [row])), changes(held))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_task_teaches_all_levels_by_one_gradient(which: int) -> None:
+    """After one chunk every weight has moved by the step times the gradient of -log p of its tokens."""
+    model, ids = models("task")[which], ids_of(1, 3)
+    static = model.logits(read(model, ids[:, :2])[0])
+    loss = cross_entropy(static[0], ids[0, 1:3], reduction="sum")
+    _, state = read(model, ids)
+    moved = 0
+    for n, layer in enumerate(state.layers):
+        for l, level in enumerate(levels_of(layer)):
+            at = f"{model.names.blocks}.{n}.mlp.levels.{l}."
+            step = torch.nn.functional.softplus(model.get_parameter(f"{at}step.bias"))
+            for name in model.shape.maps:
+                (slope,) = torch.autograd.grad(loss, model.get_parameter(f"{at}{name}.weight"), retain_graph=True)
+                held = level.moved if model.shape.chunks[n][l] == 2 else level.open
+                sign = -1.0 if model.shape.chunks[n][l] == 2 else 1.0
+                near([dense(held[name])[0]], [sign * step * slope])
+                moved += int(bool(slope.any()))
+    assert moved == 3 * sum(map(len, model.shape.chunks))
+
+
+def test_tokens_that_teach_nothing_end_the_gathering() -> None:
+    """Wherever the stretches with and without learning are cut; levels and their counts stand still in between."""
+    for model in models("task"):
+        ids, learns = ids_of(1, 13), [True] * 3 + [False] * 4 + [True] * 6
+        found = []
+        for cuts in ((3, 7), (1, 3, 5, 7, 8), tuple(range(1, 13))):
+            ys, state = [], None
+            for a, b in zip((0, *cuts), (*cuts, 13), strict=True):
+                y, state = read(model, ids[:, a:b], state, learn=learns[a])
+                ys.append(y)
+            assert state is not None
+            found.append([torch.cat(ys, 1), *changes(state)])
+        for other in found[1:]:
+            near(other, found[0])
+        _, state = read(model, ids[:, :3])
+        _, one = read(model, ids[:, 3:4], state, learn=False)
+        _, two = read(model, ids[:, 4:9], one, learn=False)
+        assert all(values.equal(a.cms, b.cms) for a, b in zip(one.layers, two.layers, strict=True))
+
+
+@pytest.mark.parametrize("inner", ["task", "associative"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_starts_get_gradients_and_ways_change_no_value(inner: str, which: int) -> None:
+    model, ids = models(inner)[which], ids_of(2, 10)
+    ways: dict[str, dict[str, Any]] = {"full": {}, "truncated": {"horizon": 2}, "first_order": {}, "none": {}}
+    found: dict[str, dict[str, Tensor]] = {}
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    for way, more in ways.items():
+        y, _ = read(model, ids, gradient=way, **more)
+        near([y], [read(model, ids)[0]], within=1e-12)
+        loss = cross_entropy(model.logits(y)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        slopes = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        found[way] = dict(zip(names, slopes, strict=True))
+    assert all(g.isfinite().all() for way in ways for g in found[way].values())
+    starts = [name for name in names if ".levels." in name and name.split(".")[-2] in model.shape.maps]
+    assert all(found[way][name].any() for way in ways for name in starts)
+    steps = [name for name in names if name.endswith("step.bias")]
+    assert all(found[way][name].any() for way in ("full", "truncated", "first_order") for name in steps)
+    assert not any(found["none"][name].any() for name in steps)
+    kinds = ("full", "truncated", "first_order")
+    assert len({tuple(found[way][starts[0]].flatten().tolist()) for way in kinds}) == 3
+    for quiet in (torch.no_grad, torch.inference_mode):
+        with quiet():
+            y, state = read(model, ids[:, :5])
+            near([torch.cat([y, read(model, ids[:, 5:], state)[0]], 1)], [read(model, ids)[0]])
+            assert not state.layers[0].cms.levels[0].count.requires_grad  # type: ignore[union-attr]
+
+
+def test_values_of_a_gradient_through_the_inner_updates() -> None:
+    """gradient full: against differences of the loss itself, the inner gradients taken anew."""
+    model, ids = attention("task"), ids_of(1, 6)
+    p = model.get_parameter("model.layers.0.mlp.levels.0.up_proj.weight")
+
+    def loss() -> Tensor:
+        y, _ = read(model, ids, gradient="full")
+        return cross_entropy(model.logits(y)[0, :-1], ids[0, 1:])
+
+    (slope,) = torch.autograd.grad(loss(), p)
+    way = torch.randn(p.shape, generator=torch.Generator().manual_seed(3)).double()
+    with torch.no_grad():
+        p.add_(1e-5 * way)
+        up = loss()
+        p.sub_(2e-5 * way)
+        down = loss()
+        p.add_(1e-5 * way)
+    torch.testing.assert_close((up - down) / 2e-5, (slope * way).sum(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_states_are_saved_forked_and_reset(which: int, tmp_path: Path) -> None:
+    model = models("task")[which]
+    _, state = read(model, ids_of(2, 7))
+    model.save_state(state, tmp_path / "me.safetensors")
+    loaded = model.load_state(tmp_path / "me.safetensors")
+    assert values.equal(loaded, values.detach(state))
+    more = ids_of(4, 5, 2)
+    y, after = read(model, more, values.repeat(loaded, 2))
+    near([y[1:2]], [read(model, more[1:2], values.take(loaded, [0]))[0]])
+    fresh_row = values.reset(after, [0])
+    near([read(model, more[:1], values.take(fresh_row, [0]))[0]], [read(model, more[:1])[0]])
+    only = values.reset(after, [0], what=("cms",))
+    assert not any(level.updates[0] for layer in only.layers for level in levels_of(layer))
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    with pytest.raises(Damaged, match="load that model or pass force=True"):
+        model.load_state(tmp_path / "me.safetensors")
+    assert values.equal(model.load_state(tmp_path / "me.safetensors", force=True), loaded)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_folders_hold_the_whole_model(which: int, tmp_path: Path) -> None:
+    model, ids = models("task")[which], ids_of(1, 5)
+    model.save_pretrained(tmp_path / "model")
+    loaded = type(model).from_pretrained(tmp_path / "model", dtype=torch.float64)
+    assert replace(loaded.shape, decoder=model.shape.decoder) == model.shape
+    held = dict(model.named_parameters())
+    assert all(torch.equal(p, held[name]) for name, p in loaded.named_parameters())
+    near([read(loaded, ids)[0]], [read(model, ids)[0]], within=1e-13)  # mapped weights lie elsewhere
+    other = (Hope, HopeAttention)[1 - isinstance(model, HopeAttention)]
+    with pytest.raises(BadInput, match=r"holds a Hope(Attention)?; load it as that"):
+        other.from_pretrained(tmp_path / "model")
+    donor = fresh("llama")
+    donor.save_pretrained(tmp_path / "donor")
+    with pytest.raises(BadInput, match=r"config.json: model_type 'llama'; a Hope has 'hope'; see stack\(\)"):
+        Hope.from_pretrained(tmp_path / "donor")
+    config = (tmp_path / "model" / "config.json").read_text()
+    for old, new, says in (
+        ('"eta"', '"etas"', "config.json: hope: etas is unknown here; take the version that wrote it"),
+        ('"heads"', '"header"', "config.json: hope: 'heads'; take another copy, or the version that wrote it"),
+    ):
+        (tmp_path / "model" / "config.json").write_text(config.replace(old, new))
+        with pytest.raises(BadInput, match=says):
+            type(model).from_pretrained(tmp_path / "model")
+
+
+def test_a_random_start_has_its_steps_and_a_seed() -> None:
+    shape = HopeConfig.of(V, 8, 2, chunks=(2, 4), heads=2)
+    one, two, other = Hope(shape), Hope(shape), Hope(shape, 1)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    step = torch.nn.functional.softplus(one.get_parameter("model.layers.0.mlp.levels.1.step.bias"))
+    torch.testing.assert_close(step, torch.tensor(1e-3 / 4), rtol=1e-5, atol=0)
+    assert not any("self_attn" in name for name, _ in one.named_parameters())
+    chained = HopeAttention.stack(fresh("llama"), (2, 4), "chain")
+    assert [len(chunks) for chunks in chained.shape.chunks] == [2, 2]
+    shared = chained.get_parameter("model.layers.0.mlp.levels.1.up_proj.weight")
+    assert torch.equal(shared, chained.get_parameter("model.layers.1.mlp.levels.1.up_proj.weight"))
+
+
+def test_it_is_called_as_a_decoder_is() -> None:
+    """With vectors and stages; what has no ids teaches the task nothing."""
+    for model in models("task"):
+        ids = ids_of(1, 5)
+        seen = model(model.embed(ids), want=("embed", "hidden.1", "final_norm"))
+        assert torch.equal(seen.stages["final_norm"], seen.hidden)
+        assert torch.equal(seen.stages["embed"], model.embed(ids))
+        assert not any(level.updates.any() for layer in seen.state.layers for level in levels_of(layer))
+        assert isinstance(model, Decoder)
+        with pytest.raises(Usage, match=r"hope: stage probs.0 is not kept; there are embed, hidden.0 to hidden.2"):
+            model(model.embed(ids), want=("probs.0",))
+        with pytest.raises(Usage, match="hope: levels that learn of ids take no positions, bias or stages"):
+            model(model.embed(ids), ids=ids, want=("embed",))
+        with pytest.raises(Usage, match="hope: 2 rows of vectors, the state has 1; take or join its rows"):
+            model.advance(ids_of(2, 3), seen.state)
+        short = State(seen.state.layers[:1], seen.state.position)
+        with pytest.raises(Usage, match="hope: the state has 1 layers, the model 2; load its own"):
+            model.advance(ids, short)
+    with pytest.raises(Usage, match="hope: chunks of 1 layers, the decoder has 2; give each its levels"):
+        HopeConfig(fresh("llama").config, ((2,),), cms_shape.Options())
+    with pytest.raises(Usage, match="hope: grow keeps the donor's MLP first, and slow_first would run another before"):
+        HopeAttention.stack(fresh("llama"), (2, 4), "grow", cms=cms_shape.Options(order="slow_first"))
