@@ -1,0 +1,109 @@
+"""Held-out documents read during training, with the lengths of inference, and lengths that no longer mean anything."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean, pstdev
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from laconic.core.answering import quiet
+from laconic.core.contract import UNSCORED, Documents
+from laconic.methods.autocompressor import AutoCompressor
+from laconic.methods.units import followers
+from laconic.recipe.models import Parts
+from laconic.recipe.rows import held_out
+from laconic.recipe.schema import Recipe
+from laconic.training.ranks import Ranks, spread
+
+COLLAPSED, NEVER = 0.05, 0.99  # standard deviation of lengths that is none; share of the most that is always all
+
+
+class Read(NamedTuple):
+    """Of one document: nats, right answers and scored tokens; vectors of each of its compressions."""
+
+    nats: float
+    right: float
+    scored: float
+    lengths: tuple[int, ...] = ()
+
+
+def documents(
+    recipe: Recipe, parts: Parts, method: nn.Module, device: torch.device, ranks: Ranks
+) -> Callable[[int], Mapping[str, float]]:
+    """Gives `nats` a scored token, the share of them that were `right`, and `vectors` a document with their `spread`.
+
+    Without a memory the windows of a document stand alone, and there are no vectors. Warns where a learned length is
+    the same everywhere, or the longest.
+    """
+    assert recipe.validation is not None
+    how = recipe.validation
+    rows = held_out(recipe, parts.tokenizer, parts.decoder.config.max_position_embeddings, "valid", how.rows)
+
+    def read(places: list[int]) -> list[Read]:
+        found: list[Read] = []
+        for at in range(0, len(places), how.batch):
+            batch = cast(Any, rows.source.batch(places[at : at + how.batch], 0, 0)).to(device)
+            with quiet(method):
+                found += through(method, batch) if isinstance(method, AutoCompressor) else plain(method, batch)
+        return found
+
+    def numbers(_: int) -> Mapping[str, float]:
+        found = spread(ranks, len(rows.source), read)
+        n = sum(each.scored for each in found) or 1.0
+        told = {"nats": sum(each.nats for each in found) / n, "right": sum(each.right for each in found) / n}
+        if not isinstance(method, AutoCompressor):
+            return told
+        lengths = [length for each in found for length in each.lengths]
+        if ranks.rank == 0 and begun(method):
+            warn(lengths, method.reading.fixed)
+        return told | {"vectors": sum(lengths) / len(found), "spread": pstdev(lengths) if lengths else 0.0}
+
+    return numbers
+
+
+def begun(method: AutoCompressor) -> bool:
+    """Whether a stop head of its own has learned anything yet."""
+    u = method.summaries.u
+    return u is not None and bool(u.detach().any())
+
+
+def warn(lengths: Sequence[int], most: int) -> None:
+    """Says that lengths have collapsed onto one, or that nothing ever stops."""
+    if not lengths:
+        return
+    mean, deviation = fmean(lengths), pstdev(lengths)
+    if mean > NEVER * most:
+        warnings.warn(f"never stops: {mean:.2f} of {most} vectors a segment; raise halting.price", stacklevel=2)
+    elif deviation < COLLAPSED:
+        warnings.warn(
+            f"lengths collapsed: every segment has about {mean:.2f} vectors; change halting.price or halting.estimator",
+            stacklevel=2,
+        )
+
+
+def through(method: AutoCompressor, batch: Documents) -> list[Read]:
+    """Every document of a batch, segment by segment; the first token of a segment is not scored."""
+    memory, sums = method.unit.empty(batch.B), torch.zeros(batch.B, 3, dtype=torch.float64)
+    lengths: list[list[int]] = [[] for _ in range(batch.B)]
+    for i, columns in enumerate(batch.segments):
+        text, live = batch.text[:, columns], batch.live[:, columns]
+        targets = followers(text, live, batch.scored[:, columns])
+        nats = method.unit.nats(method.read(text, live, memory), targets)
+        sums += torch.stack([nats.sum, nats.right, (targets != UNSCORED).sum(1)], 1).double().cpu()
+        if i < len(batch.cuts) - 1:
+            memory = method.compress(text, live, memory)
+            for row, there, n in zip(lengths, live.any(1), memory.block_lengths[:, -1], strict=True):
+                row += [int(n)] if there else []
+    nats, right, scored = (column.tolist() for column in sums.unbind(1))
+    return [Read(*row) for row in zip(nats, right, scored, map(tuple, lengths), strict=True)]
+
+
+def plain(method: nn.Module, batch: Documents) -> list[Read]:
+    """Every document of a batch without a memory; the sums are those of all, told of the first."""
+    totals = cast(Any, method).totals(batch)
+    found = [method(piece) for piece in replace(batch, totals=totals).pieces]
+    nats, right = (sum(float(step.parts[name]) * totals["scored"] for step in found) for name in ("nats", "right"))
+    return [Read(nats, right, totals["scored"]), *[Read(0.0, 0.0, 0.0)] * (batch.B - 1)]
