@@ -101,3 +101,16 @@ def test_a_window_of_one_is_refused_at_its_line(tmp_path: Path) -> None:
         "data.text.window=1: 1 leaves no segment that reads a summary inside its own window, so nothing would learn to "
         "compress; use 2 or more"
     )
+
+
+def test_documents_are_for_methods_that_read(tmp_path: Path) -> None:
+    with pytest.raises(Usage, match='data.kind: "text" with method nocot: documents, of kind text or recall, are for '):
+        recipe(tmp_path, "method=nocot")
+
+
+@pytest.mark.parametrize("keys", [("reading.generator=self",), ("reading.memory=budgeted", "reading.budget=200")])
+def test_shards_need_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    with pytest.raises(Usage, match='train.parallel=fsdp: "fsdp": ranks would make unequal numbers of passes with '):
+        recipe(tmp_path, "train.parallel=fsdp", *keys)
+    recipe(tmp_path, "train.parallel=ddp", *keys)
+    recipe(tmp_path, "train.parallel=fsdp")

@@ -152,11 +152,6 @@ class Recipe(Settings):
         missing = [name for name in wanted(self.method, self.train.what) if getattr(self, name) is None]
         if missing:
             raise ValueError(f"{missing[0]}: absent; method {self.method} reads this table")
-        if (self.method in READERS) != (self.data.kind in DOCUMENTS):
-            raise ValueError(
-                f'data.kind "{self.data.kind}" with method {self.method}: '
-                f"documents, of kind {' or '.join(DOCUMENTS)}, are for {', '.join(READERS)} and for no other"
-            )
         if self.train.what == "thoughts" and "thinking" not in TABLES[self.method]:
             raise ValueError(f'train.what "thoughts": method {self.method} has none, so nothing would be trained')
         how, kv = self.distilling, self.matching if self.method == "kava" else None
@@ -172,6 +167,21 @@ class Recipe(Settings):
             raise ValueError(
                 f'thinking.project "{self.thinking.project}": with rounds 0 nothing goes through it, '
                 'so it would stay as it starts; project = "none"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def reads(self) -> "Recipe":
+        if (self.method in READERS) != (self.data.kind in DOCUMENTS):
+            raise ValueError(
+                f'data.kind "{self.data.kind}" with method {self.method}: '
+                f"documents, of kind {' or '.join(DOCUMENTS)}, are for {', '.join(READERS)} and for no other"
+            )
+        how = self.reading if self.method == "autocompressor" else None
+        if how and self.train.parallel == "fsdp" and (how.generator == "self" or how.memory == "budgeted"):
+            raise ValueError(
+                'train.parallel "fsdp": ranks would make unequal numbers of passes with '
+                f'generator "{how.generator}" and memory "{how.memory}", and wait for ever; take "ddp"'
             )
         return self
 
