@@ -14,7 +14,7 @@ from laconic import cli
 from laconic.core.errors import Usage
 from laconic.evaluation import kept, scored
 from laconic.recipe import measuring
-from laconic.verbs import reading
+from laconic.verbs import reading, telling
 from laconic.verbs.report import Report
 from laconic.verbs.train import Train
 from tests.verbs.test_train import TINY
@@ -178,6 +178,56 @@ def test_tails_and_excerpts_of_held_out_books(run: Run) -> None:
 def test_what_is_not_for_documents_is_refused(run: Run, asked: tuple[str, ...], said: str) -> None:
     code, out, err = run(*asked)
     assert (code, out) == (2, "")
+    assert said in err
+
+
+def files(folder: Path) -> tuple[str, str]:
+    """Questions about two contexts, and labelled texts."""
+    rows = [{"context": f"{c} is here", "question": "who?", "answer": [c], "max_new_tokens": 2} for c in "ab"]
+    (folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = [{"text": f"t{i}", "label": "xy"[i % 2]} for i in range(12)]
+    (folder / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    return str(folder / "asked.jsonl"), str(folder / "labelled.jsonl")
+
+
+def test_files_of_questions_and_of_labels(
+    run: Run, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laconic.recipe.telling.SEEDS", 2)
+    asked, labelled = files(tmp_path)
+    code, out, err = run("books/seed-0", "--on", f"{asked},{labelled}", "--rows", 2, "--format", "json")
+    assert code == 0, err
+    answers, labels = json.loads(out)["files"]
+    assert (answers["kind"], answers["rows"], list(answers["ways"])) == ("answers", 2, ["compressed", "full", "none"])
+    assert (labels["kind"], labels["rows"], len(labels["ways"]["zero-shot"]["seeds"])) == ("labels", 4, 2)
+    code, out, _ = run("books/seed-0", "--on", asked, "--query-aware")
+    assert code == 0
+    assert "2 rows, the question stood before the context" in out
+    code, out, _ = run("books/seed-0", "--on", labelled, "--rows", 2)
+    assert "majority floor " in out
+    kept = {path.name for path in (runs / "books/seed-0/evaluations").iterdir()}
+    assert {"asked-answers-step-1-query-aware", "labelled-labels-step-1-first-2"} <= kept
+
+
+def test_a_signal_amid_a_file_keeps_what_is_asked(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, _ = files(tmp_path)
+    monkeypatch.setattr(telling.Contexts, "lines", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code, _, err = run("books/seed-1", "--on", asked)
+    assert code == 75
+    assert "asked.jsonl: what is asked is kept; the same command goes on" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("plain", "--on", "x.jsonl"), 2, "a plain model has no memory to be asked; give runs of autocompressor"),
+        (("facts", "--on", "x.jsonl"), 66, "--on x.jsonl: no such file; give one of rows, or test, valid, excerpt"),
+        (("digits", "--query-aware"), 2, "--query-aware: of runs that read documents; these answer questions"),
+    ],
+)
+def test_files_that_cannot_be_asked(run: Run, args: tuple[str, ...], code: int, said: str) -> None:
+    found, _, err = run(*args)
+    assert found == code
     assert said in err
 
 

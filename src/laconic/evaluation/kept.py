@@ -1,7 +1,8 @@
 """What an evaluation keeps on disk: a line for each row, written as they come, and committed as a folder."""
 
+import io
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,38 @@ from laconic.core.errors import Busy
 
 REMOVE = "remove it, or give your file of questions another name"
 ROWS, KEY, RESULT = "answers.jsonl", "key.json", "result.json"
+
+
+def lines(
+    folder: Path | None,
+    mark: str,
+    count: int,
+    make: Callable[[range], Sequence[str]],
+    *,
+    batch: int,
+    result: Callable[[Sequence[str]], Mapping[str, Any]] | None = None,
+    texts: Mapping[str, str] | None = None,
+    show: Callable[[str, int, int], None] | None = None,
+) -> list[str]:
+    """The lines of `count` rows, `batch` of them made at once; with a folder they are kept, and gone on with.
+
+    `result` are the figures that lie beside them. Raises `Busy` (73) for a folder of another `mark`.
+    """
+    if folder is not None and (there := committed(folder, mark)):
+        return there
+    part = None if folder is None else part_of(folder)
+    found = [] if part is None else begun(part, mark)
+    with (part / ROWS).open("a", encoding="utf-8") if part else io.StringIO() as file:
+        while len(found) < count:
+            made = make(range(len(found), min(len(found) + batch, count)))
+            file.writelines(made)
+            file.flush()
+            found += made
+            if show:
+                show("", len(found), count)
+    if folder is not None:
+        commit(folder, found, result(found) if result else {}, texts or {})
+    return found
 
 
 def part_of(folder: Path) -> Path:

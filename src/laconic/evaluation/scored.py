@@ -3,7 +3,6 @@
 Symbols: B documents, C columns of context, T of a tail, n segments of a context, D width. Nats are natural logarithms.
 """
 
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -236,20 +235,12 @@ def evaluate(
     on with. `result` are the figures that lie beside them. Raises `Busy` (73) for a folder of another key.
     """
     mark = canonical({**(key or {}), "data": source.fingerprint, "ways": ",".join(way.name for way in ways)})
-    if folder is not None and (lines := kept.committed(folder, mark)):
-        return [row_of(line) for line in lines]
-    part = None if folder is None else kept.part_of(folder)
-    lines = [] if part is None else kept.begun(part, mark)
-    with (part / kept.ROWS).open("a", encoding="utf-8") if part else io.StringIO() as file:
-        while len(lines) < len(source):
-            places = range(len(lines), min(len(lines) + batch, len(source)))
-            made = [row.line() for row in rows_of(parted(source.batch(places, 0, 0)).to(device), ways)]
-            file.writelines(made)
-            file.flush()
-            lines += made
-            if show:
-                show("", len(lines), len(source))
-    rows = [row_of(line) for line in lines]
-    if folder is not None:
-        kept.commit(folder, lines, result(rows) if result else {}, texts or {})
-    return rows
+
+    def made(places: range) -> list[str]:
+        return [row.line() for row in rows_of(parted(source.batch(places, 0, 0)).to(device), ways)]
+
+    def figures(lines: Sequence[str]) -> Mapping[str, Any]:
+        return result([row_of(line) for line in lines]) if result else {}
+
+    found = kept.lines(folder, mark, len(source), made, batch=batch, result=figures, texts=texts, show=show)
+    return [row_of(line) for line in found]

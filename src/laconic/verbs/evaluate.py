@@ -31,7 +31,7 @@ class Evaluate:
     on: str = "test"
     """sets, with commas between: names of laconic data list, names on the hub, files; NAME:SPLIT takes another split;
     test and valid are the recipe's own. Of runs that read documents: test, valid, and excerpt, whose tails are copied
-    from what stands before them"""
+    from what stands before them; files of context, question, answer, or of text, label"""
     protocol: Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None = None
     """how answers are asked for and judged; by default the one of the recipe's format"""
     tol: str | None = None
@@ -52,6 +52,8 @@ class Evaluate:
     """questions asked at once, by each rank"""
     latency: int = 0
     """time so many questions asked alone and greedily, and batches of 64, after others of the set that do not count"""
+    query_aware: bool = False
+    """of runs that read documents, on files of questions: the question stands before its context when that is read"""
     device: str | None = None
     """cpu, cuda, cuda:1, …; by default the first GPU, else the CPU"""
     format: Literal["human", "json"] = "human"
@@ -70,6 +72,8 @@ class Evaluate:
         device = placed(self.device)
         if readers(tuple(map(utf8, self.runs))):
             return self.read(device)
+        if self.query_aware:
+            raise Usage("--query-aware: of runs that read documents; these answer questions, leave it out")
         with heard() as stop, joined(None, device) as ranks:
             found = gathered(
                 Asking(
@@ -106,8 +110,9 @@ class Evaluate:
         if given := next((flag for flag, value in zip(flags, asked, strict=True) if value), None):
             raise Usage(f"--{given}: of runs that answer questions; these read documents, leave it out")
         with heard() as stop:
-            how = reading.Asking(tuple(map(utf8, self.runs)), words(utf8(self.on)), self.rows, self.step, device, stop)
-            reading.told(reading.gathered(how), self.format == "json")
+            runs, sets = tuple(map(utf8, self.runs)), words(utf8(self.on))
+            how = reading.Asking(runs, sets, self.rows, self.step, self.query_aware, device, stop)
+            reading.told(reading.gathered(how), reading.told_of(how), self.format == "json")
         return 0
 
     def check(self) -> None:

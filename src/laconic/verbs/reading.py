@@ -14,14 +14,13 @@ from laconic.core.errors import BadInput, Preempted, Usage, on_disk
 from laconic.evaluation import kept, reading, scored
 from laconic.evaluation.reading import Line
 from laconic.recipe import asking
-from laconic.recipe.measuring import EXCERPT, Set, sets
+from laconic.recipe.measuring import Set, sets
 from laconic.recipe.opened import RECIPE, Opened, opened
 from laconic.recipe.read import read
 from laconic.recipe.schema import READERS, Recipe
 from laconic.training.signals import Interrupted, Stop
+from laconic.verbs import telling
 from laconic.verbs.arguments import names, run_name
-
-OWN = ("test", "valid", EXCERPT)
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,17 @@ class Asking:
     sets: Sequence[str]
     rows: int | None
     step: str
+    aware: bool
     device: torch.device
     stop: Stop
+
+    def opened(self, folder: Path) -> Opened:
+        """A run at the step asked for, with a place for what is kept."""
+        with note(f"loading {folder}"):
+            run = opened(folder, self.device, asking.step_of(folder, self.step))
+        with on_disk(folder / asking.FOLDER):
+            (folder / asking.FOLDER).mkdir(exist_ok=True)
+        return run
 
 
 def readers(runs: Sequence[str]) -> bool:
@@ -49,26 +57,31 @@ def readers(runs: Sequence[str]) -> bool:
 def gathered(how: Asking) -> list[Line]:
     """Every run on every set. Raises `Usage` (2) for a set that is none of documents."""
     for name in how.sets:
-        if name not in OWN:
-            raise Usage(f"--on {name}: of runs that read documents the sets are {', '.join(OWN)}")
+        if name not in telling.OWN and not telling.is_file(name):
+            raise Usage(
+                f"--on {name}: of runs that read documents the sets are {', '.join(telling.OWN)}, and files of rows"
+            )
     titles = names(how.runs)
     found = [line for path, title in zip(how.runs, titles, strict=True) for line in lines_of(how, path, title)]
     order = list(dict.fromkeys(line.set for line in found))
     return sorted(found, key=lambda line: order.index(line.set))
 
 
+def told_of(how: Asking) -> list[dict[str, Any]]:
+    """What every run says to the files among the sets."""
+    files = [name for name in how.sets if telling.is_file(name)]
+    paths = dict(zip(how.runs, names(how.runs), strict=True)) if files else {}
+    return [*telling.findings(paths, files, how.rows, how.aware, how.stop, how.opened)]
+
+
 def lines_of(how: Asking, path: str, title: str) -> list[Line]:
     """A run, or the runs of several seeds, on every set."""
     rows, seeds, about = dict[str, list[Any]](), list[int](), dict[str, Any]()
     for folder in asking.seeds(path):
-        with note(f"loading {folder}"):
-            run = opened(folder, how.device, asking.step_of(folder, how.step))
+        run = how.opened(folder)
         seeds.append(run.recipe.seed)
         about = described(run.recipe)
-        place = folder / asking.FOLDER
-        with on_disk(place):
-            place.mkdir(exist_ok=True)
-        with lock.held(place):
+        with lock.held(folder / asking.FOLDER):
             for each, found in measured(how, run, run_name(title, path, folder)):
                 rows.setdefault(each.name, []).append(found)
     return [Line(name, title, tuple(seeds), found, about) for name, found in rows.items()]
@@ -76,7 +89,7 @@ def lines_of(how: Asking, path: str, title: str) -> list[Line]:
 
 def measured(how: Asking, run: Opened, name: str) -> Iterator[tuple[Set, list[scored.Row]]]:
     """One run on every set, in every way; what is kept already is read."""
-    for asked in dict.fromkeys(how.sets):
+    for asked in (name for name in how.sets if name in telling.OWN):
         for each in sets(run, asked, how.rows):
             folder = run.folder / asking.FOLDER / folder_name(each.name, run.step, how.rows)
             with progress(f"{name} {each.name}") as show:
@@ -121,14 +134,17 @@ def described(recipe: Recipe) -> dict[str, Any]:
                            "price": halting.price}  # fmt: skip
 
 
-def told(lines: Sequence[Line], as_json: bool) -> None:
+def told(lines: Sequence[Line], files: Sequence[dict[str, Any]], as_json: bool) -> None:
     """The figures on standard output."""
     if as_json:
-        made = {"schema": 1, "lines": [reading.plain_line(line) for line in lines]}
+        made = {"schema": 1, "lines": [reading.plain_line(line) for line in lines], "files": files}
         print(json.dumps(made, ensure_ascii=False, allow_nan=False))
         return
     from rich.console import Console
 
+    print("\n".join(text for each in files for text in telling.said(each)), end="\n" if files else "")
+    if not lines:
+        return
     wide = Console(highlight=False)
     (wide if wide.is_terminal else Console(highlight=False, width=240)).print(reading.shown(lines))
     print(reading.footnotes(lines))
