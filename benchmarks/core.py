@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks import cache, decoding, generating, loading, memories, start, thinking, training
+from benchmarks import cache, decoding, generating, loading, memories, reading, start, thinking, training
 from benchmarks.measure import FULL, QUICK, REPO, Scale, Table, load, machine
 
 PAGE = REPO / "docs" / "benchmarks.md"
@@ -37,6 +37,7 @@ SECTIONS: dict[str, Callable[[Scale], Table]] = {
     "memories": memories.memories,
     "streams": memories.streams,
     "titans": memories.titans,
+    "reading": reading.reading,
 }
 INTRODUCTION = """# Benchmarks of core
 
