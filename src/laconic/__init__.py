@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from laconic.data.tokens import load_tokenizer
     from laconic.methods.cms_layer import CMS
     from laconic.methods.dgd_optimizer import DGD
+    from laconic.methods.hope_config import HopeConfig
+    from laconic.methods.hope_model import Hope, HopeAttention
     from laconic.methods.m3_optimizer import M3
     from laconic.methods.titans_layer import Titans
     from laconic.recipe.reader import load
@@ -30,6 +32,9 @@ __all__ = [
     "load",
     "CMS",
     "DGD",
+    "Hope",
+    "HopeAttention",
+    "HopeConfig",
     "M3",
     "Titans",
     "__version__",
@@ -47,6 +52,9 @@ _HOMES = {
     "Memory": "laconic.core.memory",
     "CMS": "laconic.methods.cms_layer",
     "DGD": "laconic.methods.dgd_optimizer",
+    "Hope": "laconic.methods.hope_model",
+    "HopeAttention": "laconic.methods.hope_model",
+    "HopeConfig": "laconic.methods.hope_config",
     "M3": "laconic.methods.m3_optimizer",
     "Titans": "laconic.methods.titans_layer",
 }

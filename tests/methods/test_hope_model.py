@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from laconic.core import state as values
 from laconic.core.decoder import Decoder
 from laconic.core.errors import BadInput, Damaged, Usage
+from laconic.core.sampling import Sampling
 from laconic.core.state import State
 from laconic.methods import cms_shape, hope_shape
 from laconic.methods.changes import dense
@@ -308,3 +309,23 @@ def test_it_is_called_as_a_decoder_is() -> None:
         HopeConfig(fresh("llama").config, ((2,),), cms_shape.Options())
     with pytest.raises(Usage, match="hope: grow keeps the donor's MLP first, and slow_first would run another before"):
         HopeAttention.stack(fresh("llama"), (2, 4), "grow", cms=cms_shape.Options(order="slow_first"))
+
+
+def test_what_is_written_is_read() -> None:
+    """Prompts of two lengths together are each alone; the state is that of reading prompt and answer."""
+    for model in models("task"):
+        ids, live = ids_of(2, 6), torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]]).bool()
+        both = model.generate(ids, live=live, max_tokens=4, learn_answer=True)
+        for row in range(2):
+            own = ids[row : row + 1, live[row]]
+            alone = model.generate(own, max_tokens=4, learn_answer=True)
+            assert both.ids[row] == alone.ids[0]
+            assert both.passes[row] == (1, 0, 0, len(alone.ids[0]))
+            _, after = read(model, torch.cat([own, torch.tensor(alone.ids)], 1))
+            near(changes(alone.state), changes(after))
+            near(changes(values.take(both.state, [row])), changes(after))
+        drawn = model.generate(ids, max_tokens=3, sampling=Sampling(temperature=1.0), seeds=[1, 2])
+        again = model.generate(ids, max_tokens=3, sampling=Sampling(temperature=1.0), seeds=[1, 2])
+        assert drawn.ids == again.ids
+        with pytest.raises(Usage, match="hope: max_tokens 0, chunk 512; both are at least 1"):
+            model.generate(ids, max_tokens=0)

@@ -19,6 +19,7 @@ from laconic.core.block import Block, plant
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder, Seen
 from laconic.core.errors import BadInput, Usage
+from laconic.core.sampling import Sampling
 from laconic.core.state import Layer, State
 from laconic.methods import cms_layer, cms_reading, cms_shape, hope_layer
 from laconic.methods.cms import Place, Placed, stack
@@ -26,8 +27,9 @@ from laconic.methods.cms_layer import CMS
 from laconic.methods.cms_levels import Way
 from laconic.methods.fast_weights import Gradient
 from laconic.methods.hope_config import HopeConfig
+from laconic.methods.hope_generate import Written, generate
 from laconic.methods.hope_layer import SelfTitans
-from laconic.methods.hope_reading import Found, read
+from laconic.methods.hope_reading import kept, read
 from laconic.methods.hope_task import interrupted, learn_along, unopened
 
 KIND = "hope"
@@ -131,8 +133,8 @@ class Hope(Decoder):
         horizon: int | None = None,
     ) -> Seen:
         """Reads ids, each the target of the one before it."""
-        how: dict[str, Any] = {"live": live, "learn": learn, "gradient": gradient, "horizon": horizon}
-        return self(self.embed(ids), state, ids=ids, **how)
+        x = self.embed(ids)
+        return self(x, state, ids=ids, live=live, learn=learn, gradient=gradient, horizon=horizon)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -174,6 +176,25 @@ class Hope(Decoder):
         opened = unopened(found.layers, words) if self.learns_task else None
         after = State(found.layers, state.position + added, opened)
         return Seen(hidden, cast(Any, after), kept(want, vectors, found, hidden))
+
+    def generate(
+        self,
+        ids: Int[Tensor, "B T"],
+        state: State | None = None,
+        *,
+        max_tokens: int,
+        live: Bool[Tensor, "B T"] | None = None,
+        learn: bool = True,
+        learn_answer: bool = False,
+        sampling: Sampling | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> Written:
+        """Continues ids on a state, as `methods.hope_generate.generate` says."""
+        how = sampling or Sampling()
+        return generate(
+            self, ids, state, max_tokens=max_tokens, live=live, learn=learn, learn_answer=learn_answer, sampling=how,
+            seeds=seeds,
+        )  # fmt: skip
 
     def accept(self, state: State, B: int) -> None:
         """Raises `Usage` (2) for a state of another model or of other rows."""
@@ -272,15 +293,3 @@ def donated(shape: HopeConfig, n: int, one: Placed, decoder: Decoder) -> dict[st
                 found[f"levels.{l}.{map}.{which}"] = p if donor == n else p.detach().clone()
     at = f"{decoder.names.blocks}.{n}.mlp."
     return {at + name: nn.Parameter(w) if not isinstance(w, nn.Parameter) else w for name, w in found.items()}
-
-
-def kept(want: tuple[str, ...], vectors: Tensor, found: Found, hidden: Tensor) -> dict[str, Tensor]:
-    """The stages asked for. Raises `Usage` (2) for one that is not kept here."""
-    have = {"embed": vectors, "final_norm": hidden, f"hidden.{len(found.between)}": hidden}
-    have |= {f"hidden.{n}": x for n, x in enumerate(found.between)}
-    odd = next((name for name in want if name not in have), None)
-    if odd is not None:
-        raise Usage(
-            f"hope: stage {odd} is not kept; there are embed, hidden.0 to hidden.{len(found.between)}, final_norm"
-        )
-    return {name: have[name] for name in want}

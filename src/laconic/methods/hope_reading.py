@@ -18,6 +18,7 @@ from laconic.core import places
 from laconic.core.block import Block, Frame
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder
+from laconic.core.errors import Usage
 from laconic.core.state import Layer
 from laconic.methods import cms_reading, hope_layer
 from laconic.methods.cms_layer import CMS
@@ -152,3 +153,15 @@ def read(
         vectors = model.placed(vectors, positions)
     found = through(blocks, vectors, layers, how)
     return model.final_norm(found.x), found
+
+
+def kept(want: tuple[str, ...], vectors: Tensor, found: Found, hidden: Tensor) -> dict[str, Tensor]:
+    """The stages asked for. Raises `Usage` (2) for one that is not kept here."""
+    have = {"embed": vectors, "final_norm": hidden, f"hidden.{len(found.between)}": hidden}
+    have |= {f"hidden.{n}": x for n, x in enumerate(found.between)}
+    odd = next((name for name in want if name not in have), None)
+    if odd is not None:
+        raise Usage(
+            f"hope: stage {odd} is not kept; there are embed, hidden.0 to hidden.{len(found.between)}, final_norm"
+        )
+    return {name: have[name] for name in want}
