@@ -22,7 +22,7 @@ def words(text: str) -> list[str]:
     return [word for word in plain.split() if word not in ("a", "an", "the")]
 
 
-def exact(said: str, answers: Sequence[str]) -> float:
+def matching(said: str, answers: Sequence[str]) -> float:
     """1 where the words are those of one of the answers."""
     return float(any(words(said) == words(answer) for answer in answers))
 
@@ -43,7 +43,7 @@ def contained(said: str, answers: Sequence[str]) -> float:
     return sum(answer.lower() in said.lower() for answer in answers) / len(answers)
 
 
-SCORES = {"exact match": exact, "F1": f1, "answers contained": contained}
+SCORES = {"match": matching, "F1": f1, "answers contained": contained}
 
 
 def answers(lines: Sequence[str]) -> dict[str, dict[str, tuple[Estimate, float]]]:
