@@ -4,28 +4,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from laconic.core.errors import BadInput
-from laconic.data.lines import Fault, decoded, place, record
+from laconic.data.lines import Fault, place
 from laconic.data.problems import excerpt
+from laconic.data.records import lined
 
 ACCEPTED = 'a row is {"text": "…"}, and may have an "id"'
 
 
 def texts_of_lines(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
     """The name of each row, its id or file and line, and its text. Raises `BadInput` at the first fault."""
-    notes: Counter[str] = Counter()
-    blank = 0
-    for number, line in enumerate(lines, 1):
+    for number, text, row in lined(lines, Counter()):
         try:
-            text = decoded(line, first=number == 1, notes=notes)
-            if not text.strip():
-                blank = blank or number
-                continue
-            if blank:
-                number = blank
-                raise Fault(1, "blank lines", "a blank line between rows; delete it, one row stands on each line")
-            row = record(text)
-            name = row.get("id", f"{file}:{number}")
-            yield str(name), text_of(row, text)
+            if isinstance(text, Fault):
+                raise text
+            yield str(row.get("id", f"{file}:{number}")), text_of(row, text)
         except Fault as fault:
             raise BadInput(f"{file}:{number}:{fault.column}: {fault.text}") from None
 
