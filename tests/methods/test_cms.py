@@ -63,7 +63,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(options(), st.integers(2, 11), st.lists(st.integers(1, 10), max_size=3))
 def test_pieces_are_the_whole(given_options: dict[str, Any], T: int, cuts: list[int]) -> None:
     """In values, in the state and in the gradient of every weight, wherever a stream is cut."""
