@@ -184,7 +184,8 @@ def test_what_is_not_finite_is_named_with_row_and_token() -> None:
     bad[2, 0, 1, 1] = torch.nan
     held = Layer(memory={"memory": Matrix(bad, m.first, None, m.count)})
     with pytest.raises(
-        NonFinite, match=r"state: memory\.memory.now is not finite in row 2 at or before token 7; lower"
+        NonFinite,
+        match=r"memory\.memory.now is not finite in row 2 at or before token 7; lower the step, or keep the guard on",
     ):
         state.check_finite(held)
 

@@ -80,6 +80,6 @@ def test_the_page_says_what_the_figures_say() -> None:
         "stop, compressed its own 2.00 2.2750 2.2500 -0.0250 ± 0.0076 below the line",
     ):  # fmt: skip
         assert asked in plain, asked
-    assert text.count("<svg") == 3
+    assert text.count("<svg") == 4
     assert not re.search(r"(?:src|href)=.?(?:https?:)?//", text)
     assert "-0.0000" not in plain

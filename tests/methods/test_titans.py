@@ -11,6 +11,7 @@ from laconic.core import state as values
 from laconic.core.errors import Usage
 from laconic.core.state import Layer
 from laconic.methods import titans, titans_layer
+from laconic.methods.chunked import accept
 from laconic.methods.delta import Gates
 from laconic.methods.packing import packed
 from laconic.methods.titans_layer import Titans, begun, finished, gated, start
@@ -226,9 +227,13 @@ def test_the_state_is_of_one_size_for_any_length() -> None:
     ("chunk", "options", "says"),
     [
         (0, {}, "titans: chunk 0 was asked for; a chunk has at least 1 token"),
-        (4, {"reset_every": 6}, "titans: reset_every 6 is no multiple of the chunk, 4"),
+        (4, {"reset_every": 6}, "titans: reset_every 6 is no multiple of the chunk, 4; memories change at its ends"),
         (4, {"global_chunk": 2}, "titans: global_chunk 2 is no multiple of the chunk, 4"),
-        (4, {"step_max": 1.5, "factor": 2}, "titans: step_max 1.5 times factor 2 is beyond 2"),
+        (
+            4,
+            {"step_max": 1.5, "factor": 2},
+            "factor 2 is beyond 2, where one write overshoots further than it was off; lower it",
+        ),
         (4, {"keep_half_life": torch.inf}, "a half-life is a number of tokens, above 0 and finite"),
         (4, {"step_start": 1.0}, "step_start 1.0: between 0 and 1 of its largest value, both left out"),
     ],
@@ -247,8 +252,10 @@ def test_calls_that_do_not_fit_are_refused() -> None:
         (noise(0, 2, 3, 5), {}, r"titans: vectors are \[2, 3, 5\]; give one or more of width 6, \[B, T, D\]"),
         (noise(0, 2, 0, D), {}, r"titans: vectors are \[2, 0, 6\]; give one or more of width 6"),
         (noise(0, 3, 2, D), {"state": state}, "titans: 3 rows of vectors, the state has 2; take or join its rows"),
-        (noise(0, 2, 3, D), {"gradient": "truncated"}, "titans: gradient 'truncated', horizon None; truncated has one"),
+        (noise(0, 2, 3, D), {"gradient": "truncated"}, "horizon None; truncated has one of 1 or more, others none"),
         (noise(0, 2, 3, D), {"horizon": 3}, "titans: gradient 'full', horizon 3"),
     ):
         with pytest.raises(Usage, match=says):
             memory(x, **more)
+    with pytest.raises(Usage, match=r"titans: live is \[2, 2\], the vectors are \[2, 3, 6\]; give one of \[B, T\]"):
+        accept("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 2).bool(), "full", None)

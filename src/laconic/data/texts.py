@@ -14,12 +14,14 @@ ACCEPTED = 'a row is {"text": "…"}, and may have an "id"'
 def texts_of_lines(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
     """The name of each row, its id or file and line, and its text. Raises `BadInput` at the first fault."""
     for number, text, row in lined(lines, Counter()):
+        fault = text if isinstance(text, Fault) else None
         try:
-            if isinstance(text, Fault):
-                raise text
-            yield str(row.get("id", f"{file}:{number}")), text_of(row, text)
-        except Fault as fault:
-            raise BadInput(f"{file}:{number}:{fault.column}: {fault.text}") from None
+            found = "" if isinstance(text, Fault) else text_of(row, text)
+        except Fault as wrong:
+            fault, found = wrong, ""
+        if fault is not None:
+            raise BadInput(f"{file}:{number}:{fault.column}: {fault.text}")
+        yield str(row.get("id", f"{file}:{number}")), found
 
 
 def text_of(row: dict[str, object], line: str) -> str:

@@ -236,7 +236,7 @@ def check_segments(recipe: Recipe, limit: int, config: DecoderConfig) -> None:
         )
     if how is None or recipe.method != "autocompressor":
         return
-    lead = int(how.bos != "none")  # absent, it may become a sink
+    lead = int(how.bos in ("sink", "first"))
     if recipe.data.kind == "recall":
         lengths, n = (task.length, 2 * task.queries), task.segments + 1
     else:
