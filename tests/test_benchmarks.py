@@ -20,7 +20,21 @@ def threads() -> Iterator[None]:
 
 
 # over five seconds each, even at a tiny size
-LONG = ("answering", "want", "mask", "cache", "loading", "parity", "training", "start", "decoding", "prefill")
+LONG = (
+    "answering",
+    "want",
+    "mask",
+    "cache",
+    "loading",
+    "parity",
+    "training",
+    "start",
+    "decoding",
+    "prefill",
+    "reading",
+    "memories",
+    "streams",
+)
 
 
 @pytest.mark.parametrize(

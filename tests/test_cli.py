@@ -120,7 +120,7 @@ def test_export_merges_an_adapter(run, tmp_path):
         (("gen",), 2, "laconic: Unrecognized options: gen; see laconic --help"),
         (("generate", "x", "y", "--max-tokens", "q"), 2, "Error parsing --max-tokens"),
         (("generate",), 2, "laconic: Missing from laconic generate: MODEL"),
-        ((), 2, "laconic: Expected one of {demo, train, compress, generate, evaluate, inspect, report, export, data, verify}"),
+        ((), 2, "Expected one of {demo, train, compress, generate, evaluate, inspect, report, export, data, verify}"),
         (("verify", "parity", "tiny:phi"), 66, "tiny:phi: known are"),
         (("verify", "parity", "tiny:llama", "--inputs", "I99"), 2, "--inputs I99: known are"),
         (("generate", "x"), 2, "laconic: no prompt given; laconic generate MODEL PROMPT"),

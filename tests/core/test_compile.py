@@ -23,6 +23,7 @@ def compiled(*jobs: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_prefill_first_and_further_steps_are_three_graphs() -> None:
     """Other rows and lengths need no new one."""
     found = compiled("steps,llama")["steps,llama"]

@@ -17,7 +17,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ): "a list of faults, each of which tests/recipe/test_read.py quotes",
     (
         "src/laconic/data/texts.py",
-        "raise BadInput(f'{file}:{number}:{fault.column}: {fault.text}') from None",
+        "raise BadInput(f'{file}:{number}:{fault.column}: {fault.text}')",
     ): "a fault, each of which tests/data/test_texts.py quotes",
     ("src/laconic/verify/traces.py", "raise made"): "hands on what a thread raised",
     ("src/laconic/training/signals.py", "raise Interrupted"): "no error but a signal, caught by the loop",

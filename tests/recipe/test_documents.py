@@ -112,7 +112,7 @@ def test_documents_are_for_methods_that_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keys", [("reading.generator=self",), ("reading.memory=budgeted", "reading.budget=200")])
 def test_shards_need_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str, ...]) -> None:
-    with pytest.raises(Usage, match='train.parallel=fsdp: "fsdp": ranks would make unequal numbers of passes with '):
+    with pytest.raises(Usage, match=r'train\.parallel=fsdp: "fsdp": ranks would make unequal numbers of passes with '):
         recipe(tmp_path, "train.parallel=fsdp", *keys)
     recipe(tmp_path, "train.parallel=ddp", *keys)
     recipe(tmp_path, "train.parallel=fsdp")
