@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.contract import Documents, Method
+from laconic.core.contract import Documents, Method, followers
 from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.objective import counted
-from laconic.methods.units import followers
 from laconic.methods.windows import Course
 from tests import tolerances
 from tests.core.readings import all_same, same

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.contract import Documents
+from laconic.core.contract import Documents, followers
 from laconic.core.memory import Memory
 from laconic.methods import windows
 from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.halting import probabilities
 from laconic.methods.settings import Halting, Reading
 from laconic.methods.summaries import Summaries
-from laconic.methods.units import followers
 from tests import tolerances
 from tests.core.readings import fresh
 from tests.oracles.compare import distance

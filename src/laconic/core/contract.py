@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -97,7 +98,9 @@ class Documents:
     next window reads again. `first` is the number of the first segment within the document; with the place `index` of
     a row in its set it keys what is drawn for a segment. `handed` says how many of a window's segments are in the
     memory given to the next one, None for the last. `facts` are how many a document of the recall task holds. `totals`
-    as in `Reasoning`.
+    as in `Reasoning`. `labels` are what each token predicts where that is not its successor, -100 for nothing. `fresh`
+    are the rows that begin a document, of batches whose rows go on where the same rows of the last batch ended; None:
+    every row stands alone.
     """
 
     text: Int[Tensor, "B T"]
@@ -113,11 +116,18 @@ class Documents:
     handed: int | None = None
     windows: tuple[int, int] = (3, 1)
     facts: Int[Tensor, " B"] | None = None
+    labels: Int[Tensor, "B T"] | None = None
+    fresh: Bool[Tensor, " B"] | None = None
 
     @property
     def B(self) -> int:
         """Rows."""
         return self.text.shape[0]
+
+    @property
+    def targets(self) -> Int[Tensor, "B T"]:
+        """What each token predicts: its label, or the next live token if that one is scored; else -100."""
+        return followers(self.text, self.live, self.scored) if self.labels is None else self.labels
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -176,6 +186,17 @@ class Documents:
         """`function` of every tensor."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: function(t) for name, t in found.items() if isinstance(t, Tensor)})
+
+
+def followers(text: Int[Tensor, "B T"], live: Bool[Tensor, "B T"], scored: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """What each live token predicts: the next live token if that one is scored, across segments too."""
+    T = text.shape[1]
+    at = torch.arange(T, device=text.device).expand_as(text)
+    here = F.pad(at.masked_fill(~live, T), (0, 1), value=T)[:, 1:]
+    following = here.flip(1).cummin(1).values.flip(1)
+    there = following.clamp(max=T - 1)
+    told = live & (following < T) & scored.gather(1, there)
+    return text.gather(1, there).masked_fill(~told, UNSCORED)
 
 
 @runtime_checkable

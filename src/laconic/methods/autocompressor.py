@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from laconic.core.answering import quiet
-from laconic.core.contract import UNSCORED, Documents, Step
+from laconic.core.contract import UNSCORED, Documents, Step, followers
 from laconic.core.decoder import Decoder
 from laconic.core.errors import Usage
 from laconic.core.memory import Memory
@@ -32,7 +32,7 @@ from laconic.methods.segments import Prompt, positions_of, prompt
 from laconic.methods.settings import Halting, Reading
 from laconic.methods.stopping import Stopping
 from laconic.methods.summaries import NONE, Summaries
-from laconic.methods.units import Unit, followers
+from laconic.methods.units import Unit
 from laconic.methods.windows import Course, Phase
 
 SOFT = ("soft", "straight")

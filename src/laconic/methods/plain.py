@@ -8,7 +8,6 @@ from torch import nn
 from laconic.core.contract import Documents, Step
 from laconic.core.decoder import Decoder
 from laconic.methods.cot import nll, scored
-from laconic.methods.units import followers
 
 
 class Plain(nn.Module):
@@ -20,11 +19,11 @@ class Plain(nn.Module):
 
     def totals(self, batch: Documents) -> dict[str, float]:
         """Scored tokens of all windows."""
-        return {"scored": sum(scored(followers(p.text, p.live, p.scored)) for p in batch.pieces)}
+        return {"scored": sum(scored(p.targets) for p in batch.pieces)}
 
     def forward(self, batch: Documents, state: None = None) -> Step:
         """Nats per scored token of a window; there is no state."""
-        targets = followers(batch.text, batch.live, batch.scored)
+        targets = batch.targets
         total = (batch.totals or self.totals(batch))["scored"]
         hidden = self.decoder(self.decoder.embed(batch.text), live=batch.live).hidden
         said = nll(self.decoder.logits, hidden, targets, total=total)

@@ -35,17 +35,6 @@ class Nats(NamedTuple):
     right: Float[Tensor, " B"]
 
 
-def followers(text: Int[Tensor, "B T"], live: Bool[Tensor, "B T"], scored: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """What each live token predicts: the next live token if that one is scored, across segments too."""
-    T = text.shape[1]
-    at = torch.arange(T, device=text.device).expand_as(text)
-    here = F.pad(at.masked_fill(~live, T), (0, 1), value=T)[:, 1:]
-    following = here.flip(1).cummin(1).values.flip(1)
-    there = following.clamp(max=T - 1)
-    told = live & (following < T) & scored.gather(1, there)
-    return text.gather(1, there).masked_fill(~told, UNSCORED)
-
-
 def untriggered(targets: Int[Tensor, "B T"], live: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """Eq. CP1: targets of a segment whose last token the trigger replaces: that token is none and predicts none."""
     gone = last(live)

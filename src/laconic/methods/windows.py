@@ -26,7 +26,7 @@ from laconic.methods.halting import (
 )
 from laconic.methods.policies import Kept
 from laconic.methods.segments import Written
-from laconic.methods.units import Unit, followers, untriggered
+from laconic.methods.units import Unit, untriggered
 
 Phase = Literal["lengths", "both", "head"]
 
@@ -200,7 +200,7 @@ class Course:
 
 def window_targets(unit: Unit, batch: Documents) -> Int[Tensor, "B T"]:
     """What each token of a window predicts."""
-    targets = followers(batch.text, batch.live, batch.scored)
+    targets = batch.targets
     if unit.reading.trigger == "replace":
         segments = [untriggered(targets[:, s], batch.live[:, s]) for s in batch.segments]
         return torch.cat(segments, 1)

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from laconic.core.answering import quiet
-from laconic.core.contract import UNSCORED, Documents
+from laconic.core.contract import UNSCORED, Documents, followers
 from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.units import followers
 from laconic.recipe.models import Parts
 from laconic.recipe.rows import held_out
 from laconic.recipe.schema import Recipe
