@@ -129,8 +129,8 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     [
         ({"base": "c", "tokenizer": "t"}, {}, "has base b, asked was c; take what it was made with"),
         ({"base": "b", "tokenizer": "u"}, {}, "has tokenizer t, asked was u; take what it was made with"),
-        (ABOUT, {"count": 4}, "has settings {"),
-        (ABOUT, {"project": "none"}, "has settings {"),
+        (ABOUT, {"count": 4}, "has settings.count 3, asked was 4; take what"),
+        (ABOUT, {"project": "none"}, "has settings.project pccot, asked was none; take what"),
     ],
 )
 def test_thoughts_of_something_else(

@@ -164,7 +164,14 @@ def test_summaries_are_saved_and_belong_to_their_settings(tmp_path: Path) -> Non
     other = Summaries(decoder, reading, how, eos=2, seed=2).load(path, {"base": "b"})
     assert all(torch.equal(x, y) for x, y in zip(saved.state_dict().values(), other.state_dict().values(), strict=True))
     assert AutoCompressor(decoder, other, reading, how, steps=1).compress(TEXT).blocks == 1
-    with pytest.raises(Damaged, match=r"has settings .*, asked was .*; take what it was made with"):
-        Summaries(decoder, Reading(cap=2, length="stop", generator="self"), how, eos=2).load(path, {"base": "b"})
+    other_way = Reading(cap=2, length="stop", generator="self", adapter="none")
+    with pytest.raises(Damaged) as told:
+        Summaries(decoder, other_way, how, eos=2).load(path, {"base": "b"})
+    assert str(told.value) == (
+        f"{path} has settings.reading.cap 3, asked was 2; settings.reading.adapter null, asked was none; "
+        "take what it was made with"
+    )
+    with pytest.raises(Damaged, match=r"; settings\.halting a table, asked was null; take what it was made with"):
+        Summaries(decoder, Reading(cap=3, generator="self"), None, eos=2).load(path, {"base": "b"})
     with pytest.raises(Damaged, match="has base b, asked was c; take what it was made with"):
         other.load(path, {"base": "c"})

@@ -164,9 +164,9 @@ def open_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, A
 def fill(module: nn.Module, path: Path, kind: str, about: Mapping[str, object]) -> None:
     """A saved artifact into a module. Raises `Damaged` (76) where a setting of `about` or a tensor does not fit."""
     tensors, found = open_artifact(path, kind)
-    for name, asked in about.items():
-        if found.get(name) != asked:
-            raise Damaged(f"{path} has {name} {found.get(name)}, asked was {asked}; take what it was made with")
+    other = "; ".join(differing({name: found.get(name) for name in about}, about))
+    if other:
+        raise Damaged(f"{path} has {other}; take what it was made with")
     own = module.state_dict()
     odd = min(own.keys() ^ tensors.keys(), default=None) or next(
         (name for name, t in own.items() if t.shape != tensors[name].shape), None
@@ -174,6 +174,20 @@ def fill(module: nn.Module, path: Path, kind: str, about: Mapping[str, object]) 
     if odd:
         raise Damaged(f"{path}: {odd} is missing, unexpected or of another shape; take another copy")
     module.load_state_dict(tensors)
+
+
+def differing(theirs: object, ours: object, name: str = "") -> list[str]:
+    """Each dotted name under which two values of JSON differ, with both; a table beside none is not opened."""
+    leaf = f"{name} {_told(theirs)}, asked was {_told(ours)}"
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        one, other = cast(Mapping[str, object], theirs), cast(Mapping[str, object], ours)
+        keys = [(key, f"{name}.{key}".lstrip(".")) for key in dict.fromkeys([*other, *one])]
+        return [each for key, inner in keys for each in differing(one.get(key), other.get(key), inner)]
+    return [] if theirs == ours else [leaf]
+
+
+def _told(value: object) -> str:
+    return "a table" if isinstance(value, Mapping) else value if isinstance(value, str) else canonical(value)
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
