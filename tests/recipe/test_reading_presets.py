@@ -66,6 +66,16 @@ def test_a_recipe_is_its_run(name: str) -> None:
     )
 
 
+def test_the_small_one_has_the_formulas_of_the_large() -> None:
+    small, large = (flat(read(name)[0].model_dump(mode="json")) for name in ("read-recall-compat", "read-compat"))
+    formulas = {key for key in small if key.startswith(("reading.", "halting."))}
+    differ = {key for key in formulas if small[key] != large[key]}
+    assert differ == {"reading.cap", "reading.positions"}  # Llama has no table of positions
+    task = flat(read("read-recall")[0].model_dump(mode="json"))
+    others = {key for key in small if not key.startswith(("reading.", "halting."))}
+    assert {key for key in others if small[key] != task[key]} == set()
+
+
 def test_documents_are_those_that_are_given(tmp_path: Path) -> None:
     found, notes = read("ac-opt-2.7b-6k", ["data.name=someone/texts"])
     assert (found.data.path, found.data.name) == (None, ("someone/texts",))
