@@ -12,8 +12,9 @@ from typing import get_args
 import pytest
 
 from laconic.core.errors import BadInput, Usage
+from laconic.recipe.models import tokenizer_of
 from laconic.recipe.read import SHIPPED, read, written
-from laconic.recipe.schema import Recipe, fields, find, known_keys, said
+from laconic.recipe.schema import BUILT_IN, Recipe, fields, find, known_keys, said
 
 KAVA = """method = "kava"
 seed = 3
@@ -190,6 +191,19 @@ def test_paths_are_relative_to_the_file_or_to_the_working_folder(
     kava.write_text(KAVA.replace('family = "llama"', 'name = "here"').replace('tokenizer = "digits"', ""))
     assert read(kava)[0].model.name == str(tmp_path / "here")
     assert read(kava, ["model.name=org/model"])[0].model.name == "org/model"
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_tokenizer_that_comes_with_laconic_is_no_folder(
+    name: str, kava: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    kava.write_text(KAVA.replace('tokenizer = "digits"', f'tokenizer = "{name}"'))
+    assert read(kava)[0].model.tokenizer == name
+    assert read(kava, [f"model.tokenizer={name}"])[0].model.tokenizer == name
+    assert tokenizer_of(read(kava)[0].model).vocab_size > 0
+    assert read(kava, [f"model.tokenizer=./{name}"])[0].model.tokenizer == str(tmp_path / name)
 
 
 def test_one_word_changes_the_method_and_what_it_does_not_read_is_told(kava: Path) -> None:

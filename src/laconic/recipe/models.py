@@ -21,12 +21,12 @@ from laconic.methods.settings import Reading
 from laconic.methods.summaries import Summaries
 from laconic.recipe import adapters
 from laconic.recipe.rows import slots_before
-from laconic.recipe.schema import Adapter, Model, Recipe
+from laconic.recipe.schema import BUILT_IN, Adapter, Model, Recipe
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
-BUILT_IN = {"digits": digits_tokenizer, "recall": recall_tokenizer, "bytes": byte_tokenizer}  # tokenizers by name
+MADE = dict(zip(BUILT_IN, (digits_tokenizer, recall_tokenizer, byte_tokenizer), strict=True))
 
 
 @dataclass
@@ -52,8 +52,8 @@ class Parts:
 
 def tokenizer_of(model: Model) -> Tokenizer:
     """The tokenizer of a checkpoint or of a new decoder. Raises `BadInput` (66)."""
-    if model.tokenizer in BUILT_IN:
-        return BUILT_IN[model.tokenizer]()
+    if model.tokenizer in MADE:
+        return MADE[model.tokenizer]()
     named = model.tokenizer or model.name
     if named is None:
         raise BadInput("model.tokenizer: absent; name the folder that holds tokenizer.json")

@@ -16,7 +16,7 @@ from laconic.core.errors import BadInput, Usage
 from laconic.core.nearest import nearest
 from laconic.data.settings import is_file
 from laconic.recipe import lines
-from laconic.recipe.schema import PATHS, WHOLE, Recipe, find, known_keys, takes_text, wanted
+from laconic.recipe.schema import BUILT_IN, PATHS, WHOLE, Recipe, find, known_keys, takes_text, wanted
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
 ORIGINS = (("model.name", "model.start", "model.family"), ("data.path", "data.name"))  # of each one is given
@@ -168,7 +168,7 @@ def placed(key: str, value: Any, folder: Path) -> Any:
     """A value with the paths in it from a folder; what PATHS says may be a name stays one where no such path is."""
     if isinstance(value, list):
         return [placed(key, one, folder) for one in value]
-    if not isinstance(value, str):
+    if not isinstance(value, str) or (key == "model.tokenizer" and value in BUILT_IN):
         return value
     path = (folder / value).absolute()
     name = {

@@ -40,6 +40,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 }
 # Methods that read documents, and the kinds of data that are documents.
 READERS, DOCUMENTS = ("autocompressor", "plain"), ("text", "recall")
+BUILT_IN = ("digits", "recall", "bytes")  # tokenizers by name; a folder of such a name is written ./digits
 # Methods whose chain is what they are taught to write: it keeps its last step unless a recipe says otherwise.
 WHOLE = ("cot", "icot", "coconut")
 # Fields that hold paths; a "name" is one only where such a folder is there, "rows" where it ends as files of rows do or
@@ -71,7 +72,9 @@ class Model(Settings):
     family: Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt"] | None = Field(
         None, description="family of a new decoder, of the sizes below"
     )
-    tokenizer: str | None = Field(None, description='folder, hub name, "digits", "recall", "bytes"; absent: its own')
+    tokenizer: str | None = Field(
+        None, description='"digits", "recall", "bytes"; else a folder or hub name; absent: its own'
+    )
     seed: int | None = Field(None, ge=0, description="of a new decoder's weights; absent: the run's seed")
     hidden_size: Size = Field(64, description="D, numbers in a vector")
     num_hidden_layers: Size = Field(2, description="L, blocks")
