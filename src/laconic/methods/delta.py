@@ -102,7 +102,11 @@ def delta(
     if erase is not None:
         erase = erase if live is None else erase.masked_fill(~live[:, None], 0.0)
     from_momentum = (N, c.start) if L is not None and N is not None else None
-    erased = None if erase is None else erasures(S, k, write, erase, G, c, anchor, from_momentum)
+    erased = None
+    if erase is not None and L is None:
+        write = effective(S, k, write, erase, G, anchor)
+    elif erase is not None:
+        erased = erasures(S, k, write, erase, G, c, anchor, from_momentum)
     end = slice(-1, None)
     S_end = G.start[..., end, :] * S + (write * c.between[..., end, :].mT).mT @ k
     if erased is not None:
@@ -114,6 +118,25 @@ def delta(
     if L is not None and N is not None:
         N_end = L.start[..., end, :] * N + (write * L.between[..., end, :].mT).mT @ k
     return Moved(S_end, N_end, Y)
+
+
+def effective(
+    S: States, k: Tensor, write: Tensor, erase: PerToken, G: Products, anchor: Tensor | None
+) -> Float[Tensor, "B H T O"]:
+    """step_t u_t - e_t r_t of every token, where nothing has momentum: both are kept by the same gates.
+
+    (I + e K Kᵀ⊙G earlier) W = step U - e (anchor + what the start has at k).
+    """
+    e = erase[..., None]
+    r = earlier(G.start, 1.0) * (k @ S.mT)
+    r = r if anchor is None else r + anchor
+    return solved(e * (k @ k.mT) * earlier(G.between), write - e * r)
+
+
+def solved(A: Float[Tensor, "B H T T"], right: Float[Tensor, "B H T O"]) -> Float[Tensor, "B H T O"]:
+    """X of (I + A) X = right, A strictly below the diagonal."""
+    solve = cast(Solve, torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
+    return solve(A, right, upper=False, unitriangular=True)
 
 
 def erasures(
@@ -132,9 +155,7 @@ def erasures(
     if from_momentum is not None:
         r = r + earlier(from_momentum[1]) * (k @ from_momentum[0].mT)
     r = r if anchor is None else r + anchor
-    A = erase[..., None] * alike * earlier(G.between)
-    solve = cast(Solve, torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
-    return solve(A, erase[..., None] * r, upper=False, unitriangular=True)
+    return solved(erase[..., None] * alike * earlier(G.between), erase[..., None] * r)
 
 
 def answers(
