@@ -1,6 +1,7 @@
 """Learned lengths against the line through fixed ones: where it runs, and when something lies above it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,9 @@ def test_runs_of_one_length_make_a_line_if_they_read_the_same_documents() -> Non
     found = pareto.verdicts([stop, *runs])
     assert [v.line for v in found] == ["its own", "runs of fixed length"]
     assert found[1].fixed == pytest.approx(-(2.0 + 0.1 * 3.5))
+    pooled = [replace(run, run=f"pool-{run.run}", about={**run.about, "generator": "pool"}) for run in runs]
+    assert pareto.verdicts([stop, *pooled, *runs]) == found
+    assert [v.line for v in pareto.verdicts([stop, *pooled])] == ["its own"]
     other = [line(f"n{n}", [{"none": fixed(d)["none"], "compressed": fixed(d)[f"n = {n}"]} for d in range(1, N + 1)],
                   length="fixed") for n in (1, 4)]  # fmt: skip
     assert [v.line for v in pareto.verdicts([stop, *other[:1]])] == ["its own"]

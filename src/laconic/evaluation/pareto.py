@@ -20,12 +20,16 @@ PRICES = tuple(0.01 * 10 ** (i / 5) for i in range(18))  # of the best length of
 
 
 class Point(NamedTuple):
-    """A way of a run: x of each seed, quality [R, N]; `documents` are what it was measured on."""
+    """A way of a run: x of each seed, quality [R, N]; `documents` are what it was measured on.
+
+    `generator` is how the run's vectors arise.
+    """
 
     documents: tuple[tuple[str, int | None, tuple[int, ...]], ...]
     run: str
     way: str
     kind: str
+    generator: str | None
     seeds: tuple[int, ...]
     x: tuple[float, ...]
     scores: Scores
@@ -76,7 +80,8 @@ def points(line: Line) -> list[Point]:
         if kind is None:
             continue
         x = [before(rows, way) if kind == END else vectors(rows, way) or 0.0 for rows in line.rows]
-        found.append(Point(documents(line), line.run, way, kind, line.seeds, tuple(x), quality(line, way)))
+        made = line.about.get("generator")
+        found.append(Point(documents(line), line.run, way, kind, made, line.seeds, tuple(x), quality(line, way)))
     return found + oracle(line)
 
 
@@ -96,7 +101,7 @@ def oracle(line: Line) -> list[Point]:
     ways = [way for way in ways_of(line.rows) if way.startswith("n = ")]
     if len(ways) < 2:
         return []
-    found: dict[float, Point] = {}
+    found, made = dict[float, Point](), line.about.get("generator")
     for beta in PRICES:
         best = [[cheapest(row, ways, beta) for row in rows] for rows in line.rows]
         x = tuple(vectors_of(rows, chosen) for rows, chosen in zip(line.rows, best, strict=True))
@@ -104,7 +109,7 @@ def oracle(line: Line) -> list[Point]:
         scores = np.array([[every[way][r, d] for d, way in enumerate(chosen)] for r, chosen in enumerate(best)])
         found.setdefault(
             round(float(np.mean(x)), 2),
-            Point(documents(line), line.run, f"beta {beta:.2g}", ORACLE, line.seeds, x, scores),
+            Point(documents(line), line.run, f"beta {beta:.2g}", ORACLE, made, line.seeds, x, scores),
         )
     return sorted(found.values(), key=lambda point: point.at)
 
@@ -146,13 +151,13 @@ def error(apart: Scores) -> float:
 
 
 def verdicts(lines: Sequence[Line]) -> list[Verdict]:
-    """Each learned length against its own run's fixed lengths, and against runs that were trained with one."""
+    """Each learned length against its own run's fixed lengths, and against runs of its generator trained with one."""
     every = [point for line in lines for point in points(line)]
     trained = [p for p in every if p.kind == FIXED and p.way == "compressed"]
     found: list[Verdict] = []
     for point in (p for p in every if p.kind == LEARNED):
         own = [p for p in every if p.kind == FIXED and p.run == point.run]
-        others = [p for p in trained if p.documents == point.documents]
+        others = [p for p in trained if (p.documents, p.generator) == (point.documents, point.generator)]
         for name, fixed in (("its own", own), ("runs of fixed length", others)):
             on_line = [interpolated(fixed, x, seed) for seed, x in enumerate(point.x)]
             same = [scores for scores in on_line if scores is not None]
