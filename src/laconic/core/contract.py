@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.core.generate import Passes
+from laconic.core.learner import Learner as Learner
 
 UNSCORED = -100  # the target of a token whose successor nobody scores; what F.cross_entropy ignores
 
