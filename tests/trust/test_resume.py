@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,12 +18,14 @@ from laconic.core.cache import Cache
 from laconic.core.contract import Reasoning, Step
 from laconic.core.errors import Preempted
 from laconic.core.runs import RunFolder
+from laconic.core.state import Layer, Matrix, Opened, State
 from laconic.methods.coconut import Coconut
 from laconic.methods.codi import Codi
 from laconic.methods.cot import Cot, NoCot
 from laconic.methods.icot import Icot
 from laconic.methods.pccot import Pccot
 from laconic.methods.settings import Distilling, Removing, Staging
+from laconic.training import checkpoint
 from laconic.training.settings import Training
 from tests.core.readings import fresh
 from tests.methods import batches
@@ -161,9 +163,33 @@ class Carrying(Toy):
 
 def test_a_carried_state(tmp_path: Path) -> None:
     from_an_older_step(tmp_path, 5, how(carry=True, save_every=5, keep_every=5), Carrying)
-    trained(tmp_path / "without", how(), method=Carrying())
+    trained(tmp_path / "without", how(carry=True), method=Toy())
     assert lines(tmp_path / "without")[0] == lines(tmp_path / "never")[0]
     assert lines(tmp_path / "without")[1] != lines(tmp_path / "never")[1]
+
+
+class Learning(Toy):
+    """Fast weights, of which one lies in memory column by column and stands in two places, shift the next inputs."""
+
+    def forward(self, batch: Rows, state: State | None = None) -> Step:
+        if state is not None:
+            memory = cast(Matrix, state.layers[0].memory["memory"])
+            batch = replace(batch, x=batch.x + memory.now[0, 0] @ torch.linspace(-1, 1, 5))
+        step = super().forward(batch)
+        now = torch.linspace(0, 1, 30).reshape(1, 1, 5, 6).mT * step.loss.detach().sin()
+        count = torch.full((1,), batch.step)
+        own = Layer(memory={"memory": Matrix(now, now, None, count)}, tails={"x": now[:, 0]})
+        none = torch.zeros(1, 0, dtype=torch.long)
+        return step._replace(state=State((own, Layer()), count, Opened(none, count, (own, Layer()))))
+
+
+def test_carried_fast_weights(tmp_path: Path) -> None:
+    from_an_older_step(tmp_path, 5, how(carry=True, save_every=5, keep_every=5), Learning)
+    found = checkpoint.carried(RunFolder(tmp_path / "run").step(5))
+    assert {type(each) for each in found} == {State}, "one for each micro-batch"
+    assert {name.partition(".")[2] for name in found[0].tensors()} >= {"0.memory.memory.now", "0.tails.x"}
+    held = cast(Any, found[0]).layers[0].memory["memory"]
+    assert held.now is held.first
 
 
 class Grid:

@@ -101,25 +101,56 @@ class Opened:
 
 @dataclass(frozen=True)
 class State:
-    """A whole model's: layers, tokens read, and the open chunk where the inner loss is the task's."""
+    """A whole model's: layers, tokens read, and the open chunk where the inner loss is the task's (contract.State)."""
 
     layers: tuple[Layer, ...]
     position: Int[Tensor, " B"]
     open: Opened | None = None
 
+    def detach(self) -> "State":
+        """The same numbers, cut from the graph, each tensor in memory of its own, as one read from disk is."""
+        return mapped(self, own)
+
+    def to(self, device: torch.device | str) -> "State":
+        """Elsewhere; counts stay on the CPU."""
+        return to(self, device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor under its name on disk, one that stands in two places once."""
+        return once(self)
+
+
+def own(x: Tensor) -> Tensor:
+    """A copy cut from the graph, row after row."""
+    return x.detach().clone(memory_format=torch.contiguous_format)
+
 
 def mapped(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
-    """`function` of every tensor, in a tree of the same form."""
+    """`function` of every tensor, in a tree of the same form; what stands in two places does so again."""
+    return _mapped(tree, function, {})
+
+
+def _mapped(tree: Tree, function: Callable[[Tensor], Tensor], made: dict[int, Tensor]) -> Tree:
     node: Any = tree
     if isinstance(node, Tensor):
-        node = function(node)
+        if id(node) not in made:
+            made[id(node)] = function(node)
+        node = made[id(node)]
     elif is_dataclass(node) and not isinstance(node, type):
-        node = replace(node, **{f.name: mapped(getattr(node, f.name), function) for f in fields(node)})
+        node = replace(node, **{f.name: _mapped(getattr(node, f.name), function, made) for f in fields(node)})
     elif isinstance(node, Mapping):
-        node = {name: mapped(item, function) for name, item in cast(Mapping[str, Any], node).items()}
+        node = {name: _mapped(item, function, made) for name, item in cast(Mapping[str, Any], node).items()}
     elif isinstance(node, tuple):
-        node = tuple(mapped(item, function) for item in cast(tuple[Any, ...], node))
+        node = tuple(_mapped(item, function, made) for item in cast(tuple[Any, ...], node))
     return cast(Tree, node)
+
+
+def once(tree: object) -> dict[str, Tensor]:
+    """Every tensor by name, one that stands in two places under its first."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in named(tree):
+        found.setdefault(id(tensor), (name, tensor))
+    return dict(found.values())
 
 
 def named(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from laconic.core import artifact
 from laconic.core.cache import Cache
 from laconic.core.errors import Damaged
-from laconic.core.state import Continuum, Deep, Factors, Layer, Level, Matrix, Opened, State, named
+from laconic.core.state import Continuum, Deep, Factors, Layer, Level, Matrix, Opened, State, once
 
 SCHEMA = 1
 FORMS = {form.__name__: form for form in (Cache, Continuum, Deep, Factors, Layer, Level, Matrix, Opened, State)}
@@ -23,13 +23,15 @@ def save(state: object, path: str | Path, *, kind: str, model: str, tokens: int 
     `kind` is the memory's ("titans", "hope"), `model` the `fingerprint` of its slow tensors, `tokens` how many were
     read, `version` of the program. Raises `NonFinite` (65) for a state that is not finite.
     """
-    names: dict[int, str] = {}
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in named(state):
-        if names.setdefault(id(tensor), name) == name:
-            tensors[name] = tensor
+    tensors, shape = apart(state)
     about = {"schema": SCHEMA, "holds": kind, "model": model, "tokens": tokens, "version": version}
-    artifact.save_artifact(Path(path), tensors, "laconic.state", {**about, "shape": described(state, names)})
+    artifact.save_artifact(Path(path), tensors, "laconic.state", {**about, "shape": shape})
+
+
+def apart(state: object, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
+    """The tensors of a tree, each once and by name, and its form as JSON, of which `built` makes it again."""
+    tensors = {prefix + name: tensor for name, tensor in once(state).items()}
+    return tensors, described(state, {id(tensor): name for name, tensor in tensors.items()})
 
 
 def load(path: str | Path, *, kind: str, model: str, force: bool = False) -> Any:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core import artifact
-from laconic.core.cache import Cache
 from laconic.core.contract import State
 from laconic.core.errors import Damaged
 from laconic.core.manifest import Files
+from laconic.core.state_file import apart, built
 from laconic.core.strict import check_header, read_json
 from laconic.training import sharded
 from laconic.training.ranks import Ranks
@@ -112,8 +112,9 @@ def save(
         files.tensors("optimizer.safetensors", moments)
     files.json("optimizer.json", {"groups": held["param_groups"], "scaler": scaler.state_dict()})
     if states:
-        named = {f"{i}.{name}": t for i, state in enumerate(states) for name, t in state.tensors().items()}
-        files.tensors("state.safetensors", named)
+        parts = [apart(state, f"{i}.") for i, state in enumerate(states)]
+        files.tensors("state.safetensors", {name: t for tensors, _ in parts for name, t in tensors.items()})
+        files.json("state.json", {"states": [form for _, form in parts]})
     files.json(PROGRESS, asdict(progress))
 
 
@@ -141,8 +142,15 @@ def load(
         set_random_state(opened(random))
     progress = Progress(**read_json(folder / PROGRESS))
     progress.best = [(value, step) for value, step in progress.best]
-    path = folder / "state.safetensors"
-    return progress, [*_caches(opened(path))] if path.exists() else []
+    return progress, carried(folder)
+
+
+def carried(folder: Path) -> list[State]:
+    """The states that a step gave to the next, of each micro-batch one."""
+    if not (folder / "state.safetensors").exists():
+        return []
+    tensors, forms = opened(folder / "state.safetensors"), read_json(folder / "state.json")
+    return [built(form, tensors, set(tensors)) for form in forms["states"]]
 
 
 def moments_of(folder: Path, parameters: list[Tensor]) -> Tensors:
@@ -164,15 +172,6 @@ def moments_of(folder: Path, parameters: list[Tensor]) -> Tensors:
 def opened(path: Path) -> Tensors:
     """Every tensor of a file of ours, in memory of its own."""
     return {name: t.clone() for name, t in artifact.open_tensors(path, check_header(path).tensors).items()}
-
-
-def _caches(tensors: Tensors) -> list[Cache]:
-    caches: list[Cache] = []
-    while mine := {n.partition(".")[2]: t for n, t in tensors.items() if n.startswith(f"{len(caches)}.")}:
-        layers = range(sum(name.startswith("keys.") for name in mine))
-        keys, values = (tuple(mine[f"{kind}.{l}"] for l in layers) for kind in ("keys", "values"))
-        caches.append(Cache(keys, values, mine["positions"], mine["live"]))
-    return caches
 
 
 def random_state() -> Tensors:

@@ -30,10 +30,13 @@ class Place(NamedTuple):
 
 
 def place(how: Training, seed: int, step: int, n: int) -> Place:
-    """The rows of update `step`, a pure function; nothing but the step has to be remembered."""
+    """The rows of update `step`, a pure function; nothing but the step has to be remembered.
+
+    Where a state is carried they stand in order, so that each row goes on where it was in the update before.
+    """
     epoch, i = divmod(step, how.per_epoch(n))
     places = np.arange(i * how.batch, min((i + 1) * how.batch, n))
-    return Place(step, epoch, tuple(keyed.index(seed, epoch, places, n).tolist()))
+    return Place(step, epoch, tuple((places if how.carry else keyed.index(seed, epoch, places, n)).tolist()))
 
 
 @dataclass(frozen=True)
