@@ -105,7 +105,7 @@ def test_a_window_of_one_is_refused_at_its_line(tmp_path: Path) -> None:
 
 def test_documents_are_for_methods_that_read(tmp_path: Path) -> None:
     with pytest.raises(
-        Usage, match=r'data\.kind: "text" with method nocot: documents, of kind text or recall, are for '
+        Usage, match=r'data\.kind: "text" with method nocot: documents, of kind text or recall or mqar or languages, are for '
     ):
         recipe(tmp_path, "method=nocot")
 

@@ -2,11 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-Count = Annotated[int, Field(ge=1)]
+from laconic.data.task_settings import Count, Languages, Pairs, Settings
+
 Part = Literal["test", "valid", "train"]
 Format = Literal["pccot", "codi", "coconut", "icot", "digits"]
+GENERATED = ("recall", "mqar", "languages")  # documents made when they are asked for
 FILES = (".jsonl", ".json", ".parquet", ".txt")  # what ends so is a file of rows; all else that kind maths reads a name
 
 
@@ -16,12 +18,6 @@ def listed(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...] | None, BeforeValidator(listed, json_schema_input_type=str | tuple[str, ...] | None)]
-
-
-class Settings(BaseModel):
-    """Frozen, strict, no unknown key, no infinity."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Digits(Settings):
@@ -69,6 +65,9 @@ class Text(Settings):
         default=0.1,
         description="share of the documents kept for validation, and again for testing, where neither rows (by a field "
         "split) nor data.valid and data.test say which",
+    )
+    drift: Count | None = Field(
+        default=None, description="tokens after which the words of a document change places anew; absent: they stay"
     )
 
     @model_validator(mode="after")
@@ -148,7 +147,7 @@ def check_window(window: int) -> None:
 class Data(Settings):
     """Where rows come from, and what is made of one."""
 
-    kind: Literal["jsonl", "maths", "digits", "text", "recall"] = Field(
+    kind: Literal["jsonl", "maths", "digits", "text", "recall", "mqar", "languages"] = Field(
         default="jsonl",
         description="a file with one JSON object a line, sets known by name, or generated; "
         "of documents: text of a file or of the hub, or generated",
@@ -174,6 +173,8 @@ class Data(Settings):
     digits: Digits = Field(default=Digits(), description="digits: the task")
     text: Text = Field(default=Text(), description="text: documents and their segments")
     recall: Recall = Field(default=Recall(), description="recall: the task")
+    mqar: Pairs = Field(default=Pairs(), description="mqar: the task")
+    languages: Languages = Field(default=Languages(), description="languages: the task")
     format: Format = Field(default="pccot", description="pieces of a row and what joins them")
     chain: Literal["drop_last", "all"] = Field(
         default="drop_last", description="whether the last step is left out; by default not for cot, icot, coconut"
@@ -226,7 +227,7 @@ class Data(Settings):
 
     def _where(self) -> None:
         """The keys that say where rows come from go with the kind."""
-        files = {"digits": ("path",), "recall": ("path", "name", "valid", "test")}.get(self.kind, ())
+        files = {"digits": ("path",), **dict.fromkeys(GENERATED, ("path", "name", "valid", "test"))}.get(self.kind, ())
         given = next((key for key in files if getattr(self, key)), None)
         if given:
             raise ValueError(f'{given} {getattr(self, given)!r}: kind "{self.kind}" reads no file; leave the key out')

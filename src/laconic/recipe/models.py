@@ -13,6 +13,8 @@ from laconic.core.decoder import Decoder
 from laconic.core.errors import BadInput, Usage
 from laconic.core.families import NAMES, DecoderConfig
 from laconic.core.thoughts import Thoughts
+from laconic.data.languages import languages_tokenizer
+from laconic.data.mqar import mqar_tokenizer
 from laconic.data.recall import recall_tokenizer
 from laconic.data.synthetic import digits_tokenizer
 from laconic.data.tokens import Tokenizer, byte_tokenizer, load_tokenizer
@@ -26,7 +28,8 @@ from laconic.recipe.schema import BUILT_IN, Adapter, Model, Recipe
 if TYPE_CHECKING:
     from peft import PeftModel
 
-MADE = dict(zip(BUILT_IN, (digits_tokenizer, recall_tokenizer, byte_tokenizer), strict=True))
+TOKENIZERS = (digits_tokenizer, recall_tokenizer, byte_tokenizer, mqar_tokenizer, languages_tokenizer)
+MADE = dict(zip(BUILT_IN, TOKENIZERS, strict=True))
 
 
 @dataclass

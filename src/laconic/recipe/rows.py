@@ -1,12 +1,15 @@
 """The rows of a recipe: those trained on, and those held out, each with the text it was made of."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from laconic.core.contract import Example
 from laconic.core.errors import BadInput, Damaged
 from laconic.data import maths
+from laconic.data.drift import drifted
 from laconic.data.examples import Read, read_examples
+from laconic.data.languages import Strings, languages_tokenizer
+from laconic.data.mqar import Mqar, mqar_tokenizer
 from laconic.data.passages import Passages, tokenized
 from laconic.data.reasoning import Questions
 from laconic.data.recall import Recalls, recall_tokenizer
@@ -19,6 +22,7 @@ from laconic.methods.settings import Reading
 from laconic.recipe.schema import DOCUMENTS, Recipe
 
 Show = Callable[[str, int, int], None]
+PARTS = get_args(Part)
 HELD_OUT = 0  # seed of the order of generated problems held out: the same for every run
 
 
@@ -28,7 +32,7 @@ class Rows(NamedTuple):
     Documents are no questions: they have no examples, and nobody judges them.
     """
 
-    source: Questions | DigitsSource | Passages | Recalls
+    source: Questions | DigitsSource | Passages | Recalls | Mqar | Strings
     examples: Sequence[Example]
     protocol: Protocol | None
     notes: tuple[str, ...] = ()
@@ -58,18 +62,31 @@ def of_documents(
 ) -> Rows:
     """Documents: those trained on, or `count` rows of those held out, whose segments are not drawn."""
     data, train = recipe.data, part == "train"
-    if data.kind == "recall":
-        check_own(tokenizer, recall_tokenizer(), "recall documents")
-        made = Recalls(recipe.seed if train else HELD_OUT, data.recall, part, count)
-        return Rows(made, (), None)
+    if data.kind != "text":
+        return Rows(generated(data, tokenizer, recipe.seed if train else HELD_OUT, part, count), (), None)
     found, notes = documents(data, part)
     ids = tokenized(found, tokenizer, show)
+    if data.text.drift:
+        words, seed = tokenizer.inner.get_vocab_size(with_added_tokens=False), recipe.seed if train else HELD_OUT
+        ids = [drifted(each, data.text.drift, words, (seed, PARTS.index(part), d)) for d, each in enumerate(ids)]
     room = room_of(recipe, context)
     made = Passages(
         found, ids, data.text, recipe.seed, room, fixed=not train, count=count, least=recipe.train.batch if train else 1
     )
     said = f"{len(found):,} documents of {sum(map(len, ids)):,} tokens, {len(made):,} rows"
     return Rows(made, (), None, (*notes, said))
+
+
+def generated(data: Data, tokenizer: Tokenizer, seed: int, part: Part, count: int | None) -> Recalls | Mqar | Strings:
+    """Documents made by arithmetic, of a tokenizer of their own. Raises `Damaged` (76) for another."""
+    if data.kind == "mqar":
+        check_own(tokenizer, mqar_tokenizer(), "mqar documents")
+        return Mqar(seed, data.mqar, part, count)
+    if data.kind == "languages":
+        check_own(tokenizer, languages_tokenizer(), "strings")
+        return Strings(seed, data.languages, part, count)
+    check_own(tokenizer, recall_tokenizer(), "recall documents")
+    return Recalls(seed, data.recall, part, count)
 
 
 def room_of(recipe: Recipe, context: int) -> int:

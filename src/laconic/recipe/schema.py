@@ -39,8 +39,10 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "plain": (),
 }
 # Methods that read documents, and the kinds of data that are documents.
-READERS, DOCUMENTS = ("autocompressor", "plain"), ("text", "recall")
-BUILT_IN = ("digits", "recall", "bytes")  # tokenizers by name; a folder of such a name is written ./digits
+READERS, DOCUMENTS = ("autocompressor", "plain"), ("text", "recall", "mqar", "languages")
+SEGMENTED = ("text", "recall")  # of these, kinds whose documents have segments, which become vectors
+# Tokenizers by name; a folder of such a name is written ./digits.
+BUILT_IN = ("digits", "recall", "bytes", "mqar", "languages")
 # Methods whose chain is what they are taught to write: it keeps its last step unless a recipe says otherwise.
 WHOLE = ("cot", "icot", "coconut")
 # Fields that hold paths; a "name" is one only where such a folder is there, "rows" where it ends as files of rows do or
@@ -73,7 +75,7 @@ class Model(Settings):
         None, description="family of a new decoder, of the sizes below"
     )
     tokenizer: str | None = Field(
-        None, description='"digits", "recall", "bytes"; else a folder or hub name; absent: its own'
+        None, description='"digits", "recall", "bytes", "mqar", "languages"; else a folder or hub name; absent: its own'
     )
     seed: int | None = Field(None, ge=0, description="of a new decoder's weights; absent: the run's seed")
     hidden_size: Size = Field(64, description="D, numbers in a vector")
@@ -179,6 +181,11 @@ class Recipe(Settings):
             raise ValueError(
                 f'data.kind "{self.data.kind}" with method {self.method}: '
                 f"documents, of kind {' or '.join(DOCUMENTS)}, are for {', '.join(READERS)} and for no other"
+            )
+        if self.method == "autocompressor" and self.data.kind not in SEGMENTED:
+            raise ValueError(
+                f'data.kind "{self.data.kind}" with method autocompressor: its documents have no segments to make '
+                f"vectors of; take {' or '.join(SEGMENTED)}"
             )
         how = self.reading if self.method == "autocompressor" else None
         if how and self.train.parallel == "fsdp" and (how.generator == "self" or how.memory == "budgeted"):

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from laconic.core.contract import Documents
+from laconic.data.languages import Strings
+from laconic.data.mqar import Mqar
 from laconic.data.reasoning import grid
 from laconic.data.recall import Recalls
 from laconic.data.segmenting import Cuts
@@ -48,7 +50,7 @@ class Found(NamedTuple):
     """Rows: how many there are, batches of them, their lengths [n, 1], what is to be said, whether it is assumed."""
 
     rows: int
-    source: Stretches | Recalls
+    source: Stretches | Recalls | Mqar | Strings
     lengths: NDArray[np.int64]
     notes: tuple[str, ...]
     assumed: bool
@@ -57,8 +59,8 @@ class Found(NamedTuple):
 def stretches(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Found:
     """The rows of documents that a recipe is trained on. Raises `BadInput` (66) where they are bad or nobody knows."""
     data, steps = recipe.data, recipe.train.steps
-    if data.kind == "recall":
-        made = cast(Recalls, training(recipe, tokenizer, context).source)
+    if data.kind != "text":
+        made = cast(Recalls | Mqar | Strings, training(recipe, tokenizer, context).source)
         return Found(len(made), made, np.full((len(made), 1), made.longest), (), False)
     whole = data.text.tokens
     if steps is not None and (data.path is None or not Path(data.path).is_file()):

@@ -1,0 +1,136 @@
+"""Strings of formal languages; what each symbol predicts is the word for the set of symbols that may follow it.
+
+The six are those of Bhattamishra et al. (arXiv:2009.11264) that Irie et al. (arXiv:2310.16076) compare recurrent models
+on; (aa)* and (abab)* hold the empty string, a^n b^n and a^n b^n c^n begin with n = 1. Made when asked for.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+import numpy as np
+import tokenizers
+import torch
+from tokenizers import models, pre_tokenizers
+
+from laconic.core.contract import UNSCORED, Documents
+from laconic.core.keyed import uniform
+from laconic.core.strict import canonical
+from laconic.data.settings import Part
+from laconic.data.task_settings import PERIOD, Language, Languages
+from laconic.data.tokens import Tokenizer, built
+
+END = "."  # in the name of a set: the string may end here
+SETS = ("ab", "ab.", "a", "b", "c", "a.", ".", "([", "([.", "([)", "([]", "([)]")
+SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+WORDS = [*SPECIAL.values(), *"abc()[]", *(f"{{{each}}}" for each in SETS)]
+ID = {word: i for i, word in enumerate(WORDS)}
+PAIR = {"(": ")", "[": "]"}
+LENGTH, SYMBOL = range(2)  # what is drawn
+
+
+def languages_tokenizer() -> Tokenizer:
+    """22 words: seven symbols, {ab.} and the like for sets, and the special ones; words are parted by spaces."""
+    inner = tokenizers.Tokenizer(models.WordLevel(ID, unk_token="<unk>"))  # pyright: ignore[reportCallIssue]
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.add_special_tokens(list(SPECIAL.values()))
+    return built(inner, SPECIAL)
+
+
+def string(language: Language, draws: Sequence[float]) -> str:
+    """One of as many symbols as draws in [0, 1): parity's are coins but for the last, brackets as `brackets` has it."""
+    n = len(draws)
+    if language == "parity":
+        coins = "".join("ab"[int(2 * draw)] for draw in draws[:-1])
+        return coins + "ab"[coins.count("b") % 2]
+    if language == "shuffle2":
+        return brackets(draws)
+    word = {"aa": "a", "abab": "ab"}.get(language)
+    if word is not None:
+        return word * (n // len(word))
+    return "".join(symbol * (n // PERIOD[language]) for symbol in "abc"[: PERIOD[language]])
+
+
+def brackets(draws: Sequence[float]) -> str:
+    """Two kinds of brackets, each balanced by itself: of those that may follow and leave room to close, any alike."""
+    said, depth = "", {"(": 0, "[": 0}
+    for t, draw in enumerate(draws):
+        room = len(draws) - t > sum(depth.values())
+        able = [symbol for symbol in depth if room] + [PAIR[symbol] for symbol in depth if depth[symbol]]
+        said += able[int(draw * len(able))]
+        depth = depths(depth, said[-1])
+    return said
+
+
+def depths(depth: Mapping[str, int], symbol: str) -> dict[str, int]:
+    """How many brackets of each kind are open once another symbol has come."""
+    return {open: depth[open] + (symbol == open) - (symbol == PAIR[open]) for open in PAIR}
+
+
+def allowed(language: Language, said: str) -> list[str]:
+    """The set of what may follow, one of SETS, before the first symbol of a string of the language and after each."""
+    n, k = len(said), len(said) // PERIOD[language]
+    if language == "parity":
+        return ["ab" if said[:t].count("b") % 2 else "ab." for t in range(n + 1)]
+    if language == "aa":
+        return ["a" if t % 2 else "a." for t in range(n + 1)]
+    if language == "abab":
+        return [("a.", "b", "a", "b")[t % 4] for t in range(n + 1)]
+    if language == "anbn":
+        return ["a", *["ab"] * k, *["b"] * (k - 1), END]
+    if language == "anbncn":
+        return ["a", *["ab"] * k, *["b"] * (k - 1), *["c"] * k, END]
+    depth, found = {"(": 0, "[": 0}, ["([."]
+    for symbol in said:
+        depth = depths(depth, symbol)
+        found.append("([" + ("".join(PAIR[open] for open, n in depth.items() if n) or END))
+    return found
+
+
+class Strings:
+    """The first `count` strings of a part (contract.Source), a row <bos> and a string, with a label at each of both.
+
+    Parts are drawn apart; where a language has one string of a length, as (aa)* has, they hold the same ones.
+    """
+
+    def __init__(self, seed: int, task: Languages, part: Part = "train", count: int | None = None) -> None:
+        self.task, self.part = task, part
+        self.seed = 3 * seed + get_args(Part).index(part)
+        rows = {"train": task.rows, "valid": task.valid_rows, "test": task.test_rows}[part]
+        self.rows = min(count or rows, rows)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of what the strings are a function of."""
+        said = {"task": self.task.model_dump(), "seed": self.seed, "words": WORDS}
+        return hashlib.sha256(canonical(said).encode()).hexdigest()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return self.task.lengths[-1] + 1
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def strings(self, rows: Sequence[int]) -> list[str]:
+        """Those of some places, without what begins a row."""
+        index, lengths = np.asarray(rows, dtype=np.int64), self.task.lengths
+        picked = (uniform(self.seed, LENGTH, index) * len(lengths)).astype(np.int64)
+        draws = uniform(self.seed, SYMBOL, index[:, None], np.arange(lengths[-1])).tolist()
+        return [string(self.task.language, draws[b][: lengths[i]]) for b, i in enumerate(picked.tolist())]
+
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
+        """The strings of some places on a grid as wide as the longest of them."""
+        found = self.strings(rows)
+        text = np.full((len(found), max(map(len, found)) + 1), ID["<bos>"], dtype=np.int64)
+        labels = np.full(text.shape, UNSCORED, dtype=np.int64)
+        for b, said in enumerate(found):
+            text[b, 1 : len(said) + 1] = [ID[symbol] for symbol in said]
+            labels[b, : len(said) + 1] = [ID[f"{{{each}}}"] for each in allowed(self.task.language, said)]
+        live = torch.from_numpy(labels != UNSCORED)
+        return Documents(
+            torch.from_numpy(text), live, live.clone(), (text.shape[1],), torch.as_tensor(rows, dtype=torch.long),
+            tuple(f"{self.task.language}-{self.part}-{i:06d}" for i in rows), epoch, step,
+            labels=torch.from_numpy(labels),
+        )  # fmt: skip
