@@ -223,6 +223,29 @@ def test_soft_memory_at_the_edge() -> None:
     assert straight.log_s is None
 
 
+@pytest.mark.parametrize("gate", ["bias", "scale", "none"])
+@pytest.mark.parametrize("memory", ["accumulate", "replace"])
+def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
+    """In a window and by the stop of that name alike; scaled it is s sigma, hard, and without a gate sigma, hard."""
+    how = {"estimator": "soft", "harden": 0.0, "gate": gate, "penalty": "ratio", "alpha": 1.0}
+    method = compressor(halting=how, length="stop", memory=memory)
+    piece = documents(((4, 4, 3), (3, 4, 4)), step=9).pieces[0]
+    course = windows.Course(method.unit, piece, method.unit.empty(2), "both", 1, "length").run()
+    first, second, third = ((piece.text[:, s], piece.live[:, s]) for s in piece.segments)
+    held = method.compress(*first, how=Stopping("soft"))
+    assert held.log_s is not None
+    same(course.old[:, 1], held.log_s.exp().sum(1), tolerances.FLOAT32)
+    s = held.log_s.exp()[..., None]
+    hard = {"scale": replace(held, vectors=held.vectors * s, log_s=None), "none": replace(held, log_s=None)}
+    found = method.read(*second, held)
+    same(found, method.read(*second, hard.get(gate, held)), tolerances.FLOAT32)
+    assert torch.allclose(found, method.read(*second, hard["none"])) == (gate == "none")
+    held = method.compress(*second, held, Stopping("soft"))
+    targets = windows.window_targets(method.unit, piece)[:, piece.segments[2]]
+    same(course.nats[2], method.unit.nats(method.read(*third, held), targets).sum, tolerances.FLOAT32)
+    assert held.lengths.tolist() == ([6, 6] if memory == "accumulate" else [3, 3])
+
+
 @pytest.mark.parametrize("estimator", some(["soft", "ponder", "sample", "straight"], 4))
 def test_lengths_are_reckoned_in_float32(estimator: str) -> None:
     """Whatever the decoder runs in: its own type, or autocast, checkpointed as a unit."""

@@ -57,6 +57,7 @@ def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) ->
             'control_in_softmax with control "vectors": there are no rows to score; c',
         ),
         (Halting, {"gate": "scale"}, 'gate "scale" with estimator "ponder": soft reading alone has a gate'),
+        (Halting, {"gate": "none"}, 'gate "none" with estimator "ponder": soft reading alone has a gate'),
         (Halting, {"index": "split"}, 'index "split" with estimator "ponder": the original\'s, of soft alone'),
     ],
 )

@@ -271,8 +271,8 @@ class Halting(Settings):
             )
         if self.control_in_softmax and self.control != "rows":
             raise ValueError('control_in_softmax with control "vectors": there are no rows to score; control = "rows"')
-        if self.gate == "scale" and self.estimator != "soft":
-            raise ValueError(f'gate "scale" with estimator "{self.estimator}": soft reading alone has a gate')
+        if self.gate != "bias" and self.estimator != "soft":
+            raise ValueError(f'gate "{self.gate}" with estimator "{self.estimator}": soft reading alone has a gate')
         if self.index == "split" and self.estimator != "soft":
             raise ValueError(f'index "split" with estimator "{self.estimator}": the original\'s, of soft alone')
         return self

@@ -5,7 +5,7 @@ Eq. AC5 stands here as the nats of a segment. B rows, T columns of text, K place
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from laconic.core.attention import wide
 from laconic.core.contract import UNSCORED
 from laconic.core.decoder import Decoder
 from laconic.core.memory import Memory
+from laconic.methods.halting import scaled
 from laconic.methods.policies import Kept, check_room, grown, over
 from laconic.methods.segments import Done, Written, last, positions_of, read, write
 from laconic.methods.settings import Reading
@@ -76,10 +77,20 @@ class Unit:
         slots = int((memory.block_lengths > 0).sum(1).amax()) * self.reading.fixed if reserved else memory.M
         check_room(self.decoder.config, self.reading, self.lead, segment, slots, writes=writes)
 
+    def gated(self, memory: Memory) -> Memory:
+        """A memory as it is read: what is soft has its bias, or scaled vectors (CP5), or is read as if it were hard."""
+        how = self.summaries.halting
+        gate = how.gate if how is not None and self.reading.length == "stop" else "bias"
+        if memory.log_s is None or gate == "bias":
+            return memory
+        vectors = scaled(memory.vectors, memory.log_s) if gate == "scale" else memory.vectors
+        return replace(memory, vectors=vectors, log_s=None)
+
     def read(self, memory: Memory, text: Int[Tensor, "B T"], live: Bool[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """States of a text that follows a memory."""
+        before = self.gated(memory)
         with self.reader():
-            return read(self.decoder, self.reading, memory, self.decoder.embed(text), live, None, self.bos).text
+            return read(self.decoder, self.reading, before, self.decoder.embed(text), live, None, self.bos).text
 
     def write(
         self,
@@ -91,7 +102,7 @@ class Unit:
         done: Done | None = None,
     ) -> Written:
         """States from which a text's vectors are made; the older memory stands before it only where it is recurrent."""
-        before = memory if self.reading.recurrent else memory.only(torch.zeros_like(memory.live)).pack()
+        before = self.gated(memory) if self.reading.recurrent else memory.only(torch.zeros_like(memory.live)).pack()
         words = self.decoder.embed(text)
         return write(self.decoder, self.summaries, before, words, live, n, self.bos, graph=graph, done=done)
 

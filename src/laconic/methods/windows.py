@@ -20,7 +20,6 @@ from laconic.methods.halting import (
     log_probabilities,
     nested,
     quantile,
-    scaled,
     support,
     threshold,
 )
@@ -179,9 +178,7 @@ class Course:
         assert slots.log_s is not None
         log_s = slots.log_s.masked_fill(hard, 0.0)
         live = torch.where(hard, drawn, slots.live & alive[:, None])
-        if self.how.gate == "bias":
-            return Kept(vectors, live, log_s.float())
-        return Kept(scaled(vectors, log_s) if self.how.gate == "scale" else vectors, live)
+        return Kept(vectors, live, log_s.float())
 
     def ruled(self, a: Float[Tensor, "B K"], N: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
         """Lengths by the rule of inference, as they are logged; N itself where that draws."""

@@ -1,7 +1,7 @@
 """A run as evaluation reads it: what compresses its contexts, in how many ways, and which documents are held out."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
@@ -54,21 +54,12 @@ class Compressor:
             if memory.log_s is not None:
                 new = memory.block == memory.blocks - 1
                 expected.append((memory.log_s.exp() * new).sum(1))
-                memory = self.gated(memory, new)
         assert memory is not None
         return Compressed(memory, torch.stack(written, 1), torch.stack(expected, 1) if expected else None)
 
     def told(self, how: Stopping | None = None) -> Callable[[Split], Compressed]:
         """`compress` with its lengths said; None: as the run has them."""
         return partial(self.compress, how=how)
-
-    def gated(self, memory: Memory, new: Bool[Tensor, "B M"]) -> Memory:
-        """A soft memory as it is read: gated by its bias, or with scaled vectors, or as if all of it were there."""
-        gate = "bias" if self.method.halting is None else self.method.halting.gate
-        if gate == "bias" or memory.log_s is None:
-            return memory
-        s = memory.log_s.exp().masked_fill(~new, 1.0) if gate == "scale" else torch.ones_like(memory.log_s)
-        return replace(memory, vectors=memory.vectors * s[..., None].to(memory.vectors.dtype), log_s=None)
 
     def states(
         self, text: Int[Tensor, "B T"], live: Bool[Tensor, "B T"], memory: Memory | None
