@@ -58,7 +58,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         "target": draw(st.sampled_from(("map", "start"))),
         "meta": draw(st.sampled_from(("first_order", "reptile", "outer"))),
         "on": draw(st.sampled_from(("weights", "delta"))),
-        "clip": draw(st.sampled_from((None, 0.1))),
+        "clip": draw(st.sampled_from((0.0, 0.1))),
         "bias": draw(st.booleans()),
     }
 
@@ -123,7 +123,7 @@ def test_weights_change_exactly_at_multiples_of_their_chunk() -> None:
 
 
 def test_nested_levels_begin_again_where_the_next_slower_one_ends() -> None:
-    memory, x = layer((1, 4), structure="nested", meta="outer", clip=None), noise(2, 1, 8, D)
+    memory, x = layer((1, 4), structure="nested", meta="outer", clip=0.0), noise(2, 1, 8, D)
     for i in range(1, 9):
         _, state = memory(x[:, :i])
         assert bool(dense(levels_of(state)[0].moved["down_proj"]).any()) == bool(i % 4)
@@ -136,7 +136,7 @@ def test_nested_levels_begin_again_where_the_next_slower_one_ends() -> None:
 
 def test_the_sum_over_a_chunk_is_one_backward_and_as_many_single_ones() -> None:
     """Of the associative loss at the weights of the chunk's start, by autograd on the weights themselves."""
-    memory = layer((5,), eta=1.0, clip=None, bias=True)
+    memory = layer((5,), eta=1.0, clip=0.0, bias=True)
     w, x = dict(memory.named_parameters()), noise(3, 1, 5, D)
     level = levels_of(memory(x)[1])[0]
 
@@ -202,7 +202,7 @@ def test_every_start_gets_a_gradient() -> None:
     """When the text is longer than twice the slowest chunk."""
     for structure in ("sequential", "nested", "independent"):
         for optimizer in OPTIMIZERS:
-            memory = layer(structure=structure, inner_optimizer=optimizer, clip=None, step="token", bias=True)
+            memory = layer(structure=structure, inner_optimizer=optimizer, clip=0.0, step="token", bias=True)
             y, _ = memory(noise(5, 2, 9, D))
             for (name, _), slope in zip(memory.named_parameters(), slopes(y, memory), strict=True):
                 assert slope.isfinite().all(), name
@@ -234,7 +234,7 @@ def test_ways_of_gradients_change_no_value(structure: str) -> None:
 def test_an_update_is_no_longer_than_its_bound() -> None:
     """Of the start's length, and where that is zero of the level's; in training and evaluation alike."""
     x = 3 * noise(7, 2, 8, D)
-    loose, bound = layer((8,), eta=50.0, clip=None), layer((8,), eta=50.0, clip=0.1)
+    loose, bound = layer((8,), eta=50.0, clip=0.0), layer((8,), eta=50.0, clip=0.1)
     for training in (True, False):
         for name, change in levels_of(bound.train(training)(x)[1])[0].moved.items():
             start = bound.get_parameter(f"levels.0.{name}.weight")
@@ -272,7 +272,7 @@ def test_forks_resets_and_rows_are_their_own(tmp_path: Path) -> None:
 
 def test_errors_of_a_loss_teach_a_layer_that_stands_alone() -> None:
     """Two layers, one loss above both: what the task's objective needs, by hand."""
-    one, two = layer((3,), inner="task", eta=1.0, clip=None), layer((3,), inner="task", eta=1.0, clip=None)
+    one, two = layer((3,), inner="task", eta=1.0, clip=0.0), layer((3,), inner="task", eta=1.0, clip=0.0)
     x, states = noise(13, 2, 3, D), []
     notes: list[Notes] = [{}, {}]
     levels = [levels_of(memory(x)[1]) for memory in (one, two)]
@@ -281,7 +281,7 @@ def test_errors_of_a_loss_teach_a_layer_that_stands_alone() -> None:
     z, deeper = answer(two.params, levels[1], y, notes[1])
     loss = z.square().sum()
     for memory, own, read, held in zip((one, two), notes, (inputs, deeper), levels, strict=True):
-        pairs = {name.rpartition(".")[2]: shorter(pair, None) for name, pair in errors(loss, own, again=True).items()}
+        pairs = {name.rpartition(".")[2]: shorter(pair, 0.0) for name, pair in errors(loss, own, again=True).items()}
         states.append(learned(memory.params, held, [pairs], read))
     for memory, found in zip((one, two), states, strict=True):
         for name, change in found[0].moved.items():
@@ -317,8 +317,6 @@ def test_changes_are_added_chosen_and_measured_in_either_form() -> None:
         ({"chunks": ()}, r"cms: chunks \[\]; give one a level, each of at least 1 token"),
         ({"chunks": (0, 4)}, r"cms: chunks \[0, 4\]; give one a level, each of at least 1 token"),
         ({"chunks": (4, 6)}, "cms: chunk 4 does not divide 6, the next; chunks ascend, each divides the next"),
-        ({"eta": -1.0}, "cms: eta -1.0 is below 0, which climbs; 0 learns nothing"),
-        ({"clip": 0.0}, "cms: clip 0.0 lets nothing through; give more than 0, or None for no bound"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(how: dict[str, Any], says: str) -> None:

@@ -42,7 +42,7 @@ def drawn(levels: int = K) -> list[Tensor]:
 
 def streamed(structure: str, x: Tensor, w: list[Tensor], chunks: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Outputs and the weights at the end, as the layer has them."""
-    how: dict[str, Any] = {"structure": structure, "inner": "associative", "step": "token", "clip": None}
+    how: dict[str, Any] = {"structure": structure, "inner": "associative", "step": "token", "clip": 0.0}
     params = Params(Shape(D, F, chunks, Options(**how), maps=MAPS), named(*w))
     y, state = advance(params, start(params, len(x)), x)
     moved = [dense(level.moved[name]) for level in levels_of(state) for name in MAPS]

@@ -19,7 +19,7 @@ from tests.oracles.hope import MISREAD, ORACLE
 
 B, H, T, E = 2, 2, 7, 3
 FULL = Reading("full", None, {}, False)
-PLAIN: dict[str, Any] = {"groups": 1, "cap": None, "guard": None, "chunk_memory": 3, "chunk_projections": 3}
+PLAIN: dict[str, Any] = {"groups": 1, "cap": 0.0, "guard": 0.0, "chunk_memory": 3, "chunk_projections": 3}
 
 
 def learned(w: dict[str, Tensor], **options: Any) -> Learner:

@@ -15,7 +15,8 @@ from laconic.methods.delta import Gates
 from laconic.methods.fast_weights import Rule
 from laconic.methods.hope_layer import SelfTitans, learner, mixed, start
 from laconic.methods.hope_naive import naive
-from laconic.methods.hope_shape import INNER, Options
+from laconic.methods.hope_shape import Options
+from laconic.methods.learning_settings import INNER
 from laconic.methods.titans import Titan
 from laconic.methods.titans_layer import finished
 from tests.core.readings import noise
@@ -57,14 +58,14 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         "momentum": draw(st.booleans()),
         "step_form": draw(st.sampled_from(("sigmoid", "softplus"))),
         "step_max": draw(st.sampled_from((1.0, 2.0))),
-        "cap": draw(st.sampled_from((None, 1.0, 0.3))),
+        "cap": draw(st.sampled_from((0.0, 1.0, 0.3))),
         "guard": draw(st.sampled_from((4.0, 0.3))),
         "own_values_gradient": draw(st.booleans()),
     }
     chunks = draw(st.sampled_from(((3, 3), (1, 1)) if found["groups"] == 1 else ((3, 3), (2, 4), (4, 2), (1, 3))))
     found |= {"chunk_memory": chunks[0], "chunk_projections": chunks[1]}
     if found["momentum"] and (found["inner"] or found["inner_query"]):
-        found["cap"] = None
+        found["cap"] = 0.0
     return found
 
 
@@ -117,7 +118,7 @@ def test_token_after_token_is_the_whole() -> None:
 def test_static_projections_are_titans_with_a_matrix() -> None:
     """inner=(), the error written, nothing erased, momentum, read after: Ti 12 to 15."""
     memory = layer(
-        inner=(), objective="l2", erase=False, momentum=True, decay_to="zero", read="after", guard=None, cap=None
+        inner=(), objective="l2", erase=False, momentum=True, decay_to="zero", read="after", guard=0.0, cap=0.0
     )
     x, own = noise(4, 2, 7, D), learner(memory.params)
     begin = start(memory.params, 2)
@@ -171,7 +172,7 @@ def test_projections_stay_in_their_radius_and_the_memory_in_its_guard() -> None:
     """Whatever is read; without the cap the projections leave it."""
     x = 30 * noise(8, 1, 300, D)
     norms = {}
-    for cap in (1.0, None):
+    for cap in (1.0, 0.0):
         memory = layer(cap=cap, step_projections=0.9, keep_half_life=5.0, guard=0.5)
         state, worst = None, 0.0
         for t in range(0, 300, 3):
@@ -184,12 +185,12 @@ def test_projections_stay_in_their_radius_and_the_memory_in_its_guard() -> None:
                 break
             assert held.now.norm(dim=(-2, -1)).max() <= 0.5 * E**0.5 * (1 + 1e-12)
         norms[cap] = worst
-    assert norms[1.0] <= 1.0 < norms[None]
+    assert norms[1.0] <= 1.0 < norms[0.0]
 
 
 def test_with_one_write_the_memory_gives_the_value() -> None:
     """keep 1, step 1, a unit key and the dot objective: M k is v̂, whatever M held."""
-    memory = layer(read="after", guard=None, chunk_memory=1, chunk_projections=1, inner=("k", "v"))
+    memory = layer(read="after", guard=0.0, chunk_memory=1, chunk_projections=1, inner=("k", "v"))
     with torch.no_grad():
         for name, value in (("keep", 1e9), ("step", 1e9)):
             memory.get_parameter(f"{name}.memory.bias").fill_(value)
@@ -223,7 +224,7 @@ def test_nothing_is_learned_where_learning_is_off() -> None:
 
 
 def test_reset_is_the_start_and_a_fork_is_its_own() -> None:
-    memory = layer(memory="affine", momentum=True, cap=None)
+    memory = layer(memory="affine", momentum=True, cap=0.0)
     _, state = memory(noise(11, 3, 5, D))
     assert values.equal(values.reset(state), start(memory.params, 3))
     both = values.repeat(values.take(state, [0]), 2)
@@ -266,8 +267,7 @@ def test_gates_begin_where_the_options_say() -> None:
         ({"chunk_memory": 4, "chunk_projections": 6}, "hope: chunks 4 and 6; one divides the other"),
         ({"groups": 1, "chunk_memory": 32}, "hope: one group has one chunk, 32 and 64 were asked for; take groups=2"),
         ({"step_max": 2.5}, "hope: step_max 2.5 is beyond 2, where an erase overshoots; lower it"),
-        ({"momentum": True}, "hope: the cap bounds a write, not the sum that momentum keeps; take cap=None"),
-        ({"keep_half_life": torch.inf}, "a half-life is a number of tokens, above 0 and finite"),
+        ({"momentum": True}, "hope: the cap bounds a write, not the sum that momentum keeps; take cap=0"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], says: str) -> None:

@@ -24,7 +24,7 @@ from tests.methods.learned import near
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 V = 97
-CMS: dict[str, Any] = {"eta": 0.5, "clip": None, "clip_error": None}
+CMS: dict[str, Any] = {"eta": 0.5, "clip": 0.0, "clip_error": 0.0}
 MEMORY = hope_shape.Options(chunk_memory=3, chunk_projections=3, step_projections=0.3)
 
 
@@ -266,7 +266,7 @@ def test_folders_hold_the_whole_model(which: int, tmp_path: Path) -> None:
         Hope.from_pretrained(tmp_path / "donor")
     config = (tmp_path / "model" / "config.json").read_text()
     for old, new, says in (
-        ('"eta"', '"etas"', "config.json: hope: etas is unknown here; take the version that wrote it"),
+        ('"eta"', '"etas"', "config.json: hope: etas: extra inputs are not permitted; take the version that wrote it"),
         ('"heads"', '"header"', "config.json: hope: 'heads'; take another copy, or the version that wrote it"),
     ):
         (tmp_path / "model" / "config.json").write_text(config.replace(old, new))

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from laconic.core import state as values
 from laconic.core.errors import Usage
 from laconic.core.state import Deep, Layer, Matrix
-from laconic.methods.fast_weights import Gradient, Memory
+from laconic.methods.fast_weights import Memory
+from laconic.methods.learning_settings import Gradient
 from laconic.methods.packing import alive, by_offset, pieces
 
 

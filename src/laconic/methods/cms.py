@@ -8,8 +8,7 @@ is theta's change since its start, a value of `core/state.py`; changes are in `c
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,10 +16,9 @@ from torch import Tensor
 
 from laconic.core.errors import Usage
 from laconic.methods.changes import Change, plus, times
+from laconic.methods.learning_settings import Link, Place, fault_of
 
 Map = Callable[[Tensor], Tensor]
-Link = Literal["residual", "plain"]
-Place = Literal["depth", "grow", "chain"]
 Vectors = Float[Tensor, "B T D"]
 
 
@@ -43,11 +41,9 @@ def chunk_sizes(frequencies: Sequence[int], slowest: int) -> tuple[int, ...]:
 
 def check_chunks(chunks: Sequence[int]) -> None:
     """Raises `Usage` (2) unless there is one, all hold a token, and each divides the next."""
-    if not chunks or min(chunks) < 1:
-        raise Usage(f"cms: chunks {list(chunks)}; give one a level, each of at least 1 token")
-    for fast, slow in pairwise(chunks):
-        if slow % fast:
-            raise Usage(f"cms: chunk {fast} does not divide {slow}, the next; chunks ascend, each divides the next")
+    fault = fault_of(chunks)
+    if fault:
+        raise Usage(f"cms: {fault}")
 
 
 def chain(x: Vectors, levels: Sequence[Map], norms: Sequence[Map | None], link: Link = "residual") -> Vectors:

@@ -14,7 +14,7 @@ from laconic.core.errors import Usage
 from laconic.core.state import Layer
 from laconic.methods.cms_reading import advance, start
 from laconic.methods.cms_shape import Options, Params, Shape
-from laconic.methods.fast_weights import Gradient
+from laconic.methods.learning_settings import Gradient
 from laconic.methods.starts import hold, normal
 
 GATED = ("gate_proj", "up_proj", "down_proj")

@@ -20,7 +20,7 @@ from laconic.methods.changes import Change, applied, dense, folded, is_none, len
 from laconic.methods.cms import restart, update
 from laconic.methods.cms_shape import Params, Shape
 from laconic.methods.dgd import dgd_joint
-from laconic.methods.fast_weights import Gradient
+from laconic.methods.learning_settings import Gradient
 from laconic.methods.m3 import delta_momentum, momentum, newton_schulz
 from laconic.methods.titans import l2
 
@@ -136,9 +136,9 @@ def errors(loss: Tensor, notes: Notes, *, through: bool = False, again: bool = F
     return made
 
 
-def shorter(pair: Factors, most: float | None) -> Factors:
-    """No token's delta longer than `most`."""
-    if most is None:
+def shorter(pair: Factors, most: float) -> Factors:
+    """No token's delta longer than `most`, where it is not 0."""
+    if not most:
         return pair
     size = pair.left.square().sum(-1, keepdim=True).clamp(min=1e-30).sqrt()
     return Factors(pair.left * (most / size).clamp(max=1), pair.right)
@@ -227,7 +227,7 @@ def bounds(params: Params, l: int) -> dict[str, Tensor]:
     starts = {name: start_of(params, l, name) for name in params.shape.maps}
     squares = {name: length(W[None]).square() for name, W in starts.items()}
     mean = torch.stack(list(squares.values())).sum(0) / sum(W.numel() for W in starts.values())
-    clip = params.shape.options.clip or 0.0
+    clip = params.shape.options.clip
     return {
         name: clip * (torch.where(starts[name].any(), square, mean * starts[name].numel())).sqrt()
         for name, square in squares.items()
@@ -242,7 +242,7 @@ def clipped(terms: Change, most: Tensor | None) -> Change:
 def fired(params: Params, l: int, level: Level, way: Way) -> Level:
     """The level after the update that ends its chunk, in all rows."""
     shape, C = params.shape, params.shape.chunks[l]
-    most = {} if shape.options.clip is None else bounds(params, l)
+    most = bounds(params, l) if shape.options.clip else {}
     moved: dict[str, Change] = {}
     moments: dict[str, Tensor] = {}
     for name in shape.maps:
@@ -281,7 +281,7 @@ def restarted(params: Params, l: int, level: Level, way: Way) -> Level:
     """A nested level where the next slower one has fired: its start moves, and it begins there again."""
     shape, C = params.shape, params.shape.chunks[l + 1]
     start: dict[str, Change] = dict(level.start)
-    most = {} if shape.options.clip is None else bounds(params, l)
+    most = bounds(params, l) if shape.options.clip else {}
     for name in start:
         if shape.options.meta == "first_order":
             start[name] = folded(update(start[name], clipped(level.gathered[name], most.get(name)), C, C))

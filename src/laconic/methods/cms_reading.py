@@ -34,7 +34,7 @@ from laconic.methods.cms_levels import (
     step_sizes,
 )
 from laconic.methods.cms_shape import Params
-from laconic.methods.fast_weights import Gradient
+from laconic.methods.learning_settings import Gradient
 from laconic.methods.packing import alive, integers, packed, unpacked
 
 Levels = tuple[Level, ...]

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-Read = Literal["after", "before", "boundary"]
 LEAST = 1e-6  # of keep and momentum, whose logarithms are summed
 States = Float[Tensor, "B H O I"]
 Solve = Callable[..., Tensor]

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from laconic.core import state as values
 from laconic.core.state import Deep, Matrix
-from laconic.methods.delta import Gates, PerToken, Read, delta, within
+from laconic.methods.delta import Gates, PerToken, delta, within
+from laconic.methods.learning_settings import Gradient, Read
 
 Memory = Mapping[str, Matrix | Deep]
-Gradient = Literal["full", "truncated", "first_order", "none"]
 Start = Float[Tensor, "H O I"] | None  # None is the identity
 Vectors = Float[Tensor, "B H T E"]
 

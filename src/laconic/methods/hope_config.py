@@ -3,16 +3,21 @@
 Nested Learning arXiv:2512.24695, sections 7 and 8.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+from pydantic import ValidationError
 
 from laconic.core.artifact import read_json
 from laconic.core.errors import BadInput, Usage
 from laconic.core.families import NAMES, DecoderConfig
 from laconic.methods import cms_shape, hope_shape
+from laconic.methods.settings import Settings
 
+Kept = TypeVar("Kept", bound=Settings)
 MODEL_TYPE = "hope"
 FAR = 1 << 20  # positions of a model that has none
 
@@ -84,7 +89,10 @@ class HopeConfig:
     def to_source(self) -> dict[str, Any]:
         """What config.json has beside the decoder's fields."""
         own = {name: getattr(self, name) for name in ("chunks", "heads", "head")}
-        own |= {"cms": asdict(self.cms), "memory": None if self.memory is None else asdict(self.memory)}
+        own |= {
+            name: None if kept is None else kept.model_dump()
+            for name, kept in (("cms", self.cms), ("memory", self.memory))
+        }
         return {"model_type": MODEL_TYPE, "architectures": [ARCHITECTURES[self.memory is None]],
                 "decoder_type": self.decoder.family, "hope": own}  # fmt: skip
 
@@ -116,11 +124,11 @@ class HopeConfig:
 ARCHITECTURES = {False: "Hope", True: "HopeAttention"}
 
 
-def options(kind: Any, given: Mapping[str, Any]) -> Any:
-    """Options as they were written; lists are tuples."""
-    strange = sorted(set(given) - {f.name for f in fields(kind)})
-    if strange:
-        raise BadInput(f"config.json: hope: {strange[0]} is unknown here; take the version that wrote it")
-    return kind(
-        **{name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in given.items()}
-    )
+def options(kind: type[Kept], given: Mapping[str, Any]) -> Kept:
+    """Options as they were written. Raises `BadInput` (66) for one that is unknown, or has another value."""
+    try:
+        return kind.model_validate_json(json.dumps(given))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key, what = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Input ").lower()
+        raise BadInput(f"config.json: hope: {key}: {what}; take the version that wrote it") from error

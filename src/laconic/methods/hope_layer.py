@@ -15,9 +15,10 @@ from laconic.core.attention import split_heads, wide
 from laconic.core.errors import Usage
 from laconic.core.state import Deep, Layer, Matrix
 from laconic.methods.chunked import Reading, accept, read_along
-from laconic.methods.fast_weights import Gradient, Vectors, fresh
+from laconic.methods.fast_weights import Vectors, fresh
 from laconic.methods.hope_learner import Learner
 from laconic.methods.hope_shape import Options, Params, Shape
+from laconic.methods.learning_settings import Gradient
 from laconic.methods.packing import convolved, packed, unpacked
 from laconic.methods.starts import half_life, hold, logit, normal
 from laconic.methods.titans import l2

@@ -11,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from laconic.core.state import Deep, Matrix
-from laconic.methods.delta import Gates, PerToken, Read, capped, contracted, length, within
+from laconic.methods.delta import Gates, PerToken, capped, contracted, length, within
 from laconic.methods.fast_weights import (
-    Gradient,
     Memory,
     Rule,
     Starts,
@@ -31,6 +30,7 @@ from laconic.methods.fast_weights import (
 )
 from laconic.methods.hope import dot_value, gates, l2_value, mlp_memory, own_values, self_write
 from laconic.methods.hope_shape import Shape
+from laconic.methods.learning_settings import Gradient, Read
 from laconic.methods.titans import l2
 
 READ: dict[str, Read] = {"token": "before", "boundary": "boundary", "after": "after"}
@@ -138,7 +138,7 @@ class Learner:
     def bounded_gates(self, given: Gates, group: str, size: PerToken) -> Gates:
         """With the step that the cap leaves for a write of that size, where projections are in the group."""
         o = self.shape.options
-        if o.cap is None or group == "memory":
+        if not o.cap or group == "memory":
             return given
         return given._replace(step=capped(given.step, given.keep, size, o.cap))
 
@@ -272,7 +272,7 @@ class Learner:
         found: dict[str, Matrix | Deep] = {}
         for name in names:
             part = memory[name]
-            radius = self.shape.options.guard if self.states[name] == guarded else None
+            radius = self.shape.options.guard or None if self.states[name] == guarded else None
             if isinstance(part, Deep):
                 W1, W2 = self.w[f"{name}.W1"], self.w[f"{name}.W2"]
                 found[name] = Deep(bounded(W1, part.W1, radius, self.rule), bounded(W2, part.W2, radius, self.rule))

@@ -22,15 +22,15 @@ from laconic.core.errors import BadInput, Usage
 from laconic.core.sampling import Sampling
 from laconic.core.state import Layer, State
 from laconic.methods import cms_layer, cms_reading, cms_shape, hope_layer
-from laconic.methods.cms import Place, Placed, stack
+from laconic.methods.cms import Placed, stack
 from laconic.methods.cms_layer import CMS
 from laconic.methods.cms_levels import Way
-from laconic.methods.fast_weights import Gradient
 from laconic.methods.hope_config import HopeConfig
 from laconic.methods.hope_generate import Written, generate
 from laconic.methods.hope_layer import SelfTitans
 from laconic.methods.hope_reading import kept, read
 from laconic.methods.hope_task import interrupted, learn_along, unopened
+from laconic.methods.learning_settings import Gradient, Place
 
 KIND = "hope"
 

@@ -138,7 +138,7 @@ def writes(
     m, o = held[name], shape.options
     keep, step, _ = given[m.group]
     u = values(shape, held, m, k, v)
-    to_start, capped_group = o.erase and o.decay_to == "start", o.cap if m.group != "memory" else None
+    to_start, capped_group = o.erase and o.decay_to == "start", o.cap or None if m.group != "memory" else None
     if m.form == "mlp":
         W1, W2 = m.first
         a = W2 @ k
@@ -185,7 +185,7 @@ def closed(shape: Shape, held: dict[str, Slow], name: str) -> Slow:
 def guarded(shape: Shape, held: dict[str, Slow], name: str) -> list[Tensor]:
     """Its matrices within the guard, where the memory that is read is in the group."""
     m, o = held[name], shape.options
-    if o.guard is None or m.group != shape.group("memory"):
+    if not o.guard or m.group != shape.group("memory"):
         return m.now
     to_start = o.decay_to == "start"
     looked = [m] if m.form == "mlp" or not shape.adaptive else [held[f"P.{m.group}"]]

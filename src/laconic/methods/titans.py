@@ -17,7 +17,7 @@ from torch import Tensor
 
 from laconic.core.attention import split_heads, wide
 from laconic.core.state import Deep, Matrix
-from laconic.methods.delta import Gates, Read, guarded
+from laconic.methods.delta import Gates, guarded
 from laconic.methods.fast_weights import (
     Memory,
     Rule,
@@ -34,6 +34,7 @@ from laconic.methods.fast_weights import (
     written,
     written_deep,
 )
+from laconic.methods.learning_settings import Read
 from laconic.methods.packing import convolved
 
 PROJECTIONS = ("q", "k", "v")

@@ -17,7 +17,6 @@ from laconic.core.attention import wide
 from laconic.core.state import Deep, Layer, Matrix
 from laconic.methods.chunked import Reading, accept, counted, counts, read_along
 from laconic.methods.fast_weights import (
-    Gradient,
     Memory,
     Rule,
     Start,
@@ -25,6 +24,7 @@ from laconic.methods.fast_weights import (
     Vectors,
     fresh,
 )
+from laconic.methods.learning_settings import Gradient
 from laconic.methods.packing import Packed, firsts, integers, packed, unpacked
 from laconic.methods.starts import half_life, hold, logit, normal
 from laconic.methods.titans import PROJECTIONS, Titan, projections, recall
@@ -141,7 +141,7 @@ def remembered(
     moved: dict[str, Matrix | Deep] = {}
     for name, chunk in params.shape.memories.items():
         rule = Rule("zero", o.read, how.gradient)
-        system = Titan(name, chunk, begun(w, name), rule, o.factor, o.guard)
+        system = Titan(name, chunk, begun(w, name), rule, o.factor, o.guard or None)
         own = how._replace(resets={k: n for k, n in how.resets.items() if k == name})
         read = side_by_side if own.resets and lengths is None else read_along
         y, part = read(system, {name: memory[name]}, inputs, lengths, own)
