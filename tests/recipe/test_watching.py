@@ -77,7 +77,24 @@ def test_nothing_is_said_before_the_head_has_learned(tmp_path: Path, recwarn: py
         made.method.summaries.u.fill_(1e-6)
         made.method.summaries.b.fill_(-3.0)
     with pytest.warns(UserWarning, match=r"never stops: 4\.00 of 4 vectors a segment; raise halting\.price"):
-        made.validate(0)
+        made.validate(2)
+
+
+def test_a_price_that_does_not_count_yet_is_not_to_blame(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    soft = '[halting]\nestimator = "soft"\nstop_head = "vocabulary"\ncontrol = "rows"\n'
+    made = built(tmp_path, "autocompressor", READING + soft)
+    made.validate(0)
+    assert not [w for w in recwarn if "stops" in str(w.message)]
+    with pytest.warns(UserWarning, match=r"never stops"):
+        made.validate(1)
+
+
+def test_a_run_that_draws_its_lengths_is_validated_by_the_same_draws(tmp_path: Path) -> None:
+    made = built(tmp_path, "autocompressor", READING + '[halting]\nstop = "sample"\nstart = 0.5\n')
+    told = made.validate(0)
+    assert told == made.validate(1)
+    assert 1 < told["vectors"] < 4
+    assert told["spread"] > 0
 
 
 def test_lengths_that_are_all_the_same_are_told_of(recwarn: pytest.WarningsRecorder) -> None:

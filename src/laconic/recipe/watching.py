@@ -12,6 +12,9 @@ from torch import nn
 from laconic.core.answering import quiet
 from laconic.core.contract import UNSCORED, Documents, followers
 from laconic.methods.autocompressor import AutoCompressor
+from laconic.methods.estimators import ramp
+from laconic.methods.halting import draws
+from laconic.methods.stopping import Stopping, default
 from laconic.recipe.models import Parts
 from laconic.recipe.rows import held_out
 from laconic.recipe.schema import Recipe
@@ -49,24 +52,28 @@ def documents(
                 found += through(method, batch) if isinstance(method, AutoCompressor) else plain(method, batch)
         return found
 
-    def numbers(_: int) -> Mapping[str, float]:
+    def numbers(step: int) -> Mapping[str, float]:
         found = spread(ranks, len(rows.source), read)
         n = sum(each.scored for each in found) or 1.0
         told = {"nats": sum(each.nats for each in found) / n, "right": sum(each.right for each in found) / n}
         if not isinstance(method, AutoCompressor):
             return told
         lengths = [length for each in found for length in each.lengths]
-        if ranks.rank == 0 and begun(method):
+        if ranks.rank == 0 and begun(method, step):
             warn(lengths, method.reading.fixed)
         return told | {"vectors": sum(lengths) / len(found), "spread": pstdev(lengths) if lengths else 0.0}
 
     return numbers
 
 
-def begun(method: AutoCompressor) -> bool:
-    """Whether a stop head of its own has learned anything yet."""
-    u = method.summaries.u
-    return u is not None and bool(u.detach().any())
+def begun(method: AutoCompressor, step: int) -> bool:
+    """Whether a stop head has learned anything by an update, and its price counts in full."""
+    how, u = method.halting, method.summaries.u
+    if how is None or method.reading.length != "stop" or (u is not None and not bool(u.detach().any())):
+        return False
+    if method.phase(step) == "both":
+        return ramp(step, method.steps, how.penalty_start, how.penalty_ramp) == 1.0
+    return step > method.alone
 
 
 def warn(lengths: Sequence[int], most: int) -> None:
@@ -93,11 +100,19 @@ def through(method: AutoCompressor, batch: Documents) -> list[Read]:
         nats = method.unit.nats(method.read(text, live, memory), targets)
         sums += torch.stack([nats.sum, nats.right, (targets != UNSCORED).sum(1)], 1).double().cpu()
         if i < len(batch.cuts) - 1:
-            memory = method.compress(text, live, memory)
+            memory = method.compress(text, live, memory, rule(method, batch, i))
             for row, there, n in zip(lengths, live.any(1), memory.block_lengths[:, -1], strict=True):
                 row += [int(n)] if there else []
     nats, right, scored = (column.tolist() for column in sums.unbind(1))
     return [Read(*row) for row in zip(nats, right, scored, map(tuple, lengths), strict=True)]
+
+
+def rule(method: AutoCompressor, batch: Documents, i: int) -> Stopping:
+    """How a run stops by itself; where that draws, the draws of segment `i`."""
+    own = default(method.unit)
+    if own.stop != "sample":
+        return own
+    return own._replace(draws=draws("length", method.seed, 0, batch.index, i, method.reading.fixed))
 
 
 def plain(method: nn.Module, batch: Documents) -> list[Read]:
