@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import laconic
-from laconic.core import generate as generation
+from laconic.core import paths
 from laconic.core.decoder import Decoder
 from laconic.core.errors import BadInput, NonFinite, Usage
 from laconic.core.families import DecoderConfig
@@ -320,8 +320,8 @@ def test_what_is_banned_is_never_taken(settings: dict[str, Any]) -> None:
 def test_the_batch_shrinks_when_fewer_than_half_are_running(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = decoder_of("llama", torch.float32)
     widths: list[int] = []
-    step = generation.Slab.step
-    monkeypatch.setattr(generation.Slab, "step", lambda self, ids: widths.append(len(ids)) or step(self, ids))
+    step = paths.Slab.step
+    monkeypatch.setattr(paths.Slab, "step", lambda self, ids: widths.append(len(ids)) or step(self, ids))
     free = generate(
         decoder, ids=ROWS, max_tokens=12, eos=(), temperature=1.0, seed=[1, 2, 3, 4], repetition_penalty=1.1
     )

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.core import generate as generation
-from laconic.core import slab
+from laconic.core import paths, slab
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder
-from laconic.core.generate import Values, generate, pad_left
+from laconic.core.generate import generate, pad_left
+from laconic.core.paths import Values
 from laconic.core.prompt import prompt_of, read
 from tests.conftest import missing, needs
 from tests.core.readings import VARIANTS, decoder_of, fresh
@@ -22,7 +22,7 @@ STEPS = 12
 
 
 def prefilled(decoder: Decoder, rows: list[list[int]]) -> Cache:
-    return read(decoder, prompt_of(decoder, None, None, rows, None, None), None, 512).cache
+    return read(decoder, prompt_of(decoder, None, None, rows, None, None), None, 512).state
 
 
 def walked(path: Any, ids: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def test_take_goes_on_with_some_rows(name: str) -> None:
 def test_generation_is_the_same_on_both_paths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = decoder_of(name, torch.float32)
     fast = generate(decoder, ids=ROWS, max_tokens=20, eos=())
-    monkeypatch.setattr(generation, "plain", lambda decoder: False)
+    monkeypatch.setattr(paths, "plain", lambda decoder: False)
     slow = generate(decoder, ids=ROWS, max_tokens=20, eos=())
     for one, other in zip(fast, slow, strict=True):
         assert one.ids == other.ids

@@ -11,19 +11,19 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from laconic.core import fit
+from laconic.core import fit, paths
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder
 from laconic.core.errors import NonFinite, Usage
+from laconic.core.learner import Learner
 from laconic.core.prompt import Ids, Prompt, Tokenizer, check_vocabulary, pad_left, prompt_of, read
 from laconic.core.sampling import Number, Sampler, Sampling, check
-from laconic.core.slab import COPIES, Slab, parts, plain
+from laconic.core.state import State
 from laconic.core.wording import Wording
 
 __all__ = ["Generation", "Passes", "generate", "pad_left"]
 
 OnToken = Callable[[int, int, str, float], None]
-FEW = 16  # steps that are over before copies of the weights have paid for themselves
 Reason = Literal["eos", "stop", "length"]
 
 
@@ -46,8 +46,8 @@ class Generation:
     """The continuation of one row, without its prompt.
 
     `ids` end with the eos that ended them, which `text` does not hold. `logprobs` in nats, before any filter. `state`
-    is what was read: the prompt and every id but the last; `hidden` [D] is the vector that gave that last id.
-    `calls` counts the decoder calls of the whole batch.
+    is what was read: the prompt and every id but the last, of a model that learns while it reads that one too;
+    `hidden` [D] is the vector that gave that last id. `calls` counts the decoder calls of the whole batch.
     """
 
     text: str
@@ -55,7 +55,7 @@ class Generation:
     logprobs: list[float]
     passes: Passes
     stop_reason: Reason
-    state: Cache
+    state: Cache | State
     hidden: Tensor
     calls: int
 
@@ -68,8 +68,10 @@ def generate(
     ids: Ids | None = None,
     vectors: Float[Tensor, "B T D"] | None = None,
     live: Shaped[Tensor, "B T"] | None = None,
-    state: Cache | None = None,
+    state: Cache | State | None = None,
     start: Int[Tensor, " B"] | None = None,
+    learn: bool | None = None,
+    learn_answer: bool | None = None,
     max_tokens: int,
     min_tokens: int = 0,
     temperature: Number = 0.0,
@@ -94,6 +96,10 @@ def generate(
     `eos_count` says, before a string of `stop`, or at `max_tokens`; before `min_tokens` no eos is taken, and never an
     id that is `banned`. The prompt is read `chunk` positions at once. Without `keep_state` every `state` is empty.
     `on_token(row, id, text, logprob)` hears of each token; its texts are whole characters and add up to the text.
+
+    A model that learns while it reads has a `State`; `learn` and `learn_answer` say whether the prompt and what is
+    written teach it. None: only where it has no attention, and would not see them otherwise.
+
     Raises `Usage` (2) for settings, `BadInput` (66) for ids and tokenizers that do not fit, `NonFinite` (65).
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
@@ -111,6 +117,7 @@ def generate(
             raise Usage(
                 f"seed has {len(seeds)} entries, there are {len(prompt.rows)} rows; give one each or one for all"
             )
+        prompt = prompt._replace(learn=taught(decoder, state, start, learn, learn_answer))
         first = check_length(decoder, prompt, state, max_tokens)
         ends = decoder.config.eos if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
         V = decoder.config.vocab_size
@@ -149,13 +156,35 @@ def check_settings(
         raise Usage("stop strings given without a tokenizer; give one, or eos ids")
 
 
-def check_length(decoder: Decoder, prompt: Prompt, state: Cache | None, max_tokens: int) -> int:
+def taught(
+    decoder: Decoder,
+    state: Cache | State | None,
+    start: Tensor | None,
+    learn: bool | None,
+    learn_answer: bool | None,
+) -> tuple[bool, bool]:
+    """Whether prompt and answer teach. Raises `Usage` for a state of another kind, and for what only one kind has."""
+    learns = isinstance(decoder, Learner)
+    if state is not None and isinstance(state, State) != learns:
+        kinds = ("a cache", "fast weights")
+        raise Usage(f"state holds {kinds[not learns]}, the model keeps {kinds[learns]}; give one of its own")
+    if not learns and (learn or learn_answer):
+        raise Usage(f"learn: a {decoder.config.family} decoder has no fast weights; give a Hope, or leave it out")
+    if learns and start is not None:
+        raise Usage("start: a model that learns while it reads counts its own positions; leave it out")
+    needed = learns and paths.blind(decoder.start(1) if state is None else paths.held(state))
+    return needed if learn is None else learn, needed if learn_answer is None else learn_answer
+
+
+def check_length(decoder: Decoder, prompt: Prompt, state: Cache | State | None, max_tokens: int) -> int:
     """The position of the first token to come, of the longest row.
 
     Raises `Usage` where a learned table has too few positions for `max_tokens` more.
     """
     held = torch.zeros(len(prompt.live), dtype=torch.long, device=prompt.live.device)
-    if state is not None:
+    if isinstance(state, State):
+        held = held + state.position.to(held.device)
+    elif state is not None:
         fit.check_state(decoder.config, state, len(prompt.live))
         held = 1 + F.pad(state.positions.masked_fill(~state.live, -1), (1, 0), value=-1).amax(1)
     held = held if prompt.start is None else prompt.start
@@ -209,45 +238,17 @@ class Row:
             self.on_token(self.index, token, text, logprob)
         return self.reason
 
-    def generation(self, state: Cache, hidden: Tensor, pieces: int) -> Generation:
-        """What is handed back when the row has ended."""
+    def generation(self, state: Cache | State, hidden: Tensor, pieces: int, whole: bool) -> Generation:
+        """What is handed back when the row has ended; `whole`: its last id was read too."""
         assert self.reason is not None
-        text, n = "" if self.wording is None else self.wording.text, len(self.ids) - 1
+        text, n = "" if self.wording is None else self.wording.text, len(self.ids) - (not whole)
         return Generation(text, self.ids, self.logprobs, Passes(pieces, 0, 0, n), self.reason, state, hidden, 0)
-
-
-class Values:
-    """The first path: the decoder itself, one token a call, on a cache that is a value."""
-
-    def __init__(self, decoder: Decoder, cache: Cache) -> None:
-        self.decoder, self.held = decoder, cache
-
-    def step(self, ids: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B V"]]:
-        """Reads one id a row: the hidden states after the final norm, and their logits."""
-        seen = self.decoder(self.decoder.embed(ids[:, None]), self.held)
-        self.held, hidden = seen.state, seen.hidden[:, 0]
-        return hidden, self.decoder.logits(hidden)
-
-    def cache(self) -> Cache:
-        """What is held now."""
-        return self.held
-
-    def take(self, places: list[int]) -> None:
-        """Goes on with these rows only."""
-        self.held = self.held.take(places)
-
-
-def path_of(decoder: Decoder, cache: Cache, steps: int) -> Slab | Values:
-    """The fast path where the decoder's weights say all it does; copies of them only where they pay."""
-    if steps == 0 or not plain(decoder) or cache.keys[0].dtype != decoder.words.weight.dtype:
-        return Values(decoder, cache)
-    return Slab(parts(decoder, COPIES if steps > FEW else 0), cache, steps)
 
 
 def run(
     decoder: Decoder,
     prompt: Prompt,
-    state: Cache | None,
+    state: Cache | State | None,
     chunk: int,
     rows: list[Row],
     sampler: Sampler,
@@ -257,9 +258,10 @@ def run(
 ) -> list[Generation]:
     """Reads the prompt, then goes on until every row has its reason to end; `first` is where the longest goes on."""
     max_tokens, Pmax = rows[0].max_tokens, decoder.config.max_position_embeddings
-    hidden, cache, pieces = read(decoder, prompt, state, chunk)
-    logits, path = decoder.logits(hidden), path_of(decoder, cache, max_tokens - 1)
-    nothing, done = Cache.empty(decoder.config, 1, hidden.dtype, hidden.device), dict[int, Generation]()
+    hidden, held, pieces = read(decoder, prompt, state, chunk)
+    logits, path = decoder.logits(hidden), paths.path_of(decoder, held, max_tokens - 1, prompt.learn[1])
+    nothing, done = paths.nothing(decoder, hidden), dict[int, Generation]()
+    S, whole = state.S if isinstance(state, Cache) else 0, keep_state and isinstance(held, State)
     for t in range(max_tokens):
         if decoder.config.place == "rope" and t == max(0, Pmax + 1 - first):
             warnings.warn(f"position {Pmax:,} ≥ {Pmax:,} of {decoder.config.family}: farther than it was trained")
@@ -268,8 +270,8 @@ def run(
         chosen = cast(list[tuple[float, float]], told.numpy().tolist())
         for place, row in enumerate(rows):
             if row.reason is None and row.add(int(chosen[place][0]), chosen[place][1]):
-                kept = cut(path.cache(), place, 0 if state is None else state.S) if keep_state else nothing
-                done[row.index] = row.generation(kept, apart(hidden[place]), pieces)
+                kept = paths.left(path, place, row.ids[-1], S) if keep_state else nothing
+                done[row.index] = row.generation(kept, paths.apart(hidden[place]), pieces, whole)
         left = [place for place, row in enumerate(rows) if row.reason is None]
         if not left:
             break
@@ -280,18 +282,3 @@ def run(
         hidden, logits = path.step(ids)
     calls = pieces + max(g.passes.answer for g in done.values())
     return [replace(done[b], calls=calls) for b in sorted(done)]
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def cut(cache: Cache, place: int, S: int) -> Cache:
-    """One row of a cache, as a copy: the first S slots and, of the others, those that are live."""
-    slots = torch.cat([torch.arange(S, device=cache.live.device), S + cache.live[place, S:].nonzero()[:, 0]])
-    return cache.map(lambda x: x[place : place + 1].index_select(1 if x.ndim == 2 else 2, slots))
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def apart(x: Tensor) -> Tensor:
-    """A copy that a gradient may be asked of."""
-    return x.clone()

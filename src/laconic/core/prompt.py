@@ -1,17 +1,19 @@
 """What generation starts from: texts, ids or vectors, checked, padded on the left, and read in pieces."""
 
 from collections.abc import Sequence, Sized
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from laconic.core.cache import Cache
-from laconic.core.decoder import Decoder
+from laconic.core.decoder import Decoder, Seen
 from laconic.core.errors import BadInput, Usage
 from laconic.core.fit import check_vectors, kind
+from laconic.core.learner import Learner
 from laconic.core.places import last_live
+from laconic.core.state import State
 
 Ids = Sequence[Sequence[int]] | Shaped[Tensor, "B T"]
 
@@ -27,7 +29,8 @@ class Tokenizer(Protocol):
 class Prompt(NamedTuple):
     """What is read before the first token: `ids` [B, T] or `vectors` [B, T, D], and the ids of each row, if any.
 
-    `start` is the position of each row's first; None: behind the last that is held.
+    `start` is the position of each row's first; None: behind the last that is held. `learn` says whether it teaches,
+    and what is written after it, of a model that learns while it reads.
     """
 
     ids: Tensor | None
@@ -35,6 +38,7 @@ class Prompt(NamedTuple):
     live: Bool[Tensor, "B T"]
     rows: list[list[int]]
     start: Int[Tensor, " B"] | None = None
+    learn: tuple[bool, bool] = (False, False)
 
     @property
     def positions(self) -> Int[Tensor, "B T"] | None:
@@ -43,10 +47,10 @@ class Prompt(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A prompt read: the vector of each row's last live position, the cache, and how many passes it took."""
+    """A prompt read: the vector of each row's last live position, the new state, and how many passes it took."""
 
     hidden: Float[Tensor, "B D"]
-    cache: Cache
+    state: Cache | State
     pieces: int
 
 
@@ -146,20 +150,35 @@ def check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
         raise BadInput(f"tokenizer has {size} ids, model has {rows} rows; grow the model or take its own tokenizer")
 
 
-def read(decoder: Decoder, prompt: Prompt, state: Cache | None, chunk: int) -> Reading:
+def read(decoder: Decoder, prompt: Prompt, state: Cache | State | None, chunk: int) -> Reading:
     """Reads the prompt `chunk` positions at once; logits are the caller's, of the last vectors only."""
     hidden: Tensor | None = None
-    whole, T, positions = bool(prompt.live.all()), prompt.live.shape[1], prompt.positions
+    whole, T = bool(prompt.live.all()), prompt.live.shape[1]
+    piece = learned if isinstance(decoder, Learner) else cached
     for start in range(0, T, chunk):
         here = slice(start, start + chunk)
         live = prompt.live[:, here]
-        vectors = decoder.embed(prompt.ids[:, here]) if prompt.ids is not None else prompt.vectors
-        assert vectors is not None
-        vectors = vectors if prompt.ids is not None else vectors[:, here]
-        places = None if positions is None else positions[:, here]
-        seen = decoder(vectors, state, live=None if whole else live, positions=places)
+        seen = piece(decoder, prompt, here, state, None if whole else live)
         last, state = last_live(seen.hidden, live), seen.state
         hidden = last if hidden is None else torch.where(live.any(1, keepdim=True), last, hidden)
     assert hidden is not None
     assert state is not None
     return Reading(hidden, state, -(-T // chunk))
+
+
+def cached(decoder: Decoder, prompt: Prompt, here: slice, state: Any, live: Tensor | None) -> Seen:
+    """A piece of the prompt on a cache."""
+    positions = prompt.positions
+    vectors = decoder.embed(prompt.ids[:, here]) if prompt.ids is not None else prompt.vectors
+    assert vectors is not None
+    vectors = vectors if prompt.ids is not None else vectors[:, here]
+    return decoder(vectors, state, live=live, positions=None if positions is None else positions[:, here])
+
+
+def learned(decoder: Decoder, prompt: Prompt, here: slice, state: Any, live: Tensor | None) -> Seen:
+    """A piece of the prompt on fast weights; vectors are no words, and have no targets to learn the task of."""
+    learner: Any = decoder
+    if prompt.ids is not None:
+        return learner.advance(prompt.ids[:, here], state, live=live, learn=prompt.learn[0])
+    assert prompt.vectors is not None
+    return learner(prompt.vectors[:, here], state, live=live, learn=prompt.learn[0])
