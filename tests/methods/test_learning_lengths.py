@@ -14,6 +14,7 @@ from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.estimators import ramp
 from laconic.methods.halting import allowed_logits, probabilities, support
 from laconic.methods.stopping import Stopping
+from laconic.methods.summaries import Summaries
 from tests import tolerances
 from tests.core.readings import all_same, same
 from tests.methods.documents import compressor, documents, gradients, some
@@ -156,6 +157,19 @@ def test_the_classifier_learns_the_cheapest_length() -> None:
         memory = method.compress(*first, how=Stopping("fixed", n=n))
         targets = course.targets[:, piece.segments[1]]
         same(trials[:, n - 1], method.unit.nats(method.unit.read(memory, *second), targets).sum)
+
+
+def test_the_classifier_has_the_heads_rate() -> None:
+    """The same at the start; the gradient of what it holds is as many times larger as that is smaller."""
+    one, ten = (compressor(halting={"price": 0.4, "head_lr": rate}, length="ratio") for rate in (1.0, 10.0))
+    for name in ("weight", "bias"):
+        drawn = [getattr(Summaries(m.decoder, m.reading, m.halting, eos=0).ratio, name) for m in (one, ten)]
+        same(10 * drawn[1], drawn[0])
+        getattr(ten.summaries.ratio, name).data = getattr(one.summaries.ratio, name).data / 10
+    slow, fast = (gradients(method, method(BATCH).loss) for method in (one, ten))
+    for name in ("summaries.ratio.weight", "summaries.ratio.bias"):
+        assert slow[name].any()
+        same(fast[name], 10 * slow[name])
 
 
 def test_draws_are_the_documents_own() -> None:

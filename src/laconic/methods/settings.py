@@ -243,7 +243,9 @@ class Halting(Settings):
     head_gradient: Literal["cut", "flow"] | None = Field(
         None, description="whether the head's gradient ends at its state; absent: cut for ponder and sample"
     )
-    head_lr: Annotated[float, Field(gt=0)] = Field(3.0, description="the head's rate over that of all else")
+    head_lr: Annotated[float, Field(gt=0)] = Field(
+        3.0, description="own head, classifier: its rate over that of all else; a row of the vocabulary has none"
+    )
     start: Annotated[float, Field(gt=0, lt=1)] = Field(0.9, description="E[N] / K at the start")
     index: Literal["after", "before", "split"] = Field(
         "after", description="stop after writing, before it, or the original's mixture"

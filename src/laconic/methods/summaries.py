@@ -101,6 +101,10 @@ class Summaries(nn.Module):
         self.b = nn.Parameter(torch.zeros((), dtype=self.kind)) if own else None
         self.begin = bias_start(how.start, reading.lengths, how.index) if own and how is not None else 0.0
         ratio = linear(D, len(reading.lengths), generator).to(self.kind) if reading.length == "ratio" else None
+        if ratio is not None and how is not None:
+            with torch.no_grad():
+                for p in ratio.parameters():
+                    p /= how.head_lr
         self.ratio = ratio
         price = 0.0 if how is None else how.price
         self.register_buffer("steered", torch.tensor([price, NONE], dtype=torch.float64))
@@ -160,9 +164,13 @@ class Summaries(nn.Module):
         return decoder.logits(hidden)
 
     def ratios(self, first: Float[Tensor, "B D"]) -> Float[Tensor, "B A"]:
-        """Eq. VL24: logits over the lengths allowed, from the state at the first place, which gets no gradient."""
+        """Eq. VL24: logits over the lengths allowed, from the state at the first place, which gets no gradient.
+
+        As in the stop head, what is learned is held divided by `head_lr`.
+        """
         assert self.ratio is not None
-        return self.ratio(first.detach().to(self.kind))
+        assert self.halting is not None
+        return self.halting.head_lr * self.ratio(first.detach().to(self.kind))
 
     def scores(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
         """r_j = v . h_j + c, by which tokens are selected."""
