@@ -91,6 +91,15 @@ def test_fingerprints_tell_lanes_apart() -> None:
     assert lanes().fingerprint == made[0].fingerprint
 
 
+def test_lanes_end_after_so_many_rows() -> None:
+    books = tokenized(BOOKS, byte_tokenizer())
+    few, whole = Lanes(BOOKS, books, T, 3, 1, count=7), lanes()
+    assert (len(few), few.times) == (9, 3)
+    assert few.batch(range(9), 0, 0).text.equal(whole.batch(range(9), 0, 0).text)
+    assert few.fingerprint != whole.fingerprint
+    assert len(Lanes(BOOKS, books, T, 3, 1, count=1000)) == len(whole)
+
+
 def test_fewer_pieces_than_lanes_are_refused() -> None:
     line = rf"{PIECES} pieces of 8 tokens in 6 documents, a batch has 40 lanes; give more text, or lower train\.batch"
     with pytest.raises(BadInput, match=line):

@@ -24,26 +24,36 @@ class Lanes:
     A piece is `tokens` that are read and one more, the last target, with which the next piece begins; the last of a
     document is shorter. The pieces of all documents, in an order of documents keyed by seed and epoch, are cut into
     lanes of equal length; those left over are not read in that epoch. A lane is `fresh` where it begins, as every
-    one does with an epoch, and where a document does. Raises `BadInput` (66) for fewer pieces than lanes.
+    one does with an epoch, and where a document does. With `count` the lanes end after so many rows in all. Raises
+    `BadInput` (66) for fewer pieces than lanes.
     """
 
-    def __init__(self, documents: Sequence[Document], ids: Sequence[Ids], tokens: int, lanes: int, seed: int) -> None:
+    def __init__(
+        self,
+        documents: Sequence[Document],
+        ids: Sequence[Ids],
+        tokens: int,
+        lanes: int,
+        seed: int,
+        count: int | None = None,
+    ) -> None:
         self.names, self.ids = [each.name for each in documents], list(ids)
         self.tokens, self.lanes, self.seed = tokens, lanes, seed
         # A single token predicts nothing, so the last piece of a document has at least two.
         self.starts = [range(0, max(len(each) - 1, 0), tokens) for each in ids]
-        if (count := sum(map(len, self.starts))) < lanes:
+        if (whole := sum(map(len, self.starts))) < lanes:
             raise BadInput(
-                f"{count} pieces of {tokens} tokens in {len(self.ids)} documents, a batch has {lanes} lanes; "
+                f"{whole} pieces of {tokens} tokens in {len(self.ids)} documents, a batch has {lanes} lanes; "
                 "give more text, or lower train.batch or data.text.tokens"
             )
-        self.times = count // lanes
+        self.length = whole // lanes
+        self.times = self.length if count is None else min(self.length, -(-count // lanes))
         self._ordered: tuple[int, list[Piece]] | None = None
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the documents as ids, with their names, and of how they are dealt."""
-        said = {"names": self.names, "tokens": self.tokens, "lanes": self.lanes, "seed": self.seed}
+        said = {"names": self.names, "tokens": self.tokens, "lanes": self.lanes, "seed": self.seed, "times": self.times}
         digest = hashlib.sha256(canonical(said).encode())
         for ids in self.ids:
             digest.update(len(ids).to_bytes(8, "little") + ids.astype("<i4").tobytes())
@@ -58,7 +68,7 @@ class Lanes:
         return self.times * self.lanes
 
     def pieces(self, epoch: int) -> list[Piece]:
-        """Those of an epoch, one document after another: lane b has `times` of them, from b * `times` on."""
+        """Those of an epoch, one document after another: lane b has `length` of them, from b * `length` on."""
         if self._ordered is None or self._ordered[0] != epoch:
             n = len(self.ids)
             order = keyed.index(int(keyed.mix(self.seed, LANES)) >> 1, epoch, np.arange(n), n).tolist()
@@ -68,7 +78,7 @@ class Lanes:
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
         """The rows on a grid that is as wide for all."""
         pieces, at = self.pieces(epoch), [divmod(int(row), self.lanes) for row in rows]
-        places = [pieces[lane * self.times + time] for time, lane in at]
+        places = [pieces[lane * self.length + time] for time, lane in at]
         text, live = self.grid(places)
         fresh = [time == 0 or start == 0 for (time, _), (_, start) in zip(at, places, strict=True)]
         return Documents(

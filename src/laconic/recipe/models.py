@@ -21,7 +21,7 @@ from laconic.data.tokens import Tokenizer, byte_tokenizer, load_tokenizer
 from laconic.methods.policies import check_room
 from laconic.methods.settings import Reading
 from laconic.methods.summaries import Summaries
-from laconic.recipe import adapters
+from laconic.recipe import adapters, learners
 from laconic.recipe.rows import slots_before
 from laconic.recipe.schema import BUILT_IN, Adapter, Model, Recipe
 
@@ -97,8 +97,12 @@ def new_config(model: Model, words: int) -> DecoderConfig:
     )
 
 
-def new_decoder(model: Model, config: DecoderConfig, seed: int) -> Decoder:
-    """A decoder of these sizes, drawn from the seed."""
+def new_decoder(recipe: Recipe, config: DecoderConfig) -> Decoder:
+    """A decoder of these sizes, drawn from the model's seed, or the run's."""
+    model = recipe.model
+    seed = recipe.seed if model.seed is None else model.seed
+    if recipe.method == "hope":
+        return learners.new(recipe, config, seed)
     decoder = Decoder(config, seed=seed)
     if model.init == "fan_in":
         draw(decoder, model, seed)
@@ -131,14 +135,6 @@ def drawn(config: DecoderConfig, device: torch.device) -> Decoder:
     decoder.to_empty(device=device)
     for p in decoder.parameters():
         nn.init.normal_(p.data, 0.0 if p.ndim == 2 else 1.0, 0.02)
-    return decoder
-
-
-def loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """A checkpoint whose weights may be trained: memory of their own, not the file's."""
-    decoder = Decoder.from_pretrained(folder, dtype, device)
-    for p in decoder.parameters():
-        p.data = p.data.clone()
     return decoder
 
 
@@ -237,6 +233,11 @@ def check_segments(recipe: Recipe, limit: int, config: DecoderConfig) -> None:
             f"data.text.window {text.window} of {text.mean} tokens: plain text is read at once, and the model has "
             f"{limit} positions; lower one of them"
         )
+    if recipe.method == "hope" and recipe.data.kind == "text" and text.tokens > limit:
+        raise Usage(
+            f"data.text.tokens {text.tokens}: attention reads a row at once, and the model has {limit} positions; "
+            "lower it"
+        )
     if how is None or recipe.method != "autocompressor":
         return
     lead = int(how.bos in ("sink", "first"))
@@ -256,6 +257,9 @@ def check_words(tokenizer: Tokenizer, config: DecoderConfig) -> None:
         raise BadInput(f"the tokenizer has {asked} words, the model {config.vocab_size}; take the one it was made with")
 
 
-def configured(model: Model, tokenizer: Tokenizer, folder: Path | None) -> DecoderConfig:
+def configured(recipe: Recipe, tokenizer: Tokenizer, folder: Path | None) -> DecoderConfig:
     """The decoder's sizes, without its weights."""
-    return DecoderConfig.read(folder) if folder else new_config(model, tokenizer.vocab_size)
+    if folder is not None:
+        return learners.config_of(folder)
+    config = new_config(recipe.model, tokenizer.vocab_size)
+    return learners.sized(recipe, config) if recipe.method == "hope" else config

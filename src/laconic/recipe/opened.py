@@ -13,7 +13,7 @@ from laconic.core.errors import BadInput, Damaged
 from laconic.core.families import DecoderConfig
 from laconic.core.runs import Committed, RunFolder
 from laconic.data.tokens import Tokenizer, load_tokenizer
-from laconic.recipe import adapters, models
+from laconic.recipe import adapters, learners, models
 from laconic.recipe.methods import method_of, staged
 from laconic.recipe.models import Parts
 from laconic.recipe.read import SHIPPED, read
@@ -92,7 +92,7 @@ def restored(recipe: Recipe, step: Committed, tokenizer: Tokenizer, device: torc
     What was trained asks for gradients as it did, since torch takes other kernels for what does not.
     """
     if recipe.train.what == "full":
-        decoder = models.loaded(step.folder, getattr(torch, recipe.model.dtype), device)
+        decoder = learners.loaded(step.folder, getattr(torch, recipe.model.dtype), device)
         base = decoder.fingerprint
     else:
         decoder, _ = start(recipe, device)
@@ -129,11 +129,11 @@ def described(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:
         folder = newest(Path(model.start)).folder
         if before.train.what != "full":
             return described(before)
-        return DecoderConfig.read(folder), load_tokenizer(folder)
+        return learners.config_of(folder), load_tokenizer(folder)
     if model.name is not None and not Path(model.name).is_dir():
         model = model.model_copy(update={"name": str(models.small_files(model.name, model.revision))})
     tokenizer = models.tokenizer_of(model)
-    config = models.configured(model, tokenizer, Path(model.name) if model.name else None)
+    config = models.configured(recipe, tokenizer, Path(model.name) if model.name else None)
     models.check_words(tokenizer, config)
     return config, tokenizer
 
@@ -152,16 +152,15 @@ def start(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
     if model.start is not None:
         found = opened(model.start, device)
         models.check_context(recipe, found.parts.decoder.config)
-        return found.plain(), found.parts.tokenizer
+        return learners.learner(recipe, found.plain()), found.parts.tokenizer
     tokenizer = models.tokenizer_of(model)
     folder = weights.find(model.name, model.revision) if model.name is not None else None
-    config = models.configured(model, tokenizer, folder)
+    config = models.configured(recipe, tokenizer, folder)
     models.check_words(tokenizer, config)
     models.check_context(recipe, config)
     if folder is None:
-        seed = recipe.seed if model.seed is None else model.seed
-        return models.new_decoder(model, config, seed).to(device, dtype), tokenizer
-    decoder = models.loaded(folder, dtype, device)
+        return models.new_decoder(recipe, config).to(device, dtype), tokenizer
+    decoder = learners.learner(recipe, learners.loaded(folder, dtype, device))
     decoder.name_or_path = str(model.name)
     return decoder, tokenizer
 

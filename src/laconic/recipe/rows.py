@@ -8,12 +8,13 @@ from laconic.core.errors import BadInput, Damaged
 from laconic.data import maths
 from laconic.data.drift import drifted
 from laconic.data.examples import Read, read_examples
+from laconic.data.lanes import Lanes
 from laconic.data.languages import Strings, languages_tokenizer
 from laconic.data.mqar import Mqar, mqar_tokenizer
 from laconic.data.passages import Passages, tokenized
 from laconic.data.reasoning import Questions
 from laconic.data.recall import Recalls, recall_tokenizer
-from laconic.data.settings import Data, Part
+from laconic.data.settings import Data, Part, Text
 from laconic.data.synthetic import DigitsSource, digits, digits_tokenizer
 from laconic.data.text import documents
 from laconic.data.tokens import Tokenizer
@@ -32,7 +33,7 @@ class Rows(NamedTuple):
     Documents are no questions: they have no examples, and nobody judges them.
     """
 
-    source: Questions | DigitsSource | Passages | Recalls | Mqar | Strings
+    source: Questions | DigitsSource | Passages | Lanes | Recalls | Mqar | Strings
     examples: Sequence[Example]
     protocol: Protocol | None
     notes: tuple[str, ...] = ()
@@ -69,12 +70,24 @@ def of_documents(
     if data.text.drift:
         words, seed = tokenizer.inner.get_vocab_size(with_added_tokens=False), recipe.seed if train else HELD_OUT
         ids = [drifted(each, data.text.drift, words, (seed, PARTS.index(part), d)) for d, each in enumerate(ids)]
-    room = room_of(recipe, context)
-    made = Passages(
-        found, ids, data.text, recipe.seed, room, fixed=not train, count=count, least=recipe.train.batch if train else 1
-    )
+    if recipe.train.carry:
+        many = recipe.train.batch if train or recipe.validation is None else recipe.validation.batch
+        lanes = many if train else min(many, len(found))
+        made = Lanes(found, ids, data.text.tokens, lanes, recipe.seed if train else HELD_OUT, count)
+    else:
+        how, room = segmented(recipe), room_of(recipe, context)
+        least = recipe.train.batch if train else 1
+        made = Passages(found, ids, how, recipe.seed, room, fixed=not train, count=count, least=least)
     said = f"{len(found):,} documents of {sum(map(len, ids)):,} tokens, {len(made):,} rows"
     return Rows(made, (), None, (*notes, said))
+
+
+def segmented(recipe: Recipe) -> Text:
+    """How documents are cut: a model that learns while it reads takes a row at once."""
+    text = recipe.data.text
+    if recipe.method != "hope":
+        return text
+    return text.model_copy(update={"segments": "fixed", "segment": text.tokens, "low": None, "high": None})
 
 
 def generated(data: Data, tokenizer: Tokenizer, seed: int, part: Part, count: int | None) -> Recalls | Mqar | Strings:

@@ -71,7 +71,7 @@ def moved(folder: Path, write: Callable[[Path], None]) -> None:
 def copy_weights(decoder: Decoder, folder: Path) -> None:
     """The weights of a folder into a decoder's own parameters."""
     first = decoder.words.weight
-    found = Decoder.from_pretrained(folder, first.dtype, first.device)
+    found = type(decoder).from_pretrained(folder, first.dtype, first.device)
     sizes = [{name: tuple(p.shape) for name, p in module.named_parameters()} for module in (found, decoder)]
     if sizes[0] != sizes[1]:
         raise Damaged(f"{folder}: its weights are of another model than the recipe's; take the recipe it was made by")

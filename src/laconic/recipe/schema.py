@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from laconic.data.settings import Data
+from laconic.methods.learning_settings import Learning, Levels, Memory
 from laconic.methods.settings import (
     Distilling,
     Halting,
@@ -25,7 +26,7 @@ from laconic.methods.settings import (
 )
 from laconic.training.settings import Training
 
-MethodName = Literal["cot", "nocot", "icot", "coconut", "codi", "pccot", "kava", "autocompressor", "plain"]
+MethodName = Literal["cot", "nocot", "icot", "coconut", "codi", "pccot", "kava", "autocompressor", "plain", "hope"]
 # The tables that a method reads. What else is given is kept and noted, so that one word changes the method.
 TABLES: Mapping[str, tuple[str, ...]] = {
     "cot": ("scoring",),
@@ -37,9 +38,10 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "kava": ("thinking", "distilling", "keeping", "matching"),
     "autocompressor": ("reading", "halting"),
     "plain": (),
+    "hope": ("memory", "levels", "learning"),
 }
 # Methods that read documents, and the kinds of data that are documents.
-READERS, DOCUMENTS = ("autocompressor", "plain"), ("text", "recall", "mqar", "languages")
+READERS, DOCUMENTS = ("autocompressor", "plain", "hope"), ("text", "recall", "mqar", "languages")
 SEGMENTED = ("text", "recall")  # of these, kinds whose documents have segments, which become vectors
 # Tokenizers by name; a folder of such a name is written ./digits.
 BUILT_IN = ("digits", "recall", "bytes", "mqar", "languages")
@@ -147,6 +149,9 @@ class Recipe(Settings):
     staging: Staging | None = Field(None, description="Coconut's curriculum")
     reading: Reading | None = Field(None, description="how documents become summary vectors")
     halting: Halting | None = Field(None, description="how the number of vectors is learned")
+    memory: Memory | None = Field(None, description="what each layer remembers with")
+    levels: Levels | None = Field(None, description="MLPs that learn while they read, at several rates")
+    learning: Learning | None = Field(None, description="what is learned while reading, and through")
     data: Data = Field(description="the rows")
     validation: Validation | None = Field(None, description="problems answered during training; absent: none")
     train: Training = Field(description="how it is trained")
@@ -192,6 +197,36 @@ class Recipe(Settings):
             raise ValueError(
                 'train.parallel "fsdp": ranks would make unequal numbers of passes with '
                 f'generator "{how.generator}" and memory "{how.memory}", and wait for ever; take "ddp"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def learns(self) -> "Recipe":
+        how = self.train
+        if how.carry and (self.method != "hope" or self.data.kind != "text"):
+            raise ValueError(
+                f'train.carry true with method {self.method} and data.kind "{self.data.kind}": what goes from batch to '
+                "batch is what method hope has learned of text; leave it out"
+            )
+        if self.method != "hope":
+            return self
+        if how.what != "full":
+            raise ValueError(
+                f'train.what "{how.what}" with method hope: the starts of its fast weights are its weights, which no '
+                'adapter stands in for; take "full"'
+            )
+        if how.parallel == "fsdp":
+            raise ValueError('train.parallel "fsdp" with method hope: its fast weights are no shards; take "ddp"')
+        if how.recompute:
+            raise ValueError(
+                f"train.recompute {how.recompute} with method hope: chunks are what is computed again; "
+                "set memory.self.checkpoint, or memory.titans.checkpoint"
+            )
+        mixer = self.memory.mixer if self.memory else "attention"
+        if mixer != "attention" and self.model.family not in (None, "llama"):
+            raise ValueError(
+                f'model.family "{self.model.family}" with memory.mixer "{mixer}": a model without attention has '
+                "Llama's norms and MLPs; take llama"
             )
         return self
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from laconic.core.decoder import Decoder
 from laconic.core.families import DecoderConfig
 from laconic.data.tokens import Tokenizer
-from laconic.recipe import models
+from laconic.recipe import learners, models
 from laconic.recipe.methods import method_of
 from laconic.recipe.models import Parts
 from laconic.recipe.schema import Adapter, Recipe
@@ -37,7 +37,7 @@ class Adapted(nn.Module):
 def sketched(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, per_epoch: int) -> nn.Module:
     """The method on a decoder of these sizes, all on meta; only what is trained asks for gradients."""
     with torch.device("meta"):
-        decoder = Decoder(config, seed=None).to(getattr(torch, recipe.model.dtype))
+        decoder = learners.sketched(recipe, config).to(getattr(torch, recipe.model.dtype))
     decoder.recompute = recipe.train.recompute
     simple = plainly(recipe)
     thoughts = models.new_thoughts(decoder, tokenizer, simple)
