@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from laconic.core.errors import BadInput
-from laconic.data.labelled import Labelled, demonstrations, majority, read_labelled
+from laconic.data.labelled import Labelled, demonstrations, read_labelled
 from tests.conftest import shared_dir
 
 ROWS = [Labelled(f"text {i}", "abc"[(i % 6) // 3 + (i % 6 == 5)]) for i in range(60)]
@@ -52,9 +52,3 @@ def test_balanced_demonstrations_have_every_label_alike() -> None:
     for n in range(3, 3 * min(counts.values()) + 1, 3):
         assert len(set(Counter(row.label for row in found[:n]).values())) == 1
     assert found != demonstrations(ROWS, 1, balanced=True)
-
-
-def test_majority() -> None:
-    assert majority(ROWS) == ("a", 0.5)
-    with pytest.raises(BadInput, match="majority: no labelled rows; give at least one"):
-        majority([])

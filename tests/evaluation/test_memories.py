@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from laconic.evaluation import contexts, memories, recalled
@@ -48,6 +49,17 @@ def test_what_a_way_saves_is_paired_by_document() -> None:
     assert contexts.curve(books().rows, "compressed") == pytest.approx([2 + 0.11 * 2.5] * 2)
 
 
+def test_documents_of_one_text_are_not_independent_where_there_are_texts_enough() -> None:
+    apart = np.array([[1.0, 2.0, 4.0, 1.0, 0.0, 4.0]])
+    sums = [1 + 2 - 4, 4 + 1 + 0 + 4 - 8]
+    assert contexts.standard_error(apart, list("aabbbb")) == pytest.approx((2 * sum(x * x for x in sums)) ** 0.5 / 6)
+    assert contexts.standard_error(apart) == contexts.standard_error(apart, list("abcdef"))
+    assert contexts.standard_error(apart) == pytest.approx(apart.std(ddof=1) / 6**0.5)
+    names = [f"text {d // 2}@{d}" for d in range(2 * contexts.TEXTS)]
+    assert contexts.groups(names) == [f"text {d // 2}" for d in range(2 * contexts.TEXTS)]
+    assert contexts.groups(names[:-2]) is None
+
+
 def test_there_is_no_share_of_nothing() -> None:
     ways = [fixed(d) | {"full": said(3 + 0.1 * d + (-1) ** d, 0, ())} for d in range(6)]
     assert {w.share for w in contexts.table(line("stop", ways).rows)} == {None}
@@ -67,6 +79,14 @@ def test_recall_by_facts_and_the_gap_between_soft_and_hard() -> None:
     assert (gap.expected, gap.vectors, gap.sampled) == pytest.approx((1.75, 0.25, 4 / 3))
     assert recalled.histogram(rows, "compressed") == {1: 3, 2: 3}
     assert recalled.gap(books().together) is None
+
+
+def test_lengths_begin_with_none_where_a_segment_kept_none() -> None:
+    ways = [fixed(d) | {"compressed": said(2, 12, (2 * (d % 2),))} for d in range(4)]
+    (found,) = memories.histograms([memories.block(0, [line("before", ways)])])
+    assert found[1] == [(0, 0.5), (1, 0), (2, 0.5), (3, 0), (4, 0)]
+    (found,) = memories.histograms([memories.block(0, [facts()])])
+    assert found[1] == [(1, 0.5), (2, 0.5), (3, 0), (4, 0)]
 
 
 def test_the_page_says_what_the_figures_say() -> None:

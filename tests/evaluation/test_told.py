@@ -5,6 +5,7 @@ import json
 import pytest
 
 from laconic.evaluation import told
+from laconic.evaluation.told import Told
 
 
 @pytest.mark.parametrize(
@@ -21,24 +22,58 @@ def test_scores_of_an_answer(said: str, answers: tuple[str, ...], asked: tuple[f
     assert [score(said, answers) for score in told.SCORES.values()] == pytest.approx(list(asked))
 
 
-def line(part: str, seed: int, balanced: bool, label: int, nats: list[float], without: list[float]) -> str:
+def line(id: int, part: str, seed: int, balanced: bool, label: int, nats: list[float], without: list[float]) -> str:
+    ways = [{"way": "way", "nats": nats, "without": without, "held": 4 + seed}]
     return json.dumps({
-        "part": part, "seed": seed, "balanced": balanced, "label": label, "tokens": [1, 2], "nats": {"way": nats},
-        "without": {"way": without},
+        "id": id, "part": part, "seed": seed, "balanced": balanced, "label": label, "tokens": [1, 2], "ways": ways,
     })  # fmt: skip
+
+
+def labels(*runs: list[str]) -> Told:
+    return Told("run", "file", "labels", False, tuple(range(len(runs))), runs)
 
 
 def test_calibration_and_order_are_chosen_on_validation_rows_alone() -> None:
     nats, without = [1.0, 3.0], [0.5, 3.0]  # a token: 1 against 1.5, so the first; calibrated .5 against 0, the second
-    valid = [line("valid", 0, False, 0, nats, without), line("valid", 0, True, 1, nats, without)]
-    plain = line("valid", 0, True, 1, nats, without)
+    valid = [line(0, "valid", 0, False, 0, nats, without), line(1, "valid", 0, True, 1, nats, without)]
+    plain = line(2, "valid", 0, True, 1, nats, without)
     test = [
-        line("test", seed, b, label, nats, without) for b in (False, True) for seed in (0, 1) for label in (0, 1, 1)
+        line(3 + i, "test", seed, b, label, nats, without)
+        for i, (b, seed, label) in enumerate((b, s, y) for b in (False, True) for s in (0, 1) for y in (0, 1, 1))
     ]
-    found = told.labels([*valid, plain, *test])
-    way = found["ways"]["way"]
-    assert (way["balanced"], way["calibrated"], way["on_validation"]) == (False, False, 1)
-    assert (way["accuracy"], way["sd"], way["seeds"]) == (pytest.approx(1 / 3), 0, pytest.approx([1 / 3] * 2))
-    assert found["floor"] == {"label": 1, "share": 2 / 3}
+    found = labels([*valid, plain, *test])
+    (way,) = found.labelled
+    assert (way.how, way.on_validation, way.held) == (("neither",), 1, pytest.approx(4.4))
+    assert (way.accuracy, way.sd, way.each) == (pytest.approx(1 / 3), 0, pytest.approx((1 / 3, 1 / 3)))
+    assert (found.floor, found.options, found.count) == (2 / 3, 2, 3)
     row = json.loads(plain)
     assert (told.chosen(row, "way", False), told.chosen(row, "way", True)) == (0, 1)
+    other = [text.replace('"balanced": false, "label": 0', '"balanced": false, "label": 1') for text in valid]
+    (way,) = labels([*valid, *test], [*other, *test]).labelled
+    assert way.how == ("neither", "calibrated")
+    assert (way.accuracy, len(way.each)) == (pytest.approx(1 / 2), 4)
+    assert way.sd == pytest.approx(((1 / 6) ** 2 * 4 / 3) ** 0.5)
+
+
+def asked(id: int, context: int, none: str, compressed: str, full: str | None) -> str:
+    said = {"none": (none, 0), "compressed": (compressed, 2), "full": (full, 9)}
+    ways = [{"way": way, "said": text, "held": held} for way, (text, held) in said.items() if text is not None]
+    return json.dumps({"id": id, "context": context, "task": None, "answers": ["cat"], "ways": ways})
+
+
+def test_answers_are_paired_with_those_without_context_and_errors_are_over_contexts() -> None:
+    lines = [
+        asked(2, 1, "dog", "cat", "cat"), asked(0, 0, "cat", "cat", "cat"), asked(1, 0, "dog", "cat", None),
+        asked(3, 1, "dog", "dog", "cat"),
+    ]  # fmt: skip
+    found = Told("run", "file", "answers", True, (0,), [lines])
+    none, compressed = found.answered  # the whole text did not fit once
+    assert (none.way, compressed.way, compressed.held, found.count) == ("none", "compressed", 2, 4)
+    x = compressed.scores["match"]
+    assert (x.mean.mean, x.over_none) == (0.75, 0.5)
+    d, e = [2 - 1.5, 1 - 1.5], [1 - 1.0, 1 - 1.0]  # what the two contexts have more than their share
+    assert x.se == pytest.approx((2 * sum(y * y for y in d)) ** 0.5 / 4)
+    assert x.over_none_se == pytest.approx((2 * sum(y * y for y in e)) ** 0.5 / 4)
+    assert none.scores["match"].over_none == 0
+    plain = found.plain()
+    assert (plain["contexts"], plain["ways"][1]["scores"]["match"]["mean"]["mean"]) == (2, 0.75)

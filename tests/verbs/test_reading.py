@@ -193,13 +193,16 @@ def files(folder: Path) -> tuple[str, str]:
 def test_files_of_questions_and_of_labels(
     run: Run, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laconic.recipe.telling.SEEDS", 2)
+    monkeypatch.setattr("laconic.recipe.telling.SEEDS", 1)
+    monkeypatch.setattr("laconic.recipe.telling.PLAIN", ())
     asked, labelled = files(tmp_path)
     code, out, err = run("books/seed-0", "--on", f"{asked},{labelled}", "--rows", 2, "--format", "json")
     assert code == 0, err
     answers, labels = json.loads(out)["files"]
-    assert (answers["kind"], answers["rows"], list(answers["ways"])) == ("answers", 2, ["compressed", "full", "none"])
-    assert (labels["kind"], labels["rows"], len(labels["ways"]["zero-shot"]["seeds"])) == ("labels", 4, 2)
+    assert (answers["kind"], answers["rows"], answers["contexts"]) == ("answers", 2, 2)
+    assert [each["way"] for each in answers["ways"]] == ["none", "compressed", "truncated", "full"]
+    assert (labels["kind"], labels["rows"], labels["ways"][0]["way"]) == ("labels", 2, "zero-shot")
+    assert len(labels["ways"][0]["each"]) == 1
     code, out, _ = run("books/seed-0", "--on", asked, "--query-aware")
     assert code == 0
     assert "2 rows, the question stood before the context" in out

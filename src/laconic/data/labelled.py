@@ -35,7 +35,8 @@ def read_labelled(path: str | Path, part: Part | None = None) -> list[Labelled]:
     found = [row for row in every if part is None or row.part in (part, None)]
     labels = {row.label for row in found}
     if len(labels) < 2:
-        raise BadInput(f"{Path(path).name}: {len(labels)} labels in {len(found):,} rows of {part}; give two or more")
+        of = "" if part is None else f" of {part}"
+        raise BadInput(f"{Path(path).name}: {len(labels)} labels in {len(found):,} rows{of}; give two or more")
     return found
 
 
@@ -49,11 +50,3 @@ def demonstrations(rows: Sequence[Labelled], seed: int, *, balanced: bool = Fals
         turns.append(seen[row.label])
         seen[row.label] += 1
     return [drawn[i] for i in sorted(range(len(drawn)), key=lambda i: turns[i])]
-
-
-def majority(rows: Sequence[Labelled]) -> tuple[str, float]:
-    """The commonest label and its share: what is right without reading. Raises `BadInput` for no rows."""
-    if not rows:
-        raise BadInput("majority: no labelled rows; give at least one")
-    label, count = Counter(row.label for row in rows).most_common(1)[0]
-    return label, count / len(rows)

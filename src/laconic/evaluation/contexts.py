@@ -14,6 +14,7 @@ from laconic.evaluation.statistics import Estimate, Scores
 
 Seeds = Sequence[Sequence[Row]]
 ERRORS = 2  # standard errors by which something has to be more than nothing
+TEXTS = 10  # of which documents are stretches, from which on errors are over texts
 UNTRAINED = "untrained"  # ways of the method before a step, which are measured against each other
 
 
@@ -52,10 +53,22 @@ def vectors(rows: Sequence[Row], way: str) -> float | None:
     return sum(written) / len(written) if written else None
 
 
-def standard_error(apart: Scores) -> float:
-    """Of the mean over documents of what is first averaged over seeds."""
+def groups(names: Sequence[str]) -> list[str] | None:
+    """The text that each document is a stretch of; None, each by itself, where there are too few texts for errors."""
+    found = [name.split("@")[0] for name in names]
+    return found if len(set(found)) >= TEXTS else None
+
+
+def standard_error(apart: Scores, groups: Sequence[str] | None = None) -> float:
+    """Of the mean over documents of what is first averaged over seeds; documents of one group are not independent.
+
+    Of groups g with sums d_g of deviations from the mean it is sqrt(G / (G - 1) sum over g of d_g^2) / N.
+    """
     each = apart.mean(0)
-    return float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else float("nan")
+    _, at = np.unique(np.arange(len(each)) if groups is None else np.array(groups), return_inverse=True)
+    sums = np.bincount(at, each - each.mean())
+    G = len(sums)
+    return float(np.sqrt(G / (G - 1) * (sums**2).sum()) / len(each)) if G > 1 else float("nan")
 
 
 def worth(seeds: Seeds, way: str, whole: str | None) -> Worth:
@@ -63,8 +76,9 @@ def worth(seeds: Seeds, way: str, whole: str | None) -> Worth:
     base = f"{UNTRAINED} none" if way.startswith(UNTRAINED) else "none"
     nothing, here = column(seeds, base), column(seeds, way)
     apart = nothing - here
+    texts = groups([row.id for row in seeds[0]])
     most = None if whole is None or base != "none" else nothing - column(seeds, whole)
-    there = most is not None and float(most.mean()) > ERRORS * standard_error(most)
+    there = most is not None and float(most.mean()) > ERRORS * standard_error(most, texts)
     late = all(sum(row.scored[1:]) for row in seeds[0])
     counts = [n for n in (vectors(rows, way) for rows in seeds) if n is not None]
     return Worth(
@@ -72,7 +86,7 @@ def worth(seeds: Seeds, way: str, whole: str | None) -> Worth:
         statistics.estimate(here),
         statistics.share(rights(seeds, way)),
         statistics.estimate(apart),
-        standard_error(apart),
+        standard_error(apart, texts),
         float(apart.mean() / most.mean()) if most is not None and there else None,
         statistics.estimate(column(seeds, base, 1) - column(seeds, way, 1)) if late else None,
         float(np.mean(counts)) if counts else None,

@@ -10,7 +10,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from laconic.evaluation import drawings, pareto, recalled
-from laconic.evaluation.contexts import ERRORS, UNTRAINED, Worth, curve, ways_of
+from laconic.evaluation.contexts import ERRORS, TEXTS, UNTRAINED, Worth, curve, ways_of
 from laconic.evaluation.drawings import INK, LINE, svg, tint
 from laconic.evaluation.pareto import END, FIXED, LEARNED, ORACLE, Point, Verdict
 from laconic.evaluation.reading import Line
@@ -193,10 +193,10 @@ def limits(blocks: Sequence[Block]) -> list[str]:
     few = min(len(line.seeds) for line in lines)
     if few < FEW:
         found.append(f"Seeds: {few} of some runs. Intervals are of these runs; another seed may fall outside them.")
-    books = {row.id.split("@")[0] for line in lines if not line.facts for row in line.rows[0]}
-    if books:
+    texts = [len({row.id.split("@")[0] for row in line.rows[0]}) for line in lines if not line.facts]
+    if texts and min(texts) < TEXTS:
         found.append(
-            f"Documents are stretches of {len(books)} texts; standard errors are over stretches, which are alike "
+            f"Documents are stretches of {min(texts)} texts; standard errors are over stretches, which are alike "
             "within one text, so those over texts are larger."
         )
     return [*found, *SAID]
@@ -221,8 +221,8 @@ def histograms(blocks: Sequence[Block]) -> list[tuple[Line, list[tuple[int, floa
         for line in each.lines:
             if line.about.get("length") in ("stop", "ratio"):
                 counts = recalled.histogram(line.together, "compressed")
-                total = sum(counts.values())
-                found.append((line, [(n, counts.get(n, 0) / total) for n in range(1, int(line.about["cap"]) + 1)]))
+                total, lengths = sum(counts.values()), range(min(1, *counts), int(line.about["cap"]) + 1)
+                found.append((line, [(n, counts.get(n, 0) / total) for n in lengths]))
     return found
 
 

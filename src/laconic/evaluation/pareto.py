@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from laconic.evaluation.contexts import ERRORS, column, rights, standard_error, vectors, ways_of
+from laconic.evaluation.contexts import ERRORS, column, groups, rights, standard_error, vectors, ways_of
 from laconic.evaluation.reading import Line
 from laconic.evaluation.scored import Row
 from laconic.evaluation.statistics import Scores
@@ -33,6 +33,11 @@ class Point(NamedTuple):
     seeds: tuple[int, ...]
     x: tuple[float, ...]
     scores: Scores
+
+    @property
+    def texts(self) -> list[str] | None:
+        """The texts that errors are taken over."""
+        return groups([name for name, _, _ in self.documents])
 
     @property
     def at(self) -> tuple[float, float]:
@@ -144,10 +149,10 @@ def interpolated(fixed: Sequence[Point], x: float, seed: int) -> Scores | None:
     return (1 - share) * left + share * right
 
 
-def error(apart: Scores) -> float:
+def error(apart: Scores, texts: Sequence[str] | None = None) -> float:
     """Standard error of a mean over seeds and documents: both vary."""
     R = len(apart)
-    return math.hypot(standard_error(apart), float(apart.mean(1).std(ddof=1)) / math.sqrt(R) if R > 1 else 0.0)
+    return math.hypot(standard_error(apart, texts), float(apart.mean(1).std(ddof=1)) / math.sqrt(R) if R > 1 else 0.0)
 
 
 def verdicts(lines: Sequence[Line]) -> list[Verdict]:
@@ -164,7 +169,7 @@ def verdicts(lines: Sequence[Line]) -> list[Verdict]:
             if len(same) < len(on_line):
                 continue
             apart = point.scores - np.stack(same)
-            mean, se = float(apart.mean()), error(apart)
+            mean, se = float(apart.mean()), error(apart, point.texts)
             x, at = point.at
             helps = bool(mean > ERRORS * se)
             found.append(Verdict(point.run, point.way, name, x, at, float(np.stack(same).mean()), mean, se, helps))

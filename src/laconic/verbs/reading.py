@@ -13,6 +13,7 @@ from laconic.core import lock
 from laconic.core.errors import BadInput, Preempted, Usage, on_disk
 from laconic.evaluation import kept, reading, scored
 from laconic.evaluation.reading import Line
+from laconic.evaluation.told import Told
 from laconic.recipe import asking
 from laconic.recipe.measuring import Set, sets
 from laconic.recipe.opened import RECIPE, Opened, opened
@@ -67,11 +68,11 @@ def gathered(how: Asking) -> list[Line]:
     return sorted(found, key=lambda line: order.index(line.set))
 
 
-def told_of(how: Asking) -> list[dict[str, Any]]:
+def told_of(how: Asking) -> list[Told]:
     """What every run says to the files among the sets."""
     files = [name for name in how.sets if telling.is_file(name)]
     paths = dict(zip(how.runs, names(how.runs), strict=True)) if files else {}
-    return [*telling.findings(paths, files, how.rows, how.aware, how.stop, how.opened)]
+    return telling.findings(paths, files, how.rows, how.aware, how.stop, how.opened)
 
 
 def lines_of(how: Asking, path: str, title: str) -> list[Line]:
@@ -134,10 +135,11 @@ def described(recipe: Recipe) -> dict[str, Any]:
                            "price": halting.price}  # fmt: skip
 
 
-def told(lines: Sequence[Line], files: Sequence[dict[str, Any]], as_json: bool) -> None:
+def told(lines: Sequence[Line], files: Sequence[Told], as_json: bool) -> None:
     """The figures on standard output."""
     if as_json:
-        made = {"schema": 1, "lines": [reading.plain_line(line) for line in lines], "files": files}
+        made = {"schema": 1, "lines": [reading.plain_line(line) for line in lines],
+                "files": [each.plain() for each in files]}  # fmt: skip
         print(json.dumps(made, ensure_ascii=False, allow_nan=False))
         return
     from rich.console import Console

@@ -1,9 +1,11 @@
-"""Runs that read, on files of questions about contexts (E4) or of labelled texts (E3), for `laconic evaluate`."""
+"""Runs that read, on files of questions about contexts (E4) or of labelled texts (E3): asked, kept, said."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from laconic.console import progress
 from laconic.core import lock
@@ -11,17 +13,24 @@ from laconic.core.artifact import canonical
 from laconic.core.errors import BadInput, Preempted, Usage
 from laconic.data.contexts import read_contexts
 from laconic.data.labelled import read_labelled
-from laconic.evaluation import kept, told
+from laconic.evaluation import kept
+from laconic.evaluation.told import Told
 from laconic.recipe import asking
 from laconic.recipe.opened import RECIPE, Opened
+from laconic.recipe.read import read
 from laconic.recipe.reader import reader_of
 from laconic.recipe.telling import Contexts, Labels, parts
 from laconic.training.signals import Interrupted, Stop
 from laconic.verbs.arguments import run_name
 
+Kind = Literal["answers", "labels"]
 ROWS = 100  # rows that are given a label, of validation and of test
 FILES = (".jsonl", ".parquet")
 OWN = ("test", "valid", "excerpt")  # sets that a recipe itself holds out
+AWARE = "-query-aware"
+FOLDER = re.compile(
+    rf"(?P<file>.+)-(?P<kind>answers|labels)-step-(?P<step>\d+)(?P<aware>{AWARE})?(-first-(?P<rows>\d+))?"
+)
 
 
 def is_file(name: str) -> bool:
@@ -36,52 +45,61 @@ def findings(
     aware: bool,
     stop: Stop,
     open_: Callable[..., Opened],
-) -> Iterator[dict[str, Any]]:
-    """Every run of every seed on every file; `paths` are titles of runs by their paths."""
+) -> list[Told]:
+    """Every run on every file, the lines of its seeds side by side; `paths` are titles of runs by their paths."""
+    found: list[Told] = []
     for path, title in paths.items():
+        seeds, lines = list[int](), dict[str, list[list[str]]]()
         for folder in asking.seeds(path):
             run = open_(folder)
             if run.recipe.method == "plain":
                 raise Usage(f"{folder}: a plain model has no memory to be asked; give runs of autocompressor")
+            seeds.append(run.recipe.seed)
             with lock.held(folder / asking.FOLDER):
                 for file in files:
-                    yield finding(run, run_name(title, path, folder), Path(file), rows, aware, stop)
+                    said = asked(run, run_name(title, path, folder), Path(file), rows, aware, stop)
+                    lines.setdefault(file, []).append(said)
+        for file, each in lines.items():
+            kind = kind_of(Path(file))
+            found.append(Told(title, Path(file).stem, kind, aware and kind == "answers", tuple(seeds), each))
+    return found
 
 
-def finding(run: Opened, name: str, file: Path, rows: int | None, aware: bool, stop: Stop) -> dict[str, Any]:
-    """A run on a file. Raises `Preempted` (75) after a signal: what is asked is kept."""
+def asked(run: Opened, name: str, file: Path, rows: int | None, aware: bool, stop: Stop) -> list[str]:
+    """The lines of a run on a file. Raises `Preempted` (75) after a signal: what is asked is kept."""
     if not file.is_file():
         raise BadInput(f"--on {file}: no such file; give one of rows, or {', '.join(OWN)}")
     reader, kind = reader_of(run), kind_of(file)
     if kind == "answers":
-        asked = read_contexts(file)[:rows]
-        work, count, batch = Contexts(reader, asked, aware), len(asked), 1
-        figures: Callable[[Sequence[str]], Mapping[str, Any]] = answers
+        questions = read_contexts(file)[:rows]
+        work, count, batch = Contexts(reader, questions, aware), len(questions), 1
     else:
-        shown, some = parts(lambda part: read_labelled(file, part), rows or ROWS)  # pyright: ignore[reportArgumentType]
-        work, batch, figures = Labels(reader, shown, some), 8, told.labels
+        work, batch = Labels(reader, *parts(read_labelled(file), rows or ROWS)), 8
         count = len(work.turns)
-    extra = ("-query-aware" if aware and kind == "answers" else "") + ("" if rows is None else f"-first-{rows}")
+    extra = (AWARE if aware and kind == "answers" else "") + ("" if rows is None else f"-first-{rows}")
     folder = run.folder / asking.FOLDER / f"{file.stem}-{kind}-step-{run.step}{extra}"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     key = {"step": asking.step_hash(run.folder, run.step), "file": digest, "rows": str(rows), "aware": str(aware)}
+
+    def figures(lines: Sequence[str]) -> Mapping[str, Any]:
+        return {"schema": 1, **Told(name, file.stem, kind, aware, (run.recipe.seed,), [lines]).plain()}
+
     try:
         with (
             progress(f"{name} {file.name}") as show,
             asking.flushed(reader.decoder.words.weight.device),
             stop.leaving(),
         ):
-            lines = kept.lines(
+            return kept.lines(
                 folder, canonical(key), count, work.lines, batch=batch, result=figures, show=show,
                 texts={RECIPE: (run.folder / RECIPE).read_text(encoding="utf-8")},
             )  # fmt: skip
     except Interrupted:
         rest = "what is asked is kept; the same command goes on"
         raise Preempted(f"{stop.name}: {run.folder}, {file.name}: {rest}") from None
-    return {"run": name, "file": file.name, "kind": kind, "query_aware": aware, **figures(lines)}
 
 
-def kind_of(file: Path) -> str:
+def kind_of(file: Path) -> Kind:
     """What the rows of a file are, by the first one: questions about contexts, or labelled texts."""
     if file.suffix == ".parquet":
         from laconic.data.tables import parquet
@@ -93,26 +111,56 @@ def kind_of(file: Path) -> str:
     return "answers" if "context" in first else "labels"
 
 
-def answers(lines: Sequence[str]) -> dict[str, Any]:
-    """The scores of each way as JSON holds them."""
-    found = told.answers(lines)
-    ways = {way: {k: {**x._asdict(), "se": se} for k, (x, se) in each.items()} for way, each in found.items()}
-    return {"ways": ways, "rows": len(lines)}
+def kept_findings(paths: Mapping[str, str]) -> list[Told]:
+    """What the evaluations of runs hold of files, of each the newest step's, and of those the most rows.
+
+    Raises `BadInput` (66) for seeds that were asked other rows.
+    """
+    found: list[Told] = []
+    for path, title in paths.items():
+        folders = asking.seeds(path)
+        by_seed = [newest(folder / asking.FOLDER) for folder in folders]
+        for (file, kind, aware), _ in sorted(by_seed[0].items()):
+            places = [(folder, there[(file, kind, aware)]) for folder, there in zip(folders, by_seed, strict=True)
+                      if (file, kind, aware) in there]  # fmt: skip
+            keys = {json.loads((place / kept.KEY).read_text(encoding="utf-8"))["file"] for _, place in places}
+            lines = [kept.lines_of(place) for _, place in places]
+            if len(keys) > 1 or len({len(each) for each in lines}) > 1:
+                raise BadInput(f"{path}: its seeds were asked other rows of {file}; evaluate them in one command")
+            seeds = tuple(read(folder / RECIPE)[0].seed for folder, _ in places)
+            found.append(Told(title, file, cast(Kind, kind), aware, seeds, lines))
+    return sorted(found, key=lambda each: (each.kind, each.file, each.aware))
 
 
-def said(found: Mapping[str, Any]) -> list[str]:
+def newest(folder: Path) -> dict[tuple[str, str, bool], Path]:
+    """Of each file, kind and order of reading the folder of its newest step with the most rows."""
+    found: dict[tuple[str, str, bool], tuple[tuple[int, float], Path]] = {}
+    for each in sorted(folder.glob("*-step-*")):
+        said = FOLDER.fullmatch(each.name)
+        if said is None or each.name.startswith("."):
+            continue
+        key = (said["file"], said["kind"], said["aware"] is not None)
+        rank = (int(said["step"]), float(said["rows"] or "inf"))
+        if key not in found or rank > found[key][0]:
+            found[key] = (rank, each)
+    return {key: place for key, (_, place) in found.items()}
+
+
+def said(found: Told) -> list[str]:
     """A finding in lines."""
-    head = f"{found['run']}, {found['file']}: {found['rows']} rows"
-    if found["kind"] == "answers":
-        head += ", the question stood before the context" if found["query_aware"] else ""
-        return [head] + [
-            f"  {way:<12}" + "  ".join(f"{k} {100 * x['mean']:.1f} ± {100 * x['se']:.1f} %" for k, x in each.items())
-            for way, each in found["ways"].items()
-        ]
-    floor = found["floor"]
-    lines = [f"{head}; majority floor {100 * floor['share']:.1f} %"]
-    for way, x in found["ways"].items():
-        spread = "" if x["sd"] is None else f" ± {100 * x['sd']:.1f}"
-        how = ", ".join(name for name in ("balanced", "calibrated") if x[name]) or "plain"
-        lines.append(f"  {way:<12}{100 * x['accuracy']:.1f}{spread} % right ({how}, by validation)")
+    head = f"{found.run}, {found.file}: {found.count} rows"
+    if found.kind == "answers":
+        head += ", the question stood before the context" if found.aware else ""
+        return [head, *(
+            f"  {w.way:<12}{w.held:7.1f} before  "
+            + "  ".join(f"{name} {100 * x.mean.mean:.1f} ± {100 * x.se:.1f} %" for name, x in w.scores.items())
+            for w in found.answered
+        )]  # fmt: skip
+    lines = [f"{head} of {found.options} labels; majority floor {100 * found.floor:.1f} %"]
+    for w in found.labelled:
+        spread = "" if w.sd is None else f" ± {100 * w.sd:.1f}"
+        how = ", ".join(dict.fromkeys(w.how))
+        lines.append(
+            f"  {w.way:<26}{w.held:7.1f} before  {100 * w.accuracy:.1f}{spread} % right ({how}, by validation)"
+        )
     return lines
