@@ -119,5 +119,5 @@ def test_what_belongs_to_one_kind_of_model_is_refused_by_the_other() -> None:
         generate(decoder, ids=ids, max_tokens=1, learn=True)
     with pytest.raises(Usage, match="start: a model that learns while it reads counts its own positions; leave it out"):
         generate(model, ids=ids, max_tokens=1, start=torch.tensor([0]))
-    with pytest.raises(Usage, match="hope: 2 rows of vectors, the state has 1; take or join its rows"):
+    with pytest.raises(Usage, match="2 prompts on a state of 1 rows; take or join its rows"):
         generate(model, ids=ids * 2, state=state, max_tokens=1)

@@ -20,12 +20,13 @@ from laconic.core.strict import Entry, Header, canonical, check_header, inside, 
 
 ROOM = 2.2  # free space asked for, in expected bytes
 FORMAT = 1  # of single-file artifacts; newer ones are refused
+WORDS = {"memory": "memory (summary vectors)", "laconic.state": "state (fast weights)"}  # kinds a person gives
 
 __all__ = [
     "LaconicError", "Usage", "NonFinite", "BadInput", "Busy", "NoSpace", "Damaged", "Unsafe",
     "Entry", "Header", "canonical", "check_header", "inside", "parse_json", "read_json",
     "check_finite", "open_tensors", "save_tensors", "apart", "ask_room", "sync",
-    "commit_folder", "replace_file", "save_artifact", "open_artifact", "fill",
+    "commit_folder", "replace_file", "save_artifact", "open_artifact", "kind_of", "fill",
 ]  # fmt: skip
 
 
@@ -142,23 +143,34 @@ def save_artifact(path: Path, tensors: Mapping[str, Tensor], kind: str, about: M
 
 def open_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors, mapped, and what `save_artifact` was told about them; `Damaged` before any tensor is handed out."""
-    if not path.is_file():
-        raise BadInput(f"no {path.name} in {path.parent}")
-    try:
-        header = check_header(path)
-        metadata = header.metadata
-        about = parse_json(metadata.get("laconic", "").encode(), f"{path.name}: metadata")
-    except BadInput as error:
-        raise Damaged(f"no artifact of laconic: {error}") from None
+    header, about = described(path)
+    metadata = header.metadata
     if about.get("format") != FORMAT or about.get("kind") != kind:
-        there = f"{about.get('kind')} of format {about.get('format')}"
-        raise Damaged(f"{path} is a {there}, asked was a {kind} of format {FORMAT}; open it with what made it")
+        there = f"{WORDS.get(str(about.get('kind')), about.get('kind'))} of format {about.get('format')}"
+        asked = WORDS.get(kind, kind)
+        raise Damaged(f"{path} is a {there}, asked was a {asked} of format {FORMAT}; open it with what made it")
     with on_disk(path):
         tensors = open_tensors(path, header.tensors)
     found = _digest(metadata["laconic"], tensors)
     if metadata != {"laconic": metadata["laconic"], "digest": found}:
         raise Damaged(f"{path}: digest {metadata.get('digest')} promised, {found} found; take another copy")
     return tensors, about
+
+
+def kind_of(path: Path) -> str:
+    """What a file of ours says it is; nothing else of it is looked at. Raises as `open_artifact` does."""
+    return str(described(path)[1].get("kind"))
+
+
+def described(path: Path) -> tuple[Header, dict[str, Any]]:
+    """The header of a file, and what it says of itself. Raises `BadInput` (66) for no file, `Damaged` (76)."""
+    if not path.is_file():
+        raise BadInput(f"no {path.name} in {path.parent}")
+    try:
+        header = check_header(path)
+        return header, parse_json(header.metadata.get("laconic", "").encode(), f"{path.name}: metadata")
+    except BadInput as error:
+        raise Damaged(f"no artifact of laconic: {error}") from None
 
 
 def fill(module: nn.Module, path: Path, kind: str, about: Mapping[str, object]) -> None:

@@ -183,9 +183,12 @@ def check_length(decoder: Decoder, prompt: Prompt, state: Cache | State | None, 
     """
     held = torch.zeros(len(prompt.live), dtype=torch.long, device=prompt.live.device)
     if isinstance(state, State):
-        held = held + state.position.to(held.device)
+        if len(state.position) != len(held):
+            raise Usage(f"{len(held)} prompts on a state of {len(state.position)} rows; take or join its rows")
+        state = next((layer.cache for layer in state.layers if layer.cache is not None), None)
     elif state is not None:
         fit.check_state(decoder.config, state, len(prompt.live))
+    if state is not None:
         held = 1 + F.pad(state.positions.masked_fill(~state.live, -1), (1, 0), value=-1).amax(1)
     held = held if prompt.start is None else prompt.start
     first, config = int((held + prompt.live.sum(1)).amax()), decoder.config

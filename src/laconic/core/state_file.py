@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -12,20 +12,39 @@ from laconic.core.cache import Cache
 from laconic.core.errors import Damaged
 from laconic.core.state import Continuum, Deep, Factors, Layer, Level, Matrix, Opened, State, once
 
+KIND = "laconic.state"  # of the artifact
 SCHEMA = 1
 FORMS = {form.__name__: form for form in (Cache, Continuum, Deep, Factors, Layer, Level, Matrix, Opened, State)}
 SHORT = 12  # characters of a hash that a message shows
 
 
-def save(state: object, path: str | Path, *, kind: str, model: str, tokens: int = 0, version: str = "") -> None:
+class Stored(NamedTuple):
+    """A state as its file has it, and what the file says of it: model, tokens, source, and so on."""
+
+    state: Any
+    about: Mapping[str, Any]
+
+
+def save(
+    state: object,
+    path: str | Path,
+    *,
+    kind: str,
+    model: str,
+    tokens: int = 0,
+    version: str = "",
+    source: Mapping[str, object] | None = None,
+) -> None:
     """One file; a tensor that stands in two places is written once.
 
     `kind` is the memory's ("titans", "hope"), `model` the `fingerprint` of its slow tensors, `tokens` how many were
-    read, `version` of the program. Raises `NonFinite` (65) for a state that is not finite.
+    read, `version` of the program; `source` says where it comes from. Raises `NonFinite` (65) for a state that is not
+    finite.
     """
     tensors, shape = apart(state)
     about = {"schema": SCHEMA, "holds": kind, "model": model, "tokens": tokens, "version": version}
-    artifact.save_artifact(Path(path), tensors, "laconic.state", {**about, "shape": shape})
+    about |= {"source": dict(source)} if source else {}
+    artifact.save_artifact(Path(path), tensors, KIND, {**about, "shape": shape})
 
 
 def apart(state: object, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
@@ -39,22 +58,28 @@ def load(path: str | Path, *, kind: str, model: str, force: bool = False) -> Any
 
     A state of other weights is refused too, unless `force`.
     """
-    tensors, about = artifact.open_artifact(Path(path), "laconic.state")
-    if about.get("schema") != SCHEMA or about.get("holds") != kind:
-        there = f"{about.get('holds')} of schema {about.get('schema')}"
-        raise Damaged(f"state: {path} holds {there}, asked was {kind} of schema {SCHEMA}; load it with what made it")
+    state, about = stored(path, kind)
     made = str(about.get("model"))
     if made != model and not force:
         raise Damaged(
             f"state: made by model {made[:SHORT]}…, this is {model[:SHORT]}…; load that model or pass force=True"
         )
+    return state
+
+
+def stored(path: str | Path, kind: str) -> Stored:
+    """What `save` wrote, whichever weights it belongs to. Raises `Damaged` (76) as `load` does."""
+    tensors, about = artifact.open_artifact(Path(path), KIND)
+    if about.get("schema") != SCHEMA or about.get("holds") != kind:
+        there = f"{about.get('holds')} of schema {about.get('schema')}"
+        raise Damaged(f"state: {path} holds {there}, asked was {kind} of schema {SCHEMA}; load it with what made it")
     left = set(tensors)
     state = built(about.get("shape"), tensors, left)
     rows = {x.shape[:1] for x in tensors.values()}
     if left or len(rows) > 1:
         odd = f"{min(left)} stands nowhere in it" if left else "its tensors have different numbers of rows"
         raise Damaged(f"state: {path}: {odd}; take another copy")
-    return state
+    return Stored(state, about)
 
 
 def described(tree: object, names: Mapping[int, str]) -> Any:
