@@ -14,7 +14,7 @@ from laconic.core.decoder import Decoder
 from laconic.core.errors import BadInput, Damaged, Usage
 from laconic.core.sampling import Sampling
 from laconic.core.state import State
-from laconic.methods import cms_shape, hope_shape
+from laconic.methods import cms_shape, hope_shape, titans_shape
 from laconic.methods.changes import dense
 from laconic.methods.cms_reading import levels_of
 from laconic.methods.hope_config import HopeConfig
@@ -41,9 +41,9 @@ def attention(inner: str = "task", family: str = "llama", **how: Any) -> HopeAtt
     return made
 
 
-def hope(inner: str = "task", **how: Any) -> Hope:
+def hope(inner: str = "task", memory: Any = MEMORY, **how: Any) -> Hope:
     own = cms_shape.Options(inner=cast(Any, inner), **(CMS | how))
-    shape = HopeConfig.of(V, 8, 2, chunks=(2, 4), heads=2, memory=MEMORY, cms=own)
+    shape = HopeConfig.of(V, 8, 2, chunks=(2, 4), heads=2, memory=memory, chunk=3, cms=own)
     made = Hope(shape, 1).double().eval()
     with torch.no_grad():
         for n, p in enumerate(made.parameters()):
@@ -51,8 +51,12 @@ def hope(inner: str = "task", **how: Any) -> Hope:
     return made
 
 
+def titans(inner: str = "task", **how: Any) -> Hope:
+    return hope(inner, titans_shape.Options(hidden=3, persistent=1), **how)
+
+
 def models(inner: str) -> list[Hope]:
-    return [attention(inner), hope(inner)]
+    return [attention(inner), hope(inner), titans(inner)]
 
 
 def changes(state: State) -> list[Tensor]:
@@ -104,7 +108,7 @@ def test_with_steps_that_come_to_0_nothing_moves(inner: str) -> None:
 
 
 @pytest.mark.parametrize("inner", ["task", "associative"])
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("cuts", [(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), (2, 3, 8)])
 def test_pieces_are_the_whole(inner: str, which: int, cuts: tuple[int, ...]) -> None:
     model, ids = models(inner)[which], ids_of(2, 11)
@@ -122,7 +126,7 @@ def test_pieces_are_the_whole(inner: str, which: int, cuts: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("inner", ["task", "associative"])
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, 1, 2])
 def test_padding_and_company_change_nothing(inner: str, which: int) -> None:
     """Rows of different lengths, then of different offsets: each as if it were alone."""
     model, ids, more = models(inner)[which], ids_of(3, 7), ids_of(3, 6, 1)
@@ -248,7 +252,7 @@ def test_states_are_saved_forked_and_reset(which: int, tmp_path: Path) -> None:
     assert values.equal(model.load_state(tmp_path / "me.safetensors", force=True), loaded)
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, 1, 2])
 def test_folders_hold_the_whole_model(which: int, tmp_path: Path) -> None:
     model, ids = models("task")[which], ids_of(1, 5)
     model.save_pretrained(tmp_path / "model")
@@ -308,6 +312,8 @@ def test_it_is_called_as_a_decoder_is() -> None:
             model.advance(ids, short)
     with pytest.raises(Usage, match="hope: chunks of 1 layers, the decoder has 2; give each its levels"):
         HopeConfig(fresh("llama").config, ((2,),), cms_shape.Options())
+    with pytest.raises(Usage, match="hope: heads of 3; those of Titans share the width, leave head out"):
+        HopeConfig.of(V, 8, 1, heads=2, head=3, memory=titans_shape.Options())
     with pytest.raises(Usage, match="hope: grow keeps the donor's MLP first, and slow_first would run another before"):
         HopeAttention.stack(fresh("llama"), (2, 4), "grow", cms=cms_shape.Options(order="slow_first"))
 

@@ -267,7 +267,7 @@ def check_finite(tree: object, count: str = "count") -> None:
     for name, x in tensors.items():
         if x.is_floating_point() and not bool(x.isfinite().all()):
             row = int((~x.reshape(len(x), -1).isfinite()).any(1).nonzero()[0])
-            counts = tensors.get(f"{name.rpartition('.')[0]}.{count}")
+            counts = tensors.get("position", tensors.get(f"{name.rpartition('.')[0]}.{count}"))
             until = "" if counts is None else f" at or before token {int(counts[row])}"
             raise NonFinite(f"state: {name} is not finite in row {row}{until}; lower the step, or keep the guard on")
 

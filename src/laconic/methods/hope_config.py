@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
@@ -14,7 +15,8 @@ from pydantic import ValidationError
 from laconic.core.artifact import read_json
 from laconic.core.errors import BadInput, Usage
 from laconic.core.families import NAMES, DecoderConfig
-from laconic.methods import cms_shape, hope_shape
+from laconic.methods import cms_shape, hope_shape, titans_shape
+from laconic.methods.learning_settings import Mixer
 from laconic.methods.settings import Settings
 
 Kept = TypeVar("Kept", bound=Settings)
@@ -26,16 +28,18 @@ FAR = 1 << 20  # positions of a model that has none
 class HopeConfig:
     """`decoder` says widths, layers, words, norms and MLP; `chunks` the levels of each layer, fastest first.
 
-    `memory` are the options of the self-modifying memory in the place of attention, its `heads` of width `head`; None
-    keeps the decoder's attention. Raises `Usage` (2) for what cannot be meant.
+    `memory` are the options of what stands in the place of attention: of a self-modifying memory, its `heads` of width
+    `head`, or of a Titans memory of that `chunk`; None keeps the decoder's attention. Raises `Usage` (2) for what
+    cannot be meant.
     """
 
     decoder: DecoderConfig
     chunks: tuple[tuple[int, ...], ...]
     cms: cms_shape.Options
-    memory: hope_shape.Options | None = None
+    memory: hope_shape.Options | titans_shape.Options | None = None
     heads: int = 4
     head: int | None = None
+    chunk: int = 64
 
     def __post_init__(self) -> None:
         if len(self.chunks) != self.decoder.num_hidden_layers:
@@ -45,6 +49,10 @@ class HopeConfig:
             )
         for n in range(len(self.chunks)):
             self.levels(n)
+        if isinstance(self.memory, titans_shape.Options):
+            if self.head not in (None, self.decoder.hidden_size // self.heads):
+                raise Usage(f"hope: heads of {self.head}; those of Titans share the width, leave head out")
+            titans_shape.Shape(self.decoder.hidden_size, self.heads, self.chunk, self.memory)
 
     @classmethod
     def of(
@@ -57,7 +65,8 @@ class HopeConfig:
         hidden: int | None = None,
         heads: int = 4,
         head: int | None = None,
-        memory: hope_shape.Options | None = None,
+        memory: hope_shape.Options | titans_shape.Options | None = None,
+        chunk: int = 64,
         cms: cms_shape.Options | None = None,
         tied: bool = True,
     ) -> "HopeConfig":
@@ -70,7 +79,12 @@ class HopeConfig:
         one = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": width + width % 2}
         decoder = replace(DecoderConfig.small("llama", **sizes, **one), tie_word_embeddings=tied)
         each = (tuple(chunks),) * layers
-        return cls(decoder, each, cms or cms_shape.Options(), memory or hope_shape.Options(), heads, head)
+        return cls(decoder, each, cms or cms_shape.Options(), memory or hope_shape.Options(), heads, head, chunk)
+
+    @property
+    def mixer(self) -> Mixer:
+        """What stands in the place of attention, or attention."""
+        return next(mixer for mixer, kind in MIXERS.items() if isinstance(self.memory, kind))
 
     @property
     def maps(self) -> tuple[str, ...]:
@@ -88,7 +102,7 @@ class HopeConfig:
 
     def to_source(self) -> dict[str, Any]:
         """What config.json has beside the decoder's fields."""
-        own = {name: getattr(self, name) for name in ("chunks", "heads", "head")}
+        own = {name: getattr(self, name) for name in ("chunks", "heads", "head", "chunk", "mixer")}
         own |= {
             name: None if kept is None else kept.model_dump()
             for name, kept in (("cms", self.cms), ("memory", self.memory))
@@ -107,21 +121,23 @@ class HopeConfig:
         own = cast(dict[str, Any], file.pop("hope"))
         family = file.pop("decoder_type", None)
         file |= {"model_type": family, "architectures": []}
-        memory = own.get("memory")
         try:
+            kind = MIXERS[own["mixer"]]
             return cls(
                 DecoderConfig.parse(file),
                 tuple(tuple(int(C) for C in chunks) for chunks in own["chunks"]),
                 options(cms_shape.Options, own["cms"]),
-                None if memory is None else options(hope_shape.Options, memory),
+                None if kind is NoneType else options(kind, own["memory"]),
                 own["heads"],
                 own["head"],
+                own["chunk"],
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"config.json: hope: {error}; take another copy, or the version that wrote it") from error
 
 
 ARCHITECTURES = {False: "Hope", True: "HopeAttention"}
+MIXERS: dict[Mixer, type[Any]] = {"self": hope_shape.Options, "titans": titans_shape.Options, "attention": NoneType}
 
 
 def options(kind: type[Kept], given: Mapping[str, Any]) -> Kept:

@@ -21,7 +21,7 @@ from laconic.core.decoder import Decoder, Seen
 from laconic.core.errors import BadInput, Usage
 from laconic.core.sampling import Sampling
 from laconic.core.state import Layer, State
-from laconic.methods import cms_layer, cms_reading, cms_shape, hope_layer
+from laconic.methods import cms_layer, cms_reading, cms_shape, hope_layer, titans_layer, titans_shape
 from laconic.methods.cms import Placed, stack
 from laconic.methods.cms_layer import CMS
 from laconic.methods.cms_levels import Way
@@ -31,12 +31,13 @@ from laconic.methods.hope_layer import SelfTitans
 from laconic.methods.hope_reading import kept, read
 from laconic.methods.hope_task import interrupted, learn_along, unopened
 from laconic.methods.learning_settings import Gradient, Place
+from laconic.methods.titans_layer import Titans
 
 KIND = "hope"
 
 
 class Hope(Decoder):
-    """Self-modifying memory and a continuum of levels in each layer; no attention, and no bound on the length.
+    """A memory, self-modifying or of Titans, and a continuum of levels in each layer; no attention, any length.
 
     With the task's objective the levels learn where `ids` are given beside the vectors, as `advance` does, since a
     vector has no target; all else learns from vectors. A random start is drawn from `seed`; None leaves it undrawn.
@@ -109,6 +110,8 @@ class Hope(Decoder):
             memory = dict(part.named_children()).get("memory")
             if isinstance(memory, SelfTitans):
                 made = replace(hope_layer.start(memory.params, batch), cms=made.cms)
+            elif isinstance(memory, Titans):
+                made = replace(titans_layer.start(memory.params, batch), cms=made.cms)
             else:
                 made = replace(made, cache=self.unread(batch, words))
             layers.append(made)
@@ -269,7 +272,11 @@ def rebuilt(part: Block, shape: HopeConfig, n: int, seed: int) -> None:
         if path is not None and hasattr(part, path.split(".")[0]):
             delattr(part, path.split(".")[0])
     with torch.device("cpu"):
-        plant(part, "memory", SelfTitans(levels.width, shape.heads, shape.head, shape.memory, seed + n))
+        if isinstance(shape.memory, titans_shape.Options):
+            memory = Titans(levels.width, shape.heads, shape.chunk, shape.memory, seed + n)
+        else:
+            memory = SelfTitans(levels.width, shape.heads, shape.head, shape.memory, seed + n)
+        plant(part, "memory", memory)
 
 
 def donated(shape: HopeConfig, n: int, one: Placed, decoder: Decoder) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Vectors through the layers of a Hope: self-modifying memory or attention, then the levels of a continuum memory.
+"""Vectors through the layers of a Hope: a memory or attention, then the levels of a continuum memory.
 
 Nested Learning arXiv:2512.24695, 94 to 97; norms and residuals are the decoder's. A pass takes the state of every layer
 and gives the new one; what the levels learn of the task is not here but in `hope_task.py`.
@@ -20,10 +20,11 @@ from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder
 from laconic.core.errors import Usage
 from laconic.core.state import Layer
-from laconic.methods import cms_reading, hope_layer
+from laconic.methods import cms_reading
 from laconic.methods.cms_layer import CMS
 from laconic.methods.cms_levels import Notes, Way
 from laconic.methods.hope_layer import SelfTitans
+from laconic.methods.titans_layer import Titans
 
 Vectors = Float[Tensor, "B T D"]
 Part = Callable[[Tensor, Layer], tuple[Tensor, Layer]]
@@ -75,10 +76,8 @@ def mixed(part: Block, how: Pass, x: Vectors, layer: Layer) -> tuple[Vectors, La
     """The first half of a block, before its residual."""
     y = part.part("norm1")(x)
     memory = dict(part.named_children()).get("memory")
-    if isinstance(memory, SelfTitans):
-        y, layer = hope_layer.advance(
-            memory.params, layer, y, live=how.live, learn=how.learn, gradient=how.way.gradient, horizon=how.way.horizon
-        )
+    if isinstance(memory, SelfTitans | Titans):
+        y, layer = memory(y, layer, live=how.live, learn=how.learn, gradient=how.way.gradient, horizon=how.way.horizon)
     else:
         y, layer = attended(part, how, y, layer)
     return dropped(part, y), layer

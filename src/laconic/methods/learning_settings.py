@@ -15,6 +15,7 @@ Adaptive = Literal["k", "v", "step", "keep"]
 Gradient = Literal["full", "truncated", "first_order", "none"]
 InnerOptimizer = Literal["gd", "momentum", "delta_momentum", "muon", "dgd"]
 Link = Literal["residual", "plain"]
+Mixer = Literal["self", "titans", "attention"]
 Place = Literal["depth", "grow", "chain"]
 Read = Literal["after", "before", "boundary"]
 Count = Annotated[int, Field(ge=1)]
@@ -183,7 +184,7 @@ class ContinuumOptions(Settings):
 class Memory(Settings):
     """What a layer has in the place of attention."""
 
-    mixer: Literal["self", "titans", "attention"] = Field(
+    mixer: Mixer = Field(
         default="self", description="self-modifying memory; Titans; or attention, as Hope-Attention has it"
     )
     heads: Count = Field(default=4, description="heads of the memory; attention has the decoder's")
@@ -262,3 +263,14 @@ def fault_of(chunks: Sequence[int]) -> str | None:
         if slow % fast:
             return f"chunk {fast} does not divide {slow}, the next; chunks ascend, each divides the next"
     return None
+
+
+def untrained(levels: Levels, tokens: int, learning: Learning) -> str | None:
+    """Why a level's step would get no outer gradient where `tokens` of a row stand between two updates, if it would."""
+    slow = next((l for l, C in enumerate(levels.chunks) if tokens <= C), None)
+    if slow is None or learning.allow_untrained_level or not learning.learn or levels.moved_by == 0:
+        return None
+    return (
+        f"level {slow} has chunk {levels.chunks[slow]}, rows have {tokens} tokens between two updates, so no gradient "
+        "reaches its step; read longer rows, take smaller chunks, or set learning.allow_untrained_level = true"
+    )

@@ -1,0 +1,213 @@
+"""Laws of training a model that learns while it reads: lanes go on, fresh rows begin, numbers are means over rows."""
+
+import math
+import warnings
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from laconic.core import state as values
+from laconic.core.contract import UNSCORED, Documents, Method, Steered
+from laconic.core.errors import NonFinite, Usage
+from laconic.core.state import State
+from laconic.methods import hope_shape
+from laconic.methods.changes import dense
+from laconic.methods.cms_reading import levels_of
+from laconic.methods.hope_config import HopeConfig
+from laconic.methods.hope_model import Hope
+from laconic.methods.learner import Learner, check_levels
+from laconic.methods.learning_settings import Learning, Levels
+from laconic.methods.telemetry import Liveness
+from tests.methods.learned import near
+from tests.methods.test_hope_model import attention, changes, hope, ids_of, titans
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def documents(text: Tensor, **more: Any) -> Documents:
+    """Rows of which all is live and scored."""
+    live = torch.ones(text.shape, dtype=torch.bool)
+    return Documents(text, live, live, (text.shape[1],), torch.arange(len(text)), **more)
+
+
+def lanes(text: Tensor, fresh: list[bool], **more: Any) -> Documents:
+    return documents(text, fresh=torch.tensor(fresh), **more)
+
+
+def test_the_loss_is_nats_of_what_is_scored() -> None:
+    model, text = hope("associative"), ids_of(2, 7)
+    learner = Learner(model)
+    assert isinstance(learner, Method)
+    assert isinstance(learner, Steered)
+    batch = documents(text)
+    step = learner(batch)
+    logits = model.logits(model.advance(text).hidden)
+    near([step.loss], [cross_entropy(logits[:, :-1].flatten(0, 1), text[:, 1:].flatten())])
+    assert learner.totals(batch) == {"scored": 12.0, "rows": 2.0}
+    labels = torch.full((2, 7), UNSCORED)
+    labels[:, 3] = 5
+    step = learner(replace(batch, labels=labels))
+    near([step.loss], [cross_entropy(logits[:, 3], torch.tensor([5, 5]))])
+    assert not learner.restarts(batch)
+
+
+@pytest.mark.parametrize("inner", ["task", "associative"])
+@pytest.mark.parametrize("make", [hope, titans])
+def test_lanes_are_their_documents(make: Any, inner: str) -> None:
+    """Three batches of 4 tokens: the second row ends after 6, and another document begins in the third batch."""
+    model, text, other = make(inner), ids_of(2, 13), ids_of(1, 5, 1)
+    learner = Learner(model)
+    batches = [lanes(text[:, :5], [True, True]), lanes(text[:, 4:9], [False, False])]
+    live = torch.ones(2, 5, dtype=torch.bool)
+    live[1, 3:] = False  # tokens 4, 5 are read, 6 is a target
+    batches[1] = replace(batches[1], live=live, scored=live)
+    third = torch.stack([text[0, 8:13], other[0]])
+    batches.append(lanes(third, [False, True]))
+    state: Any = None
+    nats = 0.0
+    for batch in batches:
+        scored = learner.totals(batch)["scored"]
+        step = learner(batch, state)
+        state, nats = step.state.detach(), nats + step.loss.item() * scored
+    said = 0.0
+    for ids in (text[:1], text[1:, :7], other):
+        logits = model.logits(model.advance(ids).hidden)
+        said += cross_entropy(logits[0, :-1], ids[0, 1:], reduction="sum").item()
+    assert nats == pytest.approx(said, rel=1e-9)
+    assert state.position.tolist() == [12, 4]
+    again = learner(batches[0], None)
+    near(changes(learner(batches[0], state).state), changes(again.state))
+
+
+def test_attention_reads_a_batch_and_levels_go_on() -> None:
+    learner, text = Learner(attention()), ids_of(2, 9)
+    state = learner(lanes(text[:, :5], [True, True])).state
+    assert all(layer.cache.S == 0 for layer in state.layers)
+    step = learner(lanes(text[:, 4:9], [False, False]), state.detach())
+    assert step.state.position.tolist() == [8, 8]
+    assert all(level.updates.all() for layer in step.state.layers for level in levels_of(layer))
+
+
+def test_the_control_learns_nothing_but_slow_weights() -> None:
+    for inner in ("task", "associative"):
+        learner, text = Learner(hope(inner), Learning(learn=False)), ids_of(2, 9)
+        step = learner(documents(text))
+        near([step.loss], [Learner(hope(inner, eta=0.0), Learning(learn=False))(documents(text)).loss], within=1e-2)
+        assert not any(
+            dense(x).any() for layer in step.state.layers for level in levels_of(layer) for x in level.moved.values()
+        )
+        assert not any(x.any() for layer in step.state.layers for _, x in values.named(layer.memory))
+        step.loss.backward()
+        assert learner.decoder.get_parameter("model.layers.0.mlp.levels.0.up_proj.weight").grad is not None
+
+
+@pytest.mark.parametrize("gradient", ["full", "truncated", "first_order", "none"])
+def test_gradients_change_no_value(gradient: Any) -> None:
+    model, batch = hope("associative"), documents(ids_of(2, 9))
+    whole, step = Learner(model)(batch).loss, model.get_parameter("model.layers.0.mlp.levels.0.step.bias")
+    horizon = 2 if gradient == "truncated" else None
+    loss = Learner(model, Learning(gradient=gradient, horizon=horizon))(batch).loss
+    near([loss], [whole])
+    (slope,) = torch.autograd.grad(loss, step, allow_unused=True)
+    assert (slope is not None and bool(slope)) == (gradient != "none")
+
+
+@pytest.mark.parametrize("make", [hope, titans, attention])
+def test_numbers_are_means_over_rows(make: Any) -> None:
+    """Of micro-batches too, whose parts are summed."""
+    learner, text = Learner(make("associative")), ids_of(3, 9)
+    whole = learner(documents(text)).parts
+    totals = learner.totals(documents(text))
+    split = [learner(documents(part, totals=totals)).parts for part in (text[:1], text[1:])]
+    apart = {name: torch.stack([part[name] for part in split]).sum() for name in whole}
+    sampled = [name for name in whole if name.endswith(("half_life", "_step"))]  # of the first row alone
+    same = [name for name in whole if name not in sampled]
+    near([apart[name] for name in same], [whole[name] for name in same], within=1e-6)
+    assert bool(sampled) == (make is not attention)
+    assert whole["level0_fired"] == 4.0
+    assert whole["level1_fired"] == 2.0
+    assert whole["tokens"] == 9.0
+    assert all(x.isfinite() and x > 0 for name, x in whole.items() if name != "right")
+
+
+def test_sizes_are_those_of_the_change() -> None:
+    """Of a level that fires once: its change over its start, and no further than that."""
+    learner, text = Learner(hope("associative")), ids_of(1, 2)
+    step = learner(documents(text))
+    asked = []
+    for n, layer in enumerate(cast(State, step.state).layers):
+        level, names = levels_of(layer)[0], learner.decoder.shape.maps
+        at = f"model.layers.{n}.mlp.levels.0."
+        starts = [learner.decoder.get_parameter(f"{at}{name}.weight") for name in names]
+        moved = torch.cat([dense(level.moved[name]).flatten() for name in names])
+        asked.append(moved.norm() / torch.cat([w.flatten() for w in starts]).norm())
+    near([step.parts["level0_moved"], step.parts["level0_update"]], [torch.stack(asked).mean()] * 2)
+    assert step.parts["level1_fired"] == 0
+    assert step.parts["level1_moved"] < 1e-12
+
+
+def test_gates_and_norms_begin_where_the_options_say() -> None:
+    memory = hope_shape.Options(keep_half_life=7.0, step_memory=0.25)
+    learner = Learner(Hope(HopeConfig.of(97, 8, 2, chunks=(4,), heads=2, memory=memory)), Learning(learn=False))
+    parts = learner(documents(ids_of(2, 6))).parts
+    for name, asked in (
+        ("memory_half_life", 7.0), ("projections_half_life", 7.0), ("memory_step", 0.25), ("projections_step", 0.02),
+        ("memory_norm", 1.0), ("projections_norm", 1.0),
+    ):  # fmt: skip
+        assert parts[name].item() == pytest.approx(asked, rel=1e-4), name
+
+
+def numbers(fired: float, update: float, tokens: float = 8.0) -> dict[str, float]:
+    return {"level0_fired": fired, "level0_update": update, "tokens": tokens}
+
+
+def test_dead_levels_are_said_once() -> None:
+    alive = Liveness((4,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(30):
+            alive.look(numbers(2.0, 1e-3))
+        for _ in range(4):
+            alive.look(numbers(2.0, 1e-8))
+    slow = Liveness((4,))
+    with pytest.warns(UserWarning, match=r"cms: level 0 \(chunk 4\) was not updated in 8 tokens; read longer rows"):
+        slow.look(numbers(0.0, 0.0))
+    still = Liveness((4,))
+    for _ in range(9):
+        still.look(numbers(2.0, 2e-8))
+    with pytest.warns(UserWarning, match=r"moved 2e-08 per update over 20 updates; raise its eta, start from a pre"):
+        still.look(numbers(2.0, 2e-8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        still.look(numbers(2.0, 2e-8))
+    control = Learner(hope(), Learning(learn=False))
+    control.steer({})
+
+
+def test_what_is_not_finite_is_found() -> None:
+    """The layer, the level and the token; the loop stops by its numbers."""
+    model = hope("associative")
+    with torch.no_grad():
+        model.get_parameter("model.layers.1.mlp.levels.1.step.bias").fill_(math.inf)
+    learner = Learner(model)
+    with pytest.warns(
+        UserWarning, match=r"state: layers.1.cms.levels.1\S* is not finite in row 0 at or before token 2"
+    ):
+        step = learner(documents(ids_of(2, 9)))
+    assert not step.loss.isfinite() or not step.parts["level1_moved"].isfinite()
+    with pytest.raises(NonFinite, match="lower the step, or keep the guard on"):
+        values.check_finite(step.state)
+
+
+def test_levels_that_no_gradient_reaches_are_refused() -> None:
+    levels = Levels(chunks=(4, 16))
+    check_levels(levels, 17, Learning())
+    with pytest.raises(Usage, match=r"levels.chunks: level 1 has chunk 16, rows have 16 tokens between two updates"):
+        check_levels(levels, 16, Learning())
+    for learning in (Learning(allow_untrained_level=True), Learning(learn=False)):
+        check_levels(levels, 16, learning)
+    check_levels(Levels(chunks=(16,), eta=0.0), 16, Learning())
