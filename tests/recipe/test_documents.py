@@ -37,7 +37,7 @@ RECALL = ("data.kind=recall", "model.tokenizer=recall", "data.recall.rows=50")
 def recipe(tmp_path: Path, *more: str) -> Recipe:
     rows = [{"book": f"b{i % 10}", "text": f"{i} " + chr(97 + i % 26) * 90} for i in range(60)]
     (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = SMALL.replace('path = "books.jsonl"\n', "") if "data.kind=recall" in more else SMALL
+    text = SMALL.replace('path = "books.jsonl"\n', "") if any("data.kind" in key for key in more) else SMALL
     (tmp_path / "small.toml").write_text(text)
     return read(tmp_path / "small.toml", more)[0]
 
@@ -104,10 +104,11 @@ def test_a_window_of_one_is_refused_at_its_line(tmp_path: Path) -> None:
 
 
 def test_documents_are_for_methods_that_read(tmp_path: Path) -> None:
-    with pytest.raises(
-        Usage, match=r'data\.kind: "text" with method nocot: documents, of kind text or recall or mqar or languages, are for '
-    ):
+    asked = r'data\.kind: "text" with method nocot: documents, of kind text or recall or mqar or languages, are for '
+    with pytest.raises(Usage, match=asked):
         recipe(tmp_path, "method=nocot")
+    with pytest.raises(Usage, match="its documents have no segments to make vectors of; take text or recall"):
+        recipe(tmp_path, "data.kind=mqar")
 
 
 @pytest.mark.parametrize("keys", [("reading.generator=self",), ("reading.memory=budgeted", "reading.budget=200")])
@@ -116,3 +117,33 @@ def test_shards_need_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str,
         recipe(tmp_path, "train.parallel=fsdp", *keys)
     recipe(tmp_path, "train.parallel=ddp", *keys)
     recipe(tmp_path, "train.parallel=fsdp")
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "said"),
+    [("mqar", "mqar-train-000000", "mqar documents"), ("languages", "parity-train-000000", "strings")],
+)
+def test_generated_streams_have_a_tokenizer_of_their_own(tmp_path: Path, kind: str, first: str, said: str) -> None:
+    asked = ("method=plain", f"data.kind={kind}", f"model.tokenizer={kind}", f"data.{kind}.rows=50")
+    found = recipe(tmp_path, *asked)
+    tokenizer = tokenizer_of(found.model)
+    rows, held = training(found, tokenizer, 512), held_out(found, tokenizer, 512, "test", 20)
+    assert (len(rows.source), len(held.source)) == (50, 20)
+    assert rows.source.batch([0], 0, 0).ids == (first,)
+    other = recipe(tmp_path, "seed=6", *asked)
+    assert training(other, tokenizer, 512).source.fingerprint != rows.source.fingerprint
+    assert held_out(other, tokenizer, 512, "test", 20).source.fingerprint == held.source.fingerprint
+    with pytest.raises(Damaged, match=f"generated {said} need the tokenizer "):
+        training(found, byte_tokenizer(), 512)
+
+
+def test_a_text_drifts_after_so_many_tokens(tmp_path: Path) -> None:
+    plain, moving = (recipe(tmp_path, *more) for more in ((), ("data.text.drift=100",)))
+    one, other = (training(each, byte_tokenizer(), 512).source.batch(range(24), 0, 0) for each in (plain, moving))
+    assert isinstance(one, Documents)
+    assert isinstance(other, Documents)
+    assert one.ids == other.ids
+    assert not one.text.equal(other.text)
+    map_of = dict(zip(one.text[0, :100].tolist(), other.text[0, :100].tolist(), strict=True))
+    assert [map_of[id] for id in one.text[0, :100].tolist()] == other.text[0, :100].tolist()
+    assert int(other.text.max()) < 256

@@ -21,7 +21,7 @@ from laconic.data.task_settings import PERIOD, Language, Languages
 from laconic.data.tokens import Tokenizer, built
 
 END = "."  # in the name of a set: the string may end here
-SETS = ("ab", "ab.", "a", "b", "c", "a.", ".", "([", "([.", "([)", "([]", "([)]")
+SETS = ("ab", "ab.", "a", "b", "c", "a.", ".", "([.", "([)", "([]", "([)]")
 SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 WORDS = [*SPECIAL.values(), *"abc()[]", *(f"{{{each}}}" for each in SETS)]
 ID = {word: i for i, word in enumerate(WORDS)}
@@ -30,7 +30,7 @@ LENGTH, SYMBOL = range(2)  # what is drawn
 
 
 def languages_tokenizer() -> Tokenizer:
-    """22 words: seven symbols, {ab.} and the like for sets, and the special ones; words are parted by spaces."""
+    """21 words: seven symbols, {ab.} and the like for sets, and the special ones; words are parted by spaces."""
     inner = tokenizers.Tokenizer(models.WordLevel(ID, unk_token="<unk>"))  # pyright: ignore[reportCallIssue]
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.add_special_tokens(list(SPECIAL.values()))

@@ -1,0 +1,272 @@
+"""Streams measured with models whose answers are known: cells, forks, ways, texts in order, rows kept."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from laconic.core import state as values
+from laconic.core.contract import Documents, Learner
+from laconic.core.decoder import Decoder, Seen
+from laconic.core.errors import BadInput, Busy
+from laconic.core.families import DecoderConfig
+from laconic.core.state import Continuum, Layer, Level, State
+from laconic.evaluation import stream_table
+from laconic.evaluation.cells import joined, runs
+from laconic.evaluation.in_order import grouped
+from laconic.evaluation.listening import Cached, Row, Said, begun, heard, row_of
+from laconic.evaluation.stream_table import Measured, plain, shown
+from laconic.evaluation.streams import measure, ways_of
+
+CPU = torch.device("cpu")
+V = 16
+CONFIG = DecoderConfig.small("llama", vocab_size=V)
+
+
+def level(read: Tensor) -> Level:
+    return Level({}, {}, {}, {}, torch.zeros_like(read), read)
+
+
+@dataclass
+class Remembers:
+    """Says a word that it has learned stood behind this one, else word 0; its memory is a table in the state."""
+
+    config: DecoderConfig = CONFIG
+
+    def start(self, batch: int) -> State:
+        zero = torch.zeros(batch, dtype=torch.long)
+        return State((Layer({"table": torch.zeros(batch, V, 1)}, cms=Continuum((level(zero),))),), zero)
+
+    def advance(self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True) -> Seen:
+        state = self.start(len(ids)) if state is None else state
+        live = torch.ones_like(ids, dtype=torch.bool) if live is None else live
+        table, said = state.layers[0].tails["table"].clone(), torch.zeros(*ids.shape, 1)
+        last = state.layers[0].cms.levels[0].updates.clone()  # the word before, 0 for none
+        for b, t in live.nonzero().tolist():
+            word = int(ids[b, t])
+            if learn and int(last[b]):
+                table[b, int(last[b])] = word
+            last[b] = word if learn else last[b]
+            said[b, t] = table[b, word]
+        layer = Layer({"table": table}, cms=Continuum((level(last),)))
+        return Seen(said, cast(Any, State((layer,), state.position + live.sum(1))), {})
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(hidden[..., 0].long(), V).float() * 50
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Documents that are given."""
+
+    found: Documents
+    fingerprint: str = "f"
+
+    def __len__(self) -> int:
+        return self.found.B
+
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
+        return self.found.take(rows)
+
+
+def documents(rows: Sequence[Sequence[int]], names: Sequence[str], scored: Sequence[Sequence[int]] | None = None,
+              **how: Any) -> Documents:  # fmt: skip
+    """Rows of ids, padded right; all of them scored, or the columns given."""
+    T = max(map(len, rows))
+    text = torch.tensor([[*row, *[0] * (T - len(row))] for row in rows])
+    live = torch.arange(T) < torch.tensor([len(row) for row in rows])[:, None]
+    at = live.clone()
+    if scored is not None:
+        at = torch.stack([torch.isin(torch.arange(T), torch.tensor(columns)) for columns in scored])
+    return Documents(text, live, at, (T,), torch.arange(len(rows)), tuple(names), **how)
+
+
+def test_queries_are_counted_by_pairs_and_gap() -> None:
+    # pairs 1→9, 2→8; asked 2 at once, 1 after a silence of 15; and one pair asked for what it is not
+    found = documents([[1, 9, 2, 8, 2, 8, 15, 1, 9], [3, 7, 15, 15, 3, 6, 15, 15, 15]], "ab", [[5, 8], [5]],
+                      facts=torch.tensor([2, 1]))  # fmt: skip
+    model = Remembers()
+    assert isinstance(model, Learner)
+    rows = measure(model, "mqar", Fixed(found), CPU, batch=2)
+    learn, still = rows[0].ways["learn"], rows[0].ways["still"]
+    assert learn.cells == {
+        "all": (2, 2), "2 pairs": (2, 2), "2 pairs, gap 2-3": (1, 1), "2 pairs, gap 4-7": (1, 1)
+    }  # fmt: skip
+    assert {cell: score for cell, (score, _) in still.cells.items()} == dict.fromkeys(learn.cells, 0)
+    assert rows[1].ways["learn"].cells == {"all": (0, 1), "1 pairs": (0, 1), "1 pairs, gap 4-7": (0, 1)}
+    assert learn.updates == (9,)  # what the stand-in calls so: the last word
+    assert learn.bytes == 4 * V + 3 * 8
+
+
+def test_a_string_is_right_where_all_of_it_is() -> None:
+    labels = torch.full((2, 13), -100)
+    labels[0, :13], labels[1, :4] = 0, 0
+    labels[1, 3] = 5
+    found = documents([[1] * 13, [1] * 4], ["a", "b"], labels=labels)
+    rows = measure(Remembers(), "languages", Fixed(found), CPU, batch=2)
+    assert rows[0].ways["still"].cells == {"all": (1, 1), "length 11-20": (1, 1), "positions": (13, 13)}
+    assert rows[1].ways["still"].cells == {"all": (0, 1), "length 1-10": (0, 1), "positions": (3, 4)}
+
+
+def test_a_needle_is_a_run_and_each_is_counted() -> None:
+    # a haystack with 1→9, 2→8 and the answers 9 and 4 5, of which the second is no more than half right
+    found = replace(documents([[1, 9, 7, 2, 4, 2, 8, 1, 9, 3, 4, 5]], ["MV@12@0.5#3"], [[8, 10, 11]]), cuts=(8, 12))
+    (row,) = measure(Remembers(), "needle", Fixed(found), CPU, batch=1)
+    told = row.ways["learn"].cells
+    assert told == dict.fromkeys(("all", "MV", "MV, 12 tokens", "MV, depth 0.5"), (1, 2))
+    assert runs(torch.tensor([0, 1, 1, 0, 1]).bool(), torch.tensor([0, 1, 0, 0, 1]).bool()) == [False, True]
+
+
+def test_an_answer_teaches_only_where_nothing_else_remembers_it() -> None:
+    found = replace(documents([[1, 9, 2, 8]], ["x"]), cuts=(2, 4))
+    calls: list[bool] = []
+
+    class Notes(Remembers):
+        def advance(self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True) -> Seen:
+            calls.append(learn)
+            seen = super().advance(ids, state, live=live, learn=learn)
+            return seen
+
+    class WithCache(Notes):
+        def advance(self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True) -> Seen:
+            seen = super().advance(ids, state, live=live, learn=learn)
+            made = cast(State, cast(Any, seen.state))
+            cache = Cached(Decoder(self.config)).start(len(ids)).layers[0].cache
+            return Seen(seen.hidden, cast(Any, replace(made, layers=(replace(made.layers[0], cache=cache),))), {})
+
+    for model, taught in ((Notes(), [True, True]), (WithCache(), [True, False])):
+        calls.clear()
+        heard(model, found, model.start(1), learn=True, answer=True)
+        assert calls == taught
+    calls.clear()
+    heard(Notes(), found, Notes().start(1), learn=False, answer=True)
+    assert calls == [False, False]
+
+
+def test_items_begin_on_a_fork_and_change_nothing() -> None:
+    found = documents([[1, 9, 5, 8], [1, 7, 5, 6]], ["S-1@4@0#0", "S-1@4@0#1"], [[1, 3], [1, 3]])
+    model = Remembers()
+    before = cast(State, cast(Any, model.advance(torch.tensor([[1, 9, 5, 8, 5]])).state))
+    kept = values.mapped(before, Tensor.clone)
+    rows = measure(model, "needle", Fixed(found), CPU, batch=2, before=before)
+    assert [row.ways["still"].cells["all"] for row in rows] == [(2, 2), (0, 2)]
+    assert values.equal(before, kept)
+    assert begun(model, before, 3).position.tolist() == [5, 5, 5]
+    assert rows == measure(model, "needle", Fixed(found), CPU, batch=1, before=before)  # no item sees another
+
+
+def text_of(n: int = 40, W: int = 8) -> Documents:
+    """Two texts in stretches of W, out of their order; every word is followed by its own next one but for some."""
+    first, second = [1 + t % 5 for t in range(n)], [6 + t % 7 for t in range(20)]
+    parts = {f"a@{t}": first[t : t + W] for t in range(0, n, W)} | {
+        f"b@{t}": second[t : t + W] for t in range(0, 20, W)
+    }
+    names = sorted(parts, key=lambda name: (len(name), name[::-1]))
+    return documents([parts[name] for name in names], names)
+
+
+def test_texts_are_read_in_order_carried_or_reset() -> None:
+    rows = measure(Remembers(), "ppl", Fixed(text_of()), CPU, batch=2, bytes_of=torch.full((V,), 2))
+    by_name = {row.id: row for row in rows}
+    assert set(by_name) == {"a", "b"}
+    for name, length, period, stretches in (("a", 40, 5, 5), ("b", 20, 7, 3)):
+        ways = by_name[name].ways
+        n = length - stretches  # the first of each stretch is nobody's target
+        wrong = {way: round(said.cells["all"][0] / 50) for way, said in ways.items()}
+        assert all(said.cells["all"][1] == n for said in ways.values())
+        assert all(said.cells["a byte"][1] == 2 * n for said in ways.values())
+        assert wrong["still, carry"] == wrong["still, reset"] == n
+        assert wrong["learn, carry"] == period  # once each, and never again
+        assert wrong["learn, reset"] > 2 * period
+        assert ways["learn, carry"].cells["0-256"] == ways["learn, carry"].cells["all"]
+
+
+def test_nats_stand_by_how_much_was_read() -> None:
+    rows = [[1] * 600, [1] * 10]
+    found = replace(documents(rows, ["a@0", "a@600"]))
+    (row,) = measure(Remembers(), "ppl", Fixed(found), CPU, batch=1)
+    carried, reset = row.ways["learn, carry"].cells, row.ways["learn, reset"].cells
+    assert {cell: n for cell, (_, n) in carried.items()} == {"all": 608, "0-256": 255, "256-512": 256, "512-1024": 97}
+    assert {cell: n for cell, (_, n) in reset.items()} == {"all": 608, "0-256": 264, "256-512": 256, "512-1024": 88}
+    assert joined([carried, reset])["all"][1] == 1216
+
+
+def test_stretches_that_do_not_follow_are_refused() -> None:
+    whole = text_of()
+    ordered = [[whole.names[i] for i in rows] for rows in grouped(Fixed(whole))]
+    assert sorted(ordered) == [[f"a@{t}" for t in range(0, 40, 8)], [f"b@{t}" for t in range(0, 20, 8)]]
+    for gone in (0, 1):
+        kept = [i for i in range(8) if i != gone]
+        with pytest.raises(BadInput, match="its stretches do not follow one another from the start; ask for all rows"):
+            grouped(Fixed(whole.take(kept)))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_decoder_is_heard_with_its_cache_for_a_state() -> None:
+    decoder = Decoder(DecoderConfig.small("llama", vocab_size=V)).eval()
+    model = Cached(decoder)
+    assert isinstance(model, Learner)
+    assert [way.name for way in ways_of(model, "ppl")] == ["plain"]
+    text = torch.randint(1, V, (2, 9), generator=torch.Generator().manual_seed(0))
+    found = replace(documents(text.tolist(), ["a", "b"]), cuts=(4, 9))
+    with torch.no_grad():
+        got = heard(model, found, model.start(2), learn=False, answer=True)
+        logits = decoder.logits(decoder(decoder.embed(text)).hidden[:, :-1]).double()
+    nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten(), reduction="none")
+    torch.testing.assert_close(got.nats[:, :-1].flatten(), nats, rtol=1e-4, atol=1e-5)
+    assert got.right[:, :-1].equal(logits.argmax(-1) == text[:, 1:])
+    assert got.state.position.tolist() == [9, 9]
+    assert not bool(values.reset(got.state, [0]).layers[0].cache.live[0].any())  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_rows_are_kept_and_read_again(tmp_path: Path) -> None:
+    found = documents([[1, 9, 1, 9]], ["a"], [[3]], facts=torch.tensor([1]))
+    rows = measure(Remembers(), "mqar", Fixed(found), CPU, batch=1, folder=tmp_path / "x", key={"run": "r"})
+
+    class Broken(Remembers):
+        def advance(self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True) -> Seen:
+            raise AssertionError
+
+    again = measure(Broken(), "mqar", Fixed(found), CPU, batch=1, folder=tmp_path / "x", key={"run": "r"})
+    assert again == rows
+    assert row_of(rows[0].line()) == rows[0]
+    with pytest.raises(Busy, match="is the evaluation of other questions or of another step"):
+        measure(Remembers(), "mqar", Fixed(found), CPU, batch=1, folder=tmp_path / "x", key={"run": "other"})
+
+
+def row(id: str, right: float, long: bool) -> Row:
+    cells = {"all": (right, 2.0)} | ({"16 pairs": (right, 2.0)} if long else {"8 pairs": (right, 2.0)})
+    return Row(id, {"learn": Said(cells, (3.0, 1.0), 100), "still": Said(cells, (0.0, 0.0), 50)})
+
+
+def test_figures_are_means_over_items_and_seeds() -> None:
+    rows = [[row("a", 2, False), row("b", right, True), row("c", 1, True)] for right in (0, 2)]
+    line = Measured("mqar", "run", (0, 1), rows, {"step": 5})
+    found = plain(line)
+    cells = found["ways"]["learn"]["cells"]
+    assert list(cells) == ["all", "8 pairs", "16 pairs"]
+    assert cells["all"]["mean"] == pytest.approx(np.mean([1, 0, 0.5, 1, 1, 0.5]))
+    assert cells["all"]["sd"] == pytest.approx(np.std([0.5, 2.5 / 3], ddof=1))
+    assert (cells["8 pairs"]["mean"], cells["8 pairs"]["questions"]) == (1, 1)
+    assert (cells["16 pairs"]["mean"], cells["16 pairs"]["questions"]) == (0.5, 2)
+    assert (found["unit"], found["items"], found["step"], found["seeds"]) == ("share", 3, 5, [0, 1])
+    assert (found["ways"]["learn"]["updates"], found["ways"]["still"]["state_bytes"]) == ([3, 1], 50)
+
+
+def test_the_table_says_what_was_measured() -> None:
+    made = [Measured("mqar", "run", (0,), [[row("a", 2, False), row("b", 0, True)]]),
+            Measured("ppl", "run", (0, 1), [[row("a", 2, False)], [row("a", 1, False)]])]  # fmt: skip
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(shown(made))
+    lines = console.export_text().splitlines()
+    assert "50.0 %" in lines[1]
+    assert "3, 1" in lines[1]
+    assert any("0.7500 ± 0.3536" in line for line in lines)
+    assert "nats" in stream_table.LEGEND
