@@ -72,19 +72,21 @@ class Decoder(nn.Module):
         device: torch.device | str | None = None,
         *,
         allow_missing: tuple[str, ...] = (),
+        beside: tuple[str, ...] = (),
         revision: str | None = None,
     ) -> "Decoder":
         """A checkpoint of one of the six families, its weights mapped from the file where they need no change.
 
         `dtype` None: as stored on CUDA; float32 on a CPU, or bfloat16 if stored so and fast there. Tensors named in
-        `allow_missing` may be absent and are then drawn anew, with a warning. Raises `BadInput` (66) for a folder that
-        is no whole checkpoint, `NonFinite` (65) for NaN or infinity, `Unsafe` (77) for pickles, `Usage` (2).
+        `allow_missing` may be absent and are then drawn anew, with a warning; those named in `beside` are not the
+        decoder's, and left. Raises `BadInput` (66) for a folder that is no whole checkpoint, `NonFinite` (65) for NaN
+        or infinity, `Unsafe` (77) for pickles, `Usage` (2).
         """
         folder = weights.find(folder_or_hub_name, revision)
         config = DecoderConfig.read(folder)
         with torch.device("meta"):
             decoder = cls(config, seed=None)
-        report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing)
+        report = weights.load_weights(decoder, folder, config, dtype, device, allow_missing, beside)
         say_drawn(report.missing)
         decoder.initialise(list(report.missing), seed=0)
         decoder.config = replace(config, dtype=decoder.words.weight.dtype)

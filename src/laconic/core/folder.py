@@ -32,16 +32,24 @@ class Source(NamedTuple):
 
 
 def plan(
-    module: nn.Module, folder: Path, config: DecoderConfig, allow_missing: tuple[str, ...]
+    module: nn.Module,
+    folder: Path,
+    config: DecoderConfig,
+    allow_missing: tuple[str, ...],
+    beside: tuple[str, ...] = (),
 ) -> tuple[dict[str, Source], tuple[str, ...]]:
-    """Where each tensor of the module lies, and the allowed names that lie nowhere; else `BadInput` names them all."""
+    """Where each tensor of the module lies, and the allowed names that lie nowhere; else `BadInput` names them all.
+
+    Tensors named in `beside` are another's, and may be there.
+    """
     turned = transposed(config)
     shapes = {
         name: tuple(tensor.shape)[::-1] if name in turned else tuple(tensor.shape)
         for name, tensor in module.state_dict().items()
     }
     _check_names(allow_missing, list(shapes))
-    found = prefixed(sources(folder), set(shapes), config)
+    own = {name: source for name, source in sources(folder).items() if name not in beside}
+    found = prefixed(own, set(shapes), config)
     extra = {name: source for name, source in found.items() if name not in shapes}
     unexpected = [name for name, source in extra.items() if not droppable(name, source, found, config)]
     absent = [name for name in shapes if name not in found]

@@ -57,13 +57,15 @@ def load_weights(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     allow_missing: tuple[str, ...] = (),
+    beside: tuple[str, ...] = (),
 ) -> Report:
     """Assigns the weights of `folder` to a module on meta; mapped from the file where type and layout are right.
 
-    Names in `allow_missing` that are missing become zeros, for the caller to draw. One block is open at a time.
+    Names in `allow_missing` that are missing become zeros, for the caller to draw; those `beside` are not the module's.
+    One block is open at a time.
     """
     place = place_of(device)
-    found, missing = plan(module, folder, config, allow_missing)
+    found, missing = plan(module, folder, config, allow_missing, beside)
     turned = transposed(config)
     kind = dtype or default_dtype(found, config, place)
     shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}

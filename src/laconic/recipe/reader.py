@@ -28,7 +28,8 @@ from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.segments import positions_of, prompt
 from laconic.methods.stopping import Stop
 from laconic.recipe.compressing import Compression, Text, lengths
-from laconic.recipe.opened import RECIPE, Opened, opened
+from laconic.recipe.opened import RECIPE, Opened, is_run, opened
+from laconic.recipe.published import is_published, published
 from laconic.recipe.read import read
 
 
@@ -216,17 +217,30 @@ class Reader:
 
 
 def load(path: str | Path, device: str = "cpu", step: int | None = None) -> Reader:
-    """The run of an AutoCompressor at its newest good step, or the one asked for.
+    """The run of an AutoCompressor at its newest good step, or the one asked for; or the folder of a published one.
 
-    Raises `BadInput` (66) for what is no run, `Usage` (2) for a run of another method, `Damaged` (76).
+    Raises `BadInput` (66) for what is neither, `Usage` (2) for a run of another method, `Damaged` (76), and `Unsafe`
+    (77) for pickles.
     """
-    return reader_of(opened(path, weights.place_of(device), step))
+    place = weights.place_of(device)
+    if is_run(path) or not is_published(path):
+        return reader_of(opened(path, place, step))
+    if step is not None:
+        raise Usage(f"step {step}: {path} is no run but a checkpoint, which has no steps; leave it out")
+    found = published(path, place)
+    whole = found.method.decoder.fingerprint
+    return Reader(found.method, found.tokenizer, found.segment, whole, writer(found.method))
 
 
 def reads(path: str | Path) -> bool:
-    """Whether a run, by its recipe, is one that reads texts into memories."""
-    recipe, _ = read(Path(path) / RECIPE)
-    return recipe.method == "autocompressor"
+    """Whether a folder is one that reads texts into memories: a run by its recipe, or a published AutoCompressor."""
+    return read(Path(path) / RECIPE)[0].method == "autocompressor" if is_run(path) else is_published(path)
+
+
+def writer(method: AutoCompressor) -> str:
+    """The fingerprint of all that writes a memory: the decoder, and what is learned beside it."""
+    learned = weights.fingerprint(method.summaries.state_dict().items())
+    return sha256(f"{method.decoder.fingerprint} {learned}".encode()).hexdigest()
 
 
 def reader_of(run: Opened) -> Reader:
@@ -236,13 +250,10 @@ def reader_of(run: Opened) -> Reader:
         raise Usage(
             f"{run.folder} was trained by {run.recipe.method}, which keeps no memory; give a run of autocompressor"
         )
-    whole = method.decoder.fingerprint
-    reads = run.parts.base if method.reading.adapt == "write" else whole
-    learned = weights.fingerprint(method.summaries.state_dict().items())
-    writes = sha256(f"{whole} {learned}".encode()).hexdigest()
+    reads = run.parts.base if method.reading.adapt == "write" else method.decoder.fingerprint
     data = run.recipe.data
     segment = data.recall.length if data.kind == "recall" else data.text.mean
-    return Reader(method, run.parts.tokenizer, segment, reads, writes)
+    return Reader(method, run.parts.tokenizer, segment, reads, writer(method))
 
 
 def now() -> str:

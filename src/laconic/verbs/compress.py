@@ -1,11 +1,12 @@
-"""`laconic compress`: texts read once into a file of vectors, and the bill."""
+"""`laconic compress`: texts read once into a file of vectors, or of fast weights, and the bill."""
 
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from laconic.core.memory import Memory
     from laconic.recipe.compressing import Compression, Text
     from laconic.recipe.reader import Reader
+    from laconic.recipe.studying import Study
 
 BLOCK = 65_536  # bytes read at once
 
@@ -26,7 +28,7 @@ BLOCK = 65_536  # bytes read at once
 class Seen:
     """How much of a source was read, for progress: bytes of `total`, which is 0 of a stream."""
 
-    def __init__(self, work: "Compression") -> None:
+    def __init__(self, work: "Compression | Study") -> None:
         self.work, self.total, self.began, self.before = work, 0, time.monotonic(), work.tokens
         self.heard = 0
         self.whole: Text | None = None
@@ -50,13 +52,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Compress:
-    """Reads a text once and writes what a run keeps of it, as a file of vectors that stand for it in prompts.
+    """Reads a text once and writes what a run keeps of it, as a file of vectors that stand for it in prompts; of a
+    model that learns while it reads, as the state of its fast weights.
 
     Example: laconic compress runs/books book.txt --out book.safetensors
     """
 
     model: Annotated[Positional[str], arg(metavar="RUN")]
-    """a run of laconic train whose method is autocompressor"""
+    """a run of laconic train whose method is autocompressor or hope; or the folder of a published AutoCompressor, or
+    of a saved Hope"""
     source: Annotated[Positional[str], arg(metavar="FILE")]
     """a text in UTF-8, of any length; - reads standard input; of a .jsonl each line's "text" is a row of its own"""
     out: Path
@@ -91,6 +95,12 @@ class Compress:
     def run(self) -> int:
         """Reads, compresses, writes; the bill on standard output."""
         self.check()
+        from laconic.recipe.learned import learns
+
+        if learns(utf8(self.model)):
+            from laconic.verbs.states import compressed
+
+            return compressed(self)
         from laconic.recipe.bill import bill
         from laconic.recipe.compressing import Compression, lengths
         from laconic.recipe.reader import load
@@ -143,8 +153,9 @@ class Compress:
     def work(self, reader: "Reader", work: "Compression") -> None:
         """All texts compressed, with progress, and kept now and then."""
         key, seen = self.key(reader), Seen(work)
+        text = partial(reader.text, segment=self.segment)
         with progress("reading") as show:
-            for done, _ in enumerate(work.run(self.groups(reader, seen)), 1):
+            for done, _ in enumerate(work.run(self.groups(text, seen)), 1):
                 show(seen.rate(), seen.done or 1, seen.total)
                 if done == 1:
                     warn(reader, seen, self.segment or reader.segment)
@@ -156,8 +167,8 @@ class Compress:
         """Whether the lines of the source are texts of their own."""
         return self.source.endswith(".jsonl")
 
-    def groups(self, reader: "Reader", seen: "Seen") -> "Iterator[Sequence[Text]]":
-        """The texts, in groups that are read side by side."""
+    def groups(self, text: "Callable[[str, Iterable[str]], Text]", seen: "Seen") -> "Iterator[Sequence[Text]]":
+        """The texts, each made by `text` of its name and parts, in groups that are read side by side."""
         from laconic.data.streaming import characters
         from laconic.data.texts import texts_of_lines
 
@@ -167,12 +178,12 @@ class Compress:
             seen.total = 0 if path is None else path.stat().st_size
             if not self.rows:
                 blocks = iter(lambda: file.read(BLOCK), b"")
-                seen.whole = reader.text(name, characters(blocks, name), self.segment)
+                seen.whole = text(name, characters(blocks, name))
                 yield [seen.whole]
                 return
             group: list[Text] = []
-            for called, text in texts_of_lines(seen.counted(file), name):
-                group.append(reader.text(called, [text], self.segment))
+            for called, line in texts_of_lines(seen.counted(file), name):
+                group.append(text(called, [line]))
                 if len(group) == self.batch:
                     yield group
                     group = []

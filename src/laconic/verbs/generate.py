@@ -30,7 +30,12 @@ class Generate:
     prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT")]
     """what to continue or to answer; several are read as one batch"""
     memory: UseAppendAction[tuple[Path, ...]] = ()
-    """a file of laconic compress to stand before the prompts; several are joined, the first one the oldest"""
+    """a file of laconic compress to stand before the prompts; several are joined, the first one the oldest; of a model
+    that learns while it reads, the state of its fast weights, one file"""
+    learn: bool = False
+    """of a model that learns while it reads: let the prompts teach it, and keep what it has learned with --save"""
+    save: Path | None = None
+    """with --learn: the file to write the state to, as it is after prompt and answer"""
     max_tokens: int = 128
     """tokens to write at most"""
     min_tokens: int = 0
@@ -72,10 +77,17 @@ class Generate:
         prompts = [utf8(prompt) for prompt in self.prompts]
         if not prompts:
             raise Usage("no prompt given; laconic generate MODEL PROMPT")
-        if is_run(self.model):
-            from laconic.recipe.reader import reads
+        from laconic.recipe.learned import learns
+        from laconic.recipe.reader import reads
 
-            return self.reading(prompts) if self.memory or reads(self.model) else self.answers(prompts)
+        if learns(self.model):
+            from laconic.verbs.states import continued
+
+            return continued(self, prompts)
+        if given := "--learn" if self.learn else "--save" if self.save is not None else None:
+            raise Usage(f"{given}: {self.model} has no fast weights; give a run of method hope, or leave it out")
+        if (read := reads(self.model)) or is_run(self.model):
+            return self.reading(prompts) if read or self.memory else self.answers(prompts)
         if self.memory:
             raise Usage(f"--memory: {self.model} is no run; give the one that wrote it")
         if self.teacher:
