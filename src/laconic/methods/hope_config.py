@@ -29,8 +29,8 @@ class HopeConfig:
     """`decoder` says widths, layers, words, norms and MLP; `chunks` the levels of each layer, fastest first.
 
     `memory` are the options of what stands in the place of attention: of a self-modifying memory, its `heads` of width
-    `head`, or of a Titans memory of that `chunk`; None keeps the decoder's attention. Raises `Usage` (2) for what
-    cannot be meant.
+    `head`, or of a Titans memory of that `chunk`; None keeps the decoder's attention. `gated` False leaves out the gate
+    of a family that has one. Raises `Usage` (2) for what cannot be meant.
     """
 
     decoder: DecoderConfig
@@ -40,6 +40,7 @@ class HopeConfig:
     heads: int = 4
     head: int | None = None
     chunk: int = 64
+    gated: bool = True
 
     def __post_init__(self) -> None:
         if len(self.chunks) != self.decoder.num_hidden_layers:
@@ -90,7 +91,8 @@ class HopeConfig:
     def maps(self) -> tuple[str, ...]:
         """The names of an MLP's maps in this family."""
         names = NAMES[self.decoder.family]
-        roles = (names.gate, names.up, names.down) if self.decoder.gated else (names.up, names.down)
+        three = self.gated and self.decoder.gated
+        roles = (names.gate, names.up, names.down) if three else (names.up, names.down)
         return tuple(str(name).rpartition(".")[2] for name in roles)
 
     def levels(self, n: int) -> cms_shape.Shape:
@@ -102,7 +104,7 @@ class HopeConfig:
 
     def to_source(self) -> dict[str, Any]:
         """What config.json has beside the decoder's fields."""
-        own = {name: getattr(self, name) for name in ("chunks", "heads", "head", "chunk", "mixer")}
+        own = {name: getattr(self, name) for name in ("chunks", "heads", "head", "chunk", "mixer", "gated")}
         own |= {
             name: None if kept is None else kept.model_dump()
             for name, kept in (("cms", self.cms), ("memory", self.memory))
@@ -131,6 +133,7 @@ class HopeConfig:
                 own["heads"],
                 own["head"],
                 own["chunk"],
+                own["gated"],
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"config.json: hope: {error}; take another copy, or the version that wrote it") from error

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from laconic.methods.settings import Settings, Share, Weight
 
 Adaptive = Literal["k", "v", "step", "keep"]
+Grow = Literal["zero", "copy"]
 Gradient = Literal["full", "truncated", "first_order", "none"]
 InnerOptimizer = Literal["gd", "momentum", "delta_momentum", "muon", "dgd"]
 Link = Literal["residual", "plain"]
@@ -163,9 +164,9 @@ class ContinuumOptions(Settings):
     target: Literal["map", "start"] = Field(
         default="map", description="associative: a map of the input, or the start's answer and a map that is 0 at first"
     )
-    meta: Literal["first_order", "reptile", "outer"] = Field(
+    meta: Literal["first_order", "full", "reptile", "outer"] = Field(
         default="first_order",
-        description="nested: a start moves by the slower step, a share of the way, or by training alone",
+        description="nested: a start moves by the slower step, through the updates too, a share of the way, or never",
     )
     share: Share = Field(default=0.5, description="reptile: that share")
     momentum: Share = Field(default=0.9, description="inner optimizers: share of their memory that stays")
@@ -179,6 +180,13 @@ class ContinuumOptions(Settings):
     def moved_by(self) -> float:
         """η_0."""
         return ETA[self.inner] if self.eta is None else self.eta
+
+    @property
+    def fault(self) -> str | None:
+        """What cannot be meant, if anything."""
+        if self.meta == "full" and self.inner == "task":
+            return "meta full reads a level's chunk again by its own loss, the task's is not; take inner=associative"
+        return None
 
 
 class Memory(Settings):
@@ -216,13 +224,15 @@ class Levels(ContinuumOptions):
         default="depth",
         description="donors: each layer one level, by depth; levels added; or MLPs of several layers in each",
     )
+    grow: Grow = Field(default="zero", description="place grow: an added level adds nothing at first, or is a copy")
     map: tuple[int, ...] | None = Field(
         default=None, description="depth: a layer's chunk; chain: a level's donor; by number"
     )
+    gated: bool = Field(default=True, description="MLPs of a new model: with a gate, or of two maps")
 
     @model_validator(mode="after")
     def ascend(self) -> "Levels":
-        found = fault_of(self.chunks)
+        found = fault_of(self.chunks) or self.fault
         if found:
             raise ValueError(found)
         return self

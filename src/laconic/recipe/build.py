@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from laconic.core.contract import Source
-from laconic.recipe import models
+from laconic.recipe import learners, models
 from laconic.recipe.methods import method_of
 from laconic.recipe.models import Parts
 from laconic.recipe.opened import fingerprint, start
@@ -39,6 +39,7 @@ def build(recipe: Recipe, device: torch.device, ranks: Ranks | None = None, show
     decoder, tokenizer = start(recipe, device)
     rows = training(recipe, tokenizer, decoder.config.max_position_embeddings, show)
     source = rows.source
+    learners.check_reached(recipe, source.longest)
     parts = models.fresh(recipe, decoder.to(device), tokenizer, decoder.fingerprint)
     method = method_of(parts, recipe, recipe.train.per_epoch(len(source)), source.longest).to(device)
     bound = {

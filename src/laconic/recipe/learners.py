@@ -13,6 +13,7 @@ from laconic.core.families import DecoderConfig
 from laconic.methods.cms import stack
 from laconic.methods.hope_config import FAR, MODEL_TYPE, HopeConfig
 from laconic.methods.hope_model import Hope, HopeAttention
+from laconic.methods.learner import check_levels
 from laconic.methods.learning_settings import Levels, Memory
 from laconic.recipe.schema import Model, Recipe
 
@@ -51,11 +52,11 @@ def sized(recipe: Recipe, config: DecoderConfig) -> DecoderConfig:
 def shaped(recipe: Recipe, config: DecoderConfig, *, donor: bool) -> HopeConfig:
     """What a recipe makes of a decoder's sizes: a donor's levels as `levels.place` says, else all in every layer."""
     memory, levels = tables(recipe)
-    each = (levels.chunks,) * config.num_hidden_layers
-    if donor:
-        placed = stack(config.num_hidden_layers, levels.chunks, levels.place, levels.map)
-        each = tuple(one.chunks for one in placed)
-    return HopeConfig(config, each, levels.options, memory.options, memory.heads, memory.head)
+    heads, L = (memory.heads, memory.head, memory.chunk), config.num_hidden_layers
+    if not donor:
+        return HopeConfig(config, (levels.chunks,) * L, levels.options, memory.options, *heads, levels.gated)
+    placed = tuple(one.chunks for one in stack(L, levels.chunks, levels.place, levels.map))
+    return HopeConfig(config, placed, levels.options, memory.options, *heads)
 
 
 def kind(shape: HopeConfig) -> type[Hope]:
@@ -118,13 +119,19 @@ def check_made(recipe: Recipe, shape: HopeConfig) -> None:
     """Raises `Usage` (2) where tables say something, and something else than what a model was made with."""
     memory, levels = tables(recipe)
     L = shape.decoder.num_hidden_layers
-    found = (shape.memory, shape.heads, shape.head)
-    if memory != Memory() and (memory.options, memory.heads, memory.head) != found:
+    found = (shape.memory, shape.heads, shape.head, shape.chunk)
+    if memory != Memory() and (memory.options, memory.heads, memory.head, memory.chunk) != found:
         raise Usage("[memory] differs from what the model was made with; leave the table out, or take a new model")
     placed = tuple(one.chunks for one in stack(L, levels.chunks, levels.place, levels.map))
-    same = shape.chunks in (placed, (levels.chunks,) * L) and levels.options == shape.cms
+    same = shape.chunks in (placed, (levels.chunks,) * L) and (levels.options, levels.gated) == (shape.cms, shape.gated)
     if levels != Levels() and not same:
         raise Usage("[levels] differs from what the model was made with; leave the table out, or take a new model")
+
+
+def check_reached(recipe: Recipe, tokens: int | None) -> None:
+    """Raises `Usage` (2) for a level whose step no outer gradient reaches in rows of so many tokens, lanes or not."""
+    if recipe.method == "hope" and recipe.learning is not None and tokens is not None:
+        check_levels(tables(recipe)[1], recipe.data.text.tokens if recipe.train.carry else tokens, recipe.learning)
 
 
 def loaded(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:

@@ -15,8 +15,10 @@ from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.coconut import Coconut
 from laconic.methods.codi import Codi
 from laconic.methods.cot import Cot, NoCot
+from laconic.methods.hope_model import Hope
 from laconic.methods.icot import Icot
 from laconic.methods.kava import Kava
+from laconic.methods.learner import Learner
 from laconic.methods.pccot import Pccot
 from laconic.methods.plain import Plain
 from laconic.recipe.models import Parts
@@ -64,6 +66,7 @@ METHODS: Mapping[str, Make] = {
         base=parts.adapter.disable_adapter if parts.adapter is not None else None,
     ),
     "plain": lambda parts, recipe, sizes: Plain(parts.decoder),
+    "hope": lambda parts, recipe, sizes: Learner(cast(Hope, parts.decoder), had(recipe.learning)),
 }
 
 

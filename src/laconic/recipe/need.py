@@ -16,6 +16,8 @@ from laconic.core.contract import Batch, Documents, Method, State, Step
 from laconic.core.decoder import Decoder
 from laconic.core.families import DecoderConfig
 from laconic.data.tokens import Tokenizer
+from laconic.recipe import learners
+from laconic.recipe.need_learning import kept
 from laconic.recipe.pace import Reads
 from laconic.recipe.schema import Recipe
 from laconic.recipe.sketch import shallow, sketched
@@ -159,6 +161,9 @@ def follower() -> Any:
 
 def counted(recipe: Recipe, config: DecoderConfig, read: Reads) -> float:
     """The same by a formula: what the blocks keep for the backward pass of a piece, and logits."""
+    if recipe.method == "hope" and recipe.learning is not None:
+        shape = learners.shaped(recipe, config, donor=recipe.model.family is None)
+        return 4 * (read.positions * kept(shape, recipe.learning) + 3 * read.scored * config.vocab_size)
     D, F, L, V = config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.vocab_size
     E, H, G = config.head_dim, config.num_attention_heads, config.num_key_value_heads
     width = 4 if recipe.train.precision == "float32" else 2

@@ -12,6 +12,8 @@ from laconic.core.errors import OutOfMemory
 from laconic.core.families import DecoderConfig
 from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.policies import places
+from laconic.recipe import learners
+from laconic.recipe.need_learning import work
 from laconic.recipe.rows import slots_before
 from laconic.recipe.schema import Recipe
 from laconic.recipe.sketch import filled
@@ -109,6 +111,9 @@ def flop(recipe: Recipe, config: DecoderConfig, batch: Batch, rows: int, head: b
     free, free_scored = sum(one.free for one in each), sum(one.free_scored for one in each)
     again = recipe.train.recompute or (recipe.reading is not None and recipe.reading.checkpoint_segments)
     times = (3.0 if recipe.train.what == "full" else 2.0) + (1.0 if again else 0.0)
+    if recipe.method == "hope" and recipe.learning is not None:
+        shape = learners.shaped(recipe, config, donor=recipe.model.family is None)
+        return rows * positions * (times * work(shape, recipe.learning)) + 2.0 * rows * times * scored * D * V
     how = recipe.distilling
     if how and how.codi_target == "second_pass" and isinstance(batch, Reasoning):
         free += batch.chain.shape[1] + batch.answer.shape[1]

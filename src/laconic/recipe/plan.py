@@ -14,9 +14,11 @@ from laconic.core.contract import Batch
 from laconic.core.families import DecoderConfig
 from laconic.data.tokens import Tokenizer
 from laconic.methods.autocompressor import AutoCompressor
-from laconic.recipe import models
+from laconic.methods.learner import Learner
+from laconic.recipe import learners, models
 from laconic.recipe.lengths import Foreseen, Lengths, foreseen, pieces
 from laconic.recipe.need import SHARE, counted, need, settled, tracked
+from laconic.recipe.need_learning import state_bytes
 from laconic.recipe.opened import described
 from laconic.recipe.pace import Pace, flop, pace, reads
 from laconic.recipe.schema import Recipe
@@ -30,6 +32,7 @@ def plan(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     config, tokenizer = described(recipe)
     models.check_context(recipe, config)
     rows, how = foreseen(recipe, tokenizer, config.max_position_embeddings), recipe.train
+    learners.check_reached(recipe, int(rows.lengths.sum(1).max()))
     steps, each = how.length(rows.rows), how.per_epoch(rows.rows)
     method, micro = sketched(recipe, config, tokenizer, each), min(how.micro or how.batch, how.batch)
     process = resident()
@@ -53,7 +56,7 @@ def plan(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         "largest_micro": {**fits, "free": room},
         "seconds": {"step": found.seconds, "run": found.seconds * steps, "by": found.by},
         "disk": disk(recipe, sizes),
-    }
+    } | ({"state": state_bytes(method.decoder.shape)} if isinstance(method, Learner) else {})
 
 
 def typical(
@@ -91,6 +94,8 @@ def memory(
     if recipe.staging:  # Coconut has most chain at its beginning, most latents at its end
         ends.append(recipe.staging.epochs_per_stage * (recipe.staging.max_stage + 1))
     wide = [batch(rows, found, 1.0, epoch, 0) for epoch in ends]
+    if recipe.method == "hope":
+        return max(counted(recipe, config, reads(recipe, piece)) for one in wide for piece in one.pieces), "by formula"
     try:
         return tracked(recipe, config, tokenizer, wide, device), "followed through fake tensors"
     except Exception as error:  # both tools are private to torch: whatever they raise, there is the formula
@@ -173,6 +178,7 @@ def told(found: Mapping[str, Any]) -> str:
         f"micro-batch  {fits['here']} rows fit the {size(fits['free'])} free here; {others}",
         f"time         {duration(seconds['run'])}, {seconds['step']:.3g} s a step, by {seconds['by']}",
         f"disk         {size(disk_['step'])} a save, {disk_['steps_kept']} kept: {size(disk_['kept'])}",
+        *([f"state        {size(found['state'])} a sequence, all levels full"] if "state" in found else []),
         *found["notes"],
     ]  # fmt: skip
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from laconic.core.decoder import Decoder
 from laconic.core.families import DecoderConfig
 from laconic.data.tokens import Tokenizer
+from laconic.methods.learner import Learner
 from laconic.recipe import learners, models
 from laconic.recipe.methods import method_of
 from laconic.recipe.models import Parts
@@ -81,7 +82,10 @@ def shallow(recipe: Recipe, config: DecoderConfig, depth: int) -> tuple[Recipe, 
 
 
 def filled(method: nn.Module, device: torch.device) -> nn.Module:
-    """The same on a device, with numbers that mean nothing."""
+    """The same on a device, with numbers that mean nothing; those that gate what is learned are as at the start."""
+    if isinstance(method, Learner):
+        shape = method.decoder.shape
+        return Learner(learners.kind(shape)(shape), method.learning).to(device)
     method.to_empty(device=device)
     for p in method.parameters():
         nn.init.normal_(p.data, 0.0 if p.ndim == 2 else 1.0, 0.02)

@@ -17,7 +17,7 @@ from laconic.data.segmenting import Cuts
 from laconic.data.streaming import plain
 from laconic.data.text import Document, documents
 from laconic.data.tokens import Tokenizer
-from laconic.recipe.rows import room_of, training
+from laconic.recipe.rows import room_of, segmented, training
 from laconic.recipe.schema import Recipe
 
 LOOK = 400_000  # characters that are encoded, of documents that have more
@@ -29,7 +29,7 @@ class Stretches:
     fingerprint = ""
 
     def __init__(self, lengths: NDArray[np.int64], recipe: Recipe, context: int) -> None:
-        self.lengths, self.how = lengths, recipe.data.text
+        self.lengths, self.how = lengths, segmented(recipe)
         self.cuts = Cuts(self.how, recipe.seed, room_of(recipe, context))
 
     def __len__(self) -> int:
@@ -74,7 +74,11 @@ def stretches(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Found:
         return Found(rows, Stretches(lengths, recipe, context), lengths, (note,), True)
     found, notes = documents(data, "train")
     tokens = tokens_of(found, tokenizer)
-    lengths = np.array([n for each in tokens for n in cut(each, whole)], dtype=np.int64)[:, None]
+    if recipe.train.carry:  # pieces of lanes, and with each the token after it
+        B, count = recipe.train.batch, sum(len(range(0, n - 1, whole)) for n in tokens)
+        lengths = np.full((count // B * B, 1), whole + 1, dtype=np.int64)
+    else:
+        lengths = np.array([n for each in tokens for n in cut(each, whole)], dtype=np.int64)[:, None]
     said = f"{len(found):,} documents of about {sum(tokens):,} tokens"
     return Found(len(lengths), Stretches(lengths, recipe, context), lengths, (*notes, said), False)
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from laconic.core.answering import quiet
-from laconic.core.contract import UNSCORED, Documents, followers
+from laconic.core.contract import UNSCORED, Documents, State, Step, followers
+from laconic.data.lanes import Lanes
 from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.estimators import ramp
 from laconic.methods.halting import draws
@@ -37,7 +38,8 @@ def documents(
 ) -> Callable[[int], Mapping[str, float]]:
     """Gives `nats` a scored token, the share of them that were `right`, and `vectors` a document with their `spread`.
 
-    Without a memory the windows of a document stand alone, and there are no vectors. Warns where a learned length is
+    Without a memory the windows of a document stand alone, and there are no vectors; lanes go on from batch to batch,
+    with what they have learned. Warns where a learned length is
     the same everywhere, or the longest.
     """
     assert recipe.validation is not None
@@ -45,6 +47,8 @@ def documents(
     rows = held_out(recipe, parts.tokenizer, parts.decoder.config.max_position_embeddings, "valid", how.rows)
 
     def read(places: list[int]) -> list[Read]:
+        if isinstance(rows.source, Lanes):
+            return in_lanes(method, rows.source, device)
         found: list[Read] = []
         for at in range(0, len(places), how.batch):
             batch = cast(Any, rows.source.batch(places[at : at + how.batch], 0, 0)).to(device)
@@ -113,6 +117,21 @@ def rule(method: AutoCompressor, batch: Documents, i: int) -> Stopping:
     if own.stop != "sample":
         return own
     return own._replace(draws=draws("length", method.seed, 0, batch.index, i, method.reading.fixed))
+
+
+def in_lanes(method: nn.Module, source: Lanes, device: torch.device) -> list[Read]:
+    """Held-out documents side by side, each batch on the state that the one before gave."""
+    found, state = list[Read](), cast(State | None, None)
+    for time in range(source.times):
+        places = range(time * source.lanes, (time + 1) * source.lanes)
+        batch = source.batch(places, 0, 0).to(device)
+        totals = cast(Any, method).totals(batch)
+        with quiet(method):
+            step: Step = method(replace(batch, totals=totals), state)
+        nats, right = (float(step.parts[name]) * totals["scored"] for name in ("nats", "right"))
+        found += [Read(nats, right, totals["scored"]), *[Read(0.0, 0.0, 0.0)] * (batch.B - 1)]
+        state = None if step.state is None else step.state.detach()
+    return found
 
 
 def plain(method: nn.Module, batch: Documents) -> list[Read]:
