@@ -56,7 +56,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         "reduce": draw(st.sampled_from(("sum", "mean"))),
         "step": draw(st.sampled_from(("level", "token"))),
         "target": draw(st.sampled_from(("map", "start"))),
-        "meta": draw(st.sampled_from(("first_order", "reptile", "outer"))),
+        "meta": draw(st.sampled_from(("first_order", "full", "reptile", "outer"))),
         "on": draw(st.sampled_from(("weights", "delta"))),
         "clip": draw(st.sampled_from((0.0, 0.1))),
         "bias": draw(st.booleans()),
@@ -93,10 +93,10 @@ def test_token_after_token_is_the_whole() -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("structure", ["sequential", "nested"])
-def test_padding_changes_nothing(optimizer: str, structure: str) -> None:
+@pytest.mark.parametrize("how", [{}, {"structure": "nested"}, {"structure": "nested", "meta": "full"}])
+def test_padding_changes_nothing(optimizer: str, how: dict[str, Any]) -> None:
     """Rows of different lengths, padded anywhere, read on from different places: each as if alone."""
-    made = layer(inner_optimizer=optimizer, structure=structure)
+    made = layer(inner_optimizer=optimizer, **how)
     live = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0]])
     x, more, live = noise(2, 4, 7, D), noise(3, 4, 5, D), live.bool()
     y, state = made(x, live=live)
@@ -127,7 +127,7 @@ def test_nested_levels_begin_again_where_the_next_slower_one_ends() -> None:
     for i in range(1, 9):
         _, state = memory(x[:, :i])
         assert bool(dense(levels_of(state)[0].moved["down_proj"]).any()) == bool(i % 4)
-    for meta in ("first_order", "reptile"):
+    for meta in ("first_order", "full", "reptile"):
         memory = layer((1, 4), structure="nested", meta=meta)
         fast = levels_of(memory(x[:, :4])[1])[0]
         assert torch.equal(dense(fast.moved["up_proj"]), dense(fast.start["up_proj"]))
@@ -316,6 +316,7 @@ def test_changes_are_added_chosen_and_measured_in_either_form() -> None:
     [
         ({"chunks": ()}, r"cms: chunks \[\]; give one a level, each of at least 1 token"),
         ({"chunks": (0, 4)}, r"cms: chunks \[0, 4\]; give one a level, each of at least 1 token"),
+        ({"meta": "full", "inner": "task"}, "cms: meta full reads a level's chunk again by its own loss"),
         ({"chunks": (4, 6)}, "cms: chunk 4 does not divide 6, the next; chunks ascend, each divides the next"),
     ],
 )

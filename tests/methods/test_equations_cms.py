@@ -40,9 +40,11 @@ def drawn(levels: int = K) -> list[Tensor]:
     return [*w[:5], 0.5 * w[5], torch.linspace(-1.5, -2.0, levels, dtype=torch.float64)]
 
 
-def streamed(structure: str, x: Tensor, w: list[Tensor], chunks: tuple[int, ...]) -> tuple[Tensor, ...]:
+def streamed(
+    structure: str, x: Tensor, w: list[Tensor], chunks: tuple[int, ...], meta: str = "first_order"
+) -> tuple[Tensor, ...]:
     """Outputs and the weights at the end, as the layer has them."""
-    how: dict[str, Any] = {"structure": structure, "inner": "associative", "step": "token", "clip": 0.0}
+    how: dict[str, Any] = {"structure": structure, "inner": "associative", "step": "token", "clip": 0.0, "meta": meta}
     params = Params(Shape(D, F, chunks, Options(**how), maps=MAPS), named(*w))
     y, state = advance(params, start(params, len(x)), x)
     moved = [dense(level.moved[name]) for level in levels_of(state) for name in MAPS]
@@ -93,6 +95,14 @@ def test_restart() -> None:
     agree(partial(streamed, "nested"), ORACLE["72"], MISREAD["72"], noise(0, B, T, D), drawn(), (2, 4))
     few = [t.clone().requires_grad_() for t in (noise(0, 1, 3, D), *drawn())]
     assert gradcheck(lambda x, *w: streamed("nested", x, list(w), (1, 2)), few, fast_mode=True)
+
+
+@pytest.mark.equation("nested-learning", "72")
+def test_restart_through_the_updates() -> None:
+    of = partial(streamed, "nested", meta="full")
+    agree(of, ORACLE["72 full"], MISREAD["72 full"], noise(0, B, T, D), drawn(), (2, 4))
+    few = [t.clone().requires_grad_() for t in (noise(0, 1, 5, D), *drawn())]
+    assert gradcheck(lambda x, *w: of(x, list(w), (2, 4)), few, fast_mode=True)
 
 
 @pytest.mark.equation("nested-learning", "74")

@@ -1,5 +1,6 @@
 """Oracles of Nested Learning 70 to 74, 97, 7.1a and 7.3a as loops in float64, token by token, and misreadings."""
 
+import cmath
 import math
 from typing import Any
 
@@ -88,7 +89,7 @@ def softplus(a: float) -> float:
     return math.log1p(math.exp(a))
 
 
-def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, **how: Any) -> tuple[Tensor, ...]:
+def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, full: bool = False, **how: Any) -> tuple[Tensor, ...]:
     """A stream read by levels that learn: outputs, and the weights at the end of each row.
 
     `w`: U [K, F, D], V [K, D, F], gains, keys and values [K, D, D], and of steps rows [K, D] and biases [K].
@@ -105,6 +106,7 @@ def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, **how: Any) -> tup
         starts = [(U[l].clone(), V[l].clone()) for l in range(K)]
         terms: list[Any] = [[] for _ in range(K)]
         slow: list[Any] = [[] for _ in range(K)]
+        seen: list[Any] = [[] for _ in range(K)]
         blended: Any = None
         for t in range(T):
             inputs: dict[int, Tensor] = {}
@@ -120,6 +122,7 @@ def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, **how: Any) -> tup
                 terms[l].append((steps[l], e))
                 if l + 1 < K:
                     slow[l].append((steps[l + 1], e))
+                    seen[l].append((steps[l], steps[l + 1], unit(times(keys[l], z)), times(values[l], z)))
             i = t + 1
             for l, C in enumerate(chunks):
                 if how.get("at_once"):
@@ -132,7 +135,10 @@ def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, **how: Any) -> tup
                 elif how.get("nil"):
                     theta[l] = tuple(torch.zeros_like(W) for W in theta[l])
             for l in range(K - 1 if nested else 0):
-                if i % (chunks[l] if how.get("own_chunk") else chunks[l + 1]) == 0 and not how.get("never"):
+                if full and i % chunks[l + 1] == 0:
+                    starts[l] = descended(starts[l], seen[l][-chunks[l + 1] :], chunks[l])
+                    theta[l] = starts[l]
+                elif i % (chunks[l] if how.get("own_chunk") else chunks[l + 1]) == 0 and not how.get("never"):
                     starts[l] = moved(starts[l], slow[l][-chunks[l + 1] :], 0 if how.get("fixed") else 1)
                     theta[l] = starts[l]
         ends.append(theta)
@@ -142,6 +148,44 @@ def run(x: Tensor, w: Any, chunks: Any, nested: bool = False, **how: Any) -> tup
 def nested(*given: Any) -> tuple[Tensor, ...]:
     """The same where each level begins again, from a start that the slower level's steps move."""
     return run(*given, nested=True)
+
+
+def whole(*given: Any) -> tuple[Tensor, ...]:
+    """The same where the start descends through every update that was made from it."""
+    return run(*given, nested=True, full=True)
+
+
+def slower_loss(U: Any, V: Any, seen: Any, C: int) -> complex:
+    """Σ s^(l+1)_t ½‖V_t σ(U_t κ) - ν‖² over a slower chunk, of weights that may be complex and move after C tokens."""
+    total, terms = 0j, []
+    for t, (own, slower, key, value) in enumerate(seen):
+        k, v = key.tolist(), value.tolist()
+        a = [sum(u * x for u, x in zip(row, k, strict=True)) for row in U]
+        s = [1 / (1 + cmath.exp(-x)) for x in a]
+        h = [x * p for x, p in zip(a, s, strict=True)]
+        e = [sum(w * x for w, x in zip(row, h, strict=True)) - y for row, y in zip(V, v, strict=True)]
+        total += slower * sum(x * x for x in e) / 2
+        d = [sum(V[o][f] * e[o] for o in range(len(e))) * (s[f] + a[f] * s[f] * (1 - s[f])) for f in range(len(a))]
+        terms.append((own, d, k, e, h))
+        if (t + 1) % C == 0:
+            for own, d, k, e, h in terms:
+                U = [[u - own * p * x for u, x in zip(row, k, strict=True)] for row, p in zip(U, d, strict=True)]
+                V = [[w - own * p * x for w, x in zip(row, h, strict=True)] for row, p in zip(V, e, strict=True)]
+            terms = []
+    return total
+
+
+def descended(start: Any, seen: Any, C: int) -> Any:
+    """The start less the gradient of that loss by it, from a step into the imaginary for every entry."""
+    tiny, plain = 1e-30, [W.tolist() for W in start]
+    found = [W.clone() for W in start]
+    for n, W in enumerate(start):
+        for i in range(W.shape[0]):
+            for j in range(W.shape[1]):
+                bent = [[list(row) for row in M] for M in plain]
+                bent[n][i][j] += tiny * 1j
+                found[n][i, j] -= slower_loss(bent[0], bent[1], seen, C).imag / tiny
+    return tuple(found)
 
 
 def moved(weights: Any, terms: Any, share: float, outside: Any = None) -> Any:
@@ -186,6 +230,7 @@ ORACLE = {
     "70": chain,
     "71": run,
     "72": nested,
+    "72 full": whole,
     "74": aggregate,
     "7.3a": stack,
     "97": block,
@@ -222,6 +267,10 @@ MISREAD = {
         "no restart": lambda *a: run(*a, nested=True, never=True),
         "restart by its own chunk": lambda *a: run(*a, nested=True, own_chunk=True),
         "a start that never moves": lambda *a: run(*a, nested=True, fixed=True),
+    },
+    "72 full": {
+        "the first order": lambda *a: run(*a, nested=True),
+        "no restart": lambda *a: run(*a, nested=True, never=True),
     },
     "74": {
         "fed the chain": lambda *a: aggregate(*a, chain=True),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from laconic.core.errors import Usage
 from laconic.methods.changes import Change, plus, times
-from laconic.methods.learning_settings import Link, Place, fault_of
+from laconic.methods.learning_settings import Grow, Link, Place, fault_of
 
 Map = Callable[[Tensor], Tensor]
 Vectors = Float[Tensor, "B T D"]
@@ -86,11 +86,18 @@ class Placed(NamedTuple):
     donors: tuple[int | None, ...]
 
 
-def stack(layers: int, chunks: Sequence[int], place: Place = "depth", map: Sequence[int] | None = None) -> list[Placed]:
+def stack(
+    layers: int,
+    chunks: Sequence[int],
+    place: Place = "depth",
+    map: Sequence[int] | None = None,
+    grow: Grow = "zero",
+) -> list[Placed]:
     """Eq. 7.3a: theta_0 of every level := a pretrained MLP, for each layer of a decoder.
 
     "depth": each layer keeps its own, as one level, the shallow ones fast and the deep ones slow, unless `map` gives
-    every layer the index of its chunk. "grow": its own is level 0, and slower levels begin with a zero down-projection.
+    every layer the index of its chunk. "grow": its own is level 0, and slower levels begin with a zero down-projection,
+    or as its copies.
     "chain" is the print: the MLPs of as many layers as there are chunks, spread over the depth unless `map` names them,
     follow one another in every layer; the result is no longer the donor. Raises `Usage` (2) for a `map` that fits none.
     """
@@ -105,5 +112,5 @@ def stack(layers: int, chunks: Sequence[int], place: Place = "depth", map: Seque
     if place == "depth":
         return [Placed((chunks[map[n]],), (n,)) for n in range(layers)]
     if place == "grow":
-        return [Placed(tuple(chunks), (n, *[None] * (K - 1))) for n in range(layers)]
+        return [Placed(tuple(chunks), (n, *[None if grow == "zero" else n] * (K - 1))) for n in range(layers)]
     return [Placed(tuple(chunks), tuple(map)) for _ in range(layers)]

@@ -17,7 +17,7 @@ from laconic.core.attention import wide
 from laconic.core.block import gated_mid, plain_mid
 from laconic.core.state import Factors, Level
 from laconic.methods.changes import Change, applied, dense, folded, is_none, length, nothing, plus, times
-from laconic.methods.cms import restart, update
+from laconic.methods.cms import update
 from laconic.methods.cms_shape import Params, Shape
 from laconic.methods.dgd import dgd_joint
 from laconic.methods.learning_settings import Gradient
@@ -35,6 +35,7 @@ class Noted(NamedTuple):
 
 
 Notes = dict[str, Noted]  # by `levels.0.up_proj`
+READ = "read"
 Pairs = Mapping[str, Factors]  # by `up_proj`: delta and x of every token
 
 
@@ -60,9 +61,17 @@ def fresh(shape: Shape, l: int, B: int, like: Tensor) -> Level:
     if o.inner_optimizer == "muon":
         moments["step"] = like.new_zeros(B)
     nested = o.structure == "nested" and l < len(shape.chunks) - 1
-    gathered = none if nested and o.meta == "first_order" else {}
+    gathered = (none if o.meta == "first_order" else unread(shape, B, like)) if nested else {}
     zero = torch.zeros(B, dtype=torch.long)
     return Level(none, none, moments, none if nested else {}, zero, zero, gathered)
+
+
+def unread(shape: Shape, B: int, like: Tensor) -> dict[str, Change]:
+    """What a level read in the slower level's chunk, where its start descends through its updates: nothing.
+
+    Per token its input, and beside it the level's own step, the slower one's, and 1 where it is live.
+    """
+    return {READ: nothing(B, shape.width, 3, like)} if shape.options.meta == "full" else {}
 
 
 def start_of(params: Params, l: int, name: str) -> Float[Tensor, "o i"]:
@@ -156,15 +165,22 @@ def own_errors(params: Params, l: int, level: Level, z: Float[Tensor, "B T D"], 
         own = {name: w.to(dtype) for name, w in params.tensors.items() if name.startswith(f"levels.{l}.")}
         if not through:
             own, level, z = {name: cut(w) for name, w in own.items()}, values.mapped(level, cut), cut(z)
-        inner, z = Params(params.shape, own), z.to(dtype)
-        key = l2(F.linear(z, own[f"levels.{l}.key.weight"]))
-        value = F.linear(z, own[f"levels.{l}.value.weight"])
-        if params.shape.options.target == "start":
-            value = value + mlp(inner, l, None, None, key)
         notes: Notes = {}
-        loss = (mlp(inner, l, level, notes, key) - value).square().sum() / 2
+        loss = missed(Params(params.shape, own), l, level, z.to(dtype), notes).sum()
         found = errors(loss, notes, through=through)
     return {name.rpartition(".")[2]: pair for name, pair in found.items()}
+
+
+def missed(
+    params: Params, l: int, level: Level, z: Float[Tensor, "B T D"], notes: Notes | None = None
+) -> Float[Tensor, "B T"]:
+    """½‖MLP_l(κ) - ν‖² of every token."""
+    w = params.tensors
+    key = l2(F.linear(z, w[f"levels.{l}.key.weight"]))
+    value = F.linear(z, w[f"levels.{l}.value.weight"])
+    if params.shape.options.target == "start":
+        value = value + mlp(params, l, None, None, key)
+    return (mlp(params, l, level, notes, key) - value).square().sum(-1) / 2
 
 
 def weighed(pair: Factors, step: Steps, units: bool) -> Factors:
@@ -181,7 +197,7 @@ def gathered(params: Params, l: int, level: Level, pairs: Pairs, steps: list[Ste
     o, step = params.shape.options, steps[l]
     units = o.inner_optimizer == "dgd"
     more = {name: weighed(pair, step, units) for name, pair in pairs.items()}
-    slower = {name: weighed(pairs[name], steps[l + 1], False) for name in level.gathered}
+    slower = {name: weighed(pairs[name], steps[l + 1], False) for name in level.gathered if name in pairs}
     moments = dict(level.moments)
     if "step" in moments:
         moments["step"] = moments["step"] + step.sum(1)
@@ -192,7 +208,7 @@ def gathered(params: Params, l: int, level: Level, pairs: Pairs, steps: list[Ste
         open={
             name: plus(level.open[name], more[name]) if units else grown(level.open[name], more[name]) for name in more
         },
-        gathered={name: grown(level.gathered[name], slower[name]) for name in slower},
+        gathered={**level.gathered, **{name: grown(level.gathered[name], more) for name, more in slower.items()}},
         moments=moments,
     )
 
@@ -275,21 +291,3 @@ def emptied(held: Mapping[str, Change], shape: Shape) -> dict[str, Change]:
         like = change.left if isinstance(change, Factors) else change
         found[name] = nothing(len(like), *shape.sizes(name), like.detach())
     return found
-
-
-def restarted(params: Params, l: int, level: Level, way: Way) -> Level:
-    """A nested level where the next slower one has fired: its start moves, and it begins there again."""
-    shape, C = params.shape, params.shape.chunks[l + 1]
-    start: dict[str, Change] = dict(level.start)
-    most = bounds(params, l) if shape.options.clip else {}
-    for name in start:
-        if shape.options.meta == "first_order":
-            start[name] = folded(update(start[name], clipped(level.gathered[name], most.get(name)), C, C))
-        elif shape.options.meta == "reptile":
-            way_to = plus(level.moved[name], times(start[name], -1.0))
-            start[name] = folded(plus(start[name], times(way_to, shape.options.share)))
-    if way.gradient == "none":
-        start = values.detach(start)
-    moved = {name: restart(level.moved[name], start[name], C, C) for name in shape.maps}
-    moments = {name: torch.zeros_like(m) for name, m in level.moments.items()}
-    return replace(level, moved=moved, moments=moments, start=start, gathered=emptied(level.gathered, shape))

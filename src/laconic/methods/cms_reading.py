@@ -30,9 +30,9 @@ from laconic.methods.cms_levels import (
     gathered,
     mlp,
     own_errors,
-    restarted,
     step_sizes,
 )
+from laconic.methods.cms_restarts import remembered, restarted
 from laconic.methods.cms_shape import Params
 from laconic.methods.learning_settings import Gradient
 from laconic.methods.packing import alive, integers, packed, unpacked
@@ -173,6 +173,7 @@ def learned(
             f"cms: {T} tokens were given to learn, the chunk has room for {room(params, levels)}; cut them there"
         )
     new = [gathered(params, l, level, pairs[l], steps, way) for l, level in enumerate(levels)]
+    new = [remembered(level, l, inputs[l], steps, live, way) for l, level in enumerate(new)]
     return closed(params, tuple(replace(level, count=level.count + added) for level in new), way)
 
 

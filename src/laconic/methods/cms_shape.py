@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from laconic.core.errors import Usage
 from laconic.methods.cms import check_chunks
 from laconic.methods.learning_settings import ContinuumOptions
 
@@ -30,6 +31,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         check_chunks(self.chunks)
+        fault = self.options.fault
+        if fault:
+            raise Usage(f"cms: {fault}")
 
     @property
     def order(self) -> tuple[int, ...]:
