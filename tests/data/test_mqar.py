@@ -17,6 +17,7 @@ TASKS: list[dict[str, Any]] = [
     {"pairs": (2, 4), "length": 16},
     {"pairs": (1,), "length": 4},
     {"pairs": (32,), "length": 256},
+    {"pairs": (2, 6), "length": 56, "words": 2, "keys": 3, "values": 4},
 ]
 
 
@@ -29,20 +30,22 @@ def test_every_document_obeys_the_rules(said: dict[str, Any]) -> None:
     assert batch.live.all()
     for row in range(60):
         words = [WORDS[i] for i in batch.text[row].tolist()]
-        N = int(batch.facts[row])
+        N, w = int(batch.facts[row]), task.words
+        blocks = [(tuple(words[t : t + w]), tuple(words[t + w : t + 2 * w])) for t in range(0, task.length, 2 * w)]
+        told = dict(blocks[:N])
         assert N in task.pairs
-        told = dict(zip(words[0 : 2 * N : 2], words[1 : 2 * N : 2], strict=True))
-        assert len(told) == N
-        assert all(key[0] == "k" and int(key[1:]) < task.keys for key in told)
-        assert all(value[0] == "v" and int(value[1:]) < task.values for value in told.values())
-        asked = [(t, words[t]) for t in range(2 * N, task.length) if words[t][0] == "k"]
-        assert sorted(key for _, key in asked) == sorted(told)  # each once
-        assert all(words[t + 1] == told[key] for t, key in asked)
-        assert words.count(".") == task.length - 4 * N
-        assert batch.scored[row].nonzero()[:, 0].tolist() == [t + 1 for t, _ in asked]
+        assert len(told) == N  # no key twice
+        assert all(word[0] == "k" and int(word[1:]) < task.keys for key in told for word in key)
+        assert all(word[0] == "v" and int(word[1:]) < task.values for value in told.values() for word in value)
+        asked = {2 * w * i: block for i, block in enumerate(blocks) if i >= N and block[0][0] != "."}
+        assert dict(asked.values()) == told  # each once, with its value
+        assert len(asked) == N
+        assert words.count(".") == task.length - 4 * w * N
+        columns = [t + w + i for t in asked for i in range(w)]
+        assert batch.scored[row].nonzero()[:, 0].tolist() == columns
         targets = batch.targets[row]
-        assert (targets != UNSCORED).nonzero()[:, 0].tolist() == [t for t, _ in asked]
-        assert [WORDS[int(targets[t])] for t, _ in asked] == [told[key] for _, key in asked]
+        assert (targets != UNSCORED).nonzero()[:, 0].tolist() == [t - 1 for t in columns]
+        assert [WORDS[int(targets[t - 1])] for t in columns] == [words[t] for t in columns]
 
 
 def test_draws_are_even() -> None:
@@ -94,8 +97,8 @@ def test_the_tokenizer_has_its_words(tmp_path: Path) -> None:
         ({"pairs": ()}, r"pairs \[\]: ascending numbers of pairs"),
         ({"pairs": (4, 2)}, r"pairs \[4, 2\]: ascending numbers of pairs"),
         ({"pairs": (33,), "length": 256}, "pairs 33: only 32 keys, and those of a document differ; give fewer pairs"),
-        ({"pairs": (8,), "length": 30}, "length 30: 8 pairs and as many queries take an even 32 at least"),
-        ({"pairs": (2,), "length": 9}, "length 9: 2 pairs and as many queries take an even 8 at least"),
+        ({"pairs": (8,), "length": 30}, "length 30: 8 pairs and as many queries take a multiple of 2, 32 at least"),
+        ({"pairs": (2,), "length": 9}, "length 9: 2 pairs and as many queries take a multiple of 2, 8 at least"),
     ],
 )
 def test_what_cannot_be_is_refused(said: dict[str, Any], message: str) -> None:

@@ -19,7 +19,7 @@ from laconic.core.errors import BadInput, Busy
 from laconic.core.families import DecoderConfig
 from laconic.core.state import Continuum, Layer, Level, State
 from laconic.evaluation import stream_table
-from laconic.evaluation.cells import joined, runs
+from laconic.evaluation.cells import joined, mqar, runs
 from laconic.evaluation.in_order import grouped
 from laconic.evaluation.listening import Cached, Row, Said, begun, heard, row_of
 from laconic.evaluation.stream_table import Measured, plain, shown
@@ -105,6 +105,16 @@ def test_queries_are_counted_by_pairs_and_gap() -> None:
     assert learn.bytes == 4 * V + 3 * 8
 
 
+def test_a_key_of_several_words_is_asked_whole() -> None:
+    # two keys that share a word, 1 2 and 1 3; of the second's value the last word is not what was told
+    found = documents([[1, 2, 8, 9, 1, 3, 7, 6, 1, 3, 7, 5, 15, 15, 15, 15, 1, 2, 8, 9]], "a",
+                      [[10, 11, 18, 19]], facts=torch.tensor([2]))  # fmt: skip
+    right = torch.zeros(1, 20, dtype=torch.bool)
+    right[0, [9, 17, 18]] = True
+    (cells,) = mqar(found, torch.zeros(1, 20), right)
+    assert cells == {"all": (1, 2), "2 pairs": (1, 2), "2 pairs, gap 4-7": (0, 1), "2 pairs, gap 16-31": (1, 1)}
+
+
 def test_a_string_is_right_where_all_of_it_is() -> None:
     labels = torch.full((2, 13), -100)
     labels[0, :13], labels[1, :4] = 0, 0
@@ -121,7 +131,7 @@ def test_a_needle_is_a_run_and_each_is_counted() -> None:
     (row,) = measure(Remembers(), "needle", Fixed(found), CPU, batch=1)
     told = row.ways["learn"].cells
     assert told == dict.fromkeys(("all", "MV", "MV, 12 tokens", "MV, depth 0.5"), (1, 2))
-    assert runs(torch.tensor([0, 1, 1, 0, 1]).bool(), torch.tensor([0, 1, 0, 0, 1]).bool()) == [False, True]
+    assert runs(torch.tensor([0, 1, 1, 0, 1]).bool()) == [slice(1, 3), slice(4, 5)]
 
 
 def test_an_answer_teaches_only_where_nothing_else_remembers_it() -> None:

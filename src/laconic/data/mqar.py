@@ -1,7 +1,10 @@
 """Multi-query associative recall (arXiv:2312.04927): pairs of key and value, then each key once more, for its value.
 
 A document is its pairs one after another, then its queries in any order at drawn places; what is between is silence.
-A value stands behind its query and is predicted there, and nothing else is scored. Made by arithmetic when asked for.
+A value stands behind its query and is predicted there, and nothing else is scored. With keys and values of several
+tokens, of which keys may share some, recall is fuzzy, like that of MAD (arXiv:2403.17844). Made when asked for.
+
+Symbols: N pairs of a document, w tokens of a key and of a value.
 """
 
 import hashlib
@@ -14,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import models, pre_tokenizers
 
+from laconic.core import keyed
 from laconic.core.contract import Documents
-from laconic.core.keyed import uniform
 from laconic.core.strict import canonical
 from laconic.data.settings import Part
 from laconic.data.task_settings import Pairs
@@ -25,7 +28,7 @@ MOST = 256  # keys and values there are words for; a task may use fewer
 SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 WORDS = [*SPECIAL.values(), ".", *(f"k{i}" for i in range(MOST)), *(f"v{i}" for i in range(MOST))]
 ID = {word: i for i, word in enumerate(WORDS)}
-COUNT, KEY, VALUE, PLACE, TURN = range(5)  # what is drawn
+COUNT, VALUE, PLACE, TURN = range(4)  # what is drawn
 Ints = NDArray[np.int64]
 
 
@@ -63,25 +66,32 @@ class Mqar:
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
         """The documents of some places."""
         task, index = self.task, np.asarray(rows, dtype=np.int64)
-        counts = np.asarray(task.pairs)[(self.drawn(index, COUNT, 1) * len(task.pairs)).astype(np.int64)[:, 0]]
-        most = max(task.pairs)
-        keys = ID["k0"] + self.drawn(index, KEY, task.keys).argsort(1)[:, :most]
-        values = ID["v0"] + (self.drawn(index, VALUE, most) * task.values).astype(np.int64)
-        turns = self.drawn(index, TURN, most)
+        w, counts = task.words, np.asarray(task.pairs)[self.below(len(task.pairs), index, COUNT, 1)[:, 0]]
+        values = self.below(task.values, index, VALUE, max(task.pairs) * w).reshape(len(index), -1, w)
         text = np.full((len(index), task.length), ID["."], dtype=np.int64)
         scored = np.zeros(text.shape, dtype=bool)
         for b, N in enumerate(counts.tolist()):
-            text[b, 0 : 2 * N : 2], text[b, 1 : 2 * N : 2] = keys[b, :N], values[b, :N]
-            places = self.drawn(index[b : b + 1], PLACE, task.length // 2 - N)[0].argsort()[:N]
-            at, turn = 2 * N + 2 * places, turns[b, :N].argsort()
-            text[b, at], text[b, at + 1] = keys[b, turn], values[b, turn]
-            scored[b, at + 1] = True
+            pairs = np.concatenate([ID["k0"] + self.keys(int(index[b]), N), ID["v0"] + values[b, :N]], 1)
+            text[b, : 2 * w * N] = pairs.ravel()
+            turn = self.drawn(index[b : b + 1], TURN, N)[0].argsort()
+            places = self.drawn(index[b : b + 1], PLACE, task.length // (2 * w) - N)[0].argsort()[:N]
+            at = 2 * w * (N + places)[:, None] + np.arange(2 * w)
+            text[b, at], scored[b, at[:, w:]] = pairs[turn], True
         return Documents(
             torch.from_numpy(text), torch.ones(text.shape, dtype=torch.bool), torch.from_numpy(scored),
             (task.length,), torch.from_numpy(index), tuple(f"mqar-{self.part}-{i:06d}" for i in rows), epoch, step,
             facts=torch.from_numpy(counts),
         )  # fmt: skip
 
+    def keys(self, row: int, N: int) -> Ints:
+        """N keys that differ, [N, w]."""
+        number = keyed.index(self.seed, row, np.arange(N), self.task.keys**self.task.words)
+        return np.stack([number // self.task.keys**i % self.task.keys for i in range(self.task.words)], 1)
+
+    def below(self, n: int, index: Ints, what: int, count: int) -> Ints:
+        """The same as whole numbers below n."""
+        return (self.drawn(index, what, count) * n).astype(np.int64)
+
     def drawn(self, index: Ints, what: int, count: int) -> NDArray[np.float64]:
         """So many draws in [0, 1) for each document, [n, count]."""
-        return uniform(self.seed, what, index[:, None], np.arange(count))
+        return keyed.uniform(self.seed, what, index[:, None], np.arange(count))

@@ -24,6 +24,9 @@ class Pairs(Settings):
         default=32, description="keys there are; those of a document differ"
     )
     values: Annotated[int, Field(ge=2, le=256)] = Field(default=32, description="values there are; chance is one in so")
+    words: Annotated[int, Field(ge=1, le=4)] = Field(
+        default=1, description="w, tokens of a key and of a value; more than one: fuzzy recall, MAD-like"
+    )
     rows: Count = Field(default=100_000, description="training documents")
     valid_rows: Count = Field(default=500, description="documents a run is validated on")
     test_rows: Count = Field(default=1000, description="documents a run is tested on")
@@ -33,10 +36,13 @@ class Pairs(Settings):
         most = max(self.pairs, default=0)
         if list(self.pairs) != sorted(set(self.pairs)) or not self.pairs:
             raise ValueError(f"pairs {list(self.pairs)}: ascending numbers of pairs")
-        if most > self.keys:
+        if most > self.keys**self.words:
             raise ValueError(f"pairs {most}: only {self.keys} keys, and those of a document differ; give fewer pairs")
-        if self.length % 2 or self.length < 4 * most:
-            raise ValueError(f"length {self.length}: {most} pairs and as many queries take an even {4 * most} at least")
+        if self.length % (2 * self.words) or self.length < 4 * most * self.words:
+            raise ValueError(
+                f"length {self.length}: {most} pairs and as many queries take a multiple of {2 * self.words}, "
+                f"{4 * most * self.words} at least"
+            )
         return self
 
 

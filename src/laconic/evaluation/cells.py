@@ -26,16 +26,24 @@ def add(cells: dict[str, tuple[float, float]], cell: str, score: float, n: float
 
 
 def mqar(found: Documents, nats: Scores, right: Hits) -> list[Cells]:
-    """Share of the queries answered: all, and by pairs and by the gap from a key to its query, in powers of two."""
-    cells = [dict[str, tuple[float, float]]() for _ in range(found.B)]
+    """Share of the queries answered: all, and by pairs and by the gap from a key to its query, in powers of two.
+
+    An answer is a run of targets, as long as the key whose last token it begins at.
+    """
+    cells: list[Cells] = []
     assert found.facts is not None
-    for b, t in (found.targets != UNSCORED).nonzero().tolist():
-        gap = t - int((found.text[b] == found.text[b, t]).nonzero()[0])
-        low = 1 << (gap.bit_length() - 1)
-        pairs = int(found.facts[b])
-        for cell in (ALL, f"{pairs} pairs", f"{pairs} pairs, gap {low}-{2 * low - 1}"):
-            add(cells[b], cell, float(right[b, t]))
-    return list(cells)
+    for b, pairs in enumerate(found.facts.tolist()):
+        mine: dict[str, tuple[float, float]] = {}
+        for answer in runs(found.targets[b] != UNSCORED):
+            w = answer.stop - answer.start
+            query = answer.start - w + 1
+            key = found.text[b, query : query + w]
+            gap = next(query - t for t in range(0, query, 2 * w) if found.text[b, t : t + w].equal(key))
+            low, hit = 1 << (gap.bit_length() - 1), float(right[b, answer].all())
+            for cell in (ALL, f"{pairs} pairs", f"{pairs} pairs, gap {low}-{2 * low - 1}"):
+                add(mine, cell, hit)
+        cells.append(mine)
+    return cells
 
 
 def languages(found: Documents, nats: Scores, right: Hits) -> list[Cells]:
@@ -54,27 +62,21 @@ def needle(found: Documents, nats: Scores, right: Hits) -> list[Cells]:
 
     Items are named KIND@LENGTH@DEPTH#N, as `data.needles` names them.
     """
-    at = found.targets != UNSCORED
     cells: list[Cells] = []
     for b in range(found.B):
         kind, length, depth = found.names[b].partition("#")[0].split("@")
-        values = runs(at[b], right[b])
+        values = [bool(right[b, value].all()) for value in runs(found.targets[b] != UNSCORED)]
         told = (float(sum(values)), len(values))
         cells.append({ALL: told, kind: told, f"{kind}, {length} tokens": told, f"{kind}, depth {depth}": told})
     return cells
 
 
-def runs(at: Bool[Tensor, " T"], right: Bool[Tensor, " T"]) -> list[bool]:
-    """Of each run of targets, whether all of it is right."""
-    found: list[bool] = []
-    before = -2
+def runs(at: Bool[Tensor, " T"]) -> list[slice]:
+    """The stretches of columns without a gap."""
+    found: list[slice] = []
     for t in at.nonzero()[:, 0].tolist():
-        hit = bool(right[t])
-        if t == before + 1:
-            found[-1] = found[-1] and hit
-        else:
-            found.append(hit)
-        before = t
+        begin = found.pop().start if found and found[-1].stop == t else t
+        found.append(slice(begin, t + 1))
     return found
 
 
