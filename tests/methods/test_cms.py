@@ -311,6 +311,15 @@ def test_changes_are_added_chosen_and_measured_in_either_form() -> None:
     assert (shortened.left.norm(dim=-1) <= 1 + 1e-12).all()
 
 
+def test_added_levels_may_be_copies() -> None:
+    mlp = Block(DecoderConfig.small("llama"), 1).get_submodule("mlp")
+    grown = CMS.of(mlp, (2, 4), grow="copy")
+    for name, p in mlp.named_parameters():
+        assert grown.get_parameter(f"levels.0.{name}") is p
+        assert torch.equal(grown.get_parameter(f"levels.1.{name}"), p)
+        assert grown.get_parameter(f"levels.1.{name}") is not p
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [

@@ -292,6 +292,32 @@ def test_a_random_start_has_its_steps_and_a_seed() -> None:
     assert torch.equal(shared, chained.get_parameter("model.layers.1.mlp.levels.1.up_proj.weight"))
 
 
+def test_levels_are_added_to_those_there_are() -> None:
+    """Zeros change no bit, before they have learned; copies are the level before, with weights of their own."""
+    for model in models("associative"):
+        L = len(model.shape.chunks)
+        ids, shape = ids_of(2, 7), replace(model.shape, chunks=((2,),) * L)
+        small = type(model)(shape, seed=3).double()
+        more = small.grown((2, 4))
+        assert torch.equal(read(more, ids, learn=False)[0], read(small, ids, learn=False)[0])
+        near([read(more, ids[:, :4])[0]], [read(small, ids[:, :4])[0]])  # the added level has not fired
+        first = "model.layers.0.mlp.levels.0.up_proj.weight"
+        assert more.get_parameter(first) is small.get_parameter(first)
+        copied = small.grown((2, 4), "copy").get_parameter(first.replace("levels.0", "levels.1"))
+        assert torch.equal(copied, small.get_parameter(first))
+        assert copied.data_ptr() != small.get_parameter(first).data_ptr()
+    with pytest.raises(Usage, match=r"hope: levels of chunks \[2\] cannot grow to \[4, 8\]; keep them, and add slower"):
+        small.grown((4, 8))
+    donor = fresh("llama")
+    copies = HopeAttention.stack(donor, (2, 4), "grow", grow="copy")
+    one, two = (copies.get_parameter(f"model.layers.1.mlp.levels.{l}.down_proj.weight") for l in (0, 1))
+    assert torch.equal(one, two)
+    assert one is not two
+    assert any(one is p for p in donor.parameters())
+    with pytest.raises(Usage, match="hope: a level of zeros in a plain chain wipes out what was before it"):
+        HopeAttention.stack(donor, (2, 4), "grow", cms=cms_shape.Options(link="plain"))
+
+
 def test_it_is_called_as_a_decoder_is() -> None:
     """With vectors and stages; what has no ids teaches the task nothing."""
     for model in models("task"):

@@ -14,7 +14,7 @@ from laconic.core.errors import Usage
 from laconic.core.state import Layer
 from laconic.methods.cms_reading import advance, start
 from laconic.methods.cms_shape import Options, Params, Shape
-from laconic.methods.learning_settings import Gradient
+from laconic.methods.learning_settings import Gradient, Grow
 from laconic.methods.starts import hold, normal
 
 GATED = ("gate_proj", "up_proj", "down_proj")
@@ -48,9 +48,15 @@ class CMS(nn.Module):
 
     @classmethod
     def of(
-        cls, mlp: nn.Module, chunks: Sequence[int] = (64, 512), options: Options | None = None, *, act: str = "silu"
+        cls,
+        mlp: nn.Module,
+        chunks: Sequence[int] = (64, 512),
+        options: Options | None = None,
+        *,
+        act: str = "silu",
+        grow: Grow = "zero",
     ) -> "CMS":
-        """Level 0 is that MLP, its tensors shared, and each slower level begins with a down-projection of zeros.
+        """Level 0 is that MLP, its tensors shared; slower levels begin with a down-projection of zeros, or as copies.
 
         The maps are `gate_proj`, `up_proj`, `down_proj`, without a gate the last two, or `fc1`, `fc2`. Raises `Usage`
         (2) for a module that has none of these, and for an order that runs another level first.
@@ -68,11 +74,13 @@ class CMS(nn.Module):
         made = cls(up.shape[1], up.shape[0], chunks, own, act=act, maps=maps, bias=bias).to(up)
         made.adopt(0, found)
         with torch.no_grad():
-            for name, p in made.named_parameters():
-                if name == "a":
-                    p.fill_(1.0)
-                if name.rpartition(".")[0] in {f"levels.{l}.{maps[-1]}" for l in range(1, len(chunks))}:
-                    p.zero_()
+            if "a" in dict(made.named_parameters(recurse=False)):
+                made.get_parameter("a").fill_(1.0)
+            for l in range(1, len(chunks)):
+                for name, module in found.items():
+                    for which, p in module.named_parameters(recurse=False):
+                        own_p = made.get_parameter(f"levels.{l}.{name}.{which}")
+                        own_p.copy_(p if grow == "copy" else own_p * (name != maps[-1]))
         return made
 
     def adopt(self, l: int, maps: Mapping[str, nn.Module]) -> None:

@@ -46,7 +46,7 @@ def remembered(
 
 
 def through_updates(params: Params, l: int, level: Level, way: Way) -> dict[str, Change]:
-    """The gradient, by the level's start, of its own losses over the slower chunk, each weighed by the slower step.
+    """Eq. 72: the gradient, by a start, of the level's losses over the slower chunk, weighed by the slower steps.
 
     The chunk is read again from the start, so that the gradient passes through every update made in it. The slower
     steps keep theirs in every way of gradients but "none".

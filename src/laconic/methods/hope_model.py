@@ -11,26 +11,27 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from laconic.core import fit, state_file, weights
 from laconic.core import state as values
-from laconic.core.block import Block, plant
+from laconic.core.block import Block
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder, Seen
 from laconic.core.errors import BadInput, Usage
 from laconic.core.sampling import Sampling
 from laconic.core.state import Layer, State
-from laconic.methods import cms_layer, cms_reading, cms_shape, hope_layer, titans_layer, titans_shape
-from laconic.methods.cms import Placed, stack
+from laconic.methods import cms_layer, cms_reading, cms_shape, hope_layer, titans_layer
+from laconic.methods.cms import stack
 from laconic.methods.cms_layer import CMS
 from laconic.methods.cms_levels import Way
 from laconic.methods.hope_config import HopeConfig
 from laconic.methods.hope_generate import Written, generate
 from laconic.methods.hope_layer import SelfTitans
 from laconic.methods.hope_reading import kept, read
+from laconic.methods.hope_starts import added, check_grown, donated, rebuilt
 from laconic.methods.hope_task import interrupted, learn_along, unopened
-from laconic.methods.learning_settings import Gradient, Place
+from laconic.methods.learning_settings import Gradient, Grow, Place
 from laconic.methods.titans_layer import Titans
 
 KIND = "hope"
@@ -206,6 +207,25 @@ class Hope(Decoder):
         if len(state.position) != B:
             raise Usage(f"hope: {B} rows of vectors, the state has {len(state.position)}; take or join its rows")
 
+    def grown(self, chunks: Sequence[int], grow: Grow = "zero") -> "Hope":
+        """This model with slower levels after its own, which add nothing at first or are copies; tensors are shared.
+
+        Raises `Usage` (2) for `chunks` that do not begin with those of every layer.
+        """
+        check_grown(self.shape.cms, grow)
+        kept = next((kept for kept in self.shape.chunks if tuple(chunks[: len(kept)]) != kept), None)
+        if kept is not None:
+            raise Usage(f"hope: levels of chunks {list(kept)} cannot grow to {list(chunks)}; keep them, and add slower")
+        shape = replace(self.shape, chunks=(tuple(chunks),) * len(self.parts))
+        with torch.device("meta"):
+            made = type(self)(shape, seed=None)
+        tensors: dict[str, Tensor] = dict(self.named_parameters())
+        for n in range(len(self.parts)):
+            tensors |= added(shape, n, self, len(self.shape.chunks[n]), grow)
+        made.load_state_dict({name: tensors[name] for name in made.state_dict()}, assign=True)
+        made.folder, made.name_or_path, made.attention = self.folder, self.name_or_path, self.attention
+        return made.train(self.training)
+
     @property
     def slow(self) -> str:
         """The hash of all slow weights, which binds a saved state."""
@@ -232,16 +252,18 @@ class HopeAttention(Hope):
         place: Place = "depth",
         map: Sequence[int] | None = None,
         cms: cms_shape.Options | None = None,
+        grow: Grow = "zero",
     ) -> "HopeAttention":
-        """A decoder's weights, shared, as starts; `place` and `map` as in `methods.cms.stack`.
+        """A decoder's weights, shared, as starts; `place`, `map` and `grow` as in `methods.cms.stack`.
 
-        With steps of 0 ("eta" in the options), "depth" and "grow" give the decoder's logits bit for bit; "chain" is no
-        longer the donor. Raises `Usage` (2) for an order that would run another level before the donor's.
+        With steps of 0 ("eta" in the options), "depth" and "grow" of zeros give the decoder's logits bit for bit;
+        "chain" and copies are no longer the donor. Raises `Usage` (2) for a chain in which added levels would not leave
+        what the donor's makes.
         """
         own = cms or cms_shape.Options(target="start")
-        if place == "grow" and own.order == "slow_first":
-            raise Usage("hope: grow keeps the donor's MLP first, and slow_first would run another before it")
-        placed = stack(decoder.config.num_hidden_layers, chunks, place, map)
+        if place == "grow":
+            check_grown(own, grow)
+        placed = stack(decoder.config.num_hidden_layers, chunks, place, map, grow)
         shape = HopeConfig(decoder.config, tuple(one.chunks for one in placed), own)
         with torch.device("meta"):
             made = cls(shape, seed=None)
@@ -252,51 +274,3 @@ class HopeAttention(Hope):
         made.load_state_dict(tensors, assign=True)
         made.folder, made.name_or_path, made.attention = decoder.folder, decoder.name_or_path, decoder.attention
         return made.train(decoder.training)
-
-
-def rebuilt(part: Block, shape: HopeConfig, n: int, seed: int) -> None:
-    """A block with levels in the place of its MLP, and a memory in that of attention if the model has one."""
-    names = part.names
-    for path in (names.gate, names.up, names.down):
-        if path is not None and hasattr(part, path.split(".")[0]):
-            delattr(part, path.split(".")[0])
-    levels = shape.levels(n)
-    made = CMS(
-        levels.width, levels.hidden, levels.chunks, levels.options, None, act=levels.act, maps=levels.maps,
-        bias=levels.bias, eps=levels.eps,
-    )  # fmt: skip
-    plant(part, "mlp", made)
-    if shape.memory is None:
-        return
-    for path in (names.q, names.qkv):
-        if path is not None and hasattr(part, path.split(".")[0]):
-            delattr(part, path.split(".")[0])
-    with torch.device("cpu"):
-        if isinstance(shape.memory, titans_shape.Options):
-            memory = Titans(levels.width, shape.heads, shape.chunk, shape.memory, seed + n)
-        else:
-            memory = SelfTitans(levels.width, shape.heads, shape.head, shape.memory, seed + n)
-        plant(part, "memory", memory)
-
-
-def donated(shape: HopeConfig, n: int, one: Placed, decoder: Decoder) -> dict[str, Tensor]:
-    """The tensors of a layer's levels: the donors' MLPs, and what those lack as a new memory has it."""
-    own = shape.levels(n)
-    found = cms_layer.weights(own, torch.Generator().manual_seed(n), shape.decoder.initializer_range)
-    words = cast(Tensor, decoder.words.weight)
-    found = {name: w.to(words) for name, w in found.items()}
-    if "a" in found:
-        found["a"] = torch.ones_like(found["a"])
-    for l, donor in enumerate(one.donors):
-        if donor is None:
-            for which in ("weight", "bias") if own.bias else ("weight",):
-                name = f"levels.{l}.{own.maps[-1]}.{which}"
-                found[name] = torch.zeros_like(found[name])
-            continue
-        block = decoder.blocks[donor]
-        assert isinstance(block, Block)
-        for map, role in zip(own.maps, ("gate", "up", "down") if shape.decoder.gated else ("up", "down"), strict=True):
-            for which, p in block.part(role).named_parameters(recurse=False):
-                found[f"levels.{l}.{map}.{which}"] = p if donor == n else p.detach().clone()
-    at = f"{decoder.names.blocks}.{n}.mlp."
-    return {at + name: nn.Parameter(w) if not isinstance(w, nn.Parameter) else w for name, w in found.items()}
