@@ -57,8 +57,11 @@ def sound(said: str) -> Generator[None]:
         raise BadInput(f"{said}: {first_line(error)}; copy it again, or write it again") from None
 
 
-def hub(repo: str, config: str | None, split: str, revision: str | None) -> Table:
-    """The rows of a split on the hub, or in the hub's cache here. Raises `BadInput`, also for a split there is not."""
+def hub(repo: str, config: str | None, split: str, revision: str | None, *, names: bool = False) -> Table:
+    """The rows of a split on the hub, or in the hub's cache here; with `names` a class is its name, not its number.
+
+    Raises `BadInput`, also for a split there is not.
+    """
     import datasets
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are no lines of ours
@@ -67,13 +70,17 @@ def hub(repo: str, config: str | None, split: str, revision: str | None) -> Tabl
     except Exception as error:  # the hub's client raises of many kinds: HTTP, names, offline, cache
         there = re.search(r"Unknown split .* one of \[(.*)\]", str(error))
         if there:
-            names = there[1].replace("'", "")
-            raise BadInput(f"{repo} has no split {split}; it has {names}") from None
+            splits = there[1].replace("'", "")
+            raise BadInput(f"{repo} has no split {split}; it has {splits}") from None
         near = "" if known(repo) else meant(repo)
         say = f"{near} {LOCAL}" if near else LOCAL
         raise BadInput(f"{repo}: the hub gives nothing by that name: {first_line(error)}; {say}") from error
     assert isinstance(found, datasets.Dataset)
-    return Table(len(found), (row for batch in found.iter(CHUNK) for row in unzipped(batch)))
+    classes = {key: kind for key, kind in found.features.items() if isinstance(kind, datasets.ClassLabel)}
+    rows = (row for batch in found.iter(CHUNK) for row in unzipped(batch))
+    if names and classes:
+        rows = (row | {key: kind.int2str(row[key]) for key, kind in classes.items()} for row in rows)
+    return Table(len(found), rows)
 
 
 def unzipped(columns: Any) -> Iterator[dict[str, Any]]:
