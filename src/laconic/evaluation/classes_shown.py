@@ -1,0 +1,105 @@
+"""Class-incremental runs as a table, and drawn: accuracy while tasks come, and the matrix of each way to learn."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from laconic.evaluation import grids
+from laconic.evaluation.drawings import canvas, labels, svg, tint
+from laconic.evaluation.forgetting import FIGURES, Matrix
+
+Found = Mapping[str, Any]  # what `recipe.incremental` gives
+HEADER = ("method", "AA", "AA, all classes", "BWT", "forgetting", "plasticity", "AA, less prior", "updates", "state")
+LEGEND = (
+    "Per cent, mean over class orders, and its 95 % interval. AA: right on the test examples of all tasks at the end, "
+    "among all classes met (all classes: among all of the set). forgetting: the best a task ever was, less what it is "
+    "at the end. plasticity: right on a task when it had just been learned; who learns less has less to forget. "
+    "less prior: the score of a label without the utterance is taken off. updates: of each level, fastest first."
+)
+
+
+def lines(found: Found) -> list[list[str]]:
+    """The table of a set: its header, and a row for each method."""
+    made: list[list[str]] = [list(HEADER)]
+    for name, own in found["methods"].items():
+        seen, every = own["ways"]["seen"], own["ways"]["all"]
+        rest = own["ways"].get("seen-prior")
+        figures = [said(seen["figures"].get(figure)) for figure in FIGURES[1:]]
+        made.append(
+            [name, said(seen["figures"]["AA"]), said(every["figures"]["AA"]), *figures,
+             said(rest["figures"]["AA"] if rest else None), fired(own["notes"]), bytes_of(own["notes"])]
+        )  # fmt: skip
+    return made
+
+
+def said(figure: Mapping[str, Any] | None) -> str:
+    """A figure in per cent with its interval; a dash where there is none."""
+    if figure is None:
+        return "–"
+    mean, low, high = (100 * figure[key] + 0.0 for key in ("mean", "low", "high"))
+    return f"{mean:.1f}" if figure["sd"] is None else f"{mean:.1f} ({low:.1f} to {high:.1f})"
+
+
+def fired(notes: Sequence[Mapping[str, Any]]) -> str:
+    """Updates of each level in the first order."""
+    updates = notes[0].get("updates", {}) if notes else {}
+    return ", ".join(f"{n:,}" for _, n in sorted(updates.items(), key=lambda item: int(item[0]))) or "–"
+
+
+def bytes_of(notes: Sequence[Mapping[str, Any]]) -> str:
+    """Bytes of the state in the first order."""
+    held = notes[0].get("state_bytes") if notes else None
+    return "–" if held is None else f"{held:,}"
+
+
+def pictures(found: Found) -> list[tuple[str, str, Markup]]:
+    """Title, what it shows, and the drawing; curves only with matplotlib (extra `report`)."""
+    name, made = found["set"], list[tuple[str, str, Markup]]()
+    for method, own in found["methods"].items():
+        A = mean(own["ways"]["seen"]["matrices"])
+        if A[0][0] is not None:
+            text = "Right on a task (across) after a task (down), mean over orders."
+            made.append((f"{name}, {method}", text, matrix(name, method, A)))
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return made
+    text = "Right on the examples of all tasks so far, among all classes so far, mean over orders."
+    return [(f"{name}, task after task", text, curves(found)), *made]
+
+
+def mean(matrices: Sequence[Matrix]) -> Matrix:
+    """The mean of matrices, None where they have none."""
+    rows = [list(zip(*same, strict=True)) for same in zip(*matrices, strict=True)]
+    return [[mean_of(cell) for cell in row] for row in rows]
+
+
+def mean_of(cell: Sequence[float | None]) -> float | None:
+    """The mean of those that are there; None for none."""
+    held = [x for x in cell if x is not None]
+    return sum(held) / len(held) if held else None
+
+
+def matrix(name: str, method: str, A: Matrix) -> Markup:
+    """A map of A: rows after each task, columns tasks."""
+    numbers = [str(i + 1) for i in range(len(A))]
+    last = ", ".join(f"{100 * (x or 0):.0f}" for x in A[-1])
+    text = f"{name}, {method}: per cent right on each task at the end: {last}"
+    return grids.grid([[x or 0.0 for x in row] for row in A], numbers, numbers, (0.0, 1.0), text)
+
+
+def curves(found: Found) -> Markup:
+    """Mean of each row of A, by method."""
+    figure, axes = canvas("tasks learned")
+    ends: list[tuple[float, float, str, int]] = []
+    for i, (method, own) in enumerate(found["methods"].items()):
+        A = mean(own["ways"]["seen"]["matrices"])
+        rows = [(n + 1, mean_of(row)) for n, row in enumerate(A)]
+        shares = [(n, 100 * x) for n, x in rows if x is not None]
+        axes.plot(*zip(*shares, strict=True), color=tint(i), linewidth=1.6, marker="o" if len(shares) == 1 else None)
+        ends.append((*shares[-1], method, i))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    labels(axes, ends)
+    told = "; ".join(f"{method} {y:.0f} %" for _, y, method, _ in ends)
+    return svg(figure, f"{found['set']}: right at the end: {told}.", f"classes-{found['set']}")

@@ -1,0 +1,108 @@
+"""A carried state, a context whose oldest lines go, and nearest means, against loops."""
+
+import numpy as np
+import pytest
+import torch
+
+from laconic.core import state as values
+from laconic.evaluation.approaches import SHRINKAGE, Carried, InContext, NearestMean, ends, uncached
+from laconic.evaluation.classes import said_after
+from laconic.evaluation.listening import Cached
+from tests import tolerances
+from tests.evaluation import streamed
+from tests.oracles import classes as oracle
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # tests/methods check the shapes of the same calls
+TASKS = streamed.tasks(each=2)
+ITEMS = [item for task in TASKS.test for item in task]
+
+
+@pytest.mark.parametrize("predicted", ["label", "line"])
+def test_a_carried_state_learns_of_every_line(predicted: str) -> None:
+    model = streamed.attending(chunks=(4, 8))
+    own = Carried(model, TASKS, predicted)
+    own.learn(TASKS.train[0])
+    words = sum(len(TASKS.words[item.label]) for item in TASKS.train[0])
+    read = sum(len(TASKS.first + item.ids) for item in TASKS.train[0])
+    learned = len(TASKS.train[0]) + words if predicted == "label" else read + words
+    updates = own.notes["updates"]
+    assert updates == {"0": learned // 4, "1": learned // 8}
+    assert own.state.layers[0].cache is not None
+    assert own.state.layers[0].cache.S == 0
+    assert int(own.state.position) == 0
+    assert own.state.open is not None
+    assert int(own.state.open.count) == 0  # the line end has closed what was open
+    assert own.notes["state_bytes"] == values.bytes(own.state)
+
+
+def test_what_is_carried_is_what_tells() -> None:
+    model = streamed.attending()
+    own = Carried(model, TASKS)
+    before = own.scored(ITEMS, [0]).scores
+    own.learn(TASKS.train[0])
+    assert np.abs(own.scored(ITEMS, [0]).scores - before).max() > 1e-3
+    still = Carried(streamed.attending(eta=0.0), TASKS)
+    still.learn(TASKS.train[0])
+    np.testing.assert_allclose(still.scored(ITEMS, [0]).scores, before, atol=1e-5)
+
+
+def test_a_model_without_attention_reads_its_lines_into_its_memory() -> None:
+    own = Carried(streamed.remembering(), TASKS)
+    before = own.scored(ITEMS, [0]).scores
+    own.learn(TASKS.train[0])
+    assert int(own.state.position) == sum(len(TASKS.first + TASKS.line(item)) for item in TASKS.train[0])
+    assert uncached(own.state) is own.state
+    assert np.abs(own.scored(ITEMS, [0]).scores - before).max() > 1e-4
+    blind = own.scored([ITEMS[0], ITEMS[0]._replace(ids=(*ITEMS[0].ids[:1], *ITEMS[0].ids))], [0]).scores
+    assert np.abs(blind[0] - blind[1]).max() > 1e-6  # a word more is seen
+
+
+def test_the_oldest_lines_leave_the_context() -> None:
+    model = Cached(streamed.decoder())
+    own = InContext(model, TASKS, 40)
+    for task in TASKS.train:
+        own.learn(task)
+    lines = [TASKS.line(item) for task in TASKS.train for item in task]
+    n = len(own.lines)
+    assert own.lines == lines[-n:]
+    longest = max(len(item.ids) for item in ITEMS) + max(map(len, TASKS.words))
+    held = len(TASKS.first) + sum(map(len, own.lines))
+    assert held + longest <= 40 < held + longest + len(lines[-n - 1])
+    text = tuple(i for line in own.lines for i in line)
+    asked = said_after(model, TASKS, model.start(1), ITEMS[:2], text).scores
+    np.testing.assert_allclose(own.scored(ITEMS[:2], [0]).scores, asked, atol=1e-12)
+    assert np.abs(asked - said_after(model, TASKS, model.start(1), ITEMS[:2]).scores).max() > 1e-3
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_nearest_means_are_the_loops(shared: bool) -> None:
+    model = Cached(streamed.decoder())
+    own = NearestMean(model, TASKS, shared=shared)
+    for task in TASKS.train[:2]:
+        own.learn(task)
+    items = [item for task in TASKS.train[:2] for item in task]
+    train = [(x.tolist(), item.label) for x, item in zip(ends(model, TASKS, items), items, strict=True)]
+    X = ends(model, TASKS, ITEMS)
+    scores = own.scored(ITEMS, [0]).scores
+    assert np.isneginf(scores[:, list(TASKS.tasks[2])]).all()  # never met
+    if not shared:
+        for x, row in zip(X, scores, strict=True):
+            assert row == pytest.approx(oracle.nearest_mean(train, x.tolist(), 6))
+        return
+    D = X.shape[1]
+    S = np.array(oracle.within(train, 6, D))
+    np.testing.assert_allclose(own.scatter / (len(train) - 4), S, atol=tolerances.ORACLE * 1e3)
+    S = (1 - SHRINKAGE) * S + SHRINKAGE * np.trace(S) / D * np.eye(D)
+    for k in (0, 4):
+        mean = np.mean([x for x, label in train if label == k], axis=0)
+        apart = X[0] - mean
+        assert scores[0, k] == pytest.approx(-apart @ np.linalg.inv(S) @ apart, rel=1e-6)
+
+
+def test_hidden_states_are_those_of_the_last_word() -> None:
+    model = Cached(streamed.decoder())
+    found = ends(model, TASKS, ITEMS)
+    for x, item in zip(found, ITEMS, strict=True):
+        row = torch.tensor([[*TASKS.first, *item.ids]])
+        alone = model.decoder(model.decoder.embed(row)).hidden[0, -1].double()
+        assert tolerances.error(torch.from_numpy(x), alone) < tolerances.FLOAT32

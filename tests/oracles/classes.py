@@ -1,0 +1,104 @@
+"""Oracles of class-incremental learning, by loops from the definitions alone, and misreadings that people made."""
+
+import math
+from collections.abc import Callable, Sequence
+
+Matrix = Sequence[Sequence[float]]
+Logits = Callable[[Sequence[int]], Sequence[Sequence[float]]]
+
+
+def average_accuracy(A: Matrix) -> float:
+    total = 0.0
+    for j in range(len(A)):
+        total += A[len(A) - 1][j]
+    return total / len(A)
+
+
+def backward_transfer(A: Matrix) -> float:
+    n, total = len(A), 0.0
+    for j in range(n):
+        if j < n - 1:
+            total += A[n - 1][j] - A[j][j]
+    return total / (n - 1)
+
+
+def forgetting(A: Matrix, *, last_row: bool = False, from_diagonal: bool = True) -> float:
+    n, total = len(A), 0.0
+    for j in range(n - 1):
+        best = -math.inf
+        for i in range(j if from_diagonal else j + 1, n if last_row else n - 1):
+            best = max(best, A[i][j])
+        total += best - A[n - 1][j]
+    return total / (n - 1)
+
+
+def plasticity(A: Matrix) -> float:
+    total = 0.0
+    for j in range(len(A)):
+        total += A[j][j]
+    return total / len(A)
+
+
+def log_probability(logits: Sequence[float], word: int) -> float:
+    most = max(logits)
+    return logits[word] - most - math.log(sum(math.exp(x - most) for x in logits))
+
+
+def label_score(logits: Logits, before: Sequence[int], words: Sequence[int], *, mean: bool = True) -> float:
+    """`logits` reads ids and gives what each predicts."""
+    total = 0.0
+    for t, word in enumerate(words):
+        total += log_probability(logits([*before, *words[:t]])[-1], word)
+    return total / len(words) if mean else total
+
+
+def told(scores: Sequence[float], among: Sequence[int]) -> int:
+    best = None
+    for k in sorted(among):
+        if best is None or scores[k] > scores[best]:
+            best = k
+    assert best is not None
+    return best
+
+
+def accuracy(
+    scores: Sequence[Sequence[float]],
+    labels: Sequence[int],
+    tasks: Sequence[Sequence[int]],
+    i: int,
+    j: int,
+    candidates: str = "seen",
+) -> float:
+    """A[i, j] from the scores of the items of task j after task i; other `candidates` are misreadings."""
+    seen: list[int] = []
+    for task in tasks[: i + 1]:
+        seen += task
+    among = {"seen": seen, "current": tasks[i], "own": tasks[j], "all": [k for task in tasks for k in task]}[candidates]
+    hits = 0
+    for row, label in zip(scores, labels, strict=True):
+        hits += told(row, among) == label
+    return hits / len(labels)
+
+
+def nearest_mean(train: Sequence[tuple[Sequence[float], int]], x: Sequence[float], K: int) -> list[float]:
+    found: list[float] = []
+    for k in range(K):
+        own = [v for v, label in train if label == k]
+        mean = [sum(v[d] for v in own) / len(own) for d in range(len(x))] if own else None
+        found.append(-math.inf if mean is None else -sum((x[d] - mean[d]) ** 2 for d in range(len(x))))
+    return found
+
+
+def within(train: Sequence[tuple[Sequence[float], int]], K: int, D: int) -> list[list[float]]:
+    """The covariance within classes, n - K in the denominator."""
+    S = [[0.0] * D for _ in range(D)]
+    classes = 0
+    for k in range(K):
+        own = [v for v, label in train if label == k]
+        classes += bool(own)
+        for v in own:
+            for a in range(D):
+                for b in range(D):
+                    means = [sum(u[d] for u in own) / len(own) for d in (a, b)]
+                    S[a][b] += (v[a] - means[0]) * (v[b] - means[1])
+    return [[S[a][b] / (len(train) - classes) for b in range(D)] for a in range(D)]
