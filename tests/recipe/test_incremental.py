@@ -1,0 +1,76 @@
+"""Class-incremental learning by name: every method on a few rows, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from laconic.core.decoder import Decoder
+from laconic.core.errors import Usage
+from laconic.core.families import DecoderConfig
+from laconic.data.tokens import byte_tokenizer
+from laconic.evaluation.classes_shown import lines
+from laconic.evaluation.tuned import Tuning
+from laconic.methods.cms_shape import Options
+from laconic.methods.hope_config import HopeConfig
+from laconic.methods.hope_model import Hope, HopeAttention
+from laconic.recipe.incremental import METHODS, incremental
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 257, "intermediate_size": 32}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 128}
+
+
+def decoder() -> Decoder:
+    return Decoder(DecoderConfig.small("llama", **SIZES, **HEADS)).eval()
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    made = [
+        {"text": f"{part} {label} {i}", "label": label, "split": part}
+        for part, n in (("train", 3), ("test", 1))
+        for label in ("ab", "cd", "ef", "gh")
+        for i in range(n)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in made))
+    return path
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_every_method_on_two_orders(rows: Path) -> None:
+    model = HopeAttention.stack(decoder(), (4, 8), "grow", cms=Options(target="start"))
+    said: list[str] = []
+    found = incremental(
+        model, byte_tokenizer(), "banking77", rows, orders=(0, 1), task=2, how=Tuning(batch=4), note=said.append
+    )
+    assert list(found["methods"]) == list(METHODS)
+    assert found["tasks"] == [2, 2]
+    assert (found["train_examples"], found["test_examples"], found["left_out"]) == (12, 4, 0)
+    for name, own in found["methods"].items():
+        A = own["ways"]["seen"]["matrices"]
+        assert len(A) == 2
+        assert [x is None for x in A[0][0]] == [name == "joint", True]
+        assert ("seen-prior" in own["ways"]) == (not name.startswith("ncm"))
+    assert found["methods"]["learner"]["notes"][0]["updates"]["0"] > 0
+    assert found == json.loads(json.dumps(found))
+    assert len(lines(found)) == 1 + len(METHODS)
+    assert said[0].startswith("banking77, learner, order 0: task 1 of 2, ")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_a_model_lacks_is_left_out(rows: Path) -> None:
+    tokenizer = byte_tokenizer()
+    plain = incremental(decoder(), tokenizer, "banking77", rows, orders=(0,), task=2, methods=("frozen", "icl"))
+    assert list(plain["methods"]) == ["frozen", "icl"]
+    with pytest.raises(Usage, match=r"classes: method learner was asked for, the model does not learn while it reads;"):
+        incremental(decoder(), tokenizer, "banking77", rows, orders=(0,), task=2, methods=("learner",))
+    with pytest.raises(Usage, match=r"classes: no method finetun; did you mean finetune\?"):
+        incremental(decoder(), tokenizer, "banking77", rows, orders=(0,), task=2, methods=("finetun",))
+    blind = Hope(HopeConfig.of(257, 16, 1, chunks=(8,), heads=2, head=8)).eval()
+    with pytest.raises(
+        Usage, match=r"classes: method icl was asked for, the model has no attention to a context; leave"
+    ):
+        incremental(blind, tokenizer, "banking77", rows, orders=(0,), task=2, methods=("icl",))
+    found = incremental(blind, tokenizer, "banking77", rows, orders=(0,), task=2, methods=("learner", "finetune"))
+    assert list(found["methods"]) == ["learner", "finetune"]
