@@ -42,6 +42,14 @@ def test_a_batch_is_as_wide_as_its_longest_row() -> None:
     assert passages().batch([3, 2], 0, 0).cuts == (100, 200)
 
 
+def test_whole_batches_have_all_segments() -> None:
+    batch, tight = passages(whole=True).batch([3], 0, 0), passages().batch([3], 0, 0)
+    assert (batch.text.shape[1], batch.cuts) == (300, (100, 200, 300))
+    assert batch.live[0].nonzero()[:, 0].tolist() == [*range(130)]
+    assert torch.equal(batch.text[batch.live], tight.text[tight.live])
+    assert passages(whole=True).fingerprint == passages().fingerprint
+
+
 def test_cuts_are_drawn_for_the_step() -> None:
     source = passages({"tokens": 300, "segment": 100})
     first, again, other = (source.batch(rows, 0, step) for rows, step in (([0], 5), ([1, 3], 5), ([0], 6)))

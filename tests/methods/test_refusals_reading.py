@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from laconic.core.artifact import save_artifact
 from laconic.core.errors import Damaged, Usage
 from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.settings import Halting, Reading
@@ -165,6 +166,9 @@ def test_summaries_are_saved_and_belong_to_their_settings(tmp_path: Path) -> Non
     other = Summaries(decoder, reading, how, eos=2, seed=2).load(path, {"base": "b"})
     assert all(torch.equal(x, y) for x, y in zip(saved.state_dict().values(), other.state_dict().values(), strict=True))
     assert AutoCompressor(decoder, other, reading, how, steps=1).compress(TEXT).blocks == 1
+    scalars = {name: x.reshape(()) if x.numel() == 1 else x for name, x in saved.state_dict().items()}
+    save_artifact(path, scalars, "summaries", {"base": "b", "settings": saved.about})  # as files once had them
+    assert torch.equal(Summaries(decoder, reading, how, eos=2, seed=2).load(path, {"base": "b"}).b, saved.b)
     other_way = Reading(cap=2, length="stop", generator="self", adapter="none")
     with pytest.raises(Damaged) as told:
         Summaries(decoder, other_way, how, eos=2).load(path, {"base": "b"})

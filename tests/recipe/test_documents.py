@@ -111,12 +111,20 @@ def test_documents_are_for_methods_that_read(tmp_path: Path) -> None:
         recipe(tmp_path, "data.kind=mqar")
 
 
-@pytest.mark.parametrize("keys", [("reading.generator=self",), ("reading.memory=budgeted", "reading.budget=200")])
-def test_shards_need_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str, ...]) -> None:
-    with pytest.raises(Usage, match=r'train\.parallel=fsdp: "fsdp": ranks would make unequal numbers of passes with '):
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        (("reading.generator=self", "reading.length=nested"), 'generator "self" and length "nested"'),
+        (("reading.memory=budgeted", "reading.budget=200"), 'memory "budgeted"'),
+    ],
+)
+def test_shards_need_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str, ...], why: str) -> None:
+    said = r'train\.parallel=fsdp: "fsdp": ranks would make unequal numbers of passes with '
+    with pytest.raises(Usage, match=f"{said}{why}, and wait for ever; take "):
         recipe(tmp_path, "train.parallel=fsdp", *keys)
     recipe(tmp_path, "train.parallel=ddp", *keys)
-    recipe(tmp_path, "train.parallel=fsdp")
+    for fine in ((), ("reading.generator=self", "reading.length=fixed"), ("reading.length=stop",)):
+        recipe(tmp_path, "train.parallel=fsdp", *fine)
 
 
 @pytest.mark.parametrize(

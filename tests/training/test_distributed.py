@@ -16,6 +16,10 @@ from laconic.core.contract import Reasoning, Step
 from laconic.core.errors import BadInput, Busy, Damaged, LaconicError, NoSpace, Usage
 from laconic.core.manifest import Files
 from laconic.core.runs import RunFolder
+from laconic.data.passages import Passages, tokenized
+from laconic.data.settings import Text
+from laconic.data.text import Document
+from laconic.data.tokens import byte_tokenizer
 from laconic.training import sharded
 from laconic.training.agreement import error_of, report
 from laconic.training.checkpoint import Plain, load_model, opened
@@ -24,6 +28,7 @@ from laconic.training.loop import train
 from laconic.training.ranks import Alone, spread
 from laconic.training.settings import Training
 from tests.methods.batches import kava, reasoning
+from tests.methods.documents import compressor
 from tests.tolerances import RECOMPUTE, error
 from tests.training.ground import how, lines, parameters, same, trained
 from tests.training.several import ends, well
@@ -130,6 +135,38 @@ def test_kava_on_two_ranks(tmp_path: Path, parallel: Any, micro: int, family: st
         return kava(family, distilling={"codi_norm": "none"}).float()  # a norm is of the rows of a micro-batch
 
     trained(tmp_path / "one", settings(), method=method(), source=Drawn())
+    well(tmp_path, work)
+    assert alike(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        {"length": "stop"},
+        pytest.param({"generator": "self"}, marks=pytest.mark.slow),
+        pytest.param({"generator": "select", "memory": "replace"}, marks=pytest.mark.slow),
+        pytest.param({"length": "nested", "adapter": "scale"}, marks=pytest.mark.slow),
+    ],
+)
+def test_documents_of_any_length_in_shards(tmp_path: Path, reading: dict[str, Any]) -> None:
+    """Ranks whose rows end after other numbers of segments make equally many passes, and learn as one process does."""
+
+    def method() -> nn.Module:
+        head = {"joint": True, "price": 0.1} if reading.get("length") == "stop" else None
+        return compressor("llama", head, sizes={"vocab_size": 257}, steps=3, **reading).float()
+
+    def source(whole: bool) -> Passages:
+        books = [Document(str(i), (chr(97 + i) * n,)) for i, n in enumerate((40, 12, 9, 33, 21, 6))]
+        text = Text(tokens=40, segment=10, segments="fixed", window=2, overlap=0)
+        return Passages(books, tokenized(books, byte_tokenizer()), text, 0, 100, whole=whole)
+
+    def settings(**more: Any) -> Training:
+        return how(steps=3, batch=2, micro=1, lr=1e-3, weight_decay=0.0, **more)
+
+    def work() -> Any:
+        several(tmp_path / "two", settings(parallel="fsdp"), method(), source=source(True))
+
+    trained(tmp_path / "one", settings(), method=method(), source=source(False))
     well(tmp_path, work)
     assert alike(tmp_path / "two", tmp_path / "one")
 

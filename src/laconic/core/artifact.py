@@ -180,6 +180,9 @@ def fill(module: nn.Module, path: Path, kind: str, about: Mapping[str, object]) 
     if other:
         raise Damaged(f"{path} has {other}; take what it was made with")
     own = module.state_dict()
+    for name in own.keys() & tensors.keys():
+        if own[name].numel() == 1 == tensors[name].numel():  # what is one number now was a scalar once
+            tensors[name] = tensors[name].reshape(own[name].shape)
     odd = min(own.keys() ^ tensors.keys(), default=None) or next(
         (name for name, t in own.items() if t.shape != tensors[name].shape), None
     )

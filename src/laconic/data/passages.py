@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from laconic.core import keyed
 from laconic.core.contract import Documents
@@ -29,7 +30,9 @@ class Passages:
     """Stretches of `tokens` tokens that follow one another (contract.Source); the last of a document is shorter.
 
     `room` is what AC7 has for a segment. With `fixed`, as evaluation has it, nothing is drawn. Of `count` rows, taken
-    from all over the documents, the same ones are taken for every run. Raises `BadInput` for fewer rows than `least`.
+    from all over the documents, the same ones are taken for every run. With `whole` every batch has all segments, of
+    rows that have ended too, so that ranks in step make equally many passes. Raises `BadInput` for fewer rows than
+    `least`.
     """
 
     def __init__(
@@ -41,11 +44,12 @@ class Passages:
         room: int,
         *,
         fixed: bool = False,
+        whole: bool = False,
         count: int | None = None,
         least: int = 1,
     ) -> None:
         self.names, self.ids, self.how, self.fixed = [each.name for each in documents], list(ids), how, fixed
-        self.cuts = Cuts(how, seed, room)
+        self.cuts, self.whole = Cuts(how, seed, room), whole
         step = how.tokens
         rows = [(d, at, min(at + step, len(each))) for d, each in enumerate(ids) for at in range(0, len(each), step)]
         rows = [row for row in rows if row[2] - row[1] > 1]  # a single token predicts nothing
@@ -75,9 +79,11 @@ class Passages:
         return len(self.rows)
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
-        """The rows on a grid as wide as the longest of them."""
+        """The rows on a grid as wide as the longest of them, or as any."""
         places = [self.rows[int(i)] for i in rows]
         text, live = grid([self.ids[d][start:end].tolist() for d, start, end in places])
+        if self.whole:
+            text, live = (F.pad(each, (0, self.how.tokens - each.shape[1])) for each in (text, live))
         width = text.shape[1]
         ends = self.cuts.fixed() if self.fixed else self.cuts.drawn(step)
         return Documents(

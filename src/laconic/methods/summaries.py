@@ -31,7 +31,8 @@ class Summaries(nn.Module):
     """The parameters of one cell of the grid; those that a cell does not use are not there.
 
     `eos` is the id whose row the summary tokens start as. Parameters are float32 at least, whatever the decoder's
-    type. Raises `Usage` (2) where there is no such id, and for a stop that nothing says how to learn.
+    type, and none is a scalar, of which there are no shards. Raises `Usage` (2) where there is no such id, and for a
+    stop that nothing says how to learn.
     """
 
     r: Tensor
@@ -70,7 +71,7 @@ class Summaries(nn.Module):
         self.steps = nn.Parameter(torch.zeros(self.K, D, dtype=self.kind)) if loops and reading.steps else None
         selects = reading.generator == "select"
         self.v = nn.Parameter(self.drawn(torch.zeros(D), 1, generator)[0]) if selects else None
-        self.c = nn.Parameter(torch.zeros((), dtype=self.kind)) if selects else None
+        self.c = nn.Parameter(torch.zeros(1, dtype=self.kind)) if selects else None
 
     def drawn(self, row: Float[Tensor, " D"], n: int, generator: torch.Generator) -> Float[Tensor, "n D"]:
         """`n` copies of a row, each with noise of its own."""
@@ -85,7 +86,7 @@ class Summaries(nn.Module):
     def add_map(self, generator: torch.Generator) -> None:
         """The parts of A, whose r is a number of the table as it is at the start."""
         scales = self.reading.map != "none"
-        self.scale = nn.Parameter(torch.ones((), dtype=self.kind)) if scales else None
+        self.scale = nn.Parameter(torch.ones(1, dtype=self.kind)) if scales else None
         self.inner = self.outer = None
         if self.reading.map == "mlp":
             D = self.width
@@ -98,7 +99,7 @@ class Summaries(nn.Module):
         reading, how, D = self.reading, self.halting, self.width
         own = how is not None and reading.length == "stop" and how.stop_head == "own"
         self.u = nn.Parameter(torch.zeros(D, dtype=self.kind)) if own else None
-        self.b = nn.Parameter(torch.zeros((), dtype=self.kind)) if own else None
+        self.b = nn.Parameter(torch.zeros(1, dtype=self.kind)) if own else None
         self.begin = bias_start(how.start, reading.lengths, how.index) if own and how is not None else 0.0
         ratio = linear(D, len(reading.lengths), generator).to(self.kind) if reading.length == "ratio" else None
         if ratio is not None and how is not None:
@@ -145,7 +146,7 @@ class Summaries(nn.Module):
         assert self.halting is not None
         z = z.detach() if self.halting.cuts or alone else z
         if self.u is not None and self.b is not None:
-            return stop_logit(self.u, self.b, z, self.begin, self.halting.head_lr)
+            return stop_logit(self.u, self.b[0], z, self.begin, self.halting.head_lr)
         return vocabulary_logit(self.with_control(decoder, z, alone=alone), decoder.config.vocab_size + STOP)
 
     def with_control(

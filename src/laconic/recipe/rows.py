@@ -77,7 +77,8 @@ def of_documents(
     else:
         how, room = segmented(recipe), room_of(recipe, context)
         least = recipe.train.batch if train else 1
-        made = Passages(found, ids, how, recipe.seed, room, fixed=not train, count=count, least=least)
+        whole = train and recipe.train.parallel == "fsdp"
+        made = Passages(found, ids, how, recipe.seed, room, fixed=not train, whole=whole, count=count, least=least)
     said = f"{len(found):,} documents of {sum(map(len, ids)):,} tokens, {len(made):,} rows"
     return Rows(made, (), None, (*notes, said))
 

@@ -193,10 +193,12 @@ class Recipe(Settings):
                 f"vectors of; take {' or '.join(SEGMENTED)}"
             )
         how = self.reading if self.method == "autocompressor" else None
-        if how and self.train.parallel == "fsdp" and (how.generator == "self" or how.memory == "budgeted"):
+        drawn = how and how.generator == "self" and how.length != "fixed"
+        if how and self.train.parallel == "fsdp" and (drawn or how.memory == "budgeted"):
+            why = f'generator "self" and length "{how.length}"' if drawn else 'memory "budgeted"'
             raise ValueError(
-                'train.parallel "fsdp": ranks would make unequal numbers of passes with '
-                f'generator "{how.generator}" and memory "{how.memory}", and wait for ever; take "ddp"'
+                f'train.parallel "fsdp": ranks would make unequal numbers of passes with {why}, and wait for ever; '
+                'take "ddp"'
             )
         return self
 
