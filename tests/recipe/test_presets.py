@@ -58,6 +58,11 @@ SIZES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 4096, "tie_word_embeddings": False, "hidden_size": 4096, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 11008,
     },
+    "meta-llama/Meta-Llama-3-8B": {
+        "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "vocab_size": 128256,
+        "rope_theta": 500000.0, "max_position_embeddings": 8192, "tie_word_embeddings": False, "hidden_size": 4096,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+    },
 }  # fmt: skip
 PARAMETERS = {  # as published with the checkpoints
     "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
@@ -68,6 +73,7 @@ PARAMETERS = {  # as published with the checkpoints
     "facebook/opt-1.3b": 1_315_758_080,
     "facebook/opt-2.7b": 2_651_596_800,
     "meta-llama/Llama-2-7b-hf": 6_738_415_616,
+    "meta-llama/Meta-Llama-3-8B": 8_030_261_248,
 }
 KAVA = ("llama1b", "llama3b", "qwen05b")
 PRESETS = {
@@ -88,6 +94,7 @@ READING = {  # held to their table by test_reading_presets.py
     *(f"ac-{model}" for model in ("opt-2.7b-6k", "opt-2.7b-30k", "opt-1.3b-30k", "llama-2-7b-6k")),
     *("rmt-opt-2.7b-8k", "rmt-opt-1.3b-30k", "read-compat"),
 }
+LEARNING = {"hope-760m", "hope-1.3b", "hope-attention-llama3", "titans-340m"}  # by test_learning_presets.py
 
 # Table 6 of KaVa, a column a line: weights of both terms, kind of the loss, layer-wise std, lambda, map, rate, decay,
 # epochs.
@@ -174,7 +181,7 @@ def folder_of(root: Path, model: str) -> Path:
 
 def test_every_run_of_the_papers_has_its_recipe() -> None:
     papers = {path.stem for path in SHIPPED.glob("*.toml") if read(path.stem)[0].source != OURS}
-    assert papers == PRESETS | READING
+    assert papers == PRESETS | READING | LEARNING
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

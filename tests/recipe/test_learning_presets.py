@@ -1,0 +1,90 @@
+"""Recipes of papers on learning while reading: their settings, copied here once more from the spec by another hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from laconic.methods.learning_settings import SelfTitansOptions
+from laconic.recipe.plan import plan
+from laconic.recipe.read import SHIPPED, read
+from laconic.recipe.schema import flat
+from tests.conftest import shared_dir
+from tests.recipe.test_presets import LEARNING, PARAMETERS, folder_of
+
+PRINTED = {
+    "memory.self.objective": "l2", "memory.self.decay_to": "zero", "memory.self.read": "boundary",
+    "memory.self.momentum": True, "memory.self.memory": "affine", "memory.self.chunk_memory": 64,
+    "levels.chunks": [128, 512, 2048], "levels.gated": False, "memory.heads": 16,
+}  # fmt: skip
+TITANS_CONFIGURATION = {
+    "train.lr": 4e-4, "train.schedule": "cosine", "train.weight_decay": 0.1, "data.text.tokens": 4096,
+    "train.betas": [0.9, 0.95], "train.warmup": 0.01, "train.clip": 1.0,
+}  # fmt: skip
+RUNS: dict[str, dict[str, Any]] = {
+    "hope-760m": PRINTED | TITANS_CONFIGURATION | {
+        "model.num_hidden_layers": 19, "model.hidden_size": 1536, "memory.head": 96, "model.intermediate_size": 3072,
+    },
+    "hope-1.3b": PRINTED | TITANS_CONFIGURATION | {
+        "model.num_hidden_layers": 18, "model.hidden_size": 2048, "memory.head": 128, "model.intermediate_size": 4096,
+    },
+    "titans-340m": TITANS_CONFIGURATION | {
+        "model.num_hidden_layers": 24, "model.hidden_size": 1024, "memory.heads": 16, "model.intermediate_size": 4096,
+        "memory.chunk": 64, "memory.titans.depth": 2, "memory.titans.momentum": True, "levels.eta": 0.0,
+    },
+    "hope-attention-llama3": {
+        "memory.mixer": "attention", "levels.place": "depth", "levels.chunks": [128, 512, 2048],
+        "levels.inner": "task", "learning.gradient": "first_order",
+    },
+}  # fmt: skip
+TOKENS = {"hope-760m": 30e9, "hope-1.3b": 100e9, "titans-340m": 15e9, "hope-attention-llama3": 15e9}
+SIZES = {"hope-760m": 0.77e9, "hope-1.3b": 1.3e9, "titans-340m": 0.36e9}
+WORDS = 32000
+
+
+def test_every_one_is_here() -> None:
+    assert set(RUNS) == LEARNING
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_recipe_is_its_run(name: str) -> None:
+    recipe, notes = read(name)
+    found = flat(recipe.model_dump(mode="json", exclude_none=True))
+    assert {key: found.get(key) for key in RUNS[name]} == RUNS[name]
+    assert (notes, recipe.unread) == ([], [])
+    assert (recipe.train.best, recipe.train.best_is) == ("nats", "smallest")
+    text = (SHIPPED / f"{name}.toml").read_text()
+    assert "[P]" in text
+    assert "[?]" in text
+    assert recipe.data.text.tokens * recipe.train.batch * (recipe.train.steps or 0) == pytest.approx(
+        TOKENS[name], rel=1e-3
+    )
+
+
+def test_the_printed_forms_are_no_defaults() -> None:
+    usual = SelfTitansOptions()
+    assert (usual.objective, usual.decay_to, usual.read, usual.momentum) == ("dot", "start", "token", False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_a_preset_is_planned_without_weights_and_documents(name: str, tmp_path: Path) -> None:
+    given = read(name)[0].model
+    own = [f"model.name={folder_of(tmp_path, given.name)}"] if given.name else []
+    own = own or [f"model.tokenizer={shared_dir()}/data/tokenizers/gpt2"]
+    recipe = read(name, own)[0]
+    found = plan(recipe, torch.device("cpu"))
+    assert found["assumed"]
+    assert found["steps"] == recipe.train.steps
+    assert found["lengths"]["document"]["max"] == recipe.data.text.tokens
+    assert found["trainable"] == found["parameters"]
+    assert found["memory"]["by"] == "by formula"
+    assert found["memory"]["bytes"] > 4 * found["bytes"]
+    assert found["state"] > 1e7
+    if given.name:  # a step of the inner loop for each layer
+        assert found["parameters"] == PARAMETERS[given.name] + 32
+    else:
+        tables = 1 if given.tie_word_embeddings else 2
+        there = found["parameters"] - tables * (50257 - WORDS) * given.hidden_size
+        assert there == pytest.approx(SIZES[name], rel=0.02)
