@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from laconic.methods.hope_model import Hope, HopeAttention
     from laconic.methods.m3_optimizer import M3
     from laconic.methods.titans_layer import Titans
-    from laconic.recipe.reader import load
+    from laconic.recipe.learned import load
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,7 @@ _HOMES = {
     "Generation": "laconic.core.generate",
     "generate": "laconic.core.generate",
     "load_tokenizer": "laconic.data.tokens",
-    "load": "laconic.recipe.reader",
+    "load": "laconic.recipe.learned",
     "Memory": "laconic.core.memory",
     "CMS": "laconic.methods.cms_layer",
     "DGD": "laconic.methods.dgd_optimizer",

@@ -234,7 +234,7 @@ def join(*trees: Tree) -> Tree:
     if isinstance(first, Opened):
         longest = max(x.ids.shape[1] for x in others)
         others = [replace(x, ids=F.pad(x.ids, (0, longest - x.ids.shape[1]))) for x in others]
-    keys = [tuple(name for name, _ in children(tree)) for tree in others]
+    keys = [tuple(sorted(name for name, _ in children(tree))) for tree in others]
     if any(k != keys[0] for k in keys):
         raise Usage(f"join: states that hold different parts, {keys[0]} and others; join one model's")
     if is_dataclass(first):

@@ -91,14 +91,17 @@ class Inspect:
         return 0
 
     def memory(self) -> int:
-        """What a memory's file says of itself. Raises `Usage` (2) for what asks a run, `Damaged` (76)."""
-        from laconic.verbs.memories import described
+        """What the file of a memory or state says of itself. Raises `Usage` (2) for what asks a run, `Damaged` (76)."""
+        from laconic.core.artifact import kind_of
+        from laconic.core.state_file import KIND
+        from laconic.verbs import memories, states
 
         if self.question is not None or self.on is not None or self.beside:
             raise Usage(
                 f"{self.model} is a file, which answers no question; give the folder of a run, or the file alone"
             )
-        return described(Path(self.model), self.format)
+        shown = states if kind_of(Path(self.model)) == KIND else memories
+        return shown.described(Path(self.model), self.format)
 
     @property
     def page(self) -> Path | None:

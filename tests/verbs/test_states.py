@@ -1,0 +1,340 @@
+"""Models that learn while they read, as a user gives them to `compress`, `generate`, `inspect` and `laconic.load`."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+import laconic
+from laconic import cli
+from laconic.core import state as values
+from laconic.core import state_file
+from laconic.core.errors import Damaged, NoSpace, Usage
+from laconic.core.state import State
+from laconic.data.tokens import byte_tokenizer
+from laconic.methods import cms_shape
+from laconic.methods.hope_model import Hope, HopeAttention
+from laconic.recipe import learned as learned_room
+from laconic.recipe.learned import Learned
+from laconic.recipe.studying import Study
+from tests.core.readings import fresh
+from tests.recipe.reading import reader
+from tests.tolerances import FLOAT32, error
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+Run = Callable[..., tuple[int, str, str]]
+BOOK = "Chapter one. " + " ".join(f"Sentence {i} stands here." for i in range(12))
+LOCAL = cms_shape.Options(inner="associative", eta=0.5)
+
+
+def hope(seed: int) -> Hope:
+    return Hope(laconic.HopeConfig.of(257, 8, 2, chunks=(4, 16), heads=2, cms=LOCAL), seed)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of saved models, another one's weights, one with attention; texts; a file of summary vectors."""
+    folder = tmp_path_factory.mktemp("learners")
+    donor = fresh("llama", vocab_size=257, max_position_embeddings=64)
+    attending = HopeAttention.stack(donor, (4, 16), cms=LOCAL.model_copy(update={"target": "start"}))
+    for name, model in (("hope", hope(1)), ("other", hope(2)), ("attending", attending), ("donor", donor)):
+        model.save_pretrained(folder / name)
+        byte_tokenizer().save(folder / name)
+    (folder / "book.txt").write_text(BOOK)
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"text": BOOK[: 40 * n]}) + "\n" for n in (1, 3, 2)))
+    reader().compress([BOOK]).save(folder / "vectors.safetensors")
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path, tmp_path: Path) -> Run:
+    """Calls the command line in an empty folder, where names are those of `place`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(learned_room, "PIECE", 32)
+
+    def call(*args: object) -> tuple[int, str, str]:
+        words = [str(place / str(arg)) if (place / str(arg)).exists() else str(arg) for arg in args]
+        monkeypatch.setattr(sys, "argv", ["laconic", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def me(run: Run) -> str:
+    assert run("compress", "hope", "book.txt", "--out", "me.safetensors")[0] == 0
+    return "me.safetensors"
+
+
+def learner(place: Path, name: str = "hope") -> Learned:
+    found = laconic.load(place / name)
+    assert isinstance(found, Learned)
+    return found
+
+
+def once(model: Learned, ids: list[int]) -> State:
+    with torch.no_grad():
+        return cast(State, model.model.advance(torch.tensor([ids])).state)
+
+
+def near(mine: State, theirs: State) -> None:
+    """The memories of both, in float32 and over hundreds of writes."""
+    for one, other in zip(mine.layers, theirs.layers, strict=True):
+        for name in one.memory:
+            x, y = cast(Any, one.memory[name]).now, cast(Any, other.memory[name]).now
+            assert error(x, y) < 100 * FLOAT32
+
+
+def refused(run: Run, code: int, says: str, *args: object) -> None:
+    before = {path: path.read_bytes() for path in Path().iterdir()}
+    ended, out, err = run(*args)
+    assert (ended, out) == (code, ""), err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("laconic: ")
+    assert says in last
+    assert {path: path.read_bytes() for path in Path().iterdir()} == before, "nothing is left, and nothing changed"
+
+
+def test_a_file_a_stream_and_python_are_one_state(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = run("compress", "hope", "book.txt", "--out", "me.safetensors")
+    assert code == 0, err
+    assert out.startswith(f"read       {len(BOOK)} tokens\nbytes      ")
+    assert f"level      chunk 4 in 2 layers: {len(BOOK) // 4} updates, moved by " in out
+    assert f"level      chunk 16 in 2 layers: {len(BOOK) // 16} updates, moved by " in out
+    assert "memory     memory in 2 layers: " in out
+    assert "wrote me.safetensors" in err
+    model = learner(place)
+    state = model.load("me.safetensors")
+    near(state, once(model, model.tokenizer.encode(BOOK)))
+    assert values.equal(model.compress([BOOK]), state)
+    assert values.equal(model.stream([BOOK[:50], BOOK[50:]]), state)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BOOK.encode())))
+    assert run("compress", "hope", "-", "--out", "live.safetensors")[0] == 0
+    assert values.equal(model.load("live.safetensors"), state)
+
+
+def test_the_bill_and_rows(run: Run, place: Path) -> None:
+    code, out, _ = run("compress", "hope", "rows.jsonl", "--out", "x.safetensors", "--batch", "2", "--format", "json")
+    told = json.loads(out)
+    assert code == 0
+    assert (told["kind"], told["bytes"]) == ("state", Path("x.safetensors").stat().st_size)
+    bill, model = told["bill"], learner(place)
+    state = model.load("x.safetensors")
+    assert (bill["texts"], bill["tokens"]) == (3, 240)
+    assert bill["state"] == values.bytes(state)
+    assert bill["text_cache"] == 240 * 2 * 2 * 8 * 4
+    assert [(x["chunk"], x["layers"]) for x in bill["levels"]] == [(4, 2), (16, 2)]
+    assert bill["levels"][0]["updates"] == (40 // 4 + 120 // 4 + 80 // 4) / 3
+    assert state.position.tolist() == [40, 120, 80]
+    alone = model.compress([BOOK[:120]])
+    near(values.take(state, [1]), alone)
+
+
+class Stopped(Exception):
+    """The command ends here, as if killed."""
+
+
+@pytest.mark.parametrize(("source", "after"), [("book.txt", 4), ("rows.jsonl", 6)])
+def test_what_is_resumed_is_as_if_never_stopped(
+    run: Run, monkeypatch: pytest.MonkeyPatch, place: Path, source: str, after: int
+) -> None:
+    asked = ("compress", "hope", source, "--batch", "2")
+    assert run(*asked, "--out", "whole.safetensors")[0] == 0
+    taken, step = 0, Study.advanced
+
+    def counted(self: Study, piece: Any) -> State:
+        nonlocal taken
+        taken += 1
+        if taken == after:
+            raise Stopped
+        return step(self, piece)
+
+    monkeypatch.setattr(Study, "advanced", counted)
+    assert run(*asked, "--out", "part.safetensors", "--every", "2")[0] == 70
+    assert not Path("part.safetensors").exists()
+    assert Path("part.safetensors.part").exists()
+    code, _, err = run(*asked, "--out", "part.safetensors", "--resume")
+    assert code == 0
+    assert "going on after " in err
+    model = learner(place)
+    assert values.equal(model.load("whole.safetensors"), model.load("part.safetensors"))
+    assert learned_room.documents_of("whole.safetensors") == learned_room.documents_of("part.safetensors")
+    assert not Path("part.safetensors.part").exists()
+
+
+def test_what_is_gone_on_from_is_the_same_text_and_question(run: Run, tmp_path: Path, place: Path) -> None:
+    model = learner(place)
+    study = model.study()
+    stages = study.run([[model.text("a.txt", [BOOK])]])
+    next(stages)
+    next(stages)
+    key = {"batch": None, "weights": model.model.slow, "tokenizer": model.tokenizer.fingerprint}
+    study.save(tmp_path / "x.safetensors.part", key)
+    asked = ("compress", "hope", "a.txt", "--out", "x.safetensors", "--resume")
+    (tmp_path / "a.txt").write_text(BOOK.replace("one", "two"))
+    says = "--resume: the text is not the one that was begun; give that one, or leave --resume out"
+    refused(run, 66, says, *asked)
+    (tmp_path / "a.txt").write_text(BOOK)
+    refused(run, 73, "was begun with weights ", "compress", "other", *asked[2:])
+    refused(run, 66, "--resume: no y.safetensors.part; --every N keeps one while it reads",
+            "compress", "hope", "a.txt", "--out", "y.safetensors", "--resume")  # fmt: skip
+
+
+def test_from_one_day_to_the_next(run: Run, place: Path, me: str) -> None:
+    before = Path(me).read_bytes()
+    asked = ("generate", "hope", "Who", "--memory", me, "--max-tokens", "4")
+    code, out, err = run(*asked, "--learn", "--save", "new.safetensors")
+    assert code == 0
+    assert "4 tokens in 5 passes" in err
+    assert f"wrote new.safetensors, {Path('new.safetensors').stat().st_size:,} bytes: {len(BOOK) + 7} tokens" in err
+    assert Path(me).read_bytes() == before
+    model = learner(place)
+    (found,) = model.generate(["Who"], model.load(me), learn=True, max_tokens=4)
+    assert out == "Who" + found.text + "\n"
+    new = model.load("new.safetensors")
+    assert values.equal(new, found.state)
+    near(new, once(model, model.tokenizer.encode(BOOK + "Who") + found.ids))
+    names = [[document.name for document in row] for row in learned_room.documents_of("new.safetensors")]
+    assert names == [["book.txt", "prompt and answer"]]
+    assert run(*asked, "--learn", "--save", me)[0] == 0, "--save writes over a file, as --out does"
+    assert values.equal(model.load(me), new)
+    assert run("generate", "hope", "a", "bc", "--memory", me, "--max-tokens", "2")[0] == 0
+
+
+def test_prompts_and_rows(run: Run, place: Path) -> None:
+    assert run("compress", "hope", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
+    asked = ("generate", "hope", "x", "--memory", "rows.safetensors", "--max-tokens", "2", "--format", "json")
+    told = json.loads(run(*asked, "--learn", "--save", "after.safetensors")[1])["generations"]
+    assert [row["prompt"] for row in told] == [f"[rows.jsonl:{i}] x" for i in (1, 2, 3)]
+    model = learner(place)
+    assert model.load("after.safetensors").position.tolist() == [43, 123, 83]
+    alone = model.generate(["x"], values.take(model.load("rows.safetensors"), [1]), learn=True, max_tokens=2)
+    assert told[1]["ids"] == alone[0].ids
+    says = "2 prompts on a state of 3 rows; give one prompt, or as many as rows"
+    refused(run, 2, says, "generate", "hope", "x", "y", "--memory", "rows.safetensors", "--max-tokens", "2")
+    with pytest.raises(Usage, match="a state of 3 rows before a text; take the row that it goes on from"):
+        model.compress(["a"], model.load("rows.safetensors"))
+    with pytest.raises(Usage, match="texts: give a list of at least one text, and as many names as texts or none"):
+        model.compress([])
+    on = model.compress(["abc"], values.take(model.load("rows.safetensors"), [0]))
+    assert on.position.tolist() == [43]
+
+
+def test_attention_begins_anew_where_it_has_no_room(run: Run, place: Path) -> None:
+    """Its caches stay within the model's positions, and the levels go on."""
+    assert run("compress", "attending", "book.txt", "--out", "a.safetensors")[0] == 0
+    model = learner(place, "attending")
+    state = model.load("a.safetensors")
+    assert state.position.tolist() == [len(BOOK)]
+    assert all(layer.cache is not None and layer.cache.S <= 64 for layer in state.layers)
+    assert all(level.updates.item() for layer in state.layers for level in cast(Any, layer.cms).levels)
+    code, _, _ = run("generate", "attending", "Who", "--memory", "a.safetensors", "--max-tokens", "50")
+    assert code == 0
+    still = model.generate(["Who"], state, max_tokens=50)[0].state
+    for layer, before in zip(cast(State, still).layers, state.layers, strict=True):
+        assert values.equal(layer.cms, before.cms), "without --learn the levels stand still"
+    moved = model.generate(["Who stands here?"], state, learn=True, max_tokens=2)[0].state
+    levels = cast(Any, cast(State, moved).layers[0].cms).levels
+    assert int(levels[0].updates) > int(cast(Any, state.layers[0].cms).levels[0].updates)
+
+
+def test_a_file_is_looked_into(run: Run, place: Path, me: str) -> None:
+    code, out, _ = run("inspect", me)
+    assert code == 0
+    assert out.startswith(f"me.safetensors: a state of hope, 1 row, {len(BOOK)} tokens read, ")
+    for line in (f"model      {learner(place).model.slow[:12]}…", "schema 1", "level      chunk 4 in 2 layers: ",
+                 "memory     projections in 2 layers: ", f"text       book.txt: {len(BOOK)} tokens"):  # fmt: skip
+        assert line in out
+    told = json.loads(run("inspect", me, "--format", "json")[1])["state"]
+    assert (told["kind"], told["holds"], told["schema"], told["tokens"]) == ("state", "hope", 1, len(BOOK))
+    assert told["model"] == learner(place).model.slow
+    assert told["levels"][0]["moved"] > 0
+    assert told["memories"][0]["moved"] > 0
+    refused(run, 2, "is a file, which answers no question", "inspect", me, "What?")
+
+
+def test_states_of_others_and_files_that_are_none(run: Run, place: Path, me: str) -> None:
+    asked = ("Who", "--max-tokens", "2", "--memory")
+    mine, theirs = learner(place).model.slow[:12], learner(place, "other").model.slow[:12]
+    says = f"state: made by model {mine}…, this is {theirs}…; load that model or pass force=True"
+    refused(run, 76, says, "generate", "other", *asked, me)
+    says = "is a memory (summary vectors) of format 1, asked was a state (fast weights) of format 1; open it with what"
+    refused(run, 76, says, "generate", "hope", *asked, "vectors.safetensors")
+    with pytest.raises(Damaged, match=r"is a state \(fast weights\) of format 1, asked was a memory \(summary"):
+        reader().load(me)
+    content = bytearray(Path(me).read_bytes())
+    content[-1] ^= 1
+    Path("bad.safetensors").write_bytes(content)
+    refused(run, 76, "bad.safetensors: digest ", "generate", "hope", *asked, "bad.safetensors")
+    refused(run, 76, "bad.safetensors: digest ", "inspect", "bad.safetensors")
+    refused(run, 66, "no gone.safetensors in ", "generate", "hope", *asked, "gone.safetensors")
+
+
+def test_newer_schemas_and_other_tokenizers(run: Run, place: Path, me: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = learner(place)
+    with monkeypatch.context() as patch:
+        patch.setattr(state_file, "SCHEMA", 2)
+        model.save(model.compress(["abc"]), "newer.safetensors")
+    says = "newer.safetensors holds hope of schema 2, asked was hope of schema 1; load it with what made it"
+    refused(run, 76, says, "generate", "hope", "x", "--memory", "newer.safetensors", "--max-tokens", "1")
+    refused(run, 76, says, "inspect", "newer.safetensors")
+    other = Learned(model.model, byte_tokenizer())
+    other.tokenizer.fingerprint = "0123456789abcdef"
+    with pytest.raises(Damaged, match=r"was read with tokenizer .*…, this is 0123456789ab…; take that one"):
+        other.load(me)
+
+
+@pytest.mark.parametrize(
+    ("says", "args"),
+    [
+        ("--save new.safetensors: nothing is learned that could be kept; add --learn", ["--save", "new.safetensors"]),
+        ("--save no/x.safetensors: there is no folder no; make it first", ["--learn", "--save", "no/x.safetensors"]),
+        ("--memory: 2 files; fast weights are one state, give one file", ["--memory", "a", "--memory", "b"]),
+        ("--chat: not of a model that learns while it reads; leave it out", ["--chat"]),
+        ("--allow-missing: not of a model that learns while it reads", ["--allow-missing", "x"]),
+    ],
+)
+def test_what_cannot_be_meant_of_a_learner(run: Run, says: str, args: list[str]) -> None:
+    refused(run, 2, says, "generate", "hope", "x", "--max-tokens", "1", *args)
+
+
+def test_what_belongs_to_other_models(run: Run, place: Path) -> None:
+    says = "has no fast weights; give a run of method hope, or leave it out"
+    refused(run, 2, f"--learn: {place / 'donor'} {says}", "generate", "donor", "x", "--learn", "--max-tokens", "1")
+    refused(run, 2, f"--save: {place / 'donor'} {says}", "generate", "donor", "x", "--save", "a", "--max-tokens", "1")
+    says = "--n: of runs of autocompressor; "
+    refused(run, 2, says, "compress", "hope", "book.txt", "--out", "x.safetensors", "--n", "2")
+    Path("empty.txt").write_text("")
+    refused(run, 66, "empty.txt: empty; give a text", "compress", "hope", "empty.txt", "--out", "x.safetensors")
+    Path("none.jsonl").write_text("")
+    says = "no text is given; give one to read"
+    refused(run, 2, says, "compress", "hope", "none.jsonl", "--out", "x.safetensors")
+    still = Learned(hope(1), byte_tokenizer(), learn=False)
+    with pytest.raises(Usage, match=r"learning.learn is false in this run: its fast weights stand still; give a run"):
+        still.compress(["a"])
+    assert values.equal(still.generate(["ab"], max_tokens=2)[0].state.layers[0].cms, still.model.start(1).layers[0].cms)
+    with pytest.raises(Usage, match="is no run but a checkpoint, which has no steps; leave it out"):
+        laconic.load(place / "hope", step=3)
+
+
+def test_a_full_disk_leaves_what_was_there(run: Run, place: Path, me: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise NoSpace("x.safetensors: No space left on device; 900 bytes to write, 0 free")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("laconic.core.artifact.save_artifact", full)
+        ended = run("compress", "hope", "book.txt", "--out", "x.safetensors")
+        assert (ended[0], ended[1]) == (74, "")
+        assert "No space left on device" in ended[2]
+        before = Path(me).read_bytes()
+        ended = run("generate", "hope", "x", "--memory", me, "--learn", "--save", me, "--max-tokens", "1")
+        assert ended[0] == 74
+        assert Path(me).read_bytes() == before
