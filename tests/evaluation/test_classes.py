@@ -25,7 +25,7 @@ def reading(model: Learner, state: Any) -> oracle.Logits:
 
     def logits(ids: Sequence[int]) -> list[list[float]]:
         with torch.no_grad():
-            seen = model.advance(torch.tensor([list(ids)]), state, learn=blind(model))
+            seen = model.advance(torch.tensor([list(ids)]), state, learn=blind(state))
             return model.logits(seen.hidden)[0].double().tolist()
 
     return logits

@@ -73,7 +73,7 @@ class Carried:
         """A task, line after line."""
         with torch.no_grad():
             for item in items:
-                self.state = self.all_read(item) if blind(self.model) else self.apart(item)
+                self.state = self.all_read(item) if blind(self.state) else self.apart(item)
 
     def all_read(self, item: Item) -> State:
         """A line of a model that has no context but its state."""

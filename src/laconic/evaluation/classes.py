@@ -104,7 +104,7 @@ class Read(NamedTuple):
 
 def read(model: Learner, ids: Tensor, state: State, live: Tensor | None = None) -> Read:
     """Ids on a state, from which nothing is learned but by models that could not see them otherwise."""
-    seen = model.advance(ids, state, live=live, learn=blind(model))
+    seen = model.advance(ids, state, live=live, learn=blind(state))
     return Read(seen.hidden, cast(State, cast(Any, seen.state)))
 
 
@@ -123,9 +123,9 @@ def device_of(model: Learner) -> torch.device:
     return next(module_of(model).parameters()).device
 
 
-def blind(model: Learner) -> bool:
+def blind(state: State) -> bool:
     """Whether a model sees what it reads in its fast weights alone, so that they have to move on each fork too."""
-    return model.start(1).layers[0].cache is None
+    return state.layers[0].cache is None
 
 
 def said(model: Learner, state: State, first: Tensor, words: Sequence[Ids]) -> Tensor:

@@ -71,7 +71,7 @@ def incremental(
 
 def chosen(model: Learner, methods: Sequence[str] | None) -> list[str]:
     """The methods asked for, or all that a model has. Raises `Usage` (2) for another."""
-    lacking = {"learner"} if isinstance(model, Cached) else {"icl"} if blind(model) else set[str]()
+    lacking = {"learner"} if isinstance(model, Cached) else {"icl"} if blind(model.start(1)) else set[str]()
     have = [method for method in METHODS if method not in lacking]
     for method in methods or ():
         if method not in METHODS:
