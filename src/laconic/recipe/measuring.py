@@ -19,6 +19,7 @@ from laconic.data.passages import Passages
 from laconic.data.settings import Part
 from laconic.evaluation.scored import WHOLE, Compressed, Split, Way
 from laconic.methods.autocompressor import AutoCompressor
+from laconic.methods.estimators import ratio_label
 from laconic.methods.halting import draws
 from laconic.methods.plain import Plain
 from laconic.methods.stopping import Stopping, default
@@ -56,6 +57,29 @@ class Compressor:
                 expected.append((memory.log_s.exp() * new).sum(1))
         assert memory is not None
         return Compressed(memory, torch.stack(written, 1), torch.stack(expected, 1) if expected else None)
+
+    def oracle(self, split: Split) -> Compressed:
+        """Eq. VL24: of each segment the length with the least nats of what follows it, and price, found by trial.
+
+        What follows is the next segment, and behind the last one the tail itself: a bound, not a method. What a vector
+        is worth further on is not seen. It takes as many compressions and readings of a segment as there are lengths,
+        `MOST` at most. The price is the run's; 0 where it has none.
+        """
+        method, lengths = self.method, spread(self.method.reading.lengths)
+        price = 0.0 if method.halting is None else float(method.summaries.steered[0])
+        memory, written, segments = None, list[Tensor](), split.segments
+        for columns, after in zip(segments, (*segments[1:], None), strict=True):
+            text = split.context[:, columns]
+            tried = [method.compress(text, None, memory, Stopping("fixed", n=n)) for n in lengths]
+            following = split.tail if after is None else split.context[:, after]
+            live = torch.ones_like(following, dtype=torch.bool)
+            scored = split.scored if after is None else live
+            nats = torch.stack([method.nats(following, live, scored, each) for each in tried], 1)
+            best = ratio_label(nats, tuple(lengths), price)
+            memory = Memory.stack(*tried).take(best * len(text) + torch.arange(len(text), device=best.device)).pack()
+            written.append(memory.block_lengths[:, -1])
+        assert memory is not None
+        return Compressed(memory, torch.stack(written, 1), None)
 
     def told(self, how: Stopping | None = None) -> Callable[[Split], Compressed]:
         """`compress` with its lengths said; None: as the run has them."""
@@ -126,6 +150,8 @@ def ways(run: Opened, C: int, T: int, *, lengths: bool, begun: AutoCompressor | 
     if begun is not None:
         first = Compressor(begun, run.recipe.seed)
         found += [Way("untrained none", first), Way("untrained", first, first.told())]
+    if method.reading.length != "fixed":
+        found.append(Way("oracle length", reader, reader.oracle))
     return found + (by_length(reader) if lengths else [])
 
 
