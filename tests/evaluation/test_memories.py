@@ -1,12 +1,16 @@
 """What contexts are worth, recall by the number of facts, and the page: against figures made by hand."""
 
+import json
 import re
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from laconic.evaluation import contexts, memories, recalled
+from laconic.evaluation import contexts, memories, reading, recalled
 from laconic.evaluation.reading import Line
+from laconic.evaluation.told import Told
 from tests.evaluation.lines import fixed, line, said
 
 
@@ -90,11 +94,11 @@ def test_lengths_begin_with_none_where_a_segment_kept_none() -> None:
 
 
 def test_the_page_says_what_the_figures_say() -> None:
-    text = memories.page([books(2), facts()], [("stop", "autocompressor")])
+    text = memories.page([books(2), facts()], facts=[("stop", "autocompressor")])
     plain = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
     for asked in (
         "test, stop: 2.00 vectors a segment save +0.9750 ± 0.0076 nats a token (127.7 standard errors), 43.3 % of what",
-        "no context, untrained", "learned length", "best fixed length of each document", "AutoCompressor-2.7B",
+        "no context, untrained", "learned length", "best length, by trial", "AutoCompressor-2.7B",
         "Recall by the number of facts", "correlation of N with facts 1.000", "Soft reading against hard",
         "Lengths that were learned", "Seeds: 1 of some runs", "stretches of 2 texts", "is not known",
         "stop, compressed its own 2.00 2.2750 2.2500 -0.0250 ± 0.0076 below the line",
@@ -103,3 +107,54 @@ def test_the_page_says_what_the_figures_say() -> None:
     assert text.count("<svg") == 4
     assert not re.search(r"(?:src|href)=.?(?:https?:)?//", text)
     assert "-0.0000" not in plain
+
+
+def told(kind: str) -> Told:
+    """Two questions about a context, or two texts behind two orders of demonstrations."""
+    if kind == "answers":
+        ways = [{"way": way, "said": said, "held": n} for way, said, n in (("none", "", 0), ("compressed", "cat", 2))]
+        rows = [{"id": i, "context": i, "task": None, "answers": ["cat"], "ways": ways} for i in range(2)]
+    else:
+        ways = [{"way": "vectors of 1 segment", "nats": [1.0, 2.0], "without": [0.0, 0.0], "held": 4}]
+        parts = [
+            (part, seed, b) for b in (False, True) for seed in (0, 1) for part in ("valid", "test", "test", "test")
+        ]
+        rows = [
+            {"id": i, "part": part, "seed": seed, "balanced": b, "ways": ways, "tokens": [1, 1], "label": i % 2}
+            for i, (part, seed, b) in enumerate(parts)
+        ]
+    return Told("stop", "file", cast(Any, kind), False, (0,), [[json.dumps(row) for row in rows]])
+
+
+def test_answers_and_labels_stand_on_the_page_beside_the_papers() -> None:
+    text = memories.page([], [told("labels"), told("answers")])
+    plain = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
+    for asked in (
+        "Labels behind demonstrations: file 3 texts, 2 labels.", "the majority floor is 66.7 %",
+        "vectors of 1 segment 4 33.3 ± 0.0 neither",
+        "2 orders of demonstrations. Before", "zero-shot 68.2 78.0",
+        "Questions about contexts: file 2 questions about 2 contexts",
+        "compressed 2 100.0 ± 0.0 +100.0 ± 0.0", "REPLUG, passages of 512 tokens 6.65 10.87 11.59 11.81 not run",
+        "better on 8 of 11 tasks not run",
+    ):  # fmt: skip
+        assert asked in plain, asked
+    assert plain.index("zero-shot 68.2") < plain.index("Questions about contexts") < plain.index("What papers report")
+    assert plain.count("zero-shot 68.2") == 1
+
+
+def test_a_plain_run_beside_is_the_control_of_those_that_read_the_same() -> None:
+    run = books(2)
+    plain = line("plain", [{"none": said(4, 0, ()), "full": said(1.5, 0, ())} for _ in range(6)])
+    plain = replace(plain, about={"method": "plain"})
+    other = replace(line("other", [{"none": said(4, 0, ()), "full": said(9, 0, ())}] * 5), about={"method": "plain"})
+    found = reading.beside([run, other, plain])
+    assert found[1:] == [other, plain]
+    worths = {w.way: w for w in found[0].worths}
+    assert worths["full-tuned"].nats.mean == pytest.approx(1.5)
+    assert worths["full-tuned"].gain.mean == pytest.approx(1.75)  # against the run's own no context
+    assert worths["full-tuned"].gain.seeds == 2
+    text = memories.page(found)
+    plain_text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
+    for asked in ("whole text, full-tuned", "the plain run beside", "trained as long saves +1.7500 with the whole text",
+                  "–·– stop: whole text, full-tuned"):  # fmt: skip
+        assert asked in plain_text, asked

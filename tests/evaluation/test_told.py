@@ -77,3 +77,8 @@ def test_answers_are_paired_with_those_without_context_and_errors_are_over_conte
     assert none.scores["match"].over_none == 0
     plain = found.plain()
     assert (plain["contexts"], plain["ways"][1]["scores"]["match"]["mean"]["mean"]) == (2, 0.75)
+
+
+def test_one_context_has_no_standard_error() -> None:
+    found = Told("run", "file", "answers", False, (0,), [[asked(0, 0, "cat", "cat", None)]])
+    assert found.plain()["ways"][0]["scores"]["match"]["se"] is None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from laconic import cli
-from laconic.core.errors import Usage
+from laconic.core.errors import BadInput, Usage
 from laconic.evaluation import kept, scored
 from laconic.recipe import measuring
 from laconic.verbs import reading, telling
@@ -103,8 +104,8 @@ def told(run: Run, *args: object) -> list[dict[str, Any]]:
 def test_recall_in_every_way_is_kept_and_read_again(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = told(run, "facts")
     ways = [way["way"] for way in line["ways"]]
-    assert ways[:6] == ["none", "compressed", "truncated", "full", "untrained none", "untrained"]
-    assert ways[6:] == [
+    assert ways[:7] == ["none", "compressed", "truncated", "full", "untrained none", "untrained", "oracle length"]
+    assert ways[7:] == [
         "n = 1", "end, n = 1", "n = 2", "end, n = 2", "n = 3", "end, n = 3", "quantile 0.1", "quantile 0.25",
         "quantile 0.75", "quantile 0.9", "sampled", "soft",
     ]  # fmt: skip
@@ -162,8 +163,11 @@ def test_tails_and_excerpts_of_held_out_books(run: Run) -> None:
     )
     assert (books[0]["seeds"], plain[0]["seeds"]) == ([0, 1], [0])
     held = {way["way"]: way["held"] for way in books[0]["ways"]}
+    assert 1 <= held.pop("oracle length") <= 4
     assert held == {"none": 0, "compressed": 4, "truncated": 4, "full": 64, "untrained none": 0, "untrained": 4,
-                    "n = 1": 1, "end, n = 1": 1, "n = 4": 4, "end, n = 4": 4}  # fmt: skip
+                    "full-tuned": 64, "n = 1": 1, "end, n = 1": 1, "n = 4": 4, "end, n = 4": 4}  # fmt: skip
+    (tuned,) = (way for way in books[0]["ways"] if way["way"] == "full-tuned")
+    assert tuned["nats"]["mean"] == pytest.approx(plain[0]["ways"][-1]["nats"]["mean"])
     assert [way["way"] for way in plain[0]["ways"]] == ["none", *(f"end {2**i}" for i in range(6)), "full"]
 
 
@@ -208,6 +212,16 @@ def test_files_of_questions_and_of_labels(
     assert "2 rows, the question stood before the context" in out
     code, out, _ = run("books/seed-0", "--on", labelled, "--rows", 2)
     assert "majority floor " in out
+    monkeypatch.setattr(sys, "argv", ["laconic", "report", "books/seed-0", "--out", "files.html"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    text = (runs / "files.html").read_text()
+    for title in ("Labels behind demonstrations: labelled", "contexts: asked", "when that was compressed"):
+        assert title in text, title
+    assert run("books/seed-1", "--on", asked, "--rows", 1)[0] == 0
+    with pytest.raises(BadInput, match="books: its seeds were asked other rows of asked; evaluate them in one command"):
+        telling.kept_findings({"books": "books"})
+    shutil.rmtree(runs / "books/seed-1/evaluations/asked-answers-step-1-first-1")
     kept = {path.name for path in (runs / "books/seed-0/evaluations").iterdir()}
     assert {"asked-answers-step-1-query-aware", "labelled-labels-step-1-first-2"} <= kept
 
@@ -256,7 +270,7 @@ def test_a_page_of_what_is_kept(
     assert run("facts")[0] == run("books", "plain", "--rows", 3)[0] == 0
     assert report("facts", "books", "plain", "--out", "page.html")[0] == 0
     text = (runs / "page.html").read_text()
-    for asked in ("test: 12 documents", "test-64: 3 documents", "Recall by the number of facts"):
+    for asked in ("test: 12 documents", "test-64: 3 documents", "Recall by the number of facts", "full-tuned"):
         assert asked in text, asked
     folder = runs / "books/seed-1/evaluations"
     for each in folder.glob("test-16-*"):

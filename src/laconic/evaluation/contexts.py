@@ -4,6 +4,7 @@ Symbols: R seeds, N documents; nats are per scored token of a document, and docu
 """
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from laconic.evaluation.statistics import Estimate, Scores
 Seeds = Sequence[Sequence[Row]]
 ERRORS = 2  # standard errors by which something has to be more than nothing
 TEXTS = 10  # of which documents are stretches, from which on errors are over texts
+TUNED = "full-tuned"  # the whole text, read by a plain model that was trained as long, beside
 UNTRAINED = "untrained"  # ways of the method before a step, which are measured against each other
 
 
@@ -94,6 +96,17 @@ def worth(seeds: Seeds, way: str, whole: str | None) -> Worth:
     )
 
 
+def with_control(seeds: Seeds, control: Seeds) -> list[list[Row]]:
+    """The same documents, each with the way in which a plain model reads all of its text behind those of the run.
+
+    Where the control has fewer seeds, they stand for all.
+    """
+    return [
+        [row._replace(ways={**row.ways, TUNED: beside.ways["full"]}) for row, beside in zip(rows, there, strict=True)]
+        for rows, there in zip(seeds, cycle(control), strict=False)
+    ]
+
+
 def curve(seeds: Seeds, way: str) -> list[float]:
     """Nats per token of each `WIDTH` positions of the tail."""
     nats = np.array([[row.ways[way].nats for row in rows] for rows in seeds]).sum((0, 1))
@@ -121,3 +134,12 @@ def plain(found: Worth) -> dict[str, Any]:
         "perplexity": float(np.exp(found.nats.mean)),
         "curve_width": WIDTH,
     }
+
+
+def stated(found: Any) -> Any:
+    """Figures as JSON can hold them: None for what is no number, as the standard error of one document alone."""
+    if isinstance(found, dict):
+        return {key: stated(x) for key, x in found.items()}
+    if isinstance(found, list | tuple):
+        return [stated(x) for x in found]
+    return None if isinstance(found, float) and np.isnan(found) else found

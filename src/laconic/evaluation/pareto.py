@@ -15,8 +15,8 @@ from laconic.evaluation.reading import Line
 from laconic.evaluation.scored import Row
 from laconic.evaluation.statistics import Scores
 
-FIXED, LEARNED, END, ORACLE = "fixed lengths", "learned length", "end of the text", "best fixed length of each document"
-PRICES = tuple(0.01 * 10 ** (i / 5) for i in range(18))  # of the best length of each document
+FIXED, LEARNED, END, ORACLE = "fixed lengths", "learned length", "end of the text", "best length, by trial"
+PRICES = tuple(0.01 * 10 ** (i / 5) for i in range(18))  # of the best lengths
 
 
 class Point(NamedTuple):
@@ -71,6 +71,8 @@ def kind_of(line: Line, way: str) -> str | None:
     """Which line of the picture a way belongs to; None: it is no point of it."""
     if way.startswith("end"):
         return END
+    if way == "oracle length":
+        return ORACLE
     if way.startswith("n = ") or (way == "compressed" and line.about.get("length") == "fixed"):
         return FIXED
     learned = way in ("compressed", "sampled") or way.startswith("quantile")
@@ -86,13 +88,8 @@ def points(line: Line) -> list[Point]:
             continue
         x = [before(rows, way) if kind == END else vectors(rows, way) or 0.0 for rows in line.rows]
         made = line.about.get("generator")
-        found.append(Point(documents(line), line.run, way, kind, made, line.seeds, tuple(x), quality(line, way)))
+        found.append(Point(line.documents, line.run, way, kind, made, line.seeds, tuple(x), quality(line, way)))
     return found + oracle(line)
-
-
-def documents(line: Line) -> tuple[tuple[str, int | None, tuple[int, ...]], ...]:
-    """Names, facts and scored tokens of the documents of a run."""
-    return tuple((row.id, row.facts, row.scored) for row in line.rows[0])
 
 
 def before(rows: Sequence[Row], way: str) -> float:
@@ -102,9 +99,12 @@ def before(rows: Sequence[Row], way: str) -> float:
 
 
 def oracle(line: Line) -> list[Point]:
-    """Of each document the fixed length with the least nats + beta N, for several beta: a bound, not a method."""
+    """Of each document the fixed length with the least nats + beta N, for several beta: a bound, not a method.
+
+    Where a context is a single segment, so that this is its oracle length; no document is read again.
+    """
     ways = [way for way in ways_of(line.rows) if way.startswith("n = ")]
-    if len(ways) < 2:
+    if len(ways) < 2 or any(len(row.ways[ways[0]].written) > 1 for row in line.rows[0]):
         return []
     found, made = dict[float, Point](), line.about.get("generator")
     for beta in PRICES:
@@ -114,7 +114,7 @@ def oracle(line: Line) -> list[Point]:
         scores = np.array([[every[way][r, d] for d, way in enumerate(chosen)] for r, chosen in enumerate(best)])
         found.setdefault(
             round(float(np.mean(x)), 2),
-            Point(documents(line), line.run, f"beta {beta:.2g}", ORACLE, made, line.seeds, x, scores),
+            Point(line.documents, line.run, f"beta {beta:.2g}", ORACLE, made, line.seeds, x, scores),
         )
     return sorted(found.values(), key=lambda point: point.at)
 

@@ -1,14 +1,14 @@
 """Runs that read, on sets of documents: what is kept of each, the table on a terminal, and JSON."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from laconic.evaluation import recalled
-from laconic.evaluation.contexts import Worth, curve, plain, table, ways_of
+from laconic.evaluation.contexts import Worth, curve, plain, stated, table, ways_of, with_control
 from laconic.evaluation.report import percent
 from laconic.evaluation.scored import WIDTH, Row
 
@@ -29,6 +29,11 @@ class Line:
         return table(self.rows)
 
     @property
+    def documents(self) -> tuple[tuple[str, int | None, tuple[int, ...]], ...]:
+        """Names, facts and scored tokens of the documents."""
+        return tuple((row.id, row.facts, row.scored) for row in self.rows[0])
+
+    @property
     def facts(self) -> bool:
         """Whether the documents are of the recall task."""
         return self.rows[0][0].facts is not None
@@ -37,6 +42,18 @@ class Line:
     def together(self) -> list[Row]:
         """The rows of all seeds."""
         return [row for rows in self.rows for row in rows]
+
+
+def beside(lines: Sequence[Line]) -> list[Line]:
+    """The lines; those of runs that compress know the first plain run that read the same documents as a control."""
+    plain = [line for line in lines if line.about.get("method") == "plain"]
+    found: list[Line] = []
+    for line in lines:
+        control = next((each for each in plain if (each.set, each.documents) == (line.set, line.documents)), None)
+        compresses = line.about.get("method") != "plain"
+        rows = with_control(line.rows, control.rows) if control is not None and compresses else line.rows
+        found.append(replace(line, rows=rows))
+    return found
 
 
 def plain_line(line: Line) -> dict[str, Any]:
@@ -58,7 +75,7 @@ def plain_line(line: Line) -> dict[str, Any]:
     }
     gap = recalled.gap(line.together)
     found["gap"] = None if gap is None else gap._asdict()
-    return found | ({"recall": recalled.figures(line.together)} if line.facts else {})
+    return stated(found | ({"recall": recalled.figures(line.together)} if line.facts else {}))
 
 
 def shown(lines: Sequence[Line]) -> Any:
@@ -86,7 +103,8 @@ def footnotes(lines: Sequence[Line]) -> str:
     said = [
         "vectors: of a segment; before: vectors, or tokens of text, that stand before the tail; saved: nats a token "
         "less than with no context (untrained: than untrained without), paired by document; share: of what the whole "
-        "text saves. Hard lengths, but for soft."
+        "text saves. Hard lengths, but for soft. full-tuned: the whole text, read by the plain run beside. oracle "
+        "length: of each segment that with the least nats of what follows and price, by trial: a bound, no method."
     ]
     for line in lines:
         if line.facts:

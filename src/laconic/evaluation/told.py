@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from laconic.evaluation import statistics
-from laconic.evaluation.contexts import standard_error
+from laconic.evaluation.contexts import standard_error, stated
 from laconic.evaluation.statistics import Estimate
 
 Rows = Sequence[Mapping[str, Any]]
@@ -88,7 +88,10 @@ class Labelling(NamedTuple):
 
 @dataclass(frozen=True)
 class Told:
-    """A run, of one seed or several, on a file of questions or of labelled texts: the lines of each seed."""
+    """A run, of one seed or several, on a file of questions or of labelled texts: the lines of each seed.
+
+    `row` is that of a paper's table which the run's recipe names.
+    """
 
     run: str
     file: str
@@ -96,6 +99,7 @@ class Told:
     aware: bool
     seeds: tuple[int, ...]
     lines: Sequence[Sequence[str]]
+    row: str | None = None
 
     @cached_property
     def rows(self) -> list[Rows]:
@@ -124,6 +128,11 @@ class Told:
         return len(self.rows[0][0]["tokens"])
 
     @property
+    def contexts(self) -> int:
+        """Contexts that were asked about."""
+        return len({row["context"] for row in self.rows[0]})
+
+    @property
     def count(self) -> int:
         """Questions, or rows that are to be labelled in the test."""
         rows = self.rows[0]
@@ -135,12 +144,11 @@ class Told:
                                  "seeds": list(self.seeds), "rows": self.count}  # fmt: skip
         if self.kind == "labels":
             return found | {"floor": self.floor, "options": self.options, "ways": [w._asdict() for w in self.labelled]}
-        contexts = len({row["context"] for row in self.rows[0]})
         plain = [
             w._asdict() | {"scores": {k: x._asdict() | {"mean": x.mean._asdict()} for k, x in w.scores.items()}}
             for w in self.answered
         ]
-        return found | {"contexts": contexts, "ways": plain}
+        return stated(found | {"contexts": self.contexts, "ways": plain})
 
 
 def first(row: Mapping[str, Any]) -> bool:

@@ -65,7 +65,7 @@ def gathered(how: Asking) -> list[Line]:
     titles = names(how.runs)
     found = [line for path, title in zip(how.runs, titles, strict=True) for line in lines_of(how, path, title)]
     order = list(dict.fromkeys(line.set for line in found))
-    return sorted(found, key=lambda line: order.index(line.set))
+    return reading.beside(sorted(found, key=lambda line: order.index(line.set)))
 
 
 def told_of(how: Asking) -> list[Told]:
@@ -124,7 +124,7 @@ def measured_on(how: Asking, run: Opened, asked: Set, folder: Path, show: scored
 def described(recipe: Recipe) -> dict[str, Any]:
     """What a run is, as far as its figures depend on it."""
     how = recipe.reading
-    found: dict[str, Any] = {"method": recipe.method, "kind": recipe.data.kind}
+    found: dict[str, Any] = {"method": recipe.method, "kind": recipe.data.kind, "row": recipe.row}
     if how is None or recipe.method == "plain":
         return found | {"length": None}
     cell = {"generator": how.generator, "length": how.length, "memory": how.memory, "cap": how.fixed}
@@ -169,7 +169,7 @@ def kept_lines(paths: Sequence[str]) -> list[Line]:
             about = {**described(recipes[0]), "step": by_seed[0][name].name.split("-step-")[1].split("-")[0]}
             found.append(Line(name, title, tuple(seeds), rows, about))
     order = sorted({line.set for line in found}, key=lambda name: ("excerpt" in name, len(name), name))
-    return sorted(found, key=lambda line: order.index(line.set))
+    return reading.beside(sorted(found, key=lambda line: order.index(line.set)))
 
 
 def newest(run: Path) -> dict[str, Path]:
@@ -190,7 +190,11 @@ def same(path: str, name: str, rows: Sequence[Sequence[scored.Row]]) -> None:
         raise BadInput(f"{path}: its seeds read other documents of {name}; evaluate them in one command")
 
 
-def facts(lines: Sequence[Line]) -> list[tuple[str, str]]:
+def facts(paths: Sequence[str]) -> list[tuple[str, str]]:
     """What each run is."""
-    said = {line.run: {**line.about, "seeds": ", ".join(map(str, line.seeds))} for line in lines}
-    return [(run, ", ".join(f"{k} {v}" for k, v in about.items() if v is not None)) for run, about in said.items()]
+    found: list[tuple[str, str]] = []
+    for path, title in zip(paths, names(paths), strict=True):
+        recipes = [read(folder / RECIPE)[0] for folder in asking.seeds(path)]
+        about = {**described(recipes[0]), "seeds": ", ".join(str(recipe.seed) for recipe in recipes)}
+        found.append((title, ", ".join(f"{k} {v}" for k, v in about.items() if v is not None)))
+    return found

@@ -7,7 +7,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from laconic.core.errors import BadInput, Usage
-from laconic.verbs.arguments import utf8
+from laconic.verbs.arguments import names, utf8
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Report:
             raise Usage("no run given; laconic report RUN")
         from laconic.console import write
         from laconic.evaluation import memories
-        from laconic.verbs import reading
+        from laconic.verbs import reading, telling
 
         paths = list(dict.fromkeys(map(utf8, self.runs)))
-        lines = reading.kept_lines(paths)
-        if not lines:
+        lines, told = reading.kept_lines(paths), telling.kept_findings(dict(zip(paths, names(paths), strict=True)))
+        if not lines and not told:
             raise BadInput(f"{', '.join(paths)}: nothing read of documents is kept; run laconic evaluate on them first")
-        write(self.out, memories.page(lines, reading.facts(lines)))
+        write(self.out, memories.page(lines, told, reading.facts(paths)))
         return 0

@@ -127,8 +127,9 @@ def kept_findings(paths: Mapping[str, str]) -> list[Told]:
             lines = [kept.lines_of(place) for _, place in places]
             if len(keys) > 1 or len({len(each) for each in lines}) > 1:
                 raise BadInput(f"{path}: its seeds were asked other rows of {file}; evaluate them in one command")
-            seeds = tuple(read(folder / RECIPE)[0].seed for folder, _ in places)
-            found.append(Told(title, file, cast(Kind, kind), aware, seeds, lines))
+            recipes = [read(folder / RECIPE)[0] for folder, _ in places]
+            seeds = tuple(recipe.seed for recipe in recipes)
+            found.append(Told(title, file, cast(Kind, kind), aware, seeds, lines, recipes[0].row))
     return sorted(found, key=lambda each: (each.kind, each.file, each.aware))
 
 
