@@ -7,6 +7,7 @@ from laconic.core.contract import Example
 from laconic.core.errors import BadInput, Damaged
 from laconic.data import maths
 from laconic.data.drift import drifted
+from laconic.data.encoding import Ids
 from laconic.data.examples import Read, read_examples
 from laconic.data.lanes import Lanes
 from laconic.data.languages import Strings, languages_tokenizer
@@ -16,7 +17,7 @@ from laconic.data.reasoning import Questions
 from laconic.data.recall import Recalls, recall_tokenizer
 from laconic.data.settings import Data, Part, Text
 from laconic.data.synthetic import DigitsSource, digits, digits_tokenizer
-from laconic.data.text import documents
+from laconic.data.text import Document, documents
 from laconic.data.tokens import Tokenizer
 from laconic.evaluation.protocols import CODI, DIGIT, Protocol, own
 from laconic.methods.settings import Reading
@@ -65,11 +66,7 @@ def of_documents(
     data, train = recipe.data, part == "train"
     if data.kind != "text":
         return Rows(generated(data, tokenizer, recipe.seed if train else HELD_OUT, part, count), (), None)
-    found, notes = documents(data, part)
-    ids = tokenized(found, tokenizer, show)
-    if data.text.drift:
-        words, seed = tokenizer.inner.get_vocab_size(with_added_tokens=False), recipe.seed if train else HELD_OUT
-        ids = [drifted(each, data.text.drift, words, (seed, PARTS.index(part), d)) for d, each in enumerate(ids)]
+    found, ids, notes = encoded(recipe, tokenizer, part, show)
     if recipe.train.carry:
         many = recipe.train.batch if train or recipe.validation is None else recipe.validation.batch
         lanes = many if train else min(many, len(found))
@@ -81,6 +78,19 @@ def of_documents(
         made = Passages(found, ids, how, recipe.seed, room, fixed=not train, whole=whole, count=count, least=least)
     said = f"{len(found):,} documents of {sum(map(len, ids)):,} tokens, {len(made):,} rows"
     return Rows(made, (), None, (*notes, said))
+
+
+def encoded(
+    recipe: Recipe, tokenizer: Tokenizer, part: Part, show: Show | None = None
+) -> tuple[list[Document], list[Ids], list[str]]:
+    """The documents of a part, each as ids, which drift where the recipe says so; and notes."""
+    found, notes = documents(recipe.data, part)
+    ids, every = tokenized(found, tokenizer, show), recipe.data.text.drift
+    if every:
+        words = tokenizer.inner.get_vocab_size(with_added_tokens=False)
+        key = (recipe.seed if part == "train" else HELD_OUT, PARTS.index(part))
+        ids = [drifted(each, every, words, (*key, d)) for d, each in enumerate(ids)]
+    return found, ids, notes
 
 
 def segmented(recipe: Recipe) -> Text:
