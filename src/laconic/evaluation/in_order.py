@@ -1,6 +1,7 @@
 """Texts read stretch by stretch, the state carried from one to the next or begun anew; nats by how much was read."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -70,10 +71,16 @@ def read(
             state = begun(model, before, len(going))
         first = state.position - (0 if before is None else before.position)
         got = heard(model, found, state, way.learn)
-        held, state, size = going, got.state, values.bytes(got.state) // len(going)
+        held, state, size = going, let_go(got.state), values.bytes(got.state) // len(going)
         new = passage(found, got.nats, first, bytes_of)
         for b, one, moved in zip(going, new, updates(state), strict=True):
             cells[b].append(one)
             fired[b] = [moved] if way.carry else [*fired[b], moved]
     totals = [tuple(sum(level) for level in zip(*each, strict=True)) for each in fired]
     return [Said(joined(one), total, size) for one, total in zip(cells, totals, strict=True)]
+
+
+def let_go(state: State) -> State:
+    """The same fast weights where attention has read nothing yet: it sees one stretch at a time, as in training."""
+    layers = (layer if layer.cache is None else replace(layer, cache=layer.cache.crop(0)) for layer in state.layers)
+    return replace(state, layers=tuple(layers))
