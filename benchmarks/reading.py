@@ -18,7 +18,7 @@ from laconic.methods.summaries import Summaries
 MEBI = 2**20
 SHARE = 41  # tokens that a vector stands for, as 50 for 2,048 (AutoCompressors)
 SEGMENTS = (2, 8, 32)
-BLOCKS = 4  # of the memories that are read
+BLOCKS = 4  # segments of the longest document of a batch
 
 
 def compressor(config: DecoderConfig, cap: int, **reading: object) -> AutoCompressor:
@@ -88,27 +88,31 @@ def training(scale: Scale) -> list[tuple[str, ...]]:
     return rows
 
 
-def remembered(config: DecoderConfig, lengths: Tensor) -> Memory:
-    """Memories of so many vectors a row and block, [B, BLOCKS]."""
-    memory = Memory.empty(len(lengths), config.hidden_size)
-    for n in lengths.T:
-        live = torch.arange(int(lengths.max())) < n[:, None]
-        memory = memory.append(torch.randn(*live.shape, config.hidden_size), live, torch.ones_like(n))
-    return memory.pack()
+def read(method: AutoCompressor, text: Tensor, lengths: Tensor, S: int) -> Memory:
+    """Documents of so many tokens compressed side by side, a segment of each at a time."""
+    live, memory = torch.arange(text.shape[1]) < lengths[:, None], None
+    for at in range(0, text.shape[1], S):
+        memory = method.compress(text[:, at : at + S], live[:, at : at + S], memory)
+    assert memory is not None
+    return memory
 
 
 def ragged(scale: Scale) -> tuple[str, ...]:
-    """Rows with memories of different lengths against rows with memories of their mean, read and compressed."""
+    """Documents of different length in one batch against documents of their mean length."""
     config, S, B = middling(scale, scale.few_words), scale.length, scale.batch
-    cap = max(S // 8, 1)
-    method, text = compressor(config, cap, length="nested").eval(), ids(config, B, S)
-    lengths = torch.randint(1, cap + 1, (B, BLOCKS), generator=torch.Generator().manual_seed(0))
-    equal = torch.full_like(lengths, max(round(float(lengths.float().mean())), 1))
-    held = {"ragged": remembered(config, lengths), "equal": remembered(config, equal)}
-    ways = {name: lambda memory=memory: method.compress(text, None, memory) for name, memory in held.items()}
+    method = compressor(config, max(S // SHARE, 1)).eval()
+    lengths = torch.linspace(S // 2, BLOCKS * S, B).long()
+    equal = torch.full_like(lengths, int(lengths.float().mean()))
+    ways = {
+        name: partial(read, method, ids(config, B, int(each.max())), each, S)
+        for name, each in (("ragged", lengths), ("equal", equal))
+    }
     took = race(ways, scale.rounds, scale.patience)
-    a, b = (B * S / clock(took[name]) for name in ("ragged", "equal"))
-    what = f"a batch of {B} rows of {S} tokens, memories of {BLOCKS} blocks of 1 to {cap} vectors, beside equal ones"
+    a, b = int(lengths.sum()) / clock(took["ragged"]), int(equal.sum()) / clock(took["equal"])
+    what = (
+        f"compressing a batch of {B} documents of {lengths[0]} to {lengths[-1]} tokens in segments of {S}, beside "
+        f"documents of {equal[0]}"
+    )
     return what, f"{a:,.0f} tokens/s", f"{b:,.0f} tokens/s", f"{a / b:.3f}", verdict(a / b, least=0.8, digits=3)
 
 

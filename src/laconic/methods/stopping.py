@@ -3,12 +3,13 @@
 Rows stop each for itself and are latched; places behind a row's stop are dead. B rows, T columns of text, K places.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from laconic.core.errors import Usage
@@ -58,13 +59,29 @@ def check(unit: Unit, how: Stopping) -> None:
 
 
 def compress(unit: Unit, memory: Memory, text: Int[Tensor, "B T"], live: Bool[Tensor, "B T"], how: Stopping) -> Memory:
-    """One segment more in a memory; a row without live tokens keeps what it has."""
+    """One segment more in a memory; a row without live tokens keeps what it has, and takes part in no pass."""
     check(unit, how)
     unit.check(memory, text.shape[1])
     n = unit.reading.fixed if how.n is None else fixed(how.n, unit.reading.lengths)
+    rows, before = live.any(1), memory
+    if not bool(rows.all()) and bool(rows.any()):
+        before, text, live = replace(memory, provenance=None).take(rows.nonzero()[:, 0]), text[rows], live[rows]
+        how = how._replace(draws=None if how.draws is None else how.draws[rows])
     done = partial(stopped, unit, live.any(1), how) if how.stop in RULES else None
-    written = unit.write(memory, text, live, n, done=done)
-    return unit.after(memory, kept(unit, written, live, how, n), live.sum(1))
+    found = kept(unit, unit.write(before.pack(), text, live, n, done=done), live, how, n)
+    tokens = torch.zeros_like(rows, dtype=torch.long).masked_scatter(rows, live.sum(1))
+    return unit.after(memory, found if len(live) == len(rows) else spread(found, rows), tokens)
+
+
+def spread(found: Kept, rows: Bool[Tensor, " B"]) -> Kept:
+    """What some rows keep, among all rows, of which the others keep nothing."""
+    log_s = None if found.log_s is None else among(found.log_s, rows)
+    return Kept(among(found.vectors, rows), among(found.live, rows), log_s)
+
+
+def among(x: Shaped[Tensor, "R *rest"], rows: Bool[Tensor, " B"]) -> Shaped[Tensor, "B *rest"]:
+    """What belongs to some rows, among all rows; 0 for the others."""
+    return x.new_zeros(len(rows), *x.shape[1:]).index_copy(0, rows.nonzero()[:, 0], x)
 
 
 def kept(unit: Unit, written: Written, live: Bool[Tensor, "B T"], how: Stopping, n: int) -> Kept:
