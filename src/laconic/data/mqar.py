@@ -24,7 +24,7 @@ from laconic.data.settings import Part
 from laconic.data.task_settings import Pairs
 from laconic.data.tokens import Tokenizer, built
 
-MOST = 256  # keys and values there are words for; a task may use fewer
+MOST = 64  # keys and values there are words for; a task may use fewer
 SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 WORDS = [*SPECIAL.values(), ".", *(f"k{i}" for i in range(MOST)), *(f"v{i}" for i in range(MOST))]
 ID = {word: i for i, word in enumerate(WORDS)}
@@ -33,7 +33,7 @@ Ints = NDArray[np.int64]
 
 
 def mqar_tokenizer() -> Tokenizer:
-    """516 words: keys k0…, values v0…, a dot for silence, and the special ones; words are parted by spaces."""
+    """132 words: keys k0…, values v0…, a dot for silence, and the special ones; words are parted by spaces."""
     inner = tokenizers.Tokenizer(models.WordLevel(ID, unk_token="<unk>"))  # pyright: ignore[reportCallIssue]
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.add_special_tokens(list(SPECIAL.values()))

@@ -20,10 +20,10 @@ class Pairs(Settings):
 
     pairs: tuple[Count, ...] = Field(default=(8,), description="N, numbers of pairs in a document, equally likely")
     length: Count = Field(default=64, description="T, tokens of a document; what no pair and no query fills is silent")
-    keys: Annotated[int, Field(ge=1, le=256)] = Field(
+    keys: Annotated[int, Field(ge=1, le=64)] = Field(
         default=32, description="keys there are; those of a document differ"
     )
-    values: Annotated[int, Field(ge=2, le=256)] = Field(default=32, description="values there are; chance is one in so")
+    values: Annotated[int, Field(ge=2, le=64)] = Field(default=32, description="values there are; chance is one in so")
     words: Annotated[int, Field(ge=1, le=4)] = Field(
         default=1, description="w, tokens of a key and of a value; more than one: fuzzy recall, MAD-like"
     )
