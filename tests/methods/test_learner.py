@@ -128,9 +128,10 @@ def test_numbers_are_means_over_rows(make: Any) -> None:
     same = [name for name in whole if name not in sampled]
     near([apart[name] for name in same], [whole[name] for name in same], within=1e-6)
     assert bool(sampled) == (make is not attention)
+    assert whole.keys().isdisjoint({"step", "epoch", "lr", "tokens", "seconds", "loss"}), "names of the log's own"
     assert whole["level0_fired"] == 4.0
     assert whole["level1_fired"] == 2.0
-    assert whole["tokens"] == 9.0
+    assert whole["row_tokens"] == 9.0
     assert all(x.isfinite() and x > 0 for name, x in whole.items() if name != "right")
 
 
@@ -162,7 +163,7 @@ def test_gates_and_norms_begin_where_the_options_say() -> None:
 
 
 def numbers(fired: float, update: float, tokens: float = 8.0) -> dict[str, float]:
-    return {"level0_fired": fired, "level0_update": update, "tokens": tokens}
+    return {"level0_fired": fired, "level0_update": update, "row_tokens": tokens}
 
 
 def test_dead_levels_are_said_once() -> None:

@@ -43,13 +43,13 @@ def chunks_of(model: Hope) -> tuple[int, ...]:
 
 @torch.no_grad()
 def told(model: Hope, before: State, after: State, ids: Int[Tensor, "B T"], tokens: Float[Tensor, ""]) -> Told:
-    """Means over rows and layers of what a reading did, by name; `tokens` are those of a row that were read.
+    """Means over rows and layers of what a reading did, by name; `tokens` are those read of a row, `row_tokens`.
 
     Of level N: `levelN_fired` updates a row, `levelN_update` ‖Δθ‖ / ‖theta_0‖ of one of them, from where the level was
     to where it is, `levelN_moved` the same since its start. Of a group of memories: `_half_life` in tokens and `_step`
     as the last tokens of the first row set them, `_norm` ‖P‖ / √E. `state_bytes` of a row.
     """
-    found = {"tokens": tokens, "state_bytes": torch.tensor(values.bytes(after) / len(after.position))}
+    found = {"row_tokens": tokens, "state_bytes": torch.tensor(values.bytes(after) / len(after.position))}
     for i, chunk in enumerate(chunks_of(model)):
         found |= {f"level{i}_{name}": x for name, x in level_told(model, before, after, chunk).items()}
     return found | memories_told(model, after, ids)
@@ -152,7 +152,7 @@ class Liveness:
         """At the numbers of a step, as `told` names them; warns of a dead level."""
         for i, chunk in enumerate(self.chunks):
             fired = numbers[f"level{i}_fired"]
-            self.quiet[i] = 0.0 if fired else self.quiet[i] + numbers["tokens"]
+            self.quiet[i] = 0.0 if fired else self.quiet[i] + numbers["row_tokens"]
             last = self.updates[i]
             if fired:
                 last.append((numbers[f"level{i}_update"], fired))
