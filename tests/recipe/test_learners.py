@@ -168,6 +168,11 @@ def test_a_model_that_learns_is_what_it_was_made_as(folder: Path) -> None:
     asked = f"model.name={folder}/made"
     assert cast(Hope, start(recipe(asked), CPU)[0]).shape.chunks == ((8,),)
     assert learners.config_of(folder / "made").hidden_size == 16
+    slower = cast(Hope, start(recipe(asked, "levels.chunks=[8, 16]"), CPU)[0])
+    assert slower.shape.chunks == ((8, 16),)
+    made = Hope.from_pretrained(folder / "made")
+    ids = torch.arange(7)[None]
+    assert torch.equal(slower.eval().advance(ids).hidden, made.advance(ids).hidden)
     with pytest.raises(Usage, match=r"\[levels\] differs from what the model was made with; leave the table out, or "):
         start(recipe(asked, "levels.chunks=[4]"), CPU)
     with pytest.raises(Usage, match=r"\[memory\] differs from what the model was made with; leave the table out, or "):

@@ -105,6 +105,8 @@ def learner(recipe: Recipe, decoder: Decoder) -> Decoder:
         return decoder
     memory, levels = tables(recipe)
     if isinstance(decoder, Hope):
+        grows = grown(levels, decoder.shape)
+        decoder = decoder.grown(levels.chunks, levels.grow) if grows else decoder
         check_made(recipe, decoder.shape)
         return decoder
     if memory.mixer != "attention":
@@ -112,7 +114,14 @@ def learner(recipe: Recipe, decoder: Decoder) -> Decoder:
             f'memory.mixer "{memory.mixer}": a decoder that is given keeps its attention; set mixer = "attention", or '
             "model.family for a new model"
         )
-    return HopeAttention.stack(decoder, levels.chunks, levels.place, levels.map, levels.options)
+    return HopeAttention.stack(decoder, levels.chunks, levels.place, levels.map, levels.options, levels.grow)
+
+
+def grown(levels: Levels, shape: HopeConfig) -> bool:
+    """Whether a recipe asks for the levels of a model, the same in every layer, and slower ones after them."""
+    there = shape.chunks[0]
+    alike, more = set(shape.chunks) == {there}, len(levels.chunks) > len(there)
+    return levels != Levels() and alike and more and levels.chunks[: len(there)] == there
 
 
 def check_made(recipe: Recipe, shape: HopeConfig) -> None:

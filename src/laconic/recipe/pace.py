@@ -14,6 +14,7 @@ from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.policies import places
 from laconic.recipe import learners
 from laconic.recipe.need_learning import work
+from laconic.recipe.optimizers import optimizer
 from laconic.recipe.rows import slots_before
 from laconic.recipe.schema import Recipe
 from laconic.recipe.sketch import filled
@@ -141,7 +142,7 @@ def measured(recipe: Recipe, method: nn.Module, batch: Batch, device: torch.devi
     """Seconds of an update of n rows with random weights, after one that warms up."""
     at = cast(Reasoning | Documents, batch)
     how = recipe.train.model_copy(update={"batch": n, "micro": n})
-    updating, source = Updating(filled(method, device), how, 3, Alone(), device), Fixed(batch)
+    updating, source = Updating(filled(method, device), how, 3, Alone(), device, optimizer), Fixed(batch)
     updating.update(source, Place(at.step, at.epoch, tuple(range(n))))
     settled(device)
     start, done = time.perf_counter(), 0

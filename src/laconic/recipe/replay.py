@@ -10,6 +10,7 @@ from laconic.core.runs import RunFolder
 from laconic.core.strict import read_json
 from laconic.recipe.build import build
 from laconic.recipe.opened import RECIPE, is_run
+from laconic.recipe.optimizers import optimizer
 from laconic.recipe.read import read
 from laconic.training import loop
 
@@ -41,5 +42,6 @@ def replay(folder: Path, device: torch.device) -> Replayed:
         model=built.model,
         bound=built.bound,
         device=device,
+        optimizer=optimizer,
     )
     return Replayed(then, now)

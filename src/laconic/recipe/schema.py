@@ -217,6 +217,11 @@ class Recipe(Settings):
                 f'train.what "{how.what}" with method hope: the starts of its fast weights are its weights, which no '
                 'adapter stands in for; take "full"'
             )
+        if how.optimizer == "dgd":
+            raise ValueError(
+                'train.optimizer "dgd" with method hope: its maps read starts and changes together, which no map '
+                "records; take adamw or m3"
+            )
         if how.parallel == "fsdp":
             raise ValueError('train.parallel "fsdp" with method hope: its fast weights are no shards; take "ddp"')
         if how.recompute:

@@ -12,11 +12,12 @@ from laconic.core.errors import BadInput
 from laconic.core.runs import RunFolder
 from laconic.training import checkpoint, incident
 from laconic.training.checkpoint import Model, Plain
+from laconic.training.optim import adamw
 from laconic.training.ranks import Alone, Ranks
 from laconic.training.running import Outcome, Resume, Running, Show, Validate, started
 from laconic.training.settings import Training
 from laconic.training.signals import heard
-from laconic.training.step import place
+from laconic.training.step import Optimizers, place
 
 
 def train(
@@ -32,15 +33,17 @@ def train(
     show: Show | None = None,
     ranks: Ranks | None = None,
     device: torch.device | str = "cpu",
+    optimizer: Optimizers = adamw,
     resume: Resume = "auto",
     track: str | None = None,
 ) -> Outcome:
     """Trains until the steps are done or `how.stop_when` is reached; with a `run`, which the caller holds, on disk.
 
     `model` writes and reads the model part of a step; default: all tensors of the method as they are called there.
-    `bound` are SHA-256 values of what a step belongs to (recipe, base); the rows' is added. `resume`: "auto" goes on
-    from the newest good step, "never" refuses a directory with steps, a number is that step. A resumed run equals
-    the one that never stopped, bit for bit, on the same build, device type and layout.
+    `bound` are SHA-256 values of what a step belongs to (recipe, base); the rows' is added. `optimizer` makes that of
+    what is trained. `resume`: "auto" goes on from the newest good step, "never" refuses a directory with steps, a
+    number is that step. A resumed run equals the one that never stopped, bit for bit, on the same build, device type
+    and layout.
 
     Raises `NonFinite` (65) with an incident, `BadInput` (66), `OutOfMemory` (71), `Busy` (73), `NoSpace` (74),
     `Preempted` (75) after a signal, `Damaged` (76).
@@ -50,7 +53,7 @@ def train(
     with kernels(how, torch.device(device)), heard() as stop:
         model, ranks = model or Plain(method), ranks or Alone()
         start = started(run, resume, ranks) if run else None
-        training = Running(method, source, how, run, seed, model, bound or {}, ranks, device, start)
+        training = Running(method, source, how, run, seed, model, bound or {}, ranks, device, start, optimizer)
         training.begin(track)
         try:
             training.go(stop, validate, show)
@@ -71,13 +74,14 @@ def replay(
     bound: Mapping[str, str] | None = None,
     ranks: Ranks | None = None,
     device: torch.device | str = "cpu",
+    optimizer: Optimizers = adamw,
 ) -> dict[str, Any]:
     """Goes to the update that gave incidents/step-N, by N = `step`, and repeats it; what it gives is the incident."""
     with kernels(how, torch.device(device)):
         model, ranks = model or Plain(method), ranks or Alone()
         earlier = [number for number in run.numbers() if number < step]
         start = run.asked(earlier[-1]) if earlier else None
-        running = Running(method, source, how, None, seed, model, bound or {}, ranks, device, start)
+        running = Running(method, source, how, None, seed, model, bound or {}, ranks, device, start, optimizer)
         while running.progress.step < step - 1:
             running.advance()
         at = place(how, seed, step - 1, len(source))

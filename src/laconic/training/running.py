@@ -20,10 +20,11 @@ from laconic.core.runs import Committed, RunFolder
 from laconic.training import checkpoint, incident
 from laconic.training.checkpoint import Model, Progress
 from laconic.training.log import Metrics
+from laconic.training.optim import adamw
 from laconic.training.ranks import Ranks
 from laconic.training.settings import Training
 from laconic.training.signals import Interrupted, Stop
-from laconic.training.step import Did, Updating, place
+from laconic.training.step import Did, Optimizers, Updating, place
 
 SKIPS, WINDOW = 3, 100  # updates that may be left out, in how many
 Show = Callable[[str, int, int], None]
@@ -58,6 +59,7 @@ class Running:
         ranks: Ranks,
         device: torch.device | str,
         start: Committed | None = None,
+        optimizer: Optimizers = adamw,
     ) -> None:
         self.method, self.source, self.how, self.run, self.seed, self.model = method, source, how, run, seed, model
         self.bound = {"data": source.fingerprint, **bound}
@@ -71,7 +73,7 @@ class Running:
             checkpoint.load_model(start.folder, model, method)
         method.to(self.device).train()
         torch.manual_seed(seed if ranks.rank == 0 else int(keyed.mix(seed, ranks.rank)) >> 1)
-        self.updating = Updating(method, how, self.steps, ranks, self.device)
+        self.updating = Updating(method, how, self.steps, ranks, self.device, optimizer)
         self.progress = Progress(micro=self.updating.micro)
         self.metrics: Metrics | None = None
         self.done = False

@@ -37,6 +37,9 @@ class Training(Settings):
     micro: Count | None = Field(None, description="rows a forward pass on one rank; absent: the rank's whole share")
     last_batch: Literal["drop", "keep"] = Field("drop", description="rows at the end of an epoch that fill no batch")
 
+    optimizer: Literal["adamw", "m3", "dgd"] = Field(
+        "adamw", description="of matrices: AdamW; two memories of gradients; delta gradient descent; AdamW of all else"
+    )
     lr: Annotated[float, Field(gt=0)] = Field(1e-3, description="largest learning rate")
     schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="how the rate falls after warm-up")
     floor: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="share of lr at which the schedule ends")
@@ -74,6 +77,8 @@ class Training(Settings):
             raise ValueError(f"steps {self.steps}, epochs {self.epochs}: give one of them")
         if self.warmup and self.warmup_steps is not None:
             raise ValueError(f"warmup {self.warmup:g} and warmup_steps {self.warmup_steps}: give one of them")
+        if self.optimizer != "adamw" and self.parallel == "fsdp":
+            raise ValueError(f'parallel "fsdp" with optimizer {self.optimizer}: it moves whole matrices; take "ddp"')
         if self.micro is not None and self.micro > self.batch:
             raise ValueError(f"micro {self.micro}: more rows than batch {self.batch}; leave it out")
         return self

@@ -1,7 +1,7 @@
 """One update: micro-batches forward and backward, one look whether all is finite, then clip and step."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -18,6 +18,7 @@ from laconic.training.ranks import Ranks
 from laconic.training.settings import Training
 
 HALVINGS = 3  # of the micro-batch in one run
+Optimizers = Callable[[nn.Module, Training], torch.optim.Optimizer]
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -51,10 +52,18 @@ class Did:
 class Updating:
     """A method with its optimizer: what one update after another changes."""
 
-    def __init__(self, method: nn.Module, how: Training, steps: int, ranks: Ranks, device: torch.device) -> None:
+    def __init__(
+        self,
+        method: nn.Module,
+        how: Training,
+        steps: int,
+        ranks: Ranks,
+        device: torch.device,
+        optimizer: Optimizers = adamw,
+    ) -> None:
         self.method, self.how, self.steps, self.ranks, self.device = method, how, steps, ranks, device
         self.module = ranks.wrap(method)
-        self.optimizer = adamw(method, how)
+        self.optimizer = optimizer(method, how)
         self.scaler = torch.amp.GradScaler(device.type, enabled=how.precision == "float16")
         self.micro = how.micro or math.ceil(how.batch / ranks.world)
         self.states: list[State] = []

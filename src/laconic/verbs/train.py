@@ -106,6 +106,7 @@ class Train:
         from laconic.core.runs import RunFolder
         from laconic.recipe.begin import begin
         from laconic.recipe.build import build
+        from laconic.recipe.optimizers import optimizer
         from laconic.training.distributed import joined
         from laconic.training.loop import train
 
@@ -131,6 +132,7 @@ class Train:
                     show=show,
                     ranks=ranks,
                     device=device,
+                    optimizer=optimizer,
                     resume=resume,
                     track=self.track,
                 )
