@@ -26,7 +26,7 @@ def test_a_carried_state_learns_of_every_line(predicted: str) -> None:
     read = sum(len(TASKS.first + item.ids) for item in TASKS.train[0])
     learned = len(TASKS.train[0]) + words if predicted == "label" else read + words
     updates = own.notes["updates"]
-    assert updates == {"0": learned // 4, "1": learned // 8}
+    assert updates == [learned // 4, learned // 8]
     assert own.state.layers[0].cache is not None
     assert own.state.layers[0].cache.S == 0
     assert int(own.state.position) == 0

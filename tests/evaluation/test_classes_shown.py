@@ -23,7 +23,7 @@ FOUND = {
     "methods": {
         "learner": {
             "ways": {"seen": way(A, B), "all": way(A, A), "seen-prior": way(B, B)},
-            "notes": [{"updates": {"1": 3, "0": 1200}, "state_bytes": 12345}],
+            "notes": [{"updates": [1200, 3], "state_bytes": 12345}],
         },
         "joint": {"ways": {"seen": way(ONCE, ONCE), "all": way(ONCE, ONCE)}, "notes": [{}]},
     },

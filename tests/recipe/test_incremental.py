@@ -52,7 +52,7 @@ def test_every_method_on_two_orders(rows: Path) -> None:
         assert len(A) == 2
         assert [x is None for x in A[0][0]] == [name == "joint", True]
         assert ("seen-prior" in own["ways"]) == (not name.startswith("ncm"))
-    assert found["methods"]["learner"]["notes"][0]["updates"]["0"] > 0
+    assert found["methods"]["learner"]["notes"][0]["updates"][0] > 0
     assert found == json.loads(json.dumps(found))
     assert len(lines(found)) == 1 + len(METHODS)
     assert said[0].startswith("banking77, learner, order 0: task 1 of 2, ")

@@ -104,13 +104,9 @@ class Carried:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Updates of every level, by its number, and the bytes of the state."""
-        updates: dict[str, int] = {}
-        for name, x in values.named(self.state.layers):
-            if name.endswith(".updates"):
-                level = name.split(".")[-2]
-                updates[level] = max(updates.get(level, 0), int(x.max()))
-        return {"updates": updates, "state_bytes": values.bytes(self.state)}
+        """How often each level has been updated, those that were as often being one, and the bytes of the state."""
+        counts = {int(x.max()) for name, x in values.named(self.state.layers) if name.endswith(".updates")}
+        return {"updates": sorted(counts, reverse=True), "state_bytes": values.bytes(self.state)}
 
 
 def uncached(state: State) -> State:

@@ -43,8 +43,8 @@ def said(figure: Mapping[str, Any] | None) -> str:
 
 def fired(notes: Sequence[Mapping[str, Any]]) -> str:
     """Updates of each level in the first order."""
-    updates = notes[0].get("updates", {}) if notes else {}
-    return ", ".join(f"{n:,}" for _, n in sorted(updates.items(), key=lambda item: int(item[0]))) or "–"
+    updates = notes[0].get("updates", ()) if notes else ()
+    return ", ".join(f"{n:,}" for n in updates) or "–"
 
 
 def bytes_of(notes: Sequence[Mapping[str, Any]]) -> str:
