@@ -36,12 +36,11 @@ def test_above_the_line_is_above_by_two_standard_errors(better: float, says: boo
 def test_between_two_fixed_lengths_the_line_is_straight_document_by_document() -> None:
     ways = [each | {"compressed": said(1.0, 12, (3,))} for each in map(fixed, range(N))]
     points = [p for p in pareto.points(line("stop", ways)) if p.kind == FIXED]
-    for x, asked in ((1.0, 2.2), (3.0, 1.8), (3.5, 1.7), (4.0, 1.6)):
+    for x, asked in ((1.0, 2.2), (3.0, 1.8), (3.5, 1.7), (4.0, 1.6), (4.1, 1.6)):
         on_line = pareto.interpolated(points, x, 0)
         assert on_line is not None
         assert on_line == pytest.approx([-(asked + 0.1 * d) for d in range(N)])
     assert pareto.interpolated(points, 0.9, 0) is None
-    assert pareto.interpolated(points, 4.1, 0) is None
     assert pareto.interpolated([], 1.0, 0) is None
 
 
@@ -55,7 +54,9 @@ def test_runs_of_one_length_make_a_line_if_they_read_the_same_documents() -> Non
     pooled = [replace(run, run=f"pool-{run.run}", about={**run.about, "generator": "pool"}) for run in runs]
     assert pareto.verdicts([stop, *pooled, *runs]) == found
     assert [v.line for v in pareto.verdicts([stop, *pooled])] == ["its own"]
-    other = [line(f"n{n}", [{"none": fixed(d)["none"], "compressed": fixed(d)[f"n = {n}"]} for d in range(1, N + 1)],
+    short = [v for v in pareto.verdicts([stop, runs[0]]) if v.line == "runs of fixed length"]
+    assert [v.fixed for v in short] == [pytest.approx(-(2.2 + 0.1 * 3.5))]  # one vector, of those that kept two
+    other = [line(f"n{n}", [{"none": fixed(d)["none"], "compressed": fixed(d)[f"n = {n}"]} for d in range(1, N)],
                   length="fixed") for n in (1, 4)]  # fmt: skip
     assert [v.line for v in pareto.verdicts([stop, *other[:1]])] == ["its own"]
 

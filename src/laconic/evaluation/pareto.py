@@ -131,14 +131,16 @@ def vectors_of(rows: Sequence[Row], chosen: Sequence[str]) -> float:
 
 
 def interpolated(fixed: Sequence[Point], x: float, seed: int) -> Scores | None:
-    """Quality [N] on the line through fixed lengths at x, document by document; None where it does not reach.
+    """Quality [N] on the line through fixed lengths at x, document by document; None before the shortest.
 
-    `seed` is the place of a seed; runs of fewer seeds stand for all.
+    Behind the longest it is that of the longest, which has fewer vectors. `seed` is the place of a seed; runs of fewer
+    seeds stand for all.
     """
     order = sorted(fixed, key=lambda point: point.x[seed % len(point.x)])
     places = [point.x[seed % len(point.x)] for point in order]
-    if not places or not places[0] <= x <= places[-1]:
+    if not places or x < places[0]:
         return None
+    x = min(x, places[-1])
     i = min(max(int(np.searchsorted(places, x)), 1), len(places) - 1) if len(places) > 1 else 0
     right = order[i].scores[seed % len(order[i].scores)]
     if i == 0:
