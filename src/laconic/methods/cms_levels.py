@@ -28,10 +28,14 @@ Steps = Float[Tensor, "B T"]
 
 
 class Noted(NamedTuple):
-    """At a linear map of one pass: its input [B, T, i], and the zero that was added to its output [B, T, o]."""
+    """At a linear map of one pass: its input [B, T, i] and its output [B, T, o].
+
+    The output is no leaf of the graph, so that the search for its gradient ends there: from a leaf it would go through
+    all that was read before.
+    """
 
     x: Tensor
-    probe: Tensor
+    y: Tensor
 
 
 Notes = dict[str, Noted]  # by `levels.0.up_proj`
@@ -85,7 +89,7 @@ def start_of(params: Params, l: int, name: str) -> Float[Tensor, "o i"]:
 def linear(
     params: Params, l: int, name: str, level: Level | None, notes: Notes | None, x: Float[Tensor, "B T i"]
 ) -> Float[Tensor, "B T o"]:
-    """A map with its change; where notes are taken, its input is noted, and a probe whose gradient is delta."""
+    """A map with its change; where notes are taken, what it reads, and its output, whose gradient is delta."""
     key = f"levels.{l}.{name}"
     y = F.linear(x, params.tensors[f"{key}.weight"], params.tensors.get(f"{key}.bias"))
     change = None if level is None else level.moved[name]
@@ -97,8 +101,8 @@ def linear(
         if change is not None and not is_none(change):
             y = y + applied(change, x).to(y.dtype)
         if notes is not None:
-            notes[key] = Noted(x, torch.zeros_like(y, requires_grad=True))
-            y = y + notes[key].probe
+            y = y + torch.zeros_like(y, requires_grad=True)
+            notes[key] = Noted(x, y)
     return y
 
 
@@ -133,7 +137,7 @@ def errors(loss: Tensor, notes: Notes, *, through: bool = False, again: bool = F
     """
     found = torch.autograd.grad(
         loss,
-        [noted.probe for noted in notes.values()],
+        [noted.y for noted in notes.values()],
         create_graph=through,
         retain_graph=through or again,
         materialize_grads=True,
