@@ -69,10 +69,10 @@ class Learner(nn.Module):
         after = cast(State, seen.state)
         said = nll(self.decoder.logits, seen.hidden, text.targets, total=total["scored"])
         share, tokens = batch.B / total["rows"], batch.live[:, : text.ids.shape[1]].sum(1).float().mean()
-        parts = {
+        parts = {"nats": said.loss.detach(), "right": said.right.detach()}
+        parts |= {
             name: (share * x).to(said.loss) for name, x in told(self.decoder, before, after, text.ids, tokens).items()
         }
-        parts |= {"nats": said.loss.detach(), "right": said.right.detach()}
         if not bool(torch.stack(list(parts.values())).isfinite().all()):
             self.say_where(text, before)
         return Step(said.loss, parts, handed_on(self.decoder, after))

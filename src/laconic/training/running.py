@@ -27,6 +27,7 @@ from laconic.training.signals import Interrupted, Stop
 from laconic.training.step import Did, Optimizers, Updating, place
 
 SKIPS, WINDOW = 3, 100  # updates that may be left out, in how many
+SHOWN = 6  # numbers of an update on the line of progress; all are in metrics.jsonl
 Show = Callable[[str, int, int], None]
 Validate = Callable[[int], Mapping[str, float]]  # of the epoch of the last update
 Resume = Literal["auto", "never"] | int
@@ -120,7 +121,7 @@ class Running:
             self.log(did, time.monotonic() - started)
             if show and self.ranks.rank == 0:
                 speed = did.tokens / max(1e-9, time.monotonic() - started)
-                parts = " · ".join(f"{name} {value:.4g}" for name, value in did.numbers.items())
+                parts = " · ".join(f"{name} {value:.4g}" for name, value in [*did.numbers.items()][:SHOWN])
                 show(f"{parts} · {speed:,.0f} tokens/s", self.progress.step - first, self.steps - first)
 
     def advance(self) -> Did:
