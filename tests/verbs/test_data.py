@@ -8,6 +8,7 @@ import pytest
 
 from laconic import cli
 from laconic.data.settings import Data
+from laconic.data.tokens import byte_tokenizer
 from tests.conftest import shared_dir
 
 
@@ -52,6 +53,30 @@ def test_sets_are_listed(run):
     assert sets["gsm8k"]["rows"] == {"train": 6973, "valid": 500, "test": 1319}
     assert sets["gsm8k-aug"]["rows_in_files"]["train"] == 10_432
     assert sets["gsm-hard"]["licence"] == "Apache-2.0"
+
+
+def test_documents_are_looked_over(run, tmp_path):
+    byte_tokenizer().save(tmp_path)
+    texts = [("one", "train", "abc"), ("one", "train", "defgh"), ("two", "test", "abc"), ("three", "train", "x" * 21)]
+    rows = [{"book": book, "split": part, "text": text} for book, part, text in texts]
+    (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / "book.txt").write_text("A text of 21 letters.", encoding="utf-8")
+    counted = ("--text", "--tokenizer", ".", "--context", 10, "--format", "json")
+    told = json.loads(run("check", "books.jsonl", *counted)[1])
+    assert (told["parts"], told["sections"], told["twice"]) == ({"train": 2, "test": 1}, 4, 1)
+    assert told["tokens"] == {"p50": 10, "p90": 21, "p99": 21, "most": 21}
+    assert told["rows"] == 1 + 1 + 2  # the last token of the longest has nothing to predict it
+    assert len(told["sha256"]) == 64
+    assert json.loads(run("check", "book.txt", *counted)[1])["parts"] == {"unsaid": 1}
+    code, out, _ = run("check", "books.jsonl", "--text")
+    assert code == 0
+    assert "         2  documents, part train" in out
+    assert "         1  sections that stood before" in out
+    (tmp_path / "bad.jsonl").write_text('{"text": ""}\n{"words": "a"}\n', encoding="utf-8")
+    code, _, err = run("check", "bad.jsonl", "--text")
+    assert code == 66
+    assert "bad.jsonl:1:10: text: empty" in err
+    assert "bad.jsonl:2:1: text: no such field" in err
 
 
 def test_faults_are_listed_with_their_places_and_end_with_66(run, tmp_path):

@@ -1,5 +1,6 @@
 """A file of rows looked over: its faults, what stands twice, how long the parts are, what would be cut."""
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,10 +10,12 @@ from typing import NamedTuple
 from laconic.core.contract import Example
 from laconic.core.errors import BadInput
 from laconic.data.contamination import same
+from laconic.data.encoding import encoded_together
 from laconic.data.examples import ACCEPTED, majority, scanned
 from laconic.data.pieces import NUMBER, Encoded, Encoder
 from laconic.data.problems import Problem
-from laconic.data.settings import Data
+from laconic.data.settings import Data, Text
+from laconic.data.text import read_documents
 from laconic.data.tokens import Tokenizer
 
 PARTS = ("question", "chain", "chain without its last step", "answer with its prompt", "row")
@@ -51,6 +54,38 @@ class Checked:
     lengths: Mapping[str, Lengths] = field(default_factory=dict[str, Lengths])
     over: tuple[str, ...] = ()
     unknown: int = 0
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents looked over: how many of each part, their sections and those that stood before, SHA-256 of the file.
+
+    With a tokenizer `tokens` are those of a document, and `rows` the stretches of `context` that are made of them.
+    """
+
+    parts: Mapping[str, int]
+    sections: int
+    twice: int
+    sha256: str
+    notes: Sequence[str] = ()
+    tokens: Lengths | None = None
+    rows: int | None = None
+
+
+def look_documents(path: Path, tokenizer: Tokenizer | None, context: int | None, show: Show) -> Documents:
+    """A text, or rows of texts, looked over. Raises `BadInput` (66) with all the faults."""
+    documents, notes = read_documents(str(path), Text())
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    sections = [section for each in documents for section in each.sections]
+    named = {part: sum(each.part == part for each in documents) for part in ("train", "valid", "test", None)}
+    parts = {part or "unsaid": n for part, n in named.items() if n}
+    found = Documents(parts, len(sections), len(sections) - len(set(sections)), digest, notes)
+    if tokenizer is None:
+        return found
+    counts = [len(ids) for ids in encoded_together([each.text for each in documents], tokenizer, show)]
+    stretches = None if not context else sum(n // context + (n % context > 1) for n in counts)
+    return replace(found, tokens=ranked(counts), rows=stretches)
 
 
 def scan(path: Path) -> Scan:

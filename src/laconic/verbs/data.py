@@ -1,8 +1,8 @@
 """`laconic data list` and `check`: the sets known by name, and rows looked over."""
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +13,7 @@ from laconic.console import note, progress
 from laconic.core.errors import BadInput, Usage
 
 if TYPE_CHECKING:
-    from laconic.data.checking import Checked, Scan
+    from laconic.data.checking import Checked, Documents, Lengths, Scan
     from laconic.data.maths import Set
 
 SHOWN = 3  # ids named as examples
@@ -88,7 +88,9 @@ class Check:
     tokenizer: str | None = None
     """folder or hub name of a tokenizer, whose tokens are counted"""
     context: int | None = None
-    """tokens of question, chain and answer; longer rows would be cut"""
+    """tokens of question, chain and answer; longer rows would be cut. Of texts: tokens of a row"""
+    text: bool = False
+    """the file holds documents: a text, or rows of .jsonl or .parquet whose field text is one"""
     root: Path | None = None
     """folder of the sets' files, for a set by name; without it they come by the hub"""
     format: Literal["human", "json"] = "human"
@@ -97,13 +99,16 @@ class Check:
     def run(self) -> int:
         """66 if there are faults, else 0."""
         from laconic.core.weights import find
-        from laconic.data.checking import look
+        from laconic.data.checking import look, look_documents
         from laconic.data.tokens import load_tokenizer
 
         if self.context is not None and self.tokenizer is None:
             raise Usage(f"--context {self.context}: counted in tokens; name a --tokenizer")
         with note("loading the tokenizer"):
             tokenizer = None if self.tokenizer is None else load_tokenizer(find(self.tokenizer))
+        if self.text:
+            with progress("checking") as show:
+                return self.tell_documents(look_documents(Path(self.file), tokenizer, self.context, show))
         with note(f"reading {self.file}"):
             scan = self.scan()
         with progress("checking") as show:
@@ -168,15 +173,32 @@ class Check:
             print(f"{found.answer[1]:>10.1%}  of the answers are {found.answer[0]!r}, the commonest")
         print("\n".join([*(f"note: {text}" for text in scan.notes), f"sha256 {scan.sha256}"]))
         if found.lengths:
-            self.table(found)
+            self.table(found.lengths)
 
-    def table(self, found: "Checked") -> None:
+    def tell_documents(self, found: "Documents") -> int:
+        """What was found of documents."""
+        if self.format == "json":
+            about = {"schema": 1, "file": self.file, "context": self.context}
+            tokens = None if found.tokens is None else found.tokens._asdict()
+            print(json.dumps(about | asdict(found) | {"tokens": tokens}, ensure_ascii=False))
+            return 0
+        counts = {"documents" if part == "unsaid" else f"documents, part {part}": n for part, n in found.parts.items()}
+        counts |= {"sections of documents": found.sections, "sections that stood before": found.twice}
+        counts |= {} if found.rows is None else {f"rows of {self.context:,} tokens": found.rows}
+        for text, n in counts.items():
+            print(f"{n:>10,}  {text}")
+        print("\n".join([*(f"note: {text}" for text in found.notes), f"sha256 {found.sha256}"]))
+        if found.tokens:
+            self.table({"document": found.tokens})
+        return 0
+
+    def table(self, found: "Mapping[str, Lengths]") -> None:
         """Lengths by part."""
         from rich.console import Console
         from rich.table import Table
 
         table = Table("tokens", "p50", "p90", "p99", "max")
-        for part, lengths in found.lengths.items():
+        for part, lengths in found.items():
             table.add_row(part, *(f"{n:,}" for n in lengths))
         Console().print(table)
 
