@@ -12,7 +12,13 @@ from laconic.evaluation.listening import Row
 from laconic.evaluation.report import percent
 from laconic.evaluation.statistics import Estimate, Scores
 
-NATS = ("ppl",)  # streams whose scores are nats; of all others they are shares
+NATS = (
+    "ppl",
+    "ppl (test)",
+    "ppl (valid)",
+    "books",
+    "levels",
+)  # streams whose scores are nats; of all others they are shares
 
 
 @dataclass(frozen=True)

@@ -68,17 +68,18 @@ def book(
     model: Learner,
     source: Source,
     text: Sequence[int],
-    other: Sequence[int],
+    other: Sequence[int] | None,
     device: torch.device,
     bytes_of: Tensor | None = None,
 ) -> list[Row]:
     """The held-out sections of a book: from a fresh state, after its other sections, and after as many of another."""
     read, held = parted(text, named(source, text[0]))
-    between, _ = parted(other, named(source, other[0]))
     fresh = model.start(1)
     after = studied(model, source, read, fresh, device)
-    another = studied(model, source, between[: len(read)], after, device)
-    states, found = {FRESH: fresh, AFTER: after, ANOTHER: another}, list[Row]()
+    states, found = {FRESH: fresh, AFTER: after}, list[Row]()
+    if other is not None:
+        between, _ = parted(other, named(source, other[0]))
+        states[ANOTHER] = studied(model, source, between[: len(read)], after, device)
     for row in held:
         section = cast(Documents, source.batch([row], 0, 0)).to(device)
         ways = {way: scored(model, section, state, bytes_of) for way, state in states.items()}
@@ -105,7 +106,7 @@ def books(
     texts: Mapping[str, str] | None = None,
     show: Show | None = None,
 ) -> list[Row]:
-    """Every held-out section of every book of a source, the next book in between.
+    """Every held-out section of every book of a source, the next book in between, if there is one.
 
     Kept as `evaluation.kept` says, a line a book. Raises `BadInput` (66) for a text of fewer than five sections.
     """
@@ -115,7 +116,8 @@ def books(
     mark = canonical({**(key or {}), "data": source.fingerprint, "stream": "books"})
 
     def made(places: range) -> list[str]:
-        each = (book(model, source, all_[i], all_[(i + 1) % len(all_)], device, bytes_of) for i in places)
+        others = [all_[(i + 1) % len(all_)] if len(all_) > 1 else None for i in places]
+        each = (book(model, source, all_[i], other, device, bytes_of) for i, other in zip(places, others, strict=True))
         return ["\t".join(row.line().strip() for row in rows) + "\n" for rows in each]
 
     lines = kept.lines(folder, mark, len(all_), made, batch=1, texts=texts, show=show)

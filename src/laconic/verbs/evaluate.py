@@ -31,7 +31,9 @@ class Evaluate:
     on: str = "test"
     """sets, with commas between: names of laconic data list, names on the hub, files; NAME:SPLIT takes another split;
     test and valid are the recipe's own. Of runs that read documents: test, valid, and excerpt, whose tails are copied
-    from what stands before them; files of context, question, answer, or of text, label"""
+    from what stands before them; files of context, question, answer, or of text, label. Of runs that learn while they
+    read, and plain ones beside them: test, mqar, languages, needle, ppl, books, levels, clinc150, banking77 (these two
+    are long: give --rows)"""
     protocol: Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None = None
     """how answers are asked for and judged; by default the one of the recipe's format"""
     tol: str | None = None
@@ -39,7 +41,7 @@ class Evaluate:
     root: str | None = None
     """folder of the sets' files, as ../shared/data; by default the recipe's data.root, else the hub"""
     rows: int | None = None
-    """ask the first so many questions of each set"""
+    """ask the first so many questions of each set; of texts the first so many stretches, of a class so many examples"""
     teacher: bool = False
     """ask by written chain too, with the same weights"""
     rounds: str | None = None
@@ -70,6 +72,8 @@ class Evaluate:
         from laconic.verbs.train import placed
 
         device = placed(self.device)
+        if self.streams(device):
+            return 0
         if readers(tuple(map(utf8, self.runs))):
             return self.read(device)
         if self.query_aware:
@@ -100,15 +104,32 @@ class Evaluate:
                 printed(found)
         return 0
 
+    def streams(self, device: "torch.device") -> bool:
+        """The same of runs that learn while they read, if streams are asked for: `Usage` (2) for flags of questions."""
+        from laconic.training.signals import heard
+        from laconic.verbs import reading, streaming
+
+        runs, sets = tuple(map(utf8, self.runs)), words(utf8(self.on))
+        if not streaming.wanted(runs, sets):
+            return False
+        self.refuse("root")
+        with heard() as stop:
+            how = reading.Asking(runs, sets, self.rows, self.step, False, device, stop)
+            streaming.told(streaming.gathered(how, self.root), self.format == "json")
+        return True
+
+    def refuse(self, but: str | None = None) -> None:
+        """Raises `Usage` (2) for flags that belong to questions."""
+        flags = ("protocol", "tol", "root", "teacher", "rounds", "against", "latency")
+        if given := next((flag for flag in flags if flag != but and getattr(self, flag)), None):
+            raise Usage(f"--{given}: of runs that answer questions; these read documents, leave it out")
+
     def read(self, device: "torch.device") -> int:
         """The same of runs that read documents. Raises `Usage` (2) for flags that belong to questions."""
         from laconic.training.signals import heard
         from laconic.verbs import reading
 
-        asked = (self.protocol, self.tol, self.root, self.teacher, self.rounds, self.against, self.latency)
-        flags = ("protocol", "tol", "root", "teacher", "rounds", "against", "latency")
-        if given := next((flag for flag, value in zip(flags, asked, strict=True) if value), None):
-            raise Usage(f"--{given}: of runs that answer questions; these read documents, leave it out")
+        self.refuse()
         with heard() as stop:
             runs, sets = tuple(map(utf8, self.runs)), words(utf8(self.on))
             how = reading.Asking(runs, sets, self.rows, self.step, self.query_aware, device, stop)

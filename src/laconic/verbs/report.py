@@ -1,4 +1,4 @@
-"""`laconic report`: one page on runs that read, of what `laconic evaluate` has kept of them."""
+"""`laconic report`: one page on runs that read or learn, of what `laconic evaluate` has kept of them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ from laconic.verbs.arguments import names, utf8
 class Report:
     """Writes one HTML page on what runs that read documents have kept in their evaluations: no model is opened.
 
+    Runs that learn while they read, and plain ones asked the same streams, get a page of their own kind.
+
     Example: laconic evaluate runs/stop runs/fixed --on test && laconic report runs/stop runs/fixed --out report.html
     """
 
@@ -28,9 +30,12 @@ class Report:
             raise Usage("no run given; laconic report RUN")
         from laconic.console import write
         from laconic.evaluation import memories
-        from laconic.verbs import reading, telling
+        from laconic.verbs import reading, streaming, telling
 
         paths = list(dict.fromkeys(map(utf8, self.runs)))
+        if (found := streaming.kept_found(paths)).any:
+            write(self.out, streaming.page(paths, found))
+            return 0
         lines, told = reading.kept_lines(paths), telling.kept_findings(dict(zip(paths, names(paths), strict=True)))
         if not lines and not told:
             raise BadInput(f"{', '.join(paths)}: nothing read of documents is kept; run laconic evaluate on them first")

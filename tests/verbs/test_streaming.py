@@ -1,0 +1,161 @@
+"""Runs that learn while they read, and a plain one beside them: trained a step, evaluated on streams, reported."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic import cli
+from laconic.evaluation import reported_learning
+from laconic.evaluation.cells import ALL
+from laconic.evaluation.listening import Row, Said
+from laconic.evaluation.reported_learning import NOT_REPRODUCED, NOT_RUN, PLOT, REPRODUCED, words
+from laconic.evaluation.stream_table import Measured
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+Run = Callable[..., tuple[int, str, str]]
+RECIPE = """method = "hope"
+[model]
+family = "llama"
+tokenizer = "{words}"
+hidden_size = 8
+num_hidden_layers = 1
+num_attention_heads = 2
+max_position_embeddings = 64
+[memory]
+mixer = "self"
+heads = 1
+head = 8
+[levels]
+chunks = [8, 16]
+inner = "associative"
+[learning]
+allow_untrained_level = true
+[data]
+{data}
+[train]
+what = "full"
+steps = 2
+batch = 2
+"""
+TEXT = 'kind = "text"\npath = "books.jsonl"\n[data.text]\ntokens = 32\nsegment = 16'
+PAIRS = 'kind = "mqar"\nmqar = { pairs = [2], length = 8, test_rows = 6 }'
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of books, a plain one of the same, and one of pairs."""
+    folder = tmp_path_factory.mktemp("streams")
+    rows = [{"book": f"b{b}", "text": f"Book {b}. " + "It stands here. " * 14} for b in range(6)]
+    (folder / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "books.toml").write_text(RECIPE.format(words="bytes", data=TEXT))
+    (folder / "pairs.toml").write_text(RECIPE.format(words="mqar", data=PAIRS))
+    for recipe, name, keys in (("books", "hope", ()), ("books", "plain", ("method=plain",)), ("pairs", "pairs", ())):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr(sys, "argv", ["laconic", "train", f"{recipe}.toml", "--out", name, *keys])
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+        assert not end.value.code
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path) -> Run:
+    monkeypatch.chdir(place)
+
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, args)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
+
+
+def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = run("evaluate", "hope", "plain", "--on", "test,books", "--rows", "5")
+    assert code == 0, err
+    assert "hope, books: after saves " in out
+    assert "nats a token on one item" in out
+    assert "ppl (test)" in out
+    assert {path.name for path in (place / "hope" / "evaluations").iterdir()} == {
+        "lock", "test-stream-step-2-first-5", "books-stream-step-2-first-5",
+    }  # fmt: skip
+    monkeypatch.setattr("laconic.evaluation.listening.heard", None)  # nothing is read twice
+    monkeypatch.setattr("laconic.evaluation.streaming_books.book", None)
+    told = json.loads(run("evaluate", "hope", "plain", "--on", "test,books", "--rows", "5", "--format", "json")[1])
+    ways = {(line["run"], line["stream"]): set(line["ways"]) for line in told["streams"]}
+    assert ways[("hope", "ppl (test)")] == {"learn, carry", "learn, reset", "still, carry", "still, reset"}
+    assert ways[("plain", "ppl (test)")] == {"plain"}
+    assert ways[("plain", "books")] == {"fresh", "after"}, "there is one book only"
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    assert run("evaluate", "hope", "--on", "levels", "--rows", "5")[0] == 0
+    assert run("evaluate", "pairs")[0] == 0
+    assert run("report", "hope", "plain", "pairs", "--out", "page.html")[0] == 0
+    page = (place / "page.html").read_text()
+    for text in ("What is learned while reading", "Nats by position", "Recall by gap", "Updates of each level",
+                 "hope: levels", "without chunk 16", "14.39 / 10.08 / 58.04", "15.11 / 11.63 / 57.23", "figure only",
+                 "not run", "hope, books: after saves ", "Forgetting is not solved"):  # fmt: skip
+        assert text in page, text
+    assert "reproduced</td>" not in page
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "args"),
+    [
+        (2, "--on x: of runs that learn while they read the sets are test, valid, mqar", ["hope", "--on", "x"]),
+        (66, "--on mqar: hope is a run of data.kind text; its own sets are test and valid", ["hope", "--on", "mqar"]),
+        (66, "pairs is a run of data.kind mqar; it has no texts of its own", ["pairs", "--on", "ppl"]),
+        (66, "pairs is a run of data.kind mqar; it has no texts of its own", ["pairs", "--on", "needle"]),
+        (2, "plain: levels are of method hope, this is plain; leave them out", ["plain", "--on", "levels"]),
+        (2, "--latency: of runs that answer questions; these read documents", ["hope", "--latency", "5"]),
+        (66, "every fifth is held out; give longer texts or more rows", ["hope", "--on", "books", "--rows", "2"]),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_one_line(run: Run, code: int, says: str, args: list[str]) -> None:
+    ended, out, err = run("evaluate", *args)
+    assert (ended, out) == (code, ""), err
+    assert says in err.strip().splitlines()[-1]
+
+
+def measured(row: str | None, right: float, n: int = 400) -> Measured:
+    rows = [Row(str(i), {"learn": Said({ALL: (float(i < right * n), 1)}, (), 0)}) for i in range(n)]
+    return Measured("languages (test-bin-0)", "run", (0,), [rows], {"row": row})
+
+
+def test_words_on_papers_are_computed() -> None:
+    (table,) = [x for x in reported_learning.tables() if x.cells]
+    hope = [row[0] for row in table.rows].index("Hope")
+    assert words(table, [])[hope] == NOT_RUN
+    assert words(table, [measured(None, 1.0)])[hope] == NOT_RUN
+    assert words(table, [measured("hope languages", 1.0)])[hope] == REPRODUCED
+    assert words(table, [measured("hope languages", 0.5)])[hope] == NOT_REPRODUCED
+    assert set(words(table, [measured("hope languages", 1.0)])) == {REPRODUCED, NOT_RUN}
+    assert [word for x in reported_learning.tables() for word in words(x, []) if word != NOT_RUN] == [PLOT] * 3
+
+
+def test_tables_are_whole() -> None:
+    for table in reported_learning.tables():
+        names = {row[0] for row in table.rows}
+        assert all(len(row) == len(table.columns) for row in table.rows), table.title
+        assert all(name in names for name, _ in table.measured)
+        assert all(column in table.columns for column, *_ in table.cells)
+
+
+def test_a_learner_beside_another_method(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake: Any = place / "thinks"
+    fake.mkdir()
+    (fake / "recipe.toml").write_text(
+        'method = "cot"\n[model]\nfamily = "llama"\ntokenizer = "digits"\nhidden_size = 16\nnum_hidden_layers = 1\n'
+        'num_attention_heads = 2\n[data]\nkind = "digits"\nformat = "digits"\n[train]\nsteps = 1\nbatch = 2\n'
+    )
+    assert run("train", "thinks/recipe.toml", "--out", "digits")[0] == 0
+    ended, _, err = run("evaluate", "digits", "hope", "--on", "test")
+    assert ended == 2
+    assert "digits: method cot is no language model of streams; evaluate it alone" in err
