@@ -1,114 +1,84 @@
-"""A run as streams ask it: itself as a learner, and what it reads: its recipe's own data, tasks, needles, books."""
+"""A run measured on streams: which items, what reads them, and how many bytes its ids have."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from torch import Tensor
+import torch
 
-from laconic.core.contract import Learner, Source
-from laconic.core.errors import BadInput, Usage
-from laconic.data.encoding import Ids
-from laconic.data.languages import Strings
+from laconic.core.contract import Learner
+from laconic.core.decoder import Decoder
+from laconic.core.errors import BadInput
+from laconic.core.state import State
+from laconic.data.languages import Strings, languages_tokenizer
 from laconic.data.lengths import byte_lengths
-from laconic.data.needles import Needles
-from laconic.data.passages import Passages, tokenized
+from laconic.data.mqar import Mqar, mqar_tokenizer
+from laconic.data.needles import KINDS, Needles
+from laconic.data.passages import Passages
 from laconic.data.settings import Part
-from laconic.data.text import documents
-from laconic.evaluation.listening import Cached
-from laconic.evaluation.streams import Stream
-from laconic.methods.hope_config import FAR
+from laconic.evaluation.listening import Cached, Row
+from laconic.evaluation.streams import Stream, measure
 from laconic.methods.hope_model import Hope
-from laconic.methods.telemetry import chunks_of
-from laconic.methods.worth import frozen
-from laconic.recipe import rows
 from laconic.recipe.opened import Opened
+from laconic.recipe.rows import HELD_OUT, check_own, encoded
 
-OWN = ("test", "valid")
-STREAMS = ("mqar", "languages", "needle", "ppl", "books", "levels")
-BATCH = 32_768  # tokens of items read at once
-FAR_BIN = {"low": 51, "high": 100}  # lengths of strings beyond those of training
-NEEDLES = (128, 256, 512, 1024)  # tokens of a haystack, of models that see no further: small ones
-DEEP = (4096, 8192, 16384)
-FEW = 5  # needles of a cell
+STREAMS: tuple[Stream, ...] = ("mqar", "languages", "needle", "ppl")
+LENGTHS = (512, 1024, 2048)  # tokens of an item with a needle, where nobody asks for others
+EACH = 4  # items with a needle of each kind, length and depth
+AT_ONCE: Mapping[Stream, int] = {"mqar": 128, "languages": 128, "needle": 8, "ppl": 8}  # items read at once
 
 
-class Asked(NamedTuple):
-    """What is asked of a run under one name: which stream it is, its items, how many at once, bytes of its ids."""
+def streamed(
+    run: Opened,
+    name: Stream,
+    device: torch.device,
+    *,
+    part: Part = "test",
+    count: int | None = None,
+    lengths: tuple[int, ...] = LENGTHS,
+    before: State | None = None,
+    folder: Path | None = None,
+    key: Mapping[str, str] | None = None,
+    texts: Mapping[str, str] | None = None,
+    show: Callable[[str, int, int], None] | None = None,
+) -> list[Row]:
+    """What a run makes of a stream, as its recipe has it: pairs, strings, its held out texts, or needles in them.
 
-    name: str
-    stream: Stream
-    source: Source
-    batch: int
-    bytes_of: Tensor | None = None
+    `count` are items at most, of needles those of each kind, length and depth; a text is an item. `lengths` are of
+    needles, those that the model has room for. Raises `BadInput` (66) where a run has no such stream.
+    """
+    source, decoder = source_of(run, name, part, count, lengths), run.plain()
+    bytes_of = byte_lengths(run.parts.tokenizer) if name == "ppl" else None
+    return measure(
+        reader(decoder), name, source, device, batch=AT_ONCE[name], before=before, bytes_of=bytes_of, folder=folder,
+        key=key, texts=texts, show=show,
+    )  # fmt: skip
 
 
-def learner_of(run: Opened) -> Learner:
-    """The model of a run; a plain decoder is heard with its cache for a state."""
-    decoder = run.parts.decoder
+def reader(decoder: Decoder) -> Learner:
+    """A model that learns while it reads, or a decoder as one."""
     return decoder if isinstance(decoder, Hope) else Cached(decoder)
 
 
-def variants(run: Opened) -> Mapping[str, Learner]:
-    """A model, and the same with each of its levels still in turn. Raises `Usage` (2) for one that has none."""
-    model = run.parts.decoder
-    if not isinstance(model, Hope):
-        raise Usage(f"{run.folder}: levels are of method hope, this is {run.recipe.method}; leave them out")
-    made = {f"without chunk {C}": frozen(model, l) for l, C in enumerate(chunks_of(model))}
-    return {"all levels": model, **made}
-
-
-def asked(run: Opened, name: str, count: int | None) -> list[Asked]:
-    """The items of a name; test and valid are the recipe's own data. Raises `BadInput` (66) where it has none."""
-    recipe, kind, part = run.recipe, run.recipe.data.kind, "valid" if name == "valid" else "test"
-    stream = {"text": "ppl"}.get(kind, kind) if name in OWN else name
-    if stream in ("ppl", "books", "levels"):
-        source = text(run, part, count)
-        bytes_of = byte_lengths(run.parts.tokenizer)
-        batch = 1 if isinstance(run.parts.decoder, Hope) else max(BATCH // source.longest, 1)
-        return [Asked(name, "ppl", source, batch, bytes_of)]
-    if stream == "needle":
-        return [needles(run, count)]
-    if stream not in ("mqar", "languages") or kind != stream:
-        raise BadInput(f"--on {name}: {run.folder} is a run of data.kind {kind}; its own sets are test and valid")
-    made = rows.held_out(recipe, run.parts.tokenizer, FAR, part, count).source
-    found = [Asked(name, "mqar" if stream == "mqar" else "languages", made, max(BATCH // made.longest, 1))]
-    if stream == "languages":
-        far = Strings(rows.HELD_OUT, recipe.data.languages.model_copy(update=FAR_BIN), part, count)
-        found = [found[0]._replace(name=f"{name}-bin-0"), Asked(f"{name}-bin-1", "languages", far, found[0].batch)]
-    return found
-
-
-def text(run: Opened, part: Part, count: int | None) -> Passages:
-    """Held-out texts whole, in stretches as long as those of training; of each the first `count`."""
-    how = run.recipe.data.text
-    if run.recipe.data.kind != "text":
-        raise BadInput(f"{run.folder} is a run of data.kind {run.recipe.data.kind}; it has no texts of its own")
-    found, _ = documents(run.recipe.data, part)
-    ids = [each[: None if count is None else count * how.tokens] for each in tokenized(found, run.parts.tokenizer)]
-    whole = how.model_copy(update={"segments": "fixed", "segment": how.tokens, "low": None, "high": None})
-    return Passages(found, ids, whole, run.recipe.seed, FAR, fixed=True)
-
-
-def needles(run: Opened, count: int | None) -> Asked:
-    """Facts hidden in a filler and in the run's own held-out texts, in lengths that its positions allow."""
-    limit = run.parts.decoder.config.max_position_embeddings
-    if run.recipe.data.kind != "text":
-        raise BadInput(f"{run.folder} is a run of data.kind {run.recipe.data.kind}; it has no texts of its own")
-    found, _ = documents(run.recipe.data, "test")
-    books = tokenized(found, run.parts.tokenizer)
-    least = shortest(run, books)
-    deep = DEEP if DEEP[0] <= limit < FAR else ()
-    lengths = tuple(n for n in (*NEEDLES, *deep) if least <= n <= limit) or (least,)
-    source = Needles(run.parts.tokenizer, books, lengths=lengths, count=count or FEW)
-    return Asked("needle", "needle", source, max(BATCH // source.longest, 1))
-
-
-def shortest(run: Opened, books: Sequence[Ids]) -> int:
-    """The first of the lengths that leaves a haystack to every kind of item. Raises `BadInput` (66) where none does."""
-    for n in NEEDLES[:-1]:
-        try:
-            Needles(run.parts.tokenizer, books, lengths=(n,), depths=(0.5,), count=1)
-        except BadInput:
-            continue
-        return n
-    return NEEDLES[-1]
+def source_of(
+    run: Opened, name: Stream, part: Part, count: int | None, lengths: tuple[int, ...]
+) -> Mqar | Strings | Needles | Passages:
+    """The items of a stream."""
+    data, tokenizer = run.recipe.data, run.parts.tokenizer
+    if name == "mqar":
+        check_own(tokenizer, mqar_tokenizer(), "mqar documents")
+        return Mqar(HELD_OUT, data.mqar, part, count)
+    if name == "languages":
+        check_own(tokenizer, languages_tokenizer(), "strings")
+        return Strings(HELD_OUT, data.languages, part, count)
+    if data.kind != "text":
+        raise BadInput(f"{name}: this run was trained on {data.kind}, which is no text; give a run of data.kind text")
+    found, ids, _ = encoded(run.recipe, tokenizer, part)
+    room = run.parts.decoder.config.max_position_embeddings
+    if name == "needle":
+        asked = tuple(length for length in lengths if length <= room)
+        if not asked:
+            raise BadInput(f"needle: the model reads {room} tokens, lengths are {lengths[0]} and more; ask for shorter")
+        return Needles(tokenizer, [each for each in ids if len(each)], KINDS, asked, count=count or EACH)
+    T = min(data.text.tokens, room)
+    how = data.text.model_copy(update={"tokens": T, "segments": "fixed", "segment": T, "low": None, "high": None})
+    return Passages(found[:count], ids[:count], how, HELD_OUT, room, fixed=True)

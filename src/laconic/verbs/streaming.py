@@ -14,7 +14,7 @@ from laconic.data.intents import SETS
 from laconic.evaluation import classes_shown, kept, learning, stream_table, streaming_books, streams
 from laconic.evaluation.listening import Row, row_of
 from laconic.evaluation.stream_table import Measured
-from laconic.recipe import asking, streaming
+from laconic.recipe import asking, listening
 from laconic.recipe.incremental import incremental
 from laconic.recipe.opened import RECIPE, Opened
 from laconic.recipe.questions import kept_as
@@ -25,7 +25,7 @@ from laconic.verbs import reading
 from laconic.verbs.arguments import names, run_name
 
 METHOD = "hope"
-KNOWN = (*streaming.OWN, *streaming.STREAMS, *SETS)
+KNOWN = (*listening.OWN, *listening.STREAMS, *SETS)
 KEPT = "-stream-"  # stands in the name of a folder of evaluations between the set's name and the step
 BOOKS = {"books": streaming_books.FRESH, "levels": "all levels"}  # and the way that others are compared with
 
@@ -54,7 +54,7 @@ class Found:
 def wanted(runs: Sequence[str], sets: Sequence[str]) -> bool:
     """Whether streams are asked for: of a run of method hope, or by a name that only they have."""
     recipes = [read(folder / RECIPE)[0] for path in runs for folder in asking.seeds(path)]
-    only = set(sets) & {*streaming.STREAMS, *SETS}
+    only = set(sets) & {*listening.STREAMS, *SETS}
     return any(recipe.method == METHOD for recipe in recipes) or bool(only and all(map(reads, recipes)))
 
 
@@ -83,7 +83,7 @@ def gathered(how: reading.Asking, root: str | None) -> Found:
                     if name in SETS:
                         classes.append(Classes(title, run.recipe.seed, of_classes(how, run, title, name, root)))
                         continue
-                    for each in streaming.asked(run, name, how.rows):
+                    for each in listening.asked(run, name, how.rows):
                         got = measured_on(how, run, each, run_name(title, path, folder))
                         rows.setdefault((each.name, name if name in BOOKS else each.stream), []).append(got)
         measured += [Measured(stream_name(*key), title, tuple(seeds), found, about) for key, found in rows.items()]
@@ -109,7 +109,7 @@ def described(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def measured_on(how: reading.Asking, run: Opened, asked: streaming.Asked, name: str) -> list[Row]:
+def measured_on(how: reading.Asking, run: Opened, asked: listening.Asked, name: str) -> list[Row]:
     """A run on a stream. Raises `Preempted` (75) after a signal: what is read is kept."""
     folder = run.folder / asking.FOLDER / folder_name(asked.name, run.step, how.rows)
     more: dict[str, Any] = {
@@ -121,14 +121,14 @@ def measured_on(how: reading.Asking, run: Opened, asked: streaming.Asked, name: 
         with progress(f"{name} {asked.name}") as show, asking.flushed(how.device), how.stop.leaving():
             more["show"] = show
             if asked.name == "books":
-                model = streaming.learner_of(run)
+                model = listening.learner_of(run)
                 return streaming_books.books(model, asked.source, how.device, bytes_of=asked.bytes_of, **more)
             if asked.name == "levels":
                 return streaming_books.levels(
-                    streaming.variants(run), asked.source, how.device, bytes_of=asked.bytes_of, **more
+                    listening.variants(run), asked.source, how.device, bytes_of=asked.bytes_of, **more
                 )
             return streams.measure(
-                streaming.learner_of(run), asked.stream, asked.source, how.device, batch=asked.batch,
+                listening.learner_of(run), asked.stream, asked.source, how.device, batch=asked.batch,
                 bytes_of=asked.bytes_of, **more,
             )  # fmt: skip
     except Interrupted:
@@ -250,7 +250,7 @@ def kept_found(paths: Sequence[str]) -> Found:
 
 def stream_of(name: str, recipe: Recipe) -> str:
     """The stream of a kept set."""
-    if name in streaming.STREAMS:
+    if name in listening.STREAMS:
         return name
     return {"text": "ppl"}.get(recipe.data.kind, recipe.data.kind)
 
