@@ -128,7 +128,6 @@ def test_gains_are_paired() -> None:
     spread = (0.5, 0.6, 0.3)
     mean = sum(spread) / 3
     assert after.se == pytest.approx(math.sqrt(sum((x - mean) ** 2 for x in spread) / 2 / 3))
-    assert after.times == pytest.approx(after.saved / after.se)
     share = left([after, another])
     assert share == pytest.approx(((0.1 + 0.2 + 0.1) / 3) / after.saved)
     assert left([after._replace(saved=-0.1), another]) is None

@@ -122,7 +122,8 @@ def test_no_text_at_all_and_no_such_file(kava: Path) -> None:
     with pytest.raises(BadInput, match=r"^no recipe demo-kawa; did you mean demo-kava\?$"):
         read("demo-kawa")
     with pytest.raises(
-        BadInput, match=r"^no recipe a/b\.toml; a path, or one of ac-…, coconut-…, codi-…, cot-…, demo-…, icot-…,"
+        BadInput,
+        match=r"^no recipe a/b\.toml; a path, or one of ac-…, cms-…, coconut-…, codi-…, cot-…, demo-…, hope-…,",
     ):
         read("a/b.toml")
 

@@ -310,7 +310,7 @@ def test_what_belongs_to_other_models(run: Run, place: Path) -> None:
     says = "has no fast weights; give a run of method hope, or leave it out"
     refused(run, 2, f"--learn: {place / 'donor'} {says}", "generate", "donor", "x", "--learn", "--max-tokens", "1")
     refused(run, 2, f"--save: {place / 'donor'} {says}", "generate", "donor", "x", "--save", "a", "--max-tokens", "1")
-    says = "--n: of runs of autocompressor; "
+    says = f"--n: of runs of autocompressor; {place / 'hope'} keeps fast weights of one size, leave it out"
     refused(run, 2, says, "compress", "hope", "book.txt", "--out", "x.safetensors", "--n", "2")
     Path("empty.txt").write_text("")
     refused(run, 66, "empty.txt: empty; give a text", "compress", "hope", "empty.txt", "--out", "x.safetensors")

@@ -1,6 +1,8 @@
 """Runs that learn while they read, and a plain one beside them: trained a step, evaluated on streams, reported."""
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +83,7 @@ def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.
     code, out, err = run("evaluate", "hope", "plain", "--on", "test,books", "--rows", "5")
     assert code == 0, err
     assert "hope, books: after saves " in out
-    assert "nats a token on one item" in out
+    assert "nats a token against fresh on one item" in out
     assert "ppl (test)" in out
     assert {path.name for path in (place / "hope" / "evaluations").iterdir()} == {
         "lock", "test-stream-step-2-first-5", "books-stream-step-2-first-5",
@@ -127,6 +129,16 @@ def test_what_is_refused_is_one_line(run: Run, code: int, says: str, args: list[
 def measured(row: str | None, right: float, n: int = 400) -> Measured:
     rows = [Row(str(i), {"learn": Said({ALL: (float(i < right * n), 1)}, (), 0)}) for i in range(n)]
     return Measured("languages (test-bin-0)", "run", (0,), [rows], {"row": row})
+
+
+def test_a_signal_among_classes_keeps_nothing(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def struck(*args: object, **how: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("laconic.verbs.streaming.incremental", struck)
+    code, _, err = run("evaluate", "hope", "--on", "clinc150")
+    assert code == 75
+    assert "SIGTERM: hope, clinc150: nothing of it is kept; ask again" in err
 
 
 def test_words_on_papers_are_computed() -> None:

@@ -32,14 +32,10 @@ class Gain(NamedTuple):
     """Nats a token that a way saves against another, the mean over items, paired, and its standard error."""
 
     way: str
+    against: str
     saved: float
     se: float
     items: int
-
-    @property
-    def times(self) -> float:
-        """How many standard errors it is."""
-        return self.saved / self.se if self.se > 0 else math.nan
 
 
 def parted(text: Sequence[int], name: str) -> tuple[list[int], list[int]]:
@@ -175,7 +171,7 @@ def gains(seeds: Sequence[Sequence[Row]], against: str) -> list[Gain]:
     for way in (way for way in seeds[0][0].ways if way != against):
         saved = np.mean([[nats(row, against) - nats(row, way) for row in rows] for rows in seeds], axis=0)
         se = float(np.std(saved, ddof=1) / math.sqrt(len(saved))) if len(saved) > 1 else math.nan
-        found.append(Gain(way, float(np.mean(saved)), se, len(saved)))
+        found.append(Gain(way, against, float(np.mean(saved)), se, len(saved)))
     return found
 
 

@@ -195,10 +195,10 @@ def plain(found: Found) -> dict[str, Any]:
 
 
 def gains(line: Measured) -> list[streaming_books.Gain]:
-    """What ways save against the one they are compared with: the fresh state, all levels, reset and standing still."""
+    """What ways save against the one they are compared with: the fresh state, all levels, learning anew every time."""
     against = {"books": "fresh", "levels": "all levels"}.get(line.stream)
     if against is None:
-        against = next((way for way in ("still, reset", "still") if way in line.ways), None)
+        against = next((way for way in ("learn, reset", "still") if way in line.ways), None)
     if against is None or not (line.stream in BOOKS or line.stream.startswith("ppl")):
         return []
     return streaming_books.gains(line.rows, against)
@@ -215,7 +215,7 @@ def saved(lines: Sequence[Measured]) -> list[str]:
     for line in lines:
         each = gains(line)
         found += [
-            f"{line.run}, {line.stream}: {x.way} saves {x.saved:+.4f} nats a token"
+            f"{line.run}, {line.stream}: {x.way} saves {x.saved:+.4f} nats a token against {x.against}"
             + (f" ± {x.se:.4f} over {x.items} items" if x.items > 1 else " on one item")
             for x in each
         ]
