@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from laconic.core.errors import Usage
 from laconic.verbs import demo, gather, jobs
@@ -120,14 +121,26 @@ def test_time_left_follows_cost_pace_and_room(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """Three tiny runs, their table and what was said."""
-    out, said, told = tmp_path_factory.mktemp("demo"), io.StringIO(), io.StringIO()
+    """Three tiny runs, their table and what was said; one worker of the test run makes them for all."""
+    base = tmp_path_factory.getbasetemp()
+    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "demo"
+    texts = out.with_suffix(".json")
+    with FileLock(out.with_suffix(".lock")):
+        if not texts.exists():
+            texts.write_text(json.dumps(made(out)), encoding="utf-8")
+    told, said = json.loads(texts.read_text(encoding="utf-8"))
+    return out, told, said
+
+
+def made(out: Path) -> tuple[str, str]:
+    """The table and what was said."""
+    said, told = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(told), redirect_stderr(said):
         patch.setattr(demo, "LEAST", 0.0)
         patch.setattr(demo, "SILENCE", 0.5)
         patch.setattr(gather, "TIMED", 2)
         assert demo.compare(ROSTER, out, range(1), TINY) == 0
-    return out, told.getvalue(), said.getvalue()
+    return told.getvalue(), said.getvalue()
 
 
 def script(out: Path, format: str) -> list[str]:

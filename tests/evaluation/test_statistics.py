@@ -78,7 +78,10 @@ def equal_runs(trial: int, R: int, N: int, spread: float) -> tuple[np.ndarray, n
     return made[0], made[1]
 
 
-@pytest.mark.parametrize(("R", "spread"), [(1, 0.0), (3, 0.0), (3, 0.03), (3, 0.15), (5, 0.1)])
+@pytest.mark.parametrize(
+    ("R", "spread"),
+    [(1, 0.0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, 0.0), (3, 0.03), (5, 0.1))), (3, 0.15)],
+)
 def test_equal_distributions_give_few_claims(R: int, spread: float) -> None:
     trials = 400
     claims = 0

@@ -87,7 +87,7 @@ def head(reader: AutoCompressor, loss: Tensor) -> tuple[Tensor, ...]:
 
 
 @GENERATOR
-@pytest.mark.parametrize(("w", "K"), [(2, 3), (3, 2)])
+@pytest.mark.parametrize(("w", "K"), [(2, 3), pytest.param(3, 2, marks=pytest.mark.slow)])
 def test_two_draws_over_every_outcome(generator: str, w: int, K: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All pairs of worlds, each by its chance; in longer windows later stops hang on what was written before."""
     reader, batch = method(generator, K, estimator="sample", joint=True, explore=0.0), documents(w).take([0])
