@@ -165,6 +165,7 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+@pytest.mark.slow  # examples/dgd.py shows the same, and is run
 @pytest.mark.usefixtures("unchecked")
 def test_online_regression_settles_at_half_its_target_and_the_controls_diverge() -> None:
     etas = (1e-3, 1e-2, 0.1, 1.0, 10.0)
