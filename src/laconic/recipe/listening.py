@@ -83,8 +83,8 @@ def text(run: Opened, part: Part, count: int | None) -> Passages:
     how = run.recipe.data.text
     if run.recipe.data.kind != "text":
         raise BadInput(f"{run.folder} is a run of data.kind {run.recipe.data.kind}; it has no texts of its own")
-    found, _ = documents(run.recipe.data, part)
-    ids = [each[: None if count is None else count * how.tokens] for each in tokenized(found, run.parts.tokenizer)]
+    found, every, _ = rows.encoded(run.recipe, run.parts.tokenizer, part)
+    ids = [each[: None if count is None else count * how.tokens] for each in every]
     whole = how.model_copy(update={"segments": "fixed", "segment": how.tokens, "low": None, "high": None})
     return Passages(found, ids, whole, run.recipe.seed, FAR, fixed=True)
 
