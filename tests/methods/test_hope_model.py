@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from laconic.core import state as values
 from laconic.core.decoder import Decoder
 from laconic.core.errors import BadInput, Damaged, Usage
-from laconic.core.sampling import Sampling
+from laconic.core.generate import generate
 from laconic.core.state import State
 from laconic.methods import cms_shape, hope_shape, titans_shape
 from laconic.methods.changes import dense
@@ -348,17 +348,14 @@ def test_what_is_written_is_read() -> None:
     """Prompts of two lengths together are each alone; the state is that of reading prompt and answer."""
     for model in models("task"):
         ids, live = ids_of(2, 6), torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]]).bool()
-        both = model.generate(ids, live=live, max_tokens=4, learn_answer=True)
-        for row in range(2):
-            own = ids[row : row + 1, live[row]]
-            alone = model.generate(own, max_tokens=4, learn_answer=True)
-            assert both.ids[row] == alone.ids[0]
-            assert both.passes[row] == (1, 0, 0, len(alone.ids[0]))
-            _, after = read(model, torch.cat([own, torch.tensor(alone.ids)], 1))
-            near(changes(alone.state), changes(after))
-            near(changes(values.take(both.state, [row])), changes(after))
-        drawn = model.generate(ids, max_tokens=3, sampling=Sampling(temperature=1.0), seeds=[1, 2])
-        again = model.generate(ids, max_tokens=3, sampling=Sampling(temperature=1.0), seeds=[1, 2])
-        assert drawn.ids == again.ids
-        with pytest.raises(Usage, match="hope: max_tokens 0, chunk 512; both are at least 1"):
-            model.generate(ids, max_tokens=0)
+        prompts = [ids[row, live[row]].tolist() for row in range(2)]
+        both = generate(model, ids=prompts, max_tokens=4, learn=True, learn_answer=True)
+        for prompt, one in zip(prompts, both, strict=True):
+            (alone,) = generate(model, ids=[prompt], max_tokens=4, learn=True, learn_answer=True)
+            assert one.ids == alone.ids
+            assert one.passes == (1, 0, 0, len(alone.ids))
+            _, after = read(model, torch.tensor([prompt + alone.ids]))
+            near(changes(cast(State, alone.state)), changes(after))
+            near(changes(cast(State, one.state)), changes(after))
+        drawn, again = (generate(model, ids=prompts, max_tokens=3, temperature=1.0, seed=[1, 2]) for _ in range(2))
+        assert [one.ids for one in drawn] == [one.ids for one in again]

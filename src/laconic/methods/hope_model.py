@@ -19,14 +19,12 @@ from laconic.core.block import Block
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder, Seen
 from laconic.core.errors import BadInput, Usage
-from laconic.core.sampling import Sampling
 from laconic.core.state import Layer, State
 from laconic.methods import cms_layer, cms_reading, cms_shape, hope_layer, titans_layer
 from laconic.methods.cms import stack
 from laconic.methods.cms_layer import CMS
 from laconic.methods.cms_levels import Way
 from laconic.methods.hope_config import HopeConfig
-from laconic.methods.hope_generate import Written, generate
 from laconic.methods.hope_layer import SelfTitans
 from laconic.methods.hope_reading import kept, read
 from laconic.methods.hope_starts import added, check_grown, donated, rebuilt
@@ -180,25 +178,6 @@ class Hope(Decoder):
         opened = unopened(found.layers, words) if self.learns_task else None
         after = State(found.layers, state.position + added, opened)
         return Seen(hidden, cast(Any, after), kept(want, vectors, found, hidden))
-
-    def generate(
-        self,
-        ids: Int[Tensor, "B T"],
-        state: State | None = None,
-        *,
-        max_tokens: int,
-        live: Bool[Tensor, "B T"] | None = None,
-        learn: bool = True,
-        learn_answer: bool = False,
-        sampling: Sampling | None = None,
-        seeds: Sequence[int] | None = None,
-    ) -> Written:
-        """Continues ids on a state, as `methods.hope_generate.generate` says."""
-        how = sampling or Sampling()
-        return generate(
-            self, ids, state, max_tokens=max_tokens, live=live, learn=learn, learn_answer=learn_answer, sampling=how,
-            seeds=seeds,
-        )  # fmt: skip
 
     def accept(self, state: State, B: int) -> None:
         """Raises `Usage` (2) for a state of another model or of other rows."""
