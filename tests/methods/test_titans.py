@@ -1,6 +1,7 @@
 """Laws of Titans as a layer: chunks as tokens, pieces as the whole, padding, gradients, spans side by side."""
 
 from itertools import product
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from torch import Tensor
 from laconic.core import state as values
 from laconic.core.errors import Usage
 from laconic.core.state import Layer
-from laconic.methods import titans, titans_layer
+from laconic.methods import chunked, hope_layer, titans, titans_layer
 from laconic.methods.chunked import accept
 from laconic.methods.delta import Gates
+from laconic.methods.hope_layer import SelfTitans
 from laconic.methods.packing import packed
 from laconic.methods.titans_layer import Titans, begun, finished, gated, start
 from laconic.methods.titans_shape import Options
@@ -187,6 +189,22 @@ def test_a_detached_state_leaves_the_start_its_gradient() -> None:
     y, _ = memory(x[:, 4:], values.detach(state))
     found = dict(zip((n for n, _ in memory.named_parameters()), slopes(y, memory), strict=True))
     assert found["memory.M"].any()
+
+
+@pytest.mark.parametrize(("module", "memory"), [(titans_layer, Titans(D, H, C)), (hope_layer, SelfTitans(D, H))])
+def test_long_texts_are_read_by_stretches(module: ModuleType, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In values, state and gradients as at once, rows that end in the first stretch among them."""
+    memory, x = stirred(memory), noise(21, 2, 9, D)
+    live = torch.arange(9) < torch.tensor([[9], [3]])
+    whole, after = memory(x, live=live)
+    for place in (chunked, module):
+        monkeypatch.setattr(place, "STRETCH", 4)
+    read: list[int] = []
+    monkeypatch.setattr(module, "packed", lambda x, live: read.append(x.shape[1]) or packed(x, live))
+    y, state = memory(x, live=live)
+    assert read == [4, 4, 1]
+    near([y, *slopes(y, memory)], [whole, *slopes(whole, memory)])
+    same_state(state, after)
 
 
 @pytest.mark.parametrize("T", [12, 14])

@@ -3,7 +3,7 @@
 Rows of a batch may stand at different places: those that stand alike are read together, each as if it were alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -17,6 +17,8 @@ from laconic.core.state import Deep, Layer, Matrix
 from laconic.methods.fast_weights import Memory
 from laconic.methods.learning_settings import Gradient
 from laconic.methods.packing import alive, by_offset, pieces
+
+STRETCH = 1024  # tokens read at once: their vectors fit into a processor's cache
 
 
 class Reading(NamedTuple):
@@ -41,6 +43,19 @@ def accept(
         raise Usage(f"{layer}: live is {list(live.shape)}, the vectors are {list(x.shape)}; give one of [B, T]")
     if (gradient == "truncated") != (horizon is not None) or (horizon is not None and horizon < 1):
         raise Usage(f"{layer}: gradient {gradient!r}, horizon {horizon}; truncated has one of 1 or more, others none")
+
+
+def stretched(
+    read: Callable[..., tuple[Tensor, Layer]], state: Layer, x: Tensor, live: Tensor | None
+) -> tuple[Tensor, Layer]:
+    """A long text by stretches, each on the state that the one before left, so that what is at work stays small."""
+    ys: list[Tensor] = []
+    parts = x.split(STRETCH, 1)
+    lives = [None] * len(parts) if live is None else live.split(STRETCH, 1)
+    for part, here in zip(parts, lives, strict=True):
+        y, state = read(state, part, live=here)
+        ys.append(y)
+    return torch.cat(ys, 1), state
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ Nested Learning arXiv:2512.24695, section 8. `start` and `advance` are pure; `Se
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from laconic.core.attention import split_heads, wide
 from laconic.core.errors import Usage
 from laconic.core.state import Deep, Layer, Matrix
-from laconic.methods.chunked import Reading, accept, read_along
+from laconic.methods.chunked import STRETCH, Reading, accept, read_along, stretched
 from laconic.methods.fast_weights import Vectors, fresh
 from laconic.methods.hope_learner import Learner
 from laconic.methods.hope_shape import Options, Params, Shape
@@ -62,6 +63,8 @@ def advance(
     the outer loss flows through the writes, and never changes a value; `horizon` is in chunks, for "truncated".
     """
     accept("hope", params.shape.width, state, x, live, gradient, horizon)
+    if x.shape[1] > STRETCH:
+        return stretched(partial(advance, params, learn=learn, gradient=gradient, horizon=horizon), state, x, live)
     rows = packed(x, live)
     heads, q, tails = mixed(params, state, rows.x, rows.lengths)
     memories = learner(params, gradient)

@@ -60,7 +60,9 @@ def convolved(
     D, W = weight.shape
     whole = torch.cat([tail.to(x.dtype), x], 1)
     taps, T = weight.to(x.dtype), x.shape[1]
-    y = torch.stack([whole[:, j : j + T] * taps[:, j] for j in range(W)]).sum(0)
+    y = whole[:, :T] * taps[:, 0]
+    for j in range(1, W):
+        y = torch.addcmul(y, whole[:, j : j + T], taps[:, j])
     if lengths is None:
         return y, whole[:, whole.shape[1] - (W - 1) :]
     at = torch.tensor(lengths, device=x.device)[:, None] + torch.arange(W - 1, device=x.device)

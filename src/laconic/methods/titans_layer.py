@@ -6,6 +6,7 @@ and `advance` are pure; `Titans` holds what training changes and calls them.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from laconic.core import state as values
 from laconic.core.attention import wide
 from laconic.core.state import Deep, Layer, Matrix
-from laconic.methods.chunked import Reading, accept, counted, counts, read_along
+from laconic.methods.chunked import STRETCH, Reading, accept, counted, counts, read_along, stretched
 from laconic.methods.fast_weights import (
     Memory,
     Rule,
@@ -79,6 +80,8 @@ def advance(
     shape, w = params
     accept("titans", shape.width, state, x, live, gradient, horizon)
     T = x.shape[1]
+    if T > STRETCH and shape.options.reset_every is None:
+        return stretched(partial(advance, params, learn=learn, gradient=gradient, horizon=horizon), state, x, live)
     x, live = opened(w, state, x, live, learn and shape.options.persistent > 0)
     rows = packed(x, live)
     vectors = projections(rows.x, w, state.tails, shape.heads, rows.lengths)
