@@ -50,10 +50,8 @@ def stretched(
 ) -> tuple[Tensor, Layer]:
     """A long text by stretches, each on the state that the one before left, so that what is at work stays small."""
     ys: list[Tensor] = []
-    parts = x.split(STRETCH, 1)
-    lives = [None] * len(parts) if live is None else live.split(STRETCH, 1)
-    for part, here in zip(parts, lives, strict=True):
-        y, state = read(state, part, live=here)
+    for a in range(0, x.shape[1], STRETCH):
+        y, state = read(state, x[:, a : a + STRETCH], live=None if live is None else live[:, a : a + STRETCH])
         ys.append(y)
     return torch.cat(ys, 1), state
 
