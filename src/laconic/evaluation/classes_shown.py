@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from laconic.evaluation import grids
-from laconic.evaluation.drawings import canvas, labels, svg, tint
+from laconic.evaluation.drawings import labels, percents, svg, tint
 from laconic.evaluation.forgetting import FIGURES, Matrix
 
 Found = Mapping[str, Any]  # what `recipe.incremental` gives
@@ -91,7 +91,7 @@ def matrix(name: str, method: str, A: Matrix) -> Markup:
 
 def curves(found: Found) -> Markup:
     """Mean of each row of A, by method."""
-    figure, axes = canvas("tasks learned")
+    figure, axes = percents("tasks learned")
     ends: list[tuple[float, float, str, int]] = []
     for i, (method, own) in enumerate(found["methods"].items()):
         A = mean(own["ways"]["seen"]["matrices"])

@@ -32,9 +32,7 @@ def tint(i: int) -> str:
 
 def pictures(lines: Sequence["Line"], floor: float) -> list[tuple[str, str, Markup]]:
     """Title, what it shows, and the drawing; none without matplotlib (extra `report`) or without anything to draw."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
+    if not drawable():
         return []
     made: list[tuple[str, str, Markup]] = []
     if any(line.curves for line in lines):
@@ -48,7 +46,7 @@ def pictures(lines: Sequence["Line"], floor: float) -> list[tuple[str, str, Mark
 
 def curves(lines: Sequence["Line"], floor: float) -> Markup:
     """Accuracy over training steps."""
-    figure, axes = canvas("training steps")
+    figure, axes = percents("training steps")
     ends: list[tuple[float, float, str, int]] = []
     for line in lines:
         i = line.tint
@@ -66,7 +64,7 @@ def curves(lines: Sequence["Line"], floor: float) -> Markup:
 
 def sweep(lines: Sequence["Line"], floor: float) -> Markup:
     """Accuracy over test-time rounds."""
-    figure, axes = canvas("rounds of thinking, T")
+    figure, axes = percents("rounds of thinking, T")
     ends: list[tuple[float, float, str, int]] = []
     told: list[str] = []
     for line in lines:
@@ -89,21 +87,43 @@ def sweep(lines: Sequence["Line"], floor: float) -> Markup:
     return svg(figure, f"Share right by test-time rounds. {'; '.join(told)}.", "sweep")
 
 
-def canvas(across: str) -> tuple[Any, Any]:
-    """An empty plot, 0 to 100 %, with room for names at its right edge."""
+def drawable() -> bool:
+    """Whether matplotlib is there (extra `report`)."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def canvas(
+    across: str,
+    up: str | None,
+    size: tuple[float, float] = (5.6, 3.4),
+    area: tuple[float, float, float, float] = (0.13, 0.14, 0.85, 0.82),
+) -> tuple[Any, Any]:
+    """An empty plot in the page's colours: its size in inches, and left, bottom, width and height of the axes in it."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.2, 3.3))
-    axes = figure.add_axes((0.088, 0.14, 0.59, 0.82))
+    figure = Figure(figsize=size)
+    axes = figure.add_axes(area)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(LINE)
-    axes.set_ylim(0, 102)
-    axes.set_yticks(range(0, 101, 20), [f"{y} %" if y == 100 else str(y) for y in range(0, 101, 20)])
     axes.grid(axis="y", color=LINE, linewidth=0.6)
-    axes.tick_params(colors=INK, labelsize=9, length=0)
+    axes.tick_params(which="both", colors=INK, labelsize=9, length=0)
     axes.set_axisbelow(True)
     axes.set_xlabel(across, color=INK, fontsize=9)
+    if up is not None:
+        axes.set_ylabel(up, color=INK, fontsize=9)
+    return figure, axes
+
+
+def percents(across: str) -> tuple[Any, Any]:
+    """An empty plot, 0 to 100 %, with room for names at its right edge."""
+    figure, axes = canvas(across, None, (5.2, 3.3), (0.088, 0.14, 0.59, 0.82))
+    axes.set_ylim(0, 102)
+    axes.set_yticks(range(0, 101, 20), [f"{y} %" if y == 100 else str(y) for y in range(0, 101, 20)])
     return figure, axes
 
 

@@ -1,11 +1,9 @@
 """What inspection found as one HTML page that asks for nothing, and is read without script."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import Environment
 from numpy.typing import NDArray
 
 from laconic.evaluation import grids, statistics
@@ -21,12 +19,12 @@ from laconic.evaluation.findings import (
     words_of,
 )
 from laconic.evaluation.looked import Effect, Looked
+from laconic.evaluation.pages import template
 from laconic.evaluation.report import interval, percent
 from laconic.evaluation.similarity import SPACES, Map
 from laconic.evaluation.statistics import Estimate
 from laconic.evaluation.survey import Answered, Survey
 
-PAGE = (Path(__file__).parent / "inspected.html").read_text(encoding="utf-8")
 Scale = tuple[float, float]
 ABOUT = {
     "zero": "zeros in their place",
@@ -39,10 +37,9 @@ ABOUT = {
 
 def page(found: Question | Questions) -> str:
     """The whole file."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "points": statistics.points, "shown": grids.shown}
+    filters = {"percent": percent, "points": statistics.points, "shown": grids.shown}
     one = isinstance(found, Question)
-    return environment.from_string(PAGE).render(
+    return template("inspected.html", **filters).render(
         one=one, f=found, about=ABOUT, interval=interval, notes=found.notes if one else limits(found),
         **(drawn_question(found) if one else drawn_set(found)),
     )  # fmt: skip

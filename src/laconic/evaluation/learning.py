@@ -1,19 +1,17 @@
 """The page on runs that learn while they read: streams, books, classes, levels in training, and papers beside."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import Environment
 from markupsafe import Markup
 
 from laconic.evaluation import classes_shown, drawings, reported_learning, stream_table
-from laconic.evaluation.drawings import INK, LINE, svg, tint
+from laconic.evaluation.drawings import canvas, drawable, svg, tint
+from laconic.evaluation.pages import template
 from laconic.evaluation.report import FEW
 from laconic.evaluation.stream_table import Measured, column, figures
 
-PAGE = (Path(__file__).parent / "learning.html").read_text(encoding="utf-8")
 STYLES = ("-", "--", ":", "-.")
 SAID = (
     "Forgetting is not solved: a level that changes slowly keeps longer, and loses too.",
@@ -40,32 +38,6 @@ class Group(NamedTuple):
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     pictures: Sequence[tuple[str, str, Markup]]
-
-
-def drawable() -> bool:
-    """Whether matplotlib is there (extra `report`)."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def canvas(across: str, up: str) -> tuple[Any, Any]:
-    """An empty plot in the page's colours."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 3.4))
-    axes = figure.add_axes((0.13, 0.14, 0.85, 0.82))
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(LINE)
-    axes.grid(axis="y", color=LINE, linewidth=0.6)
-    axes.tick_params(which="both", colors=INK, labelsize=9, length=0)
-    axes.set_axisbelow(True)
-    axes.set_xlabel(across, color=INK, fontsize=9)
-    axes.set_ylabel(up, color=INK, fontsize=9)
-    return figure, axes
 
 
 def ranged(line: Measured, way: str) -> list[tuple[float, float]]:
@@ -178,9 +150,8 @@ def page(
     facts: Sequence[tuple[str, str]],
 ) -> str:
     """The whole file: `sentences` say what the figures say, `classes` are titles and what `recipe.incremental` gave."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pictures = [*filter(None, (by_position(lines), by_gap(lines))), *in_training(courses)] if drawable() else []
-    return environment.from_string(PAGE).render(
+    return template("learning.html").render(
         lines=[(line, table(line)) for line in lines], sentences=sentences, groups=groups(classes), pictures=pictures,
         drawable=drawable(), legend=stream_table.LEGEND, classes_legend=classes_shown.LEGEND, facts=facts,
         reported=[(x, [*zip(x.rows, reported_learning.words(x, lines), strict=True)])

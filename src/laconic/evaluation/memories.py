@@ -1,23 +1,21 @@
 """The page on runs that read: what a memory is worth, against how many vectors, and what learned lengths bring."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import Environment
 from markupsafe import Markup
 
 from laconic.evaluation import drawings, pareto, recalled, reported_reading
 from laconic.evaluation.contexts import ERRORS, TEXTS, TUNED, UNTRAINED, Worth, ways_of
+from laconic.evaluation.drawings import drawable
+from laconic.evaluation.pages import template
 from laconic.evaluation.pareto import Verdict
-from laconic.evaluation.pictures import Key, drawable, legend, picture, positions, words
+from laconic.evaluation.pictures import Key, legend, picture, positions, words
 from laconic.evaluation.reading import Line
 from laconic.evaluation.report import FEW, number, percent
 from laconic.evaluation.told import Told
 
-HERE = Path(__file__).parent
-PAGE = (HERE / "memories.html").read_text(encoding="utf-8")
 SAID = (
     "That a learned length is better than a fixed one of the same mean is not known: no run of the original design was "
     "published, the nearest published attempts report that continuous ratios fail (arXiv:2603.25926) and that means "
@@ -147,14 +145,13 @@ def histograms(blocks: Sequence[Block]) -> list[tuple[Line, list[tuple[int, floa
 
 def page(lines: Sequence[Line], told: Sequence[Told] = (), facts: Sequence[tuple[str, str]] = ()) -> str:
     """The whole file; `told` are findings on files."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "number": number, "judged": judged, "words": words, "signed": signed}
+    filters = {"percent": percent, "number": number, "judged": judged, "words": words, "signed": signed}
     sets: dict[Any, list[Line]] = {}
     for line in lines:
         sets.setdefault((line.set, line.documents), []).append(line)
     blocks = [block(i, same) for i, same in enumerate(sets.values())]
     gaps = [(line, gap) for line in lines if (gap := recalled.gap(line.together)) is not None]
-    return environment.from_string(PAGE).render(
+    return template("memories.html", **filters).render(
         blocks=blocks, sentences=sentences(blocks), recalls=recalls(blocks), gaps=gaps, histograms=histograms(blocks),
         answers=files(told, "answers"), labels=files(told, "labels"), limits=limits(blocks, told),
         papers=reported_reading.judged_rows(lines, told),

@@ -1,12 +1,12 @@
 """What is drawn on the page on runs that read: quality against vectors, and nats along the tail."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 
 from laconic.evaluation.contexts import TUNED, UNTRAINED, column, curve, ways_of
-from laconic.evaluation.drawings import INK, LINE, svg, tint
+from laconic.evaluation.drawings import canvas, svg, tint
 from laconic.evaluation.pareto import END, FIXED, LEARNED, ORACLE, Point
 from laconic.evaluation.reading import Line
 from laconic.evaluation.scored import WIDTH
@@ -51,32 +51,6 @@ def levels(line: Line) -> list[tuple[str, float]]:
     """What the whole text is worth to a run, and to the plain model beside it: lines across the picture."""
     there = [] if line.facts else [way for way in (TUNED, "full") if way in ways_of(line.rows)]
     return [(way, float(column(line.rows, way).mean())) for way in there]
-
-
-def drawable() -> bool:
-    """Whether matplotlib is there (extra `report`)."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def canvas(across: str, up: str) -> tuple[Any, Any]:
-    """An empty plot in the page's colours."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 3.4))
-    axes = figure.add_axes((0.11, 0.13, 0.87, 0.84))
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(LINE)
-    axes.grid(axis="y", color=LINE, linewidth=0.6)
-    axes.tick_params(colors=INK, labelsize=9, length=0)
-    axes.set_axisbelow(True)
-    axes.set_xlabel(across, color=INK, fontsize=9)
-    axes.set_ylabel(up, color=INK, fontsize=9)
-    return figure, axes
 
 
 def picture(found: Sequence[Point], runs: Sequence[str], lines: Sequence[Line], i: int) -> Markup:

@@ -2,20 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import Environment
 
 from laconic.core.generate import Passes
 from laconic.evaluation import drawings, statistics
 from laconic.evaluation.looked import Looked
+from laconic.evaluation.pages import template
 from laconic.evaluation.similarity import SPACES
 from laconic.evaluation.statistics import Difference, Estimate, Scores
 from laconic.evaluation.timing import Latency
 
-PAGE = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
 FEW = 3  # seeds below which no headline is made
 
 
@@ -222,10 +220,8 @@ def limits(report: Report) -> list[str]:
 
 def page(report: Report) -> str:
     """The whole file."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "number": number}
     lines = [line for line in report.lines if not line.control]
-    return environment.from_string(PAGE).render(
+    return template("report.html", percent=percent, number=number).render(
         r=report, rows=[(line, cells(line), line.found) for line in report.lines], compared=comparisons(report),
         few=len(report.seeds) < FEW, limits=limits(report), pictures=drawings.pictures(lines, report.floor[1]),
         thoughts=report.inspection and thoughts(report.inspection), colours=drawings.COLOURS,
