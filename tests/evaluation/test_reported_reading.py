@@ -25,6 +25,7 @@ def test_every_table_has_a_source_and_whole_rows() -> None:
         ({("opt-2.7b 6k", "compressed", "512"): Shown(6.0, 6.1)}, "reproduced"),
         ({("opt-2.7b 6k", "compressed", "512"): Shown(6.044, 6.1)}, "reproduced"),  # 6.04 is rounded
         ({("opt-2.7b 6k", "compressed", "512"): Shown(6.06, 6.1)}, "not reproduced"),
+        ({("opt-2.7b 6k", "compressed", "512"): Shown(5.0, 7.0)}, "interval too wide to tell"),
         ({("opt-2.7b 6k", "truncated", "512"): Shown(6.0, 6.1)}, "not run"),
         ({("other", "compressed", "512"): Shown(6.0, 6.1)}, "not run"),
         (

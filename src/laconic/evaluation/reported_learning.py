@@ -2,16 +2,16 @@
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from laconic.evaluation.cells import ALL
 from laconic.evaluation.stream_table import Measured, figures
+from laconic.evaluation.verdicts import PLOT, at_least, word
 
 FILE = Path(__file__).parent / "reported_learning.toml"
-NOT_RUN, REPRODUCED, NOT_REPRODUCED, PLOT = "not run", "reproduced", "not reproduced", "figure only"
 
 
 class Table(NamedTuple):
@@ -34,34 +34,28 @@ def tables() -> list[Table]:
 
 
 def words(table: Table, lines: Sequence[Measured]) -> list[str]:
-    """Of each row, whether runs show it: a run is of a row where its recipe bears that row's name.
-
-    Reproduced: in every cell that the run has, the interval of 95 % reaches the figure or lies on its better side.
-    """
-    return [word(table, row, lines) for row in table.rows]
+    """Of each row, whether runs show it: a run is of a row where its recipe bears that row's name."""
+    return [word_on(table, row, lines) for row in table.rows]
 
 
-def word(table: Table, row: Sequence[str], lines: Sequence[Measured]) -> str:
+def word_on(table: Table, row: Sequence[str], lines: Sequence[Measured]) -> str:
     """Of one row."""
     if PLOT in row:
         return PLOT
     names = {recipe for name, recipe in table.measured if name == row[0]}
     own = [line for line in lines if line.about.get("row") in names]
-    shown = [told for column, stream, cell in table.cells for told in judged(table, row, column, stream, cell, own)]
-    if not shown:
-        return NOT_RUN
-    return REPRODUCED if all(shown) else NOT_REPRODUCED
+    return word(told for column, stream, cell in table.cells for told in judged(table, row, column, stream, cell, own))
 
 
 def judged(
     table: Table, row: Sequence[str], column: str, stream: str, cell: str, lines: Sequence[Measured]
-) -> list[bool]:
-    """Of each run that has a cell, whether it reaches the first number that is reported there, in per cent."""
+) -> list[str]:
+    """Of each run that has read a stream, whether it reaches the first number that is reported there, in per cent."""
     reported = float(re.findall(r"[\d.]+", row[table.columns.index(column)])[0])
-    found: list[bool] = []
+    found: list[str] = []
     for line in lines:
         if line.stream.partition(" ")[0] == stream:
             way = "learn" if "learn" in line.ways else line.ways[0]
-            each: Mapping[str, float] = {x.cell: 100 * x.estimate.high for x in figures(line, way)}
-            found.append(each.get(cell or ALL, -1.0) >= reported)
+            shown = [x.estimate for x in figures(line, way) if x.cell == (cell or ALL)]
+            found += [at_least(reported, 100 * x.low, 100 * x.high) for x in shown]
     return found

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from laconic.evaluation.contexts import ERRORS
 from laconic.evaluation.reading import Line
 from laconic.evaluation.told import Told
+from laconic.evaluation.verdicts import NOT_RUN, equal, word
 
 FILE = Path(__file__).parent / "reported_reading.toml"
 
@@ -49,21 +50,21 @@ def column(title: str) -> str:
 
 
 def judged(table: Table, i: int, shown: Measurements) -> str:
-    """Whether runs at hand show the figures of a row: each inside a run's interval, as far as it is rounded.
+    """The word on a row: whether each figure lies inside the interval of a run of its recipe, as far as it is rounded.
 
-    Only the first of several figures in a cell is compared, in domain. Without a run of the recipe: not run.
+    Only the first of several figures in a cell is compared, in domain.
     """
     if i >= len(table.measured):
-        return "not run"
+        return NOT_RUN
     recipe, way = table.measured[i]
-    same: list[bool] = []
+    same: list[str] = []
     for title, cell in zip(table.columns[1:], table.rows[i][1:], strict=True):
         figure, found = re.match(r"[−-]?[0-9]*\.?[0-9]+", cell), shown.get((recipe, way, column(title)))
         if figure is not None and found is not None:
             x = float(figure[0].replace("−", "-"))
             half = 0.5 * 10 ** -len(figure[0].partition(".")[2])
-            same.append(found.low - half <= x <= found.high + half)
-    return "not run" if not same else "reproduced" if all(same) else "not reproduced"
+            same.append(equal(x, found.low, found.high, half))
+    return word(same)
 
 
 def measurements(lines: Sequence[Line], told: Sequence[Told]) -> dict[tuple[str, str, str], Shown]:
