@@ -8,7 +8,7 @@ from torch import Tensor
 
 from laconic.core import artifact, state
 from laconic.core.cache import Cache
-from laconic.core.errors import Damaged, NonFinite, Usage
+from laconic.core.errors import Damaged, Usage
 from laconic.core.state import Continuum, Deep, Factors, Layer, Level, Matrix, Opened, State
 from laconic.core.state_file import load, save
 
@@ -175,19 +175,6 @@ def test_what_cannot_be_meant_is_refused() -> None:
         state.join()
     with pytest.raises(Usage, match=r"state: it holds no tensor, so no rows; begin with start\(params, batch\)"):
         state.take(Layer(), [0])
-
-
-def test_what_is_not_finite_is_named_with_row_and_token() -> None:
-    m = matrix(3)
-    state.check_finite(m)
-    bad = m.now.clone()
-    bad[2, 0, 1, 1] = torch.nan
-    held = Layer(memory={"memory": Matrix(bad, m.first, None, m.count)})
-    with pytest.raises(
-        NonFinite,
-        match=r"memory\.memory.now is not finite in row 2 at or before token 7; lower the step, or keep the guard on",
-    ):
-        state.check_finite(held)
 
 
 def test_the_fingerprint_is_of_names_shapes_types_and_bytes() -> None:

@@ -1,6 +1,7 @@
 """Laws of training a model that learns while it reads: lanes go on, fresh rows begin, numbers are means over rows."""
 
 import math
+import re
 import warnings
 from dataclasses import replace
 from typing import Any, cast
@@ -11,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from laconic.core import state as values
-from laconic.core.contract import UNSCORED, Documents, Method, Steered
-from laconic.core.errors import NonFinite, Usage
+from laconic.core.contract import UNSCORED, Documents, Locating, Method, Steered
+from laconic.core.errors import Usage
 from laconic.core.state import State
 from laconic.methods import hope_shape
 from laconic.methods.changes import dense
@@ -191,17 +192,18 @@ def test_dead_levels_are_said_once() -> None:
 
 def test_what_is_not_finite_is_found() -> None:
     """The layer, the level and the token; the loop stops by its numbers."""
-    model = hope("associative")
-    with torch.no_grad():
-        model.get_parameter("model.layers.1.mlp.levels.1.step.bias").fill_(math.inf)
-    learner = Learner(model)
-    with pytest.warns(
-        UserWarning, match=r"state: layers.1.cms.levels.1\S* is not finite in row 0 at or before token 2"
-    ):
-        step = learner(documents(ids_of(2, 9)))
-    assert not step.loss.isfinite() or not step.parts["level1_moved"].isfinite()
-    with pytest.raises(NonFinite, match="lower the step, or keep the guard on"):
-        values.check_finite(step.state)
+    for inner, token in (("associative", 1), ("task", 3)):  # of the task, when the last target of the chunk arrives
+        model = hope(inner)
+        with torch.no_grad():
+            model.get_parameter("model.layers.1.mlp.levels.0.step.bias").fill_(math.inf)
+        learner, batch = Learner(model), documents(ids_of(2, 9), names=("a", "b"))
+        assert isinstance(learner, Locating)
+        step = learner(batch)
+        assert not step.parts["level0_moved"].isfinite()
+        place = rf"level 0 of layer 1 \(\S+\), row 0 \(a\), from token {token} on"
+        assert re.fullmatch(place, learner.located(batch, None))
+        assert not Learner(model, Learning(learn=False)).located(batch, None)
+    assert not Learner(hope()).located(batch, None)
 
 
 def test_levels_that_no_gradient_reaches_are_refused() -> None:

@@ -57,6 +57,10 @@ def test_every_option_is_described() -> None:
 @pytest.mark.parametrize(
     ("table", "says"),
     [
+        (
+            lambda: Memory(self=SelfTitansOptions(keep_half_life=1e9)),
+            r"keep_half_life 1e\+09 lets nothing go in float32, and the cap then lets nothing be written; take cap=0",
+        ),
         (lambda: Memory(self=SelfTitansOptions(chunk_memory=48)), "self: chunks 48 and 64; one divides the other"),
         (lambda: Memory(mixer="titans", chunk=0), "titans: chunk 0 was asked for; a chunk has at least 1 token"),
         (lambda: Levels(chunks=(4, 6)), "chunk 4 does not divide 6, the next; chunks ascend, each divides the next"),

@@ -274,6 +274,15 @@ class Method(Protocol):
 
 
 @runtime_checkable
+class Locating(Protocol):
+    """A method that can say where in a batch, read on a state, numbers stop being finite."""
+
+    def located(self, batch: Any, state: Any) -> str:
+        """The place in words; empty where this is not its to say."""
+        ...
+
+
+@runtime_checkable
 class Steered(Protocol):
     """A method that sets something by what an update gave."""
 

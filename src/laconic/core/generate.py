@@ -272,6 +272,8 @@ def run(
         told = torch.stack([ids.double(), logprobs.double()], 1).cpu()  # the one wait of a step
         chosen = cast(list[tuple[float, float]], told.numpy().tolist())
         for place, row in enumerate(rows):
+            if isinstance(path, paths.Learning) and not math.isfinite(chosen[place][1]):
+                path.check(place)
             if row.reason is None and row.add(int(chosen[place][0]), chosen[place][1]):
                 kept = paths.left(path, place, row.ids[-1], S) if keep_state else nothing
                 done[row.index] = row.generation(kept, paths.apart(hidden[place]), pieces, whole)

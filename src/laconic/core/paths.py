@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from laconic.core import finite
 from laconic.core import state as values
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder
@@ -43,6 +44,7 @@ class Learning:
 
     def __init__(self, learner: Learner, state: State, learn: bool) -> None:
         self.learner, self.held, self.learn = learner, state, learn
+        self.rows = [f"prompt {row}" for row in range(len(state.position))]
 
     def step(self, ids: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B V"]]:
         """Reads one id a row."""
@@ -52,14 +54,20 @@ class Learning:
 
     def take(self, places: list[int]) -> None:
         """Goes on with these rows only."""
-        self.held = values.take(self.held, places)
+        self.held, self.rows = values.take(self.held, places), [self.rows[place] for place in places]
+
+    def check(self, place: int) -> None:
+        """Raises `NonFinite` (65) where what a row has learned is not finite."""
+        finite.check(values.take(self.held, [place]), [self.rows[place]])
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def ended(self, place: int, last: int) -> State:
         """The state of a row that ends with an id, which is read too: a gradient may be asked of what follows."""
         ids = torch.tensor([[last]], device=self.learner_device)
-        return held(self.learner.advance(ids, values.take(self.held, [place]), learn=self.learn).state)
+        after = held(self.learner.advance(ids, values.take(self.held, [place]), learn=self.learn).state)
+        finite.check(after, [self.rows[place]])
+        return after
 
     @property
     def learner_device(self) -> torch.device:

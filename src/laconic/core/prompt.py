@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from laconic.core import finite
 from laconic.core.cache import Cache
 from laconic.core.decoder import Decoder, Seen
 from laconic.core.errors import BadInput, Usage
@@ -179,6 +180,8 @@ def learned(decoder: Decoder, prompt: Prompt, here: slice, state: Any, live: Ten
     """A piece of the prompt on fast weights; vectors are no words, and have no targets to learn the task of."""
     learner: Any = decoder
     if prompt.ids is not None:
-        return learner.advance(prompt.ids[:, here], state, live=live, learn=prompt.learn[0])
+        ids = prompt.ids[:, here]
+        before = learner.start(len(ids)) if state is None else state
+        return finite.read(learner, ids, before, live=live, learn=prompt.learn[0])
     assert prompt.vectors is not None
     return learner(prompt.vectors[:, here], state, live=live, learn=prompt.learn[0])

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from laconic.core.cache import Cache
-from laconic.core.errors import NonFinite, Usage
+from laconic.core.errors import Usage
 
 Tree = TypeVar("Tree")
 PARTS = ("memory", "cms", "cache")
@@ -259,17 +259,6 @@ def same(x: Tensor, y: Tensor) -> bool:
 def bytes(tree: object) -> int:
     """Bytes of its tensors, those that stand in two places counted once."""
     return sum(x.nbytes for x in {id(x): x for _, x in named(tree)}.values())
-
-
-def check_finite(tree: object, count: str = "count") -> None:
-    """Raises `NonFinite` (65) with the part, the row and the tokens learned until then; call it once per update."""
-    tensors = dict(named(tree))
-    for name, x in tensors.items():
-        if x.is_floating_point() and not bool(x.isfinite().all()):
-            row = int((~x.reshape(len(x), -1).isfinite()).any(1).nonzero()[0])
-            counts = tensors.get("position", tensors.get(f"{name.rpartition('.')[0]}.{count}"))
-            until = "" if counts is None else f" at or before token {int(counts[row])}"
-            raise NonFinite(f"state: {name} is not finite in row {row}{until}; lower the step, or keep the guard on")
 
 
 def reset(

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from laconic.core import finite
 from laconic.core import state as values
 from laconic.core.contract import Learner
 from laconic.core.state import Layer, State
@@ -91,7 +92,7 @@ class Carried:
     def advance(self, ids: Ids, state: State, *, learn: bool) -> State:
         """Ids of one row."""
         row = torch.tensor([ids], device=device_of(self.model))
-        return cast(State, cast(Any, self.model.advance(row, state, learn=learn).state))
+        return cast(State, cast(Any, finite.read(self.model, row, state, learn=learn).state))
 
     def parts(self, item: Item) -> tuple[Ids, Ids]:
         """What of a line is only read, and what is learned of."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from laconic.core import keyed
+from laconic.core import finite, keyed
 from laconic.core import state as values
 from laconic.core.contract import Learner
 from laconic.core.state import State
@@ -104,7 +104,7 @@ class Read(NamedTuple):
 
 def read(model: Learner, ids: Tensor, state: State, live: Tensor | None = None) -> Read:
     """Ids on a state, from which nothing is learned but by models that could not see them otherwise."""
-    seen = model.advance(ids, state, live=live, learn=blind(state))
+    seen = finite.read(model, ids, state, live=live, learn=blind(state))
     return Read(seen.hidden, cast(State, cast(Any, seen.state)))
 
 

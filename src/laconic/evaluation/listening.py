@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from laconic.core import finite
 from laconic.core import state as values
 from laconic.core.artifact import canonical
 from laconic.core.cache import Cache
@@ -107,7 +108,8 @@ def heard(model: Learner, found: Documents, state: State, learn: bool, answer: b
     nats, right = torch.zeros(found.text.shape, dtype=torch.float64), torch.zeros_like(found.live)
     for a, b in spans(last, T):
         teaches = learn and (a < last or all(layer.cache is None for layer in state.layers))
-        seen = model.advance(found.text[:, a:b], state, live=found.live[:, a:b], learn=teaches)
+        text, live = found.text[:, a:b], found.live[:, a:b]
+        seen = finite.read(model, text, state, live=live, learn=teaches, names=found.names)
         state = cast(State, cast(Any, seen.state))
         nats[:, a:b], right[:, a:b] = scores(model, seen.hidden, targets[:, a:b])
     return Heard(nats, right, state)

@@ -3,7 +3,6 @@
 Nested Learning arXiv:2512.24695, section 7. `start` and `advance` are pure; `CMS` holds what training changes.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -15,7 +14,7 @@ from laconic.core.state import Layer
 from laconic.methods.cms_reading import advance, start
 from laconic.methods.cms_shape import Options, Params, Shape
 from laconic.methods.learning_settings import Gradient, Grow
-from laconic.methods.starts import hold, normal
+from laconic.methods.starts import hold, normal, softplus_inverse
 
 GATED = ("gate_proj", "up_proj", "down_proj")
 STILL = -1e4  # the bias at which a softplus is 0 in every type
@@ -149,4 +148,4 @@ def drawn(generator: torch.Generator | None, out: int, into: int, scale: float) 
 def step_bias(shape: Shape, l: int) -> float:
     """Where the softplus is eta / C, or eta where the mean divides by C."""
     whole = shape.options.moved_by / (1 if shape.options.reduce == "mean" else shape.chunks[l])
-    return math.log(math.expm1(whole)) if whole else STILL
+    return softplus_inverse(whole) if whole else STILL

@@ -3,7 +3,6 @@
 Nested Learning arXiv:2512.24695, section 8. `start` and `advance` are pure; `SelfTitans` holds what training changes.
 """
 
-import math
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +20,7 @@ from laconic.methods.hope_learner import Learner
 from laconic.methods.hope_shape import Options, Params, Shape
 from laconic.methods.learning_settings import Gradient
 from laconic.methods.packing import convolved, packed, unpacked
-from laconic.methods.starts import half_life, hold, logit, normal
+from laconic.methods.starts import half_life, hold, logit, normal, softplus_inverse
 from laconic.methods.titans import l2
 from laconic.methods.titans_layer import finished
 
@@ -158,6 +157,6 @@ def weights(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
 
 def biases(o: Options, step: float) -> dict[str, float]:
     """Where the gates of a group begin."""
-    inverse = math.log(math.expm1(step)) if o.step_form == "softplus" else logit(step / o.step_max, "step")
+    inverse = softplus_inverse(step) if o.step_form == "softplus" else logit(step / o.step_max, "step")
     found = {"keep": half_life(o.keep_half_life), "step": inverse}
     return found | ({"momentum": logit(o.momentum_start, "momentum_start")} if o.momentum else {})

@@ -6,18 +6,17 @@ last one ended, on the state that it gave, until a document ends there.
 Symbols: T tokens of a row; C_l the chunk of level l.
 """
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from laconic.core import finite
 from laconic.core import state as values
 from laconic.core.contract import Documents, Step
-from laconic.core.errors import NonFinite, Usage
+from laconic.core.errors import Usage
 from laconic.core.state import State
 from laconic.methods.cot import nll, scored
 from laconic.methods.hope_model import Hope
@@ -73,23 +72,13 @@ class Learner(nn.Module):
         parts |= {
             name: (share * x).to(said.loss) for name, x in told(self.decoder, before, after, text.ids, tokens).items()
         }
-        if not bool(torch.stack(list(parts.values())).isfinite().all()):
-            self.say_where(text, before)
         return Step(said.loss, parts, handed_on(self.decoder, after))
 
-    def say_where(self, text: Text, state: State) -> None:
-        """Reads again, a fastest chunk at a time, and warns where the state first holds what is not finite."""
-        piece = self.liveness.chunks[0]
-        with torch.no_grad():
-            for a in range(0, text.ids.shape[1], piece):
-                live = None if text.live is None else text.live[:, a : a + piece]
-                seen = self.decoder.advance(text.ids[:, a : a + piece], state, live=live, learn=self.learning.learn)
-                state = cast(State, seen.state)
-                try:
-                    values.check_finite(replace(state, open=None))
-                except NonFinite as fault:
-                    warnings.warn(str(fault), stacklevel=2)
-                    return
+    def located(self, batch: Documents, state: State | None) -> str:
+        """The level or memory that is first not finite, its layer, row and token (contract.Locating)."""
+        text, before = text_of(batch), begun(self.decoder, batch, state)
+        found = finite.first(self.decoder, text.ids, before, live=text.live) if self.learning.learn else None
+        return found.said(batch.names) if found else ""
 
     def steer(self, numbers: Mapping[str, float]) -> None:
         """Warns once of each level that does not move (contract.Steered)."""

@@ -3,6 +3,7 @@
 Nested Learning arXiv:2512.24695; Titans arXiv:2501.00663, TNT arXiv:2511.07343. The layers take the same options.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -23,6 +24,7 @@ Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 INNER: tuple[Adaptive, ...] = ("k", "v", "step", "keep")
+EVER = math.log(2) * 2**23  # tokens of half-life beyond which a keep in float32 is nearly 1, or 1
 ETA = {"task": 1e-3, "associative": 1e-2}
 
 
@@ -91,8 +93,18 @@ class SelfTitansOptions(Settings):
             return f"one group has one chunk, {few} and {many} were asked for; take groups=2"
         if self.step_max > 2:
             return f"step_max {self.step_max} is beyond 2, where an erase overshoots; lower it"
+        for name in ("step_memory", "step_projections") if self.step_form == "sigmoid" else ():
+            if getattr(self, name) >= self.step_max:
+                return (
+                    f"{name} {getattr(self, name)} is not below step_max {self.step_max}, which a sigmoid never reaches"
+                )
         if self.cap and self.momentum and self.adaptive:
             return "the cap bounds a write, not the sum that momentum keeps; take cap=0 or no momentum"
+        if self.cap and self.adaptive and self.keep_half_life > EVER:
+            return (
+                f"keep_half_life {self.keep_half_life:g} lets nothing go in float32, and the cap then lets nothing be "
+                "written; take cap=0 or a shorter one"
+            )
         return None
 
 
@@ -131,6 +143,8 @@ class TitansOptions(Settings):
         for name, n in (("reset_every", self.reset_every), ("global_chunk", self.global_chunk)):
             if n is not None and (n < 1 or n % chunk):
                 return f"{name} {n} is no multiple of the chunk, {chunk}; memories change at its ends"
+        if self.step_start >= self.step_max:
+            return f"step_start {self.step_start} is not below step_max {self.step_max}, which a sigmoid never reaches"
         if self.step_max * self.factor > 2:
             return (
                 f"step_max {self.step_max} times factor {self.factor} is beyond 2, where one write overshoots "

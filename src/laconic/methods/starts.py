@@ -21,6 +21,11 @@ def half_life(tokens: float) -> float:
     return -math.log(math.expm1(math.log(2) / tokens))
 
 
+def softplus_inverse(size: float) -> float:
+    """The bias at which a softplus is that size; beyond 30 it is its own."""
+    return size if size > 30 else math.log(math.expm1(size))
+
+
 def logit(share: float, name: str) -> float:
     """The bias at which a sigmoid is that share. Raises `Usage` (2) for what is no share."""
     if not 0 < share < 1:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from laconic.core import finite, state_file
 from laconic.core import state as values
-from laconic.core import state_file
 from laconic.core.artifact import open_artifact, save_artifact
 from laconic.core.errors import BadInput, Busy
 from laconic.core.state import State
@@ -46,6 +46,7 @@ class Study:
         self.kept: State | None = None
         self.now: State | None = None
         self.documents: list[tuple[Document, ...]] = []
+        self.names: list[str] = []
         self.digest, self.group, self.piece, self.tokens = sha256(), 0, 0, 0
         self.begun, self.promised, self.before_tokens = (0, 0), "", 0
 
@@ -57,7 +58,7 @@ class Study:
         """
         at = (0, 0)
         for self.group, group in enumerate(groups):
-            self.piece = 0
+            self.piece, self.names = 0, [text.name for text in group]
             while any(ids := [text.next() for text in group]):
                 self.piece += 1
                 self.digest.update(repr(ids).encode())
@@ -86,8 +87,7 @@ class Study:
             state = self.model.start(B) if self.before is None else values.repeat(self.before, B)
         state = with_room(self.model, state, piece.text.shape[1], self.window)
         live = None if bool(piece.live.all()) else piece.live
-        after = cast(State, self.model.advance(piece.text, state, live=live).state)
-        values.check_finite(after)
+        after = cast(State, finite.read(self.model, piece.text, state, live=live, names=self.names).state)
         self.tokens += int(piece.live.sum())
         return after
 

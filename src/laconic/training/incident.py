@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.module_tracker import ModuleTracker
 
 from laconic.core import artifact
-from laconic.core.contract import Source
+from laconic.core.contract import Batch, Locating, Source
 from laconic.core.manifest import Files
 from laconic.core.runs import RunFolder
 from laconic.training import checkpoint
@@ -54,6 +54,7 @@ def explain(updating: Updating, source: Source, at: Place, did: Did, before: che
     with ModuleTracker() as modules, Watch(modules) as watch:
         updating.descend(batches)
     updating.optimizer.zero_grad()
+    where = f"parameter {spoilt[0]}" if spoilt else located(updating, batches)
     return {
         "step": at.step + 1,
         "epoch": at.epoch,
@@ -63,9 +64,22 @@ def explain(updating: Updating, source: Source, at: Place, did: Did, before: che
         "micro": updating.micro,
         "outcome": did.outcome,
         "numbers": {name: value if math.isfinite(value) else None for name, value in did.numbers.items()},
-        "first": f"parameter {spoilt[0]}" if spoilt else watch.first,
+        "first": where or watch.first,
+        "operation": watch.first,
         "largest": {name: value if math.isfinite(value) else None for name, value in largest.items()},
     }
+
+
+def located(updating: Updating, batches: list[Batch]) -> str:
+    """What the method says of where it began."""
+    method = updating.method
+    if not isinstance(method, Locating):
+        return ""
+    for batch, state in zip(batches, updating.carried(len(batches)), strict=True):
+        with updating.computing():
+            if where := method.located(batch.to(updating.device), state):
+                return where
+    return ""
 
 
 def dump(

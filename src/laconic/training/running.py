@@ -28,6 +28,7 @@ from laconic.training.step import Did, Optimizers, Updating, place
 
 SKIPS, WINDOW = 3, 100  # updates that may be left out, in how many
 SHOWN = 6  # numbers of an update on the line of progress; all are in metrics.jsonl
+NAMED = 4  # numbers that an error names
 Show = Callable[[str, int, int], None]
 Validate = Callable[[int], Mapping[str, float]]  # of the epoch of the last update
 Resume = Literal["auto", "never"] | int
@@ -151,9 +152,11 @@ class Running:
         with suppress(NonFinite):  # what led here may be in the weights; then the last good step stays the newest
             self.save()
         at = place(self.how, self.seed, step, len(self.source))
-        bad = ", ".join(name for name, value in did.numbers.items() if not math.isfinite(value))
+        bad = [name for name, value in did.numbers.items() if not math.isfinite(value)]
+        more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
         where = incident.dump(self.updating, self.source, at, did, before, self.run)
-        raise NonFinite(f"step {step + 1}: {bad} not finite; the update was not applied{where}")
+        names = ", ".join(bad[:NAMED])
+        raise NonFinite(f"step {step + 1}: {names}{more} not finite; the update was not applied{where}")
 
     @property
     def epoch(self) -> int:

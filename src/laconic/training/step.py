@@ -1,7 +1,7 @@
 """One update: micro-batches forward and backward, one look whether all is finite, then clip and step."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -122,13 +122,12 @@ class Updating:
         The pieces of a batch are read in order, each on the state that the one before gave, cut from its graph.
         """
         total, parts, states = torch.zeros((), device=self.device), dict[str, Tensor](), list[State]()
-        carried = self.states if len(self.states) == len(batches) else [None] * len(batches)
-        for i, (batch, state) in enumerate(zip(batches, carried, strict=True)):
+        for i, (batch, state) in enumerate(zip(batches, self.carried(len(batches)), strict=True)):
             pieces = batch.pieces
             for j, piece in enumerate(pieces):
                 last = i == len(batches) - 1 and j == len(pieces) - 1
                 with self.ranks.accumulating(self.module, last):
-                    with torch.autocast(self.device.type, KINDS[self.how.precision], self.how.precision != "float32"):
+                    with self.computing():
                         step: Step = self.module(piece.to(self.device), state)
                     cast(Tensor, self.scaler.scale(self.ranks.scaled(step.loss))).backward()
                 state = step.state.detach() if step.state is not None else None
@@ -138,6 +137,14 @@ class Updating:
             if self.how.carry and state is not None:
                 states.append(state)
         return total, parts, states
+
+    def carried(self, n: int) -> Sequence[State | None]:
+        """What each of n micro-batches goes on from."""
+        return self.states if len(self.states) == n else [None] * n
+
+    def computing(self) -> torch.autocast:
+        """The type of number that the method computes in."""
+        return torch.autocast(self.device.type, KINDS[self.how.precision], self.how.precision != "float32")
 
     def looked_at(
         self, loss: Tensor, parts: Mapping[str, Tensor], norm: Tensor, states: list[State]

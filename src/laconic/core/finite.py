@@ -1,0 +1,109 @@
+"""What is learned while reading, looked at: which part of a state is first not finite, in which row, from which token.
+
+The whole of a state is looked at with one wait for the device.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from laconic.core.decoder import Seen
+from laconic.core.errors import NonFinite
+from laconic.core.learner import Learner
+from laconic.core.state import State, once
+
+ADVICE = "lower its step, or keep clip, cap and guard on"
+
+
+class Fault(NamedTuple):
+    """A part of a state that is not finite, the row, and since when."""
+
+    part: str
+    row: int
+    since: str = ""
+
+    def said(self, names: Sequence[str] = ()) -> str:
+        """In words; `names` are what the rows are called."""
+        name = f" ({names[self.row]})" if names else ""
+        return f"{self.part}, row {self.row}{name}{self.since}"
+
+
+def called(name: str) -> str:
+    """A tensor of a state in words: level 1 of layer 3 (up_proj), memory projections of layer 0 (now)."""
+    open_, _, rest = name.rpartition("layers.")
+    layer, _, part = rest.partition(".")
+    if not open_ and not layer.isdecimal():
+        return name
+    words = part.split(".")
+    if words[:2] == ["cms", "levels"]:
+        what, inside = f"level {words[2]}", words[3:]
+    else:
+        what, inside = " ".join(words[:2]), words[2:]
+    return f"{what} of layer {layer}" + (f" ({'.'.join(inside)})" if inside else "")
+
+
+def fault(tree: object) -> Fault | None:
+    """The first part, in the order of names, that is not finite, with the tokens read or learned until then."""
+    tensors = once(tree)
+    held = {name: x for name, x in tensors.items() if x.is_floating_point() and x.numel()}
+    if not held:
+        return None
+    broken = torch.stack([~x.isfinite().all() for x in held.values()]).cpu()
+    if not bool(broken.any()):
+        return None
+    name, x = [*held.items()][int(broken.int().argmax())]
+    row = int((~x.reshape(len(x), -1).isfinite()).any(1).nonzero()[0])
+    counts = tensors.get("position", tensors.get(f"{name.rpartition('.')[0]}.count"))
+    return Fault(called(name), row, "" if counts is None else f", at or before token {int(counts[row])}")
+
+
+def check(tree: object, names: Sequence[str] = ()) -> None:
+    """Raises `NonFinite` (65) with the part, the row and the tokens read until then; call it once per update."""
+    found = fault(tree)
+    if found is not None:
+        raise NonFinite(f"state: not finite in {found.said(names)}; {ADVICE}")
+
+
+def read(
+    model: Learner,
+    ids: Int[Tensor, "B T"],
+    state: State,
+    *,
+    live: Bool[Tensor, "B T"] | None = None,
+    learn: bool = True,
+    names: Sequence[str] = (),
+) -> Seen:
+    """`advance`, and a look at what was learned. Raises `NonFinite` (65): level or memory, layer, row and token."""
+    seen = model.advance(ids, state, live=live, learn=learn)
+    whole = fault(seen.state) if learn else None
+    if whole is not None:
+        found = first(model, ids, state, live=live) or whole
+        raise NonFinite(f"state: not finite in {found.said(names)}; {ADVICE}")
+    return seen
+
+
+@torch.no_grad()
+def first(model: Learner, ids: Int[Tensor, "B T"], state: State, *, live: Tensor | None = None) -> Fault | None:
+    """The token from which on a state is not finite where these are learned: halves are read again, each on its own.
+
+    None where all is finite, as it may be if it was so by a hair only.
+    """
+
+    def after(start: int, end: int) -> Any:
+        here = None if live is None else live[:, start:end]
+        return model.advance(ids[:, start:end], state, live=here).state
+
+    a, b = 0, ids.shape[1]
+    while b - a > 1:
+        middle = (a + b) // 2
+        half = after(a, middle)
+        if fault(half) is None:
+            a, state = middle, half
+        else:
+            b = middle
+    last: State = after(a, b)
+    found = fault(last)
+    return found and found._replace(since=f", from token {int(last.position[found.row])} on")

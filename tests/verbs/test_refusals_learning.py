@@ -1,0 +1,114 @@
+"""What a user may get wrong with models that learn while they read: each command ends with one line and its code."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from laconic import cli
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+Run = Callable[..., tuple[int, str]]
+RECIPE = """method = "hope"
+[model]
+family = "llama"
+tokenizer = "bytes"
+hidden_size = 8
+num_hidden_layers = 1
+[memory]
+heads = 1
+head = 8
+[levels]
+chunks = [4, 8]
+inner = "associative"
+[data]
+kind = "text"
+path = "books.jsonl"
+text = { tokens = 16, segment = 8 }
+[train]
+what = "full"
+steps = 1
+batch = 2
+"""
+WILD = ("levels.eta=1e30", "levels.clip=0")  # finite, and nothing bounds what it moves
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """A command's exit code, and the last line that it says."""
+    rows = [{"book": f"b{b}", "text": f"Book {b}. " + "It stands here. " * 14} for b in range(4)]
+    (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "book.txt").write_text("It stands here. " * 14)
+    (tmp_path / "books.toml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, args)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr().err.strip().splitlines()
+        return int(end.value.code or 0), said[-1] if said else ""
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("says", "keys"),
+    [
+        ("levels.chunks=[0]: [0]; give one a level, each of at least 1 token", ["levels.chunks=[0]"]),
+        ("chunk 16 does not divide 24, the next; chunks ascend, each divides", ["levels.chunks=[16, 24]"]),
+        ("chunk 8 does not divide 4, the next; chunks ascend, each divides", ["levels.chunks=[8, 4]"]),
+        ("memory.self: chunk 0 was asked for; a chunk has at least 1 token", ["memory.self.chunk_memory=0"]),
+        ("memory.self: chunks 24 and 64; one divides the other", ["memory.self.chunk_memory=24"]),
+        ("one group has one chunk, 16 and 64 were asked for", ["memory.self.groups=1", "memory.self.chunk_memory=16"]),
+        ("memory.self: step_max 3.0 is beyond 2, where an erase overshoots; lower it", ["memory.self.step_max=3"]),
+        ("keep_half_life 1e+09 lets nothing go in float32, and the cap", ["memory.self.keep_half_life=1e9"]),
+        ("step_memory 0.5 is not below step_max 0.5, which a sigmoid never reaches", ["memory.self.step_max=0.5"]),
+        ("levels.eta=-1: ", ["levels.eta=-1"]),
+        ("memory.titans: chunk 0 was asked for", ["memory.mixer=titans", "memory.chunk=0"]),
+        ("step_max 1.5 times factor 2 is beyond 2, where one write overshoots further than it was off; lower it",
+         ["memory.mixer=titans", "memory.titans.step_max=1.5", "memory.titans.factor=2"]),
+        ("step_start 0.5 is not below step_max 0.5, which a sigmoid never reaches",
+         ["memory.mixer=titans", "memory.titans.step_max=0.5"]),
+        ("reset_every 100 is no multiple of the chunk, 64", ["memory.mixer=titans", "memory.titans.reset_every=100"]),
+        ("levels.chunks: level 1 has chunk 64, rows have 16 tokens between two updates", ["levels.chunks=[4, 64]"]),
+        ("levels.meta=full: full reads a level's chunk again by", ["levels.meta=full", "levels.inner=task"]),
+    ],
+)  # fmt: skip
+def test_recipes_that_cannot_be_meant(run: Run, says: str, keys: list[str]) -> None:
+    code, said = run("train", "books.toml", "--out", "x", *keys)
+    assert code == 2, said
+    assert said.startswith("laconic: ")
+    assert says in said
+
+
+def test_an_inner_loop_that_is_not_finite_stops_training(run: Run) -> None:
+    code, said = run("train", "books.toml", "--out", "wild", *WILD)
+    assert code == 65
+    place = r"first in level 0 of layer 0 \(\S+\), row 0 \(b\d@\d+\), from token 5 on; see .*/incidents/step-000001"
+    assert re.search(r"^laconic: step 1: loss, nats, .* more not finite; the update was not applied, " + place, said)
+    about = json.loads(Path("wild/incidents/step-000001/incident.json").read_text())
+    assert about["first"].startswith("level 0 of layer 0 (")
+
+
+def test_an_inner_loop_that_is_not_finite_stops_reading(run: Run) -> None:
+    """A level too slow to be updated in training, whose step is wild."""
+    slow = ("levels.chunks=[64]", "learning.allow_untrained_level=true")
+    assert run("train", "books.toml", "--out", "wild", *WILD, *slow)[0] == 0
+    place = "laconic: state: not finite in level 0 of layer 0 ("
+    text = "It stands here. " * 5
+    for says, args in (
+        ("row 0 (book.txt), from token 65 on", ("compress", "wild", "book.txt", "--out", "a.safetensors")),
+        ("row 0, from token 65 on", ("generate", "wild", text, "--max-tokens", "2", "--learn")),
+        ("row 0 (prompt 0), at or before token ", ("generate", "wild", text[:62], "--max-tokens", "9", "--learn")),
+        ("row 0 (b", ("evaluate", "wild", "--on", "test")),
+    ):
+        code, said = run(*args)
+        assert code == 65, said
+        assert said.startswith(place), said
+        assert says in said
+        assert said.endswith("; lower its step, or keep clip, cap and guard on")
+    assert not Path("a.safetensors").exists()
