@@ -18,7 +18,7 @@ from laconic.evaluation.cells import ALL
 from laconic.evaluation.in_order import let_go
 from laconic.evaluation.listening import Row, Said
 from laconic.evaluation.streaming_books import books, gains, left, levels, parted
-from laconic.methods.worth import frozen
+from laconic.methods.ablations import frozen
 from tests.evaluation.streamed import V, attending, remembering
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -1,14 +1,18 @@
-"""A level's worth: what is lost where it stays at its start, measured on models whose level matters or does not."""
+"""A part's worth: what is lost without it, measured on models in which it matters or does not."""
+
+from typing import Any
 
 import pytest
 import torch
 
 from laconic.core.errors import Usage
+from laconic.methods.ablations import ablations, frozen
 from laconic.methods.changes import dense
 from laconic.methods.cms_reading import levels_of
 from laconic.methods.learner import Learner
-from laconic.methods.worth import frozen, worth
-from tests.methods.test_hope_model import attention, hope, ids_of, read
+from laconic.methods.telemetry import gates_of
+from laconic.methods.worth import worth
+from tests.methods.test_hope_model import MEMORY, attention, hope, ids_of, read, titans
 from tests.methods.test_learner import documents
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -41,3 +45,45 @@ def test_worth_is_the_difference_of_nats() -> None:
     assert worth(model, 0, batches) == pytest.approx(asked / tokens)
     assert worth(model, 0, batches) != 0
     assert worth(hope("associative", eta=0.0), 0, batches) == 0
+
+
+def moved(state: Any) -> tuple[bool, set[str]]:
+    """Whether any level has moved, and which memories."""
+    levels = [dense(x) for layer in state.layers for held in levels_of(layer) for x in held.moved.values()]
+    memories = {name for layer in state.layers for name, part in layer.memory.items() if bool(part.now.any())}
+    return any(bool(x.any()) for x in levels), memories
+
+
+def test_parts_are_taken_out_one_at_a_time() -> None:
+    """Weights are shared, what is out stands still, and every row says something else."""
+    without = ["without chunk 2", "without chunk 4", "without levels"]
+    model, ids = hope("associative"), ids_of(1, 9)
+    parts = ablations(model)
+    projections = [f"static {name}" for name in ("k", "v", "step", "keep", "projections")]
+    assert [*parts] == [*without, "without decay", "without erase", *projections]
+    said = {name: read(part, ids) for name, part in {"whole": model, **parts}.items()}
+    assert len({round(float(y.sum()), 9) for y, _ in said.values()}) == len(said)
+    assert moved(said["whole"][1]) == (True, {"memory", "projections"})
+    assert moved(said["without levels"][1]) == (False, {"memory", "projections"})
+    assert moved(said["static projections"][1]) == (True, {"memory"})
+    for part in parts.values():
+        name = "model.layers.0.memory.memory.M"
+        assert part.get_parameter(name) is model.get_parameter(name)
+    with_momentum = hope("associative", MEMORY.model_copy(update={"momentum": True, "cap": 0.0, "inner": ("k",)}))
+    names = [*ablations(with_momentum)]
+    assert names == [*without, "without momentum", "without decay", "without erase", "static projections"]
+    held: Any = ablations(with_momentum)["without momentum"].start(1).layers[0].memory["memory"]
+    assert held.momentum is None
+    assert [*ablations(attention("associative"))] == without
+    assert [*ablations(titans("associative"))] == [*without, "without momentum", "without decay"]
+
+
+def test_gates_are_where_a_part_is_out() -> None:
+    x = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(0)).double()
+    for model in (hope("associative"), titans("associative")):
+        parts = ablations(model)
+        for name, part in {"whole": model, **parts}.items():
+            memory: Any = part.get_submodule("model.layers.0.memory")
+            for group, gates in gates_of(memory, part.start(1).layers[0], x).items():
+                assert bool((gates.keep == 1).all()) == (name == "without decay")
+                assert bool((gates.step == 0).all()) == (name == "static projections" and group == "projections")

@@ -97,7 +97,17 @@ def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.
     assert ways[("plain", "books")] == {"fresh", "after"}, "there is one book only"
     monkeypatch.undo()
     monkeypatch.chdir(place)
-    assert run("evaluate", "hope", "--on", "levels", "--rows", "5")[0] == 0
+    code, out, _ = run("evaluate", "hope", "--on", "levels", "--rows", "5")
+    assert code == 0
+    for part in (
+        "without chunk 8",
+        "without levels",
+        "without decay",
+        "without erase",
+        "static v",
+        "all levels, still",
+    ):
+        assert f"hope, levels: {part} loses " in out
     assert run("evaluate", "pairs")[0] == 0
     assert run("report", "hope", "plain", "pairs", "--out", "page.html")[0] == 0
     page = (place / "page.html").read_text()

@@ -16,10 +16,9 @@ from laconic.data.settings import Part
 from laconic.data.text import documents
 from laconic.evaluation.listening import Cached
 from laconic.evaluation.streams import Stream
+from laconic.methods.ablations import ablations
 from laconic.methods.hope_config import FAR
 from laconic.methods.hope_model import Hope
-from laconic.methods.telemetry import chunks_of
-from laconic.methods.worth import frozen
 from laconic.recipe import rows
 from laconic.recipe.opened import Opened
 
@@ -49,12 +48,11 @@ def learner_of(run: Opened) -> Learner:
 
 
 def variants(run: Opened) -> Mapping[str, Learner]:
-    """A model, and the same with each of its levels still in turn. Raises `Usage` (2) for one that has none."""
+    """A model, and the same with each of its parts taken out in turn. Raises `Usage` (2) for one that has no levels."""
     model = run.parts.decoder
     if not isinstance(model, Hope):
         raise Usage(f"{run.folder}: levels are of method hope, this is {run.recipe.method}; leave them out")
-    made = {f"without chunk {C}": frozen(model, l) for l, C in enumerate(chunks_of(model))}
-    return {"all levels": model, **made}
+    return {"all levels": model, **ablations(model)}
 
 
 def asked(run: Opened, name: str, count: int | None) -> list[Asked]:

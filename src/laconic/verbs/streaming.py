@@ -214,8 +214,10 @@ def saved(lines: Sequence[Measured]) -> list[str]:
     found: list[str] = []
     for line in lines:
         each = gains(line)
+        loses = line.stream == "levels"
         found += [
-            f"{line.run}, {line.stream}: {x.way} saves {x.saved:+.4f} nats a token against {x.against}"
+            f"{line.run}, {line.stream}: {x.way} {'loses' if loses else 'saves'} "
+            f"{-x.saved if loses else x.saved:+.4f} nats a token against {x.against}"
             + (f" ± {x.se:.4f} over {x.items} items" if x.items > 1 else " on one item")
             for x in each
         ]

@@ -1,0 +1,105 @@
+"""A trained model with a part of it taken out, its tensors shared: what is lost is what the part is worth.
+
+Nested Learning arXiv:2512.24695, Table 6; Titans arXiv:2501.00663, Table 5. The papers train each anew; here the rest
+has learned beside the part, so that a loss says what this model makes of it. Levels are numbered by their chunks, the
+fastest 0, over all layers. What cannot be taken out of trained weights is a recipe's: K, chunks, `conv`, a query that
+is static (`inner_query` has other weights).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from laconic.core.errors import Usage
+from laconic.methods.cms_layer import STILL
+from laconic.methods.hope_config import HopeConfig
+from laconic.methods.hope_model import Hope
+from laconic.methods.learning_settings import SelfTitansOptions, TitansOptions
+from laconic.methods.telemetry import chunks_of
+
+Set = Callable[[str], float | None]  # what all numbers of a tensor are to be, by the name within its layer
+
+
+def changed(model: Hope, memory: Mapping[str, object] | None = None, filled: Set = lambda _: None) -> Hope:
+    """The same weights, shared, with other options of the memory, and with tensors of a layer set to a number.
+
+    A state that is read on may hold what the part has learned; begin anew, or reset it.
+    """
+    shape: HopeConfig = model.shape
+    if memory is not None and shape.memory is not None:
+        shape = replace(shape, memory=shape.memory.model_copy(update=dict(memory)))
+    with torch.device("meta"):
+        made = type(model)(shape, seed=None)
+    held, layers = dict[str, Tensor](model.named_parameters()), f"{model.names.blocks}."
+    for name, w in held.items():
+        value = filled(name.removeprefix(layers)) if name.startswith(layers) else None
+        if value is not None:
+            held[name] = nn.Parameter(torch.full_like(w, value))
+    made.load_state_dict({name: held[name] for name in made.state_dict()}, assign=True)
+    made.folder, made.name_or_path, made.attention = model.folder, model.name_or_path, model.attention
+    return made.train(model.training)
+
+
+def frozen(model: Hope, *levels: int) -> Hope:
+    """Levels, all where none is named, never move: their steps are 0. Raises `Usage` (2) for a level there is not."""
+    chunks = chunks_of(model)
+    odd = next((level for level in levels if not 0 <= level < len(chunks)), None)
+    if odd is not None:
+        raise Usage(f"level {odd} was asked for; there are levels 0 to {len(chunks) - 1}, of chunks {list(chunks)}")
+    still = {chunks[level] for level in levels or range(len(chunks))}
+
+    def filled(name: str) -> float | None:
+        n, _, inside = name.partition(".")
+        words = inside.split(".")  # mlp levels L step bias
+        own = words[:2] == ["mlp", "levels"] and words[3] == "step"
+        if not own or model.shape.chunks[int(n)][int(words[2])] not in still:
+            return None
+        return STILL if words[4] == "bias" else 0.0
+
+    return changed(model, filled=filled)
+
+
+def gate(which: str, bias: float) -> Set:
+    """A memory's gate at that bias, whatever it reads; `which` as its tensors begin: keep, step.projections."""
+    starts = f"memory.{which}."
+
+    def filled(name: str) -> float | None:
+        inside = name.partition(".")[2]
+        if not inside.startswith(starts):
+            return None
+        return bias if inside.endswith(".bias") else 0.0
+
+    return filled
+
+
+def ablations(model: Hope) -> dict[str, Hope]:
+    """Every part that this model has and that can be taken out of it, by name.
+
+    Decay goes with the cap, which would else let nothing be written. A static projection stays at its start; all of
+    them do where the projections' steps are 0.
+    """
+    levels = {f"without chunk {C}": frozen(model, l) for l, C in enumerate(chunks_of(model))}
+    found = levels | ({"without levels": frozen(model)} if len(levels) > 1 else {})
+    o = model.shape.memory
+    if o is None:
+        return found
+    if o.momentum:
+        found["without momentum"] = changed(model, {"momentum": False})
+    if isinstance(o, TitansOptions):
+        return found | {"without decay": changed(model, filled=gate("keep", -STILL))}
+    found["without decay"] = changed(model, {"cap": 0.0}, gate("keep", -STILL))
+    if o.erase:
+        found["without erase"] = changed(model, {"erase": False})
+    return found | static(model, o)
+
+
+def static(model: Hope, o: SelfTitansOptions) -> dict[str, Hope]:
+    """Projections at their starts: each alone where another is left, and all, where they have steps of their own."""
+    found: dict[str, Hope] = {}
+    for name in o.inner if len(o.adaptive) > 1 else ():
+        found[f"static {name}"] = changed(model, {"inner": tuple(each for each in o.inner if each != name)})
+    if o.adaptive and o.groups == 2:
+        found["static projections"] = changed(model, filled=gate("step.projections", STILL))
+    return found
