@@ -17,7 +17,7 @@ from laconic import cli
 from laconic.core.errors import NoSpace
 from laconic.core.memory import Memory
 from laconic.data import streaming
-from laconic.recipe import compressing
+from laconic.recipe import going
 from laconic.recipe.compressing import Compression, lengths
 from laconic.recipe.reader import Reader
 from laconic.verbs.compress import Compress
@@ -192,10 +192,10 @@ def test_what_is_resumed_is_as_if_never_stopped(
 def test_a_budget_is_shared_out_when_resumed_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("compress", "run", "book.txt", "--out", "a.safetensors", "--budget", "11")[0] == 0
     assert int(Memory.load("a.safetensors").lengths) == 11
-    grid = compressing.grid
-    monkeypatch.setattr(compressing, "grid", lambda ids, device: grid(ids, device) if len(ids[0]) == 16 else 1 / 0)
+    grid = going.grid
+    monkeypatch.setattr(going, "grid", lambda ids, device: grid(ids, device) if len(ids[0]) == 16 else 1 / 0)
     assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--budget", "11", "--every", "1")[0] == 70
-    monkeypatch.setattr(compressing, "grid", grid)
+    monkeypatch.setattr(going, "grid", grid)
     assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--budget", "11", "--resume")[0] == 0
     assert torch.equal(Memory.load("a.safetensors").vectors, Memory.load("b.safetensors").vectors)
 

@@ -1,30 +1,20 @@
-"""Texts of any length compressed side by side, a segment of each at a time; what is done can be kept and gone on from.
+"""Texts of any length compressed side by side, a segment of each at a time; of a memory all vectors are held."""
 
-Of a text only one segment is held, besides the tokenizer's window; of a memory all vectors.
-"""
-
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from laconic.core.artifact import open_artifact, save_artifact
-from laconic.core.errors import BadInput, Busy, Usage
+from laconic.core.errors import Usage
 from laconic.core.memory import Memory
 from laconic.core.provenance import Document
-from laconic.data.streaming import pieces
-from laconic.data.tokens import Tokenizer
 from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.halting import draws
 from laconic.methods.stopping import Stop, Stopping, default
-
-KIND = "compression"  # of the file in which a compression is kept before it is done
-COUNTS = ("group", "segment", "tokens", "spent")
+from laconic.recipe.going import Going, Grid
 
 
 @dataclass(frozen=True)
@@ -72,95 +62,20 @@ def lengths(
     return Lengths(rule, own.q if q is None else q, own.tau if tau is None else tau, own.n, seed=seed)
 
 
-class Text:
-    """A text read once, as its parts come: the ids of its segments, and at the end what is to be known of it."""
+class Compression(Going[Memory]):
+    """Texts on their way to vectors, a segment at a time; `spent` positions went through the decoder."""
 
-    def __init__(self, name: str, parts: Iterable[str], tokenizer: Tokenizer, segment: int) -> None:
-        self.name, self.digest, self.tokenizer = name, sha256(), tokenizer
-        self.segments: list[int] = []
-        self.bytes = 0  # of the segments handed out, nearly: a character may be cut
-        self.ids = pieces(self.heard(parts), tokenizer, segment)
-
-    def heard(self, parts: Iterable[str]) -> Iterator[str]:
-        """The parts, hashed on their way."""
-        for part in parts:
-            self.digest.update(part.encode())
-            yield part
-
-    def next(self) -> list[int]:
-        """The ids of the next segment; none at the end. Raises `BadInput` (66) for a text without any."""
-        found = next(self.ids, [])
-        if found:
-            self.segments.append(len(found))
-            self.bytes += len(self.tokenizer.decode(found).encode())
-        elif not self.segments:
-            raise BadInput(f"{self.name}: empty; give a text to compress")
-        return found
-
-    @property
-    def document(self) -> Document:
-        """What was read of it."""
-        return Document(self.name, self.digest.hexdigest(), sum(self.segments), tuple(self.segments))
-
-
-class Grid(NamedTuple):
-    """A segment of each text, padded on the right."""
-
-    text: Int[Tensor, "B T"]
-    live: Bool[Tensor, "B T"]
-
-
-def grid(rows: Sequence[Sequence[int]], device: torch.device) -> Grid:
-    """Rows of ids as one matrix, and where it is live."""
-    T = max(map(len, rows))
-    text = torch.tensor([[*row, *[0] * (T - len(row))] for row in rows], device=device)
-    counts = torch.tensor([len(row) for row in rows], device=device)
-    return Grid(text, torch.arange(T, device=device) < counts[:, None])
-
-
-class Compression:
-    """Texts on their way to vectors: `kept` are the rows that are done, `now` those of the group under way.
-
-    `tokens` were read and `spent` positions went through the decoder. `digest` is of all ids, so that whoever goes on
-    with what `save` wrote reads the same ones; `begun` is how far that was: groups from 0, segments of it from 1.
-    """
+    kind = "compression"
+    counts = (*Going.counts, "spent")
 
     def __init__(self, method: AutoCompressor, how: Lengths) -> None:
-        self.method, self.how = method, how
-        self.device = method.decoder.words.weight.device
-        self.kept: Memory | None = None
-        self.now: Memory | None = None
-        self.documents: list[tuple[Document, ...]] = []
-        self.digest, self.group, self.segment, self.tokens, self.spent = sha256(), 0, 0, 0, 0
-        self.begun, self.promised = (0, 0), ""
+        super().__init__(method.decoder.words.weight.device)
+        self.method, self.how, self.spent = method, how, 0
 
-    def run(self, groups: Iterable[Sequence[Text]]) -> Iterator[Memory]:
-        """The memory under way after each segment; when it ends, all rows are in `kept`.
-
-        Raises `BadInput` (66) for a text without a token, and where the texts are not those of the file gone on from.
-        """
-        at = (0, 0)
-        for self.group, group in enumerate(groups):
-            self.segment = 0
-            while any(ids := [text.next() for text in group]):
-                self.segment += 1
-                self.digest.update(repr(ids).encode())
-                at = (self.group, self.segment)
-                if at <= self.begun:
-                    self.recognise(at < self.begun or self.digest.hexdigest() == self.promised)
-                else:
-                    self.now = self.advanced(grid(ids, self.device))
-                    yield self.now
-            self.documents += [(text.document,) for text in group]
-            if at >= self.begun and self.now is not None:
-                done = self.finished(self.now)
-                self.kept, self.now = done if self.kept is None else Memory.stack(self.kept, done), None
-        self.recognise(at >= self.begun)
-
-    def recognise(self, same: bool) -> None:
-        """Raises `BadInput` (66) unless the texts are those of the file that is gone on from."""
-        if not same:
-            raise BadInput("--resume: the text is not the one that was begun; give that one, or leave --resume out")
+    @property
+    def documents(self) -> list[tuple[Document, ...]]:
+        """What each row that is done stands for."""
+        return [(text.document,) for text in self.texts]
 
     @torch.no_grad()
     def advanced(self, segment: Grid) -> Memory:
@@ -191,34 +106,21 @@ class Compression:
         """The rule of a segment, with its draws where there are any."""
         how, K, drawn = self.how, self.method.reading.fixed, None
         if how.stop == "sample":
-            rows = torch.arange(B) + len(self.documents)
-            drawn = draws("length", how.seed, 0, rows, self.segment - 1, K).to(self.device)
+            rows = torch.arange(B) + len(self.texts)
+            drawn = draws("length", how.seed, 0, rows, self.piece - 1, K).to(self.device)
         return Stopping(how.stop, how.q, how.tau, how.n, drawn)
 
-    def finished(self, memory: Memory) -> Memory:
-        """Hard, and of no more vectors than a budget says."""
-        fitted = memory if self.how.budget is None else memory.fit(self.how.budget)
-        return replace(fitted, log_s=None).pack()
+    def joined(self, before: Memory | None, done: Memory) -> Memory:
+        """All rows, hard and of no more vectors than a budget says."""
+        fitted = done if self.how.budget is None else done.fit(self.how.budget)
+        hard = replace(fitted, log_s=None).pack()
+        return hard if before is None else Memory.stack(before, hard)
 
-    def save(self, path: Path, key: Mapping[str, Any]) -> None:
-        """All that is done, as one file; `key` is what the result depends on."""
-        parts = {"now": self.now, "kept": self.kept}
-        tensors = {f"{part}.{name}": x for part, held in parts.items() if held for name, x in held.tensors().items()}
-        counts = {name: getattr(self, name) for name in COUNTS}
-        save_artifact(path, tensors, KIND, {"key": dict(key), "digest": self.digest.hexdigest(), **counts})
+    def apart(self, held: Memory, prefix: str) -> tuple[Mapping[str, Tensor], Any]:
+        """By the names of its parts."""
+        return {f"{prefix}{name}": x for name, x in held.tensors().items()}, None
 
-    def load(self, path: Path, key: Mapping[str, Any]) -> None:
-        """What `save` wrote, to go on from. Raises `Busy` (73) where it was begun with another key."""
-        tensors, about = open_artifact(path, KIND)
-        theirs: Mapping[str, Any] = about["key"]
-        odd = next((name for name in sorted({*key, *theirs}) if key.get(name) != theirs.get(name)), None)
-        if odd is not None:
-            raise Busy(
-                f"{path} was begun with {odd} {theirs.get(odd)}, asked is {key.get(odd)}; ask the same, or remove it"
-            )
-        for part in ("now", "kept"):
-            own = {name.removeprefix(f"{part}."): x for name, x in tensors.items() if name.startswith(f"{part}.")}
-            found = Memory(**{"log_s": None, **own}).to(self.device) if own else None
-            setattr(self, part, found)
-        self.begun, self.promised = (about["group"], about["segment"]), about["digest"]
-        self.tokens, self.spent = about["tokens"], about["spent"]
+    def built(self, form: Any, tensors: Mapping[str, Tensor], prefix: str) -> Memory:
+        """From the parts that are there."""
+        own = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+        return Memory(**{"log_s": None, **own}).to(self.device)

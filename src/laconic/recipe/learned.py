@@ -18,7 +18,7 @@ from laconic.data.tokens import Tokenizer, load_tokenizer
 from laconic.methods.hope_model import KIND, Hope
 from laconic.recipe import learners
 from laconic.recipe import reader as reading
-from laconic.recipe.compressing import Text
+from laconic.recipe.going import Text
 from laconic.recipe.opened import RECIPE, Opened, is_run, opened
 from laconic.recipe.read import read
 from laconic.recipe.reader import Reader, now

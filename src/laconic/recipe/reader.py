@@ -27,7 +27,8 @@ from laconic.data.tokens import Tokenizer
 from laconic.methods.autocompressor import AutoCompressor
 from laconic.methods.segments import positions_of, prompt
 from laconic.methods.stopping import Stop
-from laconic.recipe.compressing import Compression, Text, lengths
+from laconic.recipe.compressing import Compression, lengths
+from laconic.recipe.going import Text
 from laconic.recipe.opened import RECIPE, Opened, is_run, opened
 from laconic.recipe.published import is_published, published
 from laconic.recipe.read import read

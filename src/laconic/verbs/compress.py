@@ -18,7 +18,8 @@ from laconic.verbs.arguments import torch_dtype, utf8
 
 if TYPE_CHECKING:
     from laconic.core.memory import Memory
-    from laconic.recipe.compressing import Compression, Text
+    from laconic.recipe.compressing import Compression
+    from laconic.recipe.going import Text
     from laconic.recipe.reader import Reader
     from laconic.recipe.studying import Study
 
