@@ -15,7 +15,7 @@ from laconic.core import state as values
 from laconic.core.contract import UNSCORED, Documents, Locating, Method, Steered
 from laconic.core.errors import Usage
 from laconic.core.state import State
-from laconic.methods import hope_shape
+from laconic.methods import hope_shape, titans_shape
 from laconic.methods.changes import dense
 from laconic.methods.cms_reading import levels_of
 from laconic.methods.hope_config import HopeConfig
@@ -24,7 +24,7 @@ from laconic.methods.learner import Learner, check_levels
 from laconic.methods.learning_settings import Learning, Levels
 from laconic.methods.telemetry import Liveness
 from tests.methods.learned import near
-from tests.methods.test_hope_model import attention, changes, hope, ids_of, titans
+from tests.methods.test_hope_model import MEMORY, attention, changes, hope, ids_of, titans
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -125,7 +125,8 @@ def test_numbers_are_means_over_rows(make: Any) -> None:
     totals = learner.totals(documents(text))
     split = [learner(documents(part, totals=totals)).parts for part in (text[:1], text[1:])]
     apart = {name: torch.stack([part[name] for part in split]).sum() for name in whole}
-    sampled = [name for name in whole if name.endswith(("half_life", "_step"))]  # of the first row alone
+    ends = ("_half_life", "_step", "_low", "_high", "_capped", "_contracted")  # of the first row alone
+    sampled = [name for name in whole if name.endswith(ends)]
     same = [name for name in whole if name not in sampled]
     near([apart[name] for name in same], [whole[name] for name in same], within=1e-6)
     assert bool(sampled) == (make is not attention)
@@ -133,7 +134,8 @@ def test_numbers_are_means_over_rows(make: Any) -> None:
     assert whole["level0_fired"] == 4.0
     assert whole["level1_fired"] == 2.0
     assert whole["row_tokens"] == 9.0
-    assert all(x.isfinite() and x > 0 for name, x in whole.items() if name != "right")
+    zero = ("right", "_capped", "_guarded")
+    assert all(x.isfinite() and x > 0 for name, x in whole.items() if not name.endswith(zero))
 
 
 def test_sizes_are_those_of_the_change() -> None:
@@ -161,6 +163,50 @@ def test_gates_and_norms_begin_where_the_options_say() -> None:
         ("memory_norm", 1.0), ("projections_norm", 1.0),
     ):  # fmt: skip
         assert parts[name].item() == pytest.approx(asked, rel=1e-4), name
+        for end in ("_low", "_high") if f"{name}_low" in parts else ():
+            assert parts[name + end].item() == pytest.approx(asked, rel=1e-4), "of every token and head the same"
+
+
+def told_of(memory: Any) -> dict[str, float]:
+    """Of one chunk, so that no write is let go before its end."""
+    return {name: float(x) for name, x in Learner(hope("associative", memory))(documents(ids_of(2, 3))).parts.items()}
+
+
+@pytest.mark.parametrize("kind", ["linear", "affine", "mlp"])
+@pytest.mark.parametrize("decay_to", ["start", "zero"])
+def test_bounds_that_bind_are_counted(kind: Any, decay_to: Any) -> None:
+    tight = MEMORY.model_copy(update={"memory": kind, "decay_to": decay_to, "hidden": 3, "cap": 1e-9, "guard": 1e-3})
+    found = told_of(tight)
+    assert (found["projections_capped"], found["memory_guarded"]) == (1.0, 1.0)
+    wide = tight.model_copy(update={"cap": 1e9, "guard": 1e3})
+    found = told_of(wide)
+    assert (found["projections_capped"], found["memory_guarded"]) == (0.0, 0.0)
+    none = told_of(wide.model_copy(update={"cap": 0.0, "guard": 0.0}))
+    assert not [name for name in none if name.endswith(("_capped", "_guarded", "_contracted"))]
+
+
+@pytest.mark.parametrize(("half_life", "share"), [(0.01, 1.0), (1e6, 0.0)])
+def test_steps_that_would_overshoot_are_counted(half_life: float, share: float) -> None:
+    found = told_of(
+        MEMORY.model_copy(update={"step_max": 2.0, "step_memory": 1.9, "keep_half_life": half_life, "inner": ()})
+    )
+    assert found["memory_contracted"] == share
+
+
+def test_the_guard_of_titans_is_counted() -> None:
+    for depth in (1, 2):
+        for guard, share in ((1e-3, 1.0), (1e3, 0.0)):
+            options = titans_shape.Options(depth=depth, hidden=3, guard=guard, global_chunk=6)
+            assert told_of(options)["memory_guarded"] == share
+
+
+def test_the_rank_is_that_of_the_factors() -> None:
+    """Chunks of 2 and 4 tokens in maps of 8 by 16: an outer product for every token learned, until it is folded."""
+    step = Learner(hope("associative"))(documents(ids_of(1, 5)))
+    level = levels_of(step.state.layers[0])[0]
+    widths = [x.right.shape[1] if isinstance(x, values.Factors) else min(x.shape[1:]) for x in level.moved.values()]
+    assert step.parts["level0_rank"] == sum(widths) / len(widths)
+    assert step.parts["level1_rank"] == 4
 
 
 def numbers(fired: float, update: float, tokens: float = 8.0) -> dict[str, float]:

@@ -97,7 +97,7 @@ def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.
     assert ways[("plain", "books")] == {"fresh", "after"}, "there is one book only"
     monkeypatch.undo()
     monkeypatch.chdir(place)
-    code, out, _ = run("evaluate", "hope", "--on", "levels", "--rows", "5")
+    code, out, _ = run("evaluate", "hope", "--on", "levels", "--rows", "2")
     assert code == 0
     for part in (
         "without chunk 8",
@@ -112,6 +112,8 @@ def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.
     assert run("report", "hope", "plain", "pairs", "--out", "page.html")[0] == 0
     page = (place / "page.html").read_text()
     for text in ("What is learned while reading", "Nats by position", "Recall by gap", "Updates of each level",
+                 "Half-life of what is written", "hope, memory high", "hope, state bytes", "Bounds that bind",
+                 "hope, projections capped", "Rank of what levels have learned", "Size of the state",
                  "hope: levels", "without chunk 16", "14.39 / 10.08 / 58.04", "15.11 / 11.63 / 57.23", "figure only",
                  "not run", "hope, books: after saves ", "Forgetting is not solved"):  # fmt: skip
         assert text in page, text

@@ -19,6 +19,19 @@ SAID = (
     "A needle here is RULER-like and fuzzy recall MAD-like: neither is the published task.",
     "Depth, chunk sizes and the objective of levels are not printed in the paper; ours are choices.",
 )
+IN_TRAINING = (  # ends of names in the metrics, what is drawn up, title, text
+    (("_fired",), "updates a batch", "Updates of each level", "How often each level fired in a training batch."),
+    (("_update",), "‖Δθ‖ / ‖θ₀‖ of an update", "How far an update moves a level",
+     "Relative to its start, the mean over layers; a level near 0 is dead."),
+    (("_half_life", "_half_life_low", "_half_life_high"), "tokens", "Half-life of what is written",
+     "Of the last tokens of a row: the middle, a tenth of them below low, a tenth above high."),
+    (("_step", "_step_low", "_step_high"), "size of a write", "Steps of the memories", "Of the same tokens."),
+    (("_norm",), "‖state‖ / √E", "Size of the memories", "At the end of a batch, the mean of rows, heads, layers."),
+    (("_capped", "_contracted", "_guarded"), "share", "Bounds that bind",
+     "Writes within the cap's bound, steps held back where an erase would overshoot, states at the guard's bound."),
+    (("_rank",), "outer products", "Rank of what levels have learned", "In how many outer products a change is held."),
+    (("state_bytes",), "bytes a row", "Size of the state", "Of one sequence, whatever it has read."),
+)  # fmt: skip
 Course = Mapping[str, Sequence[tuple[float, float]]]  # (step, number) of each name in a run's metrics
 
 
@@ -96,21 +109,28 @@ def by_gap(lines: Sequence[Measured]) -> Drawn | None:
 
 
 def in_training(courses: Sequence[tuple[str, Course]]) -> list[Drawn]:
-    """Updates of each level, and how far an update moves it, over the steps of training."""
+    """What the metrics say of levels and memories, over the steps of training."""
     made: list[Drawn | None] = []
-    for end, up, title, text in (
-        ("_fired", "updates a batch", "Updates of each level", "How often each level fired in a training batch."),
-        ("_update", "‖Δθ‖ / ‖θ₀‖ of an update", "How far an update moves a level",
-         "Relative to its start, the mean over layers; a level near 0 is dead."),
-    ):  # fmt: skip
+    for ends, up, title, text in IN_TRAINING:
         series = [
-            (f"{run}, {name.removesuffix(end)}", points)
+            (f"{run}, {labelled(name, ends)}", points)
             for run, course in courses
             for name, points in sorted(course.items())
-            if name.startswith("level") and name.endswith(end)
+            if name.endswith(ends)
         ]
         made.append(drawn(series, "training steps", up, title, text, log=True))
     return [each for each in made if each is not None]
+
+
+def labelled(name: str, ends: Sequence[str]) -> str:
+    """A number in words, without what the title says."""
+    said = name.replace(ends[0], "") if all(end.startswith(ends[0]) for end in ends) else name
+    return (said or name).replace("_", " ")
+
+
+def is_course(name: str) -> bool:
+    """Whether a number of the metrics is drawn."""
+    return any(name.endswith(ends) for ends, *_ in IN_TRAINING)
 
 
 def groups(classes: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Group]:

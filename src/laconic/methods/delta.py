@@ -220,12 +220,17 @@ def contracted(step: PerToken, keep: PerToken) -> PerToken:
     return torch.minimum(step, 1 + keep)
 
 
+def let_go(keep: PerToken, size: PerToken, radius: float) -> PerToken:
+    """The step of a write of that size that the decay makes room for, within `radius`: what a cap comes to."""
+    return ((1 - keep) * radius / (size + 1e-6) * 0.999).clamp(min=1e-12)
+
+
 def capped(step: PerToken, keep: PerToken, size: PerToken, radius: float) -> PerToken:
     """VisionHOPE's soft cap for any write of norm step times `size`: the state stays within `radius`, spectrally.
 
     It smoothly bounds a write by what the decay lets go of, (1 - keep) radius, so it asks for keep below 1.
     """
-    most = ((1 - keep) * radius / (size + 1e-6) * 0.999).clamp(min=1e-12)
+    most = let_go(keep, size, radius)
     return torch.minimum(most * -torch.expm1(-step / most), 2 * keep)
 
 

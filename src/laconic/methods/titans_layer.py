@@ -139,18 +139,24 @@ def remembered(
     params: Params, memory: Memory, inputs: tuple[Tensor, ...], lengths: tuple[int, ...] | None, how: Reading
 ) -> tuple[Vectors, Memory]:
     """What all memories answer together, each with its own chunk."""
-    o, w = params.shape.options, params.tensors
+    o = params.shape.options
     found: list[Vectors] = []
     moved: dict[str, Matrix | Deep] = {}
-    for name, chunk in params.shape.memories.items():
-        rule = Rule("zero", o.read, how.gradient)
-        system = Titan(name, chunk, begun(w, name), rule, o.factor, o.guard or None)
+    for name in params.shape.memories:
+        system = system_of(params, name, how.gradient, o.guard)
         own = how._replace(resets={k: n for k, n in how.resets.items() if k == name})
         read = side_by_side if own.resets and lengths is None else read_along
         y, part = read(system, {name: memory[name]}, inputs, lengths, own)
         found.append(y)
         moved[name] = part[name]
     return sum_of(found), moved
+
+
+def system_of(params: Params, name: str, gradient: Gradient, guard: float) -> Titan:
+    """One memory of the layer; a guard of 0 is none."""
+    o = params.shape.options
+    rule, start = Rule("zero", o.read, gradient), begun(params.tensors, name)
+    return Titan(name, params.shape.memories[name], start, rule, o.factor, guard or None)
 
 
 def side_by_side(

@@ -280,11 +280,11 @@ def page(paths: Sequence[str], found: Found) -> str:
 
 
 def course(folder: Path) -> dict[str, list[tuple[float, float]]]:
-    """What the metrics of a run say of its levels, step by step."""
+    """What the metrics of a run say of its levels and memories, step by step."""
     found: dict[str, list[tuple[float, float]]] = {}
     file = folder / "metrics.jsonl"
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         row = json.loads(line)
-        for name in (name for name in row if name.startswith("level") and isinstance(row[name], float)):
+        for name in (name for name in row if learning.is_course(name) and isinstance(row[name], float)):
             found.setdefault(name, []).append((float(row["step"]), row[name]))
     return found
