@@ -104,7 +104,9 @@ def test_a_window_of_one_is_refused_at_its_line(tmp_path: Path) -> None:
 
 
 def test_documents_are_for_methods_that_read(tmp_path: Path) -> None:
-    asked = r'data\.kind: "text" with method nocot: documents, of kind text or recall or mqar or languages, are for '
+    asked = (
+        r'data\.kind: "text" with method nocot: documents, of kind text or recall or mqar or copying or languages, are '
+    )
     with pytest.raises(Usage, match=asked):
         recipe(tmp_path, "method=nocot")
     with pytest.raises(Usage, match="its documents have no segments to make vectors of; take text or recall"):
@@ -128,11 +130,17 @@ def test_shards_need_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("kind", "first", "said"),
-    [("mqar", "mqar-train-000000", "mqar documents"), ("languages", "parity-train-000000", "strings")],
+    ("kind", "words", "first", "said"),
+    [
+        ("mqar", "mqar", "mqar-train-000000", "mqar documents"),
+        ("copying", "mqar", "copying-train-000000", "documents to copy from"),
+        ("languages", "languages", "parity-train-000000", "strings"),
+    ],
 )
-def test_generated_streams_have_a_tokenizer_of_their_own(tmp_path: Path, kind: str, first: str, said: str) -> None:
-    asked = ("method=plain", f"data.kind={kind}", f"model.tokenizer={kind}", f"data.{kind}.rows=50")
+def test_generated_streams_have_a_tokenizer_of_their_own(
+    tmp_path: Path, kind: str, words: str, first: str, said: str
+) -> None:
+    asked = ("method=plain", f"data.kind={kind}", f"model.tokenizer={words}", f"data.{kind}.rows=50")
     found = recipe(tmp_path, *asked)
     tokenizer = tokenizer_of(found.model)
     rows, held = training(found, tokenizer, 512), held_out(found, tokenizer, 512, "test", 20)

@@ -79,6 +79,11 @@ def test_pairs_and_strings_are_the_recipes(tmp_path: Path) -> None:
     assert {cell.partition(",")[0] for cell in told[0].ways["learn"].cells} == {"all", "2 pairs"}
     assert told[0].ways["learn"].updates == (1,)
     assert told[0].ways["still"].updates == (0,)
+    copying = run(tmp_path, "copying", "data.copying.counts=[2]", "data.copying.length=8", "model.tokenizer=mqar")
+    (one,) = asked(copying, "copying", 3)
+    told = heard(copying, one)
+    assert [row.id for row in told] == [f"copying-test-{i:06d}" for i in range(3)]
+    assert {cell: n for cell, (_, n) in told[0].ways["learn"].cells.items()} == {"all": 2, "2 values": 2, "whole": 1}
     strings = run(tmp_path, "languages", "data.languages.language=anbn", "data.languages.high=20")
     near, far = asked(strings, "languages", 2)
     assert [row.id for row in heard(strings, near)] == ["anbn-test-000000", "anbn-test-000001"]

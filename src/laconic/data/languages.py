@@ -4,25 +4,19 @@ The six are those of Bhattamishra et al. (arXiv:2009.11264) that Irie et al. (ar
 on; (aa)* and (abab)* hold the empty string, a^n b^n and a^n b^n c^n begin with n = 1. Made when asked for.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from typing import get_args
 
 import numpy as np
-import tokenizers
 import torch
-from tokenizers import models, pre_tokenizers
 
 from laconic.core.contract import UNSCORED, Documents
 from laconic.core.keyed import uniform
-from laconic.core.strict import canonical
-from laconic.data.settings import Part
+from laconic.data.drawn import SPECIAL, Drawn, word_tokenizer
 from laconic.data.task_settings import PERIOD, Language, Languages
-from laconic.data.tokens import Tokenizer, built
+from laconic.data.tokens import Tokenizer
 
 END = "."  # in the name of a set: the string may end here
 SETS = ("ab", "ab.", "a", "b", "c", "a.", ".", "([.", "([)", "([]", "([)]")
-SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 WORDS = [*SPECIAL.values(), *"abc()[]", *(f"{{{each}}}" for each in SETS)]
 ID = {word: i for i, word in enumerate(WORDS)}
 PAIR = {"(": ")", "[": "]"}
@@ -31,10 +25,7 @@ LENGTH, SYMBOL = range(2)  # what is drawn
 
 def languages_tokenizer() -> Tokenizer:
     """21 words: seven symbols, {ab.} and the like for sets, and the special ones; words are parted by spaces."""
-    inner = tokenizers.Tokenizer(models.WordLevel(ID, unk_token="<unk>"))  # pyright: ignore[reportCallIssue]
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.add_special_tokens(list(SPECIAL.values()))
-    return built(inner, SPECIAL)
+    return word_tokenizer(WORDS)
 
 
 def string(language: Language, draws: Sequence[float]) -> str:
@@ -87,31 +78,18 @@ def allowed(language: Language, said: str) -> list[str]:
     return found
 
 
-class Strings:
+class Strings(Drawn[Languages]):
     """The first `count` strings of a part (contract.Source), a row <bos> and a string, with a label at each of both.
 
     Parts are drawn apart; where a language has one string of a length, as (aa)* has, they hold the same ones.
     """
 
-    def __init__(self, seed: int, task: Languages, part: Part = "train", count: int | None = None) -> None:
-        self.task, self.part = task, part
-        self.seed = 3 * seed + get_args(Part).index(part)
-        rows = {"train": task.rows, "valid": task.valid_rows, "test": task.test_rows}[part]
-        self.rows = min(count or rows, rows)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of what the strings are a function of."""
-        said = {"task": self.task.model_dump(), "seed": self.seed, "words": WORDS}
-        return hashlib.sha256(canonical(said).encode()).hexdigest()
+    words = WORDS
 
     @property
     def longest(self) -> int:
         """Tokens of the longest row."""
         return self.task.lengths[-1] + 1
-
-    def __len__(self) -> int:
-        return self.rows
 
     def strings(self, rows: Sequence[int]) -> list[str]:
         """Those of some places, without what begins a row."""

@@ -7,61 +7,37 @@ tokens, of which keys may share some, recall is fuzzy, like that of MAD (arXiv:2
 Symbols: N pairs of a document, w tokens of a key and of a value.
 """
 
-import hashlib
 from collections.abc import Sequence
-from typing import get_args
 
 import numpy as np
-import tokenizers
 import torch
-from numpy.typing import NDArray
-from tokenizers import models, pre_tokenizers
 
 from laconic.core import keyed
 from laconic.core.contract import Documents
-from laconic.core.strict import canonical
-from laconic.data.settings import Part
+from laconic.data.drawn import SPECIAL, Drawn, Ints, word_tokenizer
 from laconic.data.task_settings import Pairs
-from laconic.data.tokens import Tokenizer, built
+from laconic.data.tokens import Tokenizer
 
 MOST = 64  # keys and values there are words for; a task may use fewer
-SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 WORDS = [*SPECIAL.values(), ".", *(f"k{i}" for i in range(MOST)), *(f"v{i}" for i in range(MOST))]
 ID = {word: i for i, word in enumerate(WORDS)}
 COUNT, VALUE, PLACE, TURN = range(4)  # what is drawn
-Ints = NDArray[np.int64]
 
 
 def mqar_tokenizer() -> Tokenizer:
     """132 words: keys k0…, values v0…, a dot for silence, and the special ones; words are parted by spaces."""
-    inner = tokenizers.Tokenizer(models.WordLevel(ID, unk_token="<unk>"))  # pyright: ignore[reportCallIssue]
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.add_special_tokens(list(SPECIAL.values()))
-    return built(inner, SPECIAL)
+    return word_tokenizer(WORDS)
 
 
-class Mqar:
+class Mqar(Drawn[Pairs]):
     """The first `count` documents of a part (contract.Source), all of them one segment of T tokens."""
 
-    def __init__(self, seed: int, task: Pairs, part: Part = "train", count: int | None = None) -> None:
-        self.task, self.part = task, part
-        self.seed = 3 * seed + get_args(Part).index(part)
-        rows = {"train": task.rows, "valid": task.valid_rows, "test": task.test_rows}[part]
-        self.rows = min(count or rows, rows)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of what the documents are a function of."""
-        said = {"task": self.task.model_dump(), "seed": self.seed, "words": WORDS}
-        return hashlib.sha256(canonical(said).encode()).hexdigest()
+    words = WORDS
 
     @property
     def longest(self) -> int:
         """Tokens of a document."""
         return self.task.length
-
-    def __len__(self) -> int:
-        return self.rows
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
         """The documents of some places."""
@@ -87,11 +63,3 @@ class Mqar:
         """N keys that differ, [N, w]."""
         number = keyed.index(self.seed, row, np.arange(N), self.task.keys**self.task.words)
         return np.stack([number // self.task.keys**i % self.task.keys for i in range(self.task.words)], 1)
-
-    def below(self, n: int, index: Ints, what: int, count: int) -> Ints:
-        """The same as whole numbers below n."""
-        return (self.drawn(index, what, count) * n).astype(np.int64)
-
-    def drawn(self, index: Ints, what: int, count: int) -> NDArray[np.float64]:
-        """So many draws in [0, 1) for each document, [n, count]."""
-        return keyed.uniform(self.seed, what, index[:, None], np.arange(count))

@@ -4,24 +4,17 @@ Length and number of scored tokens are the same however many facts there are, so
 fewer or more of them: Q log(values) nats in all. Made by arithmetic when asked for, each document from its place.
 """
 
-import hashlib
 from collections.abc import Sequence
-from typing import get_args
 
 import numpy as np
-import tokenizers
 import torch
-from numpy.typing import NDArray
-from tokenizers import models, pre_tokenizers
 
 from laconic.core.contract import Documents
-from laconic.core.keyed import uniform
-from laconic.core.strict import canonical
-from laconic.data.settings import Part, Recall
-from laconic.data.tokens import Tokenizer, built
+from laconic.data.drawn import SPECIAL, Drawn, Ints, word_tokenizer
+from laconic.data.settings import Recall
+from laconic.data.tokens import Tokenizer
 
 KEYS, VALUES, FILLERS = (16, 16, 8)  # words there are for; a task may use fewer
-SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 WORDS = [
     *SPECIAL.values(),
     *(f"x{i}" for i in range(FILLERS)),
@@ -31,39 +24,22 @@ WORDS = [
 ]
 ID = {word: i for i, word in enumerate(WORDS)}
 COUNT, ORDER, VALUE, PLACE, FILLER, QUERY = range(6)  # what is drawn
-Ints = NDArray[np.int64]
 
 
 def recall_tokenizer() -> Tokenizer:
     """299 words: fillers x0…, keys k0…, values v0…, facts k0v0…, and the special ones; words are parted by spaces."""
-    inner = tokenizers.Tokenizer(models.WordLevel(ID, unk_token="<unk>"))  # pyright: ignore[reportCallIssue]
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.add_special_tokens(list(SPECIAL.values()))
-    return built(inner, SPECIAL)
+    return word_tokenizer(WORDS)
 
 
-class Recalls:
+class Recalls(Drawn[Recall]):
     """The first `count` documents of a part (contract.Source): segments of facts, and one of Q times key and value."""
 
-    def __init__(self, seed: int, task: Recall, part: Part = "train", count: int | None = None) -> None:
-        self.task, self.part = task, part
-        self.seed = 3 * seed + get_args(Part).index(part)
-        rows = {"train": task.rows, "valid": task.valid_rows, "test": task.test_rows}[part]
-        self.rows = min(count or rows, rows)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of what the documents are a function of."""
-        said = {"task": self.task.model_dump(), "seed": self.seed, "words": WORDS}
-        return hashlib.sha256(canonical(said).encode()).hexdigest()
+    words = WORDS
 
     @property
     def longest(self) -> int:
         """Tokens of a document."""
         return self.task.length * self.task.segments + 2 * self.task.queries
-
-    def __len__(self) -> int:
-        return self.rows
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
         """The documents of some places."""
@@ -95,11 +71,3 @@ class Recalls:
         else:
             text[row, at] = ID["k0v0"] + key * VALUES + value
         return text
-
-    def drawn(self, index: Ints, what: int, count: int) -> NDArray[np.float64]:
-        """So many draws in [0, 1) for each document, [n, count]."""
-        return uniform(self.seed, what, index[:, None], np.arange(count))
-
-    def below(self, n: int, index: Ints, what: int, count: int) -> Ints:
-        """The same as whole numbers below n."""
-        return (self.drawn(index, what, count) * n).astype(np.int64)

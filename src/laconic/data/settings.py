@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from laconic.data.task_settings import Count, Languages, Pairs, Settings
+from laconic.data.task_settings import Copying, Count, Languages, Pairs, Settings
 
 Part = Literal["test", "valid", "train"]
 Format = Literal["pccot", "codi", "coconut", "icot", "digits"]
-GENERATED = ("recall", "mqar", "languages")  # documents made when they are asked for
+GENERATED = ("recall", "mqar", "copying", "languages")  # documents made when they are asked for
 FILES = (".jsonl", ".json", ".parquet", ".txt")  # what ends so is a file of rows; all else that kind maths reads a name
 
 
@@ -147,7 +147,7 @@ def check_window(window: int) -> None:
 class Data(Settings):
     """Where rows come from, and what is made of one."""
 
-    kind: Literal["jsonl", "maths", "digits", "text", "recall", "mqar", "languages"] = Field(
+    kind: Literal["jsonl", "maths", "digits", "text", "recall", "mqar", "copying", "languages"] = Field(
         default="jsonl",
         description="a file with one JSON object a line, sets known by name, or generated; "
         "of documents: text of a file or of the hub, or generated",
@@ -174,6 +174,7 @@ class Data(Settings):
     text: Text = Field(default=Text(), description="text: documents and their segments")
     recall: Recall = Field(default=Recall(), description="recall: the task")
     mqar: Pairs = Field(default=Pairs(), description="mqar: the task")
+    copying: Copying = Field(default=Copying(), description="copying: the task")
     languages: Languages = Field(default=Languages(), description="languages: the task")
     format: Format = Field(default="pccot", description="pieces of a row and what joins them")
     chain: Literal["drop_last", "all"] = Field(

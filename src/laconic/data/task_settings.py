@@ -1,4 +1,4 @@
-"""What a recipe may say of generated streams: pairs to recall, strings of formal languages; nothing imports torch."""
+"""What a recipe may say of generated streams: pairs to recall, values to copy, languages; no torch is imported."""
 
 from typing import Annotated, Literal
 
@@ -43,6 +43,26 @@ class Pairs(Settings):
                 f"length {self.length}: {most} pairs and as many queries take a multiple of {2 * self.words}, "
                 f"{4 * most * self.words} at least"
             )
+        return self
+
+
+class Copying(Settings):
+    """Selective copying: values among silence, then as many markers, each of which predicts the next of the values."""
+
+    counts: tuple[Count, ...] = Field(default=(8,), description="N, numbers of values in a document, equally likely")
+    length: Count = Field(default=64, description="T, tokens of a document, silence and markers among them")
+    values: Annotated[int, Field(ge=2, le=64)] = Field(default=16, description="values there are; chance is one in so")
+    rows: Count = Field(default=100_000, description="training documents")
+    valid_rows: Count = Field(default=500, description="documents a run is validated on")
+    test_rows: Count = Field(default=1000, description="documents a run is tested on")
+
+    @model_validator(mode="after")
+    def fits(self) -> "Copying":
+        if list(self.counts) != sorted(set(self.counts)) or not self.counts:
+            raise ValueError(f"counts {list(self.counts)}: ascending numbers of values")
+        if self.length < 2 * self.counts[-1]:
+            most = self.counts[-1]
+            raise ValueError(f"length {self.length}: {most} values and as many markers take {2 * most} at least")
         return self
 
 

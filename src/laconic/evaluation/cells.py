@@ -1,4 +1,4 @@
-"""What an item of a stream is counted in: accuracy by pairs and gap, whole strings, needles by length and depth, nats.
+"""What an item of a stream is counted in: accuracy by pair and gap, copies, strings, needles by length and depth, nats.
 
 A cell is a sum of scores and of how many; items of a cell count alike. Of B items and T columns `nats` and `right` are
 those of the targets, 0 where there is none.
@@ -43,6 +43,15 @@ def mqar(found: Documents, nats: Scores, right: Hits) -> list[Cells]:
             for cell in (ALL, f"{pairs} pairs", f"{pairs} pairs, gap {low}-{2 * low - 1}"):
                 add(mine, cell, hit)
         cells.append(mine)
+    return cells
+
+
+def copying(found: Documents, nats: Scores, right: Hits) -> list[Cells]:
+    """Share of the values said again: all, and by how many there are; and of documents said wholly right."""
+    cells: list[Cells] = []
+    for b in range(found.B):
+        n, hits = int((found.targets[b] != UNSCORED).sum()), float(right[b].sum())
+        cells.append({ALL: (hits, n), f"{n} values": (hits, n), "whole": (float(hits == n), 1)})
     return cells
 
 

@@ -1,4 +1,4 @@
-"""Streams a model that learns while it reads is measured on: recall, languages, needles, text; learning on and off.
+"""Streams a model that learns while it reads is measured on: recall, copies, strings, needles, text; learning or not.
 
 An item is read on a fork of the state before it, and changes nothing.
 """
@@ -15,12 +15,12 @@ from laconic.core.artifact import canonical
 from laconic.core.contract import Documents, Learner, Source
 from laconic.core.state import State
 from laconic.evaluation import kept
-from laconic.evaluation.cells import languages, mqar, needle
+from laconic.evaluation.cells import copying, languages, mqar, needle
 from laconic.evaluation.in_order import grouped, passages
 from laconic.evaluation.listening import Cached, Row, Said, Way, begun, heard, row_of, updates
 
-Stream = Literal["mqar", "languages", "needle", "ppl"]
-JUDGED = {"mqar": mqar, "languages": languages, "needle": needle}
+Stream = Literal["mqar", "copying", "languages", "needle", "ppl"]
+JUDGED = {"mqar": mqar, "copying": copying, "languages": languages, "needle": needle}
 
 
 def ways_of(model: Learner, name: Stream) -> tuple[Way, ...]:

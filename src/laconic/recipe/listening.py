@@ -23,8 +23,9 @@ from laconic.recipe import rows
 from laconic.recipe.opened import Opened
 
 OWN = ("test", "valid")
-STREAMS = ("mqar", "languages", "needle", "ppl", "books", "levels")
+STREAMS = ("mqar", "copying", "languages", "needle", "ppl", "books", "levels")
 BATCH = 32_768  # tokens of items read at once
+MADE: dict[str, Stream] = {"mqar": "mqar", "copying": "copying", "languages": "languages"}
 FAR_BIN = {"low": 51, "high": 100}  # lengths of strings beyond those of training
 NEEDLES = (128, 256, 512, 1024)  # tokens of a haystack, of models that see no further: small ones
 DEEP = (4096, 8192, 16384)
@@ -66,10 +67,10 @@ def asked(run: Opened, name: str, count: int | None) -> list[Asked]:
         return [Asked(name, "ppl", source, batch, bytes_of)]
     if stream == "needle":
         return [needles(run, count)]
-    if stream not in ("mqar", "languages") or kind != stream:
+    if stream not in MADE or kind != stream:
         raise BadInput(f"--on {name}: {run.folder} is a run of data.kind {kind}; its own sets are test and valid")
     made = rows.held_out(recipe, run.parts.tokenizer, FAR, part, count).source
-    found = [Asked(name, "mqar" if stream == "mqar" else "languages", made, max(BATCH // made.longest, 1))]
+    found = [Asked(name, MADE[stream], made, max(BATCH // made.longest, 1))]
     if stream == "languages":
         far = Strings(rows.HELD_OUT, recipe.data.languages.model_copy(update=FAR_BIN), part, count)
         found = [found[0]._replace(name=f"{name}-bin-0"), Asked(f"{name}-bin-1", "languages", far, found[0].batch)]

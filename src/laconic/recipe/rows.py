@@ -6,6 +6,7 @@ from typing import NamedTuple, get_args
 from laconic.core.contract import Example
 from laconic.core.errors import BadInput, Damaged
 from laconic.data import maths
+from laconic.data.copying import Copies
 from laconic.data.drift import drifted
 from laconic.data.encoding import Ids
 from laconic.data.examples import Read, read_examples
@@ -25,6 +26,7 @@ from laconic.recipe.schema import DOCUMENTS, Recipe
 
 Show = Callable[[str, int, int], None]
 PARTS = get_args(Part)
+Generated = Recalls | Mqar | Copies | Strings
 HELD_OUT = 0  # seed of the order of generated problems held out: the same for every run
 
 
@@ -34,7 +36,7 @@ class Rows(NamedTuple):
     Documents are no questions: they have no examples, and nobody judges them.
     """
 
-    source: Questions | DigitsSource | Passages | Lanes | Recalls | Mqar | Strings
+    source: Questions | DigitsSource | Passages | Lanes | Generated
     examples: Sequence[Example]
     protocol: Protocol | None
     notes: tuple[str, ...] = ()
@@ -101,11 +103,14 @@ def segmented(recipe: Recipe) -> Text:
     return text.model_copy(update={"segments": "fixed", "segment": text.tokens, "low": None, "high": None})
 
 
-def generated(data: Data, tokenizer: Tokenizer, seed: int, part: Part, count: int | None) -> Recalls | Mqar | Strings:
+def generated(data: Data, tokenizer: Tokenizer, seed: int, part: Part, count: int | None) -> Generated:
     """Documents made by arithmetic, of a tokenizer of their own. Raises `Damaged` (76) for another."""
     if data.kind == "mqar":
         check_own(tokenizer, mqar_tokenizer(), "mqar documents")
         return Mqar(seed, data.mqar, part, count)
+    if data.kind == "copying":
+        check_own(tokenizer, mqar_tokenizer(), "documents to copy from")
+        return Copies(seed, data.copying, part, count)
     if data.kind == "languages":
         check_own(tokenizer, languages_tokenizer(), "strings")
         return Strings(seed, data.languages, part, count)

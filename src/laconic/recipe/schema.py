@@ -41,7 +41,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "hope": ("memory", "levels", "learning"),
 }
 # Methods that read documents, and the kinds of data that are documents.
-READERS, DOCUMENTS = ("autocompressor", "plain", "hope"), ("text", "recall", "mqar", "languages")
+READERS, DOCUMENTS = ("autocompressor", "plain", "hope"), ("text", "recall", "mqar", "copying", "languages")
 SEGMENTED = ("text", "recall")  # of these, kinds whose documents have segments, which become vectors
 # Tokenizers by name; a folder of such a name is written ./digits.
 BUILT_IN = ("digits", "recall", "bytes", "mqar", "languages")

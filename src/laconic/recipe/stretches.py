@@ -9,15 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from laconic.core.contract import Documents
-from laconic.data.languages import Strings
-from laconic.data.mqar import Mqar
 from laconic.data.reasoning import grid
-from laconic.data.recall import Recalls
 from laconic.data.segmenting import Cuts
 from laconic.data.streaming import plain
 from laconic.data.text import Document, documents
 from laconic.data.tokens import Tokenizer
-from laconic.recipe.rows import room_of, segmented, training
+from laconic.recipe.rows import Generated, room_of, segmented, training
 from laconic.recipe.schema import Recipe
 
 LOOK = 400_000  # characters that are encoded, of documents that have more
@@ -50,7 +47,7 @@ class Found(NamedTuple):
     """Rows: how many there are, batches of them, their lengths [n, 1], what is to be said, whether it is assumed."""
 
     rows: int
-    source: Stretches | Recalls | Mqar | Strings
+    source: Stretches | Generated
     lengths: NDArray[np.int64]
     notes: tuple[str, ...]
     assumed: bool
@@ -60,7 +57,7 @@ def stretches(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Found:
     """The rows of documents that a recipe is trained on. Raises `BadInput` (66) where they are bad or nobody knows."""
     data, steps = recipe.data, recipe.train.steps
     if data.kind != "text":
-        made = cast(Recalls | Mqar | Strings, training(recipe, tokenizer, context).source)
+        made = cast(Generated, training(recipe, tokenizer, context).source)
         return Found(len(made), made, np.full((len(made), 1), made.longest), (), False)
     whole = data.text.tokens
     if steps is not None and (data.path is None or not Path(data.path).is_file()):

@@ -32,8 +32,8 @@ class Evaluate:
     """sets, with commas between: names of laconic data list, names on the hub, files; NAME:SPLIT takes another split;
     test and valid are the recipe's own. Of runs that read documents: test, valid, and excerpt, whose tails are copied
     from what stands before them; files of context, question, answer, or of text, label. Of runs that learn while they
-    read, and plain ones beside them: test, mqar, languages, needle, ppl, books, levels (without each part in turn),
-    clinc150, banking77 (these two are long: give --rows)"""
+    read, and plain ones beside them: test, mqar, copying, languages, needle, ppl, books, levels (without each part in
+    turn), clinc150, banking77 (these two are long: give --rows)"""
     protocol: Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None = None
     """how answers are asked for and judged; by default the one of the recipe's format"""
     tol: str | None = None
