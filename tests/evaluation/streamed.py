@@ -1,5 +1,7 @@
 """Small streams of classes for the tests: ids without a tokenizer, models of two layers."""
 
+from typing import Any
+
 import torch
 
 from laconic.core.decoder import Decoder
@@ -39,8 +41,8 @@ def decoder(seed: int = 0, width: int = 16) -> Decoder:
     return made.eval()
 
 
-def attending(eta: float = 0.5, chunks: tuple[int, ...] = (4, 8)) -> HopeAttention:
-    return HopeAttention.stack(decoder(), chunks, "grow", cms=Options(eta=eta, target="start"))
+def attending(eta: float = 0.5, chunks: tuple[int, ...] = (4, 8), **how: Any) -> HopeAttention:
+    return HopeAttention.stack(decoder(), chunks, "grow", cms=Options(eta=eta, target="start", **how))
 
 
 def remembering() -> Hope:

@@ -17,21 +17,21 @@ TASKS = streamed.tasks(each=2)
 ITEMS = [item for task in TASKS.test for item in task]
 
 
-@pytest.mark.parametrize("predicted", ["label", "line"])
-def test_a_carried_state_learns_of_every_line(predicted: str) -> None:
-    model = streamed.attending(chunks=(4, 8))
+@pytest.mark.parametrize(("inner", "predicted"), [("task", "label"), ("task", "line"), ("associative", "label")])
+def test_a_carried_state_learns_of_every_line(inner: str, predicted: str) -> None:
+    model = streamed.attending(chunks=(4, 8), inner=inner)
     own = Carried(model, TASKS, predicted)
     own.learn(TASKS.train[0])
     words = sum(len(TASKS.words[item.label]) for item in TASKS.train[0])
     read = sum(len(TASKS.first + item.ids) for item in TASKS.train[0])
-    learned = len(TASKS.train[0]) + words if predicted == "label" else read + words
+    learned = len(TASKS.train[0]) + words if inner == "associative" else read + words
     updates = own.notes["updates"]
     assert updates == [learned // 4, learned // 8]
     assert own.state.layers[0].cache is not None
     assert own.state.layers[0].cache.S == 0
     assert int(own.state.position) == 0
-    assert own.state.open is not None
-    assert int(own.state.open.count) == 0  # the line end has closed what was open
+    assert (own.state.open is None) == (inner == "associative")
+    assert own.state.open is None or int(own.state.open.count) == 0  # the line end has closed what was open
     assert own.notes["state_bytes"] == values.bytes(own.state)
 
 

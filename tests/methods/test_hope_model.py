@@ -162,6 +162,52 @@ def test_the_task_teaches_all_levels_by_one_gradient(which: int) -> None:
     assert moved == 3 * sum(map(len, model.shape.chunks))
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("cuts", [(), (1, 2, 3), (2,)])
+def test_what_is_not_taught_is_no_target_and_passes_gradients_on(which: int, cuts: tuple[int, ...]) -> None:
+    """The chunk of the fastest levels, whole or in pieces, against autograd's gradient of the masked loss."""
+    model, ids, taught = wide(which), ids_of(1, 5), torch.tensor([[True, False, False, True, True]])
+    static = model.logits(read(model, ids[:, :4])[0])
+    loss = cross_entropy(static[0, 2:], ids[0, 3:], reduction="sum")
+    early = cross_entropy(static[0, 2:3], ids[0, 3:4])
+    state = None
+    for a, b in zip((0, *cuts), (*cuts, 5), strict=True):
+        _, state = read(model, ids[:, a:b], state, taught=taught[:, a:b])
+    assert state is not None
+    apart = 0
+    for n, layer in enumerate(state.layers):
+        for l, level in enumerate(levels_of(layer)):
+            at = f"{model.names.blocks}.{n}.mlp.levels.{l}."
+            step = torch.nn.functional.softplus(model.get_parameter(f"{at}step.bias"))
+            for name in model.shape.maps:
+                w = model.get_parameter(f"{at}{name}.weight")
+                (slope,) = torch.autograd.grad(loss, w, retain_graph=True)
+                near([dense(level.moved[name])[0]], [-step * slope])
+                (other,) = torch.autograd.grad(early, w, retain_graph=True)
+                apart += int((slope - other).abs().max() > 1e-3 * slope.abs().max())
+    assert apart, "one target less is another gradient"
+    _, unmasked = read(model, ids)
+    assert any(not torch.allclose(x, y) for x, y in zip(changes(unmasked), changes(state), strict=True))
+
+
+def wide(which: int) -> Hope:
+    """With one chunk of 4 tokens for every level."""
+    own = cms_shape.Options(inner="task", **CMS)
+    if not which:
+        made = HopeAttention.stack(fresh("llama").double(), (4,), "depth", cms=own)
+        assert isinstance(made, HopeAttention)
+        return made
+    return Hope(HopeConfig.of(V, 8, 2, chunks=(4,), heads=2, memory=MEMORY, chunk=9, cms=own), 1).double().eval()
+
+
+def test_taught_is_refused_where_no_level_learns_of_ids() -> None:
+    model, ids = attention("associative"), ids_of(1, 3)
+    with pytest.raises(
+        Usage, match="hope: taught says which ids levels learn of, and none here learns of ids; leave it out"
+    ):
+        read(model, ids, taught=ids > 0)
+
+
 def test_tokens_that_teach_nothing_end_the_gathering() -> None:
     """Wherever the stretches with and without learning are cut; levels and their counts stand still in between."""
     for model in models("task"):

@@ -73,11 +73,12 @@ def read(
     state: State,
     *,
     live: Bool[Tensor, "B T"] | None = None,
+    taught: Bool[Tensor, "B T"] | None = None,
     learn: bool = True,
     names: Sequence[str] = (),
 ) -> Seen:
     """`advance`, and a look at what was learned. Raises `NonFinite` (65): level or memory, layer, row and token."""
-    seen = model.advance(ids, state, live=live, learn=learn)
+    seen = model.advance(ids, state, live=live, taught=taught, learn=learn)
     whole = fault(seen.state) if learn else None
     if whole is not None:
         found = first(model, ids, state, live=live) or whole

@@ -92,7 +92,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Opened:
-    """Of the fastest chunk that is open: its ids so far, how many of each row, and the layers where it began."""
+    """Of the fastest chunk that is open: its ids so far, how many of each row, and the layers where it began.
+
+    Of an id that is not learned of, as a target, the complement is held, which is below 0.
+    """
 
     ids: Int[Tensor, "B N"]
     count: Int[Tensor, " B"]

@@ -63,7 +63,9 @@ class Carried:
     """A model that learns while it reads: the stream goes into its state, the weights stay as they are.
 
     Each line is read from a start without context, as the questions are, so that what is known of a class is in fast
-    weights alone. With `predicted` "label" only the label's words teach; with "line" all of it.
+    weights alone. With `predicted` "label" only the label and the line end teach, and what levels learn of the task
+    reaches back to the utterance, as in tuning; levels with an error of their own then learn where the label is read.
+    With "line" all of it teaches.
     """
 
     def __init__(self, model: Learner, tasks: Tasks, predicted: str = "line") -> None:
@@ -78,26 +80,37 @@ class Carried:
 
     def all_read(self, item: Item) -> State:
         """A line of a model that has no context but its state."""
-        return self.advance(self.tasks.first + self.tasks.line(item), self.state, learn=True)
+        return self.advance(self.tasks.first + self.tasks.line(item), self.state, taught=self.taught(item))
 
     def apart(self, item: Item) -> State:
         """A line read on an empty cache, which is emptied again behind it."""
-        state, (before, after) = self.state, self.parts(item)
+        state, taught, (before, after) = self.state, self.taught(item), self.parts(item)
         if before:
             state = self.advance(before, state, learn=False)
-        state = self.advance(after, state, learn=True)
+        state = self.advance(after, state, taught=None if taught is None else taught[: len(after)])
         # The line end is the last word's target, and closes what is open, before the context goes.
         return uncached(self.advance(self.tasks.last, state, learn=False))
 
-    def advance(self, ids: Ids, state: State, *, learn: bool) -> State:
+    def advance(self, ids: Ids, state: State, *, learn: bool = True, taught: Sequence[bool] | None = None) -> State:
         """Ids of one row."""
-        row = torch.tensor([ids], device=device_of(self.model))
-        return cast(State, cast(Any, finite.read(self.model, row, state, learn=learn).state))
+        device = device_of(self.model)
+        row, asked = torch.tensor([ids], device=device), None
+        if taught is not None:
+            asked = torch.tensor([taught], device=device)
+        return cast(State, cast(Any, finite.read(self.model, row, state, learn=learn, taught=asked).state))
+
+    def taught(self, item: Item) -> list[bool] | None:
+        """Which ids of a line teach; None where all do, and where no level learns of ids."""
+        if self.predicted != "label" or self.state.open is None:
+            return None
+        read = self.tasks.first + item.ids
+        return [False] * len(read) + [True] * (len(self.tasks.line(item)) - len(item.ids))
 
     def parts(self, item: Item) -> tuple[Ids, Ids]:
-        """What of a line is only read, and what is learned of."""
+        """What of a line is only read, and what is learned of; of its end nothing."""
         read, told = self.tasks.first + item.ids, self.tasks.words[item.label]
-        return (read[:-1], read[-1:] + told) if self.predicted == "label" else ((), read + told)
+        own = self.predicted == "label" and self.state.open is None
+        return (read[:-1], read[-1:] + told) if own else ((), read + told)
 
     def scored(self, items: Sequence[Item], seen: Sequence[int]) -> Scored:
         """What the state says; every item is read on a fork."""

@@ -44,8 +44,16 @@ class Cached:
         cache = Cache.empty(self.config, batch, words.dtype, words.device)
         return State((Layer(cache=cache),), torch.zeros(batch, dtype=torch.long))
 
-    def advance(self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True) -> Seen:
-        """Reads ids behind the cache; `learn` means nothing."""
+    def advance(
+        self,
+        ids: Tensor,
+        state: Any = None,
+        *,
+        live: Tensor | None = None,
+        taught: Tensor | None = None,
+        learn: bool = True,
+    ) -> Seen:
+        """Reads ids behind the cache; `learn` and `taught` mean nothing."""
         before: State = self.start(len(ids)) if state is None else state
         seen = self.decoder(self.decoder.embed(ids), before.layers[0].cache, live=live)
         added = torch.full_like(before.position, ids.shape[1]) if live is None else live.sum(1).cpu()

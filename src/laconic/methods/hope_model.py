@@ -28,7 +28,7 @@ from laconic.methods.hope_config import HopeConfig
 from laconic.methods.hope_layer import SelfTitans
 from laconic.methods.hope_reading import kept, read
 from laconic.methods.hope_starts import added, check_grown, donated, rebuilt
-from laconic.methods.hope_task import interrupted, learn_along, unopened
+from laconic.methods.hope_task import interrupted, learn_along, silent, unopened
 from laconic.methods.learning_settings import Gradient, Grow, Place
 from laconic.methods.titans_layer import Titans
 
@@ -130,13 +130,14 @@ class Hope(Decoder):
         state: State | None = None,
         *,
         live: Bool[Tensor, "B T"] | None = None,
+        taught: Bool[Tensor, "B T"] | None = None,
         learn: bool = True,
         gradient: Gradient | None = None,
         horizon: int | None = None,
     ) -> Seen:
-        """Reads ids, each the target of the one before it."""
+        """Reads ids, each the target of the one before it; where `taught` is False it is only read."""
         x = self.embed(ids)
-        return self(x, state, ids=ids, live=live, learn=learn, gradient=gradient, horizon=horizon)
+        return self(x, state, ids=ids, live=live, taught=taught, learn=learn, gradient=gradient, horizon=horizon)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -148,6 +149,7 @@ class Hope(Decoder):
         bias: Float[Tensor, "#B #T #P"] | None = None,
         want: tuple[str, ...] = (),
         ids: Int[Tensor, "B T"] | None = None,
+        taught: Bool[Tensor, "B T"] | None = None,
         learn: bool = True,
         gradient: Gradient | None = None,
         horizon: int | None = None,
@@ -156,20 +158,24 @@ class Hope(Decoder):
 
         With `learn` False memories and levels stand still; convolutions, cache and position move on. `gradient` says
         what of the outer loss flows through the writes, by default "first_order" for the task and "full" otherwise.
-        Of the stages `want` may name embed, hidden.N and final_norm. Raises `ValueError` as a decoder does, `Usage` (2)
+        Of ids where `taught` is False nothing is learned as of targets; gradients of the others flow through them. Of
+        the stages `want` may name embed, hidden.N and final_norm. Raises `ValueError` as a decoder does, `Usage` (2)
         for a state of another shape, and for positions, bias or stages where levels learn of ids.
         """
         fit.check_call(self.config, self.attention, vectors, None, live, positions, bias)
         state = self.start(len(vectors)) if state is None else state
         self.accept(state, len(vectors))
         way = Way(gradient or ("first_order" if self.learns_task else "full"), horizon)
-        if self.learns_task and learn and ids is not None:
+        if taught is not None and (ids is None or not self.learns_task):
+            raise Usage("hope: taught says which ids levels learn of, and none here learns of ids; leave it out")
+        asked = None if ids is None else silent(ids, taught)
+        if self.learns_task and learn and asked is not None:
             if positions is not None or bias is not None or want:
                 raise Usage("hope: levels that learn of ids take no positions, bias or stages; read with learn=False")
-            hidden, state = learn_along(self, state, ids, live, way)
+            hidden, state = learn_along(self, state, asked, live, way)
             return Seen(hidden, cast(Any, state), {})
         if self.learns_task:
-            state = interrupted(self, state, ids, live, way)
+            state = interrupted(self, state, asked, live, way)
         hidden, found = read(
             self, vectors, state.layers, live=live, positions=positions, bias=bias, learn=learn, way=way
         )

@@ -5,6 +5,8 @@ target is known: the chunk that ends at token i is closed when token i+1 arrives
 inner loss crosses the start of its chunk, which makes pieces the whole. A chunk that was read in pieces is read again.
 
 The step of a token weighs what its own input and the gradient at its outputs give, of all the chunk's losses.
+
+An id that is read but not learned of, as a target, stands here as its complement ~id, which is below 0.
 """
 
 from dataclasses import replace
@@ -12,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from laconic.core import state as values
@@ -36,6 +38,16 @@ def continua(model: Decoder) -> list[Params]:
     """The continuum memory of every layer."""
     found = [part.get_submodule("mlp") for part in model.blocks if isinstance(part, Block)]
     return [levels.params for levels in found if isinstance(levels, CMS)]
+
+
+def silent(ids: Ids, taught: Bool[Tensor, "B T"] | None) -> Ids:
+    """Ids, those that are not to be learned of as their complements."""
+    return ids if taught is None else torch.where(taught, ids, ~ids)
+
+
+def words(ids: Ids) -> Ids:
+    """What is read: the ids themselves, learned of or not."""
+    return torch.where(ids < 0, ~ids, ids)
 
 
 def unopened(layers: Layers, like: Ids) -> Opened:
@@ -103,11 +115,11 @@ def _aligned(model: Decoder, state: State, ids: Ids, way: Way) -> tuple[Vectors,
             y, layers = at_once(model, rows.layers, piece, ids[:, end], way)
             rows = Rows(layers, piece[:, :0], layers)
         else:
-            y, found = read(model, model.embed(piece), rows.layers, way=way)
+            y, found = read(model, model.embed(words(piece)), rows.layers, way=way)
             rows = Rows(found.layers, torch.cat([rows.ids, piece], 1), rows.began)
         ys.append(y)
         at = end
-    y = torch.cat(ys, 1) if ys else model.embed(ids)
+    y = torch.cat(ys, 1) if ys else model.embed(words(ids))
     count = torch.full_like(state.position, rows.ids.shape[1])
     return y, State(rows.layers, state.position + n, Opened(rows.ids, count, rows.began))
 
@@ -124,7 +136,7 @@ def closed(model: Decoder, rows: Rows, last: Int[Tensor, " B"], way: Way) -> Row
     with torch.inference_mode(False), torch.enable_grad():
         began = rows.began if keeps else values.mapped(rows.began, cut)
         notes: tuple[Notes, ...] = tuple({} for _ in began)
-        hidden, found = read(model, model.embed(cut(rows.ids)), began, notes=notes, twice=keeps)
+        hidden, found = read(model, model.embed(words(cut(rows.ids))), began, notes=notes, twice=keeps)
         pairs = sent_back(model, hidden, targets(rows.ids, last), notes, keeps=keeps, again=False)
     layers = taught(model, rows.layers, pairs, found, way)
     return Rows(layers, rows.ids[:, :0], layers)
@@ -136,7 +148,7 @@ def at_once(model: Decoder, layers: Layers, ids: Ids, last: Int[Tensor, " B"], w
     with torch.inference_mode(False), torch.enable_grad():
         began = layers if outer else values.mapped(layers, cut)
         notes: tuple[Notes, ...] = tuple({} for _ in layers)
-        hidden, found = read(model, model.embed(cut(ids)), began, way=way, notes=notes, twice=keeps)
+        hidden, found = read(model, model.embed(words(cut(ids))), began, way=way, notes=notes, twice=keeps)
         pairs = sent_back(model, hidden, targets(ids, last), notes, keeps=keeps, again=outer)
     if not outer:
         hidden, found = hidden.detach(), found._replace(layers=values.detach(found.layers))
@@ -144,8 +156,9 @@ def at_once(model: Decoder, layers: Layers, ids: Ids, last: Int[Tensor, " B"], w
 
 
 def targets(ids: Ids, last: Int[Tensor, " B"]) -> Ids:
-    """What follows each token."""
-    return torch.cat([cut(ids)[:, 1:], cut(last)[:, None]], 1)
+    """What follows each token, nothing where that is not to be learned of."""
+    found = torch.cat([cut(ids)[:, 1:], cut(last)[:, None]], 1)
+    return found.masked_fill(found < 0, UNSCORED)
 
 
 def sent_back(
