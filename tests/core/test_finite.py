@@ -35,7 +35,15 @@ class Spoiling:
     def start(self, batch: int) -> State:
         return replace(state(batch), position=torch.zeros(batch, dtype=torch.long))
 
-    def advance(self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True) -> Seen:
+    def advance(
+        self,
+        ids: Tensor,
+        state: Any = None,
+        *,
+        live: Tensor | None = None,
+        taught: Tensor | None = None,
+        learn: bool = True,
+    ) -> Seen:
         self.calls += 1
         n = torch.full((len(ids),), ids.shape[1]) if live is None else live.sum(1)
         after = replace(state, position=state.position + n)

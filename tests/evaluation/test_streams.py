@@ -44,7 +44,15 @@ class Remembers:
         zero = torch.zeros(batch, dtype=torch.long)
         return State((Layer({"table": torch.zeros(batch, V, 1)}, cms=Continuum((level(zero),))),), zero)
 
-    def advance(self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True) -> Seen:
+    def advance(
+        self,
+        ids: Tensor,
+        state: Any = None,
+        *,
+        live: Tensor | None = None,
+        taught: Tensor | None = None,
+        learn: bool = True,
+    ) -> Seen:
         state = self.start(len(ids)) if state is None else state
         live = torch.ones_like(ids, dtype=torch.bool) if live is None else live
         table, said = state.layers[0].tails["table"].clone(), torch.zeros(*ids.shape, 1)
@@ -139,13 +147,29 @@ def test_an_answer_teaches_only_where_nothing_else_remembers_it() -> None:
     calls: list[bool] = []
 
     class Notes(Remembers):
-        def advance(self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True) -> Seen:
+        def advance(
+            self,
+            ids: Tensor,
+            state: Any = None,
+            *,
+            live: Tensor | None = None,
+            taught: Tensor | None = None,
+            learn: bool = True,
+        ) -> Seen:
             calls.append(learn)
             seen = super().advance(ids, state, live=live, learn=learn)
             return seen
 
     class WithCache(Notes):
-        def advance(self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True) -> Seen:
+        def advance(
+            self,
+            ids: Tensor,
+            state: Any = None,
+            *,
+            live: Tensor | None = None,
+            taught: Tensor | None = None,
+            learn: bool = True,
+        ) -> Seen:
             seen = super().advance(ids, state, live=live, learn=learn)
             made = cast(State, cast(Any, seen.state))
             cache = Cached(Decoder(self.config)).start(len(ids)).layers[0].cache
@@ -241,7 +265,15 @@ def test_rows_are_kept_and_read_again(tmp_path: Path) -> None:
     rows = measure(Remembers(), "mqar", Fixed(found), CPU, batch=1, folder=tmp_path / "x", key={"run": "r"})
 
     class Broken(Remembers):
-        def advance(self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True) -> Seen:
+        def advance(
+            self,
+            ids: Tensor,
+            state: Any = None,
+            *,
+            live: Tensor | None = None,
+            taught: Tensor | None = None,
+            learn: bool = True,
+        ) -> Seen:
             raise AssertionError
 
     again = measure(Broken(), "mqar", Fixed(found), CPU, batch=1, folder=tmp_path / "x", key={"run": "r"})

@@ -81,21 +81,28 @@ def read(
     seen = model.advance(ids, state, live=live, taught=taught, learn=learn)
     whole = fault(seen.state) if learn else None
     if whole is not None:
-        found = first(model, ids, state, live=live) or whole
+        found = first(model, ids, state, live=live, taught=taught) or whole
         raise NonFinite(f"state: not finite in {found.said(names)}; {ADVICE}")
     return seen
 
 
 @torch.no_grad()
-def first(model: Learner, ids: Int[Tensor, "B T"], state: State, *, live: Tensor | None = None) -> Fault | None:
+def first(
+    model: Learner,
+    ids: Int[Tensor, "B T"],
+    state: State,
+    *,
+    live: Bool[Tensor, "B T"] | None = None,
+    taught: Bool[Tensor, "B T"] | None = None,
+) -> Fault | None:
     """The token from which on a state is not finite where these are learned: halves are read again, each on its own.
 
     None where all is finite, as it may be if it was so by a hair only.
     """
 
     def after(start: int, end: int) -> Any:
-        here = None if live is None else live[:, start:end]
-        return model.advance(ids[:, start:end], state, live=here).state
+        here, asked = (None if x is None else x[:, start:end] for x in (live, taught))
+        return model.advance(ids[:, start:end], state, live=here, taught=asked).state
 
     a, b = 0, ids.shape[1]
     while b - a > 1:
