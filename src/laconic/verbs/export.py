@@ -36,7 +36,7 @@ class Export:
         """Loads, merges, writes."""
         from laconic.core import weights
         from laconic.core.decoder import Decoder
-        from laconic.recipe import adapters
+        from laconic.recipe import adapters, learners
         from laconic.recipe.opened import is_run
 
         with note(f"loading {self.model}"):
@@ -46,7 +46,8 @@ class Export:
                 decoder = Decoder.from_llama2c(self.model)
             else:
                 folder = weights.find(self.model)
-                decoder = Decoder.from_pretrained(folder, torch_dtype(self.dtype) or weights.stored_dtype(folder))
+                dtype = torch_dtype(self.dtype) or weights.stored_dtype(folder)
+                decoder = learners.loaded(folder, dtype, weights.place_of("cpu"))
             if self.adapter is not None:
                 decoder = adapters.merged(adapters.load_adapter(decoder, self.adapter))
         with note(f"writing {self.out}"):

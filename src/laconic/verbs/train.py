@@ -141,8 +141,10 @@ class Train:
         return {"out": str(out), **about(outcome)}
 
     def tell(self, out: Path, outcome: "Outcome") -> None:
-        """Where the run ended."""
-        numbers = {**outcome.numbers, **outcome.validation}
+        """Where the run ended: the first numbers of the last update, and what the validation gave."""
+        from laconic.training.running import SHOWN
+
+        numbers = {**dict([*outcome.numbers.items()][:SHOWN]), **outcome.validation}
         say(f"{out}: step {outcome.steps}" + "".join(f", {name} {value:.4g}" for name, value in numbers.items()))
 
     def planned(self, recipe: "Recipe") -> int:
