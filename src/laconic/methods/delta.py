@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from laconic.methods.kernel import KERNEL, by_kernel, fits
+
 LEAST = 1e-6  # of keep and momentum, whose logarithms are summed
 States = Float[Tensor, "B H O I"]
 Solve = Callable[..., Tensor]
@@ -94,7 +96,10 @@ def delta(
 
     `erase` is the step of the erase, which is the step of the write unless a key is not of length 1.
     """
-    gates = held(gates, live)
+    same, gates = erase is gates.step and N is None and (q is None or read == "after"), held(gates, live)
+    if KERNEL is not None and same and fits(S, k, u, q, gates.keep, gates.step, anchor):
+        after, told = by_kernel(KERNEL, S, k, u, q, gates.keep.clamp(min=LEAST), gates.step, anchor)
+        return Moved(after, None, told)
     G = products(gates.keep)
     c, L = (G, None) if gates.momentum is None else summed(G, gates.momentum, live)
     write = gates.step[..., None] * u
