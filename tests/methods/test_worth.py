@@ -85,5 +85,5 @@ def test_gates_are_where_a_part_is_out() -> None:
         for name, part in {"whole": model, **parts}.items():
             memory: Any = part.get_submodule("model.layers.0.memory")
             for group, gates in gates_of(memory, part.start(1).layers[0], x).items():
-                assert bool((gates.keep == 1).all()) == (name == "without decay")
+                assert bool((gates.keep == 1).all()) == (name == "without decay" and group != "projections")
                 assert bool((gates.step == 0).all()) == (name == "static projections" and group == "projections")

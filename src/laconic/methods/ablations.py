@@ -77,8 +77,8 @@ def gate(which: str, bias: float) -> Set:
 def ablations(model: Hope) -> dict[str, Hope]:
     """Every part that this model has and that can be taken out of it, by name.
 
-    Decay goes with the cap, which would else let nothing be written. A static projection stays at its start; all of
-    them do where the projections' steps are 0.
+    Decay is taken from the memory, whose guard still holds it; of projections, which their cap lets grow by what they
+    let go of, it cannot be taken out. A static projection stays at its start, all where their steps are 0.
     """
     levels = {f"without chunk {C}": frozen(model, l) for l, C in enumerate(chunks_of(model))}
     found = levels | ({"without levels": frozen(model)} if len(levels) > 1 else {})
@@ -89,7 +89,8 @@ def ablations(model: Hope) -> dict[str, Hope]:
         found["without momentum"] = changed(model, {"momentum": False})
     if isinstance(o, TitansOptions):
         return found | {"without decay": changed(model, filled=gate("keep", -STILL))}
-    found["without decay"] = changed(model, {"cap": 0.0}, gate("keep", -STILL))
+    if o.groups == 2:
+        found["without decay"] = changed(model, filled=gate("keep.memory", -STILL))
     if o.erase:
         found["without erase"] = changed(model, {"erase": False})
     return found | static(model, o)
