@@ -14,8 +14,9 @@ from laconic import cli
 from laconic.evaluation import reported_learning
 from laconic.evaluation.cells import ALL
 from laconic.evaluation.listening import Row, Said
-from laconic.evaluation.reported_learning import NOT_REPRODUCED, NOT_RUN, PLOT, REPRODUCED, words
+from laconic.evaluation.reported_learning import words
 from laconic.evaluation.stream_table import Measured
+from laconic.evaluation.verdicts import NOT_REPRODUCED, NOT_RUN, PLOT, REPRODUCED
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 Run = Callable[..., tuple[int, str, str]]
