@@ -252,7 +252,8 @@ def test_the_state_is_of_one_size_for_any_length() -> None:
             {"step_max": 1.5, "factor": 2},
             "factor 2 is beyond 2, where one write overshoots further than it was off; lower it",
         ),
-        (4, {"step_start": 1.0}, "step_start 1.0: between 0 and 1 of its largest value, both left out"),
+        (4, {"step_start": 1.0}, "step_start 1.0 is not below step_max 1.0, which a sigmoid never reaches"),
+        (4, {"momentum_start": 1.0}, "momentum_start 1.0: between 0 and 1 of its largest value, both left out"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(chunk: int, options: dict[str, Any], says: str) -> None:
