@@ -1,4 +1,4 @@
-"""What the small recipes of generated streams learn, beside the control whose fast weights stand still."""
+"""What the small recipes of streams learn, beside the control whose fast weights stand still."""
 
 import json
 import sys
@@ -11,12 +11,17 @@ from laconic import cli
 
 def right(folder: Path, monkeypatch: pytest.MonkeyPatch, *keys: str) -> float:
     """The share of targets told right in the last validation of a run."""
+    return said("right", folder, monkeypatch, *keys)
+
+
+def said(number: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *keys: str) -> float:
+    """A number of the last validation of a run."""
     monkeypatch.setattr(sys, "argv", ["laconic", "train", *keys, "--out", str(folder)])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 0
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["validation"]["right"] for line in lines if "validation" in line][-1]
+    return [line["validation"][number] for line in lines if "validation" in line][-1]
 
 
 @pytest.mark.slow
@@ -34,3 +39,39 @@ def test_pairs_are_not_guessed_by_what_stands_still(tmp_path: Path, monkeypatch:
     still = right(tmp_path / "still", monkeypatch, "hope-tiny-recall", *short, "learning.learn=false")
     assert still <= 0.1  # chance is one value in 32
     assert right(tmp_path / "learns", monkeypatch, "hope-tiny-recall", *short) >= still + 0.15
+
+
+def few_books(folder: Path, shared: Path) -> Path:
+    """The first sections of books, some held out."""
+    found: dict[str, list[str]] = {}
+    with (shared / "data/text/standard-ebooks.jsonl").open(encoding="utf-8") as lines:
+        for line in lines:
+            part = found.setdefault(json.loads(line)["split"], [])
+            part += [line] if len(part) < 8 else []
+    made = folder / "books.jsonl"
+    made.write_text("".join(line for part in found.values() for line in part), encoding="utf-8")
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_levels_learn_what_symbols_mean_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
+    steps = ("train.steps=12", "train.save_every=12", "train.validate_every=12", "validation.rows=8")
+    short = (f"data.path={few_books(tmp_path, shared)}", *steps)
+    still = said("nats", tmp_path / "still", monkeypatch, "cms-tiny-drift", *short, "levels.eta=0")
+    assert said("nats", tmp_path / "learns", monkeypatch, "cms-tiny-drift", *short) <= still - 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_a_real_model_reads_a_book_no_worse_for_learning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path
+) -> None:
+    """One update of no size: the donor's weights, which learn while they read."""
+    steps = ("train.steps=1", "train.save_every=1", "train.validate_every=1", "train.lr=1e-9", "train.batch=1")
+    own = (f"data.path={few_books(tmp_path, shared)}", f"model.name={shared / 'models/stories260k'}")
+    donor = said("nats", tmp_path / "donor", monkeypatch, "hope-attention-tiny", *own, *steps, "levels.eta=0")
+    assert (
+        said("nats", tmp_path / "learns", monkeypatch, "hope-attention-tiny", *own, *steps, "levels.eta=0.1")
+        <= donor - 0.1
+    )
