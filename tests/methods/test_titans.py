@@ -224,6 +224,17 @@ def test_recomputed_chunks_have_the_same_gradients() -> None:
     near(slopes(again(x)[0], again), slopes(kept(x)[0], kept), within=1e-14)
 
 
+def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it() -> None:
+    """As training begins, in every head of every row: of earlier keys those of windows that hold the token."""
+    memory, T, window = Titans(64, 2, 16), 12, Options().conv
+    x = noise(19, 8, T, 64)
+    x[:, -1] = x[:, 2]
+    params = memory.double().params
+    found = titans.projections(x, params.tensors, start(params, 8).tails, 2, None)
+    near_by = (found.k @ found.q[:, :, -1:].mT)[:, :, : T - window, 0].argmax(-1)
+    assert ((near_by >= 2) & (near_by < 2 + window)).all()
+
+
 def test_half_precision_has_a_wide_state() -> None:
     memory = Titans(D, H, C).bfloat16()
     y, state = memory(noise(17, 1, 5, D, dtype=torch.bfloat16))
@@ -252,7 +263,7 @@ def test_the_state_is_of_one_size_for_any_length() -> None:
             {"step_max": 1.5, "factor": 2},
             "factor 2 is beyond 2, where one write overshoots further than it was off; lower it",
         ),
-        (4, {"step_start": 1.0}, "step_start 1.0 is not below step_max 1.0, which a sigmoid never reaches"),
+        (4, {"step_start": 1.0}, "titans: step_start 1.0 is not below step_max 1.0, which a sigmoid never reaches"),
         (4, {"momentum_start": 1.0}, "momentum_start 1.0: between 0 and 1 of its largest value, both left out"),
     ],
 )

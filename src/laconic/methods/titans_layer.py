@@ -228,10 +228,16 @@ class Titans(nn.Module):
 
 
 def weights(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
-    """What training begins with: projections and starts normal, gates at their bias alone."""
+    """What training begins with: projections and starts normal, gates at their bias alone, queries as keys.
+
+    A key begins as the sum of its window, a query and a value as their own token, so that a token asked again finds
+    what stood behind it. Taps drawn at random have to find each other's place first, which took most runs too long.
+    """
     o, D, E = shape.options, shape.width, shape.head
-    w = {f"{name}_proj.weight": normal(generator, D, D, scale=D**-0.5) for name in ("q", "k", "v", "g", "o")}
-    w |= {f"{name}_conv.weight": normal(generator, D, o.conv, scale=o.conv**-0.5) for name in PROJECTIONS}
+    w = {f"{name}_proj.weight": normal(generator, D, D, scale=D**-0.5) for name in ("k", "v", "g", "o")}
+    w["q_proj.weight"] = w["k_proj.weight"].clone()
+    own = torch.eye(o.conv)[-1].repeat(D, 1)
+    w |= {"q_conv.weight": own, "k_conv.weight": torch.full((D, o.conv), o.conv**-0.5), "v_conv.weight": own.clone()}
     biases = {"keep": half_life(o.keep_half_life), "step": logit(o.step_start / o.step_max, "step_start")}
     if o.momentum:
         biases["momentum"] = logit(o.momentum_start, "momentum_start")
