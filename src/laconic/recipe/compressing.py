@@ -65,7 +65,7 @@ def lengths(
 class Compression(Going[Memory]):
     """Texts on their way to vectors, a segment at a time; `spent` positions went through the decoder."""
 
-    kind = "compression"
+    kind = "compressing"  # "compression" was of another form
     counts = (*Going.counts, "spent")
 
     def __init__(self, method: AutoCompressor, how: Lengths) -> None:
