@@ -118,6 +118,7 @@ def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.
                  "hope: levels", "without chunk 16", "14.39 / 10.08 / 58.04", "15.11 / 11.63 / 57.23", "figure only",
                  "not run", "hope, books: after saves ", "Forgetting is not solved"):  # fmt: skip
         assert text in page, text
+    assert "hope, grad" not in page
     assert "reproduced</td>" not in page
 
 

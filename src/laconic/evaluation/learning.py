@@ -129,8 +129,8 @@ def labelled(name: str, ends: Sequence[str]) -> str:
 
 
 def is_course(name: str) -> bool:
-    """Whether a number of the metrics is drawn."""
-    return any(name.endswith(ends) for ends, *_ in IN_TRAINING)
+    """Whether a number of the metrics is drawn: of levels and memories, not of the update."""
+    return name != "grad_norm" and any(name.endswith(ends) for ends, *_ in IN_TRAINING)
 
 
 def groups(classes: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Group]:
