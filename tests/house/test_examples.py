@@ -15,7 +15,13 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+LONG = {"adapter.py", "dgd.py", "m3.py"}  # these train for some seconds
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, marks=pytest.mark.slow if path.name in LONG else (), id=path.name) for path in EXAMPLES],
+)
 def test_example_is_short_and_runs(example: Path, tmp_path: Path) -> None:
     text = example.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 60

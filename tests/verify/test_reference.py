@@ -55,7 +55,12 @@ def compared(decoder: Decoder, reference: Transformers, case: Case) -> Compariso
     return comparison
 
 
-@pytest.mark.parametrize("family", tuple(NAMES))
+ALIKE = {"mistral", "qwen2"}  # what they have beside Llama, Qwen 3 and the laws of attention have too
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=pytest.mark.slow if family in ALIKE else ()) for family in NAMES]
+)
 def test_random_models_of_transformers_with_awkward_shapes(family: str, tmp_path: Path):
     needs("transformers")
     folder = made_by_transformers(family, tmp_path / "model")
