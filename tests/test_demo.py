@@ -179,6 +179,7 @@ def test_the_page_of_real_runs_asks_for_nothing(done: tuple[Path, str, str]) -> 
         assert said in text, said
 
 
+@pytest.mark.slow
 def test_a_second_time_nothing_is_trained_and_the_figures_are_the_same(
     done: tuple[Path, str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

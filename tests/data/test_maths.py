@@ -82,6 +82,7 @@ def test_chains_of_the_sets(root: str) -> None:
     assert not any(e.flags["in_multiarith"] for e in load("aggregate", "train", how).examples)
 
 
+@pytest.mark.slow
 def test_the_union(root: str) -> None:
     read = training(said(name="gsm-union", root=root, valid="gsm8k-aug:valid", test="gsm8k:test"))
     assert len(read.examples) == len(read.offsets) == 10432 + 6973 - 201 + 1384

@@ -75,6 +75,7 @@ def found(real: dict[str, list[Example]]) -> dict[str, list[Template]]:
     return {name: templates(examples) for name, examples in real.items()}
 
 
+@pytest.mark.slow
 def test_as_many_real_rows_are_templates_as_were_counted(real, found):
     assert {name: len(rows) for name, rows in real.items()} == {"aug": 10_432, "gsm8k": 6_973}
     assert {name: len(rows) for name, rows in found.items()} == {"aug": 6_010, "gsm8k": 2_788}

@@ -18,7 +18,9 @@ def test_readme_names_the_two_commands_on_its_first_screen() -> None:
         assert any(command in line for line in first_screen), command
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if "tour" in page else ()) for page in PAGES]
+)
 def test_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
     asked = commands(REPO / page)
     assert asked, f"{page} shows no laconic command in a console block"
@@ -34,7 +36,9 @@ def test_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
     assert not failed, "\n\n".join(failed)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if "tour" in page else ()) for page in PAGES]
+)
 def test_python_of_the_page_runs(page: str, tmp_path: Path) -> None:
     """One program a page; blank lines stand for the prose, so that a traceback names the page's lines."""
     lines = [""] * len((REPO / page).read_text(encoding="utf-8").splitlines())

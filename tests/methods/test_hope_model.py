@@ -390,6 +390,7 @@ def test_it_is_called_as_a_decoder_is() -> None:
         HopeAttention.stack(fresh("llama"), (2, 4), "grow", cms=cms_shape.Options(order="slow_first"))
 
 
+@pytest.mark.slow
 def test_what_is_written_is_read() -> None:
     """Prompts of two lengths together are each alone; the state is that of reading prompt and answer."""
     for model in models("task"):
