@@ -71,6 +71,7 @@ def test_it_is_evaluated_on_real_questions(inside: Path) -> None:
         assert found["runs"][0]["passes"]["think"] == 3
 
 
+@pytest.mark.slow
 def test_it_is_looked_into(inside: Path) -> None:
     asked = 'laconic inspect run "Tom has 3 apples and eats 1. How many are left?" --chain "<<3-1=2>>" --out page.html'
     done = laconic(asked, inside)

@@ -204,6 +204,7 @@ def test_a_run_starts_from_another_and_one_word_changes_its_method(run: Run) -> 
     assert "laconic: [thinking] is not read by method nocot\n" in err
 
 
+@pytest.mark.slow
 def test_the_plan_reads_no_weight(run: Run, base: Path) -> None:
     for path in base.glob("*.safetensors"):
         path.unlink()
