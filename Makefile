@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxpro
 
 help:
 	@echo "make demo      a first look: small models learn arithmetic with a chain, without, and in thoughts; eight minutes"
-	@echo "make test      the default tests: about five minutes on two cores, no network"
+	@echo "make test      the default tests: five to seven minutes on two cores, no network"
 	@echo "make test-all  the slow tests too"
 	@echo "make check     ruff, ruff format, pyright, import-linter, codespell"
 	@echo "make bench     speed and memory beside the installed peers; the table of mutants"

@@ -36,13 +36,7 @@ class Spoiling:
         return replace(state(batch), position=torch.zeros(batch, dtype=torch.long))
 
     def advance(
-        self,
-        ids: Tensor,
-        state: Any = None,
-        *,
-        live: Tensor | None = None,
-        taught: Tensor | None = None,
-        learn: bool = True,
+        self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
     ) -> Seen:
         self.calls += 1
         n = torch.full((len(ids),), ids.shape[1]) if live is None else live.sum(1)

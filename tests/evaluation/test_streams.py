@@ -45,13 +45,7 @@ class Remembers:
         return State((Layer({"table": torch.zeros(batch, V, 1)}, cms=Continuum((level(zero),))),), zero)
 
     def advance(
-        self,
-        ids: Tensor,
-        state: Any = None,
-        *,
-        live: Tensor | None = None,
-        taught: Tensor | None = None,
-        learn: bool = True,
+        self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
     ) -> Seen:
         state = self.start(len(ids)) if state is None else state
         live = torch.ones_like(ids, dtype=torch.bool) if live is None else live
@@ -148,13 +142,7 @@ def test_an_answer_teaches_only_where_nothing_else_remembers_it() -> None:
 
     class Notes(Remembers):
         def advance(
-            self,
-            ids: Tensor,
-            state: Any = None,
-            *,
-            live: Tensor | None = None,
-            taught: Tensor | None = None,
-            learn: bool = True,
+            self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
         ) -> Seen:
             calls.append(learn)
             seen = super().advance(ids, state, live=live, learn=learn)
@@ -162,13 +150,7 @@ def test_an_answer_teaches_only_where_nothing_else_remembers_it() -> None:
 
     class WithCache(Notes):
         def advance(
-            self,
-            ids: Tensor,
-            state: Any = None,
-            *,
-            live: Tensor | None = None,
-            taught: Tensor | None = None,
-            learn: bool = True,
+            self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
         ) -> Seen:
             seen = super().advance(ids, state, live=live, learn=learn)
             made = cast(State, cast(Any, seen.state))
@@ -266,13 +248,7 @@ def test_rows_are_kept_and_read_again(tmp_path: Path) -> None:
 
     class Broken(Remembers):
         def advance(
-            self,
-            ids: Tensor,
-            state: Any = None,
-            *,
-            live: Tensor | None = None,
-            taught: Tensor | None = None,
-            learn: bool = True,
+            self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
         ) -> Seen:
             raise AssertionError
 

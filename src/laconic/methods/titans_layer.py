@@ -231,7 +231,7 @@ def weights(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
     """What training begins with: projections and starts normal, gates at their bias alone, queries as keys.
 
     A key begins as the sum of its window, a query and a value as their own token, so that a token asked again finds
-    what stood behind it. Taps drawn at random have to find each other's place first, which took most runs too long.
+    what stood behind it. Taps drawn at random have to find each other's place first, and do so in some runs only.
     """
     o, D, E = shape.options, shape.width, shape.head
     w = {f"{name}_proj.weight": normal(generator, D, D, scale=D**-0.5) for name in ("k", "v", "g", "o")}
