@@ -69,7 +69,7 @@ def test_the_oldest_lines_leave_the_context() -> None:
     held = len(TASKS.first) + sum(map(len, own.lines))
     assert held + longest <= 40 < held + longest + len(lines[-n - 1])
     text = tuple(i for line in own.lines for i in line)
-    asked = said_after(model, TASKS, model.start(1), ITEMS[:2], text).scores
+    asked = said_after(model, TASKS, model.start(1), ITEMS[:2], text=text).scores
     np.testing.assert_allclose(own.scored(ITEMS[:2], [0]).scores, asked, atol=1e-12)
     assert np.abs(asked - said_after(model, TASKS, model.start(1), ITEMS[:2]).scores).max() > 1e-3
 

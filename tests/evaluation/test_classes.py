@@ -11,7 +11,8 @@ from laconic.core import state as values
 from laconic.core.contract import Learner
 from laconic.core.tasks import Item
 from laconic.evaluation.approaches import Carried, Frozen
-from laconic.evaluation.classes import Scored, at_end, best, blind, course, forked, label_scores, right, said_after
+from laconic.evaluation.classes import Scored, at_end, best, course, right, said_after
+from laconic.evaluation.labels import blind, forked, label_scores
 from laconic.evaluation.listening import Cached
 from tests.evaluation import streamed
 from tests.oracles import classes as oracle
@@ -62,8 +63,8 @@ def test_scores_are_the_loops_mean_log_probabilities(name: str) -> None:
 def test_many_labels_and_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Cached(streamed.decoder())
     whole = said_after(model, TASKS, model.start(1), ITEMS)
-    monkeypatch.setattr("laconic.evaluation.classes.ROWS", 8)
-    monkeypatch.setattr("laconic.evaluation.classes.PROMPTS", 5)
+    monkeypatch.setattr("laconic.evaluation.labels.ROWS", 8)
+    monkeypatch.setattr("laconic.evaluation.labels.PROMPTS", 5)
     parts = said_after(model, TASKS, model.start(1), ITEMS)
     np.testing.assert_allclose(parts.scores, whole.scores, atol=1e-5)
 

@@ -16,7 +16,8 @@ from laconic.core import state as values
 from laconic.core.contract import Learner
 from laconic.core.state import Layer, State
 from laconic.core.tasks import Ids, Item, Tasks
-from laconic.evaluation.classes import PROMPTS, Scored, blind, device_of, forked, grid, read, runs, said_after
+from laconic.evaluation.classes import Scored, said_after
+from laconic.evaluation.labels import PROMPTS, blind, device_of, forked, grid, read, runs
 
 SHRINKAGE = 0.1  # of the shared covariance towards its mean variance
 
@@ -30,9 +31,9 @@ class Frozen:
     def learn(self, items: Sequence[Item]) -> None:
         """Nothing."""
 
-    def scored(self, items: Sequence[Item], seen: Sequence[int]) -> Scored:
+    def scored(self, items: Sequence[Item], seen: Sequence[int] | None = None) -> Scored:
         """What the model says of itself."""
-        return said_after(self.model, self.tasks, self.model.start(1), items)
+        return said_after(self.model, self.tasks, self.model.start(1), items, seen)
 
 
 class InContext:
@@ -53,10 +54,10 @@ class InContext:
             kept += 1
         self.lines = self.lines[len(self.lines) - kept :]
 
-    def scored(self, items: Sequence[Item], seen: Sequence[int]) -> Scored:
+    def scored(self, items: Sequence[Item], seen: Sequence[int] | None = None) -> Scored:
         """What the model says with the lines before it."""
         text = tuple(i for line in self.lines for i in line)
-        return said_after(self.model, self.tasks, self.model.start(1), items, text)
+        return said_after(self.model, self.tasks, self.model.start(1), items, seen, text)
 
 
 class Carried:
@@ -112,9 +113,9 @@ class Carried:
         own = self.predicted == "label" and self.state.open is None
         return (read[:-1], read[-1:] + told) if own else ((), read + told)
 
-    def scored(self, items: Sequence[Item], seen: Sequence[int]) -> Scored:
+    def scored(self, items: Sequence[Item], seen: Sequence[int] | None = None) -> Scored:
         """What the state says; every item is read on a fork."""
-        return said_after(self.model, self.tasks, self.state, items)
+        return said_after(self.model, self.tasks, self.state, items, seen)
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -158,7 +159,7 @@ class NearestMean:
                 self.scatter = self.scatter + np.outer(apart, apart) * n / (n + 1)
             self.counts[item.label], self.sums[item.label] = n + 1, total + x
 
-    def scored(self, items: Sequence[Item], seen: Sequence[int]) -> Scored:
+    def scored(self, items: Sequence[Item], seen: Sequence[int] | None = None) -> Scored:
         """Minus the squared distance; of a class that was never met, minus infinity."""
         X = ends(self.model, self.tasks, items)
         means = {label: total / self.counts[label] for label, total in self.sums.items()}

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from laconic.core import keyed
 from laconic.core.contract import UNSCORED, Learner
 from laconic.core.tasks import Item, Tasks
-from laconic.evaluation.classes import Scored, device_of, grid, module_of, read, said_after
+from laconic.evaluation.classes import Scored, said_after
+from laconic.evaluation.labels import device_of, grid, module_of, read
 
 REPLAYED, SAMPLED, DRAWN = 1, 2, 100  # what draws are made for; batches from 100 on, a number a step
 
@@ -138,7 +139,7 @@ class Tuned:
         chosen = few(items, self.how.sampled)
         classes = sorted(self.seen)
         sums = [torch.zeros_like(p) for p in self.parameters]
-        scores = self.scored(chosen, classes).scores[:, classes] * [len(self.tasks.words[k]) for k in classes]
+        scores = self.scored(chosen).scores[:, classes] * [len(self.tasks.words[k]) for k in classes]
         for n, item in enumerate(chosen):
             shares = np.exp(scores[n] - scores[n].max())
             draw = keyed.uniform(self.tasks.seed, SAMPLED, self.steps, n) * shares.sum()
@@ -150,10 +151,10 @@ class Tuned:
         mean = [s / len(chosen) for s in sums]
         return [a + b for a, b in zip(self.anchor.fisher, mean, strict=True)] if self.anchor.fisher else mean
 
-    def scored(self, items: Sequence[Item], seen: Sequence[int]) -> Scored:
+    def scored(self, items: Sequence[Item], seen: Sequence[int] | None = None) -> Scored:
         """What the weights say now; every item is read by itself."""
         self.module.eval()
-        found = said_after(self.model, self.tasks, self.model.start(1), items)
+        found = said_after(self.model, self.tasks, self.model.start(1), items, seen)
         self.module.train()
         return found
 

@@ -13,8 +13,9 @@ from laconic.core.tasks import Tasks
 from laconic.data.intents import read_intents, tasks_of
 from laconic.data.tokens import Tokenizer
 from laconic.evaluation.approaches import Carried, Frozen, InContext, NearestMean
-from laconic.evaluation.classes import Approach, Course, at_end, blind, course
+from laconic.evaluation.classes import Approach, Course, at_end, course
 from laconic.evaluation.forgetting import estimates, plain
+from laconic.evaluation.labels import blind
 from laconic.evaluation.listening import Cached
 from laconic.evaluation.tuned import Anchor, Reservoir, Tuned, Tuning
 from laconic.methods.hope_model import Hope
