@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from laconic.evaluation.tuned import Tuning
 from laconic.methods.cms_shape import Options
 from laconic.methods.hope_config import HopeConfig
 from laconic.methods.hope_model import Hope, HopeAttention
-from laconic.recipe.incremental import METHODS, incremental
+from laconic.recipe.incremental import METHODS, planned
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 257, "intermediate_size": 32}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 128}
@@ -22,6 +23,11 @@ HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max
 
 def decoder() -> Decoder:
     return Decoder(DecoderConfig.small("llama", **SIZES, **HEADS)).eval()
+
+
+def incremental(*args: Any, note: Any = None, **how: Any) -> dict[str, Any]:
+    plan = planned(*args, **how)
+    return plan.found(plan.lines(range(len(plan)), note))
 
 
 @pytest.fixture

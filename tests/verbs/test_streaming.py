@@ -17,6 +17,7 @@ from laconic.evaluation.listening import Row, Said
 from laconic.evaluation.reported_learning import words
 from laconic.evaluation.stream_table import Measured
 from laconic.evaluation.verdicts import NOT_REPRODUCED, NOT_RUN, PLOT, REPRODUCED
+from laconic.recipe.incremental import Plan
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 Run = Callable[..., tuple[int, str, str]]
@@ -145,14 +146,52 @@ def measured(row: str | None, right: float, n: int = 400) -> Measured:
     return Measured("languages (test-bin-0)", "run", (0,), [rows], {"row": row})
 
 
-def test_a_signal_among_classes_keeps_nothing(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def struck(*args: object, **how: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+def test_a_signal_among_classes_keeps_whole_courses(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"text": f"{part} {label} {i}", "label": label, "split": part}
+        for part, n in (("train", 3), ("test", 1))
+        for label in map(str, range(22))
+        for i in range(n)
+    ]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    args = ("evaluate", "plain", "--on", "banking77", "--root", "rows.jsonl", "--examples", "2", "--rows", "1")
+    whole, made = Plan.line, list[str]()
 
-    monkeypatch.setattr("laconic.verbs.streaming.incremental", struck)
-    code, _, err = run("evaluate", "hope", "--on", "clinc150")
-    assert code == 75
-    assert "SIGTERM: hope, clinc150: nothing of it is kept; ask again" in err
+    def struck(plan: Plan, order: int, n: int, note: Any) -> str:
+        made.append(f"{order} {plan.methods[n]}")
+        if len(made) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return whole(plan, order, n, note)
+
+    monkeypatch.setattr(Plan, "line", struck)
+    monkeypatch.setattr("laconic.recipe.incremental.METHODS", ("ncm", "finetune"))
+    code, _, err = run(*args)
+    assert code == 75, err
+    assert "SIGTERM: plain, banking77: whole courses are kept; run the same command again to go on" in err
+    code, out, err = run(*args, "--format", "json")
+    assert code == 0, err
+    (found,) = json.loads(out)["classes"]
+    assert len(made) == 1 + len(found["methods"]) * len(found["orders"])  # none twice but the one that was cut off
+    assert found["train_examples"] == 44
+    again = run(*args, "--format", "json")
+    assert (again[0], json.loads(again[1])) == (0, json.loads(out))
+    kept = place / "plain" / "evaluations" / "banking77-stream-step-2-first-1-learned-2"
+    assert json.loads((kept / "result.json").read_text()) == {
+        k: v for k, v in found.items() if k not in ("run", "seed")
+    }
+
+
+@pytest.mark.parametrize(
+    ("says", "args"),
+    [
+        ("--examples: of clinc150 and banking77, whose classes are learned in turn; leave it out", ["--examples", "3"]),
+        ("--examples 0: too few; give 1 or more", ["--examples", "0", "--on", "clinc150"]),
+    ],
+)
+def test_examples_that_cannot_be_meant(run: Run, says: str, args: list[str]) -> None:
+    code, _, err = run("evaluate", "plain", *args)
+    assert code == 2
+    assert says in err
 
 
 def test_words_on_papers_are_computed() -> None:

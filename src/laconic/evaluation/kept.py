@@ -97,3 +97,9 @@ def lines_of(folder: Path) -> list[str]:
     """The lines of an evaluation that is done. Raises `Damaged` (76) if a file is not as it was written."""
     manifest.check(folder, "evaluation")
     return (folder / ROWS).read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def result_of(folder: Path) -> str:
+    """The figures beside the lines, as JSON. Raises `Damaged` (76) if a file is not as it was written."""
+    manifest.check(folder, "evaluation")
+    return (folder / RESULT).read_text(encoding="utf-8")

@@ -1,10 +1,12 @@
 """Class-incremental learning of a model on a set by name: streams, ways to learn them, and their figures."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from laconic.core.artifact import canonical
 from laconic.core.contract import Learner
 from laconic.core.decoder import Decoder
 from laconic.core.errors import Usage
@@ -24,7 +26,39 @@ METHODS = ("learner", "frozen", "icl", "ncm", "ncm-shared", "finetune", "ewc", "
 ORDERS = 5
 
 
-def incremental(
+@dataclass(frozen=True)
+class Plan:
+    """Methods of a model on class orders: a course each, order after order. `about` is what JSON holds beside them."""
+
+    learner: Learner
+    methods: Sequence[str]
+    streams: Sequence[Tasks]
+    how: Tuning
+    about: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        """Courses."""
+        return len(self.methods) * len(self.streams)
+
+    def lines(self, places: Iterable[int], note: Callable[[str], None] | None = None) -> list[str]:
+        """Some of the courses, each a line of JSON."""
+        return [self.line(*divmod(i, len(self.methods)), note) for i in places]
+
+    def line(self, order: int, n: int, note: Callable[[str], None] | None) -> str:
+        """The course of a method on an order."""
+        made = run(self.methods[n], self.learner, self.streams[order], self.how, note)
+        return canonical({"method": self.methods[n], **made._asdict()}) + "\n"
+
+    def found(self, lines: Sequence[str]) -> dict[str, Any]:
+        """Figures and whole matrices of all courses by method, as JSON holds them."""
+        made: dict[str, list[Course]] = {method: [] for method in self.methods}
+        for line in lines:
+            course = json.loads(line)
+            made[course.pop("method")].append(Course(**course))
+        return {**self.about, "methods": {method: reported(courses) for method, courses in made.items()}}
+
+
+def planned(
     model: Decoder,
     tokenizer: Tokenizer,
     name: str,
@@ -37,9 +71,8 @@ def incremental(
     how: Tuning | None = None,
     part: Literal["test", "valid"] = "test",
     task: int | None = None,
-    note: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """Figures and matrices of every method over class orders, as JSON holds them.
+) -> Plan:
+    """A model on the set of a name.
 
     `where` is the folder of the sets or a file of rows; None, the hub. `rows` limits the test examples of a class,
     `examples` those that are learned, None leaves all; `task` is how many classes a task has, where not the set's own.
@@ -53,21 +86,17 @@ def incremental(
         tasks_of(found, tokenizer, seed, name=name, task=task, rows=rows, examples=examples, part=part)
         for seed in orders
     ]
-    made: dict[str, Any] = {}
-    for method in asked:
-        courses = [run(method, learner, tasks, tuning, note) for tasks in streams]
-        made[method] = reported(courses)
-    return {
+    about = {
         "set": name,
         "part": part,
         "orders": list(orders),
-        "tasks": [len(task) for task in streams[0].tasks],
+        "tasks": [len(each) for each in streams[0].tasks],
         "test_examples": sum(map(len, streams[0].test)),
         "train_examples": sum(map(len, streams[0].train)),
         "left_out": found.left_out,
         "tuning": asdict(tuning),
-        "methods": made,
     }
+    return Plan(learner, asked, streams, tuning, about)
 
 
 def chosen(model: Learner, methods: Sequence[str] | None) -> list[str]:

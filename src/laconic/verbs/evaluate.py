@@ -33,7 +33,7 @@ class Evaluate:
     test and valid are the recipe's own. Of runs that read documents: test, valid, and excerpt, whose tails are copied
     from what stands before them; files of context, question, answer, or of text, label. Of runs that learn while they
     read, and plain ones beside them: test, mqar, copying, languages, needle, ppl, books, levels (without each part in
-    turn), clinc150, banking77 (these two are long: give --rows)"""
+    turn), clinc150, banking77 (these two are long: give --rows and --examples)"""
     protocol: Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None = None
     """how answers are asked for and judged; by default the one of the recipe's format"""
     tol: str | None = None
@@ -42,6 +42,8 @@ class Evaluate:
     """folder of the sets' files, as ../shared/data; by default the recipe's data.root, else the hub"""
     rows: int | None = None
     """ask the first so many questions of each set; of texts the first so many stretches, of a class so many examples"""
+    examples: int | None = None
+    """of clinc150 and banking77, whose classes are learned one after another: learn so many examples of each class"""
     teacher: bool = False
     """ask by written chain too, with the same weights"""
     rounds: str | None = None
@@ -115,7 +117,7 @@ class Evaluate:
         self.refuse("root")
         with heard() as stop:
             how = reading.Asking(runs, sets, self.rows, self.step, False, device, stop)
-            streaming.told(streaming.gathered(how, self.root), self.format == "json")
+            streaming.told(streaming.gathered(how, self.root, self.examples), self.format == "json")
         return True
 
     def refuse(self, but: str | None = None) -> None:
@@ -140,9 +142,12 @@ class Evaluate:
         """Raises `Usage` (2) for flags that cannot be meant."""
         if not self.runs:
             raise Usage("no run given; laconic evaluate RUN")
-        for name, value, least in (("rows", self.rows, 1), ("batch", self.batch, 1), ("latency", self.latency, 0)):
-            if value is not None and value < least:
-                raise Usage(f"--{name} {value}: too few; give {least} or more")
+        least = {"rows": 1, "examples": 1, "batch": 1, "latency": 0}
+        for name, value in ((name, getattr(self, name)) for name in least):
+            if value is not None and value < least[name]:
+                raise Usage(f"--{name} {value}: too few; give {least[name]} or more")
+        if self.examples is not None and not set(words(self.on)) & {"clinc150", "banking77"}:
+            raise Usage("--examples: of clinc150 and banking77, whose classes are learned in turn; leave it out")
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
             raise Usage("--latency: time is taken in one process; ask first with torchrun, then time without it")
         numbers("--rounds", self.rounds)

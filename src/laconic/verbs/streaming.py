@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from laconic.evaluation import classes_shown, kept, learning, stream_table, stre
 from laconic.evaluation.listening import Row, row_of
 from laconic.evaluation.stream_table import Measured
 from laconic.recipe import asking, listening
-from laconic.recipe.incremental import incremental
+from laconic.recipe.incremental import planned
 from laconic.recipe.opened import RECIPE, Opened
 from laconic.recipe.questions import kept_as
 from laconic.recipe.read import read
@@ -63,8 +64,10 @@ def reads(recipe: Recipe) -> bool:
     return recipe.method in (METHOD, "plain")
 
 
-def gathered(how: reading.Asking, root: str | None) -> Found:
-    """Every run on every set. Raises `Usage` (2) for a name that is none, and for a run of another method."""
+def gathered(how: reading.Asking, root: str | None, examples: int | None) -> Found:
+    """Every run on every set; of a class so many examples are learned. Raises `Usage` (2) for a name that is none, and
+    for a run of another method.
+    """
     odd = next((name for name in how.sets if name not in KNOWN), None)
     if odd is not None:
         raise Usage(f"--on {odd}: of runs that learn while they read the sets are {', '.join(KNOWN)}")
@@ -81,7 +84,9 @@ def gathered(how: reading.Asking, root: str | None) -> Found:
             with lock.held(folder / asking.FOLDER):
                 for name in how.sets:
                     if name in SETS:
-                        classes.append(Classes(title, run.recipe.seed, of_classes(how, run, title, name, root)))
+                        classes.append(
+                            Classes(title, run.recipe.seed, of_classes(how, run, title, name, root, examples))
+                        )
                         continue
                     for each in listening.asked(run, name, how.rows):
                         got = measured_on(how, run, each, run_name(title, path, folder))
@@ -136,32 +141,32 @@ def measured_on(how: reading.Asking, run: Opened, asked: listening.Asked, name: 
         raise Preempted(f"{how.stop.name}: {run.folder}, {asked.name}: {rest}") from None
 
 
-def of_classes(how: reading.Asking, run: Opened, title: str, name: str, root: str | None) -> dict[str, Any]:
-    """A run on a set of classes, kept whole; it is asked anew where it was stopped."""
-    folder = run.folder / asking.FOLDER / folder_name(name, run.step, how.rows)
+def of_classes(
+    how: reading.Asking, run: Opened, title: str, name: str, root: str | None, examples: int | None
+) -> dict[str, Any]:
+    """A run on a set of classes. Raises `Preempted` (75) after a signal: whole courses are kept."""
+    folder = run.folder / asking.FOLDER / folder_name(name, run.step, how.rows, examples)
     key = {"step": asking.step_hash(run.folder, run.step), "rows": str(how.rows), "set": name}
+    key |= {} if examples is None else {"examples": str(examples)}
     where = root or (run.recipe.data.root and str(run.recipe.data.root))
-
-    def made(_: range) -> list[str]:
-        with how.stop.leaving():
-            found = incremental(
-                run.parts.decoder, run.parts.tokenizer, name, where, rows=how.rows,
-                note=lambda line: say(f"{title}: {line}"),
-            )  # fmt: skip
-        return [canonical(found) + "\n"]
-
+    plan = planned(run.parts.decoder, run.parts.tokenizer, name, where, rows=how.rows, examples=examples)
     texts = {RECIPE: (run.folder / RECIPE).read_text(encoding="utf-8")}
     try:
-        with asking.flushed(how.device):
-            (line,) = kept.lines(folder, canonical(key), 1, made, batch=1, texts=texts)
+        with progress(f"{title} {name}, courses") as show, asking.flushed(how.device), how.stop.leaving():
+            lines = kept.lines(
+                folder, canonical(key), len(plan), lambda places: plan.lines(places, lambda x: say(f"{title}: {x}")),
+                batch=1, result=plan.found, texts=texts, show=show,
+            )  # fmt: skip
     except Interrupted:
-        raise Preempted(f"{how.stop.name}: {run.folder}, {name}: nothing of it is kept; ask again") from None
-    return json.loads(line)
+        rest = "whole courses are kept; run the same command again to go on"
+        raise Preempted(f"{how.stop.name}: {run.folder}, {name}: {rest}") from None
+    return plan.found(lines)
 
 
-def folder_name(name: str, step: int, rows: int | None) -> str:
+def folder_name(name: str, step: int, rows: int | None, examples: int | None = None) -> str:
     """Where in evaluations/ the rows lie."""
-    return f"{kept_as(name)}{KEPT}step-{step}" + (f"-first-{rows}" if rows is not None else "")
+    learned = "" if examples is None else f"-learned-{examples}"
+    return f"{kept_as(name)}{KEPT}step-{step}" + ("" if rows is None else f"-first-{rows}") + learned
 
 
 def told(found: Found, as_json: bool) -> None:
@@ -235,12 +240,12 @@ def kept_found(paths: Sequence[str]) -> Found:
         by_seed = [newest(folder / asking.FOLDER) for folder in folders]
         for name in by_seed[0]:
             places = [there[name] for there in by_seed if name in there]
-            lines = [kept.lines_of(place) for place in places]
             seeds = [r.seed for r, there in zip(recipes, by_seed, strict=True) if name in there]
             if name in SETS:
-                found = zip(seeds, lines, strict=True)
-                classes += [Classes(title, seed, json.loads(each[0])) for seed, each in found]
+                results = [json.loads(kept.result_of(place)) for place in places]
+                classes += [Classes(title, seed, each) for seed, each in zip(seeds, results, strict=True)]
                 continue
+            lines = [kept.lines_of(place) for place in places]
             read_rows = streaming_books.rows_of if name == "books" else lambda line: [row_of(line)]
             rows = [[row for line in each for row in read_rows(line)] for each in lines]
             if len({tuple(row.id for row in each) for each in rows}) > 1:
@@ -258,12 +263,13 @@ def stream_of(name: str, recipe: Recipe) -> str:
 
 
 def newest(folder: Path) -> dict[str, Path]:
-    """Of each set the folder of its newest step with the most rows."""
-    found: dict[str, tuple[tuple[int, float], Path]] = {}
+    """Of each set the folder of its newest step with the most rows, and of those with the most that was learned."""
+    found: dict[str, tuple[tuple[int, float, float], Path]] = {}
     for each in sorted(folder.glob(f"*{KEPT}step-*")):
         name, _, rest = each.name.partition(f"{KEPT}step-")
-        step, _, first = rest.partition("-first-")
-        rank = (int(step), float(first) if first else float("inf"))
+        step, *limits = rest.split("-")
+        said = dict(zip(limits[::2], map(float, limits[1::2]), strict=True))
+        rank = (int(step), said.get("first", inf), said.get("learned", inf))
         if not each.name.startswith(".") and (name not in found or rank > found[name][0]):
             found[name] = (rank, each)
     return {name: place for name, (_, place) in found.items()}
