@@ -75,3 +75,11 @@ def test_a_real_model_reads_a_book_no_worse_for_learning(
         said("nats", tmp_path / "learns", monkeypatch, "hope-attention-tiny", *own, *steps, "levels.eta=0.1")
         <= donor - 0.1
     )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_a_decoder_is_trained_by_m3_as_by_adamw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
+    own = f"data.path={few_books(tmp_path, shared)}"
+    adamw = said("nats", tmp_path / "adamw", monkeypatch, "m3-tiny", own, "train.optimizer=adamw", "train.lr=1e-2")
+    assert said("nats", tmp_path / "m3", monkeypatch, "m3-tiny", own) <= adamw + 0.05
