@@ -7,28 +7,13 @@ from pathlib import Path
 import pytest
 
 from laconic import cli
+from tests.recipe.books import lay
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-RECIPE = """method = "hope"
-[model]
-family = "llama"
-tokenizer = "bytes"
-hidden_size = 8
-num_hidden_layers = 2
-[memory]
-heads = 2
-[levels]
-chunks = [4, 8]
-inner = "associative"
-[data]
-kind = "text"
-path = "books.jsonl"
-text = { tokens = 32, segment = 16 }
-[train]
-what = "full"
-steps = 2
-batch = 2
-"""
+LARGER = (
+    "model.num_hidden_layers=2", "memory.heads=2", "memory.head=4", "data.text.tokens=32", "data.text.segment=16",
+    "train.steps=2",
+)  # fmt: skip
 TITANS = "memory.mixer=titans"
 KEYS = [
     ["levels.eta=0.0"],  # without CMS
@@ -60,11 +45,9 @@ KEYS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", KEYS, ids=" ".join)
 def test_a_row_of_an_ablation_trains(keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"book": f"b{b}", "text": f"Book {b}. " + "It stands here. " * 14} for b in range(4)]
-    (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "books.toml").write_text(RECIPE)
+    lay(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["laconic", "train", "books.toml", "--out", "x", *keys])
+    monkeypatch.setattr(sys, "argv", ["laconic", "train", "books.toml", "--out", "x", *LARGER, *keys])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert not end.value.code

@@ -12,7 +12,7 @@ import laconic
 from laconic import cli
 from laconic.core import weights
 from laconic.methods.hope_model import Hope
-from tests.verbs.test_refusals_learning import RECIPE
+from tests.recipe.books import RECIPE
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 Run = Callable[..., tuple[int, str]]

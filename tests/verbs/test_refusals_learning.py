@@ -9,40 +9,17 @@ from pathlib import Path
 import pytest
 
 from laconic import cli
+from tests.recipe.books import lay
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 Run = Callable[..., tuple[int, str]]
-RECIPE = """method = "hope"
-[model]
-family = "llama"
-tokenizer = "bytes"
-hidden_size = 8
-num_hidden_layers = 1
-[memory]
-heads = 1
-head = 8
-[levels]
-chunks = [4, 8]
-inner = "associative"
-[data]
-kind = "text"
-path = "books.jsonl"
-text = { tokens = 16, segment = 8 }
-[train]
-what = "full"
-steps = 1
-batch = 2
-"""
 WILD = ("levels.eta=1e30", "levels.clip=0")  # finite, and nothing bounds what it moves
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     """A command's exit code, and the last line that it says."""
-    rows = [{"book": f"b{b}", "text": f"Book {b}. " + "It stands here. " * 14} for b in range(4)]
-    (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "book.txt").write_text("It stands here. " * 14)
-    (tmp_path / "books.toml").write_text(RECIPE)
+    lay(tmp_path)
     monkeypatch.chdir(tmp_path)
 
     def call(*args: object) -> tuple[int, str]:

@@ -1,0 +1,34 @@
+"""The smallest recipe of a model that learns while it reads, and the four short books that it is trained on."""
+
+import json
+from pathlib import Path
+
+RECIPE = """method = "hope"
+[model]
+family = "llama"
+tokenizer = "bytes"
+hidden_size = 8
+num_hidden_layers = 1
+[memory]
+heads = 1
+head = 8
+[levels]
+chunks = [4, 8]
+inner = "associative"
+[data]
+kind = "text"
+path = "books.jsonl"
+text = { tokens = 16, segment = 8 }
+[train]
+what = "full"
+steps = 1
+batch = 2
+"""
+
+
+def lay(folder: Path) -> None:
+    """Writes books.jsonl, a text as book.txt, and books.toml into `folder`."""
+    rows = [{"book": f"b{b}", "text": f"Book {b}. " + "It stands here. " * 14} for b in range(4)]
+    (folder / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "book.txt").write_text("It stands here. " * 14)
+    (folder / "books.toml").write_text(RECIPE)
