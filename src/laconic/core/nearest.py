@@ -1,5 +1,6 @@
 """Which key was meant: the nearest by Damerau–Levenshtein distance."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 FARTHEST = 2  # edits: letters put in, left out, replaced, or two neighbours swapped
@@ -39,6 +40,9 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 
 def closest(word: str, known: Sequence[str]) -> str | None:
     """The nearest of some words, if it is within two edits and not a wholly other word."""
-    near = [(distance(word, other), other) for other in known if abs(len(word) - len(other)) <= FARTHEST]
+    letters = Counter(word)  # an edit takes away one letter at most
+    near = [
+        (distance(word, x), x) for x in known if max(len(x) - len(word), (letters - Counter(x)).total()) <= FARTHEST
+    ]
     found = min(near, default=(FARTHEST + 1, ""))
     return found[1] if found[0] <= FARTHEST and found[0] < len(word) else None
