@@ -56,6 +56,8 @@ def test_arrays_are_their_elements() -> None:
     rows = np.arange(6).reshape(2, 3)
     assert keyed.mix(4, rows, 1).tolist() == [[int(keyed.mix(4, int(i), 1)) for i in row] for row in rows]
     assert keyed.index(1, 2, rows, 6).tolist() == [[int(keyed.index(1, 2, int(i), 6)) for i in row] for row in rows]
+    each = [[int(keyed.index(1, epoch, i, 6)) for i in range(6)] for epoch in (4, 9)]
+    assert keyed.index(1, np.array([[4], [9]]), np.arange(6), 6).tolist() == each
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000])

@@ -34,21 +34,21 @@ def uniform(*keys: Keys) -> NDArray[np.float64]:
     return np.asarray((mix(*keys) >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
-def index(seed: int, epoch: int, i: Keys, n: int) -> NDArray[np.int64]:
+def index(seed: int, epoch: Keys, i: Keys, n: int) -> NDArray[np.int64]:
     """Which of `n` rows stands at place `i` of an epoch: a bijection on [0, n) (Feistel network, cycle-walking)."""
     if n < 1:
         raise ValueError(f"index: an order of {n} rows; give at least one")
-    places = np.asarray(i, dtype=np.int64)
+    places, epochs = np.broadcast_arrays(np.asarray(i, dtype=np.int64), np.asarray(epoch, dtype=np.int64))
     if places.size and not 0 <= int(places.min()) <= int(places.max()) < n:
         raise ValueError(f"index: place {int(places.max())} of {n} rows")
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
-    found = _network(np.atleast_1d(places).astype(np.uint64), seed, epoch, half)
+    found = _network(np.atleast_1d(places).astype(np.uint64), seed, epochs, half)
     while (out := found >= np.uint64(n)).any():
-        found = np.where(out, _network(found, seed, epoch, half), found)
+        found = np.where(out, _network(found, seed, epochs, half), found)
     return found.astype(np.int64).reshape(places.shape)
 
 
-def _network(x: Words, seed: int, epoch: int, half: np.uint64) -> Words:
+def _network(x: Words, seed: int, epoch: Keys, half: np.uint64) -> Words:
     low = (np.uint64(1) << half) - np.uint64(1)
     left, right = x >> half, x & low
     for round in range(ROUNDS):

@@ -42,24 +42,24 @@ class Mqar(Drawn[Pairs]):
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
         """The documents of some places."""
         task, index = self.task, np.asarray(rows, dtype=np.int64)
-        w, counts = task.words, np.asarray(task.pairs)[self.below(len(task.pairs), index, COUNT, 1)[:, 0]]
-        values = self.below(task.values, index, VALUE, max(task.pairs) * w).reshape(len(index), -1, w)
+        w, most, free = task.words, max(task.pairs), task.length // (2 * task.words)
+        counts = np.asarray(task.pairs)[self.below(len(task.pairs), index, COUNT, 1)[:, 0]]
+        keys, values = self.keys(index, most), self.below(task.values, index, VALUE, most * w).reshape(-1, most, w)
+        turns, places = self.drawn(index, TURN, most), self.drawn(index, PLACE, free)
         text = np.full((len(index), task.length), ID["."], dtype=np.int64)
         scored = np.zeros(text.shape, dtype=bool)
         for b, N in enumerate(counts.tolist()):
-            pairs = np.concatenate([ID["k0"] + self.keys(int(index[b]), N), ID["v0"] + values[b, :N]], 1)
+            pairs = np.concatenate([ID["k0"] + keys[b, :N], ID["v0"] + values[b, :N]], 1)
             text[b, : 2 * w * N] = pairs.ravel()
-            turn = self.drawn(index[b : b + 1], TURN, N)[0].argsort()
-            places = self.drawn(index[b : b + 1], PLACE, task.length // (2 * w) - N)[0].argsort()[:N]
-            at = 2 * w * (N + places)[:, None] + np.arange(2 * w)
-            text[b, at], scored[b, at[:, w:]] = pairs[turn], True
+            at = 2 * w * (N + places[b, : free - N].argsort()[:N])[:, None] + np.arange(2 * w)
+            text[b, at], scored[b, at[:, w:]] = pairs[turns[b, :N].argsort()], True
         return Documents(
             torch.from_numpy(text), torch.ones(text.shape, dtype=torch.bool), torch.from_numpy(scored),
             (task.length,), torch.from_numpy(index), tuple(f"mqar-{self.part}-{i:06d}" for i in rows), epoch, step,
             facts=torch.from_numpy(counts),
         )  # fmt: skip
 
-    def keys(self, row: int, N: int) -> Ints:
-        """N keys that differ, [N, w]."""
-        number = keyed.index(self.seed, row, np.arange(N), self.task.keys**self.task.words)
-        return np.stack([number // self.task.keys**i % self.task.keys for i in range(self.task.words)], 1)
+    def keys(self, rows: Ints, N: int) -> Ints:
+        """N keys that differ for each row, [n, N, w]."""
+        number = keyed.index(self.seed, rows[:, None], np.arange(N), self.task.keys**self.task.words)
+        return np.stack([number // self.task.keys**i % self.task.keys for i in range(self.task.words)], -1)
