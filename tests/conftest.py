@@ -4,6 +4,7 @@ import importlib.util
 import os
 import random
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ install_import_hook(["laconic.core", "laconic.methods"], "beartype.beartype")
 os.environ["HF_HUB_OFFLINE"] = "1"  # child processes too
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+# Bytecode is kept whatever the environment says: to rewrite asserts anew takes ten seconds, to compile for a child one.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 import jaxtyping  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -24,6 +29,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
 CI = bool(os.environ.get("CI"))
+CHECKED = ("core", "methods")  # rooms whose tests have every shape checked
 
 settings.register_profile(
     "laconic",
@@ -92,12 +98,25 @@ def seeds() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def shapes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Checks of shapes where core and methods are tried by themselves; all other tests repeat their calls.
+
+    They are over a third of such a test's time. `make test-all` checks everywhere.
+    """
+    room, default = request.path.relative_to(REPO / "tests").parts[0], request.config.option.markexpr == "not slow"
+    jaxtyping.config.update("jaxtyping_disable", default and room not in CHECKED)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """No shape checks, for files that repeat calls whose shapes others check: half of their time."""
+    before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 class Network(RuntimeError):
