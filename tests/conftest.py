@@ -11,8 +11,9 @@ from typing import Any
 
 from jaxtyping import install_import_hook
 
-# Before anything imports laconic: every annotated shape in core and methods is checked on every call.
-install_import_hook(["laconic.core", "laconic.methods"], "beartype.beartype")
+# Before anything imports laconic: annotated shapes in core and methods are checked, in each test of a function's first
+# calls, and of all of them where slow tests are run too.
+install_import_hook(["laconic.core", "laconic.methods"], "tests.shapes.sparing")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # child processes too
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -27,9 +28,10 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
+from tests import shapes  # noqa: E402
+
 REPO = Path(__file__).resolve().parent.parent
 CI = bool(os.environ.get("CI"))
-CHECKED = ("core", "methods")  # rooms whose tests have every shape checked
 
 settings.register_profile(
     "laconic",
@@ -48,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    shapes.EVERY = config.option.markexpr != "not slow"
     block_sockets()
 
 
@@ -98,16 +101,10 @@ def seeds() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shapes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Checks of shapes where core and methods are tried by themselves; all other tests repeat their calls.
-
-    They are over a third of such a test's time. `make test-all` checks everywhere.
-    """
-    room, default = request.path.relative_to(REPO / "tests").parts[0], request.config.option.markexpr == "not slow"
-    jaxtyping.config.update("jaxtyping_disable", default and room not in CHECKED)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+@pytest.fixture(autouse=True)
+def checked_anew() -> None:
+    """What of shapes is checked does not depend on the tests before."""
+    shapes.again()
 
 
 @pytest.fixture
