@@ -14,11 +14,18 @@ LACONIC = f"""laconic() {{ "{sys.executable}" -c 'import sys; sys.argv[0] = "lac
 from laconic.cli import main; sys.exit(main())' "$@"; }}"""
 
 
-def trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
-    """Every Python file under the folders, with its syntax tree; paths relative to the repository."""
+def texts(*folders: str) -> Iterator[tuple[Path, str]]:
+    """Every Python file under the folders, and what is in it; paths relative to the repository."""
     for folder in folders:
         for path in sorted((REPO / folder).rglob("*.py")):
-            yield path.relative_to(REPO), ast.parse(path.read_text(encoding="utf-8"))
+            yield path.relative_to(REPO), path.read_text(encoding="utf-8")
+
+
+def trees(*folders: str, word: str = "") -> Iterator[tuple[Path, ast.Module]]:
+    """The same as syntax trees, of the files in which a regular expression is found."""
+    for path, text in texts(*folders):
+        if re.search(word, text):
+            yield path, ast.parse(text)
 
 
 def imported(node: ast.AST) -> list[str]:

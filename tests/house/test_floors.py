@@ -1,6 +1,7 @@
 """The laws of the tree: floors, what core may import, no pickle, no unconditional skip, files that are one room."""
 
 import ast
+import re
 import subprocess
 import sys
 import warnings
@@ -8,7 +9,7 @@ import warnings
 import pytest
 
 from tests.conftest import REPO
-from tests.house.source import imported, trees
+from tests.house.source import imported, texts, trees
 
 IN_CORE = {"laconic", "torch", "numpy", "safetensors", "jaxtyping"} | set(sys.stdlib_module_names)
 EXCEPTED_IN_CORE = {
@@ -45,7 +46,7 @@ def test_core_imports_only_its_four_libraries() -> None:
 def test_no_import_of_our_own_inside_a_function_but_at_the_doors() -> None:
     hidden = [
         f"{path}:{node.lineno} {name}"
-        for path, tree in trees("src/laconic")
+        for path, tree in trees("src/laconic", word=r"\n[ \t]+(from|import) .*laconic")
         if not str(path).startswith(DOORS)
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -129,7 +130,7 @@ def given_up(tree: ast.Module) -> list[int]:
 
 
 def test_no_test_is_given_up_without_a_condition() -> None:
-    found = {str(path): given_up(tree) for path, tree in trees("tests")}
+    found = {str(path): given_up(tree) for path, tree in trees("tests", word="skip|xfail")}
     assert not {path: lines for path, lines in found.items() if lines}, (
         "use shared_dir() or needs() of tests/conftest.py"
     )
@@ -154,17 +155,15 @@ def test_the_gate_against_skips_sees(text: str, caught: bool) -> None:
 
 
 def test_file_lengths_are_reported() -> None:
-    long = {
-        str(path): lines
-        for path, _ in trees("src")
-        if (lines := len((REPO / path).read_text(encoding="utf-8").splitlines())) > 300
-    }
+    long = {str(path): lines for path, text in texts("src") if (lines := len(text.splitlines())) > 300}
     if long:
         warnings.warn(f"files over 300 lines, perhaps two rooms: {long}", stacklevel=1)
 
 
 def test_every_file_opens_with_a_sentence() -> None:
     silent = [
-        str(path) for path, tree in trees("src", "tests", "examples", "benchmarks") if not ast.get_docstring(tree)
+        str(path)
+        for path, text in texts("src", "tests", "examples", "benchmarks")
+        if not re.match(r'(#.*\n|\s)*r?"""\s*[^\s"]', text)
     ]
     assert not silent

@@ -2,11 +2,13 @@
 
 import ast
 from collections.abc import Iterator
+from types import CodeType
+from typing import Any
 
 import pytest
 
 from tests.conftest import REPO
-from tests.house.source import trees
+from tests.house.source import texts, trees
 
 # (file, the raise as `ast.unparse` prints it) -> why no test quotes it. An entry that fits nothing fails.
 ALLOWED: dict[tuple[str, str], str] = {
@@ -78,19 +80,32 @@ def raises(tree: ast.Module, functions: dict[str, ast.AST]) -> Iterator[tuple[in
                     max((t for t in found if any(map(str.isalpha, t))), key=len, default=""),
                 )
         for child in ast.iter_child_nodes(node):
-            yield from look(child, names, caught)
+            if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):  # what a raise stands in
+                yield from look(child, names, caught)
 
     return look(tree, {}, set())
+
+
+def constants(code: CodeType) -> Iterator[str]:
+    """Every string constant of a compiled file."""
+    rest: list[Any] = [code]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, CodeType):
+            rest += one.co_consts
+        elif isinstance(one, tuple | frozenset):
+            rest += one
 
 
 def quoted() -> str:
     """All text of the tests, this file's aside: string constants, and the tables of cases beside them."""
     parts = [
-        node.value.replace("\\", "")  # match= is a regular expression
-        for path, tree in trees("tests")
+        text.replace("\\", "")  # match= is a regular expression
+        for path, source in texts("tests")
         if path.name != "test_raises.py"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for text in constants(compile(source, str(path), "exec", dont_inherit=True))
     ]
     tables = [p for p in (REPO / "tests").rglob("*") if p.suffix in {".toml", ".jsonl"}]
     return "\0".join(parts + [table.read_text(encoding="utf-8") for table in tables])
