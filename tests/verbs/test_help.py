@@ -3,6 +3,7 @@
 import resource
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -46,6 +47,13 @@ def ratio(verb: str) -> float:
     return seconds(PROGRAM.format(verb=verb), "Example: laconic") / seconds("import tyro", "")
 
 
+@cache
+def alone() -> float:
+    """CPU seconds of importing the parser alone, when the machine was quiet."""
+    return min(seconds("import tyro", "") for _ in range(2))
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_is_quick(verb: str) -> None:
-    assert any(ratio(verb) <= LIMIT for _ in range(8))  # a machine under load counts more
+    if seconds(PROGRAM.format(verb=verb), "Example: laconic") > LIMIT * alone():
+        assert any(ratio(verb) <= LIMIT for _ in range(8))  # a machine under load counts more
