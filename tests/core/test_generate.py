@@ -108,15 +108,15 @@ def test_greedy_ids_are_those_of_transformers(family: str, tmp_path: Path) -> No
     model = theirs(decoder, tmp_path)
     for row in ROWS:
         asked = model.generate(
-            torch.tensor([row]), attention_mask=torch.ones(1, len(row)), max_new_tokens=30, do_sample=False,
+            torch.tensor([row]), attention_mask=torch.ones(1, len(row)), max_new_tokens=16, do_sample=False,
             eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
-        assert ids_of(generate(decoder, ids=[row], max_tokens=30, eos=())) == [asked[0, len(row) :].tolist()]
+        assert ids_of(generate(decoder, ids=[row], max_tokens=16, eos=())) == [asked[0, len(row) :].tolist()]
     asked = model.generate(
-        torch.tensor([ROWS[0]]), attention_mask=torch.ones(1, 7), max_new_tokens=30, do_sample=False,
+        torch.tensor([ROWS[0]]), attention_mask=torch.ones(1, 7), max_new_tokens=16, do_sample=False,
         eos_token_id=None, pad_token_id=0, repetition_penalty=1.3,
     )  # fmt: skip
-    got = generate(decoder, ids=[ROWS[0]], max_tokens=30, eos=(), repetition_penalty=1.3)
+    got = generate(decoder, ids=[ROWS[0]], max_tokens=16, eos=(), repetition_penalty=1.3)
     assert ids_of(got) == [asked[0, 7:].tolist()]
 
 
@@ -127,10 +127,10 @@ def test_greedy_ids_are_those_of_transformers(family: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_is_its_rows(family: str, settings: dict[str, Any]) -> None:
     decoder = decoder_of(family, torch.float32)
-    together = generate(decoder, ids=ROWS, max_tokens=20, **settings)
+    together = generate(decoder, ids=ROWS, max_tokens=10, **settings)
     for b, row in enumerate(ROWS):
         own = {**settings, "seed": settings.get("seed", [0] * 4)[b]}
-        (alone,) = generate(decoder, ids=[row], max_tokens=20, **own)
+        (alone,) = generate(decoder, ids=[row], max_tokens=10, **own)
         assert together[b].ids == alone.ids
         assert together[b].stop_reason == alone.stop_reason
         assert together[b].passes == alone.passes
@@ -176,7 +176,7 @@ def test_nothing_given_is_changed() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pieces_vectors_and_tensors_are_the_same_prompt(family: str) -> None:
     decoder = decoder_of(family, torch.float32)
-    asked = generate(decoder, ids=ROWS, max_tokens=12)
+    asked = generate(decoder, ids=ROWS, max_tokens=7)
     ids, live = pad_left(ROWS, 13)
     assert live.sum(1).tolist() == [7, 1, 6, 3]
     assert ids[1].tolist() == [13] * 6 + [7]
@@ -192,7 +192,7 @@ def test_pieces_vectors_and_tensors_are_the_same_prompt(family: str) -> None:
         {"vectors": decoder.embed(right), "live": right_live, "chunk": 2},
     ]
     for prompt in prompts:
-        found = generate(decoder, **prompt, max_tokens=12)
+        found = generate(decoder, **prompt, max_tokens=7)
         assert ids_of(found) == ids_of(asked)
         for one, other in zip(found, asked, strict=True):
             assert one.state.positions.equal(other.state.positions)
