@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laconic.core import state as values
 from laconic.core.errors import Usage
-from laconic.core.state import Layer
+from laconic.core.state import Deep, Layer
 from laconic.methods import chunked, hope_layer, titans, titans_layer
 from laconic.methods.chunked import accept
 from laconic.methods.delta import Gates
@@ -233,6 +233,19 @@ def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it() -> N
     found = titans.projections(x, params.tensors, start(params, 8).tails, 2, None)
     near_by = (found.k @ found.q[:, :, -1:].mT)[:, :, : T - window, 0].argmax(-1)
     assert ((near_by >= 2) & (near_by < 2 + window)).all()
+
+
+@pytest.mark.parametrize("chunk", [4, 16, 64])
+def test_two_layers_do_not_run_away_as_training_begins(chunk: int) -> None:
+    """With no guard and the print's factor; a first step of 0.5, which a matrix bears, ends in infinities."""
+    x = noise(20, 1, 256, 32, dtype=torch.float32)
+    for options, stays in (Options(guard=0.0, factor=2), True), (Options(guard=0.0, factor=2, step_start=0.5), False):
+        memory = Titans(32, 2, chunk, options)
+        with torch.no_grad():
+            found = memory(x)[1].memory["memory"]
+        assert isinstance(found, Deep)
+        moved = [(found.W1.now, memory.get_parameter("memory.W1")), (found.W2.now, memory.get_parameter("memory.W2"))]
+        assert all(bool(change.norm() < start.norm()) is stays for change, start in moved)
 
 
 def test_half_precision_has_a_wide_state() -> None:

@@ -49,7 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         ("step_max 1.5 times factor 2 is beyond 2, where one write overshoots further than it was off; lower it",
          ["memory.mixer=titans", "memory.titans.step_max=1.5", "memory.titans.factor=2"]),
         ("step_start 0.5 is not below step_max 0.5, which a sigmoid never reaches",
-         ["memory.mixer=titans", "memory.titans.step_max=0.5"]),
+         ["memory.mixer=titans", "memory.titans.step_max=0.5", "memory.titans.depth=1"]),
         ("reset_every 100 is no multiple of the chunk, 64", ["memory.mixer=titans", "memory.titans.reset_every=100"]),
         ("levels.chunks: level 1 has chunk 64, rows have 16 tokens between two updates", ["levels.chunks=[4, 64]"]),
         ("levels.meta=full: full reads a level's chunk again by", ["levels.meta=full", "levels.inner=task"]),

@@ -114,25 +114,19 @@ class TitansOptions(Settings):
     depth: Literal[1, 2] = Field(default=2, description="a matrix, or z + W1 silu(W2 z)")
     hidden: Count | None = Field(default=None, description="depth 2: inner width; absent: a head's")
     read: Read = Field(default="after", description="state after a token, before it, or at its chunk's start")
-    gates: Literal["token", "chunk"] = Field(
-        default="token", description="of every token, or a chunk's first for all of it"
-    )
+    gates: Literal["token", "chunk"] = Field(default="token", description="of every token, or a chunk's first for all")
     factor: Literal[1, 2] = Field(default=1, description="half the squared error, or the print's whole")
     momentum: bool = Field(default=True, description="writes have momentum")
     momentum_start: Positive = Field(default=0.5, description="share of the last write that stays, at first")
     step_max: Positive = Field(default=1.0, description="largest size of a write")
-    step_start: Positive = Field(default=0.5, description="its size at first")
+    step_start: Positive | None = Field(default=None, description="its size at first; absent: ours, by depth and chunk")
     keep_half_life: Positive = Field(default=693.0, description="tokens after which half of a write is left, at first")
     conv: Count = Field(default=4, description="tokens of the convolutions' window")
-    persistent: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="learned vectors read before the first token"
-    )
+    persistent: Annotated[int, Field(ge=0)] = Field(default=0, description="learned vectors before the first token")
     guard: Weight = Field(
         default=4.0, description="norm of the memory at boundaries over the root of a head's width; 0: none"
     )
-    reset_every: int | None = Field(
-        default=None, description="tokens after which the memory starts again; absent: never"
-    )
+    reset_every: int | None = Field(default=None, description="tokens until the memory starts again; absent: never")
     global_chunk: int | None = Field(default=None, description="chunk of a second memory; absent: there is one")
     checkpoint: bool = Field(default=False, description="each chunk is computed again in the backward")
 
@@ -143,14 +137,20 @@ class TitansOptions(Settings):
         for name, n in (("reset_every", self.reset_every), ("global_chunk", self.global_chunk)):
             if n is not None and (n < 1 or n % chunk):
                 return f"{name} {n} is no multiple of the chunk, {chunk}; memories change at its ends"
-        if self.step_start >= self.step_max:
-            return f"step_start {self.step_start} is not below step_max {self.step_max}, which a sigmoid never reaches"
+        first = self.first_step(chunk)
+        if first >= self.step_max:
+            return f"step_start {first} is not below step_max {self.step_max}, which a sigmoid never reaches"
         if self.step_max * self.factor > 2:
             return (
                 f"step_max {self.step_max} times factor {self.factor} is beyond 2, where one write overshoots "
                 "further than it was off; lower it"
             )
         return None
+
+    def first_step(self, chunk: int) -> float:
+        """`step_start`, or 0.5; of two layers 1/C: its writes add up, and each makes the next gradients larger."""
+        ours = 0.5 if self.depth == 1 else 1 / (self.factor * max(16, chunk, self.global_chunk or 0))
+        return self.step_start or ours
 
 
 class ContinuumOptions(Settings):

@@ -238,7 +238,7 @@ def weights(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
     w["q_proj.weight"] = w["k_proj.weight"].clone()
     own = torch.eye(o.conv)[-1].repeat(D, 1)
     w |= {"q_conv.weight": own, "k_conv.weight": torch.full((D, o.conv), o.conv**-0.5), "v_conv.weight": own.clone()}
-    biases = {"keep": half_life(o.keep_half_life), "step": logit(o.step_start / o.step_max, "step_start")}
+    biases = {"keep": half_life(o.keep_half_life), "step": logit(o.first_step(shape.chunk) / o.step_max, "step_start")}
     if o.momentum:
         biases["momentum"] = logit(o.momentum_start, "momentum_start")
     for name, bias in biases.items():
