@@ -138,6 +138,13 @@ def test_numbers_are_means_over_rows(make: Any) -> None:
     assert all(x.isfinite() and x > 0 for name, x in whole.items() if not name.endswith(zero))
 
 
+def test_memories_are_looked_at_in_every_tenth_step() -> None:
+    learner, batch = Learner(hope("associative")), documents(ids_of(2, 3))
+    first, late, tenth = (set(learner(replace(batch, step=step)).parts) for step in (0, 9, 10))
+    assert first == tenth > late >= {"level0_fired", "level0_update", "row_tokens", "nats"}
+    assert {"memory_half_life", "memory_norm", "memory_guarded"} <= first - late
+
+
 def test_sizes_are_those_of_the_change() -> None:
     """Of a level that fires once: its change over its start, and no further than that."""
     learner, text = Learner(hope("associative")), ids_of(1, 2)

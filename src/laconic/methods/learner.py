@@ -69,9 +69,8 @@ class Learner(nn.Module):
         said = nll(self.decoder.logits, seen.hidden, text.targets, total=total["scored"])
         share, tokens = batch.B / total["rows"], batch.live[:, : text.ids.shape[1]].sum(1).float().mean()
         parts = {"nats": said.loss.detach(), "right": said.right.detach()}
-        parts |= {
-            name: (share * x).to(said.loss) for name, x in told(self.decoder, before, after, text.ids, tokens).items()
-        }
+        did = told(self.decoder, before, after, text.ids, tokens, batch.step)
+        parts |= {name: (share * x).to(said.loss) for name, x in did.items()}
         return Step(said.loss, parts, handed_on(self.decoder, after))
 
     def located(self, batch: Documents, state: State | None) -> str:

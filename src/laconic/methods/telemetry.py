@@ -33,6 +33,7 @@ from laconic.methods.hope_task import continua, unopened
 from laconic.methods.packing import packed
 from laconic.methods.titans_layer import Titans
 
+EVERY = 10  # steps between looks at memories, each of which takes a fifth of a small step
 SAMPLE = 16  # tokens whose gates are looked at
 LOW, HIGH = 0.1, 0.9  # of them and the heads, the quantiles that are told
 NEAR = 1e-3  # of its bound, within which a state counts as held by the guard
@@ -46,20 +47,23 @@ def chunks_of(model: Hope) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def told(model: Hope, before: State, after: State, ids: Int[Tensor, "B T"], tokens: Float[Tensor, ""]) -> Told:
+def told(
+    model: Hope, before: State, after: State, ids: Int[Tensor, "B T"], tokens: Float[Tensor, ""], step: int = 0
+) -> Told:
     """Means over rows and layers of what a reading did, by name; `tokens` are those read of a row, `row_tokens`.
 
     Of level N: `levelN_fired` updates a row, `levelN_update` ‖Δθ‖ / ‖theta_0‖ of one of them, from where the level was
     to where it is, `levelN_moved` the same since its start, `levelN_rank` the outer products that hold it, or its rank.
-    Of a group of memories, as the last tokens of the first row have it: `_half_life` in tokens and `_step`, and both
-    quantiles, `_low` and `_high`; the share of writes that the cap bounds, `_capped`, and of steps held back where an
-    erase would overshoot, `_contracted`. `_norm` is ‖P‖ / √E, `_guarded` the share of states that stood at the guard's
-    bound at their last boundary. `state_bytes` of a row. Nothing here waits for the device token by token.
+    Of a group of memories, in every tenth `step`, as the last tokens of the first row have it: `_half_life` in tokens
+    and `_step`, and both quantiles, `_low` and `_high`; the share of writes that the cap bounds, `_capped`, and of
+    steps held back where an erase would overshoot, `_contracted`. `_norm` is ‖P‖ / √E, `_guarded` the share of states
+    that stood at the guard's bound at their last boundary. `state_bytes` of a row. Nothing here waits for the device
+    token by token.
     """
     found = {"row_tokens": tokens, "state_bytes": torch.tensor(values.bytes(after) / len(after.position))}
     for i, chunk in enumerate(chunks_of(model)):
         found |= {f"level{i}_{name}": x for name, x in level_told(model, before, after, chunk).items()}
-    return found | memories_told(model, after, ids)
+    return found | (memories_told(model, after, ids) if step % EVERY == 0 else {})
 
 
 def level_told(model: Hope, before: State, after: State, chunk: int) -> Told:
