@@ -58,6 +58,11 @@ def held(gates: Gates, live: Bool[Tensor, "B T"] | None) -> Gates:
     return Gates(gates.keep.masked_fill(dead, 1.0), gates.step.masked_fill(dead, 0.0), momentum)
 
 
+def staying(a: PerToken) -> PerToken:
+    """σ(a), the share of a state or a write that stays after a token; no smaller than its logarithm bears."""
+    return a.sigmoid().clamp(min=LEAST)
+
+
 def products(gate: PerToken) -> Products:
     """Differences of summed logs, clamped before exp: a mask after it would make 0 times infinity in the backward."""
     a = gate.clamp(min=LEAST).log().cumsum(-1)

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laconic.core.state import Matrix
-from laconic.methods.delta import Gates, PerToken
+from laconic.methods.delta import Gates, PerToken, staying
 from laconic.methods.fast_weights import Rule, Vectors, written
 
 
@@ -34,11 +34,11 @@ def gates(
     p: Mapping[str, Vectors], w: Mapping[str, Tensor], group: str, most: float, form: Literal["sigmoid", "softplus"]
 ) -> Gates:
     """keep and step of a group; momentum, where there is one, is static."""
-    keep = gate(p["keep"], w[f"keep.{group}.weight"], w[f"keep.{group}.bias"]).sigmoid()
+    keep = staying(gate(p["keep"], w[f"keep.{group}.weight"], w[f"keep.{group}.bias"]))
     step = step_size(gate(p["step"], w[f"step.{group}.weight"], w[f"step.{group}.bias"]), most, form)
     if f"momentum.{group}.bias" not in w:
         return Gates(keep, step)
-    return Gates(keep, step, gate(p["x"], w[f"momentum.{group}.weight"], w[f"momentum.{group}.bias"]).sigmoid())
+    return Gates(keep, step, staying(gate(p["x"], w[f"momentum.{group}.weight"], w[f"momentum.{group}.bias"])))
 
 
 def own_values(v: Vectors, change: Float[Tensor, "B H E E"], outer: bool = True) -> Vectors:

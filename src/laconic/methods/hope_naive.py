@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from laconic.methods.delta import capped, contracted, length, within
+from laconic.methods.delta import capped, contracted, length, staying, within
 from laconic.methods.fast_weights import Vectors, slope
 from laconic.methods.hope import step_size
 from laconic.methods.hope_shape import Shape
@@ -102,11 +102,11 @@ def gates(shape: Shape, held: dict[str, Slow], w: Mapping[str, Tensor], group: s
     for name in ("keep", "step"):
         row = made(shape, held[f"{name}.{group}"], f"{name}.{group}", z)
         a[name] = row[..., 0] + w[f"{name}.{group}.bias"][:, None]
-    keep, step = a["keep"].sigmoid(), step_size(a["step"], o.step_max, o.step_form)
+    keep, step = staying(a["keep"]), step_size(a["step"], o.step_max, o.step_form)
     momentum = torch.zeros_like(keep)
     if o.momentum:
         row = w[f"momentum.{group}.weight"][:, None] @ z
-        momentum = (row[..., 0] + w[f"momentum.{group}.bias"][:, None]).sigmoid()
+        momentum = staying(row[..., 0] + w[f"momentum.{group}.bias"][:, None])
     return keep, contracted(step, keep) if o.erase else step, momentum
 
 

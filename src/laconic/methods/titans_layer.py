@@ -17,6 +17,7 @@ from laconic.core import state as values
 from laconic.core.attention import wide
 from laconic.core.state import Deep, Layer, Matrix
 from laconic.methods.chunked import STRETCH, Reading, accept, counted, counts, read_along, stretched
+from laconic.methods.delta import staying
 from laconic.methods.fast_weights import (
     Memory,
     Rule,
@@ -124,9 +125,8 @@ def gated(
         x, tail = firsts(x, tails["chunk"], counts(state.memory), shape.chunk, rows.lengths)
         tails = {**tails, "chunk": tail}
     names = ("keep", "step", "momentum") if o.momentum else ("keep", "step")
-    logits = (F.linear(x, w[f"{n}.weight"].to(x.dtype), w[f"{n}.bias"].to(x.dtype)).mT for n in names)
-    keep, step, *rest = (a.sigmoid() for a in logits)
-    return (keep, o.step_max * step, *rest), tails
+    keep, step, *rest = (F.linear(x, w[f"{n}.weight"].to(x.dtype), w[f"{n}.bias"].to(x.dtype)).mT for n in names)
+    return (staying(keep), o.step_max * step.sigmoid(), *map(staying, rest)), tails
 
 
 def resets(shape: Shape) -> dict[str, int]:
