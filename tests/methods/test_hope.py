@@ -85,6 +85,15 @@ def test_chunks_are_tokens_and_cuts_change_nothing(given_options: dict[str, Any]
         same_state(state, after)
 
 
+def test_a_gate_that_keeps_nothing_is_kept_from_nothing_by_both() -> None:
+    """A keep of 2e-9 is 1e-6 for the chunk form and the definition: else they are that much apart."""
+    memory, x = layer(momentum=True, cap=0.0, chunk_memory=4, chunk_projections=4), noise(5, 2, 9, D)
+    with torch.no_grad():
+        for group in ("memory", "projections"):
+            memory.get_parameter(f"keep.{group}.bias").fill_(-20.0)
+    near([memory(x)[0]], [token_by_token(memory, x)])
+
+
 @pytest.mark.parametrize("memory", ["linear", "affine", "mlp"])
 @pytest.mark.parametrize("decay_to", ["start", "zero"])
 def test_padding_changes_nothing(memory: str, decay_to: str) -> None:
@@ -260,6 +269,24 @@ def test_gates_begin_where_the_options_say() -> None:
         torch.testing.assert_close(given.step, torch.full((1, H, 2), step))
 
 
+@pytest.mark.parametrize("memory", ["linear", "affine", "mlp"])
+def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it(memory: Any) -> None:
+    """As training begins at windows, in nearly every head and row: of keys those whose windows hold the token."""
+    x, window = noise(19, 16, 12, 64), Options().conv
+    x[:, -1] = x[:, 2]
+
+    def share(begins: Any) -> float:
+        made = SelfTitans(64, 2, options=Options(memory=memory, begins=begins)).double()
+        begin = start(made.params, len(x))
+        heads, q, _ = mixed(made.params, begin, x, None)
+        k, _, _ = learner(made.params).generate(begin.memory, heads)
+        near_by = (k @ q[:, :, -1:].mT)[:, :, :-window, 0].argmax(-1)
+        return float(((near_by >= 2) & (near_by < 2 + window)).double().mean())
+
+    assert share("window") > 0.9
+    assert share("drawn") < 0.8
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -268,6 +295,7 @@ def test_gates_begin_where_the_options_say() -> None:
         ({"groups": 1, "chunk_memory": 32}, "hope: one group has one chunk, 32 and 64 were asked for; take groups=2"),
         ({"step_max": 2.5}, "hope: step_max 2.5 is beyond 2, where an erase overshoots; lower it"),
         ({"momentum": True}, "hope: the cap bounds a write, not the sum that momentum keeps; take cap=0"),
+        ({"begins": "window", "mix": "none"}, 'hope: begins "window" is of a mapped input and a static query; take'),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], says: str) -> None:

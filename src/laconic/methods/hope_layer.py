@@ -3,6 +3,7 @@
 Nested Learning arXiv:2512.24695, section 8. `start` and `advance` are pure; `SelfTitans` holds what training changes.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -152,7 +153,19 @@ def weights(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
     w["g_proj.weight"] = normal(generator, H * E, D, scale=D**-0.5)
     w["norm.weight"] = torch.ones(H * E)
     w["o_proj.weight"] = normal(generator, D, H * E, scale=(H * E) ** -0.5)
-    return w
+    return w | (recalling(shape, w) if o.begins == "window" else {})
+
+
+def recalling(shape: Shape, w: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A key as that of the sum of its window, a query as the key of its own token, but for what is not linear in a key.
+
+    So a token that is asked again finds what stood behind it.
+    """
+    H, E, D, conv = shape.heads, shape.head, shape.width, shape.options.conv
+    k, one = w.get("k.M"), torch.eye(E)
+    M = one if k is None else k + one if shape.options.memory == "affine" else k
+    query = (M @ w["mix_proj.weight"].view(H, E, D)).flatten(0, 1)
+    return {"mix_conv.weight": torch.full((H * E, conv), conv**-0.5), "q_proj.weight": query}
 
 
 def biases(o: Options, step: float) -> dict[str, float]:

@@ -31,13 +31,12 @@ ETA = {"task": 1e-3, "associative": 1e-2}
 class SelfTitansOptions(Settings):
     """Of a self-modifying memory, beside its size."""
 
-    mix: Literal["map", "none"] = Field(
-        default="map", description="input: mapped and convolved, or split among the heads"
-    )
+    mix: Literal["map", "none"] = Field(default="map", description="input: mapped and convolved, or split in heads")
     conv: Count = Field(default=4, description="tokens of the convolution's window")
-    inner: tuple[Adaptive, ...] = Field(
-        default=INNER, description="projections that modify themselves; none: the baseline"
+    begins: Literal["drawn", "window"] = Field(
+        default="drawn", description="drawn; or a key as that of its window's sum, a query as that of its own token"
     )
+    inner: tuple[Adaptive, ...] = Field(default=INNER, description="projections that modify themselves")
     inner_query: bool = Field(default=False, description="the query's projection modifies itself too")
     memory: Literal["linear", "affine", "mlp"] = Field(
         default="linear", description="M z, z + W z, or z + W1 silu(W2 z)"
@@ -91,6 +90,8 @@ class SelfTitansOptions(Settings):
             return f"chunks {few} and {many}; one divides the other"
         if self.groups == 1 and few != many:
             return f"one group has one chunk, {few} and {many} were asked for; take groups=2"
+        if self.begins == "window" and (self.mix == "none" or self.inner_query):
+            return 'begins "window" is of a mapped input and a static query; take mix="map", inner_query=false'
         if self.step_max > 2:
             return f"step_max {self.step_max} is beyond 2, where an erase overshoots; lower it"
         for name in ("step_memory", "step_projections") if self.step_form == "sigmoid" else ():
