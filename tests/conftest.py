@@ -1,6 +1,5 @@
 """What every test run has: shapes checked, sockets blocked, one thread, seeds, the way to shared data."""
 
-import gc
 import importlib.util
 import os
 import random
@@ -59,13 +58,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
-
-
-def pytest_collection_finish() -> None:
-    """What is imported stays; to look through all of it again and again takes a twentieth of the time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
 
 
 def missing(what: str) -> None:

@@ -36,7 +36,7 @@ class SelfTitansOptions(Settings):
     begins: Literal["drawn", "window"] = Field(
         default="drawn", description="drawn; or a key as that of its window's sum, a query as that of its own token"
     )
-    inner: tuple[Adaptive, ...] = Field(default=INNER, description="projections that modify themselves")
+    inner: tuple[Adaptive, ...] = Field(default=INNER, description="projections that modify themselves; none: baseline")
     inner_query: bool = Field(default=False, description="the query's projection modifies itself too")
     memory: Literal["linear", "affine", "mlp"] = Field(
         default="linear", description="M z, z + W z, or z + W1 silu(W2 z)"

@@ -146,7 +146,7 @@ def of_classes(
 ) -> dict[str, Any]:
     """A run on a set of classes. Raises `Preempted` (75) after a signal: whole courses are kept."""
     folder = run.folder / asking.FOLDER / folder_name(name, run.step, how.rows, examples)
-    key = {"step": asking.step_hash(run.folder, run.step), "rows": str(how.rows), "set": name}
+    key = {"step": asking.step_hash(run.folder, run.step), "rows": str(how.rows), "set": name, "lines": "courses"}
     key |= {} if examples is None else {"examples": str(examples)}
     where = root or (run.recipe.data.root and str(run.recipe.data.root))
     plan = planned(run.parts.decoder, run.parts.tokenizer, name, where, rows=how.rows, examples=examples)
