@@ -1,5 +1,6 @@
 """What every test run has: shapes checked, sockets blocked, one thread, seeds, the way to shared data."""
 
+import gc
 import importlib.util
 import os
 import random
@@ -11,7 +12,7 @@ from typing import Any
 
 from jaxtyping import install_import_hook
 
-# Before anything imports laconic: annotated shapes in core and methods are checked, in each test of a function's first
+# Before anything imports laconic: annotated shapes in core and methods are checked, in each file of a function's first
 # calls, and of all of them where slow tests are run too.
 install_import_hook(["laconic.core", "laconic.methods"], "tests.shapes.sparing")
 
@@ -49,9 +50,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are known: what is made by then stays
     torch.set_num_threads(1)
     shapes.EVERY = config.option.markexpr != "not slow"
+    os.fsync = os.fstat  # whose order tests of a power cut watch; no power fails here, so nothing is waited for
     block_sockets()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -98,12 +105,12 @@ def shared() -> Path:
 def seeds() -> None:
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed walks the stack for CUDA, which is deep in a test
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def checked_anew() -> None:
-    """What of shapes is checked does not depend on the tests before."""
+    """What of shapes is checked does not depend on the files before."""
     shapes.again()
 
 

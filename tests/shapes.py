@@ -1,4 +1,4 @@
-"""Checks of annotated shapes: in each test of the first calls of every function, or of all calls."""
+"""Checks of annotated shapes: in each file of tests of the first calls of every function, or of all calls."""
 
 import functools
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 from beartype import beartype
 
-FEW = 4  # checks of a function in a test: two calls, of what goes in and of what comes out
+FEW = 4  # checks of a function in a file: two calls, of what goes in and of what comes out
 EVERY = False  # set by whoever runs slow tests too
 seen: Counter[tuple[str, str]] = Counter()
 quiet: list[Any] = []
@@ -16,11 +16,12 @@ quiet: list[Any] = []
 
 def sparing(asked: Callable[..., Any]) -> Callable[..., Any]:
     """The type checker for jaxtyping, which skips what has `__no_type_check__`; half of a test is checks otherwise."""
-    checked, key = beartype(asked), (asked.__module__, asked.__qualname__)
+    key = (asked.__module__, asked.__qualname__)
+    checked = functools.cache(lambda: beartype(asked))  # made when it is called: most functions are not
 
     @functools.wraps(asked)
     def counted(*args: Any, **named: Any) -> Any:
-        found = checked(*args, **named)
+        found = checked()(*args, **named)
         seen[key] += 1
         if seen[key] == FEW and not EVERY:
             silence(*key)

@@ -1,9 +1,10 @@
-"""Programs run again and again without importing torch each time: each is forked from one process that has.
+"""Programs run again and again without importing torch each time: each is forked from the process of the tests.
 
 A program gets a process, a folder and an environment of its own, and ends as it would from a shell.
 """
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -14,14 +15,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
+import torch
+
 from tests.house.source import settings
 
-FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload([
+FORKED = multiprocessing.get_context("fork")
+LATE = (  # what every child would import anew
     "laconic.cli", "laconic.recipe.build", "laconic.verify.parity", "torch._dynamo", "torch.distributed.fsdp",
-    "torch.distributed._tools.mem_tracker", "rich.table", "peft", "transformers.models.llama.modeling_llama",
-    "transformers.models.auto.modeling_auto",
-])  # fmt: skip
+    "torch.distributed.checkpoint", "torch.distributed._tools.mem_tracker", "rich.table", "peft",
+    "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto",
+)  # fmt: skip
+
+
+def ready() -> None:
+    """Everything of `LATE` is there, for all children."""
+    for name in LATE:
+        importlib.import_module(name)
 
 
 def laconic(command: str, inside: Path) -> subprocess.CompletedProcess[str]:
@@ -36,6 +46,7 @@ def python(path: str, inside: Path) -> subprocess.CompletedProcess[str]:
 
 def forked(name: str, inside: Path, work: Callable[[], Any], arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """A process that does `work`, with `arguments` as sys.argv; 300 seconds are all it has."""
+    ready()
     out, err = inside.parent / "stdout", inside.parent / "stderr"
     process = FORKED.Process(target=called, args=(work, arguments, inside, settings(inside), out, err))
     process.start()
@@ -64,10 +75,9 @@ def called(
     work: Callable[[], Any], arguments: list[str], inside: Path, environment: dict[str, str], out: Path, err: Path
 ) -> None:
     """In the child: the streams to files, then the work."""
-    import torch
-
     os.environ.update(environment)
     torch.set_num_threads(1)
+    jaxtyping.config.update("jaxtyping_disable", True)  # shapes are checked where there is time for it
     os.chdir(inside)
     sys.argv = arguments
     with (

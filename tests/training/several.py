@@ -1,6 +1,5 @@
 """Ranks as torchrun starts them, forked from the process of the tests, so that torch is imported once."""
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -15,8 +14,8 @@ import torch
 from torch.distributed import TCPStore
 
 from laconic.core.errors import LaconicError
+from tests.house.warm import ready
 
-LATE = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")  # that every rank would import anew
 PATIENCE = 60.0  # seconds until ranks that hang are killed
 Work = Callable[[], Any]
 
@@ -31,8 +30,7 @@ class End(NamedTuple):
 
 def ends(folder: Path, work: Work, world: int = 2) -> list[End]:
     """`work` on every rank, each in a process of its own with the environment of torchrun, which keeps the store."""
-    for name in LATE:
-        importlib.import_module(name)
+    ready()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE))
     about = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     fork, paths = multiprocessing.get_context("fork"), [folder / f"end-{rank}.json" for rank in range(world)]
