@@ -9,24 +9,27 @@ from numpy.typing import NDArray
 Keys = int | NDArray[np.int64] | NDArray[np.uint64]
 Words = NDArray[np.uint64]
 ROUNDS = 8  # of the Feistel network
-GOLDEN, FIRST, SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+WORD = 2**64 - 1
 
 
 def mix(*keys: Keys) -> Words:
     """64 random-looking bits for each tuple of keys; arrays broadcast. The order of keys matters."""
-    state = np.zeros((), dtype=np.uint64)
-    with np.errstate(over="ignore"):
+    state: int | Words = 0
+    with np.errstate(over="ignore"):  # of words without an axis; arrays wrap around in silence
         for key in keys:
-            word = np.asarray(key).astype(np.int64).view(np.uint64) if not _is_words(key) else np.asarray(key)
-            z = (state ^ word) + GOLDEN
-            z = (z ^ (z >> np.uint64(30))) * FIRST
-            z = (z ^ (z >> np.uint64(27))) * SECOND
-            state = z ^ (z >> np.uint64(31))
-    return np.asarray(state)
+            z = (state ^ _word(key)) + GOLDEN & WORD
+            z = (z ^ z >> 30) * FIRST & WORD
+            z = (z ^ z >> 27) * SECOND & WORD
+            state = z ^ z >> 31
+    return np.asarray(state, dtype=np.uint64)
 
 
-def _is_words(key: Keys) -> bool:
-    return isinstance(key, np.ndarray) and key.dtype == np.uint64
+def _word(key: Keys) -> int | Words:
+    """A whole number modulo 2^64; Python's own where it is one, which is ten times as fast."""
+    if isinstance(key, int):
+        return key & WORD
+    return key if key.dtype == np.uint64 else key.astype(np.int64).view(np.uint64)
 
 
 def uniform(*keys: Keys) -> NDArray[np.float64]:

@@ -6,6 +6,7 @@ Symbols: x ours, y the reference's; T new slots, S slots held, P = S + T.
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,10 +61,12 @@ class Difference:
         self.dot += float(a.dot(b))
         self.count += len(d)
         if worst > self.max_abs:
-            flat = d.abs().argmax() if whole or not len(d) else where.flatten().nonzero()[d.abs().argmax(), 0]
-            at = torch.unravel_index(flat, x.shape) if len(d) else ()
-            offset = [S if axis == "T" else 0 for axis in axes.split()]
-            self.max_abs, self.index = worst, tuple(int(i) + o for i, o in zip(at, offset, strict=False))
+            self.max_abs, self.index = worst, ()
+            if len(d):
+                far = int(d.abs().argmax())
+                at = np.unravel_index(far if whole else int(where.flatten().nonzero()[far, 0]), x.shape)
+                offset = [S if axis == "T" else 0 for axis in axes.split()]
+                self.index = tuple(int(i) + o for i, o in zip(at, offset, strict=False))
 
     @property
     def faint(self) -> bool:
