@@ -32,6 +32,8 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 from tests import shapes  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
+VERIFY = REPO / "tests" / "verify"
+ALIKE = {"mistral", "qwen2"}
 CI = bool(os.environ.get("CI"))
 
 settings.register_profile(
@@ -61,10 +63,24 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if alike(item):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+
+
+def alike(item: pytest.Item) -> bool:
+    """Whether it asks of Mistral or Qwen 2 what is asked of Llama too.
+
+    They are Llama with a window and with biases, and tests/verify holds them to Transformers.
+    """
+    asked = getattr(item, "callspec", None)
+    return bool(
+        asked and ALIKE & {v for v in asked.params.values() if isinstance(v, str)} and VERIFY not in item.path.parents
+    )
 
 
 def missing(what: str) -> None:

@@ -51,6 +51,7 @@ def test_a_section_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"`python benchmarks/core.py --only {name}`" in page
 
 
+@pytest.mark.slow
 def test_a_decoding_row_checks_the_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     needs("transformers")
     core.main(["--only", "decoding"], TINY)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import jaxtyping
@@ -37,8 +38,9 @@ def ends(folder: Path, work: Work, world: int = 2) -> list[End]:
     about["WORLD_SIZE"] = str(world)
     names = [about | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     children = [fork.Process(target=one, args=it) for it in zip([work] * world, paths, names, strict=True)]
-    for child in children:
-        child.start()
+    starter = Thread(target=lambda: [child.start() for child in children])  # torch walks the stack: 50 calls less
+    starter.start()
+    starter.join()
     until = time.monotonic() + PATIENCE
     for child in children:
         child.join(max(0.0, until - time.monotonic()))

@@ -121,6 +121,7 @@ GUARDS: dict[str, Guard] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*the step before it is taken")
 @pytest.mark.parametrize("name", GUARDS)
 def test_without_its_guard_the_question_turns_red(tmp_path: Path, monkeypatch: Patch, name: str) -> None:

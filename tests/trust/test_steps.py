@@ -73,7 +73,7 @@ def test_one_writer(tmp_path: Path, race: int) -> None:
                 for n in range(3):
                     run.commit(n, write, {})
                 tell(1)
-                time.sleep(0.8)
+                time.sleep(0.4)
 
         return work
 

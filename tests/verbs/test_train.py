@@ -381,6 +381,7 @@ def start(folder: Path, *args: str) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_run_and_the_same_command_goes_on_as_if_it_had_not(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

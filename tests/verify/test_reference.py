@@ -15,7 +15,7 @@ from laconic.verify.reference import Transformers
 from laconic.verify.tiny import ROPES, fixture
 from laconic.verify.traces import Case, peaked, stream
 from laconic.verify.twin import Widened
-from tests.conftest import needs
+from tests.conftest import ALIKE, needs
 
 SIZES = {"hidden_size": 42, "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 83}
 LLAMA = {**SIZES, "intermediate_size": 53, "num_key_value_heads": 3}
@@ -53,9 +53,6 @@ def compared(decoder: Decoder, reference: Transformers, case: Case) -> Compariso
         for row in zip(reference.stream(case), stream(decoder, case), stream(twin, case), strict=True):
             comparison.add(*row)
     return comparison
-
-
-ALIKE = {"mistral", "qwen2"}  # what they have beside Llama, Qwen 3 and the laws of attention have too
 
 
 @pytest.mark.parametrize(
