@@ -122,7 +122,8 @@ def test_rows_and_losses_of_two_ranks_are_those_of_one(tmp_path: Path, parallel:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "micro", "family"), [("ddp", 8, "gpt2"), ("ddp", 1, "llama"), ("fsdp", 2, "llama")]
+    ("parallel", "micro", "family"),
+    [("ddp", 8, "gpt2"), pytest.param("ddp", 1, "llama", marks=pytest.mark.slow), ("fsdp", 2, "llama")],
 )
 def test_kava_on_two_ranks(tmp_path: Path, parallel: Any, micro: int, family: str) -> None:
     def settings(**more: Any) -> Training:

@@ -39,7 +39,7 @@ def losses(folder: str) -> list[list[float]]:
     return [[line[name] for name in ("loss", "student", "teacher")] for line in metrics(folder) if "loss" in line]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_ranks_train_as_one(tmp_path: Path, parallel: Any) -> None:
     assert command("train", "tiny.toml", "--out", "one") == 0
     two = ("train", "tiny.toml", "--out", "two", f"train.parallel={parallel}")
