@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -13,11 +14,13 @@ import pytest
 from laconic import cli
 from laconic.evaluation import reported_learning
 from laconic.evaluation.cells import ALL
+from laconic.evaluation.kept import begun, commit, part_of
 from laconic.evaluation.listening import Row, Said
 from laconic.evaluation.reported_learning import words
 from laconic.evaluation.stream_table import Measured
 from laconic.evaluation.verdicts import NOT_REPRODUCED, NOT_RUN, PLOT, REPRODUCED
 from laconic.recipe.incremental import Plan
+from laconic.verbs.streaming import kept_found
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 Run = Callable[..., tuple[int, str, str]]
@@ -179,6 +182,15 @@ def test_a_signal_among_classes_keeps_whole_courses(run: Run, place: Path, monke
     assert json.loads((kept / "result.json").read_text()) == {
         k: v for k, v in found.items() if k not in ("run", "seed")
     }
+    assert list(kept_found(["plain"]).classes[0].found["methods"]) == ["ncm", "finetune"], "our order"
+    lines, texts = (kept / "answers.jsonl").read_text().splitlines(keepends=True), (kept / "key.json").read_text()
+    shutil.rmtree(kept)
+    begun(part_of(kept), texts)
+    commit(kept, lines, {}, {})
+    code, _, err = run("report", "plain", "--out", "classes.html")
+    assert code == 66
+    assert "classes kept in a form of before, without figures; remove it and evaluate again" in err
+    shutil.rmtree(kept)
 
 
 @pytest.mark.parametrize(

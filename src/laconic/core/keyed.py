@@ -9,27 +9,22 @@ from numpy.typing import NDArray
 Keys = int | NDArray[np.int64] | NDArray[np.uint64]
 Words = NDArray[np.uint64]
 ROUNDS = 8  # of the Feistel network
-GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+GOLDEN, FIRST, SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+S30, S27, S31 = (np.uint64(n) for n in (30, 27, 31))
 WORD = 2**64 - 1
 
 
 def mix(*keys: Keys) -> Words:
     """64 random-looking bits for each tuple of keys; arrays broadcast. The order of keys matters."""
-    state: int | Words = 0
-    with np.errstate(over="ignore"):  # of words without an axis; arrays wrap around in silence
+    state = np.zeros((), dtype=np.uint64)
+    with np.errstate(over="ignore"):
         for key in keys:
-            z = (state ^ _word(key)) + GOLDEN & WORD
-            z = (z ^ z >> 30) * FIRST & WORD
-            z = (z ^ z >> 27) * SECOND & WORD
-            state = z ^ z >> 31
-    return np.asarray(state, dtype=np.uint64)
-
-
-def _word(key: Keys) -> int | Words:
-    """A whole number modulo 2^64; Python's own where it is one, which is ten times as fast."""
-    if isinstance(key, int):
-        return key & WORD
-    return key if key.dtype == np.uint64 else key.astype(np.int64).view(np.uint64)
+            word = np.uint64(key & WORD) if isinstance(key, int) else key.astype(np.uint64)
+            z = (state ^ word) + GOLDEN
+            z = (z ^ (z >> S30)) * FIRST
+            z = (z ^ (z >> S27)) * SECOND
+            state = z ^ (z >> S31)
+    return np.asarray(state)
 
 
 def uniform(*keys: Keys) -> NDArray[np.float64]:
