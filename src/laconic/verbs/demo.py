@@ -62,7 +62,7 @@ ROSTER = (
         "KaVa",
         f"{IN_ROUNDS}keys and values of the chain",
         "demo-kava",
-        fast=("keeping.lam=0.0", "train.steps=250"),
+        fast=("train.steps=250",),
     ),
     Entry("nochain", "No chain", "answers at once", "demo-nocot", fast=("train.steps=400",), cost=35),
     Entry("pccot", "PCCoT", f"{IN_ROUNDS}hidden states", "demo-pccot"),
