@@ -10,8 +10,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxpro
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo      a first look: small models learn arithmetic with a chain, without, and in thoughts; eight minutes"
-	@echo "make test      the default tests: five to seven minutes on two cores, no network"
+	@echo "make demo      a first look: small models learn arithmetic with a chain, without, and in thoughts; under ten minutes"
+	@echo "make test      the default tests: four to five minutes on two cores, no network"
 	@echo "make test-all  the slow tests too"
 	@echo "make check     ruff, ruff format, pyright, import-linter, codespell"
 	@echo "make bench     speed and memory beside the installed peers; the table of mutants"
