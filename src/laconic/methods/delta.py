@@ -143,9 +143,9 @@ def effective(
 
 
 def solved(A: Float[Tensor, "B H T T"], right: Float[Tensor, "B H T O"]) -> Float[Tensor, "B H T O"]:
-    """X of (I + A) X = right, A strictly below the diagonal."""
+    """X of (I + A) X = right, A strictly below the diagonal; transposed, as LAPACK takes them without a copy."""
     solve = cast(Solve, torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
-    return solve(A, right, upper=False, unitriangular=True)
+    return solve(A.mT, right.mT, upper=True, left=False, unitriangular=True).mT
 
 
 def erasures(
