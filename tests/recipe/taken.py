@@ -1,6 +1,5 @@
 """Run by test_plan.py in a process of its own: prints the bytes that updates of a recipe really take."""
 
-import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -41,9 +40,15 @@ def main() -> None:
     one = replace(config, num_hidden_layers=1, windows=config.windows[:1], score_scale=config.score_scale[:1])
     small = read(name, [f"model.name={folder}", *keys, "train.batch=1", "train.micro=1"])[0]
     updates(small, replace(one, vocab_size=tokenizer.vocab_size), tokenizer)  # loads what is loaded once
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    before = resident("VmRSS")
     updates(recipe, config, tokenizer)
-    sys.stdout.write(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before}\n")
+    sys.stdout.write(f"{resident('VmHWM') - before}\n")
+
+
+def resident(what: str) -> int:
+    """Bytes; not by getrusage, whose peak of a new program begins at the size of the one that started it."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
 
 
 if __name__ == "__main__":
