@@ -9,11 +9,12 @@ from typing import Any, Literal
 from laconic.core.artifact import canonical
 from laconic.core.contract import Learner
 from laconic.core.decoder import Decoder
-from laconic.core.errors import Usage
+from laconic.core.errors import BadInput, Usage
 from laconic.core.nearest import closest
 from laconic.core.tasks import Tasks
 from laconic.data.intents import read_intents, tasks_of
 from laconic.data.tokens import Tokenizer
+from laconic.evaluation import kept
 from laconic.evaluation.approaches import Carried, Frozen, InContext, NearestMean
 from laconic.evaluation.classes import Approach, Course, at_end, course
 from laconic.evaluation.forgetting import estimates, plain
@@ -152,3 +153,11 @@ def reported(courses: Sequence[Course]) -> dict[str, Any]:
         for way in courses[0].matrices
     }
     return {"ways": ways, "notes": [one.notes for one in courses]}
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    """The figures of classes that are kept, method by method in our order. Raises `BadInput` (66) for another form."""
+    found = json.loads(kept.result_of(folder))
+    if "methods" not in found:
+        raise BadInput(f"{folder}: classes kept in a form of before, without figures; remove it and evaluate again")
+    return found | {"methods": {name: found["methods"][name] for name in METHODS if name in found["methods"]}}

@@ -16,7 +16,7 @@ from laconic.evaluation import classes_shown, kept, learning, stream_table, stre
 from laconic.evaluation.listening import Row, row_of
 from laconic.evaluation.stream_table import Measured
 from laconic.recipe import asking, listening
-from laconic.recipe.incremental import METHODS, planned
+from laconic.recipe.incremental import figures, planned
 from laconic.recipe.opened import RECIPE, Opened
 from laconic.recipe.questions import kept_as
 from laconic.recipe.read import read
@@ -242,7 +242,7 @@ def kept_found(paths: Sequence[str]) -> Found:
             places = [there[name] for there in by_seed if name in there]
             seeds = [r.seed for r, there in zip(recipes, by_seed, strict=True) if name in there]
             if name in SETS:
-                classes += [Classes(title, seed, classes_of(each)) for seed, each in zip(seeds, places, strict=True)]
+                classes += [Classes(title, seed, figures(each)) for seed, each in zip(seeds, places, strict=True)]
                 continue
             lines = [kept.lines_of(place) for place in places]
             read_rows = streaming_books.rows_of if name == "books" else lambda line: [row_of(line)]
@@ -252,14 +252,6 @@ def kept_found(paths: Sequence[str]) -> Found:
             stream = stream_name(name, stream_of(name, recipes[0]))
             measured.append(Measured(stream, title, tuple(seeds), rows, described(recipes[0])))
     return Found(sorted(measured, key=lambda line: line.stream), classes)
-
-
-def classes_of(folder: Path) -> dict[str, Any]:
-    """The figures of classes that are kept, method by method in our order."""
-    found = json.loads(kept.result_of(folder))
-    if "methods" not in found:
-        raise BadInput(f"{folder}: classes kept in a form of before, without figures; remove it and evaluate again")
-    return found | {"methods": {name: found["methods"][name] for name in METHODS if name in found["methods"]}}
 
 
 def stream_of(name: str, recipe: Recipe) -> str:
