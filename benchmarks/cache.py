@@ -8,22 +8,22 @@ from torch import Tensor
 
 from benchmarks.measure import ABSENT, PEERS, Scale, Table, clock_name, each, verdict
 from benchmarks.models import llama, middling
-from laconic import Cache, Decoder
+from laconic import KVCache, Decoder
 from laconic.core import rope, stages
-from laconic.core.attention import sight
-from laconic.core.block import ATTENTION_STAGES, Block, Frame, Past
+from laconic.core.attention import build_attention_mask
+from laconic.core.block import EAGER_ACTIVATIONS, Block, ForwardContext, PastKeyValues
 
 
-def filled(decoder: Decoder, batch: int, S: int) -> Cache:
+def filled(decoder: Decoder, batch: int, S: int) -> KVCache:
     """A cache of S slots with random content."""
     c = decoder.config
     shape = (batch, c.num_key_value_heads, S, c.head_dim)
     layers = tuple(torch.randn(shape) for _ in range(c.num_hidden_layers))
     places = torch.arange(S).expand(batch, -1)
-    return Cache(layers, tuple(x.clone() for x in layers), places, torch.ones(batch, S, dtype=torch.bool))
+    return KVCache(layers, tuple(x.clone() for x in layers), places, torch.ones(batch, S, dtype=torch.bool))
 
 
-def theirs_filled(cache: Cache) -> Any:
+def theirs_filled(cache: KVCache) -> Any:
     """The same in transformers' dynamic cache."""
     from transformers import DynamicCache
 
@@ -41,8 +41,8 @@ def cache(scale: Scale) -> Table:
         held, two, one = filled(decoder, 1, S), filled(decoder, 2, S), filled(decoder, 1, 1)
         ways = {
             "append": lambda held=held, one=one: held.append(one),
-            "fork": lambda held=held: held.fork(8),
-            "fork2": lambda two=two: two.fork(4),
+            "fork": lambda held=held: held.repeat_rows(8),
+            "fork2": lambda two=two: two.repeat_rows(4),
         }
         if PEERS:
             ways |= peers(held, two, one)
@@ -62,7 +62,7 @@ def cache(scale: Scale) -> Table:
     return Table("The cache: append and fork", text, head, rows)
 
 
-def peers(held: Cache, two: Cache, one: Cache) -> dict[str, Any]:
+def peers(held: KVCache, two: KVCache, one: KVCache) -> dict[str, Any]:
     """The same by transformers."""
     theirs, theirs_two = theirs_filled(held), theirs_filled(two)
 
@@ -91,8 +91,8 @@ def mask(scale: Scale) -> Table:
     rows: list[tuple[str, ...]] = []
     for name, (live, window) in cases.items():
         ways: dict[str, Any] = {
-            "ours": lambda live=live, window=window: sight(
-                live, 0, whole=bool(live.all()), window=window, bias=None, sdpa_only=True, dtype=torch.float32
+            "ours": lambda live=live, window=window: build_attention_mask(
+                live, 0, all_valid=bool(live.all()), window=window, bias=None, sdpa_only=True, dtype=torch.float32
             )
         }
         if PEERS:
@@ -124,39 +124,39 @@ class Bare(Block):
     """A block that knows nothing of stages: what `want` would cost nothing against."""
 
     def forward(
-        self, x: Tensor, past: Past | None, frame: Frame, want: frozenset[str] = frozenset()
+        self, x: Tensor, past: PastKeyValues | None, frame: ForwardContext, want: frozenset[str] = frozenset()
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        q, k, v = self.project(self.part("norm1")(x))
+        q, k, v = self.project_qkv(self.submodule("norm1")(x))
         if frame.cos is not None and frame.sin is not None:
-            q, k = rope.rotate(q, frame.cos, frame.sin), rope.rotate(k, frame.cos, frame.sin)
+            q, k = rope.rotate_pairs(q, frame.cos, frame.sin), rope.rotate_pairs(k, frame.cos, frame.sin)
         if past is not None:
             k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
-        r = x + self.output(self.context(q, k, v, frame, lambda name, value: value, False))
-        y = self.part("norm2")(r)
-        return r + self.part("down")(self.mid(self.part("up")(y), self.part("gate")(y))), k, v, {}
+        r = x + self.project_output(self.attend(q, k, v, frame, lambda name, value: value, False))
+        y = self.submodule("norm2")(r)
+        return r + self.submodule("down")(self.mlp_hidden(self.submodule("up")(y), self.submodule("gate")(y))), k, v, {}
 
 
 def want(scale: Scale) -> Table:
     """What stages cost, off and on."""
     big = middling(scale, scale.few_words)
     small = llama(5, 64, 512, heads=8, groups=4, feed=172)
-    layered = {stage.name for stage in stages.LAYER}
+    layered = {stage.name for stage in stages.LAYER_ACTIVATIONS}
     rows: list[tuple[str, ...]] = []
     cases = ((f"{scale.layers} × {scale.width}", big, scale.length, 3), ("5 × 64", small, 1, 12))
     for name, config, T, times in cases:
         decoder, bare = Decoder(config).eval(), Decoder(config).eval()
-        for block in bare.blocks:
+        for block in bare.layers:
             block.__class__ = Bare
         vectors = torch.randn(1, T, config.hidden_size)
-        calm = tuple(sorted(layered - ATTENTION_STAGES - {"q_raw", "k_raw"}))
+        calm = tuple(sorted(layered - EAGER_ACTIVATIONS - {"q_raw", "k_raw"}))
         wants = {
             "off": (),
             "`hidden`": ("hidden",),
             "`resid2` of one layer": ("resid2.0",),
             "all but scores, one layer": tuple(f"{stage}.0" for stage in calm),
             "all but scores, every layer": calm,
-            "`scores`, `scores_seen`, `probs`, one layer": tuple(f"{stage}.0" for stage in sorted(ATTENTION_STAGES)),
-            "`scores`, `scores_seen`, `probs`, every layer": tuple(sorted(ATTENTION_STAGES)),
+            "`scores`, `scores_seen`, `probs`, one layer": tuple(f"{stage}.0" for stage in sorted(EAGER_ACTIVATIONS)),
+            "`scores`, `scores_seen`, `probs`, every layer": tuple(sorted(EAGER_ACTIVATIONS)),
         }
 
         def reads(model: Decoder, names: tuple[str, ...], vectors: Tensor = vectors) -> Any:

@@ -6,10 +6,10 @@ from time import process_time
 
 from benchmarks.measure import ABSENT, CORPUS, Scale, Table, verdict
 from laconic.data import maths
-from laconic.data.graphs import problems
-from laconic.data.multiplication import products
-from laconic.data.settings import Data
-from laconic.data.variants import rounds, templates
+from laconic.data.graphs import iter_problems
+from laconic.data.multiplication import iter_products
+from laconic.data.settings import DataConfig
+from laconic.data.variants import interleave_variants, build_templates
 
 ASKED = 20_000  # rows a minute
 
@@ -19,20 +19,20 @@ def generating(scale: Scale) -> Table:
     head = ("rows", "count", "CPU s", "rows a minute", "target")
     text = "CPU seconds of the process, one run each, without reading the sources and without writing."
     rows: list[tuple[str, ...]] = [variants(scale)] if (CORPUS / "data").is_dir() else [("variants", *[ABSENT] * 4)]
-    rows.append(made("products of 4 by 4 digits", lambda n: islice(products(4, 0), n), scale.made))
-    rows.append(made("products of 9 by 9 digits", lambda n: islice(products(9, 0), n), scale.made))
-    rows.append(made("graphs", lambda n: islice(problems(0), n), max(1, scale.made // 10)))
+    rows.append(made("products of 4 by 4 digits", lambda n: islice(iter_products(4, 0), n), scale.made))
+    rows.append(made("products of 9 by 9 digits", lambda n: islice(iter_products(9, 0), n), scale.made))
+    rows.append(made("graphs", lambda n: islice(iter_problems(0), n), max(1, scale.made // 10)))
     return Table("Generated rows", text, head, rows)
 
 
 def variants(scale: Scale) -> tuple[str, ...]:
     """Of the local part of GSM8K-Aug."""
-    how = Data(kind="maths", name=("gsm8k-aug-subset",), root=str(CORPUS / "data"))
-    examples = maths.load("gsm8k-aug-subset", "train", how, scale.made).examples
+    how = DataConfig(source="maths", name=("gsm8k-aug-subset",), data_dir=str(CORPUS / "data"))
+    examples = maths.load_examples("gsm8k-aug-subset", "train", how, scale.made).examples
     began = process_time()
-    found = templates(examples)
+    found = build_templates(examples)
     name = f"variants of {len(found):,} templates, {process_time() - began:.1f} s to find them"
-    return made(name, lambda n: islice(rounds(found, 0), n), scale.made)
+    return made(name, lambda n: islice(interleave_variants(found, 0), n), scale.made)
 
 
 def made(name: str, make: Callable[[int], Iterable[object]], count: int) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def bandwidth(device: torch.device, megabytes: int) -> float:
 
 def weights_read(found: Pair) -> int:
     """Bytes of the weights that one step reads: all but the embedding matrix, whose rows it picks."""
-    return sum(p.nbytes for p in found.ours.parameters()) - found.ours.words.weight.nbytes
+    return sum(p.nbytes for p in found.ours.parameters()) - found.ours.token_embedding.weight.nbytes
 
 
 @contextmanager
@@ -75,12 +75,12 @@ def compiled_steps(backend: str) -> Iterator[None]:
 
     Without the layout of oneDNN, on which a graph of torch.compile cannot be built.
     """
-    eager, packed = slab.Slab.step, slab.PACKED
-    slab.Slab.step, slab.PACKED = torch.compile(eager, backend=backend, dynamic=True), sys.maxsize
+    eager, packed = slab.StaticCacheDecoder.step, slab.MIN_PACKED_NUMEL
+    slab.StaticCacheDecoder.step, slab.MIN_PACKED_NUMEL = torch.compile(eager, backend=backend, dynamic=True), sys.maxsize
     try:
         yield
     finally:
-        slab.Slab.step, slab.PACKED = eager, packed
+        slab.StaticCacheDecoder.step, slab.MIN_PACKED_NUMEL = eager, packed
 
 
 def row(name: str, took: float, batch: int, new: int, least: float) -> tuple[str, ...]:

@@ -21,11 +21,11 @@ def checkpoints(scale: Scale, scratch: Path) -> list[tuple[str, Path]]:
     held = sum(p.nbytes for p in decoder.parameters())
     found = [("llama", scratch / "one"), ("llama", scratch / "four"), ("llama in bfloat16", scratch / "half")]
     decoder.save_pretrained(found[0][1])
-    decoder.save_pretrained(found[1][1], shard_bytes=held / 3.4)
+    decoder.save_pretrained(found[1][1], max_shard_bytes=held / 3.4)
     decoder.save_pretrained(found[2][1], dtype=torch.bfloat16)
     layers, width = scale.large or (scale.layers, scale.width)
     source = {"model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": 2, "vocab_size": scale.words}
-    Decoder(DecoderConfig.parse(source)).save_pretrained(scratch / "gpt2")
+    Decoder(DecoderConfig.from_dict(source)).save_pretrained(scratch / "gpt2")
     return [*found, ("gpt2, whose maps are turned", scratch / "gpt2")]
 
 

@@ -9,17 +9,17 @@ import torch
 from benchmarks.measure import ABSENT, Scale, Table, Way, clock, clock_name, race, verdict
 from laconic.core import state as values
 from laconic.methods import titans as definition
-from laconic.methods.chunked import Reading, read_along
-from laconic.methods.delta import Gates, delta, naive
-from laconic.methods.hope_layer import SelfTitans, learner, mixed
-from laconic.methods.hope_layer import start as begin
-from laconic.methods.hope_naive import naive as self_modifying
-from laconic.methods.packing import packed
-from laconic.methods.titans_layer import Titans, begun, gated, remembered, start
+from laconic.methods.chunked import ScanOptions, scan_chunks
+from laconic.methods.delta import Gates, chunk_gated_delta_rule, recurrent_gated_delta_rule
+from laconic.methods.hope_layer import SelfTitans, build_memories, mix_inputs
+from laconic.methods.hope_layer import initial_state as begin
+from laconic.methods.hope_naive import recurrent_self_titans as self_modifying
+from laconic.methods.packing import pack_left
+from laconic.methods.titans_layer import Titans, memory_start, compute_gates, scan_all_memories, initial_state
 from laconic.methods.titans_shape import Options
 
 CHUNK, HEADS = 64, 4
-FULL = Reading("full", None, {}, False)
+FULL = ScanOptions("full", None, {}, False)
 
 
 def width(scale: Scale) -> int:
@@ -38,16 +38,16 @@ def pairs(scale: Scale) -> dict[str, tuple[Way, Way, int, int]]:
     u, q = torch.randn(1, HEADS, T, E), torch.randn(1, HEADS, T, E)
     gates = Gates(torch.full((1, HEADS, T), 0.99), torch.full((1, HEADS, T), 0.5))
     made["delta rule"] = (
-        lambda: recurrence(delta, S, k, u, q, gates, T), lambda: recurrence(naive, S, k, u, q, gates, few), T, few,
+        lambda: recurrence(chunk_gated_delta_rule, S, k, u, q, gates, T), lambda: recurrence(recurrent_gated_delta_rule, S, k, u, q, gates, few), T, few,
     )  # fmt: skip
     for depth, name in ((1, "Titans, a matrix"), (2, "Titans, two layers")):
         made[name] = (*titans_ways(x, depth, few), T, few)
     layer = SelfTitans(D, HEADS)
-    heads, q_static, _ = mixed(layer.params, begin(layer.params, 1), x, None)
+    heads, q_static, _ = mix_inputs(layer.params, begin(layer.params, 1), x, None)
     held = begin(layer.params, 1).memory
     made["self-modifying Titans"] = (
-        lambda: read_along(learner(layer.params), held, (heads, q_static), None, FULL),
-        lambda: self_modifying(layer.shape, layer.params.tensors, heads[:, :, :few], q_static[:, :, :few]),
+        lambda: scan_chunks(build_memories(layer.params), held, (heads, q_static), None, FULL),
+        lambda: self_modifying(layer.shape, layer.params.weights, heads[:, :, :few], q_static[:, :, :few]),
         T,
         few,
     )
@@ -58,21 +58,21 @@ def recurrence(form: Any, S: Any, k: Any, u: Any, q: Any, gates: Gates, T: int) 
     """The delta rule over T tokens, a chunk a call."""
     for a in range(0, T, CHUNK):
         at = slice(a, min(a + CHUNK, T))
-        given = Gates(gates.keep[..., at], gates.step[..., at])
-        S = form(S, k[:, :, at], u[:, :, at], q[:, :, at], given, erase=given.step).S
+        given = Gates(gates.decay[..., at], gates.step_size[..., at])
+        S = form(S, k[:, :, at], u[:, :, at], q[:, :, at], given, erase=given.step_size).S
 
 
 def titans_ways(x: torch.Tensor, depth: Any, few: int) -> tuple[Way, Way]:
     """One memory of Titans, by chunks and by its definition."""
-    layer = Titans(x.shape[2], HEADS, CHUNK, Options(depth=depth))
+    layer = Titans(x.shape[2], HEADS, CHUNK, Options(memory_depth=depth))
     params = layer.params
-    held, w = start(params, 1), params.tensors
-    found = definition.projections(x, w, held.tails, HEADS, None)
-    gates, _ = gated(params, held, packed(x, None), dict(held.tails))
+    held, w = initial_state(params, 1), params.weights
+    found = definition.project_qkv(x, w, held.conv_tails, HEADS, None)
+    gates, _ = compute_gates(params, held, pack_left(x, None), dict(held.conv_tails))
     k, v, q, *given = (part[:, :, :few] for part in (found.k, found.v, found.q, *gates))
     return (
-        lambda: remembered(params, held.memory, (*found[:3], *gates), None, FULL),
-        lambda: definition.naive(begun(w, "memory"), k, v, q, Gates(*given), CHUNK),
+        lambda: scan_all_memories(params, held.memory, (*found[:3], *gates), None, FULL),
+        lambda: definition.recurrent_titans(memory_start(w, "memory"), k, v, q, Gates(*given), CHUNK),
     )
 
 
@@ -98,7 +98,7 @@ def memories(scale: Scale) -> Table:
 def streams(scale: Scale) -> Table:
     """Time per token and bytes of the state by length."""
     layers: Mapping[str, Any] = {
-        "Titans, a matrix": Titans(width(scale), HEADS, CHUNK, Options(depth=1)),
+        "Titans, a matrix": Titans(width(scale), HEADS, CHUNK, Options(memory_depth=1)),
         "Titans, two layers": Titans(width(scale), HEADS, CHUNK),
         "self-modifying Titans": SelfTitans(width(scale), HEADS),
     }
@@ -109,7 +109,7 @@ def streams(scale: Scale) -> Table:
             {str(T): lambda x=x, layer=layer: layer(x) for T, x in texts.items()}, scale.rounds, scale.patience
         )
         took = {T: 1e6 * clock(found[str(T)]) / T for T in scale.streams}
-        sizes = {values.bytes(layer(x)[1]) for x in (texts[min(texts)], texts[max(texts)])}
+        sizes = {values.num_bytes(layer(x)[1]) for x in (texts[min(texts)], texts[max(texts)])}
         spread = max(took.values()) / min(took.values()) - 1
         rows.append((
             name, *(f"{took[T]:.1f}" for T in scale.streams), f"{100 * spread:.0f} %",
@@ -130,7 +130,7 @@ def titans(scale: Scale) -> Table:
     T, D = min(*scale.streams, 4 * CHUNK), width(scale)  # theirs holds a gradient of every weight for each token
     x = torch.randn(1, T, D)
     for depth, grown in ((1, 1), (2, 4)):
-        ours = Titans(D, HEADS, CHUNK, Options(depth=1 if depth == 1 else 2, hidden=grown * D // HEADS))
+        ours = Titans(D, HEADS, CHUNK, Options(memory_depth=1 if depth == 1 else 2, mlp_width=grown * D // HEADS))
         ways: dict[str, Way] = {"ours": lambda layer=ours: layer(x)[0].sum().backward()}
         ways |= {
             name: lambda layer=layer: layer(x)[0].sum().backward() for name, layer in peers(D, depth, grown).items()

@@ -39,7 +39,7 @@ def llama(layers: int, width: int, words: int, *, heads: int, groups: int, feed:
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
     }
-    return DecoderConfig.parse(source | more)
+    return DecoderConfig.from_dict(source | more)
 
 
 def middling(scale: Scale, words: int) -> DecoderConfig:

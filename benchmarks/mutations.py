@@ -49,8 +49,8 @@ def story(path: Path) -> tuple[Decoder, list[list[int]]]:
     """The model and its prompts."""
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     decoder = Decoder.from_pretrained(path)
-    decoder.attention = "eager"  # the equations, of which each is one function to replace
-    bos = decoder.config.bos
+    decoder.attn_implementation = "eager"  # the equations, of which each is one function to replace
+    bos = decoder.config.bos_token_id
     lines = (path / "greedy-llama2c.jsonl").read_text(encoding="utf-8").splitlines()[:3]
     prompts = [json.loads(line)["prompt"] for line in lines]
     return decoder, [[bos, *tokenizer.encode(text, add_special_tokens=False).ids] for text in prompts]
@@ -89,7 +89,7 @@ class Story:
         if not mutant.everywhere:
             return "–", "–"
         decoder = spoiled(mutant, self.decoder)
-        decoder.attention = "eager"
+        decoder.attn_implementation = "eager"
         with patched(mutant):
             gap = float((logits(decoder, self.texts[0]) - self.right).norm() / self.right.norm())
             same = sum(greedy(decoder, p) == text for p, text in zip(self.prompts, self.texts, strict=True))

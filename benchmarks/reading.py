@@ -9,11 +9,11 @@ from benchmarks.measure import Scale, Table, clock, clock_name, peak_allocated, 
 from benchmarks.models import middling
 from benchmarks.thinking import small
 from laconic import Decoder, DecoderConfig
-from laconic.core.contract import Documents
-from laconic.core.memory import Memory
+from laconic.core.contract import DocumentBatch
+from laconic.core.memory import SummaryMemory
 from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.settings import Reading
-from laconic.methods.summaries import Summaries
+from laconic.methods.settings import CompressionConfig
+from laconic.methods.summaries import SummaryParameters
 
 MEBI = 2**20
 SHARE = 41  # tokens that a vector stands for, as 50 for 2,048 (AutoCompressors)
@@ -23,8 +23,8 @@ BLOCKS = 4  # segments of the longest document of a batch
 
 def compressor(config: DecoderConfig, cap: int, **reading: object) -> AutoCompressor:
     """Parallel summaries of `cap` vectors."""
-    decoder, how = Decoder(config), Reading.model_validate({"cap": cap, "summary_init": "normal", **reading})
-    return AutoCompressor(decoder, Summaries(decoder, how, None, eos=None), how, steps=1)
+    decoder, how = Decoder(config), CompressionConfig.model_validate({"cap": cap, "summary_init": "normal", **reading})
+    return AutoCompressor(decoder, SummaryParameters(decoder, how, None, eos_token_id=None), how, total_steps=1)
 
 
 def ids(config: DecoderConfig, *shape: int) -> Tensor:
@@ -51,21 +51,21 @@ def compressing(scale: Scale) -> tuple[str, ...]:
 
     took = race({"ours": ours, "plain": plain}, scale.rounds, scale.patience)
     a, b = clock(took["ours"]), clock(took["plain"])
-    what = f"compressing 3 segments of {S} tokens into {method.reading.fixed} vectors each, beside a plain pass of each"
+    what = f"compressing 3 segments of {S} tokens into {method.config.fixed_length} vectors each, beside a plain pass of each"
     return what, f"{a:.3f} s", f"{b:.3f} s", f"{a / b:.3f}", verdict(a / b, most=1.1, digits=3)
 
 
-def documents(config: DecoderConfig, n: int, S: int) -> Documents:
+def documents(config: DecoderConfig, n: int, S: int) -> DocumentBatch:
     """A document of n segments, in windows of two."""
     text = ids(config, 1, n * S)
     live, cuts = torch.ones_like(text, dtype=torch.bool), tuple(range(S, (n + 1) * S, S))
-    return Documents(text, live, live, cuts, torch.zeros(1, dtype=torch.long), ("document",), windows=(2, 0))
+    return DocumentBatch(text, live, live, cuts, torch.zeros(1, dtype=torch.long), ("document",), windows=(2, 0))
 
 
-def step(method: AutoCompressor, batch: Documents) -> None:
+def step(method: AutoCompressor, batch: DocumentBatch) -> None:
     """An update without the optimizer's part: window after window, as training runs them."""
     state = None
-    for piece in batch.pieces:
+    for piece in batch.sequential_parts:
         found = method(piece, state)
         found.loss.backward()
         state = None if found.state is None else found.state.detach()
@@ -88,7 +88,7 @@ def training(scale: Scale) -> list[tuple[str, ...]]:
     return rows
 
 
-def read(method: AutoCompressor, text: Tensor, lengths: Tensor, S: int) -> Memory:
+def read(method: AutoCompressor, text: Tensor, lengths: Tensor, S: int) -> SummaryMemory:
     """Documents of so many tokens compressed side by side, a segment of each at a time."""
     live, memory = torch.arange(text.shape[1]) < lengths[:, None], None
     for at in range(0, text.shape[1], S):

@@ -11,11 +11,11 @@ from benchmarks.measure import Scale, Table, clock, clock_name, peak_allocated, 
 from benchmarks.models import large, llama, middling, size
 from benchmarks.plain_kava import plain_kava
 from laconic import Decoder, DecoderConfig
-from laconic.core.answering import Writing
-from laconic.core.contract import UNSCORED, Answers, Reasoning
-from laconic.core.thoughts import Thoughts
+from laconic.core.answering import AnswerDecoding
+from laconic.core.contract import IGNORE_INDEX, AnswerBatch, ReasoningBatch
+from laconic.core.thoughts import LatentThoughts
 from laconic.methods.kava import Kava
-from laconic.methods.settings import Distilling, Keeping, Matching
+from laconic.methods.settings import DistillationConfig, KVSelectionConfig, KVDistillationConfig
 
 MEBI = 2**20
 PROMPT, ANSWER = 5, 2  # `The answer is:` and a number with its eos, in tokens
@@ -33,17 +33,17 @@ def small(scale: Scale) -> DecoderConfig:
 def kava(config: DecoderConfig, scale: Scale) -> Kava:
     """KaVa with the defaults of its settings."""
     decoder = Decoder(config)
-    thoughts = Thoughts(decoder, count=scale.thoughts, rounds=scale.iterations)
-    return Kava(decoder, thoughts, Distilling(), Keeping(), Matching())
+    thoughts = LatentThoughts(decoder, num_latents=scale.thoughts, num_iterations=scale.iterations)
+    return Kava(decoder, thoughts, DistillationConfig(), KVSelectionConfig(), KVDistillationConfig())
 
 
-def batch_of(config: DecoderConfig, B: int, Nq: int, Nc: int, Na: int = PROMPT + ANSWER) -> Reasoning:
+def batch_of(config: DecoderConfig, B: int, Nq: int, Nc: int, Na: int = PROMPT + ANSWER) -> ReasoningBatch:
     """Random ids, nothing padded; the number is the last token but one."""
     generator = torch.Generator().manual_seed(1)
     question, chain, answer = (torch.randint(3, config.vocab_size, (B, n), generator=generator) for n in (Nq, Nc, Na))
-    after = torch.cat([chain, answer, torch.full((B, 1), UNSCORED)], 1)
+    after = torch.cat([chain, answer, torch.full((B, 1), IGNORE_INDEX)], 1)
     columns = torch.arange(Na)
-    return Reasoning(
+    return ReasoningBatch(
         question,
         torch.ones_like(question).bool(),
         chain,
@@ -65,9 +65,9 @@ def step(method: Kava, loss: Callable[[], Tensor], attention: str) -> Callable[[
 
     def run() -> None:
         method.zero_grad(set_to_none=True)
-        method.decoder.attention = attention
+        method.decoder.attn_implementation = attention
         loss().backward()
-        method.decoder.attention = "sdpa"
+        method.decoder.attn_implementation = "sdpa"
 
     return run
 
@@ -91,7 +91,7 @@ def thinking(scale: Scale) -> Table:
     method = kava(config, scale).train()
     batch = batch_of(config, scale.thinkers, scale.question, scale.chain)
     ours = lambda: method(batch).loss  # noqa: E731
-    plain = lambda: plain_kava(method.decoder, method.thoughts, batch)  # noqa: E731
+    plain = lambda: plain_kava(method.decoder, method.latent_thoughts, batch)  # noqa: E731
     ways = {
         "laconic": step(method, ours, "sdpa"),
         "the plain way": step(method, plain, "eager"),
@@ -149,13 +149,13 @@ def answering(scale: Scale) -> Table:
     return Table("An answer from thoughts", text, head, rows)
 
 
-def answering_row(method: Kava, batch: Reasoning, scale: Scale) -> tuple[str, ...]:
+def answering_row(method: Kava, batch: ReasoningBatch, scale: Scale) -> tuple[str, ...]:
     """Both ways on one model, with the threads that are set."""
-    latent = Writing(ANSWER, (), str, tuple(range(3, 3 + PROMPT)))
+    latent = AnswerDecoding(ANSWER, (), str, tuple(range(3, 3 + PROMPT)))
     written = replace(latent, max_tokens=scale.written + PROMPT + ANSWER)
-    ways: dict[str, Callable[[], Answers]] = {
+    ways: dict[str, Callable[[], AnswerBatch]] = {
         "thoughts": lambda: method.answer(batch, latent),
-        "chain": lambda: method.answer(batch, written, teacher=True),
+        "chain": lambda: method.answer(batch, written, with_cot=True),
     }
     passes = {name: way().passes[0].total for name, way in ways.items()}
     found = race(ways, 2 * scale.rounds, scale.patience)

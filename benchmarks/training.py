@@ -82,7 +82,7 @@ def training_rows(found: Pair, scale: Scale) -> list[tuple[str, ...]]:
     ways = {side: step(model, ids, targets) for side, model in models.items()}
     times = {side: clock(t) for side, t in race(ways, scale.rounds, 2 * scale.patience).items()}
     held = {side: memory(models[side], ways[side]) / MEBI for side in ways}
-    folder = str(found.ours.folder)
+    folder = str(found.ours.source_folder)
     grown: dict[str, float] = {}
     alone = [] if found.ours.config.vocab_size != scale.few_words else list(ways) if scale.peers_alone else ["ours"]
     for side in alone:
@@ -110,7 +110,7 @@ def recompute(scale: Scale) -> Table:
 
     def with_recompute(k: int) -> Callable[[], None]:
         def run() -> None:
-            decoder.recompute = k
+            decoder.activation_checkpointing = k
             work()
 
         return run

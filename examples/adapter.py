@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from peft import LoraConfig
 
 from laconic import Decoder, DecoderConfig, generate
-from laconic.recipe.adapters import adapted, load_adapter, merged, save_adapter
+from laconic.recipe.adapters import add_adapter, load_adapter, merge_adapter, save_adapter
 
-config = DecoderConfig.small("qwen3", initializer_range=0.2)
+config = DecoderConfig.tiny("qwen3", initializer_range=0.2)
 sentence = torch.tensor([[1, 40, 41, 42, 43, 44, 45, 46]])
 
-model = adapted(Decoder(config, seed=0), LoraConfig(r=8, target_modules="all-linear"))
+model = add_adapter(Decoder(config, seed=0), LoraConfig(r=8, target_modules="all-linear"))
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2)
 for step in range(60):
     logits = model.logits(model(model.embed(sentence)).hidden)
@@ -26,6 +26,6 @@ for step in range(60):
 
 with tempfile.TemporaryDirectory() as folder:
     save_adapter(model, Path(folder) / "adapter")  # the two files that peft loads onto a transformers model
-    decoder = merged(load_adapter(Decoder(config, seed=0), Path(folder) / "adapter")).eval()
+    decoder = merge_adapter(load_adapter(Decoder(config, seed=0), Path(folder) / "adapter")).eval()
 
-print("continued:", generate(decoder, ids=[[1, 40]], max_tokens=6)[0].ids)
+print("continued:", generate(decoder, input_ids=[[1, 40]], max_tokens=6)[0].token_ids)

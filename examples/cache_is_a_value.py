@@ -4,7 +4,7 @@ import torch
 
 from laconic import Decoder, DecoderConfig
 
-decoder = Decoder(DecoderConfig.small("llama"), seed=0).eval()  # or Decoder.from_pretrained("a/folder")
+decoder = Decoder(DecoderConfig.tiny("llama"), seed=0).eval()  # or Decoder.from_pretrained("a/folder")
 question = decoder.embed(torch.tensor([[1, 17, 42, 5, 8]])).detach().requires_grad_()
 
 read = decoder(question)

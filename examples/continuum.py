@@ -21,18 +21,18 @@ tokenizer = laconic.load_tokenizer(SHARED / "models/stories260k")
 text = (SHARED / "data/text/tinyshakespeare.txt").read_text(encoding="utf-8")[:1500]
 ids = torch.tensor([tokenizer.encode(text)[:512]])
 
-still = laconic.HopeAttention.stack(donor, (16, 64), cms=Options(eta=0.0))
-assert torch.equal(still.advance(ids).hidden, donor(donor.embed(ids)).hidden)
+still = laconic.HopeAttention.from_decoder(donor, (16, 64), options=Options(inner_lr=0.0))
+assert torch.equal(still.read_tokens(ids).hidden_states, donor(donor.embed(ids)).hidden)
 
 
 def nats(model: laconic.HopeAttention, learn: bool = True) -> tuple[float, Any]:
     """Per token, and the state after the text."""
     with torch.no_grad():
-        seen = model.advance(ids, learn=learn)
-        return float(F.cross_entropy(model.logits(seen.hidden)[0, :-1], ids[0, 1:])), seen.state
+        seen = model.read_tokens(ids, update_weights=learn)
+        return float(F.cross_entropy(model.logits(seen.hidden_states)[0, :-1], ids[0, 1:])), seen.cache
 
 
-model = laconic.HopeAttention.stack(donor, (16, 64), cms=Options(eta=0.03))
+model = laconic.HopeAttention.from_decoder(donor, (16, 64), options=Options(inner_lr=0.03))
 without, _ = nats(model, learn=False)
 learning, state = nats(model)
 print(f"{without:.2f} nats a token as it was, {learning:.2f} while it learns")
@@ -41,5 +41,5 @@ assert learning < without
 with tempfile.TemporaryDirectory() as folder:
     model.save_state(state, Path(folder) / "me.safetensors")
     kept = model.load_state(Path(folder) / "me.safetensors")
-fired = [[int(level.updates[0]) for level in layer.cms.levels] for layer in kept.layers if layer.cms]
+fired = [[int(level.num_updates[0]) for level in layer.cms.levels] for layer in kept.layers if layer.cms]
 print(f"tokens read {int(kept.position[0])}, updates of each layer's levels {fired}")

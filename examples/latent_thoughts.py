@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from laconic import Cache, Seen
-from laconic.core.rollout import rollout
+from laconic import KVCache, DecoderOutput
+from laconic.core.rollout import run_latent_rollout
 from laconic.methods.kava import kv_loss
-from laconic.methods.rkv import answer_logits, importance, keep, redundancy, score, take
+from laconic.methods.rkv import answer_logits, importance, select_top_m, redundancy, score, gather_selected
 
 
 class Own(nn.Module):
@@ -18,17 +18,17 @@ class Own(nn.Module):
         self.places, self.norm = nn.Embedding(99, D), nn.LayerNorm(D)
         self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
 
-    def forward(self, vectors: Tensor, state: Cache | None = None, *, live: Tensor | None = None) -> Seen:
+    def forward(self, vectors: Tensor, state: KVCache | None = None, *, live: Tensor | None = None) -> DecoderOutput:
         live = torch.ones(vectors.shape[:2], dtype=torch.bool) if live is None else live
-        S, before = (state.S, state.live.sum(1)) if state else (0, torch.zeros(len(live), dtype=torch.long))
+        S, before = (state.S, state.valid.sum(1)) if state else (0, torch.zeros(len(live), dtype=torch.long))
         positions = (before[:, None] + live.cumsum(1) - 1) * live
         x = vectors + self.places(positions)
         q, k, v = self.qkv(x)[:, None].chunk(3, -1)  # [B, 1, T, D]
-        new = Cache((k,), (v,), positions, live)
+        new = KVCache((k,), (v,), positions, live)
         held = state.append(new) if state else new
-        seen = held.live[:, None] & (torch.arange(held.S) <= torch.arange(S, held.S)[:, None])
+        seen = held.valid[:, None] & (torch.arange(held.S) <= torch.arange(S, held.S)[:, None])
         c = F.scaled_dot_product_attention(q, held.keys[0], held.values[0], seen[:, None])
-        return Seen(self.norm(x + self.out(c[:, 0])), held, {"q": q})
+        return DecoderOutput(self.norm(x + self.out(c[:, 0])), held, {"q": q})
 
 
 torch.manual_seed(0)
@@ -41,7 +41,7 @@ with torch.no_grad():  # what the teacher's chain leaves behind, thinned out to 
     teacher = own(written, own(question).state)
     k, v = (x[0][:, :, Nq : Nq + Nc] for x in (teacher.state.keys, teacher.state.values))
     I = importance(answer_logits(teacher.stages["q"][:, :, Nc:], k, D**-0.5), live, answer)
-    kept = keep(score(I, redundancy(k, live), 0.1), live, M)
+    kept = select_top_m(score(I, redundancy(k, live), 0.1), live, M)
 print("kept of the first chain:", kept.index[0, 0].tolist())
 
 project = nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D), nn.LayerNorm(D))
@@ -49,9 +49,9 @@ bot, slot = (nn.Parameter(torch.randn(D)) for _ in range(2))
 optimizer = torch.optim.AdamW([bot, slot, *project.parameters(), *own.parameters()], lr=3e-3)
 for step in range(101):
     state = own(question).state
-    thoughts = rollout(own, bot.expand(8, 1, D), slot, M, 3, project=project, state=state)
-    k_s, v_s = (x[0][:, :, -M:] for x in (thoughts.state.keys, thoughts.state.values))
-    loss = kv_loss([take(k, kept)], [take(v, kept)], [k_s], [v_s], kept.live)
+    thoughts = run_latent_rollout(own, bot.expand(8, 1, D), slot, M, 3, project=project, cache=state)
+    k_s, v_s = (x[0][:, :, -M:] for x in (thoughts.cache.keys, thoughts.cache.values))
+    loss = kv_loss([gather_selected(k, kept)], [gather_selected(v, kept)], [k_s], [v_s], kept.valid)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -20,8 +20,8 @@ ids = torch.tensor(list(text.encode()))
 
 def train(make: type[torch.optim.Optimizer], lr: float) -> float:
     """Nats per byte over the last ten of the steps, the same rows for all."""
-    decoder = Decoder(DecoderConfig.small("llama", vocab_size=128, initializer_range=0.05), seed=0)
-    optimizer = M3(M3.groups(decoder), lr=lr) if make is M3 else make(decoder.parameters(), lr=lr)
+    decoder = Decoder(DecoderConfig.tiny("llama", vocab_size=128, initializer_range=0.05), seed=0)
+    optimizer = M3(M3.build_param_groups(decoder), lr=lr) if make is M3 else make(decoder.parameters(), lr=lr)
     rows = torch.Generator().manual_seed(0)
     losses: list[float] = []
     for _ in range(STEPS):

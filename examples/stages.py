@@ -4,7 +4,7 @@ import torch
 
 from laconic import Decoder, DecoderConfig
 
-decoder = Decoder(DecoderConfig.small("gpt2"), seed=0).eval()
+decoder = Decoder(DecoderConfig.tiny("gpt2"), seed=0).eval()
 vectors = decoder.embed(torch.tensor([[5, 6, 7, 8]]))
 
 seen = decoder(vectors, want=("q_rot.0", "probs", "hidden"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from laconic import Decoder, DecoderConfig, cli
-from laconic.core.errors import Damaged, NonFinite
+from laconic.core.errors import CorruptArtifactError, NonFiniteError
 from tests.conftest import needs
 
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
@@ -68,7 +68,7 @@ def test_the_same_seed_draws_the_same_text(run, story):
 
 
 def test_export_keeps_the_stored_type(run, tmp_path):
-    Decoder(DecoderConfig.small("qwen2")).save_pretrained(tmp_path / "half", dtype=torch.float16)
+    Decoder(DecoderConfig.tiny("qwen2")).save_pretrained(tmp_path / "half", dtype=torch.float16)
     assert run("export", tmp_path / "half", "--out", tmp_path / "out")[0] == 0
     assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "half/model.safetensors").read_bytes()
 
@@ -98,8 +98,8 @@ def test_export_merges_an_adapter(run, tmp_path):
 
     from laconic.recipe import adapters
 
-    Decoder(DecoderConfig.small("llama")).save_pretrained(tmp_path / "base")
-    model = adapters.adapted(Decoder.from_pretrained(tmp_path / "base"), LoraConfig(target_modules="all-linear", r=2))
+    Decoder(DecoderConfig.tiny("llama")).save_pretrained(tmp_path / "base")
+    model = adapters.add_adapter(Decoder.from_pretrained(tmp_path / "base"), LoraConfig(target_modules="all-linear", r=2))
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora_B" in name:
@@ -150,8 +150,8 @@ def test_settings_are_refused_before_a_pass(run, story):
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (NonFinite("norm: 1 value"), 65, "norm: 1 value"),
-        (Damaged("m: changed"), 76, "m: changed"),
+        (NonFiniteError("norm: 1 value"), 65, "norm: 1 value"),
+        (CorruptArtifactError("m: changed"), 76, "m: changed"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (FileNotFoundError(errno.ENOENT, "gone", "a/b"), 66, "a/b: not there"),
         (OSError(errno.ENOSPC, "No space left on device", "a/b"), 74, "a/b: No space left on device"),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.verbs import demo, gather, jobs
 from laconic.verbs.jobs import Failed, Job, Jobs
 from tests.conftest import REPO, needs
@@ -26,7 +26,7 @@ TINY = (
     "validation.rows=60", "train.steps=8", "train.warmup_steps=2", "train.validate_every=4", "train.save_every=4",
 )  # fmt: skip
 ROUNDS = 3  # of demo-kava
-ROSTER = [entry for entry in demo.ROSTER if entry.name in ("short", "chain", "kava", "nodistil")]
+ROSTER = [entry for entry in demo.ENTRIES if entry.name in ("short", "chain", "kava", "nodistil")]
 
 
 def child(tmp_path: Path, name: str, code: str, **more: Any) -> Job:
@@ -69,7 +69,7 @@ def test_a_failing_child_is_one_line_with_its_log_and_ends_the_others(tmp_path: 
     slow = child(tmp_path, "slow", "import time; time.sleep(60)")
     with pytest.raises(Failed, match=r"bad ended with 66: no rows; see .*bad\.log") as failed, Jobs([slow, bad]) as all:
         all.go()
-    assert failed.value.code == 66
+    assert failed.value.exit_code == 66
     assert not all.running
     for name, code, handed in (
         ("quiet", "raise SystemExit(1)", 70),
@@ -77,7 +77,7 @@ def test_a_failing_child_is_one_line_with_its_log_and_ends_the_others(tmp_path: 
     ):
         with pytest.raises(Failed, match=f"{name} ended with .*: it said nothing") as failed:
             Jobs([child(tmp_path, name, code)]).go()
-        assert failed.value.code == handed
+        assert failed.value.exit_code == handed
 
 
 def test_ctrl_c_asks_children_once_and_kills_those_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +136,10 @@ def made(out: Path) -> tuple[str, str]:
     """The table and what was said."""
     said, told = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(told), redirect_stderr(said):
-        patch.setattr(demo, "LEAST", 0.0)
+        patch.setattr(demo, "MIN_TEACHER_ACCURACY", 0.0)
         patch.setattr(demo, "SILENCE", 0.5)
-        patch.setattr(gather, "TIMED", 2)
-        assert demo.compare(ROSTER, out, range(1), TINY) == 0
+        patch.setattr(gather, "NUM_TIMED_QUESTIONS", 2)
+        assert demo.run_demo(ROSTER, out, range(1), TINY) == 0
     return told.getvalue(), said.getvalue()
 
 
@@ -184,10 +184,10 @@ def test_a_second_time_nothing_is_trained_and_the_figures_are_the_same(
     done: tuple[Path, str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = done[0]
-    monkeypatch.setattr(demo, "LEAST", 0.0)
-    monkeypatch.setattr(gather, "TIMED", 2)
+    monkeypatch.setattr(demo, "MIN_TEACHER_ACCURACY", 0.0)
+    monkeypatch.setattr(gather, "NUM_TIMED_QUESTIONS", 2)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
-    assert demo.compare(ROSTER, out, [0], TINY, "json") == 0
+    assert demo.run_demo(ROSTER, out, [0], TINY, "json") == 0
     assert {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")} == before
     told = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in told["rows"]] == ["chain", "kava", "nodistil"]
@@ -201,15 +201,15 @@ def test_a_second_time_nothing_is_trained_and_the_figures_are_the_same(
 
 
 def test_a_folder_of_other_runs_is_refused_before_anything_starts(done: tuple[Path, str, str]) -> None:
-    with pytest.raises(Usage, match="was begun by another recipe; choose another --out, or remove it"):
-        demo.compare(ROSTER, done[0], [0], [*TINY, "train.batch=32"])
+    with pytest.raises(UsageError, match="was begun by another recipe; choose another --out, or remove it"):
+        demo.run_demo(ROSTER, done[0], [0], [*TINY, "train.batch=32"])
 
 
 def test_nothing_is_distilled_from_a_chain_that_was_not_learned(
     done: tuple[Path, str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "LEAST", 1.1)
-    assert demo.compare(ROSTER, done[0], [0], TINY) == 1
+    monkeypatch.setattr(demo, "MIN_TEACHER_ACCURACY", 1.1)
+    assert demo.run_demo(ROSTER, done[0], [0], TINY) == 1
     said = capsys.readouterr().err
     assert "the chain of seed 0 is right on" in said
     assert "110 % are asked before anything is distilled from it" in said
@@ -236,9 +236,9 @@ def test_stopped_it_leaves_no_child_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_flags() -> None:
-    with pytest.raises(Usage, match="--seeds 0: give at least one"):
-        demo.Demo(seeds=0).run()
-    names = [entry.name for entry in demo.ROSTER]
-    assert set(demo.ORDER) <= set(names)
-    assert {entry.name for entry in demo.ROSTER if entry.fast is not None} >= {demo.CHAIN, demo.FOCUS}
+    with pytest.raises(UsageError, match="--seeds 0: give at least one"):
+        demo.DemoCommand(num_seeds=0).run()
+    names = [entry.name for entry in demo.ENTRIES]
+    assert set(demo.TABLE_ORDER) <= set(names)
+    assert {entry.name for entry in demo.ENTRIES if entry.fast_overrides is not None} >= {demo.TEACHER_ENTRY, demo.FOCUS_ENTRY}
     assert len(names) == len(set(names))

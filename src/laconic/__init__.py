@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from laconic.core.cache import Cache
-    from laconic.core.decoder import Decoder, Seen
+    from laconic.core.cache import KVCache
+    from laconic.core.decoder import Decoder, DecoderOutput
     from laconic.core.families import DecoderConfig
     from laconic.core.generate import Generation, generate
-    from laconic.core.memory import Memory
+    from laconic.core.memory import SummaryMemory
     from laconic.data.tokens import load_tokenizer
     from laconic.methods.cms_layer import CMS
     from laconic.methods.dgd_optimizer import DGD
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from laconic.methods.hope_model import Hope, HopeAttention
     from laconic.methods.m3_optimizer import M3
     from laconic.methods.titans_layer import Titans
-    from laconic.recipe.learned import load
+    from laconic.recipe.learned import load_text_model
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Decoder",
     "DecoderConfig",
-    "Cache",
-    "Seen",
-    "Memory",
+    "KVCache",
+    "DecoderOutput",
+    "SummaryMemory",
     "Generation",
     "generate",
     "load_tokenizer",
-    "load",
+    "load_text_model",
     "CMS",
     "DGD",
     "Hope",
@@ -40,7 +40,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {
+_MODULES = {
     "Decoder": "laconic.core.decoder",
     "DecoderConfig": "laconic.core.families",
     "Cache": "laconic.core.cache",
@@ -61,9 +61,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'laconic' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -12,54 +12,54 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import subcommand
 
-from laconic.console import say
-from laconic.verbs.compress import Compress
-from laconic.verbs.data import Check, List
-from laconic.verbs.demo import Demo
-from laconic.verbs.evaluate import Evaluate
-from laconic.verbs.export import Export
-from laconic.verbs.generate import Generate
-from laconic.verbs.inspect import Inspect
-from laconic.verbs.make import Make
-from laconic.verbs.report import Report
-from laconic.verbs.train import Train, rewritten
-from laconic.verbs.verify import All, Ledger, Parity
+from laconic.console import log_message
+from laconic.verbs.compress import CompressCommand
+from laconic.verbs.data import DataCheckCommand, DataListCommand
+from laconic.verbs.demo import DemoCommand
+from laconic.verbs.evaluate import EvaluateCommand
+from laconic.verbs.export import ExportCommand
+from laconic.verbs.generate import GenerateCommand
+from laconic.verbs.inspect import InspectCommand
+from laconic.verbs.make import DataMakeCommand
+from laconic.verbs.report import ReportCommand
+from laconic.verbs.train import TrainCommand, normalise_args
+from laconic.verbs.verify import VerifyAllCommand, Ledger, VerifyParityCommand
 
-USAGE, MISSING, BUG, MEMORY, INPUT_OUTPUT, INTERRUPTED, PIPE_CLOSED = 2, 66, 70, 71, 74, 130, 141
-EXTRAS = {
+EXIT_USAGE, EXIT_MISSING_INPUT, EXIT_BUG, EXIT_OUT_OF_MEMORY, EXIT_IO_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 2, 66, 70, 71, 74, 130, 141
+EXTRA_OF_PACKAGE = {
     **dict.fromkeys(("transformers", "peft", "datasets", "pyarrow"), "hf"),
     "matplotlib": "report",
     "trackio": "track",
 }
 
-Verify = Annotated[
-    Annotated[All, subcommand("all")]
-    | Annotated[Parity, subcommand("parity")]
+VerifyGroup = Annotated[
+    Annotated[VerifyAllCommand, subcommand("all")]
+    | Annotated[VerifyParityCommand, subcommand("parity")]
     | Annotated[Ledger, subcommand("ledger")],
     subcommand("verify", description="Runs the checks and prints them as a table; without a name, all of them."),
 ]
-Data = Annotated[
-    Annotated[List, subcommand("list")] | Annotated[Check, subcommand("check")] | Annotated[Make, subcommand("make")],
+DataGroup = Annotated[
+    Annotated[DataListCommand, subcommand("list")] | Annotated[DataCheckCommand, subcommand("check")] | Annotated[DataMakeCommand, subcommand("make")],
     subcommand("data", description="Lists data sets, looks rows over, generates rows."),
 ]
 Command = (
-    Annotated[Demo, subcommand("demo")]
-    | Annotated[Train, subcommand("train")]
-    | Annotated[Compress, subcommand("compress")]
-    | Annotated[Generate, subcommand("generate")]
-    | Annotated[Evaluate, subcommand("evaluate")]
-    | Annotated[Inspect, subcommand("inspect")]
-    | Annotated[Report, subcommand("report")]
-    | Annotated[Export, subcommand("export")]
-    | Data
-    | Verify
+    Annotated[DemoCommand, subcommand("demo")]
+    | Annotated[TrainCommand, subcommand("train")]
+    | Annotated[CompressCommand, subcommand("compress")]
+    | Annotated[GenerateCommand, subcommand("generate")]
+    | Annotated[EvaluateCommand, subcommand("evaluate")]
+    | Annotated[InspectCommand, subcommand("inspect")]
+    | Annotated[ReportCommand, subcommand("report")]
+    | Annotated[ExportCommand, subcommand("export")]
+    | DataGroup
+    | VerifyGroup
 )
 
 
-def parse(args: list[str]) -> Any:
+def parse_command(args: list[str]) -> Any:
     """The command asked for. Raises `SystemExit`: 0 after help, 2 with one line for what cannot be understood."""
     args = [*args, "all"] if args == ["verify"] else args
-    args = ["train", *rewritten(args[1:])] if args[:1] == ["train"] else args
+    args = ["train", *normalise_args(args[1:])] if args[:1] == ["train"] else args
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):
@@ -72,11 +72,11 @@ def parse(args: list[str]) -> Any:
             )
     except SystemExit as end:
         if end.code:
-            say(f"laconic: {one_line(told.getvalue())}")
+            log_message(f"laconic: {summarise_usage_error(told.getvalue())}")
         raise
 
 
-def one_line(box: str) -> str:
+def summarise_usage_error(box: str) -> str:
     """The first sentence in a box of tyro's, with the option it takes for the nearest."""
     body = re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()[1:]  # the first line is the title
     lines = [text for line in body if (text := line.strip("│")[1:].rstrip()).strip("─-╰╯ ")]
@@ -92,50 +92,50 @@ def one_line(box: str) -> str:
     return first + (f"; did you mean {near}?" if near else "; see laconic --help")
 
 
-def end_of(error: BaseException) -> tuple[int, str]:
+def exit_status(error: BaseException) -> tuple[int, str]:
     """The exit code of an error, and the line to show."""
     from laconic.core.errors import LaconicError
 
     match error:
         case LaconicError():
-            return error.code, str(error)
+            return error.exit_code, str(error)
         case KeyboardInterrupt():
-            return INTERRUPTED, "interrupted"
+            return EXIT_INTERRUPTED, "interrupted"
         case FileNotFoundError():
-            return MISSING, f"{error.filename}: not there"
+            return EXIT_MISSING_INPUT, f"{error.filename}: not there"
         case OSError():
-            return INPUT_OUTPUT, f"{error.filename or 'input/output'}: {error.strerror or error}"
-        case ImportError() if error.name and error.name.partition(".")[0] in EXTRAS:
+            return EXIT_IO_ERROR, f"{error.filename or 'input/output'}: {error.strerror or error}"
+        case ImportError() if error.name and error.name.partition(".")[0] in EXTRA_OF_PACKAGE:
             return (
-                USAGE,
-                f"{error.name} is not installed; pip install 'laconic[{EXTRAS[error.name.partition('.')[0]]}]'",
+                EXIT_USAGE,
+                f"{error.name} is not installed; pip install 'laconic[{EXTRA_OF_PACKAGE[error.name.partition('.')[0]]}]'",
             )
         case MemoryError() | RuntimeError() if isinstance(error, MemoryError) or "allocate" in str(error):
-            return MEMORY, "out of memory; take a smaller --dtype, fewer or shorter prompts, or a smaller model"
+            return EXIT_OUT_OF_MEMORY, "out of memory; take a smaller --dtype, fewer or shorter prompts, or a smaller model"
         case _:
             text = f"a bug in laconic: {type(error).__name__}: {error}; LACONIC_DEBUG=1 shows where, please report it"
-            return BUG, text
+            return EXIT_BUG, text
 
 
 def main() -> None:
     """Runs one command and exits with its code; a traceback only under `LACONIC_DEBUG=1`."""
-    warnings.showwarning = lambda message, *_: say(f"laconic: {message}")
+    warnings.showwarning = lambda message, *_: log_message(f"laconic: {message}")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # whatever the locale says
     try:
-        code = parse(sys.argv[1:]).run()
+        code = parse_command(sys.argv[1:]).run()
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = PIPE_CLOSED
+        code = EXIT_PIPE_CLOSED
     except (Exception, KeyboardInterrupt) as error:
         if os.environ.get("LACONIC_DEBUG") == "1":
             raise
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.flush()
-        code, text = end_of(error)
-        say(f"laconic: {text}")
+        code, text = exit_status(error)
+        log_message(f"laconic: {text}")
     sys.exit(code)
 
 

@@ -8,28 +8,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
-def write(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
     """Writes a file, whole or not at all."""
     from laconic.core import artifact
 
-    artifact.replace_file(path, lambda new: new.write_text(text, encoding="utf-8"))
-    say(f"wrote {path}")
+    artifact.write_file_atomically(path, lambda new: new.write_text(text, encoding="utf-8"))
+    log_message(f"wrote {path}")
 
 
-def say(text: str) -> None:
+def log_message(text: str) -> None:
     """A note for people, on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
-def lively() -> bool:
+def is_interactive() -> bool:
     """Whether standard error is a terminal that may be drawn on."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and "NO_COLOR" not in os.environ
 
 
 @contextlib.contextmanager
-def note(text: str) -> Iterator[None]:
+def status(text: str) -> Iterator[None]:
     """Says on a terminal what is under way."""
-    if not lively():
+    if not is_interactive():
         yield
         return
     from rich.console import Console
@@ -44,8 +44,8 @@ def progress(text: str) -> Iterator[Callable[[str, int, int], None]]:
 
     A total of 0 is not known, and no time is left then.
     """
-    if not lively():
-        yield lines(text)
+    if not is_interactive():
+        yield log_progress(text)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -58,7 +58,7 @@ def progress(text: str) -> Iterator[Callable[[str, int, int], None]]:
         )
 
 
-def lines(text: str) -> Callable[[str, int, int], None]:
+def log_progress(text: str) -> Callable[[str, int, int], None]:
     """Progress where there is no terminal: what is under way and the seconds left, at most once in ten seconds."""
     began = said = time.monotonic()
 
@@ -68,6 +68,6 @@ def lines(text: str) -> Callable[[str, int, int], None]:
         if done and now - said >= 10:
             said = now
             left = f": {done} of {total}, {(now - began) / done * (total - done):.0f} s left" if total else ""
-            say(f"{text} {name}{left}")
+            log_message(f"{text} {name}{left}")
 
     return show

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from laconic.core.cache import Cache
+from laconic.core.cache import KVCache
 from laconic.core.decoder import Decoder
 from tests.core.readings import fresh, noise
 from tests.tolerances import error
@@ -26,8 +26,8 @@ def steps(name: str) -> dict[str, object]:
     fast = torch.compile(decoder, fullgraph=True, dynamic=True, backend=counted)
     worst, after = 0.0, []
     for B, T in ((3, 7), (5, 9)):  # no size equal to another: the compiler takes equal ones for the same
-        a: Cache | None = None
-        b: Cache | None = None
+        a: KVCache | None = None
+        b: KVCache | None = None
         for new in (T, 1, 1, 1):
             vectors = noise(B * T + new, B, new, 48, dtype=torch.float32)
             got, asked = fast(vectors, a), decoder(vectors, b)
@@ -71,7 +71,7 @@ def without_stages(name: str) -> dict[str, object]:
     """The operations of a pass that wants nothing: as it is, with blocks that know no stages, and with stages."""
     decoder = fresh(name, **ONE_LAYER).requires_grad_(False)
     found = {"plain": operations(decoder, ()), "looked": operations(decoder, ("scores", "logits"))}
-    for block in decoder.blocks:
+    for block in decoder.layers:
         block.forward = bare(block)
     return found | {"bare": operations(decoder, ())}
 

@@ -10,21 +10,21 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.core.cache import Cache
-from laconic.core.decoder import Decoder, Seen
-from laconic.core.families import NAMES, DecoderConfig
-from laconic.core.rope import Rope
-from laconic.core.stages import MODEL, layer_stages
+from laconic.core.cache import KVCache
+from laconic.core.decoder import Decoder, DecoderOutput
+from laconic.core.families import WEIGHT_NAMES, DecoderConfig
+from laconic.core.rope import RopeConfig
+from laconic.core.stages import MODEL_ACTIVATIONS, layer_activations
 from tests.tolerances import FLOORS, LEAST_FLOOR, ORACLE, error, largest
 
-FAMILIES = tuple(NAMES)
+FAMILIES = tuple(WEIGHT_NAMES)
 GAPS = tuple(1.0 + i / 3 for i in range(8))  # of longrope: E / 2 numbers
 ROPES = {
-    "linear": Rope("linear", factor=3.0),
-    "dynamic": Rope("dynamic", factor=2.0),
-    "llama3": Rope("llama3", factor=8.0, original_max_position_embeddings=16),
-    "yarn": Rope("yarn", factor=4.0, original_max_position_embeddings=32),
-    "longrope": Rope("longrope", original_max_position_embeddings=64, short_factor=GAPS, long_factor=GAPS[::-1]),
+    "linear": RopeConfig("linear", factor=3.0),
+    "dynamic": RopeConfig("dynamic", factor=2.0),
+    "llama3": RopeConfig("llama3", factor=8.0, original_max_position_embeddings=16),
+    "yarn": RopeConfig("yarn", factor=4.0, original_max_position_embeddings=32),
+    "longrope": RopeConfig("longrope", original_max_position_embeddings=64, short_factor=GAPS, long_factor=GAPS[::-1]),
 }
 VARIANTS: dict[str, dict[str, Any]] = {family: {"family": family} for family in FAMILIES} | {
     "llama, windows": {"family": "llama", "windows": (None, 5)},
@@ -40,7 +40,7 @@ WINDOWLESS = tuple(name for name in VARIANTS if "window" not in name and name !=
 def fresh(name: str, **changes: Any) -> Decoder:
     """A decoder in float32 whose every weight matters: norms away from 1, biases away from 0, peaked attention."""
     settings = VARIANTS[name] | changes
-    decoder = Decoder(DecoderConfig.small(settings["family"], **{k: v for k, v in settings.items() if k != "family"}))
+    decoder = Decoder(DecoderConfig.tiny(settings["family"], **{k: v for k, v in settings.items() if k != "family"}))
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for p in decoder.parameters():
@@ -104,28 +104,28 @@ def readings(draw: st.DrawFn, *, B: int = 3, T: int = 14, D: int = 48, dead: boo
     return Reading(vectors, torch.tensor(live), tuple(sorted(cuts)))
 
 
-def at_once(decoder: Decoder, reading: Reading, want: tuple[str, ...] = ()) -> Seen:
+def at_once(decoder: Decoder, reading: Reading, want: tuple[str, ...] = ()) -> DecoderOutput:
     return decoder(reading.vectors, live=reading.live, want=want)
 
 
-def in_pieces(decoder: Decoder, reading: Reading, want: tuple[str, ...] = ()) -> list[Seen]:
+def in_pieces(decoder: Decoder, reading: Reading, want: tuple[str, ...] = ()) -> list[DecoderOutput]:
     """One pass for each span between cuts, each on the state of the one before."""
-    state: Cache | None = None
-    passes: list[Seen] = []
+    state: KVCache | None = None
+    passes: list[DecoderOutput] = []
     for start, end in reading.spans:
         passes.append(decoder(reading.vectors[:, start:end], state, live=reading.live[:, start:end], want=want))
-        state = passes[-1].state
+        state = passes[-1].cache
     return passes
 
 
-def alone(decoder: Decoder, reading: Reading, row: int) -> Seen:
+def alone(decoder: Decoder, reading: Reading, row: int) -> DecoderOutput:
     """One row, only its live vectors."""
     return decoder(reading.vectors[row : row + 1, reading.live[row]])
 
 
-def held(state: Cache, row: int) -> list[Tensor]:
+def held(state: KVCache, row: int) -> list[Tensor]:
     """What the live slots of a row hold: keys and values of all layers, positions."""
-    live = state.live[row]
+    live = state.valid[row]
     return [x[row][:, live] for x in (*state.keys, *state.values)] + [state.positions[row, live]]
 
 
@@ -143,7 +143,7 @@ def all_same(got: Iterable[Tensor], asked: Iterable[Tensor]) -> None:
         assert far <= ORACLE * size, f"{far / size:.2e} apart, allowed {ORACLE:.0e}"
 
 
-def same_held(got: Cache, asked: Cache) -> None:
+def same_held(got: KVCache, asked: KVCache) -> None:
     """Two states of equal rows hold the same in their live slots."""
     for row in range(asked.B):
         for x, y in zip(held(got, row), held(asked, row), strict=True):
@@ -159,4 +159,4 @@ def within_floor(name: str, way: Callable[[Decoder], Tensor], other: Callable[[D
 
 def axes(config: DecoderConfig) -> dict[str, list[str]]:
     """The letters of the shape of every stage of a family."""
-    return {stage.name: stage.shape.split() for stage in (*layer_stages(config), *MODEL)}
+    return {stage.name: stage.shape.split() for stage in (*layer_activations(config), *MODEL_ACTIVATIONS)}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from laconic.core import artifact
-from laconic.core.artifact import BadInput, Busy, Damaged, LaconicError, NonFinite, NoSpace, Unsafe, Usage
+from laconic.core.artifact import InputError, BusyError, CorruptArtifactError, LaconicError, NonFiniteError, DiskError, UnsafeFileError, UsageError
 
 FILE = "model.safetensors"
 
@@ -27,7 +27,7 @@ def entry(shape: list[Any], start: Any, end: Any, dtype: Any = "F32") -> dict[st
 
 
 def test_codes() -> None:
-    codes = {Usage: 2, NonFinite: 65, BadInput: 66, Busy: 73, NoSpace: 74, Damaged: 76, Unsafe: 77, LaconicError: 70}
+    codes = {UsageError: 2, NonFiniteError: 65, InputError: 66, BusyError: 73, DiskError: 74, CorruptArtifactError: 76, UnsafeFileError: 77, LaconicError: 70}
     assert {kind: kind.code for kind in codes} == codes
     assert all(issubclass(kind, LaconicError) and str(kind("one line")) == "one line" for kind in codes)
 
@@ -55,7 +55,7 @@ def test_codes() -> None:
 )
 def test_json_that_is_refused(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "config.json").write_bytes(text)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InputError) as caught:
         artifact.read_json(tmp_path / "config.json")
     assert message in str(caught.value)
 
@@ -69,18 +69,18 @@ def test_json_that_is_read(tmp_path: Path) -> None:
 
 
 def test_json_missing_or_too_long(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"^no config\.json in "):
+    with pytest.raises(InputError, match=r"^no config\.json in "):
         artifact.read_json(tmp_path / "config.json")
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(100_000_001)
-    with pytest.raises(BadInput, match=r"config\.json has 100,000,001 bytes, 100,000,000 are read"):
+    with pytest.raises(InputError, match=r"config\.json has 100,000,001 bytes, 100,000,000 are read"):
         artifact.read_json(tmp_path / "config.json")
 
 
 def test_canonical() -> None:
-    assert artifact.canonical({"b": [1, 2.5], "a": "é"}) == '{"a":"\\u00e9","b":[1,2.5]}'
+    assert artifact.to_canonical_json({"b": [1, 2.5], "a": "é"}) == '{"a":"\\u00e9","b":[1,2.5]}'
     with pytest.raises(ValueError, match="not JSON compliant"):
-        artifact.canonical(float("nan"))
+        artifact.to_canonical_json(float("nan"))
 
 
 def test_header_that_is_read(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_header_that_is_read(tmp_path: Path) -> None:
         "d": torch.ones(()),
     }
     artifact.save_tensors(tmp_path / FILE, tensors, {"format": "pt"})
-    header = artifact.check_header(tmp_path / FILE)
+    header = artifact.read_safetensors_header(tmp_path / FILE)
     assert header.metadata == {"format": "pt"}
     assert {name: (e.dtype, e.shape) for name, e in header.tensors.items()} == {
         name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()
@@ -130,8 +130,8 @@ def test_header_that_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_header_that_is_refused(tmp_path: Path, header: object, size: int, message: str) -> None:
-    with pytest.raises(BadInput) as caught:
-        artifact.check_header(raw(tmp_path / FILE, header, b"\0" * size))
+    with pytest.raises(InputError) as caught:
+        artifact.read_safetensors_header(raw(tmp_path / FILE, header, b"\0" * size))
     assert str(caught.value).startswith(FILE)
     assert message in str(caught.value)
 
@@ -139,16 +139,16 @@ def test_header_that_is_refused(tmp_path: Path, header: object, size: int, messa
 @pytest.mark.parametrize(
     ("content", "kind", "message"),
     [
-        (b"", BadInput, "0 bytes of header promised, file has 0; fetch it again"),
-        (b"\xff" * 8, BadInput, "18,446,744,073,709,551,615 bytes of header promised, file has 8"),
-        (b"PK\3\4" + b"\0" * 60, Unsafe, f"{FILE} is a pickle or zip by its first bytes and can run code; not opened"),
-        (b"\x80\4\x95" + b"\0" * 7 + b"x", Unsafe, "transformers' save_pretrained in an environment you trust"),
+        (b"", InputError, "0 bytes of header promised, file has 0; fetch it again"),
+        (b"\xff" * 8, InputError, "18,446,744,073,709,551,615 bytes of header promised, file has 8"),
+        (b"PK\3\4" + b"\0" * 60, UnsafeFileError, f"{FILE} is a pickle or zip by its first bytes and can run code; not opened"),
+        (b"\x80\4\x95" + b"\0" * 7 + b"x", UnsafeFileError, "transformers' save_pretrained in an environment you trust"),
     ],
 )
 def test_no_safetensors_at_all(tmp_path: Path, content: bytes, kind: type[LaconicError], message: str) -> None:
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(kind) as caught:
-        artifact.check_header(tmp_path / FILE)
+        artifact.read_safetensors_header(tmp_path / FILE)
     assert message in str(caught.value)
 
 
@@ -156,10 +156,10 @@ def test_header_too_long_or_missing(tmp_path: Path) -> None:
     with (tmp_path / FILE).open("wb") as file:
         file.write((100_000_001).to_bytes(8, "little"))
         file.truncate(100_000_100)
-    with pytest.raises(BadInput, match=r"100,000,001 bytes of header promised, at most 100,000,000 are read"):
-        artifact.check_header(tmp_path / FILE)
-    with pytest.raises(BadInput, match=r"no other\.safetensors in "):
-        artifact.check_header(tmp_path / "other.safetensors")
+    with pytest.raises(InputError, match=r"100,000,001 bytes of header promised, at most 100,000,000 are read"):
+        artifact.read_safetensors_header(tmp_path / FILE)
+    with pytest.raises(InputError, match=r"no other\.safetensors in "):
+        artifact.read_safetensors_header(tmp_path / "other.safetensors")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e5m2])
@@ -168,10 +168,10 @@ def test_finite(dtype: torch.dtype, bad: float) -> None:
     x = torch.ones(6, 20)
     artifact.check_finite("w", x.to(dtype))
     x[5, 17] = bad
-    with pytest.raises(NonFinite, match=r"^w: 1 value not finite, first at \[5, 17\]$"):
+    with pytest.raises(NonFiniteError, match=r"^w: 1 value not finite, first at \[5, 17\]$"):
         artifact.check_finite("w", x.to(dtype))
     x[2, 19] = bad
-    with pytest.raises(NonFinite, match=r"^w: 2 values not finite, first at \[2, 19\]$"):
+    with pytest.raises(NonFiniteError, match=r"^w: 2 values not finite, first at \[2, 19\]$"):
         artifact.check_finite("w", x.to(dtype))
 
 
@@ -187,7 +187,7 @@ def test_saved_tensors_are_what_was_given(tmp_path: Path) -> None:
     artifact.save_tensors(tmp_path / FILE, given, {})
     found = artifact.open_tensors(tmp_path / FILE, given)
     assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in given.items())
-    with pytest.raises(NonFinite, match=r"^bad: 1 value not finite, first at \[0\]$"):
+    with pytest.raises(NonFiniteError, match=r"^bad: 1 value not finite, first at \[0\]$"):
         artifact.save_tensors(tmp_path / "other", {"bad": torch.tensor([float("nan")])}, {})
 
 
@@ -199,7 +199,7 @@ def test_modes_follow_the_umask(tmp_path: Path, umask: int) -> None:
 
     before = os.umask(umask)
     try:
-        artifact.commit_folder(tmp_path / "out", write)
+        artifact.write_folder_atomically(tmp_path / "out", write)
         artifact.save_artifact(tmp_path / "cache", {"a": torch.ones(2)}, "cache", {})
     finally:
         os.umask(before)
@@ -213,9 +213,9 @@ def test_modes_follow_the_umask(tmp_path: Path, umask: int) -> None:
 def test_a_folder_is_whole_or_absent(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "out"
     with pytest.raises(RuntimeError, match="half way"):
-        artifact.commit_folder(target, lambda folder: half_way(folder))
+        artifact.write_folder_atomically(target, lambda folder: half_way(folder))
     assert list(target.parent.iterdir()) == []
-    artifact.commit_folder(target, lambda folder: (folder / "a").write_text("1") and None)
+    artifact.write_folder_atomically(target, lambda folder: (folder / "a").write_text("1") and None)
     assert [p.name for p in target.parent.iterdir()] == ["out"]
     assert (target / "a").read_text() == "1"
 
@@ -227,11 +227,11 @@ def half_way(folder: Path) -> None:
 
 def test_an_empty_folder_may_be_filled_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    artifact.commit_folder(tmp_path / "empty", lambda folder: (folder / "a").write_text("1") and None)
+    artifact.write_folder_atomically(tmp_path / "empty", lambda folder: (folder / "a").write_text("1") and None)
     (tmp_path / "file").write_text("mine")
     for name in ("empty", "file"):
-        with pytest.raises(Busy, match=rf"/{name} exists and is not empty$"):
-            artifact.commit_folder(tmp_path / name, half_way)
+        with pytest.raises(BusyError, match=rf"/{name} exists and is not empty$"):
+            artifact.write_folder_atomically(tmp_path / name, half_way)
     assert (tmp_path / "file").read_text() == "mine"
     assert (tmp_path / "empty" / "a").read_text() == "1"
 
@@ -241,25 +241,25 @@ def test_somebody_else_was_first(tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "theirs").write_text("1")
 
-    with pytest.raises(Busy, match="exists and is not empty"):
-        artifact.commit_folder(tmp_path / "out", write)
+    with pytest.raises(BusyError, match="exists and is not empty"):
+        artifact.write_folder_atomically(tmp_path / "out", write)
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["out", "theirs"]
 
 
 def test_a_file_is_old_or_new(tmp_path: Path) -> None:
     path = tmp_path / "latest"
-    artifact.replace_file(path, lambda new: new.write_text("1") and None)
-    with pytest.raises(NoSpace, match="No such file or directory"):
-        artifact.replace_file(path, lambda new: new.write_text("2") and (tmp_path / "none").unlink())
+    artifact.write_file_atomically(path, lambda new: new.write_text("1") and None)
+    with pytest.raises(DiskError, match="No such file or directory"):
+        artifact.write_file_atomically(path, lambda new: new.write_text("2") and (tmp_path / "none").unlink())
     assert path.read_text() == "1"
-    artifact.replace_file(path, lambda new: new.write_text("2") and None)
+    artifact.write_file_atomically(path, lambda new: new.write_text("2") and None)
     assert path.read_text() == "2"
     assert [p.name for p in tmp_path.iterdir()] == ["latest"]
 
 
 def test_room_is_asked_for_first(tmp_path: Path) -> None:
-    for commit in (artifact.commit_folder, artifact.replace_file):
-        with pytest.raises(NoSpace, match=r"bytes are asked for to write 1,000,000,000,000,000,000, [\d,]+ are free"):
+    for commit in (artifact.write_folder_atomically, artifact.write_file_atomically):
+        with pytest.raises(DiskError, match=r"bytes are asked for to write 1,000,000,000,000,000,000, [\d,]+ are free"):
             commit(tmp_path / "out", half_way, 10**18)
     assert list(tmp_path.iterdir()) == []
 
@@ -277,7 +277,7 @@ def test_single_file_there_and_back(tmp_path: Path) -> None:
     path = tmp_path / "cache.safetensors"
     for _ in range(2):  # a second time replaces it
         artifact.save_artifact(path, TENSORS, "cache", {"model": "3f9a"})
-    tensors, about = artifact.open_artifact(path, "cache")
+    tensors, about = artifact.load_artifact(path, "cache")
     assert about == {"format": 1, "kind": "cache", "model": "3f9a"}
     assert tensors.keys() == TENSORS.keys()
     assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
@@ -286,25 +286,25 @@ def test_single_file_there_and_back(tmp_path: Path) -> None:
 
 def test_single_file_of_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cache.safetensors"
-    with pytest.raises(BadInput, match=r"no cache\.safetensors in "):
-        artifact.open_artifact(path, "cache")
+    with pytest.raises(InputError, match=r"no cache\.safetensors in "):
+        artifact.load_artifact(path, "cache")
     artifact.save_artifact(path, TENSORS, "cache", {})
-    assert artifact.kind_of(path) == "cache"
+    assert artifact.read_artifact_kind(path) == "cache"
     says = r"is a cache of format 1, asked was a memory \(summary vectors\) of format 1; open it with what made it"
-    with pytest.raises(Damaged, match=says):
-        artifact.open_artifact(path, "memory")
-    monkeypatch.setattr(artifact, "FORMAT", 2)
+    with pytest.raises(CorruptArtifactError, match=says):
+        artifact.load_artifact(path, "memory")
+    monkeypatch.setattr(artifact, "FORMAT_VERSION", 2)
     artifact.save_artifact(path, TENSORS, "cache", {})
-    monkeypatch.setattr(artifact, "FORMAT", 1)
-    with pytest.raises(Damaged, match=r"is a cache of format 2, asked was a cache of format 1"):
-        artifact.open_artifact(path, "cache")
+    monkeypatch.setattr(artifact, "FORMAT_VERSION", 1)
+    with pytest.raises(CorruptArtifactError, match=r"is a cache of format 2, asked was a cache of format 1"):
+        artifact.load_artifact(path, "cache")
     artifact.save_tensors(path, TENSORS, {"format": "pt"})
-    with pytest.raises(Damaged, match=r"^no artifact of laconic: cache\.safetensors: metadata:1:1: not JSON"):
-        artifact.open_artifact(path, "cache")
+    with pytest.raises(CorruptArtifactError, match=r"^no artifact of laconic: cache\.safetensors: metadata:1:1: not JSON"):
+        artifact.load_artifact(path, "cache")
 
 
 def test_single_file_is_finite(tmp_path: Path) -> None:
-    with pytest.raises(NonFinite, match="keys: 1 value not finite"):
+    with pytest.raises(NonFiniteError, match="keys: 1 value not finite"):
         artifact.save_artifact(tmp_path / "x", {"keys": torch.tensor([1.0, float("nan")])}, "cache", {})
     assert list(tmp_path.iterdir()) == []
 
@@ -328,8 +328,8 @@ UNPRINTABLE = ("a\0", "a\nb", "\x1b[2J", "\u202etxt", "a" * 1001)
 
 @pytest.mark.parametrize("name", OUTWARD + UNPRINTABLE)
 def test_names_that_lead_out(tmp_path: Path, name: str) -> None:
-    with pytest.raises(Unsafe, match=r"^'.*' is no name of a file inside .*; not opened$"):
-        artifact.inside(tmp_path, name)
+    with pytest.raises(UnsafeFileError, match=r"^'.*' is no name of a file inside .*; not opened$"):
+        artifact.resolve_inside(tmp_path, name)
 
 
 def test_names_that_stay(tmp_path: Path) -> None:
@@ -337,22 +337,22 @@ def test_names_that_stay(tmp_path: Path) -> None:
     (tmp_path / "deep" / "a").write_text("1")
     (tmp_path / "link").symlink_to("deep/a")
     for name in ("deep/a", "deep//a", "./deep/a", "link"):
-        assert artifact.inside(tmp_path, name) == (tmp_path / "deep" / "a").resolve()
+        assert artifact.resolve_inside(tmp_path, name) == (tmp_path / "deep" / "a").resolve()
     for name in ("none", "%2e%2e/a", "\u2024\u2024/a", "~", "é", "CON"):
-        assert artifact.inside(tmp_path, name).is_relative_to(tmp_path.resolve())
+        assert artifact.resolve_inside(tmp_path, name).is_relative_to(tmp_path.resolve())
     (tmp_path / "out").symlink_to(tmp_path.parent)
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(Unsafe, match=r"out/a leads out of its folder, to .*; not opened\. Put a copy there$"):
-        artifact.inside(tmp_path, "out/a")
-    with pytest.raises(Unsafe, match=r"/deep is no regular file; not opened$"):
-        artifact.inside(tmp_path, "deep")
+    with pytest.raises(UnsafeFileError, match=r"out/a leads out of its folder, to .*; not opened\. Put a copy there$"):
+        artifact.resolve_inside(tmp_path, "out/a")
+    with pytest.raises(UnsafeFileError, match=r"/deep is no regular file; not opened$"):
+        artifact.resolve_inside(tmp_path, "deep")
     for name in ("loop", "a" * 300):
-        with pytest.raises(Unsafe, match=r" cannot be followed \(.*\); not opened$"):
-            artifact.inside(tmp_path, name)
+        with pytest.raises(UnsafeFileError, match=r" cannot be followed \(.*\); not opened$"):
+            artifact.resolve_inside(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["", *UNPRINTABLE])
 def test_names_of_tensors(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadInput, match=r"header: '.*' is no name of a tensor; fetch it again$") as caught:
-        artifact.check_header(raw(tmp_path / FILE, {name: entry([1], 0, 4)}, b"\0" * 4))
+    with pytest.raises(InputError, match=r"header: '.*' is no name of a tensor; fetch it again$") as caught:
+        artifact.read_safetensors_header(raw(tmp_path / FILE, {name: entry([1], 0, 4)}, b"\0" * 4))
     assert str(caught.value).isprintable()

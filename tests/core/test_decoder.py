@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.artifact import BadInput
-from laconic.core.cache import Cache
-from laconic.core.config import Dropout
+from laconic.core.artifact import InputError
+from laconic.core.cache import KVCache
+from laconic.core.config import DropoutRates
 from laconic.core.decoder import Decoder
 from laconic.core.families import DecoderConfig
-from laconic.core.stages import MODEL, layer_stages
+from laconic.core.stages import MODEL_ACTIVATIONS, layer_activations
 from tests.core.readings import FAMILIES, VARIANTS, axes, decoder_of, fresh, noise, same
 from tests.tolerances import FLOAT32, error
 
@@ -20,7 +20,7 @@ def x(*shape: int) -> torch.Tensor:
     return noise(1, *shape, dtype=torch.float32)
 
 
-STATE = Cache.empty(DecoderConfig.small("llama", num_hidden_layers=3, num_key_value_heads=4, head_dim=8), 2)
+STATE = KVCache.empty(DecoderConfig.tiny("llama", num_hidden_layers=3, num_key_value_heads=4, head_dim=8), 2)
 REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("llama", (torch.ones(2, 5, 48, dtype=torch.long),), {}, "vectors are int64; did you mean decoder.embed(ids)?"),
     ("llama", (x(2, 5, 64),), {}, "vectors have width 64, decoder 48"),
@@ -30,8 +30,8 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("gpt2", (x(2, 5, 48),), {"live": torch.ones(2, 5).long()}, "live is int64; did you mean live.bool()?"),
     ("llama", (x(2, 5, 48),), {"positions": torch.zeros(2, 1).long()}, "positions are [2, 1], vectors are [2, 5]"),
     ("llama", (x(2, 5, 48), STATE), {}, "state has 3 layers of 4 heads × 8, decoder 2 of 2 × 16"),
-    ("llama", (x(2, 5, 48), Cache((), (), STATE.positions, STATE.live)), {}, "state has 0 layers of 0 heads × 0"),
-    ("llama", (x(3, 5, 48), Cache.empty(DecoderConfig.small("llama"), 2)), {}, "state has 2 rows, vectors 3"),
+    ("llama", (x(2, 5, 48), KVCache((), (), STATE.positions, STATE.valid)), {}, "state has 0 layers of 0 heads × 0"),
+    ("llama", (x(3, 5, 48), KVCache.empty(DecoderConfig.tiny("llama"), 2)), {}, "state has 2 rows, vectors 3"),
     ("llama", (x(2, 5, 48),), {"bias": x(2, 5, 9)}, "bias [2, 5, 9] does not fit [2, 5, 5]"),
     ("llama", (x(2, 5, 48),), {"bias": x(5, 5)}, "bias [5, 5] does not fit [2, 5, 5]"),
     (
@@ -76,27 +76,27 @@ def test_an_id_out_of_range(bad: int) -> None:
 
 def test_an_unknown_back_end() -> None:
     decoder = fresh("llama")
-    decoder.attention = "flash"
+    decoder.attn_implementation = "flash"
     with pytest.raises(ValueError, match=r"^attention 'flash': known are sdpa, eager, flex$"):
         decoder(x(1, 1, 48))
 
 
 def test_sizes_that_do_not_fit() -> None:
-    with pytest.raises(BadInput, match=r"^num_key_value_heads 3 does not divide num_attention_heads 8$"):
-        DecoderConfig.small("llama", num_attention_heads=8, num_key_value_heads=3)
+    with pytest.raises(InputError, match=r"^num_key_value_heads 3 does not divide num_attention_heads 8$"):
+        DecoderConfig.tiny("llama", num_attention_heads=8, num_key_value_heads=3)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False])
 def test_grow(name: str, tied: bool) -> None:
     decoder = fresh(name, tie_word_embeddings=tied)
-    decoder.recompute, decoder.attention = 2, "eager"
-    bigger = decoder.grow(5, seed=3)
+    decoder.activation_checkpointing, decoder.attn_implementation = 2, "eager"
+    bigger = decoder.resize_vocabulary(5, seed=3)
     assert bigger.config.vocab_size == 102
-    assert (bigger.recompute, bigger.attention, bigger.training) == (2, "eager", False)
+    assert (bigger.activation_checkpointing, bigger.attn_implementation, bigger.training) == (2, "eager", False)
     new, old = dict(bigger.named_parameters()), dict(decoder.named_parameters())
     changed = {key for key in old if new[key] is not old[key]}
-    assert changed == {f"{decoder.names.words}.weight"} | (set() if tied else {"lm_head.weight"})
+    assert changed == {f"{decoder.weight_names.token_embedding}.weight"} | (set() if tied else {"lm_head.weight"})
     for key in changed:
         assert torch.equal(new[key][:97], old[key])
         away = (new[key][97:] - old[key].mean(0)) / old[key].std(0)
@@ -105,16 +105,16 @@ def test_grow(name: str, tied: bool) -> None:
     hidden = bigger(bigger.embed(ids)).hidden
     assert torch.equal(hidden, decoder(decoder.embed(ids)).hidden)
     assert error(bigger.logits(hidden)[..., :97], decoder.logits(hidden)) <= FLOAT32
-    assert torch.equal(decoder.grow(5, seed=3).words.weight, bigger.words.weight)
-    assert not torch.equal(decoder.grow(5, seed=4).words.weight, bigger.words.weight)
+    assert torch.equal(decoder.resize_vocabulary(5, seed=3).token_embedding.weight, bigger.token_embedding.weight)
+    assert not torch.equal(decoder.resize_vocabulary(5, seed=4).token_embedding.weight, bigger.token_embedding.weight)
     assert decoder.config.vocab_size == 97
     assert bigger.fingerprint != decoder.fingerprint
 
 
 def test_growing_leaves_what_is_frozen_frozen() -> None:
     decoder = fresh("llama").requires_grad_(False)
-    decoder.words.requires_grad_()
-    for grown in (decoder.grow(3), decoder):
+    decoder.token_embedding.requires_grad_()
+    for grown in (decoder.resize_vocabulary(3), decoder):
         assert [name for name, p in grown.named_parameters() if p.requires_grad] == ["model.embed_tokens.weight"]
 
 
@@ -147,10 +147,10 @@ def test_a_decoder_made_in_inference_mode_has_a_fingerprint(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_random_start_is_its_seed(seed: int) -> None:
-    config = DecoderConfig.small("qwen2")
+    config = DecoderConfig.tiny("qwen2")
     one, same_one, other = Decoder(config, seed), Decoder(config, seed), Decoder(config, seed + 1)
     assert one.fingerprint == same_one.fingerprint != other.fingerprint
-    assert 0.9 < one.words.weight.std() / config.initializer_range < 1.1
+    assert 0.9 < one.token_embedding.weight.std() / config.initializer_range < 1.1
     for name, p in one.named_parameters():
         assert p.ndim == 2 or torch.equal(p, torch.full_like(p, 0.0 if name.endswith("bias") else 1.0))
 
@@ -158,8 +158,8 @@ def test_a_random_start_is_its_seed(seed: int) -> None:
 @pytest.mark.cuda
 def test_a_random_start_is_its_seed_on_any_device() -> None:
     with torch.device("cuda"):
-        there = Decoder(DecoderConfig.small("qwen2"), 0)
-        assert there.grow(2).words.weight.is_cuda
+        there = Decoder(DecoderConfig.tiny("qwen2"), 0)
+        assert there.resize_vocabulary(2).token_embedding.weight.is_cuda
     assert there.fingerprint == Decoder(there.config, 0).fingerprint
 
 
@@ -170,7 +170,7 @@ def test_every_stage_has_the_name_and_shape_of_the_table(name: str) -> None:
     state = decoder(noise(2, 2, 3, 48)).state
     sizes = {"B": 2, "T": 5, "P": 8, "D": 48, "H": 4, "G": config.num_key_value_heads, "E": config.head_dim}
     sizes |= {"F": config.intermediate_size, "V": 97, "HE": 4 * config.head_dim}
-    per_layer, once = [stage.name for stage in layer_stages(config)], [stage.name for stage in MODEL]
+    per_layer, once = [stage.name for stage in layer_activations(config)], [stage.name for stage in MODEL_ACTIVATIONS]
     found = decoder(noise(1, 2, 5, 48), state, want=(*per_layer, *once, "hidden")).stages
     asked = {f"{stem}.{i}": letters[stem] for stem in per_layer for i in range(2)}
     asked |= {stem: letters[stem] for stem in once} | {f"hidden.{i}": ["B", "T", "D"] for i in range(3)}
@@ -178,7 +178,7 @@ def test_every_stage_has_the_name_and_shape_of_the_table(name: str) -> None:
         key: [sizes[letter] for letter in letters] for key, letters in asked.items()
     }
     assert ("q_raw" in per_layer) == config.qk_norm
-    assert ("gate" in per_layer) == config.gated
+    assert ("gate" in per_layer) == config.gated_mlp
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -220,7 +220,7 @@ def test_positions_go_on_from_the_state_and_may_be_given(name: str) -> None:
 
 @pytest.mark.parametrize("part", ["attention", "residual", "embedding"])
 def test_dropout_acts_in_training_only(part: str) -> None:
-    decoder, vectors = fresh("gpt2", dropout=Dropout(**{part: 0.5})), x(1, 6, 48)
+    decoder, vectors = fresh("gpt2", dropout=DropoutRates(**{part: 0.5})), x(1, 6, 48)
     plain = fresh("gpt2")(vectors).hidden
     assert torch.equal(decoder(vectors).hidden, plain)
     decoder.train()
@@ -234,7 +234,7 @@ def test_dropout_acts_in_training_only(part: str) -> None:
 
 def test_another_module_in_the_place_of_the_mlp_is_what_runs() -> None:
     decoder = fresh("llama")
-    decoder.blocks[0].mlp = torch.nn.Identity()
+    decoder.layers[0].mlp = torch.nn.Identity()
     seen = decoder(x(1, 3, 48), want=("mlp_out.0", "norm2.0"))
     assert torch.equal(seen.stages["mlp_out.0"], seen.stages["norm2.0"])
 
@@ -251,5 +251,5 @@ def test_vectors_of_the_type_of_the_weights(name: str, dtype: torch.dtype) -> No
 
 
 def test_the_scale_of_a_layer() -> None:
-    assert [decoder_of("gpt2, scale by layer").scale(i) for i in (0, 1)] == [1.0, 0.5]
-    assert decoder_of("llama").scale(1) == 16**-0.5
+    assert [decoder_of("gpt2, scale by layer").attention_scale(i) for i in (0, 1)] == [1.0, 0.5]
+    assert decoder_of("llama").attention_scale(1) == 16**-0.5

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from laconic.core.attention import biased, context, probabilities, scores, seen
+from laconic.core.attention import apply_bias_and_mask, weighted_values, attention_probabilities, attention_scores, visibility_mask
 from laconic.core.block import Block
 from laconic.core.families import DecoderConfig
 from tests.oracles.compare import agree, distance
@@ -22,7 +22,7 @@ def normal(*shape: int) -> Tensor:
 
 def random_block(family: str, **changes: int) -> Block:
     """A block whose every parameter is drawn, norms and biases too."""
-    block = Block(DecoderConfig.small(family, **changes), 0).double()
+    block = Block(DecoderConfig.tiny(family, **changes), 0).double()
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3 + (0.8 if parameter.ndim == 1 else 0.0))
@@ -31,10 +31,10 @@ def random_block(family: str, **changes: int) -> Block:
 
 def maps(block: Block) -> tuple[tuple[Tensor, Tensor | None], ...]:
     """Weight and bias of q, k and v; GPT-2's fused map cut in three."""
-    if block.names.qkv:
-        fused = block.part("qkv")
+    if block.weight_names.qkv:
+        fused = block.submodule("qkv")
         return tuple(zip(fused.weight.chunk(3), fused.bias.chunk(3), strict=True))
-    return tuple((block.part(role).weight, block.part(role).bias) for role in ("q", "k", "v"))
+    return tuple((block.submodule(role).weight, block.submodule(role).bias) for role in ("q", "k", "v"))
 
 
 @pytest.mark.equation("llama", "C9")
@@ -49,16 +49,16 @@ def test_projections(family: str) -> None:
         if not (grouped and name.startswith("order k")) and (biased or name != "bias dropped")
     }
     counts = config.num_attention_heads, config.num_key_value_heads
-    agree(lambda y, *_: block.project(y), ORACLE["C9"], misread, y, *maps(block), *counts, margin=1e-2)
+    agree(lambda y, *_: block.project_qkv(y), ORACLE["C9"], misread, y, *maps(block), *counts, margin=1e-2)
     y = normal(1, 2, config.hidden_size)
-    assert gradcheck(block.project, y, fast_mode=True)
+    assert gradcheck(block.project_qkv, y, fast_mode=True)
 
 
 @pytest.mark.equation("llama", "C11")
 def test_scores() -> None:
     q, k = normal(B, H, T, E), normal(B, G, P, E)
-    agree(scores, ORACLE["C11"], MISREAD["C11"], q, k, E**-0.5, margin=1e-1)
-    assert gradcheck(lambda q, k: scores(q, k, 0.5), (q, k))
+    agree(attention_scores, ORACLE["C11"], MISREAD["C11"], q, k, E**-0.5, margin=1e-1)
+    assert gradcheck(lambda q, k: attention_scores(q, k, 0.5), (q, k))
 
 
 LIVE = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 1, 1, 1], [1, 0, 1, 1, 1, 1, 1, 0]]).bool()
@@ -69,13 +69,13 @@ LIVE = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 1, 1, 1], [1, 0, 
 @pytest.mark.parametrize("window", [None, 1, 3, 8])
 def test_seen(S: int, window: int | None) -> None:
     want = ORACLE["C12"](LIVE, S, window)
-    assert torch.equal(seen(LIVE, S, window), want)
+    assert torch.equal(visibility_mask(LIVE, S, window), want)
     if (S, window) == (3, 3):
         for name, wrong in MISREAD["C12"].items():
             assert not torch.equal(wrong(LIVE, S, window), want), name
     if window == 1:
         alone = torch.eye(8).bool()[S:] & LIVE[:, None]
-        assert torch.equal(seen(LIVE, S, window)[LIVE[:, S:]], alone[LIVE[:, S:]])
+        assert torch.equal(visibility_mask(LIVE, S, window)[LIVE[:, S:]], alone[LIVE[:, S:]])
 
 
 def visible() -> Tensor:
@@ -89,29 +89,29 @@ def visible() -> Tensor:
 @pytest.mark.equation("llama", "C13")
 def test_biased() -> None:
     a, bias = normal(B, H, T, P), normal(B, T, P)
-    agree(biased, ORACLE["C13"], MISREAD["C13"], a, visible(), bias, margin=1e-1)
-    agree(biased, ORACLE["C13"], {}, a, visible(), None)
-    assert torch.equal(biased(a, visible()[:1], bias[:1, :1]), biased(a, visible()[:1].expand(B, T, P), bias[:1, :1]))
-    assert gradcheck(lambda a, bias: biased(a, visible(), bias).masked_fill(~visible()[:, None], 0.0), (a, bias))
+    agree(apply_bias_and_mask, ORACLE["C13"], MISREAD["C13"], a, visible(), bias, margin=1e-1)
+    agree(apply_bias_and_mask, ORACLE["C13"], {}, a, visible(), None)
+    assert torch.equal(apply_bias_and_mask(a, visible()[:1], bias[:1, :1]), apply_bias_and_mask(a, visible()[:1].expand(B, T, P), bias[:1, :1]))
+    assert gradcheck(lambda a, bias: apply_bias_and_mask(a, visible(), bias).masked_fill(~visible()[:, None], 0.0), (a, bias))
 
 
 @pytest.mark.equation("llama", "C14")
 def test_probabilities() -> None:
     a = normal(B, H, T, P)
     hidden = a.detach().masked_fill(~visible()[:, None], -math.inf)
-    agree(probabilities, ORACLE["C14"], MISREAD["C14"], hidden)
-    assert (probabilities(hidden)[0, :, 1] == 0).all()
-    assert gradcheck(lambda a: probabilities(a.masked_fill(~visible()[:, None], -math.inf)), a)
+    agree(attention_probabilities, ORACLE["C14"], MISREAD["C14"], hidden)
+    assert (attention_probabilities(hidden)[0, :, 1] == 0).all()
+    assert gradcheck(lambda a: attention_probabilities(a.masked_fill(~visible()[:, None], -math.inf)), a)
 
 
 @pytest.mark.equation("llama", "C14")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_probabilities_are_wide_inside(dtype: torch.dtype) -> None:
     a = (torch.randn(1, 1, 4, 300) * 3).to(dtype)
-    assert torch.equal(probabilities(a), a.float().softmax(-1).to(dtype))
+    assert torch.equal(attention_probabilities(a), a.float().softmax(-1).to(dtype))
     exp = (a - a.amax(-1, keepdim=True)).exp()
     narrow = exp / exp.cumsum(-1)[..., -1:]
-    assert not torch.equal(probabilities(a), narrow)
+    assert not torch.equal(attention_probabilities(a), narrow)
 
 
 @pytest.mark.equation("llama", "C14")
@@ -120,33 +120,33 @@ def test_removal_by_a_bias_of_minus_infinity_has_no_gradient_and_by_live_has() -
     s = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64, requires_grad=True)
     a = torch.zeros(1, 1, 1, 3, dtype=torch.float64)
     keep = torch.ones(1, 1, 3).bool()
-    (nan,) = torch.autograd.grad(probabilities(biased(a, keep, s.log()[None, None]))[0, 0, 0, 0], s)
+    (nan,) = torch.autograd.grad(attention_probabilities(apply_bias_and_mask(a, keep, s.log()[None, None]))[0, 0, 0, 0], s)
     assert nan.isnan().any()
     safe = torch.where(s > 0, s, 1.0).log()[None, None]
-    (finite,) = torch.autograd.grad(probabilities(biased(a, s[None, None] > 0, safe))[0, 0, 0, 0], s)
+    (finite,) = torch.autograd.grad(attention_probabilities(apply_bias_and_mask(a, s[None, None] > 0, safe))[0, 0, 0, 0], s)
     assert finite.isfinite().all()
 
 
 @pytest.mark.equation("llama", "C15")
 def test_context() -> None:
     p, v = normal(B, H, T, P).softmax(-1).detach().requires_grad_(), normal(B, G, P, E)
-    agree(context, ORACLE["C15"], MISREAD["C15"], p, v, margin=1e-1)
-    assert gradcheck(context, (p, v))
+    agree(weighted_values, ORACLE["C15"], MISREAD["C15"], p, v, margin=1e-1)
+    assert gradcheck(weighted_values, (p, v))
 
 
 @pytest.mark.equation("llama", "C16")
 @pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
 def test_output(family: str) -> None:
     block = random_block(family)
-    o, c = block.part("o"), normal(2, 3, block.config.num_attention_heads * block.config.head_dim)
+    o, c = block.submodule("o"), normal(2, 3, block.config.num_attention_heads * block.config.head_dim)
     assert isinstance(o, nn.Linear)
     misread = {name: wrong for name, wrong in MISREAD["C16"].items() if o.bias is not None}
-    agree(lambda c, *_: block.output(c), ORACLE["C16"], misread, c, o.weight, o.bias, margin=1e-2)
-    assert gradcheck(block.output, c, fast_mode=True)
+    agree(lambda c, *_: block.project_output(c), ORACLE["C16"], misread, c, o.weight, o.bias, margin=1e-2)
+    assert gradcheck(block.project_output, c, fast_mode=True)
 
 
 def test_the_first_query_of_a_continued_read_sees_what_is_held() -> None:
     """Lower-right aligned: reading five at once and two on three held see the same."""
     live = torch.ones(1, 5).bool()
-    assert torch.equal(seen(live, 3, None), seen(live, 0, None)[:, 3:])
-    assert distance(seen(live, 3, None)[0, 0], torch.tensor([1, 1, 1, 1, 0]).bool()) == 0
+    assert torch.equal(visibility_mask(live, 3, None), visibility_mask(live, 0, None)[:, 3:])
+    assert distance(visibility_mask(live, 3, None)[0, 0], torch.tensor([1, 1, 1, 1, 0]).bool()) == 0

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.attention import sight
-from laconic.core.block import ACTIVATIONS, Block, Frame, gated_mid, head_norm, layer_norm, plain_mid, rms_norm
+from laconic.core.attention import build_attention_mask
+from laconic.core.block import ACTIVATIONS, Block, ForwardContext, gated_mlp_hidden, head_norm, layer_norm, mlp_hidden, rms_norm
 from laconic.core.families import DecoderConfig
-from laconic.core.rope import frequencies, rotate, tables
+from laconic.core.rope import frequencies, rotate_pairs, cos_sin_tables
 from tests import tolerances
 from tests.oracles import llama_block
 from tests.oracles.compare import agree, distance
@@ -59,25 +59,25 @@ def test_head_norm() -> None:
 @pytest.mark.equation("llama", "C10")
 def test_queries_and_keys_are_normed_before_rotation_each_by_its_own_weight() -> None:
     block = random_block("qwen3")
-    cos, sin = tables(torch.arange(3)[None], frequencies(1e4, block.config.head_dim), 1.0, torch.float64)
+    cos, sin = cos_sin_tables(torch.arange(3)[None], frequencies(1e4, block.config.head_dim), 1.0, torch.float64)
     y = normal(1, 3, block.config.hidden_size)
-    q, k, _ = block.project(y)
-    found = block.heads(y)
+    q, k, _ = block.project_qkv(y)
+    found = block.qkv_heads(y)
     for raw, got, own, other in zip((q, k), found, ("q_norm", "k_norm"), ("k_norm", "q_norm"), strict=False):
-        weight, eps = block.part(own).weight, block.config.eps
+        weight, eps = block.submodule(own).weight, block.config.norm_eps
         want = llama_block.head_norm(raw, weight, eps)
         assert distance(got, want) < tolerances.ORACLE
-        assert distance(llama_block.head_norm(raw, block.part(other).weight, eps), want) > 1e-2
-        after = llama_block.head_norm(rotate(raw, cos, sin), weight, eps)
-        assert distance(after, rotate(want, cos, sin)) > 1e-2
+        assert distance(llama_block.head_norm(raw, block.submodule(other).weight, eps), want) > 1e-2
+        after = llama_block.head_norm(rotate_pairs(raw, cos, sin), weight, eps)
+        assert distance(after, rotate_pairs(want, cos, sin)) > 1e-2
 
 
 @pytest.mark.equation("llama", "C17")
 @pytest.mark.parametrize("act", ["silu", "swish"])
 def test_gated_mid(act: str) -> None:
     gate, up = normal(2, 3, 5, scale=2.0), normal(2, 3, 5)
-    agree(lambda *x: gated_mid(*x), ORACLE["C17"], MISREAD["C17"], gate, up, act, margin=1e-2)
-    assert gradcheck(lambda gate, up: gated_mid(gate, up, act), (gate, up))
+    agree(lambda *x: gated_mlp_hidden(*x), ORACLE["C17"], MISREAD["C17"], gate, up, act, margin=1e-2)
+    assert gradcheck(lambda gate, up: gated_mlp_hidden(gate, up, act), (gate, up))
 
 
 @pytest.mark.equation("llama", "C18")
@@ -85,13 +85,13 @@ def test_gated_mid(act: str) -> None:
 def test_plain_mid(act: str) -> None:
     up = (torch.linspace(-4, 4, 42, dtype=torch.float64).reshape(2, 3, 7) + 0.01).requires_grad_()
     misread = MISREAD["C18"] if act in ("gelu_new", "gelu_pytorch_tanh") else {}
-    agree(plain_mid, ORACLE["C18"], misread, up, act, margin=5e-5)
-    assert gradcheck(lambda up: plain_mid(up, act), up)
+    agree(mlp_hidden, ORACLE["C18"], misread, up, act, margin=5e-5)
+    assert gradcheck(lambda up: mlp_hidden(up, act), up)
 
 
 def random_block(family: str, **changes: int) -> Block:
     """A block whose every parameter is drawn, norms and biases too."""
-    block = Block(DecoderConfig.small(family, **changes), 0).double()
+    block = Block(DecoderConfig.tiny(family, **changes), 0).double()
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.4 + (0.8 if parameter.ndim == 1 else 0.0))
@@ -100,15 +100,15 @@ def random_block(family: str, **changes: int) -> Block:
 
 def weights(block: Block) -> dict[str, Any]:
     """Weight and bias of every role, as the oracle takes them."""
-    gated = ("gate",) if block.config.gated else ()
-    pairs = {role: block.part(role) for role in ("o", "up", "down", *gated)}
+    gated = ("gate",) if block.config.gated_mlp else ()
+    pairs = {role: block.submodule(role) for role in ("o", "up", "down", *gated)}
     found: dict[str, Any] = {role: (part.weight, part.bias) for role, part in pairs.items()}
-    if block.names.qkv:
-        fused = block.part("qkv")
+    if block.weight_names.qkv:
+        fused = block.submodule("qkv")
         found |= dict(zip("qkv", zip(fused.weight.chunk(3), fused.bias.chunk(3), strict=True), strict=True))
     else:
-        found |= {role: (block.part(role).weight, block.part(role).bias) for role in "qkv"}
-    return found | {role: dict(block.part(role).named_parameters()) for role in ("norm1", "norm2")}
+        found |= {role: (block.submodule(role).weight, block.submodule(role).bias) for role in "qkv"}
+    return found | {role: dict(block.submodule(role).named_parameters()) for role in ("norm1", "norm2")}
 
 
 @pytest.mark.equation("llama", "C19")
@@ -116,19 +116,19 @@ def weights(block: Block) -> dict[str, Any]:
 def test_block(family: str) -> None:
     block = random_block(family)
     config, T = block.config, 3
-    cos, sin = tables(torch.tensor([[0, 1, 5]]), frequencies(1e4, config.head_dim), 1.0, torch.float64)
+    cos, sin = cos_sin_tables(torch.tensor([[0, 1, 5]]), frequencies(1e4, config.head_dim), 1.0, torch.float64)
     cos, sin = (cos, sin) if config.rope is not None else (None, None)
     live = torch.ones(1, T).bool()
-    view = sight(live, 0, whole=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
-    frame = Frame(cos, sin, (view,) * config.num_hidden_layers, "eager")
+    view = build_attention_mask(live, 0, all_valid=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
+    frame = ForwardContext(cos, sin, (view,) * config.num_hidden_layers, "eager")
     sizes = {
         "H": config.num_attention_heads,
         "G": config.num_key_value_heads,
         "cos": cos,
         "sin": sin,
         "scale": config.head_dim**-0.5,
-        "eps": config.eps,
-        "act": config.act,
+        "eps": config.norm_eps,
+        "act": config.activation,
     }
     x = normal(1, T, config.hidden_size)
     misread = dict(MISREAD["C19"])

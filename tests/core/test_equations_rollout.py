@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.rollout import Rollout, first, rollout, shift
+from laconic.core.rollout import LatentRollout, initial_latents, run_latent_rollout, jacobi_update
 from laconic.core.thoughts import Projection
 from tests.core.readings import noise, same, small
 from tests.oracles import rollout_codi, rollout_pccot
@@ -29,37 +29,37 @@ def case(rounds: int) -> Case:
     return Case(read, question, live, bot, slot, M, rounds, weights)
 
 
-def rolled(case: Case, mode: str) -> Rollout:
+def rolled(case: Case, mode: str) -> LatentRollout:
     state = DECODER(case.question, live=case.live).state
-    return rollout(
+    return run_latent_rollout(
         DECODER,
         case.bot.expand(2, 1, D),
         case.slot,
         case.M,
         case.rounds if mode == "jacobi" else None,
         project=lambda x: torch.func.functional_call(MAP, dict(case.weights), (x,)),
-        state=state,
-        mode=mode,
+        cache=state,
+        schedule=mode,
     )
 
 
 def jacobi(case: Case) -> tuple[Tensor, Tensor]:
     got = rolled(case, "jacobi")
-    return got.thoughts, got.hidden
+    return got.latents, got.hidden_states
 
 
 def sequential(case: Case) -> tuple[Tensor, Tensor]:
     got = rolled(case, "sequential")
-    return got.thoughts, got.hidden
+    return got.latents, got.hidden_states
 
 
 @pytest.mark.equation("pccot", "1")
 def test_first_thoughts() -> None:
     agree(differentiated(jacobi), rollout_pccot.ORACLE["1"], rollout_pccot.MISREAD["1"], case(1), margin=1e-2)
     hidden, weights = noise(1, 2, 1 + M, D).requires_grad_(), case(1).weights
-    got = first(hidden, lambda x: torch.func.functional_call(MAP, dict(weights), (x,)))
+    got = initial_latents(hidden, lambda x: torch.func.functional_call(MAP, dict(weights), (x,)))
     same(got, torch.stack([torch.stack([prj(hidden[b, m], weights) for m in range(M)]) for b in range(2)]))
-    assert gradcheck(lambda x: first(x, MAP), hidden)
+    assert gradcheck(lambda x: initial_latents(x, MAP), hidden)
 
 
 @pytest.mark.equation("pccot", "2")
@@ -67,7 +67,7 @@ def test_rounds() -> None:
     agree(differentiated(jacobi), rollout_pccot.ORACLE["2"], rollout_pccot.MISREAD["2"], case(2), margin=1e-2)
     agree(differentiated(jacobi), rollout_pccot.ORACLE["2"], {}, case(3))  # where no start can be told from another
     z, hidden = noise(1, 2, M, D).requires_grad_(), noise(2, 2, M, D).requires_grad_()
-    assert gradcheck(lambda z, hidden: shift(z, hidden, MAP), (z, hidden))
+    assert gradcheck(lambda z, hidden: jacobi_update(z, hidden, MAP), (z, hidden))
 
 
 @pytest.mark.equation("codi", "1")
@@ -76,6 +76,6 @@ def test_one_after_the_other() -> None:
 
     def thoughts(bot: Tensor) -> Tensor:
         got = rolled(case(0)._replace(bot=bot), "sequential")
-        return torch.einsum("bmd,d->b", got.thoughts, noise(3, D))
+        return torch.einsum("bmd,d->b", got.latents, noise(3, D))
 
     assert gradcheck(thoughts, noise(1, D).requires_grad_())

@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 from laconic.core.rope import (
-    SCALINGS,
-    Rope,
-    default,
-    dynamic,
+    ROPE_SCALINGS,
+    RopeConfig,
+    default_frequencies,
+    dynamic_frequencies,
     frequencies,
-    linear,
-    llama3,
-    longrope,
-    rotate,
-    tables,
-    yarn,
+    linear_frequencies,
+    llama3_frequencies,
+    longrope_frequencies,
+    rotate_pairs,
+    cos_sin_tables,
+    yarn_frequencies,
 )
-from laconic.core.weights import half_split, interleaved
+from laconic.core.weights import half_split, interleave
 from tests import tolerances
 from tests.conftest import needs
 from tests.oracles import llama_rope, llama_rotation
@@ -29,11 +29,11 @@ FLOAT32 = {"tolerance": 2e-6, "margin": 1e-2, "measure": relative}  # theta^(2i/
 LONGEST = torch.tensor([5, 64, 65, 200, 256])
 
 SHORT, LONG = tuple(1 + 0.05 * i for i in range(8)), tuple(1 + 0.7 * i * i for i in range(8))
-LINEAR = Rope("linear", 1e4, factor=2.5)
-DYNAMIC = Rope("dynamic", 1e4, factor=3.0, max_position_embeddings=64)
-LLAMA3 = Rope("llama3", 5e5, factor=8.0, original_max_position_embeddings=8192, max_position_embeddings=131072)
-YARN = Rope("yarn", 1e4, factor=4.0, original_max_position_embeddings=512, max_position_embeddings=2048)
-LONGROPE = Rope(
+LINEAR = RopeConfig("linear", 1e4, factor=2.5)
+DYNAMIC = RopeConfig("dynamic", 1e4, factor=3.0, max_position_embeddings=64)
+LLAMA3 = RopeConfig("llama3", 5e5, factor=8.0, original_max_position_embeddings=8192, max_position_embeddings=131072)
+YARN = RopeConfig("yarn", 1e4, factor=4.0, original_max_position_embeddings=512, max_position_embeddings=2048)
+LONGROPE = RopeConfig(
     "longrope",
     1e4,
     original_max_position_embeddings=64,
@@ -41,13 +41,13 @@ LONGROPE = Rope(
     short_factor=SHORT,
     long_factor=LONG,
 )
-ROPES = [Rope(theta=1e6), LINEAR, DYNAMIC, LLAMA3, YARN, LONGROPE]
+ROPES = [RopeConfig(theta=1e6), LINEAR, DYNAMIC, LLAMA3, YARN, LONGROPE]
 
 
 def rows(scaling: Any) -> Any:
     """The scaling with its frequencies written out for every row, as the oracles have them."""
 
-    def wrapped(rope: Rope, E: int, longest: Tensor) -> tuple[Tensor, float]:
+    def wrapped(rope: RopeConfig, E: int, longest: Tensor) -> tuple[Tensor, float]:
         omega, a = scaling(rope, E, longest)
         assert omega.dtype == torch.float32
         return omega.expand(len(longest), E // 2), a
@@ -65,41 +65,41 @@ def test_frequencies(theta: float, E: int) -> None:
 
 @pytest.mark.equation("llama", "C4a")
 def test_default() -> None:
-    rope = Rope("default", 5e5, factor=4.0)
-    agree(rows(default), llama_rope.ORACLE["C4a"], llama_rope.MISREAD["C4a"], rope, 16, LONGEST, **FLOAT32)
+    rope = RopeConfig("default", 5e5, factor=4.0)
+    agree(rows(default_frequencies), llama_rope.ORACLE["C4a"], llama_rope.MISREAD["C4a"], rope, 16, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C4b")
 def test_linear() -> None:
-    agree(rows(linear), llama_rope.ORACLE["C4b"], llama_rope.MISREAD["C4b"], LINEAR, 16, LONGEST, **FLOAT32)
+    agree(rows(linear_frequencies), llama_rope.ORACLE["C4b"], llama_rope.MISREAD["C4b"], LINEAR, 16, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C4c")
 @pytest.mark.parametrize("E", [6, 16])
 def test_dynamic(E: int) -> None:
-    agree(rows(dynamic), llama_rope.ORACLE["C4c"], llama_rope.MISREAD["C4c"], DYNAMIC, E, LONGEST, **FLOAT32)
+    agree(rows(dynamic_frequencies), llama_rope.ORACLE["C4c"], llama_rope.MISREAD["C4c"], DYNAMIC, E, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C4c")
 @pytest.mark.parametrize("factor", [1.0, 1.1, 1.3, 2.0, 2.5, 3.7, 8.0, 10.0])
 def test_dynamic_keeps_the_base_up_to_the_limit(factor: float) -> None:
     for longest in (1, 1999, 2048):
-        omega, _ = dynamic(Rope("dynamic", 1e4, factor=factor), 16, torch.tensor([longest]))
+        omega, _ = dynamic_frequencies(RopeConfig("dynamic", 1e4, factor=factor), 16, torch.tensor([longest]))
         assert torch.equal(omega[0], frequencies(1e4, 16))
 
 
 @pytest.mark.equation("llama", "C4d")
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_llama3(factor: float) -> None:
-    rope = Rope(**{**vars(LLAMA3), "factor": factor})
-    agree(rows(llama3), llama_rope.ORACLE["C4d"], llama_rope.MISREAD["C4d"], rope, 64, LONGEST, **FLOAT32)
+    rope = RopeConfig(**{**vars(LLAMA3), "factor": factor})
+    agree(rows(llama3_frequencies), llama_rope.ORACLE["C4d"], llama_rope.MISREAD["C4d"], rope, 64, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C4e")
 @pytest.mark.parametrize("truncate", [True, False])
 def test_yarn(truncate: bool) -> None:
-    rope = Rope(**{**vars(YARN), "truncate": truncate})
-    agree(rows(yarn), llama_rope.ORACLE["C4e"], llama_rope.MISREAD["C4e"], rope, 64, LONGEST, **FLOAT32)
+    rope = RopeConfig(**{**vars(YARN), "truncate": truncate})
+    agree(rows(yarn_frequencies), llama_rope.ORACLE["C4e"], llama_rope.MISREAD["C4e"], rope, 64, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C4e")
@@ -119,33 +119,33 @@ def test_yarn(truncate: bool) -> None:
     ids=str,
 )
 def test_yarn_fields(fields: dict[str, Any]) -> None:
-    rope = Rope(**{**vars(YARN), **fields})
-    agree(rows(yarn), llama_rope.ORACLE["C4e"], {}, rope, 64, LONGEST, **FLOAT32)
+    rope = RopeConfig(**{**vars(YARN), **fields})
+    agree(rows(yarn_frequencies), llama_rope.ORACLE["C4e"], {}, rope, 64, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C4f")
 def test_longrope() -> None:
-    agree(rows(longrope), llama_rope.ORACLE["C4f"], llama_rope.MISREAD["C4f"], LONGROPE, 16, LONGEST, **FLOAT32)
+    agree(rows(longrope_frequencies), llama_rope.ORACLE["C4f"], llama_rope.MISREAD["C4f"], LONGROPE, 16, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C4f")
 @pytest.mark.parametrize("fields", [{"attention_factor": 1.25}, {"factor": 1.0}, {"factor": 32.0}], ids=str)
 def test_longrope_fields(fields: dict[str, Any]) -> None:
-    rope = Rope(**{**vars(LONGROPE), **fields})
-    agree(rows(longrope), llama_rope.ORACLE["C4f"], {}, rope, 16, LONGEST, **FLOAT32)
+    rope = RopeConfig(**{**vars(LONGROPE), **fields})
+    agree(rows(longrope_frequencies), llama_rope.ORACLE["C4f"], {}, rope, 16, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C5")
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope.kind)
-def test_tables(rope: Rope) -> None:
+def test_tables(rope: RopeConfig) -> None:
     p = torch.tensor([[1, 2, 3, 300, 4000, 131071], [5, 7, 8, 9, 63, 64]])
     longest = p.amax(1) + 1
-    exact, a = llama_rope.ORACLE[f"C4{'abcdef'[list(SCALINGS).index(rope.kind)]}"](rope, 16, longest)
-    omega, mine = SCALINGS[rope.kind](rope, 16, longest)
+    exact, a = llama_rope.ORACLE[f"C4{'abcdef'[list(ROPE_SCALINGS).index(rope.kind)]}"](rope, 16, longest)
+    omega, mine = ROPE_SCALINGS[rope.kind](rope, 16, longest)
     law = a * (p * tolerances.TABLE_PER_POSITION + tolerances.TABLE_BASE)[:, None, :, None]
     want = llama_rotation.ORACLE["C5"](p, exact, a)
     for dtype in (torch.float32, torch.float64):
-        for got, wanted in zip(tables(p, omega, mine, dtype), want, strict=True):
+        for got, wanted in zip(cos_sin_tables(p, omega, mine, dtype), want, strict=True):
             assert got.dtype == dtype
             assert ((got.double() - wanted).abs() <= law).all()
     for name, wrong in llama_rotation.MISREAD["C5"].items():
@@ -159,16 +159,16 @@ def test_tables(rope: Rope) -> None:
 def test_tables_are_the_same_whatever_the_type() -> None:
     """The angle is float32 also in the float64 run: the table is part of the model."""
     p, omega = torch.tensor([[130000, 17, 4]]), frequencies(1e4, 16)
-    for narrow, wide in zip(tables(p, omega, 1.1, torch.float32), tables(p, omega, 1.1, torch.float64), strict=True):
+    for narrow, wide in zip(cos_sin_tables(p, omega, 1.1, torch.float32), cos_sin_tables(p, omega, 1.1, torch.float64), strict=True):
         assert torch.equal(narrow.double(), wide)
-    for narrow, low in zip(tables(p, omega, 1.1, torch.float32), tables(p, omega, 1.1, torch.bfloat16), strict=True):
+    for narrow, low in zip(cos_sin_tables(p, omega, 1.1, torch.float32), cos_sin_tables(p, omega, 1.1, torch.bfloat16), strict=True):
         assert torch.equal(narrow.bfloat16(), low)
 
 
 @pytest.mark.equation("llama", "C5")
-@pytest.mark.parametrize("rope", [*ROPES, Rope(**{**vars(YARN), "factor": 3.7})], ids=lambda rope: rope.kind)
+@pytest.mark.parametrize("rope", [*ROPES, RopeConfig(**{**vars(YARN), "factor": 3.7})], ids=lambda rope: rope.kind)
 @pytest.mark.parametrize("last", [60, 200])
-def test_tables_are_those_of_transformers(rope: Rope, last: int) -> None:
+def test_tables_are_those_of_transformers(rope: RopeConfig, last: int) -> None:
     """Bit for bit, below the switch of dynamic and longrope and above it."""
     needs("transformers")
     from transformers import LlamaConfig
@@ -192,27 +192,27 @@ def test_tables_are_those_of_transformers(rope: Rope, last: int) -> None:
     )
     p = torch.arange(last)[None]
     theirs = LlamaRotaryEmbedding(config)(torch.zeros(1), p)
-    ours = tables(p, *SCALINGS[rope.kind](rope, 16, p.amax(1) + 1), torch.float32)
+    ours = cos_sin_tables(p, *ROPE_SCALINGS[rope.kind](rope, 16, p.amax(1) + 1), torch.float32)
     for mine, reference in zip(ours, theirs, strict=True):
         assert torch.equal(mine[:, 0], reference)
 
 
 def angles(a: float = 1.0) -> tuple[Tensor, Tensor]:
     p = torch.tensor([[0, 3, 11], [4, 5, 90]])
-    return tables(p, frequencies(100.0, 8), a, torch.float64)
+    return cos_sin_tables(p, frequencies(100.0, 8), a, torch.float64)
 
 
 @pytest.mark.equation("llama", "C6")
 def test_rotate() -> None:
     x = torch.randn(2, 3, 3, 8, dtype=torch.float64)
-    agree(rotate, llama_rotation.ORACLE["C6"], llama_rotation.MISREAD["C6"], x, *angles(), margin=1e-1)
-    assert torch.autograd.gradcheck(lambda x: rotate(x, *angles(1.3)), x.requires_grad_())
+    agree(rotate_pairs, llama_rotation.ORACLE["C6"], llama_rotation.MISREAD["C6"], x, *angles(), margin=1e-1)
+    assert torch.autograd.gradcheck(lambda x: rotate_pairs(x, *angles(1.3)), x.requires_grad_())
 
 
 @pytest.mark.parametrize("a", [1.0, 1.3])
 def test_rotation_keeps_norms_but_for_the_factor(a: float) -> None:
     x = torch.randn(2, 3, 3, 8, dtype=torch.float64)
-    squares = rotate(x, *angles(a)).square().sum(-1) / a**2
+    squares = rotate_pairs(x, *angles(a)).square().sum(-1) / a**2
     assert distance(squares, x.square().sum(-1)) < 1e-6
 
 
@@ -223,7 +223,7 @@ def test_half_split(heads: int) -> None:
     misread = llama_rotation.MISREAD["C7"]
     misread = {name: wrong for name, wrong in misread.items() if heads > 1 or name != "one head for all"}
     agree(half_split, llama_rotation.ORACLE["C7"], misread, w, heads, tolerance=0.0, margin=1e-1)
-    assert torch.equal(interleaved(w, heads), llama_rotation.interleaved(w, heads))
+    assert torch.equal(interleave(w, heads), llama_rotation.interleaved(w, heads))
     assert torch.equal(half_split(w[:, 0], heads), half_split(w, heads)[:, 0])
 
 
@@ -232,6 +232,6 @@ def test_pairings_turn_alike() -> None:
     """Rotating the neighbours of a Meta query is rotating the halves of the converted one, up to the order of dims."""
     heads, w, y = 3, torch.randn(24, 5, dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.float64)
     meta = llama_rotation.neighbours((y @ w.mT).unflatten(-1, (heads, 8)).transpose(1, 2), *angles())
-    ours = rotate((y @ half_split(w, heads).mT).unflatten(-1, (heads, 8)).transpose(1, 2), *angles())
+    ours = rotate_pairs((y @ half_split(w, heads).mT).unflatten(-1, (heads, 8)).transpose(1, 2), *angles())
     order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
     assert distance(ours, meta[..., order]) < tolerances.ORACLE

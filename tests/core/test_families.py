@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from laconic.core import block, config, fields
-from laconic.core.artifact import BadInput
-from laconic.core.families import NAMES, DecoderConfig, Dropout
-from laconic.core.rope import SCALINGS, Rope
+from laconic.core.artifact import InputError
+from laconic.core.families import WEIGHT_NAMES, DecoderConfig, DropoutRates
+from laconic.core.rope import ROPE_SCALINGS, RopeConfig
 from tests.conftest import needs
 
-FAMILIES = list(NAMES)
+FAMILIES = list(WEIGHT_NAMES)
 ROTARY = ["llama", "mistral", "qwen2", "qwen3"]
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
@@ -66,37 +66,37 @@ def biases(module: nn.Module) -> bool:
 
 def agree(ours: DecoderConfig, model: Any) -> None:
     """Every field against what transformers' modules and configuration hold."""
-    held, base, names = model.config, model.base_model, NAMES[ours.family]
-    layers = model.get_submodule(names.blocks)
+    held, base, names = model.config, model.base_model, WEIGHT_NAMES[ours.family]
+    layers = model.get_submodule(names.layers)
     assert ours.num_hidden_layers == len(layers)
-    assert (ours.vocab_size, ours.hidden_size) == model.get_submodule(names.words).weight.shape
+    assert (ours.vocab_size, ours.hidden_size) == model.get_submodule(names.token_embedding).weight.shape
     assert ours.tie_word_embeddings == held.tie_word_embeddings
     assert ours.max_position_embeddings == held.max_position_embeddings
     assert ours.dtype == (held.dtype or torch.float32)
-    assert ours.bos == held.bos_token_id
-    assert ours.eos == tuple(config_ids(held.eos_token_id))
-    assert ours.pad == held.pad_token_id
+    assert ours.bos_token_id == held.bos_token_id
+    assert ours.eos_token_ids == tuple(config_ids(held.eos_token_id))
+    assert ours.pad_token_id == held.pad_token_id
     for l, layer in enumerate(layers):
         agree_layer(ours, names, layer, l)
-    if names.places:
-        assert model.get_submodule(names.places).weight.shape[0] == ours.max_position_embeddings + ours.offset
+    if names.position_embedding:
+        assert model.get_submodule(names.position_embedding).weight.shape[0] == ours.max_position_embeddings + ours.position_offset
     final = model.get_submodule(names.final_norm)
-    assert ours.norm == ("layer" if isinstance(final, nn.LayerNorm) else "rms")
-    assert ours.eps == (final.eps if ours.norm == "layer" else final.variance_epsilon)
-    assert ours.windows == reference_windows(held)
+    assert ours.norm_type == ("layer" if isinstance(final, nn.LayerNorm) else "rms")
+    assert ours.norm_eps == (final.eps if ours.norm_type == "layer" else final.variance_epsilon)
+    assert ours.sliding_windows == reference_windows(held)
     spread = held.init_std if ours.family == "opt" else held.initializer_range
     assert ours.initializer_range == spread
     embedding = base.drop.p if ours.family == "gpt2" else 0.0
     residual = {"gpt2": lambda: layers[0].mlp.dropout.p, "opt": lambda: layers[0].dropout}
     attention = held.attn_pdrop if ours.family == "gpt2" else held.attention_dropout
-    assert ours.dropout == Dropout(embedding, attention, residual.get(ours.family, lambda: 0.0)())
+    assert ours.dropout == DropoutRates(embedding, attention, residual.get(ours.family, lambda: 0.0)())
     assert (ours.rope is not None) == hasattr(base, "rotary_emb")
 
 
 def agree_layer(ours: DecoderConfig, names: Any, layer: Any, l: int) -> None:
     H, G, E, D = ours.num_attention_heads, ours.num_key_value_heads, ours.head_dim, ours.hidden_size
     attention = layer.get_submodule((names.q or names.qkv).split(".")[0])
-    assert attention.scaling == ours.score_scale[l]
+    assert attention.scaling == ours.attention_scales[l]
     assert attention.head_dim == E
     if names.qkv:
         assert layer.get_submodule(names.qkv).weight.shape == (D, (H + 2 * G) * E)
@@ -107,7 +107,7 @@ def agree_layer(ours: DecoderConfig, names: Any, layer: Any, l: int) -> None:
             assert biases(layer.get_submodule(role)) == ours.qkv_bias
     assert biases(layer.get_submodule(names.o)) == ours.o_bias
     assert ours.qk_norm == hasattr(attention, "q_norm") == (names.q_norm is not None)
-    assert ours.gated == (names.gate is not None)
+    assert ours.gated_mlp == (names.gate is not None)
     down = layer.get_submodule(names.down)
     for role in (names.gate, names.up, names.down):
         assert role is None or biases(layer.get_submodule(role)) == ours.mlp_bias
@@ -115,7 +115,7 @@ def agree_layer(ours: DecoderConfig, names: Any, layer: Any, l: int) -> None:
     assert down.weight.shape == shape
     act = layer.mlp.act if ours.family == "gpt2" else layer.activation_fn if ours.family == "opt" else layer.mlp.act_fn
     x = torch.linspace(-3, 3, 31)
-    assert torch.allclose(act(x), block.ACTIVATIONS[ours.act](x), atol=3e-7)
+    assert torch.allclose(act(x), block.ACTIVATIONS[ours.activation](x), atol=3e-7)
 
 
 def config_ids(eos: Any) -> list[int]:
@@ -138,10 +138,10 @@ def agree_rope(ours: DecoderConfig, model: Any, source: dict[str, Any]) -> None:
     held = library.AutoConfig.for_model(**copy.deepcopy(source))
     rotary = type(model.base_model.rotary_emb)(held)
     assert ours.rope is not None
-    positions = [40, ours.rope.original + 5, ours.max_position_embeddings + 70]
+    positions = [40, ours.rope.pretrained_positions + 5, ours.max_position_embeddings + 70]
     for longest in positions:
         rotary(torch.zeros(1), torch.tensor([[longest - 1]]))
-        omega, a = SCALINGS[ours.rope.kind](ours.rope, ours.head_dim, torch.tensor([longest]))
+        omega, a = ROPE_SCALINGS[ours.rope.kind](ours.rope, ours.head_dim, torch.tensor([longest]))
         assert torch.allclose(omega.reshape(-1), rotary.inv_freq, rtol=1e-6, atol=0), longest
         assert a == pytest.approx(rotary.attention_scaling, rel=1e-9)
 
@@ -176,14 +176,14 @@ ODD = [
 
 @pytest.mark.parametrize("source", PLAIN + ODD, ids=lambda source: source["model_type"])
 def test_every_field_is_what_transformers_holds(source: dict[str, Any]) -> None:
-    agree(DecoderConfig.parse(source), reference_model(source))
+    agree(DecoderConfig.from_dict(source), reference_model(source))
 
 
 @pytest.mark.parametrize("source", PLAIN + ODD, ids=lambda source: source["model_type"])
 def test_a_file_saved_by_transformers_reads_the_same(source: dict[str, Any], tmp_path: Path) -> None:
     held = transformers().AutoConfig.for_model(**copy.deepcopy(source))
     held.save_pretrained(tmp_path)
-    assert DecoderConfig.read(tmp_path) == DecoderConfig.parse(source)
+    assert DecoderConfig.from_folder(tmp_path) == DecoderConfig.from_dict(source)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -192,7 +192,7 @@ def test_the_defaults_of_transformers(family: str, tmp_path: Path) -> None:
     held.save_pretrained(tmp_path)
     with torch.device("meta"):
         model = transformers().AutoModelForCausalLM.from_config(held)
-    agree(DecoderConfig.read(tmp_path), model)
+    agree(DecoderConfig.from_folder(tmp_path), model)
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -233,7 +233,7 @@ def test_rope_old_and_new_spelling_are_one_and_transformers(given: dict[str, Any
         file(**sizes, rope_parameters=with_theta, rope_scaling=typed, rope_theta=theta),
         file(**sizes, rope_parameters=with_theta, rope_scaling=None),
     ]
-    read = [DecoderConfig.parse(source) for source in spellings]
+    read = [DecoderConfig.from_dict(source) for source in spellings]
     assert all(one == read[0] for one in read)
     for ours, source in zip(read, spellings, strict=True):
         agree_rope(ours, reference_model(source), source)
@@ -243,8 +243,8 @@ def test_rope_old_and_new_spelling_are_one_and_transformers(given: dict[str, Any
 @pytest.mark.parametrize("more", [{}, {"rope_theta": 777}, {"rope_parameters": {"rope_theta": 777.0}}])
 def test_rope_of_every_family(family: str, more: dict[str, Any]) -> None:
     source = file(family, head_dim=12, max_position_embeddings=256, **more)
-    ours = DecoderConfig.parse(source)
-    assert ours.rope == Rope(theta=777.0 if more else 10000.0, max_position_embeddings=256)
+    ours = DecoderConfig.from_dict(source)
+    assert ours.rope == RopeConfig(theta=777.0 if more else 10000.0, max_position_embeddings=256)
     agree_rope(ours, reference_model(source), source)
 
 
@@ -252,7 +252,7 @@ def test_rope_of_every_family(family: str, more: dict[str, Any]) -> None:
 def test_a_pretraining_length_beside_the_dict_wins(kind: dict[str, Any]) -> None:
     """As in transformers' models, whose Phi-3 writes it there."""
     source = file(head_dim=12, max_position_embeddings=256, rope_scaling=kind, original_max_position_embeddings=128)
-    ours = DecoderConfig.parse(source)
+    ours = DecoderConfig.from_dict(source)
     assert ours.rope is not None
     assert ours.rope.original_max_position_embeddings == 128
     agree_rope(ours, reference_model(source), source)
@@ -260,9 +260,9 @@ def test_a_pretraining_length_beside_the_dict_wins(kind: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("family", ROTARY)
 def test_a_model_of_rope_null_is_default(family: str) -> None:
-    empty = DecoderConfig.parse(file(family, rope_scaling=None, rope_parameters=None))
-    assert empty == DecoderConfig.parse(file(family, rope_scaling={}, rope_parameters={}))
-    assert empty.rope == Rope(max_position_embeddings=empty.max_position_embeddings)
+    empty = DecoderConfig.from_dict(file(family, rope_scaling=None, rope_parameters=None))
+    assert empty == DecoderConfig.from_dict(file(family, rope_scaling={}, rope_parameters={}))
+    assert empty.rope == RopeConfig(max_position_embeddings=empty.max_position_embeddings)
 
 
 sizes_strategy = st.fixed_dictionaries(
@@ -295,9 +295,9 @@ def test_drawn_files_read_as_transformers_does(
     source |= {"head_dim": 2 * half}
     kept = data.draw(st.sets(st.sampled_from(sorted(drawn.keys() - SIZES.keys()))))
     source = {key: value for key, value in source.items() if key in kept or key not in drawn or key in SIZES}
-    ours = DecoderConfig.parse(source)
+    ours = DecoderConfig.from_dict(source)
     agree(ours, reference_model(source))
-    assert DecoderConfig.parse(dataclasses.replace(ours, source="").to_source()) == ours
+    assert DecoderConfig.from_dict(dataclasses.replace(ours, source="").to_config_json()) == ours
 
 
 # ---- what is written ------------------------------------------------------------------------------------------------
@@ -311,17 +311,17 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     *((family, {"tie_word_embeddings": False, "pad": 0, "eos": ()}) for family in FAMILIES),
     *((family, {"num_hidden_layers": 3, "vocab_size": 50, "intermediate_size": 7}) for family in FAMILIES),
     *((family, {"head_dim": 12, "num_key_value_heads": 1, "eps": 1e-3}) for family in ROTARY),
-    *((family, {"rope": Rope("linear", 500.0, factor=2.0)}) for family in ROTARY),
-    ("llama", {"rope": Rope("llama3", 5e5, 8.0, original_max_position_embeddings=32)}),
-    ("llama", {"rope": Rope("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False, mscale=0.5)}),
-    ("llama", {"rope": Rope("longrope", short_factor=(1.0,) * 8, long_factor=(2.0,) * 8, attention_factor=1.1)}),
-    ("llama", {"rope": Rope("dynamic", factor=2.0), "qkv_bias": True, "o_bias": True, "mlp_bias": True}),
+    *((family, {"rope": RopeConfig("linear", 500.0, factor=2.0)}) for family in ROTARY),
+    ("llama", {"rope": RopeConfig("llama3", 5e5, 8.0, original_max_position_embeddings=32)}),
+    ("llama", {"rope": RopeConfig("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False, mscale=0.5)}),
+    ("llama", {"rope": RopeConfig("longrope", short_factor=(1.0,) * 8, long_factor=(2.0,) * 8, attention_factor=1.1)}),
+    ("llama", {"rope": RopeConfig("dynamic", factor=2.0), "qkv_bias": True, "o_bias": True, "mlp_bias": True}),
     ("mistral", {"windows": (None, None)}),
     ("qwen2", {"windows": (None, 8)}),
     ("qwen3", {"windows": (8, None), "act": "gelu"}),
-    ("gpt2", {"score_scale": (12**-0.5, 12**-0.5 / 2), "dropout": Dropout(0.1, 0.2, 0.3)}),
+    ("gpt2", {"score_scale": (12**-0.5, 12**-0.5 / 2), "dropout": DropoutRates(0.1, 0.2, 0.3)}),
     ("gpt2", {"score_scale": (1.0, 1.0), "max_position_embeddings": 60, "hidden_size": 48}),
-    ("opt", {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "dropout": Dropout(0.0, 0.2, 0.3)}),
+    ("opt", {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "dropout": DropoutRates(0.0, 0.2, 0.3)}),
 ]
 
 
@@ -329,37 +329,37 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 def test_a_configuration_made_here_is_what_transformers_loads(
     family: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    ours = DecoderConfig.small(family, **changes)
+    ours = DecoderConfig.tiny(family, **changes)
     for name, value in changes.items():
         held = getattr(ours, name)
         assert held == (dataclasses.replace(value, max_position_embeddings=128) if name == "rope" else value)
-    (tmp_path / "config.json").write_text(json.dumps(ours.to_source()))
-    assert DecoderConfig.read(tmp_path) == ours
+    (tmp_path / "config.json").write_text(json.dumps(ours.to_config_json()))
+    assert DecoderConfig.from_folder(tmp_path) == ours
     held = transformers().AutoConfig.from_pretrained(tmp_path)
     with torch.device("meta"):
         model = transformers().AutoModelForCausalLM.from_config(held)
     agree(ours, model)
-    assert [type(model).__name__] == ours.to_source()["architectures"]
+    assert [type(model).__name__] == ours.to_config_json()["architectures"]
     if ours.rope is not None:
-        agree_rope(ours, model, ours.to_source())
+        agree_rope(ours, model, ours.to_config_json())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_small_is_the_fixture(family: str) -> None:
-    ours = DecoderConfig.small(family)
+    ours = DecoderConfig.tiny(family)
     plain = family in ("gpt2", "opt")
     assert (ours.num_hidden_layers, ours.hidden_size, ours.intermediate_size, ours.vocab_size) == (2, 48, 64, 97)
     assert (ours.num_attention_heads, ours.num_key_value_heads, ours.head_dim) == ((4, 4, 12) if plain else (4, 2, 16))
     assert ours.max_position_embeddings == 128
-    assert ours.windows == ((8, 8) if family == "mistral" else (None, None))
-    assert ours.dropout == Dropout()
+    assert ours.sliding_windows == ((8, 8) if family == "mistral" else (None, None))
+    assert ours.dropout == DropoutRates()
     assert ours.source == ""
 
 
 @pytest.mark.parametrize("source", PLAIN + ODD, ids=lambda source: source["model_type"])
 def test_a_file_unchanged_is_written_as_it_was(source: dict[str, Any]) -> None:
     source = {**source, "_name_or_path": "über/model", "auto_map": {"AutoModel": "x.Y"}, "use_cache": True}
-    written = DecoderConfig.parse(source, {"eos_token_id": [7, 8], "bos_token_id": 9}).to_source()
+    written = DecoderConfig.from_dict(source, {"eos_token_id": [7, 8], "bos_token_id": 9}).to_config_json()
     assert written == source
     assert list(written) == list(source)
 
@@ -383,17 +383,17 @@ def test_a_file_unchanged_is_written_as_it_was(source: dict[str, Any]) -> None:
 )
 def test_only_the_changed_keys_change(was: dict[str, Any], asked: dict[str, Any], now: dict[str, Any]) -> None:
     source = file(**was)
-    changed = dataclasses.replace(DecoderConfig.parse(source), **asked)
-    assert changed.to_source() == {**source, **now}
+    changed = dataclasses.replace(DecoderConfig.from_dict(source), **asked)
+    assert changed.to_config_json() == {**source, **now}
 
 
 def test_a_changed_rope_leaves_no_old_spelling() -> None:
     source = file(rope_scaling={"type": "linear", "factor": 2}, rope_theta=5e3, original_max_position_embeddings=9)
-    ours = DecoderConfig.parse(source)
-    changed = dataclasses.replace(ours, rope=Rope("yarn", 7e3, 4.0, max_position_embeddings=2048))
-    written = changed.to_source()
+    ours = DecoderConfig.from_dict(source)
+    changed = dataclasses.replace(ours, rope=RopeConfig("yarn", 7e3, 4.0, max_position_embeddings=2048))
+    written = changed.to_config_json()
     assert not written.keys() & {"rope_scaling", "rope_theta", "original_max_position_embeddings"}
-    assert DecoderConfig.parse(written) == changed
+    assert DecoderConfig.from_dict(written) == changed
 
 
 @pytest.mark.parametrize(
@@ -408,18 +408,18 @@ def test_a_changed_rope_leaves_no_old_spelling() -> None:
     ],
 )
 def test_what_the_file_cannot_say_is_refused(family: str, changes: dict[str, Any], names: str) -> None:
-    made = DecoderConfig.small(family, **changes)
-    read = dataclasses.replace(DecoderConfig.parse(DecoderConfig.small(family).to_source()), **changes)
+    made = DecoderConfig.tiny(family, **changes)
+    read = dataclasses.replace(DecoderConfig.from_dict(DecoderConfig.tiny(family).to_config_json()), **changes)
     for one in (made, read):
-        with pytest.raises(BadInput) as error:
-            one.to_source()
+        with pytest.raises(InputError) as error:
+            one.to_config_json()
         message = f"a config.json of {family} cannot say this {names}; change it back"
         assert set(str(error.value)) == set(message)
         assert len(str(error.value)) == len(message)
 
 
 def test_a_configuration_is_a_value() -> None:
-    one, two = DecoderConfig.parse(file()), DecoderConfig.parse(file(use_cache=True))
+    one, two = DecoderConfig.from_dict(file()), DecoderConfig.from_dict(file(use_cache=True))
     assert one == two
     assert hash(one) == hash(two)
     assert copy.deepcopy(one) == one
@@ -430,10 +430,10 @@ def test_a_configuration_is_a_value() -> None:
 
 def test_the_tables_name_what_there_is() -> None:
     assert tuple(block.ACTIVATIONS) == fields.ACTIVATIONS
-    assert list(fields.USES) == list(SCALINGS)
-    assert list(fields.TABLE) == FAMILIES == list(fields.HEADS)
-    assert {f.name for f in dataclasses.fields(Rope)} == {"kind", "theta", "max_position_embeddings"}.union(
-        *fields.USES.values()
+    assert list(fields.ROPE_FIELDS) == list(ROPE_SCALINGS)
+    assert list(fields.FAMILY_FIELDS) == FAMILIES == list(fields.ARCHITECTURES)
+    assert {f.name for f in dataclasses.fields(RopeConfig)} == {"kind", "theta", "max_position_embeddings"}.union(
+        *fields.ROPE_FIELDS.values()
     )
 
 
@@ -458,8 +458,8 @@ def test_generation_config_wins_where_it_has_ids(
     (tmp_path / "config.json").write_text(json.dumps(file(**config_ids)))
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    ours = DecoderConfig.read(tmp_path)
-    assert (ours.bos, ours.eos, ours.pad) == (bos, eos, pad)
+    ours = DecoderConfig.from_folder(tmp_path)
+    assert (ours.bos_token_id, ours.eos_token_ids, ours.pad_token_id) == (bos, eos, pad)
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------
@@ -569,14 +569,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("source", "message"), REFUSED, ids=[message[:70] for _, message in REFUSED])
 def test_refused_by_name(source: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput) as error:
-        DecoderConfig.parse(source)
+    with pytest.raises(InputError) as error:
+        DecoderConfig.from_dict(source)
     assert str(error.value) == message
-    assert error.value.code == 66
+    assert error.value.exit_code == 66
 
 
 REQUIRED = [
-    (family, row[0]) for family in FAMILIES for row in fields.TABLE[family].values() if row[2] == fields.REQUIRED
+    (family, row[0]) for family in FAMILIES for row in fields.FAMILY_FIELDS[family].values() if row[2] == fields.REQUIRED
 ]
 
 
@@ -586,56 +586,56 @@ def test_a_missing_size_is_an_error(family: str, key: str, null: bool) -> None:
     source = {**file(family), key: None}
     if not null:
         del source[key]
-    with pytest.raises(BadInput, match=f"config.json: {key} is missing"):
-        DecoderConfig.parse(source)
+    with pytest.raises(InputError, match=f"config.json: {key} is missing"):
+        DecoderConfig.from_dict(source)
 
 
 def test_generation_config_is_named_in_its_errors() -> None:
-    with pytest.raises(BadInput) as error:
-        DecoderConfig.parse(file(), {"eos_token_id": "x"})
+    with pytest.raises(InputError) as error:
+        DecoderConfig.from_dict(file(), {"eos_token_id": "x"})
     assert str(error.value) == 'generation_config.json: eos_token_id "x": must be a token id or a list of them'
 
 
 def test_no_config_or_a_broken_one(tmp_path: Path) -> None:
-    with pytest.raises(BadInput) as error:
-        DecoderConfig.read(tmp_path)
+    with pytest.raises(InputError) as error:
+        DecoderConfig.from_folder(tmp_path)
     assert str(error.value) == f"no config.json in {tmp_path}"
     (tmp_path / "config.json").write_text('{\n "model_type": "llama",\n "vocab')
-    with pytest.raises(BadInput, match=r"config.json:3:2: not JSON: "):
-        DecoderConfig.read(tmp_path)
+    with pytest.raises(InputError, match=r"config.json:3:2: not JSON: "):
+        DecoderConfig.from_folder(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(file()))
     (tmp_path / "generation_config.json").write_text("[]")
-    with pytest.raises(BadInput, match=r"generation_config.json:1:1: a JSON object is asked for"):
-        DecoderConfig.read(tmp_path)
+    with pytest.raises(InputError, match=r"generation_config.json:1:1: a JSON object is asked for"):
+        DecoderConfig.from_folder(tmp_path)
 
 
 def test_small_knows_six_families() -> None:
-    with pytest.raises(BadInput) as error:
-        DecoderConfig.small("bert")
+    with pytest.raises(InputError) as error:
+        DecoderConfig.tiny("bert")
     assert str(error.value) == 'no small "bert"; known: llama, mistral, qwen2, qwen3, gpt2, opt'
 
 
 @pytest.mark.parametrize("name", ["windows", "score_scale"])
 def test_one_entry_a_layer(name: str) -> None:
-    with pytest.raises(BadInput, match=f"{name} has 3 entries for 2 layers"):
-        DecoderConfig.small("llama", **{name: (1, 1, 1) if name == "windows" else (1.0, 1.0, 1.0)})
+    with pytest.raises(InputError, match=f"{name} has 3 entries for 2 layers"):
+        DecoderConfig.tiny("llama", **{name: (1, 1, 1) if name == "windows" else (1.0, 1.0, 1.0)})
 
 
 def test_a_whole_file_of_each_kind_of_value_refuses_nonsense() -> None:
     """Whatever stands in a known field, the answer is a configuration or one line."""
     nonsense: list[Any] = [None, True, -1, 0, 2.5, "x", [], [None], {}, {"rope_type": 3}, {"factor": "x"}]
     for family in FAMILIES:
-        keys = {row[0] for row in fields.TABLE[family].values()} | fields.ONLY.keys()
+        keys = {row[0] for row in fields.FAMILY_FIELDS[family].values()} | fields.FIXED_FIELDS.keys()
         keys |= {"rope_parameters", "rope_scaling", "sliding_window", "layer_types", "architectures", "dtype"}
         keys |= {"eos_token_id", "bos_token_id", "use_sliding_window", "scale_attn_weights", "word_embed_proj_dim"}
         for key in sorted(keys):
             for value in nonsense:
                 source = {**file(family), key: value}
                 try:
-                    made = DecoderConfig.parse(source)
-                except BadInput as error:
+                    made = DecoderConfig.from_dict(source)
+                except InputError as error:
                     said = str(error)
                 else:
                     said = key
-                    assert DecoderConfig.parse(config.written(vars(made)) | {"model_type": family}) == made
+                    assert DecoderConfig.from_dict(config.to_hf_config(vars(made)) | {"model_type": family}) == made
                 assert key in said or "num_attention_heads" in said, (source, said)

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from laconic.core import finite
-from laconic.core.decoder import Seen
-from laconic.core.errors import NonFinite
-from laconic.core.state import Continuum, Layer, Level, Matrix, Opened, State
+from laconic.core.decoder import DecoderOutput
+from laconic.core.errors import NonFiniteError
+from laconic.core.state import CMSState, LayerState, CMSLevelState, LinearMemoryState, OpenChunk, FastWeightState
 
 
-def matrix(B: int = 3) -> Matrix:
-    return Matrix(torch.zeros(B, 1, 2, 2), torch.zeros(B, 1, 2, 2), None, torch.full((B,), 7))
+def matrix(B: int = 3) -> LinearMemoryState:
+    return LinearMemoryState(torch.zeros(B, 1, 2, 2), torch.zeros(B, 1, 2, 2), None, torch.full((B,), 7))
 
 
-def state(B: int = 3) -> State:
+def state(B: int = 3) -> FastWeightState:
     none, zero = {"up_proj": torch.zeros(B, 2, 2)}, torch.zeros(B, dtype=torch.long)
-    level = Level(none, {"up_proj": torch.zeros(B, 2, 2)}, {}, {}, zero, zero)
-    layer = Layer({"x": torch.zeros(B, 1, 2)}, {"memory": matrix(B)}, Continuum((level,)))
-    return State((layer, layer), torch.full((B,), 5))
+    level = CMSLevelState(none, {"up_proj": torch.zeros(B, 2, 2)}, {}, {}, zero, zero)
+    layer = LayerState({"x": torch.zeros(B, 1, 2)}, {"memory": matrix(B)}, CMSState((level,)))
+    return FastWeightState((layer, layer), torch.full((B,), 5))
 
 
 class Spoiling:
@@ -32,12 +32,12 @@ class Spoiling:
     def __init__(self, row: int, token: int) -> None:
         self.row, self.token, self.calls = row, token, 0
 
-    def start(self, batch: int) -> State:
+    def start(self, batch: int) -> FastWeightState:
         return replace(state(batch), position=torch.zeros(batch, dtype=torch.long))
 
     def advance(
         self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
-    ) -> Seen:
+    ) -> DecoderOutput:
         self.calls += 1
         n = torch.full((len(ids),), ids.shape[1]) if live is None else live.sum(1)
         after = replace(state, position=state.position + n)
@@ -45,35 +45,35 @@ class Spoiling:
             level = after.layers[1].cms.levels[0]
             moved = {"up_proj": level.moved["up_proj"].clone()}
             moved["up_proj"][self.row, 0, 1] = torch.inf
-            layer = replace(after.layers[1], cms=Continuum((replace(level, moved=moved),)))
+            layer = replace(after.layers[1], cms=CMSState((replace(level, moved=moved),)))
             after = replace(after, layers=(after.layers[0], layer))
-        return Seen(ids.float()[..., None], after, {})
+        return DecoderOutput(ids.float()[..., None], after, {})
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
 
 
 def test_a_part_is_named_with_row_and_token() -> None:
-    finite.check(matrix())
+    finite.check_finite(matrix())
     m = matrix()
-    bad = m.now.clone()
+    bad = m.change.clone()
     bad[2, 0, 1, 1] = torch.nan
-    held = Layer(memory={"memory": replace(m, now=bad)})
+    held = LayerState(memory={"memory": replace(m, change=bad)})
     with pytest.raises(
-        NonFinite,
+        NonFiniteError,
         match=r"^state: not finite in memory.memory.now, row 2, at or before token 7; lower its step, or",
     ):
-        finite.check(held)
+        finite.check_finite(held)
     whole = replace(state(), layers=(held, *state().layers))
     with pytest.raises(
-        NonFinite, match=r"^state: not finite in memory memory of layer 0 \(now\), row 2 \(c\), at or be"
+        NonFiniteError, match=r"^state: not finite in memory memory of layer 0 \(now\), row 2 \(c\), at or be"
     ):
-        finite.check(whole, ["a", "b", "c"])
+        finite.check_finite(whole, ["a", "b", "c"])
     opened = replace(
-        state(), open=Opened(torch.zeros(3, 0, dtype=torch.long), torch.zeros(3, dtype=torch.long), (held,))
+        state(), open_chunk=OpenChunk(torch.zeros(3, 0, dtype=torch.long), torch.zeros(3, dtype=torch.long), (held,))
     )
-    with pytest.raises(NonFinite, match=r"not finite in memory memory of layer 0 \(now\), row 2, at or before token 5"):
-        finite.check(opened)
+    with pytest.raises(NonFiniteError, match=r"not finite in memory memory of layer 0 \(now\), row 2, at or before token 5"):
+        finite.check_finite(opened)
 
 
 @pytest.mark.parametrize("token", [1, 2, 7, 12, 13])
@@ -86,21 +86,21 @@ def test_the_token_is_found_by_halves(token: int, gaps: bool) -> None:
     model = Spoiling(1, token)
     begun = model.start(2)
     if token > live[1].sum():
-        assert finite.first(model, ids, begun, live=live) is None
-        assert cast(State, finite.read(model, ids, begun, live=live).state).position.tolist() == [13, 7]
+        assert finite.find_first_bad_token(model, ids, begun, attention_mask=live) is None
+        assert cast(FastWeightState, finite.read_tokens_checked(model, ids, begun, attention_mask=live).cache).position.tolist() == [13, 7]
         return
     says = rf"^state: not finite in level 0 of layer 1 \(up_proj\), row 1 \(b\), from token {token} on; lower its step"
-    with pytest.raises(NonFinite, match=says):
-        finite.read(model, ids, begun, live=live, names=["a", "b"])
+    with pytest.raises(NonFiniteError, match=says):
+        finite.read_tokens_checked(model, ids, begun, attention_mask=live, row_names=["a", "b"])
     assert model.calls <= 7, "halves, not every token"
-    assert finite.read(model, ids, begun, live=live, learn=False)
+    assert finite.read_tokens_checked(model, ids, begun, attention_mask=live, update_weights=False)
 
 
 def test_the_whole_is_said_where_its_halves_are_finite() -> None:
     """Rounding may differ between pieces and the whole."""
     model = Spoiling(0, 3)
     once = model.advance
-    model.advance = lambda ids, *args, **how: once(ids, *args, **how) if ids.shape[1] == 3 else Seen(  # type: ignore[method-assign]
+    model.advance = lambda ids, *args, **how: once(ids, *args, **how) if ids.shape[1] == 3 else DecoderOutput(  # type: ignore[method-assign]
         ids.float()[..., None], replace(args[0], position=args[0].position + ids.shape[1]), {})  # fmt: skip
-    with pytest.raises(NonFinite, match="row 0, at or before token 3; lower its step"):
-        finite.read(model, torch.zeros(1, 3, dtype=torch.long), model.start(1))
+    with pytest.raises(NonFiniteError, match="row 0, at or before token 3; lower its step"):
+        finite.read_tokens_checked(model, torch.zeros(1, 3, dtype=torch.long), model.start(1))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.core.generate import generate
 from tests.core.readings import FAMILIES, fresh, noise
 
@@ -47,7 +47,7 @@ def test_types_are_refused_where_torch_would(name: str, weights: torch.dtype) ->
             with pytest.raises(ValueError, match=r"^vectors are \w+, weights \w+; convert one of them$"):
                 decoder(x(1, 2, 48).to(vectors))
             with pytest.raises(RuntimeError, match=r"same dtype|expected scalar type|mixed dtype"):
-                decoder.blocks[0].part("up" if decoder.names.up else "q")(x(1, 2, 48).to(vectors))
+                decoder.layers[0].part("up" if decoder.weight_names.up else "q")(x(1, 2, 48).to(vectors))
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
@@ -73,13 +73,13 @@ def test_autocast_takes_both_types(weights: torch.dtype) -> None:
     ],
 )
 def test_generation(named: dict[str, Any], message: str) -> None:
-    with pytest.raises(Usage) as told:
+    with pytest.raises(UsageError) as told:
         generate(fresh("llama"), **{"max_tokens": 2, **named})
     assert str(told.value) == message
 
 
 def test_vectors_to_generate_from() -> None:
     with pytest.raises(ValueError, match=r"^vectors are \[3, 48\]; give \[B, T, D\]$"):
-        generate(fresh("llama"), vectors=x(3, 48), max_tokens=2)
+        generate(fresh("llama"), inputs_embeds=x(3, 48), max_tokens=2)
     with pytest.raises(ValueError, match=r"^vectors are float64, weights float32; convert one of them$"):
-        generate(fresh("llama"), vectors=x(1, 3, 48).double(), max_tokens=2)
+        generate(fresh("llama"), inputs_embeds=x(1, 3, 48).double(), max_tokens=2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from laconic.core import artifact
-from laconic.core.artifact import BadInput, Usage
+from laconic.core.artifact import InputError, UsageError
 from laconic.core.decoder import Decoder
 from laconic.core.families import DecoderConfig
 
@@ -16,13 +16,13 @@ FILE = "model.safetensors"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    Decoder(DecoderConfig.small("llama"), seed=4).save_pretrained(tmp_path / "a")
+    Decoder(DecoderConfig.tiny("llama"), seed=4).save_pretrained(tmp_path / "a")
     return tmp_path / "a"
 
 
 def drop(folder: Path, n: int) -> tuple[str, ...]:
     """The first n names, whose tensors are no longer there."""
-    tensors = artifact.open_tensors(folder / FILE, artifact.check_header(folder / FILE).tensors)
+    tensors = artifact.open_tensors(folder / FILE, artifact.read_safetensors_header(folder / FILE).tensors)
     gone = tuple(sorted(tensors))[:n]
     left = {name: tensor.clone() for name, tensor in tensors.items() if name not in gone}
     (folder / FILE).unlink()
@@ -31,7 +31,7 @@ def drop(folder: Path, n: int) -> tuple[str, ...]:
 
 
 def test_a_name_that_may_be_missing_is_one_of_the_model(folder: Path) -> None:
-    with pytest.raises(BadInput, match=r"^model\.nrom\.weight: no such tensor; did you mean model\.norm\.weight\?$"):
+    with pytest.raises(InputError, match=r"^model\.nrom\.weight: no such tensor; did you mean model\.norm\.weight\?$"):
         Decoder.from_pretrained(folder, allow_missing=("model.nrom.weight",))
 
 
@@ -56,21 +56,21 @@ def test_what_is_there_is_not_drawn(folder: Path) -> None:
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x"])
 def test_no_device(folder: Path, device: str) -> None:
-    with pytest.raises(Usage, match=f"^device {device}: this torch reaches no such device; use cpu$"):
+    with pytest.raises(UsageError, match=f"^device {device}: this torch reaches no such device; use cpu$"):
         Decoder.from_pretrained(folder, device=device)
 
 
 def test_no_cuda(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(Usage, match=r"^device cuda: this torch sees no CUDA; use cpu$"):
+    with pytest.raises(UsageError, match=r"^device cuda: this torch sees no CUDA; use cpu$"):
         Decoder.from_pretrained(folder, device="cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(Usage, match=r"^device cuda:2: this torch sees 2 of CUDA, from cuda:0$"):
+    with pytest.raises(UsageError, match=r"^device cuda:2: this torch sees 2 of CUDA, from cuda:0$"):
         Decoder.from_pretrained(folder, device=torch.device("cuda", 2))
 
 
 @pytest.mark.parametrize("size", [0.0, -1.0, float("nan")])
 def test_shards_of_no_bytes(tmp_path: Path, size: float) -> None:
-    with pytest.raises(Usage, match=rf"^shard_bytes {size:g}: must be > 0$"):
-        Decoder(DecoderConfig.small("llama")).save_pretrained(tmp_path / "a", shard_bytes=size)
+    with pytest.raises(UsageError, match=rf"^shard_bytes {size:g}: must be > 0$"):
+        Decoder(DecoderConfig.tiny("llama")).save_pretrained(tmp_path / "a", max_shard_bytes=size)
     assert list(tmp_path.iterdir()) == []

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.core.cache import Cache
+from laconic.core.cache import KVCache
 from laconic.core.decoder import Decoder
-from laconic.core.stages import MODEL, layer_stages
+from laconic.core.stages import MODEL_ACTIVATIONS, layer_activations
 from tests.core.readings import (
     FAMILIES,
     SOME,
@@ -38,10 +38,10 @@ USUAL = pytest.mark.parametrize("name", SOME)
 def test_reading_in_pieces_is_reading_at_once(name: str, reading: Reading) -> None:
     decoder = decoder_of(name)
     once, pieces = at_once(decoder, reading), in_pieces(decoder, reading)
-    same(torch.cat([piece.hidden for piece in pieces], 1)[reading.live], once.hidden[reading.live])
-    same_held(pieces[-1].state, once.state)
-    assert torch.equal(pieces[-1].state.live, once.state.live)
-    assert torch.equal(pieces[-1].state.positions, once.state.positions)
+    same(torch.cat([piece.hidden_states for piece in pieces], 1)[reading.live], once.hidden_states[reading.live])
+    same_held(pieces[-1].cache, once.cache)
+    assert torch.equal(pieces[-1].cache.valid, once.cache.valid)
+    assert torch.equal(pieces[-1].cache.positions, once.cache.positions)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "llama, windows"])
@@ -50,14 +50,14 @@ def test_reading_in_pieces_is_reading_at_once(name: str, reading: Reading) -> No
 def test_every_stage_in_pieces_is_that_stage_at_once(name: str, reading: Reading) -> None:
     decoder = decoder_of(name)
     letters = axes(decoder.config)
-    want = tuple(stage.name for stage in layer_stages(decoder.config)) + tuple(stage.name for stage in MODEL)
+    want = tuple(stage.name for stage in layer_activations(decoder.config)) + tuple(stage.name for stage in MODEL_ACTIVATIONS)
     once, pieces = at_once(decoder, reading, (*want, "hidden")), in_pieces(decoder, reading, (*want, "hidden"))
-    assert {key.split(".")[0] for key in once.stages} == {*want, "hidden"}
-    for key, whole in once.stages.items():
+    assert {key.split(".")[0] for key in once.activations} == {*want, "hidden"}
+    for key, whole in once.activations.items():
         stem = key.split(".")[0]
         shape = ["B", "T", "D"] if stem == "hidden" else letters[stem]
         for (start, end), piece in zip(reading.spans, pieces, strict=True):
-            got, asked = piece.stages[key], whole
+            got, asked = piece.activations[key], whole
             if shape[:2] == ["B", "T"]:
                 got, asked = got[reading.live[:, start:end]], asked[:, start:end][reading.live[:, start:end]]
             elif shape[-1] == "P":
@@ -87,11 +87,11 @@ def test_padding_changes_nothing(name: str, reading: Reading, content: float) ->
     decoder = decoder_of(name)
     padded = reading.vectors.masked_fill(~reading.live[..., None], content)
     batch = at_once(decoder, Reading(padded, reading.live, reading.cuts))
-    assert batch.hidden.isfinite().all()
+    assert batch.hidden_states.isfinite().all()
     for row in range(reading.live.shape[0]):
         single = alone(decoder, reading, row)
-        same(batch.hidden[row, reading.live[row]], single.hidden[0])
-        for x, y in zip(held(batch.state, row), held(single.state, 0), strict=True):
+        same(batch.hidden_states[row, reading.live[row]], single.hidden_states[0])
+        for x, y in zip(held(batch.cache, row), held(single.cache, 0), strict=True):
             same(x, y)
 
 
@@ -111,12 +111,12 @@ def test_dead_slots_in_a_state_change_nothing(name: str, reading: Reading, data:
         same(a.hidden, decoder(reading.vectors).hidden)
 
 
-def noisy(state: Cache, size: float) -> Cache:
+def noisy(state: KVCache, size: float) -> KVCache:
     """The same state with its dead slots filled with large numbers, positions too."""
-    dead = ~state.live[:, None, :, None]
+    dead = ~state.valid[:, None, :, None]
     fill = torch.full_like(state.keys[0], size)
     keys, values = (tuple(torch.where(dead, fill, x) for x in each) for each in (state.keys, state.values))
-    return Cache(keys, values, state.positions.masked_fill(~state.live, 99), state.live)
+    return KVCache(keys, values, state.positions.masked_fill(~state.valid, 99), state.valid)
 
 
 @USUAL
@@ -128,11 +128,11 @@ def test_the_future_does_not_touch_the_past(name: str, reading: Reading, data: s
     other = reading.vectors.clone()
     other[:, t:] = 30 * noise(2, *other[:, t:].shape)
     a, b = at_once(decoder, reading), at_once(decoder, Reading(other, reading.live, ()))
-    same(b.hidden[:, :t], a.hidden[:, :t])
-    same_held(b.state.crop(t), a.state.crop(t))
+    same(b.hidden_states[:, :t], a.hidden_states[:, :t])
+    same_held(b.cache.crop(t), a.cache.crop(t))
     later = reading.live[:, t:]
     if later.any():
-        assert not torch.equal(b.hidden[:, t:][later], a.hidden[:, t:][later])
+        assert not torch.equal(b.hidden_states[:, t:][later], a.hidden_states[:, t:][later])
 
 
 @USUAL
@@ -144,10 +144,10 @@ def test_rows_do_not_touch_one_another(name: str, reading: Reading, data: st.Dat
     other, live = 30 * noise(3, *reading.vectors.shape), ~reading.live
     other[row], live[row] = reading.vectors[row], reading.live[row]
     a, b = at_once(decoder, reading), at_once(decoder, Reading(other, live, ()))
-    assert torch.equal(b.hidden[row], a.hidden[row])
+    assert torch.equal(b.hidden_states[row], a.hidden_states[row])
     single = at_once(decoder, Reading(reading.vectors[row : row + 1], reading.live[row : row + 1], ()))
-    same(single.hidden[0, reading.live[row]], a.hidden[row, reading.live[row]])
-    same_held(single.state, a.state.take([row]))
+    same(single.hidden_states[0, reading.live[row]], a.hidden_states[row, reading.live[row]])
+    same_held(single.cache, a.cache.select_rows([row]))
 
 
 @pytest.mark.parametrize("name", ["llama, dynamic", "llama, longrope"])
@@ -165,11 +165,11 @@ def test_a_row_beyond_the_limit_of_its_scaling_leaves_its_neighbours(name: str) 
 @settings(max_examples=3)
 def test_pieces_in_float32(name: str, reading: Reading) -> None:
     def pieces(decoder: Decoder) -> Tensor:
-        passes = in_pieces(decoder, reading.to(decoder.words.weight.dtype))
-        return decoder.logits(torch.cat([each.hidden for each in passes], 1))
+        passes = in_pieces(decoder, reading.to(decoder.token_embedding.weight.dtype))
+        return decoder.logits(torch.cat([each.hidden_states for each in passes], 1))
 
     def once(decoder: Decoder) -> Tensor:
-        return decoder.logits(at_once(decoder, reading.to(decoder.words.weight.dtype)).hidden)
+        return decoder.logits(at_once(decoder, reading.to(decoder.token_embedding.weight.dtype)).hidden_states)
 
     within_floor(name, pieces, once)
 
@@ -179,11 +179,11 @@ def test_pieces_in_float32(name: str, reading: Reading) -> None:
 @settings(max_examples=3)
 def test_padding_in_float32(name: str, reading: Reading) -> None:
     def padded(decoder: Decoder) -> Tensor:
-        given = reading.to(decoder.words.weight.dtype)
-        return decoder.logits(at_once(decoder, given).hidden[reading.live])
+        given = reading.to(decoder.token_embedding.weight.dtype)
+        return decoder.logits(at_once(decoder, given).hidden_states[reading.live])
 
     def compact(decoder: Decoder) -> Tensor:
-        given = reading.to(decoder.words.weight.dtype)
-        return decoder.logits(torch.cat([alone(decoder, given, row).hidden[0] for row in range(len(reading.live))]))
+        given = reading.to(decoder.token_embedding.weight.dtype)
+        return decoder.logits(torch.cat([alone(decoder, given, row).hidden_states[0] for row in range(len(reading.live))]))
 
     within_floor(name, padded, compact)

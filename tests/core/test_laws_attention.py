@@ -94,7 +94,7 @@ def by_back_ends(name: str, names: tuple[str, ...], reading: Reading, biased: bo
     bias = noise(3, 1, T, T + min(T, cut), dtype=torch.float32) if biased else None
     found = {}
     for backend in names:
-        decoder.attention = backend
+        decoder.attn_implementation = backend
         found[backend] = decoder(reading.vectors, state, live=reading.live, bias=bias).hidden[reading.live]
     return found
 
@@ -127,11 +127,11 @@ def test_a_window_counts_the_query_and_live_slots_only() -> None:
 def test_which_mask_is_made() -> None:
     """None where none is needed, one a window else: causality has no mask, and a window that holds all is none."""
 
-    def sights(decoder: Decoder, T: int, S: int, live: bool) -> list[attention.Sight]:
+    def sights(decoder: Decoder, T: int, S: int, live: bool) -> list[attention.AttentionMask]:
         alive = torch.ones(1, S + T, dtype=torch.bool)
         p = torch.arange(S + T)[None]
-        frame = decoder.frame(p, alive, S, None, torch.float32, whole=live, eager=False)
-        return list(frame.sights)
+        frame = decoder.build_context(p, alive, S, None, torch.float32, all_valid=live, needs_scores=False)
+        return list(frame.masks)
 
     decoder = decoder_of("llama, windows", torch.float32)
     assert [(s.causal, s.mask is None) for s in sights(decoder, 5, 0, True)] == [(True, True)] * 2
@@ -161,8 +161,8 @@ def test_is_causal_is_upper_left_aligned_and_we_do_not_use_it_on_a_state() -> No
 def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients(backend: str) -> None:
     q, k, v = (noise(seed, 1, 2, 3, 4).requires_grad_() for seed in (1, 2, 3))
     live = torch.tensor([[False, True, True]])
-    sight = attention.sight(live, 0, whole=False, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
-    context = attention.BACKENDS[backend](q, k, v, 0.5, sight, 0.0)
+    sight = attention.build_attention_mask(live, 0, all_valid=False, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
+    context = attention.ATTENTION_BACKENDS[backend](q, k, v, 0.5, sight, 0.0)
     assert torch.equal(context[0, 0], torch.zeros(8, dtype=torch.float64))
     context.square().sum().backward()
     assert all(x.grad.isfinite().all() for x in (q, k, v))
@@ -173,7 +173,7 @@ def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients(backend: str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_padded_query_rows_give_finite_outputs_and_gradients(name: str, backend: str) -> None:
     decoder = fresh(name)
-    decoder.attention = backend
+    decoder.attn_implementation = backend
     vectors = noise(1, 2, 6, 48, dtype=torch.float32).requires_grad_()
     live = torch.tensor([[False] * 4 + [True] * 2, [True] * 3 + [False] * 3])
     seen = decoder(vectors, live=live)
@@ -189,7 +189,7 @@ def test_a_float_mask_passes_gradients_to_the_bias() -> None:
     vectors = noise(1, 1, 64, 48, dtype=torch.float32)
     gradients = []
     for backend in ("sdpa", "eager"):
-        decoder.attention = backend
+        decoder.attn_implementation = backend
         bias = torch.zeros(1, 64, 64, requires_grad=True)
         decoder(vectors, bias=bias).hidden.square().mean().backward()
         gradients.append(bias.grad)
@@ -199,14 +199,14 @@ def test_a_float_mask_passes_gradients_to_the_bias() -> None:
 
 def test_flex_refuses_what_it_cannot_do() -> None:
     decoder = fresh("llama")
-    decoder.attention = "flex"
+    decoder.attn_implementation = "flex"
     with pytest.raises(ValueError, match=r"^flex attention has no gradient on the CPU; use sdpa$"):
         decoder(noise(1, 1, 3, 48, dtype=torch.float32))
     q = noise(1, 1, 2, 3, 4)
     live = torch.ones(1, 3, dtype=torch.bool)
-    sight = attention.sight(live, 0, whole=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
+    sight = attention.build_attention_mask(live, 0, all_valid=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"^flex attention has no dropout; set dropout to 0 or use sdpa$"):
-        attention.flex(q, q, q, 1.0, sight, 0.1)
+        attention.flex_attention_forward(q, q, q, 1.0, sight, 0.1)
 
 
 def test_low_precision_back_ends_are_compared_by_nobody() -> None:
@@ -214,7 +214,7 @@ def test_low_precision_back_ends_are_compared_by_nobody() -> None:
     vectors, found = noise(1, 1, 20, 48, dtype=torch.bfloat16), []
     decoder = fresh("llama").bfloat16().requires_grad_(False)
     for backend in ("sdpa", "eager"):
-        decoder.attention = backend
+        decoder.attn_implementation = backend
         found.append(decoder.logits(decoder(vectors).hidden))
     assert BACKENDS < error(*found) < 0.1
-    assert at_once(decoder, Reading(vectors, torch.ones(1, 20, dtype=torch.bool), ())).hidden.dtype == torch.bfloat16
+    assert at_once(decoder, Reading(vectors, torch.ones(1, 20, dtype=torch.bool), ())).hidden_states.dtype == torch.bfloat16

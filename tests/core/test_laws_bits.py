@@ -8,19 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.core.cache import Cache
-from laconic.core.decoder import Decoder, Seen
-from laconic.core.stages import MODEL, layer_stages
+from laconic.core.cache import KVCache
+from laconic.core.decoder import Decoder, DecoderOutput
+from laconic.core.stages import MODEL_ACTIVATIONS, layer_activations
 from tests.core.readings import FAMILIES, SOME, Reading, at_once, decoder_of, fresh, noise, readings, within_floor
 
 EVERY = pytest.mark.parametrize("name", SOME)
 
 
-def bits(seen: Seen) -> list[Tensor]:
-    return [seen.hidden, *seen.state.tensors().values()]
+def bits(seen: DecoderOutput) -> list[Tensor]:
+    return [seen.hidden_states, *seen.cache.tensors().values()]
 
 
-def equal(one: Seen, other: Seen) -> bool:
+def equal(one: DecoderOutput, other: DecoderOutput) -> bool:
     return all(torch.equal(x, y) for x, y in zip(bits(one), bits(other), strict=True))
 
 
@@ -32,8 +32,8 @@ def test_three_runs_have_equal_bits(name: str, reading: Reading) -> None:
     first, second, third = (at_once(decoder, reading, ("logits", "next_probs")) for _ in range(3))
     assert equal(first, second)
     assert equal(second, third)
-    for key, value in first.stages.items():
-        assert torch.equal(value, third.stages[key])
+    for key, value in first.activations.items():
+        assert torch.equal(value, third.activations[key])
 
 
 @EVERY
@@ -56,10 +56,10 @@ def test_a_short_batch_of_eight_is_its_rows_within_the_floor(name: str, T: int) 
     vectors = noise(1, 8, T, 48)
 
     def batch(decoder: Decoder) -> Tensor:
-        return decoder(vectors.to(decoder.words.weight.dtype)).hidden
+        return decoder(vectors.to(decoder.token_embedding.weight.dtype)).hidden
 
     def rows(decoder: Decoder) -> Tensor:
-        return torch.cat([decoder(row[None].to(decoder.words.weight.dtype)).hidden for row in vectors])
+        return torch.cat([decoder(row[None].to(decoder.token_embedding.weight.dtype)).hidden for row in vectors])
 
     within_floor(name, batch, rows)
 
@@ -69,13 +69,13 @@ def test_a_short_batch_of_eight_is_its_rows_within_the_floor(name: str, T: int) 
 @settings(max_examples=2)
 def test_want_changes_no_bit(name: str, reading: Reading, data: st.DataObject) -> None:
     decoder, reading = decoder_of(name, torch.float32), reading.to(torch.float32)
-    names = [stage.name for stage in (*layer_stages(decoder.config), *MODEL)] + ["hidden", "hidden.2", "probs.1", "k.0"]
+    names = [stage.name for stage in (*layer_activations(decoder.config), *MODEL_ACTIVATIONS)] + ["hidden", "hidden.2", "probs.1", "k.0"]
     plain = at_once(decoder, reading)
-    assert plain.stages == {}
+    assert plain.activations == {}
     for want in (("scores", "probs"), ("hidden",), tuple(data.draw(st.sets(st.sampled_from(names), min_size=1)))):
         looked = at_once(decoder, reading, want)
         assert equal(plain, looked)
-        assert {key.split(".")[0] for key in looked.stages} == {key.split(".")[0] for key in want}
+        assert {key.split(".")[0] for key in looked.activations} == {key.split(".")[0] for key in want}
 
 
 @EVERY
@@ -105,7 +105,7 @@ def test_two_threads_may_call_one_decoder(name: str) -> None:
     decoder = decoder_of(name, torch.float32)
     batches = [noise(seed, 1 + seed % 3, 4 + seed, 48, dtype=torch.float32) for seed in range(8)]
 
-    def twice(vectors: Tensor) -> Seen:
+    def twice(vectors: Tensor) -> DecoderOutput:
         return decoder(vectors[:, -1:], decoder(vectors).state, want=("k_rot", "probs"))
 
     alone = [twice(vectors) for vectors in batches]
@@ -113,7 +113,7 @@ def test_two_threads_may_call_one_decoder(name: str) -> None:
         together = list(pool.map(twice, batches * 3))
     for i, seen in enumerate(together):
         assert equal(seen, alone[i % 8])
-        assert all(torch.equal(x, alone[i % 8].stages[key]) for key, x in seen.stages.items())
+        assert all(torch.equal(x, alone[i % 8].activations[key]) for key, x in seen.activations.items())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -130,4 +130,4 @@ def test_a_decoder_that_was_used_before_answers_as_a_new_one(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_nothing_held_is_nothing(name: str) -> None:
     decoder, vectors = decoder_of(name, torch.float32), noise(1, 2, 5, 48, dtype=torch.float32)
-    assert equal(decoder(vectors, Cache.empty(decoder.config, 2)), decoder(vectors))
+    assert equal(decoder(vectors, KVCache.empty(decoder.config, 2)), decoder(vectors))

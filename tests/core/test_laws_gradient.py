@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.cache import Cache
-from laconic.core.config import Dropout
-from laconic.core.decoder import Decoder, Seen
+from laconic.core.cache import KVCache
+from laconic.core.config import DropoutRates
+from laconic.core.decoder import Decoder, DecoderOutput
 from tests.core.readings import (
     FAMILIES,
     Reading,
@@ -31,17 +31,17 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 USUAL = pytest.mark.parametrize("name", [*FAMILIES, "llama, windows"])
 
 
-def total(hidden: Tensor, state: Cache, live: Tensor) -> Tensor:
+def total(hidden: Tensor, state: KVCache, live: Tensor) -> Tensor:
     """A number to which every live output contributes with a weight of its own."""
-    heads = [x.transpose(1, 2)[state.live] for x in (*state.keys, *state.values)]
+    heads = [x.transpose(1, 2)[state.valid] for x in (*state.keys, *state.values)]
     return sum(((x * noise(i, *x.shape, dtype=x.dtype)).sum() for i, x in enumerate([hidden[live], *heads])), 0)
 
 
-def gradients(decoder: Decoder, reading: Reading, way: Callable[[Decoder, Reading], list[Seen]]) -> list[Tensor]:
+def gradients(decoder: Decoder, reading: Reading, way: Callable[[Decoder, Reading], list[DecoderOutput]]) -> list[Tensor]:
     """With respect to the vectors and every parameter that the total depends on."""
     vectors = reading.vectors.clone().requires_grad_()
     passes = way(decoder, Reading(vectors, reading.live, reading.cuts))
-    number = total(torch.cat([each.hidden for each in passes], 1), passes[-1].state, reading.live)
+    number = total(torch.cat([each.hidden_states for each in passes], 1), passes[-1].cache, reading.live)
     found = torch.autograd.grad(number, [vectors, *decoder.parameters()], allow_unused=True)
     return [x for x in found if x is not None]
 
@@ -67,7 +67,7 @@ def test_no_gradient_flows_to_dead_slots_or_to_the_future(name: str, reading: Re
     seen = at_once(decoder, Reading(vectors, reading.live, ()))
     early = reading.live[:, :t]
     if early.any():
-        total(seen.hidden[:, :t], seen.state.crop(t), early).backward()
+        total(seen.hidden_states[:, :t], seen.cache.crop(t), early).backward()
         assert not vectors.grad[:, t:].any()
         assert not vectors.grad[~reading.live].any()
         assert vectors.grad[:, :t][early].any()
@@ -102,7 +102,7 @@ def test_finite_differences_through_two_reads_on_a_cache(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_finite_differences_of_a_bias(name: str, backend: str) -> None:
     decoder = small(name)
-    decoder.attention = backend
+    decoder.attn_implementation = backend
     vectors, live = noise(1, 2, 4, 8), torch.tensor([[True] * 4, [False, True, True, True]])
 
     def read(bias: Tensor) -> Tensor:
@@ -121,10 +121,10 @@ def test_a_fed_back_loop_is_recomputation(name: str, reading: Reading, rounds: i
     live[:, -1] = True
     decoder = fresh(name).double()
     with torch.no_grad():  # so that rounds do not amplify what is rounded in the last place
-        for p in decoder.blocks.parameters():
+        for p in decoder.layers.parameters():
             p.mul_(0.4 if p.ndim == 2 else 1.0)
 
-    def looped(question: Tensor) -> tuple[Tensor, Tensor, Cache]:
+    def looped(question: Tensor) -> tuple[Tensor, Tensor, KVCache]:
         seen = decoder(question, live=live)
         thoughts: list[Tensor] = []
         for _ in range(rounds):
@@ -132,7 +132,7 @@ def test_a_fed_back_loop_is_recomputation(name: str, reading: Reading, rounds: i
             seen = decoder(thoughts[-1], seen.state)
         return seen.hidden, torch.cat(thoughts, 1), seen.state
 
-    def anew(question: Tensor) -> tuple[Tensor, Tensor, Cache]:
+    def anew(question: Tensor) -> tuple[Tensor, Tensor, KVCache]:
         thoughts = question[:, :0]
         for m in range(rounds + 1):
             alive = torch.cat([live, torch.ones(len(live), m, dtype=torch.bool)], 1)
@@ -146,7 +146,7 @@ def test_a_fed_back_loop_is_recomputation(name: str, reading: Reading, rounds: i
         question = reading.vectors.clone().requires_grad_()
         last, thoughts, state = way(question)
         weights = (last * noise(1, *last.shape)).sum()
-        grads = torch.autograd.grad(weights, [question, *decoder.blocks.parameters()])
+        grads = torch.autograd.grad(weights, [question, *decoder.layers.parameters()])
         found.append((last, thoughts, state, grads))
     (last, thoughts, state, grads), (last_anew, thoughts_anew, state_anew, grads_anew) = found
     same(last, last_anew)
@@ -165,9 +165,9 @@ def test_recompute_changes_no_number(name: str, every: int, reading: Reading) ->
     held = [x.clone().requires_grad_() for x in (*first.keys, *first.values)]
     L, found = len(first.keys), []
     for recompute in (0, every):
-        decoder.recompute = recompute
+        decoder.activation_checkpointing = recompute
         vectors = reading.vectors.clone().requires_grad_()
-        state = Cache(tuple(held[:L]), tuple(held[L:]), first.positions, first.live)
+        state = KVCache(tuple(held[:L]), tuple(held[L:]), first.positions, first.live)
         seen = decoder(vectors, state, live=reading.live, want=("q_rot", "mid.1", "hidden"))
         number = total(seen.hidden, seen.state, reading.live)
         number = number + sum(seen.stages[key].square().mean() for key in sorted(seen.stages))
@@ -179,10 +179,10 @@ def test_recompute_changes_no_number(name: str, every: int, reading: Reading) ->
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_recompute_in_float32_and_its_dropout(name: str) -> None:
-    decoder = fresh(name, dropout=Dropout(0.1, 0.1, 0.1)).train()
+    decoder = fresh(name, dropout=DropoutRates(0.1, 0.1, 0.1)).train()
     found = []
     for recompute in (0, 1):
-        decoder.recompute = recompute
+        decoder.activation_checkpointing = recompute
         torch.manual_seed(7)
         vectors = noise(1, 2, 7, 48, dtype=torch.float32).requires_grad_()
         seen = decoder(vectors)
@@ -197,7 +197,7 @@ def test_recompute_frees_what_it_makes_again() -> None:
     decoder, vectors = fresh("llama").train(), noise(1, 2, 7, 48, dtype=torch.float32)
     kept = []
     for recompute in (0, 1):
-        decoder.recompute, count = recompute, []
+        decoder.activation_checkpointing, count = recompute, []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, count=count: count.append(x.numel()) or x, lambda x: x):
             decoder(vectors)
         kept.append(sum(count))
@@ -206,7 +206,7 @@ def test_recompute_frees_what_it_makes_again() -> None:
 
 def test_recompute_is_for_training_only() -> None:
     decoder, vectors = fresh("llama").eval(), noise(1, 1, 3, 48, dtype=torch.float32)
-    decoder.recompute = 1
+    decoder.activation_checkpointing = 1
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x) or x, lambda x: x):
         decoder(vectors)

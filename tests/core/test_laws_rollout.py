@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.cache import Cache
-from laconic.core.decoder import Decoder, Seen
-from laconic.core.rollout import Rollout, rollout
+from laconic.core.cache import KVCache
+from laconic.core.decoder import Decoder, DecoderOutput
+from laconic.core.rollout import LatentRollout, run_latent_rollout
 from laconic.core.thoughts import Projection
 from tests.core.readings import FAMILIES, all_same, fresh, held, noise, patterns, same, same_held, small
 
@@ -26,7 +26,7 @@ PROJECT = Projection(D, D, 0.0, torch.Generator().manual_seed(3)).double().requi
 def tame(name: str) -> Decoder:
     """A decoder through whose loops what is rounded in the last place does not grow."""
     decoder = fresh(name).double().requires_grad_(False)
-    for p in decoder.blocks.parameters():
+    for p in decoder.layers.parameters():
         p.mul_(0.4 if p.ndim == 2 else 1.0)
     return decoder
 
@@ -38,23 +38,23 @@ def questions(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return noise(draw(st.integers(0, 999)), B, T, D), torch.tensor([draw(patterns(T)) for _ in range(B)])
 
 
-def thought(name: str, question: Tensor, live: Tensor, M: int, rounds: int | None, **named: Any) -> Rollout:
+def thought(name: str, question: Tensor, live: Tensor, M: int, rounds: int | None, **named: Any) -> LatentRollout:
     """A rollout behind a question that is read first."""
     decoder = named.pop("decoder", None) or tame(name)
     state = named.pop("state", None) or decoder(question, live=live).state
     bot = noise(1001, D).expand(len(question), 1, D)
     mode = "sequential" if rounds is None else "jacobi"
     named = {"project": PROJECT, **named}
-    return rollout(decoder, bot, noise(1002, D), M, rounds, state=state, mode=mode, **named)
+    return run_latent_rollout(decoder, bot, noise(1002, D), M, rounds, cache=state, schedule=mode, **named)
 
 
-def same_rollout(got: Rollout, asked: Rollout) -> None:
+def same_rollout(got: LatentRollout, asked: LatentRollout) -> None:
     for name in ("thoughts", "hidden", "start"):
         same(getattr(got, name), getattr(asked, name))
-    same_held(got.state, asked.state)
+    same_held(got.cache, asked.cache)
 
 
-def slots(state: Cache, start: int, end: int) -> Tensor:
+def slots(state: KVCache, start: int, end: int) -> Tensor:
     """Keys and values of all layers at the slots."""
     return torch.stack([x[:, :, start:end] for x in (*state.keys, *state.values)])
 
@@ -70,12 +70,12 @@ def test_each_pass_makes_one_more_slot_that_of_one_after_the_other(
     first = question.shape[1] + 1
     for t in range(M + 2):
         vectors, made = min(t + 1, M), min(t, M)
-        same(got.trace[t + 1].thoughts[:, :vectors], whole.thoughts[:, :vectors])
+        same(got.records[t + 1].latents[:, :vectors], whole.latents[:, :vectors])
         if made:
-            same(slots(got.trace[t].state, first, first + made), slots(whole.state, first, first + made))
+            same(slots(got.records[t].cache, first, first + made), slots(whole.cache, first, first + made))
         if t < M:
-            late = slots(got.trace[t].state, first + t, first + t + 1)
-            assert not torch.allclose(late, slots(whole.state, first + t, first + t + 1), rtol=1e-3)
+            late = slots(got.records[t].cache, first + t, first + t + 1)
+            assert not torch.allclose(late, slots(whole.cache, first + t, first + t + 1), rtol=1e-3)
     same_rollout(got, whole)
 
 
@@ -89,7 +89,7 @@ def test_from_as_many_rounds_as_thoughts_it_is_one_after_the_other(
     same_rollout(thought(name, question, live, M, M + more), thought(name, question, live, M, None))
     if M > 1:
         short = thought(name, question, live, M, M - 1)
-        assert not torch.allclose(short.hidden[:, -1], thought(name, question, live, M, M).hidden[:, -1])
+        assert not torch.allclose(short.hidden_states[:, -1], thought(name, question, live, M, M).hidden_states[:, -1])
 
 
 def unused(x: Tensor) -> Tensor:
@@ -106,9 +106,9 @@ def test_no_round_is_placeholders_read(name: str, asked: tuple[Tensor, Tensor], 
     B = len(question)
     bot, slot = noise(1001, D).expand(B, 1, D), noise(1002, D).expand(B, M, D)
     seen = decoder(torch.cat([bot, slot], 1), decoder(question, live=live).state)
-    assert got.state.equal(seen.state)
-    assert torch.equal(got.thoughts, slot)
-    assert torch.equal(got.hidden, seen.hidden[:, 1:])
+    assert got.cache.equal(seen.state)
+    assert torch.equal(got.latents, slot)
+    assert torch.equal(got.hidden_states, seen.hidden[:, 1:])
 
 
 @EVERY
@@ -122,15 +122,15 @@ def test_padding_other_rows_and_the_way_of_reading_change_nothing(
     prefix = torch.cat([question, noise(1001, D).expand(B, 1, D)], 1)
     alive = torch.cat([live, torch.ones(B, 1, dtype=torch.bool)], 1)
     mode = "sequential" if rounds is None else "jacobi"
-    at_once = rollout(tame(name), prefix, noise(1002, D), M, rounds, project=PROJECT, live=alive, mode=mode)
+    at_once = run_latent_rollout(tame(name), prefix, noise(1002, D), M, rounds, project=PROJECT, attention_mask=alive, schedule=mode)
     same_rollout(at_once, apart)
     assert at_once.passes == apart.passes
     for row in range(B):
         one = question[row : row + 1, live[row]]
         alone = thought(name, one, torch.ones(one.shape[:2], dtype=torch.bool), M, rounds)
-        same(apart.thoughts[row], alone.thoughts[0])
-        same(apart.hidden[row], alone.hidden[0])
-        for x, y in zip(held(apart.state, row), held(alone.state, 0), strict=True):
+        same(apart.latents[row], alone.latents[0])
+        same(apart.hidden_states[row], alone.hidden_states[0])
+        for x, y in zip(held(apart.cache, row), held(alone.cache, 0), strict=True):
             same(x, y)
 
 
@@ -146,15 +146,15 @@ def test_a_thought_depends_on_none_that_follows(
 
     plain, edited = (thought(name, *asked, 4, rounds, edit=e) for e in (None, edit))
     end = asked[0].shape[1] + 1 + m
-    same(edited.hidden[:, :m], plain.hidden[:, :m])
-    same_held(edited.state.crop(end), plain.state.crop(end))
-    assert not torch.allclose(edited.hidden[:, m:], plain.hidden[:, m:])
+    same(edited.hidden_states[:, :m], plain.hidden_states[:, :m])
+    same_held(edited.cache.crop(end), plain.cache.crop(end))
+    assert not torch.allclose(edited.hidden_states[:, m:], plain.hidden_states[:, m:])
 
 
 def test_what_the_last_placeholder_gives_is_not_used() -> None:
     calls: list[Tensor] = []
 
-    def reader(vectors: Tensor, *rest: Any, **named: Any) -> Seen:
+    def reader(vectors: Tensor, *rest: Any, **named: Any) -> DecoderOutput:
         seen = tame("llama")(vectors, *rest, **named)
         calls.append(vectors)
         if len(calls) > 1:
@@ -168,9 +168,9 @@ def test_what_the_last_placeholder_gives_is_not_used() -> None:
     same_rollout(got, thought("llama", question, live, 3, 2))
 
 
-def outcome(got: Rollout) -> list[Tensor]:
+def outcome(got: LatentRollout) -> list[Tensor]:
     """Everything a gradient may come from."""
-    return [got.thoughts, got.hidden, got.start, *got.state.keys, *got.state.values]
+    return [got.latents, got.hidden_states, got.begin_hidden, *got.cache.keys, *got.cache.values]
 
 
 @pytest.mark.parametrize("rounds", [0, 2, None])
@@ -189,16 +189,16 @@ def test_finite_differences(name: str, rounds: int | None) -> None:
         """Every input moved along a direction of its own; of what comes out, weighted sums."""
         prefix, *rest = (x + move * way for x, move, way in zip(start, moves, ways, strict=True))
         named, rest = dict(zip(weights, rest, strict=False)), rest[len(weights) :]
-        state = Cache(tuple(rest[:L]), tuple(rest[L : 2 * L]), held.positions, held.live)
-        got = rollout(
+        state = KVCache(tuple(rest[:L]), tuple(rest[L : 2 * L]), held.positions, held.live)
+        got = run_latent_rollout(
             decoder,
             prefix,
             slot if rounds is None else rest[-1],
             3,
             rounds,
             project=lambda x: torch.func.functional_call(project, named, (x,)),
-            state=state,
-            mode="sequential" if rounds is None else "jacobi",
+            cache=state,
+            schedule="sequential" if rounds is None else "jacobi",
         )
         return tuple((x * noise(7 + i, *x.shape)).sum() for i, x in enumerate(outcome(got)))
 
@@ -213,8 +213,8 @@ def test_gradients_reach_all_that_was_read_and_nothing_else(rounds: int | None) 
     prefix, slot = noise(2, 2, 1, D).requires_grad_(), noise(3, D).requires_grad_()
     live = torch.tensor([[True] * 4, [False, True, True, False]])
     state, mode = decoder(question, live=live).state, "sequential" if rounds is None else "jacobi"
-    got = rollout(decoder, prefix, slot, 3, rounds, project=project, state=state, mode=mode)
-    (got.state.keys[1][:, :, -3:].square().sum() + got.hidden.sum()).backward()
+    got = run_latent_rollout(decoder, prefix, slot, 3, rounds, project=project, cache=state, schedule=mode)
+    (got.cache.keys[1][:, :, -3:].square().sum() + got.hidden_states.sum()).backward()
     assert question.grad[live].any()
     assert not question.grad[~live].any()
     assert prefix.grad.any()
@@ -228,10 +228,10 @@ def test_gradients_reach_all_that_was_read_and_nothing_else(rounds: int | None) 
 def test_recompute_changes_no_gradient(name: str, rounds: int | None) -> None:
     decoder, found = fresh(name).double().train(), []
     for recompute in (0, 1):
-        decoder.recompute = recompute
+        decoder.activation_checkpointing = recompute
         question, live = noise(1, 2, 4, D).requires_grad_(), torch.tensor([[True] * 4, [False] * 2 + [True] * 2])
         got = thought(name, question, live, 3, rounds, decoder=decoder)
         number = sum((x * noise(i, *x.shape)).sum() for i, x in enumerate(outcome(got)))
-        grads = torch.autograd.grad(number, [question, *decoder.blocks.parameters()], allow_unused=True)
+        grads = torch.autograd.grad(number, [question, *decoder.layers.parameters()], allow_unused=True)
         found.append([x for x in (*outcome(got), *grads) if x is not None])
     all_same(found[1], found[0])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from laconic.core.nearest import distance, nearest
+from laconic.core.nearest import edit_distance, nearest_key
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,7 @@ from laconic.core.nearest import distance, nearest
     [("", "", 0), ("lr", "lr", 0), ("", "abc", 3), ("ab", "ba", 1), ("ca", "abc", 2), ("kitten", "sitting", 3)],
 )
 def test_distances_known_by_hand(a: str, b: str, n: int) -> None:
-    assert distance(a, b) == distance(b, a) == n
+    assert edit_distance(a, b) == edit_distance(b, a) == n
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ def test_distances_known_by_hand(a: str, b: str, n: int) -> None:
     ],
 )
 def test_the_path_first_then_its_last_part(key: str, meant: str | None) -> None:
-    assert nearest(key, ["seed", "train", "train.lr", "train.batch", "model.seed"]) == meant
+    assert nearest_key(key, ["seed", "train", "train.lr", "train.batch", "model.seed"]) == meant

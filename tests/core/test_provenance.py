@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from laconic.core.artifact import save_artifact
-from laconic.core.errors import Damaged, NonFinite, Usage
-from laconic.core.memory import Memory
-from laconic.core.provenance import SCHEMA, Document, Provenance, stored
+from laconic.core.errors import CorruptArtifactError, NonFiniteError, UsageError
+from laconic.core.memory import SummaryMemory
+from laconic.core.provenance import FORMAT_VERSION, SourceDocument, MemoryMetadata, load_memory
 from tests.core.test_memory import ABOUT, made
 
 FILE = "book.safetensors"
 
 
-def saved(path: Path, dtype: torch.dtype | None = None) -> Memory:
+def saved(path: Path, dtype: torch.dtype | None = None) -> SummaryMemory:
     memory = made([[2, 0, 3], [1, 2, 0]], gap=True, known=True)
     memory.save(path / FILE, dtype)
     return memory
@@ -25,34 +25,34 @@ def saved(path: Path, dtype: torch.dtype | None = None) -> Memory:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_a_file_is_the_memory_in_its_type(tmp_path: Path, dtype: torch.dtype) -> None:
     memory = saved(tmp_path, dtype)
-    found = Memory.load(tmp_path / FILE, ABOUT)
-    assert found.provenance is not None
-    assert found.provenance.dtype == str(dtype).removeprefix("torch.")
-    assert memory.provenance is not None
-    assert found.equal(replace(memory.pack().to(dtype=dtype), provenance=found.provenance))
-    assert replace(found.provenance, dtype="float32") == memory.provenance
+    found = SummaryMemory.load(tmp_path / FILE, ABOUT)
+    assert found.metadata is not None
+    assert found.metadata.dtype == str(dtype).removeprefix("torch.")
+    assert memory.metadata is not None
+    assert found.is_equal(replace(memory.compact().to(dtype=dtype), metadata=found.metadata))
+    assert replace(found.metadata, dtype="float32") == memory.metadata
     found.save(tmp_path / "again.safetensors")
-    assert Memory.load(tmp_path / "again.safetensors").equal(found)
+    assert SummaryMemory.load(tmp_path / "again.safetensors").is_equal(found)
 
 
 def test_what_the_file_holds(tmp_path: Path) -> None:
     memory = saved(tmp_path)
-    tensors, about = stored(tmp_path / FILE)
+    tensors, about = load_memory(tmp_path / FILE)
     assert tensors.keys() == {"vectors", "offsets", "block", "spans"}
-    assert torch.equal(tensors["vectors"], memory.flat()[0])
-    assert memory.bytes == tensors["vectors"].nbytes
-    assert about.settings == memory.provenance.settings if memory.provenance else False
+    assert torch.equal(tensors["vectors"], memory.to_ragged()[0])
+    assert memory.num_bytes == tensors["vectors"].nbytes
+    assert about.method_digest == memory.metadata.method_digest if memory.metadata else False
     assert about.documents[0][0].segments == (7, 14, 21)
 
 
 def test_an_empty_memory_is_a_file_too(tmp_path: Path) -> None:
-    memory = replace(Memory.empty(1, 5), provenance=replace(ABOUT, documents=((),)))
+    memory = replace(SummaryMemory.empty(1, 5), metadata=replace(ABOUT, documents=((),)))
     memory.save(tmp_path / FILE)
-    assert Memory.load(tmp_path / FILE, ABOUT).equal(memory)
+    assert SummaryMemory.load(tmp_path / FILE, ABOUT).is_equal(memory)
 
 
 ORDER = [
-    ({"schema": SCHEMA + 1}, "has schema 2, this laconic reads up to 1; take a newer one"),
+    ({"schema": FORMAT_VERSION + 1}, "has schema 2, this laconic reads up to 1; take a newer one"),
     ({"width": 7}, r"has vectors of width 5 \(llama\), this model reads 7 \(llama\); load the run that wrote it or"),
     (
         {"reader": "3f9a" + 58 * "0" + "c1"},
@@ -71,19 +71,19 @@ def test_the_first_reason_is_told(tmp_path: Path, first: int) -> None:
     changes: dict[str, Any] = {}
     for change, _ in ORDER[first:]:
         changes |= change
-    with pytest.raises(Damaged, match=rf"^memory: {FILE} {ORDER[first][1]}"):
-        Memory.load(tmp_path / FILE, replace(ABOUT, **changes))
+    with pytest.raises(CorruptArtifactError, match=rf"^memory: {FILE} {ORDER[first][1]}"):
+        SummaryMemory.load(tmp_path / FILE, replace(ABOUT, **changes))
 
 
 def test_what_may_differ(tmp_path: Path) -> None:
     saved(tmp_path)
-    Memory.load(tmp_path / FILE, replace(ABOUT, laconic="9.9", created="later", dtype="float16", writer="f" * 64))
+    SummaryMemory.load(tmp_path / FILE, replace(ABOUT, laconic="9.9", created="later", dtype="float16", writer="f" * 64))
 
 
 def rewritten(path: Path, about: dict[str, Any], tensors: dict[str, Any]) -> None:
     """The same file with other entries and a digest that holds: what a stranger can write."""
-    found, provenance = stored(path)
-    plain = {**provenance.plain(), **about}
+    found, provenance = load_memory(path)
+    plain = {**provenance.to_json(), **about}
     save_artifact(path, {k: v for k, v in {**found, **tensors}.items() if v is not None}, "memory", plain)
 
 
@@ -91,7 +91,7 @@ def rewritten(path: Path, about: dict[str, Any], tensors: dict[str, Any]) -> Non
     ("about", "says"),
     [
         (ORDER[0][0], ORDER[0][1]),
-        ({"schema": SCHEMA + 1, "width": "new"}, ORDER[0][1]),
+        ({"schema": FORMAT_VERSION + 1, "width": "new"}, ORDER[0][1]),
         ({"schema": "1"}, "its provenance has no sound schema; take another copy"),
         ({"width": 5.0}, "has no sound width"),
         ({"width": True}, "has no sound width"),
@@ -119,27 +119,27 @@ def rewritten(path: Path, about: dict[str, Any], tensors: dict[str, Any]) -> Non
 def test_provenance_that_is_none(tmp_path: Path, about: dict[str, Any], says: str) -> None:
     saved(tmp_path)
     rewritten(tmp_path / FILE, about, {})
-    with pytest.raises(Damaged, match=says):
-        Memory.load(tmp_path / FILE)
+    with pytest.raises(CorruptArtifactError, match=says):
+        SummaryMemory.load(tmp_path / FILE)
 
 
 def test_documents_are_cut_and_moved_with_their_blocks() -> None:
-    one, two = Document("a", "s", 9, (4, 5)), Document("b", "t", 6, (3, 3))
-    both = Provenance.join([replace(ABOUT, documents=((one,),)), replace(ABOUT, documents=((two,),))], [0, 2])
+    one, two = SourceDocument("a", "s", 9, (4, 5)), SourceDocument("b", "t", 6, (3, 3))
+    both = MemoryMetadata.concat_segments([replace(ABOUT, documents=((one,),)), replace(ABOUT, documents=((two,),))], [0, 2])
     assert both.documents == ((one, replace(two, first=2)),)
-    assert both.slice(1, 3).documents == ((replace(one, segments=(5,)), replace(two, segments=(3,), first=1)),)
-    assert both.slice(2, 4).documents == ((two,),)
-    assert both.slice(0, 0).documents == ((),)
+    assert both.slice_segments(1, 3).documents == ((replace(one, segments=(5,)), replace(two, segments=(3,), first=1)),)
+    assert both.slice_segments(2, 4).documents == ((two,),)
+    assert both.slice_segments(0, 0).documents == ((),)
 
 
 def test_what_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(Usage, match="a soft memory has no lengths to write; harden it first"):
+    with pytest.raises(UsageError, match="a soft memory has no lengths to write; harden it first"):
         made([[1]], soft=True).save(tmp_path / FILE)
-    with pytest.raises(Usage, match="this memory has no provenance, so nobody could know who may read it; give it one"):
+    with pytest.raises(UsageError, match="this memory has no provenance, so nobody could know who may read it; give it one"):
         made([[1]]).save(tmp_path / FILE)
     bad = made([[2]], known=True)
     bad.vectors[0, 1, 2] = torch.nan
-    with pytest.raises(NonFinite, match=r"vectors: 1 value not finite, first at \[1, 2\]"):
+    with pytest.raises(NonFiniteError, match=r"vectors: 1 value not finite, first at \[1, 2\]"):
         bad.save(tmp_path / FILE)
     assert not list(tmp_path.iterdir())
 
@@ -148,6 +148,6 @@ def test_more_texts_than_a_header_holds_are_refused_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("laconic.core.provenance.JSON_PARTS", 60)
-    with pytest.raises(Usage, match="2 texts are more than one file describes; write several"):
+    with pytest.raises(UsageError, match="2 texts are more than one file describes; write several"):
         saved(tmp_path)
     assert not list(tmp_path.iterdir())

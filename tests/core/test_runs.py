@@ -14,24 +14,24 @@ import pytest
 import torch
 
 from laconic.core import artifact, lock, manifest
-from laconic.core.errors import Busy, Damaged, NonFinite, NoSpace, Unsafe, Usage
-from laconic.core.manifest import NAME, File, Files, TooNew
-from laconic.core.runs import RunFolder, check_name, cut_half_line
+from laconic.core.errors import BusyError, CorruptArtifactError, NonFiniteError, DiskError, UnsafeFileError, UsageError
+from laconic.core.manifest import MANIFEST_FILE, FileEntry, ManifestWriter, NewerFormatError
+from laconic.core.runs import RunDirectory, check_name, truncate_partial_line
 
 
-def fill(value: float) -> Callable[[Files], None]:
-    def write(files: Files) -> None:
-        files.tensors("model.safetensors", {"a": torch.full((3, 4), value), "b": torch.arange(5)})
-        files.json("config.json", {"value": value})
+def fill(value: float) -> Callable[[ManifestWriter], None]:
+    def write(files: ManifestWriter) -> None:
+        files.add_tensors("model.safetensors", {"a": torch.full((3, 4), value), "b": torch.arange(5)})
+        files.add_json("config.json", {"value": value})
 
     return write
 
 
-def committed(path: Path, *steps: int) -> RunFolder:
-    run = RunFolder(path)
-    with run.held():
+def committed(path: Path, *steps: int) -> RunDirectory:
+    run = RunDirectory(path)
+    with run.lock():
         for n in steps:
-            run.commit(n, fill(n), {"data": "d"})
+            run.commit_step(n, fill(n), {"data": "d"})
     return run
 
 
@@ -40,7 +40,7 @@ def committed(path: Path, *steps: int) -> RunFolder:
     ["", ".", "..", "-a", ".a", "a/b", "a\\b", "a.", "CON", "con.txt", "lpt1.x", "ä", "a" * 65, "a b", "a\n", "~"],
 )
 def test_names_that_are_refused(name: str) -> None:
-    with pytest.raises(Usage, match=r"is no name: begin with a letter or digit, then letters, digits, \. _ -, at most"):
+    with pytest.raises(UsageError, match=r"is no name: begin with a letter or digit, then letters, digits, \. _ -, at most"):
         check_name(name)
 
 
@@ -50,54 +50,54 @@ def test_names_that_are_taken(name: str) -> None:
 
 
 def test_a_run_has_a_name(tmp_path: Path) -> None:
-    with pytest.raises(Usage, match="is no name"):
-        RunFolder(tmp_path / "my run")
+    with pytest.raises(UsageError, match="is no name"):
+        RunDirectory(tmp_path / "my run")
 
 
 def test_a_step_there_and_back(tmp_path: Path) -> None:
     run = committed(tmp_path / "run", 3, 7)
-    assert run.numbers() == [3, 7]
+    assert run.step_numbers() == [3, 7]
     assert (run.path / "latest").read_text() == "step-000007\n"
-    found = run.newest()
+    found = run.latest_valid_step()
     assert found is not None
-    assert (found.number, found.folder.name, found.manifest.step) == (7, "step-000007", 7)
+    assert (found.step, found.path.name, found.manifest.step) == (7, "step-000007", 7)
     files = found.manifest.files
     assert files.keys() == {"model.safetensors", "config.json"}
-    assert found.manifest.bound == {"data": "d", "config": files["config.json"].sha256}
+    assert found.manifest.fingerprints == {"data": "d", "config": files["config.json"].sha256}
     for name, file in files.items():
-        assert file == File(*manifest._read(found.folder / name))
-    text = (found.folder / NAME).read_text()
-    assert text == artifact.canonical(json.loads(text))
+        assert file == FileEntry(*manifest._hash_file(found.path / name))
+    text = (found.path / MANIFEST_FILE).read_text()
+    assert text == artifact.to_canonical_json(json.loads(text))
     assert json.loads(text).keys() == {"format", "kind", "laconic", "step", "files", "bound", "sha256"}
 
 
 def test_no_step_at_all(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path / "none").newest() is None
-    with pytest.raises(Usage, match=r"/none has no step 4; there: none$"):
-        RunFolder(tmp_path / "none").asked(4)
+    assert RunDirectory(tmp_path / "none").latest_valid_step() is None
+    with pytest.raises(UsageError, match=r"/none has no step 4; there: none$"):
+        RunDirectory(tmp_path / "none").get_step(4)
 
 
 def test_an_equal_step_is_left_and_another_refused(tmp_path: Path) -> None:
     run = committed(tmp_path / "run", 1)
-    before = run.step(1).stat().st_ino
-    with run.held():
-        run.commit(1, fill(1), {"data": "d"})
+    before = run.step_path(1).stat().st_ino
+    with run.lock():
+        run.commit_step(1, fill(1), {"data": "d"})
         for write, bound in ((fill(2), {"data": "d"}), (fill(1), {"data": "e"})):
-            with pytest.raises(Busy, match=r"step-000001 exists and holds something else; resume from it, or choose"):
-                run.commit(1, write, bound)
-        assert [p.name for p in run.steps.iterdir()] == ["step-000001"]
-    assert run.step(1).stat().st_ino == before
+            with pytest.raises(BusyError, match=r"step-000001 exists and holds something else; resume from it, or choose"):
+                run.commit_step(1, write, bound)
+        assert [p.name for p in run.steps_folder.iterdir()] == ["step-000001"]
+    assert run.step_path(1).stat().st_ino == before
 
 
 def test_nothing_bad_is_committed(tmp_path: Path) -> None:
     run = committed(tmp_path / "run", 1)
-    with run.held():
+    with run.lock():
         for write in (fill(float("nan")), lambda files: torch_saved(files.folder)):
-            with pytest.raises(NonFinite, match="not finite"):
-                run.commit(2, write, {})
-        with pytest.raises(NoSpace, match=r"bytes are asked for to write 1,000,000,000,000,000,000"):
-            run.commit(2, fill(2), {}, expected=10**18)
-    assert [p.name for p in run.steps.iterdir()] == ["step-000001"]
+            with pytest.raises(NonFiniteError, match="not finite"):
+                run.commit_step(2, write, {})
+        with pytest.raises(DiskError, match=r"bytes are asked for to write 1,000,000,000,000,000,000"):
+            run.commit_step(2, fill(2), {}, expected_bytes=10**18)
+    assert [p.name for p in run.steps_folder.iterdir()] == ["step-000001"]
 
 
 def torch_saved(folder: Path) -> None:
@@ -108,15 +108,15 @@ def torch_saved(folder: Path) -> None:
 
 
 def test_what_others_wrote_is_taken_up(tmp_path: Path) -> None:
-    def write(files: Files) -> None:
+    def write(files: ManifestWriter) -> None:
         artifact.save_tensors(files.folder / "model.safetensors", {"a": torch.ones(2)}, {})
         (files.folder / "deep").mkdir()
         (files.folder / "deep" / "note.txt").write_text("1")
 
-    run = RunFolder(tmp_path / "run")
-    with run.held():
-        run.commit(1, write, {})
-    assert run.asked(1).manifest.files.keys() == {"model.safetensors", "deep/note.txt"}
+    run = RunDirectory(tmp_path / "run")
+    with run.lock():
+        run.commit_step(1, write, {})
+    assert run.get_step(1).manifest.files.keys() == {"model.safetensors", "deep/note.txt"}
 
 
 def test_a_header_that_promises_other_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,12 +125,12 @@ def test_a_header_that_promises_other_tensors(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(
         artifact, "save_file", lambda tensors, path, metadata: real({"z": torch.ones(1)}, path, metadata)
     )
-    with pytest.raises(Damaged, match=r"the header written promises other tensors than were given; try another disk$"):
-        Files(tmp_path).tensors("a.safetensors", {"a": torch.ones(1)})
+    with pytest.raises(CorruptArtifactError, match=r"the header written promises other tensors than were given; try another disk$"):
+        ManifestWriter(tmp_path).add_tensors("a.safetensors", {"a": torch.ones(1)})
 
 
-def spoil(run: RunFolder, step: int, how: str) -> None:
-    folder = run.step(step)
+def spoil(run: RunDirectory, step: int, how: str) -> None:
+    folder = run.step_path(step)
     if how == "missing":
         (folder / "config.json").unlink()
     elif how == "more":
@@ -140,11 +140,11 @@ def spoil(run: RunFolder, step: int, how: str) -> None:
     elif how == "other":
         (folder / "config.json").write_text((folder / "config.json").read_text().replace("2", "3"))
     elif how == "no manifest":
-        (folder / NAME).unlink()
+        (folder / MANIFEST_FILE).unlink()
     elif how == "manifest":
-        (folder / NAME).write_text((folder / NAME).read_text().replace('"data":"d"', '"data":"e"'))
+        (folder / MANIFEST_FILE).write_text((folder / MANIFEST_FILE).read_text().replace('"data":"d"', '"data":"e"'))
     elif how == "kind":
-        os.rename(run.step(1), folder.with_name("step-000003"))
+        os.rename(run.step_path(1), folder.with_name("step-000003"))
     elif how == "link":
         (folder / "config.json").rename(run.path / "config.json")
         (folder / "config.json").symlink_to(run.path / "config.json")
@@ -166,37 +166,37 @@ def test_a_bad_step_is_passed_over(tmp_path: Path, how: str) -> None:
     run = committed(tmp_path / "run", 0, 1, 2)
     spoil(run, 2, how)
     bad = 3 if how == "kind" else 2
-    with pytest.raises(Damaged, match=SPOILT[how]):
-        run.asked(bad)
+    with pytest.raises(CorruptArtifactError, match=SPOILT[how]):
+        run.get_step(bad)
     good = 2 if how == "kind" else 1
     with pytest.warns(UserWarning, match=SPOILT[how] + ".*; the step before it is taken$"):
-        found = run.newest()
+        found = run.latest_valid_step()
     assert found is not None
-    assert found.number == good
-    assert run.numbers()[-1] == bad, "a reader changes nothing"
-    with run.held(), pytest.warns(UserWarning, match="the step before it is taken"):
-        assert run.newest() == found
-    assert run.numbers()[-1] == good
-    assert (run.steps / f".bad-step-{bad:06d}").is_dir()
-    with run.held():
-        run.commit(bad, fill(9), {})
-    assert run.asked(bad).number == bad
+    assert found.step == good
+    assert run.step_numbers()[-1] == bad, "a reader changes nothing"
+    with run.lock(), pytest.warns(UserWarning, match="the step before it is taken"):
+        assert run.latest_valid_step() == found
+    assert run.step_numbers()[-1] == good
+    assert (run.steps_folder / f".bad-step-{bad:06d}").is_dir()
+    with run.lock():
+        run.commit_step(bad, fill(9), {})
+    assert run.get_step(bad).step == bad
 
 
 def test_a_listed_file_that_is_no_safetensors(tmp_path: Path) -> None:
     """Hashes say that a file is as it was written, not that it was sound."""
-    run = RunFolder(tmp_path / "run")
-    with run.held():
-        run.commit(1, lambda files: files.bytes("a.safetensors", b"not at all"), {})
-    with pytest.raises(Damaged, match=r"step-000001: as listed, but a\.safetensors: [\d,]+ bytes of header promised"):
-        run.asked(1)
+    run = RunDirectory(tmp_path / "run")
+    with run.lock():
+        run.commit_step(1, lambda files: files.add_bytes("a.safetensors", b"not at all"), {})
+    with pytest.raises(CorruptArtifactError, match=r"step-000001: as listed, but a\.safetensors: [\d,]+ bytes of header promised"):
+        run.get_step(1)
 
 
 def test_a_link_out_of_a_step_is_refused(tmp_path: Path) -> None:
     run = committed(tmp_path / "run", 2)
     spoil(run, 2, "link")
-    with pytest.raises(Unsafe, match=r"leads out of its folder"):
-        run.asked(2)
+    with pytest.raises(UnsafeFileError, match=r"leads out of its folder"):
+        run.get_step(2)
 
 
 def test_none_is_good(tmp_path: Path) -> None:
@@ -204,41 +204,41 @@ def test_none_is_good(tmp_path: Path) -> None:
     for step in (1, 2):
         spoil(run, step, "missing")
     for _ in range(2):  # the second time they are put aside already
-        with run.held(), warnings.catch_warnings():
+        with run.lock(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with pytest.raises(Damaged, match=r"/run: no step is good; take a copy, or choose another folder$"):
-                run.newest()
+            with pytest.raises(CorruptArtifactError, match=r"/run: no step is good; take a copy, or choose another folder$"):
+                run.latest_valid_step()
 
 
 def test_a_later_format_is_refused_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "FORMAT", 2)
+    monkeypatch.setattr(manifest, "FORMAT_VERSION", 2)
     monkeypatch.setattr(manifest.Manifest, "format", 2)
     run = committed(tmp_path / "run", 1)
     monkeypatch.undo()
-    text = (run.step(1) / NAME).read_text().replace('"format":1', '"format":2')
-    (run.step(1) / NAME).write_text(text)
-    with run.held(), pytest.raises(TooNew, match=r"format 2 of laconic .*, this one reads format 1; take a newer"):
-        run.newest()
-    assert run.numbers() == [1]
+    text = (run.step_path(1) / MANIFEST_FILE).read_text().replace('"format":1', '"format":2')
+    (run.step_path(1) / MANIFEST_FILE).write_text(text)
+    with run.lock(), pytest.raises(NewerFormatError, match=r"format 2 of laconic .*, this one reads format 1; take a newer"):
+        run.latest_valid_step()
+    assert run.step_numbers() == [1]
 
 
 def test_latest_is_not_believed(tmp_path: Path) -> None:
     run = committed(tmp_path / "run", 1, 2)
     for text in ("step-000001\n", "../../etc\n", ""):
         (run.path / "latest").write_text(text)
-        found = run.newest()
+        found = run.latest_valid_step()
         assert found is not None
-        assert found.number == 2
+        assert found.step == 2
 
 
 def test_a_start_sweeps(tmp_path: Path) -> None:
     run = committed(tmp_path / "run", 1)
     for name in (".tmp-step-000002-x", ".trash-step-000000-y"):
-        (run.steps / name).mkdir()
-        (run.steps / name / "a").write_text("1")
+        (run.steps_folder / name).mkdir()
+        (run.steps_folder / name / "a").write_text("1")
     (run.path / ".tmp-z").write_text("1")
     (run.path / "metrics.jsonl").write_text('{"a":1}\n{"b":')
-    with run.held():
+    with run.lock():
         pass
     assert sorted(p.name for p in run.path.rglob("*") if p.name.startswith(".")) == []
     assert (run.path / "metrics.jsonl").read_text() == '{"a":1}\n'
@@ -254,31 +254,31 @@ def test_a_start_sweeps(tmp_path: Path) -> None:
 def test_half_lines(tmp_path: Path, before: bytes, after: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(before)
-    cut_half_line(path)
+    truncate_partial_line(path)
     assert path.read_bytes() == after
 
 
 def test_retention(tmp_path: Path) -> None:
     run = committed(tmp_path / "run", 1, 2, 3, 4, 5)
-    with run.held():
-        run.retain({2})
-        assert run.numbers() == [2, 4, 5]
-        run.retain(())
-        assert run.numbers() == [4, 5]
-        run.retain(())
-        assert run.numbers() == [4, 5]
-    assert [p.name for p in run.steps.glob(".*")] == []
-    for what in (lambda: run.retain(()), lambda: run.commit(6, fill(6), {})):
+    with run.lock():
+        run.prune_steps({2})
+        assert run.step_numbers() == [2, 4, 5]
+        run.prune_steps(())
+        assert run.step_numbers() == [4, 5]
+        run.prune_steps(())
+        assert run.step_numbers() == [4, 5]
+    assert [p.name for p in run.steps_folder.glob(".*")] == []
+    for what in (lambda: run.prune_steps(()), lambda: run.commit_step(6, fill(6), {})):
         with pytest.raises(ValueError, match=r": the run is not held; write inside `with run\.held\(\):`$"):
             what()
 
 
 def test_nothing_is_deleted_on_the_word_of_a_bad_step(tmp_path: Path) -> None:
     run = committed(tmp_path / "run", 1, 2, 3)
-    (run.step(3) / "config.json").write_text("{}")
-    with run.held(), pytest.warns(UserWarning, match=r"config\.json has 2 bytes, 12 expected; nothing is deleted"):
-        run.retain(())
-    assert run.numbers() == [1, 2, 3]
+    (run.step_path(3) / "config.json").write_text("{}")
+    with run.lock(), pytest.warns(UserWarning, match=r"config\.json has 2 bytes, 12 expected; nothing is deleted"):
+        run.prune_steps(())
+    assert run.step_numbers() == [1, 2, 3]
 
 
 HOLD = """
@@ -291,7 +291,7 @@ with RunFolder(sys.argv[1]).held():
 
 
 def test_two_writers(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     with subprocess.Popen([sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout is not None
@@ -299,11 +299,11 @@ def test_two_writers(tmp_path: Path) -> None:
             about = json.loads((run.path / "lock.json").read_text())
             assert about.keys() == {"pid", "host", "start", "command"}
             named = rf"/run is held by process {other.pid} on \S+ since 20\S+; wait for it, or choose another folder$"
-            with pytest.raises(Busy, match=named), run.held():
+            with pytest.raises(BusyError, match=named), run.lock():
                 pass
         finally:
             other.kill()
-    with run.held():  # the kernel freed it, though lock.json still tells of the other
+    with run.lock():  # the kernel freed it, though lock.json still tells of the other
         assert json.loads((run.path / "lock.json").read_text())["pid"] == os.getpid()
     assert not (run.path / "lock.json").exists()
 
@@ -312,23 +312,23 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def none(self: Any, *args: Any, **named: Any) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")
 
-    run = RunFolder(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     monkeypatch.setattr(filelock.FileLock, "acquire", none)
     told = r"/run: no locks on this file system; move it, or set LACONIC_SOFT_LOCK=1$"
-    with pytest.raises(NoSpace, match=told), run.held():
+    with pytest.raises(DiskError, match=told), run.lock():
         pass
     monkeypatch.setenv("LACONIC_SOFT_LOCK", "1")
     named = rf"is held by process {os.getpid()} on "
-    with run.held(), pytest.raises(Busy, match=named), RunFolder(run.path).held():
+    with run.lock(), pytest.raises(BusyError, match=named), RunDirectory(run.path).lock():
         pass
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    ours = {**lock._ourselves(), "pid": int(gone.stdout)}
+    ours = {**lock._describe_this_process(), "pid": int(gone.stdout)}
     for about, taken in (({**ours, "host": "elsewhere"}, False), (ours, True)):
         (run.path / "lock").write_text(f"{about['pid']}\n{about['host']}\n")
-        (run.path / "lock.json").write_text(artifact.canonical(about))
+        (run.path / "lock.json").write_text(artifact.to_canonical_json(about))
         if taken:
-            with run.held():
+            with run.lock():
                 pass
         else:
-            with pytest.raises(Busy, match="on elsewhere since"), run.held():
+            with pytest.raises(BusyError, match="on elsewhere since"), run.lock():
                 pass

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from laconic.core.sampling import Sampler, Sampling, drawn, filtered, min_p, penalised, top_k, top_p
-from laconic.core.wording import Wording, overlap
+from laconic.core.sampling import Sampler, SamplingConfig, sample_from_uniform, apply_filters, filter_min_p, apply_repetition_penalty, filter_top_k, filter_top_p
+from laconic.core.wording import IncrementalDetokenizer, stop_prefix_length
 from tests.conftest import needs, shared_dir
 
 
@@ -33,14 +33,14 @@ def test_filters_keep_what_those_of_transformers_keep(seed: int) -> None:
     none: Any = None
     logits = logits_of(seed)
     for k in (1, 2, 7, 50, 200, 1000):
-        assert kept(top_k(logits, k)).equal(kept(TopKLogitsWarper(k)(none, logits)))
+        assert kept(filter_top_k(logits, k)).equal(kept(TopKLogitsWarper(k)(none, logits)))
     for p in (0.001, 0.1, 0.5, 0.9, 0.95, 0.999):
-        assert kept(top_p(logits, p)).equal(kept(TopPLogitsWarper(p)(none, logits)))
-        assert kept(min_p(logits, p)).equal(kept(MinPLogitsWarper(p)(none, logits)))
-    how = Sampling(0.7, 40, 0.9, 0.05)
+        assert kept(filter_top_p(logits, p)).equal(kept(TopPLogitsWarper(p)(none, logits)))
+        assert kept(filter_min_p(logits, p)).equal(kept(MinPLogitsWarper(p)(none, logits)))
+    how = SamplingConfig(0.7, 40, 0.9, 0.05)
     chain = TopKLogitsWarper(40)(none, logits / 0.7)
     chain = MinPLogitsWarper(0.05)(none, TopPLogitsWarper(0.9)(none, chain))
-    assert kept(filtered(logits, how)).equal(kept(chain))
+    assert kept(apply_filters(logits, how)).equal(kept(chain))
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
@@ -51,59 +51,59 @@ def test_the_penalty_is_that_of_transformers(penalty: float) -> None:
     logits = logits_of(1)
     ids = torch.randint(0, 200, (6, 30), generator=torch.Generator().manual_seed(2))
     there = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
-    assert penalised(logits, there, penalty).equal(RepetitionPenaltyLogitsProcessor(penalty)(ids, logits))
+    assert apply_repetition_penalty(logits, there, penalty).equal(RepetitionPenaltyLogitsProcessor(penalty)(ids, logits))
 
 
 def test_ties() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
-    ids, _ = Sampler(Sampling(), [0], [[]], [])(logits, hold=False)
+    ids, _ = Sampler(SamplingConfig(), [0], [[]], [])(logits, block_eos=False)
     assert ids.tolist() == [1]
-    assert kept(top_k(logits, 1)).tolist() == [[False, True, True, False]]
+    assert kept(filter_top_k(logits, 1)).tolist() == [[False, True, True, False]]
 
 
 def test_a_draw_lands_in_proportion_and_never_where_nothing_is() -> None:
     logits = torch.tensor([[0.1, 0.0, 0.6, 0.3, 0.0]]).log()
     uniform = (torch.arange(1000, dtype=torch.float64)[:, None]) / 1000
-    counts = drawn(logits.expand(1000, -1), uniform).bincount(minlength=5).tolist()
+    counts = sample_from_uniform(logits.expand(1000, -1), uniform).bincount(minlength=5).tolist()
     assert counts == pytest.approx([100, 0, 600, 300, 0], abs=1)
     ends = torch.tensor([[0.0], [1 - 2.0**-53]], dtype=torch.float64)
-    assert drawn(torch.tensor([[0.0, 1.0, 1.0, 0.0]]).log().expand(2, -1), ends).tolist() == [1, 2]
+    assert sample_from_uniform(torch.tensor([[0.0, 1.0, 1.0, 0.0]]).log().expand(2, -1), ends).tolist() == [1, 2]
 
 
 def test_the_penalty_remembers_prompt_and_continuation() -> None:
-    sampler = Sampler(Sampling(repetition_penalty=10.0), [0, 0], [[3], [1]], [])
+    sampler = Sampler(SamplingConfig(repetition_penalty=10.0), [0, 0], [[3], [1]], [])
     logits = torch.tensor([[0.1, 0.3, 0.5, 0.6]] * 2)
-    told = [sampler(logits, hold=False)[0].tolist() for _ in range(3)]
+    told = [sampler(logits, block_eos=False)[0].tolist() for _ in range(3)]
     assert told == [[2, 3], [1, 2], [0, 0]]
-    sampler.take([1])
-    assert sampler(torch.tensor([[0.1, 0.3, 0.5, 0.6]]), hold=False)[0].tolist() == [3]
+    sampler.select_rows([1])
+    assert sampler(torch.tensor([[0.1, 0.3, 0.5, 0.6]]), block_eos=False)[0].tolist() == [3]
 
 
 def test_held_ids_wait() -> None:
-    sampler = Sampler(Sampling(), [0], [[]], [2, 3])
+    sampler = Sampler(SamplingConfig(), [0], [[]], [2, 3])
     logits = torch.tensor([[0.1, 0.3, 0.5, 0.6]])
-    assert sampler(logits, hold=True)[0].tolist() == [1]
-    assert sampler(logits, hold=False)[0].tolist() == [3]
+    assert sampler(logits, block_eos=True)[0].tolist() == [1]
+    assert sampler(logits, block_eos=False)[0].tolist() == [3]
 
 
 @given(st.text(alphabet="ab", max_size=8), st.text(alphabet="ab", min_size=1, max_size=4))
 def test_overlap_is_the_longest_beginning_at_the_end(text: str, stop: str) -> None:
     asked = max(n for n in range(len(stop)) if n == 0 or text.endswith(stop[:n]))
-    assert overlap(text, stop) == asked
+    assert stop_prefix_length(text, stop) == asked
 
 
 @given(st.text(alphabet="abé日😀 ", max_size=30), st.lists(st.text(alphabet="abé", min_size=1, max_size=3), max_size=3))
 def test_pieces_are_the_text_up_to_the_first_stop(text: str, stop: list[str]) -> None:
-    wording = Wording(lambda ids: bytes(ids).decode(errors="replace"), list("x é".encode()), stop)
+    wording = IncrementalDetokenizer(lambda ids: bytes(ids).decode(errors="replace"), list("x é".encode()), stop)
     pieces: list[str] = []
     for byte in text.encode():
-        pieces.append(wording.add(byte))
-        if wording.stopped:
+        pieces.append(wording.append(byte))
+        if wording.found_stop:
             break
-    pieces.append(wording.end())
+    pieces.append(wording.flush())
     whole = "".join(pieces)
     assert wording.text == whole
-    assert wording.stopped == any(s in text for s in stop)
+    assert wording.found_stop == any(s in text for s in stop)
     ends = [text.find(s) + len(s) for s in stop if s in text]
     if not ends:
         assert whole == text
@@ -120,8 +120,8 @@ def test_pieces_of_a_real_tokenizer_are_its_text() -> None:
         text = "".join(draws.choices(words, k=12))
         ids = tokenizer.encode(text).ids
         cut = draws.randrange(1, len(ids))
-        wording = Wording(lambda ids: tokenizer.decode(ids), ids[:cut], ())
-        whole = "".join(map(wording.add, ids[cut:])) + wording.end()
+        wording = IncrementalDetokenizer(lambda ids: tokenizer.decode(ids), ids[:cut], ())
+        whole = "".join(map(wording.append, ids[cut:])) + wording.flush()
         before = tokenizer.decode(ids[:cut]).rstrip("\ufffd")
         assert before + whole == tokenizer.decode(ids)
 
@@ -129,5 +129,5 @@ def test_pieces_of_a_real_tokenizer_are_its_text() -> None:
 @pytest.mark.parametrize("temperature", [1e-30, 1e-39, 1e-45])
 def test_the_smallest_temperatures_are_greedy(temperature: float) -> None:
     logits = torch.randn(3, 50)
-    sampler = Sampler(Sampling(temperature), [0, 1, 2], [[], [], []], [])
-    assert torch.equal(sampler(logits, hold=False)[0], logits.argmax(-1))
+    sampler = Sampler(SamplingConfig(temperature), [0, 1, 2], [[], [], []], [])
+    assert torch.equal(sampler(logits, block_eos=False)[0], logits.argmax(-1))

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core import paths, slab
-from laconic.core.cache import Cache
+from laconic.core.cache import KVCache
 from laconic.core.decoder import Decoder
 from laconic.core.generate import generate, pad_left
-from laconic.core.paths import Values
-from laconic.core.prompt import prompt_of, read
+from laconic.core.paths import CacheBackend
+from laconic.core.prompt import build_prompt, prefill
 from tests.conftest import missing, needs
 from tests.core.readings import VARIANTS, decoder_of, fresh
 from tests.tolerances import FLOORS, LEAST_FLOOR, error
@@ -21,8 +21,8 @@ ROWS = [[5, 9, 3, 17, 60, 8, 33], [7], [2, 4, 8, 11, 90, 1], [50, 60, 70]]
 STEPS = 12
 
 
-def prefilled(decoder: Decoder, rows: list[list[int]]) -> Cache:
-    return read(decoder, prompt_of(decoder, None, None, rows, None, None), None, 512).state
+def prefilled(decoder: Decoder, rows: list[list[int]]) -> KVCache:
+    return prefill(decoder, build_prompt(decoder, None, None, rows, None, None), None, 512).state
 
 
 def walked(path: Any, ids: Tensor) -> Tensor:
@@ -31,15 +31,15 @@ def walked(path: Any, ids: Tensor) -> Tensor:
 
 
 def both(
-    name: str, rows: list[list[int]], copies: int = slab.COPIES, steps: int = STEPS
+    name: str, rows: list[list[int]], copies: int = slab.MAX_COPY_BYTES, steps: int = STEPS
 ) -> tuple[Tensor, Tensor, float]:
     """What the slab gives, what the value gives, and the float32 floor of the latter."""
     ids = torch.randint(0, 97, (len(rows), steps), generator=torch.Generator().manual_seed(3))
     decoder, wide = decoder_of(name, torch.float32), decoder_of(name)
     with torch.inference_mode():
-        got = walked(slab.Slab(slab.parts(decoder, copies), prefilled(decoder, rows), steps), ids)
-        asked = walked(Values(decoder, prefilled(decoder, rows)), ids)
-        floor = error(asked, walked(Values(wide, prefilled(wide, rows)), ids))
+        got = walked(slab.StaticCacheDecoder(slab.fuse_weights(decoder, copies), prefilled(decoder, rows), steps), ids)
+        asked = walked(CacheBackend(decoder, prefilled(decoder, rows)), ids)
+        floor = error(asked, walked(CacheBackend(wide, prefilled(wide, rows)), ids))
     return got, asked, max(floor, LEAST_FLOOR)
 
 
@@ -60,9 +60,9 @@ def test_modules_in_place_of_copies(name: str, copies: int) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "qwen2", "qwen3"])
 def test_the_layout_of_onednn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not slab.has_packed(torch.device("cpu")):
+    if not slab.has_onednn_packing(torch.device("cpu")):
         missing("needs a torch with oneDNN")
-    monkeypatch.setattr(slab, "PACKED", 0)
+    monkeypatch.setattr(slab, "MIN_PACKED_NUMEL", 0)
     got, asked, floor = both(name, ROWS)
     assert error(got, asked) <= FLOORS * floor
 
@@ -76,7 +76,7 @@ def test_rope_that_changes_with_length_on_the_way(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
 def test_a_full_slab_is_made_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slab, "ROOM", 2)
+    monkeypatch.setattr(slab, "MIN_NEW_SLOTS", 2)
     got, asked, floor = both(name, ROWS, steps=40)
     assert error(got, asked) <= FLOORS * floor
 
@@ -89,8 +89,8 @@ def test_what_is_not_filled_yet_is_never_read(name: str, rows: list[list[int]]) 
     found: list[Tensor] = []
     with torch.inference_mode():
         for tail in (0.0, float("nan")):
-            made = slab.Slab(slab.parts(decoder), prefilled(decoder, rows), STEPS)
-            made.held[:, :, :, made.filled :] = tail
+            made = slab.StaticCacheDecoder(slab.fuse_weights(decoder), prefilled(decoder, rows), STEPS)
+            made.buffer[:, :, :, made.num_filled :] = tail
             found.append(walked(made, ids))
     assert torch.equal(*found)
 
@@ -101,28 +101,28 @@ def test_take_goes_on_with_some_rows(name: str) -> None:
     ids = torch.randint(0, 97, (4, 3), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
         one, other = (
-            slab.Slab(slab.parts(decoder), prefilled(decoder, ROWS), 6),
-            Values(decoder, prefilled(decoder, ROWS)),
+            slab.StaticCacheDecoder(slab.fuse_weights(decoder), prefilled(decoder, ROWS), 6),
+            CacheBackend(decoder, prefilled(decoder, ROWS)),
         )
         for path in (one, other):
             walked(path, ids)
-            path.take([3, 1])
+            path.select_rows([3, 1])
         assert error(walked(one, ids[[3, 1]]), walked(other, ids[[3, 1]])) <= FLOORS * 1e-6
-        assert one.cache().live.equal(other.cache().live)
-        assert one.cache().positions.equal(other.cache().positions)
+        assert one.to_cache().valid.equal(other.to_cache().valid)
+        assert one.to_cache().positions.equal(other.to_cache().positions)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_generation_is_the_same_on_both_paths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = decoder_of(name, torch.float32)
-    fast = generate(decoder, ids=ROWS, max_tokens=20, eos=())
+    fast = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=())
     monkeypatch.setattr(paths, "plain", lambda decoder: False)
-    slow = generate(decoder, ids=ROWS, max_tokens=20, eos=())
+    slow = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=())
     for one, other in zip(fast, slow, strict=True):
-        assert one.ids == other.ids
+        assert one.token_ids == other.token_ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-        assert error(one.hidden, other.hidden) <= FLOORS * 1e-6
-        assert one.state.live.equal(other.state.live)
+        assert error(one.last_hidden, other.last_hidden) <= FLOORS * 1e-6
+        assert one.state.valid.equal(other.state.valid)
         assert one.state.positions.equal(other.state.positions)
         assert error(torch.stack(one.state.keys), torch.stack(other.state.keys)) <= FLOORS * 1e-6
         assert error(torch.stack(one.state.values), torch.stack(other.state.values)) <= FLOORS * 1e-6
@@ -135,7 +135,7 @@ class Doubled(nn.Linear):
 
 def changed(what: str) -> Decoder:
     decoder = fresh("llama")
-    block: Any = decoder.blocks[0]
+    block: Any = decoder.layers[0]
     if what == "linear":
         block.mlp.up_proj = Doubled(48, 64)
     elif what == "mlp":
@@ -143,75 +143,75 @@ def changed(what: str) -> Decoder:
     elif what == "hook":
         block.self_attn.o_proj.register_forward_hook(lambda module, args, out: 2 * out)
     elif what == "pre hook":
-        decoder.blocks[1].register_forward_pre_hook(lambda module, args: None)
+        decoder.layers[1].register_forward_pre_hook(lambda module, args: None)
     elif what == "type":
         block.mlp.up_proj.double()
     elif what == "training":
         decoder.train()
     elif what == "attention":
-        decoder.attention = "eager"
+        decoder.attn_implementation = "eager"
     return decoder
 
 
 @pytest.mark.parametrize("what", ["linear", "mlp", "hook", "pre hook", "type", "training", "attention"])
 def test_what_is_not_plain_goes_the_first_way(what: str) -> None:
-    assert slab.plain(fresh("llama"))
-    assert not slab.plain(changed(what))
+    assert slab.is_stock_decoder(fresh("llama"))
+    assert not slab.is_stock_decoder(changed(what))
 
 
 def test_autocast_goes_the_first_way() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not slab.plain(fresh("llama"))
+        assert not slab.is_stock_decoder(fresh("llama"))
 
 
 @pytest.mark.parametrize("what", ["linear", "mlp", "hook", "attention"])
 def test_a_part_that_was_replaced_is_what_runs(what: str) -> None:
     decoder = changed(what)
-    (got,) = generate(decoder, ids=[ROWS[0]], max_tokens=5, eos=())
+    (got,) = generate(decoder, input_ids=[ROWS[0]], max_tokens=5, eos_token_ids=())
     ids = list(ROWS[0])
-    for token in got.ids:
+    for token in got.token_ids:
         assert int(decoder.logits(decoder(decoder.embed(torch.tensor([ids]))).hidden[:, -1]).argmax()) == token
         ids.append(token)
 
 
 def test_weights_changed_between_two_generations() -> None:
     decoder = fresh("llama")
-    before = generate(decoder, ids=ROWS, max_tokens=20, eos=())
-    decoder.blocks[0].part("q").weight.data.mul_(-3.0)  # which no version counter sees
-    after, new = generate(decoder, ids=ROWS, max_tokens=20, eos=()), fresh("llama")
+    before = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=())
+    decoder.layers[0].part("q").weight.data.mul_(-3.0)  # which no version counter sees
+    after, new = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=()), fresh("llama")
     with torch.no_grad():
-        new.blocks[0].part("q").weight.mul_(-3.0)
-    assert [g.ids for g in after] == [g.ids for g in generate(new, ids=ROWS, max_tokens=20, eos=())]
-    assert [g.ids for g in after] != [g.ids for g in before]
+        new.layers[0].part("q").weight.mul_(-3.0)
+    assert [g.token_ids for g in after] == [g.token_ids for g in generate(new, input_ids=ROWS, max_tokens=20, eos_token_ids=())]
+    assert [g.token_ids for g in after] != [g.token_ids for g in before]
 
 
 def test_float64_and_bfloat16_go_the_second_way_too() -> None:
     for dtype in (torch.float64, torch.bfloat16):
         decoder = fresh("qwen3").to(dtype)
-        assert slab.plain(decoder)
-        found = generate(decoder, ids=ROWS, max_tokens=20, eos=())
-        assert all(g.state.keys[0].dtype == dtype and g.hidden.dtype == dtype for g in found)
+        assert slab.is_stock_decoder(decoder)
+        found = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=())
+        assert all(g.state.keys[0].dtype == dtype and g.last_hidden.dtype == dtype for g in found)
     wide = decoder_of("qwen3")
-    one = generate(wide, ids=ROWS, max_tokens=20, eos=())
+    one = generate(wide, input_ids=ROWS, max_tokens=20, eos_token_ids=())
     for row, g in zip(ROWS, one, strict=True):
-        ids, live = pad_left([row + g.ids])
+        ids, live = pad_left([row + g.token_ids])
         logits = wide.logits(wide(wide.embed(ids), live=live).hidden[0, len(row) - 1 : -1])
-        assert logits.float().argmax(-1).tolist() == g.ids
+        assert logits.float().argmax(-1).tolist() == g.token_ids
 
 
 def test_an_adapter_is_what_runs() -> None:
     needs("peft")
     from peft import LoraConfig, get_peft_model
 
-    plain = generate(fresh("llama"), ids=ROWS, max_tokens=20, eos=())
+    plain = generate(fresh("llama"), input_ids=ROWS, max_tokens=20, eos_token_ids=())
     adapted: Any = get_peft_model(fresh("llama"), LoraConfig(r=4, target_modules=["q_proj", "up_proj"]))
     with torch.no_grad():
         for name, p in adapted.named_parameters():
             if "lora_B" in name:
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
     adapted.eval()
-    assert not slab.plain(adapted.base_model.model)
-    found = generate(adapted.base_model.model, ids=ROWS, max_tokens=20, eos=())
+    assert not slab.is_stock_decoder(adapted.base_model.model)
+    found = generate(adapted.base_model.model, input_ids=ROWS, max_tokens=20, eos_token_ids=())
     merged = adapted.merge_and_unload().eval()
-    assert [g.ids for g in found] == [g.ids for g in generate(merged, ids=ROWS, max_tokens=20, eos=())]
-    assert [g.ids for g in found] != [g.ids for g in plain]
+    assert [g.token_ids for g in found] == [g.token_ids for g in generate(merged, input_ids=ROWS, max_tokens=20, eos_token_ids=())]
+    assert [g.token_ids for g in found] != [g.token_ids for g in plain]

@@ -7,48 +7,48 @@ import torch
 from torch import Tensor
 
 from laconic.core import artifact, state
-from laconic.core.cache import Cache
-from laconic.core.errors import Damaged, Usage
-from laconic.core.state import Continuum, Deep, Factors, Layer, Level, Matrix, Opened, State
-from laconic.core.state_file import load, save
+from laconic.core.cache import KVCache
+from laconic.core.errors import CorruptArtifactError, UsageError
+from laconic.core.state import CMSState, MLPMemoryState, LowRankChange, LayerState, CMSLevelState, LinearMemoryState, OpenChunk, FastWeightState
+from laconic.core.state_file import load_state, save_state
 
 
 def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def matrix(B: int, momentum: bool = False) -> Matrix:
+def matrix(B: int, momentum: bool = False) -> LinearMemoryState:
     now = noise(B, 2, 3, 4)
-    return Matrix(now, now, noise(B, 2, 3, 4) if momentum else None, torch.arange(B) + 5)
+    return LinearMemoryState(now, now, noise(B, 2, 3, 4) if momentum else None, torch.arange(B) + 5)
 
 
-def level(B: int, R: int) -> Level:
-    return Level(
-        moved={"down_proj": Factors(noise(B, R, 3), noise(B, R, 4)), "up_proj": noise(B, 4, 3)},
-        open={"down_proj": Factors(noise(B, 1, 3), noise(B, 1, 4))},
+def level(B: int, R: int) -> CMSLevelState:
+    return CMSLevelState(
+        change={"down_proj": LowRankChange(noise(B, R, 3), noise(B, R, 4)), "up_proj": noise(B, 4, 3)},
+        accumulated={"down_proj": LowRankChange(noise(B, 1, 3), noise(B, 1, 4))},
         moments={"up_proj": noise(B, 4, 3)},
-        start={"up_proj": noise(B, 4, 3)},
-        count=torch.full((B,), 3),
-        updates=torch.full((B,), 7),
+        start_change={"up_proj": noise(B, 4, 3)},
+        num_tokens=torch.full((B,), 3),
+        num_updates=torch.full((B,), 7),
     )
 
 
-def whole(B: int = 3, R: int = 2, S: int = 4) -> State:
+def whole(B: int = 3, R: int = 2, S: int = 4) -> FastWeightState:
     """One of everything."""
-    cache = Cache((noise(B, 1, S, 2),), (noise(B, 1, S, 2),), torch.arange(S).expand(B, -1).clone(),
+    cache = KVCache((noise(B, 1, S, 2),), (noise(B, 1, S, 2),), torch.arange(S).expand(B, -1).clone(),
                   torch.ones(B, S).bool())  # fmt: skip
-    layer = Layer(
-        tails={"x": noise(B, 3, 8)},
-        memory={"memory": matrix(B, True), "deep": Deep(matrix(B), matrix(B))},
-        cms=Continuum((level(B, R), level(B, R))),
+    layer = LayerState(
+        conv_tails={"x": noise(B, 3, 8)},
+        memory={"memory": matrix(B, True), "deep": MLPMemoryState(matrix(B), matrix(B))},
+        cms=CMSState((level(B, R), level(B, R))),
         cache=cache,
     )
-    opened = Opened(torch.arange(2 * B).reshape(B, 2), torch.full((B,), 2), (layer,))
-    return State((layer, Layer()), torch.full((B,), 9), opened)
+    opened = OpenChunk(torch.arange(2 * B).reshape(B, 2), torch.full((B,), 2), (layer,))
+    return FastWeightState((layer, LayerState()), torch.full((B,), 9), opened)
 
 
 def test_names_on_disk_are_the_specified() -> None:
-    names = dict(state.named(whole()))
+    names = dict(state.named_tensors(whole()))
     assert "layers.0.cms.levels.1.down_proj.left" in names
     assert "layers.0.memory.deep.W1.now" in names
     assert len({id(x) for x in names.values()}) < len(names), "a boundary that is the current state is the same tensor"
@@ -56,75 +56,75 @@ def test_names_on_disk_are_the_specified() -> None:
 
 def test_rows_are_taken_forked_and_joined() -> None:
     held = whole()
-    few = state.take(held, [2, 0])
-    assert state.equal(few.layers[0].cms, state.take(held.layers[0].cms, torch.tensor([2, 0])))
-    assert state.equal(state.join(state.take(held, [0]), state.take(held, [1, 2])), held)
-    forked = state.repeat(held, 2)
-    assert state.equal(state.take(forked, [0, 2, 4]), held)
-    assert state.equal(state.take(forked, [1, 3, 5]), held)
-    assert state.bytes(state.take(held, [0])) * 3 == state.bytes(state.take(held, [0, 1, 2]))
+    few = state.select_rows(held, [2, 0])
+    assert state.states_equal(few.layers[0].cms, state.select_rows(held.layers[0].cms, torch.tensor([2, 0])))
+    assert state.states_equal(state.concat_rows(state.select_rows(held, [0]), state.select_rows(held, [1, 2])), held)
+    forked = state.repeat_rows(held, 2)
+    assert state.states_equal(state.select_rows(forked, [0, 2, 4]), held)
+    assert state.states_equal(state.select_rows(forked, [1, 3, 5]), held)
+    assert state.num_bytes(state.select_rows(held, [0])) * 3 == state.num_bytes(state.select_rows(held, [0, 1, 2]))
 
 
 def test_a_state_in_two_places_is_counted_once() -> None:
     m = matrix(2)
-    assert state.bytes(m) == m.now.nbytes + m.count.nbytes
+    assert state.num_bytes(m) == m.change.nbytes + m.num_tokens.nbytes
 
 
 def test_joined_rows_of_different_lengths_are_padded_with_what_adds_nothing() -> None:
     short, long = level(1, 1), level(1, 3)
-    both = state.join(short, long).moved["down_proj"]
+    both = state.concat_rows(short, long).change["down_proj"]
     for row, one in enumerate((short, long)):
-        made = one.moved["down_proj"]
-        assert isinstance(both, Factors)
-        assert isinstance(made, Factors)
+        made = one.change["down_proj"]
+        assert isinstance(both, LowRankChange)
+        assert isinstance(made, LowRankChange)
         torch.testing.assert_close(both.left[row].mT @ both.right[row], made.left[0].mT @ made.right[0])
-    caches = state.join(whole(1, S=2), whole(1, S=4)).layers[0].cache
+    caches = state.concat_rows(whole(1, S=2), whole(1, S=4)).layers[0].cache
     assert caches is not None
-    assert caches.live.tolist() == [[False, False, True, True], [True] * 4]
+    assert caches.valid.tolist() == [[False, False, True, True], [True] * 4]
 
 
 def test_moved_elsewhere_counts_stay() -> None:
     moved = state.to(whole(), "meta", torch.float32)
     assert moved.position.device.type == "cpu"
-    now = dict(state.named(moved))["layers.0.memory.memory.now"]
+    now = dict(state.named_tensors(moved))["layers.0.memory.memory.now"]
     assert (now.device.type, now.dtype) == ("meta", torch.float32)
     x = noise(1, 1).requires_grad_()
-    assert not state.detach(Layer(tails={"x": x[None] * 2})).tails["x"].requires_grad
+    assert not state.detach(LayerState(conv_tails={"x": x[None] * 2})).conv_tails["x"].requires_grad
 
 
 def test_reset_gives_some_rows_their_start() -> None:
     held = whole()
-    after = state.reset(held, [1])
-    for name, x in state.named(after):
-        old = dict(state.named(held))[name]
+    after = state.reset_rows(held, [1])
+    for name, x in state.named_tensors(after):
+        old = dict(state.named_tensors(held))[name]
         assert torch.equal(x[0], old[0]), name
         if "cache" not in name and name != "open.ids":
             assert not x[1].any(), name
     cache = after.layers[0].cache
     assert cache is not None
-    assert cache.live.any(1).tolist() == [True, False, True]
+    assert cache.valid.any(1).tolist() == [True, False, True]
 
 
 def test_reset_of_one_part_leaves_the_others() -> None:
     held = whole()
-    after = state.reset(held, what=("cms",), levels=[1])
-    first, second = (dict(state.named(x)) for x in (held, after))
+    after = state.reset_rows(held, parts=("cms",), levels=[1])
+    first, second = (dict(state.named_tensors(x)) for x in (held, after))
     changed = {name for name in first if not torch.equal(first[name], second[name])}
     assert changed == {name for name in first if ".levels.1." in name} | {"open.count"}
     assert not any(second[name].any() for name in changed)
-    assert not state.reset(held, what=("cache",)).position.any()
-    assert state.reset(held, what=("memory",)).position.tolist() == [9] * 3
+    assert not state.reset_rows(held, parts=("cache",)).position.any()
+    assert state.reset_rows(held, parts=("memory",)).position.tolist() == [9] * 3
 
 
 def test_a_file_gives_back_the_bits(tmp_path: Path) -> None:
     held = whole()
-    save(held, tmp_path / "me.safetensors", kind="hope", model="f" * 64, tokens=9, version="0")
-    found = load(tmp_path / "me.safetensors", kind="hope", model="f" * 64)
-    assert state.equal(found, held)
-    assert type(found) is State
-    assert found.layers[1] == Layer()
-    tensors, about = artifact.open_artifact(tmp_path / "me.safetensors", "laconic.state")
-    assert len(tensors) == len({id(x) for _, x in state.named(held)}), "a tensor in two places is written once"
+    save_state(held, tmp_path / "me.safetensors", memory_kind="hope", model_fingerprint="f" * 64, num_tokens=9, version="0")
+    found = load_state(tmp_path / "me.safetensors", memory_kind="hope", model_fingerprint="f" * 64)
+    assert state.states_equal(found, held)
+    assert type(found) is FastWeightState
+    assert found.layers[1] == LayerState()
+    tensors, about = artifact.load_artifact(tmp_path / "me.safetensors", "laconic.state")
+    assert len(tensors) == len({id(x) for _, x in state.named_tensors(held)}), "a tensor in two places is written once"
     assert {name: about[name] for name in ("schema", "holds", "tokens", "version")} == {
         "schema": 1, "holds": "hope", "tokens": 9, "version": "0",
     }  # fmt: skip
@@ -132,15 +132,15 @@ def test_a_file_gives_back_the_bits(tmp_path: Path) -> None:
 
 def test_states_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "me.safetensors"
-    save(whole(), path, kind="hope", model="3f2a" + "0" * 60)
-    with pytest.raises(Damaged, match="state: made by model 3f2a00000000…, this is 9c1b"):
-        load(path, kind="hope", model="9c1b" + "0" * 60)
-    assert state.equal(load(path, kind="hope", model="9c1b", force=True), load(path, kind="hope", model="", force=True))
-    with pytest.raises(Damaged, match="holds hope of schema 1, asked was titans of schema 1; load it with what made"):
-        load(path, kind="titans", model="")
-    monkeypatch.setattr("laconic.core.state_file.SCHEMA", 2)
-    with pytest.raises(Damaged, match="asked was hope of schema 2"):
-        load(path, kind="hope", model="")
+    save_state(whole(), path, memory_kind="hope", model_fingerprint="3f2a" + "0" * 60)
+    with pytest.raises(CorruptArtifactError, match="state: made by model 3f2a00000000…, this is 9c1b"):
+        load_state(path, memory_kind="hope", model_fingerprint="9c1b" + "0" * 60)
+    assert state.states_equal(load_state(path, memory_kind="hope", model_fingerprint="9c1b", force=True), load_state(path, memory_kind="hope", model_fingerprint="", force=True))
+    with pytest.raises(CorruptArtifactError, match="holds hope of schema 1, asked was titans of schema 1; load it with what made"):
+        load_state(path, memory_kind="titans", model_fingerprint="")
+    monkeypatch.setattr("laconic.core.state_file.SCHEMA_VERSION", 2)
+    with pytest.raises(CorruptArtifactError, match="asked was hope of schema 2"):
+        load_state(path, memory_kind="hope", model_fingerprint="")
 
 
 @pytest.mark.parametrize(
@@ -157,30 +157,30 @@ def test_a_form_that_does_not_fit_its_tensors_is_refused(tmp_path: Path, shape: 
     about = {"schema": 1, "holds": "hope", "model": "", "shape": shape}
     tensors = {"x": torch.zeros(2), "y": torch.zeros(3)}
     artifact.save_artifact(tmp_path / "me.safetensors", tensors, "laconic.state", about)
-    with pytest.raises(Damaged, match=says):
-        load(tmp_path / "me.safetensors", kind="hope", model="")
+    with pytest.raises(CorruptArtifactError, match=says):
+        load_state(tmp_path / "me.safetensors", memory_kind="hope", model_fingerprint="")
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
     held = whole()
-    with pytest.raises(Usage, match="state: row 3 was asked for, there are rows 0 to 2"):
-        state.take(held, [3])
-    with pytest.raises(Usage, match="reset: 'cmss' was asked for; a state holds memory, cms, cache"):
-        state.reset(held, what=("cmss",))
-    with pytest.raises(Usage, match="join: states of different forms, Matrix, Deep; join one model's"):
-        state.join(matrix(1), Deep(matrix(1), matrix(1)))  # type: ignore[arg-type]
-    with pytest.raises(Usage, match=r"join: states that hold different parts, .* and others; join one model's"):
-        state.join({"a": noise(1, 1)}, {"b": noise(1, 1)})
-    with pytest.raises(Usage, match="join: no state was given; give one or more of the same model"):
-        state.join()
-    with pytest.raises(Usage, match=r"state: it holds no tensor, so no rows; begin with start\(params, batch\)"):
-        state.take(Layer(), [0])
+    with pytest.raises(UsageError, match="state: row 3 was asked for, there are rows 0 to 2"):
+        state.select_rows(held, [3])
+    with pytest.raises(UsageError, match="reset: 'cmss' was asked for; a state holds memory, cms, cache"):
+        state.reset_rows(held, parts=("cmss",))
+    with pytest.raises(UsageError, match="join: states of different forms, Matrix, Deep; join one model's"):
+        state.concat_rows(matrix(1), MLPMemoryState(matrix(1), matrix(1)))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"join: states that hold different parts, .* and others; join one model's"):
+        state.concat_rows({"a": noise(1, 1)}, {"b": noise(1, 1)})
+    with pytest.raises(UsageError, match="join: no state was given; give one or more of the same model"):
+        state.concat_rows()
+    with pytest.raises(UsageError, match=r"state: it holds no tensor, so no rows; begin with start\(params, batch\)"):
+        state.select_rows(LayerState(), [0])
 
 
 def test_the_fingerprint_is_of_names_shapes_types_and_bytes() -> None:
     a = {"x": torch.zeros(2, 3), "y": torch.ones(1)}
     found = [
-        state.fingerprint(w)
+        state.fingerprint_tensors(w)
         for w in (a, dict(reversed(a.items())), a | {"x": torch.zeros(3, 2)}, a | {"x": torch.zeros(2, 3).double()},
                   a | {"y": torch.ones(1) * 2}, {"z": a["x"], "y": a["y"]})
     ]  # fmt: skip

@@ -6,29 +6,29 @@ import pytest
 import torch
 
 from laconic.core.artifact import save_artifact
-from laconic.core.errors import Damaged, Usage
-from laconic.core.thoughts import Thoughts
+from laconic.core.errors import CorruptArtifactError, UsageError
+from laconic.core.thoughts import LatentThoughts
 from tests.core.readings import decoder_of, fresh, noise, same
 
 ABOUT = {"base": "b", "tokenizer": "t"}
 
 
-def thoughts(name: str = "llama", dtype: torch.dtype = torch.float64, **changes: object) -> Thoughts:
+def thoughts(name: str = "llama", dtype: torch.dtype = torch.float64, **changes: object) -> LatentThoughts:
     settings = {"count": 3, "rounds": 2, "seed": 1} | changes
-    return Thoughts(decoder_of(name, dtype), **settings)  # type: ignore[arg-type]
+    return LatentThoughts(decoder_of(name, dtype), **settings)  # type: ignore[arg-type]
 
 
 def test_where_the_three_vectors_start() -> None:
-    table = decoder_of("llama").words.weight
+    table = decoder_of("llama").token_embedding.weight
     mean, copied, normal = (thoughts(control_init=how) for how in ("mean", (5, 7), "normal"))
-    for vector in (mean.bot, mean.slot, mean.eot):
+    for vector in (mean.begin, mean.placeholder, mean.end):
         same(vector, table.mean(0))
-    same(copied.slot, (table[5] + table[7]) / 2)
+    same(copied.placeholder, (table[5] + table[7]) / 2)
     assert 0.01 < normal.vectors.std() < 0.03
-    assert not torch.equal(normal.bot, normal.eot)
+    assert not torch.equal(normal.begin, normal.end)
     assert torch.equal(normal.vectors, thoughts(control_init="normal").vectors)
     assert not torch.equal(normal.vectors, thoughts(control_init="normal", seed=2).vectors)
-    with pytest.raises(Usage, match="control_init copies the rows of no token"):
+    with pytest.raises(UsageError, match="control_init copies the rows of no token"):
         thoughts(control_init=())
 
 
@@ -43,13 +43,13 @@ def test_a_start_leaves_the_stream_of_torch_alone() -> None:
 @pytest.mark.parametrize(("form", "width", "inner"), [("pccot", 20, 48), ("codi", 20, 20), ("codi", None, 48)])
 def test_forms_of_the_map(form: str, width: int | None, inner: int) -> None:
     made = thoughts(project=form, project_width=width, project_dropout=0.5)
-    assert made.map is not None
-    assert made.map.inner.weight.shape == (inner, 48)
-    assert made.map.norm.eps == 1e-5
-    assert all(linear.bias is not None for linear in (made.map.inner, made.map.outer))
+    assert made.projection is not None
+    assert made.projection.inner.weight.shape == (inner, 48)
+    assert made.projection.norm.eps == 1e-5
+    assert all(linear.bias is not None for linear in (made.projection.inner, made.projection.outer))
     x = noise(1, 2, 3, 48)
-    wide = torch.nn.functional.gelu(made.map.inner(x), approximate="none")
-    mean, var = (y := made.map.outer(wide)).mean(-1, keepdim=True), y.var(-1, correction=0, keepdim=True)
+    wide = torch.nn.functional.gelu(made.projection.inner(x), approximate="none")
+    mean, var = (y := made.projection.outer(wide)).mean(-1, keepdim=True), y.var(-1, correction=0, keepdim=True)
     same(made.eval().project(x), (y - mean) / (var + 1e-5).sqrt())
     torch.manual_seed(1)
     dropped = made.train().project(x)
@@ -63,10 +63,10 @@ def test_no_map_gives_back_what_it_gets() -> None:
 
 
 def test_a_scale_that_makes_thoughts_the_size_of_words() -> None:
-    made, table = thoughts(project_scale="embedding"), decoder_of("llama").words.weight
-    assert made.map is not None
-    same(made.map.norm.weight, table.square().mean().sqrt().expand(48))
-    assert thoughts().map.norm.weight.eq(1).all()
+    made, table = thoughts(project_scale="embedding"), decoder_of("llama").token_embedding.weight
+    assert made.projection is not None
+    same(made.projection.norm.weight, table.square().mean().sqrt().expand(48))
+    assert thoughts().projection.norm.weight.eq(1).all()
 
 
 def test_parameters_are_float32_at_least_and_types_are_kept() -> None:
@@ -75,7 +75,7 @@ def test_parameters_are_float32_at_least_and_types_are_kept() -> None:
     assert {p.dtype for p in made.parameters()} == {torch.float32}
     assert made.project(noise(1, 2, 48, dtype=torch.bfloat16)).dtype == torch.bfloat16
     got = made.think(decoder, decoder(noise(1, 2, 4, 48, dtype=torch.bfloat16)).state)
-    assert got.hidden.dtype == torch.bfloat16
+    assert got.hidden_states.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("rounds", [0, 2, None])
@@ -83,22 +83,22 @@ def test_thoughts_on_a_state_are_those_on_a_question_read_with_bot(rounds: int |
     made = thoughts(rounds=rounds, mode="sequential" if rounds is None else "jacobi")
     decoder, question = decoder_of("llama"), noise(1, 2, 4, 48)
     live = torch.tensor([[True] * 4, [False] * 2 + [True] * 2])
-    apart = made.think(decoder, decoder(question, live=live).state, trace=True)
-    at_once = made.think(decoder, question=question, live=live)
-    same(at_once.thoughts, apart.thoughts)
-    same(at_once.hidden, apart.hidden)
-    assert len(apart.trace) == (1 if rounds is None else rounds + 1)
+    apart = made.think(decoder, decoder(question, live=live).state, record_passes=True)
+    at_once = made.think(decoder, question=question, attention_mask=live)
+    same(at_once.latents, apart.latents)
+    same(at_once.hidden_states, apart.hidden_states)
+    assert len(apart.records) == (1 if rounds is None else rounds + 1)
     read: list[int] = []
-    made.think(decoder, apart.state, reader=lambda x, *rest, **named: read.append(1) or decoder(x, *rest, **named))
+    made.think(decoder, apart.cache, forward_fn=lambda x, *rest, **named: read.append(1) or decoder(x, *rest, **named))
     assert len(read) == apart.passes.total
 
 
 def test_thoughts_need_something_to_follow() -> None:
-    with pytest.raises(Usage, match="thoughts follow nothing; give the state of a question"):
+    with pytest.raises(UsageError, match="thoughts follow nothing; give the state of a question"):
         thoughts().think(decoder_of("llama"))
-    with pytest.raises(Usage, match="rounds None: mode jacobi needs a number, sequential has none"):
+    with pytest.raises(UsageError, match="rounds None: mode jacobi needs a number, sequential has none"):
         thoughts(rounds=None)
-    with pytest.raises(Usage, match="rounds 2: mode jacobi needs a number"):
+    with pytest.raises(UsageError, match="rounds 2: mode jacobi needs a number"):
         thoughts(mode="sequential")
 
 
@@ -137,10 +137,10 @@ def test_thoughts_of_something_else(
     tmp_path: Path, about: dict[str, str], changes: dict[str, object], message: str
 ) -> None:
     thoughts().save(tmp_path / "t", ABOUT)
-    with pytest.raises(Damaged) as told:
+    with pytest.raises(CorruptArtifactError) as told:
         thoughts(**changes).load(tmp_path / "t", about)
     assert message in str(told.value)
-    assert told.value.code == 76
+    assert told.value.exit_code == 76
 
 
 @pytest.mark.parametrize("what", ["missing", "unexpected", "of another shape"])
@@ -153,8 +153,8 @@ def test_names_are_neither_missing_nor_unexpected(tmp_path: Path, what: str) -> 
         tensors["more"] = torch.zeros(1)
     else:
         tensors["vectors"] = torch.zeros(2, 48)
-    save_artifact(tmp_path / "t", tensors, "thoughts", {**ABOUT, "settings": made.about})
+    save_artifact(tmp_path / "t", tensors, "thoughts", {**ABOUT, "settings": made.settings})
     before = made.vectors.clone()
-    with pytest.raises(Damaged, match="is missing, unexpected or of another shape; take another copy"):
+    with pytest.raises(CorruptArtifactError, match="is missing, unexpected or of another shape; take another copy"):
         made.load(tmp_path / "t", ABOUT)
     assert torch.equal(made.vectors, before)

@@ -14,27 +14,27 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core import artifact, weights
-from laconic.core.artifact import BadInput, Busy, LaconicError, NonFinite, Unsafe, Usage
+from laconic.core.artifact import InputError, BusyError, LaconicError, NonFiniteError, UnsafeFileError, UsageError
 from laconic.core.decoder import Decoder
-from laconic.core.families import NAMES, DecoderConfig
-from laconic.core.folder import split
+from laconic.core.families import WEIGHT_NAMES, DecoderConfig
+from laconic.core.folder import plan_shards
 from tests import tolerances
 from tests.conftest import REPO, missing, needs
 
-FAMILIES = tuple(NAMES)
+FAMILIES = tuple(WEIGHT_NAMES)
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 UP, DOWN = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight"
 
 
 def made(folder: Path, family: str = "llama", **changes: object) -> Path:
-    Decoder(DecoderConfig.small(family, **changes), seed=4).save_pretrained(folder)
+    Decoder(DecoderConfig.tiny(family, **changes), seed=4).save_pretrained(folder)
     return folder
 
 
 def stored(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a folder, copied."""
     files = sorted(folder.glob("*.safetensors"))
-    return {n: t.clone() for f in files for n, t in artifact.open_tensors(f, artifact.check_header(f).tensors).items()}
+    return {n: t.clone() for f in files for n, t in artifact.open_tensors(f, artifact.read_safetensors_header(f).tensors).items()}
 
 
 def change(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> Path:
@@ -60,10 +60,10 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_load_save_load_is_bit_equal(tmp_path: Path, family: str, dtype: torch.dtype, tie: bool) -> None:
-    first = Decoder(DecoderConfig.small(family, tie_word_embeddings=tie), seed=4)
+    first = Decoder(DecoderConfig.tiny(family, tie_word_embeddings=tie), seed=4)
     first.save_pretrained(tmp_path / "a", dtype=dtype)
     second = Decoder.from_pretrained(tmp_path / "a", dtype)
-    second.save_pretrained(tmp_path / "b", shard_bytes=2e4)
+    second.save_pretrained(tmp_path / "b", max_shard_bytes=2e4)
     third = Decoder.from_pretrained(tmp_path / "b", dtype)
     assert len(list((tmp_path / "b").glob("model-*-of-*.safetensors"))) > 3
     assert same(stored(tmp_path / "a"), stored(tmp_path / "b"))
@@ -95,8 +95,8 @@ def test_transformers_reads_what_we_write(
     needs("transformers")
     import transformers
 
-    decoder = Decoder(DecoderConfig.small(family, tie_word_embeddings=tie), seed=4).eval()
-    decoder.save_pretrained(tmp_path / "out", shard_bytes=5e4)
+    decoder = Decoder(DecoderConfig.tiny(family, tie_word_embeddings=tie), seed=4).eval()
+    decoder.save_pretrained(tmp_path / "out", max_shard_bytes=5e4)
     caplog.clear()
     transformers.logging.enable_propagation()
     with warnings.catch_warnings():
@@ -129,7 +129,7 @@ def test_we_read_what_transformers_writes(tmp_path: Path, family: str) -> None:
 
 
 def test_gpt2_maps_lie_turned_on_disk(tmp_path: Path) -> None:
-    decoder = Decoder(DecoderConfig.small("gpt2"), seed=4)
+    decoder = Decoder(DecoderConfig.tiny("gpt2"), seed=4)
     decoder.save_pretrained(tmp_path / "out")
     disk = stored(tmp_path / "out")
     for name, rows in {"attn.c_attn": 48, "attn.c_proj": 48, "mlp.c_fc": 48, "mlp.c_proj": 64}.items():
@@ -153,7 +153,7 @@ def test_weights_are_mapped_and_may_be_trained(tmp_path: Path) -> None:
 
 def test_what_is_saved_may_be_the_maps_of_what_was_loaded(tmp_path: Path) -> None:
     decoder = Decoder.from_pretrained(made(tmp_path / "a"), torch.float32)
-    with pytest.raises(Busy, match=r"/a exists and is not empty$"):
+    with pytest.raises(BusyError, match=r"/a exists and is not empty$"):
         decoder.save_pretrained(tmp_path / "a")
     decoder.save_pretrained(tmp_path / "b")
     shutil.rmtree(tmp_path / "a")
@@ -173,7 +173,7 @@ def test_three_kinds_in_one_message(tmp_path: Path) -> None:
         tensors["lm_head.weight"] = torch.ones(100, 48)
         tensors[DOWN] = tensors[DOWN].to(torch.int32)
 
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InputError) as caught:
         Decoder.from_pretrained(change(tmp_path / "a", edit))
     assert str(caught.value) == (
         f"2 tensors missing ({UP}, model.norm.weight), 1 unexpected (model.extra.weight), "
@@ -184,7 +184,7 @@ def test_three_kinds_in_one_message(tmp_path: Path) -> None:
 
 def test_ten_of_each_and_a_count(tmp_path: Path) -> None:
     made(tmp_path / "a")
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InputError) as caught:
         Decoder.from_pretrained(
             change(tmp_path / "a", lambda t: t.update({f"x{i:02}": torch.ones(1) for i in range(12)}))
         )
@@ -196,7 +196,7 @@ def test_every_tensor_is_asked_for(tmp_path: Path, family: str) -> None:
     made(tmp_path / "a", family, tie_word_embeddings=False)
     for name in stored(tmp_path / "a"):
         shutil.copytree(tmp_path / "a", tmp_path / "b")
-        with pytest.raises(BadInput) as caught:
+        with pytest.raises(InputError) as caught:
             Decoder.from_pretrained(change(tmp_path / "b", lambda t, name=name: t.pop(name)))
         assert str(caught.value) == f"1 tensor missing ({name})"
         shutil.rmtree(tmp_path / "b")
@@ -206,7 +206,7 @@ def test_missing_and_allowed(tmp_path: Path) -> None:
     change(
         made(tmp_path / "a", tie_word_embeddings=False), lambda t: [t.pop("lm_head.weight"), t.pop("model.norm.weight")]
     )
-    with pytest.raises(BadInput, match=r"^1 tensor missing \(model.norm.weight\)$"):
+    with pytest.raises(InputError, match=r"^1 tensor missing \(model.norm.weight\)$"):
         Decoder.from_pretrained(tmp_path / "a", allow_missing=("lm_head.weight",))
     with pytest.warns(UserWarning, match="2 tensors were not in the checkpoint"):
         decoder = Decoder.from_pretrained(tmp_path / "a", allow_missing=("lm_head.weight", "model.norm.weight", UP))
@@ -217,19 +217,19 @@ def test_missing_and_allowed(tmp_path: Path) -> None:
 
 def test_the_report_names_what_was_missing(tmp_path: Path) -> None:
     change(made(tmp_path / "a"), lambda t: t.pop("model.norm.weight"))
-    config = DecoderConfig.read(tmp_path / "a")
+    config = DecoderConfig.from_folder(tmp_path / "a")
     with torch.device("meta"):
         module = Decoder(config, seed=None)
     report = weights.load_weights(module, tmp_path / "a", config, allow_missing=("model.norm.weight", UP))
     assert report.missing == ("model.norm.weight",)
-    assert report.fingerprint == weights.fingerprint(stored(tmp_path / "a").items())
+    assert report.fingerprint == weights.weights_fingerprint(stored(tmp_path / "a").items())
     assert not any(p.is_meta for p in module.parameters())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_base_model_lacks_the_prefix(tmp_path: Path, family: str) -> None:
     whole = Decoder.from_pretrained(made(tmp_path / "a", family, tie_word_embeddings=True))
-    parts = NAMES[family].base.split(".")
+    parts = WEIGHT_NAMES[family].base_prefix.split(".")
     for i in range(len(parts)):
         base = ".".join(parts[: i + 1]) + "."
         shutil.copytree(tmp_path / "a", tmp_path / f"b{i}")
@@ -251,7 +251,7 @@ def test_a_base_model_that_is_not_tied_has_no_head(tmp_path: Path) -> None:
         tensors.pop("lm_head.weight")
         replaced(tensors, {n.removeprefix("model."): t for n, t in tensors.items()})
 
-    with pytest.raises(BadInput, match=r"^1 tensor missing \(lm_head.weight\)$"):
+    with pytest.raises(InputError, match=r"^1 tensor missing \(lm_head.weight\)$"):
         Decoder.from_pretrained(change(tmp_path / "a", edit))
 
 
@@ -279,14 +279,14 @@ def test_causal_triangles_are_dropped(tmp_path: Path, prefix: str, dtype: torch.
 def test_no_triangle_is_unexpected(tmp_path: Path, odd: Tensor) -> None:
     made(tmp_path / "a", "gpt2")
     name = "transformer.h.0.attn.bias"
-    with pytest.raises(BadInput, match=r"^1 tensor unexpected \(transformer.h.0.attn.bias\)$"):
+    with pytest.raises(InputError, match=r"^1 tensor unexpected \(transformer.h.0.attn.bias\)$"):
         Decoder.from_pretrained(change(tmp_path / "a", lambda t: t.update({name: odd})))
 
 
 def test_the_same_names_elsewhere_are_unexpected(tmp_path: Path) -> None:
     made(tmp_path / "a")
     name = "model.layers.0.attn.bias"
-    with pytest.raises(BadInput, match=r"^1 tensor unexpected \(model.layers.0.attn.bias\)$"):
+    with pytest.raises(InputError, match=r"^1 tensor unexpected \(model.layers.0.attn.bias\)$"):
         Decoder.from_pretrained(change(tmp_path / "a", lambda t: t.update({name: torch.ones(4, 4).tril()})))
 
 
@@ -299,13 +299,13 @@ def test_rope_tables_are_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tied_head_on_disk(tmp_path: Path, family: str) -> None:
     whole = Decoder.from_pretrained(made(tmp_path / "a", family, tie_word_embeddings=True))
-    words = f"{NAMES[family].words}.weight"
+    words = f"{WEIGHT_NAMES[family].token_embedding}.weight"
     change(tmp_path / "a", lambda t: t.update({"lm_head.weight": t[words].clone()}))
     decoder = Decoder.from_pretrained(tmp_path / "a")
     assert same(decoder.state_dict(), whole.state_dict())
     assert "lm_head.weight" not in decoder.state_dict()
     change(tmp_path / "a", lambda t: t["lm_head.weight"][3, 4].add_(1e-3))
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InputError) as caught:
         Decoder.from_pretrained(tmp_path / "a")
     assert str(caught.value) == (
         f"tie_word_embeddings is true but lm_head.weight differs from {words}; set it to false"
@@ -316,10 +316,10 @@ def test_a_tied_head_on_disk(tmp_path: Path, family: str) -> None:
 
 
 def test_no_weights(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"^no config.json in "):
+    with pytest.raises(InputError, match=r"^no config.json in "):
         Decoder.from_pretrained(tmp_path)
     (made(tmp_path / "a") / WHOLE).unlink()
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InputError) as caught:
         Decoder.from_pretrained(tmp_path / "a")
     assert str(caught.value) == (
         f"{tmp_path / 'a'} has config.json but no model.safetensors and no index; was the download cut?"
@@ -329,7 +329,7 @@ def test_no_weights(tmp_path: Path) -> None:
 def test_only_a_pickle(tmp_path: Path) -> None:
     made(tmp_path / "a")
     (tmp_path / "a" / WHOLE).rename(tmp_path / "a" / "pytorch_model.bin")
-    with pytest.raises(Unsafe) as caught:
+    with pytest.raises(UnsafeFileError) as caught:
         Decoder.from_pretrained(tmp_path / "a")
     assert str(caught.value) == (
         "pytorch_model.bin is a pickle and can run code; not opened. "
@@ -341,15 +341,15 @@ def test_only_a_pickle(tmp_path: Path) -> None:
 
 
 def sharded(folder: Path) -> Path:
-    Decoder(DecoderConfig.small("llama"), seed=4).save_pretrained(folder, shard_bytes=5e4)
+    Decoder(DecoderConfig.tiny("llama"), seed=4).save_pretrained(folder, max_shard_bytes=5e4)
     return folder
 
 
 def test_missing_shard(tmp_path: Path) -> None:
     shard = sorted(sharded(tmp_path / "a").glob("model-*"))[1]
-    names = list(artifact.check_header(shard).tensors)
+    names = list(artifact.read_safetensors_header(shard).tensors)
     shard.unlink()
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InputError) as caught:
         Decoder.from_pretrained(tmp_path / "a")
     index = json.loads((tmp_path / "a" / INDEX).read_text())["weight_map"]
     first = next(name for name in index if index[name] == shard.name)
@@ -365,7 +365,7 @@ def test_cut_and_extended_shards(tmp_path: Path) -> None:
         n = len(content) - 8 - int.from_bytes(content[:8], "little")
         for odd, size in ((content[:-10], n - 10), (content + b"\0", n + 1)):
             shard.write_bytes(odd)
-            with pytest.raises(BadInput) as caught:
+            with pytest.raises(InputError) as caught:
                 Decoder.from_pretrained(tmp_path / "a")
             said = f"{shard.name}: header promises {n:,} bytes of data, file has {size:,}; fetch it again"
             assert str(caught.value) == said
@@ -376,13 +376,13 @@ def test_cut_and_extended_shards(tmp_path: Path) -> None:
 def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
     first, second, *_ = sorted(sharded(tmp_path / "a").glob("model-*.safetensors"))
     shutil.copy(first, second)
-    with pytest.raises(BadInput, match=rf" lies in {first.name} and in {second.name}; fetch them again$"):
+    with pytest.raises(InputError, match=rf" lies in {first.name} and in {second.name}; fetch them again$"):
         Decoder.from_pretrained(tmp_path / "a")
 
 
 def test_an_index_that_is_none(tmp_path: Path) -> None:
     (sharded(tmp_path / "a") / INDEX).write_text("{}")
-    with pytest.raises(BadInput, match="weight_map is no table of tensor names and file names"):
+    with pytest.raises(InputError, match="weight_map is no table of tensor names and file names"):
         Decoder.from_pretrained(tmp_path / "a")
 
 
@@ -396,16 +396,16 @@ def test_numbers_that_are_none(tmp_path: Path, family: str, dtype: torch.dtype |
         tensors[name][5, 17] = float("nan")
         tensors[name][40, 3] = float("inf")
 
-    with pytest.raises(NonFinite) as caught:
+    with pytest.raises(NonFiniteError) as caught:
         Decoder.from_pretrained(change(tmp_path / "a", edit), dtype)
     assert str(caught.value) == f"{name}: 2 values not finite, first at [5, 17]"
-    assert caught.value.code == 65
+    assert caught.value.exit_code == 65
 
 
 def test_a_type_too_small_for_the_numbers(tmp_path: Path) -> None:
     change(made(tmp_path / "a"), lambda t: t["model.norm.weight"].fill_(1e6))
     Decoder.from_pretrained(tmp_path / "a", torch.bfloat16)
-    with pytest.raises(NonFinite, match=r"^model.norm.weight: 48 values not finite, first at \[0\]$"):
+    with pytest.raises(NonFiniteError, match=r"^model.norm.weight: 48 values not finite, first at \[0\]$"):
         Decoder.from_pretrained(tmp_path / "a", torch.float16)
 
 
@@ -413,16 +413,16 @@ def test_a_type_too_small_for_the_numbers(tmp_path: Path) -> None:
 
 
 def test_default_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Decoder(DecoderConfig.small("llama")).save_pretrained(tmp_path / "a", dtype=torch.bfloat16)
-    Decoder(DecoderConfig.small("llama")).save_pretrained(tmp_path / "h", dtype=torch.float16)
+    Decoder(DecoderConfig.tiny("llama")).save_pretrained(tmp_path / "a", dtype=torch.bfloat16)
+    Decoder(DecoderConfig.tiny("llama")).save_pretrained(tmp_path / "h", dtype=torch.float16)
     for amx, avx, kind in ((0, 0, torch.float32), (1, 0, torch.bfloat16), (0, 1, torch.bfloat16)):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: bool(amx))
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda avx=avx: bool(avx))
         assert {p.dtype for p in Decoder.from_pretrained(tmp_path / "a").parameters()} == {kind}
         assert {p.dtype for p in Decoder.from_pretrained(tmp_path / "h").parameters()} == {torch.float32}
-    config = DecoderConfig.read(tmp_path / "a")
+    config = DecoderConfig.from_folder(tmp_path / "a")
     with torch.device("meta"):
-        found, _ = weights.plan(Decoder(config, seed=None), tmp_path / "a", config, ())
+        found, _ = weights.match_tensors(Decoder(config, seed=None), tmp_path / "a", config, ())
     assert weights.default_dtype(found, config, torch.device("cuda")) == torch.bfloat16
 
 
@@ -441,7 +441,7 @@ def test_on_a_device(tmp_path: Path) -> None:
     decoder = Decoder.from_pretrained(tmp_path / "a", device="cuda")
     assert {p.device.type for p in decoder.parameters()} == {"cuda"}
     assert {p.dtype for p in decoder.parameters()} == {torch.float32}
-    assert decoder.fingerprint == weights.fingerprint(weights.on_disk(decoder, decoder.config))
+    assert decoder.fingerprint == weights.weights_fingerprint(weights.checkpoint_tensors(decoder, decoder.config))
     decoder.save_pretrained(tmp_path / "b")
     assert same(stored(tmp_path / "a"), stored(tmp_path / "b"))
 
@@ -474,9 +474,9 @@ def test_peak_memory_is_that_of_the_weights(tmp_path: Path) -> None:
     sizes = {"hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 64, "vocab_size": 4000}
     folders: list[str] = []
     for family, kind, shard in (("llama", "float32", 5e9), ("gpt2", "float32", 4e7), ("gpt2", "bfloat16", 5e9)):
-        config = DecoderConfig.small(family, **sizes, num_hidden_layers=8, intermediate_size=1536)
+        config = DecoderConfig.tiny(family, **sizes, num_hidden_layers=8, intermediate_size=1536)
         folders.append(str(tmp_path / f"{family}-{kind}"))
-        Decoder(config).save_pretrained(folders[-1], dtype=getattr(torch, kind), shard_bytes=shard)
+        Decoder(config).save_pretrained(folders[-1], dtype=getattr(torch, kind), max_shard_bytes=shard)
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "warm"), *folders]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPO)
     ratios = [float(line) for line in done.stdout.split()]
@@ -493,7 +493,7 @@ def test_index_and_shards(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "a" / INDEX).read_text())
     total = sum(t.numel() for t in tensors.values())
     assert index["metadata"] == {"total_size": 4 * total, "total_parameters": total}
-    files = {f.name: artifact.check_header(f) for f in sorted((tmp_path / "a").glob("model-*.safetensors"))}
+    files = {f.name: artifact.read_safetensors_header(f) for f in sorted((tmp_path / "a").glob("model-*.safetensors"))}
     assert index["weight_map"] == {name: file for file, header in files.items() for name in header.tensors}
     assert all(header.metadata == {"format": "pt"} for header in files.values())
     assert list(files) == [f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, len(files) + 1)]
@@ -504,9 +504,9 @@ def test_index_and_shards(tmp_path: Path) -> None:
 
 def test_split() -> None:
     sizes = {"a": 4, "b": 4, "c": 9, "d": 1}
-    assert split(sizes, 1e2) == {WHOLE: ["a", "b", "c", "d"]}
-    assert list(split(sizes, 8.0).values()) == [["a", "b"], ["c"], ["d"]]
-    assert list(split(sizes, 1e1).values()) == [["a", "b"], ["c", "d"]]
+    assert plan_shards(sizes, 1e2) == {WHOLE: ["a", "b", "c", "d"]}
+    assert list(plan_shards(sizes, 8.0).values()) == [["a", "b"], ["c"], ["d"]]
+    assert list(plan_shards(sizes, 1e1).values()) == [["a", "b"], ["c", "d"]]
 
 
 def test_companions_are_copied_and_links_out_are_not(tmp_path: Path) -> None:
@@ -524,7 +524,7 @@ def test_companions_are_copied_and_links_out_are_not(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "a" / "tokenizer.json").symlink_to("../secret")
     with pytest.raises(
-        Unsafe, match=r"tokenizer\.json leads out of its folder, to .*/secret; not opened. Put a copy there"
+        UnsafeFileError, match=r"tokenizer\.json leads out of its folder, to .*/secret; not opened. Put a copy there"
     ):
         decoder.save_pretrained(tmp_path / "c")
     assert not (tmp_path / "c").exists()
@@ -538,7 +538,7 @@ def test_only_what_changed_is_changed_in_the_configuration(tmp_path: Path) -> No
     decoder = Decoder.from_pretrained(tmp_path / "a", torch.float32)
     decoder.save_pretrained(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "config.json").read_text()) == file
-    decoder.grow(3).save_pretrained(tmp_path / "c", dtype=torch.bfloat16)
+    decoder.resize_vocabulary(3).save_pretrained(tmp_path / "c", dtype=torch.bfloat16)
     assert json.loads((tmp_path / "c" / "config.json").read_text()) == file | {
         "vocab_size": 100,
         "torch_dtype": "bfloat16",
@@ -547,18 +547,18 @@ def test_only_what_changed_is_changed_in_the_configuration(tmp_path: Path) -> No
 
 
 def test_an_adapter_is_merged_first(tmp_path: Path) -> None:
-    decoder = Decoder(DecoderConfig.small("llama"))
+    decoder = Decoder(DecoderConfig.tiny("llama"))
     decoder.get_submodule("model.layers.0.self_attn.q_proj").lora_A = nn.Linear(2, 2)
-    with pytest.raises(Usage, match=r"q_proj\.lora_A\.weight is of an adapter; merge it first$"):
+    with pytest.raises(UsageError, match=r"q_proj\.lora_A\.weight is of an adapter; merge it first$"):
         decoder.save_pretrained(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_that_is_not_finite_is_saved(tmp_path: Path) -> None:
-    decoder = Decoder(DecoderConfig.small("gpt2"))
+    decoder = Decoder(DecoderConfig.tiny("gpt2"))
     with torch.no_grad():
         decoder.get_parameter("transformer.h.0.mlp.c_fc.weight")[2, 1] = float("nan")
-    with pytest.raises(NonFinite, match=r"^transformer.h.0.mlp.c_fc.weight: 1 value not finite, first at \[1, 2\]$"):
+    with pytest.raises(NonFiniteError, match=r"^transformer.h.0.mlp.c_fc.weight: 1 value not finite, first at \[1, 2\]$"):
         decoder.save_pretrained(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 
@@ -568,8 +568,8 @@ def test_nothing_that_is_not_finite_is_saved(tmp_path: Path) -> None:
 
 def test_fingerprint() -> None:
     x, y = torch.randn(50, 60), torch.randn(7).bfloat16()
-    print_ = weights.fingerprint([("x", x), ("y", y)])
-    assert print_ == weights.fingerprint([("y", y.float()), ("x", x)])
+    print_ = weights.weights_fingerprint([("x", x), ("y", y)])
+    assert print_ == weights.weights_fingerprint([("y", y.float()), ("x", x)])
     assert len(print_) == 64
     others = [
         [("x", x)],
@@ -578,9 +578,9 @@ def test_fingerprint() -> None:
         [("x", x + torch.zeros(50, 60).index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(1.0))), ("y", y)],
         [("x", x), ("y", -y)],
     ]
-    assert len({print_, *(weights.fingerprint(other) for other in others)}) == 6
-    assert weights.fingerprint([("x", x.t().contiguous().t()), ("y", y)]) == print_
-    assert weights.fingerprint([("s", torch.tensor(2.0)), ("e", torch.ones(0, 3))])
+    assert len({print_, *(weights.weights_fingerprint(other) for other in others)}) == 6
+    assert weights.weights_fingerprint([("x", x.t().contiguous().t()), ("y", y)]) == print_
+    assert weights.weights_fingerprint([("s", torch.tensor(2.0)), ("e", torch.ones(0, 3))])
 
 
 # --- the hub
@@ -618,14 +618,14 @@ def test_a_snapshot_leads_to_its_own_blobs_only(tmp_path: Path) -> None:
         shutil.copy(tmp_path / "a" / WHOLE, repo / place / "x")
         (folder / WHOLE).unlink()
         (folder / WHOLE).symlink_to(f"../../{place}/x")
-        with pytest.raises(Unsafe, match="leads out of its folder"):
+        with pytest.raises(UnsafeFileError, match="leads out of its folder"):
             Decoder.from_pretrained(folder)
     (repo / "blobs").rename(tmp_path / "elsewhere")
     (repo / "blobs").symlink_to(tmp_path / "elsewhere")
     (folder / WHOLE).unlink()
     (folder / WHOLE).symlink_to(f"../../blobs/{1:040}")
     with pytest.raises(LaconicError, match="leads out of its folder"):
-        weights.load_weights(nn.Module(), folder, DecoderConfig.small("llama"))
+        weights.load_weights(nn.Module(), folder, DecoderConfig.tiny("llama"))
 
 
 def test_names_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -644,16 +644,16 @@ def test_names_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert weights.find("org/name-1.0", "abc") == tmp_path
-    assert weights.find("gpt2") == tmp_path
+    assert weights.find_checkpoint("org/name-1.0", "abc") == tmp_path
+    assert weights.find_checkpoint("gpt2") == tmp_path
     assert asked == [("org/name-1.0", "abc"), ("gpt2", None)]
-    assert weights.find(tmp_path) == tmp_path
+    assert weights.find_checkpoint(tmp_path) == tmp_path
     (tmp_path / "file").write_text("")
     for odd in (tmp_path / "file", tmp_path / "none", "a/b/c", "../x", "./x", ".x", "a b", "x/../y"):
         with pytest.raises(
-            BadInput, match=r"is no folder and no name on the hub; give the folder that holds config.json"
+            InputError, match=r"is no folder and no name on the hub; give the folder that holds config.json"
         ):
-            weights.find(odd)
+            weights.find_checkpoint(odd)
     assert len(asked) == 2
 
 
@@ -665,5 +665,5 @@ REPOSITORY = [
 
 def test_the_hub_is_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(BadInput, match=r"^org/name: no such folder here, and from the hub: .+$"):
-        weights.find("org/name")
+    with pytest.raises(InputError, match=r"^org/name: no such folder here, and from the hub: .+$"):
+        weights.find_checkpoint("org/name")

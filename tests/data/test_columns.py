@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import BadInput
-from laconic.data.columns import COLUMNS, columns_of, icot, plain
+from laconic.core.errors import InputError
+from laconic.data.columns import COLUMN_CONVERTERS, detect_columns, parse_icot_line, normalise_number
 from laconic.data.examples import read_examples
-from laconic.data.lines import Fault
-from laconic.data.settings import Data
+from laconic.data.lines import RowError
+from laconic.data.settings import DataConfig
 
-HOW = Data(path="rows.jsonl")
+HOW = DataConfig(path="rows.jsonl")
 ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gsm8k": (
         {"question": "2 and 2?", "answer": "He has 2+2 = <<2+2=4>>4.\nSo $1,004.\n#### $1,004"},
@@ -35,8 +35,8 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", ROWS)
 def test_columns(name: str) -> None:
     row, asked = ROWS[name]
-    assert columns_of(row) == name
-    made = COLUMNS[name](row)
+    assert detect_columns(row) == name
+    made = COLUMN_CONVERTERS[name](row)
     assert made is not None
     assert made | asked == made
 
@@ -45,7 +45,7 @@ def test_gsm8k_as_the_shared_files_have_it(shared: Path) -> None:
     for part in ("train", "test"):
         rows = [json.loads(line) for line in (shared / f"data/gsm8k/{part}.jsonl").open(encoding="utf-8")]
         for row in rows:
-            made = COLUMNS["gsm8k"]({"question": row["question"], "answer": row["raw_answer"]})
+            made = COLUMN_CONVERTERS["gsm8k"]({"question": row["question"], "answer": row["raw_answer"]})
             assert made is not None
             assert {key: made[key] for key in ("steps", "answer", "rationale", "raw_answer")} == {
                 key: row[key] for key in ("steps", "answer", "rationale", "raw_answer")
@@ -55,7 +55,7 @@ def test_gsm8k_as_the_shared_files_have_it(shared: Path) -> None:
 def test_svamp_and_gsm_hard_as_the_shared_files_have_them(shared: Path) -> None:
     for line in (shared / "data/gsm-hard/test.jsonl").open(encoding="utf-8"):
         row = json.loads(line)
-        made = COLUMNS["gsm-hard"]({"instruction": row["question"], "response": row["target"]})
+        made = COLUMN_CONVERTERS["gsm-hard"]({"instruction": row["question"], "response": row["target"]})
         assert made is not None
         assert made["question"] == row["question"].strip()
         assert float(made["answer"]) == row["target"]
@@ -68,10 +68,10 @@ def test_rows_of_gsm8k_as_a_file(tmp_path: Path) -> None:
     example = read_examples(path, HOW).examples[0]
     assert (example.steps, example.answer) == (("<<2+2=4>>",), "1004")
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + '\n{"question": "3?", "answer": "3"}\n')
-    with pytest.raises(BadInput, match=r"train\.jsonl:2:1: answer: no #### before the number in '3'"):
+    with pytest.raises(InputError, match=r"train\.jsonl:2:1: answer: no #### before the number in '3'"):
         read_examples(path, HOW)
     path.write_text(json.dumps(ROWS["gsm8k"][0]) + '\n{"question": "3?"}\n')
-    with pytest.raises(BadInput, match=r"train\.jsonl:2:1: answer: no such field in .*; the first row has it"):
+    with pytest.raises(InputError, match=r"train\.jsonl:2:1: answer: no such field in .*; the first row has it"):
         read_examples(path, HOW)
 
 
@@ -88,12 +88,12 @@ def test_icot_lines_are_the_rows_of_the_shared_files(shared: Path, tmp_path: Pat
 
 
 def test_a_line_of_icot() -> None:
-    row = icot("5 6 * 7 4||5 5 + 0 6 ( 5 1 ) #### 5 5 6")
+    row = parse_icot_line("5 6 * 7 4||5 5 + 0 6 ( 5 1 ) #### 5 5 6")
     assert row == {"question": "5 6 * 7 4", "steps": ["5 5 + 0 6 ( 5 1 )"], "answer": "5 5 6"}
-    assert icot("2?||#### 2")["steps"] == []
+    assert parse_icot_line("2?||#### 2")["steps"] == []
     for line in ("2 and 2? #### 4", "2 and 2?||<<2+2=4>>", "||<<2+2=4>> #### 4", "2 and 2?||<<2+2=4>> ####"):
-        with pytest.raises(Fault, match=r"no row of iCoT: .*; write QUESTION\|\|STEPS #### ANSWER"):
-            icot(line)
+        with pytest.raises(RowError, match=r"no row of iCoT: .*; write QUESTION\|\|STEPS #### ANSWER"):
+            parse_icot_line(line)
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_a_line_of_icot() -> None:
 )
 def test_chains_of_codi(name: str, cot: str | None, steps: list[str]) -> None:
     row = {"question": "2?", "cot": cot, "answer": "2"}
-    assert COLUMNS[name](row) == {"question": "2?", "steps": steps, "answer": "2"}
-    assert COLUMNS[name](row | {"answer": None}) is None
+    assert COLUMN_CONVERTERS[name](row) == {"question": "2?", "steps": steps, "answer": "2"}
+    assert COLUMN_CONVERTERS[name](row | {"answer": None}) is None
 
 
 def test_a_null_answer_is_no_row() -> None:
-    assert COLUMNS["zen"]({"question": "2?", "cot": "", "answer": None}) is None
-    assert COLUMNS["zen"]({"question": "2?", "cot": "", "answer": " #### "}) is None
+    assert COLUMN_CONVERTERS["zen"]({"question": "2?", "cot": "", "answer": None}) is None
+    assert COLUMN_CONVERTERS["zen"]({"question": "2?", "cot": "", "answer": " #### "}) is None
 
 
 @pytest.mark.parametrize(
@@ -122,4 +122,4 @@ def test_a_null_answer_is_no_row() -> None:
      (0.25, "0.25"), (7, "7"), ("3/4", "3/4"), ("5:45", "5:45"), ("7 8 0", "7 8 0"), (-0.0, "0"), (" 2 ", "2")],
 )  # fmt: skip
 def test_plain(found: object, asked: str) -> None:
-    assert plain(found) == asked
+    assert normalise_number(found) == asked

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from laconic.core.contract import Example
-from laconic.core.errors import BadInput
-from laconic.data.contamination import merged, refuse_files, refuse_marks, refuse_names, refuse_overlap, same
-from laconic.data.maths import training
-from laconic.data.settings import Data
+from laconic.core.contract import ReasoningExample
+from laconic.core.errors import InputError
+from laconic.data.contamination import merge_deduplicated, check_known_files, check_marks, check_dataset_names, check_overlap, normalise_question
+from laconic.data.maths import load_training_examples
+from laconic.data.settings import DataConfig
 
 
-def said(**more: Any) -> Data:
-    return Data.model_validate({"kind": "maths", "name": "gsm8k", **more})
+def said(**more: Any) -> DataConfig:
+    return DataConfig.model_validate({"kind": "maths", "name": "gsm8k", **more})
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def said(**more: Any) -> Data:
     ],
 )
 def test_same(one: str, other: str, equal: bool) -> None:
-    assert (same(one) == same(other)) == equal
+    assert (normalise_question(one) == normalise_question(other)) == equal
 
 
 @pytest.mark.parametrize(
@@ -41,55 +41,55 @@ def test_same(one: str, other: str, equal: bool) -> None:
         (said(name="gsm8k-nl", test="zen-E/GSM8k-Aug-NL:test"), r"^gsm8k-nl and zen-E/GSM8k-Aug-NL: chains in words"),
     ],
 )  # fmt: skip
-def test_names_that_are_refused(how: Data, message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        refuse_names(how)
+def test_names_that_are_refused(how: DataConfig, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_dataset_names(how)
 
 
 def test_names_that_are_not() -> None:
-    refuse_names(said(name=("gsm8k:train", "gsm8k-aug"), valid="gsm8k-aug:valid", test="gsm8k:test"))
-    refuse_names(said(name="gsm8k-nl", valid="gsm8k-aug:validation"))
+    check_dataset_names(said(name=("gsm8k:train", "gsm8k-aug"), valid="gsm8k-aug:valid", test="gsm8k:test"))
+    check_dataset_names(said(name="gsm8k-nl", valid="gsm8k-aug:validation"))
 
 
 def test_a_file_that_is_held_out_elsewhere() -> None:
-    with pytest.raises(BadInput, match=r"^data\.name a\.jsonl is gsm8k:test: test rows are not trained on; take a"):
-        refuse_files(said(name="a.jsonl"), {"a.jsonl": "gsm8k:test"})
-    with pytest.raises(BadInput, match=r"^data\.valid a\.jsonl is gsm8k:test: test rows choose nothing; take rows of"):
-        refuse_files(said(valid="a.jsonl"), {"a.jsonl": "gsm8k:test"})
-    refuse_files(said(name="b.jsonl", valid="a.jsonl", test="c.jsonl"), {"a.jsonl": "svamp:valid", "c.jsonl": "x:test"})
+    with pytest.raises(InputError, match=r"^data\.name a\.jsonl is gsm8k:test: test rows are not trained on; take a"):
+        check_known_files(said(name="a.jsonl"), {"a.jsonl": "gsm8k:test"})
+    with pytest.raises(InputError, match=r"^data\.valid a\.jsonl is gsm8k:test: test rows choose nothing; take rows of"):
+        check_known_files(said(valid="a.jsonl"), {"a.jsonl": "gsm8k:test"})
+    check_known_files(said(name="b.jsonl", valid="a.jsonl", test="c.jsonl"), {"a.jsonl": "svamp:valid", "c.jsonl": "x:test"})
 
 
 def test_rows_that_are_marked_as_held_out() -> None:
-    rows = [Example("a", "?", (), "1", {"icot_split": "valid"}), Example("b", "!", (), "1", {"icot_split": "train"})]
-    with pytest.raises(BadInput, match=r"^x: 1 rows are the validation questions of GSM8K-Aug \(icot_split"):
-        refuse_marks("x", rows, allow=False)
-    refuse_marks("x", rows, allow=True)
-    refuse_marks("x", rows[1:], allow=False)
-    with pytest.raises(BadInput, match=r"questions of MultiArith \(in_multiarith = True\); data\.name = aggregate is"):
-        refuse_marks("x", [Example("a", "?", (), "1", {"in_multiarith": True})], allow=False)
+    rows = [ReasoningExample("a", "?", (), "1", {"icot_split": "valid"}), ReasoningExample("b", "!", (), "1", {"icot_split": "train"})]
+    with pytest.raises(InputError, match=r"^x: 1 rows are the validation questions of GSM8K-Aug \(icot_split"):
+        check_marks("x", rows, allow_overlap=False)
+    check_marks("x", rows, allow_overlap=True)
+    check_marks("x", rows[1:], allow_overlap=False)
+    with pytest.raises(InputError, match=r"questions of MultiArith \(in_multiarith = True\); data\.name = aggregate is"):
+        check_marks("x", [ReasoningExample("a", "?", (), "1", {"in_multiarith": True})], allow_overlap=False)
 
 
 def test_held_out_questions_in_training_are_refused() -> None:
-    train = [Example("t1", "2 and\n2?", (), "4"), Example("t2", "3 and 3?", (), "6")]
-    held = [Example("h1", "2  and 2? ", (), "4")]
-    with pytest.raises(BadInput, match=r"held out \(t1 = h1\); take them out, or set data.allow_overlap"):
-        refuse_overlap(train, held)
-    assert refuse_overlap(train, held, allow=True) == 1
-    assert refuse_overlap(train[1:], held) == 0
+    train = [ReasoningExample("t1", "2 and\n2?", (), "4"), ReasoningExample("t2", "3 and 3?", (), "6")]
+    held = [ReasoningExample("h1", "2  and 2? ", (), "4")]
+    with pytest.raises(InputError, match=r"held out \(t1 = h1\); take them out, or set data.allow_overlap"):
+        check_overlap(train, held)
+    assert check_overlap(train, held, allow_overlap=True) == 1
+    assert check_overlap(train[1:], held) == 0
 
 
 def test_questions_of_several_sets_are_taken_once() -> None:
     one = [
-        Example("a", "Two and two?", (), "4"),
-        Example("b", "Two, and two?", (), "4"),
-        Example("c", "Three?", (), "3"),
+        ReasoningExample("a", "Two and two?", (), "4"),
+        ReasoningExample("b", "Two, and two?", (), "4"),
+        ReasoningExample("c", "Three?", (), "3"),
     ]
-    other = [Example("d", "two and TWO", (), "4"), Example("e", "Four?", (), "4")]
-    rows, notes = merged(("x", "y"), (one, other))
+    other = [ReasoningExample("d", "two and TWO", (), "4"), ReasoningExample("e", "Four?", (), "4")]
+    rows, notes = merge_deduplicated(("x", "y"), (one, other))
     assert [row.id for row in rows] == ["a", "b", "c", "e"]  # what a set repeats within itself stays
     assert notes == ["y: 1 rows left out, whose questions stand in an earlier set"]
-    with pytest.raises(BadInput, match=r"^id 'a' stands in x and in z; rows need their own$"):
-        merged(("x", "z"), (one, [Example("a", "Five?", (), "5")]))
+    with pytest.raises(InputError, match=r"^id 'a' stands in x and in z; rows need their own$"):
+        merge_deduplicated(("x", "z"), (one, [ReasoningExample("a", "Five?", (), "5")]))
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_questions_of_several_sets_are_taken_once() -> None:
 def test_rules_on_the_shared_files(shared: Path, more: dict[str, str], message: str) -> None:
     root = shared / "data"
     placed = {key: str(root / value) if value.endswith(".jsonl") else value for key, value in more.items()}
-    with pytest.raises(BadInput, match=message):
-        training(said(root=str(root), **placed))
+    with pytest.raises(InputError, match=message):
+        load_training_examples(said(root=str(root), **placed))
 
 
 def test_a_question_held_out_is_found_whatever_its_signs(shared: Path, tmp_path: Path) -> None:
@@ -115,6 +115,6 @@ def test_a_question_held_out_is_found_whatever_its_signs(shared: Path, tmp_path:
     path.write_text('{"question": "Two, and TWO?", "answer": "4"}\n')
     other = tmp_path / "held.jsonl"
     other.write_text('{"question": "two and two", "answer": "4"}\n')
-    with pytest.raises(BadInput, match=r"1 training questions stand in the rows .* \(rows\.jsonl:1 = held"):
-        training(said(name=str(path), test=str(other)))
-    assert len(training(said(name=str(path), test=str(other), allow_overlap=True)).examples) == 1
+    with pytest.raises(InputError, match=r"1 training questions stand in the rows .* \(rows\.jsonl:1 = held"):
+        load_training_examples(said(name=str(path), test=str(other)))
+    assert len(load_training_examples(said(name=str(path), test=str(other), allow_overlap=True)).examples) == 1

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import BadInput
-from laconic.data.contexts import Asked, by_context, read_contexts
+from laconic.core.errors import InputError
+from laconic.data.contexts import ContextQuestion, group_by_context, load_context_questions
 from tests.conftest import needs
 
 ROWS: list[dict[str, Any]] = [
@@ -30,16 +30,16 @@ def test_rows_of_both_formats(tmp_path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    found = read_contexts(write(tmp_path / "a.jsonl", ROWS))
-    assert found[0] == Asked("Lucy is ill.", "Who?", "It is", ("Lucy", "Miss Lucy"), 8, "qa_1")
+    found = load_context_questions(write(tmp_path / "a.jsonl", ROWS))
+    assert found[0] == ContextQuestion("Lucy is ill.", "Who?", "It is", ("Lucy", "Miss Lucy"), 8, "qa_1")
     parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
-    assert read_contexts(tmp_path / "a.parquet") == found
-    assert by_context(found) == {"Lucy is ill.": [0, 2], "Tom runs.": [1]}
+    assert load_context_questions(tmp_path / "a.parquet") == found
+    assert group_by_context(found) == {"Lucy is ill.": [0, 2], "Tom runs.": [1]}
 
 
 def test_one_answer_and_no_prefix(tmp_path: Path) -> None:
     row = {"context": "c", "question": "q", "answer": "a", "max_new_tokens": 1, "more": [1]}
-    assert read_contexts(write(tmp_path / "a.jsonl", [row])) == [Asked("c", "q", "", ("a",), 1)]
+    assert load_context_questions(write(tmp_path / "a.jsonl", [row])) == [ContextQuestion("c", "q", "", ("a",), 1)]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_one_answer_and_no_prefix(tmp_path: Path) -> None:
 )
 def test_faulty_rows(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     text, key = json.dumps(ROWS[0] | change), next(iter(change))
-    with pytest.raises(BadInput) as error:
-        read_contexts(write(tmp_path / "a.jsonl", [ROWS[0] | change]))
+    with pytest.raises(InputError) as error:
+        load_context_questions(write(tmp_path / "a.jsonl", [ROWS[0] | change]))
     column = text.index(f'"{key}": ') + len(key) + 5  # of the value, from 1
     assert str(error.value).startswith(f"a.jsonl:1:{column}: {message}")

@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from laconic.data.drift import drifted
+from laconic.data.drift import permute_vocabulary
 
 
 def test_each_stretch_is_permuted_by_one_map_of_its_own() -> None:
     ids = np.array([(7 * i * i + i) % 16 for i in range(95)], dtype=np.int32)
-    found = drifted(ids, 30, 16, (0, 1, 2))
+    found = permute_vocabulary(ids, 30, 16, (0, 1, 2))
     maps: list[dict[int, int]] = []
     for at in range(0, 95, 30):
         pairs = set(zip(ids[at : at + 30].tolist(), found[at : at + 30].tolist(), strict=True))
@@ -21,8 +21,8 @@ def test_each_stretch_is_permuted_by_one_map_of_its_own() -> None:
 
 def test_ids_beyond_the_words_stay_and_keys_tell_documents_apart() -> None:
     ids = np.arange(20, dtype=np.int32)
-    one, two = drifted(ids, 20, 12, (0, 0, 0)), drifted(ids, 20, 12, (0, 0, 1))
+    one, two = permute_vocabulary(ids, 20, 12, (0, 0, 0)), permute_vocabulary(ids, 20, 12, (0, 0, 1))
     assert one[12:].tolist() == list(range(12, 20))
     assert sorted(one[:12].tolist()) == list(range(12))
     assert one.tolist() != two.tolist()
-    assert one.tolist() == drifted(ids, 20, 12, (0, 0, 0)).tolist()
+    assert one.tolist() == permute_vocabulary(ids, 20, 12, (0, 0, 0)).tolist()

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.data import encoding
-from laconic.data.encoding import encoded_together, joined, seam
-from laconic.data.streaming import Window
+from laconic.data.encoding import tokenize_texts, join_windows, find_seam
+from laconic.data.streaming import TokenizedWindow
 from tests.conftest import shared_dir
 from tests.data.test_streaming import FOLDERS, WORDS, inner, tokenizer
 
@@ -26,7 +26,7 @@ def alone(name: str, text: str) -> list[int]:
 @pytest.mark.parametrize("name", ["bpe", "llama", "bytes"])
 @given(st.lists(st.lists(st.sampled_from(WORDS), max_size=400).map("".join), max_size=4))
 def test_texts_have_the_ids_of_each(name: str, texts: list[str]) -> None:
-    found = encoded_together(texts, tokenizer(name))
+    found = tokenize_texts(texts, tokenizer(name))
     assert [ids.tolist() for ids in found] == [alone(name, text) for text in texts]
     assert all(ids.dtype == np.int32 for ids in found)
 
@@ -37,7 +37,7 @@ def test_a_book_among_others(name: str) -> None:
         text = file.read(40_000).decode()
     told: list[tuple[str, int, int]] = []
     texts = ["", text, "a", "z" * 3000, text[:500]]
-    found = encoded_together(texts, tokenizer(name), lambda *said: told.append(said))
+    found = tokenize_texts(texts, tokenizer(name), lambda *said: told.append(said))
     assert [ids.tolist() for ids in found] == [alone(name, each) for each in texts]
     assert told[0] == ("characters encoded", 0, 43_501)
     assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
@@ -47,12 +47,12 @@ def test_a_book_among_others(name: str) -> None:
 def test_windows_that_do_not_agree_are_left_for_ones_that_grow() -> None:
     text = "one two three four five " * 40
     parts = [alone("gpt2", part) for part in (text[:450], text[300:750], text[600:])]
-    assert joined(text, parts, inner("gpt2")).tolist() == alone("gpt2", text)
+    assert join_windows(text, parts, inner("gpt2")).tolist() == alone("gpt2", text)
     one = inner("gpt2").encode(text[300:450], add_special_tokens=False)
-    shared = Window(text[300:450], one.ids, one.offsets)
-    found = seam(parts[0], parts[1], shared)
+    shared = TokenizedWindow(text[300:450], one.ids, one.offsets)
+    found = find_seam(parts[0], parts[1], shared)
     assert found is not None
     assert parts[0][: found[0]] + parts[1][found[1] :] == alone("gpt2", text[:750])
     other = alone("gpt2", "another text altogether, " * 18)
-    assert seam(parts[0], other, shared) is seam(other, parts[1], shared) is None
-    assert joined(text, [parts[0], other, parts[2]], inner("gpt2")).tolist() == alone("gpt2", text)
+    assert find_seam(parts[0], other, shared) is find_seam(other, parts[1], shared) is None
+    assert join_windows(text, [parts[0], other, parts[2]], inner("gpt2")).tolist() == alone("gpt2", text)

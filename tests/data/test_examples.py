@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from laconic.core.contract import Example
-from laconic.core.errors import BadInput
-from laconic.data.examples import cut, majority, read_examples
-from laconic.data.problems import EXCERPT, excerpt
-from laconic.data.settings import Data
+from laconic.core.contract import ReasoningExample
+from laconic.core.errors import InputError
+from laconic.data.examples import split_chain, most_common_answer, read_examples
+from laconic.data.problems import EXCERPT_LENGTH, make_excerpt
+from laconic.data.settings import DataConfig
 
-HOW = Data(path="rows.jsonl")
+HOW = DataConfig(path="rows.jsonl")
 ROW: dict[str, Any] = {"id": "a", "question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}
 
 
@@ -26,7 +26,7 @@ def written(folder: Path, *rows: dict[str, Any]) -> Path:
 def test_a_row(tmp_path: Path) -> None:
     path = written(tmp_path, ROW | {"split": "train", "n": 3}, {k: v for k, v in ROW.items() if k != "id"})
     read = read_examples(path, HOW)
-    assert read.examples[0] == Example("a", "2 and 2?", ("<<2+2=4>>",), "4", {"split": "train", "n": 3})
+    assert read.examples[0] == ReasoningExample("a", "2 and 2?", ("<<2+2=4>>",), "4", {"split": "train", "n": 3})
     assert read.examples[1].id == "rows.jsonl:2"
     assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     lines = path.read_bytes().splitlines(keepends=True)
@@ -55,12 +55,12 @@ def test_the_first_rows(tmp_path: Path) -> None:
 )
 def test_chains(tmp_path: Path, field: str | None, split: str, chain: dict[str, Any], steps: tuple[str, ...]) -> None:
     path = written(tmp_path, {"question": "2 and 2?", "answer": "4", **chain})
-    how = Data.model_validate({"path": "rows.jsonl", "field": field, "split": split})
+    how = DataConfig.model_validate({"path": "rows.jsonl", "field": field, "split": split})
     assert read_examples(path, how).examples[0].steps == steps
 
 
 def test_prose_is_cut_as_codi_cuts_it() -> None:
-    assert cut("He has 2.  He gets 2.5 more. So 4.5.\n", "sentences") == ("He has 2", " He gets 2.5 more", "So 4.5")
+    assert split_chain("He has 2.  He gets 2.5 more. So 4.5.\n", "sentences") == ("He has 2", " He gets 2.5 more", "So 4.5")
 
 
 def test_what_is_accepted_with_a_note(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_is_accepted_with_a_note(tmp_path: Path) -> None:
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"no file .*none\.jsonl; in a recipe a path is relative to it"):
+    with pytest.raises(InputError, match=r"no file .*none\.jsonl; in a recipe a path is relative to it"):
         read_examples(tmp_path / "none.jsonl", HOW)
 
 
@@ -94,28 +94,28 @@ def test_shipped_files(shared: Path) -> None:
     assert sum(not e.steps for e in gsm8k.examples) == 18
     assert sum(len(e.steps) == 1 for e in gsm8k.examples) == 65
     assert sum(e.answer.startswith("-") for e in gsm8k.examples) == 2
-    assert {"rationale", "raw_answer"} == set(gsm8k.examples[0].flags)
+    assert {"rationale", "raw_answer"} == set(gsm8k.examples[0].metadata)
     hash_ = "266837a2e0c77b63c430308bb468f9c878a6a4bfdaf8ff5c2e3052b096416f92"  # as the data's README has it
     assert gsm8k.sha256 == hash_
-    answer, share = majority(gsm8k.examples)
+    answer, share = most_common_answer(gsm8k.examples)
     assert (answer, round(100 * share, 1)) == ("5", 3.0)
-    multiplied = Data(path="x", field="cot", split="whole")
+    multiplied = DataConfig(path="x", chain_field="cot", chain_split="whole")
     assert len(read_examples(shared / "data/multiplication/9x9-test.jsonl", multiplied).examples) == 1000
 
 
 def test_majority() -> None:
-    rows = [Example(str(i), "?", (), answer) for i, answer in enumerate(["1", "2", "2", "3"])]
-    assert majority(rows) == ("2", 0.5)
-    with pytest.raises(BadInput, match="majority: no examples; give at least one"):
-        majority([])
+    rows = [ReasoningExample(str(i), "?", (), answer) for i, answer in enumerate(["1", "2", "2", "3"])]
+    assert most_common_answer(rows) == ("2", 0.5)
+    with pytest.raises(InputError, match="majority: no examples; give at least one"):
+        most_common_answer([])
 
 
 @pytest.mark.parametrize("column", [1, 40, 100, 150])
 def test_excerpts_are_short_and_hold_the_place(column: int) -> None:
     text = "".join(chr(ord("a") + i % 26) for i in range(150))
-    shown = excerpt(text, column)
-    assert len(shown) <= EXCERPT
+    shown = make_excerpt(text, column)
+    assert len(shown) <= EXCERPT_LENGTH
     assert text[column - 1] in shown
-    assert excerpt("short", 3) == "short"
-    assert excerpt("a\u202eb\x07c\u200bd\ud800") == r"a\u202eb\u0007c\u200bd\ud800"
-    assert len(excerpt("\u202e" * 200, 100)) <= EXCERPT
+    assert make_excerpt("short", 3) == "short"
+    assert make_excerpt("a\u202eb\x07c\u200bd\ud800") == r"a\u202eb\u0007c\u200bd\ud800"
+    assert len(make_excerpt("\u202e" * 200, 100)) <= EXCERPT_LENGTH

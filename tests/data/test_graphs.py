@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from laconic.data.graphs import NAMES, THINGS, order, pick, problem, problems
+from laconic.data.graphs import NAMES, NOUNS, random_order, weighted_choice, generate_problem, iter_problems
 from tests.conftest import shared_dir
 
-MADE = list(islice(problems(seed=0), 300))
+MADE = list(islice(iter_problems(seed=0), 300))
 
 
 def reached(edges: list[list[int]], nodes: int) -> list[list[float]]:
@@ -71,7 +71,7 @@ def test_the_published_graphs_hold_by_the_same_rules(published):
     for row in published[:60]:
         holds(row)
     assert list(MADE[0]) == list(published[0])
-    assert {symbol for row in published for symbol in row["idx_to_symbol"]} == {*NAMES, *THINGS}
+    assert {symbol for row in published for symbol in row["idx_to_symbol"]} == {*NAMES, *NOUNS}
 
 
 def test_sizes_are_near_the_published_ones(published):
@@ -93,12 +93,12 @@ def test_no_word_and_no_place_tells_the_answer():
 
 
 def test_a_graph_is_a_function_of_seed_and_number():
-    assert problem(0, 17) == MADE[17]
-    assert problem(1, 17) != problem(0, 17)
+    assert generate_problem(0, 17) == MADE[17]
+    assert generate_problem(1, 17) != generate_problem(0, 17)
     assert len({row["question"] for row in MADE}) == len(MADE)
     assert MADE[0]["steps"] == ["Gabriel is a numpus.", "Every numpus is a brimpus.", "Every brimpus is a sterpus."]
 
 
 def test_a_place_is_as_likely_as_its_weight():
-    assert [pick([1, 0, 3], draw) for draw in (0.0, 0.2, 0.3, 0.999999)] == [0, 0, 2, 2]
-    assert sorted(order(9, 1, 2)) == list(range(9))
+    assert [weighted_choice([1, 0, 3], draw) for draw in (0.0, 0.2, 0.3, 0.999999)] == [0, 0, 2, 2]
+    assert sorted(random_order(9, 1, 2)) == list(range(9))

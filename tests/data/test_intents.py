@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import BadInput
+from laconic.core.errors import InputError
 from laconic.data import intents
-from laconic.data.intents import Intents, Utterance, plain, read_intents, tasks_of, words_of
-from laconic.data.tokens import byte_tokenizer, load_tokenizer
+from laconic.data.intents import IntentRows, Utterance, normalise_text, load_intents, build_stream, label_to_text
+from laconic.data.tokens import build_byte_tokenizer, load_tokenizer
 from tests.conftest import needs, shared_dir
 
 LABELS = ("card_lost", "Top_up?", "PIN change", "pay_w2")
@@ -24,13 +24,13 @@ def rows(each: int = 6) -> list[Utterance]:
     return made
 
 
-def found(each: int = 6) -> Intents:
-    return intents.parted(rows(each), "four")
+def found(each: int = 6) -> IntentRows:
+    return intents.deduplicate_splits(rows(each), "four")
 
 
 @lru_cache
-def at_hand(name: str) -> Intents:
-    return read_intents(name, shared_dir() / "data")
+def at_hand(name: str) -> IntentRows:
+    return load_intents(name, shared_dir() / "data")
 
 
 def written(path: Path, made: list[Utterance]) -> Path:
@@ -45,9 +45,9 @@ def written(path: Path, made: list[Utterance]) -> Path:
 def test_the_sets_at_hand(name: str, counts: tuple[int, int, int], left_out: int, classes: int) -> None:
     got = at_hand(name)
     assert (len(got.train), len(got.valid), len(got.test)) == counts
-    assert got.left_out == left_out  # the published splits share texts
+    assert got.num_dropped == left_out  # the published splits share texts
     assert len({row.label for row in got.train}) == len({row.label for row in got.test}) == classes
-    for compared in (str, plain):
+    for compared in (str, normalise_text):
         held = [{compared(row.text) for row in part} for part in got[:3]]
         assert held[0].isdisjoint(held[1] | held[2])
         assert held[1].isdisjoint(held[2])
@@ -57,106 +57,106 @@ def test_the_sets_at_hand(name: str, counts: tuple[int, int, int], left_out: int
 def test_the_stream_of_a_set_at_hand() -> None:
     tokenizer = load_tokenizer(shared_dir() / "models" / "stories260k")
     got = at_hand("clinc150")
-    made = tasks_of(got, tokenizer, 3, name="clinc150", rows=1, examples=2)
-    assert [len(task) for task in made.tasks] == [15] * 10
-    assert sorted(k for task in made.tasks for k in task) == list(range(150))
+    made = build_stream(got, tokenizer, 3, name="clinc150", max_test_per_class=1, max_train_per_class=2)
+    assert [len(task) for task in made.task_classes] == [15] * 10
+    assert sorted(k for task in made.task_classes for k in task) == list(range(150))
     assert [len(task) for task in made.train] == [30] * 10
     assert [len(task) for task in made.test] == [15] * 10
-    assert made.first == (tokenizer.bos,)
+    assert made.start_ids == (tokenizer.bos_token_id,)
     item = made.train[0][0]
-    assert made.line(item)[-1:] == made.last == (13,)
-    said = tokenizer.decode(made.line(item))
-    assert said.endswith(f"→ {made.labels[item.label]}\n")
+    assert made.training_ids(item)[-1:] == made.line_end_ids == (13,)
+    said = tokenizer.decode(made.training_ids(item))
+    assert said.endswith(f"→ {made.label_texts[item.label]}\n")
 
 
 def test_texts_of_a_later_split_are_left_out_of_an_earlier_one() -> None:
     made = rows()
     made += [Utterance("Card_lost, ASKED: 0!", "card_lost", "train"), Utterance("both", "card_lost", "valid")]
     made += [Utterance("Both?", "card_lost", "train")]
-    got = intents.parted(made, "four")
-    assert got.left_out == 1 + 1
-    assert {plain(row.text) for row in got.train}.isdisjoint(plain(row.text) for row in [*got.valid, *got.test])
-    assert plain("Card_lost, ASKED: 0!") == plain("card_lost asked 0")
+    got = intents.deduplicate_splits(made, "four")
+    assert got.num_dropped == 1 + 1
+    assert {normalise_text(row.text) for row in got.train}.isdisjoint(normalise_text(row.text) for row in [*got.valid, *got.test])
+    assert normalise_text("Card_lost, ASKED: 0!") == normalise_text("card_lost asked 0")
 
 
 def test_tasks_are_slices_of_the_shuffled_classes() -> None:
-    tokenizer = byte_tokenizer()
-    orders = [tasks_of(found(), tokenizer, seed, name="four", task=2) for seed in range(6)]
+    tokenizer = build_byte_tokenizer()
+    orders = [build_stream(found(), tokenizer, seed, name="four", classes_per_task=2) for seed in range(6)]
     for made in orders:
-        assert sorted(k for task in made.tasks for k in task) == [0, 1, 2, 3]
-        for i, task in enumerate(made.tasks):
+        assert sorted(k for task in made.task_classes for k in task) == [0, 1, 2, 3]
+        for i, task in enumerate(made.task_classes):
             assert {item.label for item in made.train[i]} == {item.label for item in made.test[i]} == set(task)
             assert len(made.train[i]) == len(set(made.train[i])) == 12
-        assert made.seen(0) == sorted(made.tasks[0])
-        assert made.seen(1) == [0, 1, 2, 3]
-    assert len({made.tasks for made in orders}) > 1
-    assert orders[0] == tasks_of(found(), tokenizer, 0, name="four", task=2)
+        assert made.seen_classes(0) == sorted(made.task_classes[0])
+        assert made.seen_classes(1) == [0, 1, 2, 3]
+    assert len({made.task_classes for made in orders}) > 1
+    assert orders[0] == build_stream(found(), tokenizer, 0, name="four", classes_per_task=2)
     labels = [item.label for item in orders[0].train[0]]
     assert labels != sorted(labels)  # shuffled within the task
-    limits = tasks_of(found(), tokenizer, 0, name="four", task=2, rows=1, examples=3)
+    limits = build_stream(found(), tokenizer, 0, name="four", classes_per_task=2, max_test_per_class=1, max_train_per_class=3)
     assert [len(task) for task in limits.test] == [2, 2]
     assert [Counter(item.label for item in task).most_common()[0][1] for task in limits.train] == [3, 3]
-    other = tasks_of(found(), tokenizer, 1, name="four", task=2, rows=1)
+    other = build_stream(found(), tokenizer, 1, name="four", classes_per_task=2, max_test_per_class=1)
     assert {item for task in limits.test for item in task} == {item for task in other.test for item in task}
 
 
 def test_options_are_chosen_on_rows_that_are_never_asked() -> None:
-    tokenizer, got = byte_tokenizer(), found(20)
+    tokenizer, got = build_byte_tokenizer(), found(20)
     asked = {row.text for row in got.test}
-    chosen = intents.choosing(got)
+    chosen = intents.use_validation_split(got)
     assert Counter(row.label for row in chosen.test) == dict.fromkeys(LABELS, 2)  # a tenth
     assert len(chosen.train) == 72
     assert asked.isdisjoint(row.text for row in [*chosen.train, *chosen.test])
     with_valid = got._replace(valid=[Utterance("held", "card_lost", "valid")])
-    assert intents.choosing(with_valid).test == with_valid.valid
-    assert intents.choosing(with_valid).train == got.train
-    made = tasks_of(got, tokenizer, 0, name="four", task=2, part="valid")
+    assert intents.use_validation_split(with_valid).test == with_valid.valid
+    assert intents.use_validation_split(with_valid).train == got.train
+    made = build_stream(got, tokenizer, 0, name="four", classes_per_task=2, part="valid")
     assert [len(task) for task in made.test] == [4, 4]
 
 
 def test_a_line_is_said_so() -> None:
-    tokenizer = byte_tokenizer()
-    made = tasks_of(found(), tokenizer, 0, name="four", task=2)
-    assert made.labels == ("pin change", "top up", "card lost", "pay w2")
-    assert [words_of(label) for label in ("reverted_card_payment?", "rollover_401k")] == [
+    tokenizer = build_byte_tokenizer()
+    made = build_stream(found(), tokenizer, 0, name="four", classes_per_task=2)
+    assert made.label_texts == ("pin change", "top up", "card lost", "pay w2")
+    assert [label_to_text(label) for label in ("reverted_card_payment?", "rollover_401k")] == [
         "reverted card payment",
         "rollover 401k",
     ]
-    line = bytes(made.line(made.train[0][0])).decode()
-    assert line.endswith(f" → {made.labels[made.train[0][0].label]}\n")
-    assert made.first == (256,)
-    assert bytes(made.arrow).decode() == "→"
+    line = bytes(made.training_ids(made.train[0][0])).decode()
+    assert line.endswith(f" → {made.label_texts[made.train[0][0].label]}\n")
+    assert made.start_ids == (256,)
+    assert bytes(made.arrow_ids).decode() == "→"
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    with pytest.raises(BadInput, match=r"no set of classes clinc15; did you mean clinc150\?"):
-        read_intents("clinc15")
-    with pytest.raises(BadInput, match=r"no set of classes gsm8k; there are clinc150, banking77, dbpedia14"):
-        read_intents("gsm8k")
-    with pytest.raises(BadInput, match=r"dbpedia14: this sample is on no hub; give the folder that holds dbpedia14/"):
-        read_intents("dbpedia14")
-    with pytest.raises(BadInput, match=r"four: 4 classes in tasks of 3; take a number that divides them into two"):
-        tasks_of(found(), tokenizer, 0, name="four", task=3)
+    tokenizer = build_byte_tokenizer()
+    with pytest.raises(InputError, match=r"no set of classes clinc15; did you mean clinc150\?"):
+        load_intents("clinc15")
+    with pytest.raises(InputError, match=r"no set of classes gsm8k; there are clinc150, banking77, dbpedia14"):
+        load_intents("gsm8k")
+    with pytest.raises(InputError, match=r"dbpedia14: this sample is on no hub; give the folder that holds dbpedia14/"):
+        load_intents("dbpedia14")
+    with pytest.raises(InputError, match=r"four: 4 classes in tasks of 3; take a number that divides them into two"):
+        build_stream(found(), tokenizer, 0, name="four", classes_per_task=3)
     one = written(tmp_path / "a.jsonl", [row for row in rows() if row.label == "card_lost"])
-    with pytest.raises(BadInput, match=r"banking77: 1 class in 8 rows; give two or more"):
-        read_intents("banking77", one)
+    with pytest.raises(InputError, match=r"banking77: 1 class in 8 rows; give two or more"):
+        load_intents("banking77", one)
     with pytest.raises(
-        BadInput, match=r"four: class card_lost has no test row; give each class some, with their split"
+        InputError, match=r"four: class card_lost has no test row; give each class some, with their split"
     ):
-        intents.parted([row for row in rows() if (row.label, row.part) != ("card_lost", "test")], "four")
-    with pytest.raises(BadInput, match=r"four: two labels have the same words; rename one of them"):
-        intents.parted([*rows(), Utterance("a", "top up", "train"), Utterance("b", "top up", "test")], "four")
+        intents.deduplicate_splits([row for row in rows() if (row.label, row.part) != ("card_lost", "test")], "four")
+    with pytest.raises(InputError, match=r"four: two labels have the same words; rename one of them"):
+        intents.deduplicate_splits([*rows(), Utterance("a", "top up", "train"), Utterance("b", "top up", "test")], "four")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(BadInput, match=r"a\.jsonl:1:1: label: no such field in .*; a row has text, label and split"):
-        read_intents("banking77", tmp_path / "a.jsonl")
+    with pytest.raises(InputError, match=r"a\.jsonl:1:1: label: no such field in .*; a row has text, label and split"):
+        load_intents("banking77", tmp_path / "a.jsonl")
 
 
 def test_a_tokenizer_that_joins_the_arrow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = build_byte_tokenizer()
     monkeypatch.setattr(tokenizer, "encode", lambda text, special=True: [len(text)])
-    with pytest.raises(BadInput, match=r"→: the tokenizer joins it with what follows, or drops the line end; take"):
-        tasks_of(found(), tokenizer, 0, name="four", task=2)
+    with pytest.raises(InputError, match=r"→: the tokenizer joins it with what follows, or drops the line end; take"):
+        build_stream(found(), tokenizer, 0, name="four", classes_per_task=2)
 
 
 def test_the_hubs_classes_are_read_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,8 +176,8 @@ def test_the_hubs_classes_are_read_by_their_names(monkeypatch: pytest.MonkeyPatc
         return datasets.Dataset.from_dict({"text": texts, column: [row.label for row in own]}, features=features)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    got = read_intents("clinc150")
+    got = load_intents("clinc150")
     assert asked == [("clinc/clinc_oos", "plus", split) for split in ("train", "validation", "test")]
     assert {row.label for row in got.train} == set(LABELS)
     assert len(got.valid) == 24
-    assert len(read_intents("banking77").test) == 9  # with its row of oos, which is a class there
+    assert len(load_intents("banking77").test) == 9  # with its row of oos, which is a class there

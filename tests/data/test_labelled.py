@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.errors import BadInput
-from laconic.data.labelled import Labelled, demonstrations, read_labelled
+from laconic.core.errors import InputError
+from laconic.data.labelled import LabelledText, order_demonstrations, load_labelled_texts
 from tests.conftest import shared_dir
 
-ROWS = [Labelled(f"text {i}", "abc"[(i % 6) // 3 + (i % 6 == 5)]) for i in range(60)]
+ROWS = [LabelledText(f"text {i}", "abc"[(i % 6) // 3 + (i % 6 == 5)]) for i in range(60)]
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ ROWS = [Labelled(f"text {i}", "abc"[(i % 6) // 3 + (i % 6 == 5)]) for i in range
     ],
 )
 def test_the_sets_at_hand(file: str, counts: dict[str, int], labels: int) -> None:
-    found = read_labelled(shared_dir() / "data" / file)
-    assert Counter(row.part for row in found) == counts
+    found = load_labelled_texts(shared_dir() / "data" / file)
+    assert Counter(row.split for row in found) == counts
     assert len({row.label for row in found}) == labels
 
 
@@ -30,25 +30,25 @@ def test_rows_of_a_part(tmp_path: Path) -> None:
     rows = [{"text": f"t{i}", "label": str(i % 2), "split": "train" if i < 4 else "test"} for i in range(6)]
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [row.text for row in read_labelled(file, "test")] == ["t4", "t5"]
-    with pytest.raises(BadInput, match=r"a\.jsonl: 0 labels in 0 rows of valid; give two or more"):
-        read_labelled(file, "valid")
+    assert [row.text for row in load_labelled_texts(file, "test")] == ["t4", "t5"]
+    with pytest.raises(InputError, match=r"a\.jsonl: 0 labels in 0 rows of valid; give two or more"):
+        load_labelled_texts(file, "valid")
     file.write_text('{"text": "a", "label": 3}\n')
-    with pytest.raises(BadInput, match=r"a\.jsonl:1:24: label: no text: .* put it in quotes; a row has text and label"):
-        read_labelled(file)
+    with pytest.raises(InputError, match=r"a\.jsonl:1:24: label: no text: .* put it in quotes; a row has text and label"):
+        load_labelled_texts(file)
 
 
 def test_demonstrations_come_in_the_order_of_a_seed() -> None:
-    first = demonstrations(ROWS, 0)
+    first = order_demonstrations(ROWS, 0)
     assert sorted(first) == sorted(ROWS)
-    assert first == demonstrations(ROWS, 0) != demonstrations(ROWS, 1)
+    assert first == order_demonstrations(ROWS, 0) != order_demonstrations(ROWS, 1)
     assert first != ROWS
 
 
 def test_balanced_demonstrations_have_every_label_alike() -> None:
-    found = demonstrations(ROWS, 0, balanced=True)
+    found = order_demonstrations(ROWS, 0, balanced=True)
     assert sorted(found) == sorted(ROWS)
     counts = Counter(row.label for row in ROWS)
     for n in range(3, 3 * min(counts.values()) + 1, 3):
         assert len(set(Counter(row.label for row in found[:n]).values())) == 1
-    assert found != demonstrations(ROWS, 1, balanced=True)
+    assert found != order_demonstrations(ROWS, 1, balanced=True)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from laconic.core.contract import UNSCORED, Documents, Source
-from laconic.core.errors import BadInput
-from laconic.data.lanes import Lanes
-from laconic.data.passages import tokenized
+from laconic.core.contract import IGNORE_INDEX, DocumentBatch, TrainingData
+from laconic.core.errors import InputError
+from laconic.data.lanes import StatefulBatches
+from laconic.data.passages import tokenize_documents
 from laconic.data.text import Document
-from laconic.data.tokens import byte_tokenizer
-from laconic.training.settings import Training
-from laconic.training.step import place
+from laconic.data.tokens import build_byte_tokenizer
+from laconic.training.settings import TrainingConfig
+from laconic.training.step import compute_update_index
 
 T, LENGTHS = 8, (41, 8, 1, 64, 30, 9)
 BOOKS = [
@@ -20,37 +20,37 @@ BOOKS = [
 PIECES = sum(-(-(n - 1) // T) for n in LENGTHS)
 
 
-def lanes(B: int = 3, tokens: int = T, seed: int = 1, books: int = 6) -> Lanes:
-    return Lanes(BOOKS[:books], tokenized(BOOKS[:books], byte_tokenizer()), tokens, B, seed)
+def lanes(B: int = 3, tokens: int = T, seed: int = 1, books: int = 6) -> StatefulBatches:
+    return StatefulBatches(BOOKS[:books], tokenize_documents(BOOKS[:books], build_byte_tokenizer()), tokens, B, seed)
 
 
-def epoch_of(source: Lanes, B: int, epoch: int = 0) -> list[Documents]:
+def epoch_of(source: StatefulBatches, B: int, epoch: int = 0) -> list[DocumentBatch]:
     """The batches of an epoch as the loop asks for them."""
-    how = Training(steps=1, batch=B, carry=True)
-    steps = range(epoch * source.times, (epoch + 1) * source.times)
-    places = [place(how, 5, step, len(source)) for step in steps]
+    how = TrainingConfig(steps=1, batch_size=B, stateful=True)
+    steps = range(epoch * source.num_steps, (epoch + 1) * source.num_steps)
+    places = [compute_update_index(how, 5, step, len(source)) for step in steps]
     return [source.batch(at.rows, at.epoch, at.step) for at in places]
 
 
 def test_a_lane_is_documents_in_order() -> None:
     source = lanes()
-    assert isinstance(source, Source)
+    assert isinstance(source, TrainingData)
     assert len(source) == PIECES // 3 * 3
     texts = {book.text.encode(): book.name for book in BOOKS}
     batches = epoch_of(source, 3)
-    assert batches[0].fresh is not None
-    assert batches[0].fresh.tolist() == [True] * 3
+    assert batches[0].document_starts is not None
+    assert batches[0].document_starts.tolist() == [True] * 3
     for lane in range(3):
         read, found = b"", list[bytes]()
         for batch in batches:
-            assert batch.fresh is not None
-            row = bytes(batch.text[lane][batch.live[lane]].tolist())
-            if batch.fresh[lane]:
+            assert batch.document_starts is not None
+            row = bytes(batch.input_ids[lane][batch.attention_mask[lane]].tolist())
+            if batch.document_starts[lane]:
                 found.append(read)
                 read = row
             else:
                 assert read[-1] == row[0], "the last target is what the next piece begins with"
-                assert batch.live[lane, 0]
+                assert batch.attention_mask[lane, 0]
                 read += row[1:]
         found.append(read)
         assert all(text in texts for text in found[2:-1]), "a lane's first and last documents alone may lack a part"
@@ -59,10 +59,10 @@ def test_a_lane_is_documents_in_order() -> None:
 
 def test_every_token_but_a_documents_first_is_a_target_once() -> None:
     source = lanes(1)
-    targets = [piece.targets for batch in epoch_of(source, 1) for piece in batch.pieces]
-    assert sum(int((t != UNSCORED).sum()) for t in targets) == sum(n - 1 for n in LENGTHS)
-    assert all((t[:, -1] == UNSCORED).all() for t in targets), "the last column is read in the next batch"
-    assert all(batch.text.shape == (1, T + 1) for batch in epoch_of(source, 1))
+    targets = [piece.targets for batch in epoch_of(source, 1) for piece in batch.sequential_parts]
+    assert sum(int((t != IGNORE_INDEX).sum()) for t in targets) == sum(n - 1 for n in LENGTHS)
+    assert all((t[:, -1] == IGNORE_INDEX).all() for t in targets), "the last column is read in the next batch"
+    assert all(batch.input_ids.shape == (1, T + 1) for batch in epoch_of(source, 1))
 
 
 def test_rows_do_not_depend_on_the_micro_batch() -> None:
@@ -70,17 +70,17 @@ def test_rows_do_not_depend_on_the_micro_batch() -> None:
     whole = source.batch(range(3, 6), 2, 7)
     for b, row in enumerate(range(3, 6)):
         one = source.batch([row], 2, 7)
-        assert torch.equal(one.text[0], whole.text[b])
-        assert (one.names[0], one.index.tolist()) == (whole.names[b], [row])
+        assert torch.equal(one.input_ids[0], whole.input_ids[b])
+        assert (one.document_ids[0], one.row_index.tolist()) == (whole.document_ids[b], [row])
 
 
 def test_orders_are_keyed_by_seed_and_epoch() -> None:
     def names(seed: int, epoch: int) -> list[str]:
-        return [name for batch in epoch_of(lanes(seed=seed), 3, epoch) for name in batch.names]
+        return [name for batch in epoch_of(lanes(seed=seed), 3, epoch) for name in batch.document_ids]
 
     assert names(1, 0) == names(1, 0)
     assert len({tuple(names(*key)) for key in ((1, 0), (1, 1), (2, 0))}) == 3
-    fresh = epoch_of(lanes(), 3, 1)[0].fresh
+    fresh = epoch_of(lanes(), 3, 1)[0].document_starts
     assert fresh is not None
     assert fresh.all(), "an epoch begins with fresh lanes"
 
@@ -92,15 +92,15 @@ def test_fingerprints_tell_lanes_apart() -> None:
 
 
 def test_lanes_end_after_so_many_rows() -> None:
-    books = tokenized(BOOKS, byte_tokenizer())
-    few, whole = Lanes(BOOKS, books, T, 3, 1, count=7), lanes()
-    assert (len(few), few.times) == (9, 3)
-    assert few.batch(range(9), 0, 0).text.equal(whole.batch(range(9), 0, 0).text)
+    books = tokenize_documents(BOOKS, build_byte_tokenizer())
+    few, whole = StatefulBatches(BOOKS, books, T, 3, 1, max_rows=7), lanes()
+    assert (len(few), few.num_steps) == (9, 3)
+    assert few.batch(range(9), 0, 0).input_ids.equal(whole.batch(range(9), 0, 0).input_ids)
     assert few.fingerprint != whole.fingerprint
-    assert len(Lanes(BOOKS, books, T, 3, 1, count=1000)) == len(whole)
+    assert len(StatefulBatches(BOOKS, books, T, 3, 1, max_rows=1000)) == len(whole)
 
 
 def test_fewer_pieces_than_lanes_are_refused() -> None:
     line = rf"{PIECES} pieces of 8 tokens in 6 documents, a batch has 40 lanes; give more text, or lower train\.batch"
-    with pytest.raises(BadInput, match=line):
+    with pytest.raises(InputError, match=line):
         lanes(40)

@@ -7,32 +7,32 @@ from typing import get_args
 import pytest
 import torch
 
-from laconic.core.contract import UNSCORED, Source
-from laconic.data.languages import ID, SETS, WORDS, Strings, allowed, languages_tokenizer
-from laconic.data.task_settings import PERIOD, Language, Languages
+from laconic.core.contract import IGNORE_INDEX, TrainingData
+from laconic.data.languages import TOKEN_IDS, SYMBOL_SETS, VOCABULARY, FormalLanguageDataset, next_symbol_sets, build_languages_tokenizer
+from laconic.data.task_settings import LENGTH_PERIODS, FormalLanguage, FormalLanguagesConfig
 from laconic.data.tokens import load_tokenizer
 from tests.oracles import languages as oracle
 
-LANGUAGES: tuple[Language, ...] = get_args(Language)
+LANGUAGES: tuple[FormalLanguage, ...] = get_args(FormalLanguage)
 LONGEST = {"anbncn": 9, "shuffle2": 8}  # of what the oracle tries; 4^8 strings of brackets
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_what_may_follow_is_what_some_string_goes_on_with(language: Language) -> None:
+def test_what_may_follow_is_what_some_string_goes_on_with(language: FormalLanguage) -> None:
     longest = LONGEST.get(language, 10)
     members = [s for n in range(longest + 1) for s in oracle.strings(language, n)]
     # What asks for more than the oracle tries is left out: a prefix of at most half of it can still be ended.
     near = [s for s in members if len(s) <= longest // 2 - 1]
     assert len(near) > 0
     for member in near:
-        told = [frozenset(each) for each in allowed(language, member)]
+        told = [frozenset(each) for each in next_symbol_sets(language, member)]
         assert told == [oracle.follows(members, member[:t]) for t in range(len(member) + 1)]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_sets_of_longer_strings_hold_what_follows_in_them(language: Language) -> None:
-    for string in Strings(0, Languages(language=language, low=51, high=100)).strings(range(30)):
-        told = allowed(language, string)
+def test_sets_of_longer_strings_hold_what_follows_in_them(language: FormalLanguage) -> None:
+    for string in FormalLanguageDataset(0, FormalLanguagesConfig(language=language, min_length=51, max_length=100)).generate_strings(range(30)):
+        told = next_symbol_sets(language, string)
         assert len(told) == len(string) + 1
         assert all(symbol in each for symbol, each in zip((*string, "."), told, strict=True))
         ends = [t for t in range(len(string) + 1) if oracle.belongs(language, string[:t])]
@@ -40,68 +40,68 @@ def test_sets_of_longer_strings_hold_what_follows_in_them(language: Language) ->
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_strings_belong_and_their_lengths_are_even(language: Language) -> None:
-    task = Languages(language=language, low=2, high=16)
-    found = Strings(1, task).strings(range(600))
+def test_strings_belong_and_their_lengths_are_even(language: FormalLanguage) -> None:
+    task = FormalLanguagesConfig(language=language, min_length=2, max_length=16)
+    found = FormalLanguageDataset(1, task).generate_strings(range(600))
     assert all(oracle.belongs(language, string) for string in found)
     counts = Counter(map(len, found))
-    assert set(counts) == {n for n in range(2, 17) if n % PERIOD[language] == 0}
+    assert set(counts) == {n for n in range(2, 17) if n % LENGTH_PERIODS[language] == 0}
     fair = 600 / len(counts)
     assert all(abs(n - fair) < 5 * fair**0.5 for n in counts.values())
 
 
 @pytest.mark.parametrize("language", ["parity", "shuffle2"])
-def test_every_string_of_a_length_is_drawn(language: Language) -> None:
-    found = set(Strings(2, Languages(language=language, low=4, high=4)).strings(range(2000)))
+def test_every_string_of_a_length_is_drawn(language: FormalLanguage) -> None:
+    found = set(FormalLanguageDataset(2, FormalLanguagesConfig(language=language, min_length=4, max_length=4)).generate_strings(range(2000)))
     assert found == set(oracle.strings(language, 4))
 
 
 def test_a_row_is_a_string_with_a_label_at_each_place() -> None:
-    source = Strings(3, Languages(low=2, high=12), "valid")
-    assert isinstance(source, Source)
-    batch, strings = source.batch([4, 9, 1], 2, 7), source.strings([4, 9, 1])
-    assert (batch.epoch, batch.step, batch.names[0]) == (2, 7, "parity-valid-000004")
+    source = FormalLanguageDataset(3, FormalLanguagesConfig(min_length=2, max_length=12), "valid")
+    assert isinstance(source, TrainingData)
+    batch, strings = source.batch([4, 9, 1], 2, 7), source.generate_strings([4, 9, 1])
+    assert (batch.epoch, batch.step, batch.document_ids[0]) == (2, 7, "parity-valid-000004")
     for b, string in enumerate(strings):
         n = len(string) + 1
-        assert [WORDS[i] for i in batch.text[b, :n].tolist()] == ["<bos>", *string]
-        assert batch.live[b].tolist() == [t < n for t in range(batch.text.shape[1])]
-        told = [WORDS[i] for i in batch.targets[b, :n].tolist()]
-        assert told == [f"{{{each}}}" for each in allowed("parity", string)]
-        assert bool((batch.targets[b, n:] == UNSCORED).all())
-    (piece,) = batch.pieces
+        assert [VOCABULARY[i] for i in batch.input_ids[b, :n].tolist()] == ["<bos>", *string]
+        assert batch.attention_mask[b].tolist() == [t < n for t in range(batch.input_ids.shape[1])]
+        told = [VOCABULARY[i] for i in batch.targets[b, :n].tolist()]
+        assert told == [f"{{{each}}}" for each in next_symbol_sets("parity", string)]
+        assert bool((batch.targets[b, n:] == IGNORE_INDEX).all())
+    (piece,) = batch.sequential_parts
     assert piece.targets.equal(batch.targets)
-    assert source.longest == 13
+    assert source.max_length == 13
 
 
 def test_parts_and_seeds_are_drawn_apart() -> None:
-    task = Languages(low=40, high=50)
-    sources = [Strings(seed, task, part) for seed in (0, 1) for part in ("train", "valid", "test")]
+    task = FormalLanguagesConfig(min_length=40, max_length=50)
+    sources = [FormalLanguageDataset(seed, task, part) for seed in (0, 1) for part in ("train", "valid", "test")]
     assert [len(source) for source in sources[:3]] == [100_000, 500, 1000]
-    assert len({string for source in sources for string in source.strings(range(50))}) == 300
+    assert len({string for source in sources for string in source.generate_strings(range(50))}) == 300
     assert len({source.fingerprint for source in sources}) == 6
-    assert len(Strings(0, task, "test", 7)) == 7
+    assert len(FormalLanguageDataset(0, task, "test", 7)) == 7
 
 
 def test_the_tokenizer_has_symbols_and_sets(tmp_path: Path) -> None:
-    made = languages_tokenizer()
-    assert made.vocab_size == len(WORDS) == 21
-    assert made.encode("( [ {([)} a {ab.}") == [ID[w] for w in ("(", "[", "{([)}", "a", "{ab.}")]
+    made = build_languages_tokenizer()
+    assert made.vocab_size == len(VOCABULARY) == 21
+    assert made.encode("( [ {([)} a {ab.}") == [TOKEN_IDS[w] for w in ("(", "[", "{([)}", "a", "{ab.}")]
     made.save(tmp_path)
     assert load_tokenizer(tmp_path).fingerprint == made.fingerprint
     used = {each for language in LANGUAGES for string in
-            Strings(0, Languages(language=language, low=2, high=24)).strings(range(200))
-            for each in allowed(language, string)}  # fmt: skip
-    assert used == set(SETS)
+            FormalLanguageDataset(0, FormalLanguagesConfig(language=language, min_length=2, max_length=24)).generate_strings(range(200))
+            for each in next_symbol_sets(language, string)}  # fmt: skip
+    assert used == set(SYMBOL_SETS)
 
 
 def test_lengths_that_no_string_has_are_refused() -> None:
     with pytest.raises(
         ValueError, match="low 5, high 7: abab has no string of such a length, which is a multiple of 4"
     ):
-        Languages(language="abab", low=5, high=7)
-    assert Languages(language="anbncn", low=2, high=10).lengths == (3, 6, 9)
+        FormalLanguagesConfig(language="abab", min_length=5, max_length=7)
+    assert FormalLanguagesConfig(language="anbncn", min_length=2, max_length=10).possible_lengths == (3, 6, 9)
 
 
 def test_labels_train_and_text_does_not() -> None:
-    batch = Strings(0, Languages(language="aa", low=2, high=6)).batch(range(8), 0, 0)
-    assert not bool(torch.isin(batch.targets, batch.text).any())
+    batch = FormalLanguageDataset(0, FormalLanguagesConfig(language="aa", min_length=2, max_length=6)).batch(range(8), 0, 0)
+    assert not bool(torch.isin(batch.targets, batch.input_ids).any())

@@ -2,9 +2,9 @@
 
 import pytest
 
-from laconic.data.languages import languages_tokenizer
-from laconic.data.lengths import byte_lengths
-from laconic.data.tokens import byte_tokenizer, load_tokenizer
+from laconic.data.languages import build_languages_tokenizer
+from laconic.data.lengths import token_byte_lengths
+from laconic.data.tokens import build_byte_tokenizer, load_tokenizer
 from tests.conftest import shared_dir
 
 TEXTS = ["Once upon a time", "Grüße – ½ 日本 🦜\n\ttabs", "", "a  b"]
@@ -12,13 +12,13 @@ TEXTS = ["Once upon a time", "Grüße – ½ 日本 🦜\n\ttabs", "", "a  b"]
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_ids_sum_to_the_bytes_of_their_text(text: str) -> None:
-    plain, stories = byte_tokenizer(), load_tokenizer(shared_dir() / "models" / "stories260k")
-    assert int(byte_lengths(plain)[plain.encode(text, special=False)].sum()) == len(text.encode())
+    plain, stories = build_byte_tokenizer(), load_tokenizer(shared_dir() / "models" / "stories260k")
+    assert int(token_byte_lengths(plain)[plain.encode(text, add_special_tokens=False)].sum()) == len(text.encode())
     ids = stories.encode(text)  # with a first token, which has no text, and a space put before
-    assert int(byte_lengths(stories)[ids].sum()) == len(text.encode()) + bool(text)
+    assert int(token_byte_lengths(stories)[ids].sum()) == len(text.encode()) + bool(text)
 
 
 def test_special_ones_have_no_text() -> None:
-    plain = byte_tokenizer()
-    assert byte_lengths(plain).tolist() == [1] * 256 + [0]
-    assert byte_lengths(languages_tokenizer())[:6].tolist() == [0, 0, 0, 1, 1, 1]
+    plain = build_byte_tokenizer()
+    assert token_byte_lengths(plain).tolist() == [1] * 256 + [0]
+    assert token_byte_lengths(build_languages_tokenizer())[:6].tolist() == [0, 0, 0, 1, 1, 1]

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import BadInput
-from laconic.data.maths import answers, held, load, rows_of, training
-from laconic.data.sets import SETS
-from laconic.data.settings import Data
+from laconic.core.errors import InputError
+from laconic.data.maths import get_answer_kind, load_held_out, load_examples, count_training_rows, load_training_examples
+from laconic.data.sets import DATASETS
+from laconic.data.settings import DataConfig
 from tests.conftest import needs
 
 Rows = list[dict[str, Any]]
 Hub = Callable[[dict[tuple[str, str], Rows]], None]
 
 
-def said(**more: Any) -> Data:
-    return Data.model_validate({"kind": "maths", "name": "gsm8k", **more})
+def said(**more: Any) -> DataConfig:
+    return DataConfig.model_validate({"kind": "maths", "name": "gsm8k", **more})
 
 
 @pytest.fixture
@@ -59,53 +59,53 @@ def texts(read: Any) -> list[tuple[str, tuple[str, ...], str]]:
     return [(e.question, e.steps, e.answer) for e in read.examples]
 
 
-HERE = [name for name, one in SETS.items() if any(split.file for split in one.splits.values()) and name != "gsm8k-nl"]
+HERE = [name for name, one in DATASETS.items() if any(split.file for split in one.splits.values()) and name != "gsm8k-nl"]
 
 
 @pytest.mark.parametrize("name", HERE)
 def test_local_sets(name: str, root: str) -> None:
-    for part, split in SETS[name].splits.items():
-        read = load(f"{name}:{part}", "train", said(root=root, sizes="any" if name == "gsm8k-aug" else "known"))
+    for part, split in DATASETS[name].splits.items():
+        read = load_examples(f"{name}:{part}", "train", said(root=root, sizes="any" if name == "gsm8k-aug" else "known"))
         assert split.file is not None
-        assert len(read.examples) == (split.marked or split.file.rows)
+        assert len(read.examples) == (split.marked_rows or split.file.num_rows)
         assert read.sha256 == split.file.sha256
 
 
 def test_chains_of_the_sets(root: str) -> None:
     how = said(root=root)
-    assert load("gsm8k", "test", how).examples[0].steps == ("<<16-3-4=9>>", "<<9*2=18>>")
-    first = load("gsm8k-nl:test", "train", how).examples[0]
+    assert load_examples("gsm8k", "test", how).examples[0].steps == ("<<16-3-4=9>>", "<<9*2=18>>")
+    first = load_examples("gsm8k-nl:test", "train", how).examples[0]
     assert first.steps[0] == "Janet sells 16 - 3 - 4 = 9 duck eggs a day."
     assert len(first.steps) == 2
-    assert load("mult-4:test", "train", how).examples[0].steps[0].startswith("7 6 9 2 0 + 0 2 0 8 7 1 (")
-    assert sum(e.flags["unchanged_from_gsm8k"] for e in load("gsm-hard", "test", how).examples) == 329
-    assert not any(e.flags["in_multiarith"] for e in load("aggregate", "train", how).examples)
+    assert load_examples("mult-4:test", "train", how).examples[0].steps[0].startswith("7 6 9 2 0 + 0 2 0 8 7 1 (")
+    assert sum(e.metadata["unchanged_from_gsm8k"] for e in load_examples("gsm-hard", "test", how).examples) == 329
+    assert not any(e.metadata["in_multiarith"] for e in load_examples("aggregate", "train", how).examples)
 
 
 @pytest.mark.slow
 def test_the_union(root: str) -> None:
-    read = training(said(name="gsm-union", root=root, valid="gsm8k-aug:valid", test="gsm8k:test"))
+    read = load_training_examples(said(name="gsm-union", root=root, valid="gsm8k-aug:valid", test="gsm8k:test"))
     assert len(read.examples) == len(read.offsets) == 10432 + 6973 - 201 + 1384
     assert read.notes == ("gsm8k: 201 rows left out, whose questions stand in an earlier set",)
     assert len({e.id for e in read.examples}) == len(read.examples)
-    two = training(said(name=("gsm8k-aug-subset", "gsm8k"), root=root))
+    two = load_training_examples(said(name=("gsm8k-aug-subset", "gsm8k"), root=root))
     assert two.examples == read.examples[:17204]
 
 
 def test_first_rows(root: str) -> None:
-    assert len(training(said(name=("aggregate", "aggregate:train"), root=root, rows=5)).examples) == 5
-    assert len(held(said(root=root, valid="gsm8k-aug:valid"), "valid", 3).examples) == 3
-    with pytest.raises(BadInput, match=r"data\.test: absent; name the rows that are held out, a file or a set"):
-        held(said(root=root), "test")
+    assert len(load_training_examples(said(name=("aggregate", "aggregate:train"), root=root, rows=5)).examples) == 5
+    assert len(load_held_out(said(root=root, valid="gsm8k-aug:valid"), "valid", 3).examples) == 3
+    with pytest.raises(InputError, match=r"data\.test: absent; name the rows that are held out, a file or a set"):
+        load_held_out(said(root=root), "test")
 
 
 def test_a_part_is_not_the_set(root: str) -> None:
-    with pytest.raises(BadInput, match="takes what is there, gsm8k-aug-subset names just these") as caught:
-        load("gsm8k-aug", "train", said(root=root))
+    with pytest.raises(InputError, match="takes what is there, gsm8k-aug-subset names just these") as caught:
+        load_examples("gsm8k-aug", "train", said(root=root))
     assert str(caught.value).startswith(
         "gsm8k-aug:train: gsm8k-aug/train-subset.jsonl holds 10,432 rows, the set 385,6"
     )
-    read = load("gsm8k-aug", "train", said(root=root, sizes="any"), 3)
+    read = load_examples("gsm8k-aug", "train", said(root=root, sizes="any"), 3)
     assert read.notes == ("gsm8k-aug:train: 10,432 rows, of the 385,620 that the set has",)
     assert len(read.examples) == 3
 
@@ -114,18 +114,18 @@ def test_a_file_that_is_not_the_one_known(root: str, tmp_path: Path) -> None:
     (tmp_path / "gsm8k").mkdir()
     file = tmp_path / "gsm8k/test.jsonl"
     how = said(root=str(tmp_path))
-    with pytest.raises(BadInput, match=r"^gsm8k:test: no file .*test\.jsonl; data\.root is the folder that holds"):
-        load("gsm8k", "test", how)
+    with pytest.raises(InputError, match=r"^gsm8k:test: no file .*test\.jsonl; data\.root is the folder that holds"):
+        load_examples("gsm8k", "test", how)
     shutil.copyfile(Path(root) / "gsm8k/test.jsonl", file)
     file.chmod(0o644)
     text = file.read_text("utf-8")
     file.write_text(text.replace("Janet", "Janette", 1), encoding="utf-8")
-    with pytest.raises(BadInput, match=r"is not the file known: SHA-256 [0-9a-f]{12}…, not 266837a2e0c7…; copy it"):
-        load("gsm8k", "test", how)
+    with pytest.raises(InputError, match=r"is not the file known: SHA-256 [0-9a-f]{12}…, not 266837a2e0c7…; copy it"):
+        load_examples("gsm8k", "test", how)
     file.write_text(text[: text.index("\n") + 1], encoding="utf-8")
-    with pytest.raises(BadInput, match=r"^gsm8k:test: 1 rows, the set has 1,319; fetch it again, or set data\.sizes"):
-        load("gsm8k", "test", how)
-    assert len(load("gsm8k", "test", said(root=str(tmp_path), sizes="any")).examples) == 1
+    with pytest.raises(InputError, match=r"^gsm8k:test: 1 rows, the set has 1,319; fetch it again, or set data\.sizes"):
+        load_examples("gsm8k", "test", how)
+    assert len(load_examples("gsm8k", "test", said(root=str(tmp_path), sizes="any")).examples) == 1
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_a_file_that_is_not_the_one_known(root: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_there(asked: str, message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        load(asked, "train", said())
+    with pytest.raises(InputError, match=message):
+        load_examples(asked, "train", said())
 
 
 def test_a_field_for_sets_that_have_their_own() -> None:
-    with pytest.raises(BadInput, match=r"data\.field cot: sets known by name have their own chain; leave the key out"):
-        training(said(field="cot"))
+    with pytest.raises(InputError, match=r"data\.field cot: sets known by name have their own chain; leave the key out"):
+        load_training_examples(said(field="cot"))
 
 
 def test_the_hub_gives_what_the_files_do(hub: Hub, root: str) -> None:
@@ -167,17 +167,17 @@ def test_the_hub_gives_what_the_files_do(hub: Hub, root: str) -> None:
     })  # fmt: skip
     split = {"train": 0, "valid": 0}
     for part in split:  # the hub has no marks: what GSM8K-Aug validates on is found by its questions
-        theirs = texts(load(f"gsm8k:{part}", "train", said(sizes="any")))
-        assert theirs == texts(load(f"gsm8k:{part}", "train", said(root=root)))[: len(theirs)]
+        theirs = texts(load_examples(f"gsm8k:{part}", "train", said(sizes="any")))
+        assert theirs == texts(load_examples(f"gsm8k:{part}", "train", said(root=root)))[: len(theirs)]
         split[part] = len(theirs)
     assert sum(split.values()) == 600
     assert split["valid"] > 20
     for name in ("gsm8k-nl:test", "gsm8k-aug:valid"):
-        assert texts(load(name, "train", said())) == texts(load(name, "train", said(root=root))), name
-    theirs, ours = (load("gsm-hard", "test", said(root=place)) for place in (None, root))
+        assert texts(load_examples(name, "train", said())) == texts(load_examples(name, "train", said(root=root))), name
+    theirs, ours = (load_examples("gsm-hard", "test", said(root=place)) for place in (None, root))
     assert [e.answer for e in theirs.examples] == [e.answer for e in ours.examples]
     mark = "unchanged_from_gsm8k"
-    assert [e.flags[mark] for e in theirs.examples] == [e.flags[mark] for e in ours.examples]
+    assert [e.metadata[mark] for e in theirs.examples] == [e.metadata[mark] for e in ours.examples]
 
 
 def test_columns_of_the_hub(hub: Hub) -> None:
@@ -192,24 +192,24 @@ def test_columns_of_the_hub(hub: Hub) -> None:
         ("a/b", "dev"): [{"question": "2?", "rationale": "One.\nTwo.", "answer": "2"}],
     })  # fmt: skip
     any_ = said(name=("whynlp/gsm8k-aug", "svamp"), sizes="any", revision="abc")
-    assert texts(load("whynlp/gsm8k-aug", "train", any_)) == [("2 and 2?", ("<<2+2=4>>",), "4")]
+    assert texts(load_examples("whynlp/gsm8k-aug", "train", any_)) == [("2 and 2?", ("<<2+2=4>>",), "4")]
     assert asked == [("whynlp/gsm8k-aug", None, "abc")]
-    zen = load("zen-E/GSM8k-Aug", "train", said())
+    zen = load_examples("zen-E/GSM8k-Aug", "train", said())
     assert texts(zen) == [("2 and 2?", ("<<2+2=4>>", "<<4*1=4>>"), "4")]
     assert zen.notes == ("zen-E/GSM8k-Aug:train: rows left out, whose answer is null",)
     assert asked[-1] == ("zen-E/GSM8k-Aug", None, None)  # the revision is of what is trained on
-    assert load("zen-E/GSM8k-Aug-NL", "train", said()).examples[0].steps == ("He has 2", "So 4")
-    assert len(load("svamp", "test", said()).examples) == 1000
-    assert texts(load("ChilleD/SVAMP", "test", said()))[7] == ("7!", (), "4")
-    assert len(load("multiarith-180", "test", said()).examples) == 180
-    assert load("a/b:dev", "train", said(field="rationale")).examples[0].steps == ("One.", "Two.")
+    assert load_examples("zen-E/GSM8k-Aug-NL", "train", said()).examples[0].steps == ("He has 2", "So 4")
+    assert len(load_examples("svamp", "test", said()).examples) == 1000
+    assert texts(load_examples("ChilleD/SVAMP", "test", said()))[7] == ("7!", (), "4")
+    assert len(load_examples("multiarith-180", "test", said()).examples) == 180
+    assert load_examples("a/b:dev", "train", said(field="rationale")).examples[0].steps == ("One.", "Two.")
 
 
 def test_sizes_of_the_hub(hub: Hub) -> None:
     hub({("whynlp/gsm8k-aug", "train"): [{"question": "2?", "steps": [], "answer": "2"}]})
-    with pytest.raises(BadInput, match=r"^gsm8k-aug:train: 1 rows, the set has 385,620; fetch it again, or set data"):
-        training(said(name="whynlp/gsm8k-aug"))
-    read = training(said(name="whynlp/gsm8k-aug", sizes="any"))
+    with pytest.raises(InputError, match=r"^gsm8k-aug:train: 1 rows, the set has 385,620; fetch it again, or set data"):
+        load_training_examples(said(name="whynlp/gsm8k-aug"))
+    read = load_training_examples(said(name="whynlp/gsm8k-aug", sizes="any"))
     assert read.notes == ("gsm8k-aug:train: 1 rows, of the 385,620 that the set has",)
 
 
@@ -222,8 +222,8 @@ def test_a_bad_row_of_the_hub(hub: Hub) -> None:
             ]
         }
     )
-    with pytest.raises(BadInput, match=r"^a/b:train:row 2:question: question: empty: .*; give a text$"):
-        training(said(name="a/b"))
+    with pytest.raises(InputError, match=r"^a/b:train:row 2:question: question: empty: .*; give a text$"):
+        load_training_examples(said(name="a/b"))
 
 
 @pytest.mark.parametrize(
@@ -233,10 +233,10 @@ def test_a_bad_row_of_the_hub(hub: Hub) -> None:
      ({"name": "gsm8k", "root": "x", "rows": 100}, 100), ({"name": "rows.jsonl"}, None)],
 )  # fmt: skip
 def test_rows_without_reading(more: dict[str, Any], rows: int | None) -> None:
-    assert rows_of(said(**more)) == rows
+    assert count_training_rows(said(**more)) == rows
 
 
 def test_kinds_of_answers() -> None:
     kinds: Iterable[tuple[Any, str]] = [("gsm8k", "number"), (("gsm8k", "prosqa"), "text"), ("mult-4:valid", "digits")]
     for name, kind in kinds:
-        assert answers(said(name=name)) == kind
+        assert get_answer_kind(said(name=name)) == kind

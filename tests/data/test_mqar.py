@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.contract import UNSCORED, Source
-from laconic.data.mqar import WORDS, Mqar, mqar_tokenizer
-from laconic.data.task_settings import Pairs
+from laconic.core.contract import IGNORE_INDEX, TrainingData
+from laconic.data.mqar import VOCABULARY, MQARDataset, build_mqar_tokenizer
+from laconic.data.task_settings import MQARConfig
 from laconic.data.tokens import load_tokenizer
 
 TASKS: list[dict[str, Any]] = [
@@ -23,70 +23,70 @@ TASKS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("said", TASKS)
 def test_every_document_obeys_the_rules(said: dict[str, Any]) -> None:
-    task = Pairs.model_validate(said)
-    batch = Mqar(3, task).batch(range(60), 0, 0)
-    assert batch.facts is not None
-    assert batch.text.shape == (60, task.length)
-    assert batch.live.all()
+    task = MQARConfig.model_validate(said)
+    batch = MQARDataset(3, task).batch(range(60), 0, 0)
+    assert batch.num_facts is not None
+    assert batch.input_ids.shape == (60, task.row_tokens)
+    assert batch.attention_mask.all()
     for row in range(60):
-        words = [WORDS[i] for i in batch.text[row].tolist()]
-        N, w = int(batch.facts[row]), task.words
-        blocks = [(tuple(words[t : t + w]), tuple(words[t + w : t + 2 * w])) for t in range(0, task.length, 2 * w)]
+        words = [VOCABULARY[i] for i in batch.input_ids[row].tolist()]
+        N, w = int(batch.num_facts[row]), task.tokens_per_key
+        blocks = [(tuple(words[t : t + w]), tuple(words[t + w : t + 2 * w])) for t in range(0, task.row_tokens, 2 * w)]
         told = dict(blocks[:N])
-        assert N in task.pairs
+        assert N in task.num_pairs
         assert len(told) == N  # no key twice
-        assert all(word[0] == "k" and int(word[1:]) < task.keys for key in told for word in key)
-        assert all(word[0] == "v" and int(word[1:]) < task.values for value in told.values() for word in value)
+        assert all(word[0] == "k" and int(word[1:]) < task.num_keys for key in told for word in key)
+        assert all(word[0] == "v" and int(word[1:]) < task.num_values for value in told.values() for word in value)
         asked = {2 * w * i: block for i, block in enumerate(blocks) if i >= N and block[0][0] != "."}
         assert dict(asked.values()) == told  # each once, with its value
         assert len(asked) == N
-        assert words.count(".") == task.length - 4 * w * N
+        assert words.count(".") == task.row_tokens - 4 * w * N
         columns = [t + w + i for t in asked for i in range(w)]
-        assert batch.scored[row].nonzero()[:, 0].tolist() == columns
+        assert batch.loss_mask[row].nonzero()[:, 0].tolist() == columns
         targets = batch.targets[row]
-        assert (targets != UNSCORED).nonzero()[:, 0].tolist() == [t - 1 for t in columns]
-        assert [WORDS[int(targets[t - 1])] for t in columns] == [words[t] for t in columns]
+        assert (targets != IGNORE_INDEX).nonzero()[:, 0].tolist() == [t - 1 for t in columns]
+        assert [VOCABULARY[int(targets[t - 1])] for t in columns] == [words[t] for t in columns]
 
 
 def test_draws_are_even() -> None:
-    n, task = 1000, Pairs(pairs=(2, 4), length=32)
-    batch = Mqar(1, task).batch(range(n), 0, 0)
-    assert batch.facts is not None
-    assert abs(int((batch.facts == 2).sum()) - n / 2) < 5 * math.sqrt(n / 4)
-    some = batch.take([i for i in range(n) if int(batch.facts[i]) == 4])
-    share = (some.targets != UNSCORED)[:, 8::2].float().mean(0)  # every place alike
+    n, task = 1000, MQARConfig(num_pairs=(2, 4), row_tokens=32)
+    batch = MQARDataset(1, task).batch(range(n), 0, 0)
+    assert batch.num_facts is not None
+    assert abs(int((batch.num_facts == 2).sum()) - n / 2) < 5 * math.sqrt(n / 4)
+    some = batch.select_rows([i for i in range(n) if int(batch.num_facts[i]) == 4])
+    share = (some.targets != IGNORE_INDEX)[:, 8::2].float().mean(0)  # every place alike
     assert float((share - 4 / 12).abs().max()) < 5 * math.sqrt(1 / 3 * 2 / 3 / some.B)
-    values = torch.bincount(some.text[:, 1:8:2].flatten(), minlength=len(WORDS))
-    used = values[WORDS.index("v0") : WORDS.index("v31") + 1]
+    values = torch.bincount(some.input_ids[:, 1:8:2].flatten(), minlength=len(VOCABULARY))
+    used = values[VOCABULARY.index("v0") : VOCABULARY.index("v31") + 1]
     assert int(used.sum()) == 4 * some.B
     assert float((used - used.float().mean()).abs().max()) < 5 * math.sqrt(4 * some.B / 32)
 
 
 def test_a_document_is_its_place() -> None:
-    source = Mqar(5, Pairs(), "valid")
-    assert isinstance(source, Source)
+    source = MQARDataset(5, MQARConfig(), "valid")
+    assert isinstance(source, TrainingData)
     whole, some = source.batch(range(20), 0, 0), source.batch([7, 3], 4, 9)
-    assert some.text.equal(whole.text[torch.tensor([7, 3])])
-    assert some.names == ("mqar-valid-000007", "mqar-valid-000003")
-    assert (some.index.tolist(), some.epoch, some.step) == ([7, 3], 4, 9)
-    assert source.longest == some.text.shape[1]
+    assert some.input_ids.equal(whole.input_ids[torch.tensor([7, 3])])
+    assert some.document_ids == ("mqar-valid-000007", "mqar-valid-000003")
+    assert (some.row_index.tolist(), some.epoch, some.step) == ([7, 3], 4, 9)
+    assert source.max_length == some.input_ids.shape[1]
 
 
 def test_parts_and_seeds_differ() -> None:
-    sources = [Mqar(seed, Pairs(), part) for seed in (0, 1) for part in ("train", "valid", "test")]
+    sources = [MQARDataset(seed, MQARConfig(), part) for seed in (0, 1) for part in ("train", "valid", "test")]
     assert [len(source) for source in sources[:3]] == [100_000, 500, 1000]
-    texts = {tuple(row) for source in sources for row in source.batch(range(60), 0, 0).text.tolist()}
+    texts = {tuple(row) for source in sources for row in source.batch(range(60), 0, 0).input_ids.tolist()}
     assert len(texts) == 60 * len(sources)
     assert len({source.fingerprint for source in sources}) == len(sources)
-    assert Mqar(0, Pairs(length=96)).fingerprint != sources[0].fingerprint
-    assert len(Mqar(0, Pairs(), "test", 5)) == 5
+    assert MQARDataset(0, MQARConfig(row_tokens=96)).fingerprint != sources[0].fingerprint
+    assert len(MQARDataset(0, MQARConfig(), "test", 5)) == 5
 
 
 def test_the_tokenizer_has_its_words(tmp_path: Path) -> None:
-    made = mqar_tokenizer()
-    assert made.vocab_size == len(WORDS) == 132
-    text = Mqar(0, Pairs()).batch([0], 0, 0).text[0].tolist()
-    assert made.encode(" ".join(WORDS[i] for i in text)) == text
+    made = build_mqar_tokenizer()
+    assert made.vocab_size == len(VOCABULARY) == 132
+    text = MQARDataset(0, MQARConfig()).batch([0], 0, 0).input_ids[0].tolist()
+    assert made.encode(" ".join(VOCABULARY[i] for i in text)) == text
     made.save(tmp_path)
     assert load_tokenizer(tmp_path).fingerprint == made.fingerprint
 
@@ -103,4 +103,4 @@ def test_the_tokenizer_has_its_words(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_is_refused(said: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Pairs.model_validate(said)
+        MQARConfig.model_validate(said)

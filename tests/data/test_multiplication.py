@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from laconic.data.multiplication import product, products
+from laconic.data.multiplication import build_row, iter_products
 
 
 def number(digits: str) -> int:
@@ -19,12 +19,12 @@ def test_every_published_row_is_made_again(shared, n):
         text = (shared / "data" / "multiplication" / f"{n}x{n}-{part}.jsonl").read_text(encoding="utf-8")
         rows = [json.loads(line) for line in text.splitlines()]
         assert len(rows) == 1000
-        assert [list(product(r["a"], r["b"], n, r["id"]).items()) for r in rows] == [list(r.items()) for r in rows]
+        assert [list(build_row(r["a"], r["b"], n, r["id"]).items()) for r in rows] == [list(r.items()) for r in rows]
 
 
 @pytest.mark.parametrize("n", [2, 4, 9])
 def test_the_partial_products_add_up(n):
-    for row in islice(products(n, seed=1), 50):
+    for row in islice(iter_products(n, seed=1), 50):
         assert number(row["question"].split("*")[0]) * number(row["question"].split("*")[1]) == row["product"]
         parts = re.sub(r"\(.*?\)", "", row["cot"]).split("+")
         sums = [number(text) for text in re.findall(r"\((.*?)\)", row["cot"])]
@@ -36,7 +36,7 @@ def test_the_partial_products_add_up(n):
 
 def test_all_pairs_come_once_but_those_left_out():
     left = [(3, 7), (5, 5)]
-    rows = list(products(1, seed=0, without=left))
+    rows = list(iter_products(1, seed=0, excluded=left))
     pairs = {(row["a"], row["b"]) for row in rows}
     assert len(rows) == len(pairs) == 81 - 3
     assert not pairs & {(3, 7), (7, 3), (5, 5)}
@@ -44,8 +44,8 @@ def test_all_pairs_come_once_but_those_left_out():
 
 
 def test_rows_are_a_function_of_the_seed():
-    first = list(islice(products(4, seed=0), 1500))
-    assert list(islice(products(4, seed=0), 30)) == first[:30]
-    assert list(islice(products(4, seed=1), 30)) != first[:30]
+    first = list(islice(iter_products(4, seed=0), 1500))
+    assert list(islice(iter_products(4, seed=0), 30)) == first[:30]
+    assert list(islice(iter_products(4, seed=1), 30)) != first[:30]
     assert len({(row["a"], row["b"]) for row in first}) == 1500
     assert first[0]["question"] == "2 0 5 9 * 4 1 0 4"

@@ -5,36 +5,36 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from laconic.core.contract import Documents, Source
-from laconic.core.errors import BadInput
-from laconic.data.needles import FILLER, KINDS, Kind, Needles
-from laconic.data.tokens import Tokenizer, byte_tokenizer
+from laconic.core.contract import DocumentBatch, TrainingData
+from laconic.core.errors import InputError
+from laconic.data.needles import FILLER, NEEDLE_KINDS, NeedleKind, NeedleDataset
+from laconic.data.tokens import Tokenizer, build_byte_tokenizer
 
 BOOK = "".join(f"This is sentence {i} of a book. " for i in range(400))
-BYTES = byte_tokenizer()
-BOOKS = (np.array(BYTES.encode(BOOK, special=False), dtype=np.int32),)
+BYTES = build_byte_tokenizer()
+BOOKS = (np.array(BYTES.encode(BOOK, add_special_tokens=False), dtype=np.int32),)
 
 
-def made(**how: Any) -> Needles:
-    return Needles(BYTES, **({"books": BOOKS, "lengths": (500,), "count": 2, "depths": (0.0, 0.5, 1.0)} | how))
+def made(**how: Any) -> NeedleDataset:
+    return NeedleDataset(BYTES, **({"books": BOOKS, "lengths": (500,), "count": 2, "depths": (0.0, 0.5, 1.0)} | how))
 
 
 def said(ids: list[int]) -> str:
     return bytes(ids).decode()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_item_asks_for_what_is_hidden_in_it(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", NEEDLE_KINDS)
+def test_an_item_asks_for_what_is_hidden_in_it(kind: NeedleKind) -> None:
     source = made(kinds=(kind,), lengths=(500, 700))
     for row in range(len(source)):
-        prompt, told, scored = source.item(row)
+        prompt, told, scored = source.build_item(row)
         length, _, depth = source.cells[row // 2]
         assert len(prompt) + len(told) == length
         text, answer = said(prompt), said(told)
-        facts = source.facts(row, kind, depth)
-        asked = [fact for fact in facts if fact.asked]
-        assert all(fact.said() in text for fact in facts)
-        places = [text.index(fact.said()) for fact in facts]
+        facts = source.draw_facts(row, kind, depth)
+        asked = [fact for fact in facts if fact.is_target]
+        assert all(fact.to_sentence() in text for fact in facts)
+        places = [text.index(fact.to_sentence()) for fact in facts]
         assert places == sorted(places)
         assert answer == ",".join(f" {fact.value}" for fact in asked)
         assert [said([id]) for id, score in zip(told, scored, strict=True) if not score] == [","] * (len(asked) - 1)
@@ -42,47 +42,47 @@ def test_an_item_asks_for_what_is_hidden_in_it(kind: Kind) -> None:
         assert len(asked) == (4 if kind in ("MV", "MQ") else 1)
         assert len({fact.key for fact in facts}) == (4 if kind in ("MK", "MQ") else 1)
         assert all(text.rstrip().endswith(("is", "are")) and fact.key in text[-200:] for fact in asked)
-        room = length - len(told) - len(text[text.rindex(" What ") :]) - sum(len(fact.said()) for fact in facts)
+        room = length - len(told) - len(text[text.rindex(" What ") :]) - sum(len(fact.to_sentence()) for fact in facts)
         hay = text[: text.rindex(" What ")]
         for fact in facts:
-            hay = hay.replace(fact.said(), "")
+            hay = hay.replace(fact.to_sentence(), "")
         assert len(hay) == room
         assert hay in (FILLER * 20 if kind == "S-1" else BOOK + BOOK)
-        at = [text.index(fact.said()) - sum(len(other.said()) for other in facts[:i]) for i, fact in enumerate(facts)]
-        assert any(place == round(depth * room) and facts[i].asked for i, place in enumerate(at))
+        at = [text.index(fact.to_sentence()) - sum(len(other.to_sentence()) for other in facts[:i]) for i, fact in enumerate(facts)]
+        assert any(place == round(depth * room) and facts[i].is_target for i, place in enumerate(at))
 
 
 def test_a_batch_ends_its_prompts_at_the_cut() -> None:
     source = made()
-    assert isinstance(source, Source)
+    assert isinstance(source, TrainingData)
     rows = [0, 20, 35]
-    batch = cast(Documents, source.batch(rows, 0, 0))
-    C = batch.cuts[0]
+    batch = cast(DocumentBatch, source.batch(rows, 0, 0))
+    C = batch.segment_ends[0]
     for b, row in enumerate(rows):
-        prompt, told, scored = source.item(row)
-        at = batch.live[b].nonzero()[:, 0]
-        assert batch.text[b, at].tolist() == prompt + told
+        prompt, told, scored = source.build_item(row)
+        at = batch.attention_mask[b].nonzero()[:, 0]
+        assert batch.input_ids[b, at].tolist() == prompt + told
         assert (int(at[0]), int(at[-1])) == (C - len(prompt), C + len(told) - 1)
-        assert batch.scored[b, C : C + len(told)].tolist() == scored
-        assert not batch.scored[b, :C].any()
-        assert batch.names[b] == source.name(row)
-    assert batch.names == ("S-1@500@0#0", "MK@500@0.5#0", "MQ@500@1#1")
-    assert (len(source), source.longest) == (36, 500)
+        assert batch.loss_mask[b, C : C + len(told)].tolist() == scored
+        assert not batch.loss_mask[b, :C].any()
+        assert batch.document_ids[b] == source.item_name(row)
+    assert batch.document_ids == ("S-1@500@0#0", "MK@500@0.5#0", "MQ@500@1#1")
+    assert (len(source), source.max_length) == (36, 500)
 
 
 def test_seeds_and_books_make_other_items() -> None:
     one, two = made(), made(seed=1)
-    assert one.item(7) == made().item(7) != two.item(7)
+    assert one.build_item(7) == made().build_item(7) != two.build_item(7)
     prints = {each.fingerprint for each in (one, two, made(books=(BOOKS[0][1:],)), made(count=3))}
     assert len(prints) == 4
 
 
 def test_what_has_no_room_or_no_book_is_refused() -> None:
     with pytest.raises(
-        BadInput, match=r"needle: length 200 leaves no haystack beside the .* tokens of an item of MK; ask"
+        InputError, match=r"needle: length 200 leaves no haystack beside the .* tokens of an item of MK; ask"
     ):
         made(lengths=(200,))
-    with pytest.raises(BadInput, match="needle: no book to hide facts in, which all kinds but S-1 need; give one"):
+    with pytest.raises(InputError, match="needle: no book to hide facts in, which all kinds but S-1 need; give one"):
         made(books=())
     assert len(made(books=(), kinds=("S-1",))) == 6
 
@@ -91,12 +91,12 @@ def test_a_first_token_stands_first() -> None:
     import tokenizers
     from tokenizers import processors
 
-    inner = tokenizers.Tokenizer.from_str(BYTES.inner.to_str())
+    inner = tokenizers.Tokenizer.from_str(BYTES.backend.to_str())
     inner.add_special_tokens(["<bos>"])
     begin = inner.token_to_id("<bos>")
     inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", begin)])
-    source = Needles(Tokenizer(inner, {"bos_token": "<bos>"}, None, "x"), kinds=("S-1",), lengths=(300,), count=1)
-    prompt, told, _ = source.item(0)
+    source = NeedleDataset(Tokenizer(inner, {"bos_token": "<bos>"}, None, "x"), kinds=("S-1",), lengths=(300,), items_per_cell=1)
+    prompt, told, _ = source.build_item(0)
     assert prompt[0] == begin
     assert begin not in prompt[1:]
     assert len(prompt) + len(told) == 300

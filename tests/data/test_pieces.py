@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
-from laconic.core.contract import Example
-from laconic.core.errors import BadInput
-from laconic.data.pieces import Encoded, Encoder, ending
-from laconic.data.reasoning import encode, prompt_ids
-from laconic.data.settings import Data
+from laconic.core.contract import ReasoningExample
+from laconic.core.errors import InputError
+from laconic.data.pieces import EncodedExample, ReasoningEncoder, find_eos_token_id
+from laconic.data.reasoning import encode_example, answer_prefix_ids
+from laconic.data.settings import DataConfig
 from laconic.data.tokens import Tokenizer, load_tokenizer
 from tests.conftest import shared_dir
 
 NAMES = ["gpt2", "gsm-bpe-2048", "gsm-bpe-4096", "stories260k"]
 FORMATS = ["pccot", "codi", "coconut", "icot"]
-EXAMPLE = Example("row-1", "What is 2 + 16, negated?", ("<<2+16=18>>", "<<18*-1=-18>>"), "-18")
+EXAMPLE = ReasoningExample("row-1", "What is 2 + 16, negated?", ("<<2+16=18>>", "<<18*-1=-18>>"), "-18")
 ANSWERS = ["18", "-18", "−18", "0.5", ".5", "-3.25", "1,234", "$18", "~7.2", "2/5", "5:45", "1e5"]
 
 
@@ -32,42 +32,42 @@ def real(name: str) -> Tokenizer:
     return load_tokenizer(shared_dir() / place / name)
 
 
-def settings(name: str, **said: Any) -> Data:
-    eos = None if real(name).eos is not None else "<|endoftext|>"  # those trained here name none
+def settings(name: str, **said: Any) -> DataConfig:
+    eos = None if real(name).eos_token_id is not None else "<|endoftext|>"  # those trained here name none
     chain = "all" if said.get("format") in ("coconut", "icot") else "drop_last"
-    return Data.model_validate({"path": "rows.jsonl", "eos": eos, "chain": chain, **said})
+    return DataConfig.model_validate({"path": "rows.jsonl", "eos": eos, "chain": chain, **said})
 
 
 def words(name: str, ids: tuple[int, ...] | list[int]) -> list[str]:
-    return [str(real(name).inner.id_to_token(i)) for i in ids]
+    return [str(real(name).backend.id_to_token(i)) for i in ids]
 
 
 @pytest.mark.parametrize(("name", "count"), [("gpt2", 4), ("gsm-bpe-4096", 4), ("gsm-bpe-2048", 5)])
 def test_measured_lengths(name: str, count: int) -> None:
-    assert len(prompt_ids(real(name), settings(name))) == count
-    assert all(len(real(name).encode(sign, special=False)) == 1 for sign in ("<<", ">>"))
+    assert len(answer_prefix_ids(real(name), settings(name))) == count
+    assert all(len(real(name).encode(sign, add_special_tokens=False)) == 1 for sign in ("<<", ">>"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_pccot_is_pieces_joined(name: str) -> None:
-    tokenizer, encoder = real(name), Encoder(real(name), settings(name))
-    row = encode(EXAMPLE, tokenizer, settings(name, chain="all"))
-    eos = ending(tokenizer, settings(name))
-    assert list(row.question) == tokenizer.encode(EXAMPLE.question)
-    pieces = [encoder.piece(step).ids for step in EXAMPLE.steps]
-    assert list(row.chain) == pieces[0] + pieces[1]
-    assert row.chain_step == (0,) * len(pieces[0]) + (1,) * len(pieces[1])
-    assert list(row.answer) == [*encoder.piece("The answer is:").ids, *encoder.piece("-18").ids, eos]
-    assert words(name, row.answer)[row.distil] == ":"
-    assert row.number == (row.distil + 1, len(row.answer) - 1)
+    tokenizer, encoder = real(name), ReasoningEncoder(real(name), settings(name))
+    row = encode_example(EXAMPLE, tokenizer, settings(name, chain="all"))
+    eos = find_eos_token_id(tokenizer, settings(name))
+    assert list(row.question_ids) == tokenizer.encode(EXAMPLE.question)
+    pieces = [encoder.encode_text(step).ids for step in EXAMPLE.steps]
+    assert list(row.chain_ids) == pieces[0] + pieces[1]
+    assert row.chain_step_index == (0,) * len(pieces[0]) + (1,) * len(pieces[1])
+    assert list(row.answer_ids) == [*encoder.encode_text("The answer is:").ids, *encoder.encode_text("-18").ids, eos]
+    assert words(name, row.answer_ids)[row.distill_column] == ":"
+    assert row.number_span == (row.distill_column + 1, len(row.answer_ids) - 1)
 
 
 def test_the_joined_text_is_not_encoded_again() -> None:
     """GPT-2 has a token ":-"; encoded as one text, the token before the number would hold its sign."""
     gpt2 = real("gpt2")
-    row = encode(EXAMPLE, gpt2, settings("gpt2"))
+    row = encode_example(EXAMPLE, gpt2, settings("gpt2"))
     assert ":-" in words("gpt2", gpt2.encode("The answer is:-18"))
-    assert words("gpt2", row.answer) == ["The", "Ġanswer", "Ġis", ":", "-", "18", "<|endoftext|>"]
+    assert words("gpt2", row.answer_ids) == ["The", "Ġanswer", "Ġis", ":", "-", "18", "<|endoftext|>"]
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -75,24 +75,24 @@ def test_the_joined_text_is_not_encoded_again() -> None:
 def test_special_tokens_in_a_text_are_refused(form: str, part: str) -> None:
     text = "1 <|endoftext|> 2"
     example = replace(EXAMPLE, **{part: (text, "<<1=1>>") if part == "steps" else text})
-    with pytest.raises(BadInput, match="row row-1: a special token of the tokenizer stands in the text; take it out"):
-        encode(example, real("gpt2"), settings("gpt2", format=form))
+    with pytest.raises(InputError, match="row row-1: a special token of the tokenizer stands in the text; take it out"):
+        encode_example(example, real("gpt2"), settings("gpt2", format=form))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_the_number_begins_where_its_first_character_stands(name: str, form: str, answer: str) -> None:
-    row = encode(replace(EXAMPLE, answer=answer), real(name), settings(name, format=form))
-    start, end = row.number
+    row = encode_example(replace(EXAMPLE, answer=answer), real(name), settings(name, format=form))
+    start, end = row.number_span
     digits = answer.lstrip("~$") if form == "pccot" else answer.lstrip("~")
-    inner = real(name).inner
-    shown = inner.decode(list(row.answer[start:end]), skip_special_tokens=False).strip()
-    before = inner.decode(list(row.answer[:start]), skip_special_tokens=False)
+    inner = real(name).backend
+    shown = inner.decode(list(row.answer_ids[start:end]), skip_special_tokens=False).strip()
+    before = inner.decode(list(row.answer_ids[:start]), skip_special_tokens=False)
     assert shown.endswith(digits[-1])
     assert shown.lstrip("~ ").startswith(answer.lstrip("~")[0])
     assert not any(c.isdigit() for c in before)
-    assert row.distil == (start - 1 if form in ("pccot", "codi") else -1)
+    assert row.distill_column == (start - 1 if form in ("pccot", "codi") else -1)
 
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=20)
@@ -100,67 +100,67 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size
 
 @given(TEXT.map(lambda t: f"q{t}"), st.lists(TEXT.map(lambda t: f"{t}=1"), max_size=4), TEXT, st.integers(-99, 99))
 def test_any_text(question: str, steps: list[str], before: str, number: int) -> None:
-    example = Example("any", question, tuple(steps), f"{before} {number}")
+    example = ReasoningExample("any", question, tuple(steps), f"{before} {number}")
     for name in NAMES:
         for form in FORMATS:
-            row = encode(example, real(name), settings(name, format=form))
-            start, end = row.number
-            assert 0 <= start < end < len(row.answer)
-            assert row.distil == (start - 1 if form in ("pccot", "codi") else -1)
-            assert list(row.chain_step) == sorted(row.chain_step)
-            assert len(row.chain_step) == len(row.chain)
-            assert row.head < len(row.question)
+            row = encode_example(example, real(name), settings(name, format=form))
+            start, end = row.number_span
+            assert 0 <= start < end < len(row.answer_ids)
+            assert row.distill_column == (start - 1 if form in ("pccot", "codi") else -1)
+            assert list(row.chain_step_index) == sorted(row.chain_step_index)
+            assert len(row.chain_step_index) == len(row.chain_ids)
+            assert row.num_prefix_tokens < len(row.question_ids)
 
 
 def test_the_distillation_token_of_codi() -> None:
-    gpt2 = encode(EXAMPLE, real("gpt2"), settings("gpt2", format="codi"))
-    assert words("gpt2", gpt2.answer)[gpt2.distil : gpt2.distil + 2] == [":", "Ġ-"]
-    plain = encode(replace(EXAMPLE, answer="18"), real("gpt2"), settings("gpt2", format="codi"))
-    assert words("gpt2", plain.answer)[plain.distil : plain.distil + 2] == [":", "Ġ18"]
-    ours = encode(replace(EXAMPLE, answer="18"), real("gsm-bpe-2048"), settings("gsm-bpe-2048", format="codi"))
-    assert words("gsm-bpe-2048", ours.answer)[ours.distil : ours.distil + 2] == ["Ġ", "1"]
+    gpt2 = encode_example(EXAMPLE, real("gpt2"), settings("gpt2", format="codi"))
+    assert words("gpt2", gpt2.answer_ids)[gpt2.distill_column : gpt2.distill_column + 2] == [":", "Ġ-"]
+    plain = encode_example(replace(EXAMPLE, answer="18"), real("gpt2"), settings("gpt2", format="codi"))
+    assert words("gpt2", plain.answer_ids)[plain.distill_column : plain.distill_column + 2] == [":", "Ġ18"]
+    ours = encode_example(replace(EXAMPLE, answer="18"), real("gsm-bpe-2048"), settings("gsm-bpe-2048", format="codi"))
+    assert words("gsm-bpe-2048", ours.answer_ids)[ours.distill_column : ours.distill_column + 2] == ["Ġ", "1"]
 
 
 def test_codi_joins_steps_and_may_put_eos_between() -> None:
     how = settings("gpt2", format="codi", chain="all")
-    row, eos = encode(EXAMPLE, real("gpt2"), how), 50256
-    assert list(row.chain) == real("gpt2").encode(" ".join(EXAMPLE.steps), special=False)
-    assert words("gpt2", row.chain)[row.chain_step.index(1)] == "Ġ<<"
-    apart = encode(EXAMPLE, real("gpt2"), how.model_copy(update={"separator": "eos"}))
-    assert apart.question == (*row.question, eos)
-    assert apart.answer == (eos, *row.answer)
-    assert apart.distil == row.distil + 1
-    assert prompt_ids(real("gpt2"), how.model_copy(update={"separator": "eos"})) == [eos]
-    assert prompt_ids(real("gpt2"), how) == []
-    assert prompt_ids(real("gpt2"), settings("gpt2", format="icot")) == [eos]
+    row, eos = encode_example(EXAMPLE, real("gpt2"), how), 50256
+    assert list(row.chain_ids) == real("gpt2").encode(" ".join(EXAMPLE.steps), add_special_tokens=False)
+    assert words("gpt2", row.chain_ids)[row.chain_step_index.index(1)] == "Ġ<<"
+    apart = encode_example(EXAMPLE, real("gpt2"), how.model_copy(update={"separator": "eos"}))
+    assert apart.question_ids == (*row.question_ids, eos)
+    assert apart.answer_ids == (eos, *row.answer_ids)
+    assert apart.distill_column == row.distill_column + 1
+    assert answer_prefix_ids(real("gpt2"), how.model_copy(update={"separator": "eos"})) == [eos]
+    assert answer_prefix_ids(real("gpt2"), how) == []
+    assert answer_prefix_ids(real("gpt2"), settings("gpt2", format="icot")) == [eos]
 
 
 def test_codi_writes_prose_as_its_code_does() -> None:
     how = settings("gpt2", format="codi", split="sentences")
     prose = replace(EXAMPLE, steps=("He has 2", "He gets 16", "That is 18"))
-    assert real("gpt2").decode(encode(prose, real("gpt2"), how).chain) == "He has 2. He gets 16.\n"
-    assert encode(replace(prose, steps=("That is 18",)), real("gpt2"), how).chain == ()
+    assert real("gpt2").decode(encode_example(prose, real("gpt2"), how).chain_ids) == "He has 2. He gets 16.\n"
+    assert encode_example(replace(prose, steps=("That is 18",)), real("gpt2"), how).chain_ids == ()
 
 
 def test_coconut_ends_question_and_steps_with_a_line() -> None:
-    row = encode(EXAMPLE, real("gpt2"), settings("gpt2", format="coconut"))
-    assert real("gpt2").decode(row.question) == EXAMPLE.question + "\n"
-    assert real("gpt2").decode(row.chain) == "".join(step + "\n" for step in EXAMPLE.steps)
-    assert real("gpt2").decode(row.answer) == "### -18"
-    assert row.chain_step.count(0) + row.chain_step.count(1) == len(row.chain)
+    row = encode_example(EXAMPLE, real("gpt2"), settings("gpt2", format="coconut"))
+    assert real("gpt2").decode(row.question_ids) == EXAMPLE.question + "\n"
+    assert real("gpt2").decode(row.chain_ids) == "".join(step + "\n" for step in EXAMPLE.steps)
+    assert real("gpt2").decode(row.answer_ids) == "### -18"
+    assert row.chain_step_index.count(0) + row.chain_step_index.count(1) == len(row.chain_ids)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("steps", [(), ("<<2+16=18>>",), EXAMPLE.steps])
 def test_icot_is_one_string(name: str, steps: tuple[str, ...]) -> None:
-    row = encode(replace(EXAMPLE, steps=steps), real(name), settings(name, format="icot"))
-    eos = ending(real(name), settings(name))
-    text = real(name).inner.id_to_token(eos)
+    row = encode_example(replace(EXAMPLE, steps=steps), real(name), settings(name, format="icot"))
+    eos = find_eos_token_id(real(name), settings(name))
+    text = real(name).backend.id_to_token(eos)
     whole = f" {EXAMPLE.question} {text} {' '.join(steps)} {text} #### -18 {text}"
-    assert [*row.question, *row.chain, *row.answer] == real(name).encode(whole)
-    assert row.question[-1] == row.answer[0] == row.answer[-1] == eos
-    assert eos not in row.chain
-    assert set(row.chain_step) <= set(range(max(1, len(steps))))
+    assert [*row.question_ids, *row.chain_ids, *row.answer_ids] == real(name).encode(whole)
+    assert row.question_ids[-1] == row.answer_ids[0] == row.answer_ids[-1] == eos
+    assert eos not in row.chain_ids
+    assert set(row.chain_step_index) <= set(range(max(1, len(steps))))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -168,23 +168,23 @@ def test_icot_is_one_string(name: str, steps: tuple[str, ...]) -> None:
 def test_chain_keeps_or_drops_the_last_step(name: str, form: str) -> None:
     for steps, left in [((), 0), (("<<2+16=18>>",), 0), (EXAMPLE.steps, 1), ((*EXAMPLE.steps, "<<1+1=2>>"), 2)]:
         example = replace(EXAMPLE, steps=steps)
-        every = encode(example, real(name), settings(name, format=form, chain="all"))
+        every = encode_example(example, real(name), settings(name, format=form, chain="all"))
         if steps:
-            assert every.chain_step[-1] == len(steps) - 1
+            assert every.chain_step_index[-1] == len(steps) - 1
         if form in ("pccot", "codi"):
-            row = encode(example, real(name), settings(name, format=form))
-            assert len(set(row.chain_step)) == left
-            assert row.chain == every.chain[: len(row.chain)]
-            assert (row.question, row.answer, row.distil) == (every.question, every.answer, every.distil)
+            row = encode_example(example, real(name), settings(name, format=form))
+            assert len(set(row.chain_step_index)) == left
+            assert row.chain_ids == every.chain_ids[: len(row.chain_ids)]
+            assert (row.question_ids, row.answer_ids, row.distill_column) == (every.question_ids, every.answer_ids, every.distill_column)
 
 
 def test_prefix_spaces_go_from_every_piece_but_the_question() -> None:
     stories = real("stories260k")
-    encoder = Encoder(stories, settings("stories260k"))
-    assert [stories.inner.id_to_token(i) for i in encoder.piece("18").ids] == ["1", "8"]
-    assert stories.inner.id_to_token(encoder.prefix) == "▁"
-    assert words("stories260k", encode(EXAMPLE, stories, settings("stories260k")).question)[:2] == ["<s>", "▁"]
-    assert all(Encoder(real(name), settings(name)).prefix is None for name in NAMES[:3])
+    encoder = ReasoningEncoder(stories, settings("stories260k"))
+    assert [stories.backend.id_to_token(i) for i in encoder.encode_text("18").ids] == ["1", "8"]
+    assert stories.backend.id_to_token(encoder.prefix_space_id) == "▁"
+    assert words("stories260k", encode_example(EXAMPLE, stories, settings("stories260k")).question_ids)[:2] == ["<s>", "▁"]
+    assert all(ReasoningEncoder(real(name), settings(name)).prefix_space_id is None for name in NAMES[:3])
 
 
 def built(words: list[str], post: str, pair: str = "$A $B") -> Tokenizer:
@@ -203,45 +203,45 @@ def built(words: list[str], post: str, pair: str = "$A $B") -> Tokenizer:
 
 def test_special_tokens_at_the_end_of_a_question_are_taken_off() -> None:
     tokenizer = built(["how", "many", "The", "answer", "is:", "5"], "[B] $A [E] [E]")
-    row = encode(Example("a", "how many", (), "5"), tokenizer, Data(path="rows.jsonl"))
-    assert (row.question, row.head) == ((0, 3, 4), 1)
-    assert row.answer == (5, 6, 7, 8, 1)
+    row = encode_example(ReasoningExample("a", "how many", (), "5"), tokenizer, DataConfig(path="rows.jsonl"))
+    assert (row.question_ids, row.num_prefix_tokens) == ((0, 3, 4), 1)
+    assert row.answer_ids == (5, 6, 7, 8, 1)
 
 
 def test_unknown_words_of_numbers_are_no_prefix_space() -> None:
     """Where neither probe has a word, both begin with the same id, that of the unknown."""
     tokenizer = built(["The", "answer", "is:", "5"], "[B] $A")
-    assert Encoder(tokenizer, Data(path="rows.jsonl")).prefix is None
-    row = encode(Example("a", "what is 5", (), "5"), tokenizer, Data(path="rows.jsonl"))
-    assert row.unknown == 2
+    assert ReasoningEncoder(tokenizer, DataConfig(path="rows.jsonl")).prefix_space_id is None
+    row = encode_example(ReasoningExample("a", "what is 5", (), "5"), tokenizer, DataConfig(path="rows.jsonl"))
+    assert row.num_unknown == 2
 
 
 def test_a_question_without_a_token_is_an_error() -> None:
-    with pytest.raises(BadInput, match=r"row row-1: question ' ': nothing of it is left by the tokenizer"):
-        encode(replace(EXAMPLE, question=" "), built(["The", "answer", "is:"], "[B] $A"), Data(path="rows.jsonl"))
+    with pytest.raises(InputError, match=r"row row-1: question ' ': nothing of it is left by the tokenizer"):
+        encode_example(replace(EXAMPLE, question=" "), built(["The", "answer", "is:"], "[B] $A"), DataConfig(path="rows.jsonl"))
 
 
 def test_no_eos_is_an_error_that_names_the_candidates() -> None:
-    with pytest.raises(BadInput, match=r"files name no eos; set data.eos to one .* special tokens: <\|endoftext\|>"):
-        ending(real("gsm-bpe-2048"), Data(path="rows.jsonl"))
-    with pytest.raises(BadInput, match=r"data.eos '<none>' is none of its tokens; set data.eos to one of its special"):
-        ending(real("gsm-bpe-2048"), Data(path="rows.jsonl", eos="<none>"))
+    with pytest.raises(InputError, match=r"files name no eos; set data.eos to one .* special tokens: <\|endoftext\|>"):
+        find_eos_token_id(real("gsm-bpe-2048"), DataConfig(path="rows.jsonl"))
+    with pytest.raises(InputError, match=r"data.eos '<none>' is none of its tokens; set data.eos to one of its special"):
+        find_eos_token_id(real("gsm-bpe-2048"), DataConfig(path="rows.jsonl", eos_token="<none>"))
 
 
 def test_an_answer_without_a_number() -> None:
     example = replace(EXAMPLE, answer="True")
-    with pytest.raises(BadInput, match=r"row row-1: answer 'True' holds no number; give one, or set data.answers"):
-        encode(example, real("gpt2"), settings("gpt2"))
-    row = encode(example, real("gpt2"), settings("gpt2", answers="text"))
-    assert words("gpt2", row.answer)[row.distil : row.number[1]] == [":", "True"]
+    with pytest.raises(InputError, match=r"row row-1: answer 'True' holds no number; give one, or set data.answers"):
+        encode_example(example, real("gpt2"), settings("gpt2"))
+    row = encode_example(example, real("gpt2"), settings("gpt2", answers="text"))
+    assert words("gpt2", row.answer_ids)[row.distill_column : row.number_span[1]] == [":", "True"]
 
 
 def test_every_shipped_row_is_encoded(shared: Path) -> None:
     rows = [json.loads(line) for line in (shared / "data/gsm8k-aug/train-subset.jsonl").open()][:400]
     for name in NAMES:
-        encoder = Encoder(real(name), settings(name))
-        made: list[Encoded] = [
-            encoder.row(Example(r["id"], r["question"], tuple(r["steps"]), r["answer"])) for r in rows
+        encoder = ReasoningEncoder(real(name), settings(name))
+        made: list[EncodedExample] = [
+            encoder.encode_example(ReasoningExample(r["id"], r["question"], tuple(r["steps"]), r["answer"])) for r in rows
         ]
-        assert all(row.distil == len(encoder.given_ids) - 1 for row in made)
-        assert all(0 < row.number[0] < row.number[1] < len(row.answer) for row in made)
+        assert all(row.distill_column == len(encoder.answer_prompt_ids) - 1 for row in made)
+        assert all(0 < row.number_span[0] < row.number_span[1] < len(row.answer_ids) for row in made)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.core.contract import Documents, Source
-from laconic.data.recall import WORDS, Recalls, recall_tokenizer
-from laconic.data.settings import Recall
+from laconic.core.contract import DocumentBatch, TrainingData
+from laconic.data.recall import VOCABULARY, FactRecallDataset, build_recall_tokenizer
+from laconic.data.settings import FactRecallConfig
 from laconic.data.tokens import load_tokenizer
 
 TASKS: list[dict[str, Any]] = [
@@ -23,9 +23,9 @@ TASKS: list[dict[str, Any]] = [
 ]
 
 
-def words(batch: Documents, row: int) -> list[list[str]]:
+def words(batch: DocumentBatch, row: int) -> list[list[str]]:
     """A document's segments in words."""
-    return [[WORDS[i] for i in batch.text[row, s].tolist()] for s in batch.segments]
+    return [[VOCABULARY[i] for i in batch.input_ids[row, s].tolist()] for s in batch.segment_slices]
 
 
 def held(segment: list[str], two: bool) -> list[tuple[str, str]]:
@@ -40,75 +40,75 @@ def held(segment: list[str], two: bool) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("said", TASKS)
 def test_every_document_obeys_the_rules(said: dict[str, Any]) -> None:
-    task = Recall.model_validate(said)
-    batch = Recalls(3, task).batch(range(200), 0, 0)
-    assert batch.live.all()
-    assert batch.windows == task.windows
+    task = FactRecallConfig.model_validate(said)
+    batch = FactRecallDataset(3, task).batch(range(200), 0, 0)
+    assert batch.attention_mask.all()
+    assert batch.windows == task.window_and_overlap
     for row in range(batch.B):
         *told, asked = words(batch, row)
-        assert [len(segment) for segment in told] == [task.length] * task.segments
-        facts = [fact for segment in told for fact in held(segment, task.two_tokens)]
-        assert batch.facts is not None
-        assert len(facts) == int(batch.facts[row]) in task.facts
+        assert [len(segment) for segment in told] == [task.segment_tokens] * task.num_segments
+        facts = [fact for segment in told for fact in held(segment, task.two_token_facts)]
+        assert batch.num_facts is not None
+        assert len(facts) == int(batch.num_facts[row]) in task.num_facts
         assert len(dict(facts)) == len(facts)  # no key twice
-        assert all(int(key[1:]) < task.keys and int(value[1:]) < task.values for key, value in facts)
+        assert all(int(key[1:]) < task.num_keys and int(value[1:]) < task.num_values for key, value in facts)
         rest = [word for segment in told for word in segment if word[0] not in "kv"]
-        assert all(word[0] == "x" and int(word[1:]) < task.fillers for word in rest)
+        assert all(word[0] == "x" and int(word[1:]) < task.num_fillers for word in rest)
         assert [dict(facts)[key] for key in asked[::2]] == asked[1::2]
-        assert batch.scored[row].nonzero()[:, 0].tolist() == [
-            task.segments * task.length + 2 * q + 1 for q in range(task.queries)
+        assert batch.loss_mask[row].nonzero()[:, 0].tolist() == [
+            task.num_segments * task.segment_tokens + 2 * q + 1 for q in range(task.num_queries)
         ]
 
 
 def test_what_is_scored_does_not_depend_on_the_number_of_facts() -> None:
-    batch = Recalls(0, Recall()).batch(range(64), 0, 0)
-    assert set(batch.scored.sum(1).tolist()) == {8}
-    assert sum(int(piece.scored.sum()) for piece in batch.pieces) == 8 * 64
+    batch = FactRecallDataset(0, FactRecallConfig()).batch(range(64), 0, 0)
+    assert set(batch.loss_mask.sum(1).tolist()) == {8}
+    assert sum(int(piece.loss_mask.sum()) for piece in batch.sequential_parts) == 8 * 64
 
 
 def test_draws_are_even() -> None:
-    n, task = 4000, Recall()
-    batch = Recalls(1, task).batch(range(n), 0, 0)
-    assert batch.facts is not None
-    counts = Counter(batch.facts.tolist())
+    n, task = 4000, FactRecallConfig()
+    batch = FactRecallDataset(1, task).batch(range(n), 0, 0)
+    assert batch.num_facts is not None
+    counts = Counter(batch.num_facts.tolist())
     bound = 5 * math.sqrt(n / 4)  # five standard errors
-    assert all(abs(counts[f] - n / 4) < bound for f in task.facts)
-    fact = (batch.text[:, :16] >= WORDS.index("k0v0")).float()
+    assert all(abs(counts[f] - n / 4) < bound for f in task.num_facts)
+    fact = (batch.input_ids[:, :16] >= VOCABULARY.index("k0v0")).float()
     share = fact.mean(0)
     assert float((share - 3.75 / 16).abs().max()) < 5 * math.sqrt(0.25 * 0.75 / n)  # every place alike
-    used = np.bincount(batch.text[:, 17::2].flatten().numpy(), minlength=len(WORDS))
-    values = used[WORDS.index("v0") : WORDS.index("v15") + 1]
+    used = np.bincount(batch.input_ids[:, 17::2].flatten().numpy(), minlength=len(VOCABULARY))
+    values = used[VOCABULARY.index("v0") : VOCABULARY.index("v15") + 1]
     assert abs(values - values.mean()).max() < 5 * math.sqrt(8 * n * 8 / 16)  # queries of a document are not apart
-    one = batch.take([i for i in range(n) if int(batch.facts[i]) == 8])
-    repeats = [len(set(row[::2].tolist())) for row in one.text[:, 16:]]
+    one = batch.select_rows([i for i in range(n) if int(batch.num_facts[i]) == 8])
+    repeats = [len(set(row[::2].tolist())) for row in one.input_ids[:, 16:]]
     assert abs(np.mean(repeats) - 8 * (1 - (7 / 8) ** 8)) < 0.2  # with replacement
 
 
 def test_a_document_is_its_place() -> None:
-    source = Recalls(5, Recall())
-    assert isinstance(source, Source)
+    source = FactRecallDataset(5, FactRecallConfig())
+    assert isinstance(source, TrainingData)
     whole, some = source.batch(range(20), 0, 0), source.batch([7, 3], 4, 9)
-    assert some.text.equal(whole.text[torch.tensor([7, 3])])
-    assert some.names == ("recall-train-000007", "recall-train-000003")
-    assert (some.index.tolist(), some.epoch, some.step) == ([7, 3], 4, 9)
+    assert some.input_ids.equal(whole.input_ids[torch.tensor([7, 3])])
+    assert some.document_ids == ("recall-train-000007", "recall-train-000003")
+    assert (some.row_index.tolist(), some.epoch, some.step) == ([7, 3], 4, 9)
 
 
 def test_parts_and_seeds_differ() -> None:
-    sources = [Recalls(seed, Recall(), part) for seed in (0, 1) for part in ("train", "valid", "test")]
+    sources = [FactRecallDataset(seed, FactRecallConfig(), part) for seed in (0, 1) for part in ("train", "valid", "test")]
     assert [len(source) for source in sources[:3]] == [100_000, 1000, 2000]
-    texts = {tuple(row) for source in sources for row in source.batch(range(300), 0, 0).text.tolist()}
+    texts = {tuple(row) for source in sources for row in source.batch(range(300), 0, 0).input_ids.tolist()}
     assert len(texts) == 300 * len(sources)
     assert len({source.fingerprint for source in sources}) == len(sources)
-    assert Recalls(0, Recall()).fingerprint == sources[0].fingerprint
-    assert Recalls(0, Recall(queries=4)).fingerprint != sources[0].fingerprint
-    assert sources[0].longest == sources[0].batch([0], 0, 0).text.shape[1]
+    assert FactRecallDataset(0, FactRecallConfig()).fingerprint == sources[0].fingerprint
+    assert FactRecallDataset(0, FactRecallConfig(num_queries=4)).fingerprint != sources[0].fingerprint
+    assert sources[0].max_length == sources[0].batch([0], 0, 0).input_ids.shape[1]
 
 
 def test_the_tokenizer_has_its_words(tmp_path: Any) -> None:
-    made = recall_tokenizer()
-    assert made.vocab_size == len(WORDS) == 299
-    text = Recalls(0, Recall()).batch([0], 0, 0).text[0].tolist()
-    assert made.encode(" ".join(WORDS[i] for i in text)) == text
-    assert (made.bos, made.eos) == (0, 1)
+    made = build_recall_tokenizer()
+    assert made.vocab_size == len(VOCABULARY) == 299
+    text = FactRecallDataset(0, FactRecallConfig()).batch([0], 0, 0).input_ids[0].tolist()
+    assert made.encode(" ".join(VOCABULARY[i] for i in text)) == text
+    assert (made.bos_token_id, made.eos_token_id) == (0, 1)
     made.save(tmp_path)
     assert load_tokenizer(tmp_path).fingerprint == made.fingerprint

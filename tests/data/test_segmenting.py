@@ -7,10 +7,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.core.keyed import uniform
-from laconic.data.segmenting import Cuts, least, random_lengths
-from laconic.data.settings import Text
+from laconic.data.segmenting import SegmentBoundaries, min_segment_length, random_lengths
+from laconic.data.settings import TextConfig
 from tests.oracles.segmenting import MISREAD, ORACLE
 
 CASES = [(3072, 2, 2048), (3072, 2, 4096), (90, 5, 40), (61, 4, 25), (64, 3, 33)]  # the first two are the papers'
@@ -21,7 +21,7 @@ def draws(W: int, seed: int) -> list[float]:
 
 
 def ours(W: int, w: int, X: int, drawn: list[float]) -> list[int]:
-    low = least(W, w, X)
+    low = min_segment_length(W, w, X)
     return random_lengths(W, w, low, np.asarray(drawn[: W - w * low]))
 
 
@@ -53,13 +53,13 @@ def test_the_papers_ranges() -> None:
 @given(st.integers(2, 6), st.integers(5, 200), st.integers(5, 400), st.integers(0, 99))
 def test_lengths_sum_and_fit(w: int, mean: int, X: int, seed: int) -> None:
     W = w * mean
-    assume(W - w * least(W, w, X) >= w - 1)
+    assume(W - w * min_segment_length(W, w, X) >= w - 1)
     lengths = ours(W, w, X, draws(W, seed))
     assert sum(lengths) == W
     assert len(lengths) == w
-    assert least(W, w, X) <= min(lengths)
+    assert min_segment_length(W, w, X) <= min(lengths)
     assert max(lengths) <= max(X, W - 2 * (w - 1))
-    assert max(lengths) <= X or least(W, w, X) == 2
+    assert max(lengths) <= X or min_segment_length(W, w, X) == 2
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_lengths_sum_and_fit(w: int, mean: int, X: int, seed: int) -> None:
     ],
 )
 def test_fixed(said: dict[str, Any], ends: tuple[int, ...]) -> None:
-    cuts = Cuts(Text.model_validate({**said, "segments": "fixed"}), 0, 100)
-    assert cuts.fixed() == cuts.drawn(7) == ends
+    cuts = SegmentBoundaries(TextConfig.model_validate({**said, "segments": "fixed"}), 0, 100)
+    assert cuts.fixed_ends() == cuts.random_ends(7) == ends
 
 
 @pytest.mark.parametrize(
@@ -84,43 +84,43 @@ def test_fixed(said: dict[str, Any], ends: tuple[int, ...]) -> None:
     ],
 )
 def test_drawn(said: dict[str, Any]) -> None:
-    how = Text.model_validate(said)
-    cuts = Cuts(how, 3, 400)
-    found = [cuts.drawn(step) for step in range(20)]
-    assert found == [cuts.drawn(step) for step in range(20)]
+    how = TextConfig.model_validate(said)
+    cuts = SegmentBoundaries(how, 3, 400)
+    found = [cuts.random_ends(step) for step in range(20)]
+    assert found == [cuts.random_ends(step) for step in range(20)]
     assert len(set(found)) == 20
-    assert found != [Cuts(how, 4, 400).drawn(step) for step in range(20)]
+    assert found != [SegmentBoundaries(how, 4, 400).random_ends(step) for step in range(20)]
     for ends in found:
         lengths = np.diff([0, *ends])
-        assert len(ends) == how.tokens // 100
-        assert ends[-1] == how.tokens
-        assert (how.low or 2) <= lengths.min()
-        assert lengths.max() <= (how.high or 400)
+        assert len(ends) == how.row_tokens // 100
+        assert ends[-1] == how.row_tokens
+        assert (how.min_segment_tokens or 2) <= lengths.min()
+        assert lengths.max() <= (how.max_segment_tokens or 400)
         # every window's worth of segments has its share of the tokens
-        assert [ends[min(i + how.window, len(ends)) - 1] for i in range(0, len(ends), how.window)] == [
-            min(i + how.window, len(ends)) * 100 for i in range(0, len(ends), how.window)
+        assert [ends[min(i + how.segments_per_window, len(ends)) - 1] for i in range(0, len(ends), how.segments_per_window)] == [
+            min(i + how.segments_per_window, len(ends)) * 100 for i in range(0, len(ends), how.segments_per_window)
         ]
 
 
 def test_without_bounds_the_models_room_is_the_bound() -> None:
-    how = Text(tokens=600, segment=100)
-    lengths = [np.diff([0, *Cuts(how, 0, 120).drawn(step)]) for step in range(20)]
-    assert min(map(min, lengths)) >= least(300, 3, 120) == 90
+    how = TextConfig(row_tokens=600, segment_tokens=100)
+    lengths = [np.diff([0, *SegmentBoundaries(how, 0, 120).random_ends(step)]) for step in range(20)]
+    assert min(map(min, lengths)) >= min_segment_length(300, 3, 120) == 90
     assert max(map(max, lengths)) <= 120
 
 
 def test_bounds_that_leave_no_draw_are_refused() -> None:
     line = "data.text.segment 100: from 100 to 100 tokens nothing is left to draw for 3 segments; take shorter ones, or"
-    with pytest.raises(Usage, match=line):
-        Cuts(Text(tokens=600, segment=100), 0, 100)
-    with pytest.raises(Usage, match=r"data\.text\.high 101: 0 of 300 draws from low 2 keep to it; raise it, or low"):
-        Cuts(Text(tokens=2000, segment=100, window=20, low=2, high=101), 0, 400)
+    with pytest.raises(UsageError, match=line):
+        SegmentBoundaries(TextConfig(row_tokens=600, segment_tokens=100), 0, 100)
+    with pytest.raises(UsageError, match=r"data\.text\.high 101: 0 of 300 draws from low 2 keep to it; raise it, or low"):
+        SegmentBoundaries(TextConfig(row_tokens=2000, segment_tokens=100, segments_per_window=20, min_segment_tokens=2, max_segment_tokens=101), 0, 400)
 
 
 def test_a_draw_that_never_fits_ends() -> None:
-    cuts = Cuts(Text(tokens=600, segment=100, low=2, high=180), 0, 400)
-    cuts.high = 99
+    cuts = SegmentBoundaries(TextConfig(row_tokens=600, segment_tokens=100, min_segment_tokens=2, max_segment_tokens=180), 0, 400)
+    cuts.max_length = 99
     with pytest.raises(
-        Usage, match=r"data\.text\.high 99: none of 10,000 draws keeps to it; raise it, or lower segment"
+        UsageError, match=r"data\.text\.high 99: none of 10,000 draws keeps to it; raise it, or lower segment"
     ):
-        cuts.drawn(0)
+        cuts.random_ends(0)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.errors import BadInput
-from laconic.data.sets import KNOWN, PUBLISHED, SETS, files, known, named, parted
+from laconic.core.errors import InputError
+from laconic.data.sets import CATALOG, GSM8K_AUG_TRAIN_SHA256, DATASETS, iter_whole_split_files, find_dataset, get_dataset, split_name
 
 
 def test_files_are_those_of_the_readme(shared: Path) -> None:
@@ -16,18 +16,18 @@ def test_files_are_those_of_the_readme(shared: Path) -> None:
         path: int(n.replace(",", "")) for path, n in re.findall(r"^\| (\S+\.jsonl) \| ([\d,]+) \|", text, re.MULTILINE)
     }
     licences = dict(re.findall(r"^\| (\S+\.jsonl) \|.*\| (MIT|Apache-2\.0)[^|]*\| [^|]* \|$", text, re.MULTILINE))
-    found = [(one, split.file) for one in KNOWN for split in one.splits.values() if split.file]
+    found = [(one, split.file) for one in CATALOG for split in one.splits.values() if split.file]
     assert {file.path for _, file in found} == {
         path for path in hashes if path.endswith(".jsonl") and not re.match("clinc|banking|dbpedia|text", path)
     }
     for one, file in found:
-        assert (file.sha256, file.rows) == (hashes[file.path], rows[file.path])
+        assert (file.sha256, file.num_rows) == (hashes[file.path], rows[file.path])
         assert one.licence == licences[file.path]
-    assert PUBLISHED in text
+    assert GSM8K_AUG_TRAIN_SHA256 in text
 
 
 def test_sizes_are_those_of_the_specification() -> None:
-    sizes = {f"{one.name}:{part}": split.rows for one in KNOWN for part, split in one.splits.items()}
+    sizes = {f"{one.name}:{part}": split.num_rows for one in CATALOG for part, split in one.splits.items()}
     for name in ("gsm8k-aug", "gsm8k-aug-nl"):
         assert [sizes[f"{name}:{part}"] for part in ("train", "valid", "test")] == [385620, 500, 1319]
     assert [sizes[f"gsm8k:{part}"] for part in ("train", "valid", "test")] == [6973, 500, 1319]
@@ -43,7 +43,7 @@ def test_sizes_are_those_of_the_specification() -> None:
      ("ChilleD/SVAMP", "svamp-300"), ("openai/GSM8K:test", "gsm8k"), ("zen-E/GSM8k-Aug-NL", "zen-E/GSM8k-Aug-NL")],
 )  # fmt: skip
 def test_names(asked: str, name: str) -> None:
-    assert named(asked) is SETS[name]
+    assert get_dataset(asked) is DATASETS[name]
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def test_names(asked: str, name: str) -> None:
     ],
 )
 def test_no_such_name(asked: str, message: str) -> None:
-    assert known(asked) is None
-    with pytest.raises(BadInput, match=message):
-        named(asked)
+    assert find_dataset(asked) is None
+    with pytest.raises(InputError, match=message):
+        get_dataset(asked)
 
 
 def test_splits_by_our_word() -> None:
-    assert parted("a/b:validation") == ("a/b", "valid")
-    assert parted("a:dev") == ("a", "dev")
-    assert parted("a") == ("a", None)
+    assert split_name("a/b:validation") == ("a/b", "valid")
+    assert split_name("a:dev") == ("a", "dev")
+    assert split_name("a") == ("a", None)
 
 
 def test_a_file_is_one_set() -> None:
-    found = dict(files())
-    assert found[SETS["gsm8k"].splits["test"].file.sha256] == "gsm8k:test"  # pyright: ignore
+    found = dict(iter_whole_split_files())
+    assert found[DATASETS["gsm8k"].splits["test"].file.sha256] == "gsm8k:test"  # pyright: ignore
     assert not any(split.startswith("gsm8k:train") for split in found.values())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from laconic.data.settings import Data, Recall, Text, is_file
+from laconic.data.settings import DataConfig, FactRecallConfig, TextConfig, is_row_file
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, 'path: absent; kind "jsonl" needs a file of training rows'),
@@ -36,7 +36,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("said", "message"), REFUSED)
 def test_refused(said: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        Data.model_validate(said)
+        DataConfig.model_validate(said)
 
 
 TEXTS: list[tuple[dict[str, Any], str]] = [
@@ -56,7 +56,7 @@ TEXTS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("said", "message"), TEXTS)
 def test_documents_refused(said: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        Text.model_validate(said)
+        TextConfig.model_validate(said)
 
 
 RECALLS: list[tuple[dict[str, Any], str]] = [
@@ -72,7 +72,7 @@ RECALLS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("said", "message"), RECALLS)
 def test_recall_refused(said: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        Recall.model_validate(said)
+        FactRecallConfig.model_validate(said)
 
 
 @pytest.mark.parametrize("window", [1, 0, -3])
@@ -81,31 +81,31 @@ def test_a_window_needs_a_segment_that_reads(window: int) -> None:
         f"window: {window} leaves no segment that reads a summary inside its own window, so nothing would learn to "
         "compress; use 2 or more"
     )
-    for table in (Text, Recall):
+    for table in (TextConfig, FactRecallConfig):
         with pytest.raises(ValidationError) as error:
             table(window=window)
         assert line in str(error.value)
 
 
 def test_windows_of_the_recall_task_are_all_segments_unless_said() -> None:
-    assert Recall().windows == (2, 0)
-    assert Recall(segments=4).windows == (5, 0)
-    assert Recall(segments=4, window=3, overlap=1).windows == (3, 1)
+    assert FactRecallConfig().window_and_overlap == (2, 0)
+    assert FactRecallConfig(num_segments=4).window_and_overlap == (5, 0)
+    assert FactRecallConfig(num_segments=4, segments_per_window=3, segment_overlap=1).window_and_overlap == (3, 1)
 
 
 def test_one_name_is_a_list_of_one() -> None:
     for name in ("gsm8k", ("gsm8k",)):
-        assert Data.model_validate({"kind": "maths", "name": name}).name == ("gsm8k",)
+        assert DataConfig.model_validate({"kind": "maths", "name": name}).name == ("gsm8k",)
     for text in ('"gsm8k"', '["gsm8k"]'):
-        assert Data.model_validate_json(f'{{"kind": "maths", "name": {text}}}').name == ("gsm8k",)
-    assert {"type": "string"} in Data.model_json_schema()["properties"]["name"]["anyOf"]
+        assert DataConfig.model_validate_json(f'{{"kind": "maths", "name": {text}}}').name == ("gsm8k",)
+    assert {"type": "string"} in DataConfig.model_json_schema()["properties"]["name"]["anyOf"]
 
 
 def test_files_end_as_files_of_rows_do() -> None:
-    assert all(map(is_file, ("a.jsonl", "b/a.parquet", "train.txt")))
-    assert not any(map(is_file, ("gsm8k", "gsm8k-aug:valid", "a/b-v1.5")))
+    assert all(map(is_row_file, ("a.jsonl", "b/a.parquet", "train.txt")))
+    assert not any(map(is_row_file, ("gsm8k", "gsm8k-aug:valid", "a/b-v1.5")))
 
 
 def test_defaults() -> None:
-    assert Data(path="rows.jsonl").prompt == "The answer is:"
-    assert Data(kind="digits", format="digits").digits.operations == 4
+    assert DataConfig(path="rows.jsonl").answer_prompt == "The answer is:"
+    assert DataConfig(source="digits", format="digits").digits.num_operations == 4

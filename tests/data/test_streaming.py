@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 
-from laconic.core.errors import BadInput
-from laconic.data.streaming import characters, encoded, pieces, plain
-from laconic.data.synthetic import digits_tokenizer
-from laconic.data.tokens import Tokenizer, byte_tokenizer, load_tokenizer
+from laconic.core.errors import InputError
+from laconic.data.streaming import decode_utf8, iter_token_ids, iter_token_chunks, disable_special_tokens
+from laconic.data.synthetic import build_digits_tokenizer
+from laconic.data.tokens import Tokenizer, build_byte_tokenizer, load_tokenizer
 from tests.conftest import shared_dir
 
 FOLDERS = {"gpt2": "data/tokenizers/gpt2", "bpe": "data/tokenizers/gsm-bpe-2048", "llama": "models/stories260k"}
@@ -25,12 +25,12 @@ WORDS = [
 def tokenizer(name: str) -> Tokenizer:
     if name in FOLDERS:
         return load_tokenizer(shared_dir() / FOLDERS[name])
-    return {"bytes": byte_tokenizer, "digits": digits_tokenizer}[name]()
+    return {"bytes": build_byte_tokenizer, "digits": build_digits_tokenizer}[name]()
 
 
 @cache
 def inner(name: str) -> Inner:
-    return plain(tokenizer(name))
+    return disable_special_tokens(tokenizer(name))
 
 
 def joined(parts: Iterator[list[int]]) -> list[int]:
@@ -45,7 +45,7 @@ def cut(text: str, size: int) -> list[str]:
 @given(st.lists(st.sampled_from(WORDS), max_size=200).map("".join), st.integers(1, 50), st.integers(16, 300))
 def test_parts_have_the_ids_of_the_whole(name: str, text: str, size: int, window: int) -> None:
     whole = inner(name).encode(text, add_special_tokens=False).ids
-    assert joined(encoded(cut(text, size), inner(name), window)) == whole
+    assert joined(iter_token_ids(cut(text, size), inner(name), window)) == whole
 
 
 @pytest.mark.parametrize("name", [*FOLDERS, "bytes"])
@@ -53,10 +53,10 @@ def test_a_book_in_parts(name: str) -> None:
     with (shared_dir() / "data/text/tinyshakespeare.txt").open("rb") as file:
         text = file.read(60_000).decode()
     whole = inner(name).encode(text, add_special_tokens=False).ids
-    parts = list(encoded(iter([text]), inner(name), 4096))
+    parts = list(iter_token_ids(iter([text]), inner(name), 4096))
     assert joined(iter(parts)) == whole
     assert len(parts) > 10  # so much is given out before the end is read
-    segments = list(pieces(cut(text, 777), tokenizer(name), 100))
+    segments = list(iter_token_chunks(cut(text, 777), tokenizer(name), 100))
     assert joined(iter(segments)) == whole
     assert {len(segment) for segment in segments[:-1]} == {100}
     assert 0 < len(segments[-1]) <= 100
@@ -70,18 +70,18 @@ def test_reading_is_lazy() -> None:
             read.append(i)
             yield "One day, Lily and Tom went out. " * 300
 
-    first = next(pieces(blocks(), tokenizer("llama"), 10))
+    first = next(iter_token_chunks(blocks(), tokenizer("llama"), 10))
     assert len(first) == 10
     assert len(read) < 25
 
 
 def test_names_of_special_tokens_in_a_text_are_text() -> None:
     made = tokenizer("llama")
-    ids = joined(pieces(["a <s> b </s>"], made, 8))
-    assert made.bos not in ids
-    assert made.eos not in ids
-    assert made.inner.decode(ids) == "a <s> b </s>"
-    assert made.bos in made.encode("a <s> b", special=False)  # the tokenizer itself stays as it is
+    ids = joined(iter_token_chunks(["a <s> b </s>"], made, 8))
+    assert made.bos_token_id not in ids
+    assert made.eos_token_id not in ids
+    assert made.backend.decode(ids) == "a <s> b </s>"
+    assert made.bos_token_id in made.encode("a <s> b", add_special_tokens=False)  # the tokenizer itself stays as it is
 
 
 @given(st.text(), st.integers(1, 7))
@@ -89,7 +89,7 @@ def test_characters_come_whole(text: str, size: int) -> None:
     text = text.replace("\0", "").removeprefix("\ufeff")
     for raw in (text.encode("utf-8", "ignore"), b"\xef\xbb\xbf" + text.encode("utf-8", "ignore")):
         blocks = (raw[i : i + size] for i in range(0, len(raw), size))
-        assert "".join(characters(blocks, "book.txt")) == text
+        assert "".join(decode_utf8(blocks, "book.txt")) == text
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
@@ -103,11 +103,11 @@ def test_characters_come_whole(text: str, size: int) -> None:
     ],
 )
 def test_what_is_no_text_is_refused_with_its_byte(raw: bytes, message: str, size: int) -> None:
-    with pytest.raises(BadInput) as error:
-        list(characters((raw[i : i + size] for i in range(0, len(raw), size)), "book.txt"))
+    with pytest.raises(InputError) as error:
+        list(decode_utf8((raw[i : i + size] for i in range(0, len(raw), size)), "book.txt"))
     assert str(error.value).startswith(message)
 
 
 def test_nothing_is_no_segment() -> None:
-    assert list(pieces([], tokenizer("bytes"), 5)) == []
-    assert list(pieces(["", ""], tokenizer("llama"), 5)) == []
+    assert list(iter_token_chunks([], tokenizer("bytes"), 5)) == []
+    assert list(iter_token_chunks(["", ""], tokenizer("llama"), 5)) == []

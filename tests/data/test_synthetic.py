@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.core.contract import Source
-from laconic.core.errors import BadInput
-from laconic.data.examples import majority
-from laconic.data.reasoning import collate, encode, prompt_ids
-from laconic.data.settings import Data, Digits, Part
-from laconic.data.synthetic import WORDS, DigitsSource, digits, digits_tokenizer, problems
+from laconic.core.contract import TrainingData
+from laconic.core.errors import InputError
+from laconic.data.examples import most_common_answer
+from laconic.data.reasoning import collate, encode_example, answer_prefix_ids
+from laconic.data.settings import DataConfig, DigitsConfig, SplitName
+from laconic.data.synthetic import VOCABULARY, DigitsDataset, generate_digit_examples, build_digits_tokenizer, generate_problems
 from laconic.data.tokens import load_tokenizer
 
-PARTS: tuple[Part, ...] = ("test", "valid", "train")
+PARTS: tuple[SplitName, ...] = ("test", "valid", "train")
 STYLES: list[dict[str, Any]] = [
     {"style": "results"},
     {"style": "steps"},
@@ -38,14 +38,14 @@ def worked(question: str) -> list[int]:
 
 @pytest.mark.parametrize("k", [1, 2, 4, 7])
 def test_chains_and_answers_are_right(k: int) -> None:
-    for example in digits(3, 20, Digits(operations=k)):
+    for example in generate_digit_examples(3, 20, DigitsConfig(num_operations=k)):
         results = worked(example.question)
         assert example.steps == tuple(map(str, results))
         assert example.answer == str(results[-1])
 
 
 def test_each_style_writes_the_same_chain() -> None:
-    results, steps, bare, brackets, marks = (digits(0, 5, Digits(operations=3, **style)) for style in STYLES)
+    results, steps, bare, brackets, marks = (generate_digit_examples(0, 5, DigitsConfig(num_operations=3, **style)) for style in STYLES)
     for r, s, b, w, m in zip(results, steps, bare, brackets, marks, strict=True):
         before = [r.question[0], *r.steps]
         words = r.question.split()
@@ -58,65 +58,65 @@ def test_each_style_writes_the_same_chain() -> None:
 
 
 def test_same_seed_same_rows() -> None:
-    first = digits(7, 30, Digits())
-    assert first == digits(7, 30, Digits())
-    assert first[:10] == digits(7, 10, Digits())
-    assert {e.question for e in first}.isdisjoint(e.question for e in digits(8, 30, Digits()))
+    first = generate_digit_examples(7, 30, DigitsConfig())
+    assert first == generate_digit_examples(7, 30, DigitsConfig())
+    assert first[:10] == generate_digit_examples(7, 10, DigitsConfig())
+    assert {e.question for e in first}.isdisjoint(e.question for e in generate_digit_examples(8, 30, DigitsConfig()))
     # Golden: the order of problems is part of what a run is bound to.
-    assert [e.question for e in digits(0, 2, Digits())] == ["8 * 1 * 5 - 9 * 5 =", "3 + 7 - 6 * 9 + 0 ="]
-    assert DigitsSource(0, Digits()).fingerprint != DigitsSource(1, Digits()).fingerprint
-    assert DigitsSource(0, Digits()).fingerprint == DigitsSource(0, Digits()).fingerprint
+    assert [e.question for e in generate_digit_examples(0, 2, DigitsConfig())] == ["8 * 1 * 5 - 9 * 5 =", "3 + 7 - 6 * 9 + 0 ="]
+    assert DigitsDataset(0, DigitsConfig()).fingerprint != DigitsDataset(1, DigitsConfig()).fingerprint
+    assert DigitsDataset(0, DigitsConfig()).fingerprint == DigitsDataset(0, DigitsConfig()).fingerprint
 
 
 def test_a_share_of_the_steps_is_terse_and_says_so() -> None:
     """A step is terse or not as a whole, so that no row is padded; its questions end with the colon."""
-    source = DigitsSource(0, Digits(operations=3, style="marks", terse=0.4))
-    lengths = [source.batch(range(4), 0, step).chain.shape[1] for step in range(400)]
+    source = DigitsDataset(0, DigitsConfig(num_operations=3, chain_style="marks", results_only_fraction=0.4))
+    lengths = [source.batch(range(4), 0, step).chain_ids.shape[1] for step in range(400)]
     assert set(lengths) == {3, 15}
     assert 0.3 < lengths.count(3) / 400 < 0.5
     terse, whole = (source.batch(range(4), 0, lengths.index(n)) for n in (3, 15))
-    assert (terse.question[:, -1] == WORDS.index(":")).all()
-    assert torch.equal(terse.question[:, :-1], whole.question)
-    assert torch.equal(terse.chain, whole.chain[:, 2::5])
-    assert DigitsSource(0, source.task, "valid").batch(range(4), 0, lengths.index(3)).chain.shape[1] == 15
+    assert (terse.question_ids[:, -1] == VOCABULARY.index(":")).all()
+    assert torch.equal(terse.question_ids[:, :-1], whole.question_ids)
+    assert torch.equal(terse.chain_ids, whole.chain_ids[:, 2::5])
+    assert DigitsDataset(0, source.config, "valid").batch(range(4), 0, lengths.index(3)).chain_ids.shape[1] == 15
 
 
 def test_all_terse_is_a_task_of_its_own() -> None:
-    task, how = Digits(operations=3, style="marks", terse=1.0), Data(kind="digits", format="digits", chain="all")
-    example = digits(0, 1, task, "valid")[0]
+    task, how = DigitsConfig(num_operations=3, chain_style="marks", results_only_fraction=1.0), DataConfig(source="digits", format="digits", chain_steps="all")
+    example = generate_digit_examples(0, 1, task, "valid")[0]
     assert example.question.endswith("= :")
-    assert example.steps == digits(0, 1, Digits(operations=3), "valid")[0].steps
-    batch = DigitsSource(0, task, "valid").batch([0], 0, 0)
-    read = encode(example, digits_tokenizer(), how)
-    assert (batch.question[0].tolist(), batch.chain[0].tolist()) == (list(read.question), list(read.chain))
+    assert example.steps == generate_digit_examples(0, 1, DigitsConfig(num_operations=3), "valid")[0].steps
+    batch = DigitsDataset(0, task, "valid").batch([0], 0, 0)
+    read = encode_example(example, build_digits_tokenizer(), how)
+    assert (batch.question_ids[0].tolist(), batch.chain_ids[0].tolist()) == (list(read.question_ids), list(read.chain_ids))
 
 
 def test_parts_share_no_problem_and_hold_each_once() -> None:
     sizes = {"test": 900, "valid": 900, "train": 7200}  # of 9,000 problems of two operations
     seen = [
-        {e.question for e in digits(seed, sizes[part], Digits(operations=2), part)} for seed, part in enumerate(PARTS)
+        {e.question for e in generate_digit_examples(seed, sizes[part], DigitsConfig(num_operations=2), part)} for seed, part in enumerate(PARTS)
     ]
     assert [len(s) for s in seen] == list(sizes.values())
     assert len(set.union(*seen)) == 9000
 
 
 def test_beyond_the_last_problem() -> None:
-    with pytest.raises(BadInput, match=r"row 900 of test: 2 operations give 900 problems; ask for fewer"):
-        digits(0, 901, Digits(operations=2), "test")
-    with pytest.raises(BadInput, match=r"2 operations give 7,200 problems; ask for fewer"):
-        DigitsSource(0, Digits(operations=2))
+    with pytest.raises(InputError, match=r"row 900 of test: 2 operations give 900 problems; ask for fewer"):
+        generate_digit_examples(0, 901, DigitsConfig(num_operations=2), "test")
+    with pytest.raises(InputError, match=r"2 operations give 7,200 problems; ask for fewer"):
+        DigitsDataset(0, DigitsConfig(num_operations=2))
 
 
 def test_digits_and_signs_are_spread_evenly() -> None:
-    made = problems(0, 4, np.arange(20_000))
+    made = generate_problems(0, 4, np.arange(20_000))
     for column in made.digits.T:
         assert np.bincount(column, minlength=10) / 20_000 == pytest.approx(np.full(10, 0.1), abs=0.01)
-    for column in made.signs.T:
+    for column in made.operators.T:
         assert np.bincount(column, minlength=3) / 20_000 == pytest.approx(np.full(3, 1 / 3), abs=0.015)
 
 
 def test_majority_floor_is_that_of_zero() -> None:
-    answer, share = majority(digits(0, 4000, Digits()))
+    answer, share = most_common_answer(generate_digit_examples(0, 4000, DigitsConfig()))
     assert answer == "0"
     assert 0.15 < share < 0.21  # about 18 %, because of *
 
@@ -124,16 +124,16 @@ def test_majority_floor_is_that_of_zero() -> None:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("chain", ["all", "drop_last"])
 def test_batches_equal_the_text_encoded(style: dict[str, Any], chain: str) -> None:
-    task = Digits(operations=3, **style)
-    how = Data.model_validate({"kind": "digits", "format": "digits", "digits": task, "chain": chain})
-    tokenizer = digits_tokenizer()
-    source = DigitsSource(5, task, "valid", drop_last=chain == "drop_last")
-    assert isinstance(source, Source)
+    task = DigitsConfig(num_operations=3, **style)
+    how = DataConfig.model_validate({"kind": "digits", "format": "digits", "digits": task, "chain": chain})
+    tokenizer = build_digits_tokenizer()
+    source = DigitsDataset(5, task, "valid", drop_last=chain == "drop_last")
+    assert isinstance(source, TrainingData)
     assert len(source) == task.valid_rows
     rows = [3, 0, 999]
     made = source.batch(rows, 2, 40)
-    text = digits(5, 1000, task, "valid")
-    asked = collate([encode(text[i], tokenizer, how) for i in rows], rows, 2, 40)
+    text = generate_digit_examples(5, 1000, task, "valid")
+    asked = collate([encode_example(text[i], tokenizer, how) for i in rows], rows, 2, 40)
     for field in fields(made):
         ours, theirs = getattr(made, field.name), getattr(asked, field.name)
         if isinstance(ours, torch.Tensor):
@@ -141,39 +141,39 @@ def test_batches_equal_the_text_encoded(style: dict[str, Any], chain: str) -> No
             assert ours.dtype == theirs.dtype, field.name
         else:
             assert ours == theirs, field.name
-    assert made.take([1]).ids == ("digits3-valid-5-000000",)
+    assert made.select_rows([1]).ids == ("digits3-valid-5-000000",)
 
 
 def test_one_operation_without_its_last_step_has_no_chain() -> None:
-    batch = DigitsSource(0, Digits(operations=1, rows=200), drop_last=True).batch([0, 1], 0, 0)
-    assert batch.chain.shape == batch.chain_step.shape == (2, 0)
-    assert batch.next_question.tolist() == [WORDS.index("ans")] * 2
+    batch = DigitsDataset(0, DigitsConfig(num_operations=1, train_rows=200), drop_last=True).batch([0, 1], 0, 0)
+    assert batch.chain_ids.shape == batch.chain_step_index.shape == (2, 0)
+    assert batch.question_target.tolist() == [VOCABULARY.index("ans")] * 2
 
 
 def test_the_tokenizer_has_24_words_and_can_be_saved(tmp_path: Path) -> None:
-    tokenizer = digits_tokenizer()
-    assert tokenizer.vocab_size == len(WORDS) == 24
+    tokenizer = build_digits_tokenizer()
+    assert tokenizer.vocab_size == len(VOCABULARY) == 24
     tokenizer.save(tmp_path)
     again = load_tokenizer(tmp_path)
-    assert again.fingerprint == tokenizer.fingerprint == digits_tokenizer().fingerprint
-    assert (again.bos, again.eos, again.special) == (tokenizer.bos, tokenizer.eos, tokenizer.special)
+    assert again.fingerprint == tokenizer.fingerprint == build_digits_tokenizer().fingerprint
+    assert (again.bos_token_id, again.eos_token_id, again.special_tokens) == (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.special_tokens)
     for text in ("3 + 4 * 2 - 5 =", "3+5=8;8*2=6;", "<<3+4=7>>", "ans", "7"):
         assert again.encode(text) == tokenizer.encode(text)
-    assert [WORDS[i] for i in tokenizer.encode("<<3+4=7>>")] == ["<bos>", "<<", "3", "+", "4", "=", "7", ">>"]
-    assert tokenizer.decode([tokenizer.encode("7")[-1], WORDS.index("<eos>")]) == "7"
+    assert [VOCABULARY[i] for i in tokenizer.encode("<<3+4=7>>")] == ["<bos>", "<<", "3", "+", "4", "=", "7", ">>"]
+    assert tokenizer.decode([tokenizer.encode("7")[-1], VOCABULARY.index("<eos>")]) == "7"
 
 
 def test_distil_is_ans_and_the_prompt_is_given() -> None:
-    how = Data(kind="digits", format="digits", chain="all")
-    row = encode(digits(0, 1, Digits())[0], digits_tokenizer(), how)
-    assert WORDS[row.answer[row.distil]] == "ans"
-    assert prompt_ids(digits_tokenizer(), how) == [WORDS.index("ans")]
+    how = DataConfig(source="digits", format="digits", chain_steps="all")
+    row = encode_example(generate_digit_examples(0, 1, DigitsConfig())[0], build_digits_tokenizer(), how)
+    assert VOCABULARY[row.answer_ids[row.distill_column]] == "ans"
+    assert answer_prefix_ids(build_digits_tokenizer(), how) == [VOCABULARY.index("ans")]
 
 
 def test_a_word_it_lacks_is_an_error() -> None:
-    how = Data(kind="digits", format="digits", chain="all")
-    example = digits(0, 1, Digits())[0]
-    with pytest.raises(BadInput, match="the tokenizer has no word for a part of the answer; choose another"):
-        encode(replace(example, answer="x7"), digits_tokenizer(), how)
-    with pytest.raises(BadInput, match=r"the tokenizer has no word for 'The answer is:'; choose another format"):
-        encode(example, digits_tokenizer(), Data(path="rows.jsonl"))
+    how = DataConfig(source="digits", format="digits", chain_steps="all")
+    example = generate_digit_examples(0, 1, DigitsConfig())[0]
+    with pytest.raises(InputError, match="the tokenizer has no word for a part of the answer; choose another"):
+        encode_example(replace(example, answer="x7"), build_digits_tokenizer(), how)
+    with pytest.raises(InputError, match=r"the tokenizer has no word for 'The answer is:'; choose another format"):
+        encode_example(example, build_digits_tokenizer(), DataConfig(path="rows.jsonl"))

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import BadInput, NoSpace, on_disk
+from laconic.core.errors import InputError, DiskError, translate_os_errors
 from laconic.data.examples import read_examples
-from laconic.data.settings import Data
-from laconic.data.tables import hub, unpacked
+from laconic.data.settings import DataConfig
+from laconic.data.tables import load_hub_split, iter_parquet_rows
 from tests.conftest import needs
 
-HOW = Data(path="rows.parquet")
+HOW = DataConfig(path="rows.parquet")
 ROW: dict[str, Any] = {"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}
 
 
@@ -34,7 +34,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("rows.parquet:1", "2 and 2?", ("<<2+2=4>>",), "4"),
         ("rows.parquet:2", "3?", (), "3"),
     ]
-    assert read.examples[0].flags == {"level": 3}
+    assert read.examples[0].metadata == {"level": 3}
     assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert [e.id for e in read_examples(path, HOW, 1).examples] == ["rows.parquet:1"]
 
@@ -49,13 +49,13 @@ def test_parquet(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_of_parquet(tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InputError, match=message):
         read_examples(written(tmp_path, ROW, ROW | row), HOW)
 
 
 def test_rows_with_the_columns_of_published_sets(tmp_path: Path) -> None:
     row = {"question": "2?", "cot": "<<1+1=2>> <<2*1=2>>", "answer": "#### 2"}
-    read = read_examples(written(tmp_path, row, row | {"answer": None}), Data(path="rows.parquet", split="spaces"))
+    read = read_examples(written(tmp_path, row, row | {"answer": None}), DataConfig(path="rows.parquet", chain_split="spaces"))
     assert [(e.steps, e.answer) for e in read.examples] == [(("<<1+1=2>>", "<<2*1=2>>"), "2")]
     assert read.notes == ("rows.parquet: rows left out, whose answer is null",)
 
@@ -63,7 +63,7 @@ def test_rows_with_the_columns_of_published_sets(tmp_path: Path) -> None:
 def test_no_parquet(tmp_path: Path) -> None:
     path = written(tmp_path, ROW)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(BadInput, match=r"rows\.parquet: no Parquet file: .*; copy it again, or write it again"):
+    with pytest.raises(InputError, match=r"rows\.parquet: no Parquet file: .*; copy it again, or write it again"):
         read_examples(path, HOW)
 
 
@@ -72,7 +72,7 @@ def test_a_damaged_page_is_bad_input_after_the_rows_before_it(tmp_path: Path) ->
     data = bytearray(path.read_bytes())
     data[len(data) // 8 : len(data) // 4] = bytes(len(data) // 4 - len(data) // 8)
     path.write_bytes(data)
-    with pytest.raises(BadInput, match=r"^rows\.parquet: damaged after row \d[\d,]*: .*; copy it again, or write"):
+    with pytest.raises(InputError, match=r"^rows\.parquet: damaged after row \d[\d,]*: .*; copy it again, or write"):
         read_examples(path, HOW)
 
 
@@ -86,7 +86,7 @@ def test_a_changed_byte_of_parquet_is_rows_or_bad_input(tmp_path: Path, compress
         path.write_bytes(data)
         try:
             read_examples(path, HOW)
-        except BadInput as error:
+        except InputError as error:
             said.append(str(error))
     assert len(said) > len(whole) // 70
     assert all(text.startswith("rows.parquet:") for text in said)
@@ -99,8 +99,8 @@ def test_an_error_of_the_disk_is_none_of_the_file(tmp_path: Path) -> None:
         def iter_batches(self, *_: object, **__: object) -> Any:
             raise OSError(errno.EIO, "Input/output error")
 
-    with pytest.raises(NoSpace, match=r"rows\.parquet: Input/output error"), on_disk(tmp_path / "rows.parquet"):
-        list(unpacked(Failing(), "rows.parquet"))
+    with pytest.raises(DiskError, match=r"rows\.parquet: Input/output error"), translate_os_errors(tmp_path / "rows.parquet"):
+        list(iter_parquet_rows(Failing(), "rows.parquet"))
 
 
 def test_the_hub_out_of_reach() -> None:
@@ -109,10 +109,10 @@ def test_the_hub_out_of_reach() -> None:
         r"^whynlp/gsm8k-aug: the hub gives nothing by that name: .*; a local copy works too: its \.jsonl or \.parquet "
         r"file as data\.name, or the folder of the files as data\.root$"
     )
-    with pytest.raises(BadInput, match=say):
-        hub("whynlp/gsm8k-aug", None, "train", None)
-    with pytest.raises(BadInput, match=r"did you mean whynlp/gsm8k-aug\? a local copy works too"):
-        hub("whynlp/gsm8k-agu", None, "train", None)
+    with pytest.raises(InputError, match=say):
+        load_hub_split("whynlp/gsm8k-aug", None, "train", None)
+    with pytest.raises(InputError, match=r"did you mean whynlp/gsm8k-aug\? a local copy works too"):
+        load_hub_split("whynlp/gsm8k-agu", None, "train", None)
 
 
 def test_a_split_that_the_hub_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,5 +123,5 @@ def test_a_split_that_the_hub_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError("Unknown split \"dev\". Should be one of ['train', 'test'].")
 
     monkeypatch.setattr(datasets, "load_dataset", refused)
-    with pytest.raises(BadInput, match=r"^a/b has no split dev; it has train, test$"):
-        hub("a/b", None, "dev", None)
+    with pytest.raises(InputError, match=r"^a/b has no split dev; it has train, test$"):
+        load_hub_split("a/b", None, "dev", None)

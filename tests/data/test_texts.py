@@ -2,8 +2,8 @@
 
 import pytest
 
-from laconic.core.errors import BadInput
-from laconic.data.texts import texts_of_lines
+from laconic.core.errors import InputError
+from laconic.data.texts import iter_texts
 
 
 def test_names_and_texts() -> None:
@@ -12,13 +12,13 @@ def test_names_and_texts() -> None:
         b'{"id": 7, "text": "t\\u00e9", "more": [1]}\n',
         b'{"id": "x", "text": "3"}',
     ]
-    assert list(texts_of_lines([*lines, b"\n"], "a.jsonl")) == [("a.jsonl:1", "one"), ("7", "té"), ("x", "3")]
+    assert list(iter_texts([*lines, b"\n"], "a.jsonl")) == [("a.jsonl:1", "one"), ("7", "té"), ("x", "3")]
 
 
 def test_a_line_is_read_when_it_is_asked_for() -> None:
-    found = texts_of_lines(iter([b'{"text": "one"}\n', b"bad"]), "a.jsonl")
+    found = iter_texts(iter([b'{"text": "one"}\n', b"bad"]), "a.jsonl")
     assert next(found) == ("a.jsonl:1", "one")
-    with pytest.raises(BadInput, match=r"^a\.jsonl:2:1: not JSON: "):
+    with pytest.raises(InputError, match=r"^a\.jsonl:2:1: not JSON: "):
         next(found)
 
 
@@ -37,5 +37,5 @@ def test_a_line_is_read_when_it_is_asked_for() -> None:
 )
 def test_what_is_no_row(line: bytes, says: str) -> None:
     lines = [b'{"text": "one"}\n', *(part + b"\n" for part in line.split(b"\n"))]
-    with pytest.raises(BadInput, match=says):
-        list(texts_of_lines(lines, "a.jsonl"))
+    with pytest.raises(InputError, match=says):
+        list(iter_texts(lines, "a.jsonl"))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import laconic
-from laconic.core.errors import BadInput, Unsafe
+from laconic.core.errors import InputError, UnsafeFileError
 from laconic.data import template
-from laconic.data.tokens import byte_tokenizer, load_tokenizer
+from laconic.data.tokens import build_byte_tokenizer, load_tokenizer
 from tests.conftest import needs, shared_dir
 
 TEXTS = ["Once upon a time", "", " a  b\n\n\tc", "it's naïve: 日本 😀", "hello<|endoftext|> world</s> <s>x", "x" * 700]
@@ -58,16 +58,16 @@ def compare(folder: Path) -> None:
     for text in TEXTS:
         ids = theirs(text).input_ids
         assert ours.encode(text) == ids
-        assert ours.encode(text, special=False) == theirs(text, add_special_tokens=False).input_ids
+        assert ours.encode(text, add_special_tokens=False) == theirs(text, add_special_tokens=False).input_ids
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert (ours.vocab_size, ours.bos, ours.eos) == (len(theirs), theirs.bos_token_id, theirs.eos_token_id)
+    assert (ours.vocab_size, ours.bos_token_id, ours.eos_token_id) == (len(theirs), theirs.bos_token_id, theirs.eos_token_id)
 
 
 def test_tokenizer_json(stories: Path) -> None:
     compare(stories)
     ours = laconic.load_tokenizer(stories)
-    assert ours.encode("Once upon a time")[0] == ours.bos == 1
-    assert ours.eos == 2
+    assert ours.encode("Once upon a time")[0] == ours.bos_token_id == 1
+    assert ours.eos_token_id == 2
     assert ours.vocab_size == 512
     assert ours.fingerprint == hashlib.sha256((stories / "tokenizer.json").read_bytes()).hexdigest()
 
@@ -83,7 +83,7 @@ def test_vocab_and_merges_alone(tmp_path: Path) -> None:
     byte_level(tmp_path, {})
     (tmp_path / "tokenizer_config.json").unlink()
     assert load_tokenizer(tmp_path).encode("<|endoftext|>") == [0]
-    assert load_tokenizer(tmp_path).eos == 0
+    assert load_tokenizer(tmp_path).eos_token_id == 0
 
 
 def test_a_null_in_one_file_hides_no_name_in_the_other(tmp_path: Path) -> None:
@@ -91,13 +91,13 @@ def test_a_null_in_one_file_hides_no_name_in_the_other(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')
     (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "a"}')
     tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.eos == tokenizer.encode("a", special=False)[0]
+    assert tokenizer.eos_token_id == tokenizer.encode("a", add_special_tokens=False)[0]
 
 
 def test_a_template_that_is_no_text(stories: Path, tmp_path: Path) -> None:
     shutil.copytree(stories, tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_bytes(b"ab\xff")
-    with pytest.raises(BadInput, match=r"chat_template.jinja: not UTF-8 at byte 2; fetch it again"):
+    with pytest.raises(InputError, match=r"chat_template.jinja: not UTF-8 at byte 2; fetch it again"):
         load_tokenizer(tmp_path / "model")
 
 
@@ -114,22 +114,22 @@ def test_nothing_is_cut_or_padded(stories: Path, tmp_path: Path) -> None:
 
 
 def test_no_files(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"^no tokenizer\.json in .*, and no vocab\.json with merges\.txt; take them"):
+    with pytest.raises(InputError, match=r"^no tokenizer\.json in .*, and no vocab\.json with merges\.txt; take them"):
         load_tokenizer(tmp_path)
 
 
 def test_broken_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(BadInput, match=r"^tokenizer\.json: no tokenizer: "):
+    with pytest.raises(InputError, match=r"^tokenizer\.json: no tokenizer: "):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"a": }')
-    with pytest.raises(BadInput, match=r"^tokenizer_config\.json:1:7: not JSON"):
+    with pytest.raises(InputError, match=r"^tokenizer_config\.json:1:7: not JSON"):
         load_tokenizer(tmp_path)
 
 
 def test_a_file_that_leads_out_of_its_folder(stories: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").symlink_to(stories / "tokenizer.json")
-    with pytest.raises(Unsafe, match="leads out of its folder"):
+    with pytest.raises(UnsafeFileError, match="leads out of its folder"):
         load_tokenizer(tmp_path)
 
 
@@ -177,64 +177,64 @@ def test_chat_is_that_of_transformers(text: str, answer: bool, stories: Path, tm
     asked = AutoTokenizer.from_pretrained(folder).apply_chat_template(
         TALK, tokenize=False, add_generation_prompt=answer
     )
-    assert load_tokenizer(folder).chat(TALK, answer=answer) == asked
+    assert load_tokenizer(folder).apply_chat_template(TALK, add_generation_prompt=answer) == asked
 
 
 def test_where_the_template_stands(stories: Path, tmp_path: Path) -> None:
     say = "{{ messages[0].content }}"
-    assert load_tokenizer(folder_of(stories, tmp_path, say + "1")).chat(TALK[1:]) == "This.1"
+    assert load_tokenizer(folder_of(stories, tmp_path, say + "1")).apply_chat_template(TALK[1:]) == "This.1"
     named = [{"name": "tool_use", "template": say + "2"}, {"name": "default", "template": say + "3"}]
-    assert load_tokenizer(folder_of(stories, tmp_path, named)).chat(TALK[1:]) == "This.3"
-    assert load_tokenizer(folder_of(stories, tmp_path, named, say + "4")).chat(TALK[1:]) == "This.4"
+    assert load_tokenizer(folder_of(stories, tmp_path, named)).apply_chat_template(TALK[1:]) == "This.3"
+    assert load_tokenizer(folder_of(stories, tmp_path, named, say + "4")).apply_chat_template(TALK[1:]) == "This.4"
 
 
 def test_no_template(stories: Path) -> None:
-    with pytest.raises(BadInput, match=r"^the tokenizer has no chat template; give the prompt as text$"):
-        load_tokenizer(stories).chat(TALK)
+    with pytest.raises(InputError, match=r"^the tokenizer has no chat template; give the prompt as text$"):
+        load_tokenizer(stories).apply_chat_template(TALK)
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", Unsafe, "more than 1 s"),
-        ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", BadInput, "RecursionError"),
-        ("{% for i in range(99999) %}{{ 'a' * 100 }}{% endfor %}", Unsafe, "rendering made more than 1,000,000 bytes"),
-        ("{{ 'é' * 600000 }}", Unsafe, "rendering made more than 1,000,000 bytes"),
-        ("{{ 'a' * 2000000000 }}", Unsafe, "rendering"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", Unsafe, "SecurityError"),
-        ("{{ messages.append(1) }}", Unsafe, "SecurityError"),
-        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", Unsafe, "SecurityError"),
-        ("{% include '/etc/passwd' %}", BadInput, "no loader"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", UnsafeFileError, "more than 1 s"),
+        ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", InputError, "RecursionError"),
+        ("{% for i in range(99999) %}{{ 'a' * 100 }}{% endfor %}", UnsafeFileError, "rendering made more than 1,000,000 bytes"),
+        ("{{ 'é' * 600000 }}", UnsafeFileError, "rendering made more than 1,000,000 bytes"),
+        ("{{ 'a' * 2000000000 }}", UnsafeFileError, "rendering"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", UnsafeFileError, "SecurityError"),
+        ("{{ messages.append(1) }}", UnsafeFileError, "SecurityError"),
+        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", UnsafeFileError, "SecurityError"),
+        ("{% include '/etc/passwd' %}", InputError, "no loader"),
         (
             "{{ raise_exception('roles must alternate') }}",
-            BadInput,
+            InputError,
             "TemplateError: the template refuses the messages: roles must alternate",
         ),
-        ("{% for", BadInput, "TemplateSyntaxError"),
+        ("{% for", InputError, "TemplateSyntaxError"),
     ],
 )
 def test_hostile_templates(text: str, kind: type[Exception], message: str, stories: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder_of(stories, tmp_path, text))
     start = time.monotonic()
     with pytest.raises(kind, match=r"^chat template: ") as told:
-        tokenizer.chat(TALK)
+        tokenizer.apply_chat_template(TALK)
     assert message in str(told.value)
     assert time.monotonic() - start < 10  # one second of rendering; the rest is the start of a process
 
 
 def test_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "START", 0.01)
-    assert template.render("a", {}) == (None, "rendering did not end in 0.01 s")
+    assert template.render_chat_template("a", {}) == (None, "rendering did not end in 0.01 s")
     monkeypatch.setattr(template, "START", 60.0)
     monkeypatch.setattr(template.sys, "executable", "/bin/false")
-    assert template.render("a", {}) == (None, "rendering ended without a text")
+    assert template.render_chat_template("a", {}) == (None, "rendering ended without a text")
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "".join(map(chr, range(256)))])
 def test_bytes_are_their_own_ids(text: str, tmp_path: Path) -> None:
-    made = byte_tokenizer()
+    made = build_byte_tokenizer()
     assert made.encode(text) == list(text.encode())
     assert made.decode(made.encode(text)) == text
-    assert (made.eos, made.bos, made.vocab_size) == (256, None, 257)
+    assert (made.eos_token_id, made.bos_token_id, made.vocab_size) == (256, None, 257)
     made.save(tmp_path)
     assert load_tokenizer(tmp_path).fingerprint == made.fingerprint

@@ -11,42 +11,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.core.contract import Example
-from laconic.data.arithmetic import written
+from laconic.core.contract import ReasoningExample
+from laconic.data.arithmetic import format_number
 from laconic.data.variants import (
-    Template,
-    draws,
-    is_held,
-    masked,
-    rounds,
-    stream,
-    template,
-    templates,
-    variant,
-    variants,
+    QuestionTemplate,
+    iter_draws,
+    is_held_out,
+    mask_numbers,
+    interleave_variants,
+    iter_variants,
+    build_template,
+    build_templates,
+    build_variant,
+    generate_variants,
 )
 from tests.conftest import shared_dir
 from tests.oracles import arithmetic
 
 CONSTANTS = {2, 3, 4, 7, 12, 24, 30, 52, 60, 100, 365, 1000}
-PENS = Example(
+PENS = ReasoningExample(
     "pens", "Tom has 5 boxes of 16 pens and loses 7. How many are left?", ("<<5*16=80>>", "<<80-7=73>>"), "73"
 )
 
 
-def row(question: str, *steps: str, answer: str | None = None, id: str = "row") -> Example:
+def row(question: str, *steps: str, answer: str | None = None, id: str = "row") -> ReasoningExample:
     """A row whose answer is the last result, unless given."""
-    return Example(id, question, steps, answer or steps[-1].rpartition("=")[2].removesuffix(">>"))
+    return ReasoningExample(id, question, steps, answer or steps[-1].rpartition("=")[2].removesuffix(">>"))
 
 
-def made(example: Example) -> Template:
+def made(example: ReasoningExample) -> QuestionTemplate:
     """The template of a row that is one."""
-    found = template(example)
+    found = build_template(example)
     assert found is not None
     return found
 
 
-def right(example: Example) -> None:
+def right(example: ReasoningExample) -> None:
     """A variant is right by the oracle: its chain, its operands, its answer."""
     results = arithmetic.chain(list(example.steps))
     asked, known = set(arithmetic.numbers(example.question)), list[Fraction]()
@@ -60,19 +60,19 @@ def right(example: Example) -> None:
 
 
 @pytest.fixture(scope="module")
-def real() -> dict[str, list[Example]]:
-    def rows(path: str, **mark: str) -> list[Example]:
+def real() -> dict[str, list[ReasoningExample]]:
+    def rows(path: str, **mark: str) -> list[ReasoningExample]:
         with (shared_dir() / "data" / path).open(encoding="utf-8") as file:
             found = [json.loads(line) for line in file]
         kept = [r for r in found if all(r[key] == value for key, value in mark.items())]
-        return [Example(r["id"], r["question"], tuple(r["steps"]), r["answer"]) for r in kept]
+        return [ReasoningExample(r["id"], r["question"], tuple(r["steps"]), r["answer"]) for r in kept]
 
     return {"aug": rows("gsm8k-aug/train-subset.jsonl"), "gsm8k": rows("gsm8k/train.jsonl", icot_split="train")}
 
 
 @pytest.fixture(scope="module")
-def found(real: dict[str, list[Example]]) -> dict[str, list[Template]]:
-    return {name: templates(examples) for name, examples in real.items()}
+def found(real: dict[str, list[ReasoningExample]]) -> dict[str, list[QuestionTemplate]]:
+    return {name: build_templates(examples) for name, examples in real.items()}
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_as_many_real_rows_are_templates_as_were_counted(real, found):
 
 def test_every_variant_of_real_rows_is_right(found):
     every = [*found["aug"], *found["gsm8k"]]
-    examples = [example for t in every[::40] for example in variants(t, 4, seed=3)]
+    examples = [example for t in every[::40] for example in generate_variants(t, 4, seed=3)]
     assert len(examples) > 700
     for example in examples:
         right(example)
@@ -91,7 +91,7 @@ def test_every_variant_of_real_rows_is_right(found):
 
 def test_a_core_makes_twenty_thousand_in_a_minute(found):
     start = time.process_time()
-    count = len(list(islice(rounds(found["aug"], seed=0), 600)))
+    count = len(list(islice(interleave_variants(found["aug"], seed=0), 600)))
     assert count / (time.process_time() - start) > 20_000 / 60
 
 
@@ -107,9 +107,9 @@ def test_every_variant_of_a_made_row_is_right(numbers: list[int], signs: list[st
         running = {"+": before + number, "-": before - number, "*": before * number, "/": before / number}[sign]
         if (running * 100).denominator > 1 or running <= 0:
             return
-        steps.append(f"<<{written(before)}{sign}{number}={written(running)}>>")
+        steps.append(f"<<{format_number(before)}{sign}{number}={format_number(running)}>>")
     example = row("Take " + " and ".join(f"{n:,} of one" for n in numbers) + ".", *steps)
-    for changed in variants(t, 6, seed) if (t := template(example)) else []:
+    for changed in generate_variants(t, 6, seed) if (t := build_template(example)) else []:
         right(changed)
         assert changed.question != example.question
         low, high = zip(*((max(1, -(-n // 2)), 2 * n) for n in numbers), strict=True)
@@ -118,13 +118,13 @@ def test_every_variant_of_a_made_row_is_right(numbers: list[int], signs: list[st
 
 
 def test_only_numbers_change():
-    changed = variants(made(PENS), 3, seed=0)
+    changed = generate_variants(made(PENS), 3, seed=0)
     assert len(changed) == 3
     for example in changed:
         a, b, c = map(int, arithmetic.numbers(example.question))
         assert example.question == f"Tom has {a} boxes of {b} pens and loses {c}. How many are left?"
         assert example.steps == (f"<<{a}*{b}={a * b}>>", f"<<{a * b}-{c}={a * b - c}>>")
-        assert example.flags == {"template": "pens"}
+        assert example.metadata == {"template": "pens"}
         assert example.id.startswith("pens-s0-")
 
 
@@ -150,11 +150,11 @@ def test_only_numbers_change():
         row("He has 5 cats and 2 dogs.", "<<5*7=35>>"),
         row("He has 6 cats and 2 dogs.", "<<6*12=72>>"),
         row("He has 5 cats and 8 dogs.", "<<5+8=13>>", answer="13 pets"),
-        Example("row", "He has 5 cats.", (), "5"),
+        ReasoningExample("row", "He has 5 cats.", (), "5"),
     ],
 )
-def test_rows_that_are_no_template(example: Example) -> None:
-    assert template(example) is None
+def test_rows_that_are_no_template(example: ReasoningExample) -> None:
+    assert build_template(example) is None
 
 
 @pytest.mark.parametrize(
@@ -170,18 +170,18 @@ def test_rows_that_are_no_template(example: Example) -> None:
         row("He has 5 cats and 8 dogs.", "<<5+5=10>>", "<<10+8=18>>", "<<18/10=1.8>>"),
     ],
 )
-def test_rows_that_are_templates(example: Example) -> None:
-    for changed in variants(made(example), 5, seed=0):
+def test_rows_that_are_templates(example: ReasoningExample) -> None:
+    for changed in generate_variants(made(example), 5, seed=0):
         right(changed)
 
 
 def test_the_latest_result_is_meant_where_two_are_equal():
     example = row("It has 40 cats, 8 dogs, 6 birds.", "<<40/8=5>>", "<<8+6=14>>", "<<14-9=5>>", "<<5*6=30>>")
-    assert template(example) is None  # 9 is nothing
+    assert build_template(example) is None  # 9 is nothing
     again = row("It has 40 cats, 8 dogs, 35 birds.", "<<40/8=5>>", "<<40-35=5>>", "<<5*8=40>>", "<<5+40=45>>")
-    assert template(again) is None  # 40 is asked and a result
+    assert build_template(again) is None  # 40 is asked and a result
     twice = row("It has 36 cats, 9 dogs, 32 birds.", "<<36/9=4>>", "<<36-32=4>>", "<<4+9=13>>")
-    changed = variants(made(twice), 1, seed=0)[0]
+    changed = generate_variants(made(twice), 1, seed=0)[0]
     first, second, third = arithmetic.chain(list(changed.steps))
     assert third == second + arithmetic.numbers(changed.question)[1]
     assert first != second
@@ -190,7 +190,7 @@ def test_the_latest_result_is_meant_where_two_are_equal():
 def test_numbers_are_written_as_the_question_wrote_them():
     example = row("A car of $8,000 and a pen of $40.00 at 25% off and 150 percent.", "<<8000+40=8040>>",
                   "<<8040*25/100=2010>>", "<<2010+150=2160>>")  # fmt: skip
-    for changed in variants(made(example), 40, seed=1):
+    for changed in generate_variants(made(example), 40, seed=1):
         price, pen, share, more = arithmetic.numbers(changed.question)
         assert f"${int(price):,} and a pen of ${int(pen)}.00 at {int(share)}% off" in changed.question
         assert 4000 <= price <= 16_000
@@ -201,7 +201,7 @@ def test_numbers_are_written_as_the_question_wrote_them():
 
 def test_decimals_and_numbers_that_no_step_uses_stay():
     example = row("In 1990 he paid $2.75 for each of 8 pens.", "<<2.75*8=22.00>>", answer="22")
-    found = variants(made(example), 3, seed=0)
+    found = generate_variants(made(example), 3, seed=0)
     assert found
     assert all(e.question.startswith("In 1990 he paid $2.75 for each of ") for e in found)
     assert all(e.steps[0].startswith("<<2.75*") for e in found)
@@ -209,22 +209,22 @@ def test_decimals_and_numbers_that_no_step_uses_stay():
 
 def test_a_result_stays_whole_and_positive():
     example = row("He shares 40 cats among 8 dogs but for 3.", "<<40/8=5>>", "<<5-3=2>>")
-    for changed in variants(made(example), 10, seed=0):
+    for changed in generate_variants(made(example), 10, seed=0):
         assert all(r.denominator == 1 and r > 0 for r in arithmetic.chain(list(changed.steps)))
-    assert variant(made(example), (41, 8, 3), "x") is None
-    assert variant(made(example), (40, 8, 5), "x") is None
-    assert variant(made(example), (48, 8, 5), "x") is not None
-    assert variant(made(row("He has 9 cats and 4 dogs.", "<<9/4=2.25>>")), (9, 8), "x") is None  # 1.125
+    assert build_variant(made(example), (41, 8, 3), "x") is None
+    assert build_variant(made(example), (40, 8, 5), "x") is None
+    assert build_variant(made(example), (48, 8, 5), "x") is not None
+    assert build_variant(made(row("He has 9 cats and 4 dogs.", "<<9/4=2.25>>")), (9, 8), "x") is None  # 1.125
 
 
 def test_variants_are_a_function_of_seed_and_id(found):
     some = found["aug"][:40]
-    first = [variants(t, 5, seed=7) for t in some]
-    assert [variants(t, 5, seed=7) for t in reversed(some)] == first[::-1]
-    assert [variants(t, 3, seed=7) for t in some] == [examples[:3] for examples in first]
-    assert [variants(t, 5, seed=8) for t in some] != first
-    again = variants(made(row(PENS.question, *PENS.steps, id="other")), 5, seed=0)
-    assert [e.question for e in again] != [e.question for e in variants(made(PENS), 5, seed=0)]
+    first = [generate_variants(t, 5, seed=7) for t in some]
+    assert [generate_variants(t, 5, seed=7) for t in reversed(some)] == first[::-1]
+    assert [generate_variants(t, 3, seed=7) for t in some] == [examples[:3] for examples in first]
+    assert [generate_variants(t, 5, seed=8) for t in some] != first
+    again = generate_variants(made(row(PENS.question, *PENS.steps, id="other")), 5, seed=0)
+    assert [e.question for e in again] != [e.question for e in generate_variants(made(PENS), 5, seed=0)]
 
 
 GOLDEN = [("pens-s0-0", 7, 8, 10, "46"), ("pens-s0-1", 7, 31, 12, "205"), ("pens-s0-2", 7, 27, 9, "180")]
@@ -232,12 +232,12 @@ GOLDEN = [("pens-s0-0", 7, 8, 10, "46"), ("pens-s0-1", 7, 31, 12, "205"), ("pens
 
 def test_golden_variants():
     """What a seed gives is the same on every machine and release."""
-    found = [(e.id, *map(int, arithmetic.numbers(e.question)), e.answer) for e in variants(made(PENS), 3, seed=0)]
+    found = [(e.id, *map(int, arithmetic.numbers(e.question)), e.answer) for e in generate_variants(made(PENS), 3, seed=0)]
     assert found == GOLDEN
 
 
 def test_draws_are_uniform_and_independent():
-    numbers = np.array([row for _, row in islice(draws(made(PENS), seed=0), 8000)])
+    numbers = np.array([row for _, row in islice(iter_draws(made(PENS), seed=0), 8000)])
     for column, (low, high) in zip(numbers.T, [(3, 10), (8, 32), (4, 14)], strict=True):
         assert (column.min(), column.max()) == (low, high)
         counts, mean = np.bincount(column - low), len(column) / (high - low + 1)
@@ -247,37 +247,37 @@ def test_draws_are_uniform_and_independent():
 
 def test_a_template_with_few_numbers_ends():
     one = made(row("He has 1 cat.", "<<1*60=60>>"))
-    assert [e.answer for e in stream(one, seed=0)] == ["120"]
-    assert variants(made(row("He pays $2.75.", "<<2.75*4=11>>")), 5, seed=0) == []
+    assert [e.answer for e in iter_variants(one, seed=0)] == ["120"]
+    assert generate_variants(made(row("He pays $2.75.", "<<2.75*4=11>>")), 5, seed=0) == []
 
 
 def test_rounds_take_one_of_each_and_no_question_twice(found):
     some = found["gsm8k"][:30]
-    able = [t for t in some if variants(t, 2, seed=0)]
-    first = list(islice(rounds(some, seed=0), len(able)))
-    assert [e.flags["template"] for e in first] == [t.id for t in able]
+    able = [t for t in some if generate_variants(t, 2, seed=0)]
+    first = list(islice(interleave_variants(some, seed=0), len(able)))
+    assert [e.metadata["template"] for e in first] == [t.id for t in able]
     taken = {first[0].question, first[3].question}
-    other = list(islice(rounds(some, 0, taken), 200))
+    other = list(islice(interleave_variants(some, 0, taken), 200))
     assert not taken & {e.question for e in other}
     assert len({e.question for e in other}) == 200
     twins = [made(row(PENS.question, *PENS.steps, id=id)) for id in "ab"]
-    assert max(Counter(e.question for e in islice(rounds(twins, 0), 300)).values()) == 1
+    assert max(Counter(e.question for e in islice(interleave_variants(twins, 0), 300)).values()) == 1
 
 
 def test_equal_texts_are_held_out_together(found):
     first, second = (made(row(f"He has {n} cats, and 8 DOGS.", f"<<{n}+8={n + 8}>>")) for n in (5, 6))
-    assert first.masked == second.masked == masked("he has 1,000 cats and 9.5 dogs")
+    assert first.masked_question == second.masked_question == mask_numbers("he has 1,000 cats and 9.5 dogs")
     every = [t.masked for t in found["gsm8k"][::2]]
-    few, more = ({text for text in every if is_held(text, share)} for share in (0.05, 0.2))
+    few, more = ({text for text in every if is_held_out(text, share)} for share in (0.05, 0.2))
     assert few < more
     assert 0.03 < len(few) / len(every) < 0.07
-    assert not any(is_held(text, 0) for text in every)
+    assert not any(is_held_out(text, 0) for text in every)
 
 
 def test_a_number_that_a_word_may_mean_is_doubtful(found):
-    assert made(row("Bread is $2, milk twice as much.", "<<2*2=4>>")).doubtful
-    assert made(row("He runs 7 miles a day for 5 weeks.", "<<7*7=49>>", "<<49*5=245>>")).doubtful
-    assert not made(row("Bread is $5, milk twice as much.", "<<5*2=10>>")).doubtful
+    assert made(row("Bread is $2, milk twice as much.", "<<2*2=4>>")).is_ambiguous
+    assert made(row("He runs 7 miles a day for 5 weeks.", "<<7*7=49>>", "<<49*5=245>>")).is_ambiguous
+    assert not made(row("Bread is $5, milk twice as much.", "<<5*2=10>>")).is_ambiguous
     assert sum(t.doubtful for t in found["aug"]) == 466
 
 
@@ -286,4 +286,4 @@ def test_a_number_that_a_word_may_mean_is_doubtful(found):
     [(Fraction(7), "7"), (Fraction(5, 2), "2.5"), (Fraction(5, 4), "1.25"), (Fraction(1, 20), "0.05")],
 )
 def test_numbers_are_written_short(value: Fraction, text: str) -> None:
-    assert written(value) == text
+    assert format_number(value) == text

@@ -6,7 +6,7 @@ import torch
 
 from laconic.core.decoder import Decoder
 from laconic.core.families import DecoderConfig
-from laconic.core.tasks import Item, Tasks
+from laconic.core.tasks import LabelledUtterance, ClassIncrementalStream
 from laconic.methods.cms_shape import Options
 from laconic.methods.hope_config import HopeConfig
 from laconic.methods.hope_model import Hope, HopeAttention
@@ -15,25 +15,25 @@ V, ARROW, END, FIRST = 24, 1, 2, 3
 WORDS = ((4,), (5, 6), (5, 7), (8, 9, 10), (9,), (10, 4))
 
 
-def tasks(seed: int = 0, each: int = 4, held: int = 2) -> Tasks:
+def tasks(seed: int = 0, each: int = 4, held: int = 2) -> ClassIncrementalStream:
     """Six classes in three tasks; an utterance has its class's own id among others."""
     g = torch.Generator().manual_seed(seed)
 
-    def item(label: int) -> Item:
+    def item(label: int) -> LabelledUtterance:
         rest = torch.randint(18, V, (int(torch.randint(1, 4, (1,), generator=g)),), generator=g).tolist()
-        return Item((*rest, 12 + label, ARROW), label)
+        return LabelledUtterance((*rest, 12 + label, ARROW), label)
 
     order = ((0, 3), (4, 1), (2, 5))
     train = tuple(tuple(item(label) for _ in range(each) for label in own) for own in order)
     test = tuple(tuple(item(label) for _ in range(held) for label in own) for own in order)
     labels = tuple(f"class {k}" for k in range(6))
-    return Tasks("six", seed, labels, WORDS, order, train, test, (FIRST,), (ARROW,), (END,))
+    return ClassIncrementalStream("six", seed, labels, WORDS, order, train, test, (FIRST,), (ARROW,), (END,))
 
 
 def decoder(seed: int = 0, width: int = 16) -> Decoder:
     sizes = {"hidden_size": width, "num_hidden_layers": 2, "vocab_size": V, "intermediate_size": 2 * width}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}
-    made = Decoder(DecoderConfig.small("llama", **sizes, **heads), seed)
+    made = Decoder(DecoderConfig.tiny("llama", **sizes, **heads), seed)
     with torch.no_grad():
         for p in made.parameters():
             if p.ndim == 2:
@@ -42,8 +42,8 @@ def decoder(seed: int = 0, width: int = 16) -> Decoder:
 
 
 def attending(eta: float = 0.5, chunks: tuple[int, ...] = (4, 8), **how: Any) -> HopeAttention:
-    return HopeAttention.stack(decoder(), chunks, "grow", cms=Options(eta=eta, target="start", **how))
+    return HopeAttention.from_decoder(decoder(), chunks, "grow", options=Options(inner_lr=eta, associative_target="start", **how))
 
 
 def remembering() -> Hope:
-    return Hope(HopeConfig.of(V, 16, 1, chunks=(4,), heads=2, head=8)).eval()
+    return Hope(HopeConfig.attention_free(V, 16, 1, chunk_sizes=(4,), num_heads=2, head_dim=8)).eval()

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from laconic.core import state as values
-from laconic.evaluation.approaches import SHRINKAGE, Carried, InContext, NearestMean, ends, uncached
-from laconic.evaluation.classes import said_after
-from laconic.evaluation.listening import Cached
+from laconic.evaluation.approaches import SHRINKAGE, StatefulLearner, InContextLearner, NearestClassMean, last_hidden_states, clear_caches
+from laconic.evaluation.classes import score_after
+from laconic.evaluation.listening import CacheAsState
 from tests import tolerances
 from tests.evaluation import streamed
 from tests.oracles import classes as oracle
@@ -20,71 +20,71 @@ ITEMS = [item for task in TASKS.test for item in task]
 @pytest.mark.parametrize(("inner", "predicted"), [("task", "label"), ("task", "line"), ("associative", "label")])
 def test_a_carried_state_learns_of_every_line(inner: str, predicted: str) -> None:
     model = streamed.attending(chunks=(4, 8), inner=inner)
-    own = Carried(model, TASKS, predicted)
+    own = StatefulLearner(model, TASKS, predicted)
     own.learn(TASKS.train[0])
-    words = sum(len(TASKS.words[item.label]) for item in TASKS.train[0])
-    read = sum(len(TASKS.first + item.ids) for item in TASKS.train[0])
+    words = sum(len(TASKS.label_ids[item.label]) for item in TASKS.train[0])
+    read = sum(len(TASKS.start_ids + item.input_ids) for item in TASKS.train[0])
     learned = len(TASKS.train[0]) + words if inner == "associative" else read + words
     updates = own.notes["updates"]
     assert updates == [learned // 4, learned // 8]
     assert own.state.layers[0].cache is not None
     assert own.state.layers[0].cache.S == 0
     assert int(own.state.position) == 0
-    assert (own.state.open is None) == (inner == "associative")
-    assert own.state.open is None or int(own.state.open.count) == 0  # the line end has closed what was open
-    assert own.notes["state_bytes"] == values.bytes(own.state)
+    assert (own.state.open_chunk is None) == (inner == "associative")
+    assert own.state.open_chunk is None or int(own.state.open_chunk.num_tokens) == 0  # the line end has closed what was open
+    assert own.notes["state_bytes"] == values.num_bytes(own.state)
 
 
 def test_what_is_carried_is_what_tells() -> None:
     model = streamed.attending()
-    own = Carried(model, TASKS)
-    before = own.scored(ITEMS, [0]).scores
+    own = StatefulLearner(model, TASKS)
+    before = own.score(ITEMS, [0]).scores
     own.learn(TASKS.train[0])
-    assert np.abs(own.scored(ITEMS, [0]).scores - before).max() > 1e-3
-    still = Carried(streamed.attending(eta=0.0), TASKS)
+    assert np.abs(own.score(ITEMS, [0]).scores - before).max() > 1e-3
+    still = StatefulLearner(streamed.attending(eta=0.0), TASKS)
     still.learn(TASKS.train[0])
-    np.testing.assert_allclose(still.scored(ITEMS, [0]).scores, before, atol=1e-5)
+    np.testing.assert_allclose(still.score(ITEMS, [0]).scores, before, atol=1e-5)
 
 
 def test_a_model_without_attention_reads_its_lines_into_its_memory() -> None:
-    own = Carried(streamed.remembering(), TASKS)
-    before = own.scored(ITEMS, [0]).scores
+    own = StatefulLearner(streamed.remembering(), TASKS)
+    before = own.score(ITEMS, [0]).scores
     own.learn(TASKS.train[0])
-    assert int(own.state.position) == sum(len(TASKS.first + TASKS.line(item)) for item in TASKS.train[0])
-    assert uncached(own.state) is own.state
-    assert np.abs(own.scored(ITEMS, [0]).scores - before).max() > 1e-4
-    blind = own.scored([ITEMS[0], ITEMS[0]._replace(ids=(*ITEMS[0].ids[:1], *ITEMS[0].ids))], [0]).scores
+    assert int(own.state.position) == sum(len(TASKS.start_ids + TASKS.training_ids(item)) for item in TASKS.train[0])
+    assert clear_caches(own.state) is own.state
+    assert np.abs(own.score(ITEMS, [0]).scores - before).max() > 1e-4
+    blind = own.score([ITEMS[0], ITEMS[0]._replace(input_ids=(*ITEMS[0].input_ids[:1], *ITEMS[0].input_ids))], [0]).scores
     assert np.abs(blind[0] - blind[1]).max() > 1e-6  # a word more is seen
 
 
 def test_the_oldest_lines_leave_the_context() -> None:
-    model = Cached(streamed.decoder())
-    own = InContext(model, TASKS, 40)
+    model = CacheAsState(streamed.decoder())
+    own = InContextLearner(model, TASKS, 40)
     for task in TASKS.train:
         own.learn(task)
-    lines = [TASKS.line(item) for task in TASKS.train for item in task]
+    lines = [TASKS.training_ids(item) for task in TASKS.train for item in task]
     n = len(own.lines)
     assert own.lines == lines[-n:]
-    longest = max(len(item.ids) for item in ITEMS) + max(map(len, TASKS.words))
-    held = len(TASKS.first) + sum(map(len, own.lines))
+    longest = max(len(item.input_ids) for item in ITEMS) + max(map(len, TASKS.label_ids))
+    held = len(TASKS.start_ids) + sum(map(len, own.lines))
     assert held + longest <= 40 < held + longest + len(lines[-n - 1])
     text = tuple(i for line in own.lines for i in line)
-    asked = said_after(model, TASKS, model.start(1), ITEMS[:2], text=text).scores
-    np.testing.assert_allclose(own.scored(ITEMS[:2], [0]).scores, asked, atol=1e-12)
-    assert np.abs(asked - said_after(model, TASKS, model.start(1), ITEMS[:2]).scores).max() > 1e-3
+    asked = score_after(model, TASKS, model.initial_state(1), ITEMS[:2], context_ids=text).scores
+    np.testing.assert_allclose(own.score(ITEMS[:2], [0]).scores, asked, atol=1e-12)
+    assert np.abs(asked - score_after(model, TASKS, model.initial_state(1), ITEMS[:2]).scores).max() > 1e-3
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_nearest_means_are_the_loops(shared: bool) -> None:
-    model = Cached(streamed.decoder())
-    own = NearestMean(model, TASKS, shared=shared)
+    model = CacheAsState(streamed.decoder())
+    own = NearestClassMean(model, TASKS, shared_covariance=shared)
     for task in TASKS.train[:2]:
         own.learn(task)
     items = [item for task in TASKS.train[:2] for item in task]
-    train = [(x.tolist(), item.label) for x, item in zip(ends(model, TASKS, items), items, strict=True)]
-    X = ends(model, TASKS, ITEMS)
-    scores = own.scored(ITEMS, [0]).scores
-    assert np.isneginf(scores[:, list(TASKS.tasks[2])]).all()  # never met
+    train = [(x.tolist(), item.label) for x, item in zip(last_hidden_states(model, TASKS, items), items, strict=True)]
+    X = last_hidden_states(model, TASKS, ITEMS)
+    scores = own.score(ITEMS, [0]).scores
+    assert np.isneginf(scores[:, list(TASKS.task_classes[2])]).all()  # never met
     if not shared:
         for x, row in zip(X, scores, strict=True):
             assert row == pytest.approx(oracle.nearest_mean(train, x.tolist(), 6))
@@ -100,9 +100,9 @@ def test_nearest_means_are_the_loops(shared: bool) -> None:
 
 
 def test_hidden_states_are_those_of_the_last_word() -> None:
-    model = Cached(streamed.decoder())
-    found = ends(model, TASKS, ITEMS)
+    model = CacheAsState(streamed.decoder())
+    found = last_hidden_states(model, TASKS, ITEMS)
     for x, item in zip(found, ITEMS, strict=True):
-        row = torch.tensor([[*TASKS.first, *item.ids]])
+        row = torch.tensor([[*TASKS.start_ids, *item.input_ids]])
         alone = model.decoder(model.decoder.embed(row)).hidden[0, -1].double()
         assert tolerances.error(torch.from_numpy(x), alone) < tolerances.FLOAT32

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from laconic.core import state as values
-from laconic.core.contract import Learner
-from laconic.core.tasks import Item
-from laconic.evaluation.approaches import Carried, Frozen
-from laconic.evaluation.classes import Scored, at_end, best, course, right, said_after
-from laconic.evaluation.labels import blind, forked, label_scores
-from laconic.evaluation.listening import Cached
+from laconic.core.contract import StatefulLM
+from laconic.core.tasks import LabelledUtterance
+from laconic.evaluation.approaches import StatefulLearner, FrozenModel
+from laconic.evaluation.classes import ClassScores, run_joint, predict_class, run_stream, compute_correct, score_after
+from laconic.evaluation.labels import has_no_attention, repeat_state, score_labels
+from laconic.evaluation.listening import CacheAsState
 from tests.evaluation import streamed
 from tests.oracles import classes as oracle
 
@@ -21,23 +21,23 @@ TASKS = streamed.tasks()
 ITEMS = [item for task in TASKS.test for item in task]
 
 
-def reading(model: Learner, state: Any) -> oracle.Logits:
+def reading(model: StatefulLM, state: Any) -> oracle.Logits:
     """What a model predicts after every token of a text that is read at once on a fork."""
 
     def logits(ids: Sequence[int]) -> list[list[float]]:
         with torch.no_grad():
-            seen = model.advance(torch.tensor([list(ids)]), state, learn=blind(state))
-            return model.logits(seen.hidden)[0].double().tolist()
+            seen = model.read_tokens(torch.tensor([list(ids)]), state, update_weights=has_no_attention(state))
+            return model.logits(seen.hidden_states)[0].double().tolist()
 
     return logits
 
 
-def made(name: str) -> tuple[Learner, Any]:
+def made(name: str) -> tuple[StatefulLM, Any]:
     """A model, and a state in which it has read a task."""
     if name == "plain":
-        model = Cached(streamed.decoder())
-        return model, model.start(1)
-    learner = Carried(streamed.attending() if name == "attention" else streamed.remembering(), TASKS)
+        model = CacheAsState(streamed.decoder())
+        return model, model.initial_state(1)
+    learner = StatefulLearner(streamed.attending() if name == "attention" else streamed.remembering(), TASKS)
     learner.learn(TASKS.train[0])
     return learner.model, learner.state
 
@@ -47,31 +47,31 @@ def made(name: str) -> tuple[Learner, Any]:
 def test_scores_are_the_loops_mean_log_probabilities(name: str) -> None:
     model, state = made(name)
     items = ITEMS[:2]
-    found = said_after(model, TASKS, state, items)
+    found = score_after(model, TASKS, state, items)
     logits = reading(model, state)
     for n, item in enumerate(items):
-        for k, words in enumerate(TASKS.words):
-            asked = oracle.label_score(logits, [*TASKS.first, *item.ids], words)
+        for k, words in enumerate(TASKS.label_ids):
+            asked = oracle.label_score(logits, [*TASKS.start_ids, *item.input_ids], words)
             assert found.scores[n, k] == pytest.approx(asked, abs=2e-4)
     assert found.prior is not None
-    prior = [oracle.label_score(logits, [*TASKS.first, *TASKS.arrow], words) for words in TASKS.words]
+    prior = [oracle.label_score(logits, [*TASKS.start_ids, *TASKS.arrow_ids], words) for words in TASKS.label_ids]
     assert found.prior == pytest.approx(prior, abs=2e-4)
-    total = oracle.label_score(logits, [*TASKS.first, *items[0].ids], TASKS.words[3], mean=False)
+    total = oracle.label_score(logits, [*TASKS.start_ids, *items[0].input_ids], TASKS.label_ids[3], mean=False)
     assert abs(total - found.scores[0, 3]) > 1e-3  # MISREAD: the sum, which prefers short labels
 
 
 def test_many_labels_and_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Cached(streamed.decoder())
-    whole = said_after(model, TASKS, model.start(1), ITEMS)
-    monkeypatch.setattr("laconic.evaluation.labels.ROWS", 8)
-    monkeypatch.setattr("laconic.evaluation.labels.PROMPTS", 5)
-    parts = said_after(model, TASKS, model.start(1), ITEMS)
+    model = CacheAsState(streamed.decoder())
+    whole = score_after(model, TASKS, model.initial_state(1), ITEMS)
+    monkeypatch.setattr("laconic.evaluation.labels.LABEL_BATCH", 8)
+    monkeypatch.setattr("laconic.evaluation.labels.PROMPT_BATCH", 5)
+    parts = score_after(model, TASKS, model.initial_state(1), ITEMS)
     np.testing.assert_allclose(parts.scores, whole.scores, atol=1e-5)
 
 
 def test_ties_go_to_the_first() -> None:
     scores = np.array([[0.5, 0.9, 0.9, 0.1], [0.9, 0.9, 0.9, 0.9]])
-    assert best(scores, [3, 2, 1]).tolist() == [1, 1]
+    assert predict_class(scores, [3, 2, 1]).tolist() == [1, 1]
     assert [oracle.told(row, [3, 2, 1]) for row in scores.tolist()] == [1, 1]
 
 
@@ -81,13 +81,13 @@ class Drawn:
     def __init__(self, K: int) -> None:
         self.K, self.after = K, 0
 
-    def learn(self, items: Sequence[Item]) -> None:
+    def learn(self, items: Sequence[LabelledUtterance]) -> None:
         self.after += 1
 
-    def scored(self, items: Sequence[Item], seen: Sequence[int]) -> Scored:
-        return Scored(np.array([self.row(item) for item in items]))
+    def scored(self, items: Sequence[LabelledUtterance], seen: Sequence[int]) -> ClassScores:
+        return ClassScores(np.array([self.row(item) for item in items]))
 
-    def row(self, item: Item) -> list[float]:
+    def row(self, item: LabelledUtterance) -> list[float]:
         g = torch.Generator().manual_seed(hash((self.after, item)) % 2**31)
         return torch.rand(self.K, generator=g).tolist()
 
@@ -95,20 +95,20 @@ class Drawn:
 @pytest.mark.parametrize("way", ["seen", "all"])
 def test_the_matrix_is_the_loops(way: str) -> None:
     stream = streamed.tasks(held=40)
-    made = course(Drawn(6), stream)
+    made = run_stream(Drawn(6), stream)
     other = dict.fromkeys(("current", "own"), 0.0)
     source = Drawn(6)
-    for i in range(stream.n):
+    for i in range(stream.num_tasks):
         source.after = i + 1
-        for j in range(stream.n):
+        for j in range(stream.num_tasks):
             got = made.matrices[way][i][j]
             if j > i:
                 assert got is None
                 continue
             scores, labels = [source.row(item) for item in stream.test[j]], [item.label for item in stream.test[j]]
-            assert got == pytest.approx(oracle.accuracy(scores, labels, stream.tasks, i, j, way))
+            assert got == pytest.approx(oracle.accuracy(scores, labels, stream.task_classes, i, j, way))
             for misread in other:  # candidates of the current task only; the task of each item given
-                apart = oracle.accuracy(scores, labels, stream.tasks, i, j, misread) - got
+                apart = oracle.accuracy(scores, labels, stream.task_classes, i, j, misread) - got
                 other[misread] = max(other[misread], abs(apart))
     assert min(other.values()) > 1e-3
 
@@ -116,56 +116,56 @@ def test_the_matrix_is_the_loops(way: str) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_an_item_leaves_no_trace() -> None:
     model = streamed.attending()
-    approach = Carried(model, TASKS)
+    approach = StatefulLearner(model, TASKS)
     approach.learn(TASKS.train[0])
-    before = values.mapped(approach.state, torch.clone)
-    once = approach.scored(ITEMS, TASKS.seen(0)).scores
-    backwards = approach.scored(ITEMS[::-1], TASKS.seen(0)).scores[::-1]
+    before = values.map_tensors(approach.state, torch.clone)
+    once = approach.score(ITEMS, TASKS.seen_classes(0)).scores
+    backwards = approach.score(ITEMS[::-1], TASKS.seen_classes(0)).scores[::-1]
     np.testing.assert_allclose(backwards, once, atol=1e-5)
-    np.testing.assert_array_equal(approach.scored(ITEMS[:1], TASKS.seen(0)).scores.shape, (1, 6))
-    assert values.equal(approach.state, before)
+    np.testing.assert_array_equal(approach.score(ITEMS[:1], TASKS.seen_classes(0)).scores.shape, (1, 6))
+    assert values.states_equal(approach.state, before)
     # MISREAD: the state goes on from item to item.
     leaked, state = [], approach.state
     for item in ITEMS[:4]:
-        leaked.append(said_after(model, TASKS, state, [item]).scores[0])
-        state = model.advance(torch.tensor([[*TASKS.first, *TASKS.line(item)]]), state).state
+        leaked.append(score_after(model, TASKS, state, [item]).scores[0])
+        state = model.read_tokens(torch.tensor([[*TASKS.start_ids, *TASKS.training_ids(item)]]), state).cache
     assert np.abs(np.array(leaked) - once[:4]).max() > 1e-3
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_fork_copies_what_rows_share_only_once() -> None:
-    state = Carried(streamed.attending(), TASKS)
+    state = StatefulLearner(streamed.attending(), TASKS)
     state.learn(TASKS.train[0])
-    many = forked(state.state, 5)
-    for name, x in values.named(many.layers):
+    many = repeat_state(state.state, 5)
+    for name, x in values.named_tensors(many.layers):
         assert len(x) == 5, name
         assert x.stride(0) == 0 or x.numel() == 0
-    again = forked(forked(state.state, 2), 3)
-    assert values.equal(values.mapped(again, torch.clone), values.repeat(values.repeat(state.state, 2), 3))
+    again = repeat_state(repeat_state(state.state, 2), 3)
+    assert values.states_equal(values.map_tensors(again, torch.clone), values.repeat_rows(values.repeat_rows(state.state, 2), 3))
 
 
 def test_the_prior_is_taken_off() -> None:
-    items = [Item((12, 1), 0), Item((13, 1), 1)]
+    items = [LabelledUtterance((12, 1), 0), LabelledUtterance((13, 1), 1)]
     scores = np.array([[-1.0, -0.5], [-1.2, -0.4]])
-    found = right(Scored(scores, np.array([-2.0, -0.5])), items, [0, 1])
+    found = compute_correct(ClassScores(scores, np.array([-2.0, -0.5])), items, [0, 1])
     assert found["seen"].tolist() == [False, True]
     assert found["seen-prior"].tolist() == [True, False]
-    assert set(right(Scored(scores), items, [0])) == {"seen", "all"}
-    assert right(Scored(scores), items, [0])["seen"].tolist() == [True, False]
+    assert set(compute_correct(ClassScores(scores), items, [0])) == {"seen", "all"}
+    assert compute_correct(ClassScores(scores), items, [0])["seen"].tolist() == [True, False]
 
 
 def test_what_is_learned_at_once_is_asked_at_the_end() -> None:
     said: list[str] = []
-    made = at_end(Frozen(Cached(streamed.decoder()), TASKS), TASKS, said.append)
+    made = run_joint(FrozenModel(CacheAsState(streamed.decoder()), TASKS), TASKS, said.append)
     A = made.matrices["seen"]
     assert A[0] == A[1] == [None] * 3
     assert len([x for x in A[2] if x is not None]) == 3
     assert len(said) == 1
     assert said[0].startswith("order 0: task 3 of 3, ")
-    again = course(Frozen(Cached(streamed.decoder()), TASKS), TASKS, said.append)
+    again = run_stream(FrozenModel(CacheAsState(streamed.decoder()), TASKS), TASKS, said.append)
     assert again.matrices["seen"][2] == A[2]
     assert len(said) == 4
     with torch.no_grad():
-        assert label_scores(
-            Cached(streamed.decoder()), Cached(streamed.decoder()).start(1), [(3, 1)], [(4,)]
+        assert score_labels(
+            CacheAsState(streamed.decoder()), CacheAsState(streamed.decoder()).initial_state(1), [(3, 1)], [(4,)]
         ).shape == (1, 1)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from laconic.evaluation.classes_shown import HEADER, lines, mean, pictures, said
-from laconic.evaluation.forgetting import estimates, plain
+from laconic.evaluation.classes_shown import HEADER, build_table, mean_matrix, build_figures, format_metric
+from laconic.evaluation.forgetting import estimate_metrics, metrics_to_json
 from tests.conftest import needs
 
 A = [[0.9, None], [0.1, 0.7]]
@@ -15,7 +15,7 @@ ONCE = [[None, None], [0.8, 0.6]]
 
 
 def way(*matrices: list[list[float | None]]) -> dict[str, Any]:
-    return {"figures": plain(estimates(matrices)), "matrices": list(matrices)}
+    return {"figures": metrics_to_json(estimate_metrics(matrices)), "matrices": list(matrices)}
 
 
 FOUND = {
@@ -31,7 +31,7 @@ FOUND = {
 
 
 def test_the_table() -> None:
-    header, learner, joint = lines(FOUND)
+    header, learner, joint = build_table(FOUND)
     assert header == list(HEADER)
     assert learner[0] == "learner"
     assert learner[1].startswith("40.0 (")
@@ -40,19 +40,19 @@ def test_the_table() -> None:
     assert learner[5].startswith("70.0 (")
     assert learner[6:] == ["40.0 (40.0 to 40.0)", "1,200, 3", "12,345"]
     assert joint == ["joint", "70.0 (70.0 to 70.0)", "70.0 (70.0 to 70.0)", "–", "–", "–", "–", "–", "–"]
-    assert said({"mean": 0.5, "sd": None, "low": 0.5, "high": 0.5}) == "50.0"
+    assert format_metric({"mean": 0.5, "sd": None, "low": 0.5, "high": 0.5}) == "50.0"
 
 
 def test_means_of_matrices() -> None:
-    assert mean([A, B]) == [[pytest.approx(0.8), None], [pytest.approx(0.2), pytest.approx(0.6)]]
-    assert mean([ONCE])[0] == [None, None]
+    assert mean_matrix([A, B]) == [[pytest.approx(0.8), None], [pytest.approx(0.2), pytest.approx(0.6)]]
+    assert mean_matrix([ONCE])[0] == [None, None]
 
 
 def test_the_drawings() -> None:
     needs("matplotlib")
-    made = pictures(FOUND)
+    made = build_figures(FOUND)
     assert [title for title, _, _ in made] == ["four, task after task", "four, learner"]
     assert "right at the end: learner 40 %; joint 70 %." in made[0][2]
     assert "per cent right on each task at the end: 20, 60" in made[1][2]
     assert len(re.findall(r"<svg", "".join(svg for _, _, svg in made))) == 2
-    assert made == pictures(FOUND)
+    assert made == build_figures(FOUND)

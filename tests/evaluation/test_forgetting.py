@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from laconic.evaluation.forgetting import estimates, figures, plain
+from laconic.evaluation.forgetting import estimate_metrics, compute_metrics, metrics_to_json
 from tests.oracles import classes as oracle
 
 N = 6
@@ -21,7 +21,7 @@ def whole(A: list[list[float | None]]) -> list[list[float]]:
 @pytest.mark.parametrize("seed", range(5))
 def test_figures_are_those_of_the_loops(seed: int) -> None:
     A = drawn(seed)
-    got, B = figures(A), whole(A)
+    got, B = compute_metrics(A), whole(A)
     asked = (oracle.average_accuracy(B), oracle.backward_transfer(B), oracle.forgetting(B), oracle.plasticity(B))
     assert got == pytest.approx(asked, abs=1e-12)
 
@@ -29,7 +29,7 @@ def test_figures_are_those_of_the_loops(seed: int) -> None:
 def test_misread_the_last_row_in_the_maximum() -> None:
     """A task that gained at the end was forgotten less than nothing."""
     A: list[list[float | None]] = [[0.5, None, None], [0.4, 0.6, None], [0.9, 0.2, 0.7]]
-    got = figures(A).forgetting
+    got = compute_metrics(A).forgetting
     assert got == pytest.approx((0.5 - 0.9 + 0.6 - 0.2) / 2)
     assert got == pytest.approx(oracle.forgetting(whole(A)))
     assert abs(oracle.forgetting(whole(A), last_row=True) - oracle.forgetting(whole(A))) > 1e-3
@@ -37,24 +37,24 @@ def test_misread_the_last_row_in_the_maximum() -> None:
 
 def test_the_diagonal_counts_in_the_maximum() -> None:
     A: list[list[float | None]] = [[0.9, None, None], [0.4, 0.6, None], [0.1, 0.2, 0.7]]
-    assert figures(A).forgetting == pytest.approx(oracle.forgetting(whole(A)))
-    assert figures([[0.9, None], [0.1, 0.7]]).forgetting == pytest.approx(0.8)
+    assert compute_metrics(A).forgetting == pytest.approx(oracle.forgetting(whole(A)))
+    assert compute_metrics([[0.9, None], [0.1, 0.7]]).forgetting == pytest.approx(0.8)
 
 
 def test_what_was_asked_once_has_an_average_alone() -> None:
     once: list[list[float | None]] = [[None, None], [0.25, 0.75]]
-    assert figures(once) == (0.5, None, None, None)
-    assert list(estimates([once, once])) == ["AA"]
+    assert compute_metrics(once) == (0.5, None, None, None)
+    assert list(estimate_metrics([once, once])) == ["AA"]
     with pytest.raises(ValueError, match=r"figures: the last row of A has 1 of 2 tasks; ask all of them at the end"):
-        figures([[0.5, None], [0.25, None]])
+        compute_metrics([[0.5, None], [0.25, None]])
 
 
 def test_estimates_are_over_orders() -> None:
-    found = estimates([drawn(seed) for seed in range(5)])
-    each = [figures(drawn(seed)) for seed in range(5)]
+    found = estimate_metrics([drawn(seed) for seed in range(5)])
+    each = [compute_metrics(drawn(seed)) for seed in range(5)]
     for name, one in found.items():
         values = [getattr(f, name) for f in each]
         assert one.mean == pytest.approx(sum(values) / 5)
         assert one.low < one.mean < one.high
-        assert (one.seeds, one.questions) == (5, 1)
-    assert set(plain(found)["BWT"]) == {"mean", "sd", "low", "high", "seeds"}
+        assert (one.num_seeds, one.num_items) == (5, 1)
+    assert set(metrics_to_json(found)["BWT"]) == {"mean", "sd", "low", "high", "seeds"}

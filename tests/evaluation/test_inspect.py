@@ -6,37 +6,37 @@ from itertools import combinations
 import pytest
 import torch
 
-from laconic.core.contract import Reasoning
-from laconic.core.errors import BadInput
-from laconic.core.generate import Passes
-from laconic.core.rollout import Rollout, Trace
-from laconic.evaluation.inspect import common, inspect, spoken, top_ids
+from laconic.core.contract import ReasoningBatch
+from laconic.core.errors import InputError
+from laconic.core.generate import PassCounts
+from laconic.core.rollout import LatentRollout, PassRecord
+from laconic.evaluation.inspect import lcs_ratio, apply_logit_lens, share_in_chain, top_token_ids
 
 WORDS = "abcdefgh"
 B, Nq, Nc, Na, M, D = 1, 3, 4, 2, 2, 8
 
 
-def batch(rows: int = 1) -> Reasoning:
+def batch(rows: int = 1) -> ReasoningBatch:
     def ids(n: int) -> torch.Tensor:
         return torch.arange(n).expand(rows, n)
 
     chain_live = torch.ones(rows, Nc, dtype=torch.bool)
     chain_live[:, -1] = False
-    return Reasoning(
-        question=ids(Nq), question_live=torch.tensor([[False, True, True]]).expand(rows, -1),
-        chain=ids(Nc), chain_live=chain_live, chain_step=ids(Nc),
-        answer=ids(Na), answer_live=torch.ones(rows, Na, dtype=torch.bool),
-        next_question=ids(1)[:, 0].repeat(rows)[:rows], next_chain=ids(Nc), next_answer=ids(Na),
-        distil=torch.zeros(rows, dtype=torch.long), number=torch.tensor([[False, True]]).expand(rows, -1),
-        index=torch.arange(rows),
+    return ReasoningBatch(
+        question_ids=ids(Nq), question_mask=torch.tensor([[False, True, True]]).expand(rows, -1),
+        chain_ids=ids(Nc), chain_mask=chain_live, chain_step_index=ids(Nc),
+        answer_ids=ids(Na), answer_mask=torch.ones(rows, Na, dtype=torch.bool),
+        question_target=ids(1)[:, 0].repeat(rows)[:rows], chain_targets=ids(Nc), answer_targets=ids(Na),
+        distill_column=torch.zeros(rows, dtype=torch.long), answer_number_mask=torch.tensor([[False, True]]).expand(rows, -1),
+        row_index=torch.arange(rows),
     )  # fmt: skip
 
 
-def thought() -> Rollout:
+def thought() -> LatentRollout:
     """Thoughts whose hidden states are one-hot, so that the head, the identity times 9, names them."""
     eye = torch.eye(D)
-    passes = tuple(Trace(torch.zeros(1, M, D), eye[[t, t + 2]][None], None) for t in range(3))  # pyright: ignore
-    return Rollout(torch.zeros(1, M, D), passes[-1].hidden, eye[None, 7], None, Passes(0, 1, 2, 0), passes)  # pyright: ignore
+    passes = tuple(PassRecord(torch.zeros(1, M, D), eye[[t, t + 2]][None], None) for t in range(3))  # pyright: ignore
+    return LatentRollout(torch.zeros(1, M, D), passes[-1].hidden_states, eye[None, 7], None, PassCounts(0, 1, 2, 0), passes)  # pyright: ignore
 
 
 def head(hidden: torch.Tensor) -> torch.Tensor:
@@ -44,12 +44,12 @@ def head(hidden: torch.Tensor) -> torch.Tensor:
 
 
 def test_words_of_each_pass() -> None:
-    found = inspect(thought(), batch(), head, WORDS.__getitem__, top=2)
-    assert [[guesses[0].word for guesses in row] for row in found.passes] == [["h", *x] for x in ("ac", "bd", "ce")]
-    assert found.passes[0][1][0].p == pytest.approx(math.exp(9) / (math.exp(9) + D - 1))
+    found = apply_logit_lens(thought(), batch(), head, WORDS.__getitem__, top=2)
+    assert [[guesses[0].token for guesses in row] for row in found.passes] == [["h", *x] for x in ("ac", "bd", "ce")]
+    assert found.passes[0][1][0].probability == pytest.approx(math.exp(9) / (math.exp(9) + D - 1))
     assert all(len(guesses) == 2 for row in found.passes for guesses in row)
     assert (found.question, found.chain, found.answer) == (("b", "c"), ("a", "b", "c"), "b")
-    assert found.spoken == 0.5  # "c" stands in the chain, "e" does not
+    assert found.share_in_chain == 0.5  # "c" stands in the chain, "e" does not
 
 
 def longest(a: str, b: str) -> int:
@@ -68,17 +68,17 @@ def longest(a: str, b: str) -> int:
     [("ab", "ab"), ("ba", "ab"), ("abcab", "bca"), ("xyz", "abc"), ("aab", "ab"), ("hagbfc", "abcabc")],
 )
 def test_how_much_of_a_chain_thoughts_name(top: str, chain: str) -> None:
-    assert common(top, chain) == longest(top, chain) / len(chain)
-    assert spoken(top, chain) == sum(letter in chain for letter in top) / len(top)
-    assert common(top, "") == 0.0
+    assert lcs_ratio(top, chain) == longest(top, chain) / len(chain)
+    assert share_in_chain(top, chain) == sum(letter in chain for letter in top) / len(top)
+    assert lcs_ratio(top, "") == 0.0
 
 
 def test_top_words_row_by_row() -> None:
-    assert top_ids(thought(), head) == ((2, 4),)
-    found = inspect(thought(), batch(), head, WORDS.__getitem__)
-    assert (found.top, found.common) == (("c", "e"), pytest.approx(1 / 3))
+    assert top_token_ids(thought(), head) == ((2, 4),)
+    found = apply_logit_lens(thought(), batch(), head, WORDS.__getitem__)
+    assert (found.top_tokens, found.lcs_ratio) == (("c", "e"), pytest.approx(1 / 3))
 
 
 def test_one_question_at_a_time() -> None:
-    with pytest.raises(BadInput, match="questions to look into; give one"):
-        inspect(thought(), batch(2), head, WORDS.__getitem__)
+    with pytest.raises(InputError, match="questions to look into; give one"):
+        apply_logit_lens(thought(), batch(2), head, WORDS.__getitem__)

@@ -8,47 +8,47 @@ import pytest
 import torch
 
 from laconic.evaluation import survey
-from laconic.evaluation.edits import Intervention
-from laconic.evaluation.looked import look
-from laconic.evaluation.selected import stands
-from laconic.evaluation.subject import Choice, Subject
+from laconic.evaluation.edits import InterventionSpec
+from laconic.evaluation.looked import inspect_question
+from laconic.evaluation.selected import best_token_per_slot
+from laconic.evaluation.subject import SelectorChoice, InspectedRun
 from tests.evaluation.test_survey import Rows, subject
 
 __all__ = ["subject"]  # the fixture
 
 
-def test_a_question_is_thought_about_once(subject: Subject) -> None:
+def test_a_question_is_thought_about_once(subject: InspectedRun) -> None:
     calls = list[bool]()
 
     def think(questions: Any, edit: Any = None, trace: bool = False, rounds: int | None = None) -> Any:
         calls.append(edit is None)
         return subject.think(questions, edit, trace, rounds)
 
-    found = look(replace(subject, think=think), Rows().batch([0], 0, 0), [Intervention("zero", "cache")])
+    found = inspect_question(replace(subject, think=think), Rows().batch([0], 0, 0), [InterventionSpec("zero", "cache")])
     assert calls == [True]
-    assert len(found.words.passes) == 3
-    assert found.kept is not None
-    assert found.kept.held.sum(-1).tolist() == [[4, 4]] * 2
-    assert len(found.stands) == 4
+    assert len(found.lens.passes) == 3
+    assert found.selection is not None
+    assert found.selection.mask.sum(-1).tolist() == [[4, 4]] * 2
+    assert len(found.best_tokens) == 4
 
 
 @pytest.mark.parametrize(
     ("asked", "alone"),
     [
         ([], []),
-        ([Intervention("noise"), Intervention("shuffle")], []),
-        ([Intervention("zero")], [("zero", "vectors", m) for m in range(4)]),
-        ([Intervention("zero", "cache", (1, 3))], [("zero", "cache", 1), ("zero", "cache", 3)]),
-        ([Intervention("swap", where, (2,)) for where in ("cache", "vectors")], [("swap", "vectors", 2)]),
+        ([InterventionSpec("noise"), InterventionSpec("shuffle")], []),
+        ([InterventionSpec("zero")], [("zero", "vectors", m) for m in range(4)]),
+        ([InterventionSpec("zero", "cache", (1, 3))], [("zero", "cache", 1), ("zero", "cache", 3)]),
+        ([InterventionSpec("swap", where, (2,)) for where in ("cache", "vectors")], [("swap", "vectors", 2)]),
     ],
 )
 def test_slots_alone_are_those_asked_for(
-    subject: Subject, asked: list[Intervention], alone: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
+    subject: InspectedRun, asked: list[InterventionSpec], alone: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "REFERENCE", 4)
-    found = look(subject, Rows().batch([0], 0, 0), asked, Rows())
-    assert [each.intervention for each in found.effects] == asked
-    assert [(e.intervention.kind, e.intervention.where, *(e.intervention.at or ())) for e in found.alone] == alone
+    monkeypatch.setattr(survey, "MIN_REFERENCE_QUESTIONS", 4)
+    found = inspect_question(subject, Rows().batch([0], 0, 0), asked, Rows())
+    assert [each.spec for each in found.effects] == asked
+    assert [(e.spec.kind, e.spec.target, *(e.spec.slots or ())) for e in found.slot_effects] == alone
 
 
 def test_what_most_heads_keep_for_a_slot_stands_for_it() -> None:
@@ -60,8 +60,8 @@ def test_what_most_heads_keep_for_a_slot_stands_for_it() -> None:
             ([[1, 1], [1, 0]], [[True, True], [True, False]]),
         )
     )
-    left: Any = SimpleNamespace(chosen={"rkv": Choice(kept, ())}, own="rkv", matched=(0, 1))
-    assert stands(left, "abc") == (("b", 0.75), ("c", pytest.approx(2 / 3)))
+    left: Any = SimpleNamespace(chosen={"rkv": SelectorChoice(kept, ())}, own="rkv", matched=(0, 1))
+    assert best_token_per_slot(left, "abc") == (("b", 0.75), ("c", pytest.approx(2 / 3)))
     none: Any = SimpleNamespace(index=torch.zeros(1, 1, 1, dtype=torch.long), live=torch.zeros(1, 1, 1) > 0)
-    left.chosen, left.matched = {"rkv": Choice((none,), ())}, (0,)
-    assert stands(left, "abc") == (("–", 0.0),)
+    left.chosen, left.matched = {"rkv": SelectorChoice((none,), ())}, (0,)
+    assert best_token_per_slot(left, "abc") == (("–", 0.0),)

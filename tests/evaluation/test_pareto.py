@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from laconic.evaluation import pareto
-from laconic.evaluation.pareto import END, FIXED, LEARNED, ORACLE
+from laconic.evaluation.pareto import TEXT_END, FIXED_LENGTH, LEARNED_LENGTH, ORACLE_LENGTH
 from tests.evaluation.lines import fixed, line, said
 
 N = 8
@@ -23,61 +23,61 @@ def learned(better: float, noise: float = 0.02) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize(("better", "says"), [(0.05, True), (0.0, False), (-0.05, False)])
 def test_above_the_line_is_above_by_two_standard_errors(better: float, says: bool) -> None:
-    (found,) = pareto.verdicts([line("stop", learned(better))])
+    (found,) = pareto.compare_learned_lengths([line("stop", learned(better))])
     each = [better - 0.02 * (-1) ** (d // 2) for d in range(N)]
     mean = sum(each) / N
     se = math.sqrt(sum((x - mean) ** 2 for x in each) / (N - 1) / N)
-    assert (found.x, found.line) == (2, "its own")
-    assert found.apart == pytest.approx(mean, abs=1e-12)
+    assert (found.x, found.baseline) == (2, "its own")
+    assert found.difference == pytest.approx(mean, abs=1e-12)
     assert found.se == pytest.approx(se)
-    assert found.helps is says
+    assert found.is_better is says
 
 
 def test_between_two_fixed_lengths_the_line_is_straight_document_by_document() -> None:
     ways = [each | {"compressed": said(1.0, 12, (3,))} for each in map(fixed, range(N))]
-    points = [p for p in pareto.points(line("stop", ways)) if p.kind == FIXED]
+    points = [p for p in pareto.pareto_points(line("stop", ways)) if p.kind == FIXED_LENGTH]
     for x, asked in ((1.0, 2.2), (3.0, 1.8), (3.5, 1.7), (4.0, 1.6), (4.1, 1.6)):
-        on_line = pareto.interpolated(points, x, 0)
+        on_line = pareto.interpolate_quality(points, x, 0)
         assert on_line is not None
         assert on_line == pytest.approx([-(asked + 0.1 * d) for d in range(N)])
-    assert pareto.interpolated(points, 0.9, 0) is None
-    assert pareto.interpolated([], 1.0, 0) is None
+    assert pareto.interpolate_quality(points, 0.9, 0) is None
+    assert pareto.interpolate_quality([], 1.0, 0) is None
 
 
 def test_runs_of_one_length_make_a_line_if_they_read_the_same_documents() -> None:
     stop = line("stop", learned(0.0))
     runs = [line(f"n{n}", [{"none": fixed(d)["none"], "compressed": fixed(d)[f"n = {n}"]} for d in range(N)],
                  length="fixed") for n in (1, 4)]  # fmt: skip
-    found = pareto.verdicts([stop, *runs])
-    assert [v.line for v in found] == ["its own", "runs of fixed length"]
-    assert found[1].fixed == pytest.approx(-(2.0 + 0.1 * 3.5))
-    pooled = [replace(run, run=f"pool-{run.run}", about={**run.about, "generator": "pool"}) for run in runs]
-    assert pareto.verdicts([stop, *pooled, *runs]) == found
-    assert [v.line for v in pareto.verdicts([stop, *pooled])] == ["its own"]
-    short = [v for v in pareto.verdicts([stop, runs[0]]) if v.line == "runs of fixed length"]
-    assert [v.fixed for v in short] == [pytest.approx(-(2.2 + 0.1 * 3.5))]  # one vector, of those that kept two
+    found = pareto.compare_learned_lengths([stop, *runs])
+    assert [v.baseline for v in found] == ["its own", "runs of fixed length"]
+    assert found[1].fixed_quality == pytest.approx(-(2.0 + 0.1 * 3.5))
+    pooled = [replace(run, run=f"pool-{run.run}", description={**run.run_info, "generator": "pool"}) for run in runs]
+    assert pareto.compare_learned_lengths([stop, *pooled, *runs]) == found
+    assert [v.baseline for v in pareto.compare_learned_lengths([stop, *pooled])] == ["its own"]
+    short = [v for v in pareto.compare_learned_lengths([stop, runs[0]]) if v.baseline == "runs of fixed length"]
+    assert [v.fixed_quality for v in short] == [pytest.approx(-(2.2 + 0.1 * 3.5))]  # one vector, of those that kept two
     other = [line(f"n{n}", [{"none": fixed(d)["none"], "compressed": fixed(d)[f"n = {n}"]} for d in range(1, N)],
                   length="fixed") for n in (1, 4)]  # fmt: skip
-    assert [v.line for v in pareto.verdicts([stop, *other[:1]])] == ["its own"]
+    assert [v.baseline for v in pareto.compare_learned_lengths([stop, *other[:1]])] == ["its own"]
 
 
 def test_points_know_their_kind_and_the_best_length_of_each_document_is_a_bound() -> None:
     ways = learned(0.0)
     for each in ways:
-        each["end, n = 2"] = said(2.9, 5, ())._replace(held=2)
-    points = pareto.points(line("stop", ways, seeds=2))
-    assert {p.kind for p in points} == {FIXED, LEARNED, END, ORACLE}
-    assert next(p for p in points if p.kind == END).at == (2.0, -2.9)
-    best = [p for p in points if p.kind == ORACLE]
+        each["end, n = 2"] = said(2.9, 5, ())._replace(context_size=2)
+    points = pareto.pareto_points(line("stop", ways, seeds=2))
+    assert {p.kind for p in points} == {FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH}
+    assert next(p for p in points if p.kind == TEXT_END).mean_point == (2.0, -2.9)
+    best = [p for p in points if p.kind == ORACLE_LENGTH]
     for p in best:  # by the definition, for one document after the other
-        beta = next(beta for beta in pareto.PRICES if p.way == f"beta {beta:.2g}")
+        beta = next(beta for beta in pareto.ORACLE_PRICES if p.condition == f"beta {beta:.2g}")
         costs = [[39 * (2.4 - 0.2 * n + 0.1 * d) + beta * n for n in (1, 2, 4)] for d in range(N)]
         chosen = [(1, 2, 4)[int(np.argmin(cost))] for cost in costs]
-        assert p.at[0] == pytest.approx(sum(chosen) / N)
-    assert {p.at[0] for p in best} == {1.0, 4.0}
+        assert p.mean_point[0] == pytest.approx(sum(chosen) / N)
+    assert {p.mean_point[0] for p in best} == {1.0, 4.0}
 
 
 def test_the_error_of_a_mean_has_the_seeds_in_it() -> None:
     apart = np.array([[0.0, 0.2], [0.4, 0.6]])
     documents, seeds = np.std([0.2, 0.4], ddof=1) / 2**0.5, np.std([0.1, 0.5], ddof=1) / 2**0.5
-    assert pareto.error(apart) == pytest.approx(math.hypot(documents, seeds))
+    assert pareto.seed_document_error(apart) == pytest.approx(math.hypot(documents, seeds))

@@ -4,21 +4,21 @@ from decimal import Decimal
 
 import pytest
 
-from laconic.core.contract import Example
-from laconic.core.errors import BadInput, Usage
+from laconic.core.contract import ReasoningExample
+from laconic.core.errors import InputError, UsageError
 from laconic.evaluation.protocols import (
     COCONUT,
     CODI,
     DIGIT,
     PROTOCOLS,
     TEXT,
-    budget,
+    max_answer_tokens,
     check_format,
     check_gold,
-    decimal,
-    own,
-    pccot,
-    same,
+    decimal_protocol,
+    default_protocol,
+    pccot_protocol,
+    require_one_protocol,
 )
 
 NUMBERS: list[tuple[str, float | None, str | None]] = [
@@ -46,7 +46,7 @@ NUMBERS: list[tuple[str, float | None, str | None]] = [
 
 @pytest.mark.parametrize(("text", "codi", "ours"), NUMBERS)
 def test_the_last_number_by_codi_and_by_decimal(text: str, codi: float | None, ours: str | None) -> None:
-    found, exact = CODI.predict(text), decimal().predict(text)
+    found, exact = CODI.extract(text), decimal_protocol().extract(text)
     assert (None if found is None else float(found)) == codi
     assert (None if exact is None else Decimal(exact)) == (None if ours is None else Decimal(ours))
 
@@ -82,19 +82,19 @@ def test_the_last_number_by_codi_and_by_decimal(text: str, codi: float | None, o
 )
 def test_right_and_wrong(protocol: str, text: str, gold: str, right: bool) -> None:
     judge = PROTOCOLS[protocol]
-    assert judge.gold(gold)
-    prediction = judge.predict(text)
-    assert (prediction is not None and judge.right(prediction, gold)) is right
+    assert judge.is_valid_gold(gold)
+    prediction = judge.extract(text)
+    assert (prediction is not None and judge.is_correct(prediction, gold)) is right
 
 
 def test_the_tolerance_of_decimals_is_part_of_its_name() -> None:
-    exact = decimal(Decimal(0))
-    assert (decimal().name, exact.name) == ("decimal", "decimal, tolerance 0")
-    assert not exact.right("18.0001", "18")
-    assert exact.right("18.000", "18")
-    assert decimal(Decimal("0.1")).right("18.1", "18")
-    with pytest.raises(Usage, match="tolerance -1: give 0 or a positive number"):
-        decimal(Decimal(-1))
+    exact = decimal_protocol(Decimal(0))
+    assert (decimal_protocol().name, exact.name) == ("decimal", "decimal, tolerance 0")
+    assert not exact.is_correct("18.0001", "18")
+    assert exact.is_correct("18.000", "18")
+    assert decimal_protocol(Decimal("0.1")).is_correct("18.1", "18")
+    with pytest.raises(UsageError, match="tolerance -1: give 0 or a positive number"):
+        decimal_protocol(Decimal(-1))
 
 
 def test_a_gold_answer_that_cannot_be_judged_is_an_error_at_load() -> None:
@@ -108,29 +108,29 @@ def test_a_gold_answer_that_cannot_be_judged_is_an_error_at_load() -> None:
         ("text", "5:45", "pccot or coconut"),
         ("coconut", "#", "pccot or text"),
     ):
-        rows = [Example("r1", "q", (), "18"), Example("r2", "q", (), gold)]
-        with pytest.raises(BadInput, match=f"own.jsonl: the answer of r2 is '{gold}', protocol {protocol} asks for"):
+        rows = [ReasoningExample("r1", "q", (), "18"), ReasoningExample("r2", "q", (), gold)]
+        with pytest.raises(InputError, match=f"own.jsonl: the answer of r2 is '{gold}', protocol {protocol} asks for"):
             check_gold(PROTOCOLS[protocol], rows, "own.jsonl")
-        with pytest.raises(BadInput, match=f"choose --protocol {fits}$"):
+        with pytest.raises(InputError, match=f"choose --protocol {fits}$"):
             check_gold(PROTOCOLS[protocol], rows, "own.jsonl")
-    assert not CODI.right("inf", "inf")
-    assert not CODI.right("6", "seven")
-    check_gold(CODI, [Example("r1", "q", (), "-1,234.5")], "own.jsonl")
+    assert not CODI.is_correct("inf", "inf")
+    assert not CODI.is_correct("6", "seven")
+    check_gold(CODI, [ReasoningExample("r1", "q", (), "-1,234.5")], "own.jsonl")
 
 
 def test_a_protocol_that_cannot_read_a_format_is_refused() -> None:
-    with pytest.raises(Usage, match="--protocol pccot: runs/x writes answers in format coconut; judge them by codi"):
-        check_format(pccot(), "coconut", "runs/x")
-    with pytest.raises(Usage, match="--protocol coconut: runs/x writes answers in format pccot"):
+    with pytest.raises(UsageError, match="--protocol pccot: runs/x writes answers in format coconut; judge them by codi"):
+        check_format(pccot_protocol(), "coconut", "runs/x")
+    with pytest.raises(UsageError, match="--protocol coconut: runs/x writes answers in format pccot"):
         check_format(COCONUT, "pccot", "runs/x")
     for format in ("pccot", "codi", "coconut", "icot", "digits"):
         check_format(CODI, format, "x")
-        check_format(own(format, words=False), format, "x")
+        check_format(default_protocol(format, text_answers=False), format, "x")
 
 
 def test_budgets_are_the_papers() -> None:
     def tokens(name: str, format: str, chain: bool = False, words: bool = False) -> int:
-        return budget(PROTOCOLS[name], format, chain=chain, words=words)
+        return max_answer_tokens(PROTOCOLS[name], format, with_chain=chain, text_answers=words)
 
     assert [tokens("codi", "pccot"), tokens("codi-sampled", "codi"), tokens("codi", "pccot", True)] == [256, 256, 256]
     assert [tokens("pccot", "pccot"), tokens("pccot", "pccot", True)] == [10, 256]
@@ -138,18 +138,18 @@ def test_budgets_are_the_papers() -> None:
     assert [tokens("decimal", f) for f in ("pccot", "codi", "coconut", "icot", "digits")] == [10, 256, 64, 800, 96]
     assert [tokens("coconut", "icot", chain, words) for chain in (True, False) for words in (True, False)] == [800] * 4
     assert [tokens("text", "pccot", words=True), tokens("text", "pccot", True, True)] == [128, 256]
-    assert budget(DIGIT, "digits", chain=True, words=False) == 96
+    assert max_answer_tokens(DIGIT, "digits", with_chain=True, text_answers=False) == 96
 
 
 def test_each_format_has_a_protocol_of_its_own() -> None:
-    names = [own(format, words=False).name for format in ("pccot", "codi", "coconut", "icot", "digits")]
+    names = [default_protocol(format, text_answers=False).name for format in ("pccot", "codi", "coconut", "icot", "digits")]
     assert names == ["pccot", "codi", "coconut", "coconut", "last digit"]
-    assert [own(format, words=True) for format in ("pccot", "codi", "icot")] == [TEXT, TEXT, COCONUT]
+    assert [default_protocol(format, text_answers=True) for format in ("pccot", "codi", "icot")] == [TEXT, TEXT, COCONUT]
 
 
 def test_questions_as_codi_puts_them_and_its_sampling() -> None:
-    assert CODI.question(" Two  balls?\n") == "Two balls?"
-    assert pccot().question(" Two  balls?\n") == " Two  balls?\n"
+    assert CODI.format_question(" Two  balls?\n") == "Two balls?"
+    assert pccot_protocol().format_question(" Two  balls?\n") == " Two  balls?\n"
     drawn = PROTOCOLS["codi-sampled"]
     assert (drawn.sampling.temperature, drawn.sampling.top_k, drawn.sampling.top_p) == (0.1, 40, 0.95)
     assert drawn.name != CODI.name
@@ -157,6 +157,6 @@ def test_questions_as_codi_puts_them_and_its_sampling() -> None:
 
 
 def test_figures_of_two_protocols_do_not_go_into_one_column() -> None:
-    assert same(["codi", "codi"]) == "codi"
-    with pytest.raises(Usage, match="figures of the protocols codi and pccot do not go into one column"):
-        same(["pccot", "codi"])
+    assert require_one_protocol(["codi", "codi"]) == "codi"
+    with pytest.raises(UsageError, match="figures of the protocols codi and pccot do not go into one column"):
+        require_one_protocol(["pccot", "codi"])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from laconic.evaluation import report
-from laconic.evaluation.inspect import Guess, Inspection
-from laconic.evaluation.looked import Looked
-from laconic.evaluation.report import Line, Report
-from laconic.evaluation.selected import Selection
-from laconic.evaluation.similarity import Map
+from laconic.evaluation.inspect import TokenGuess, LogitLens
+from laconic.evaluation.looked import QuestionInspection
+from laconic.evaluation.report import MethodResult, ComparisonReport
+from laconic.evaluation.selected import ChainSelection
+from laconic.evaluation.similarity import SimilarityMap
 from laconic.evaluation.timing import Latency
 from tests.conftest import needs
 
@@ -26,36 +26,36 @@ def right(share: float, seeds: int) -> np.ndarray:
     return np.stack([np.roll(np.arange(N) < share * N, 7 * seed) for seed in range(seeds)]).astype(float)
 
 
-def made(seeds: int = 1) -> Report:
-    def line(name: str, title: str, share: float, passes: tuple[float, ...], **more: object) -> Line:
+def made(seeds: int = 1) -> ComparisonReport:
+    def line(name: str, title: str, share: float, passes: tuple[float, ...], **more: object) -> MethodResult:
         a, b, c, d = passes
-        return Line(name, title, f"how {title}", right(share, seeds), (a, b, c, d), (9.0, 9.0 + d), **more)  # pyright: ignore
+        return MethodResult(name, title, f"how {title}", right(share, seeds), (a, b, c, d), (9.0, 9.0 + d), **more)  # pyright: ignore
 
     curve = [[(10, 0.2), (20, 0.5), (30, 0.8)]] * seeds
-    guesses = (Guess("3", 0.9), Guess("<<", 0.1))
+    guesses = (TokenGuess("3", 0.9), TokenGuess("<<", 0.1))
     held = np.zeros((2, 2, NC), dtype=bool)
     held[..., [0, 2, 4]] = True
-    looked = Looked(
-        "kava", "kava", 2, "7", Inspection(("3", "+", "<", "="), tuple("3+4=7;"), "7", ((guesses,) * (M + 1),) * 3),
-        (Map("values", "chain", ((0.5,) * NC,) * M, (((0.5,) * NC,) * M,) * 2, 0.0, 0.0),),
-        (Selection("rkv", held),), own="rkv", matched=(0, 1), stands=(("3", 1.0), ("4", 0.5), ("7", 0.75)),
+    looked = QuestionInspection(
+        "kava", "kava", 2, "7", LogitLens(("3", "+", "<", "="), tuple("3+4=7;"), "7", ((guesses,) * (M + 1),) * 3),
+        (SimilarityMap("values", "chain", ((0.5,) * NC,) * M, (((0.5,) * NC,) * M,) * 2, 0.0, 0.0),),
+        (ChainSelection("rkv", held),), policy="rkv", matched_layers=(0, 1), best_tokens=(("3", 1.0), ("4", 0.5), ("7", 0.75)),
     )  # fmt: skip
-    return Report(
+    return ComparisonReport(
         title="Thoughts & chains",
         lead="What is shown.",
-        lines=[
+        results=[
             line("chain", "Chain", 0.99, (1, 0, 0, 20), curves=curve, latency=Latency(12.34, 15.0, 50)),
             line("pccot", "PCCoT", 0.30, (0, 1, 2, 2), curves=curve, sweep={0: [0.2] * seeds, 1: [0.3] * seeds}),
             line("kava", "KaVa", 0.95, (0, 1, 2, 2), curves=curve, sweep={0: [0.2], 1: [0.9], 2: [0.95]}, trained=2),
             line("random", "random", 0.95, (0, 1, 2, 2), control=True),
         ],
         focus="kava",
-        chain="chain",
-        floor=("0", 0.18),
+        cot_baseline="chain",
+        majority_baseline=("0", 0.18),
         protocol="last digit",
         seeds=list(range(seeds)),
-        limits=["A limit <of> mine."],
-        differs=[("chain", "all", "a quickstart")],
+        caveats=["A limit <of> mine."],
+        recipe_differences=[("chain", "all", "a quickstart")],
         facts=[("versions", "laconic 0")],
         command="laconic demo --seeds 1",
         inspection=looked,
@@ -102,7 +102,7 @@ def outside(html: str) -> list[str]:
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_the_page_is_one_file_that_asks_for_nothing(seeds: int) -> None:
     needs("matplotlib")
-    html = report.page(made(seeds))
+    html = report.render_report(made(seeds))
     page = Page(html)
     assert not outside(html)
     assert "http" not in html
@@ -123,7 +123,7 @@ def test_the_search_for_requests_sees_them() -> None:
 
 def test_drawings_have_a_text_and_ids_of_their_own() -> None:
     needs("matplotlib")
-    page = Page(report.page(made()))
+    page = Page(report.render_report(made()))
     drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
     assert len(drawings) == 2
     for attributes in drawings:
@@ -131,11 +131,11 @@ def test_drawings_have_a_text_and_ids_of_their_own() -> None:
         assert "KaVa" in str(attributes["aria-label"])
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    assert report.page(made()) == report.page(made())
+    assert report.render_report(made()) == report.render_report(made())
 
 
 def test_what_the_page_says() -> None:
-    text = " ".join(Page(report.page(made())).text.split())
+    text = " ".join(Page(report.render_report(made())).text.split())
     for said in (
         "Thoughts & chains", "95.0 %", "n=1", "21", "1 place + 2 think + 2 answer", "9 → 11", "12.3", "in 18.0 %",
         "Question", "3 of 3 slots name a word", "A limit <of> mine.", "laconic demo --seeds 1", "a quickstart",
@@ -145,48 +145,48 @@ def test_what_the_page_says() -> None:
 
 
 def test_a_headline_needs_three_seeds() -> None:
-    one, two, three = (report.cells(made(n).lines[2])[0] for n in (1, 2, 3))
+    one, two, three = (report.result_cells(made(n).results[2])[0] for n in (1, 2, 3))
     assert (one, two, three) == ("95.0 %", "95.0 %", "95.0 ± 0.0 %")
-    assert any("Seeds: 2 runs of each" in text for text in report.limits(made(2)))
-    assert not any("Seeds:" in text for text in report.limits(made(3)))
+    assert any("Seeds: 2 runs of each" in text for text in report.list_caveats(made(2)))
+    assert not any("Seeds:" in text for text in report.list_caveats(made(3)))
 
 
 def test_limits_come_from_the_figures() -> None:
-    told = report.limits(made(3))
+    told = report.list_caveats(made(3))
     assert any(text.startswith("That KaVa does more than random: no difference shown") for text in told)
     assert not any("Passes are not saved" in text or "cache is not shorter" in text for text in told)
     page = made(3)
     short = [
-        replace(line, passes=(1, 0, 0, 5), held=(9.0, 10.0)) if line.name == "chain" else line for line in page.lines
+        replace(line, mean_passes=(1, 0, 0, 5), mean_cache_positions=(9.0, 10.0)) if line.name == "chain" else line for line in page.results
     ]
-    told = report.limits(replace(page, lines=short))
+    told = report.list_caveats(replace(page, results=short))
     assert "Passes are not saved: KaVa takes 5 a question, the chain 6." not in told
     short = [
-        replace(line, passes=(1, 0, 0, 4), held=(9.0, 10.0)) if line.name == "chain" else line for line in page.lines
+        replace(line, mean_passes=(1, 0, 0, 4), mean_cache_positions=(9.0, 10.0)) if line.name == "chain" else line for line in page.results
     ]
-    told = report.limits(replace(page, lines=short))
+    told = report.list_caveats(replace(page, results=short))
     assert "Passes are not saved: KaVa takes 5 a question, the chain 5." in told
     assert "The cache is not shorter: 11 positions at the end, 10 with the chain." in told
 
 
 def test_seeds_that_are_missing_are_left_out_of_a_comparison() -> None:
     page = made(3)
-    fewer = replace(page.lines[1], right=page.lines[1].right[:2])
-    found = report.comparisons(replace(page, lines=[page.lines[0], fewer, *page.lines[2:]]))
-    assert [c.difference.seeds for c in found] == [3, 2, 3]
-    assert report.comparisons(replace(page, focus="nobody")) == []
+    fewer = replace(page.results[1], correct=page.results[1].correct[:2])
+    found = report.compare_to_focus(replace(page, results=[page.results[0], fewer, *page.results[2:]]))
+    assert [c.difference.num_seeds for c in found] == [3, 2, 3]
+    assert report.compare_to_focus(replace(page, focus="nobody")) == []
 
 
 def test_without_matplotlib_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    html = report.page(made())
+    html = report.render_report(made())
     assert "<svg" not in html
     assert "pip install &#39;laconic[report]&#39;" in html or "pip install 'laconic[report]'" in html
 
 
 def test_a_page_without_a_question_or_runs_that_were_stopped() -> None:
-    page = replace(made(), inspection=None, lines=made().lines[:1], differs=[], limits=[])
-    html = report.page(page)
+    page = replace(made(), inspection=None, results=made().results[:1], recipe_differences=[], caveats=[])
+    html = report.render_report(page)
     assert "looked into" not in html
     assert "Differences" not in html
 
@@ -194,11 +194,11 @@ def test_a_page_without_a_question_or_runs_that_were_stopped() -> None:
 def test_everything_kept_is_said_in_words() -> None:
     page = made()
     assert page.inspection is not None
-    whole = replace(page.inspection, selections=(Selection("rkv", np.ones((2, 2, NC), dtype=bool)),))
-    text = Page(report.page(replace(page, inspection=whole))).text
+    whole = replace(page.inspection, selections=(ChainSelection("rkv", np.ones((2, 2, NC), dtype=bool)),))
+    text = Page(report.render_report(replace(page, inspection=whole))).text
     assert "as many slots as chain tokens, so nothing was chosen" in " ".join(text.split())
 
 
 def test_numbers_for_people() -> None:
-    assert [report.number(x) for x in (3.0, 3.004, 3.25)] == ["3", "3", "3.2"]
-    assert report.parts((1, 0, 4, 2)) == "1 read + 4 think + 2 answer"
+    assert [report.format_count(x) for x in (3.0, 3.004, 3.25)] == ["3", "3", "3.2"]
+    assert report.format_passes((1, 0, 4, 2)) == "1 read + 4 think + 2 answer"

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.contract import Documents
-from laconic.core.errors import BadInput, Busy
-from laconic.core.memory import Memory
+from laconic.core.contract import DocumentBatch
+from laconic.core.errors import InputError, BusyError
+from laconic.core.memory import SummaryMemory
 from laconic.evaluation import scored
-from laconic.evaluation.scored import WHOLE, Compressed, Row, Split, Way
+from laconic.evaluation.scored import ALL_TOKENS, CompressedContext, DocumentResult, ContextTail, ContextCondition
 
 CPU, V = torch.device("cpu"), 11
 
@@ -21,7 +21,7 @@ CPU, V = torch.device("cpu"), 11
 class Counts:
     """A reader whose next word depends on the sum of all live ids before it, and on the vectors of its memory."""
 
-    def states(self, text: Tensor, live: Tensor, memory: Memory | None) -> Tensor:
+    def states(self, text: Tensor, live: Tensor, memory: SummaryMemory | None) -> Tensor:
         before = 0 if memory is None else memory.vectors.sum((1, 2))[:, None]
         return ((text * live).cumsum(1).double() + before)[..., None]
 
@@ -40,36 +40,36 @@ class Made:
     def __len__(self) -> int:
         return self.rows
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         self.calls += 1
         drawn = torch.Generator().manual_seed(3)
         text = torch.randint(1, V, (self.rows, 46), generator=drawn)[list(rows)]
         live = torch.ones_like(text, dtype=torch.bool)
         index = torch.as_tensor(rows)
-        return Documents(text, live, live.clone(), (2, 6, 46), index, tuple(f"row {i}" for i in rows))
+        return DocumentBatch(text, live, live.clone(), (2, 6, 46), index, tuple(f"row {i}" for i in rows))
 
 
-def compress(split: Split) -> Compressed:
+def compress(split: ContextTail) -> CompressedContext:
     """Of each segment as many vectors as its row's number says, at most two; each is the sum of the segment."""
-    memory = Memory.empty(len(split.tail), 1, torch.float64)
+    memory = SummaryMemory.empty(len(split.tail), 1, torch.float64)
     for columns in split.segments:
         total = split.context[:, columns].sum(1).double()
-        live = torch.arange(2) < (1 + split.index % 2)[:, None]
-        memory = memory.append(total[:, None, None].expand(-1, 2, 1), live, torch.ones_like(split.index)).pack()
-    return Compressed(memory, memory.block_lengths, None)
+        live = torch.arange(2) < (1 + split.row_index % 2)[:, None]
+        memory = memory.append(total[:, None, None].expand(-1, 2, 1), live, torch.ones_like(split.row_index)).compact()
+    return CompressedContext(memory, memory.vectors_per_segment, None)
 
 
-def ways() -> list[Way]:
+def ways() -> list[ContextCondition]:
     reader = Counts()
     return [
-        Way("none", reader), Way("compressed", reader, compress), Way("truncated", reader, end="compressed"),
-        Way("end 3", reader, end=3), Way("full", reader, end=WHOLE),
+        ContextCondition("none", reader), ContextCondition("compressed", reader, compress), ContextCondition("truncated", reader, end_tokens="compressed"),
+        ContextCondition("end 3", reader, end_tokens=3), ContextCondition("full", reader, end_tokens=ALL_TOKENS),
     ]  # fmt: skip
 
 
-def loop(found: Documents, b: int, before: float, start: int) -> tuple[list[float], int]:
+def loop(found: DocumentBatch, b: int, before: float, start: int) -> tuple[list[float], int]:
     """Nats of each scored token of a row's tail, by the formula alone; `start` is where its text begins."""
-    ids = found.text[b].tolist()
+    ids = found.input_ids[b].tolist()
     nats, right = [], 0
     for t in range(7, 46):
         total = before + sum(ids[start:t])
@@ -81,36 +81,36 @@ def loop(found: Documents, b: int, before: float, start: int) -> tuple[list[floa
 
 def test_each_way_scores_the_same_tokens_behind_what_it_says() -> None:
     source = Made()
-    rows = scored.rows_of(scored.parted(source.batch(range(5), 0, 0)), ways())
+    rows = scored.evaluate_batch(scored.split_context(source.batch(range(5), 0, 0)), ways())
     found = source.batch(range(5), 0, 0)
     for b, row in enumerate(rows):
         n = 1 + b % 2
-        first, second = sum(found.text[b, :2].tolist()), sum(found.text[b, 2:6].tolist())
+        first, second = sum(found.input_ids[b, :2].tolist()), sum(found.input_ids[b, 2:6].tolist())
         asked = {"none": (0, 6, 0), "compressed": (n * (first + second), 6, 2 * n), "truncated": (0, 6 - 2 * n, 2 * n),
                  "end 3": (0, 3, 3), "full": (0, 0, 6)}  # fmt: skip
-        assert list(row.ways) == list(asked)
-        assert row.scored == (31, 8)
+        assert list(row.conditions) == list(asked)
+        assert row.scored_tokens == (31, 8)
         for name, (before, start, held) in asked.items():
             nats, right = loop(found, b, before, start)
-            said = row.ways[name]
-            assert said.nats == pytest.approx((sum(nats[:31]), sum(nats[31:])), rel=1e-5)
-            assert (said.right, said.held) == (right, held)
-        assert row.ways["compressed"].written == (n, n)
-        assert scored.row_of(row.line()) == row
+            said = row.conditions[name]
+            assert said.nll == pytest.approx((sum(nats[:31]), sum(nats[31:])), rel=1e-5)
+            assert (said.num_correct, said.context_size) == (right, held)
+        assert row.conditions["compressed"].vectors_per_segment == (n, n)
+        assert scored.parse_result(row.to_json_line()) == row
 
 
 def test_rows_are_kept_gone_on_with_and_read_again(tmp_path: Path) -> None:
     source, folder = Made(), tmp_path / "test"
 
-    def evaluate(source: Made, key: str = "a") -> list[Row]:
-        return scored.evaluate(source, ways(), CPU, batch=2, folder=folder, key={"step": key})
+    def evaluate(source: Made, key: str = "a") -> list[DocumentResult]:
+        return scored.evaluate_conditions(source, ways(), CPU, batch_size=2, folder=folder, key={"step": key})
 
-    whole = scored.evaluate(Made(), ways(), CPU, batch=5)
+    whole = scored.evaluate_conditions(Made(), ways(), CPU, batch_size=5)
     part = tmp_path / ".part-test"
     with pytest.raises(ZeroDivisionError):
-        scored.evaluate(source, ways(), CPU, batch=2, folder=folder, key={"step": "a"}, show=lambda *_: 1 // 0)
+        scored.evaluate_conditions(source, ways(), CPU, batch_size=2, folder=folder, key={"step": "a"}, progress=lambda *_: 1 // 0)
     assert len((part / "answers.jsonl").read_text().splitlines()) == 2
-    with pytest.raises(Busy, match="holds answers to other questions or of another step"):
+    with pytest.raises(BusyError, match="holds answers to other questions or of another step"):
         evaluate(Made(), "b")
     source = Made()
     assert evaluate(source) == whole
@@ -118,12 +118,12 @@ def test_rows_are_kept_gone_on_with_and_read_again(tmp_path: Path) -> None:
     source = Made()
     assert evaluate(source) == whole
     assert source.calls == 0
-    with pytest.raises(Busy, match="is the evaluation of other questions or of another step"):
+    with pytest.raises(BusyError, match="is the evaluation of other questions or of another step"):
         evaluate(Made(), "b")
 
 
 def test_documents_cut_short_are_no_split() -> None:
     found = Made().batch(range(2), 0, 0)
-    found.live[0, 0] = False
-    with pytest.raises(BadInput, match="some of them cut short; give whole ones, two at least"):
-        scored.parted(found)
+    found.attention_mask[0, 0] = False
+    with pytest.raises(InputError, match="some of them cut short; give whole ones, two at least"):
+        scored.split_context(found)

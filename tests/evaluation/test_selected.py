@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from laconic.evaluation import selected
-from laconic.evaluation.selected import Selection, token_classes
-from laconic.evaluation.subject import Choice, Left
+from laconic.evaluation.selected import ChainSelection, classify_tokens
+from laconic.evaluation.subject import SelectorChoice, TeacherChain
 
 
 @pytest.mark.parametrize(
@@ -26,27 +26,27 @@ from laconic.evaluation.subject import Choice, Left
     ],
 )  # fmt: skip
 def test_kinds_of_tokens(words: str, steps: str, kinds: str) -> None:
-    assert token_classes(words.split(), [int(step) for step in steps]) == tuple(kinds.split())
+    assert classify_tokens(words.split(), [int(step) for step in steps]) == tuple(kinds.split())
 
 
-def left(chosen: dict[str, list[list[int]]], M: int, matched: tuple[int, ...] = (0,)) -> Left:
+def left(chosen: dict[str, list[list[int]]], M: int, matched: tuple[int, ...] = (0,)) -> TeacherChain:
     """Columns kept by each head of the one layer, or of two layers that are alike."""
 
-    def choice(heads: list[list[int]]) -> Choice:
+    def choice(heads: list[list[int]]) -> SelectorChoice:
         index = torch.tensor([[head + [0] * (M - len(head)) for head in heads]])
         live = torch.tensor([[[m < len(head) for m in range(M)] for head in heads]])
-        return Choice((SimpleNamespace(index=index, live=live),) * 2, ())
+        return SelectorChoice((SimpleNamespace(index=index, live=live),) * 2, ())
 
     made: Any = {name: choice(heads) for name, heads in chosen.items()}
-    return Left((), (), (), (), (), made, "rkv", matched, True)
+    return TeacherChain((), (), (), (), (), made, "rkv", matched, True)
 
 
 def test_selections_are_of_the_layers_matched() -> None:
-    (found,) = selected.selections(left({"rkv": [[0, 2], [1]]}, 3), 0, 4)
+    (found,) = selected.chain_selections(left({"rkv": [[0, 2], [1]]}, 3), 0, 4)
     assert found.name == "rkv"
-    assert found.held.tolist() == [[[True, False, True, False], [False, True, False, False]]]
-    assert found.shares == (0.5, 0.5, 0.5, 0.0)
-    assert selected.selections(left({"rkv": [[0]]}, 1, (0, 1)), 0, 2)[0].held.shape == (2, 1, 2)
+    assert found.mask.tolist() == [[[True, False, True, False], [False, True, False, False]]]
+    assert found.token_shares == (0.5, 0.5, 0.5, 0.0)
+    assert selected.chain_selections(left({"rkv": [[0]]}, 1, (0, 1)), 0, 2)[0].mask.shape == (2, 1, 2)
 
 
 def held(heads: int, n: int, kept: int, seed: int) -> np.ndarray:
@@ -58,28 +58,28 @@ def test_overlap_against_loops() -> None:
     a, b = held(4, 9, 3, 1), held(4, 9, 3, 2)
     sets = [set(np.flatnonzero(head)) for head in a[0]]
     pairs = [len(x & y) / 3 for i, x in enumerate(sets) for j, y in enumerate(sets) if i != j]
-    assert selected.overlap(a) == pytest.approx(sum(pairs) / len(pairs))
+    assert selected.selection_overlap(a) == pytest.approx(sum(pairs) / len(pairs))
     others = [set(np.flatnonzero(head)) for head in b[0]]
-    assert selected.overlap(a, b) == pytest.approx(sum(len(x & y) / 3 for x, y in zip(sets, others, strict=True)) / 4)
-    assert selected.overlap(a[:, :1]) == 1.0
-    assert selected.overlap(a, a) == 1.0
+    assert selected.selection_overlap(a, b) == pytest.approx(sum(len(x & y) / 3 for x, y in zip(sets, others, strict=True)) / 4)
+    assert selected.selection_overlap(a[:, :1]) == 1.0
+    assert selected.selection_overlap(a, a) == 1.0
 
 
 def test_independent_draws_overlap_by_chance() -> None:
-    found = [selected.overlap(held(2, 12, 4, seed)) for seed in range(2000)]
+    found = [selected.selection_overlap(held(2, 12, 4, seed)) for seed in range(2000)]
     assert np.mean(found) == pytest.approx(4 / 12, abs=0.02)
 
 
 def test_habits_by_hand() -> None:
     kinds = ("bracket", "operand", "operator", "result", "bracket")
-    rkv = Selection("rkv", np.array([[[False, True, False, True, False], [False, False, True, True, False]]]))
-    random = Selection("random", np.array([[[True, True, False, False, False]] * 2]))
-    whole = (Selection("rkv", np.ones((1, 2, 2), bool)), Selection("random", np.ones((1, 2, 2), bool)))
-    found = selected.habits([(kinds, (rkv, random)), (("result", "word"), whole), ((), whole)])
+    rkv = ChainSelection("rkv", np.array([[[False, True, False, True, False], [False, False, True, True, False]]]))
+    random = ChainSelection("random", np.array([[[True, True, False, False, False]] * 2]))
+    whole = (ChainSelection("rkv", np.ones((1, 2, 2), bool)), ChainSelection("random", np.ones((1, 2, 2), bool)))
+    found = selected.compute_selector_statistics([(kinds, (rkv, random)), (("result", "word"), whole), ((), whole)])
     first, second = found
-    assert (first.name, second.name, first.chains) == ("rkv", "random", 1)
-    assert first.classes == {"operand": 0.5, "operator": 0.5, "result": 1.0, "bracket": 0.0}
-    assert first.places == (0.0, 0.5, 0.5, 1.0, 0.0)
-    assert (first.heads, first.random, first.chance) == (0.5, 0.25, 0.4)
-    assert (second.heads, second.random) == (1.0, 1.0)
-    assert selected.habits([(("result", "word"), whole)]) == ()
+    assert (first.name, second.name, first.num_chains) == ("rkv", "random", 1)
+    assert first.class_shares == {"operand": 0.5, "operator": 0.5, "result": 1.0, "bracket": 0.0}
+    assert first.part_shares == (0.0, 0.5, 0.5, 1.0, 0.0)
+    assert (first.head_overlap, first.random_overlap, first.chance_overlap) == (0.5, 0.25, 0.4)
+    assert (second.head_overlap, second.random_overlap) == (1.0, 1.0)
+    assert selected.compute_selector_statistics([(("result", "word"), whole)]) == ()

@@ -33,18 +33,18 @@ def binomial_quantile(n: int, p: float, q: float) -> int:
 def test_interval_of_one_run_is_the_binomial_one(right: int, n: int) -> None:
     """The bootstrap of a share of right answers is the binomial distribution itself."""
     scores = np.arange(n) < right
-    found = statistics.estimate(scores)
+    found = statistics.estimate_mean(scores)
     low, high = (binomial_quantile(n, right / n, q) / n for q in (0.025, 0.975))
-    slack = 4 * math.sqrt(0.025 * 0.975 / statistics.DRAWS) / NormalDist().pdf(1.96)  # of the quantile of 10,000 draws
+    slack = 4 * math.sqrt(0.025 * 0.975 / statistics.NUM_RESAMPLES) / NormalDist().pdf(1.96)  # of the quantile of 10,000 draws
     width = math.sqrt(right / n * (1 - right / n) / n)
     assert abs(found.low - low) <= slack * width + 1 / n
     assert abs(found.high - high) <= slack * width + 1 / n
-    assert (found.mean, found.sd, found.seeds, found.questions) == (right / n, None, 1, n)
+    assert (found.mean, found.sd, found.num_seeds, found.num_items) == (right / n, None, 1, n)
 
 
 def test_interval_of_a_mean_is_the_normal_one() -> None:
     values = 3 + 2 * np.array([NormalDist().inv_cdf((i + 0.5) / 400) for i in range(400)])
-    found = statistics.estimate(values)
+    found = statistics.estimate_mean(values)
     half = 1.96 * values.std() / 20
     assert found.low == pytest.approx(3 - half, abs=0.03 * half + 0.005)
     assert found.high == pytest.approx(3 + half, abs=0.03 * half + 0.005)
@@ -53,7 +53,7 @@ def test_interval_of_a_mean_is_the_normal_one() -> None:
 def test_interval_over_seeds_alone() -> None:
     """Every question alike: what is left are the means of draws of three seeds, listed here one by one."""
     means = np.array([0.2, 0.5, 0.8])
-    found = statistics.estimate(np.repeat(means[:, None], 10, axis=1))
+    found = statistics.estimate_mean(np.repeat(means[:, None], 10, axis=1))
     stretch = math.sqrt(3 / 2) * 4.302653 / 1.959964
     every = sorted(0.5 + stretch * (means[list(three)].mean() - 0.5) for three in product(range(3), repeat=3))
     assert (found.low, found.high) == (pytest.approx(every[0], abs=1e-6), pytest.approx(every[-1], abs=1e-6))
@@ -62,8 +62,8 @@ def test_interval_over_seeds_alone() -> None:
 
 def test_the_same_runs_give_the_same_interval() -> None:
     scores = keyed.uniform(1, np.arange(3)[:, None], np.arange(50)[None]) < 0.4
-    assert statistics.estimate(scores) == statistics.estimate(scores.copy())
-    golden = statistics.estimate(np.arange(50) < 30)
+    assert statistics.estimate_mean(scores) == statistics.estimate_mean(scores.copy())
+    golden = statistics.estimate_mean(np.arange(50) < 30)
     assert (golden.low, golden.high) == (pytest.approx(0.46), pytest.approx(0.74))
 
 
@@ -86,63 +86,63 @@ def test_equal_distributions_give_few_claims(R: int, spread: float) -> None:
     trials = 400
     claims = 0
     for trial in range(trials):
-        found = statistics.difference(*equal_runs(trial, R, 60, spread))
-        claims += statistics.shown([found])[0]
+        found = statistics.paired_difference(*equal_runs(trial, R, 60, spread))
+        claims += statistics.find_significant([found])[0]
     assert claims <= CLAIMS * trials, f"{claims} of {trials}"
 
 
 def test_a_real_difference_is_claimed() -> None:
     a, b = equal_runs(0, 3, 500, 0.01)
-    found = statistics.difference(np.minimum(a + (np.arange(500) % 3 == 0), 1), b)
-    assert statistics.shown([found]) == [True]
-    assert statistics.sentence(found, True).startswith(f"+{100 * found.mean:.1f} points (n=3, interval +")
-    nothing = statistics.difference(a, a)
+    found = statistics.paired_difference(np.minimum(a + (np.arange(500) % 3 == 0), 1), b)
+    assert statistics.find_significant([found]) == [True]
+    assert statistics.describe_difference(found, True).startswith(f"+{100 * found.mean:.1f} points (n=3, interval +")
+    nothing = statistics.paired_difference(a, a)
     assert (nothing.mean, nothing.low, nothing.high, nothing.p) == (0, 0, 0, 1)
-    assert statistics.sentence(nothing, False) == "no difference shown (n=3, interval +0.0 to +0.0)"
+    assert statistics.describe_difference(nothing, False) == "no difference shown (n=3, interval +0.0 to +0.0)"
 
 
 def test_a_share_stays_inside_and_has_a_width() -> None:
     """All of n right: the least share that gives this in 2.5 of 100 tries is its n-th root."""
-    whole = statistics.share(np.ones((3, 2000)))
+    whole = statistics.estimate_proportion(np.ones((3, 2000)))
     assert (whole.low, whole.high) == (pytest.approx(0.025 ** (1 / 2000)), 1.0)
-    assert statistics.share(np.zeros(10)).high == pytest.approx(1 - 0.025 ** (1 / 10))
+    assert statistics.estimate_proportion(np.zeros(10)).high == pytest.approx(1 - 0.025 ** (1 / 10))
     near = np.ones((3, 100))
     near[0, :9] = 0
-    assert statistics.estimate(near).high > 1 == statistics.share(near).high
+    assert statistics.estimate_mean(near).high > 1 == statistics.estimate_proportion(near).high
 
 
 def test_points_have_no_negative_zero() -> None:
-    assert [statistics.points(x) for x in (-0.0004, 0.0123, -0.5)] == ["+0.0", "+1.2", "-50.0"]
+    assert [statistics.format_points(x) for x in (-0.0004, 0.0123, -0.5)] == ["+0.0", "+1.2", "-50.0"]
 
 
 def test_holm_as_in_his_paper() -> None:
-    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert statistics.holm([]) == []
-    assert statistics.holm([0.6, 0.9]) == [1.0, 1.0]
+    assert statistics.holm_adjust([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert statistics.holm_adjust([]) == []
+    assert statistics.holm_adjust([0.6, 0.9]) == [1.0, 1.0]
 
 
 def test_holm_takes_a_claim_back() -> None:
     one = statistics.Difference(0.1, 0.01, 0.2, 0.03, 3, 100)
-    assert statistics.shown([one]) == [True]
-    assert statistics.shown([one, one._replace(p=0.04)]) == [False, False]
-    assert statistics.shown([one._replace(low=-0.01, p=0.001)]) == [False]
-    told = statistics.sentence(one, False)
+    assert statistics.find_significant([one]) == [True]
+    assert statistics.find_significant([one, one._replace(p=0.04)]) == [False, False]
+    assert statistics.find_significant([one._replace(low=-0.01, p=0.001)]) == [False]
+    told = statistics.describe_difference(one, False)
     assert told == "no difference shown after Holm's correction (n=3, interval +1.0 to +20.0)"
 
 
 def test_mcnemar_by_hand() -> None:
     a = np.array([1] * 9 + [0] + [1] * 5)
     b = np.array([0] * 9 + [1] + [1] * 5)
-    assert statistics.mcnemar(a, b) == pytest.approx(2 * (1 + 10) / 2**10)
-    assert statistics.mcnemar(a, a) == 1.0
+    assert statistics.mcnemar_p_value(a, b) == pytest.approx(2 * (1 + 10) / 2**10)
+    assert statistics.mcnemar_p_value(a, a) == 1.0
 
 
 def test_runs_that_cannot_be_compared() -> None:
     with pytest.raises(ValueError, match="compare the same questions and seeds"):
-        statistics.difference(np.ones((3, 4)), np.ones((2, 4)))
+        statistics.paired_difference(np.ones((3, 4)), np.ones((2, 4)))
     for bad in ([], [math.nan], np.ones((2, 2, 2))):
         with pytest.raises(ValueError, match="asked is a finite number for each seed and question"):
-            statistics.matrix(bad)
+            statistics.to_matrix(bad)
 
 
 def test_no_rounding_leaves_0_out_of_an_interval() -> None:
@@ -151,35 +151,35 @@ def test_no_rounding_leaves_0_out_of_an_interval() -> None:
         for seeds in (1, 3):
             a, b = np.zeros((seeds, n)), np.zeros((seeds, n))
             a[:, 4] = 1
-            found = statistics.difference(a, b)
+            found = statistics.paired_difference(a, b)
             assert found.low <= 0 <= found.high
             assert found.p > 0.5
-            assert statistics.shown([found]) == [False]
+            assert statistics.find_significant([found]) == [False]
 
 
 def test_the_mean_of_sets_is_plain_and_its_interval_is_of_independent_sets() -> None:
     a, b = np.arange(400) < 100, np.arange(100) < 90
-    found = statistics.macro([a, b])
-    assert (found.mean, found.sd, found.seeds, found.questions) == ((0.25 + 0.9) / 2, None, 1, 500)
+    found = statistics.macro_average([a, b])
+    assert (found.mean, found.sd, found.num_seeds, found.num_items) == ((0.25 + 0.9) / 2, None, 1, 500)
     half = 1.96 * math.sqrt(0.25 * 0.75 / 400 + 0.9 * 0.1 / 100) / 2
     assert (found.low, found.high) == (
         pytest.approx(found.mean - half, abs=0.004),
         pytest.approx(found.mean + half, abs=0.004),
     )
-    none = statistics.macro([a < 0, b < 0])
+    none = statistics.macro_average([a < 0, b < 0])
     assert none.low == 0
-    assert none.high == pytest.approx((statistics.share(a < 0).high + statistics.share(b < 0).high) / 2)
-    alike = statistics.macro([b, b])  # two sets of one size are not drawn alike
-    assert alike.high - alike.low < 0.8 * (statistics.estimate(b).high - statistics.estimate(b).low)
-    seeds = statistics.macro([np.stack([a, ~a, a]), np.stack([b, b, b])])
+    assert none.high == pytest.approx((statistics.estimate_proportion(a < 0).high + statistics.estimate_proportion(b < 0).high) / 2)
+    alike = statistics.macro_average([b, b])  # two sets of one size are not drawn alike
+    assert alike.high - alike.low < 0.8 * (statistics.estimate_mean(b).high - statistics.estimate_mean(b).low)
+    seeds = statistics.macro_average([np.stack([a, ~a, a]), np.stack([b, b, b])])
     assert seeds.sd == pytest.approx(np.std([0.575, 0.825, 0.575], ddof=1))
 
 
 def test_the_mean_difference_of_sets_is_paired() -> None:
     a, b = [np.arange(400) < 100, np.arange(100) < 90], [np.arange(400) < 100, np.arange(100) < 80]
-    found = statistics.macro_difference(a, b)
+    found = statistics.macro_paired_difference(a, b)
     assert found.mean == pytest.approx(0.05)
     assert 0 < found.low < 0.05 < found.high < 0.1
-    assert statistics.shown([found]) == [True]
-    none = statistics.macro_difference(a, a)
+    assert statistics.find_significant([found]) == [True]
+    none = statistics.macro_paired_difference(a, a)
     assert (none.mean, none.low, none.high, none.p) == (0, 0, 0, 1)

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from laconic.core import state as values
-from laconic.core.contract import Documents
-from laconic.core.errors import BadInput
-from laconic.core.state import State
+from laconic.core.contract import DocumentBatch
+from laconic.core.errors import InputError
+from laconic.core.state import FastWeightState
 from laconic.evaluation import streaming_books
-from laconic.evaluation.cells import ALL
-from laconic.evaluation.in_order import let_go
-from laconic.evaluation.listening import Row, Said
-from laconic.evaluation.streaming_books import books, gains, left, levels, parted
-from laconic.methods.ablations import frozen
+from laconic.evaluation.cells import OVERALL
+from laconic.evaluation.in_order import drop_cache
+from laconic.evaluation.listening import StreamRecord, StreamItemResult
+from laconic.evaluation.streaming_books import evaluate_books, compute_paired_gains, retained_share, evaluate_levels, split_sections
+from laconic.methods.ablations import freeze_levels
 from tests.evaluation.streamed import V, attending, remembering
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -43,18 +43,18 @@ class Sections:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         text = torch.stack([self.rows[i][1] for i in rows])
         live = torch.ones_like(text, dtype=torch.bool)
-        return Documents(text, live, live.clone(), (W,), torch.tensor([*rows]), tuple(self.rows[i][0] for i in rows))
+        return DocumentBatch(text, live, live.clone(), (W,), torch.tensor([*rows]), tuple(self.rows[i][0] for i in rows))
 
 
 def learners() -> list[Any]:
     return [attending(eta=2.0), remembering()]
 
 
-def nats(row: Row, way: str) -> float:
-    total, n = row.ways[way].cells[ALL]
+def nats(row: StreamRecord, way: str) -> float:
+    total, n = row.conditions[way].sums[OVERALL]
     return total / n
 
 
@@ -62,7 +62,7 @@ def by_hand(model: Any, source: Sections, before: Sequence[int], section: int, b
     """A section after others, read one after the other: attention sees one at a time."""
     state = model.start(1)
     for row in before:
-        state = let_go(cast(State, model.advance(source.rows[row][1][None], state).state))
+        state = drop_cache(cast(FastWeightState, model.advance(source.rows[row][1][None], state).state))
     ids = source.rows[section][1]
     with torch.no_grad():
         seen = model.advance(ids[None], state, learn=blind)
@@ -73,76 +73,76 @@ def by_hand(model: Any, source: Sections, before: Sequence[int], section: int, b
 @pytest.mark.parametrize("which", [0, 1])
 def test_every_fifth_section_before_after_and_after_another(which: int) -> None:
     model, source = learners()[which], Sections()
-    rows, blind = books(model, source, torch.device("cpu")), which == 1
+    rows, blind = evaluate_books(model, source, torch.device("cpu")), which == 1
     assert [row.id for row in rows] == [f"book 0@{4 * W}", f"book 1@{4 * W}"]
     read, another = [0, 1, 2, 3, 5], [6, 7, 8, 9]
     for way, before in (("fresh", []), ("after", read), ("after another", read + another)):
         assert nats(rows[0], way) == pytest.approx(by_hand(model, source, before, 4, blind), rel=1e-4)
-    assert len({nats(rows[0], way) for way in rows[0].ways}) == 3
-    assert rows[0].ways["fresh"].updates == tuple(0.0 for _ in rows[0].ways["fresh"].updates)
-    assert all(n > 0 for n in rows[0].ways["after"].updates)
+    assert len({nats(rows[0], way) for way in rows[0].conditions}) == 3
+    assert rows[0].conditions["fresh"].level_updates == tuple(0.0 for _ in rows[0].conditions["fresh"].level_updates)
+    assert all(n > 0 for n in rows[0].conditions["after"].level_updates)
 
 
 def test_kept_and_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, source, device = attending(eta=2.0), Sections(), torch.device("cpu")
-    asked = books(model, source, device)
-    one, calls = streaming_books.book, list[int]()
+    asked = evaluate_books(model, source, device)
+    one, calls = streaming_books.evaluate_book, list[int]()
 
-    def stopping(*args: Any) -> list[Row]:
+    def stopping(*args: Any) -> list[StreamRecord]:
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
         return one(*args)
 
-    monkeypatch.setattr(streaming_books, "book", stopping)
+    monkeypatch.setattr(streaming_books, "evaluate_book", stopping)
     with pytest.raises(KeyboardInterrupt):
-        books(model, source, device, folder=tmp_path / "books")
-    assert books(model, source, device, folder=tmp_path / "books") == asked
+        evaluate_books(model, source, device, folder=tmp_path / "books")
+    assert evaluate_books(model, source, device, folder=tmp_path / "books") == asked
     assert len(calls) == 3, "the first book is not read twice"
-    assert books(model, source, device, folder=tmp_path / "books") == asked
+    assert evaluate_books(model, source, device, folder=tmp_path / "books") == asked
     assert len(calls) == 3
 
 
 def test_levels_stand_still_one_at_a_time(tmp_path: Path) -> None:
     model, source = attending(eta=2.0), Sections()
-    variants = {"all levels": model} | {f"without {C}": frozen(model, l) for l, C in enumerate((4, 8))}
-    rows = levels(variants, source, torch.device("cpu"), folder=tmp_path / "levels")
+    variants = {"all levels": model} | {f"without {C}": freeze_levels(model, l) for l, C in enumerate((4, 8))}
+    rows = evaluate_levels(variants, source, torch.device("cpu"), folder=tmp_path / "levels")
     assert [row.id for row in rows] == ["book 0", "book 1"]
-    ways = rows[0].ways
+    ways = rows[0].conditions
     assert {*ways} == {"all levels", "without 4", "without 8", "all levels, still"}
     assert len({nats(rows[0], way) for way in ways}) == 4
-    assert ways["all levels, still"].updates == (0.0, 0.0)
-    assert levels(variants, source, torch.device("cpu"), folder=tmp_path / "levels") == rows
+    assert ways["all levels, still"].level_updates == (0.0, 0.0)
+    assert evaluate_levels(variants, source, torch.device("cpu"), folder=tmp_path / "levels") == rows
 
 
-def item(id: str, **said: float) -> Row:
-    return Row(id, {way: Said({ALL: (10 * x, 10)}, (), 0) for way, x in said.items()})
+def item(id: str, **said: float) -> StreamRecord:
+    return StreamRecord(id, {way: StreamItemResult({OVERALL: (10 * x, 10)}, (), 0) for way, x in said.items()})
 
 
 def test_gains_are_paired() -> None:
     ways = {"fresh": (2.0, 3.0, 4.0), "after": (1.5, 2.4, 3.7), "after another": (1.9, 2.8, 3.9)}
     rows = [item(str(i), **{way: x[i] for way, x in ways.items()}) for i in range(3)]
-    after, another = gains([rows, rows], "fresh")
-    assert (after.way, another.way) == ("after", "after another")
-    assert after.saved == pytest.approx((0.5 + 0.6 + 0.3) / 3)
+    after, another = compute_paired_gains([rows, rows], "fresh")
+    assert (after.condition, another.condition) == ("after", "after another")
+    assert after.nats_saved == pytest.approx((0.5 + 0.6 + 0.3) / 3)
     spread = (0.5, 0.6, 0.3)
     mean = sum(spread) / 3
-    assert after.se == pytest.approx(math.sqrt(sum((x - mean) ** 2 for x in spread) / 2 / 3))
-    share = left([after, another])
-    assert share == pytest.approx(((0.1 + 0.2 + 0.1) / 3) / after.saved)
-    assert left([after._replace(saved=-0.1), another]) is None
+    assert after.standard_error == pytest.approx(math.sqrt(sum((x - mean) ** 2 for x in spread) / 2 / 3))
+    share = retained_share([after, another])
+    assert share == pytest.approx(((0.1 + 0.2 + 0.1) / 3) / after.nats_saved)
+    assert retained_share([after._replace(nats_saved=-0.1), another]) is None
 
 
 def test_short_texts_are_refused() -> None:
-    with pytest.raises(BadInput, match="book 1: 4 sections, of which every fifth is held out; give longer texts or"):
-        books(attending(), Sections((6, 4)), torch.device("cpu"))
-    assert parted(range(6), "x") == ([0, 1, 2, 3, 5], [4])
+    with pytest.raises(InputError, match="book 1: 4 sections, of which every fifth is held out; give longer texts or"):
+        evaluate_books(attending(), Sections((6, 4)), torch.device("cpu"))
+    assert split_sections(range(6), "x") == ([0, 1, 2, 3, 5], [4])
 
 
 def test_attention_begins_anew_and_the_rest_stays() -> None:
     model = attending()
-    state = cast(State, model.advance(Sections().rows[0][1][None]).state)
-    after = let_go(state)
+    state = cast(FastWeightState, model.read_tokens(Sections().rows[0][1][None]).cache)
+    after = drop_cache(state)
     assert all(layer.cache is not None and layer.cache.S == 0 for layer in after.layers)
-    assert values.equal(after.layers[0].cms, state.layers[0].cms)
+    assert values.states_equal(after.layers[0].cms, state.layers[0].cms)
     assert torch.equal(after.position, state.position)

@@ -13,25 +13,25 @@ from rich.console import Console
 from torch import Tensor
 
 from laconic.core import state as values
-from laconic.core.contract import Documents, Learner
-from laconic.core.decoder import Decoder, Seen
-from laconic.core.errors import BadInput, Busy
+from laconic.core.contract import DocumentBatch, StatefulLM
+from laconic.core.decoder import Decoder, DecoderOutput
+from laconic.core.errors import InputError, BusyError
 from laconic.core.families import DecoderConfig
-from laconic.core.state import Continuum, Layer, Level, State
+from laconic.core.state import CMSState, LayerState, CMSLevelState, FastWeightState
 from laconic.evaluation import stream_table
-from laconic.evaluation.cells import joined, mqar, runs
-from laconic.evaluation.in_order import grouped
-from laconic.evaluation.listening import Cached, Row, Said, begun, heard, row_of
-from laconic.evaluation.stream_table import Measured, plain, shown
-from laconic.evaluation.streams import measure, ways_of
+from laconic.evaluation.cells import merge_sums, score_mqar, contiguous_slices
+from laconic.evaluation.in_order import group_rows_by_text
+from laconic.evaluation.listening import CacheAsState, StreamRecord, StreamItemResult, fork_state, score_tokens, parse_stream_record
+from laconic.evaluation.stream_table import StreamResult, result_to_json, build_stream_table
+from laconic.evaluation.streams import evaluate_stream, list_conditions
 
 CPU = torch.device("cpu")
 V = 16
-CONFIG = DecoderConfig.small("llama", vocab_size=V)
+CONFIG = DecoderConfig.tiny("llama", vocab_size=V)
 
 
-def level(read: Tensor) -> Level:
-    return Level({}, {}, {}, {}, torch.zeros_like(read), read)
+def level(read: Tensor) -> CMSLevelState:
+    return CMSLevelState({}, {}, {}, {}, torch.zeros_like(read), read)
 
 
 @dataclass
@@ -40,13 +40,13 @@ class Remembers:
 
     config: DecoderConfig = CONFIG
 
-    def start(self, batch: int) -> State:
+    def start(self, batch: int) -> FastWeightState:
         zero = torch.zeros(batch, dtype=torch.long)
-        return State((Layer({"table": torch.zeros(batch, V, 1)}, cms=Continuum((level(zero),))),), zero)
+        return FastWeightState((LayerState({"table": torch.zeros(batch, V, 1)}, cms=CMSState((level(zero),))),), zero)
 
     def advance(
         self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
-    ) -> Seen:
+    ) -> DecoderOutput:
         state = self.start(len(ids)) if state is None else state
         live = torch.ones_like(ids, dtype=torch.bool) if live is None else live
         table, said = state.layers[0].tails["table"].clone(), torch.zeros(*ids.shape, 1)
@@ -57,8 +57,8 @@ class Remembers:
                 table[b, int(last[b])] = word
             last[b] = word if learn else last[b]
             said[b, t] = table[b, word]
-        layer = Layer({"table": table}, cms=Continuum((level(last),)))
-        return Seen(said, cast(Any, State((layer,), state.position + live.sum(1))), {})
+        layer = LayerState({"table": table}, cms=CMSState((level(last),)))
+        return DecoderOutput(said, cast(Any, FastWeightState((layer,), state.position + live.sum(1))), {})
 
     def logits(self, hidden: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(hidden[..., 0].long(), V).float() * 50
@@ -68,18 +68,18 @@ class Remembers:
 class Fixed:
     """Documents that are given."""
 
-    found: Documents
+    found: DocumentBatch
     fingerprint: str = "f"
 
     def __len__(self) -> int:
         return self.found.B
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
-        return self.found.take(rows)
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
+        return self.found.select_rows(rows)
 
 
 def documents(rows: Sequence[Sequence[int]], names: Sequence[str], scored: Sequence[Sequence[int]] | None = None,
-              **how: Any) -> Documents:  # fmt: skip
+              **how: Any) -> DocumentBatch:  # fmt: skip
     """Rows of ids, padded right; all of them scored, or the columns given."""
     T = max(map(len, rows))
     text = torch.tensor([[*row, *[0] * (T - len(row))] for row in rows])
@@ -87,7 +87,7 @@ def documents(rows: Sequence[Sequence[int]], names: Sequence[str], scored: Seque
     at = live.clone()
     if scored is not None:
         at = torch.stack([torch.isin(torch.arange(T), torch.tensor(columns)) for columns in scored])
-    return Documents(text, live, at, (T,), torch.arange(len(rows)), tuple(names), **how)
+    return DocumentBatch(text, live, at, (T,), torch.arange(len(rows)), tuple(names), **how)
 
 
 def test_queries_are_counted_by_pairs_and_gap() -> None:
@@ -95,16 +95,16 @@ def test_queries_are_counted_by_pairs_and_gap() -> None:
     found = documents([[1, 9, 2, 8, 2, 8, 15, 1, 9], [3, 7, 15, 15, 3, 6, 15, 15, 15]], "ab", [[5, 8], [5]],
                       facts=torch.tensor([2, 1]))  # fmt: skip
     model = Remembers()
-    assert isinstance(model, Learner)
-    rows = measure(model, "mqar", Fixed(found), CPU, batch=2)
-    learn, still = rows[0].ways["learn"], rows[0].ways["still"]
-    assert learn.cells == {
+    assert isinstance(model, StatefulLM)
+    rows = evaluate_stream(model, "mqar", Fixed(found), CPU, batch_size=2)
+    learn, still = rows[0].conditions["learn"], rows[0].conditions["still"]
+    assert learn.sums == {
         "all": (2, 2), "2 pairs": (2, 2), "2 pairs, gap 2-3": (1, 1), "2 pairs, gap 4-7": (1, 1)
     }  # fmt: skip
-    assert {cell: score for cell, (score, _) in still.cells.items()} == dict.fromkeys(learn.cells, 0)
-    assert rows[1].ways["learn"].cells == {"all": (0, 1), "1 pairs": (0, 1), "1 pairs, gap 4-7": (0, 1)}
-    assert learn.updates == (9,)  # what the stand-in calls so: the last word
-    assert learn.bytes == 4 * V + 3 * 8
+    assert {cell: score for cell, (score, _) in still.sums.items()} == dict.fromkeys(learn.sums, 0)
+    assert rows[1].conditions["learn"].sums == {"all": (0, 1), "1 pairs": (0, 1), "1 pairs, gap 4-7": (0, 1)}
+    assert learn.level_updates == (9,)  # what the stand-in calls so: the last word
+    assert learn.state_bytes == 4 * V + 3 * 8
 
 
 def test_a_key_of_several_words_is_asked_whole() -> None:
@@ -113,7 +113,7 @@ def test_a_key_of_several_words_is_asked_whole() -> None:
                       [[10, 11, 18, 19]], facts=torch.tensor([2]))  # fmt: skip
     right = torch.zeros(1, 20, dtype=torch.bool)
     right[0, [9, 17, 18]] = True
-    (cells,) = mqar(found, torch.zeros(1, 20), right)
+    (cells,) = score_mqar(found, torch.zeros(1, 20), right)
     assert cells == {"all": (1, 2), "2 pairs": (1, 2), "2 pairs, gap 4-7": (0, 1), "2 pairs, gap 16-31": (1, 1)}
 
 
@@ -122,28 +122,28 @@ def test_a_string_is_right_where_all_of_it_is() -> None:
     labels[0, :13], labels[1, :4] = 0, 0
     labels[1, 3] = 5
     found = documents([[1] * 13, [1] * 4], ["a", "b"], labels=labels)
-    rows = measure(Remembers(), "languages", Fixed(found), CPU, batch=2)
-    assert rows[0].ways["still"].cells == {"all": (1, 1), "length 11-20": (1, 1), "positions": (13, 13)}
-    assert rows[1].ways["still"].cells == {"all": (0, 1), "length 1-10": (0, 1), "positions": (3, 4)}
+    rows = evaluate_stream(Remembers(), "languages", Fixed(found), CPU, batch_size=2)
+    assert rows[0].conditions["still"].sums == {"all": (1, 1), "length 11-20": (1, 1), "positions": (13, 13)}
+    assert rows[1].conditions["still"].sums == {"all": (0, 1), "length 1-10": (0, 1), "positions": (3, 4)}
 
 
 def test_a_needle_is_a_run_and_each_is_counted() -> None:
     # a haystack with 1→9, 2→8 and the answers 9 and 4 5, of which the second is no more than half right
-    found = replace(documents([[1, 9, 7, 2, 4, 2, 8, 1, 9, 3, 4, 5]], ["MV@12@0.5#3"], [[8, 10, 11]]), cuts=(8, 12))
-    (row,) = measure(Remembers(), "needle", Fixed(found), CPU, batch=1)
-    told = row.ways["learn"].cells
+    found = replace(documents([[1, 9, 7, 2, 4, 2, 8, 1, 9, 3, 4, 5]], ["MV@12@0.5#3"], [[8, 10, 11]]), segment_ends=(8, 12))
+    (row,) = evaluate_stream(Remembers(), "needle", Fixed(found), CPU, batch_size=1)
+    told = row.conditions["learn"].sums
     assert told == dict.fromkeys(("all", "MV", "MV, 12 tokens", "MV, depth 0.5"), (1, 2))
-    assert runs(torch.tensor([0, 1, 1, 0, 1]).bool()) == [slice(1, 3), slice(4, 5)]
+    assert contiguous_slices(torch.tensor([0, 1, 1, 0, 1]).bool()) == [slice(1, 3), slice(4, 5)]
 
 
 def test_an_answer_teaches_only_where_nothing_else_remembers_it() -> None:
-    found = replace(documents([[1, 9, 2, 8]], ["x"]), cuts=(2, 4))
+    found = replace(documents([[1, 9, 2, 8]], ["x"]), segment_ends=(2, 4))
     calls: list[bool] = []
 
     class Notes(Remembers):
         def advance(
             self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
-        ) -> Seen:
+        ) -> DecoderOutput:
             calls.append(learn)
             seen = super().advance(ids, state, live=live, learn=learn)
             return seen
@@ -151,34 +151,34 @@ def test_an_answer_teaches_only_where_nothing_else_remembers_it() -> None:
     class WithCache(Notes):
         def advance(
             self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
-        ) -> Seen:
+        ) -> DecoderOutput:
             seen = super().advance(ids, state, live=live, learn=learn)
-            made = cast(State, cast(Any, seen.state))
-            cache = Cached(Decoder(self.config)).start(len(ids)).layers[0].cache
-            return Seen(seen.hidden, cast(Any, replace(made, layers=(replace(made.layers[0], cache=cache),))), {})
+            made = cast(FastWeightState, cast(Any, seen.cache))
+            cache = CacheAsState(Decoder(self.config)).initial_state(len(ids)).layers[0].cache
+            return DecoderOutput(seen.hidden_states, cast(Any, replace(made, layers=(replace(made.layers[0], cache=cache),))), {})
 
     for model, taught in ((Notes(), [True, True]), (WithCache(), [True, False])):
         calls.clear()
-        heard(model, found, model.start(1), learn=True, answer=True)
+        score_tokens(model, found, model.start(1), update_weights=True, freeze_last_segment=True)
         assert calls == taught
     calls.clear()
-    heard(Notes(), found, Notes().start(1), learn=False, answer=True)
+    score_tokens(Notes(), found, Notes().start(1), update_weights=False, freeze_last_segment=True)
     assert calls == [False, False]
 
 
 def test_items_begin_on_a_fork_and_change_nothing() -> None:
     found = documents([[1, 9, 5, 8], [1, 7, 5, 6]], ["S-1@4@0#0", "S-1@4@0#1"], [[1, 3], [1, 3]])
     model = Remembers()
-    before = cast(State, cast(Any, model.advance(torch.tensor([[1, 9, 5, 8, 5]])).state))
-    kept = values.mapped(before, Tensor.clone)
-    rows = measure(model, "needle", Fixed(found), CPU, batch=2, before=before)
-    assert [row.ways["still"].cells["all"] for row in rows] == [(2, 2), (0, 2)]
-    assert values.equal(before, kept)
-    assert begun(model, before, 3).position.tolist() == [5, 5, 5]
-    assert rows == measure(model, "needle", Fixed(found), CPU, batch=1, before=before)  # no item sees another
+    before = cast(FastWeightState, cast(Any, model.advance(torch.tensor([[1, 9, 5, 8, 5]])).cache))
+    kept = values.map_tensors(before, Tensor.clone)
+    rows = evaluate_stream(model, "needle", Fixed(found), CPU, batch_size=2, prefix_state=before)
+    assert [row.conditions["still"].sums["all"] for row in rows] == [(2, 2), (0, 2)]
+    assert values.states_equal(before, kept)
+    assert fork_state(model, before, 3).position.tolist() == [5, 5, 5]
+    assert rows == evaluate_stream(model, "needle", Fixed(found), CPU, batch_size=1, prefix_state=before)  # no item sees another
 
 
-def text_of(n: int = 40, W: int = 8) -> Documents:
+def text_of(n: int = 40, W: int = 8) -> DocumentBatch:
     """Two texts in stretches of W, out of their order; every word is followed by its own next one but for some."""
     first, second = [1 + t % 5 for t in range(n)], [6 + t % 7 for t in range(20)]
     parts = {f"a@{t}": first[t : t + W] for t in range(0, n, W)} | {
@@ -189,85 +189,85 @@ def text_of(n: int = 40, W: int = 8) -> Documents:
 
 
 def test_texts_are_read_in_order_carried_or_reset() -> None:
-    rows = measure(Remembers(), "ppl", Fixed(text_of()), CPU, batch=2, bytes_of=torch.full((V,), 2))
+    rows = evaluate_stream(Remembers(), "ppl", Fixed(text_of()), CPU, batch_size=2, bytes_per_token=torch.full((V,), 2))
     by_name = {row.id: row for row in rows}
     assert set(by_name) == {"a", "b"}
     for name, length, period, stretches in (("a", 40, 5, 5), ("b", 20, 7, 3)):
-        ways = by_name[name].ways
+        ways = by_name[name].conditions
         n = length - stretches  # the first of each stretch is nobody's target
-        wrong = {way: round(said.cells["all"][0] / 50) for way, said in ways.items()}
-        assert all(said.cells["all"][1] == n for said in ways.values())
-        assert all(said.cells["a byte"][1] == 2 * n for said in ways.values())
+        wrong = {way: round(said.sums["all"][0] / 50) for way, said in ways.items()}
+        assert all(said.sums["all"][1] == n for said in ways.values())
+        assert all(said.sums["a byte"][1] == 2 * n for said in ways.values())
         assert wrong["still, carry"] == wrong["still, reset"] == n
         assert wrong["learn, carry"] == period  # once each, and never again
         assert wrong["learn, reset"] > 2 * period
-        assert ways["learn, carry"].cells["0-256"] == ways["learn, carry"].cells["all"]
+        assert ways["learn, carry"].sums["0-256"] == ways["learn, carry"].sums["all"]
 
 
 def test_nats_stand_by_how_much_was_read() -> None:
     rows = [[1] * 600, [1] * 10]
     found = replace(documents(rows, ["a@0", "a@600"]))
-    (row,) = measure(Remembers(), "ppl", Fixed(found), CPU, batch=1)
-    carried, reset = row.ways["learn, carry"].cells, row.ways["learn, reset"].cells
+    (row,) = evaluate_stream(Remembers(), "ppl", Fixed(found), CPU, batch_size=1)
+    carried, reset = row.conditions["learn, carry"].sums, row.conditions["learn, reset"].sums
     assert {cell: n for cell, (_, n) in carried.items()} == {"all": 608, "0-256": 255, "256-512": 256, "512-1024": 97}
     assert {cell: n for cell, (_, n) in reset.items()} == {"all": 608, "0-256": 264, "256-512": 256, "512-1024": 88}
-    assert joined([carried, reset])["all"][1] == 1216
+    assert merge_sums([carried, reset])["all"][1] == 1216
 
 
 def test_stretches_that_do_not_follow_are_refused() -> None:
     whole = text_of()
-    ordered = [[whole.names[i] for i in rows] for rows in grouped(Fixed(whole))]
+    ordered = [[whole.document_ids[i] for i in rows] for rows in group_rows_by_text(Fixed(whole))]
     assert sorted(ordered) == [[f"a@{t}" for t in range(0, 40, 8)], [f"b@{t}" for t in range(0, 20, 8)]]
     for gone in (0, 1):
         kept = [i for i in range(8) if i != gone]
-        with pytest.raises(BadInput, match="its stretches do not follow one another from the start; ask for all rows"):
-            grouped(Fixed(whole.take(kept)))
+        with pytest.raises(InputError, match="its stretches do not follow one another from the start; ask for all rows"):
+            group_rows_by_text(Fixed(whole.select_rows(kept)))
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_decoder_is_heard_with_its_cache_for_a_state() -> None:
-    decoder = Decoder(DecoderConfig.small("llama", vocab_size=V)).eval()
-    model = Cached(decoder)
-    assert isinstance(model, Learner)
-    assert [way.name for way in ways_of(model, "ppl")] == ["plain"]
+    decoder = Decoder(DecoderConfig.tiny("llama", vocab_size=V)).eval()
+    model = CacheAsState(decoder)
+    assert isinstance(model, StatefulLM)
+    assert [way.name for way in list_conditions(model, "ppl")] == ["plain"]
     text = torch.randint(1, V, (2, 9), generator=torch.Generator().manual_seed(0))
-    found = replace(documents(text.tolist(), ["a", "b"]), cuts=(4, 9))
+    found = replace(documents(text.tolist(), ["a", "b"]), segment_ends=(4, 9))
     with torch.no_grad():
-        got = heard(model, found, model.start(2), learn=False, answer=True)
+        got = score_tokens(model, found, model.initial_state(2), update_weights=False, freeze_last_segment=True)
         logits = decoder.logits(decoder(decoder.embed(text)).hidden[:, :-1]).double()
     nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten(), reduction="none")
-    torch.testing.assert_close(got.nats[:, :-1].flatten(), nats, rtol=1e-4, atol=1e-5)
-    assert got.right[:, :-1].equal(logits.argmax(-1) == text[:, 1:])
+    torch.testing.assert_close(got.nll[:, :-1].flatten(), nats, rtol=1e-4, atol=1e-5)
+    assert got.correct[:, :-1].equal(logits.argmax(-1) == text[:, 1:])
     assert got.state.position.tolist() == [9, 9]
-    assert not bool(values.reset(got.state, [0]).layers[0].cache.live[0].any())  # pyright: ignore[reportOptionalMemberAccess]
+    assert not bool(values.reset_rows(got.state, [0]).layers[0].cache.valid[0].any())  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_rows_are_kept_and_read_again(tmp_path: Path) -> None:
     found = documents([[1, 9, 1, 9]], ["a"], [[3]], facts=torch.tensor([1]))
-    rows = measure(Remembers(), "mqar", Fixed(found), CPU, batch=1, folder=tmp_path / "x", key={"run": "r"})
+    rows = evaluate_stream(Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path / "x", key={"run": "r"})
 
     class Broken(Remembers):
         def advance(
             self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
-        ) -> Seen:
+        ) -> DecoderOutput:
             raise AssertionError
 
-    again = measure(Broken(), "mqar", Fixed(found), CPU, batch=1, folder=tmp_path / "x", key={"run": "r"})
+    again = evaluate_stream(Broken(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path / "x", key={"run": "r"})
     assert again == rows
-    assert row_of(rows[0].line()) == rows[0]
-    with pytest.raises(Busy, match="is the evaluation of other questions or of another step"):
-        measure(Remembers(), "mqar", Fixed(found), CPU, batch=1, folder=tmp_path / "x", key={"run": "other"})
+    assert parse_stream_record(rows[0].to_json_line()) == rows[0]
+    with pytest.raises(BusyError, match="is the evaluation of other questions or of another step"):
+        evaluate_stream(Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path / "x", key={"run": "other"})
 
 
-def row(id: str, right: float, long: bool) -> Row:
+def row(id: str, right: float, long: bool) -> StreamRecord:
     cells = {"all": (right, 2.0)} | ({"16 pairs": (right, 2.0)} if long else {"8 pairs": (right, 2.0)})
-    return Row(id, {"learn": Said(cells, (3.0, 1.0), 100), "still": Said(cells, (0.0, 0.0), 50)})
+    return StreamRecord(id, {"learn": StreamItemResult(cells, (3.0, 1.0), 100), "still": StreamItemResult(cells, (0.0, 0.0), 50)})
 
 
 def test_figures_are_means_over_items_and_seeds() -> None:
     rows = [[row("a", 2, False), row("b", right, True), row("c", 1, True)] for right in (0, 2)]
-    line = Measured("mqar", "run", (0, 1), rows, {"step": 5})
-    found = plain(line)
+    line = StreamResult("mqar", "run", (0, 1), rows, {"step": 5})
+    found = result_to_json(line)
     cells = found["ways"]["learn"]["cells"]
     assert list(cells) == ["all", "8 pairs", "16 pairs"]
     assert cells["all"]["mean"] == pytest.approx(np.mean([1, 0, 0.5, 1, 1, 0.5]))
@@ -279,10 +279,10 @@ def test_figures_are_means_over_items_and_seeds() -> None:
 
 
 def test_the_table_says_what_was_measured() -> None:
-    made = [Measured("mqar", "run", (0,), [[row("a", 2, False), row("b", 0, True)]]),
-            Measured("ppl", "run", (0, 1), [[row("a", 2, False)], [row("a", 1, False)]])]  # fmt: skip
+    made = [StreamResult("mqar", "run", (0,), [[row("a", 2, False), row("b", 0, True)]]),
+            StreamResult("ppl", "run", (0, 1), [[row("a", 2, False)], [row("a", 1, False)]])]  # fmt: skip
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(shown(made))
+    console.print(build_stream_table(made))
     lines = console.export_text().splitlines()
     assert "50.0 %" in lines[1]
     assert "3, 1" in lines[1]

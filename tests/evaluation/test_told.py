@@ -5,7 +5,7 @@ import json
 import pytest
 
 from laconic.evaluation import told
-from laconic.evaluation.told import Told
+from laconic.evaluation.told import ContextTaskResult
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from laconic.evaluation.told import Told
     ],
 )
 def test_scores_of_an_answer(said: str, answers: tuple[str, ...], asked: tuple[float, float, float]) -> None:
-    assert [score(said, answers) for score in told.SCORES.values()] == pytest.approx(list(asked))
+    assert [score(said, answers) for score in told.METRICS.values()] == pytest.approx(list(asked))
 
 
 def line(id: int, part: str, seed: int, balanced: bool, label: int, nats: list[float], without: list[float]) -> str:
@@ -29,8 +29,8 @@ def line(id: int, part: str, seed: int, balanced: bool, label: int, nats: list[f
     })  # fmt: skip
 
 
-def labels(*runs: list[str]) -> Told:
-    return Told("run", "file", "labels", False, tuple(range(len(runs))), runs)
+def labels(*runs: list[str]) -> ContextTaskResult:
+    return ContextTaskResult("run", "file", "labels", False, tuple(range(len(runs))), runs)
 
 
 def test_calibration_and_order_are_chosen_on_validation_rows_alone() -> None:
@@ -42,17 +42,17 @@ def test_calibration_and_order_are_chosen_on_validation_rows_alone() -> None:
         for i, (b, seed, label) in enumerate((b, s, y) for b in (False, True) for s in (0, 1) for y in (0, 1, 1))
     ]
     found = labels([*valid, plain, *test])
-    (way,) = found.labelled
-    assert (way.how, way.on_validation, way.held) == (("neither",), 1, pytest.approx(4.4))
-    assert (way.accuracy, way.sd, way.each) == (pytest.approx(1 / 3), 0, pytest.approx((1 / 3, 1 / 3)))
-    assert (found.floor, found.options, found.count) == (2 / 3, 2, 3)
+    (way,) = found.icl_scores
+    assert (way.variants, way.validation_accuracy, way.context_size) == (("neither",), 1, pytest.approx(4.4))
+    assert (way.accuracy, way.std, way.accuracies) == (pytest.approx(1 / 3), 0, pytest.approx((1 / 3, 1 / 3)))
+    assert (found.majority_accuracy, found.num_labels, found.num_items) == (2 / 3, 2, 3)
     row = json.loads(plain)
-    assert (told.chosen(row, "way", False), told.chosen(row, "way", True)) == (0, 1)
+    assert (told.choose_label(row, "way", False), told.choose_label(row, "way", True)) == (0, 1)
     other = [text.replace('"balanced": false, "label": 0', '"balanced": false, "label": 1') for text in valid]
-    (way,) = labels([*valid, *test], [*other, *test]).labelled
-    assert way.how == ("neither", "calibrated")
-    assert (way.accuracy, len(way.each)) == (pytest.approx(1 / 2), 4)
-    assert way.sd == pytest.approx(((1 / 6) ** 2 * 4 / 3) ** 0.5)
+    (way,) = labels([*valid, *test], [*other, *test]).icl_scores
+    assert way.variants == ("neither", "calibrated")
+    assert (way.accuracy, len(way.accuracies)) == (pytest.approx(1 / 2), 4)
+    assert way.std == pytest.approx(((1 / 6) ** 2 * 4 / 3) ** 0.5)
 
 
 def asked(id: int, context: int, none: str, compressed: str, full: str | None) -> str:
@@ -66,19 +66,19 @@ def test_answers_are_paired_with_those_without_context_and_errors_are_over_conte
         asked(2, 1, "dog", "cat", "cat"), asked(0, 0, "cat", "cat", "cat"), asked(1, 0, "dog", "cat", None),
         asked(3, 1, "dog", "dog", "cat"),
     ]  # fmt: skip
-    found = Told("run", "file", "answers", True, (0,), [lines])
-    none, compressed = found.answered  # the whole text did not fit once
-    assert (none.way, compressed.way, compressed.held, found.count) == ("none", "compressed", 2, 4)
-    x = compressed.scores["match"]
-    assert (x.mean.mean, x.over_none) == (0.75, 0.5)
+    found = ContextTaskResult("run", "file", "answers", True, (0,), [lines])
+    none, compressed = found.condition_scores  # the whole text did not fit once
+    assert (none.condition, compressed.condition, compressed.context_size, found.num_items) == ("none", "compressed", 2, 4)
+    x = compressed.metrics["match"]
+    assert (x.mean.mean, x.gain) == (0.75, 0.5)
     d, e = [2 - 1.5, 1 - 1.5], [1 - 1.0, 1 - 1.0]  # what the two contexts have more than their share
     assert x.se == pytest.approx((2 * sum(y * y for y in d)) ** 0.5 / 4)
-    assert x.over_none_se == pytest.approx((2 * sum(y * y for y in e)) ** 0.5 / 4)
-    assert none.scores["match"].over_none == 0
-    plain = found.plain()
+    assert x.gain_se == pytest.approx((2 * sum(y * y for y in e)) ** 0.5 / 4)
+    assert none.metrics["match"].gain == 0
+    plain = found.to_json()
     assert (plain["contexts"], plain["ways"][1]["scores"]["match"]["mean"]["mean"]) == (2, 0.75)
 
 
 def test_one_context_has_no_standard_error() -> None:
-    found = Told("run", "file", "answers", False, (0,), [[asked(0, 0, "cat", "cat", None)]])
-    assert found.plain()["ways"][0]["scores"]["match"]["se"] is None
+    found = ContextTaskResult("run", "file", "answers", False, (0,), [[asked(0, 0, "cat", "cat", None)]])
+    assert found.to_json()["ways"][0]["scores"]["match"]["se"] is None

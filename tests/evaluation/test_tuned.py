@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from laconic.core.tasks import Item
-from laconic.evaluation.classes import course
-from laconic.evaluation.forgetting import figures
-from laconic.evaluation.listening import Cached
-from laconic.evaluation.tuned import Anchor, Reservoir, Tuned, Tuning, few, line_loss
+from laconic.core.tasks import LabelledUtterance
+from laconic.evaluation.classes import run_stream
+from laconic.evaluation.forgetting import compute_metrics
+from laconic.evaluation.listening import CacheAsState
+from laconic.evaluation.tuned import EWCPenalty, ReplayReservoir, FinetunedLearner, FinetuneConfig, first_per_class, compute_line_loss
 from tests import tolerances
 from tests.evaluation import streamed
 from tests.oracles import classes as oracle
@@ -21,28 +21,28 @@ TASKS = streamed.tasks()
 
 @pytest.mark.parametrize("predicted", ["label", "line"])
 def test_the_loss_of_lines_is_the_loops(predicted: str) -> None:
-    model = Cached(streamed.decoder())
+    model = CacheAsState(streamed.decoder())
     batch = TASKS.train[0][:3]
     total, count = 0.0, 0
     for item in batch:
-        row = [*TASKS.first, *TASKS.line(item)]
+        row = [*TASKS.start_ids, *TASKS.training_ids(item)]
         logits = model.decoder.logits(model.decoder(model.decoder.embed(torch.tensor([row]))).hidden)[0].tolist()
-        begin = 1 if predicted == "line" else len(TASKS.first) + len(item.ids)
+        begin = 1 if predicted == "line" else len(TASKS.start_ids) + len(item.input_ids)
         for t in range(begin, len(row)):
             total -= oracle.log_probability(logits[t - 1], row[t])
             count += 1
-    assert line_loss(model, TASKS, batch, predicted).item() == pytest.approx(total / count, rel=tolerances.FLOAT32)
+    assert compute_line_loss(model, TASKS, batch, predicted).item() == pytest.approx(total / count, rel=tolerances.FLOAT32)
 
 
 def test_tuning_learns_and_leaves_the_model_as_it_was() -> None:
-    model = Cached(streamed.decoder())
+    model = CacheAsState(streamed.decoder())
     before = [p.clone() for p in model.decoder.parameters()]
-    own = Tuned(model, TASKS, Tuning(rate=1e-2, batch=4))
-    at_first = line_loss(own.model, TASKS, TASKS.train[0], "label").item()
+    own = FinetunedLearner(model, TASKS, FinetuneConfig(learning_rate=1e-2, batch_size=4))
+    at_first = compute_line_loss(own.model, TASKS, TASKS.train[0], "label").item()
     for _ in range(6):
         own.learn(TASKS.train[0])
-    assert line_loss(own.model, TASKS, TASKS.train[0], "label").item() < 0.5 * at_first
-    assert own.steps == 12
+    assert compute_line_loss(own.model, TASKS, TASKS.train[0], "label").item() < 0.5 * at_first
+    assert own.num_updates == 12
     assert all(torch.equal(p, q) for p, q in zip(model.decoder.parameters(), before, strict=True))
     assert not own.model.decoder.training or own.module is own.model.decoder
 
@@ -50,8 +50,8 @@ def test_tuning_learns_and_leaves_the_model_as_it_was() -> None:
 def test_what_was_tuned_on_a_task_before_is_forgotten() -> None:
     """Not a claim but a check of the road: the tasks that come later take over, as everybody finds."""
     stream = streamed.tasks(each=24, held=6)
-    own = Tuned(Cached(streamed.decoder(width=32)), stream, Tuning(rate=3e-3, batch=4))
-    found = figures(course(own, stream).matrices["seen"])
+    own = FinetunedLearner(CacheAsState(streamed.decoder(width=32)), stream, FinetuneConfig(learning_rate=3e-3, batch_size=4))
+    found = compute_metrics(run_stream(own, stream).matrices["seen"])
     assert found.plasticity > 0.8
     assert found.forgetting is not None
     assert found.forgetting > 0.3
@@ -59,24 +59,24 @@ def test_what_was_tuned_on_a_task_before_is_forgotten() -> None:
 
 def test_the_penalty_is_the_loops_and_nothing_before_the_first_task() -> None:
     theta = [torch.tensor([1.0, -2.0]), torch.tensor([[0.5]])]
-    anchor = Anchor(
+    anchor = EWCPenalty(
         [torch.tensor([2.0, 1.0]), torch.tensor([[4.0]])], [torch.tensor([0.0, -1.0]), torch.tensor([[1.0]])]
     )
-    assert float(anchor.penalty(theta)) == pytest.approx((2 * 1 + 1 * 1 + 4 * 0.25) / 2)
-    assert Anchor().penalty(theta) == 0
+    assert float(anchor.compute(theta)) == pytest.approx((2 * 1 + 1 * 1 + 4 * 0.25) / 2)
+    assert EWCPenalty().compute(theta) == 0
 
 
-def ewc(weight: float = 100.0) -> Tuned:
-    return Tuned(Cached(streamed.decoder()), TASKS, Tuning(weight=weight, batch=4, sampled=2), anchor=Anchor())
+def ewc(weight: float = 100.0) -> FinetunedLearner:
+    return FinetunedLearner(CacheAsState(streamed.decoder()), TASKS, FinetuneConfig(ewc_weight=weight, batch_size=4, fisher_per_class=2), ewc=EWCPenalty())
 
 
-def squares(own: Tuned, items: Sequence[Item], labels: Sequence[int]) -> torch.Tensor:
+def squares(own: FinetunedLearner, items: Sequence[LabelledUtterance], labels: Sequence[int]) -> torch.Tensor:
     """Mean square of the gradient of log p of each label's words and the line's end, by loops."""
     total = torch.zeros_like(own.parameters[0])
     for item, label in zip(items, labels, strict=True):
-        row = [*TASKS.first, *item.ids, *TASKS.words[label], *TASKS.last]
-        logits = own.model.logits(own.model.advance(torch.tensor([row]), learn=False).hidden)[0]
-        begin = len(TASKS.first) + len(item.ids)
+        row = [*TASKS.start_ids, *item.input_ids, *TASKS.label_ids[label], *TASKS.line_end_ids]
+        logits = own.model.logits(own.model.read_tokens(torch.tensor([row]), update_weights=False).hidden_states)[0]
+        begin = len(TASKS.start_ids) + len(item.input_ids)
         loss = F.cross_entropy(logits[begin - 1 : -1], torch.tensor(row[begin:]), reduction="sum")
         total += torch.autograd.grad(loss, own.parameters[0])[0].square()
     return total / len(items)
@@ -86,9 +86,9 @@ def test_the_information_is_of_labels_that_the_model_draws() -> None:
     own = ewc()
     items = TASKS.train[0]
     own.learn(items)
-    assert own.anchor is not None
-    chosen = few(items, 2)
-    got, drawn = own.anchor.fisher[0], [list(pair) for pair in product_of(own.seen, len(chosen))]
+    assert own.ewc is not None
+    chosen = first_per_class(items, 2)
+    got, drawn = own.ewc.fisher[0], [list(pair) for pair in product_of(own.seen_classes, len(chosen))]
     near = [labels for labels in drawn if tolerances.error(got, squares(own, chosen, labels)) < tolerances.FLOAT32]
     assert len(near) == 1  # some labels among those met explain it, and only they
     truth = squares(own, chosen, [item.label for item in chosen])
@@ -105,12 +105,12 @@ def product_of(seen: set[int], n: int) -> list[tuple[int, ...]]:
 def test_the_information_adds_up_and_the_anchor_moves_on() -> None:
     own = ewc()
     own.learn(TASKS.train[0])
-    assert own.anchor is not None
-    first, star = own.anchor.fisher[0].clone(), own.anchor.star[0].clone()
+    assert own.ewc is not None
+    first, star = own.ewc.fisher[0].clone(), own.ewc.theta_star[0].clone()
     own.learn(TASKS.train[1])
-    assert bool((own.anchor.fisher[0] >= first).all())
-    assert float((own.anchor.fisher[0] - first).max()) > 0
-    assert torch.equal(own.anchor.star[0], own.parameters[0])
+    assert bool((own.ewc.fisher[0] >= first).all())
+    assert float((own.ewc.fisher[0] - first).max()) > 0
+    assert torch.equal(own.ewc.theta_star[0], own.parameters[0])
     assert not torch.equal(star, own.parameters[0])
 
 
@@ -119,35 +119,35 @@ def test_a_penalty_holds_what_mattered() -> None:
     for weight in (0.0, 1e4):
         own = ewc(weight)
         own.learn(TASKS.train[0])
-        assert own.anchor is not None
-        before = Anchor(own.anchor.fisher, own.anchor.star)
+        assert own.ewc is not None
+        before = EWCPenalty(own.ewc.fisher, own.ewc.theta_star)
         own.learn(TASKS.train[1])
         own.learn(TASKS.train[1])
-        moved.append(float(torch.as_tensor(before.penalty(own.parameters)).detach()))
+        moved.append(float(torch.as_tensor(before.compute(own.parameters)).detach()))
     assert moved[1] < 0.5 * moved[0]
 
 
 def test_the_reservoir_holds_each_example_as_often() -> None:
     counts: Counter[int] = Counter()
     for seed in range(200):
-        held = Reservoir(5, seed)
+        held = ReplayReservoir(5, seed)
         for n in range(20):
-            held.add(Item((n,), 7))
+            held.add(LabelledUtterance((n,), 7))
             if n % 2:
-                held.add(Item((n,), 8))
-        assert [len(held.held[label]) for label in (7, 8)] == [5, 5]
-        counts.update(item.ids[0] for item in held.held[7])
+                held.add(LabelledUtterance((n,), 8))
+        assert [len(held.examples[label]) for label in (7, 8)] == [5, 5]
+        counts.update(item.input_ids[0] for item in held.examples[7])
     assert min(counts[n] for n in range(20)) > 20  # 50 are expected of each, with a spread of 6
     assert max(counts.values()) < 80
-    drawn = held.draw(6, 3)
+    drawn = held.sample(6, 3)
     assert len(set(drawn)) == 6
-    assert drawn == held.draw(6, 3) != held.draw(6, 4)
-    assert len(held.draw(99, 0)) == 10
-    assert Reservoir(5, 0).draw(3, 0) == []
+    assert drawn == held.sample(6, 3) != held.sample(6, 4)
+    assert len(held.sample(99, 0)) == 10
+    assert ReplayReservoir(5, 0).sample(3, 0) == []
 
 
 def test_half_of_a_batch_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Tuned(Cached(streamed.decoder()), TASKS, Tuning(batch=4, kept=1), reservoir=Reservoir(1, 0))
+    own = FinetunedLearner(CacheAsState(streamed.decoder()), TASKS, FinetuneConfig(batch_size=4, replay_per_class=1), replay=ReplayReservoir(1, 0))
     seen: list[list[int]] = []
     monkeypatch.setattr(own, "step", lambda batch: seen.append([item.label for item in batch]))
     own.learn(TASKS.train[0])
@@ -155,5 +155,5 @@ def test_half_of_a_batch_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
     seen.clear()
     own.learn(TASKS.train[1])
     assert [len(batch) for batch in seen] == [4] * 4
-    assert all(set(batch[2:]) <= set(TASKS.tasks[0]) for batch in seen)
-    assert all(set(batch[:2]) <= set(TASKS.tasks[1]) for batch in seen)
+    assert all(set(batch[2:]) <= set(TASKS.task_classes[0]) for batch in seen)
+    assert all(set(batch[:2]) <= set(TASKS.task_classes[1]) for batch in seen)

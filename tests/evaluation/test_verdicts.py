@@ -3,32 +3,32 @@
 import pytest
 
 from laconic.evaluation import reported_learning
-from laconic.evaluation.cells import ALL
-from laconic.evaluation.listening import Row, Said
-from laconic.evaluation.stream_table import Measured
-from laconic.evaluation.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, TOO_WIDE, at_least, equal, word
+from laconic.evaluation.cells import OVERALL
+from laconic.evaluation.listening import StreamRecord, StreamItemResult
+from laconic.evaluation.stream_table import StreamResult
+from laconic.evaluation.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, TOO_WIDE, judge_at_least, judge_equal, worst_verdict
 
 
 def test_an_interval_reaches_a_figure_or_does_not_or_is_too_wide() -> None:
-    assert at_least(50, 40, 49) == NOT_REPRODUCED
-    assert at_least(50, 46, 54) == TOO_WIDE
-    assert at_least(50, 48, 52) == at_least(50, 60, 90) == REPRODUCED
-    assert equal(50, 51, 52) == NOT_REPRODUCED
-    assert equal(50, 46, 54) == TOO_WIDE
-    assert equal(50, 48, 52) == equal(50, 50.4, 50.6, 0.5) == REPRODUCED
+    assert judge_at_least(50, 40, 49) == NOT_REPRODUCED
+    assert judge_at_least(50, 46, 54) == TOO_WIDE
+    assert judge_at_least(50, 48, 52) == judge_at_least(50, 60, 90) == REPRODUCED
+    assert judge_equal(50, 51, 52) == NOT_REPRODUCED
+    assert judge_equal(50, 46, 54) == TOO_WIDE
+    assert judge_equal(50, 48, 52) == judge_equal(50, 50.4, 50.6, 0.5) == REPRODUCED
 
 
 def test_a_row_has_the_worst_word_of_its_figures() -> None:
-    assert word([]) == NOT_RUN
-    assert word([REPRODUCED, TOO_WIDE]) == TOO_WIDE
-    assert word([REPRODUCED, TOO_WIDE, NOT_REPRODUCED]) == NOT_REPRODUCED
+    assert worst_verdict([]) == NOT_RUN
+    assert worst_verdict([REPRODUCED, TOO_WIDE]) == TOO_WIDE
+    assert worst_verdict([REPRODUCED, TOO_WIDE, NOT_REPRODUCED]) == NOT_REPRODUCED
 
 
 @pytest.mark.parametrize(("items", "says"), [(2000, REPRODUCED), (10, TOO_WIDE), (0, NOT_RUN)])
 def test_a_run_of_a_papers_row_is_held_to_its_figure(items: int, says: str) -> None:
     """All strings right of two thousand, and of ten, whose interval begins far below."""
-    table = next(t for t in reported_learning.tables() if "languages" in str(t.cells))
+    table = next(t for t in reported_learning.load_paper_tables() if "languages" in str(t.cells))
     row = next(row for row in table.rows if row[0] == "Hope")
-    rows = [Row(str(i), {"learn": Said({ALL: (1.0, 1)}, (), 0)}) for i in range(items)]
-    line = Measured("languages", "run", (0,), [rows], {"row": "hope languages"})
-    assert reported_learning.word_on(table, row, [line] if items else []) == says
+    rows = [StreamRecord(str(i), {"learn": StreamItemResult({OVERALL: (1.0, 1)}, (), 0)}) for i in range(items)]
+    line = StreamResult("languages", "run", (0,), [rows], {"row": "hope languages"})
+    assert reported_learning.judge_row(table, row, [line] if items else []) == says

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.errors import BadInput
+from laconic.core.errors import InputError
 from laconic.verify import ledger
-from laconic.verify.papers import home, load
+from laconic.verify.papers import default_root, load_ledger
 from tests.conftest import REPO
 
 TOML = """
@@ -96,7 +96,7 @@ def checkout(root: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (root / "docs").mkdir()
-    (root / "docs" / "ledger.md").write_text(ledger.render(root))
+    (root / "docs" / "ledger.md").write_text(ledger.render_page(root))
     return root
 
 
@@ -108,21 +108,21 @@ def edit(root: Path, name: str, old: str, new: str) -> None:
 
 
 def test_the_ledger_of_this_checkout() -> None:
-    assert [str(finding) for finding in ledger.check(REPO)] == []
+    assert [str(finding) for finding in ledger.check_ledger(REPO)] == []
 
 
 def test_it_has_every_equation_of_the_decoder() -> None:
-    ids = [equation.id for equation in load(REPO / "src/laconic/papers/llama.toml").equation]
+    ids = [equation.id for equation in load_ledger(REPO / "src/laconic/papers/llama.toml").equation]
     scalings = [f"C4{kind}" for kind in "abcdef"]
     assert ids == ["C1", "C2", "C3", *scalings, *(f"C{number}" for number in range(5, 23))]
 
 
 def test_the_package_finds_its_checkout() -> None:
-    assert home() == Path(ledger.__file__).resolve().parents[3]
+    assert default_root() == Path(ledger.__file__).resolve().parents[3]
 
 
 def test_a_whole_checkout_has_no_findings(tmp_path: Path) -> None:
-    assert ledger.check(checkout(tmp_path)) == []
+    assert ledger.check_ledger(checkout(tmp_path)) == []
     page = (tmp_path / "docs" / "ledger.md").read_text()
     assert "| [toy](#toy) | 1 | 1 | 2 | 1 | 1 |" in page
     assert "Misreadings told apart: square; half." in page
@@ -167,40 +167,40 @@ def test_a_whole_checkout_has_no_findings(tmp_path: Path) -> None:
 def test_a_fault_is_found(tmp_path: Path, name: str, old: str, new: str, number: int, message: str) -> None:
     root = checkout(tmp_path)
     edit(root, name, old, new)
-    assert [finding for finding in ledger.check(root) if finding.check == number and message in str(finding)]
+    assert [finding for finding in ledger.check_ledger(root) if finding.check == number and message in str(finding)]
 
 
 def test_a_difference_with_its_reason_passes(tmp_path: Path) -> None:
     root = checkout(tmp_path)
     edit(root, "src/laconic/recipes/small.toml", "rate = 0.1", "rate = 0.2")
     edit(root, "src/laconic/recipes/small.toml", "[loss]", '[differs]\nrate = "one GPU"\n[loss]')
-    assert ledger.check(root) == []
+    assert ledger.check_ledger(root) == []
 
 
 def test_a_recipe_of_our_own_names_no_table(tmp_path: Path) -> None:
     root = checkout(tmp_path)
     edit(root, "src/laconic/recipes/small.toml", "toy table 6", "ours")
     edit(root, "src/laconic/recipes/small.toml", "rate = 0.1", "rate = 0.2")
-    assert ledger.check(root) == []
+    assert ledger.check_ledger(root) == []
 
 
 def test_what_cannot_run_is_no_pass(tmp_path: Path) -> None:
     root = checkout(tmp_path)
-    installed = ledger.check(root / "src" / "laconic")
-    assert [(finding.check, finding.state) for finding in installed] == [(n, "not run") for n in (3, 4, 6)]
-    assert str(installed[0]) == f"check 3, tests: not run: {ledger.CLONE}"
-    assert list(ledger.table(installed).columns[2].cells)[3:] == [f"tests: {ledger.CLONE}"] * 2 + [
+    installed = ledger.check_ledger(root / "src" / "laconic")
+    assert [(finding.check, finding.status) for finding in installed] == [(n, "not run") for n in (3, 4, 6)]
+    assert str(installed[0]) == f"check 3, tests: not run: {ledger.NEEDS_CLONE}"
+    assert list(ledger.findings_table(installed).columns[2].cells)[3:] == [f"tests: {ledger.NEEDS_CLONE}"] * 2 + [
         "",
-        f"docs/ledger.md: {ledger.CLONE}",
+        f"docs/ledger.md: {ledger.NEEDS_CLONE}",
     ]
-    with pytest.raises(BadInput, match="no ledger page can be made of"):
-        ledger.render(root / "src" / "laconic")
+    with pytest.raises(InputError, match="no ledger page can be made of"):
+        ledger.render_page(root / "src" / "laconic")
     (root / "docs" / "ledger.md").unlink()
-    assert "is not there; run laconic verify ledger --write" in str(ledger.check(root)[0])
-    (nothing,) = ledger.check(tmp_path / "nowhere")
-    assert nothing.state == "not run"
+    assert "is not there; run laconic verify ledger --write" in str(ledger.check_ledger(root)[0])
+    (nothing,) = ledger.check_ledger(tmp_path / "nowhere")
+    assert nothing.status == "not run"
     assert "no ledger below" in nothing.message
-    assert [bool(cell) for cell in ledger.table([nothing]).columns[2].cells] == [True, *[False] * 6]
+    assert [bool(cell) for cell in ledger.findings_table([nothing]).columns[2].cells] == [True, *[False] * 6]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_what_cannot_run_is_no_pass(tmp_path: Path) -> None:
 def test_a_ledger_is_read_strictly(tmp_path: Path, old: str, new: str, message: str) -> None:
     root = checkout(tmp_path)
     edit(root, "src/laconic/papers/toy.toml", old, new)
-    with pytest.raises(BadInput) as caught:
-        load(root / "src/laconic/papers/toy.toml")
+    with pytest.raises(InputError) as caught:
+        load_ledger(root / "src/laconic/papers/toy.toml")
     assert message in str(caught.value)
-    assert ledger.check(root)[0].check == 0
+    assert ledger.check_ledger(root)[0].check == 0

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import Usage
-from laconic.recipe.read import read
-from laconic.recipe.schema import Recipe, find, flat
+from laconic.core.errors import UsageError
+from laconic.recipe.read import load_recipe
+from laconic.recipe.schema import Recipe, find_field, flatten
 from tests.conftest import REPO
 
 PAGE = (REPO / "docs" / "numerics.md").read_text()
@@ -46,24 +46,24 @@ OPEN: tuple[tuple[str, str, Any, tuple[str, ...]], ...] = (
 
 
 def value(recipe: Recipe, key: str) -> Any:
-    return flat(recipe.model_dump(mode="json")).get(key)
+    return flatten(recipe.model_dump(mode="json")).get(key)
 
 
 def test_every_key_on_the_page_is_a_recipe_s() -> None:
     tables = "data|distilling|keeping|lora|matching|model|removing|scoring|staging|thinking|train|validation"
     named = set(re.findall(rf"`((?:{tables})\.[a-z_0-9]+)\b(?!\()", PAGE))
     assert len(named) > 20
-    assert sorted(key for key in named if find(key) is None) == []
+    assert sorted(key for key in named if find_field(key) is None) == []
 
 
 @pytest.mark.parametrize(("name", "key", "ours", "others"), OPEN, ids=[key for _, key, _, _ in OPEN])
 def test_what_the_papers_leave_open_is_switched_by_its_key(
     name: str, key: str, ours: Any, others: tuple[str, ...]
 ) -> None:
-    before = value(read(name)[0], key)
+    before = value(load_recipe(name)[0], key)
     assert before == ours
     for other in others:
-        after = value(read(name, [f"{key}={other}"])[0], key)
+        after = value(load_recipe(name, [f"{key}={other}"])[0], key)
         assert str(after).lower() == other
         assert after != before
     last = key.rpartition(".")[2]
@@ -71,5 +71,5 @@ def test_what_the_papers_leave_open_is_switched_by_its_key(
 
 
 def test_thoughts_made_one_by_one_have_no_rounds() -> None:
-    with pytest.raises(Usage, match=r"thinking\.rounds: 3: sequential thoughts have no rounds"):
-        read("kava-llama1b-aug", ["thinking.mode=sequential"])
+    with pytest.raises(UsageError, match=r"thinking\.rounds: 3: sequential thoughts have no rounds"):
+        load_recipe("kava-llama1b-aug", ["thinking.mode=sequential"])

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from laconic.core.contract import UNSCORED, Reasoning
+from laconic.core.contract import IGNORE_INDEX, ReasoningBatch
 from laconic.core.decoder import Decoder
-from laconic.core.thoughts import Thoughts
+from laconic.core.thoughts import LatentThoughts
 from laconic.methods.kava import Kava
-from laconic.methods.settings import Distilling, Keeping, Matching
+from laconic.methods.settings import DistillationConfig, KVSelectionConfig, KVDistillationConfig
 from tests.core.readings import fresh
 
 EOS = 2
@@ -19,8 +19,8 @@ SIZES = ((5, 6, 4), (3, 3, 3), (4, 0, 5))  # live tokens of question, chain and 
 def followers(row: Sequence[tuple[list[int], list[bool]]]) -> list[list[int]]:
     """What each token of a row's parts predicts: the next live token in their order."""
     ids = [i for part, live in row for i, alive in zip(part, live, strict=True) if alive]
-    following = iter([*ids[1:], UNSCORED])
-    return [[next(following) if alive else UNSCORED for alive in live] for _, live in row]
+    following = iter([*ids[1:], IGNORE_INDEX])
+    return [[next(following) if alive else IGNORE_INDEX for alive in live] for _, live in row]
 
 
 def padded(ids: Sequence[Tensor], width: int, left: bool) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ def padded(ids: Sequence[Tensor], width: int, left: bool) -> tuple[Tensor, Tenso
     return out, live
 
 
-def reasoning(sizes: Sequence[tuple[int, int, int]] = SIZES, *, seed: int = 0, pads: int = 0, V: int = 97) -> Reasoning:
+def reasoning(sizes: Sequence[tuple[int, int, int]] = SIZES, *, seed: int = 0, pads: int = 0, V: int = 97) -> ReasoningBatch:
     """Rows of (question, chain, answer) tokens, `pads` columns more than needed in every part; the answer's number
     begins at its third token, if it has one, and each row draws its ids by its own size and place."""
     parts: list[list[Tensor]] = [[], [], []]
@@ -49,7 +49,7 @@ def reasoning(sizes: Sequence[tuple[int, int, int]] = SIZES, *, seed: int = 0, p
     )
     columns = torch.arange(widths[2])
     lengths = torch.tensor([size[2] for size in sizes])
-    return Reasoning(
+    return ReasoningBatch(
         *grids[0],
         *grids[1],
         (torch.arange(widths[1]) // 2).expand(len(sizes), -1).clone(),
@@ -63,11 +63,11 @@ def reasoning(sizes: Sequence[tuple[int, int, int]] = SIZES, *, seed: int = 0, p
     )
 
 
-def trained(name: str, *, M: int = 4, rounds: int | None = 2, **settings: object) -> tuple[Decoder, Thoughts]:
+def trained(name: str, *, M: int = 4, rounds: int | None = 2, **settings: object) -> tuple[Decoder, LatentThoughts]:
     """A decoder in float64 whose every weight matters, with thoughts; both to be trained."""
     decoder = fresh(name).double()
     mode = "sequential" if rounds is None else "jacobi"
-    thoughts = Thoughts(decoder, count=M, rounds=rounds, mode=mode, control_init="normal", **settings)  # type: ignore[arg-type]
+    thoughts = LatentThoughts(decoder, num_latents=M, num_iterations=rounds, schedule=mode, control_init="normal", **settings)  # type: ignore[arg-type]
     with torch.no_grad():
         thoughts.vectors.mul_(10)
     return decoder, thoughts.double()
@@ -79,8 +79,8 @@ def kava(
 ) -> Kava:  # fmt: skip
     """KaVa with the defaults of its settings, some of them changed."""
     decoder, thoughts = trained(name, M=M, rounds=rounds)
-    how, keep = Distilling(**(distilling or {})), Keeping(**(keeping or {}))
-    return Kava(decoder, thoughts, how, keep, Matching(**matching), seed=seed)  # type: ignore[arg-type]
+    how, keep = DistillationConfig(**(distilling or {})), KVSelectionConfig(**(keeping or {}))
+    return Kava(decoder, thoughts, how, keep, KVDistillationConfig(**matching), seed=seed)  # type: ignore[arg-type]
 
 
 def gradients(method: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.contract import Documents
-from laconic.core.memory import Memory
+from laconic.core.contract import DocumentBatch
+from laconic.core.memory import SummaryMemory
 from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.settings import Halting, Reading
-from laconic.methods.summaries import Summaries
+from laconic.methods.settings import StopHeadConfig, CompressionConfig
+from laconic.methods.summaries import SummaryParameters
 from tests.core.readings import fresh, noise
 
 EOS, V = 2, 97
@@ -21,7 +21,7 @@ EOS, V = 2, 97
 def documents(
     lengths: Sequence[Sequence[int]] = ((5, 4, 5, 3), (4, 5, 2, 0)), *, pads: int = 0,
     windows: tuple[int, int] = (3, 1), **more: Any,
-) -> Documents:  # fmt: skip
+) -> DocumentBatch:  # fmt: skip
     """Rows of segments of so many tokens; `pads` dead columns more than needed stand left, inside and right."""
     text, live = [], []
     for b, row in enumerate(lengths):
@@ -33,7 +33,7 @@ def documents(
     ends = torch.tensor([max(r[i] for r in lengths) + pads for i in range(len(lengths[0]))]).cumsum(0)
     alive, names = torch.stack(live), tuple(f"row {b}" for b in range(len(lengths)))
     cuts, index = tuple(ends.tolist()), torch.arange(len(lengths))
-    return Documents(torch.stack(text), alive, alive.clone(), cuts, index, names, windows=windows, **more)
+    return DocumentBatch(torch.stack(text), alive, alive.clone(), cuts, index, names, windows=windows, **more)
 
 
 def spread(ids: Tensor, width: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -49,14 +49,14 @@ def compressor(
     sizes: dict[str, Any] | None = None, **reading: Any,
 ) -> AutoCompressor:  # fmt: skip
     """A compressor in float64 whose every parameter matters, with K = 3 unless `reading` says else; `word` is bos."""
-    how = Reading(**({"cap": 3} | reading))
-    head = None if halting is None else Halting(**halting)
+    how = CompressionConfig(**({"cap": 3} | reading))
+    head = None if halting is None else StopHeadConfig(**halting)
     decoder = fresh(name, **(sizes or {})).double()
-    summaries = Summaries(decoder, how, head, eos=EOS)
+    summaries = SummaryParameters(decoder, how, head, eos_token_id=EOS)
     with torch.no_grad():
         for i, p in enumerate(summaries.parameters()):
             p.add_(noise(i, *p.shape) * 0.3)
-    return AutoCompressor(decoder, summaries, how, head, steps=steps, seed=1, bos=word).eval()
+    return AutoCompressor(decoder, summaries, how, head, total_steps=steps, seed=1, bos_token_id=word).eval()
 
 
 def some(cells: Sequence[Any], every: int) -> list[Any]:
@@ -71,11 +71,11 @@ def gradients(method: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
     return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), found, strict=True)}
 
 
-def whole(method: AutoCompressor, batch: Documents) -> tuple[Tensor, dict[str, Tensor], Memory | None]:
+def whole(method: AutoCompressor, batch: DocumentBatch) -> tuple[Tensor, dict[str, Tensor], SummaryMemory | None]:
     """Loss and gradients of a batch, window by window as the loop runs them, and the memory handed on last."""
-    batch, state = replace(batch, totals=method.totals(batch)), None
+    batch, state = replace(batch, loss_denominators=method.loss_denominators(batch)), None
     loss, found, kept = torch.zeros((), dtype=torch.float64), dict[str, Tensor](), None
-    for piece in batch.pieces:
+    for piece in batch.sequential_parts:
         step = method(piece, state)
         for name, g in gradients(method, step.loss).items():
             found[name] = found.get(name, torch.zeros_like(g)) + g

@@ -23,7 +23,7 @@ def near(got: Iterable[Tensor], asked: Iterable[Tensor], within: float = MEMORY)
 
 def same_state(got: object, asked: object) -> None:
     """Counts equal, everything else near."""
-    mine, theirs = dict(values.named(got)), dict(values.named(asked))
+    mine, theirs = dict(values.named_tensors(got)), dict(values.named_tensors(asked))
     assert mine.keys() == theirs.keys()
     floating = [name for name in mine if mine[name].is_floating_point()]
     assert all(torch.equal(mine[name], theirs[name]) for name in mine.keys() - set(floating))

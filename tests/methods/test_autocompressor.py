@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.contract import Documents, Method, followers
+from laconic.core.contract import DocumentBatch, Method, next_token_targets
 from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.objective import counted
-from laconic.methods.windows import Course
+from laconic.methods.objective import mark_priced_segments
+from laconic.methods.windows import WindowRun
 from tests import tolerances
 from tests.core.readings import all_same, same
 from tests.methods.documents import compressor, documents, gradients, some, whole
@@ -51,13 +51,13 @@ def both(cell: dict[str, Any], head: dict[str, Any] | None = None, name: str = "
 def test_it_is_a_method() -> None:
     method = compressor()
     assert isinstance(method, Method)
-    assert not method.restarts(documents())
+    assert not method.resets_optimizer_state(documents())
 
 
 def test_what_a_token_predicts() -> None:
     live = torch.tensor([[False, True, False, True, True, False]])
     scored = torch.tensor([[True, True, True, False, True, True]])
-    assert followers(torch.arange(6)[None], live, scored).tolist() == [[-100, -100, -100, 4, -100, -100]]
+    assert next_token_targets(torch.arange(6)[None], live, scored).tolist() == [[-100, -100, -100, 4, -100, -100]]
 
 
 @pytest.mark.parametrize("cell", some(CELLS, 2), ids=named)
@@ -74,8 +74,8 @@ def test_dead_columns_change_nothing(cell: dict[str, Any]) -> None:
         all_same(again.values(), found.values())
     assert kept is not None
     assert other is not None
-    assert torch.equal(kept.lengths, other.lengths)
-    for a, b in zip(kept.ragged(), other.ragged(), strict=True):
+    assert torch.equal(kept.num_vectors, other.num_vectors)
+    for a, b in zip(kept.to_list(), other.to_list(), strict=True):
         same(a, b)
     assert all(g.any() for n, g in found.items() if n.startswith("summaries") and n != "summaries.c")
 
@@ -95,17 +95,17 @@ def test_dead_columns_change_nothing_where_lengths_are_learned(head: dict[str, A
     method = both({"generator": generator, "length": "stop"}, head)
     tight, wide = documents(step=9), documents(step=9, pads=1)
     (loss, found, _), (padded, again, _) = whole(method, tight), whole(method, wide)
-    same(padded, loss, tolerances.FLOAT32 if method.soft or head["estimator"] == "straight" else tolerances.ORACLE)
+    same(padded, loss, tolerances.FLOAT32 if method.has_soft_lengths or head["estimator"] == "straight" else tolerances.ORACLE)
     assert all(g.isfinite().all() for g in again.values())
     assert found["summaries.u"].any()
 
 
-def alone(method: AutoCompressor, batch: Documents, totals: dict[str, float]) -> tuple[Tensor, list[dict[str, Tensor]]]:
+def alone(method: AutoCompressor, batch: DocumentBatch, totals: dict[str, float]) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """The rows one by one, of the sums of all."""
     total, found = torch.zeros((), dtype=torch.float64), []
     for b in range(batch.B):
         state = None
-        for piece in replace(batch.take([b]), totals=totals).pieces:
+        for piece in replace(batch.select_rows([b]), loss_denominators=totals).sequential_parts:
             step = method(piece, state)
             total = total + step.loss.detach()
             found.append(gradients(method, step.loss))
@@ -117,7 +117,7 @@ def alone(method: AutoCompressor, batch: Documents, totals: dict[str, float]) ->
 def test_rows_are_strangers(cell: dict[str, Any]) -> None:
     method, batch = both(cell), documents()
     loss, found, _ = whole(method, batch)
-    total, parts = alone(method, batch, method.totals(batch))
+    total, parts = alone(method, batch, method.loss_denominators(batch))
     same(total, loss)
     all_same([sum(p[n] for p in parts) for n in found], found.values())
 
@@ -127,9 +127,9 @@ def test_rows_are_strangers_where_lengths_are_learned(head: dict[str, Any]) -> N
     """Draws go by the document, never by the place in a batch."""
     method, batch = both({"length": "stop"}, head), documents(step=9)
     loss, found, _ = whole(method, batch)
-    total, parts = alone(method, batch, method.totals(batch))
+    total, parts = alone(method, batch, method.loss_denominators(batch))
     if head.get("baseline") != "rows":
-        within = tolerances.FLOAT32 if method.soft or head["estimator"] == "straight" else tolerances.ORACLE
+        within = tolerances.FLOAT32 if method.has_soft_lengths or head["estimator"] == "straight" else tolerances.ORACLE
         same(total, loss, within)
         u = sum(p["summaries.u"] for p in parts)
         assert isinstance(u, Tensor)
@@ -147,10 +147,10 @@ def test_a_checkpointed_unit_is_the_plain_one_bit_for_bit(generator: str) -> Non
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def nats_of(method: AutoCompressor, batch: Documents) -> list[Tensor]:
+def nats_of(method: AutoCompressor, batch: DocumentBatch) -> list[Tensor]:
     """Nats of each segment of a window."""
-    course = Course(method.unit, batch, method.unit.empty(batch.B), method.phase(batch.step), 0, "length").run()
-    return [n.sum() for n in course.nats]
+    course = WindowRun(method.segment_model, batch, method.segment_model.empty_memory(batch.B), method.training_phase(batch.step), 0, "length").run()
+    return [n.sum() for n in course.segment_losses]
 
 
 @pytest.mark.parametrize("generator", ["parallel", "self"])
@@ -159,9 +159,9 @@ def test_gradients_reach_every_compression_of_a_window_and_no_earlier_text(gener
     method = compressor(generator=generator)
     text = torch.tensor([[3, 4, 5, 10, 11, 12, 20, 21, 22]])
     live = torch.ones_like(text, dtype=torch.bool)
-    batch = Documents(text, live, live, (3, 6, 9), torch.zeros(1).long(), windows=(3, 1))
-    nats = nats_of(method, batch.pieces[0])
-    table = method.decoder.words.weight
+    batch = DocumentBatch(text, live, live, (3, 6, 9), torch.zeros(1).long(), windows=(3, 1))
+    nats = nats_of(method, batch.sequential_parts[0])
+    table = method.decoder.token_embedding.weight
     learned = method.summaries.tokens if generator == "parallel" else method.summaries.steps
     words = [torch.autograd.grad(n, table, retain_graph=True)[0] for n in nats]
     assert not method.decoder.config.tie_word_embeddings
@@ -179,18 +179,18 @@ def test_no_gradient_crosses_the_edge_of_a_window() -> None:
         method = compressor()
         text = torch.tensor([[3, 4, 5, 10, 11, 12, 20, 21, 22, 30, 31, 32]])
         live = torch.ones_like(text, dtype=torch.bool)
-        batch = Documents(text, live, live, (3, 6, 9, 12), torch.zeros(1).long(), windows=windows)
-        pieces = batch.pieces
+        batch = DocumentBatch(text, live, live, (3, 6, 9, 12), torch.zeros(1).long(), windows=windows)
+        pieces = batch.sequential_parts
         state = method(pieces[0]).state
         assert state is not None
         step = method(pieces[1], state.detach())
-        found = torch.autograd.grad(step.loss, method.decoder.words.weight)[0]
+        found = torch.autograd.grad(step.loss, method.decoder.token_embedding.weight)[0]
         assert not found[[3, 4, 5]].any()
         assert bool(found[[10, 11, 12]].any()) == learns
 
 
 def test_the_last_compression_of_a_window_has_no_graph() -> None:
-    method, batch = compressor(), documents(windows=(2, 0)).pieces[0]
+    method, batch = compressor(), documents(windows=(2, 0)).sequential_parts[0]
     state = method(batch).state
     assert state is not None
     assert state.blocks == 2
@@ -206,8 +206,8 @@ def test_nothing_is_penalised_that_nobody_reads() -> None:
     for penalise in ("read", "all"):
         method = both({"length": "stop"}, {"estimator": "soft", "harden": 0.0, "penalise": penalise})
         batch = documents(((5, 4, 5), (4, 5, 0), (3, 0, 0)), step=9)
-        found[penalise] = counted(Course(method.unit, batch, method.unit.empty(3), "both", 0, "length"))
-        assert method.totals(batch)["compressions"] == found[penalise].sum()
+        found[penalise] = mark_priced_segments(WindowRun(method.segment_model, batch, method.segment_model.empty_memory(3), "both", 0, "length"))
+        assert method.loss_denominators(batch)["compressions"] == found[penalise].sum()
     assert found["read"].tolist() == [[True, True, False], [True, False, False], [False] * 3]
     assert found["all"].tolist() == [[True] * 3, [True, True, False], [True, False, False]]
 

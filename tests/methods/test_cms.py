@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from laconic.core import state as values
 from laconic.core import state_file
 from laconic.core.block import Block
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.core.families import DecoderConfig
-from laconic.core.state import Factors, Layer
-from laconic.methods.changes import chosen, dense, folded, length, plus, times
-from laconic.methods.cms import chunk_sizes, stack
+from laconic.core.state import LowRankChange, LayerState
+from laconic.methods.changes import where_rows, to_dense, smaller_form, frobenius_norm, add, scale
+from laconic.methods.cms import chunk_sizes, place_levels
 from laconic.methods.cms_layer import CMS
-from laconic.methods.cms_levels import Notes, errors, shorter
-from laconic.methods.cms_reading import answer, learned, levels_of, room
+from laconic.methods.cms_levels import LinearRecords, linear_errors, clip_error
+from laconic.methods.cms_reading import forward_levels, accumulate_tokens, require_levels, tokens_to_boundary
 from laconic.methods.cms_shape import Options
 from tests.core.readings import noise
 from tests.methods.learned import near, slopes, stirred
@@ -31,18 +31,18 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 def layer(chunks: tuple[int, ...] = (2, 4), bias: bool = False, **options: Any) -> CMS:
     how = {"inner": "associative", "eta": 0.5, **options}
-    made = stirred(CMS(D, F, chunks, Options(**how), bias=bias), 0.2)
+    made = stirred(CMS(D, F, chunks, Options(**how), has_bias=bias), 0.2)
     assert isinstance(made, CMS)
     return made
 
 
-def dense_state(state: Layer) -> list[Tensor]:
+def dense_state(state: LayerState) -> list[Tensor]:
     """Every tensor of a state, sums of factors as matrices, so that what stands in other forms may be compared."""
     found: list[Tensor] = []
-    for level in levels_of(state):
-        for part in (level.moved, level.open, level.start, level.gathered):
-            found += [dense(change) for change in part.values()]
-        found += [*level.moments.values(), level.count.double(), level.updates.double()]
+    for level in require_levels(state):
+        for part in (level.change, level.accumulated, level.start_change, level.meta_accumulated):
+            found += [to_dense(change) for change in part.values()]
+        found += [*level.moments.values(), level.num_tokens.double(), level.num_updates.double()]
     return found
 
 
@@ -105,40 +105,40 @@ def test_padding_changes_nothing(optimizer: str, how: dict[str, Any]) -> None:
     for row in (0, 1, 3):
         own, held = made(x[row : row + 1, live[row]])
         near([y[row : row + 1, live[row]]], [own])
-        near(dense_state(values.take(state, [row])), dense_state(held))
+        near(dense_state(values.select_rows(state, [row])), dense_state(held))
         own, held = made(more[row : row + 1], held)
         near([after[row : row + 1]], [own])
-        near(dense_state(values.take(last, [row])), dense_state(held))
+        near(dense_state(values.select_rows(last, [row])), dense_state(held))
 
 
 def test_weights_change_exactly_at_multiples_of_their_chunk() -> None:
     memory, x, state = layer((2, 4), eta=1.0), noise(1, 1, 9, D), None
     for i in range(1, 10):
-        before = [dense(level.moved["up_proj"]) for level in levels_of(state)] if state else None
+        before = [to_dense(level.change["up_proj"]) for level in require_levels(state)] if state else None
         _, state = memory(x[:, i - 1 : i], state)
-        for l, (C, level) in enumerate(zip((2, 4), levels_of(state), strict=True)):
-            assert (int(level.count), int(level.updates)) == (i % C, i // C)
+        for l, (C, level) in enumerate(zip((2, 4), require_levels(state), strict=True)):
+            assert (int(level.num_tokens), int(level.num_updates)) == (i % C, i // C)
             if before is not None:
-                assert torch.equal(dense(level.moved["up_proj"]), before[l]) == bool(i % C)
+                assert torch.equal(to_dense(level.change["up_proj"]), before[l]) == bool(i % C)
 
 
 def test_nested_levels_begin_again_where_the_next_slower_one_ends() -> None:
     memory, x = layer((1, 4), structure="nested", meta="outer", clip=0.0), noise(2, 1, 8, D)
     for i in range(1, 9):
         _, state = memory(x[:, :i])
-        assert bool(dense(levels_of(state)[0].moved["down_proj"]).any()) == bool(i % 4)
+        assert bool(to_dense(require_levels(state)[0].change["down_proj"]).any()) == bool(i % 4)
     for meta in ("first_order", "full", "reptile"):
         memory = layer((1, 4), structure="nested", meta=meta)
-        fast = levels_of(memory(x[:, :4])[1])[0]
-        assert torch.equal(dense(fast.moved["up_proj"]), dense(fast.start["up_proj"]))
-        assert dense(fast.start["up_proj"]).any()
+        fast = require_levels(memory(x[:, :4])[1])[0]
+        assert torch.equal(to_dense(fast.change["up_proj"]), to_dense(fast.start_change["up_proj"]))
+        assert to_dense(fast.start_change["up_proj"]).any()
 
 
 def test_the_sum_over_a_chunk_is_one_backward_and_as_many_single_ones() -> None:
     """Of the associative loss at the weights of the chunk's start, by autograd on the weights themselves."""
     memory = layer((5,), eta=1.0, clip=0.0, bias=True)
     w, x = dict(memory.named_parameters()), noise(3, 1, 5, D)
-    level = levels_of(memory(x)[1])[0]
+    level = require_levels(memory(x)[1])[0]
 
     def loss(at: slice) -> Tensor:
         key = nn.functional.normalize(x[:, at] @ w["levels.0.key.weight"].mT, dim=-1)
@@ -153,7 +153,7 @@ def test_the_sum_over_a_chunk_is_one_backward_and_as_many_single_ones() -> None:
         whole = torch.autograd.grad(loss(slice(0, 5)), theta)
         single = [torch.autograd.grad(loss(slice(t, t + 1)), theta) for t in range(5)]
         asked = torch.cat([whole[0], whole[1][:, None]], 1)
-        near([dense(level.moved[name])[0]], [-step * asked])
+        near([to_dense(level.change[name])[0]], [-step * asked])
         near([sum((torch.cat([g[0], g[1][:, None]], 1) for g in single), torch.zeros(()))], [asked])
 
 
@@ -169,32 +169,32 @@ def test_steps_of_0_are_the_static_model_bit_for_bit(optimizer: str, structure: 
     y, state = moving(x)
     asked = torch.cat([moving(x[:, t : t + 2], learn=False)[0] for t in range(0, 9, 2)], 1)
     assert torch.equal(y, asked)
-    assert not any(dense(change).any() for level in levels_of(state) for change in level.moved.values())
+    assert not any(to_dense(change).any() for level in require_levels(state) for change in level.change.values())
     near(slopes(y, moving), slopes(moving(x, learn=False)[0], moving))
     still = layer(inner_optimizer=optimizer, structure=structure, eta=0.0)
     y, state = still(x)
     assert torch.equal(y, still(x, learn=False)[0])
-    assert not any(level.count.any() or level.updates.any() for level in levels_of(state))
+    assert not any(level.num_tokens.any() or level.num_updates.any() for level in require_levels(state))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_one_level_is_the_mlp_bit_for_bit(family: str) -> None:
     """And each way to begin slower levels leaves what the MLP gives."""
-    config = DecoderConfig.small(family)
+    config = DecoderConfig.tiny(family)
     block = Block(config, 0)
     for n, p in enumerate(block.parameters()):
         nn.init.normal_(p, generator=torch.Generator().manual_seed(n))
     mlp, x = block.get_submodule("mlp"), torch.randn(2, 7, config.hidden_size)
-    asked = block.feed(x)
+    asked = block.mlp_forward(x)
     for structure in ("sequential", "independent", "nested"):
         for link in ("residual", "plain") if structure != "independent" else ("residual",):
-            how = Options(inner="associative", structure=structure, link=link, target="start")
-            made = CMS.of(mlp, (8,), how, act=config.act)
+            how = Options(inner_objective="associative", structure=structure, residual=link, associative_target="start")
+            made = CMS.from_mlp(mlp, (8,), how, act=config.activation)
             assert torch.equal(made(x)[0], asked)
-        grown = CMS.of(mlp, (8, 16), Options(inner="associative", structure=structure), act=config.act)
+        grown = CMS.from_mlp(mlp, (8, 16), Options(inner_objective="associative", structure=structure), act=config.activation)
         assert torch.equal(grown(x)[0], asked)
-        assert dict(grown.named_parameters())[f"levels.0.{grown.shape.maps[-1]}.weight"] is next(
-            p for name, p in mlp.named_parameters() if name == f"{grown.shape.maps[-1]}.weight"
+        assert dict(grown.named_parameters())[f"levels.0.{grown.shape.projections[-1]}.weight"] is next(
+            p for name, p in mlp.named_parameters() if name == f"{grown.shape.projections[-1]}.weight"
         )
 
 
@@ -236,37 +236,37 @@ def test_an_update_is_no_longer_than_its_bound() -> None:
     x = 3 * noise(7, 2, 8, D)
     loose, bound = layer((8,), eta=50.0, clip=0.0), layer((8,), eta=50.0, clip=0.1)
     for training in (True, False):
-        for name, change in levels_of(bound.train(training)(x)[1])[0].moved.items():
+        for name, change in require_levels(bound.train(training)(x)[1])[0].change.items():
             start = bound.get_parameter(f"levels.0.{name}.weight")
-            assert (length(change) <= 0.1 * start.norm() * (1 + 1e-12)).all()
-            assert (length(levels_of(loose(x)[1])[0].moved[name]) > 0.1 * start.norm()).any()
-    grown = CMS.of(bound.get_submodule("levels.0"), (2, 4), Options(inner="associative", eta=1.0))
-    assert dense(levels_of(grown(x)[1])[1].moved["down_proj"]).any(), "a level that begins at zero moves"
+            assert (frobenius_norm(change) <= 0.1 * start.norm() * (1 + 1e-12)).all()
+            assert (frobenius_norm(require_levels(loose(x)[1])[0].change[name]) > 0.1 * start.norm()).any()
+    grown = CMS.from_mlp(bound.get_submodule("levels.0"), (2, 4), Options(inner_objective="associative", inner_lr=1.0))
+    assert to_dense(require_levels(grown(x)[1])[1].change["down_proj"]).any(), "a level that begins at zero moves"
 
 
 def test_changes_are_sums_while_those_are_smaller() -> None:
     memory = layer((1,), eta=0.1)
-    held = [levels_of(memory(noise(8, 1, T, D))[1])[0].moved["up_proj"] for T in (1, 2)]
-    assert isinstance(held[0], Factors)
+    held = [require_levels(memory(noise(8, 1, T, D))[1])[0].change["up_proj"] for T in (1, 2)]
+    assert isinstance(held[0], LowRankChange)
     assert isinstance(held[1], Tensor), "D F / (D + F) is 1.7"
 
 
 def test_forks_resets_and_rows_are_their_own(tmp_path: Path) -> None:
     memory = layer((2, 4), structure="nested", inner_optimizer="momentum")
     _, state = memory(noise(9, 3, 5, D))
-    state_file.save(state, tmp_path / "me.safetensors", kind="cms", model="m")
-    assert values.equal(state_file.load(tmp_path / "me.safetensors", kind="cms", model="m"), values.detach(state))
-    both, more = values.repeat(values.take(state, [1]), 2), noise(10, 2, 4, D)
+    state_file.save_state(state, tmp_path / "me.safetensors", memory_kind="cms", model_fingerprint="m")
+    assert values.states_equal(state_file.load_state(tmp_path / "me.safetensors", memory_kind="cms", model_fingerprint="m"), values.detach(state))
+    both, more = values.repeat_rows(values.select_rows(state, [1]), 2), noise(10, 2, 4, D)
     y, after = memory(more, both)
-    near([y[1:]], [memory(more[1:], values.take(state, [1]))[0]])
-    near(dense_state(values.take(after, [0])), dense_state(memory(more[:1], values.take(state, [1]))[1]))
-    fresh = values.reset(state, [0])
-    near([memory(more[:1], values.take(fresh, [0]))[0]], [memory(more[:1])[0]])
-    only = values.reset(state, levels=[1])
-    assert levels_of(only)[0].updates.any()
-    assert not levels_of(only)[1].count.any()
+    near([y[1:]], [memory(more[1:], values.select_rows(state, [1]))[0]])
+    near(dense_state(values.select_rows(after, [0])), dense_state(memory(more[:1], values.select_rows(state, [1]))[1]))
+    fresh = values.reset_rows(state, [0])
+    near([memory(more[:1], values.select_rows(fresh, [0]))[0]], [memory(more[:1])[0]])
+    only = values.reset_rows(state, levels=[1])
+    assert require_levels(only)[0].num_updates.any()
+    assert not require_levels(only)[1].num_tokens.any()
     summed, factors = memory(noise(11, 1, 9, D))[1], memory(noise(12, 1, 1, D))[1]
-    joined = values.join(summed, factors)
+    joined = values.concat_rows(summed, factors)
     near([memory(more, joined)[0][:1]], [memory(more[:1], summed)[0]])
 
 
@@ -274,46 +274,46 @@ def test_errors_of_a_loss_teach_a_layer_that_stands_alone() -> None:
     """Two layers, one loss above both: what the task's objective needs, by hand."""
     one, two = layer((3,), inner="task", eta=1.0, clip=0.0), layer((3,), inner="task", eta=1.0, clip=0.0)
     x, states = noise(13, 2, 3, D), []
-    notes: list[Notes] = [{}, {}]
-    levels = [levels_of(memory(x)[1]) for memory in (one, two)]
-    assert not any(level.count.any() for pair in levels for level in pair), "the task's loss is not a layer's own"
-    y, inputs = answer(one.params, levels[0], x, notes[0])
-    z, deeper = answer(two.params, levels[1], y, notes[1])
+    notes: list[LinearRecords] = [{}, {}]
+    levels = [require_levels(memory(x)[1]) for memory in (one, two)]
+    assert not any(level.num_tokens.any() for pair in levels for level in pair), "the task's loss is not a layer's own"
+    y, inputs = forward_levels(one.params, levels[0], x, notes[0])
+    z, deeper = forward_levels(two.params, levels[1], y, notes[1])
     loss = z.square().sum()
     for memory, own, read, held in zip((one, two), notes, (inputs, deeper), levels, strict=True):
-        pairs = {name.rpartition(".")[2]: shorter(pair, 0.0) for name, pair in errors(loss, own, again=True).items()}
-        states.append(learned(memory.params, held, [pairs], read))
+        pairs = {name.rpartition(".")[2]: clip_error(pair, 0.0) for name, pair in linear_errors(loss, own, retain_graph=True).items()}
+        states.append(accumulate_tokens(memory.params, held, [pairs], read))
     for memory, found in zip((one, two), states, strict=True):
         for name, change in found[0].moved.items():
             p = memory.get_parameter(f"levels.0.{name}.weight")
             step = nn.functional.softplus(memory.get_parameter("levels.0.step.bias"))
             for row in range(2):
                 (slope,) = torch.autograd.grad(z[row].square().sum(), p, retain_graph=True)
-                near([dense(change)[row]], [-step * slope])
-    assert room(one.params, states[0]) == 3
-    with pytest.raises(Usage, match="cms: 4 tokens were given to learn, the chunk has room for 3; cut them there"):
-        learned(one.params, states[0], [pairs], [noise(14, 2, 4, D)])
+                near([to_dense(change)[row]], [-step * slope])
+    assert tokens_to_boundary(one.params, states[0]) == 3
+    with pytest.raises(UsageError, match="cms: 4 tokens were given to learn, the chunk has room for 3; cut them there"):
+        accumulate_tokens(one.params, states[0], [pairs], [noise(14, 2, 4, D)])
 
 
 def test_changes_are_added_chosen_and_measured_in_either_form() -> None:
-    sums = [Factors(noise(n, 2, 3, 4), noise(n + 9, 2, 3, 5)) for n in range(2)]
+    sums = [LowRankChange(noise(n, 2, 3, 4), noise(n + 9, 2, 3, 5)) for n in range(2)]
     one, other = (pair.dense for pair in sums)
     for a in (sums[0], one):
         for b in (sums[1], other):
-            near([dense(plus(a, b))], [one + other])
-            near([dense(chosen(torch.tensor([True, False]), a, b))], [torch.stack([one[0], other[1]])])
+            near([to_dense(add(a, b))], [one + other])
+            near([to_dense(where_rows(torch.tensor([True, False]), a, b))], [torch.stack([one[0], other[1]])])
         near(
-            [length(a), dense(times(a, torch.tensor([2.0, 3.0]).double()))],
+            [frobenius_norm(a), to_dense(scale(a, torch.tensor([2.0, 3.0]).double()))],
             [one.norm(dim=(1, 2)), one * torch.tensor([2.0, 3.0])[:, None, None]],
         )
-    assert isinstance(folded(sums[0]), Tensor)
-    shortened = shorter(sums[0], 1.0)
+    assert isinstance(smaller_form(sums[0]), Tensor)
+    shortened = clip_error(sums[0], 1.0)
     assert (shortened.left.norm(dim=-1) <= 1 + 1e-12).all()
 
 
 def test_added_levels_may_be_copies() -> None:
-    mlp = Block(DecoderConfig.small("llama"), 1).get_submodule("mlp")
-    grown = CMS.of(mlp, (2, 4), grow="copy")
+    mlp = Block(DecoderConfig.tiny("llama"), 1).get_submodule("mlp")
+    grown = CMS.from_mlp(mlp, (2, 4), new_level_init="copy")
     for name, p in mlp.named_parameters():
         assert grown.get_parameter(f"levels.0.{name}") is p
         assert torch.equal(grown.get_parameter(f"levels.1.{name}"), p)
@@ -330,21 +330,21 @@ def test_added_levels_may_be_copies() -> None:
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(how: dict[str, Any], says: str) -> None:
-    with pytest.raises(Usage, match=says):
+    with pytest.raises(UsageError, match=says):
         layer(**how)
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(Usage, match=r"cms: frequencies \[4, 2\]; they are relative to the slowest level's, the last"):
+    with pytest.raises(UsageError, match=r"cms: frequencies \[4, 2\]; they are relative to the slowest level's, the last"):
         chunk_sizes((4, 2), 8)
-    with pytest.raises(Usage, match="cms: frequency 3 does not divide the slowest chunk, 8; choose divisors of it"):
+    with pytest.raises(UsageError, match="cms: frequency 3 does not divide the slowest chunk, 8; choose divisors of it"):
         chunk_sizes((3, 1), 8)
-    with pytest.raises(Usage, match=r"cms: map \[0, 3\]; place depth takes 2 numbers from 0 to 1"):
-        stack(2, (4, 8), "depth", [0, 3])
-    with pytest.raises(Usage, match="cms: Linear has no parts; an MLP has up_proj and down_proj"):
-        CMS.of(nn.Linear(3, 3))
-    how = Options(inner="associative", order="slow_first")
-    with pytest.raises(Usage, match="cms: level 0 is the MLP there was, and slow_first would run another before it"):
-        CMS.of(layer().get_submodule("levels.0"), (4, 8), how)
-    with pytest.raises(Usage, match=r"cms: the state holds no levels; begin with start\(params, batch\)"):
-        layer()(noise(0, 1, 2, D), Layer(tails={"x": torch.zeros(1, 1, 1)}))
+    with pytest.raises(UsageError, match=r"cms: map \[0, 3\]; place depth takes 2 numbers from 0 to 1"):
+        place_levels(2, (4, 8), "depth", [0, 3])
+    with pytest.raises(UsageError, match="cms: Linear has no parts; an MLP has up_proj and down_proj"):
+        CMS.from_mlp(nn.Linear(3, 3))
+    how = Options(inner_objective="associative", level_order="slow_first")
+    with pytest.raises(UsageError, match="cms: level 0 is the MLP there was, and slow_first would run another before it"):
+        CMS.from_mlp(layer().get_submodule("levels.0"), (4, 8), how)
+    with pytest.raises(UsageError, match=r"cms: the state holds no levels; begin with start\(params, batch\)"):
+        layer()(noise(0, 1, 2, D), LayerState(conv_tails={"x": torch.zeros(1, 1, 1)}))

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.core.generate import generate
-from laconic.core.memory import Memory
+from laconic.core.memory import SummaryMemory
 from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.stopping import Stopping
+from laconic.methods.stopping import StopRule
 from tests import tolerances
 from tests.core.readings import noise, same
 from tests.methods.documents import compressor, documents, some
@@ -22,11 +22,11 @@ BATCH = documents(((5, 4, 5), (4, 5, 2), (3, 0, 0)), pads=1)
 def segments_of(rows: slice | int = slice(None)) -> list[tuple[Tensor, Tensor]]:
     """Text and live columns of each segment, of all rows or one."""
     rows = slice(rows, rows + 1) if isinstance(rows, int) else rows
-    return [(BATCH.text[rows, s], BATCH.live[rows, s]) for s in BATCH.segments]
+    return [(BATCH.input_ids[rows, s], BATCH.attention_mask[rows, s]) for s in BATCH.segment_slices]
 
 
-def compressed(method: AutoCompressor, rows: slice | int = slice(None), how: Stopping | None = None) -> Memory:
-    memory: Memory | None = None
+def compressed(method: AutoCompressor, rows: slice | int = slice(None), how: StopRule | None = None) -> SummaryMemory:
+    memory: SummaryMemory | None = None
     for text, live in segments_of(rows):
         if not isinstance(rows, int) or live.any():
             memory = method.compress(text, live, memory, how)
@@ -56,11 +56,11 @@ def test_a_batch_is_its_rows_one_by_one(cell: dict[str, Any], name: str) -> None
     """Rows of other lengths and stops, one of which has ended: the same memory, and the same states read after it."""
     method, question = made(cell, name), torch.tensor([[7, 8, 9, 10]])
     together = compressed(method)
-    states = method.read(question.expand(3, -1), None, together)
+    states = method.read_text(question.expand(3, -1), None, together)
     for b in range(3):
         single = compressed(method, b)
-        same(together.ragged()[b], single.ragged()[0])
-        same(states[b], method.read(question, None, single)[0])
+        same(together.to_list()[b], single.to_list()[0])
+        same(states[b], method.read_text(question, None, single)[0])
 
 
 @pytest.mark.parametrize("generator", ["parallel", "self"])
@@ -68,12 +68,12 @@ def test_a_scripted_stop(generator: str) -> None:
     """Lengths 1 and 3: a row that has stopped is latched, and is what it would be by itself."""
     method = made({"generator": generator, "length": "stop"})
     text = torch.tensor([[4, 5, 6, 7], [8, 9, 10, 11]])
-    how = Stopping("sample", draws=torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]).double())
-    memory = method.compress(text, how=how)
-    assert memory.lengths.tolist() == [1, 3]
+    how = StopRule("sample", uniforms=torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]).double())
+    memory = method.compress(text, rule=how)
+    assert memory.num_vectors.tolist() == [1, 3]
     for b, n in ((0, 1), (1, 3)):
-        own = method.compress(text[b : b + 1], how=Stopping("fixed", n=n))
-        same(memory.ragged()[b], own.ragged()[0])
+        own = method.compress(text[b : b + 1], rule=StopRule("fixed", num_vectors=n))
+        same(memory.to_list()[b], own.to_list()[0])
 
 
 def test_the_loop_ends_when_every_row_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_the_loop_ends_when_every_row_has_stopped(monkeypatch: pytest.MonkeyPatc
     for stops, passes in (([0.0, 0.0], 2), ([1.0, 0.0], 3), ([1.0, 1.0], 4)):
         calls.clear()
         draws = torch.tensor([[stops[0], stops[1], 0.0]]).double().expand(2, -1)
-        method.compress(torch.tensor([[4, 5, 6], [7, 8, 9]]), how=Stopping("sample", draws=draws))
+        method.compress(torch.tensor([[4, 5, 6], [7, 8, 9]]), rule=StopRule("sample", uniforms=draws))
         assert len(calls) == passes
 
 
@@ -96,9 +96,9 @@ def test_the_loop_ends_when_every_row_has_stopped(monkeypatch: pytest.MonkeyPatc
 def test_the_first_vectors_do_not_know_of_the_rest(generator: str) -> None:
     method, text = made({"generator": generator, "length": "nested"}), torch.tensor([[4, 5, 6, 7]])
     longest = method.compress(text)
-    assert longest.lengths.tolist() == [3]
+    assert longest.num_vectors.tolist() == [3]
     for n in (1, 2):
-        same(method.compress(text, how=Stopping("fixed", n=n)).vectors, longest.vectors[:, :n])
+        same(method.compress(text, rule=StopRule("fixed", num_vectors=n)).vectors, longest.vectors[:, :n])
 
 
 @pytest.mark.parametrize("positions", ["contiguous", "reserved"])
@@ -110,13 +110,13 @@ def test_what_dead_slots_hold_changes_nothing(positions: str, soft: bool) -> Non
         torch.tensor([[True, False, True, True, False], [False, True, True, False, False]]),
     )
     log_s = -noise(3, 2, 5).abs().float() if soft else None
-    memory = method.unit.empty(2).append(noise(1, 2, 5, D), live, torch.tensor([4, 4]), log_s)
+    memory = method.segment_model.empty_memory(2).append(noise(1, 2, 5, D), live, torch.tensor([4, 4]), log_s)
     memory = memory.append(noise(2, 2, 5, D), live.flip(1), torch.tensor([4, 4]), log_s)
     text = torch.tensor([[4, 5, 6], [7, 8, 9]])
-    odd = replace(memory, vectors=memory.vectors.masked_fill(~memory.live[..., None], 1e6))
+    odd = replace(memory, vectors=memory.vectors.masked_fill(~memory.valid[..., None], 1e6))
     within = tolerances.FLOAT32 if soft else tolerances.ORACLE
-    same(method.read(text, None, odd), method.read(text, None, memory), within)
-    same(method.read(text, None, memory.pack()), method.read(text, None, memory), within)
+    same(method.read_text(text, None, odd), method.read_text(text, None, memory), within)
+    same(method.read_text(text, None, memory.compact()), method.read_text(text, None, memory), within)
 
 
 def test_a_certain_gate_is_removal_where_places_are_reserved() -> None:
@@ -127,12 +127,12 @@ def test_a_certain_gate_is_removal_where_places_are_reserved() -> None:
     first = torch.arange(3) < lengths
     log_s = torch.zeros(2, 3).masked_fill(~first, -200.0)
     tokens, text = torch.tensor([4, 4]), torch.tensor([[4, 5, 6], [7, 8, 9]])
-    soft = method.unit.empty(2).append(vectors, every, tokens, log_s)
-    hard = method.unit.empty(2).append(vectors, first, tokens)
-    same(method.read(text, None, soft), method.read(text, None, hard))
-    assert torch.equal(soft.harden(lengths).vectors, hard.pack().vectors)
+    soft = method.segment_model.empty_memory(2).append(vectors, every, tokens, log_s)
+    hard = method.segment_model.empty_memory(2).append(vectors, first, tokens)
+    same(method.read_text(text, None, soft), method.read_text(text, None, hard))
+    assert torch.equal(soft.truncate_to(lengths).vectors, hard.compact().vectors)
     contiguous = compressor()
-    far = contiguous.read(text, None, soft) - contiguous.read(text, None, hard)
+    far = contiguous.read_text(text, None, soft) - contiguous.read_text(text, None, hard)
     assert far.abs().max() > 1e-3  # the text stands behind K slots, and behind N
 
 
@@ -140,10 +140,10 @@ def test_independent_segments_may_be_joined() -> None:
     """Without the older memory in the prompt, compressing one after another is joining what was compressed apart."""
     method = compressor(recurrent=False)
     one_by_one = compressed(method)
-    apart = Memory.join(*(method.compress(text, live) for text, live in segments_of()))
-    assert one_by_one.equal(apart)
+    apart = SummaryMemory.concat_segments(*(method.compress(text, live) for text, live in segments_of()))
+    assert one_by_one.is_equal(apart)
     linked = compressor()
-    there = compressed(linked).vectors - Memory.join(*(linked.compress(t, l) for t, l in segments_of())).vectors
+    there = compressed(linked).vectors - SummaryMemory.concat_segments(*(linked.compress(t, l) for t, l in segments_of())).vectors
     assert there.abs().max() > 1e-3
 
 
@@ -154,28 +154,28 @@ def test_generation_goes_on_from_a_memory(name: str, bos: str) -> None:
     memory = method.compress(
         torch.tensor([[4, 5, 6, 7], [8, 9, 10, 11]]), torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
     )
-    memory = memory.only(torch.tensor([[True, True, True], [True, False, True]]))
-    before, prompts = method.prompt(memory), [[20, 21, 22], [23, 24]]
+    memory = memory.mask_slots(torch.tensor([[True, True, True], [True, False, True]]))
+    before, prompts = method.build_prompt(memory), [[20, 21, 22], [23, 24]]
     with torch.inference_mode():
-        state = method.decoder(before.vectors, live=before.live, positions=before.positions).state
-    found = generate(method.decoder, ids=prompts, state=state, max_tokens=4, eos=())
+        state = method.decoder(before.inputs_embeds, live=before.attention_mask, positions=before.position_ids).state
+    found = generate(method.decoder, input_ids=prompts, state=state, max_tokens=4, eos_token_ids=())
     for b, prompt in enumerate(prompts):
         row = list(prompt)
-        for got in found[b].ids:
-            hidden = method.read(torch.tensor([row]), None, memory.take([b]))
+        for got in found[b].token_ids:
+            hidden = method.read_text(torch.tensor([row]), None, memory.select_rows([b]))
             assert int(method.decoder.logits(hidden[:, -1]).argmax()) == got
             row.append(got)
 
 
 def test_nats_are_those_of_training() -> None:
     method, batch = compressor(), documents(((5, 4), (4, 5)), windows=(2, 0))
-    piece = batch.pieces[0]
-    first, second = ((piece.text[:, s], piece.live[:, s]) for s in piece.segments)
+    piece = batch.sequential_parts[0]
+    first, second = ((piece.input_ids[:, s], piece.attention_mask[:, s]) for s in piece.segment_slices)
     memory = method.compress(*first)
-    whole = method(piece).parts["nats"] * method.totals(batch)["scored"]
+    whole = method(piece).parts["nats"] * method.loss_denominators(batch)["scored"]
     scored = torch.ones_like(second[1])
-    joint = method.nats(second[0], second[1], scored, memory) + method.nats(first[0], first[1], piece.scored[:, :5])
-    hidden = method.read(*first)
+    joint = method.nll(second[0], second[1], scored, memory) + method.nll(first[0], first[1], piece.loss_mask[:, :5])
+    hidden = method.read_text(*first)
     last = method.decoder.logits(hidden)[torch.arange(2), first[1].sum(1) - 1].log_softmax(-1)
     at = second[1].long().argmax(1)
     joint = joint - last[torch.arange(2), second[0][torch.arange(2), at]]
@@ -197,12 +197,12 @@ def test_the_writer_alone_has_the_adapter() -> None:
         finally:
             norm.data /= 2
 
-    reading = method.reading.model_copy(update={"adapt": "write"})
-    method.summaries.reading = reading
-    other = AutoCompressor(method.decoder, method.summaries, reading, steps=1, base=base)
+    reading = method.config.model_copy(update={"adapt": "write"})
+    method.summaries.config = reading
+    other = AutoCompressor(method.decoder, method.summaries, reading, total_steps=1, base_model_context=base)
     text, plain = torch.tensor([[4, 5, 6, 7]]), compressor()
     assert torch.equal(other.compress(text).vectors, plain.compress(text).vectors)
-    same(other.read(text), 2 * plain.read(text))
+    same(other.read_text(text), 2 * plain.read_text(text))
     batch = documents(((4, 4),), windows=(2, 0))
     assert other(batch).loss.isfinite()
     assert not torch.equal(other(batch).loss, plain(batch).loss)
@@ -216,34 +216,34 @@ def test_bos_first_stands_before_the_first_segment_alone() -> None:
         memory = method.compress(text)
         assert not torch.equal(memory.vectors, plain.compress(text).vectors)
         assert torch.equal(method.compress(text, None, memory).vectors, plain.compress(text, None, memory).vectors)
-        assert method.prompt(memory).live.shape[1] == 3
-        assert method.prompt(method.unit.empty(1)).live.shape[1] == 1
+        assert method.build_prompt(memory).attention_mask.shape[1] == 3
+        assert method.build_prompt(method.segment_model.empty_memory(1)).attention_mask.shape[1] == 1
 
 
 def test_a_text_that_is_only_read_needs_no_places() -> None:
     method = compressor(sizes={"max_position_embeddings": 10})
     memory = method.compress(torch.tensor([[4, 5, 6, 7]]))
-    assert method.read(torch.tensor([[4, 5, 6, 7, 8, 9, 10]]), None, memory).shape[1] == 7
+    assert method.read_text(torch.tensor([[4, 5, 6, 7, 8, 9, 10]]), None, memory).shape[1] == 7
     with pytest.raises(
-        Usage, match="segment: 3 vectors, 8 tokens and 0 places, llama has 10 positions: memory that acc"
+        UsageError, match="segment: 3 vectors, 8 tokens and 0 places, llama has 10 positions: memory that acc"
     ):
-        method.read(torch.tensor([[4, 5, 6, 7, 8, 9, 10, 11]]), None, memory)
+        method.read_text(torch.tensor([[4, 5, 6, 7, 8, 9, 10, 11]]), None, memory)
 
 
 def test_how_many_segments_there_is_room_for() -> None:
-    assert compressor(sizes={"max_position_embeddings": 64}).most(40) == 8  # 40 + 3 + 7 * 3 = 64
-    assert compressor(sizes={"max_position_embeddings": 64}).most(62) == 0
-    assert compressor(sizes={"max_position_embeddings": 64}, memory="replace").most(40) is None
-    assert compressor("opt", sizes={"max_position_embeddings": 64}).most(64) is None
+    assert compressor(sizes={"max_position_embeddings": 64}).max_segments(40) == 8  # 40 + 3 + 7 * 3 = 64
+    assert compressor(sizes={"max_position_embeddings": 64}).max_segments(62) == 0
+    assert compressor(sizes={"max_position_embeddings": 64}, memory="replace").max_segments(40) is None
+    assert compressor("opt", sizes={"max_position_embeddings": 64}).max_segments(64) is None
 
 
 def test_a_price_is_steered_to_a_mean_length() -> None:
     method = compressor(halting={"target": 2.0, "price": 0.5, "eta": 0.1}, length="stop")
     for number, price, mean in ((3.0, 0.6, 3.0), (1.0, 0.6 + 0.1 * 0.98, 2.98)):
-        method.steer({"expected": number})
+        method.after_update({"expected": number})
         torch.testing.assert_close(method.summaries.steered, torch.tensor([price, mean]).double())
     still = compressor(halting={"price": 0.5}, length="stop")
-    still.steer({"expected": 3.0})
-    method.steer({"nats": 1.0})
+    still.after_update({"expected": 3.0})
+    method.after_update({"nats": 1.0})
     assert float(still.summaries.steered[0]) == 0.5
     assert float(method.summaries.steered[1]) == pytest.approx(2.98)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from laconic.methods.delta import Gates, Moved, capped, contracted, delta, guarded, length, naive
+from laconic.methods.delta import Gates, ChunkOutput, cap_step, limit_step, chunk_gated_delta_rule, clip_state_norm, vector_norm, recurrent_gated_delta_rule
 from tests.core.readings import noise
 from tests.methods.learned import near
 
@@ -25,7 +25,7 @@ def drawn(T: int, momentum: bool, erase: int, anchor: bool) -> tuple[list[Tensor
     if momentum:
         gates = gates._replace(momentum=share(9, B, H, T).requires_grad_())
     more = {
-        "erase": (None, gates.step, share(10, B, H, T).requires_grad_())[erase],
+        "erase": (None, gates.step_size, share(10, B, H, T).requires_grad_())[erase],
         "N": noise(11, B, H, OUT, IN).requires_grad_() if momentum else None,
         "anchor": noise(12, B, H, T, OUT).requires_grad_() if anchor else None,
     }
@@ -41,8 +41,8 @@ def test_a_chunk_is_its_tokens_in_order(momentum: bool, erase: int, anchor: bool
         live = torch.arange(T) < torch.tensor([[T], [T - dead]]) if dead else None
         leaves = list({id(x): x for x in (*tensors, *gates, *more.values()) if x is not None}.values())
         found: list[list[Tensor]] = []
-        for form in (delta, naive):
-            made = form(*tensors, gates, **more, live=live, read=read)  # type: ignore[arg-type]
+        for form in (chunk_gated_delta_rule, recurrent_gated_delta_rule):
+            made = form(*tensors, gates, **more, valid=live, read=read)  # type: ignore[arg-type]
             parts = [x for x in made if x is not None]
             loss = torch.stack([(x * noise(n, *x.shape)).sum() for n, x in enumerate(parts)]).sum()
             slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -61,7 +61,7 @@ def test_gradients_of_first_and_second_order() -> None:
     def of(
         S: Tensor, k: Tensor, u: Tensor, q: Tensor, keep: Tensor, step: Tensor, m: Tensor, N: Tensor, a: Tensor
     ) -> Tensor:
-        made: Moved = delta(S, k, u, q, Gates(keep, step, m), erase=step, N=N, anchor=a)
+        made: ChunkOutput = chunk_gated_delta_rule(S, k, u, q, Gates(keep, step, m), erase=step, N=N, anchor=a)
         return torch.cat([x.flatten() for x in made if x is not None])
 
     assert gradcheck(of, small)
@@ -72,7 +72,7 @@ def test_one_write_of_a_unit_key_is_read_back() -> None:
     """keep 1, step 1: after it the state gives the value, whatever it held."""
     S, k, u = noise(0, 1, 1, OUT, IN), noise(1, 1, 1, 1, IN), noise(2, 1, 1, 1, OUT)
     k, one = k / k.norm(), torch.ones(1, 1, 1, dtype=torch.float64)
-    made = delta(S, k, u, k, Gates(one, one), erase=one)
+    made = chunk_gated_delta_rule(S, k, u, k, Gates(one, one), erase=one)
     assert made.Y is not None
     near([made.Y, made.S @ k.mT], [u, u.mT])
 
@@ -80,9 +80,9 @@ def test_one_write_of_a_unit_key_is_read_back() -> None:
 def test_keep_near_zero_and_momentum_zero_are_finite() -> None:
     tensors, gates, _ = drawn(6, True, 1, False)
     zero = Gates(*(torch.zeros_like(x).requires_grad_() for x in gates if x is not None))
-    made = delta(*tensors, zero, erase=gates.step, N=noise(3, B, H, OUT, IN))
+    made = chunk_gated_delta_rule(*tensors, zero, erase=gates.step_size, N=noise(3, B, H, OUT, IN))
     parts = [x for x in made if x is not None]
-    slopes = torch.autograd.grad(torch.cat([x.flatten() for x in parts]).sum(), [zero.keep, tensors[1]])
+    slopes = torch.autograd.grad(torch.cat([x.flatten() for x in parts]).sum(), [zero.decay, tensors[1]])
     assert all(x.isfinite().all() for x in (*parts, *slopes))
 
 
@@ -94,12 +94,12 @@ def test_under_the_cap_the_state_stays_in_its_radius(radius: float) -> None:
     k, u = k / k.norm(dim=-1, keepdim=True), 5 * u
     keep, step = share(3, 1, 1, T), 2 * share(4, 1, 1, T)
     for cap in (True, False):
-        size, S = length(u), torch.zeros(1, 1, IN, IN, dtype=torch.float64)
-        used = capped(step, keep, size, radius) if cap else step
+        size, S = vector_norm(u), torch.zeros(1, 1, IN, IN, dtype=torch.float64)
+        used = cap_step(step, keep, size, radius) if cap else step
         norms = []
         for t in range(T):
             at = slice(t, t + 1)
-            S = delta(
+            S = chunk_gated_delta_rule(
                 S, k[:, :, at], u[:, :, at], q[:, :, at], Gates(keep[..., at], used[..., at]), erase=used[..., at]
             ).S
             norms.append(torch.linalg.matrix_norm(S[0, 0], 2).item())
@@ -108,13 +108,13 @@ def test_under_the_cap_the_state_stays_in_its_radius(radius: float) -> None:
 
 def test_a_step_beyond_the_bound_is_cut_to_it() -> None:
     keep, step = torch.full((1, 1, 2), 0.5), torch.tensor([[[1.2, 1.9]]])
-    assert contracted(step, keep).tolist() == [[[pytest.approx(1.2), 1.5]]]
+    assert limit_step(step, keep).tolist() == [[[pytest.approx(1.2), 1.5]]]
 
 
 def test_the_guard_bounds_the_norm_and_has_a_gradient_at_zero() -> None:
     S = 100 * noise(0, 1, 2, 4, 4)
-    near([guarded(S, 4.0).norm(dim=(-2, -1))], [torch.full((1, 2), 8.0, dtype=torch.float64)])
+    near([clip_state_norm(S, 4.0).norm(dim=(-2, -1))], [torch.full((1, 2), 8.0, dtype=torch.float64)])
     small = torch.zeros(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(guarded(small, 4.0).sum(), small)
+    (slope,) = torch.autograd.grad(clip_state_norm(small, 4.0).sum(), small)
     assert torch.equal(slope, torch.ones_like(small))
-    assert torch.equal(guarded(S / 1000, 4.0), S / 1000)
+    assert torch.equal(clip_state_norm(S / 1000, 4.0), S / 1000)

@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import laconic
-from laconic.core.errors import NonFinite, Usage
+from laconic.core.errors import NonFiniteError, UsageError
 from laconic.methods import dgd
 from laconic.methods.dgd import dgd_embedding, dgd_joint, dgd_mean, dgd_row, dgd_sequential, objective
-from laconic.methods.dgd_optimizer import DGD, recording_of
+from laconic.methods.dgd_optimizer import DGD, get_statistics
 from tests.core.readings import noise
 from tests.tolerances import ORACLE, largest
 from tests.training.several import well
@@ -68,7 +68,7 @@ def test_the_joint_step_is_the_minimiser_of_a_batch_whatever_its_order(
     live = torch.cat([torch.ones(N), torch.zeros(3)]).bool()
     padded = [torch.cat([T, noise(seed, 3, T.shape[1])]) for T in (X, D)]
     for form in (dgd_joint, dgd_mean, dgd_sequential):
-        assert largest(form(W, *padded, eta, live=live), form(W, X, D, eta)) <= near
+        assert largest(form(W, *padded, eta, valid=live), form(W, X, D, eta)) <= near
 
 
 @given(st.integers(0, 10**6), LENGTHS, st.floats(0.0, 1e6))
@@ -96,8 +96,8 @@ def test_the_forms_of_a_batch_agree_to_first_order_and_differ_beyond() -> None:
             assert least <= (form(W, X, D, eta) - W - joint).norm() / joint.norm() <= most
     two = [torch.stack([T, 2 * T]) for T in (W, X, D)]
     live = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
-    apart = torch.stack([dgd_sequential(*(T[k] for T in two), 0.7, live=live[k]) for k in range(2)])
-    assert largest(dgd_sequential(*two, 0.7, live=live), apart) <= ORACLE
+    apart = torch.stack([dgd_sequential(*(T[k] for T in two), 0.7, valid=live[k]) for k in range(2)])
+    assert largest(dgd_sequential(*two, 0.7, valid=live), apart) <= ORACLE
 
 
 def test_the_erasing_has_a_weight() -> None:
@@ -119,7 +119,7 @@ def test_bfloat16_and_autocast_are_summed_wide() -> None:
 
 def test_a_step_beyond_the_numbers_is_said() -> None:
     W, X, D = pairs(0, 6, 4, 3, 2.0)
-    with pytest.raises(NonFinite, match="I \\+ eta A has no Cholesky factor"):
+    with pytest.raises(NonFiniteError, match="I \\+ eta A has no Cholesky factor"):
         dgd_joint(W, X * math.nan, D, 0.7)
 
 
@@ -127,7 +127,7 @@ def test_weights_of_a_window_are_shares() -> None:
     W, X, D = pairs(0, 1, 4, 3, 2.0)
     window = torch.stack([W, W])
     assert largest(dgd.ggd(W, X[0], D[0], 0.7, window=window), dgd.dgd(W, X[0], D[0], 0.7)) <= ORACLE
-    with pytest.raises(Usage, match="weights sum to 3; w_i are shares of the window, sum 1"):
+    with pytest.raises(UsageError, match="weights sum to 3; w_i are shares of the window, sum 1"):
         dgd.ggd(W, X[0], D[0], 0.7, window=window, weights=torch.tensor([1.0, 2.0]).double())
 
 
@@ -202,8 +202,8 @@ def loss_of(net: nn.Module, ids: Tensor = IDS, asked: Tensor = ASKED) -> Tensor:
 
 
 def test_recording_changes_no_bit_and_plain_undoes_it() -> None:
-    bare, net = model(), dgd.record(model())
-    assert dgd.record(net) is net
+    bare, net = model(), dgd.record_inputs(model())
+    assert dgd.record_inputs(net) is net
     losses = [loss_of(m) for m in (bare, net)]
     for loss in losses:
         loss.backward()
@@ -213,21 +213,21 @@ def test_recording_changes_no_bit_and_plain_undoes_it() -> None:
         assert torch.equal(p.grad, q.grad)
     assert isinstance(net[1], nn.Linear)
     assert list(net.state_dict()) == list(bare.state_dict())
-    dgd.plain(net)
+    dgd.stop_recording(net)
     assert [type(m) for m in net] == [type(m) for m in bare]
     assert not any(hasattr(p, "recording") for p in net.parameters())
-    assert not any(hasattr(p, "recording") for p in copy.deepcopy(dgd.record(net)).parameters())
+    assert not any(hasattr(p, "recording") for p in copy.deepcopy(dgd.record_inputs(net)).parameters())
 
 
 def recorded(net: nn.Module, backward: Callable[[], None]) -> list[tuple[Tensor, int]]:
     """X'X and positions of every map and table, of whatever `backward` does."""
     optimizer = DGD(net.parameters())
     backward()
-    return [(r.fold().clone(), int(r.seen)) for r in optimizer.recordings()]
+    return [(r.compute_gram().clone(), int(r.num_positions)) for r in optimizer.input_statistics()]
 
 
 def test_recording_adds_up_as_gradients_do_and_once_under_checkpointing() -> None:
-    net = dgd.record(model())
+    net = dgd.record_inputs(model())
 
     def apart() -> None:
         for ids, asked in zip(IDS, ASKED, strict=True):
@@ -246,7 +246,7 @@ def test_recording_adds_up_as_gradients_do_and_once_under_checkpointing() -> Non
 
 
 def test_positions_without_an_error_do_not_erase() -> None:
-    net = dgd.record(nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 9)).double())
+    net = dgd.record_inputs(nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 9)).double())
     asked = ASKED.clone()
     asked[:, 2:] = -100
     found = recorded(net, lambda: loss_of(net, IDS, asked).backward())
@@ -276,7 +276,7 @@ def by_hand(net: nn.Sequential, unit: bool, rides: bool) -> tuple[Tensor, Tensor
 @pytest.mark.parametrize("rides", [True, False])
 @pytest.mark.parametrize("value", ["minus_delta", "target"])
 def test_a_step_of_the_optimizer_is_the_equation(batch: Any, unit: bool, rides: bool, value: Any) -> None:
-    net = dgd.record(model())
+    net = dgd.record_inputs(model())
     whole, X, D = by_hand(net, unit, rides)
     inputs, bias = "unit" if unit else "raw", "rides" if rides else "gd"
     optimizer = DGD(net.parameters(), 0.8, batch=batch, inputs=inputs, bias=bias, value=value, erase=0.5)
@@ -292,7 +292,7 @@ def test_a_step_of_the_optimizer_is_the_equation(batch: Any, unit: bool, rides: 
 
 
 def test_a_sum_over_positions_is_divided_by_them() -> None:
-    nets = [dgd.record(model()) for _ in range(2)]
+    nets = [dgd.record_inputs(model()) for _ in range(2)]
     for net, loss in zip(nets, ("mean", "sum"), strict=True):
         optimizer = DGD(net.parameters(), 0.8, loss=loss, adam_lr=1e-9)
         (loss_of(net) * (12 if loss == "sum" else 1)).backward()
@@ -302,13 +302,13 @@ def test_a_sum_over_positions_is_divided_by_them() -> None:
 
 def test_few_positions_are_kept_as_rows_and_give_the_same_step() -> None:
     for n, rows in ((4, True), (12, False)):
-        net = dgd.record(nn.Linear(6, 3, bias=False).double())
+        net = dgd.record_inputs(nn.Linear(6, 3, bias=False).double())
         x, d, W = noise(1, n, 6), noise(2, n, 3), net.weight.detach().clone()
         optimizer = DGD(net.parameters(), 2.0, inputs="raw")
         (net(x) * d).sum().div(n).backward()
-        recording = recording_of(net.weight)
+        recording = get_statistics(net.weight)
         assert recording is not None
-        assert bool(recording.rows) is rows
+        assert bool(recording.inputs) is rows
         optimizer.step()
         assert largest(net.weight, dgd_joint(W, x, d, 2.0)) <= ORACLE
 
@@ -326,13 +326,13 @@ def steps(net: nn.Module, optimizer: torch.optim.Optimizer, n: int) -> list[floa
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.3}, {"value": "target", "momentum": 0.5}], ids=str)
 def test_it_learns_and_goes_on_bit_for_bit(settings: dict[str, Any]) -> None:
-    net = dgd.record(model())
+    net = dgd.record_inputs(model())
     optimizer = DGD(net.named_parameters(), 0.5, adam_lr=1e-2, **settings)
     losses = steps(net, optimizer, 10)
     held, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(net.state_dict())
     rest = steps(net, optimizer, 10)
     assert rest[-1] < 0.7 * losses[0]
-    other = dgd.record(model(seed=1))
+    other = dgd.record_inputs(model(seed=1))
     other.load_state_dict(weights)
     resumed = DGD(other.named_parameters(), 0.1, **settings)
     resumed.load_state_dict(held)
@@ -344,7 +344,7 @@ def test_a_shared_weight_and_vectors_go_to_adamw() -> None:
     net = model()
     net[4] = nn.Linear(4, 9)
     net[4].weight = net[0].weight
-    optimizer = DGD(dgd.record(net).parameters())
+    optimizer = DGD(dgd.record_inputs(net).parameters())
     rules = {id(p): group["rule"] for group in optimizer.param_groups for p in group["params"]}
     assert [rules[id(p)] for p in net.parameters()] == ["adamw", "dgd", "dgd", "adamw", "adamw", "adamw"]
     assert type(net[4]) is nn.Linear
@@ -353,17 +353,17 @@ def test_a_shared_weight_and_vectors_go_to_adamw() -> None:
 def test_two_maps_of_one_weight_add_their_inputs_and_no_frozen_bias_moves() -> None:
     first, second = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
     second.weight = first.weight
-    net = dgd.record(nn.Sequential(first, nn.Tanh(), second))
+    net = dgd.record_inputs(nn.Sequential(first, nn.Tanh(), second))
     optimizer = DGD(net.parameters())
     rules = {id(p): group["rule"] for group in optimizer.param_groups for p in group["params"]}
     assert [rules[id(p)] for p in (first.weight, first.bias, second.bias)] == ["dgd", "adamw", "adamw"]
     net(noise(1, 3, 4)).square().sum().backward()
-    assert [int(recording.seen) for recording in optimizer.recordings()] == [6]
+    assert [int(recording.num_positions) for recording in optimizer.input_statistics()] == [6]
     optimizer.step()
     frozen = nn.Linear(4, 3).double()
     frozen.bias.requires_grad_(False)
     W, b, x, d = frozen.weight.detach().clone(), frozen.bias.detach().clone(), noise(1, 5, 4), noise(2, 5, 3)
-    optimizer = DGD(dgd.record(frozen).parameters(), 0.7, inputs="raw")
+    optimizer = DGD(dgd.record_inputs(frozen).parameters(), 0.7, inputs="raw")
     (frozen(x) * d).sum().div(5).backward()
     optimizer.step()
     assert torch.equal(frozen.bias, b)
@@ -371,31 +371,31 @@ def test_two_maps_of_one_weight_add_their_inputs_and_no_frozen_bias_moves() -> N
 
 
 def test_what_is_not_recorded_is_named() -> None:
-    net = dgd.record(model())
+    net = dgd.record_inputs(model())
     net.append(nn.Linear(9, 2))
-    with pytest.raises(Usage, match=r"DGD: 5\.weight was not recorded; call dgd\.record\(model\) first"):
+    with pytest.raises(UsageError, match=r"DGD: 5\.weight was not recorded; call dgd\.record\(model\) first"):
         DGD(net.named_parameters())
-    with pytest.raises(Usage, match=r"a parameter \[2, 9\] was not recorded"):
+    with pytest.raises(UsageError, match=r"a parameter \[2, 9\] was not recorded"):
         DGD(net.parameters())
-    both = dgd.record(nn.ModuleList([nn.MultiheadAttention(4, 2), nn.Linear(2, 2)]))
+    both = dgd.record_inputs(nn.ModuleList([nn.MultiheadAttention(4, 2), nn.Linear(2, 2)]))
     named = r"DGD: 0\.out_proj\.weight is a map with a forward of its own, not recorded; give it rule='adamw'"
-    with pytest.raises(Usage, match=named):
+    with pytest.raises(UsageError, match=named):
         DGD(both.parameters())
     groups = [{"params": list(both[0].parameters()), "rule": "adamw"}, {"params": list(net[:5].parameters())}]
     assert {group["rule"] for group in DGD(groups).param_groups} == {"adamw", "dgd"}
 
 
 def test_a_model_without_maps_has_nothing_to_record() -> None:
-    with pytest.raises(Usage, match=r"record: no nn\.Linear and no nn\.Embedding in this model; give one"):
-        dgd.record(nn.LayerNorm(3))
+    with pytest.raises(UsageError, match=r"record: no nn\.Linear and no nn\.Embedding in this model; give one"):
+        dgd.record_inputs(nn.LayerNorm(3))
 
 
 def test_a_gradient_without_inputs_is_said() -> None:
-    net = dgd.record(model())
+    net = dgd.record_inputs(model())
     optimizer = DGD(net.parameters())
     loss_of(net).backward()
     optimizer.step()
-    with pytest.raises(Usage, match=r"DGD: 0\.weight has a gradient and no inputs beside it; step once after each"):
+    with pytest.raises(UsageError, match=r"DGD: 0\.weight has a gradient and no inputs beside it; step once after each"):
         optimizer.step()
 
 
@@ -417,21 +417,21 @@ def test_a_gradient_without_inputs_is_said() -> None:
 def test_settings_that_cannot_be_meant(settings: dict[str, Any], message: str) -> None:
     jaxtyping.config.update("jaxtyping_disable", True)  # the words are for those who check no types
     try:
-        with pytest.raises(Usage, match=message):
-            DGD(dgd.record(model()).parameters(), **settings)
-        with pytest.raises(Usage, match='ggd: value \'u\'; there are "minus_delta", "target", or a function'):
+        with pytest.raises(UsageError, match=message):
+            DGD(dgd.record_inputs(model()).parameters(), **settings)
+        with pytest.raises(UsageError, match='ggd: value \'u\'; there are "minus_delta", "target", or a function'):
             dgd.ggd(torch.ones(2, 2), torch.ones(2), torch.ones(2), 0.1, value="u")  # pyright: ignore
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def test_groups_that_cannot_be_meant() -> None:
-    net = dgd.record(model())
-    with pytest.raises(Usage, match="optimizer: no parameter was given; hand over"):
+    net = dgd.record_inputs(model())
+    with pytest.raises(UsageError, match="optimizer: no parameter was given; hand over"):
         DGD([])
-    with pytest.raises(Usage, match="DGD: rule 'sgd'; there are dgd, adamw"):
+    with pytest.raises(UsageError, match="DGD: rule 'sgd'; there are dgd, adamw"):
         DGD([{"params": list(net.parameters()), "rule": "sgd"}])
-    with pytest.raises(Usage, match=r"DGD: a parameter \[6\] belongs to no recorded map; give its group rule='adamw'"):
+    with pytest.raises(UsageError, match=r"DGD: a parameter \[6\] belongs to no recorded map; give its group rule='adamw'"):
         DGD([{"params": [net[2].weight], "rule": "dgd"}])
 
 
@@ -445,16 +445,16 @@ def step_of_two() -> list[float]:
 
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    net = dgd.record(model())
+    net = dgd.record_inputs(model())
     replica, optimizer = DistributedDataParallel(net), DGD(net.parameters(), 0.8)
     rows = slice(rank, None, world)
     loss_of(replica, torch.cat([IDS, IDS[:1]])[rows], torch.cat([ASKED, ASKED[:1]])[rows]).backward()
     optimizer.step()
     found = net[1].weight.flatten().tolist()
-    bare = dgd.record(model())
+    bare = dgd.record_inputs(model())
     refused = DGD(bare.parameters(), 0.8, batch="mean")
     loss_of(bare).backward()
-    with pytest.raises(Usage, match="several ranks add up X'X, which batch='joint' alone can do with"):
+    with pytest.raises(UsageError, match="several ranks add up X'X, which batch='joint' alone can do with"):
         refused.step()
     dist.barrier()
     dist.destroy_process_group()
@@ -463,7 +463,7 @@ def step_of_two() -> list[float]:
 
 @pytest.mark.loopback
 def test_two_replicas_take_the_step_of_one(tmp_path: Path) -> None:
-    net = dgd.record(model())
+    net = dgd.record_inputs(model())
     optimizer = DGD(net.parameters(), 0.8)
     loss_of(net, torch.cat([IDS, IDS[:1]]), torch.cat([ASKED, ASKED[:1]])).backward()
     optimizer.step()

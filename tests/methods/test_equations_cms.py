@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.core.block import rms_norm
-from laconic.core.state import Layer
-from laconic.methods.changes import dense
-from laconic.methods.cms import aggregate, chain, chunk_sizes, stack
-from laconic.methods.cms_levels import mlp
-from laconic.methods.cms_reading import advance, levels_of, start
-from laconic.methods.cms_shape import Options, Params, Shape
-from laconic.methods.hope_reading import block
+from laconic.core.state import LayerState
+from laconic.methods.changes import to_dense
+from laconic.methods.cms import aggregate, chain, chunk_sizes, place_levels
+from laconic.methods.cms_levels import level_mlp
+from laconic.methods.cms_reading import forward_with_state, require_levels, initial_state
+from laconic.methods.cms_shape import Options, CMSParams, CMSShape
+from laconic.methods.hope_reading import hope_block
 from tests.core.readings import noise
 from tests.oracles.cms import MISREAD, ORACLE
 from tests.oracles.compare import agree
@@ -45,9 +45,9 @@ def streamed(
 ) -> tuple[Tensor, ...]:
     """Outputs and the weights at the end, as the layer has them."""
     how: dict[str, Any] = {"structure": structure, "inner": "associative", "step": "token", "clip": 0.0, "meta": meta}
-    params = Params(Shape(D, F, chunks, Options(**how), maps=MAPS), named(*w))
-    y, state = advance(params, start(params, len(x)), x)
-    moved = [dense(level.moved[name]) for level in levels_of(state) for name in MAPS]
+    params = CMSParams(CMSShape(D, F, chunks, Options(**how), projections=MAPS), named(*w))
+    y, state = forward_with_state(params, initial_state(params, len(x)), x)
+    moved = [to_dense(level.change[name]) for level in require_levels(state) for name in MAPS]
     return y, *(change + W[l] for (l, W), change in zip([(l, W) for l in range(K) for W in w[:2]], moved, strict=True))
 
 
@@ -63,8 +63,8 @@ def test_chunk_sizes() -> None:
 def maps_of(U: Tensor, V: Tensor) -> list[Any]:
     """The MLP of every level, as the layer runs it."""
     w = {f"levels.{l}.{name}.weight": x[l] for l in range(len(U)) for name, x in zip(MAPS, (U, V), strict=True)}
-    params = Params(Shape(D, F, (1,) * len(U), Options(), maps=MAPS), w)
-    return [partial(mlp, params, l, None, None) for l in range(len(U))]
+    params = CMSParams(CMSShape(D, F, (1,) * len(U), Options(), projections=MAPS), w)
+    return [partial(level_mlp, params, l, None, None) for l in range(len(U))]
 
 
 @pytest.mark.equation("nested-learning", "70")
@@ -121,14 +121,14 @@ def test_aggregate() -> None:
 @pytest.mark.parametrize("place", ["depth", "grow", "chain"])
 def test_stack(place: Any) -> None:
     def of(layers: int, chunks: tuple[int, ...], place: Any) -> tuple[float, ...]:
-        placed = stack(layers, chunks, place)
-        return tuple(float(-1 if n is None else n) for one in placed for n in (*one.chunks, *one.donors))
+        placed = place_levels(layers, chunks, place)
+        return tuple(float(-1 if n is None else n) for one in placed for n in (*one.chunk_sizes, *one.donor_layers))
 
     misread = MISREAD["7.3a"] if place == "depth" else {}
     agree(of, ORACLE["7.3a"], misread, 6, (128, 512, 2048), place)
 
 
-def through(W: Tensor, x: Tensor, layer: Layer) -> tuple[Tensor, Layer]:
+def through(W: Tensor, x: Tensor, layer: LayerState) -> tuple[Tensor, LayerState]:
     """A linear map in the place of a part of the block."""
     return x @ W.mT, layer
 
@@ -136,7 +136,7 @@ def through(W: Tensor, x: Tensor, layer: Layer) -> tuple[Tensor, Layer]:
 @pytest.mark.equation("nested-learning", "97")
 def test_block() -> None:
     def of(x: Tensor, A: Tensor, M: Tensor) -> Tensor:
-        return block(x, Layer(), partial(through, A), partial(through, M))[0]
+        return hope_block(x, LayerState(), partial(through, A), partial(through, M))[0]
 
     given = noise(0, B, 2, D), noise(1, D, D), noise(2, D, D)
     agree(of, ORACLE["97"], MISREAD["97"], *given)

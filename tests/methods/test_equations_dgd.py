@@ -28,11 +28,11 @@ ETA = torch.tensor(0.7, dtype=torch.float64)
 @pytest.mark.equation("nested-learning", "56")
 def test_objective() -> None:
     def of(W: Tensor, W_t: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
-        return ours.objective(W, W_t, X, D, eta, live=live)
+        return ours.objective(W, W_t, X, D, eta, valid=live)
 
     given = normal(o, i), normal(o, i), normal(N, i), normal(N, o)
     agree(of, ORACLE["56"], MISREAD["56"], *given, 0.7, LIVE)
-    sums = lambda W, W_t, X, D, eta, live: ours.objective(W, W_t, X, D, eta, live=live, reduce="sum")  # noqa: E731
+    sums = lambda W, W_t, X, D, eta, live: ours.objective(W, W_t, X, D, eta, valid=live, reduction="sum")  # noqa: E731
     agree(sums, MISREAD["56"]["a sum over positions"], {}, *given, 0.7, LIVE)
     assert gradcheck(lambda *a: of(*a, LIVE), free(*given, ETA))
 
@@ -56,7 +56,7 @@ def test_dgd_joint(live: Tensor) -> None:
     given = normal(o, i), normal(len(live), i), normal(len(live), o)
 
     def of(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
-        return ours.dgd_joint(W, X, D, eta, live=live)
+        return ours.dgd_joint(W, X, D, eta, valid=live)
 
     def by_gram(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
         X, D = X[live], D[live]
@@ -64,7 +64,7 @@ def test_dgd_joint(live: Tensor) -> None:
 
     agree(of, ORACLE["57b"], MISREAD["57b"], *given, 0.7, live)
     agree(by_gram, ORACLE["57b"], {}, *given, 0.7, live)
-    sums = lambda W, X, D, eta, live: ours.dgd_joint(W, X, D, eta, live=live, reduce="sum")  # noqa: E731
+    sums = lambda W, X, D, eta, live: ours.dgd_joint(W, X, D, eta, valid=live, reduction="sum")  # noqa: E731
     agree(sums, MISREAD["57b"]["sums for means"], {}, *given, 0.7, live)
     assert gradcheck(lambda *a: of(*a, live), free(*given, ETA))
     assert gradcheck(lambda *a: by_gram(*a, live), free(*given, ETA))
@@ -73,7 +73,7 @@ def test_dgd_joint(live: Tensor) -> None:
 @pytest.mark.equation("nested-learning", "57c")
 def test_dgd_mean() -> None:
     def of(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
-        return ours.dgd_mean(W, X, D, eta, live=live)
+        return ours.dgd_mean(W, X, D, eta, valid=live)
 
     given = normal(o, i), normal(N, i), normal(N, o)
     agree(of, ORACLE["57c"], MISREAD["57c"], *given, 0.7, LIVE)
@@ -83,11 +83,11 @@ def test_dgd_mean() -> None:
 @pytest.mark.equation("nested-learning", "57d")
 def test_dgd_sequential() -> None:
     def of(W: Tensor, X: Tensor, D: Tensor, eta: float, live: Tensor) -> Tensor:
-        return ours.dgd_sequential(W, X, D, eta, live=live)
+        return ours.dgd_sequential(W, X, D, eta, valid=live)
 
     given = normal(o, i), normal(N, i), normal(N, o)
     agree(of, ORACLE["57d"], MISREAD["57d"], *given, 0.7, LIVE)
-    sums = lambda W, X, D, eta, live: ours.dgd_sequential(W, X, D, eta, live=live, reduce="sum")  # noqa: E731
+    sums = lambda W, X, D, eta, live: ours.dgd_sequential(W, X, D, eta, valid=live, reduction="sum")  # noqa: E731
     agree(sums, MISREAD["57d"]["the whole of eta each time"], {}, *given, 0.7, LIVE)
     assert gradcheck(lambda *a: of(*a, LIVE), free(*given, ETA))
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.decoder import Seen
+from laconic.core.decoder import DecoderOutput
 from laconic.methods import codi, pccot
-from laconic.methods.settings import Distilling
+from laconic.methods.settings import DistillationConfig
 from tests.oracles import codi as oracle
 from tests.oracles import pccot as blocks
 from tests.oracles.codi import MISREAD, ORACLE, differentiated, with_gradient
@@ -35,8 +35,8 @@ def gathered(loss: Loss) -> Callable[..., Tensor]:
     def run(h_t: Tensor, h_s: Tensor, at: oracle.Places, *rest: Any) -> Tensor:
         column, has, Nc = at
         names = tuple(map(str, range(len(h_t))))
-        seen = [Seen(h[0], None, dict(zip(names, h, strict=True))) for h in (h_t, h_s)]  # type: ignore[arg-type]
-        t, s = codi.states_at(seen[0], names, Nc + column), codi.states_at(seen[1], names, 1 + column)
+        seen = [DecoderOutput(h[0], None, dict(zip(names, h, strict=True))) for h in (h_t, h_s)]  # type: ignore[arg-type]
+        t, s = codi.gather_column(seen[0], names, Nc + column), codi.gather_column(seen[1], names, 1 + column)
         return loss(t, s, has)
 
     return run
@@ -72,17 +72,17 @@ FORMS: list[tuple[str, str, int]] = [
 
 @pytest.mark.equation("codi", "3")
 def test_the_sum_of_codi() -> None:
-    how = Distilling(student=0.8, teacher=1.3, alpha1=20.0)
+    how = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=20.0)
     terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25)]
-    agree(with_gradient(codi.total), ORACLE["3"], MISREAD["3"], *terms, how)
-    assert gradcheck(lambda *x: codi.total(*x, how), terms)
+    agree(with_gradient(codi.combine_losses), ORACLE["3"], MISREAD["3"], *terms, how)
+    assert gradcheck(lambda *x: codi.combine_losses(*x, how), terms)
 
 
 @pytest.mark.equation("pccot", "3")
 @pytest.mark.parametrize("sigma", [True, False])
 def test_kd_loss(sigma: bool) -> None:
     def ours(h_t: Tensor, h_s: Tensor, at: oracle.Places, sigma: bool) -> Tensor:
-        return gathered(partial(pccot.kd_loss, sigma=sigma))(h_t[1:], h_s[1:], at)
+        return gathered(partial(pccot.kd_loss, per_layer=sigma))(h_t[1:], h_s[1:], at)
 
     agree(differentiated(ours), blocks.ORACLE["3"], blocks.MISREAD["3"], *hidden(), (COLUMN, HAS, Nc), sigma)
     h_t, h_s = (h[:, :, 0] for h in hidden())
@@ -92,10 +92,10 @@ def test_kd_loss(sigma: bool) -> None:
 
 @pytest.mark.equation("pccot", "4")
 def test_the_sum_of_pccot() -> None:
-    how = Distilling(student=0.8, teacher=1.3, alpha1=20.0)
+    how = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=20.0)
     terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25)]
-    agree(with_gradient(pccot.total), blocks.ORACLE["4"], blocks.MISREAD["4"], *terms, how)
-    assert gradcheck(lambda *x: pccot.total(*x, how), terms)
+    agree(with_gradient(pccot.combine_losses), blocks.ORACLE["4"], blocks.MISREAD["4"], *terms, how)
+    assert gradcheck(lambda *x: pccot.combine_losses(*x, how), terms)
 
 
 @pytest.mark.parametrize("rows", [0, 1])
@@ -108,4 +108,4 @@ def test_few_rows_have_no_spread(rows: int) -> None:
     assert grad.isfinite().all()
     assert bool(grad.any()) == bool(rows)
     same = codi.hidden_loss(torch.ones(1, B, 2), torch.zeros(1, B, 2), torch.ones(B).bool())
-    assert float(same) == pytest.approx(0.5 / codi.FLOOR)
+    assert float(same) == pytest.approx(0.5 / codi.MIN_STD)

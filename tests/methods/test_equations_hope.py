@@ -7,24 +7,24 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.state import Matrix
-from laconic.methods.chunked import Reading, read_along
-from laconic.methods.hope import dot_value, l2_value, memory_loss, mlp_memory, own_values
-from laconic.methods.hope_layer import start
-from laconic.methods.hope_learner import Learner
-from laconic.methods.hope_shape import Options, Params, Shape
+from laconic.core.state import LinearMemoryState
+from laconic.methods.chunked import ScanOptions, scan_chunks
+from laconic.methods.hope import dot_value, l2_value, memory_loss_gradient, mlp_memory, self_generated_values
+from laconic.methods.hope_layer import initial_state
+from laconic.methods.hope_learner import SelfModifyingMemories
+from laconic.methods.hope_shape import Options, SelfTitansParams, SelfTitansShape
 from tests.core.readings import noise
 from tests.oracles.compare import agree
 from tests.oracles.hope import MISREAD, ORACLE
 
 B, H, T, E = 2, 2, 7, 3
-FULL = Reading("full", None, {}, False)
+FULL = ScanOptions("full", None, {}, False)
 PLAIN: dict[str, Any] = {"groups": 1, "cap": 0.0, "guard": 0.0, "chunk_memory": 3, "chunk_projections": 3}
 
 
-def learned(w: dict[str, Tensor], **options: Any) -> Learner:
+def learned(w: dict[str, Tensor], **options: Any) -> SelfModifyingMemories:
     """The memories of a layer with these weights, one group."""
-    return Learner(Shape(H * E, H, E, Options(**(PLAIN | options))), w, "full")
+    return SelfModifyingMemories(SelfTitansShape(H * E, H, E, Options(**(PLAIN | options))), w, "full")
 
 
 def named(k: Tensor, v: Tensor, M: Tensor, rows: Tensor, biases: Tensor) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ def test_static_projections() -> None:
     def of(x: Tensor, q: Tensor, k: Tensor, v: Tensor, M: Tensor, keep: Tensor, step: Tensor) -> Tensor:
         rows = torch.zeros(2, H, E, dtype=torch.float64)
         memory = learned(named(k, v, M, rows, torch.stack([keep.logit(), step.logit()])), inner=(), decay_to="zero")
-        return memory.piece(start(Params(memory.shape, memory.w), len(x)).memory, (x, q), None)[0]
+        return memory.step_chunk(initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None)[0]
 
     agree(of, ORACLE["76-78"], MISREAD["76-78"], x, q, k, v, M, keep, step)
 
@@ -66,9 +66,9 @@ def test_what_is_generated() -> None:
     change, running = 0.5 * noise(6, B, H, E, E), 0.5 * noise(7, B, H, E, E)
 
     def of(x: Tensor, change: Tensor, running: Tensor, k: Tensor, v: Tensor, rows: Tensor, biases: Tensor) -> Any:
-        state = {"shared": Matrix(running, change, None, torch.zeros(len(x)).long())}
+        state = {"shared": LinearMemoryState(running, change, None, torch.zeros(len(x)).long())}
         key, value, gates = learned(named(k, v, M, rows, biases)).generate(state, x)
-        return key, value, gates["shared"].keep, gates["shared"].step
+        return key, value, gates["shared"].decay, gates["shared"].step_size
 
     given = (x, change, running, k, v, rows, biases)
     agree(of, ORACLE["83,86,94"], MISREAD["83,86,94"], *given)
@@ -79,18 +79,18 @@ def test_what_is_generated() -> None:
 @pytest.mark.equation("nested-learning", "84,87,95")
 def test_own_values() -> None:
     def of(M: Tensor, v: Tensor, change: Tensor) -> Tensor:
-        return own_values(v, change) @ M.mT
+        return self_generated_values(v, change) @ M.mT
 
     agree(of, ORACLE["84,87,95"], MISREAD["84,87,95"], noise(0, H, E, E), noise(1, B, H, T, E), noise(2, B, H, E, E))
     v, change = noise(1, B, H, T, E).requires_grad_(), noise(2, B, H, E, E).requires_grad_()
-    assert gradcheck(own_values, (v, change))
-    assert not own_values(v, change, outer=False).requires_grad
+    assert gradcheck(self_generated_values, (v, change))
+    assert not self_generated_values(v, change, differentiable=False).requires_grad
 
 
 @pytest.mark.equation("nested-learning", "85")
 @pytest.mark.parametrize("factor", [1, 2])
 def test_memory_loss(factor: int) -> None:
-    agree(memory_loss, ORACLE["85"], MISREAD["85"], noise(0, B, H, 2, E), noise(1, B, H, 2, E), factor)
+    agree(memory_loss_gradient, ORACLE["85"], MISREAD["85"], noise(0, B, H, 2, E), noise(1, B, H, 2, E), factor)
 
 
 @pytest.mark.equation("nested-learning", "88,90,96")
@@ -105,7 +105,7 @@ def test_memories_write_themselves(objective: str, to_start: bool) -> None:
             named(*starts, rows, biases), objective=objective, decay_to="start" if to_start else "zero",
             chunk_memory=C, chunk_projections=C,
         )  # fmt: skip
-        return read_along(memory, start(Params(memory.shape, memory.w), len(x)).memory, (x, q), None, FULL)[0]
+        return scan_chunks(memory, initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None, FULL)[0]
 
     x, q, starts, rows, biases = drawn()
     agree(of, ORACLE["88,90,96"], MISREAD["88,90,96"], x, q, starts, rows, biases, 3, objective, to_start)
@@ -116,11 +116,11 @@ def test_gradients_of_memories_that_write_themselves() -> None:
     """One head over two chunks, to the inputs, the queries and every start."""
     x, q, starts, rows, biases = drawn()
     few = [x[:1, :1, :4], q[:1, :1, :4], *(M[:1] for M in starts), rows[:, :1], biases[:, :1]]
-    shape = Shape(E, 1, E, Options(**PLAIN))
+    shape = SelfTitansShape(E, 1, E, Options(**PLAIN))
 
     def single(x: Tensor, q: Tensor, k: Tensor, v: Tensor, M: Tensor, rows: Tensor, biases: Tensor) -> Tensor:
-        memory = Learner(shape, named(k, v, M, rows, biases), "full")
-        return read_along(memory, start(Params(shape, memory.w), 1).memory, (x, q), None, FULL)[0]
+        memory = SelfModifyingMemories(shape, named(k, v, M, rows, biases), "full")
+        return scan_chunks(memory, initial_state(SelfTitansParams(shape, memory.w), 1).memory, (x, q), None, FULL)[0]
 
     assert gradcheck(single, [x.clone().requires_grad_() for x in few])
 

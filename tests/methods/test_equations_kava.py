@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.methods import kava
-from laconic.methods.cot import nll
-from laconic.methods.kava import filled, kv_loss
-from laconic.methods.rkv import Kept
-from laconic.methods.settings import Distilling
+from laconic.methods.cot import masked_cross_entropy
+from laconic.methods.kava import pad_short_chain, kv_loss
+from laconic.methods.rkv import SelectedColumns
+from laconic.methods.settings import DistillationConfig
 from tests.methods.batches import reasoning
 from tests.oracles import kava as oracle
 from tests.oracles.codi import with_gradient
@@ -69,7 +69,7 @@ def test_nothing_taught_is_zero_with_finite_gradients() -> None:
     leaves = [x.requires_grad_() for xs in state for x in xs]
     for reduction in ("mean", "row_mean", "paper_sum"):
         for norm in ("none", "layer", "global", "own"):
-            loss = kv_loss(*kept, *state, torch.zeros(B, G, M).bool(), reduction=reduction, norm=norm, total=0.0)
+            loss = kv_loss(*kept, *state, torch.zeros(B, G, M).bool(), reduction=reduction, norm=norm, denominator=0.0)
             assert float(loss.detach()) == 0
             assert not any(g.any() for g in torch.autograd.grad(loss, leaves))
 
@@ -84,14 +84,14 @@ def test_equal_slots_have_finite_gradients_under_their_own_spread() -> None:
 def test_a_short_chain_is_masked_zeroed_or_repeated() -> None:
     index = torch.tensor([[[4, 7, 9, 0, 0]], [[2, 0, 0, 0, 0]], [[0] * 5]])
     live = torch.tensor([[[True] * 3 + [False] * 2], [[True] + [False] * 4], [[False] * 5]])
-    kept = Kept(index, live)
-    assert filled(kept, "mask") == (kept, live)
-    zero, taught = filled(kept, "zero")
+    kept = SelectedColumns(index, live)
+    assert pad_short_chain(kept, "mask") == (kept, live)
+    zero, taught = pad_short_chain(kept, "zero")
     assert zero is kept
     assert taught.all()
-    repeated, taught = filled(kept, "repeat")
+    repeated, taught = pad_short_chain(kept, "repeat")
     assert repeated.index[:, 0].tolist() == [[4, 4, 7, 7, 9], [2] * 5, [0] * 5]
-    assert taught[:, 0].tolist() == repeated.live[:, 0].tolist() == [[True] * 5, [True] * 5, [False] * 5]
+    assert taught[:, 0].tolist() == repeated.valid[:, 0].tolist() == [[True] * 5, [True] * 5, [False] * 5]
 
 
 @pytest.mark.equation("kava", "5a,5b")
@@ -99,22 +99,22 @@ def test_a_short_chain_is_masked_zeroed_or_repeated() -> None:
 def test_nll(reduction: Any) -> None:
     """Over logits of a whole grid with pads before, between and behind; the eos of every row is the pad's id."""
     V, batch = 11, reasoning(((3, 3, 3), (2, 1, 4), (3, 0, 2)), pads=1, V=11)
-    parts = ((batch.question, batch.question_live), (batch.chain, batch.chain_live), (batch.answer, batch.answer_live))
+    parts = ((batch.question_ids, batch.question_mask), (batch.chain_ids, batch.chain_mask), (batch.answer_ids, batch.answer_mask))
     Nq, Nc, Na = (part[0].shape[1] for part in parts)
 
     def ours(logits: Tensor, question: Any, chain: Any, answer: Any, reduction: Any) -> Tensor:
-        targets = torch.cat([batch.next_question[:, None], batch.next_chain, batch.next_answer], 1)
-        return nll(lambda h: h, logits[:, Nq - 1 :], targets, reduction).loss
+        targets = torch.cat([batch.question_target[:, None], batch.chain_targets, batch.answer_targets], 1)
+        return masked_cross_entropy(lambda h: h, logits[:, Nq - 1 :], targets, reduction).loss
 
     logits = torch.randn(3, Nq + Nc + Na, V, dtype=torch.float64)
     agree(flowing(ours), ORACLE["5a,5b"], MISREAD["5a,5b"], logits, *parts, reduction)
     targets = torch.tensor([[1, -100, 3]])
-    assert gradcheck(lambda x: nll(lambda h: h, x, targets, reduction).loss, logits[:1, :3].clone().requires_grad_())
+    assert gradcheck(lambda x: masked_cross_entropy(lambda h: h, x, targets, reduction).loss, logits[:1, :3].clone().requires_grad_())
 
 
 @pytest.mark.equation("kava", "5")
 def test_the_sum_of_kava() -> None:
-    how = Distilling(student=0.8, teacher=1.3, alpha1=10.0)
+    how = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=10.0)
     terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25, 0.5)]
-    agree(with_gradient(kava.total), ORACLE["5"], MISREAD["5"], *terms, how, 2.0)
-    assert gradcheck(lambda *x: kava.total(*x, how, 2.0), terms)
+    agree(with_gradient(kava.combine_losses), ORACLE["5"], MISREAD["5"], *terms, how, 2.0)
+    assert gradcheck(lambda *x: kava.combine_losses(*x, how, 2.0), terms)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.methods import m3
-from laconic.methods.m3 import Deep, Memory, Rates
+from laconic.methods.m3 import MLPGradientMemory, M3State, M3Hyperparameters
 from tests.oracles.compare import agree
 from tests.oracles.m3 import MISREAD, ORACLE, newton_schulz, proximal
 
@@ -42,7 +42,7 @@ def test_dot_proximal() -> None:
 def test_momentum() -> None:
     given = normal(o, i), normal(o, i), normal(o, i)
     agree(m3.momentum, ORACLE["33"], MISREAD["33"], *given, 0.9, 0.3)
-    assert gradcheck(partial(m3.momentum, share=0.9, step=0.3), free(*given))
+    assert gradcheck(partial(m3.momentum, beta=0.9, step=0.3), free(*given))
     held = torch.tensor([0.1 * 0.9**n for n in range(99)]).cumsum(0)  # of the weight, by the last 1, 2, ... gradients
     assert [int((held < part).sum()) + 1 for part in (0.5, 0.99)] == [7, 44]
 
@@ -53,7 +53,7 @@ def test_muon() -> None:
     agree(m3.muon, ORACLE["42"], MISREAD["42"], *given, 0.9, 0.3)
     mapped = m3.mapped_momentum(given[0], m3.momentum(*given, 0.9, 0.3)[1])
     assert torch.equal(mapped, m3.muon(*given, 0.9, 0.3)[0])
-    assert gradcheck(partial(m3.muon, share=0.9, step=0.3), free(*given))
+    assert gradcheck(partial(m3.muon, beta=0.9, step=0.3), free(*given))
 
 
 @pytest.mark.equation("nested-learning", "44")
@@ -84,19 +84,19 @@ def test_the_cubic_step_descends_43_and_the_printed_one_does_not() -> None:
 def test_preconditioned() -> None:
     given, P = (normal(i, i), normal(i, i)), normal(i, i)
     misread = {n: w for n, w in MISREAD["47"].items() if n != "P from the right"}
-    agree(m3.preconditioned, ORACLE["47"], misread, *given, 0.9, 0.3, P)
+    agree(m3.preconditioned_momentum, ORACLE["47"], misread, *given, 0.9, 0.3, P)
     right = lambda m, g, share, step, P: MISREAD["47"]["P from the right"](m, g, share, step, P).T  # noqa: E731
-    agree(m3.preconditioned, ORACLE["47"], {"right": right}, *given, 0.9, 0.3, P)
-    agree(lambda *a: m3.preconditioned(*a[:-1], lambda g: a[-1] @ g), ORACLE["47"], {}, *given, 0.9, 0.3, P)
-    agree(lambda *a: m3.preconditioned(*a[:-1]), MISREAD["47"]["no P"], {}, *given, 0.9, 0.3, P)
-    assert gradcheck(lambda m, g, P: m3.preconditioned(m, g, 0.9, 0.3, P), free(*given, P))
+    agree(m3.preconditioned_momentum, ORACLE["47"], {"right": right}, *given, 0.9, 0.3, P)
+    agree(lambda *a: m3.preconditioned_momentum(*a[:-1], lambda g: a[-1] @ g), ORACLE["47"], {}, *given, 0.9, 0.3, P)
+    agree(lambda *a: m3.preconditioned_momentum(*a[:-1]), MISREAD["47"]["no P"], {}, *given, 0.9, 0.3, P)
+    assert gradcheck(lambda m, g, P: m3.preconditioned_momentum(m, g, 0.9, 0.3, P), free(*given, P))
 
 
 @pytest.mark.equation("nested-learning", "49")
 def test_delta_momentum() -> None:
     given = normal(o, i), normal(o, i), 0.9, 0.3, normal(o, o)
     agree(m3.delta_momentum, ORACLE["49"], MISREAD["49"], *given)
-    printed = partial(m3.delta_momentum, normalise="none")
+    printed = partial(m3.delta_momentum, normalize="none")
     agree(printed, MISREAD["49"]["g not normalised"], {"unit": ORACLE["49"]}, *given)
     for shape in ((o, i), (i, o)):
         m, g, P = normal(*shape), normal(*shape), normal(shape[0], shape[0])
@@ -110,7 +110,7 @@ def test_delta_momentum_is_stable_where_the_print_is_not() -> None:
     zero = torch.zeros(o, o).double()
     grown = {"print": m, "unit": m, "proximal": m}
     for _ in range(50):
-        grown["print"] = m3.delta_momentum(grown["print"], g, 0.9, 0.3, zero, normalise="none")
+        grown["print"] = m3.delta_momentum(grown["print"], g, 0.9, 0.3, zero, normalize="none")
         grown["unit"] = m3.delta_momentum(grown["unit"], g, 0.9, 0.3, zero)
         grown["proximal"] = m3.delta_momentum(grown["proximal"], g, 0.9, 0.3, zero, form="proximal")
     assert float(torch.linalg.matrix_norm(g, 2)) ** 2 > 1.9
@@ -121,7 +121,7 @@ def test_delta_momentum_is_stable_where_the_print_is_not() -> None:
 @pytest.mark.parametrize("loss", ["align", "ones"])
 def test_deep_momentum(loss: Any) -> None:
     def of(W: Tensor, A1: Tensor, A2: Tensor, g: Tensor, share: float, step: float, lr: float, loss: Any) -> Any:
-        new, phi = m3.deep_momentum(W, Deep(A1, A2), g, share, step, lr, loss=loss)
+        new, phi = m3.deep_momentum(W, MLPGradientMemory(A1, A2), g, share, step, lr, loss=loss)
         return new, *phi
 
     given = normal(o, i), normal(i, 6), normal(6, i), normal(o, i)
@@ -143,21 +143,21 @@ def test_feature_momentum() -> None:
     agree(m3.feature_momentum, ORACLE["51"], MISREAD["51"], *given, 0.9, 0.3)
     mapped = m3.feature_momentum(*given, 0.9, 0.3, m3.newton_schulz, lambda g: 2 * g)
     assert torch.allclose(mapped, 0.9 * given[0] - 0.6 * newton_schulz(given[1]), atol=1e-12, rtol=0)
-    assert gradcheck(partial(m3.feature_momentum, share=0.9, step=0.3), free(*given))
+    assert gradcheck(partial(m3.feature_momentum, beta=0.9, step=0.3), free(*given))
 
 
 @pytest.mark.equation("nested-learning", "52")
 def test_mapped_momentum() -> None:
     given = normal(o, i), normal(o, i)
     agree(m3.mapped_momentum, ORACLE["52"], MISREAD["52"], *given)
-    agree(partial(m3.mapped_momentum, map=lambda m: m), MISREAD["52"]["not mapped"], {}, *given)
+    agree(partial(m3.mapped_momentum, matrix_map=lambda m: m), MISREAD["52"]["not mapped"], {}, *given)
     assert gradcheck(m3.mapped_momentum, free(*given))
 
 
 def run(W: Tensor, gradients: Tensor, step: Any) -> tuple[Tensor, ...]:
     """Every W of a run."""
     zero, found = torch.zeros_like(W), []
-    memory = Memory(0, zero, zero, zero, zero)
+    memory = M3State(0, zero, zero, zero, zero)
     for g in gradients:
         W, memory = step(W, g, memory)
         found.append(W)
@@ -168,8 +168,8 @@ def run(W: Tensor, gradients: Tensor, step: Any) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("shape", [(3, 4), (4, 2)])
 def test_literal(shape: tuple[int, int]) -> None:
     def of(W: Tensor, gradients: Tensor, lr: float, betas: Any, alpha: float, f: int) -> tuple[Tensor, ...]:
-        how = Rates(betas, alpha, f)
-        return run(W, gradients, lambda W, g, held: m3.literal(W, g, held, lr, how, m3.newton_schulz))
+        how = M3Hyperparameters(betas, alpha, f)
+        return run(W, gradients, lambda W, g, held: m3.algorithm1(W, g, held, lr, how, m3.newton_schulz))
 
     given = normal(*shape), normal(7, *shape)
     agree(of, ORACLE["75"], MISREAD["75"], *given, 0.1, (0.9, 0.99, 0.8), 0.7, 3)
@@ -182,8 +182,8 @@ def test_ema(second: bool) -> None:
     def of(
         W: Tensor, gradients: Tensor, lr: float, betas: Any, alpha: float, f: int, decay: float, second: bool
     ) -> tuple[Tensor, ...]:
-        how = Rates(betas, alpha, f)
-        return run(W, gradients, lambda W, g, held: m3.ema(W, g, held, lr, how, m3.newton_schulz, decay, second))
+        how = M3Hyperparameters(betas, alpha, f)
+        return run(W, gradients, lambda W, g, held: m3.algorithm1_ema(W, g, held, lr, how, m3.newton_schulz, decay, second))
 
     given = normal(3, 4), normal(9, 3, 4)
     agree(of, ORACLE["75e"], MISREAD["75e"], *given, 0.1, (0.9, 0.99, 0.8), 0.7, 3, 0.2, second)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.rollout import sequential
-from laconic.core.thoughts import Thoughts
+from laconic.core.rollout import run_sequential_rollout
+from laconic.core.thoughts import LatentThoughts
 from laconic.methods.coconut import Coconut
-from laconic.methods.icot import removed
-from laconic.methods.settings import Staging
+from laconic.methods.icot import tokens_to_remove
+from laconic.methods.settings import CoconutConfig
 from tests.core.readings import noise, small
 from tests.methods.batches import reasoning
 from tests.oracles import coconut as coconut_oracle
@@ -28,24 +28,24 @@ def test_removed() -> None:
     u = torch.tensor([0.0, 0.3, 0.9, 0.97, 0.985, 0.9995, 0.99999, 1 - 1e-12], dtype=torch.float64)
     count = torch.tensor([9, 2, 0, 3, 30, 5, 40, 300])
     for s in (0.0, 2.0, 5.0):
-        agree(removed, icot_oracle.ORACLE["1"], icot_oracle.MISREAD["1"] if s == 2 else {}, s, u, count, 0.3)
-    agree(removed, icot_oracle.ORACLE["1"], {}, 1.0, u, count, 4.0)
-    assert torch.equal(removed(math.inf, u, count), count)
+        agree(tokens_to_remove, icot_oracle.ORACLE["1"], icot_oracle.MISREAD["1"] if s == 2 else {}, s, u, count, 0.3)
+    agree(tokens_to_remove, icot_oracle.ORACLE["1"], {}, 1.0, u, count, 4.0)
+    assert torch.equal(tokens_to_remove(math.inf, u, count), count)
 
 
 def test_how_often_more_is_removed() -> None:
     """P(o) of 0.982, 0.018 and 0.0003 at the published smoothing; beyond 99 counts as 99."""
     u = (torch.arange(10**5, dtype=torch.float64) + 0.5) / 10**5
-    o = removed(0.0, u, torch.full((10**5,), 200))
+    o = tokens_to_remove(0.0, u, torch.full((10**5,), 200))
     assert [round(float((o == n).double().mean()), 4) for n in range(3)] == [0.9817, 0.018, 0.0003]
-    assert removed(0.0, torch.tensor([1 - 2**-53], dtype=torch.float64), torch.tensor([200]), 0.1).tolist() == [99]
+    assert tokens_to_remove(0.0, torch.tensor([1 - 2**-53], dtype=torch.float64), torch.tensor([200]), 0.1).tolist() == [99]
 
 
 def method(batch_stage: int) -> Coconut:
     """Two latents for a step, at a stage, in float64."""
     decoder = small("llama", vocab_size=V).requires_grad_()
-    thoughts = Thoughts(decoder, count=4, mode="sequential", project="none", control_init="normal")
-    how = Staging(per_step=2, max_stage=2, first_stage=batch_stage)
+    thoughts = LatentThoughts(decoder, num_latents=4, schedule="sequential", projection="none", control_init="normal")
+    how = CoconutConfig(latents_per_step=2, max_stage=2, first_stage=batch_stage)
     return Coconut(decoder, thoughts, how, steps_per_epoch=5)
 
 
@@ -54,11 +54,11 @@ def case(coconut: Coconut) -> Case:
     decoder, last = coconut.decoder, f"resid2.{coconut.decoder.config.num_hidden_layers - 1}"
     rows = []
     for b in range(BATCH.B):
-        live = BATCH.chain_live[b]
-        chain = list(zip(BATCH.chain[b, live].tolist(), BATCH.chain_step[b, live].tolist(), strict=True))
+        live = BATCH.chain_mask[b]
+        chain = list(zip(BATCH.chain_ids[b, live].tolist(), BATCH.chain_step_index[b, live].tolist(), strict=True))
         steps = [[i for i, step in chain if step == number] for number in range(max(n for _, n in chain) + 1)]
         asked, answer = (x[b][there[b]].tolist() for x, there in (
-            (BATCH.question, BATCH.question_live), (BATCH.answer, BATCH.answer_live)
+            (BATCH.question_ids, BATCH.question_mask), (BATCH.answer_ids, BATCH.answer_mask)
         ))  # fmt: skip
         rows.append((asked, steps, answer))
 
@@ -66,9 +66,9 @@ def case(coconut: Coconut) -> Case:
         got = decoder(torch.stack(vectors)[None], want=(last,))
         return list((got.stages[last] if raw else got.hidden)[0])
 
-    bot, end = (coconut.thoughts.vectors[i].detach().clone().requires_grad_() for i in (0, 2))
+    bot, end = (coconut.latent_thoughts.vectors[i].detach().clone().requires_grad_() for i in (0, 2))
     head = decoder.get_parameter("lm_head.weight").detach()
-    return Case(lambda x: seen(x, False), lambda x: seen(x, True), decoder.words.weight, head, bot, end, rows, 1, 2)
+    return Case(lambda x: seen(x, False), lambda x: seen(x, True), decoder.token_embedding.weight, head, bot, end, rows, 1, 2)
 
 
 @pytest.mark.equation("coconut", "1")
@@ -76,10 +76,10 @@ def test_coconut() -> None:
     coconut = method(1)
 
     def ours(_: Case) -> tuple[Tensor, ...]:
-        words, vectors = coconut.decoder.words.weight, coconut.thoughts.vectors
+        words, vectors = coconut.decoder.token_embedding.weight, coconut.latent_thoughts.vectors
         got = coconut(BATCH)
         grads = torch.autograd.grad(got.loss, [words, vectors])
-        return got.loss, coconut.rolled(BATCH, 2).thoughts[:, -1], grads[0], grads[1][0], grads[1][2]
+        return got.loss, coconut.run_latents(BATCH, 2).latents[:, -1], grads[0], grads[1][0], grads[1][2]
 
     agree(ours, coconut_oracle.ORACLE["1"], coconut_oracle.MISREAD["1"], case(coconut), margin=1e-3)
 
@@ -87,6 +87,6 @@ def test_coconut() -> None:
 
     def latents(question: Tensor, bot: Tensor) -> Tensor:
         prefix = torch.cat([question, bot.expand(1, 1, D)], 1)
-        return torch.einsum("bmd,d->m", sequential(decoder, prefix, 3, lambda x: x).hidden, noise(3, D))
+        return torch.einsum("bmd,d->m", run_sequential_rollout(decoder, prefix, 3, lambda x: x).hidden_states, noise(3, D))
 
     assert gradcheck(latents, (noise(1, 1, 2, D).requires_grad_(), noise(2, D).requires_grad_()))

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.contract import Documents
-from laconic.core.memory import Memory
+from laconic.core.contract import DocumentBatch
+from laconic.core.memory import SummaryMemory
 from laconic.methods import segments
-from laconic.methods.policies import room
+from laconic.methods.policies import max_memory_vectors
 from laconic.methods.retrieval import choice, fused, order, replug
-from laconic.methods.settings import Reading
-from laconic.methods.units import Unit
+from laconic.methods.settings import CompressionConfig
+from laconic.methods.units import SegmentModel
 from tests.core.readings import fresh, noise, small
 from tests.methods.documents import compressor, documents
 from tests.oracles import autocompressor as oracle
@@ -26,20 +26,20 @@ HELD = torch.tensor([[True, False, True, True], [False, True, True, False], [Fal
 LIVE = torch.tensor([[False, True, True, False, True], [True] * 5, [True, True, False, False, False]])
 
 
-def memory_of(vectors: Tensor, live: Tensor) -> Memory:
+def memory_of(vectors: Tensor, live: Tensor) -> SummaryMemory:
     """A memory of one block with these slots."""
-    return Memory.empty(len(vectors), vectors.shape[2], vectors.dtype).append(vectors, live, live.sum(1))
+    return SummaryMemory.empty(len(vectors), vectors.shape[2], vectors.dtype).append(vectors, live, live.sum(1))
 
 
 @pytest.mark.equation("autocompressor", "AC1")
 @pytest.mark.parametrize(("generator", "trigger"), [("parallel", False), ("self", True)])
 def test_room(generator: Any, trigger: bool) -> None:
-    reading = Reading(generator=generator, cap=5)
+    reading = CompressionConfig(summary=generator, max_vectors=5)
 
     def of(positions: int, window: int | None, zero: bool, bos: int, segment: int, K: int, trigger: bool) -> float:
         name = "opt" if zero else "llama"
         config = fresh(name, max_position_embeddings=positions, windows=(None, window)).config
-        found = room(config, reading, bos, segment)
+        found = max_memory_vectors(config, reading, bos, segment)
         return float(10_000 if found is None else max(found, -1))
 
     told = {name: wrong for name, wrong in MISREAD["AC1"].items() if trigger or "trigger" not in name}
@@ -55,11 +55,11 @@ def test_room(generator: Any, trigger: bool) -> None:
 @pytest.mark.parametrize("name", ["llama", "opt"])
 def test_read(name: str) -> None:
     """Rows with dead columns in memory and text, one of them without any memory."""
-    decoder, zero, reading = fresh(name).double(), name == "opt", Reading(cap=3)
+    decoder, zero, reading = fresh(name).double(), name == "opt", CompressionConfig(max_vectors=3)
 
     def of(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, e: Tensor, zero: bool) -> Any:
-        seen = segments.read(decoder, reading, memory_of(memory, held), words, live, e)
-        return seen.places, seen.text.masked_fill(~live[..., None], 0.0)
+        seen = segments.read_segment(decoder, reading, memory_of(memory, held), words, live, e)
+        return seen.summary_states, seen.text_states.masked_fill(~live[..., None], 0.0)
 
     told = {n: wrong for n, wrong in MISREAD["AC2"].items() if zero or n not in TABLE}
     D = decoder.config.hidden_size
@@ -74,7 +74,7 @@ def test_read_by_finite_differences() -> None:
     leaves = [noise(i, *shape).requires_grad_() for i, shape in enumerate(((1, 3, 8), (1, 3, 8), (2, 8)))]
 
     def of(memory: Tensor, words: Tensor, e: Tensor) -> Tensor:
-        return segments.read(decoder, Reading(cap=2), memory_of(memory, held), words, live, e).places
+        return segments.read_segment(decoder, CompressionConfig(max_vectors=2), memory_of(memory, held), words, live, e).summary_states
 
     assert gradcheck(of, leaves)
 
@@ -90,24 +90,24 @@ def test_memory_grows_or_is_replaced(id: str) -> None:
     old, new, there = noise(1, 3, 4, 5), noise(2, 3, 5, 5), LIVE.clone()
     there[1] = False  # a document that has ended
 
-    def after(x: Tensor, y: Tensor) -> Memory:
+    def after(x: Tensor, y: Tensor) -> SummaryMemory:
         held = memory_of(x, HELD)
-        return (held.append if id == "AC3" else held.replaced)(y, there, there.sum(1))
+        return (held.append if id == "AC3" else held.overwrite)(y, there, there.sum(1))
 
     def of(memory: list[Tensor], sigma: list[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(after(old, new).ragged())
+        return tuple(after(old, new).to_list())
 
     by = {"AC3": (ORACLE["AC3"], MISREAD["AC3"]), "AC4": (ORACLE["AC4"], MISREAD["AC4"])}
     agree(of, *by[id], ragged(old, HELD), ragged(new, there))
-    assert gradcheck(lambda x, y: after(x, y).flat()[0], (old.requires_grad_(), new.requires_grad_()))
+    assert gradcheck(lambda x, y: after(x, y).to_ragged()[0], (old.requires_grad_(), new.requires_grad_()))
 
 
-def rows_of(batch: Documents) -> list[Any]:
+def rows_of(batch: DocumentBatch) -> list[Any]:
     """The ids of each segment, the windows by number, and how many of each are read again."""
-    pieces = batch.pieces
-    windows = [[piece.first + i for i in range(len(piece.cuts))] for piece in pieces]
-    again = [batch.windows[1] if piece.first else 0 for piece in pieces]
-    ids = [[batch.text[b, s][batch.live[b, s]].tolist() for s in batch.segments] for b in range(batch.B)]
+    pieces = batch.sequential_parts
+    windows = [[piece.first_segment + i for i in range(len(piece.segment_ends))] for piece in pieces]
+    again = [batch.windows[1] if piece.first_segment else 0 for piece in pieces]
+    ids = [[batch.input_ids[b, s][batch.attention_mask[b, s]].tolist() for s in batch.segment_slices] for b in range(batch.B)]
     return [(text, windows, again) for text in ids]
 
 
@@ -120,11 +120,11 @@ def test_loss_of_documents(name: str, windows: tuple[int, int], memory: Any) -> 
     method = compressor(name, memory=memory)
     method.decoder.requires_grad_(True)
     e = method.summaries.tokens
-    batch = replace(batch, totals=method.totals(batch))
+    batch = replace(batch, loss_denominators=method.loss_denominators(batch))
 
     def of(*_: Any) -> Tensor:
         total, state = torch.zeros((), dtype=torch.float64), None
-        for piece in batch.pieces:
+        for piece in batch.sequential_parts:
             step = method(piece, state)
             total, state = total + step.loss, None if step.state is None else step.state.detach()
         return total
@@ -139,10 +139,10 @@ def test_loss_of_documents(name: str, windows: tuple[int, int], memory: Any) -> 
 @pytest.mark.equation("autocompressor", "AC5")
 def test_nats_by_finite_differences() -> None:
     decoder = small("llama", vocab_size=7)
-    unit = Unit(decoder, compressor(sizes={"vocab_size": 7}).summaries)
+    unit = SegmentModel(decoder, compressor(sizes={"vocab_size": 7}).summaries)
     targets = torch.tensor([[3, -100, 5, 1], [-100, 2, -100, 4]])
     hidden = noise(1, 2, 4, 8).requires_grad_()
-    assert gradcheck(lambda h: unit.nats(h, targets).sum, hidden)
+    assert gradcheck(lambda h: unit.segment_loss(h, targets).nll, hidden)
 
 
 @pytest.mark.equation("autocompressor", "AC6")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.methods.rkv import answer_logits, importance, keep, redundancy, score, take
+from laconic.methods.rkv import answer_logits, importance, select_top_m, redundancy, score, gather_selected
 from tests import tolerances
 from tests.oracles.compare import agree, distance
 from tests.oracles.rkv import MISREAD, ORACLE
@@ -55,8 +55,8 @@ def test_keep(M: int) -> None:
     S[0, 1] -= 3  # and below 0, so that a pad's 0 would win
 
     def of(S: Tensor, live: Tensor, M: int) -> tuple[Tensor, ...]:
-        found = [keep(layer, live, M) for layer in S]
-        return torch.stack([f.index for f in found]), torch.stack([f.live for f in found])
+        found = [select_top_m(layer, live, M) for layer in S]
+        return torch.stack([f.index for f in found]), torch.stack([f.valid for f in found])
 
     told = {
         1: {"as many slots as the longest chain", "order of score for time"},
@@ -73,12 +73,12 @@ def test_keep(M: int) -> None:
 
 def test_take_gathers_what_is_kept_and_leaves_zeros() -> None:
     x, S = normal(B, G, Nc, E), normal(B, G, Nc)
-    kept = keep(S, LIVE, 4)
-    got = take(x, kept)
+    kept = select_top_m(S, LIVE, 4)
+    got = gather_selected(x, kept)
     for b in range(B):
         for g in range(G):
             for m in range(4):
-                want = x[b, g, kept.index[b, g, m]] if kept.live[b, g, m] else torch.zeros(E, dtype=torch.float64)
+                want = x[b, g, kept.index[b, g, m]] if kept.valid[b, g, m] else torch.zeros(E, dtype=torch.float64)
                 assert torch.equal(got[b, g, m], want)
 
 
@@ -93,8 +93,8 @@ def test_the_worked_case() -> None:
         assert [round(x, 4) for x in got.flatten().tolist()] == list(want)
     others = redundancy(k, live, "others")
     assert [round(x, 4) for x in others.flatten().tolist()] == [0.2741, 0.2741, 0.4519]
-    assert keep(S, live, 2).index.flatten().tolist() == [1, 2]
-    assert keep(S, live, 2, "score").index.flatten().tolist() == [2, 1]
+    assert select_top_m(S, live, 2).index.flatten().tolist() == [1, 2]
+    assert select_top_m(S, live, 2, "score").index.flatten().tolist() == [2, 1]
 
 
 def test_the_diagonal_changes_nothing() -> None:

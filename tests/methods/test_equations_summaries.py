@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.memory import Memory
+from laconic.core.memory import SummaryMemory
 from laconic.methods import segments
-from laconic.methods.policies import Kept, fifo, over
-from laconic.methods.segments import triggered
-from laconic.methods.settings import Reading
-from laconic.methods.summaries import Summaries, pooled, selected
-from laconic.methods.units import untriggered
+from laconic.methods.policies import SegmentVectors, drop_oldest_segments, exceeds_budget
+from laconic.methods.segments import replace_last_with_trigger
+from laconic.methods.settings import CompressionConfig
+from laconic.methods.summaries import SummaryParameters, pool_spans, select_top_columns
+from laconic.methods.units import mask_trigger_targets
 from tests.core.readings import noise, small
 from tests.methods.documents import compressor
 from tests.oracles import summaries as oracle
@@ -24,14 +24,14 @@ HELD = torch.tensor([[True, False, True], [False] * 3])
 LIVE = torch.tensor([[False, True, True, False, True], [True, True, True, False, False]])
 
 
-def memory_of(vectors: Tensor, live: Tensor) -> Memory:
+def memory_of(vectors: Tensor, live: Tensor) -> SummaryMemory:
     """A memory of one block with these slots."""
-    return Memory.empty(len(vectors), vectors.shape[2], vectors.dtype).append(vectors, live, live.sum(1))
+    return SummaryMemory.empty(len(vectors), vectors.shape[2], vectors.dtype).append(vectors, live, live.sum(1))
 
 
 @pytest.mark.equation("halting", "VL1")
 def test_map_from_state_to_vector() -> None:
-    summaries = Summaries(small("llama"), Reading(cap=2, adapter="mlp"), eos=2)
+    summaries = SummaryParameters(small("llama"), CompressionConfig(max_vectors=2, summary_map="mlp"), eos_token_id=2)
     with torch.no_grad():
         for i, p in enumerate(summaries.parameters()):
             p.add_(noise(i, *p.shape) * 0.3)
@@ -39,7 +39,7 @@ def test_map_from_state_to_vector() -> None:
     assert summaries.outer is not None
 
     def of(z: Tensor, *_: Any) -> Tensor:
-        return summaries.vectors(z)
+        return summaries.map_to_vectors(z)
 
     z, parts = noise(1, 4, summaries.width), (summaries.inner, summaries.outer)
     maps = [p for part in parts for p in (part.weight, part.bias)]
@@ -69,11 +69,11 @@ class Mapped(torch.nn.Module):
 def test_maps_as_they_start() -> None:
     """Of a fresh mlp the inner map gives nothing; none is the state itself."""
     decoder, z = small("llama"), noise(1, 3, 8)
-    kinds = {kind: Summaries(decoder, Reading(cap=2, adapter=kind), eos=2) for kind in ("none", "scale", "mlp")}
-    assert torch.equal(kinds["none"].vectors(z), z)
-    assert torch.equal(kinds["mlp"].vectors(z), kinds["scale"].vectors(z))
-    rms = kinds["scale"].vectors(z).square().mean(1).sqrt()
-    torch.testing.assert_close(rms, decoder.words.weight.square().mean(1).sqrt().mean().expand(3))
+    kinds = {kind: SummaryParameters(decoder, CompressionConfig(max_vectors=2, summary_map=kind), eos_token_id=2) for kind in ("none", "scale", "mlp")}
+    assert torch.equal(kinds["none"].map_to_vectors(z), z)
+    assert torch.equal(kinds["mlp"].map_to_vectors(z), kinds["scale"].map_to_vectors(z))
+    rms = kinds["scale"].map_to_vectors(z).square().mean(1).sqrt()
+    torch.testing.assert_close(rms, decoder.token_embedding.weight.square().mean(1).sqrt().mean().expand(3))
 
 
 @pytest.mark.equation("halting", "VL2")
@@ -103,16 +103,16 @@ class Written(torch.nn.Module):
         super().__init__()
         self.inside = inside
 
-    def forward(self, decoder: Any, memory: Memory, words: Tensor, live: Tensor, n: int) -> Tensor:
-        return segments.write(decoder, self.inside, memory, words, live, n).states
+    def forward(self, decoder: Any, memory: SummaryMemory, words: Tensor, live: Tensor, n: int) -> Tensor:
+        return segments.compress_segment(decoder, self.inside, memory, words, live, n).summary_states
 
 
 @pytest.mark.equation("halting", "VL2")
 @pytest.mark.slow
 def test_self_feeding_by_finite_differences() -> None:
     decoder = small("llama")
-    summaries = Summaries(decoder, Reading(cap=2, generator="self"), eos=2).requires_grad_(False)
-    live, empty = LIVE[:1, :3], Memory.empty(1, 8, torch.float64)
+    summaries = SummaryParameters(decoder, CompressionConfig(max_vectors=2, summary="self"), eos_token_id=2).requires_grad_(False)
+    live, empty = LIVE[:1, :3], SummaryMemory.empty(1, 8, torch.float64)
     words, start, steps = noise(1, 1, 3, 8), noise(2, 8), noise(3, 2, 8)
 
     def of(words: Tensor, start: Tensor, steps: Tensor) -> Tensor:
@@ -125,8 +125,8 @@ def test_self_feeding_by_finite_differences() -> None:
 @pytest.mark.equation("halting", "VL25")
 def test_pooling() -> None:
     h, N = noise(1, 2, 5, 4), torch.tensor([2, 4])
-    agree(oracle.pooled_with_gradient(pooled), ORACLE["VL25"], MISREAD["VL25"], h, LIVE, N, 4)
-    assert gradcheck(lambda h: pooled(h, LIVE, N, 4)[0], h.requires_grad_())
+    agree(oracle.pooled_with_gradient(pool_spans), ORACLE["VL25"], MISREAD["VL25"], h, LIVE, N, 4)
+    assert gradcheck(lambda h: pool_spans(h, LIVE, N, 4)[0], h.requires_grad_())
 
 
 @pytest.mark.equation("halting", "VL26")
@@ -136,7 +136,7 @@ def test_selection() -> None:
     r[0, 1] = r[0, 4]
 
     def of(r: Tensor, live: Tensor, N: Tensor, K: int) -> tuple[Tensor, Tensor]:
-        columns, there = selected(r, live, N, K)
+        columns, there = select_top_columns(r, live, N, K)
         return columns.masked_fill(~there, -1).double(), there.sum(1).double()
 
     agree(of, ORACLE["VL26"], MISREAD["VL26"], r, LIVE, torch.tensor([2, 2]), 4)
@@ -152,36 +152,36 @@ def test_memory_within_a_budget(name: str) -> None:
         torch.tensor([[True] * 5, [True] * 3 + [False] * 2, [False] * 5]),
     )
     memory = memory_of(vectors, there)
-    kept = Kept(vectors[:, :3], torch.tensor([[True] * 2 + [False], [True] * 3, [True] * 3]))
-    rows = over(memory, kept, 6)
+    kept = SegmentVectors(vectors[:, :3], torch.tensor([[True] * 2 + [False], [True] * 3, [True] * 3]))
+    rows = exceeds_budget(memory, kept, 6)
     assert rows.tolist() == oracle.over([5, 3, 0], [2, 3, 3], 6) == [True, False, False]
     assert rows.tolist() != oracle.over([5, 3, 0], [2, 3, 3], 6, late=True)
     assert rows.tolist() != oracle.over([5, 3, 0], [2, 3, 3], 6, slots=5)
 
     def of(decoder: Any, memory_: list[Tensor], e: Tensor, rows: list[bool], zero: bool) -> tuple[Tensor, ...]:
-        return tuple(method.unit.condensed(memory, torch.tensor(rows)).ragged())
+        return tuple(method.segment_model.recompress(memory, torch.tensor(rows)).to_list())
 
-    given = method.decoder, memory.ragged(), method.summaries.tokens, rows.tolist(), name == "opt"
+    given = method.decoder, memory.to_list(), method.summaries.tokens, rows.tolist(), name == "opt"
     tuples = {n: (lambda *g, w=wrong: tuple(w(*g))) for n, wrong in MISREAD["VL27"].items()}
     agree(of, lambda *g: tuple(ORACLE["VL27"](*g)), tuples, *given)
-    after = method.unit.after(memory, kept, torch.tensor([4, 4, 4]))
-    assert after.lengths.tolist() == [5, 6, 3]
-    assert after.block[0].tolist() == [0, 0, 0, 1, 1, -1]
+    after = method.segment_model.update_memory(memory, kept, torch.tensor([4, 4, 4]))
+    assert after.num_vectors.tolist() == [5, 6, 3]
+    assert after.segment_ids[0].tolist() == [0, 0, 0, 1, 1, -1]
 
 
 @pytest.mark.equation("halting", "VL28")
 @pytest.mark.parametrize("budget", [3, 4, 6])
 def test_memory_without_its_oldest(budget: int) -> None:
     rows = [[2, 1, 3], [1, 3, 2], [3, 0, 0]]  # live vectors of each block
-    memory = Memory.empty(3, 2, torch.float64)
+    memory = SummaryMemory.empty(3, 2, torch.float64)
     for i in range(3):
         live = torch.arange(3) < torch.tensor([[row[i]] for row in rows])
         memory = memory.append(noise(i, 3, 3, 2), live, torch.tensor([5, 5, 5 * (i == 0)]))
     blocks = [[i for i in range(3) for _ in range(row[i])] for row in rows]
 
     def of(blocks: list[list[int]], budget: int) -> tuple[Tensor, ...]:
-        left = fifo(memory, budget)
-        return tuple(b[alive].double() for b, alive in zip(left.block, left.live, strict=True))
+        left = drop_oldest_segments(memory, budget)
+        return tuple(b[alive].double() for b, alive in zip(left.segment_ids, left.valid, strict=True))
 
     def tupled(function: Any) -> Any:
         return lambda *given: tuple(torch.tensor(row).double() for row in function(*given))
@@ -196,6 +196,6 @@ def test_published_trigger() -> None:
     targets = torch.arange(15).reshape(3, 5).masked_fill(~live, -100)
 
     def of(trigger: Tensor, words: Tensor, live: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return triggered(trigger, words, live), untriggered(targets, live).double()
+        return replace_last_with_trigger(trigger, words, live), mask_trigger_targets(targets, live).double()
 
     agree(of, ORACLE["CP1"], MISREAD["CP1"], noise(1, 4), noise(2, 3, 5, 4), live, targets)

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.state import Deep, Layer, Matrix
+from laconic.core.state import MLPMemoryState, LayerState, LinearMemoryState
 from laconic.methods.delta import Gates
-from laconic.methods.fast_weights import Rule, Starts, fresh
-from laconic.methods.packing import packed
-from laconic.methods.titans import chunk_form, error, projections, recall, token
-from laconic.methods.titans_layer import opened
+from laconic.methods.fast_weights import UpdateRule, MLPStart, zero_state
+from laconic.methods.packing import pack_left
+from laconic.methods.titans import chunk_update, loss_gradient, project_qkv, read_memory, recurrent_step
+from laconic.methods.titans_layer import prepend_persistent
 from tests.core.readings import noise
 from tests.oracles.compare import agree
 from tests.oracles.titans import MISREAD, ORACLE
@@ -32,7 +32,7 @@ def test_projections() -> None:
     def of(x: Tensor, Ws: list[Tensor], taps: list[Tensor], heads: int) -> Any:
         w = {f"{name}_proj.weight": W for name, W in zip("qkv", Ws, strict=True)}
         w |= {f"{name}_conv.weight": c for name, c in zip("qkv", taps, strict=True)}
-        return tuple(projections(x, w, {name: torch.zeros(B, W - 1, D).double() for name in "qkv"}, heads, None)[:3])
+        return tuple(project_qkv(x, w, {name: torch.zeros(B, W - 1, D).double() for name in "qkv"}, heads, None)[:3])
 
     agree(of, ORACLE["11"], MISREAD["11"], x, Ws, taps, H)
 
@@ -41,25 +41,25 @@ def test_projections() -> None:
 @pytest.mark.parametrize("factor", [1, 2])
 def test_error(factor: int) -> None:
     y, v = noise(0, B, H, T, E), noise(1, B, H, T, E)
-    agree(error, ORACLE["12"], MISREAD["12"], y, v, factor)
+    agree(loss_gradient, ORACLE["12"], MISREAD["12"], y, v, factor)
     y = y.requires_grad_()
     (slope,) = torch.autograd.grad(factor / 2 * (y - v).square().sum(), y)
-    torch.testing.assert_close(error(y, v, factor), slope)
+    torch.testing.assert_close(loss_gradient(y, v, factor), slope)
 
 
 @pytest.mark.equation("titans", "13,14")
 def test_token() -> None:
     M, S, gradient = (noise(n, B, H, E, E) for n in range(3))
     keep, step, momentum = (share(n, B, H) for n in range(3, 6))
-    agree(token, ORACLE["13,14"], MISREAD["13,14"], M, S, gradient, keep, step, momentum)
+    agree(recurrent_step, ORACLE["13,14"], MISREAD["13,14"], M, S, gradient, keep, step, momentum)
     given = [x.requires_grad_() for x in (M, S, gradient, keep, step, momentum)]
-    assert gradcheck(token, given)
+    assert gradcheck(recurrent_step, given)
 
 
 @pytest.mark.equation("titans", "15")
 def test_recall() -> None:
     def of(M: Tensor, change: Tensor, first: Tensor, q: Tensor) -> Tensor:
-        return recall(M, Matrix(change, first, None, torch.zeros(B).long()), q, Rule())
+        return read_memory(M, LinearMemoryState(change, first, None, torch.zeros(B).long()), q, UpdateRule())
 
     M, change, first, q = noise(0, H, E, E), noise(1, B, H, E, E), noise(2, B, H, E, E), noise(3, B, H, T, E)
     agree(of, ORACLE["15"], MISREAD["15"], M, change, first, q)
@@ -68,14 +68,14 @@ def test_recall() -> None:
 
 def chunk(starts: list[Tensor], k: Tensor, v: Tensor, q: Tensor, keep: Tensor, step: Tensor, momentum: Tensor) -> Any:
     """Y, and every M and S at the end."""
-    parts = [fresh(len(k), tuple(M.shape), True, k) for M in starts]
+    parts = [zero_state(len(k), tuple(M.shape), True, k) for M in starts]
     deep = len(starts) == 2
-    y, moved = chunk_form(
-        Starts(*starts) if deep else starts[0], Deep(*parts) if deep else parts[0], k, v, q,
-        Gates(keep, step, momentum), Rule(),
+    y, moved = chunk_update(
+        MLPStart(*starts) if deep else starts[0], MLPMemoryState(*parts) if deep else parts[0], k, v, q,
+        Gates(keep, step, momentum), UpdateRule(),
     )  # fmt: skip
-    after = [moved.W1, moved.W2] if isinstance(moved, Deep) else [moved]
-    return (y, *(M + m.now for M, m in zip(starts, after, strict=True)), *(m.momentum for m in after))
+    after = [moved.W1, moved.W2] if isinstance(moved, MLPMemoryState) else [moved]
+    return (y, *(M + m.change for M, m in zip(starts, after, strict=True)), *(m.momentum for m in after))
 
 
 @pytest.mark.equation("titans", "16-18")
@@ -98,8 +98,8 @@ def test_opened() -> None:
 
     def of(persistent: Tensor, x: Tensor, count: list[int], live: Tensor) -> tuple[Tensor, Tensor]:
         zero = torch.zeros(4, 1, 1, 1, dtype=torch.float64)
-        state = Layer(memory={"memory": Matrix(zero, zero, None, torch.tensor(count))})
-        rows = packed(*opened({"persistent": persistent}, state, x, live, True))
+        state = LayerState(memory={"memory": LinearMemoryState(zero, zero, None, torch.tensor(count))})
+        rows = pack_left(*prepend_persistent({"persistent": persistent}, state, x, live, True))
         assert rows.lengths is not None
         return rows.x, torch.tensor(rows.lengths).double()
 

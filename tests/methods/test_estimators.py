@@ -8,29 +8,29 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.methods.estimators import (
-    Price,
-    drawn,
-    entropy,
-    entropy_floor,
-    everywhere,
-    first_slots,
+    PriceState,
+    sample_column,
+    length_entropy,
+    entropy_floor_penalty,
+    mark_priced_everywhere,
+    first_slots_mask,
     kl_geometric,
-    mean_field,
-    mixture,
-    old,
-    penalty,
-    ponder,
-    ramp,
-    ratio_label,
+    mean_field_slots,
+    exploration_mixture,
+    expected_memory_size,
+    length_penalty,
+    ponder_loss,
+    penalty_ramp,
+    best_length_label,
     ratio_penalty,
-    read,
-    score_rows,
-    score_term,
-    straight,
-    target_price,
-    to_go,
+    mark_priced_if_read,
+    reinforce_row_baseline,
+    reinforce_two_samples,
+    straight_through_slots,
+    update_price,
+    cost_to_go,
 )
-from laconic.methods.halting import Index, allowed_logits, expected, gate, probabilities
+from laconic.methods.halting import StopPosition, mask_disallowed_stops, expected_length, log_survival_gate, length_probs
 from tests import tolerances
 from tests.methods.test_halting import EVERY, golden, logits, told
 from tests.oracles.compare import agree, distance
@@ -43,15 +43,15 @@ HARD = torch.tensor([False, True, False])
 @pytest.mark.equation("halting", "VL8")
 def test_penalty() -> None:
     def of(E: Tensor, scored: Tensor, hard: Tensor, beta: float, when: tuple[Any, ...]) -> Tensor:
-        return penalty(E, read(scored, hard), beta, ramp(*when))
+        return length_penalty(E, mark_priced_if_read(scored, hard), beta, penalty_ramp(*when))
 
     E = 1 + 3 * torch.rand(3, 4).double()
     agree(of, ORACLE["VL8"], MISREAD["VL8"], E, SCORED, HARD, 0.3, (63, 100, 0.5, 0.25))
-    assert gradcheck(lambda E: penalty(E, read(SCORED), 0.3), E.requires_grad_())
-    assert read(SCORED).tolist() == [[True, True, True, False], [True, True, False, False], [True] + [False] * 3]
-    rise = [ramp(step, 8, 0.5, 0.25) for step in range(8)]
+    assert gradcheck(lambda E: length_penalty(E, mark_priced_if_read(SCORED), 0.3), E.requires_grad_())
+    assert mark_priced_if_read(SCORED).tolist() == [[True, True, True, False], [True, True, False, False], [True] + [False] * 3]
+    rise = [penalty_ramp(step, 8, 0.5, 0.25) for step in range(8)]
     assert rise == [0, 0, 0, 0, 0, 0.5, 1, 1]
-    assert [ramp(step, 4, 0.5, 0.0) for step in range(4)] == [0, 0, 1, 1]
+    assert [penalty_ramp(step, 4, 0.5, 0.0) for step in range(4)] == [0, 0, 1, 1]
 
 
 def windows() -> tuple[Tensor, ...]:
@@ -65,7 +65,7 @@ def ratio_of(
     E: Tensor, text: Tensor, memory: Tensor, log_s: Tensor, counted: Tensor, price: float, alpha: float
 ) -> tuple[Tensor, ...]:
     E, log_s = E.detach().requires_grad_(), log_s.detach().requires_grad_()
-    held = torch.stack([old(memory[:, k], log_s[:, k]) for k in range(E.shape[1])], 1)
+    held = torch.stack([expected_memory_size(memory[:, k], log_s[:, k]) for k in range(E.shape[1])], 1)
     value = ratio_penalty(E, text.sum(2), held, counted, price, alpha)
     found = torch.autograd.grad(value, (E, log_s), allow_unused=True)
     return (value, *(torch.zeros_like(x) if g is None else g for x, g in zip((E, log_s), found, strict=True)))
@@ -80,7 +80,7 @@ def test_ratio_penalty() -> None:
     assert gradcheck(lambda E: ratio_penalty(E, text.sum(2), held, counted, 0.7, 0.5), E.requires_grad_())
     parts = [ratio_penalty(*(x[b : b + 1] for x in (E, text.sum(2), held, counted)), 0.7, 0.5, 4.0) for b in range(2)]
     assert distance(sum(parts), ratio_penalty(E, text.sum(2), held, counted, 0.7, 0.5)) < tolerances.ORACLE
-    assert torch.equal(old(memory[:, 1], None), memory[:, 1].sum(1).float())
+    assert torch.equal(expected_memory_size(memory[:, 1], None), memory[:, 1].sum(1).float())
     held.requires_grad_()
     value = ratio_penalty(E, text.sum(2), held, counted, 0.7, 0.5)
     assert torch.autograd.grad(value, held, allow_unused=True) == (None,)
@@ -94,14 +94,14 @@ def test_the_ratio_of_equal_segments_is_a_price(alpha: float) -> None:
     all_ = torch.ones(2, 3).bool()
     beta = 0.7 * 12 / (12 + alpha * 5)
     found = ratio_penalty(E, tokens, m, all_, 0.7, alpha)
-    assert distance(found, penalty(E, all_, beta) / (2 * 3 * 12)) < tolerances.ORACLE
+    assert distance(found, length_penalty(E, all_, beta) / (2 * 3 * 12)) < tolerances.ORACLE
 
 
 @pytest.mark.equation("halting", "CP6")
 def test_the_published_penalty() -> None:
     def of(E: Tensor, text: Tensor, memory: Tensor, log_s: Tensor, price: float) -> Tensor:
-        held = torch.stack([old(memory[:, k], log_s[:, k]) for k in range(E.shape[1])], 1)
-        return ratio_penalty(E, text.sum(2), held, everywhere(text.sum(2)), price, alpha=1.0)
+        held = torch.stack([expected_memory_size(memory[:, k], log_s[:, k]) for k in range(E.shape[1])], 1)
+        return ratio_penalty(E, text.sum(2), held, mark_priced_everywhere(text.sum(2)), price, alpha=1.0)
 
     agree(of, ORACLE["CP6"], MISREAD["CP6"], *windows(), 0.7)
 
@@ -109,7 +109,7 @@ def test_the_published_penalty() -> None:
 @pytest.mark.equation("halting", "VL10")
 @pytest.mark.parametrize("form", ["truncated", "forced"])
 @pytest.mark.parametrize("index", ["after", "before"])
-def test_kl_geometric(form: Any, index: Index) -> None:
+def test_kl_geometric(form: Any, index: StopPosition) -> None:
     blind = ("geometric not normalised", "geometric from 0") if form == "forced" else ()
     agree(kl_geometric, ORACLE["VL10"], told(MISREAD["VL10"], *blind), logits(3, 5), 0.25, form, index)
     assert gradcheck(lambda a: kl_geometric(a, 0.25, form, index), logits(2, 4).requires_grad_())
@@ -118,7 +118,7 @@ def test_kl_geometric(form: Any, index: Index) -> None:
 def test_the_golden_values() -> None:
     """lam = .1, .2, .4, .7: entropy, and the divergences from a geometric of .25."""
     a = golden()
-    assert round(entropy(a).item(), 4) == 1.26
+    assert round(length_entropy(a).item(), 4) == 1.26
     assert round(kl_geometric(a, 0.25).item(), 4) == 0.3362
     assert round(kl_geometric(a, 0.25, "forced").item(), 4) == 0.1177
 
@@ -127,33 +127,33 @@ def test_the_golden_values() -> None:
 def test_the_divergence_is_price_less_entropy(form: Any) -> None:
     """-H(P) + (E[N] - 1) log(1 / (1 - g)) and a last term: PonderNet's regulariser without the entropy is a price."""
     a, g = logits(4, 6), torch.tensor(0.3).double()
-    last = ((1 - (1 - g) ** 6) / g).log() if form == "truncated" else (1 - probabilities(a)[:, -1]) * -g.log()
-    want = -entropy(a) - (expected(a) - 1) * (1 - g).log() + last
+    last = ((1 - (1 - g) ** 6) / g).log() if form == "truncated" else (1 - length_probs(a)[:, -1]) * -g.log()
+    want = -length_entropy(a) - (expected_length(a) - 1) * (1 - g).log() + last
     assert distance(kl_geometric(a, 0.3, form), want) < tolerances.FLOAT32
 
 
 def test_a_length_that_never_occurs_has_no_entropy_and_no_slope() -> None:
-    for a in (allowed_logits(logits(2, 4), (1, 4)), torch.full((2, 4), -800.0).double(), torch.full((2, 4), 90.0)):
+    for a in (mask_disallowed_stops(logits(2, 4), (1, 4)), torch.full((2, 4), -800.0).double(), torch.full((2, 4), 90.0)):
         a = a.clone().requires_grad_()
-        (slope,) = torch.autograd.grad((entropy(a) + kl_geometric(a, 0.25)).sum(), a)
+        (slope,) = torch.autograd.grad((length_entropy(a) + kl_geometric(a, 0.25)).sum(), a)
         assert slope.isfinite().all()
-        assert entropy(a).isfinite().all()
+        assert length_entropy(a).isfinite().all()
 
 
 @pytest.mark.equation("halting", "VL11")
 @EVERY
-def test_entropy_floor(index: Index) -> None:
+def test_entropy_floor(index: StopPosition) -> None:
     a = torch.cat([logits(4, 4) + 1, torch.zeros(1, 4).double(), torch.full((1, 4), 5.0).double()])
-    agree(entropy_floor, ORACLE["VL11"], MISREAD["VL11"], a, 0.3, 1.1, index)
-    assert gradcheck(lambda a: entropy_floor(a, 0.3, 1.1, index), a[-2:].clone().requires_grad_())
+    agree(entropy_floor_penalty, ORACLE["VL11"], MISREAD["VL11"], a, 0.3, 1.1, index)
+    assert gradcheck(lambda a: entropy_floor_penalty(a, 0.3, 1.1, index), a[-2:].clone().requires_grad_())
 
 
 @pytest.mark.equation("halting", "VL12")
 def test_target_price() -> None:
     def of(beta: float, lengths: list[float], target: float, eta: float, most: float) -> Tensor:
-        held, found = Price(beta), []
+        held, found = PriceState(beta), []
         for length in lengths:
-            held = target_price(held, length, target, eta, most)
+            held = update_price(held, length, target, eta, most)
             found.append(held.beta)
         return torch.tensor(found, dtype=torch.float64)
 
@@ -162,29 +162,29 @@ def test_target_price() -> None:
 
 @pytest.mark.equation("halting", "VL19")
 @EVERY
-def test_mean_field(index: Index) -> None:
-    agree(lambda a, index: mean_field(a, index).log_s, ORACLE["VL19"], MISREAD["VL19"], logits(3, 5), index)
-    assert mean_field(logits(3, 5), index).live.all()
-    assert gradcheck(lambda a: mean_field(a, index).log_s, logits(2, 4).requires_grad_())
+def test_mean_field(index: StopPosition) -> None:
+    agree(lambda a, index: mean_field_slots(a, index).log_s, ORACLE["VL19"], MISREAD["VL19"], logits(3, 5), index)
+    assert mean_field_slots(logits(3, 5), index).valid.all()
+    assert gradcheck(lambda a: mean_field_slots(a, index).log_s, logits(2, 4).requires_grad_())
 
 
 @pytest.mark.equation("halting", "VL20")
 def test_score_term() -> None:
-    counted = read(torch.tensor([[False, True, True, True], [True, True, False, False]]))
+    counted = mark_priced_if_read(torch.tensor([[False, True, True, True], [True, True, False, False]]))
 
     def of(nats: Tensor, E: Tensor, log_p: Tensor, counted: Tensor, beta: float) -> tuple[Tensor, ...]:
         log_p = log_p.detach().requires_grad_()
         nats = nats.detach().requires_grad_()
-        value = score_term(log_p, to_go(nats, beta * E * counted), counted)
+        value = reinforce_two_samples(log_p, cost_to_go(nats, beta * E * counted), counted)
         assert torch.autograd.grad(value, nats, retain_graph=True, allow_unused=True) == (None,)
         return value, torch.autograd.grad(value, log_p)[0]
 
     nats, E, log_p = (torch.rand(2, 2, 4).double() for _ in range(3))
     agree(of, ORACLE["VL20"], MISREAD["VL20"], nats, E, -log_p, counted, 0.3)
-    G = to_go(nats, 0.3 * E)
-    assert gradcheck(lambda x: score_term(x, G, counted), log_p.requires_grad_())
+    G = cost_to_go(nats, 0.3 * E)
+    assert gradcheck(lambda x: reinforce_two_samples(x, G, counted), log_p.requires_grad_())
     same = torch.ones_like(G)
-    assert torch.equal(score_term(log_p, G, counted, same), score_term(log_p, G, counted))
+    assert torch.equal(reinforce_two_samples(log_p, G, counted, same), reinforce_two_samples(log_p, G, counted))
 
 
 def test_score_against_other_rows() -> None:
@@ -194,58 +194,58 @@ def test_score_against_other_rows() -> None:
     want = sum(
         (G[b, 0] - sum(G[c, 0] for c in range(3) if c != b) / 2) * log_p[b, 0] for b in range(3)
     ) + G[0, 1] * log_p[0, 1]  # fmt: skip
-    assert distance(score_rows(log_p, G, counted), want) < tolerances.ORACLE
+    assert distance(reinforce_row_baseline(log_p, G, counted), want) < tolerances.ORACLE
 
 
 @pytest.mark.equation("halting", "VL21")
 @EVERY
-def test_straight(index: Index) -> None:
-    def of(a: Tensor, N: Tensor, index: Index) -> tuple[Tensor, ...]:
+def test_straight(index: StopPosition) -> None:
+    def of(a: Tensor, N: Tensor, index: StopPosition) -> tuple[Tensor, ...]:
         a = a.detach().requires_grad_()
-        found = straight(a, N, index)
+        found = straight_through_slots(a, N, index)
         assert found.log_s is not None
         weighted = (found.log_s * torch.arange(1, 6)).sum()
-        return found.live.double(), found.log_s, torch.autograd.grad(weighted, a)[0]
+        return found.valid.double(), found.log_s, torch.autograd.grad(weighted, a)[0]
 
     agree(of, ORACLE["VL21"], MISREAD["VL21"], logits(3, 5), torch.tensor([2, 5, 3]), index)
-    assert gradcheck(lambda a: gate(a, index), logits(2, 4).requires_grad_())  # whose gradient it lends
+    assert gradcheck(lambda a: log_survival_gate(a, index), logits(2, 4).requires_grad_())  # whose gradient it lends
 
 
 @pytest.mark.equation("halting", "VL22")
 @EVERY
-def test_ponder(index: Index) -> None:
+def test_ponder(index: StopPosition) -> None:
     lengths = (1, 3, 4, 6) if index == "after" else (0, 1, 3, 6)
     nats = 5 * torch.rand(3, 4).double()
     blind = () if index == "after" else ("P of the length's place in the list",)
-    agree(ponder, ORACLE["VL22"], told(MISREAD["VL22"], *blind), logits(3, 6), nats, lengths, 0.4, index)
+    agree(ponder_loss, ORACLE["VL22"], told(MISREAD["VL22"], *blind), logits(3, 6), nats, lengths, 0.4, index)
     a = logits(3, 6).requires_grad_()
-    assert gradcheck(lambda a, nats: ponder(a, nats, lengths, 0.4, index), (a, nats.requires_grad_()))
+    assert gradcheck(lambda a, nats: ponder_loss(a, nats, lengths, 0.4, index), (a, nats.requires_grad_()))
 
 
 @pytest.mark.equation("halting", "VL24")
 def test_ratio_label() -> None:
     nats = 2 * torch.rand(30, 4).double()
     nats[:3] = torch.tensor([4.0, 3.5, 2.5, 3.0])  # .5 a vector: 1 and 2 and 4 cost the same
-    found = ratio_label(nats.requires_grad_(), (1, 2, 4, 8), 0.5)
-    agree(lambda *x: ratio_label(*x).double(), ORACLE["VL24"], MISREAD["VL24"], nats.detach(), (1, 2, 4, 8), 0.5)
+    found = best_length_label(nats.requires_grad_(), (1, 2, 4, 8), 0.5)
+    agree(lambda *x: best_length_label(*x).double(), ORACLE["VL24"], MISREAD["VL24"], nats.detach(), (1, 2, 4, 8), 0.5)
     assert not found.requires_grad
     assert found[:3].tolist() == [0] * 3
 
 
 @EVERY
-def test_a_mixture_is_a_law_and_is_drawn_from(index: Index) -> None:
+def test_a_mixture_is_a_law_and_is_drawn_from(index: StopPosition) -> None:
     lengths = (1, 2, 4) if index == "after" else (0, 1, 2, 4)
-    a = allowed_logits(logits(2, 4), (1, 2, 4), index)
-    p, P = mixture(a, 0.3, lengths, index), probabilities(a, index)
+    a = mask_disallowed_stops(logits(2, 4), (1, 2, 4), index)
+    p, P = exploration_mixture(a, 0.3, lengths, index), length_probs(a, index)
     columns = [n - int(index == "after") for n in lengths]
     assert distance(p.sum(1), torch.ones(2).double()) < tolerances.ORACLE
     assert distance(p[:, columns], 0.7 * P[:, columns] + 0.3 / len(lengths)) < tolerances.ORACLE
     u = (torch.arange(100_000).double() + 0.5) / 100_000  # every draw once
     for row in p:
-        found = drawn(row.expand(len(u), -1), u).bincount(minlength=len(row)) / len(u)
+        found = sample_column(row.expand(len(u), -1), u).bincount(minlength=len(row)) / len(u)
         assert float((found - row).abs().max()) < 1e-4
-    assert drawn(torch.tensor([[0.3, 0.69999, 0.0]]), torch.tensor([0.999999]).double()).item() == 1
+    assert sample_column(torch.tensor([[0.3, 0.69999, 0.0]]), torch.tensor([0.999999]).double()).item() == 1
 
 
 def test_the_first_slots() -> None:
-    assert first_slots(torch.tensor([0, 2, 3]), 3).tolist() == [[False] * 3, [True, True, False], [True] * 3]
+    assert first_slots_mask(torch.tensor([0, 2, 3]), 3).tolist() == [[False] * 3, [True, True, False], [True] * 3]

@@ -8,24 +8,24 @@ import torch
 from torch import Tensor
 
 from laconic.core.decoder import Decoder
-from laconic.core.families import NAMES, DecoderConfig
-from laconic.methods.halting import gate_bias, scaled
+from laconic.core.families import WEIGHT_NAMES, DecoderConfig
+from laconic.methods.halting import attention_gate_bias, scale_by_survival
 from tests import tolerances
 from tests.oracles.compare import distance
 
-FAMILY = pytest.mark.parametrize("family", list(NAMES))
+FAMILY = pytest.mark.parametrize("family", list(WEIGHT_NAMES))
 
 
 @cache
 def decoder(family: str, seed: int = 0) -> Decoder:
     """Four layers without a window, weights large enough that layers change what they read."""
-    config = DecoderConfig.small(family)
+    config = DecoderConfig.tiny(family)
     L = 4
     config = replace(
         config,
         num_hidden_layers=L,
-        windows=(None,) * L,
-        score_scale=config.score_scale[:1] * L,
+        sliding_windows=(None,) * L,
+        attention_scales=config.attention_scales[:1] * L,
         initializer_range=0.15,
     )
     return Decoder(config, seed=seed).double().eval().requires_grad_(False)
@@ -49,7 +49,7 @@ class Prompt:
         memory = self.memory if memory is None else memory
         B = len(memory)
         alive = torch.ones(B, 8, dtype=torch.bool) if live is None else live.expand(B, 8)
-        bias = None if log_s is None else gate_bias(log_s.expand(B, 8), BLOCK.expand(B, 8), tail=24)
+        bias = None if log_s is None else attention_gate_bias(log_s.expand(B, 8), BLOCK.expand(B, 8), suffix_length=24)
         seen = self.decoder(
             torch.cat([memory, self.text], 1),
             live=torch.nn.functional.pad(alive, (0, 24), value=True),
@@ -94,7 +94,7 @@ def test_inside_a_block_nothing_is_gated(family: str) -> None:
         prompt.decoder(
             prompt.memory,
             positions=torch.arange(8).expand(B, -1),
-            bias=gate_bias((on * log_s).expand(B, 8), BLOCK.expand(B, 8)),
+            bias=attention_gate_bias((on * log_s).expand(B, 8), BLOCK.expand(B, 8)),
         ).hidden
         for on in (0.0, 1.0)
     ]
@@ -109,7 +109,7 @@ def left(family: str, seed: int, scale: bool) -> list[float]:
     found: list[float] = []
     for s in (0.5, 0.1, 0.01, 0.001):
         log_s = torch.full((2, 8), s, dtype=torch.float64).log()
-        read = prompt.logits(scaled(prompt.memory, log_s)) if scale else prompt.logits(log_s=log_s)
+        read = prompt.logits(scale_by_survival(prompt.memory, log_s)) if scale else prompt.logits(log_s=log_s)
         found.append(float((read.softmax(-1) - gone).abs().sum() / (full - gone).abs().sum()))
     return found
 
@@ -133,8 +133,8 @@ def test_a_mask_of_floats_hands_on_the_gates_gradient() -> None:
     live = torch.tensor([[True] * 3 + [False, True, True, False, False]])
     found = []
     for backend in ("sdpa", "eager"):
-        prompt.decoder.attention = backend
+        prompt.decoder.attn_implementation = backend
         found += torch.autograd.grad(prompt.logits(log_s=log_s, live=live).square().sum(), log_s)
-    prompt.decoder.attention = "sdpa"
+    prompt.decoder.attn_implementation = "sdpa"
     assert distance(found[0], found[1]) < tolerances.ORACLE
     assert torch.equal(found[0] != 0, live.expand(2, 8))

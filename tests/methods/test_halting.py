@@ -8,27 +8,27 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.errors import Usage
-from laconic.core.memory import Memory
+from laconic.core.errors import UsageError
+from laconic.core.memory import SummaryMemory
 from laconic.methods import halting
 from laconic.methods.halting import (
-    Index,
-    allowed_logits,
-    bias_start,
-    draws,
-    expected,
-    fixed,
-    gate,
-    gate_bias,
+    StopPosition,
+    mask_disallowed_stops,
+    solve_initial_bias,
+    draw_uniforms,
+    expected_length,
+    fixed_length,
+    log_survival_gate,
+    attention_gate_bias,
     log_survival,
-    nested,
-    probabilities,
-    quantile,
-    sample,
-    scaled,
+    uniform_length,
+    length_probs,
+    length_by_quantile,
+    length_by_sampling,
+    scale_by_survival,
     stop_logit,
-    threshold,
-    vocabulary_logit,
+    length_by_threshold,
+    vocabulary_stop_logit,
 )
 from tests import tolerances
 from tests.oracles.compare import agree, distance, relative
@@ -74,16 +74,16 @@ def test_log_survival() -> None:
 
 @pytest.mark.equation("halting", "VL5")
 @EVERY
-def test_probabilities(index: Index) -> None:
-    agree(probabilities, ORACLE["VL5"], MISREAD["VL5"], logits(3, 5), index)
-    assert gradcheck(lambda a: probabilities(a, index), logits(2, 4).requires_grad_())
+def test_probabilities(index: StopPosition) -> None:
+    agree(length_probs, ORACLE["VL5"], MISREAD["VL5"], logits(3, 5), index)
+    assert gradcheck(lambda a: length_probs(a, index), logits(2, 4).requires_grad_())
 
 
 @pytest.mark.equation("halting", "VL6")
 @EVERY
-def test_expected(index: Index) -> None:
-    agree(expected, ORACLE["VL6"], MISREAD["VL6"], logits(3, 5), index)
-    assert gradcheck(lambda a: expected(a, index), logits(2, 4).requires_grad_())
+def test_expected(index: StopPosition) -> None:
+    agree(expected_length, ORACLE["VL6"], MISREAD["VL6"], logits(3, 5), index)
+    assert gradcheck(lambda a: expected_length(a, index), logits(2, 4).requires_grad_())
 
 
 @pytest.mark.equation("halting", "VL7")
@@ -97,7 +97,7 @@ def test_gate_bias(hard: bool, held: int) -> None:
 
     def of(scores: Tensor, log_s: Tensor, block: Tensor, live: Tensor, lead: int, held: int, hard: bool) -> Tensor:
         seen = live[:, None] & (torch.arange(P) <= torch.arange(held, P)[:, None])
-        bias = 0.0 if hard else gate_bias(log_s, block, lead, 4, held)
+        bias = 0.0 if hard else attention_gate_bias(log_s, block, lead, 4, held)
         return (scores + bias).masked_fill(~seen, -math.inf).softmax(-1)
 
     blind = {"by key in hard reading too"} if not hard else {
@@ -108,68 +108,68 @@ def test_gate_bias(hard: bool, held: int) -> None:
         blind |= {"rows of the same block gated", "later blocks read an ungated memory"}
     scores = torch.randn(2, T, P).double()
     agree(of, ORACLE["VL7"], told(MISREAD["VL7"], *blind), scores, log_s, block, live, 1, held, hard)
-    assert gradcheck(lambda x: gate_bias(x, block, 1, 4, held), log_s.requires_grad_())
+    assert gradcheck(lambda x: attention_gate_bias(x, block, 1, 4, held), log_s.requires_grad_())
 
 
 @pytest.mark.equation("halting", "VL13")
 @pytest.mark.parametrize(("K", "lam", "b"), [(8, 0.0303, -3.46), (16, 0.0142, -4.24), (50, 0.00437, -5.43)])
 def test_bias_start(K: int, lam: float, b: float) -> None:
     def of(start: float, K: int) -> float:
-        return bias_start(start, tuple(range(1, K + 1)))
+        return solve_initial_bias(start, tuple(range(1, K + 1)))
 
     agree(of, ORACLE["VL13"], MISREAD["VL13"], 0.9, K)
     found = of(0.9, K)
     assert float(f"{torch.tensor(found).double().sigmoid().item():.3g}") == lam
     assert round(found, 2) == b
     started = stop_logit(torch.zeros(3), torch.zeros(()), torch.randn(2, K, 3).double(), found)
-    assert distance(expected(started), torch.full((2,), 0.9 * K, dtype=torch.float64)) < tolerances.ORACLE
+    assert distance(expected_length(started), torch.full((2,), 0.9 * K, dtype=torch.float64)) < tolerances.ORACLE
 
 
 @pytest.mark.parametrize("index", ["after", "before", "split"])
 @pytest.mark.parametrize("lengths", [(1, 2, 4, 8), (3, 6), tuple(range(1, 7))])
-def test_the_start_is_that_of_the_lengths_allowed(index: Index, lengths: tuple[int, ...]) -> None:
+def test_the_start_is_that_of_the_lengths_allowed(index: StopPosition, lengths: tuple[int, ...]) -> None:
     K = lengths[-1]
-    flat = torch.full((1, K), bias_start(0.7, lengths, index), dtype=torch.float64)
+    flat = torch.full((1, K), solve_initial_bias(0.7, lengths, index), dtype=torch.float64)
     assert (
-        distance(expected(allowed_logits(flat, lengths, index), index), torch.tensor([0.7 * K]).double())
+        distance(expected_length(mask_disallowed_stops(flat, lengths, index), index), torch.tensor([0.7 * K]).double())
         < tolerances.FLOAT32
     )
 
 
 @pytest.mark.equation("halting", "VL14")
 @EVERY
-def test_threshold(index: Index) -> None:
+def test_threshold(index: StopPosition) -> None:
     a = golden().repeat(4, 1)
     a[1], a[2], a[3] = -2.0, a[0].flip(0), torch.tensor([-1.0, 1.0, -1.0, 2.0])
     blind = ("P(N = t) for lam_t",) if index == "after" else ()
-    agree(threshold, ORACLE["VL14"], told(MISREAD["VL14"], *blind), a, 0.3, index)
+    agree(length_by_threshold, ORACLE["VL14"], told(MISREAD["VL14"], *blind), a, 0.3, index)
     met = torch.tensor([[0.1, 0.5, 0.3, 0.2]]).double().logit()
-    agree(threshold, ORACLE["VL14"], {name: MISREAD["VL14"][name] for name in blind}, met, 0.48, index)
+    agree(length_by_threshold, ORACLE["VL14"], {name: MISREAD["VL14"][name] for name in blind}, met, 0.48, index)
 
 
 @pytest.mark.equation("halting", "VL15")
 @EVERY
 @pytest.mark.parametrize("q", [0.25, 0.6])
-def test_quantile(index: Index, q: float) -> None:
+def test_quantile(index: StopPosition, q: float) -> None:
     rare = torch.tensor([[0.02] * 4, [0.13] * 4], dtype=torch.float64).logit()
     a = torch.cat([golden(), logits(40, 4), rare])
-    agree(quantile, ORACLE["VL15"], MISREAD["VL15"], a, q, index)
+    agree(length_by_quantile, ORACLE["VL15"], MISREAD["VL15"], a, q, index)
 
 
 @pytest.mark.equation("halting", "VL16")
 @EVERY
-def test_sample(index: Index) -> None:
-    agree(sample, ORACLE["VL16"], MISREAD["VL16"], logits(40, 5), torch.rand(40, 5).double(), index)
+def test_sample(index: StopPosition) -> None:
+    agree(length_by_sampling, ORACLE["VL16"], MISREAD["VL16"], logits(40, 5), torch.rand(40, 5).double(), index)
 
 
 @pytest.mark.equation("halting", "VL17")
 def test_fixed() -> None:
     K = 6
     for n, blind in ((3, ("n beyond K",)), (9, ("K always",))):
-        agree(lambda n, K: fixed(n, tuple(range(1, K + 1))), ORACLE["VL17"], told(MISREAD["VL17"], *blind), n, K)
-    assert [fixed(n, (1, 2, 4)) for n in (1, 2, 4, 5, 50)] == [1, 2, 4, 4, 4]
-    with pytest.raises(Usage, match=r"n 3: lengths 1, 2, 4 are allowed; choose one of them"):
-        fixed(3, (1, 2, 4))
+        agree(lambda n, K: fixed_length(n, tuple(range(1, K + 1))), ORACLE["VL17"], told(MISREAD["VL17"], *blind), n, K)
+    assert [fixed_length(n, (1, 2, 4)) for n in (1, 2, 4, 5, 50)] == [1, 2, 4, 4, 4]
+    with pytest.raises(UsageError, match=r"n 3: lengths 1, 2, 4 are allowed; choose one of them"):
+        fixed_length(3, (1, 2, 4))
 
 
 @pytest.mark.equation("halting", "VL18")
@@ -181,9 +181,9 @@ def test_budget(b: int) -> None:
 
     def of(log_s: Tensor, block: Tensor, b: int) -> Tensor:
         slot = torch.arange(9.0).expand(2, 9)[..., None]
-        memory = Memory(slot, block >= 0, block, log_s.float().masked_fill(block < 0, 0.0), torch.full((2, 3), 5))
-        kept = memory.fit(b)
-        return torch.zeros(2, 10).scatter(1, torch.where(kept.live, kept.vectors[..., 0].long(), 9), 1.0)[:, :9]
+        memory = SummaryMemory(slot, block >= 0, block, log_s.float().masked_fill(block < 0, 0.0), torch.full((2, 3), 5))
+        kept = memory.keep_top_vectors(b)
+        return torch.zeros(2, 10).scatter(1, torch.where(kept.valid, kept.vectors[..., 0].long(), 9), 1.0)[:, :9]
 
     blind = {
         2: {"the same from every block"},
@@ -197,38 +197,38 @@ def test_budget(b: int) -> None:
 
 @pytest.mark.equation("halting", "VL23")
 def test_nested() -> None:
-    agree(nested, ORACLE["VL23"], MISREAD["VL23"], torch.rand(50).double(), (1, 2, 4, 8))
+    agree(uniform_length, ORACLE["VL23"], MISREAD["VL23"], torch.rand(50).double(), (1, 2, 4, 8))
     everywhere = torch.tensor([0.0, 0.25, 0.5, 0.75, 1 - 2**-53], dtype=torch.float64)
-    assert nested(everywhere, (1, 2, 4, 8)).tolist() == [1, 2, 4, 8, 8]
+    assert uniform_length(everywhere, (1, 2, 4, 8)).tolist() == [1, 2, 4, 8, 8]
 
 
 @pytest.mark.equation("halting", "CP3")
 def test_the_published_stop() -> None:
     x = torch.randn(3, 7).double()
-    agree(vocabulary_logit, ORACLE["CP3"], MISREAD["CP3"], x, 5)
-    assert distance(vocabulary_logit(x, 5).sigmoid(), x.softmax(-1)[:, 5]) < tolerances.ORACLE
-    assert gradcheck(lambda x: vocabulary_logit(x, 5), x.requires_grad_())
+    agree(vocabulary_stop_logit, ORACLE["CP3"], MISREAD["CP3"], x, 5)
+    assert distance(vocabulary_stop_logit(x, 5).sigmoid(), x.softmax(-1)[:, 5]) < tolerances.ORACLE
+    assert gradcheck(lambda x: vocabulary_stop_logit(x, 5), x.requires_grad_())
 
 
 @pytest.mark.equation("halting", "CP4")
 def test_the_published_timing() -> None:
     """Gate and E[N] with s_t, a vector kept with s_{t+1}."""
 
-    def of(a: Tensor, index: Index) -> tuple[Tensor, Tensor]:
-        return gate(a, index), probabilities(a, index).flip(1).cumsum(1).flip(1)[:, -a.shape[1] :]
+    def of(a: Tensor, index: StopPosition) -> tuple[Tensor, Tensor]:
+        return log_survival_gate(a, index), length_probs(a, index).flip(1).cumsum(1).flip(1)[:, -a.shape[1] :]
 
     agree(of, ORACLE["CP4"], MISREAD["CP4"], logits(3, 5), "split")
     for index, blind in (("after", ("kept as it is gated",)), ("before", ("gated as it is kept",))):
         agree(of, ORACLE["CP4"], told(MISREAD["CP4"], *blind), logits(3, 5), index)
-    assert gradcheck(lambda a: gate(a, "split"), logits(2, 4).requires_grad_())
+    assert gradcheck(lambda a: log_survival_gate(a, "split"), logits(2, 4).requires_grad_())
 
 
 @pytest.mark.equation("halting", "CP5")
 def test_the_published_gate() -> None:
     vectors, log_s = torch.randn(2, 3, 4).double(), -torch.rand(2, 3).double()
-    agree(scaled, ORACLE["CP5"], MISREAD["CP5"], vectors, log_s)
-    assert gradcheck(scaled, (vectors.requires_grad_(), log_s.requires_grad_()))
-    assert scaled(vectors.bfloat16(), log_s.float()).dtype == torch.bfloat16
+    agree(scale_by_survival, ORACLE["CP5"], MISREAD["CP5"], vectors, log_s)
+    assert gradcheck(scale_by_survival, (vectors.requires_grad_(), log_s.requires_grad_()))
+    assert scale_by_survival(vectors.bfloat16(), log_s.float()).dtype == torch.bfloat16
 
 
 def test_the_golden_values() -> None:
@@ -236,30 +236,30 @@ def test_the_golden_values() -> None:
     a = golden().requires_grad_()
     wanted = {
         log_survival: (1, 0.9, 0.72, 0.432, 0.1296),
-        probabilities: (0.1, 0.18, 0.288, 0.432),
-        expected: (3.052,),
+        length_probs: (0.1, 0.18, 0.288, 0.432),
+        expected_length: (3.052,),
     }
     for function, want in wanted.items():
         found = function(a).exp() if function is log_survival else function(a)
         assert distance(found.flatten(), torch.tensor(want, dtype=torch.float64)) < tolerances.ORACLE
-    assert distance(expected(a, "before"), torch.tensor([2.1816]).double()) < tolerances.FLOAT32
-    (slope,) = torch.autograd.grad(expected(a).sum(), a)
+    assert distance(expected_length(a, "before"), torch.tensor([2.1816]).double()) < tolerances.FLOAT32
+    (slope,) = torch.autograd.grad(expected_length(a).sum(), a)
     assert distance(slope, torch.tensor([[-0.2052, -0.2304, -0.1728, 0.0]])) < tolerances.FLOAT32
-    assert [quantile(a, q).item() for q in (0.25, 0.5, 0.75)] == [2, 3, 4]
-    assert threshold(a, 0.5).item() == 4
+    assert [length_by_quantile(a, q).item() for q in (0.25, 0.5, 0.75)] == [2, 3, 4]
+    assert length_by_threshold(a, 0.5).item() == 4
     flat = torch.full((1, 50), 0.05, dtype=torch.float64).logit()
-    assert round(expected(flat).item(), 1) == 18.5
-    assert (threshold(flat, 0.5).item(), quantile(flat, 0.5).item()) == (50, 14)
+    assert round(expected_length(flat).item(), 1) == 18.5
+    assert (length_by_threshold(flat, 0.5).item(), length_by_quantile(flat, 0.5).item()) == (50, 14)
 
 
 @pytest.mark.parametrize(("K", "mean", "slope"), [(50, 49.98, 1.6e-5), (8, 8.0, 3.6e-7)])
 def test_why_the_published_stop_cannot_begin(K: int, mean: float, slope: float) -> None:
     """A row of 50,267 starts with p = 2.0e-5: E[N] is K, and the price hardly pulls, however long the text of 1,536."""
     words = torch.zeros(1, K, 50_267)
-    a = vocabulary_logit(words, 50_266).double().requires_grad_()
+    a = vocabulary_stop_logit(words, 50_266).double().requires_grad_()
     assert f"{a.sigmoid()[0, 0].item():.1e}" == "2.0e-05"
-    assert round(expected(a).item(), 2) == mean
-    (found,) = torch.autograd.grad((expected(a) / 1536).sum(), a)
+    assert round(expected_length(a).item(), 2) == mean
+    (found,) = torch.autograd.grad((expected_length(a) / 1536).sum(), a)
     assert f"{-found.sum().item():.1e}" == f"{slope:.1e}"
     rounded = (1 - a.detach().bfloat16().sigmoid()).cumprod(1)
     assert (rounded == 1).all()  # survival by a product in bfloat16: E[N] is K to the last bit
@@ -279,9 +279,9 @@ def test_one_minus_p_in_bfloat16_is_one_below_a_512th() -> None:
 def test_survival_of_bfloat16_logits_is_that_of_the_same_numbers() -> None:
     a = (torch.randn(4, 50) - 5).bfloat16()
     for index in ("after", "before"):
-        exact = expected(a.double(), index)
-        assert expected(a, index).dtype == torch.float32
-        assert distance(expected(a, index), exact) < tolerances.FLOAT32
+        exact = expected_length(a.double(), index)
+        assert expected_length(a, index).dtype == torch.float32
+        assert distance(expected_length(a, index), exact) < tolerances.FLOAT32
     assert distance(log_survival(a)[:, 1:], log_survival(a.double())[:, 1:], relative) < tolerances.FLOAT32
     with torch.autocast("cpu", torch.bfloat16):
         u, b, z = torch.randn(48), torch.zeros(()), torch.randn(2, 3, 48).bfloat16()
@@ -289,34 +289,34 @@ def test_survival_of_bfloat16_logits_is_that_of_the_same_numbers() -> None:
 
 
 @EVERY
-def test_lengths_not_allowed_never_occur(index: Index) -> None:
+def test_lengths_not_allowed_never_occur(index: StopPosition) -> None:
     lengths = (2, 3, 6)
-    a = allowed_logits(logits(3, 6).requires_grad_(), lengths, index)
+    a = mask_disallowed_stops(logits(3, 6).requires_grad_(), lengths, index)
     least = int(index == "after")
-    found = {n + least for n in range(6 + 1 - least) if bool((probabilities(a, index)[:, n] > 0).any())}
-    assert found == set(halting.support(lengths, index))
-    N = torch.cat([quantile(a, q, index) for q in (0.01, 0.3, 0.6, 0.99)])
-    drawn = sample(a.repeat(200, 1), torch.rand(600, 6), index)
+    found = {n + least for n in range(6 + 1 - least) if bool((length_probs(a, index)[:, n] > 0).any())}
+    assert found == set(halting.length_support(lengths, index))
+    N = torch.cat([length_by_quantile(a, q, index) for q in (0.01, 0.3, 0.6, 0.99)])
+    drawn = length_by_sampling(a.repeat(200, 1), torch.rand(600, 6), index)
     assert {*N.tolist(), *drawn.tolist()} <= found
-    (slope,) = torch.autograd.grad(expected(a, index).sum(), a)
+    (slope,) = torch.autograd.grad(expected_length(a, index).sum(), a)
     assert slope.isfinite().all()
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(Usage, match=r"lengths 1, 2 at 3 places: the longest must be as many as there are"):
-        allowed_logits(logits(2, 3), (1, 2))
-    with pytest.raises(Usage, match=r"start 0\.2: a mean of 0\.8 vectors; lengths are 1 to 4, choose between them"):
-        bias_start(0.2, (1, 2, 3, 4))
-    assert bias_start(0.2, (4,)) == 0.0
+    with pytest.raises(UsageError, match=r"lengths 1, 2 at 3 places: the longest must be as many as there are"):
+        mask_disallowed_stops(logits(2, 3), (1, 2))
+    with pytest.raises(UsageError, match=r"start 0\.2: a mean of 0\.8 vectors; lengths are 1 to 4, choose between them"):
+        solve_initial_bias(0.2, (1, 2, 3, 4))
+    assert solve_initial_bias(0.2, (4,)) == 0.0
 
 
 def test_draws_are_of_document_and_segment_not_of_place() -> None:
     documents = torch.tensor([5, 2, 9])
-    found = draws("length", 1, 0, documents, 3, 4)
-    assert torch.equal(draws("length", 1, 0, documents[[2, 0]], 3, 4), found[[2, 0]])
-    assert torch.equal(draws("length", 1, 0, documents, 3, 2), found[:, :2])
-    others = [draws("second", 1, 0, documents, 3, 4), *(
-        draws("length", *keys, 4) for keys in ((2, 0, documents, 3), (1, 1, documents, 3), (1, 0, documents, 4))
+    found = draw_uniforms("length", 1, 0, documents, 3, 4)
+    assert torch.equal(draw_uniforms("length", 1, 0, documents[[2, 0]], 3, 4), found[[2, 0]])
+    assert torch.equal(draw_uniforms("length", 1, 0, documents, 3, 2), found[:, :2])
+    others = [draw_uniforms("second", 1, 0, documents, 3, 4), *(
+        draw_uniforms("length", *keys, 4) for keys in ((2, 0, documents, 3), (1, 1, documents, 3), (1, 0, documents, 4))
     )]  # fmt: skip
     assert all(bool((other != found).all()) for other in others)
     assert bool(((found >= 0) & (found < 1)).all())

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from laconic.core import state as values
-from laconic.core.errors import Usage
-from laconic.core.state import Matrix
+from laconic.core.errors import UsageError
+from laconic.core.state import LinearMemoryState
 from laconic.methods.delta import Gates
-from laconic.methods.fast_weights import Rule
-from laconic.methods.hope_layer import SelfTitans, learner, mixed, start
-from laconic.methods.hope_naive import naive
+from laconic.methods.fast_weights import UpdateRule
+from laconic.methods.hope_layer import SelfTitans, build_memories, mix_inputs, initial_state
+from laconic.methods.hope_naive import recurrent_self_titans
 from laconic.methods.hope_shape import Options
-from laconic.methods.learning_settings import INNER
-from laconic.methods.titans import Titan
-from laconic.methods.titans_layer import finished
+from laconic.methods.learning_settings import ALL_PROJECTIONS
+from laconic.methods.titans import TitansMemory
+from laconic.methods.titans_layer import gate_and_project
 from tests.core.readings import noise
 from tests.methods.learned import near, same_state, slopes, stirred
 
@@ -35,9 +35,9 @@ def layer(**options: Any) -> SelfTitans:
 
 def token_by_token(memory: SelfTitans, x: Tensor) -> Tensor:
     """The layer by the definition of its memories."""
-    w = memory.params.tensors
-    heads, q, _ = mixed(memory.params, start(memory.params, len(x)), x, None)
-    return finished(naive(memory.shape, w, heads, q), x, w)
+    w = memory.params.weights
+    heads, q, _ = mix_inputs(memory.params, initial_state(memory.params, len(x)), x, None)
+    return gate_and_project(recurrent_self_titans(memory.shape, w, heads, q), x, w)
 
 
 @st.composite
@@ -45,7 +45,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     """Any that go together and do not run away; with the guard on, for an error is a part of what grows."""
     found: dict[str, Any] = {
         "mix": draw(st.sampled_from(("map", "none"))),
-        "inner": draw(st.sampled_from(((), INNER, ("k",), ("v", "step"), ("keep", "k")))),
+        "inner": draw(st.sampled_from(((), ALL_PROJECTIONS, ("k",), ("v", "step"), ("keep", "k")))),
         "inner_query": draw(st.booleans()),
         "memory": draw(st.sampled_from(("linear", "affine", "mlp"))),
         "objective": draw(st.sampled_from(("dot", "l2"))),
@@ -107,10 +107,10 @@ def test_padding_changes_nothing(memory: str, decay_to: str) -> None:
     for row in range(3):
         own, held = made(x[row : row + 1, live[row]])
         near([y[row : row + 1, live[row]]], [own])
-        same_state(values.take(state, [row]), held)
+        same_state(values.select_rows(state, [row]), held)
         own, held = made(more[row : row + 1], held)
         near([after[row : row + 1]], [own])
-        same_state(values.take(last, [row]), held)
+        same_state(values.select_rows(last, [row]), held)
 
 
 def test_token_after_token_is_the_whole() -> None:
@@ -129,14 +129,14 @@ def test_static_projections_are_titans_with_a_matrix() -> None:
     memory = layer(
         inner=(), objective="l2", erase=False, momentum=True, decay_to="zero", read="after", guard=0.0, cap=0.0
     )
-    x, own = noise(4, 2, 7, D), learner(memory.params)
-    begin = start(memory.params, 2)
-    heads, q, _ = mixed(memory.params, begin, x, None)
-    y, moved = own.piece(begin.memory, (heads, q), None)
+    x, own = noise(4, 2, 7, D), build_memories(memory.params)
+    begin = initial_state(memory.params, 2)
+    heads, q, _ = mix_inputs(memory.params, begin, x, None)
+    y, moved = own.step_chunk(begin.memory, (heads, q), None)
     k, v, gates = own.generate(begin.memory, heads)
-    titan = Titan("memory", 64, own.w["memory.M"], Rule(), 1, None)
+    titan = TitansMemory("memory", 64, own.w["memory.M"], UpdateRule(), 1, None)
     inputs = (q, k, v, *(g for g in gates["memory"] if g is not None))
-    other, after = titan.piece(begin.memory, inputs, None)
+    other, after = titan.step_chunk(begin.memory, inputs, None)
     near([y], [other])
     same_state(moved, after)
 
@@ -187,12 +187,12 @@ def test_projections_stay_in_their_radius_and_the_memory_in_its_guard() -> None:
         for t in range(0, 300, 3):
             _, state = memory(x[:, t : t + 3], state)
             projections, held = state.memory["projections"], state.memory["memory"]
-            assert isinstance(projections, Matrix)
-            assert isinstance(held, Matrix)
-            worst = max(worst, torch.linalg.matrix_norm(projections.now, 2).max().item())
+            assert isinstance(projections, LinearMemoryState)
+            assert isinstance(held, LinearMemoryState)
+            worst = max(worst, torch.linalg.matrix_norm(projections.change, 2).max().item())
             if worst > 1:
                 break
-            assert held.now.norm(dim=(-2, -1)).max() <= 0.5 * E**0.5 * (1 + 1e-12)
+            assert held.change.norm(dim=(-2, -1)).max() <= 0.5 * E**0.5 * (1 + 1e-12)
         norms[cap] = worst
     assert norms[1.0] <= 1.0 < norms[0.0]
 
@@ -204,11 +204,11 @@ def test_with_one_write_the_memory_gives_the_value() -> None:
         for name, value in (("keep", 1e9), ("step", 1e9)):
             memory.get_parameter(f"{name}.memory.bias").fill_(value)
             memory.get_parameter(f"{name}.memory.weight").zero_()
-    own, begin = learner(memory.params), start(memory.params, 1)
-    heads, _, _ = mixed(memory.params, begin, noise(9, 1, 1, D), None)
+    own, begin = build_memories(memory.params), initial_state(memory.params, 1)
+    heads, _, _ = mix_inputs(memory.params, begin, noise(9, 1, 1, D), None)
     k, v, gates = own.generate(begin.memory, heads)
-    assert torch.equal(gates["memory"].keep, torch.ones(1, H, 1, dtype=torch.float64))
-    y, _ = own.piece(begin.memory, (heads, k), None)
+    assert torch.equal(gates["memory"].decay, torch.ones(1, H, 1, dtype=torch.float64))
+    y, _ = own.step_chunk(begin.memory, (heads, k), None)
     near([y], [v @ own.w["memory.M"].mT])
 
 
@@ -217,8 +217,8 @@ def test_nothing_is_learned_where_learning_is_off() -> None:
         memory, x = layer(**options), noise(10, 2, 8, D)
         _, state = memory(x[:, :4])
         y, after = memory(x[:, 4:], state, learn=False)
-        assert values.equal(after.memory, state.memory)
-        assert not values.equal(after.tails, state.tails)
+        assert values.states_equal(after.memory, state.memory)
+        assert not values.states_equal(after.tails, state.tails)
         first, piece = memory(x[:, 4:6], state, learn=False)
         near([torch.cat([first, memory(x[:, 6:], piece, learn=False)[0]], 1)], [y])
         still, _ = memory(x, learn=False)
@@ -235,10 +235,10 @@ def test_nothing_is_learned_where_learning_is_off() -> None:
 def test_reset_is_the_start_and_a_fork_is_its_own() -> None:
     memory = layer(memory="affine", momentum=True, cap=0.0)
     _, state = memory(noise(11, 3, 5, D))
-    assert values.equal(values.reset(state), start(memory.params, 3))
-    both = values.repeat(values.take(state, [0]), 2)
+    assert values.states_equal(values.reset_rows(state), initial_state(memory.params, 3))
+    both = values.repeat_rows(values.select_rows(state, [0]), 2)
     y, _ = memory(noise(12, 2, 4, D), both)
-    near([y[1:]], [memory(noise(12, 2, 4, D)[1:], values.take(state, [0]))[0]])
+    near([y[1:]], [memory(noise(12, 2, 4, D)[1:], values.select_rows(state, [0]))[0]])
 
 
 def test_what_comes_later_changes_nothing_before() -> None:
@@ -260,26 +260,26 @@ def test_recomputed_chunks_have_the_same_gradients() -> None:
 
 
 def test_gates_begin_where_the_options_say() -> None:
-    memory = SelfTitans(D, H, E, Options(keep_half_life=7.0, step_form="softplus"))
-    own = learner(memory.params)
-    _, _, gates = own.generate(start(memory.params, 1).memory, noise(16, 1, H, 2, E).float())
+    memory = SelfTitans(D, H, E, Options(decay_half_life=7.0, lr_form="softplus"))
+    own = build_memories(memory.params)
+    _, _, gates = own.generate(initial_state(memory.params, 1).memory, noise(16, 1, H, 2, E).float())
     for group, step in (("memory", 0.5), ("projections", 0.02)):
         given: Gates = gates[group]
-        torch.testing.assert_close(given.keep, torch.full((1, H, 2), 0.5 ** (1 / 7)))
-        torch.testing.assert_close(given.step, torch.full((1, H, 2), step))
+        torch.testing.assert_close(given.decay, torch.full((1, H, 2), 0.5 ** (1 / 7)))
+        torch.testing.assert_close(given.step_size, torch.full((1, H, 2), step))
 
 
 @pytest.mark.parametrize("memory", ["linear", "affine", "mlp"])
 def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it(memory: Any) -> None:
     """As training begins at windows, in nearly every head and row: of keys those whose windows hold the token."""
-    x, window = noise(19, 16, 12, 64), Options().conv
+    x, window = noise(19, 16, 12, 64), Options().conv_kernel_size
     x[:, -1] = x[:, 2]
 
     def share(begins: Any) -> float:
-        made = SelfTitans(64, 2, options=Options(memory=memory, begins=begins)).double()
-        begin = start(made.params, len(x))
-        heads, q, _ = mixed(made.params, begin, x, None)
-        k, _, _ = learner(made.params).generate(begin.memory, heads)
+        made = SelfTitans(64, 2, options=Options(memory_kind=memory, init=begins)).double()
+        begin = initial_state(made.params, len(x))
+        heads, q, _ = mix_inputs(made.params, begin, x, None)
+        k, _, _ = build_memories(made.params).generate(begin.memory, heads)
         near_by = (k @ q[:, :, -1:].mT)[:, :, :-window, 0].argmax(-1)
         return float(((near_by >= 2) & (near_by < 2 + window)).double().mean())
 
@@ -299,14 +299,14 @@ def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it(memory
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(Usage, match=says):
+    with pytest.raises(UsageError, match=says):
         SelfTitans(D, H, E, Options(**options))
 
 
 def test_sizes_and_calls_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(Usage, match="hope: width 6 does not divide by 4 heads; give the width of a head"):
+    with pytest.raises(UsageError, match="hope: width 6 does not divide by 4 heads; give the width of a head"):
         SelfTitans(6, 4)
-    with pytest.raises(Usage, match="hope: mix none splits width 6, not into 2 heads of 4; mix it"):
-        SelfTitans(6, 2, 4, Options(mix="none"))
-    with pytest.raises(Usage, match=r"hope: vectors are \[1, 2, 5\]; give one or more of width 6"):
+    with pytest.raises(UsageError, match="hope: mix none splits width 6, not into 2 heads of 4; mix it"):
+        SelfTitans(6, 2, 4, Options(input_proj="none"))
+    with pytest.raises(UsageError, match=r"hope: vectors are \[1, 2, 5\]; give one or more of width 6"):
         layer()(noise(0, 1, 2, 5))

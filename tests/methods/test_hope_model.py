@@ -11,12 +11,12 @@ from torch.nn.functional import cross_entropy
 
 from laconic.core import state as values
 from laconic.core.decoder import Decoder
-from laconic.core.errors import BadInput, Damaged, Usage
+from laconic.core.errors import InputError, CorruptArtifactError, UsageError
 from laconic.core.generate import generate
-from laconic.core.state import State
+from laconic.core.state import FastWeightState
 from laconic.methods import cms_shape, hope_shape, titans_shape
-from laconic.methods.changes import dense
-from laconic.methods.cms_reading import levels_of
+from laconic.methods.changes import to_dense
+from laconic.methods.cms_reading import require_levels
 from laconic.methods.hope_config import HopeConfig
 from laconic.methods.hope_model import Hope, HopeAttention
 from tests.core.readings import fresh
@@ -25,7 +25,7 @@ from tests.methods.learned import near
 pytestmark = pytest.mark.usefixtures("unchecked")
 V = 97
 CMS: dict[str, Any] = {"eta": 0.5, "clip": 0.0, "clip_error": 0.0}
-MEMORY = hope_shape.Options(chunk_memory=3, chunk_projections=3, step_projections=0.3)
+MEMORY = hope_shape.Options(memory_chunk_size=3, projection_chunk_size=3, projection_lr_init=0.3)
 
 
 def ids_of(B: int, T: int, seed: int = 0) -> Tensor:
@@ -35,15 +35,15 @@ def ids_of(B: int, T: int, seed: int = 0) -> Tensor:
 def attention(inner: str = "task", family: str = "llama", **how: Any) -> HopeAttention:
     """A small decoder's weights in float64, its two layers of chunks 2 and 4."""
     place = how.pop("place", "depth")
-    own = cms_shape.Options(inner=cast(Any, inner), **(CMS | how))
-    made = HopeAttention.stack(fresh(family).double(), (2, 4), place, cms=own)
+    own = cms_shape.Options(inner_objective=cast(Any, inner), **(CMS | how))
+    made = HopeAttention.from_decoder(fresh(family).double(), (2, 4), place, options=own)
     assert isinstance(made, HopeAttention)
     return made
 
 
 def hope(inner: str = "task", memory: Any = MEMORY, **how: Any) -> Hope:
-    own = cms_shape.Options(inner=cast(Any, inner), **(CMS | how))
-    shape = HopeConfig.of(V, 8, 2, chunks=(2, 4), heads=2, memory=memory, chunk=3, cms=own)
+    own = cms_shape.Options(inner_objective=cast(Any, inner), **(CMS | how))
+    shape = HopeConfig.attention_free(V, 8, 2, chunk_sizes=(2, 4), num_heads=2, memory=memory, memory_chunk_size=3, cms=own)
     made = Hope(shape, 1).double().eval()
     with torch.no_grad():
         for n, p in enumerate(made.parameters()):
@@ -52,27 +52,27 @@ def hope(inner: str = "task", memory: Any = MEMORY, **how: Any) -> Hope:
 
 
 def titans(inner: str = "task", **how: Any) -> Hope:
-    return hope(inner, titans_shape.Options(hidden=3, persistent=1), **how)
+    return hope(inner, titans_shape.Options(mlp_width=3, num_persistent_tokens=1), **how)
 
 
 def models(inner: str) -> list[Hope]:
     return [attention(inner), hope(inner), titans(inner)]
 
 
-def changes(state: State) -> list[Tensor]:
+def changes(state: FastWeightState) -> list[Tensor]:
     """All that levels and memories hold, and counts; caches aside, whose slots may stand elsewhere."""
     found = [state.position.double()]
     for layer in state.layers:
-        found += [x for _, x in values.named((layer.tails, layer.memory))]
-        for level in levels_of(layer):
-            found += [dense(change) for part in (level.moved, level.open) for change in part.values()]
-            found += [level.count.double(), level.updates.double()]
-    return found + ([] if state.open is None else [state.open.count.double()])
+        found += [x for _, x in values.named_tensors((layer.conv_tails, layer.memory))]
+        for level in require_levels(layer):
+            found += [to_dense(change) for part in (level.change, level.accumulated) for change in part.values()]
+            found += [level.num_tokens.double(), level.num_updates.double()]
+    return found + ([] if state.open_chunk is None else [state.open_chunk.num_tokens.double()])
 
 
-def read(model: Hope, ids: Tensor, state: State | None = None, **how: Any) -> tuple[Tensor, State]:
-    seen = model.advance(ids, state, **how)
-    return seen.hidden, cast(State, seen.state)
+def read(model: Hope, ids: Tensor, state: FastWeightState | None = None, **how: Any) -> tuple[Tensor, FastWeightState]:
+    seen = model.read_tokens(ids, state, **how)
+    return seen.hidden_states, cast(FastWeightState, seen.cache)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "opt"])
@@ -84,12 +84,12 @@ def test_with_steps_of_0_it_is_the_donor_bit_for_bit(family: str, place: Any, in
     live = torch.tensor([[True] * 9, [False] * 3 + [True] * 6])
     padded = donor(donor.embed(ids), live=live)
     for structure in ("sequential", "nested", "independent"):
-        how = cms_shape.Options(inner=inner, eta=0.0, structure=cast(Any, structure), target="start")
-        made = HopeAttention.stack(donor, (2, 4), place, cms=how)
-        seen = made.advance(ids)
-        assert torch.equal(made.logits(seen.hidden), donor.logits(asked.hidden))
-        assert torch.equal(made.advance(ids, live=live).hidden[live], padded.hidden[live])
-        again = made(made.embed(ids[:, :2]), seen.state)
+        how = cms_shape.Options(inner_objective=inner, inner_lr=0.0, structure=cast(Any, structure), associative_target="start")
+        made = HopeAttention.from_decoder(donor, (2, 4), place, options=how)
+        seen = made.read_tokens(ids)
+        assert torch.equal(made.logits(seen.hidden_states), donor.logits(asked.hidden))
+        assert torch.equal(made.read_tokens(ids, attention_mask=live).hidden_states[live], padded.hidden[live])
+        again = made(made.embed(ids[:, :2]), seen.cache)
         assert torch.equal(again.hidden, donor(donor.embed(ids[:, :2]), asked.state).hidden)
 
 
@@ -103,8 +103,8 @@ def test_with_steps_that_come_to_0_nothing_moves(inner: str) -> None:
                 p.fill_(-1e4)
     hidden, state = read(made, ids)
     near([hidden], [donor(donor.embed(ids)).hidden], within=1e-12)
-    assert not any(dense(x).any() for layer in state.layers for level in levels_of(layer) for x in level.moved.values())
-    assert all(level.updates.all() for layer in state.layers for level in levels_of(layer))
+    assert not any(to_dense(x).any() for layer in state.layers for level in require_levels(layer) for x in level.change.values())
+    assert all(level.num_updates.all() for layer in state.layers for level in require_levels(layer))
 
 
 @pytest.mark.parametrize("inner", ["task", "associative"])
@@ -120,7 +120,7 @@ def test_pieces_are_the_whole(inner: str, which: int, cuts: tuple[int, ...]) -> 
     near([torch.cat(found, 1)], [whole])
     assert state is not None
     near(changes(state), changes(after))
-    assert all(level.updates.all() for layer in state.layers for level in levels_of(layer))
+    assert all(level.num_updates.all() for layer in state.layers for level in require_levels(layer))
     still, _ = read(model, ids, learn=False)
     assert not torch.allclose(still, whole), "what is learned matters"
 
@@ -138,7 +138,7 @@ def test_padding_and_company_change_nothing(inner: str, which: int) -> None:
         near([y[row : row + 1, live[row]]], [own])
         own, held = read(model, more[row : row + 1], held)
         near([after[row : row + 1]], [own])
-        near(changes(values.take(last, [row])), changes(held))
+        near(changes(values.select_rows(last, [row])), changes(held))
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -150,16 +150,16 @@ def test_the_task_teaches_all_levels_by_one_gradient(which: int) -> None:
     _, state = read(model, ids)
     moved = 0
     for n, layer in enumerate(state.layers):
-        for l, level in enumerate(levels_of(layer)):
-            at = f"{model.names.blocks}.{n}.mlp.levels.{l}."
+        for l, level in enumerate(require_levels(layer)):
+            at = f"{model.weight_names.layers}.{n}.mlp.levels.{l}."
             step = torch.nn.functional.softplus(model.get_parameter(f"{at}step.bias"))
-            for name in model.shape.maps:
+            for name in model.hope_config.mlp_projections:
                 (slope,) = torch.autograd.grad(loss, model.get_parameter(f"{at}{name}.weight"), retain_graph=True)
-                held = level.moved if model.shape.chunks[n][l] == 2 else level.open
-                sign = -1.0 if model.shape.chunks[n][l] == 2 else 1.0
-                near([dense(held[name])[0]], [sign * step * slope])
+                held = level.change if model.hope_config.chunk_sizes[n][l] == 2 else level.accumulated
+                sign = -1.0 if model.hope_config.chunk_sizes[n][l] == 2 else 1.0
+                near([to_dense(held[name])[0]], [sign * step * slope])
                 moved += int(bool(slope.any()))
-    assert moved == 3 * sum(map(len, model.shape.chunks))
+    assert moved == 3 * sum(map(len, model.hope_config.chunk_sizes))
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -176,13 +176,13 @@ def test_what_is_not_taught_is_no_target_and_passes_gradients_on(which: int, cut
     assert state is not None
     apart = 0
     for n, layer in enumerate(state.layers):
-        for l, level in enumerate(levels_of(layer)):
-            at = f"{model.names.blocks}.{n}.mlp.levels.{l}."
+        for l, level in enumerate(require_levels(layer)):
+            at = f"{model.weight_names.layers}.{n}.mlp.levels.{l}."
             step = torch.nn.functional.softplus(model.get_parameter(f"{at}step.bias"))
-            for name in model.shape.maps:
+            for name in model.hope_config.mlp_projections:
                 w = model.get_parameter(f"{at}{name}.weight")
                 (slope,) = torch.autograd.grad(loss, w, retain_graph=True)
-                near([dense(level.moved[name])[0]], [-step * slope])
+                near([to_dense(level.change[name])[0]], [-step * slope])
                 (other,) = torch.autograd.grad(early, w, retain_graph=True)
                 apart += int((slope - other).abs().max() > 1e-3 * slope.abs().max())
     assert apart, "one target less is another gradient"
@@ -192,18 +192,18 @@ def test_what_is_not_taught_is_no_target_and_passes_gradients_on(which: int, cut
 
 def wide(which: int) -> Hope:
     """With one chunk of 4 tokens for every level."""
-    own = cms_shape.Options(inner="task", **CMS)
+    own = cms_shape.Options(inner_objective="task", **CMS)
     if not which:
-        made = HopeAttention.stack(fresh("llama").double(), (4,), "depth", cms=own)
+        made = HopeAttention.from_decoder(fresh("llama").double(), (4,), "depth", options=own)
         assert isinstance(made, HopeAttention)
         return made
-    return Hope(HopeConfig.of(V, 8, 2, chunks=(4,), heads=2, memory=MEMORY, chunk=9, cms=own), 1).double().eval()
+    return Hope(HopeConfig.attention_free(V, 8, 2, chunk_sizes=(4,), num_heads=2, memory=MEMORY, memory_chunk_size=9, cms=own), 1).double().eval()
 
 
 def test_taught_is_refused_where_no_level_learns_of_ids() -> None:
     model, ids = attention("associative"), ids_of(1, 3)
     with pytest.raises(
-        Usage, match="hope: taught says which ids levels learn of, and none here learns of ids; leave it out"
+        UsageError, match="hope: taught says which ids levels learn of, and none here learns of ids; leave it out"
     ):
         read(model, ids, taught=ids > 0)
 
@@ -225,7 +225,7 @@ def test_tokens_that_teach_nothing_end_the_gathering() -> None:
         _, state = read(model, ids[:, :3])
         _, one = read(model, ids[:, 3:4], state, learn=False)
         _, two = read(model, ids[:, 4:9], one, learn=False)
-        assert all(values.equal(a.cms, b.cms) for a, b in zip(one.layers, two.layers, strict=True))
+        assert all(values.states_equal(a.cms, b.cms) for a, b in zip(one.layers, two.layers, strict=True))
 
 
 @pytest.mark.parametrize("inner", ["task", "associative"])
@@ -243,7 +243,7 @@ def test_starts_get_gradients_and_ways_change_no_value(inner: str, which: int) -
         slopes = torch.autograd.grad(loss, parameters, materialize_grads=True)
         found[way] = dict(zip(names, slopes, strict=True))
     assert all(g.isfinite().all() for way in ways for g in found[way].values())
-    starts = [name for name in names if ".levels." in name and name.split(".")[-2] in model.shape.maps]
+    starts = [name for name in names if ".levels." in name and name.split(".")[-2] in model.hope_config.mlp_projections]
     assert all(found[way][name].any() for way in ways for name in starts)
     steps = [name for name in names if name.endswith("step.bias")]
     assert all(found[way][name].any() for way in ("full", "truncated", "first_order") for name in steps)
@@ -254,7 +254,7 @@ def test_starts_get_gradients_and_ways_change_no_value(inner: str, which: int) -
         with quiet():
             y, state = read(model, ids[:, :5])
             near([torch.cat([y, read(model, ids[:, 5:], state)[0]], 1)], [asked])
-            assert not state.layers[0].cms.levels[0].count.requires_grad  # type: ignore[union-attr]
+            assert not state.layers[0].cms.levels[0].num_tokens.requires_grad  # type: ignore[union-attr]
 
 
 def test_values_of_a_gradient_through_the_inner_updates() -> None:
@@ -283,19 +283,19 @@ def test_states_are_saved_forked_and_reset(which: int, tmp_path: Path) -> None:
     _, state = read(model, ids_of(2, 7))
     model.save_state(state, tmp_path / "me.safetensors")
     loaded = model.load_state(tmp_path / "me.safetensors")
-    assert values.equal(loaded, values.detach(state))
+    assert values.states_equal(loaded, values.detach(state))
     more = ids_of(4, 5, 2)
-    y, after = read(model, more, values.repeat(loaded, 2))
-    near([y[1:2]], [read(model, more[1:2], values.take(loaded, [0]))[0]])
-    fresh_row = values.reset(after, [0])
-    near([read(model, more[:1], values.take(fresh_row, [0]))[0]], [read(model, more[:1])[0]])
-    only = values.reset(after, [0], what=("cms",))
-    assert not any(level.updates[0] for layer in only.layers for level in levels_of(layer))
+    y, after = read(model, more, values.repeat_rows(loaded, 2))
+    near([y[1:2]], [read(model, more[1:2], values.select_rows(loaded, [0]))[0]])
+    fresh_row = values.reset_rows(after, [0])
+    near([read(model, more[:1], values.select_rows(fresh_row, [0]))[0]], [read(model, more[:1])[0]])
+    only = values.reset_rows(after, [0], parts=("cms",))
+    assert not any(level.num_updates[0] for layer in only.layers for level in require_levels(layer))
     with torch.no_grad():
         next(model.parameters()).add_(1.0)
-    with pytest.raises(Damaged, match="load that model or pass force=True"):
+    with pytest.raises(CorruptArtifactError, match="load that model or pass force=True"):
         model.load_state(tmp_path / "me.safetensors")
-    assert values.equal(model.load_state(tmp_path / "me.safetensors", force=True), loaded)
+    assert values.states_equal(model.load_state(tmp_path / "me.safetensors", force=True), loaded)
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -303,16 +303,16 @@ def test_folders_hold_the_whole_model(which: int, tmp_path: Path) -> None:
     model, ids = models("task")[which], ids_of(1, 5)
     model.save_pretrained(tmp_path / "model")
     loaded = type(model).from_pretrained(tmp_path / "model", dtype=torch.float64)
-    assert replace(loaded.shape, decoder=model.shape.decoder) == model.shape
+    assert replace(loaded.hope_config, decoder=model.hope_config.decoder) == model.hope_config
     held = dict(model.named_parameters())
     assert all(torch.equal(p, held[name]) for name, p in loaded.named_parameters())
     near([read(loaded, ids)[0]], [read(model, ids)[0]], within=1e-13)  # mapped weights lie elsewhere
     other = (Hope, HopeAttention)[1 - isinstance(model, HopeAttention)]
-    with pytest.raises(BadInput, match=r"holds a Hope(Attention)?; load it as that"):
+    with pytest.raises(InputError, match=r"holds a Hope(Attention)?; load it as that"):
         other.from_pretrained(tmp_path / "model")
     donor = fresh("llama")
     donor.save_pretrained(tmp_path / "donor")
-    with pytest.raises(BadInput, match=r"config.json: model_type 'llama'; a Hope has 'hope'; see stack\(\)"):
+    with pytest.raises(InputError, match=r"config.json: model_type 'llama'; a Hope has 'hope'; see stack\(\)"):
         Hope.from_pretrained(tmp_path / "donor")
     config = (tmp_path / "model" / "config.json").read_text()
     for old, new, says in (
@@ -320,20 +320,20 @@ def test_folders_hold_the_whole_model(which: int, tmp_path: Path) -> None:
         ('"heads"', '"header"', "config.json: hope: 'heads'; take another copy, or the version that wrote it"),
     ):
         (tmp_path / "model" / "config.json").write_text(config.replace(old, new))
-        with pytest.raises(BadInput, match=says):
+        with pytest.raises(InputError, match=says):
             type(model).from_pretrained(tmp_path / "model")
 
 
 def test_a_random_start_has_its_steps_and_a_seed() -> None:
-    shape = HopeConfig.of(V, 8, 2, chunks=(2, 4), heads=2)
+    shape = HopeConfig.attention_free(V, 8, 2, chunk_sizes=(2, 4), num_heads=2)
     one, two, other = Hope(shape), Hope(shape), Hope(shape, 1)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     step = torch.nn.functional.softplus(one.get_parameter("model.layers.0.mlp.levels.1.step.bias"))
     torch.testing.assert_close(step, torch.tensor(1e-3 / 4), rtol=1e-5, atol=0)
     assert not any("self_attn" in name for name, _ in one.named_parameters())
-    chained = HopeAttention.stack(fresh("llama"), (2, 4), "chain")
-    assert [len(chunks) for chunks in chained.shape.chunks] == [2, 2]
+    chained = HopeAttention.from_decoder(fresh("llama"), (2, 4), "chain")
+    assert [len(chunks) for chunks in chained.hope_config.chunk_sizes] == [2, 2]
     shared = chained.get_parameter("model.layers.0.mlp.levels.1.up_proj.weight")
     assert torch.equal(shared, chained.get_parameter("model.layers.1.mlp.levels.1.up_proj.weight"))
 
@@ -341,27 +341,27 @@ def test_a_random_start_has_its_steps_and_a_seed() -> None:
 def test_levels_are_added_to_those_there_are() -> None:
     """Zeros change no bit, before they have learned; copies are the level before, with weights of their own."""
     for model in models("associative"):
-        L = len(model.shape.chunks)
-        ids, shape = ids_of(2, 7), replace(model.shape, chunks=((2,),) * L)
+        L = len(model.hope_config.chunk_sizes)
+        ids, shape = ids_of(2, 7), replace(model.hope_config, chunk_sizes=((2,),) * L)
         small = type(model)(shape, seed=3).double()
-        more = small.grown((2, 4))
+        more = small.add_levels((2, 4))
         assert torch.equal(read(more, ids, learn=False)[0], read(small, ids, learn=False)[0])
         near([read(more, ids[:, :4])[0]], [read(small, ids[:, :4])[0]])  # the added level has not fired
         first = "model.layers.0.mlp.levels.0.up_proj.weight"
         assert more.get_parameter(first) is small.get_parameter(first)
-        copied = small.grown((2, 4), "copy").get_parameter(first.replace("levels.0", "levels.1"))
+        copied = small.add_levels((2, 4), "copy").get_parameter(first.replace("levels.0", "levels.1"))
         assert torch.equal(copied, small.get_parameter(first))
         assert copied.data_ptr() != small.get_parameter(first).data_ptr()
-    with pytest.raises(Usage, match=r"hope: levels of chunks \[2\] cannot grow to \[4, 8\]; keep them, and add slower"):
-        small.grown((4, 8))
+    with pytest.raises(UsageError, match=r"hope: levels of chunks \[2\] cannot grow to \[4, 8\]; keep them, and add slower"):
+        small.add_levels((4, 8))
     donor = fresh("llama")
-    copies = HopeAttention.stack(donor, (2, 4), "grow", grow="copy")
+    copies = HopeAttention.from_decoder(donor, (2, 4), "grow", new_level_init="copy")
     one, two = (copies.get_parameter(f"model.layers.1.mlp.levels.{l}.down_proj.weight") for l in (0, 1))
     assert torch.equal(one, two)
     assert one is not two
     assert any(one is p for p in donor.parameters())
-    with pytest.raises(Usage, match="hope: a level of zeros in a plain chain wipes out what was before it"):
-        HopeAttention.stack(donor, (2, 4), "grow", cms=cms_shape.Options(link="plain"))
+    with pytest.raises(UsageError, match="hope: a level of zeros in a plain chain wipes out what was before it"):
+        HopeAttention.from_decoder(donor, (2, 4), "grow", options=cms_shape.Options(residual="plain"))
 
 
 def test_it_is_called_as_a_decoder_is() -> None:
@@ -371,23 +371,23 @@ def test_it_is_called_as_a_decoder_is() -> None:
         seen = model(model.embed(ids), want=("embed", "hidden.1", "final_norm"))
         assert torch.equal(seen.stages["final_norm"], seen.hidden)
         assert torch.equal(seen.stages["embed"], model.embed(ids))
-        assert not any(level.updates.any() for layer in seen.state.layers for level in levels_of(layer))
+        assert not any(level.num_updates.any() for layer in seen.state.layers for level in require_levels(layer))
         assert isinstance(model, Decoder)
-        with pytest.raises(Usage, match=r"hope: stage probs.0 is not kept; there are embed, hidden.0 to hidden.2"):
+        with pytest.raises(UsageError, match=r"hope: stage probs.0 is not kept; there are embed, hidden.0 to hidden.2"):
             model(model.embed(ids), want=("probs.0",))
-        with pytest.raises(Usage, match="hope: levels that learn of ids take no positions, bias or stages"):
+        with pytest.raises(UsageError, match="hope: levels that learn of ids take no positions, bias or stages"):
             model(model.embed(ids), ids=ids, want=("embed",))
-        with pytest.raises(Usage, match="hope: 2 rows of vectors, the state has 1; take or join its rows"):
-            model.advance(ids_of(2, 3), seen.state)
-        short = State(seen.state.layers[:1], seen.state.position)
-        with pytest.raises(Usage, match="hope: the state has 1 layers, the model 2; load its own"):
-            model.advance(ids, short)
-    with pytest.raises(Usage, match="hope: chunks of 1 layers, the decoder has 2; give each its levels"):
+        with pytest.raises(UsageError, match="hope: 2 rows of vectors, the state has 1; take or join its rows"):
+            model.read_tokens(ids_of(2, 3), seen.state)
+        short = FastWeightState(seen.state.layers[:1], seen.state.position)
+        with pytest.raises(UsageError, match="hope: the state has 1 layers, the model 2; load its own"):
+            model.read_tokens(ids, short)
+    with pytest.raises(UsageError, match="hope: chunks of 1 layers, the decoder has 2; give each its levels"):
         HopeConfig(fresh("llama").config, ((2,),), cms_shape.Options())
-    with pytest.raises(Usage, match="hope: heads of 3; those of Titans share the width, leave head out"):
-        HopeConfig.of(V, 8, 1, heads=2, head=3, memory=titans_shape.Options())
-    with pytest.raises(Usage, match="hope: grow keeps the donor's MLP first, and slow_first would run another before"):
-        HopeAttention.stack(fresh("llama"), (2, 4), "grow", cms=cms_shape.Options(order="slow_first"))
+    with pytest.raises(UsageError, match="hope: heads of 3; those of Titans share the width, leave head out"):
+        HopeConfig.attention_free(V, 8, 1, num_heads=2, head_dim=3, memory=titans_shape.Options())
+    with pytest.raises(UsageError, match="hope: grow keeps the donor's MLP first, and slow_first would run another before"):
+        HopeAttention.from_decoder(fresh("llama"), (2, 4), "grow", options=cms_shape.Options(level_order="slow_first"))
 
 
 @pytest.mark.slow
@@ -396,13 +396,13 @@ def test_what_is_written_is_read() -> None:
     for model in models("task"):
         ids, live = ids_of(2, 6), torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]]).bool()
         prompts = [ids[row, live[row]].tolist() for row in range(2)]
-        both = generate(model, ids=prompts, max_tokens=4, learn=True, learn_answer=True)
+        both = generate(model, input_ids=prompts, max_tokens=4, update_on_prompt=True, update_on_output=True)
         for prompt, one in zip(prompts, both, strict=True):
-            (alone,) = generate(model, ids=[prompt], max_tokens=4, learn=True, learn_answer=True)
-            assert one.ids == alone.ids
-            assert one.passes == (1, 0, 0, len(alone.ids))
-            _, after = read(model, torch.tensor([prompt + alone.ids]))
-            near(changes(cast(State, alone.state)), changes(after))
-            near(changes(cast(State, one.state)), changes(after))
-        drawn, again = (generate(model, ids=prompts, max_tokens=3, temperature=1.0, seed=[1, 2]) for _ in range(2))
-        assert [one.ids for one in drawn] == [one.ids for one in again]
+            (alone,) = generate(model, input_ids=[prompt], max_tokens=4, update_on_prompt=True, update_on_output=True)
+            assert one.token_ids == alone.token_ids
+            assert one.passes == (1, 0, 0, len(alone.token_ids))
+            _, after = read(model, torch.tensor([prompt + alone.token_ids]))
+            near(changes(cast(FastWeightState, alone.state)), changes(after))
+            near(changes(cast(FastWeightState, one.state)), changes(after))
+        drawn, again = (generate(model, input_ids=prompts, max_tokens=3, temperature=1.0, seed=[1, 2]) for _ in range(2))
+        assert [one.token_ids for one in drawn] == [one.token_ids for one in again]

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.answering import Writing
-from laconic.core.contract import Method, Reasoning
-from laconic.core.errors import Usage
+from laconic.core.answering import AnswerDecoding
+from laconic.core.contract import Method, ReasoningBatch
+from laconic.core.errors import UsageError
 from laconic.methods import codi
 from laconic.methods.codi import Codi
 from laconic.methods.cot import Cot
-from laconic.methods.kava import Kava, Taught
+from laconic.methods.kava import Kava, TeacherTargets
 from laconic.methods.pccot import Pccot
-from laconic.methods.settings import Distilling, Keeping, Matching
+from laconic.methods.settings import DistillationConfig, KVSelectionConfig, KVDistillationConfig
 from tests import tolerances
 from tests.core.readings import all_same, same
 from tests.methods.batches import gradients, kava, reasoning, trained
@@ -24,7 +24,7 @@ ROWS = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (6, 5, 2))
 TERMS = ("student", "teacher", "codi", "kv")
 
 
-def same_step(a: Any, b: Any, first: Reasoning, second: Reasoning | None = None) -> None:
+def same_step(a: Any, b: Any, first: ReasoningBatch, second: ReasoningBatch | None = None) -> None:
     """Equal loss and gradients of two methods of the same weights."""
     x, y = a(first).loss, b(first if second is None else second).loss
     same(x, y)
@@ -33,18 +33,18 @@ def same_step(a: Any, b: Any, first: Reasoning, second: Reasoning | None = None)
 
 def test_they_are_methods() -> None:
     sequential, jacobi = trained("llama", rounds=None), trained("llama")
-    for method in (Codi(*sequential, Distilling()), Pccot(*jacobi, Distilling()), kava()):
+    for method in (Codi(*sequential, DistillationConfig()), Pccot(*jacobi, DistillationConfig()), kava()):
         assert isinstance(method, Method)
-        assert not method.restarts(reasoning())
+        assert not method.resets_optimizer_state(reasoning())
 
 
 def test_modes_and_layers_that_cannot_be_meant() -> None:
-    with pytest.raises(Usage, match="codi: thoughts of mode jacobi; choose sequential, or the method pccot"):
-        Codi(*trained("llama"), Distilling())
-    with pytest.raises(Usage, match="pccot: thoughts of mode sequential; choose jacobi, or the method codi"):
-        Pccot(*trained("llama", rounds=None), Distilling())
+    with pytest.raises(UsageError, match="codi: thoughts of mode jacobi; choose sequential, or the method pccot"):
+        Codi(*trained("llama"), DistillationConfig())
+    with pytest.raises(UsageError, match="pccot: thoughts of mode sequential; choose jacobi, or the method codi"):
+        Pccot(*trained("llama", rounds=None), DistillationConfig())
     for layers in ((), (0, 2)):
-        with pytest.raises(Usage, match="the decoder has layers 0 to 1; name some of them"):
+        with pytest.raises(UsageError, match="the decoder has layers 0 to 1; name some of them"):
             kava(kv_layers=layers)
 
 
@@ -59,14 +59,14 @@ def test_parts_and_what_is_not_computed() -> None:
 
 def test_a_teacher_that_no_term_looks_at_reads_nothing() -> None:
     for rest, reads in (({"student": 1.0}, False), ({"alpha1": 1.0}, True), ({"teacher": 1.0}, True)):
-        bare = Distilling(**({"student": 0.0, "teacher": 0.0, "alpha1": 0.0} | rest))
+        bare = DistillationConfig(**({"student": 0.0, "teacher": 0.0, "alpha1": 0.0} | rest))
         decoder, thoughts = trained("llama")
-        both = codi.read_both(decoder, thoughts, reasoning(ROWS), bare)
+        both = codi.run_teacher_and_student(decoder, thoughts, reasoning(ROWS), bare)
         assert (both.teacher is not None) == reads
     bare = {"student": 0.0, "teacher": 0.0, "alpha1": 0.0}
     crop = kava(distilling=bare, keeping={"select": "crop"})(reasoning(ROWS))  # wants no stage, only the cache
     assert set(crop.parts) == {"kv", "kept"}
-    with pytest.raises(Usage, match="every weight of the loss is 0, so nothing would be learned; give student one"):
+    with pytest.raises(UsageError, match="every weight of the loss is 0, so nothing would be learned; give student one"):
         kava(distilling=bare, alpha2=0.0)(reasoning(ROWS))
 
 
@@ -76,16 +76,16 @@ def test_without_weights_only_the_cross_entropies_are_left_bit_for_bit(rounds: i
     bare = {"alpha1": 0.0}
     ours, pccot = (
         kava(rounds=rounds, distilling=bare, alpha2=0.0),
-        Pccot(*trained("llama", rounds=rounds), Distilling()),
+        Pccot(*trained("llama", rounds=rounds), DistillationConfig()),
     )
     x, found = ours(batch).loss, pccot(batch)
-    y = Pccot(pccot.decoder, pccot.thoughts, Distilling(**bare))(batch)
+    y = Pccot(pccot.decoder, pccot.latent_thoughts, DistillationConfig(**bare))(batch)
     assert torch.equal(x, y.loss)
     assert torch.equal(x, found.parts["student"] + found.parts["teacher"])
     for a, b in zip(gradients(ours, x).values(), gradients(pccot, y.loss).values(), strict=True):
         assert torch.equal(a, b)
     if rounds == 0:
-        assert all(p.grad is None for p in pccot.thoughts.map.parameters())
+        assert all(p.grad is None for p in pccot.latent_thoughts.projection.parameters())
 
 
 def test_the_teachers_cross_entropy_is_that_of_the_written_chain() -> None:
@@ -100,11 +100,11 @@ def test_no_term_reaches_the_teacher(term: str) -> None:
     """Only the teacher reads the chain: nothing of the two terms flows into its words, and CE_t does."""
     weights = {"student": 0.0, "teacher": float(term == "teacher"), "alpha1": float(term == "codi")}
     method, batch = kava(distilling=weights, alpha2=float(term == "kv")), reasoning(((3, 6, 4),), V=90)
-    batch = replace(batch, chain=torch.tensor([[91, 92, 93, 94, 95, 96]]))
+    batch = replace(batch, chain_ids=torch.tensor([[91, 92, 93, 94, 95, 96]]))
     found = gradients(method, method(batch).loss)
     words = found["decoder.model.embed_tokens.weight"]
-    assert bool(words[batch.chain].any()) == (term == "teacher")
-    assert words[batch.question].any()
+    assert bool(words[batch.chain_ids].any()) == (term == "teacher")
+    assert words[batch.question_ids].any()
     assert bool(found["thoughts.vectors"].any()) == (term != "teacher")
 
 
@@ -132,11 +132,11 @@ FORMS: list[dict[str, Any]] = [
 def test_micro_batches_with_the_totals_of_the_step_are_one_batch(form: dict[str, Any], reduction: str) -> None:
     how = {"codi_norm": "none", "ce_reduction": reduction}
     method, batch = kava(distilling=how, **form), reasoning(ROWS)
-    micro = [batch.take([0, 3]), batch.take([1]), batch.take([2])]
-    totals = [method.totals(part) for part in micro]
+    micro = [batch.select_rows([0, 3]), batch.select_rows([1]), batch.select_rows([2])]
+    totals = [method.loss_denominators(part) for part in micro]
     summed = {name: sum(t[name] for t in totals) for name in totals[0]}
-    assert summed == method.totals(batch)
-    steps = [method(replace(part, totals=summed)) for part in micro]
+    assert summed == method.loss_denominators(batch)
+    steps = [method(replace(part, loss_denominators=summed)) for part in micro]
     whole = method(batch)
     same(torch.stack([step.loss for step in steps]).sum(), whole.loss)
     for name in whole.parts:
@@ -147,7 +147,7 @@ def test_micro_batches_with_the_totals_of_the_step_are_one_batch(form: dict[str,
 
 def test_a_total_of_0_is_no_division() -> None:
     method, batch = kava(), reasoning(ROWS)
-    found = method(replace(batch, totals=dict.fromkeys(method.totals(batch), 0.0)))
+    found = method(replace(batch, loss_denominators=dict.fromkeys(method.loss_denominators(batch), 0.0)))
     assert all(part.isfinite() for part in found.parts.values())
 
 
@@ -168,12 +168,12 @@ def test_a_second_pass_draws_its_own_dropout() -> None:
         decoder, thoughts = trained("gpt2")
         dropout = replace(decoder.config.dropout, residual=0.5)
         decoder.config = replace(decoder.config, dropout=dropout)
-        for block in decoder.blocks:
+        for block in decoder.layers:
             block.config = decoder.config
-        both = codi.read_both(decoder.train(), thoughts, batch, Distilling(codi_target=target))  # type: ignore[arg-type]
-        found = [both.target.stages["hidden.2"], both.teacher.hidden]
+        both = codi.run_teacher_and_student(decoder.train(), thoughts, batch, DistillationConfig(teacher_pass=target))  # type: ignore[arg-type]
+        found = [both.distill_target.activations["hidden.2"], both.teacher.hidden_states]
         assert torch.equal(*found) == equal
-        assert both.target.hidden.requires_grad == equal
+        assert both.distill_target.hidden_states.requires_grad == equal
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3"])
@@ -181,7 +181,7 @@ def test_recomputed_blocks_change_no_gradient(family: str) -> None:
     batch, found = reasoning(ROWS), list[dict[str, Tensor]]()
     for recompute in (0, 1):
         method = kava(family, key_space="pre_rope").train()
-        method.decoder.recompute = recompute
+        method.decoder.activation_checkpointing = recompute
         found.append(gradients(method, method(batch).loss))
     for x, y in zip(found[1].values(), found[0].values(), strict=True):
         assert tolerances.error(x, y) <= tolerances.RECOMPUTE
@@ -218,7 +218,7 @@ def test_slots_beyond_a_short_chain() -> None:
     ways = [kava(short_chain=how) for how in ("mask", "zero", "repeat")]
     assert len({float(way(long).loss.detach()) for way in ways}) == 1
     assert len({float(way(short).loss.detach()) for way in ways}) == 3
-    assert [way.totals(short)["kv"] for way in ways] == [4 + 3 + 0 + 4, 16, 12]
+    assert [way.loss_denominators(short)["kv"] for way in ways] == [4 + 3 + 0 + 4, 16, 12]
 
 
 @pytest.mark.parametrize("layers", [(0,), (1,), (1, 0)])
@@ -236,14 +236,14 @@ def test_padding_changes_nothing(family: str) -> None:
 def test_a_step_after_something_read_is_a_step_on_both() -> None:
     """`state` stands before the questions, as if it were their beginning."""
     method, batch = kava(), reasoning(((5, 6, 4), (5, 3, 3)))
-    first = method.decoder(method.decoder.embed(batch.question[:, :2])).state
-    rest = replace(batch, question=batch.question[:, 2:], question_live=batch.question_live[:, 2:])
+    first = method.decoder(method.decoder.embed(batch.question_ids[:, :2])).state
+    rest = replace(batch, question_ids=batch.question_ids[:, 2:], question_mask=batch.question_mask[:, 2:])
     same(method(rest, first).loss, method(batch).loss)
 
 
 def test_autocast_leaves_losses_float32() -> None:
     decoder, thoughts = trained("llama")
-    method = Kava(decoder.float(), thoughts.float(), Distilling(), Keeping(), Matching())
+    method = Kava(decoder.float(), thoughts.float(), DistillationConfig(), KVSelectionConfig(), KVDistillationConfig())
     with torch.autocast("cpu", torch.bfloat16):
         found = method(reasoning(ROWS))
     assert found.loss.dtype == torch.float32
@@ -255,13 +255,13 @@ def test_autocast_leaves_losses_float32() -> None:
 @pytest.mark.parametrize("space", ["post_rope", "pre_rope"])
 def test_teach_tells_what_the_step_keeps(space: str) -> None:
     method, batch = kava(key_space=space, keeping={"select": "cosine"}, rounds=0), reasoning(ROWS)
-    found = method.train().teach(batch)
+    found = method.train().compute_teacher_targets(batch)
     assert method.decoder.training
-    assert isinstance(found, Taught)
+    assert isinstance(found, TeacherTargets)
     assert all(len(part) == 2 for part in found)
-    I, R, S, kept = found.I[1], found.R[1], found.S[1], found.kept[1]
+    I, R, S, kept = found.I[1], found.R[1], found.S[1], found.columns[1]
     assert torch.equal(R, S)
-    same(I.sum(-1), batch.chain_live.any(1)[:, None].expand(-1, 2).double())
+    same(I.sum(-1), batch.chain_mask.any(1)[:, None].expand(-1, 2).double())
     assert kept.index.shape == (4, 2, 4)
     assert not any(x.requires_grad for x in (*found.k_t, *found.v_t, I))
 
@@ -269,25 +269,25 @@ def test_teach_tells_what_the_step_keeps(space: str) -> None:
 def test_thoughts_and_answers() -> None:
     """`think` is the rollout; `answer` follows it, or by the same weights the chain."""
     method, batch = kava(), reasoning(ROWS)
-    rolled = method.think(batch, trace=True)
-    assert rolled.thoughts.shape == (4, 4, 48)
-    assert len(rolled.trace) == 3
-    assert not rolled.thoughts.requires_grad
-    writing = Writing(5, (2,), lambda ids: " ".join(map(str, ids)), (11, 12))
+    rolled = method.think(batch, record_passes=True)
+    assert rolled.latents.shape == (4, 4, 48)
+    assert len(rolled.records) == 3
+    assert not rolled.latents.requires_grad
+    writing = AnswerDecoding(5, (2,), lambda ids: " ".join(map(str, ids)), (11, 12))
     found = method.answer(batch, writing)
     assert [p[:3] for p in found.passes] == [(0, 1, 2)] * 4
-    assert method.answer(batch, writing, teacher=True) == Cot(method.decoder).answer(batch, writing)
-    for other in (Codi(*trained("llama", rounds=None), Distilling()), Pccot(*trained("llama"), Distilling())):
+    assert method.answer(batch, writing, with_cot=True) == Cot(method.decoder).answer(batch, writing)
+    for other in (Codi(*trained("llama", rounds=None), DistillationConfig()), Pccot(*trained("llama"), DistillationConfig())):
         assert len(other.answer(batch, writing).texts) == 4
-        assert other.think(batch).thoughts.shape == (4, 4, 48)
+        assert other.think(batch).latents.shape == (4, 4, 48)
 
 
 def test_codi_and_pccot_are_kava_without_its_term() -> None:
     batch = reasoning(ROWS, pads=1)
     for rounds, kind in ((None, Codi), (2, Pccot)):
-        bare = kind(*trained("llama", rounds=rounds), Distilling())
+        bare = kind(*trained("llama", rounds=rounds), DistillationConfig())
         same_step(kava(rounds=rounds, alpha2=0.0), bare, batch)
-        assert bare.totals(batch).items() <= kava(rounds=rounds).totals(batch).items()
+        assert bare.loss_denominators(batch).items() <= kava(rounds=rounds).loss_denominators(batch).items()
 
 
 @pytest.mark.parametrize("layers", ["all", "blocks", "last"])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from laconic.methods import delta as room
 from laconic.methods import kernel
-from laconic.methods.delta import Gates, delta, naive
+from laconic.methods.delta import Gates, chunk_gated_delta_rule, recurrent_gated_delta_rule
 from tests.conftest import needs
 from tests.core.readings import noise
 from tests.methods.learned import near
@@ -45,21 +45,21 @@ def test_our_letters_are_its(monkeypatch: pytest.MonkeyPatch, anchored: bool, ra
     (S, k, u, q), gates, anchor, live = drawn()
     how: dict[str, Any] = {"anchor": anchor if anchored else None, "live": live if ragged else None}
     query = q if asked else None
-    told = naive(S, k, u, query, gates, erase=gates.step, **how)
+    told = recurrent_gated_delta_rule(S, k, u, query, gates, erase=gates.step_size, **how)
     monkeypatch.setattr(room, "KERNEL", stand_in)
     monkeypatch.setattr(room, "fits", lambda *_: True)
     monkeypatch.setattr(room, "products", None)  # nothing else is computed
-    found = delta(S, k, u, query, gates, erase=gates.step, **how)
+    found = chunk_gated_delta_rule(S, k, u, query, gates, erase=gates.step_size, **how)
     near([x for x in found if x is not None], [x for x in told if x is not None])
 
 
 def test_what_is_not_its_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     (S, k, u, q), gates, _, _ = drawn()
     monkeypatch.setattr(room, "KERNEL", None)
-    told = [delta(S, k, u, q, gates, erase=gates.step, read="before"), delta(S, k, u, q, gates)]
+    told = [chunk_gated_delta_rule(S, k, u, q, gates, erase=gates.step_size, read="before"), chunk_gated_delta_rule(S, k, u, q, gates)]
     monkeypatch.setattr(room, "KERNEL", lambda **_: pytest.fail("it cannot say this"))
     monkeypatch.setattr(room, "fits", lambda *_: True)
-    found = [delta(S, k, u, q, gates, erase=gates.step, read="before"), delta(S, k, u, q, gates)]
+    found = [chunk_gated_delta_rule(S, k, u, q, gates, erase=gates.step_size, read="before"), chunk_gated_delta_rule(S, k, u, q, gates)]
     assert all(x.S.equal(y.S) for x, y in zip(found, told, strict=True))
     monkeypatch.undo()
     assert not kernel.fits(S.float(), k, u), "on a CPU"
@@ -71,8 +71,8 @@ def test_the_kernel_itself() -> None:
     needs("fla")
     assert kernel.KERNEL is not None
     (S, k, u, q), gates, anchor, live = drawn()
-    told = naive(S, k, u, q, gates, erase=gates.step, anchor=anchor, live=live)
+    told = recurrent_gated_delta_rule(S, k, u, q, gates, erase=gates.step_size, anchor=anchor, valid=live)
     S, k, u, q, anchor, keep, step = (x.float().cuda() for x in (S, k, u, q, anchor, *gates[:2]))
     assert kernel.fits(S, k, u, q, keep, step, anchor)
-    found = delta(S, k, u, q, Gates(keep, step), erase=step, anchor=anchor, live=live.cuda())
+    found = chunk_gated_delta_rule(S, k, u, q, Gates(keep, step), erase=step, anchor=anchor, valid=live.cuda())
     near([x.double().cpu() for x in found if x is not None], [x for x in told if x is not None], within=1e-4)

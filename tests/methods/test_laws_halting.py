@@ -8,30 +8,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.core.memory import Memory
+from laconic.core.memory import SummaryMemory
 from laconic.methods.estimators import (
-    drawn,
-    mixture,
-    penalty,
-    ponder,
-    read,
-    score_rows,
-    score_term,
-    straight,
-    to_go,
+    sample_column,
+    exploration_mixture,
+    length_penalty,
+    ponder_loss,
+    mark_priced_if_read,
+    reinforce_row_baseline,
+    reinforce_two_samples,
+    straight_through_slots,
+    cost_to_go,
 )
 from laconic.methods.halting import (
-    Index,
-    allowed_logits,
-    expected,
-    gate,
-    log_probabilities,
+    StopPosition,
+    mask_disallowed_stops,
+    expected_length,
+    log_survival_gate,
+    length_log_probs,
     log_survival,
-    probabilities,
-    quantile,
-    sample,
-    support,
-    threshold,
+    length_probs,
+    length_by_quantile,
+    length_by_sampling,
+    length_support,
+    length_by_threshold,
 )
 from tests import tolerances
 from tests.oracles.compare import distance
@@ -53,39 +53,39 @@ def heads(draw: st.DrawFn) -> Tensor:
 
 
 @given(heads(), st.sampled_from(["after", "before"]))
-def test_the_law_of_lengths(a: Tensor, index: Index) -> None:
+def test_the_law_of_lengths(a: Tensor, index: StopPosition) -> None:
     """P sums to 1, its mean is the sum of survivals, which begin at 1 and never rise; "before" is 1 - s_{K+1} less."""
-    s, P = log_survival(a).exp(), probabilities(a, index)
+    s, P = log_survival(a).exp(), length_probs(a, index)
     n = torch.arange(P.shape[1]) + int(index == "after")
     assert bool((s[:, 0] == 1).all())
     assert bool((s.diff(dim=1) <= 0).all())
     assert distance(P.sum(1), torch.ones(len(a)).double()) < tolerances.ORACLE
-    assert float((expected(a, index) - P @ n.double()).abs().max()) < tolerances.ORACLE * a.shape[1]
-    less = expected(a, "after") - expected(a, "before")
+    assert float((expected_length(a, index) - P @ n.double()).abs().max()) < tolerances.ORACLE * a.shape[1]
+    less = expected_length(a, "after") - expected_length(a, "before")
     assert float((less - (1 - s[:, -1])).abs().max()) < tolerances.ORACLE * a.shape[1]
 
 
 @EVERY
-def test_the_mean_of_sampled_lengths(index: Index) -> None:
+def test_the_mean_of_sampled_lengths(index: StopPosition) -> None:
     """10^5 draws of N: their mean within 4 standard errors, each share within 5; kept by s_{t+1} under "split"."""
     a = torch.tensor([[-1.5, -0.4, 0.3, -2.0, 0.1]]).double()
-    kept: Index = "before" if index == "split" else index
-    N = sample(a.expand(100_000, -1), torch.rand(100_000, 5).double(), index).double()
+    kept: StopPosition = "before" if index == "split" else index
+    N = length_by_sampling(a.expand(100_000, -1), torch.rand(100_000, 5).double(), index).double()
     error = float(N.std()) / len(N) ** 0.5
-    assert abs(float(N.mean()) - expected(a, kept).item()) < 4 * error
-    P = probabilities(a, index)[0]
+    assert abs(float(N.mean()) - expected_length(a, kept).item()) < 4 * error
+    P = length_probs(a, index)[0]
     shares = N.long().bincount(minlength=6)[int(index == "after") :] / len(N)
     assert bool(((shares - P).abs() < 5 * (P * (1 - P) / len(N)).sqrt() + 1e-12).all())
 
 
 @given(heads(), st.floats(0.01, 0.99), st.sampled_from(["after", "before"]))
-def test_hard_lengths_act_on_each_row_alone_and_latch(a: Tensor, q: float, index: Index) -> None:
+def test_hard_lengths_act_on_each_row_alone_and_latch(a: Tensor, q: float, index: StopPosition) -> None:
     """A row's N is that of the row by itself, and what comes after the stop changes nothing."""
     u = (a * 7.3).frac().abs()
     for of in (
-        lambda a, u: quantile(a, q, index),
-        lambda a, u: threshold(a, q, index),
-        lambda a, u: sample(a, u, index),
+        lambda a, u: length_by_quantile(a, q, index),
+        lambda a, u: length_by_threshold(a, q, index),
+        lambda a, u: length_by_sampling(a, u, index),
     ):
         N = of(a, u)
         assert torch.equal(N, torch.cat([of(a[b : b + 1], u[b : b + 1]) for b in range(len(a))]))
@@ -98,16 +98,16 @@ def test_hard_lengths_act_on_each_row_alone_and_latch(a: Tensor, q: float, index
 
 @given(heads(), st.integers(0, 30), st.integers(1, 3))
 def test_a_budget_keeps_prefixes_and_all_it_may(a: Tensor, budget: int, blocks: int) -> None:
-    (B, K), memory = a.shape, Memory.empty(len(a), 1)
+    (B, K), memory = a.shape, SummaryMemory.empty(len(a), 1)
     for k in range(blocks):
         live = torch.arange(K) < torch.tensor([(b + k) % K + 1 for b in range(B)])[:, None]
         slots = torch.arange(K, dtype=torch.float32).expand(B, K)[..., None]
-        memory = memory.append(slots, live, torch.full((B,), 3), gate(a / (k + 1)).float())
-    kept = memory.fit(budget)
-    assert torch.equal(kept.lengths, memory.lengths.clamp(max=budget))
+        memory = memory.append(slots, live, torch.full((B,), 3), log_survival_gate(a / (k + 1)).float())
+    kept = memory.keep_top_vectors(budget)
+    assert torch.equal(kept.num_vectors, memory.num_vectors.clamp(max=budget))
     for b in range(B):
         for k in range(blocks):
-            slots = kept.vectors[b][kept.live[b] & (kept.block[b] == k)][:, 0]
+            slots = kept.vectors[b][kept.valid[b] & (kept.segment_ids[b] == k)][:, 0]
             assert slots.tolist() == list(range(len(slots)))
 
 
@@ -124,7 +124,7 @@ def outcomes(n: int) -> Tensor:
 
 def picked(a: Tensor, N: Tensor) -> Tensor:
     """log P(N) for logits [.., K] and one length each."""
-    return log_probabilities(a.reshape(-1, K)).gather(1, N.reshape(-1, 1) - 1).reshape(N.shape)
+    return length_log_probs(a.reshape(-1, K)).gather(1, N.reshape(-1, 1) - 1).reshape(N.shape)
 
 
 @pytest.fixture
@@ -139,17 +139,17 @@ def test_two_draws_are_unbiased_and_ponder_is_exact(table: Tensor) -> None:
     A row is an outcome; term and price are linear in G and E[N], so that chances stand on them.
     """
     a, B = torch.randn(K).double().requires_grad_(), K**2
-    exact = (probabilities(a[None])[0] * (table + BETA * LENGTHS)).sum()
+    exact = (length_probs(a[None])[0] * (table + BETA * LENGTHS)).sum()
     (want,) = torch.autograd.grad(exact, a)
-    N, counted = outcomes(2).T, read(torch.tensor([[False, True]])).expand(B, 2)
+    N, counted = outcomes(2).T, mark_priced_if_read(torch.tensor([[False, True]])).expand(B, 2)
     log_p = torch.stack([picked(a.expand(2, B, K), N), torch.zeros(2, B).double()], -1)
     chance = log_p.sum((0, 2)).exp().detach()
     nats = torch.stack([torch.zeros(2, B).double(), table[N - 1]], -1)
-    E = torch.stack([expected(a.expand(B, K)), torch.zeros(B).double()], -1)
-    G = to_go(nats, (BETA * E * counted).expand(2, B, 2))
-    estimate = score_term(log_p, chance[:, None] * G, counted) + penalty(chance[:, None] * E, counted, BETA)
+    E = torch.stack([expected_length(a.expand(B, K)), torch.zeros(B).double()], -1)
+    G = cost_to_go(nats, (BETA * E * counted).expand(2, B, 2))
+    estimate = reinforce_two_samples(log_p, chance[:, None] * G, counted) + length_penalty(chance[:, None] * E, counted, BETA)
     assert distance(torch.autograd.grad(estimate, a)[0], want) < tolerances.ORACLE
-    found = ponder(a[None], table[None], tuple(range(1, K + 1)), BETA)[0]
+    found = ponder_loss(a[None], table[None], tuple(range(1, K + 1)), BETA)[0]
     assert distance(torch.autograd.grad(found, a)[0], want) < tolerances.ORACLE
     assert distance(found, exact) < tolerances.ORACLE
 
@@ -158,17 +158,17 @@ def test_two_draws_are_unbiased_in_longer_windows() -> None:
     """w = 3: segment 2 is read after N_1 vectors and stops by logits that N_1 chose, segment 3 after (N_1, N_2)."""
     first, second = torch.randn(K).double().requires_grad_(), torch.randn(K, K).double().requires_grad_()
     CE2, CE3, B = 3 * torch.rand(K).double(), 3 * torch.rand(K, K).double(), K**4
-    later = (probabilities(second) * (CE3 + BETA * LENGTHS)).sum(1)
-    exact = (probabilities(first[None])[0] * (CE2 + BETA * LENGTHS + later)).sum()
+    later = (length_probs(second) * (CE3 + BETA * LENGTHS)).sum(1)
+    exact = (length_probs(first[None])[0] * (CE2 + BETA * LENGTHS + later)).sum()
     N = outcomes(4).reshape(B, 2, 2).transpose(0, 1)  # two draws of (N_1, N_2)
     n, none = N - 1, torch.zeros(2, B, 1).double()
     a = torch.stack([first.expand(2, B, K), second[n[..., 0]]], 2)
     log_p = torch.cat([picked(a, N), none], -1)
-    E = torch.cat([expected(a.reshape(-1, K)).reshape(2, B, 2), none], -1)
+    E = torch.cat([expected_length(a.reshape(-1, K)).reshape(2, B, 2), none], -1)
     nats = torch.stack([none[..., 0], CE2[n[..., 0]], CE3[n[..., 0], n[..., 1]]], -1)
     chance, counted = log_p.sum((0, 2)).exp().detach(), torch.tensor([True, True, False]).expand(B, 3)
-    estimate = score_term(log_p, chance[:, None] * to_go(nats, BETA * E), counted)
-    estimate = estimate + penalty(chance[:, None] * E.mean(0), counted, BETA)
+    estimate = reinforce_two_samples(log_p, chance[:, None] * cost_to_go(nats, BETA * E), counted)
+    estimate = estimate + length_penalty(chance[:, None] * E.mean(0), counted, BETA)
     want = torch.autograd.grad(exact, (first, second))
     assert distance(torch.autograd.grad(estimate, (first, second)), want) < tolerances.ORACLE
 
@@ -176,22 +176,22 @@ def test_two_draws_are_unbiased_in_longer_windows() -> None:
 def test_draws_from_a_mixture_are_weighed(table: Tensor) -> None:
     """Two draws from (1 - e) P + e uniform, each weighed by P / mixture: the gradient is that of P."""
     a, B = torch.randn(K).double().requires_grad_(), K**2
-    (want,) = torch.autograd.grad((probabilities(a[None])[0] * table).sum(), a)
-    M, N = mixture(a[None], 0.3, tuple(range(1, K + 1)))[0].detach(), outcomes(2).T
+    (want,) = torch.autograd.grad((length_probs(a[None])[0] * table).sum(), a)
+    M, N = exploration_mixture(a[None], 0.3, tuple(range(1, K + 1)))[0].detach(), outcomes(2).T
     log_p, chance = picked(a.expand(2, B, K), N), M[N - 1].prod(0)
     weight, G = log_p.exp() / M[N - 1], chance * table[N - 1]
-    term = score_term(log_p[..., None], G[..., None], torch.ones(B, 1, dtype=torch.bool), weight[..., None])
+    term = reinforce_two_samples(log_p[..., None], G[..., None], torch.ones(B, 1, dtype=torch.bool), weight[..., None])
     assert distance(torch.autograd.grad(term, a)[0], want) < tolerances.ORACLE
 
 
 def test_other_rows_are_an_unbiased_baseline(table: Tensor) -> None:
     """Two rows of equal law: the sum over both has twice the gradient of one."""
     a = torch.randn(K).double().requires_grad_()
-    (want,) = torch.autograd.grad((probabilities(a[None])[0] * table).sum(), a)
+    (want,) = torch.autograd.grad((length_probs(a[None])[0] * table).sum(), a)
     total = torch.zeros(K).double()
     for N in outcomes(2):
         log_p = picked(a.expand(2, 1, K), N[:, None])
-        term = score_rows(log_p, table[N - 1][:, None], torch.ones(2, 1, dtype=torch.bool))
+        term = reinforce_row_baseline(log_p, table[N - 1][:, None], torch.ones(2, 1, dtype=torch.bool))
         total += log_p.sum().exp().detach() * torch.autograd.grad(term, a)[0]
     assert distance(total, 2 * want) < tolerances.ORACLE
 
@@ -206,22 +206,22 @@ def test_straight_through_and_mean_field_are_not_the_expectation(table: Tensor) 
         return -((weight * value).sum(-1) / weight.sum(-1)).log()
 
     hard = torch.stack([nats((torch.arange(K) < n).double(), torch.zeros(K).double()) for n in range(1, K + 1)])
-    (want,) = torch.autograd.grad((probabilities(a)[0] * hard).sum(), a)
-    (soft,) = torch.autograd.grad(nats(torch.ones(K).double(), gate(a)[0]), a)
+    (want,) = torch.autograd.grad((length_probs(a)[0] * hard).sum(), a)
+    (soft,) = torch.autograd.grad(nats(torch.ones(K).double(), log_survival_gate(a)[0]), a)
     through = torch.zeros_like(want)
     for n in range(1, K + 1):
-        slots = straight(a, torch.tensor([n]))
+        slots = straight_through_slots(a, torch.tensor([n]))
         assert slots.log_s is not None
-        chance = probabilities(a)[0, n - 1].detach()
-        through += chance * torch.autograd.grad(nats(slots.live[0].double(), slots.log_s[0]), a)[0]
+        chance = length_probs(a)[0, n - 1].detach()
+        through += chance * torch.autograd.grad(nats(slots.valid[0].double(), slots.log_s[0]), a)[0]
     assert distance(soft, want) > 1e-2
     assert distance(through, want) > 1e-2
 
 
 def test_lengths_drawn_by_one_number_follow_the_law() -> None:
     """`drawn` and the stops of `sample` give the same law, of allowed lengths alone."""
-    a = allowed_logits(torch.randn(1, 6).double(), (1, 3, 6))
+    a = mask_disallowed_stops(torch.randn(1, 6).double(), (1, 3, 6))
     u = (torch.arange(50_000).double() + 0.5) / 50_000
-    found = drawn(probabilities(a).expand(len(u), -1), u) + 1
-    assert set(found.tolist()) == set(support((1, 3, 6)))
-    assert abs(float(found.double().mean()) - expected(a).item()) < 1e-3
+    found = sample_column(length_probs(a).expand(len(u), -1), u) + 1
+    assert set(found.tolist()) == set(length_support((1, 3, 6)))
+    assert abs(float(found.double().mean()) - expected_length(a).item()) < 1e-3

@@ -12,48 +12,48 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from laconic.core import state as values
-from laconic.core.contract import UNSCORED, Documents, Locating, Method, Steered
-from laconic.core.errors import Usage
-from laconic.core.state import State
+from laconic.core.contract import IGNORE_INDEX, DocumentBatch, LocatesNonFinite, Method, AfterUpdateHook
+from laconic.core.errors import UsageError
+from laconic.core.state import FastWeightState
 from laconic.methods import hope_shape, titans_shape
-from laconic.methods.changes import dense
-from laconic.methods.cms_reading import levels_of
+from laconic.methods.changes import to_dense
+from laconic.methods.cms_reading import require_levels
 from laconic.methods.hope_config import HopeConfig
 from laconic.methods.hope_model import Hope
-from laconic.methods.learner import Learner, check_levels
-from laconic.methods.learning_settings import Learning, Levels
-from laconic.methods.telemetry import Liveness
+from laconic.methods.learner import NestedLanguageModel, check_levels
+from laconic.methods.learning_settings import InnerLoopConfig, CMSConfig
+from laconic.methods.telemetry import DeadLevelMonitor
 from tests.methods.learned import near
 from tests.methods.test_hope_model import MEMORY, attention, changes, hope, ids_of, titans
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
-def documents(text: Tensor, **more: Any) -> Documents:
+def documents(text: Tensor, **more: Any) -> DocumentBatch:
     """Rows of which all is live and scored."""
     live = torch.ones(text.shape, dtype=torch.bool)
-    return Documents(text, live, live, (text.shape[1],), torch.arange(len(text)), **more)
+    return DocumentBatch(text, live, live, (text.shape[1],), torch.arange(len(text)), **more)
 
 
-def lanes(text: Tensor, fresh: list[bool], **more: Any) -> Documents:
+def lanes(text: Tensor, fresh: list[bool], **more: Any) -> DocumentBatch:
     return documents(text, fresh=torch.tensor(fresh), **more)
 
 
 def test_the_loss_is_nats_of_what_is_scored() -> None:
     model, text = hope("associative"), ids_of(2, 7)
-    learner = Learner(model)
+    learner = NestedLanguageModel(model)
     assert isinstance(learner, Method)
-    assert isinstance(learner, Steered)
+    assert isinstance(learner, AfterUpdateHook)
     batch = documents(text)
     step = learner(batch)
-    logits = model.logits(model.advance(text).hidden)
+    logits = model.logits(model.read_tokens(text).hidden_states)
     near([step.loss], [cross_entropy(logits[:, :-1].flatten(0, 1), text[:, 1:].flatten())])
-    assert learner.totals(batch) == {"scored": 12.0, "rows": 2.0}
-    labels = torch.full((2, 7), UNSCORED)
+    assert learner.loss_denominators(batch) == {"scored": 12.0, "rows": 2.0}
+    labels = torch.full((2, 7), IGNORE_INDEX)
     labels[:, 3] = 5
     step = learner(replace(batch, labels=labels))
     near([step.loss], [cross_entropy(logits[:, 3], torch.tensor([5, 5]))])
-    assert not learner.restarts(batch)
+    assert not learner.resets_optimizer_state(batch)
 
 
 @pytest.mark.parametrize("inner", ["task", "associative"])
@@ -61,17 +61,17 @@ def test_the_loss_is_nats_of_what_is_scored() -> None:
 def test_lanes_are_their_documents(make: Any, inner: str) -> None:
     """Three batches of 4 tokens: the second row ends after 6, and another document begins in the third batch."""
     model, text, other = make(inner), ids_of(2, 13), ids_of(1, 5, 1)
-    learner = Learner(model)
+    learner = NestedLanguageModel(model)
     batches = [lanes(text[:, :5], [True, True]), lanes(text[:, 4:9], [False, False])]
     live = torch.ones(2, 5, dtype=torch.bool)
     live[1, 3:] = False  # tokens 4, 5 are read, 6 is a target
-    batches[1] = replace(batches[1], live=live, scored=live)
+    batches[1] = replace(batches[1], attention_mask=live, loss_mask=live)
     third = torch.stack([text[0, 8:13], other[0]])
     batches.append(lanes(third, [False, True]))
     state: Any = None
     nats = 0.0
     for batch in batches:
-        scored = learner.totals(batch)["scored"]
+        scored = learner.loss_denominators(batch)["scored"]
         step = learner(batch, state)
         state, nats = step.state.detach(), nats + step.loss.item() * scored
     said = 0.0
@@ -85,23 +85,23 @@ def test_lanes_are_their_documents(make: Any, inner: str) -> None:
 
 
 def test_attention_reads_a_batch_and_levels_go_on() -> None:
-    learner, text = Learner(attention()), ids_of(2, 9)
+    learner, text = NestedLanguageModel(attention()), ids_of(2, 9)
     state = learner(lanes(text[:, :5], [True, True])).state
     assert all(layer.cache.S == 0 for layer in state.layers)
     step = learner(lanes(text[:, 4:9], [False, False]), state.detach())
     assert step.state.position.tolist() == [8, 8]
-    assert all(level.updates.all() for layer in step.state.layers for level in levels_of(layer))
+    assert all(level.num_updates.all() for layer in step.state.layers for level in require_levels(layer))
 
 
 def test_the_control_learns_nothing_but_slow_weights() -> None:
     for inner in ("task", "associative"):
-        learner, text = Learner(hope(inner), Learning(learn=False)), ids_of(2, 9)
+        learner, text = NestedLanguageModel(hope(inner), InnerLoopConfig(enabled=False)), ids_of(2, 9)
         step = learner(documents(text))
-        near([step.loss], [Learner(hope(inner, eta=0.0), Learning(learn=False))(documents(text)).loss], within=1e-2)
+        near([step.loss], [NestedLanguageModel(hope(inner, eta=0.0), InnerLoopConfig(enabled=False))(documents(text)).loss], within=1e-2)
         assert not any(
-            dense(x).any() for layer in step.state.layers for level in levels_of(layer) for x in level.moved.values()
+            to_dense(x).any() for layer in step.state.layers for level in require_levels(layer) for x in level.change.values()
         )
-        assert not any(x.any() for layer in step.state.layers for _, x in values.named(layer.memory))
+        assert not any(x.any() for layer in step.state.layers for _, x in values.named_tensors(layer.memory))
         step.loss.backward()
         assert learner.decoder.get_parameter("model.layers.0.mlp.levels.0.up_proj.weight").grad is not None
 
@@ -109,9 +109,9 @@ def test_the_control_learns_nothing_but_slow_weights() -> None:
 @pytest.mark.parametrize("gradient", ["full", "truncated", "first_order", "none"])
 def test_gradients_change_no_value(gradient: Any) -> None:
     model, batch = hope("associative"), documents(ids_of(2, 9))
-    whole, step = Learner(model)(batch).loss, model.get_parameter("model.layers.0.mlp.levels.0.step.bias")
+    whole, step = NestedLanguageModel(model)(batch).loss, model.get_parameter("model.layers.0.mlp.levels.0.step.bias")
     horizon = 2 if gradient == "truncated" else None
-    loss = Learner(model, Learning(gradient=gradient, horizon=horizon))(batch).loss
+    loss = NestedLanguageModel(model, InnerLoopConfig(outer_gradient=gradient, truncate_after=horizon))(batch).loss
     near([loss], [whole])
     (slope,) = torch.autograd.grad(loss, step, allow_unused=True)
     assert (slope is not None and bool(slope)) == (gradient != "none")
@@ -120,9 +120,9 @@ def test_gradients_change_no_value(gradient: Any) -> None:
 @pytest.mark.parametrize("make", [hope, titans, attention])
 def test_numbers_are_means_over_rows(make: Any) -> None:
     """Of micro-batches too, whose parts are summed."""
-    learner, text = Learner(make("associative")), ids_of(3, 9)
+    learner, text = NestedLanguageModel(make("associative")), ids_of(3, 9)
     whole = learner(documents(text)).parts
-    totals = learner.totals(documents(text))
+    totals = learner.loss_denominators(documents(text))
     split = [learner(documents(part, totals=totals)).parts for part in (text[:1], text[1:])]
     apart = {name: torch.stack([part[name] for part in split]).sum() for name in whole}
     ends = ("_half_life", "_step", "_low", "_high", "_capped", "_contracted")  # of the first row alone
@@ -139,7 +139,7 @@ def test_numbers_are_means_over_rows(make: Any) -> None:
 
 
 def test_memories_are_looked_at_in_every_tenth_step() -> None:
-    learner, batch = Learner(hope("associative")), documents(ids_of(2, 3))
+    learner, batch = NestedLanguageModel(hope("associative")), documents(ids_of(2, 3))
     first, late, tenth = (set(learner(replace(batch, step=step)).parts) for step in (0, 9, 10))
     assert first == tenth > late >= {"level0_fired", "level0_update", "row_tokens", "nats"}
     assert {"memory_half_life", "memory_norm", "memory_guarded"} <= first - late
@@ -147,14 +147,14 @@ def test_memories_are_looked_at_in_every_tenth_step() -> None:
 
 def test_sizes_are_those_of_the_change() -> None:
     """Of a level that fires once: its change over its start, and no further than that."""
-    learner, text = Learner(hope("associative")), ids_of(1, 2)
+    learner, text = NestedLanguageModel(hope("associative")), ids_of(1, 2)
     step = learner(documents(text))
     asked = []
-    for n, layer in enumerate(cast(State, step.state).layers):
-        level, names = levels_of(layer)[0], learner.decoder.shape.maps
+    for n, layer in enumerate(cast(FastWeightState, step.state).layers):
+        level, names = require_levels(layer)[0], learner.decoder.hope_config.mlp_projections
         at = f"model.layers.{n}.mlp.levels.0."
         starts = [learner.decoder.get_parameter(f"{at}{name}.weight") for name in names]
-        moved = torch.cat([dense(level.moved[name]).flatten() for name in names])
+        moved = torch.cat([to_dense(level.change[name]).flatten() for name in names])
         asked.append(moved.norm() / torch.cat([w.flatten() for w in starts]).norm())
     near([step.parts["level0_moved"], step.parts["level0_update"]], [torch.stack(asked).mean()] * 2)
     assert step.parts["level1_fired"] == 0
@@ -162,8 +162,8 @@ def test_sizes_are_those_of_the_change() -> None:
 
 
 def test_gates_and_norms_begin_where_the_options_say() -> None:
-    memory = hope_shape.Options(keep_half_life=7.0, step_memory=0.25)
-    learner = Learner(Hope(HopeConfig.of(97, 8, 2, chunks=(4,), heads=2, memory=memory)), Learning(learn=False))
+    memory = hope_shape.Options(decay_half_life=7.0, memory_lr_init=0.25)
+    learner = NestedLanguageModel(Hope(HopeConfig.attention_free(97, 8, 2, chunk_sizes=(4,), num_heads=2, memory=memory)), InnerLoopConfig(enabled=False))
     parts = learner(documents(ids_of(2, 6))).parts
     for name, asked in (
         ("memory_half_life", 7.0), ("projections_half_life", 7.0), ("memory_step", 0.25), ("projections_step", 0.02),
@@ -176,7 +176,7 @@ def test_gates_and_norms_begin_where_the_options_say() -> None:
 
 def told_of(memory: Any) -> dict[str, float]:
     """Of one chunk, so that no write is let go before its end."""
-    return {name: float(x) for name, x in Learner(hope("associative", memory))(documents(ids_of(2, 3))).parts.items()}
+    return {name: float(x) for name, x in NestedLanguageModel(hope("associative", memory))(documents(ids_of(2, 3))).parts.items()}
 
 
 @pytest.mark.parametrize("kind", ["linear", "affine", "mlp"])
@@ -203,15 +203,15 @@ def test_steps_that_would_overshoot_are_counted(half_life: float, share: float) 
 def test_the_guard_of_titans_is_counted() -> None:
     for depth in (1, 2):
         for guard, share in ((1e-3, 1.0), (1e3, 0.0)):
-            options = titans_shape.Options(depth=depth, hidden=3, guard=guard, global_chunk=6)
+            options = titans_shape.Options(memory_depth=depth, mlp_width=3, max_memory_norm=guard, global_chunk_size=6)
             assert told_of(options)["memory_guarded"] == share
 
 
 def test_the_rank_is_that_of_the_factors() -> None:
     """Chunks of 2 and 4 tokens in maps of 8 by 16: an outer product for every token learned, until it is folded."""
-    step = Learner(hope("associative"))(documents(ids_of(1, 5)))
-    level = levels_of(step.state.layers[0])[0]
-    widths = [x.right.shape[1] if isinstance(x, values.Factors) else min(x.shape[1:]) for x in level.moved.values()]
+    step = NestedLanguageModel(hope("associative"))(documents(ids_of(1, 5)))
+    level = require_levels(step.state.layers[0])[0]
+    widths = [x.right.shape[1] if isinstance(x, values.LowRankChange) else min(x.shape[1:]) for x in level.change.values()]
     assert step.parts["level0_rank"] == sum(widths) / len(widths)
     assert step.parts["level1_rank"] == 4
 
@@ -221,26 +221,26 @@ def numbers(fired: float, update: float, tokens: float = 8.0) -> dict[str, float
 
 
 def test_dead_levels_are_said_once() -> None:
-    alive = Liveness((4,))
+    alive = DeadLevelMonitor((4,))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(30):
-            alive.look(numbers(2.0, 1e-3))
+            alive.observe(numbers(2.0, 1e-3))
         for _ in range(4):
-            alive.look(numbers(2.0, 1e-8))
-    slow = Liveness((4,))
+            alive.observe(numbers(2.0, 1e-8))
+    slow = DeadLevelMonitor((4,))
     with pytest.warns(UserWarning, match=r"cms: level 0 \(chunk 4\) was not updated in 8 tokens; read longer rows"):
-        slow.look(numbers(0.0, 0.0))
-    still = Liveness((4,))
+        slow.observe(numbers(0.0, 0.0))
+    still = DeadLevelMonitor((4,))
     for _ in range(9):
-        still.look(numbers(2.0, 2e-8))
+        still.observe(numbers(2.0, 2e-8))
     with pytest.warns(UserWarning, match=r"moved 2e-08 per update over 20 updates; raise its eta, start from a pre"):
-        still.look(numbers(2.0, 2e-8))
+        still.observe(numbers(2.0, 2e-8))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        still.look(numbers(2.0, 2e-8))
-    control = Learner(hope(), Learning(learn=False))
-    control.steer({})
+        still.observe(numbers(2.0, 2e-8))
+    control = NestedLanguageModel(hope(), InnerLoopConfig(enabled=False))
+    control.after_update({})
 
 
 def test_what_is_not_finite_is_found() -> None:
@@ -249,21 +249,21 @@ def test_what_is_not_finite_is_found() -> None:
         model = hope(inner)
         with torch.no_grad():
             model.get_parameter("model.layers.1.mlp.levels.0.step.bias").fill_(math.inf)
-        learner, batch = Learner(model), documents(ids_of(2, 9), names=("a", "b"))
-        assert isinstance(learner, Locating)
+        learner, batch = NestedLanguageModel(model), documents(ids_of(2, 9), names=("a", "b"))
+        assert isinstance(learner, LocatesNonFinite)
         step = learner(batch)
         assert not step.parts["level0_moved"].isfinite()
         place = rf"level 0 of layer 1 \(\S+\), row 0 \(a\), from token {token} on"
-        assert re.fullmatch(place, learner.located(batch, None))
-        assert not Learner(model, Learning(learn=False)).located(batch, None)
-    assert not Learner(hope()).located(batch, None)
+        assert re.fullmatch(place, learner.locate_nonfinite(batch, None))
+        assert not NestedLanguageModel(model, InnerLoopConfig(enabled=False)).locate_nonfinite(batch, None)
+    assert not NestedLanguageModel(hope()).locate_nonfinite(batch, None)
 
 
 def test_levels_that_no_gradient_reaches_are_refused() -> None:
-    levels = Levels(chunks=(4, 16))
-    check_levels(levels, 17, Learning())
-    with pytest.raises(Usage, match=r"levels.chunks: level 1 has chunk 16, rows have 16 tokens between two updates"):
-        check_levels(levels, 16, Learning())
-    for learning in (Learning(allow_untrained_level=True), Learning(learn=False)):
+    levels = CMSConfig(chunk_sizes=(4, 16))
+    check_levels(levels, 17, InnerLoopConfig())
+    with pytest.raises(UsageError, match=r"levels.chunks: level 1 has chunk 16, rows have 16 tokens between two updates"):
+        check_levels(levels, 16, InnerLoopConfig())
+    for learning in (InnerLoopConfig(allow_untrained_level=True), InnerLoopConfig(enabled=False)):
         check_levels(levels, 16, learning)
-    check_levels(Levels(chunks=(16,), eta=0.0), 16, Learning())
+    check_levels(CMSConfig(chunk_sizes=(16,), inner_lr=0.0), 16, InnerLoopConfig())

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.contract import Documents
+from laconic.core.contract import DocumentBatch
 from laconic.methods import windows
 from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.estimators import ramp
-from laconic.methods.halting import allowed_logits, probabilities, support
-from laconic.methods.stopping import Stopping
-from laconic.methods.summaries import Summaries
+from laconic.methods.estimators import penalty_ramp
+from laconic.methods.halting import mask_disallowed_stops, length_probs, length_support
+from laconic.methods.stopping import StopRule
+from laconic.methods.summaries import SummaryParameters
 from tests import tolerances
 from tests.core.readings import all_same, same
 from tests.methods.documents import compressor, documents, gradients, some
@@ -24,21 +24,21 @@ INDEX = ("after", "before")
 AT_ONCE = {"penalty_start": 0.0, "penalty_ramp": 0.0}
 
 
-def exact(method: AutoCompressor, batch: Documents) -> Tensor:
+def exact(method: AutoCompressor, batch: DocumentBatch) -> Tensor:
     """The mean of J over the lengths of the one compression of a window of two, by reading each: a law's own loop."""
-    how, piece, lengths, empty = method.halting, batch.pieces[0], method.reading.lengths, method.unit.empty(batch.B)
+    how, piece, lengths, empty = method.stop_head_config, batch.sequential_parts[0], method.config.possible_lengths, method.segment_model.empty_memory(batch.B)
     assert how is not None
-    first, second = ((piece.text[:, s], piece.live[:, s]) for s in piece.segments)
-    written = method.unit.write(empty, *first, lengths[-1])
-    a = allowed_logits(method.summaries.stops(method.decoder, written.states), lengths, how.index)
-    P, total = probabilities(a, how.index), torch.zeros(batch.B).double()
-    targets = windows.window_targets(method.unit, piece)[:, piece.segments[1]]
-    for n in support(lengths, how.index):
-        kept = method.unit.kept(written, first[1], torch.full((batch.B,), n))
-        memory = method.unit.after(empty, kept, first[1].sum(1))
-        nats = method.unit.nats(method.unit.read(memory, *second), targets).sum
-        total = total + P[:, n - int(how.index == "after")] * (nats + how.price * n)
-    return total.sum() / method.totals(batch)["scored"]
+    first, second = ((piece.input_ids[:, s], piece.attention_mask[:, s]) for s in piece.segment_slices)
+    written = method.segment_model.compress_segment(empty, *first, lengths[-1])
+    a = mask_disallowed_stops(method.summaries.stop_logits(method.decoder, written.summary_states), lengths, how.stop_position)
+    P, total = length_probs(a, how.stop_position), torch.zeros(batch.B).double()
+    targets = windows.build_window_targets(method.segment_model, piece)[:, piece.segment_slices[1]]
+    for n in length_support(lengths, how.stop_position):
+        kept = method.segment_model.select_vectors(written, first[1], torch.full((batch.B,), n))
+        memory = method.segment_model.update_memory(empty, kept, first[1].sum(1))
+        nats = method.segment_model.segment_loss(method.segment_model.read_segment(memory, *second), targets).nll
+        total = total + P[:, n - int(how.stop_position == "after")] * (nats + how.length_cost * n)
+    return total.sum() / method.loss_denominators(batch)["scored"]
 
 
 def head(method: AutoCompressor, loss: Tensor) -> list[Tensor]:
@@ -83,9 +83,9 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
     all_same(sums, head(one, exact(one, batch)))
 
 
-def expanded(pair: tuple[int, int], batch: Documents) -> Iterator[int]:
+def expanded(pair: tuple[int, int], batch: DocumentBatch) -> Iterator[int]:
     """The same column for every compression of a run."""
-    n = sum(i < len(batch.cuts) - 1 for i in range(len(batch.cuts)))
+    n = sum(i < len(batch.segment_ends) - 1 for i in range(len(batch.segment_ends)))
     return iter([pair[0]] * n + [pair[1]] * n)
 
 
@@ -95,8 +95,8 @@ def test_gates_teach_head_and_writer_at_once(estimator: str) -> None:
     for cut in ("flow", "cut"):
         how = {"estimator": estimator, "head_gradient": cut, "harden": 0.0, "penalise": "read"}
         method = compressor(halting=how, length="stop")
-        course = windows.Course(method.unit, BATCH.pieces[0], method.unit.empty(2), "both", 1, "length").run()
-        assert head(method, course.nats[1].sum())[0].any()
+        course = windows.WindowRun(method.segment_model, BATCH.sequential_parts[0], method.segment_model.empty_memory(2), "both", 1, "length").run()
+        assert head(method, course.segment_losses[1].sum())[0].any()
         assert course.a[0] is not None
         tokens = method.summaries.tokens
         assert tokens is not None
@@ -112,7 +112,7 @@ def test_the_price_of_soft_lengths_by_both_forms() -> None:
         how = {"estimator": "soft", "harden": 0.0, "penalty": penalty, "price": 0.5, "penalise": "all"}
         method = compressor(halting=how, length="stop")
         free = compressor(halting=how | {"price": 0.0}, length="stop")
-        of[penalty] = (method(batch).loss - free(batch).loss) * method.totals(batch)["scored"]
+        of[penalty] = (method(batch).loss - free(batch).loss) * method.loss_denominators(batch)["scored"]
     same(of["ratio"] * 24 / 22, of["vectors"], tolerances.FLOAT32)  # the first tokens of two rows are not scored
 
 
@@ -122,19 +122,19 @@ def test_lengths_first_and_the_head_after() -> None:
     heads = {"summaries.u", "summaries.b"}
     for step, restarts in ((0, False), (7, False), (8, True), (9, False)):
         batch = documents(step=step)
-        assert method.restarts(batch) == restarts
-        assert method.phase(step) == ("lengths" if step < 8 else "head")
-        found = gradients(method, method(batch.pieces[0]).loss)
+        assert method.resets_optimizer_state(batch) == restarts
+        assert method.training_phase(step) == ("lengths" if step < 8 else "head")
+        found = gradients(method, method(batch.sequential_parts[0]).loss)
         learned = {name for name, g in found.items() if g.any()}
         assert learned == heads if step >= 8 else not learned & heads
-    assert not compressor(halting={"joint": True}, length="stop").restarts(documents(step=8))
+    assert not compressor(halting={"joint": True}, length="stop").resets_optimizer_state(documents(step=8))
 
 
 def test_a_window_that_nobody_learns_of_still_has_a_gradient() -> None:
     """In the head's phase a last window of one segment has nothing to teach: its loss can be descended all the same."""
     method = compressor(halting={"price": 0.1}, length="stop")
     batch = documents(((4, 4, 4),), windows=(2, 0), step=9)
-    last = method(batch.pieces[-1])
+    last = method(batch.sequential_parts[-1])
     last.loss.backward()
     assert last.loss.requires_grad
     assert method.summaries.u is not None
@@ -148,22 +148,22 @@ def test_the_classifier_learns_the_cheapest_length() -> None:
     step = method(BATCH)
     found = gradients(method, step.loss)
     assert {name for name, g in found.items() if g.any()} == {"summaries.ratio.weight", "summaries.ratio.bias"}
-    course = windows.Course(method.unit, BATCH, method.unit.empty(2), "head", 1, "length").run()
-    trials = course.trials[0]
+    course = windows.WindowRun(method.segment_model, BATCH, method.segment_model.empty_memory(2), "head", 1, "length").run()
+    trials = course.trial_losses[0]
     assert trials is not None
-    piece = BATCH.pieces[0]
-    first, second = ((piece.text[:, s], piece.live[:, s]) for s in piece.segments)
+    piece = BATCH.sequential_parts[0]
+    first, second = ((piece.input_ids[:, s], piece.attention_mask[:, s]) for s in piece.segment_slices)
     for n in (1, 2, 3):
-        memory = method.compress(*first, how=Stopping("fixed", n=n))
-        targets = course.targets[:, piece.segments[1]]
-        same(trials[:, n - 1], method.unit.nats(method.unit.read(memory, *second), targets).sum)
+        memory = method.compress(*first, rule=StopRule("fixed", num_vectors=n))
+        targets = course.targets[:, piece.segment_slices[1]]
+        same(trials[:, n - 1], method.segment_model.segment_loss(method.segment_model.read_segment(memory, *second), targets).nll)
 
 
 def test_the_classifier_has_the_heads_rate() -> None:
     """The same at the start; the gradient of what it holds is as many times larger as that is smaller."""
     one, ten = (compressor(halting={"price": 0.4, "head_lr": rate}, length="ratio") for rate in (1.0, 10.0))
     for name in ("weight", "bias"):
-        drawn = [getattr(Summaries(m.decoder, m.reading, m.halting, eos=0).ratio, name) for m in (one, ten)]
+        drawn = [getattr(SummaryParameters(m.decoder, m.config, m.stop_head_config, eos_token_id=0).ratio, name) for m in (one, ten)]
         same(10 * drawn[1], drawn[0])
         getattr(ten.summaries.ratio, name).data = getattr(one.summaries.ratio, name).data / 10
     slow, fast = (gradients(method, method(BATCH).loss) for method in (one, ten))
@@ -175,10 +175,10 @@ def test_the_classifier_has_the_heads_rate() -> None:
 def test_draws_are_the_documents_own() -> None:
     """The same document draws the same lengths in any batch, others in another epoch."""
     method, batch = compressor(length="nested", cap=50), documents(((3, 3, 3),) * 4, windows=(3, 1))
-    lengths = lambda b: windows.Course(method.unit, b, method.unit.empty(b.B), "lengths", 1, "length").known(0)  # noqa: E731
+    lengths = lambda b: windows.WindowRun(method.segment_model, b, method.segment_model.empty_memory(b.B), "lengths", 1, "length").predetermined_lengths(0)  # noqa: E731
     drawn = lengths(batch)
     assert drawn is not None
-    turned = lengths(batch.take([2, 0]))
+    turned = lengths(batch.select_rows([2, 0]))
     assert turned is not None
     assert torch.equal(turned, drawn[[2, 0]])
     other = lengths(replace(batch, epoch=1))
@@ -198,31 +198,31 @@ def test_the_published_formulas() -> None:
     found = gradients(method, method(batch).loss)
     assert found["summaries.control"][1].any()  # the stop
     assert found["summaries.control"][0].any()  # the trigger, which is read
-    hidden = method.read(batch.text[:, :4])
+    hidden = method.read_text(batch.input_ids[:, :4])
     assert method.summaries.logits(method.decoder, hidden).shape[-1] == 99
     assert method.eval().summaries.logits(method.decoder, hidden).shape[-1] == 97
-    targets = windows.window_targets(method.unit, batch)
+    targets = windows.build_window_targets(method.segment_model, batch)
     assert (targets >= 0).sum(1).tolist() == [6, 5]  # 4 tokens a segment: two that predict, the last two not
     a = [compressor(halting=how, **reading).eval() for _ in range(2)]
-    memory = a[0].compress(batch.text[:, :4])
-    assert memory.lengths.max() <= 3
-    sampled = Stopping("sample", draws=torch.zeros(2, 3).double())
-    assert a[1].compress(batch.text[:, :4], how=sampled).lengths.tolist() == [0, 0]  # split: what stops is not kept
+    memory = a[0].compress(batch.input_ids[:, :4])
+    assert memory.num_vectors.max() <= 3
+    sampled = StopRule("sample", uniforms=torch.zeros(2, 3).double())
+    assert a[1].compress(batch.input_ids[:, :4], rule=sampled).num_vectors.tolist() == [0, 0]  # split: what stops is not kept
 
 
 def test_the_price_begins_late() -> None:
     """omega is 0 for half of the steps, then rises; the head alone pays the whole price."""
-    assert [ramp(step, 10, 0.5, 0.25) for step in (0, 5, 8)] == [0.0, 0.0, 1.0]
+    assert [penalty_ramp(step, 10, 0.5, 0.25) for step in (0, 5, 8)] == [0.0, 0.0, 1.0]
     how = {"estimator": "soft", "harden": 0.0, "price": 50.0}
     method, free = (compressor(halting=how | {"price": p}, length="stop") for p in (50.0, 0.0))
     for step, same_loss in ((4, True), (9, False)):
-        batch = documents(step=step).pieces[0]
+        batch = documents(step=step).sequential_parts[0]
         assert torch.equal(method(batch).loss, free(batch).loss) == same_loss
 
 
 def test_soft_memory_at_the_edge() -> None:
     """Handed on softly, or hard by the rule of inference where the settings say so."""
-    batch = documents(((4, 4, 4, 4),), windows=(2, 0), step=9).pieces[0]
+    batch = documents(((4, 4, 4, 4),), windows=(2, 0), step=9).sequential_parts[0]
     how = {"estimator": "soft", "harden": 0.0}
     soft = compressor(halting=how, length="stop")(batch).state
     hard = compressor(halting=how, length="stop", carry="hard")(batch).state
@@ -243,21 +243,21 @@ def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
     """In a window and by the stop of that name alike; scaled it is s sigma, hard, and without a gate sigma, hard."""
     how = {"estimator": "soft", "harden": 0.0, "gate": gate, "penalty": "ratio", "alpha": 1.0}
     method = compressor(halting=how, length="stop", memory=memory)
-    piece = documents(((4, 4, 3), (3, 4, 4)), step=9).pieces[0]
-    course = windows.Course(method.unit, piece, method.unit.empty(2), "both", 1, "length").run()
-    first, second, third = ((piece.text[:, s], piece.live[:, s]) for s in piece.segments)
-    held = method.compress(*first, how=Stopping("soft"))
+    piece = documents(((4, 4, 3), (3, 4, 4)), step=9).sequential_parts[0]
+    course = windows.WindowRun(method.segment_model, piece, method.segment_model.empty_memory(2), "both", 1, "length").run()
+    first, second, third = ((piece.input_ids[:, s], piece.attention_mask[:, s]) for s in piece.segment_slices)
+    held = method.compress(*first, rule=StopRule("soft"))
     assert held.log_s is not None
-    same(course.old[:, 1], held.log_s.exp().sum(1), tolerances.FLOAT32)
+    same(course.memory_sizes[:, 1], held.log_s.exp().sum(1), tolerances.FLOAT32)
     s = held.log_s.exp()[..., None]
     hard = {"scale": replace(held, vectors=held.vectors * s, log_s=None), "none": replace(held, log_s=None)}
-    found = method.read(*second, held)
-    same(found, method.read(*second, hard.get(gate, held)), tolerances.FLOAT32)
-    assert torch.allclose(found, method.read(*second, hard["none"])) == (gate == "none")
-    held = method.compress(*second, held, Stopping("soft"))
-    targets = windows.window_targets(method.unit, piece)[:, piece.segments[2]]
-    same(course.nats[2], method.unit.nats(method.read(*third, held), targets).sum, tolerances.FLOAT32)
-    assert held.lengths.tolist() == ([6, 6] if memory == "accumulate" else [3, 3])
+    found = method.read_text(*second, held)
+    same(found, method.read_text(*second, hard.get(gate, held)), tolerances.FLOAT32)
+    assert torch.allclose(found, method.read_text(*second, hard["none"])) == (gate == "none")
+    held = method.compress(*second, held, StopRule("soft"))
+    targets = windows.build_window_targets(method.segment_model, piece)[:, piece.segment_slices[2]]
+    same(course.segment_losses[2], method.segment_model.segment_loss(method.read_text(*third, held), targets).nll, tolerances.FLOAT32)
+    assert held.num_vectors.tolist() == ([6, 6] if memory == "accumulate" else [3, 3])
 
 
 @pytest.mark.parametrize("estimator", some(["soft", "ponder", "sample", "straight"], 4))
@@ -269,7 +269,7 @@ def test_lengths_are_reckoned_in_float32(estimator: str) -> None:
         if narrow:
             method.decoder.to(torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16, not narrow):
-            course = windows.Course(method.unit, BATCH.pieces[0], method.unit.empty(2), "both", 1, "length").run()
+            course = windows.WindowRun(method.segment_model, BATCH.sequential_parts[0], method.segment_model.empty_memory(2), "both", 1, "length").run()
             loss = method(BATCH).loss
         assert course.a[0] is not None
         assert course.a[0].dtype == torch.float32

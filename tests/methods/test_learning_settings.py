@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.methods import cms_shape, hope_shape, titans_shape
 from laconic.methods.learning_settings import (
-    ContinuumOptions,
-    Learning,
-    Levels,
-    Memory,
-    SelfTitansOptions,
+    CMSOptions,
+    InnerLoopConfig,
+    CMSConfig,
+    MixerConfig,
+    SelfModifyingOptions,
     TitansOptions,
 )
-from laconic.methods.starts import half_life
+from laconic.methods.starts import half_life_bias
 
 
 def test_layers_take_what_recipes_say() -> None:
-    assert hope_shape.Options is SelfTitansOptions
+    assert hope_shape.Options is SelfModifyingOptions
     assert titans_shape.Options is TitansOptions
-    assert cms_shape.Options is ContinuumOptions
-    assert Memory().options == SelfTitansOptions()
-    assert Memory(mixer="titans").options == TitansOptions()
-    assert Memory(mixer="attention").options is None
-    assert Levels(chunks=(4, 8), eta=0.5, inner="associative").options == ContinuumOptions(eta=0.5, inner="associative")
+    assert cms_shape.Options is CMSOptions
+    assert MixerConfig().options == SelfModifyingOptions()
+    assert MixerConfig(kind="titans").options == TitansOptions()
+    assert MixerConfig(kind="attention").options is None
+    assert CMSConfig(chunk_sizes=(4, 8), inner_lr=0.5, inner_objective="associative").options == CMSOptions(inner_lr=0.5, inner_objective="associative")
 
 
 def test_no_torch_is_imported() -> None:
@@ -39,9 +39,9 @@ def test_no_torch_is_imported() -> None:
 @pytest.mark.parametrize(
     "table",
     [
-        Memory(heads=2, self=SelfTitansOptions(cap=0.0, momentum=True, inner=("k",)), titans=TitansOptions(guard=0.0)),
-        Levels(chunks=(2, 4), clip=0.0, clip_error=0.0, eta=0.0, map=(0, 1)),
-        Learning(gradient="truncated", horizon=2),
+        MixerConfig(num_heads=2, self_modifying=SelfModifyingOptions(max_projection_norm=0.0, momentum=True, adaptive_projections=("k",)), titans=TitansOptions(max_memory_norm=0.0)),
+        CMSConfig(chunk_sizes=(2, 4), max_update_ratio=0.0, max_error_norm=0.0, inner_lr=0.0, donor_map=(0, 1)),
+        InnerLoopConfig(outer_gradient="truncated", truncate_after=2),
     ],
 )
 def test_what_is_said_without_nothing_is_the_same(table: Any) -> None:
@@ -50,7 +50,7 @@ def test_what_is_said_without_nothing_is_the_same(table: Any) -> None:
 
 
 def test_every_option_is_described() -> None:
-    for table in (SelfTitansOptions, TitansOptions, ContinuumOptions, Memory, Levels, Learning):
+    for table in (SelfModifyingOptions, TitansOptions, CMSOptions, MixerConfig, CMSConfig, InnerLoopConfig):
         assert all(field.description for field in table.model_fields.values())
 
 
@@ -58,15 +58,15 @@ def test_every_option_is_described() -> None:
     ("table", "says"),
     [
         (
-            lambda: Memory(self=SelfTitansOptions(keep_half_life=1e9)),
+            lambda: MixerConfig(self_modifying=SelfModifyingOptions(decay_half_life=1e9)),
             r"keep_half_life 1e\+09 lets nothing go in float32, and the cap then lets nothing be written; take cap=0",
         ),
-        (lambda: Memory(self=SelfTitansOptions(chunk_memory=48)), "self: chunks 48 and 64; one divides the other"),
-        (lambda: Memory(mixer="titans", chunk=0), "titans: chunk 0 was asked for; a chunk has at least 1 token"),
-        (lambda: Levels(chunks=(4, 6)), "chunk 4 does not divide 6, the next; chunks ascend, each divides the next"),
-        (lambda: Levels(chunks=()), r"chunks \[\]; give one a level, each of at least 1 token"),
-        (lambda: Learning(gradient="truncated"), "horizon None: gradient truncated has one, others none"),
-        (lambda: Learning(horizon=3), "horizon 3: gradient truncated has one, others none"),
+        (lambda: MixerConfig(self_modifying=SelfModifyingOptions(memory_chunk_size=48)), "self: chunks 48 and 64; one divides the other"),
+        (lambda: MixerConfig(kind="titans", chunk_size=0), "titans: chunk 0 was asked for; a chunk has at least 1 token"),
+        (lambda: CMSConfig(chunk_sizes=(4, 6)), "chunk 4 does not divide 6, the next; chunks ascend, each divides the next"),
+        (lambda: CMSConfig(chunk_sizes=()), r"chunks \[\]; give one a level, each of at least 1 token"),
+        (lambda: InnerLoopConfig(outer_gradient="truncated"), "horizon None: gradient truncated has one, others none"),
+        (lambda: InnerLoopConfig(truncate_after=3), "horizon 3: gradient truncated has one, others none"),
     ],
 )
 def test_tables_that_cannot_be_meant_are_refused(table: Any, says: str) -> None:
@@ -76,5 +76,5 @@ def test_tables_that_cannot_be_meant_are_refused(table: Any, says: str) -> None:
 
 @pytest.mark.parametrize("tokens", [0.0, float("inf")])
 def test_a_half_life_is_tokens(tokens: float) -> None:
-    with pytest.raises(Usage, match="a half-life is a number of tokens, above 0 and finite"):
-        half_life(tokens)
+    with pytest.raises(UsageError, match="a half-life is a number of tokens, above 0 and finite"):
+        half_life_bias(tokens)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import laconic
 from laconic.core.decoder import Decoder
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.core.families import DecoderConfig
 from laconic.methods import dgd
 from laconic.methods.m3 import newton_schulz
@@ -135,7 +135,7 @@ def test_accumulated_and_checkpointed_gradients_make_the_same_step() -> None:
 def test_tables_heads_and_vectors_go_to_adamw() -> None:
     net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 9))
     net[1].bias.requires_grad_(False)
-    groups = M3.groups(net)
+    groups = M3.build_param_groups(net)
     assert [[name for name, _ in group["params"]] for group in groups] == [
         ["1.weight"],
         ["0.weight", "2.weight", "2.bias", "3.weight", "3.bias"],
@@ -183,16 +183,16 @@ def test_a_closure_is_called() -> None:
 def test_settings_that_cannot_be_meant(settings: dict[str, Any], message: str) -> None:
     jaxtyping.config.update("jaxtyping_disable", True)  # the words are for those who check no types
     try:
-        with pytest.raises(Usage, match=message):
+        with pytest.raises(UsageError, match=message):
             M3(model().parameters(), **settings)
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def test_what_is_no_matrix_is_said() -> None:
-    with pytest.raises(Usage, match=r"newton_schulz: a matrix \[o, i\] is asked, this has shape \[5\]; vectors go by"):
+    with pytest.raises(UsageError, match=r"newton_schulz: a matrix \[o, i\] is asked, this has shape \[5\]; vectors go by"):
         newton_schulz(torch.ones(5))
-    with pytest.raises(Usage, match=r"M3: a parameter \[6\] is no matrix; give its group rule='adamw'"):
+    with pytest.raises(UsageError, match=r"M3: a parameter \[6\] is no matrix; give its group rule='adamw'"):
         M3([{"params": [model()[0].bias], "rule": "m3"}])
 
 
@@ -202,7 +202,7 @@ def test_it_is_given_out_at_the_door() -> None:
 
 def read_bytes(text: Tensor, make: Any, n: int = 300) -> float:
     """Nats per byte of a small decoder over the last 30 of n steps."""
-    decoder = Decoder(DecoderConfig.small("llama", vocab_size=256, initializer_range=0.05), seed=0)
+    decoder = Decoder(DecoderConfig.tiny("llama", vocab_size=256, initializer_range=0.05), seed=0)
     optimizer, rows, losses = make(decoder), torch.Generator().manual_seed(0), []
     for _ in range(n):
         read = text[torch.randint(len(text) - 65, (16, 1), generator=rows) + torch.arange(65)]
@@ -220,7 +220,7 @@ def test_a_decoder_on_bytes_learns_as_well_as_by_adamw(shared: Path) -> None:
     """Each at the best of the rates 2e-3, 5e-3, 1e-2, 2e-2 on these rows."""
     text = torch.tensor(list((shared / "data" / "text" / "tinyshakespeare.txt").read_bytes()[:-100_000]))
     adamw = read_bytes(text, lambda decoder: torch.optim.AdamW(decoder.parameters(), lr=5e-3, weight_decay=0.0))
-    m3 = read_bytes(text, lambda decoder: M3(M3.groups(decoder), lr=1e-2))
+    m3 = read_bytes(text, lambda decoder: M3(M3.build_param_groups(decoder), lr=1e-2))
     assert m3 <= adamw + 0.05
     assert m3 < 2.5  # a count of single bytes has 3.3
 
@@ -234,8 +234,8 @@ def shards() -> dict[str, list[float]]:
     dist.init_process_group("gloo")
     net = model()
     fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    with pytest.raises(Usage, match=r"record: 0\.weight lies in shards, its inputs on several ranks"):
-        dgd.record(net)
+    with pytest.raises(UsageError, match=r"record: 0\.weight lies in shards, its inputs on several ranks"):
+        dgd.record_inputs(net)
     optimizer = M3(net.parameters(), lr=0.02, slow_every=2)
     steps(net, optimizer, 5)
     held = optimizer.state_dict()["state"][0]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.methods.cot import nll, scored
+from laconic.methods.cot import masked_cross_entropy, count_scored
 
 V, D = 7, 5
 
@@ -19,9 +19,9 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize(("reduction", "total"), [("token", 6.0), ("row", 2.0)])
 def test_parts_of_a_batch_add_up_to_it(reduction: str, total: float) -> None:
     head, hidden, targets = batch()
-    assert scored(targets, reduction) == total
-    whole = nll(lambda h: h @ head.mT, hidden, targets, reduction)
-    parts = [nll(lambda h: h @ head.mT, hidden[i : i + 1], targets[i : i + 1], reduction, total) for i in range(3)]
+    assert count_scored(targets, reduction) == total
+    whole = masked_cross_entropy(lambda h: h @ head.mT, hidden, targets, reduction)
+    parts = [masked_cross_entropy(lambda h: h @ head.mT, hidden[i : i + 1], targets[i : i + 1], reduction, total) for i in range(3)]
     for name in ("loss", "right"):
         torch.testing.assert_close(sum(getattr(part, name) for part in parts), getattr(whole, name))
 
@@ -29,7 +29,7 @@ def test_parts_of_a_batch_add_up_to_it(reduction: str, total: float) -> None:
 def test_only_scored_rows_have_logits() -> None:
     head, hidden, targets = batch()
     asked: list[int] = []
-    nll(lambda h: asked.append(len(h)) or h @ head.mT, hidden, targets)
+    masked_cross_entropy(lambda h: asked.append(len(h)) or h @ head.mT, hidden, targets)
     assert asked == [6]
 
 
@@ -37,14 +37,14 @@ def test_nothing_scored_is_zero_with_finite_gradients() -> None:
     head, hidden, _ = batch()
     hidden.requires_grad_()
     for total in (None, 0.0, 3.0):
-        got = nll(lambda h: h @ head.mT, hidden, torch.full((3, 4), -100), "row", total)
+        got = masked_cross_entropy(lambda h: h @ head.mT, hidden, torch.full((3, 4), -100), "row", total)
         (grad,) = torch.autograd.grad(got.loss, hidden)
-        assert got.loss == got.right == 0
+        assert got.loss == got.accuracy == 0
         assert not grad.any()
 
 
 def test_float32_at_least() -> None:
     head, hidden, targets = (x.bfloat16() if x.is_floating_point() else x for x in batch())
-    assert nll(lambda h: h @ head.mT, hidden, targets).loss.dtype == torch.float32
+    assert masked_cross_entropy(lambda h: h @ head.mT, hidden, targets).loss.dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
-        assert nll(lambda h: h.float() @ head.float().mT, hidden, targets).loss.dtype == torch.float32
+        assert masked_cross_entropy(lambda h: h.float() @ head.float().mT, hidden, targets).loss.dtype == torch.float32

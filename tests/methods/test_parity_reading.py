@@ -10,8 +10,8 @@ from torch import Tensor
 
 from laconic.core.decoder import Decoder
 from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.settings import Reading
-from laconic.methods.summaries import Summaries
+from laconic.methods.settings import CompressionConfig
+from laconic.methods.summaries import SummaryParameters
 from tests import tolerances
 from tests.conftest import needs
 from tests.core.readings import fresh, same
@@ -39,7 +39,7 @@ def course(model: Any, tokens: Tensor, zero: bool) -> tuple[Tensor, Tensor, list
     memory = table.weight.new_zeros(2, 0, table.weight.shape[1])
     nats, n, states = torch.zeros((), dtype=torch.float64), 0, []
     for i, (start, end) in enumerate(SEGMENTS):
-        ids, m, T, K = BATCH.text[:, start:end], memory.shape[1], end - start, len(tokens)
+        ids, m, T, K = BATCH.input_ids[:, start:end], memory.shape[1], end - start, len(tokens)
         vectors = torch.cat([memory, table(ids), tokens.expand(2, -1, -1)], 1)
         places = [-1] * m + list(range(T)) + [-1] * K if zero else list(range(m + T + K))
         positions, live = torch.tensor([places]).expand(2, -1), torch.ones(2, m + T + K, dtype=torch.long)
@@ -50,7 +50,7 @@ def course(model: Any, tokens: Tensor, zero: bool) -> tuple[Tensor, Tensor, list
         states.append(hidden[:, m : m + T])
         log_p = model.lm_head(states[-1]).log_softmax(-1)
         last = SEGMENTS[i + 1][0] + 1 if i + 1 < len(SEGMENTS) else end
-        targets = BATCH.text[:, start + 1 : last]
+        targets = BATCH.input_ids[:, start + 1 : last]
         nats = nats + F.nll_loss(log_p[:, : targets.shape[1]].flatten(0, 1), targets.flatten(), reduction="sum")
         n += targets.numel()
         if i + 1 < len(SEGMENTS):
@@ -63,8 +63,8 @@ def test_a_loop_over_transformers_is_the_same(name: str, tmp_path: Path) -> None
     """Parallel summaries, fixed and accumulated: OPT's memory without positions, Llama's with plain ones."""
     needs("transformers")
     decoder = fresh(name).double()
-    reading = Reading(cap=3)
-    method = AutoCompressor(decoder, Summaries(decoder, reading, eos=2), reading, steps=1).eval()
+    reading = CompressionConfig(max_vectors=3)
+    method = AutoCompressor(decoder, SummaryParameters(decoder, reading, eos_token_id=2), reading, total_steps=1).eval()
     theirs, tokens = theirs_of(decoder, tmp_path / "model"), method.summaries.tokens
     assert tokens is not None
     asked = tokens.detach().clone().requires_grad_()
@@ -76,8 +76,8 @@ def test_a_loop_over_transformers_is_the_same(name: str, tmp_path: Path) -> None
     same(found, loss, within)
     held = None
     for i, (start, end) in enumerate(SEGMENTS):
-        same(method.read(BATCH.text[:, start:end], None, held), states[i], within)
-        held = method.compress(BATCH.text[:, start:end], None, held) if i < 2 else held
+        same(method.read_text(BATCH.input_ids[:, start:end], None, held), states[i], within)
+        held = method.compress(BATCH.input_ids[:, start:end], None, held) if i < 2 else held
     assert held is not None
     same(held.vectors, memory, within)
     pairs = [(gradients["summaries.tokens"], asked.grad)]

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.core.answering import Writing
-from laconic.core.contract import Reasoning
+from laconic.core.answering import AnswerDecoding
+from laconic.core.contract import ReasoningBatch
 from laconic.core.decoder import Decoder
-from laconic.core.thoughts import Thoughts
+from laconic.core.thoughts import LatentThoughts
 from laconic.methods.coconut import Coconut
 from laconic.methods.codi import Codi
 from laconic.methods.cot import Cot, NoCot
 from laconic.methods.icot import Icot
 from laconic.methods.kava import Kava
 from laconic.methods.pccot import Pccot
-from laconic.methods.settings import Distilling, Keeping, Matching, Removing, Staging
+from laconic.methods.settings import DistillationConfig, KVSelectionConfig, KVDistillationConfig, ICoTConfig, CoconutConfig
 from tests.core.readings import fresh
 from tests.methods.batches import reasoning
 
@@ -25,20 +25,20 @@ M, T = 4, 2
 BATCH = reasoning(((5, 6, 4),))
 
 
-def thoughts(decoder: Decoder, rounds: int | None, project: str = "pccot") -> Thoughts:
+def thoughts(decoder: Decoder, rounds: int | None, project: str = "pccot") -> LatentThoughts:
     mode = "sequential" if rounds is None else "jacobi"
-    return Thoughts(decoder, count=M, rounds=rounds, mode=mode, project=project, control_init="normal")  # type: ignore[arg-type]
+    return LatentThoughts(decoder, num_latents=M, num_iterations=rounds, schedule=mode, projection=project, control_init="normal")  # type: ignore[arg-type]
 
 
 METHODS: dict[str, tuple[Callable[[Decoder], nn.Module], int]] = {  # and the decoder calls of a training step
     "nocot": (NoCot, 1),
     "cot": (Cot, 1),
-    "icot": (lambda d: Icot(d, Removing(), steps_per_epoch=8), 1),
-    "coconut": (lambda d: Coconut(d, thoughts(d, None, "none"), Staging(max_stage=2), steps_per_epoch=8), 1 + 0 + 1),
-    "codi": (lambda d: Codi(d, thoughts(d, None), Distilling()), 1 + 1 + M + 1 + 1),
-    "pccot": (lambda d: Pccot(d, thoughts(d, T), Distilling()), 1 + 1 + T + 1 + 1),
-    "pause": (lambda d: Pccot(d, thoughts(d, 0), Distilling()), 1 + 1 + 0 + 1 + 1),
-    "kava": (lambda d: Kava(d, thoughts(d, T), Distilling(), Keeping(), Matching()), T + 4),
+    "icot": (lambda d: Icot(d, ICoTConfig(), steps_per_epoch=8), 1),
+    "coconut": (lambda d: Coconut(d, thoughts(d, None, "none"), CoconutConfig(max_stage=2), steps_per_epoch=8), 1 + 0 + 1),
+    "codi": (lambda d: Codi(d, thoughts(d, None), DistillationConfig()), 1 + 1 + M + 1 + 1),
+    "pccot": (lambda d: Pccot(d, thoughts(d, T), DistillationConfig()), 1 + 1 + T + 1 + 1),
+    "pause": (lambda d: Pccot(d, thoughts(d, 0), DistillationConfig()), 1 + 1 + 0 + 1 + 1),
+    "kava": (lambda d: Kava(d, thoughts(d, T), DistillationConfig(), KVSelectionConfig(), KVDistillationConfig()), T + 4),
 }
 
 
@@ -72,7 +72,7 @@ def test_an_answer_says_what_it_took(name: str, teacher: bool) -> None:
     if teacher and name in ("nocot", "icot", "coconut"):
         return
     decoder = counted()
-    (got,) = METHODS[name][0](decoder).answer(BATCH, Writing(5, (), str, (7, 8)), teacher=teacher).passes
+    (got,) = METHODS[name][0](decoder).answer(BATCH, AnswerDecoding(5, (), str, (7, 8)), teacher=teacher).passes
     assert decoder.calls == got.total
     n = 5
     written, think = (1, 0, 0, n - 1), {"pccot": T, "pause": 0, "kava": T}
@@ -87,7 +87,7 @@ def test_low_precision(name: str) -> None:
     method = METHODS[name][0](decoder).train()
     with torch.autocast("cpu", torch.bfloat16):
         step = method(BATCH)
-        got = method.answer(BATCH, Writing(3, (), str))
+        got = method.answer(BATCH, AnswerDecoding(3, (), str))
     assert step.loss.dtype == torch.float32
     assert {part.dtype for part in step.parts.values()} == {torch.float32}
     step.loss.backward()
@@ -95,7 +95,7 @@ def test_low_precision(name: str) -> None:
     assert len(got.ids[0]) == 3
     half = METHODS[name][0](fresh("llama").bfloat16())
     assert half(BATCH).loss.dtype == torch.float32
-    assert len(half.answer(BATCH, Writing(3, (), str)).ids[0]) == 3
+    assert len(half.answer(BATCH, AnswerDecoding(3, (), str)).ids[0]) == 3
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("nocot", "cot", "icot")])
@@ -103,7 +103,7 @@ def test_bot_slot_and_eot_learn_beside_a_frozen_decoder(name: str) -> None:
     decoder = fresh("llama, one head of keys, tied").requires_grad_(False)
     method = METHODS[name][0](decoder)
     method.thoughts.control = "rows"
-    batch: Reasoning = BATCH
+    batch: ReasoningBatch = BATCH
     method.train()(batch).loss.backward()
     grad = method.thoughts.vectors.grad
     assert [bool(row.any()) for row in grad] == [True] * 3  # as rows of the head, if as nothing else

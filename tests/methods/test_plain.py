@@ -10,9 +10,9 @@ from tests.methods.batches import gradients, kava, reasoning
 
 
 def plainly(method: Kava, batch: object) -> torch.Tensor:
-    method.decoder.attention = "eager"
-    loss = plain_kava(method.decoder, method.thoughts, batch)  # type: ignore[arg-type]
-    method.decoder.attention = "sdpa"
+    method.decoder.attn_implementation = "eager"
+    loss = plain_kava(method.decoder, method.latent_thoughts, batch)  # type: ignore[arg-type]
+    method.decoder.attn_implementation = "sdpa"
     return loss
 
 

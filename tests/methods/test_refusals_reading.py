@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from laconic.core.artifact import save_artifact
-from laconic.core.errors import Damaged, Usage
+from laconic.core.errors import CorruptArtifactError, UsageError
 from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.settings import Halting, Reading
-from laconic.methods.stopping import Stopping
-from laconic.methods.summaries import Summaries
+from laconic.methods.settings import StopHeadConfig, CompressionConfig
+from laconic.methods.stopping import StopRule
+from laconic.methods.summaries import SummaryParameters
 from tests.core.readings import fresh
 from tests.methods.documents import compressor, documents
 
@@ -32,34 +32,34 @@ TEXT = torch.tensor([[4, 5, 6, 7]])
     ],
 )
 def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) -> None:
-    with pytest.raises(Usage, match=message):
+    with pytest.raises(UsageError, match=message):
         compressor(**reading)
 
 
 @pytest.mark.parametrize(
     ("table", "given", "message"),
     [
-        (Reading, {"generator": "pool", "length": "stop"}, 'with generator "pool": a prefix of its spans is a prefix'),
-        (Reading, {"generator": "select", "length": "nested"}, '" with generator "select": it has fixed and ratio'),
-        (Reading, {"budget": 9}, 'budget 9 with memory "accumulate": budgeted and fifo need one, others none'),
-        (Reading, {"recurrent": False, "memory": "replace"}, 'memory "replace": the older memory would be lost unread'),
-        (Reading, {"trigger": "replace"}, 'trigger "replace" with generator "parallel": it is self\'s'),
-        (Reading, {"cap": 4, "allowed": (2, 8)}, r"allowed \[2, 8\]: ascending lengths from 1 to cap 4"),
+        (CompressionConfig, {"generator": "pool", "length": "stop"}, 'with generator "pool": a prefix of its spans is a prefix'),
+        (CompressionConfig, {"generator": "select", "length": "nested"}, '" with generator "select": it has fixed and ratio'),
+        (CompressionConfig, {"budget": 9}, 'budget 9 with memory "accumulate": budgeted and fifo need one, others none'),
+        (CompressionConfig, {"recurrent": False, "memory": "replace"}, 'memory "replace": the older memory would be lost unread'),
+        (CompressionConfig, {"trigger": "replace"}, 'trigger "replace" with generator "parallel": it is self\'s'),
+        (CompressionConfig, {"cap": 4, "allowed": (2, 8)}, r"allowed \[2, 8\]: ascending lengths from 1 to cap 4"),
         (
-            Reading,
+            CompressionConfig,
             {"kappa": 3, "length": "nested"},
             'kappa 3 with length "nested": it is the fixed length; leave it out',
         ),
-        (Reading, {"kappa": 60}, "kappa 60: none of the lengths"),
-        (Halting, {"stop_head": "vocabulary"}, 'control "vectors": it is a row of the vocabulary; control = "rows"'),
+        (CompressionConfig, {"kappa": 60}, "kappa 60: none of the lengths"),
+        (StopHeadConfig, {"stop_head": "vocabulary"}, 'control "vectors": it is a row of the vocabulary; control = "rows"'),
         (
-            Halting,
+            StopHeadConfig,
             {"control_in_softmax": True},
             'control_in_softmax with control "vectors": there are no rows to score; c',
         ),
-        (Halting, {"gate": "scale"}, 'gate "scale" with estimator "ponder": soft reading alone has a gate'),
-        (Halting, {"gate": "none"}, 'gate "none" with estimator "ponder": soft reading alone has a gate'),
-        (Halting, {"index": "split"}, 'index "split" with estimator "ponder": the original\'s, of soft alone'),
+        (StopHeadConfig, {"gate": "scale"}, 'gate "scale" with estimator "ponder": soft reading alone has a gate'),
+        (StopHeadConfig, {"gate": "none"}, 'gate "none" with estimator "ponder": soft reading alone has a gate'),
+        (StopHeadConfig, {"index": "split"}, 'index "split" with estimator "ponder": the original\'s, of soft alone'),
     ],
 )
 def test_cells_of_the_grid_that_there_are_not(table: Any, given: dict[str, Any], message: str) -> None:
@@ -69,13 +69,13 @@ def test_cells_of_the_grid_that_there_are_not(table: Any, given: dict[str, Any],
 
 def test_summary_tokens_start_as_a_row_that_there_is() -> None:
     decoder = fresh("llama")
-    with pytest.raises(Usage, match='summary_init "eos": the model names no such id; take "normal"'):
-        Summaries(decoder, Reading(), eos=None)
-    drawn, copied = (Summaries(decoder, Reading(summary_init=how), eos=2).tokens for how in ("normal", "eos"))
+    with pytest.raises(UsageError, match='summary_init "eos": the model names no such id; take "normal"'):
+        SummaryParameters(decoder, CompressionConfig(), eos_token_id=None)
+    drawn, copied = (SummaryParameters(decoder, CompressionConfig(summary_init=how), eos_token_id=2).tokens for how in ("normal", "eos"))
     assert drawn is not None
     assert copied is not None
     assert drawn.abs().max() < 0.2
-    torch.testing.assert_close(copied - drawn, decoder.words.weight[2].expand(50, -1))
+    torch.testing.assert_close(copied - drawn, decoder.token_embedding.weight[2].expand(50, -1))
 
 
 @pytest.mark.parametrize(
@@ -86,15 +86,15 @@ def test_summary_tokens_start_as_a_row_that_there_is() -> None:
     ],
 )
 def test_windows_in_which_nothing_learns(windows: tuple[int, int], message: str) -> None:
-    with pytest.raises(Usage, match=message):
+    with pytest.raises(UsageError, match=message):
         compressor()(documents(windows=windows))
 
 
 def test_a_kernel_without_a_gradient_for_the_gate() -> None:
     method = compressor(halting={"estimator": "soft"}, length="stop")
-    method.decoder.attention = "flex"
+    method.decoder.attn_implementation = "flex"
     with pytest.raises(
-        Usage, match='attention "flex": this kernel has no gradient for a bias, so a gate cannot learn; '
+        UsageError, match='attention "flex": this kernel has no gradient for a bias, so a gate cannot learn; '
     ):
         method(documents(((4, 4),), step=9))
 
@@ -127,56 +127,56 @@ def test_segments_that_do_not_fit(sizes: dict[str, Any], reading: dict[str, Any]
     held = int(message.split()[1]) if message.startswith("segment") else 0
     for _ in range(held // 3):
         memory = method.compress(TEXT, None, memory)
-    with pytest.raises(Usage, match=message):
+    with pytest.raises(UsageError, match=message):
         method.compress(TEXT, None, memory)
 
 
 @pytest.mark.parametrize(
     ("length", "how", "message"),
     [
-        ("nested", Stopping("quantile"), 'stop "quantile": lengths of this model are of kind "nested"; ask for a numb'),
-        ("stop", Stopping("ratio"), 'stop "ratio": lengths of this model are of kind "stop"; ask for a number'),
+        ("nested", StopRule("quantile"), 'stop "quantile": lengths of this model are of kind "nested"; ask for a numb'),
+        ("stop", StopRule("ratio"), 'stop "ratio": lengths of this model are of kind "stop"; ask for a number'),
         (
             "fixed",
-            Stopping("fixed", n=2),
+            StopRule("fixed", num_vectors=2),
             "n 2: this model writes 3 vectors a segment; crop the memory, or take",
         ),
-        ("stop", Stopping("sample"), 'stop "sample" without draws: give uniform numbers '),
-        ("stop", Stopping("quantile", q=1.0), "q 1.0: give a probability between 0 and 1, neither of them"),
-        ("stop", Stopping("threshold", tau=0.0), "tau 0.0: give a probability between 0 and 1, neither of them"),
+        ("stop", StopRule("sample"), 'stop "sample" without draws: give uniform numbers '),
+        ("stop", StopRule("quantile", quantile=1.0), "q 1.0: give a probability between 0 and 1, neither of them"),
+        ("stop", StopRule("threshold", threshold=0.0), "tau 0.0: give a probability between 0 and 1, neither of them"),
     ],
 )
-def test_ways_to_stop_that_were_not_learned(length: str, how: Stopping, message: str) -> None:
+def test_ways_to_stop_that_were_not_learned(length: str, how: StopRule, message: str) -> None:
     method = compressor(halting={} if length == "stop" else None, length=length)
-    with pytest.raises(Usage, match=message):
-        method.compress(TEXT, how=how)
+    with pytest.raises(UsageError, match=message):
+        method.compress(TEXT, rule=how)
 
 
 def test_a_length_that_is_not_allowed() -> None:
     method = compressor(length="nested", allowed=(1, 3))
-    with pytest.raises(Usage, match="n 2: lengths 1, 3 are allowed; choose one of them"):
-        method.compress(TEXT, how=Stopping("fixed", n=2))
-    assert method.compress(TEXT, how=Stopping("fixed", n=9)).lengths.tolist() == [3]
+    with pytest.raises(UsageError, match="n 2: lengths 1, 3 are allowed; choose one of them"):
+        method.compress(TEXT, rule=StopRule("fixed", num_vectors=2))
+    assert method.compress(TEXT, rule=StopRule("fixed", num_vectors=9)).num_vectors.tolist() == [3]
 
 
 def test_summaries_are_saved_and_belong_to_their_settings(tmp_path: Path) -> None:
-    decoder, reading, how = fresh("llama"), Reading(cap=3, length="stop", generator="self"), Halting()
-    saved, path = Summaries(decoder, reading, how, eos=2, seed=1), tmp_path / "summaries.safetensors"
+    decoder, reading, how = fresh("llama"), CompressionConfig(max_vectors=3, length_policy="stop", summary="self"), StopHeadConfig()
+    saved, path = SummaryParameters(decoder, reading, how, eos_token_id=2, seed=1), tmp_path / "summaries.safetensors"
     saved.save(path, {"base": "b"})
-    other = Summaries(decoder, reading, how, eos=2, seed=2).load(path, {"base": "b"})
+    other = SummaryParameters(decoder, reading, how, eos_token_id=2, seed=2).load(path, {"base": "b"})
     assert all(torch.equal(x, y) for x, y in zip(saved.state_dict().values(), other.state_dict().values(), strict=True))
-    assert AutoCompressor(decoder, other, reading, how, steps=1).compress(TEXT).blocks == 1
+    assert AutoCompressor(decoder, other, reading, how, total_steps=1).compress(TEXT).num_segments == 1
     scalars = {name: x.reshape(()) if x.numel() == 1 else x for name, x in saved.state_dict().items()}
-    save_artifact(path, scalars, "summaries", {"base": "b", "settings": saved.about})  # as files once had them
-    assert torch.equal(Summaries(decoder, reading, how, eos=2, seed=2).load(path, {"base": "b"}).b, saved.b)
-    other_way = Reading(cap=2, length="stop", generator="self", adapter="none")
-    with pytest.raises(Damaged) as told:
-        Summaries(decoder, other_way, how, eos=2).load(path, {"base": "b"})
+    save_artifact(path, scalars, "summaries", {"base": "b", "settings": saved.settings})  # as files once had them
+    assert torch.equal(SummaryParameters(decoder, reading, how, eos_token_id=2, seed=2).load(path, {"base": "b"}).b, saved.b)
+    other_way = CompressionConfig(max_vectors=2, length_policy="stop", summary="self", summary_map="none")
+    with pytest.raises(CorruptArtifactError) as told:
+        SummaryParameters(decoder, other_way, how, eos_token_id=2).load(path, {"base": "b"})
     assert str(told.value) == (
         f"{path} has settings.reading.cap 3, asked was 2; settings.reading.adapter null, asked was none; "
         "take what it was made with"
     )
-    with pytest.raises(Damaged, match=r"; settings\.halting a table, asked was null; take what it was made with"):
-        Summaries(decoder, Reading(cap=3, generator="self"), None, eos=2).load(path, {"base": "b"})
-    with pytest.raises(Damaged, match="has base b, asked was c; take what it was made with"):
+    with pytest.raises(CorruptArtifactError, match=r"; settings\.halting a table, asked was null; take what it was made with"):
+        SummaryParameters(decoder, CompressionConfig(max_vectors=3, summary="self"), None, eos_token_id=2).load(path, {"base": "b"})
+    with pytest.raises(CorruptArtifactError, match="has base b, asked was c; take what it was made with"):
         other.load(path, {"base": "c"})

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from laconic.core.cache import Cache
-from laconic.core.contract import Reasoning
-from laconic.core.decoder import Decoder, Seen
+from laconic.core.cache import KVCache
+from laconic.core.contract import ReasoningBatch
+from laconic.core.decoder import Decoder, DecoderOutput
 from laconic.methods import codi, rkv
-from laconic.methods.rkv import answer_logits, answer_rows, choose, importance, keep, redundancy, score
-from laconic.methods.settings import Keeping
+from laconic.methods.rkv import answer_logits, select_answer_rows, select_tokens, importance, select_top_m, redundancy, score
+from laconic.methods.settings import KVSelectionConfig
 from tests.core.readings import SOME, decoder_of, noise, same
 from tests.methods.batches import reasoning
 
@@ -59,10 +59,10 @@ def test_pads_change_neither_scores_nor_what_is_kept(drawn: tuple[Tensor, Tensor
     alive = torch.nn.functional.pad(live, (2, 1))
     for x, y in zip(scores(wide[0], q, alive), scores(k, q, live), strict=True):
         same(x[..., 2:-1], y)
-    narrow = keep(scores(k, q, live)[2], live, M)
-    kept = keep(torch.nn.functional.pad(scores(k, q, live)[2], (2, 1)), alive, M)
-    assert torch.equal(kept.live, narrow.live)
-    assert torch.equal(kept.index, (narrow.index + 2).where(narrow.live, 0))
+    narrow = select_top_m(scores(k, q, live)[2], live, M)
+    kept = select_top_m(torch.nn.functional.pad(scores(k, q, live)[2], (2, 1)), alive, M)
+    assert torch.equal(kept.valid, narrow.valid)
+    assert torch.equal(kept.index, (narrow.index + 2).where(narrow.valid, 0))
 
 
 @given(chains(), st.floats(0.01, 100.0))
@@ -73,11 +73,11 @@ def test_the_size_of_keys_does_not_matter_to_redundancy(drawn: tuple[Tensor, Ten
 
 @given(chains(), st.integers(6, 9))
 def test_a_short_chain_is_kept_whole_in_time(drawn: tuple[Tensor, Tensor, Tensor], M: int) -> None:
-    kept = keep(scores(*drawn)[2], drawn[2], M)
+    kept = select_top_m(scores(*drawn)[2], drawn[2], M)
     for b, live in enumerate(drawn[2]):
         columns = live.nonzero()[:, 0].tolist()
         for g in range(G):
-            assert kept.index[b, g, kept.live[b, g]].tolist() == columns
+            assert kept.index[b, g, kept.valid[b, g]].tolist() == columns
 
 
 @pytest.mark.parametrize("Nc", [0, 1])
@@ -86,12 +86,12 @@ def test_no_chain_and_a_chain_of_one(Nc: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         I, R, S = scores(k, q, live)
-        kept = keep(S, live, 3)
+        kept = select_top_m(S, live, 3)
         others = redundancy(k, live, "others")
     assert I.shape == R.shape == S.shape == (2, G, Nc)
     assert all(bool((x == 1).all()) for x in (I, R, others))
-    assert kept.live.sum(-1).tolist() == [[Nc] * G] * 2
-    taken = rkv.take(k, kept)
+    assert kept.valid.sum(-1).tolist() == [[Nc] * G] * 2
+    taken = rkv.gather_selected(k, kept)
     assert torch.equal(taken[:, :, :Nc], k)
     assert not taken[:, :, Nc:].any()
 
@@ -111,9 +111,9 @@ def test_scores_are_float32_under_autocast_too(dtype: torch.dtype) -> None:
         assert torch.equal(x, y)
 
 
-def taught(family: str, batch: Reasoning, want: tuple[str, ...] = ("q_rot", "k")) -> tuple[Decoder, Seen]:
+def taught(family: str, batch: ReasoningBatch, want: tuple[str, ...] = ("q_rot", "k")) -> tuple[Decoder, DecoderOutput]:
     decoder = decoder_of(family)
-    return decoder, codi.read_chain(decoder, batch, codi.read_question(decoder, batch).state, want)
+    return decoder, codi.encode_chain(decoder, batch, codi.encode_question(decoder, batch).cache, want)
 
 
 @pytest.mark.parametrize("family", SOME)
@@ -122,15 +122,15 @@ def test_importance_over_all_keys_is_the_attention_of_the_pass(family: str, pool
     """Its probabilities, mean over the answer's rows, heads pooled; `renormalised` has the sum 1 on the chain."""
     batch = reasoning(pads=1)
     decoder, teacher = taught(family, batch, ("q_rot", "probs"))
-    start, Nc, rows = batch.question.shape[1], batch.chain.shape[1], batch.answer_live.double()
+    start, Nc, rows = batch.question_ids.shape[1], batch.chain_ids.shape[1], batch.answer_mask.double()
     for layer in range(2):
-        p = teacher.stages[f"probs.{layer}"][:, :, Nc:, start : start + Nc]
+        p = teacher.activations[f"probs.{layer}"][:, :, Nc:, start : start + Nc]
         mean = (p * (rows / rows.sum(1, keepdim=True))[:, None, :, None]).sum(2)
         heads = mean.unflatten(1, (decoder.config.num_key_value_heads, -1))
         full = heads.amax(2) if pool == "max" else heads.mean(2)
-        how = Keeping(importance_norm="full", group_pool=pool)
-        same(rkv.importance_in(decoder, batch, teacher, layer, how), full)
-        norm = rkv.importance_in(
+        how = KVSelectionConfig(importance_norm="full", head_pooling=pool)
+        same(rkv.compute_layer_importance(decoder, batch, teacher, layer, how), full)
+        norm = rkv.compute_layer_importance(
             decoder, batch, teacher, layer, how.model_copy(update={"importance_norm": "renormalised"})
         )
         same(norm, (full / full.sum(-1, keepdim=True)).nan_to_num(0.0))
@@ -139,16 +139,16 @@ def test_importance_over_all_keys_is_the_attention_of_the_pass(family: str, pool
 def test_answer_rows() -> None:
     """Prompt of two, number of two, eos: all five; number and eos; the rows that predict these."""
     batch = reasoning(((2, 3, 5), (2, 2, 4)), pads=1)
-    found = {which: answer_rows(batch, which).int().tolist() for which in ("answer", "number", "predict")}  # type: ignore[arg-type]
+    found = {which: select_answer_rows(batch, which).int().tolist() for which in ("answer", "number", "predict")}  # type: ignore[arg-type]
     assert found == {
         "answer": [[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0]],
         "number": [[0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 0]],
         "predict": [[0, 1, 1, 1, 0, 0], [0, 1, 1, 0, 0, 0]],
     }
-    rows = answer_rows(batch, "predict")
-    assert batch.distil.tolist() == rows.int().argmax(1).tolist()
+    rows = select_answer_rows(batch, "predict")
+    assert batch.distill_column.tolist() == rows.int().argmax(1).tolist()
     k, q = noise(0, 2, G, 4, E), noise(1, 2, H, 6, E)
-    each = [importance(answer_logits(q, k, 1.0), batch.chain_live, answer_rows(batch, w)) for w in found]  # type: ignore[arg-type]
+    each = [importance(answer_logits(q, k, 1.0), batch.chain_mask, select_answer_rows(batch, w)) for w in found]  # type: ignore[arg-type]
     assert len({tuple(x.flatten().tolist()) for x in each}) == 3
 
 
@@ -157,9 +157,9 @@ def selected(select: str, M: int = 3, **more: Any) -> list[list[list[int]]]:
     batch = replace(reasoning(((3, 7, 3), (3, 2, 3))), epoch=more.pop("epoch", 0))
     layer, seed = more.pop("layer", 0), more.pop("seed", 0)
     decoder, teacher = taught("llama", batch)
-    found = choose(decoder, batch, teacher, layer, Keeping(select=select, **more), M, seed)  # type: ignore[arg-type]
+    found = select_tokens(decoder, batch, teacher, layer, KVSelectionConfig(policy=select, **more), M, seed)  # type: ignore[arg-type]
     return [[i[alive].tolist() for i, alive in zip(*row, strict=True)]
-            for row in zip(found.kept.index, found.kept.live, strict=True)]  # fmt: skip
+            for row in zip(found.columns.index, found.columns.valid, strict=True)]  # fmt: skip
 
 
 def test_crop_uniform_and_boundary() -> None:
@@ -192,8 +192,8 @@ def test_random_is_drawn_by_its_key() -> None:
 
 def test_random_does_not_depend_on_padding_or_company() -> None:
     batch = reasoning(((3, 7, 3), (3, 5, 3)))
-    alone = rkv.draws(batch.take([1]), 0, 0, G, False)
-    assert torch.equal(rkv.draws(batch, 0, 0, G, False)[1:, :, :5], alone[:, :, :5])
+    alone = rkv.draw_random_scores(batch.select_rows([1]), 0, 0, G, False)
+    assert torch.equal(rkv.draw_random_scores(batch, 0, 0, G, False)[1:, :, :5], alone[:, :, :5])
 
 
 class Largest(TorchDispatchMode):
@@ -214,7 +214,7 @@ def test_only_the_block_of_answer_and_chain_is_made() -> None:
     decoder, teacher = taught("llama", batch)
     c = decoder.config
     with Largest() as seen:
-        choose(decoder, batch, teacher, 0, Keeping(), 8, 0)
+        select_tokens(decoder, batch, teacher, 0, KVSelectionConfig(), 8, 0)
     keys = c.num_key_value_heads * 50 * c.head_dim
     assert seen.numbers <= 2 * max(c.num_attention_heads * 3 * 50, keys)
 
@@ -239,14 +239,14 @@ def test_what_is_not_asked_for_is_not_computed(
     for name in ("importance_in", "redundancy"):
         whole = getattr(rkv, name)
         monkeypatch.setattr(rkv, name, lambda *a, n=name, f=whole: (called.add(n), f(*a))[1])
-    choose(decoder, batch, teacher, 0, Keeping(**settings), 3, 0)
-    assert ("importance_in" in called, "redundancy" in called) == asked == rkv.asks(Keeping(**settings))
+    select_tokens(decoder, batch, teacher, 0, KVSelectionConfig(**settings), 3, 0)
+    assert ("importance_in" in called, "redundancy" in called) == asked == rkv.get_needed_scores(KVSelectionConfig(**settings))
 
 
 def test_what_is_kept_has_no_gradient() -> None:
     batch = reasoning()
     decoder, teacher = taught("llama", batch)
-    state = Cache(*(tuple(x.clone().requires_grad_() for x in xs) for xs in (teacher.state.keys, teacher.state.values)),
-                  teacher.state.positions, teacher.state.live)  # fmt: skip
-    found = choose(decoder, batch, teacher._replace(state=state), 0, Keeping(), 3, 0)
+    state = KVCache(*(tuple(x.clone().requires_grad_() for x in xs) for xs in (teacher.cache.keys, teacher.cache.values)),
+                  teacher.cache.positions, teacher.cache.valid)  # fmt: skip
+    found = select_tokens(decoder, batch, teacher._replace(cache=state), 0, KVSelectionConfig(), 3, 0)
     assert not any(x.requires_grad for x in (found.k_t, found.v_t, found.I, found.R, found.S))

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from laconic.core import state as values
-from laconic.core.errors import Usage
-from laconic.core.state import Deep, Layer
+from laconic.core.errors import UsageError
+from laconic.core.state import MLPMemoryState, LayerState
 from laconic.methods import chunked, hope_layer, titans, titans_layer
-from laconic.methods.chunked import accept
+from laconic.methods.chunked import check_inputs
 from laconic.methods.delta import Gates
 from laconic.methods.hope_layer import SelfTitans
-from laconic.methods.packing import packed
-from laconic.methods.titans_layer import Titans, begun, finished, gated, start
+from laconic.methods.packing import pack_left
+from laconic.methods.titans_layer import Titans, memory_start, gate_and_project, compute_gates, initial_state
 from laconic.methods.titans_shape import Options
 from tests.core.readings import noise
 from tests.methods.learned import near, same_state, slopes, stirred
@@ -25,7 +25,7 @@ D, H, C = 6, 2, 3
 
 
 def layer(chunk: int = C, seed: int = 0, **options: Any) -> Titans:
-    made = stirred(Titans(D, H, chunk, Options(hidden=4, **options), seed))
+    made = stirred(Titans(D, H, chunk, Options(mlp_width=4, **options), seed))
     assert isinstance(made, Titans)
     return made
 
@@ -33,14 +33,14 @@ def layer(chunk: int = C, seed: int = 0, **options: Any) -> Titans:
 def token_by_token(memory: Titans, x: Tensor) -> Tensor:
     """The layer by the definition of its memory."""
     params, o = memory.params, memory.shape.options
-    w, begin = params.tensors, start(memory.params, len(x))
-    found = titans.projections(x, w, begin.tails, H, None)
-    gates, _ = gated(params, begin, packed(x, None), dict(begin.tails))
-    y = titans.naive(
-        begun(w, "memory"), found.k, found.v, found.q, Gates(*gates), memory.shape.chunk,
-        factor=o.factor, read=o.read, guard=o.guard or None,
+    w, begin = params.weights, initial_state(memory.params, len(x))
+    found = titans.project_qkv(x, w, begin.conv_tails, H, None)
+    gates, _ = compute_gates(params, begin, pack_left(x, None), dict(begin.conv_tails))
+    y = titans.recurrent_titans(
+        memory_start(w, "memory"), found.k, found.v, found.q, Gates(*gates), memory.shape.chunk_size,
+        factor=o.loss_factor, read=o.read_at, max_norm=o.max_memory_norm or None,
     )  # fmt: skip
-    return finished(y, x, w)
+    return gate_and_project(y, x, w)
 
 
 @pytest.mark.parametrize(("depth", "read"), list(product((1, 2), ("after", "before", "boundary"))))
@@ -94,12 +94,12 @@ def test_padding_changes_nothing(options: dict[str, Any]) -> None:
     after, last = memory(more, state)
     for row in range(4):
         n = int(live[row].sum())
-        own, held = memory(x[row : row + 1, live[row]]) if n else (x[:1, :0], start(memory.params, 1))
+        own, held = memory(x[row : row + 1, live[row]]) if n else (x[:1, :0], initial_state(memory.params, 1))
         near([y[row : row + 1, live[row]]], [own])
-        same_state(values.take(state, [row]), held)
+        same_state(values.select_rows(state, [row]), held)
         own, held = memory(more[row : row + 1], held)
         near([after[row : row + 1]], [own])
-        same_state(values.take(last, [row]), held)
+        same_state(values.select_rows(last, [row]), held)
 
 
 def test_at_chunk_one_it_is_the_recurrence_of_tokens() -> None:
@@ -120,8 +120,8 @@ def test_nothing_is_learned_where_learning_is_off() -> None:
     memory, x = layer(), noise(7, 2, 8, D)
     _, state = memory(x[:, :4])
     y, after = memory(x[:, 4:], state, learn=False)
-    assert values.equal(after.memory, state.memory)
-    assert not values.equal(after.tails, state.tails)
+    assert values.states_equal(after.memory, state.memory)
+    assert not values.states_equal(after.tails, state.tails)
     first, piece = memory(x[:, 4:6], state, learn=False)
     near([torch.cat([first, memory(x[:, 6:], piece, learn=False)[0]], 1)], [y])
     fresh, _ = memory(x, learn=False)
@@ -136,11 +136,11 @@ def test_nothing_is_learned_where_learning_is_off() -> None:
 def test_a_fork_sees_nothing_of_its_sister() -> None:
     memory, x = layer(), noise(8, 1, 5, D)
     _, state = memory(x)
-    both = values.repeat(state, 2)
+    both = values.repeat_rows(state, 2)
     y, _ = memory(noise(9, 2, 4, D), both)
     near([y[1:]], [memory(noise(9, 2, 4, D)[1:], state)[0]])
     _, moved = memory(noise(10, 1, 4, D), state)
-    assert not values.equal(moved, state)
+    assert not values.states_equal(moved, state)
     again, _ = memory(noise(9, 2, 4, D)[1:], state)
     near([again], [y[1:]])
 
@@ -149,10 +149,10 @@ def test_reset_is_the_start() -> None:
     for options in ({}, {"depth": 1, "persistent": 1, "gates": "chunk"}):
         memory = layer(**options)
         _, state = memory(noise(11, 3, 5, D))
-        assert values.equal(values.reset(state), start(memory.params, 3))
-        some = values.reset(state, [1])
-        assert values.equal(values.take(some, [0, 2]), values.take(state, [0, 2]))
-        assert values.equal(values.take(some, [1]), start(memory.params, 1))
+        assert values.states_equal(values.reset_rows(state), initial_state(memory.params, 3))
+        some = values.reset_rows(state, [1])
+        assert values.states_equal(values.select_rows(some, [0, 2]), values.select_rows(state, [0, 2]))
+        assert values.states_equal(values.select_rows(some, [1]), initial_state(memory.params, 1))
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -200,7 +200,7 @@ def test_long_texts_are_read_by_stretches(module: ModuleType, memory: Any, monke
     for place in (chunked, module):
         monkeypatch.setattr(place, "STRETCH", 4)
     read: list[int] = []
-    monkeypatch.setattr(module, "packed", lambda x, live: read.append(x.shape[1]) or packed(x, live))
+    monkeypatch.setattr(module, "packed", lambda x, live: read.append(x.shape[1]) or pack_left(x, live))
     y, state = memory(x, live=live)
     assert read == [4, 4, 1]
     near([y, *slopes(y, memory)], [whole, *slopes(whole, memory)])
@@ -212,7 +212,7 @@ def test_spans_between_resets_are_read_side_by_side(T: int, monkeypatch: pytest.
     memory, x = layer(reset_every=6), noise(15, 2, T, D)
     y, state = memory(x)
     side = slopes(y, memory)
-    monkeypatch.setattr(titans_layer, "side_by_side", titans_layer.read_along)
+    monkeypatch.setattr(titans_layer, "scan_reset_spans", titans_layer.scan_chunks)
     slow, after = memory(x)
     near([y, *side], [slow, *slopes(slow, memory)])
     same_state(state, after)
@@ -226,11 +226,11 @@ def test_recomputed_chunks_have_the_same_gradients() -> None:
 
 def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it() -> None:
     """As training begins, in every head of every row: of earlier keys those of windows that hold the token."""
-    memory, T, window = Titans(64, 2, 16), 12, Options().conv
+    memory, T, window = Titans(64, 2, 16), 12, Options().conv_kernel_size
     x = noise(19, 8, T, 64)
     x[:, -1] = x[:, 2]
     params = memory.double().params
-    found = titans.projections(x, params.tensors, start(params, 8).tails, 2, None)
+    found = titans.project_qkv(x, params.weights, initial_state(params, 8).conv_tails, 2, None)
     near_by = (found.k @ found.q[:, :, -1:].mT)[:, :, : T - window, 0].argmax(-1)
     assert ((near_by >= 2) & (near_by < 2 + window)).all()
 
@@ -239,12 +239,12 @@ def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it() -> N
 def test_two_layers_do_not_run_away_as_training_begins(chunk: int) -> None:
     """With no guard and the print's factor; a first step of 0.5, which a matrix bears, ends in infinities."""
     x = noise(20, 1, 256, 32, dtype=torch.float32)
-    for options, stays in (Options(guard=0.0, factor=2), True), (Options(guard=0.0, factor=2, step_start=0.5), False):
+    for options, stays in (Options(max_memory_norm=0.0, loss_factor=2), True), (Options(max_memory_norm=0.0, loss_factor=2, lr_init=0.5), False):
         memory = Titans(32, 2, chunk, options)
         with torch.no_grad():
             found = memory(x)[1].memory["memory"]
-        assert isinstance(found, Deep)
-        moved = [(found.W1.now, memory.get_parameter("memory.W1")), (found.W2.now, memory.get_parameter("memory.W2"))]
+        assert isinstance(found, MLPMemoryState)
+        moved = [(found.W1.change, memory.get_parameter("memory.W1")), (found.W2.change, memory.get_parameter("memory.W2"))]
         assert all(bool(change.norm() < start.norm()) is stays for change, start in moved)
 
 
@@ -252,17 +252,17 @@ def test_half_precision_has_a_wide_state() -> None:
     memory = Titans(D, H, C).bfloat16()
     y, state = memory(noise(17, 1, 5, D, dtype=torch.bfloat16))
     assert y.dtype == torch.bfloat16
-    assert {x.dtype for _, x in values.named(state.memory) if x.is_floating_point()} == {torch.float32}
+    assert {x.dtype for _, x in values.named_tensors(state.memory) if x.is_floating_point()} == {torch.float32}
     with torch.autocast("cpu", torch.bfloat16):
         _, state = Titans(D, H, C)(noise(17, 1, 5, D, dtype=torch.float32))
-    assert {x.dtype for _, x in values.named(state.memory) if x.is_floating_point()} == {torch.float32}
+    assert {x.dtype for _, x in values.named_tensors(state.memory) if x.is_floating_point()} == {torch.float32}
 
 
 def test_the_state_is_of_one_size_for_any_length() -> None:
     memory = layer()
-    sizes = {values.bytes(memory(noise(18, 1, T, D))[1]) for T in (3, 6, 12)}
+    sizes = {values.num_bytes(memory(noise(18, 1, T, D))[1]) for T in (3, 6, 12)}
     assert len(sizes) == 1
-    assert isinstance(memory(noise(18, 1, 3, D))[1], Layer)
+    assert isinstance(memory(noise(18, 1, 3, D))[1], LayerState)
 
 
 @pytest.mark.parametrize(
@@ -281,12 +281,12 @@ def test_the_state_is_of_one_size_for_any_length() -> None:
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(chunk: int, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(Usage, match=says):
+    with pytest.raises(UsageError, match=says):
         Titans(D, H, chunk, Options(**options))
 
 
 def test_calls_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(Usage, match="titans: width 6 does not divide by 4 heads; choose others"):
+    with pytest.raises(UsageError, match="titans: width 6 does not divide by 4 heads; choose others"):
         Titans(6, 4)
     memory = layer()
     _, state = memory(noise(0, 2, 3, D))
@@ -297,7 +297,7 @@ def test_calls_that_do_not_fit_are_refused() -> None:
         (noise(0, 2, 3, D), {"gradient": "truncated"}, "horizon None; truncated has one of 1 or more, others none"),
         (noise(0, 2, 3, D), {"horizon": 3}, "titans: gradient 'full', horizon 3"),
     ):
-        with pytest.raises(Usage, match=says):
+        with pytest.raises(UsageError, match=says):
             memory(x, **more)
-    with pytest.raises(Usage, match=r"titans: live is \[2, 2\], the vectors are \[2, 3, 6\]; give one of \[B, T\]"):
-        accept("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 2).bool(), "full", None)
+    with pytest.raises(UsageError, match=r"titans: live is \[2, 2\], the vectors are \[2, 3, 6\]; give one of \[B, T\]"):
+        check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 2).bool(), "full", None)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from laconic.core import state as values
-from laconic.core.state import Layer
+from laconic.core.state import LayerState
 from laconic.methods.titans_attention import mac, mag, mal
-from laconic.methods.titans_layer import Titans, start
+from laconic.methods.titans_layer import Titans, initial_state
 from laconic.methods.titans_shape import Options
 from tests.core.readings import noise
 from tests.methods.learned import near, stirred
@@ -20,7 +20,7 @@ B, T, D, H, W = 2, 6, 6, 2, 3
 
 
 def memory() -> Titans:
-    made = stirred(Titans(D, H, 3, Options(hidden=4)))
+    made = stirred(Titans(D, H, 3, Options(mlp_width=4)))
     assert isinstance(made, Titans)
     return made
 
@@ -45,7 +45,7 @@ def held_to(id: str, form: Any) -> None:
     read, asked = as_function(layer)
 
     def of(read: Any, asked: Any, w: Any, x: Tensor, heads: int, window: int) -> Tensor:
-        return form(layer.params, w, start(layer.params, len(x)), x, window)[0]
+        return form(layer.params, w, initial_state(layer.params, len(x)), x, window)[0]
 
     agree(of, ORACLE[id], MISREAD[id], read, asked, w, noise(8, B, T, D), H, W)
 
@@ -68,7 +68,7 @@ def test_memory_as_a_gate() -> None:
 def test_memory_as_context() -> None:
     """Segment by segment."""
 
-    def of(params: Any, w: Any, state: Layer, x: Tensor, window: int) -> tuple[Tensor, Layer]:
+    def of(params: Any, w: Any, state: LayerState, x: Tensor, window: int) -> tuple[Tensor, LayerState]:
         found = []
         for a in range(0, x.shape[1], window):
             y, state = mac(params, w, state, x[:, a : a + window])
@@ -86,16 +86,16 @@ def test_any_cut_gives_the_whole(form: Any) -> None:
     """With padding too; the window that is held does not grow."""
     layer, w, x = memory(), weights(), noise(9, 2, 8, D)
     live = torch.tensor([[1] * 8, [0, 1, 1, 0, 1, 1, 0, 1]]).bool()
-    whole, after = form(layer.params, w, start(layer.params, 2), x, W, live=live)
+    whole, after = form(layer.params, w, initial_state(layer.params, 2), x, W, live=live)
     for cut in range(1, 8):
-        first, state = form(layer.params, w, start(layer.params, 2), x[:, :cut], W, live=live[:, :cut])
+        first, state = form(layer.params, w, initial_state(layer.params, 2), x[:, :cut], W, live=live[:, :cut])
         second, state = form(layer.params, w, state, x[:, cut:], W, live=live[:, cut:])
         near([torch.cat([first, second], 1)], [whole])
         assert state.cache is not None
         assert state.cache.S <= W - 1
-    alone, _ = form(layer.params, w, start(layer.params, 1), x[1:, live[1]], W)
+    alone, _ = form(layer.params, w, initial_state(layer.params, 1), x[1:, live[1]], W)
     near([whole[1:, live[1]]], [alone])
-    assert values.bytes(after) > 0
+    assert values.num_bytes(after) > 0
 
 
 @torch.no_grad()
@@ -103,6 +103,6 @@ def test_in_a_segment_nothing_comes_from_later() -> None:
     layer, w, x = memory(), weights(), noise(10, 1, 5, D)
     other = torch.cat([x[:, :3], noise(11, 1, 2, D)], 1)
     near(
-        [mac(layer.params, w, start(layer.params, 1), x)[0][:, :3]],
-        [mac(layer.params, w, start(layer.params, 1), other)[0][:, :3]],
+        [mac(layer.params, w, initial_state(layer.params, 1), x)[0][:, :3]],
+        [mac(layer.params, w, initial_state(layer.params, 1), other)[0][:, :3]],
     )

@@ -10,35 +10,35 @@ from laconic.core.families import DecoderConfig
 from laconic.data.tokens import Tokenizer
 from laconic.recipe import models
 from laconic.recipe.lengths import foreseen, pieces
-from laconic.recipe.methods import method_of
-from laconic.recipe.opened import described
+from laconic.recipe.methods import build_method
+from laconic.recipe.opened import load_config_and_tokenizer
 from laconic.recipe.pace import Fixed
 from laconic.recipe.plan import batch
-from laconic.recipe.read import read
+from laconic.recipe.read import load_recipe
 from laconic.recipe.schema import Recipe
-from laconic.training.ranks import Alone
-from laconic.training.step import Place, Updating
+from laconic.training.ranks import SingleProcess
+from laconic.training.step import UpdateIndex, Updater
 
 
 def updates(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer) -> None:
     """Three updates with random weights, of the widest rows."""
     rows, how = foreseen(recipe, tokenizer, config.max_position_embeddings), recipe.train
-    decoder = models.drawn(config, torch.device("cpu")).to(getattr(torch, recipe.model.dtype))
-    method = method_of(models.fresh(recipe, decoder, tokenizer, ""), recipe, 1).train()
-    updating = Updating(method, how, 3, Alone(), torch.device("cpu"))
-    wide = Fixed(batch(rows, pieces(rows.lengths, how.micro or how.batch), 1.0, 0, 0))
+    decoder = models.build_random_decoder(config, torch.device("cpu")).to(getattr(torch, recipe.model.dtype))
+    method = build_method(models.build_parts(recipe, decoder, tokenizer, ""), recipe, 1).train()
+    updating = Updater(method, how, 3, SingleProcess(), torch.device("cpu"))
+    wide = Fixed(batch(rows, pieces(rows.lengths, how.micro_batch_size or how.batch_size), 1.0, 0, 0))
     for step in range(3):
-        updating.update(wide, Place(step, 0, tuple(range(how.batch))))
+        updating.update(wide, UpdateIndex(step, 0, tuple(range(how.batch_size))))
 
 
 def main() -> None:
     """NAME FOLDER KEY=VALUE…, as `laconic train` takes them."""
     torch.set_num_threads(1)
     name, folder, *keys = sys.argv[1:]
-    recipe, _ = read(name, [f"model.name={folder}", *keys])
-    config, tokenizer = described(recipe)
-    one = replace(config, num_hidden_layers=1, windows=config.windows[:1], score_scale=config.score_scale[:1])
-    small = read(name, [f"model.name={folder}", *keys, "train.batch=1", "train.micro=1"])[0]
+    recipe, _ = load_recipe(name, [f"model.name={folder}", *keys])
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    one = replace(config, num_hidden_layers=1, sliding_windows=config.sliding_windows[:1], attention_scales=config.attention_scales[:1])
+    small = load_recipe(name, [f"model.name={folder}", *keys, "train.batch=1", "train.micro=1"])[0]
     updates(small, replace(one, vocab_size=tokenizer.vocab_size), tokenizer)  # loads what is loaded once
     before = resident("VmRSS")
     updates(recipe, config, tokenizer)

@@ -8,22 +8,22 @@ import pytest
 import torch
 
 from laconic.core.decoder import Decoder
-from laconic.core.errors import BadInput, Damaged, Usage
-from laconic.core.manifest import Files
-from laconic.core.runs import RunFolder
-from laconic.data.synthetic import digits_tokenizer
+from laconic.core.errors import InputError, CorruptArtifactError, UsageError
+from laconic.core.manifest import ManifestWriter
+from laconic.core.runs import RunDirectory
+from laconic.data.synthetic import build_digits_tokenizer
 from laconic.evaluation.protocols import CODI, TEXT
 from laconic.methods.coconut import Coconut
 from laconic.methods.icot import Icot
 from laconic.recipe import models
-from laconic.recipe.begin import begin
-from laconic.recipe.build import Built, build
-from laconic.recipe.methods import method_of
-from laconic.recipe.opened import opened
-from laconic.recipe.read import read
-from laconic.recipe.rows import held_out
-from laconic.recipe.saving import copy_weights
-from laconic.recipe.schema import Adapter
+from laconic.recipe.begin import init_run
+from laconic.recipe.build import Experiment, build_experiment
+from laconic.recipe.methods import build_method
+from laconic.recipe.opened import load_run
+from laconic.recipe.read import load_recipe
+from laconic.recipe.rows import load_held_out
+from laconic.recipe.saving import load_weights_into
+from laconic.recipe.schema import LoraConfig
 from laconic.training import checkpoint, sharded
 from tests.conftest import needs
 from tests.core.readings import FAMILIES, fresh
@@ -38,8 +38,8 @@ def tiny(tmp_path: Path) -> Path:
     return tmp_path / "tiny.toml"
 
 
-def built(path: Path, *keys: str) -> Built:
-    return build(read(path, keys)[0], CPU)
+def built(path: Path, *keys: str) -> Experiment:
+    return build_experiment(load_recipe(path, keys)[0], CPU)
 
 
 def test_a_new_decoder_is_drawn_as_the_recipe_says(tiny: Path) -> None:
@@ -50,15 +50,15 @@ def test_a_new_decoder_is_drawn_as_the_recipe_says(tiny: Path) -> None:
     assert std["model.layers.0.self_attn.q_proj.weight"] == pytest.approx(64**-0.5, rel=0.1)
     assert std["model.layers.1.mlp.down_proj.weight"] == pytest.approx((128 * 4) ** -0.5, rel=0.1)
     plain = built(tiny, "model.init=range", "model.seed=4").parts.decoder
-    assert plain.words.weight.std().item() == pytest.approx(0.02, rel=0.2)
-    assert torch.equal(built(tiny, "seed=4", "model.init=range").parts.decoder.words.weight, plain.words.weight)
+    assert plain.token_embedding.weight.std().item() == pytest.approx(0.02, rel=0.2)
+    assert torch.equal(built(tiny, "seed=4", "model.init=range").parts.decoder.token_embedding.weight, plain.token_embedding.weight)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("modules", ["all", "attention"])
 def test_the_maps_that_an_adapter_is_put_on(family: str, modules: str) -> None:
     needs("peft")
-    model = models.with_adapter(fresh(family), Adapter(r=2, modules=modules), 0)
+    model = models.add_lora(fresh(family), LoraConfig(rank=2, target_modules=modules), 0)
     wrapped = {name.split(".lora_A")[0].rsplit(".", 2)[-1] for name, _ in model.named_parameters() if "lora_A" in name}
     attention = {"gpt2": {"c_attn", "c_proj"}, "opt": {"q_proj", "k_proj", "v_proj", "out_proj"}}
     rest = {"gpt2": {"c_fc"}, "opt": {"fc1", "fc2"}}
@@ -91,10 +91,10 @@ def test_what_learns(tiny: Path, what: str, learns: set[str]) -> None:
 
 def test_thoughts_that_would_stay_as_they_start_are_refused(tiny: Path) -> None:
     made = built(tiny)
-    assert made.parts.thoughts is not None
-    made.parts.thoughts.vectors.requires_grad_(False)
-    with pytest.raises(Usage, match=r"^method kava would leave vectors of the thoughts as it starts; leave it out$"):
-        method_of(made.parts, made.recipe, 1)
+    assert made.parts.latents is not None
+    made.parts.latents.vectors.requires_grad_(False)
+    with pytest.raises(UsageError, match=r"^method kava would leave vectors of the thoughts as it starts; leave it out$"):
+        build_method(made.parts, made.recipe, 1)
 
 
 ICOT = ("method=icot", "removing.remove_per_epoch=25", "train.micro=4")
@@ -108,36 +108,36 @@ COCONUT = (
 def test_curricula_are_said_built_and_validated(tiny: Path, keys: tuple[str, ...]) -> None:
     tiny.write_text(TINY.replace("rounds = 1\n", "" if keys is COCONUT else "rounds = 1\n"))
     made = built(tiny, *keys)
-    made.method.train()(made.source.batch(range(4), 1, 30)).loss.backward()
+    made.method.train()(made.training_data.batch(range(4), 1, 30)).loss.backward()
     assert made.validate is not None
     assert set(made.validate(0)) == {"accuracy"}
-    assert not isinstance(made.method, Coconut) or made.method.stage == 0
+    assert not isinstance(made.method, Coconut) or made.method.eval_stage == 0
     made.validate(1)
-    assert not isinstance(made.method, Coconut) or made.method.stage == 1  # whatever this process has trained
+    assert not isinstance(made.method, Coconut) or made.method.eval_stage == 1  # whatever this process has trained
 
 
 def test_icot_restarts_only_while_a_chain_is_left(tiny: Path) -> None:
     method = built(tiny, *ICOT, "removing.remove_all_from=9").method  # an epoch has 25 steps, a chain 2 tokens
     assert isinstance(method, Icot)
-    assert (method.every, method.longest) == (1, 2)
+    assert (method.steps_per_removal, method.max_chain_length) == (1, 2)
     terse = built(tiny, *ICOT, "data.digits.style=steps", "data.digits.terse=0.5").method
     assert isinstance(terse, Icot)
-    assert terse.longest == 12
+    assert terse.max_chain_length == 12
 
 
 @pytest.mark.parametrize("method", ["cot", "nocot", "icot", "kava"])
 def test_how_a_loss_is_averaged_is_said_by_the_table_of_its_method(tiny: Path, method: str) -> None:
     table = {"icot": "removing", "kava": "distilling"}.get(method, "scoring")
     made = built(tiny, f"method={method}", f"{table}.ce_reduction=row").method
-    counts = cast(Any, made.eval()).totals(built(tiny).source.batch(range(4), 0, 0))
+    counts = cast(Any, made.eval()).totals(built(tiny).training_data.batch(range(4), 0, 0))
     assert (counts.get("student", 4.0), counts.get("teacher", 4.0)) == (4.0, 4.0)
 
 
 def test_control_vectors_start_from_a_text(tiny: Path) -> None:
     made = built(tiny, "thinking.control_init=copy:+-")
-    rows = made.parts.decoder.words.weight[digits_tokenizer().encode("+-", special=False)]
-    assert made.parts.thoughts is not None
-    torch.testing.assert_close(made.parts.thoughts.bot, rows.mean(0))
+    rows = made.parts.decoder.token_embedding.weight[build_digits_tokenizer().encode("+-", add_special_tokens=False)]
+    assert made.parts.latents is not None
+    torch.testing.assert_close(made.parts.latents.begin, rows.mean(0))
 
 
 def test_rows_of_files(tiny: Path, tmp_path: Path) -> None:
@@ -149,23 +149,23 @@ def test_rows_of_files(tiny: Path, tmp_path: Path) -> None:
         text.replace('kind = "digits"', 'path = "train.jsonl"\nvalid = "valid.jsonl"\nprompt = "ans"')
     )
     made = built(tmp_path / "f.toml", "train.batch=4")
-    assert len(made.source) == 8
-    assert cast(Any, made.source).longest == 1
+    assert len(made.training_data) == 8
+    assert cast(Any, made.training_data).longest == 1
     assert "8 rows read" in made.notes
     assert made.validate is not None
     assert set(made.validate(0)) == {"accuracy", "teacher_accuracy"}
-    with pytest.raises(BadInput, match=r"data\.test: absent; name the file of rows that are held out"):
-        held_out(made.recipe, made.parts.tokenizer, 256, "test")
-    with pytest.raises(BadInput, match="8 of 8 rows are left, a batch asks for 16"):
+    with pytest.raises(InputError, match=r"data\.test: absent; name the file of rows that are held out"):
+        load_held_out(made.recipe, made.parts.tokenizer, 256, "test")
+    with pytest.raises(InputError, match="8 of 8 rows are left, a batch asks for 16"):
         built(tmp_path / "f.toml", "train.batch=16")
 
 
 def test_weights_of_another_size_are_not_copied(tmp_path: Path) -> None:
     fresh("llama", intermediate_size=20).save_pretrained(tmp_path / "other")
     with pytest.raises(
-        Damaged, match="its weights are of another model than the recipe's; take the recipe it was made by"
+        CorruptArtifactError, match="its weights are of another model than the recipe's; take the recipe it was made by"
     ):
-        copy_weights(fresh("llama"), tmp_path / "other")
+        load_weights_into(fresh("llama"), tmp_path / "other")
 
 
 @pytest.mark.parametrize("what", ["full", "lora", "thoughts"])
@@ -182,8 +182,8 @@ def test_a_model_part_is_read_back_as_it_was(tiny: Path, tmp_path: Path, what: s
             if p.requires_grad:
                 p += 0.1 * torch.randn(p.shape)
     commit(made, tmp_path / "runs/b", shards=shards)
-    found = opened(tmp_path / "runs/b", CPU)
-    batch = made.source.batch(range(4), 0, 0)
+    found = load_run(tmp_path / "runs/b", CPU)
+    batch = made.training_data.batch(range(4), 0, 0)
     learn = [
         {name for name, p in method.named_parameters() if p.requires_grad} for method in (made.method, found.method)
     ]
@@ -192,26 +192,26 @@ def test_a_model_part_is_read_back_as_it_was(tiny: Path, tmp_path: Path, what: s
         loss = made.method.eval()(batch).loss
         assert torch.equal(found.method(batch).loss, loss)
     again = built(tiny, f"train.what={what}", "lora.r=2", "thinking.control_init=normal")
-    checkpoint.load_model(tmp_path / "runs/b/steps/step-000001", again.model, again.method)
+    checkpoint.load_model(tmp_path / "runs/b/steps/step-000001", again.checkpoint, again.method)
     with torch.no_grad():
         assert torch.equal(again.method.eval()(batch).loss, loss)
 
 
-def commit(made: Built, folder: Path, *, shards: bool) -> None:
+def commit(made: Experiment, folder: Path, *, shards: bool) -> None:
     """A step of a run, without an optimizer."""
-    run = RunFolder(folder)
+    run = RunDirectory(folder)
 
-    def write(files: Files) -> None:
+    def write(files: ManifestWriter) -> None:
         if not shards:
-            made.model.save(files)
+            made.checkpoint.save(files)
             return
         trained = {name: p for name, p in made.method.named_parameters() if p.requires_grad}
-        sharded.write(files, checkpoint.SHARDS, trained, 0)
-        made.model.save_rest(files)
+        sharded.write_shards(files, checkpoint.SHARDS_FOLDER, trained, 0)
+        made.checkpoint.save_metadata(files)
 
-    with run.held():
-        begin(run, made.recipe, "auto", {})
-        run.commit(1, write, made.bound)
+    with run.lock():
+        init_run(run, made.recipe, "auto", {})
+        run.commit_step(1, write, made.fingerprints)
 
 
 @pytest.mark.parametrize(
@@ -222,23 +222,23 @@ def commit(made: Built, folder: Path, *, shards: bool) -> None:
     ],
 )  # fmt: skip
 def test_the_last_number_of_a_text(text: str, prediction: str | None) -> None:
-    assert CODI.predict(text) == prediction
+    assert CODI.extract(text) == prediction
 
 
 def test_what_is_right() -> None:
-    assert CODI.right("18.0", "18")
-    assert not CODI.right("18", "seven")
-    assert TEXT.predict("a\nThe answer is: yes ") == "yes"
-    assert TEXT.predict("") is None
-    assert TEXT.right("yes", " yes")
+    assert CODI.is_correct("18.0", "18")
+    assert not CODI.is_correct("18", "seven")
+    assert TEXT.extract("a\nThe answer is: yes ") == "yes"
+    assert TEXT.extract("") is None
+    assert TEXT.is_correct("yes", " yes")
 
 
 def test_a_decoder_for_a_measurement_is_finite() -> None:
-    decoder = models.drawn(fresh("gpt2").config, CPU)
+    decoder = models.build_random_decoder(fresh("gpt2").config, CPU)
     assert isinstance(decoder, Decoder)
     assert decoder(decoder.embed(torch.arange(4)[None])).hidden.isfinite().all()
 
 
 def test_a_name_that_the_hub_does_not_give() -> None:
-    with pytest.raises(BadInput, match="org/none: the hub gives no configuration: "):
-        models.small_files("org/none", None)
+    with pytest.raises(InputError, match="org/none: the hub gives no configuration: "):
+        models.download_config_and_tokenizer("org/none", None)

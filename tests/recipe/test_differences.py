@@ -4,28 +4,28 @@ from pathlib import Path
 
 import pytest
 
-from laconic.recipe.differences import differences, shipped
-from laconic.recipe.read import read, written
+from laconic.recipe.differences import recipe_differences, shipped_recipes
+from laconic.recipe.read import load_recipe, to_toml
 
 
 def test_what_is_put_over_a_recipe_is_named(tmp_path: Path) -> None:
     keys = ("thinking.count=12", "train.epochs=1", "seed=2", "train.log_every=5")
-    recipe = read("kava-llama1b-aug", keys)[0]
-    assert differences(recipe) == ["thinking.count", "train.epochs"]
-    (tmp_path / "recipe.toml").write_text(written(recipe), encoding="utf-8")
-    assert differences(read(tmp_path / "recipe.toml")[0]) == ["thinking.count", "train.epochs"]
+    recipe = load_recipe("kava-llama1b-aug", keys)[0]
+    assert recipe_differences(recipe) == ["thinking.count", "train.epochs"]
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe), encoding="utf-8")
+    assert recipe_differences(load_recipe(tmp_path / "recipe.toml")[0]) == ["thinking.count", "train.epochs"]
 
 
 def test_what_a_recipe_itself_says_comes_first() -> None:
-    recipe = read("kava-llama1b-aug", ("thinking.count=12",))[0].model_copy(update={"differs": {"model.dtype": "why"}})
-    assert differences(recipe) == ["model.dtype", "thinking.count"]
+    recipe = load_recipe("kava-llama1b-aug", ("thinking.count=12",))[0].model_copy(update={"differs": {"model.dtype": "why"}})
+    assert recipe_differences(recipe) == ["model.dtype", "thinking.count"]
 
 
-@pytest.mark.parametrize("name", sorted({name for names in shipped().values() for name in names}))
+@pytest.mark.parametrize("name", sorted({name for names in shipped_recipes().values() for name in names}))
 def test_what_is_shipped_differs_as_it_says(name: str) -> None:
-    recipe = read(name)[0]
-    assert differences(recipe) == list(recipe.differs)
+    recipe = load_recipe(name)[0]
+    assert recipe_differences(recipe) == list(recipe.deviations)
 
 
 def test_recipes_of_no_table_differ_from_none() -> None:
-    assert differences(read("demo-kava", ("thinking.count=3",))[0]) == []
+    assert recipe_differences(load_recipe("demo-kava", ("thinking.count=3",))[0]) == []

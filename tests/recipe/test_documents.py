@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.contract import Documents
-from laconic.core.errors import BadInput, Damaged, Usage
-from laconic.data.tokens import byte_tokenizer
-from laconic.recipe.models import tokenizer_of
-from laconic.recipe.read import read
-from laconic.recipe.rows import held_out, room_of, training
+from laconic.core.contract import DocumentBatch
+from laconic.core.errors import InputError, CorruptArtifactError, UsageError
+from laconic.data.tokens import build_byte_tokenizer
+from laconic.recipe.models import load_model_tokenizer
+from laconic.recipe.read import load_recipe
+from laconic.recipe.rows import load_held_out, max_segment_tokens, load_training_rows
 from laconic.recipe.schema import Recipe
 
 SMALL = """method = "autocompressor"
@@ -39,40 +39,40 @@ def recipe(tmp_path: Path, *more: str) -> Recipe:
     (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = SMALL.replace('path = "books.jsonl"\n', "") if any("data.kind" in key for key in more) else SMALL
     (tmp_path / "small.toml").write_text(text)
-    return read(tmp_path / "small.toml", more)[0]
+    return load_recipe(tmp_path / "small.toml", more)[0]
 
 
 def test_books_are_read_and_held_out(tmp_path: Path) -> None:
     found = recipe(tmp_path)
-    tokenizer = tokenizer_of(found.model)
-    rows, held = training(found, tokenizer, 512), held_out(found, tokenizer, 512, "valid")
+    tokenizer = load_model_tokenizer(found.model)
+    rows, held = load_training_rows(found, tokenizer, 512), load_held_out(found, tokenizer, 512, "valid")
     first, same, other = (rows.source.batch([0, 1], 0, step) for step in (0, 0, 1))
-    assert isinstance(first, Documents)
-    assert isinstance(same, Documents)
-    assert isinstance(other, Documents)
-    assert first.cuts == same.cuts != other.cuts
+    assert isinstance(first, DocumentBatch)
+    assert isinstance(same, DocumentBatch)
+    assert isinstance(other, DocumentBatch)
+    assert first.segment_ends == same.segment_ends != other.segment_ends
     kept = held.source.batch(range(len(held.source)), 0, 3)
-    assert isinstance(kept, Documents)
-    assert kept.cuts == (60, 120, 180, 240)
+    assert isinstance(kept, DocumentBatch)
+    assert kept.segment_ends == (60, 120, 180, 240)
     books = [{name.partition("@")[0] for name in each.ids} for each in (rows.source.batch(range(24), 0, 0), kept)]
     assert books[0].isdisjoint(books[1])
     assert rows.notes[-1] == "8 documents of 4,536 tokens, 24 rows"
     assert "valid: 1 documents held out" in rows.notes[0]
-    assert len(held_out(found, tokenizer, 512, "test", 2).source) == 2
-    with pytest.raises(BadInput, match="24 stretches of 240 tokens in 8 documents, a batch asks for 100"):
-        training(recipe(tmp_path, "train.batch=100"), tokenizer, 512)
+    assert len(load_held_out(found, tokenizer, 512, "test", 2).source) == 2
+    with pytest.raises(InputError, match="24 stretches of 240 tokens in 8 documents, a batch asks for 100"):
+        load_training_rows(recipe(tmp_path, "train.batch=100"), tokenizer, 512)
 
 
 def test_recall_has_its_own_tokenizer(tmp_path: Path) -> None:
     found = recipe(tmp_path, *RECALL)
-    tokenizer = tokenizer_of(found.model)
-    rows, held = training(found, tokenizer, 512), held_out(found, tokenizer, 512, "valid", 30)
+    tokenizer = load_model_tokenizer(found.model)
+    rows, held = load_training_rows(found, tokenizer, 512), load_held_out(found, tokenizer, 512, "valid", 30)
     assert (len(rows.source), len(held.source), tokenizer.vocab_size) == (50, 30, 299)
     batch = rows.source.batch([3], 0, 0)
-    assert isinstance(batch, Documents)
-    assert batch.facts is not None
-    with pytest.raises(Damaged, match=r"generated recall documents need the tokenizer .*; take a file of rows"):
-        training(found, byte_tokenizer(), 512)
+    assert isinstance(batch, DocumentBatch)
+    assert batch.num_facts is not None
+    with pytest.raises(CorruptArtifactError, match=r"generated recall documents need the tokenizer .*; take a file of rows"):
+        load_training_rows(found, build_byte_tokenizer(), 512)
 
 
 @pytest.mark.parametrize(
@@ -85,17 +85,17 @@ def test_recall_has_its_own_tokenizer(tmp_path: Path) -> None:
     ],
 )
 def test_room_of_a_segment(more: tuple[str, ...], room: int, tmp_path: Path) -> None:
-    assert room_of(recipe(tmp_path, *more), 512) == room
+    assert max_segment_tokens(recipe(tmp_path, *more), 512) == room
 
 
 def test_segments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     found = recipe(tmp_path)
-    with pytest.raises(Usage, match=r"data\.text\.segment 60: from 60 to 61 tokens nothing is left to draw for 3 seg"):
-        training(found, tokenizer_of(found.model), 79)
+    with pytest.raises(UsageError, match=r"data\.text\.segment 60: from 60 to 61 tokens nothing is left to draw for 3 seg"):
+        load_training_rows(found, load_model_tokenizer(found.model), 79)
 
 
 def test_a_window_of_one_is_refused_at_its_line(tmp_path: Path) -> None:
-    with pytest.raises(Usage) as error:
+    with pytest.raises(UsageError) as error:
         recipe(tmp_path, "data.text.window=1")
     assert str(error.value) == (
         "data.text.window=1: 1 leaves no segment that reads a summary inside its own window, so nothing would learn to "
@@ -107,9 +107,9 @@ def test_documents_are_for_methods_that_read(tmp_path: Path) -> None:
     asked = (
         r'data\.kind: "text" with method nocot: documents, of kind text or recall or mqar or copying or languages, are '
     )
-    with pytest.raises(Usage, match=asked):
+    with pytest.raises(UsageError, match=asked):
         recipe(tmp_path, "method=nocot")
-    with pytest.raises(Usage, match="its documents have no segments to make vectors of; take text or recall"):
+    with pytest.raises(UsageError, match="its documents have no segments to make vectors of; take text or recall"):
         recipe(tmp_path, "data.kind=mqar")
 
 
@@ -122,7 +122,7 @@ def test_documents_are_for_methods_that_read(tmp_path: Path) -> None:
 )
 def test_shards_need_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str, ...], why: str) -> None:
     said = r'train\.parallel=fsdp: "fsdp": ranks would make unequal numbers of passes with '
-    with pytest.raises(Usage, match=f"{said}{why}, and wait for ever; take "):
+    with pytest.raises(UsageError, match=f"{said}{why}, and wait for ever; take "):
         recipe(tmp_path, "train.parallel=fsdp", *keys)
     recipe(tmp_path, "train.parallel=ddp", *keys)
     for fine in ((), ("reading.generator=self", "reading.length=fixed"), ("reading.length=stop",)):
@@ -142,24 +142,24 @@ def test_generated_streams_have_a_tokenizer_of_their_own(
 ) -> None:
     asked = ("method=plain", f"data.kind={kind}", f"model.tokenizer={words}", f"data.{kind}.rows=50")
     found = recipe(tmp_path, *asked)
-    tokenizer = tokenizer_of(found.model)
-    rows, held = training(found, tokenizer, 512), held_out(found, tokenizer, 512, "test", 20)
+    tokenizer = load_model_tokenizer(found.model)
+    rows, held = load_training_rows(found, tokenizer, 512), load_held_out(found, tokenizer, 512, "test", 20)
     assert (len(rows.source), len(held.source)) == (50, 20)
     assert rows.source.batch([0], 0, 0).ids == (first,)
     other = recipe(tmp_path, "seed=6", *asked)
-    assert training(other, tokenizer, 512).source.fingerprint != rows.source.fingerprint
-    assert held_out(other, tokenizer, 512, "test", 20).source.fingerprint == held.source.fingerprint
-    with pytest.raises(Damaged, match=f"generated {said} need the tokenizer "):
-        training(found, byte_tokenizer(), 512)
+    assert load_training_rows(other, tokenizer, 512).source.fingerprint != rows.source.fingerprint
+    assert load_held_out(other, tokenizer, 512, "test", 20).source.fingerprint == held.source.fingerprint
+    with pytest.raises(CorruptArtifactError, match=f"generated {said} need the tokenizer "):
+        load_training_rows(found, build_byte_tokenizer(), 512)
 
 
 def test_a_text_drifts_after_so_many_tokens(tmp_path: Path) -> None:
     plain, moving = (recipe(tmp_path, *more) for more in ((), ("data.text.drift=100",)))
-    one, other = (training(each, byte_tokenizer(), 512).source.batch(range(24), 0, 0) for each in (plain, moving))
-    assert isinstance(one, Documents)
-    assert isinstance(other, Documents)
+    one, other = (load_training_rows(each, build_byte_tokenizer(), 512).source.batch(range(24), 0, 0) for each in (plain, moving))
+    assert isinstance(one, DocumentBatch)
+    assert isinstance(other, DocumentBatch)
     assert one.ids == other.ids
-    assert not one.text.equal(other.text)
-    map_of = dict(zip(one.text[0, :100].tolist(), other.text[0, :100].tolist(), strict=True))
-    assert [map_of[id] for id in one.text[0, :100].tolist()] == other.text[0, :100].tolist()
-    assert int(other.text.max()) < 256
+    assert not one.input_ids.equal(other.input_ids)
+    map_of = dict(zip(one.input_ids[0, :100].tolist(), other.input_ids[0, :100].tolist(), strict=True))
+    assert [map_of[id] for id in one.input_ids[0, :100].tolist()] == other.input_ids[0, :100].tolist()
+    assert int(other.input_ids.max()) < 256

@@ -7,27 +7,27 @@ from typing import Any
 import pytest
 
 from laconic.core.decoder import Decoder
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.core.families import DecoderConfig
-from laconic.data.tokens import byte_tokenizer
-from laconic.evaluation.classes_shown import lines
-from laconic.evaluation.tuned import Tuning
+from laconic.data.tokens import build_byte_tokenizer
+from laconic.evaluation.classes_shown import build_table
+from laconic.evaluation.tuned import FinetuneConfig
 from laconic.methods.cms_shape import Options
 from laconic.methods.hope_config import HopeConfig
 from laconic.methods.hope_model import Hope, HopeAttention
-from laconic.recipe.incremental import METHODS, planned
+from laconic.recipe.incremental import METHODS, plan_class_incremental
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 257, "intermediate_size": 32}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 128}
 
 
 def decoder() -> Decoder:
-    return Decoder(DecoderConfig.small("llama", **SIZES, **HEADS)).eval()
+    return Decoder(DecoderConfig.tiny("llama", **SIZES, **HEADS)).eval()
 
 
 def incremental(*args: Any, note: Any = None, **how: Any) -> dict[str, Any]:
-    plan = planned(*args, **how)
-    return plan.found(plan.lines(range(len(plan)), note))
+    plan = plan_class_incremental(*args, **how)
+    return plan.summarise(plan.run_many(range(len(plan)), note))
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ def rows(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("unchecked")
 def test_every_method_on_two_orders(rows: Path) -> None:
-    model = HopeAttention.stack(decoder(), (4, 8), "grow", cms=Options(target="start"))
+    model = HopeAttention.from_decoder(decoder(), (4, 8), "grow", options=Options(associative_target="start"))
     said: list[str] = []
     found = incremental(
-        model, byte_tokenizer(), "banking77", rows, orders=(0, 1), task=2, how=Tuning(batch=4), note=said.append
+        model, build_byte_tokenizer(), "banking77", rows, orders=(0, 1), task=2, how=FinetuneConfig(batch_size=4), note=said.append
     )
     assert list(found["methods"]) == list(METHODS)
     assert found["tasks"] == [2, 2]
@@ -60,22 +60,22 @@ def test_every_method_on_two_orders(rows: Path) -> None:
         assert ("seen-prior" in own["ways"]) == (not name.startswith("ncm"))
     assert found["methods"]["learner"]["notes"][0]["updates"][0] > 0
     assert found == json.loads(json.dumps(found))
-    assert len(lines(found)) == 1 + len(METHODS)
+    assert len(build_table(found)) == 1 + len(METHODS)
     assert said[0].startswith("banking77, learner, order 0: task 1 of 2, ")
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_what_a_model_lacks_is_left_out(rows: Path) -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = build_byte_tokenizer()
     plain = incremental(decoder(), tokenizer, "banking77", rows, orders=(0,), task=2, methods=("frozen", "icl"))
     assert list(plain["methods"]) == ["frozen", "icl"]
-    with pytest.raises(Usage, match=r"classes: method learner was asked for, the model does not learn while it reads;"):
+    with pytest.raises(UsageError, match=r"classes: method learner was asked for, the model does not learn while it reads;"):
         incremental(decoder(), tokenizer, "banking77", rows, orders=(0,), task=2, methods=("learner",))
-    with pytest.raises(Usage, match=r"classes: no method finetun; did you mean finetune\?"):
+    with pytest.raises(UsageError, match=r"classes: no method finetun; did you mean finetune\?"):
         incremental(decoder(), tokenizer, "banking77", rows, orders=(0,), task=2, methods=("finetun",))
-    blind = Hope(HopeConfig.of(257, 16, 1, chunks=(8,), heads=2, head=8)).eval()
+    blind = Hope(HopeConfig.attention_free(257, 16, 1, chunk_sizes=(8,), num_heads=2, head_dim=8)).eval()
     with pytest.raises(
-        Usage, match=r"classes: method icl was asked for, the model has no attention to a context; leave"
+        UsageError, match=r"classes: method icl was asked for, the model has no attention to a context; leave"
     ):
         incremental(blind, tokenizer, "banking77", rows, orders=(0,), task=2, methods=("icl",))
     found = incremental(blind, tokenizer, "banking77", rows, orders=(0,), task=2, methods=("learner", "finetune"))

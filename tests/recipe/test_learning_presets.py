@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.methods.learning_settings import SelfTitansOptions
+from laconic.methods.learning_settings import SelfModifyingOptions
 from laconic.recipe.plan import plan
-from laconic.recipe.read import SHIPPED, read
-from laconic.recipe.schema import flat
+from laconic.recipe.read import SHIPPED_RECIPES, load_recipe
+from laconic.recipe.schema import flatten
 from tests.conftest import shared_dir
 from tests.recipe.test_presets import LEARNING, PARAMETERS, folder_of
 
@@ -49,35 +49,35 @@ def test_every_one_is_here() -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_recipe_is_its_run(name: str) -> None:
-    recipe, notes = read(name)
-    found = flat(recipe.model_dump(mode="json", exclude_none=True))
+    recipe, notes = load_recipe(name)
+    found = flatten(recipe.model_dump(mode="json", exclude_none=True))
     assert {key: found.get(key) for key in RUNS[name]} == RUNS[name]
-    assert (notes, recipe.unread) == ([], [])
-    assert (recipe.train.best, recipe.train.best_is) == ("nats", "smallest")
-    text = (SHIPPED / f"{name}.toml").read_text()
+    assert (notes, recipe.unused_tables) == ([], [])
+    assert (recipe.train.best_metric, recipe.train.best_mode) == ("nats", "smallest")
+    text = (SHIPPED_RECIPES / f"{name}.toml").read_text()
     assert "[P]" in text
     assert "[?]" in text
-    assert recipe.data.text.tokens * recipe.train.batch * (recipe.train.steps or 0) == pytest.approx(
+    assert recipe.data.text.row_tokens * recipe.train.batch_size * (recipe.train.steps or 0) == pytest.approx(
         TOKENS[name], rel=1e-3
     )
 
 
 def test_the_printed_forms_are_no_defaults() -> None:
-    usual = SelfTitansOptions()
-    assert (usual.objective, usual.decay_to, usual.read, usual.momentum) == ("dot", "start", "token", False)
+    usual = SelfModifyingOptions()
+    assert (usual.objective, usual.decay_target, usual.read_at, usual.momentum) == ("dot", "start", "token", False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_preset_is_planned_without_weights_and_documents(name: str, tmp_path: Path) -> None:
-    given = read(name)[0].model
+    given = load_recipe(name)[0].model
     own = [f"model.name={folder_of(tmp_path, given.name)}"] if given.name else []
     own = own or [f"model.tokenizer={shared_dir()}/data/tokenizers/gpt2"]
-    recipe = read(name, own)[0]
+    recipe = load_recipe(name, own)[0]
     found = plan(recipe, torch.device("cpu"))
     assert found["assumed"]
     assert found["steps"] == recipe.train.steps
-    assert found["lengths"]["document"]["max"] == recipe.data.text.tokens
+    assert found["lengths"]["document"]["max"] == recipe.data.text.row_tokens
     assert found["trainable"] == found["parameters"]
     assert found["memory"]["by"] == "by formula"
     assert found["memory"]["bytes"] > 4 * found["bytes"]

@@ -2,43 +2,43 @@
 
 import torch
 
-from laconic.core.memory import Memory
-from laconic.evaluation.scored import Split
-from laconic.methods.settings import Halting
-from laconic.methods.stopping import Stopping
-from laconic.recipe.measuring import Compressor
+from laconic.core.memory import SummaryMemory
+from laconic.evaluation.scored import ContextTail
+from laconic.methods.settings import StopHeadConfig
+from laconic.methods.stopping import StopRule
+from laconic.recipe.measuring import AutoCompressorReader
 from tests.recipe.reading import reader
 
 LENGTHS = (1, 2, 4)
 
 
-def split(B: int = 3) -> Split:
+def split(B: int = 3) -> ContextTail:
     """Two segments of context and a tail, of which the first token is not scored."""
     text = torch.randint(0, 200, (B, 30), generator=torch.Generator().manual_seed(1))
     scored = torch.ones(B, 10, dtype=torch.bool)
     scored[:, 0] = False
-    return Split(text[:, :20], (8, 20), text[:, 20:], scored, torch.arange(B), tuple("abc"[:B]))
+    return ContextTail(text[:, :20], (8, 20), text[:, 20:], scored, torch.arange(B), tuple("abc"[:B]))
 
 
 def test_the_oracle_length_has_the_least_nats_of_what_follows_and_price() -> None:
     for price in (0.0, 0.4):
         model = reader(
-            length="stop", allowed=LENGTHS, halting=Halting.model_validate({"start": 0.5, "price": price})
+            length="stop", allowed=LENGTHS, halting=StopHeadConfig.model_validate({"start": 0.5, "price": price})
         ).method
-        found, asked = Compressor(model, 0).oracle(split()), split()
+        found, asked = AutoCompressorReader(model, 0).compress_with_best_lengths(split()), split()
         for b in range(3):
             one, memory, lengths = asked.context[b : b + 1], None, list[int]()
             for start, end, after in ((0, 8, one[:, 8:20]), (8, 20, asked.tail[b : b + 1])):
-                costs = dict[int, tuple[float, Memory]]()
+                costs = dict[int, tuple[float, SummaryMemory]]()
                 for n in LENGTHS:
-                    tried = model.compress(one[:, start:end], None, memory, Stopping("fixed", n=n))
-                    logits = model.decoder.logits(model.read(after, memory=tried))[0].log_softmax(-1).detach()
+                    tried = model.compress(one[:, start:end], None, memory, StopRule("fixed", num_vectors=n))
+                    logits = model.decoder.logits(model.read_text(after, memory=tried))[0].log_softmax(-1).detach()
                     nats = -sum(float(logits[t - 1, after[0, t]]) for t in range(1, after.shape[1]))
                     costs[n] = nats + price * n, tried
                 best = min(costs, key=lambda n: costs[n][0])
                 memory = costs[best][1]
                 lengths.append(best)
             assert memory is not None
-            assert found.written[b].tolist() == lengths
-            assert torch.allclose(found.memory.take([b]).pack().vectors, memory.vectors)
-        assert len({tuple(row) for row in found.written.tolist()}) > 1 or price
+            assert found.vectors_per_segment[b].tolist() == lengths
+            assert torch.allclose(found.memory.select_rows([b]).compact().vectors, memory.vectors)
+        assert len({tuple(row) for row in found.vectors_per_segment.tolist()}) > 1 or price

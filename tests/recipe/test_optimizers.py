@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import Usage
-from laconic.core.runs import RunFolder
-from laconic.recipe.build import build
+from laconic.core.errors import UsageError
+from laconic.core.runs import RunDirectory
+from laconic.recipe.build import build_experiment
 from laconic.recipe.optimizers import optimizer
-from laconic.recipe.read import read
+from laconic.recipe.read import load_recipe
 from laconic.recipe.schema import Recipe
 from laconic.training.loop import train
 from tests.training.ground import lines, same
@@ -45,15 +45,15 @@ def recipe(folder: Path, *more: str) -> Recipe:
     rows = [{"book": f"b{i % 6}", "text": f"{i} " + chr(97 + i % 26) * 90} for i in range(12)]
     (folder / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "small.toml").write_text(SMALL)
-    return read(folder / "small.toml", more)[0]
+    return load_recipe(folder / "small.toml", more)[0]
 
 
 def trained(path: Path, asked: Recipe, **more: Any) -> None:
-    built, run = build(asked, CPU), RunFolder(path)
-    with run.held():
+    built, run = build_experiment(asked, CPU), RunDirectory(path)
+    with run.lock():
         train(
-            built.method, built.source, asked.train, run=run, seed=5, model=built.model, bound=built.bound,
-            optimizer=optimizer, **more,
+            built.method, built.training_data, asked.train, run=run, seed=5, model_io=built.checkpoint, fingerprints=built.fingerprints,
+            build_optimizer=optimizer, **more,
         )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def test_a_resumed_run_is_the_one_that_never_stopped(tmp_path: Path, name: str) 
 
 
 def test_matrices_are_moved_by_what_is_named(tmp_path: Path) -> None:
-    built = build(recipe(tmp_path, "train.optimizer=m3", "train.weight_decay=0.1"), CPU)
+    built = build_experiment(recipe(tmp_path, "train.optimizer=m3", "train.weight_decay=0.1"), CPU)
     made = optimizer(built.method, built.recipe.train)
     rules = {group["rule"]: [p.ndim for p in group["params"]] for group in made.param_groups}
     assert set(rules["m3"]) == {2}
@@ -82,9 +82,9 @@ def test_matrices_are_moved_by_what_is_named(tmp_path: Path) -> None:
 
 def test_what_an_optimizer_does_not_do_is_said(tmp_path: Path) -> None:
     asked = recipe(tmp_path, "train.optimizer=dgd", "train.weight_decay=0.1")
-    with pytest.raises(Usage, match=r"train\.weight_decay 0\.1 with dgd: its erasing is its decay; leave the key out"):
-        optimizer(build(asked, CPU).method, asked.train)
-    with pytest.raises(Usage, match=r'parallel=fsdp: "fsdp" with optimizer m3: it moves whole matrices; take "ddp"'):
+    with pytest.raises(UsageError, match=r"train\.weight_decay 0\.1 with dgd: its erasing is its decay; leave the key out"):
+        optimizer(build_experiment(asked, CPU).method, asked.train)
+    with pytest.raises(UsageError, match=r'parallel=fsdp: "fsdp" with optimizer m3: it moves whole matrices; take "ddp"'):
         recipe(tmp_path, "train.optimizer=m3", "train.parallel=fsdp")
-    with pytest.raises(Usage, match=r'"dgd" with method hope: its maps read starts and changes together, which no map'):
+    with pytest.raises(UsageError, match=r'"dgd" with method hope: its maps read starts and changes together, which no map'):
         recipe(tmp_path, "train.optimizer=dgd", "method=hope")

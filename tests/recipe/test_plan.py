@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from laconic.core.decoder import Decoder
-from laconic.core.errors import BadInput, OutOfMemory
+from laconic.core.errors import InputError, OutOfMemoryError
 from laconic.core.families import DecoderConfig
-from laconic.data.settings import Data
-from laconic.data.synthetic import digits_tokenizer
+from laconic.data.settings import DataConfig
+from laconic.data.synthetic import build_digits_tokenizer
 from laconic.recipe import models, pace, sketch
 from laconic.recipe import plan as planning
 from laconic.recipe.lengths import SAMPLE, STEP, Blank, at_hand, foreseen, pieces
 from laconic.recipe.need import Need, counted, followed, need, tracked
-from laconic.recipe.opened import described
+from laconic.recipe.opened import load_config_and_tokenizer
 from laconic.recipe.plan import plan, told
-from laconic.recipe.read import read
+from laconic.recipe.read import load_recipe
 from laconic.recipe.schema import Recipe
 from tests.conftest import REPO, needs
 from tests.recipe.test_presets import folder_of
@@ -58,14 +58,14 @@ def tiny(tmp_path: Path) -> Any:
 
     def make(method: str, *keys: str) -> Recipe:
         (tmp_path / "tiny.toml").write_text(TINY.replace("METHOD", method))
-        return read(tmp_path / "tiny.toml", keys)[0]
+        return load_recipe(tmp_path / "tiny.toml", keys)[0]
 
     return make
 
 
 def wide(recipe: Recipe, micro: int = 16) -> Any:
     """The recipe's configuration, tokenizer, and widest micro-batch."""
-    config, tokenizer = described(recipe)
+    config, tokenizer = load_config_and_tokenizer(recipe)
     rows = foreseen(recipe, tokenizer, config.max_position_embeddings)
     return config, tokenizer, planning.batch(rows, pieces(rows.lengths, micro), 1.0, 0, 0)
 
@@ -129,7 +129,7 @@ def test_the_largest_micro_batch_is_the_largest_that_fits() -> None:
 
 def test_what_is_held_is_weights_and_moments(tiny: Any) -> None:
     recipe = tiny("nocot")
-    config, tokenizer = described(recipe)
+    config, tokenizer = load_config_and_tokenizer(recipe)
     method = sketch.sketched(recipe, config, tokenizer, 1)
     sizes = [p.nbytes for p in method.parameters()]
     found = need(method, 1.0, CPU)
@@ -144,8 +144,8 @@ def test_lora_stands_as_peft_puts_it(tiny: Any, family: str, modules: str) -> No
     recipe = tiny(
         "nocot", f"model.family={family}", *(["model.num_key_value_heads=4"] if family == "gpt2" else []), *keys
     )
-    config, tokenizer = described(recipe)
-    theirs = models.fresh(recipe, Decoder(config, seed=0), tokenizer, "").decoder
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    theirs = models.build_parts(recipe, Decoder(config, seed=0), tokenizer, "").decoder
     method = sketch.filled(sketch.sketched(recipe, config, tokenizer, 1), CPU)
     ours: Any = method.decoder
     learn = [sorted(tuple(p.shape) for p in each.parameters() if p.requires_grad) for each in (theirs, ours)]
@@ -161,8 +161,8 @@ def test_lora_stands_as_peft_puts_it(tiny: Any, family: str, modules: str) -> No
 
 def test_rows_that_are_not_at_hand_are_assumed(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "openai-community/gpt2")
-    recipe, _ = read("codi-gpt2-aug-nl", [f"model.name={folder}", "data.max_tokens=256"])
-    config, tokenizer = described(recipe)
+    recipe, _ = load_recipe("codi-gpt2-aug-nl", [f"model.name={folder}", "data.max_tokens=256"])
+    config, tokenizer = load_config_and_tokenizer(recipe)
     found = foreseen(recipe, tokenizer, config.max_position_embeddings)
     assert found.assumed
     assert "zen-E/GSM8k-Aug-NL is not at hand" in found.notes[0]
@@ -173,7 +173,7 @@ def test_rows_that_are_not_at_hand_are_assumed(tmp_path: Path) -> None:
     live = [getattr(batch, f"{part}_live").sum(1).tolist() for part in ("question", "chain", "answer")]
     assert live == found.lengths[[0, 5]].T.tolist()
     assert (batch.epoch, batch.step) == (3, 7)
-    made = read("icot-gpt2-mult4", [f"model.name={folder}"])[0]
+    made = load_recipe("icot-gpt2-mult4", [f"model.name={folder}"])[0]
     assert foreseen(made, tokenizer, 1024).rows == 808_000
     assert (
         foreseen(made.model_copy(update={"data": made.data.model_copy(update={"rows": 99})}), tokenizer, 1024).rows
@@ -189,7 +189,7 @@ def test_rows_that_are_not_at_hand_are_assumed(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_at_hand_is_what_lies_there(shared: Path, tmp_path: Path, name: str, here: bool) -> None:
-    data = Data.model_validate({"kind": "maths", "name": name})
+    data = DataConfig.model_validate({"kind": "maths", "name": name})
     found = {root: at_hand(data.model_copy(update={"root": root})) for root in (str(shared / "data"), str(tmp_path))}
     assert list(found.values()) == [here, False]
     assert not at_hand(data)
@@ -197,9 +197,9 @@ def test_at_hand_is_what_lies_there(shared: Path, tmp_path: Path, name: str, her
 
 def test_rows_nobody_knows_are_asked_for(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "openai-community/gpt2")
-    recipe, _ = read("cot-gpt2-aug", [f"model.name={folder}", f"data.name={tmp_path}/mine.jsonl"])
-    config, tokenizer = described(recipe)
-    with pytest.raises(BadInput, match=r"mine\.jsonl"):
+    recipe, _ = load_recipe("cot-gpt2-aug", [f"model.name={folder}", f"data.name={tmp_path}/mine.jsonl"])
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    with pytest.raises(InputError, match=r"mine\.jsonl"):
         foreseen(recipe, tokenizer, config.max_position_embeddings)
 
 
@@ -208,8 +208,8 @@ def test_rows_at_hand_are_counted_and_the_first_looked_at(tmp_path: Path) -> Non
     rows = ({"id": str(i), "question": f"Question {i} of many, how much?", "steps": ["<<1+1=2>>"], "answer": "2"}
             for i in range(SAMPLE + 500))  # fmt: skip
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe, _ = read("cot-gpt2-aug", [f"model.name={folder}", f"data.name={tmp_path}/rows.jsonl"])
-    config, tokenizer = described(recipe)
+    recipe, _ = load_recipe("cot-gpt2-aug", [f"model.name={folder}", f"data.name={tmp_path}/rows.jsonl"])
+    config, tokenizer = load_config_and_tokenizer(recipe)
     found = foreseen(recipe, tokenizer, config.max_position_embeddings)
     assert (found.rows, len(found.lengths), found.assumed) == (SAMPLE + 500, SAMPLE, False)
     assert found.notes[0] == f"of the first {SAMPLE:,} rows:"
@@ -224,7 +224,7 @@ def test_pieces_go_from_the_narrowest_to_the_widest() -> None:
     assert (widths, widths[-1], len(found)) == (sorted(widths), 112, 10)
     assert sorted(row for rows in found for row in rows) == list(range(100))
     assert [len(rows) for rows in pieces(lengths[:3], 10)] == [10]
-    steps = Blank(lengths).batch([99], 0, 0).chain_step
+    steps = Blank(lengths).batch([99], 0, 0).chain_step_index
     assert steps.max() == 6 // STEP
 
 
@@ -242,7 +242,7 @@ def test_time_goes_by_rows_or_by_a_product(tiny: Any, monkeypatch: pytest.Monkey
     monkeypatch.setitem(pace.QUICK, "cpu", 1e12)
 
     def full(*_: Any) -> float:
-        raise OutOfMemory("no memory for a micro-batch of 8 rows")
+        raise OutOfMemoryError("no memory for a micro-batch of 8 rows")
 
     monkeypatch.setattr(pace, "measured", full)
     assert pace.pace(recipe, config, sketched, batch, CPU, 8).by == "the speed of one product of its sizes"
@@ -250,15 +250,15 @@ def test_time_goes_by_rows_or_by_a_product(tiny: Any, monkeypatch: pytest.Monkey
 
 def test_a_run_to_begin_with_may_still_be_made(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "openai-community/gpt2")
-    recipe, notes = read("coconut-gpt2-aug", [f"model.name={folder}"])
+    recipe, notes = load_recipe("coconut-gpt2-aug", [f"model.name={folder}"])
     assert notes == ["model.name takes the place of model.start"]
-    assert recipe.model.start is None
+    assert recipe.model.init_from_run is None
     assert (
-        described(read("demo-kava", [f"model.start={tmp_path}/demo-cot"])[0])[1].fingerprint
-        == digits_tokenizer().fingerprint
+        load_config_and_tokenizer(load_recipe("demo-kava", [f"model.start={tmp_path}/demo-cot"])[0])[1].fingerprint
+        == build_digits_tokenizer().fingerprint
     )
-    with pytest.raises(BadInput, match=r"no run, and no recipe of its name; train it first, or give model\.name"):
-        described(read("demo-kava", [f"model.start={tmp_path}/mine"])[0])
+    with pytest.raises(InputError, match=r"no run, and no recipe of its name; train it first, or give model\.name"):
+        load_config_and_tokenizer(load_recipe("demo-kava", [f"model.start={tmp_path}/mine"])[0])
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_memory_foretold_is_memory_taken(
     folder = folder_of(tmp_path, model)
     config = json.loads((folder / "config.json").read_text()) | layers
     (folder / "config.json").write_text(json.dumps(config))
-    foretold = plan(read(name, [f"model.name={folder}", *keys])[0], CPU)["memory"]["bytes"]
+    foretold = plan(load_recipe(name, [f"model.name={folder}", *keys])[0], CPU)["memory"]["bytes"]
     command = [sys.executable, "-m", "tests.recipe.taken", name, str(folder), *keys]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
     taken = int(done.stdout)
@@ -290,10 +290,10 @@ def test_memory_foretold_is_memory_taken(
 
 def test_configurations_of_other_depth_are_the_same_but_for_it(tiny: Any) -> None:
     recipe = tiny("kava", "matching.kv_layers=[1, 5]")
-    config = described(recipe)[0]
+    config = load_config_and_tokenizer(recipe)[0]
     few, small = sketch.shallow(recipe, config, 2)
-    assert small == replace(config, num_hidden_layers=2, windows=config.windows[:2], score_scale=config.score_scale[:2])
-    assert few.matching is not None
-    assert few.matching.kv_layers == (1,)
-    assert sketch.shallow(recipe, config, 1)[0].matching.kv_layers == (0,)  # type: ignore[union-attr]
+    assert small == replace(config, num_hidden_layers=2, sliding_windows=config.sliding_windows[:2], attention_scales=config.attention_scales[:2])
+    assert few.kv_distillation is not None
+    assert few.kv_distillation.layers == (1,)
+    assert sketch.shallow(recipe, config, 1)[0].kv_distillation.layers == (0,)  # type: ignore[union-attr]
     assert isinstance(config, DecoderConfig)

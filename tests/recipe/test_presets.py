@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from laconic.recipe.plan import plan
-from laconic.recipe.read import SHIPPED, read
-from laconic.recipe.schema import flat
-from laconic.verify.ledger import OURS
+from laconic.recipe.read import SHIPPED_RECIPES, load_recipe
+from laconic.recipe.schema import flatten
+from laconic.verify.ledger import OWN_SOURCE
 from tests.conftest import shared_dir
 
 LLAMA = {
@@ -157,13 +157,13 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def said(name: str) -> dict[str, Any]:
     """Every key of a recipe, defaults too."""
-    return flat(read(name)[0].model_dump(mode="json", exclude_none=True))
+    return flatten(load_recipe(name)[0].model_dump(mode="json", exclude_none=True))
 
 
 def model_of(name: str) -> str:
     """The checkpoint that a preset begins with, through the run it starts from."""
-    model = read(name)[0].model
-    return model.name or model_of(Path(str(model.start)).name)
+    model = load_recipe(name)[0].model
+    return model.name or model_of(Path(str(model.init_from_run)).name)
 
 
 def folder_of(root: Path, model: str) -> Path:
@@ -180,17 +180,17 @@ def folder_of(root: Path, model: str) -> Path:
 
 
 def test_every_run_of_the_papers_has_its_recipe() -> None:
-    papers = {path.stem for path in SHIPPED.glob("*.toml") if read(path.stem)[0].source != OURS}
+    papers = {path.stem for path in SHIPPED_RECIPES.glob("*.toml") if load_recipe(path.stem)[0].paper_table != OWN_SOURCE}
     assert papers == PRESETS | READING | LEARNING
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_recipe_is_whole_and_says_where_its_values_come_from(name: str) -> None:
-    recipe, notes = read(name)
-    assert (notes, recipe.unread) == ([], [])
+    recipe, notes = load_recipe(name)
+    assert (notes, recipe.unused_tables) == ([], [])
     assert recipe.validation is not None
-    assert recipe.train.best == "accuracy"
-    text = (SHIPPED / f"{name}.toml").read_text()
+    assert recipe.train.best_metric == "accuracy"
+    text = (SHIPPED_RECIPES / f"{name}.toml").read_text()
     assert any(mark in text for mark in ("[C]", "[T]", "[?]"))
     assert text.startswith("# ")
 
@@ -227,24 +227,24 @@ def test_the_others_are_their_public_runs(name: str) -> None:
 
 def test_an_epoch_is_as_long_as_the_papers_say() -> None:
     for name in ("kava-llama1b-aug", "codi-gpt2-aug", "pccot-llama1b-aug"):
-        assert read(name)[0].train.per_epoch(385_620) == 3013
-    assert read("icot-mistral7b-aug")[0].train.per_epoch(385_620) == 12_051
+        assert load_recipe(name)[0].train.updates_per_epoch(385_620) == 3013
+    assert load_recipe("icot-mistral7b-aug")[0].train.updates_per_epoch(385_620) == 12_051
 
 
 def planned(name: str, root: Path, *keys: str) -> dict[str, Any]:
     """The plan of a preset from a configuration alone."""
     model = model_of(name)
-    found = plan(read(name, [f"model.name={folder_of(root, model)}", *keys])[0], torch.device("cpu"))
-    recipe = read(name)[0]
+    found = plan(load_recipe(name, [f"model.name={folder_of(root, model)}", *keys])[0], torch.device("cpu"))
+    recipe = load_recipe(name)[0]
     assert found["assumed"]
-    assert found["steps"] == recipe.train.length(found["rows"])
+    assert found["steps"] == recipe.train.total_updates(found["rows"])
     more = found["parameters"] - PARAMETERS[model]
     assert more >= 0
-    assert found["trainable"] == (found["parameters"] if recipe.train.what == "full" else more)
+    assert found["trainable"] == (found["parameters"] if recipe.train.trainable == "full" else more)
     assert found["memory"]["by"] == "followed through fake tensors"
     assert found["memory"]["bytes"] > found["bytes"]
     fits = found["largest_micro"]
-    assert 0 <= fits["24 GiB"] <= fits["80 GiB"] <= recipe.train.batch
+    assert 0 <= fits["24 GiB"] <= fits["80 GiB"] <= recipe.train.batch_size
     return found
 
 

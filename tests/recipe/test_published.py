@@ -14,10 +14,10 @@ from torch import Tensor
 
 import laconic
 from laconic import cli
-from laconic.core.errors import BadInput, Unsafe, Usage
-from laconic.core.memory import Memory
-from laconic.data.tokens import byte_tokenizer
-from laconic.recipe.published import TENSOR, is_published
+from laconic.core.errors import InputError, UnsafeFileError, UsageError
+from laconic.core.memory import SummaryMemory
+from laconic.data.tokens import build_byte_tokenizer
+from laconic.recipe.published import SUMMARY_EMBEDDING, is_published
 from tests import tolerances
 from tests.conftest import needs
 from tests.core.readings import same
@@ -36,7 +36,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     needs("transformers")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    made, tokenizer = tmp_path_factory.mktemp("published") / request.param, byte_tokenizer()
+    made, tokenizer = tmp_path_factory.mktemp("published") / request.param, build_byte_tokenizer()
     sizes = {"vocab_size": tokenizer.vocab_size, "hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": 4}
     more = {"max_position_embeddings": 128, "summary_length": KAPPA, "accumulate_summary": True}
     config = AutoConfig.for_model(request.param, **sizes, **more, **SIZES[request.param])
@@ -50,7 +50,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model.save_pretrained(made)
     tokenizer.save(made)
     tensors = load_file(made / "model.safetensors")
-    tensors[TENSOR] = torch.randn(KAPPA, D, generator=generator) * 0.3
+    tensors[SUMMARY_EMBEDDING] = torch.randn(KAPPA, D, generator=generator) * 0.3
     save_file(tensors, made / "model.safetensors", {"format": "pt"})
     said(made, architectures=["AutoCompressorModel"], segment_gradient_checkpointing=True)
     return made
@@ -69,7 +69,7 @@ class Theirs:
         from transformers import AutoModelForCausalLM
 
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.tokens, self.zero = load_file(folder / "model.safetensors")[TENSOR], folder.name == "opt"
+        self.tokens, self.zero = load_file(folder / "model.safetensors")[SUMMARY_EMBEDDING], folder.name == "opt"
 
     @torch.no_grad()
     def hidden(self, memory: Tensor, ids: list[int], tokens: Tensor) -> Tensor:
@@ -102,15 +102,15 @@ def test_it_writes_and_reads_as_a_loop_over_transformers(folder: Path, grows: bo
     place = tmp_path / folder.name
     shutil.copytree(folder, place)
     said(place, accumulate_summary=grows)
-    reader, theirs = laconic.load(place), Theirs(folder)
-    ids, asked = (reader.tokenizer.encode(text, special=False) for text in (TEXT, PROMPT))
+    reader, theirs = laconic.load_text_model(place), Theirs(folder)
+    ids, asked = (reader.tokenizer.encode(text, add_special_tokens=False) for text in (TEXT, PROMPT))
     memory, expected = reader.compress([TEXT], segment=SEGMENT), theirs.memory(ids, grows)
-    assert memory.lengths.tolist() == [len(expected)]
+    assert memory.num_vectors.tolist() == [len(expected)]
     same(memory.vectors[0], expected, tolerances.FLOAT32)
-    assert reader.generate([PROMPT], memory, max_tokens=6)[0].ids == theirs.continued(expected, asked, 6)
-    assert reader.segment == (128 if folder.name == "opt" else 64)
-    assert reader.provenance.positions == ("zero" if folder.name == "opt" else "contiguous")
-    assert reader.method.reading.memory == ("accumulate" if grows else "replace")
+    assert reader.generate([PROMPT], memory, max_tokens=6)[0].token_ids == theirs.continued(expected, asked, 6)
+    assert reader.segment_tokens == (128 if folder.name == "opt" else 64)
+    assert reader.metadata.positions == ("zero" if folder.name == "opt" else "contiguous")
+    assert reader.method.config.memory_policy == ("accumulate" if grows else "replace")
 
 
 @pytest.fixture
@@ -132,14 +132,14 @@ def test_a_text_is_compressed_and_asked_about_by_commands(
     (tmp_path / "book.txt").write_text(TEXT)
     out = tmp_path / "book.safetensors"
     assert run("compress", folder, tmp_path / "book.txt", "--out", out, "--segment", 20)[0] == 0
-    assert Memory.load(out).block_lengths.tolist() == [[3, 3, 3]]
+    assert SummaryMemory.load(out).vectors_per_segment.tolist() == [[3, 3, 3]]
     asked = ("--max-tokens", 3, "--format", "json")
-    reader = laconic.load(folder)
+    reader = laconic.load_text_model(folder)
     for memory, words in ((reader.compress([TEXT], segment=20), ("--memory", out)), (None, ())):
         code, said = run("generate", folder, PROMPT, *words, *asked)
         assert code == 0
         expected = reader.generate([PROMPT], memory, max_tokens=3)[0]
-        assert json.loads(said)["generations"][0]["ids"] == expected.ids
+        assert json.loads(said)["generations"][0]["ids"] == expected.token_ids
     assert run("generate", folder, PROMPT, "--teacher")[0] == 2
 
 
@@ -148,43 +148,43 @@ def test_what_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, made)
 
     def stored(tokens: Tensor | None) -> None:
-        rest = {name: tensor for name, tensor in tensors.items() if name != TENSOR}
-        save_file(rest if tokens is None else rest | {TENSOR: tokens}, made / "model.safetensors")
+        rest = {name: tensor for name, tensor in tensors.items() if name != SUMMARY_EMBEDDING}
+        save_file(rest if tokens is None else rest | {SUMMARY_EMBEDDING: tokens}, made / "model.safetensors")
 
-    with pytest.raises(Usage, match="is no run but a checkpoint, which has no steps; leave it out"):
-        laconic.load(made, step=3)
+    with pytest.raises(UsageError, match="is no run but a checkpoint, which has no steps; leave it out"):
+        laconic.load_text_model(made, step=3)
     said(made, accumulate_summary=None)
-    with pytest.raises(BadInput, match="has no accumulate_summary; write it there: true, or false for RMT"):
-        laconic.load(made)
+    with pytest.raises(InputError, match="has no accumulate_summary; write it there: true, or false for RMT"):
+        laconic.load_text_model(made)
     said(made, accumulate_summary=True)
-    stored(tensors[TENSOR][:2])
+    stored(tensors[SUMMARY_EMBEDDING][:2])
     with pytest.raises(
-        BadInput, match=r"embed_summary.weight \[2, 32\], config.json says \[3, 32\]; take the two from one place"
+        InputError, match=r"embed_summary.weight \[2, 32\], config.json says \[3, 32\]; take the two from one place"
     ):
-        laconic.load(made)
+        laconic.load_text_model(made)
     stored(None)
     with pytest.raises(
-        BadInput,
+        InputError,
         match=r"has no tensor embed_summary.weight, of which config.json says that it has 3 rows; the classes of "
         "transformers leave it out, so convert the published file tensor by tensor",
     ):
-        laconic.load(made)
+        laconic.load_text_model(made)
     (made / "model.safetensors").rename(made / "pytorch_model.bin")
-    with pytest.raises(Unsafe, match=r"pytorch_model.bin is a pickle and can run code; not opened. In an environment"):
-        laconic.load(made)
+    with pytest.raises(UnsafeFileError, match=r"pytorch_model.bin is a pickle and can run code; not opened. In an environment"):
+        laconic.load_text_model(made)
     said(made, summary_length=0)  # as the authors' models of full attention have it
     assert not is_published(made)
-    with pytest.raises(BadInput, match=r"has no recipe.toml; give the folder of a run"):
-        laconic.load(made)
+    with pytest.raises(InputError, match=r"has no recipe.toml; give the folder of a run"):
+        laconic.load_text_model(made)
 
 
 @pytest.mark.parametrize("folder", ["opt"], indirect=True)
 def test_a_row_of_padding_that_is_not_zero_is_told(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "odd")
     tensors = load_file(folder / "model.safetensors")
-    before = laconic.load(folder).compress([TEXT]).vectors
+    before = laconic.load_text_model(folder).compress([TEXT]).vectors
     tensors["model.decoder.embed_positions.weight"][1] = 1.0
     save_file(tensors, tmp_path / "odd" / "model.safetensors")
     with pytest.warns(UserWarning, match=r"row 1 of model.decoder.embed_positions is not zero; memory has no position"):
-        after = laconic.load(tmp_path / "odd").compress([TEXT]).vectors
+        after = laconic.load_text_model(tmp_path / "odd").compress([TEXT]).vectors
     assert torch.equal(before, after)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import BadInput, Usage
-from laconic.data.maths import load
-from laconic.data.settings import Data
+from laconic.core.errors import InputError, UsageError
+from laconic.data.maths import load_examples
+from laconic.data.settings import DataConfig
 from laconic.evaluation.protocols import CODI, TEXT
 from laconic.recipe import models
-from laconic.recipe.questions import check_titles, question_set, single
+from laconic.recipe.questions import check_unique_titles, load_question_set, single_question
 from laconic.recipe.schema import Recipe
 
 
@@ -24,7 +24,7 @@ def run(shared: Path) -> Any:
         data = {"kind": "maths", "name": ("gsm8k",), "root": str(shared / "data"), "too_long": "drop"} | data
         return SimpleNamespace(
             folder="run",
-            recipe=Recipe.model_construct(data=Data.model_validate(data), method="kava", thinking=None),
+            recipe=Recipe.model_construct(data=DataConfig.model_validate(data), method="kava", thinking=None),
             parts=SimpleNamespace(
                 tokenizer=models.load_tokenizer(shared / "models" / "stories260k"),
                 decoder=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=2000)),
@@ -42,16 +42,16 @@ def chain(run: Any, source: Any) -> str:
 
 def test_rows_come_with_their_chains_where_these_are_asked_for(run: Any, shared: Path) -> None:
     made = run()
-    whole = question_set(made, "gsm8k", CODI, root=str(shared / "data"), rows=5, chains=True)
-    plain = question_set(made, "gsm8k", CODI, rows=5)
-    gold = load("gsm8k", "test", made.recipe.data, 5).examples
+    whole = load_question_set(made, "gsm8k", CODI, root=str(shared / "data"), limit=5, with_chains=True)
+    plain = load_question_set(made, "gsm8k", CODI, limit=5)
+    gold = load_examples("gsm8k", "test", made.recipe.data, 5).examples
     assert [each.answer for each in whole.examples] == [each.answer for each in plain.examples]
     assert [each.answer for each in whole.examples] == [each.answer for each in gold]
     assert chain(made, whole.source) == "".join(gold[0].steps[:-1])
     assert chain(made, plain.source) == ""
-    assert (whole.longest, list(whole.order), whole.words) == (plain.longest, list(plain.order), False)
-    with pytest.raises(BadInput, match=r"valid: run names no data.valid; name a set or a file"):
-        question_set(made, "valid", CODI)
+    assert (whole.max_question_tokens, list(whole.order), whole.has_text_answers) == (plain.max_question_tokens, list(plain.order), False)
+    with pytest.raises(InputError, match=r"valid: run names no data.valid; name a set or a file"):
+        load_question_set(made, "valid", CODI)
 
 
 def test_the_chain_of_its_own_rows_is_the_recipes_field(run: Any, tmp_path: Path) -> None:
@@ -59,23 +59,23 @@ def test_the_chain_of_its_own_rows_is_the_recipes_field(run: Any, tmp_path: Path
     (tmp_path / "own.jsonl").write_text(json.dumps(row) + "\n")
     path = str(tmp_path / "own.jsonl")
     made = run(kind="jsonl", name=None, root=None, path=path, test=path, field="rationale", chain="all", split="whole")
-    assert chain(made, question_set(made, "test", CODI, chains=True).source) == "oneandtwo"
-    assert chain(made, question_set(made, path, CODI, chains=True).source) == "<<1+2=3>>"
+    assert chain(made, load_question_set(made, "test", CODI, with_chains=True).source) == "oneandtwo"
+    assert chain(made, load_question_set(made, path, CODI, with_chains=True).source) == "<<1+2=3>>"
 
 
 def test_one_question_is_a_set_of_one(run: Any) -> None:
     made = run(max_tokens=4)
-    found = single(made, " What is  1 + 2?", ("<<1+2=3>>",), None, CODI)
-    assert (found.examples[0].question, found.words, len(found.order)) == ("What is 1 + 2?", False, 1)
-    assert single(made, "Who?", (), None, TEXT).words
+    found = single_question(made, " What is  1 + 2?", ("<<1+2=3>>",), None, CODI)
+    assert (found.examples[0].question, found.has_text_answers, len(found.order)) == ("What is 1 + 2?", False, 1)
+    assert single_question(made, "Who?", (), None, TEXT).has_text_answers
     made.parts.decoder.config.max_position_embeddings = 20
-    with pytest.raises(BadInput, match="more than the model's"):
-        single(made, "Who? " * 9, (), None, CODI)
+    with pytest.raises(InputError, match="more than the model's"):
+        single_question(made, "Who? " * 9, (), None, CODI)
 
 
 def test_two_places_of_one_name_are_refused(run: Any, tmp_path: Path) -> None:
     recipe = run(valid=str(tmp_path / "a/own.jsonl")).recipe
-    check_titles(recipe, ("gsm8k", "openai/gsm8k", "gsm8k:valid", "valid", f"{tmp_path}/a/../a/own.jsonl"), "run")
+    check_unique_titles(recipe, ("gsm8k", "openai/gsm8k", "gsm8k:valid", "valid", f"{tmp_path}/a/../a/own.jsonl"), "run")
     for names in (("valid", f"{tmp_path}/own.jsonl"), ("gsm8k", "gsm8k.jsonl"), ("gsm8k:valid", "gsm8k-valid.jsonl")):
-        with pytest.raises(Usage, match=r"are both called .*; rename one of the files"):
-            check_titles(recipe, names, "run")
+        with pytest.raises(UsageError, match=r"are both called .*; rename one of the files"):
+            check_unique_titles(recipe, names, "run")

@@ -11,10 +11,10 @@ from typing import get_args
 
 import pytest
 
-from laconic.core.errors import BadInput, Usage
-from laconic.recipe.models import tokenizer_of
-from laconic.recipe.read import SHIPPED, read, written
-from laconic.recipe.schema import BUILT_IN, Recipe, fields, find, known_keys, said
+from laconic.core.errors import InputError, UsageError
+from laconic.recipe.models import load_model_tokenizer
+from laconic.recipe.read import SHIPPED_RECIPES, load_recipe, to_toml
+from laconic.recipe.schema import BUILT_IN_TOKENIZERS, Recipe, iter_fields, find_field, known_keys, explicit_values
 
 KAVA = """method = "kava"
 seed = 3
@@ -41,8 +41,8 @@ def kava(tmp_path: Path) -> Path:
 
 
 def faults(path: Path, *overrides: str) -> list[str]:
-    with pytest.raises(Usage) as caught:
-        read(path, overrides, ["resume", "out"])
+    with pytest.raises(UsageError) as caught:
+        load_recipe(path, overrides, ["resume", "out"])
     return str(caught.value).splitlines()
 
 
@@ -56,21 +56,21 @@ def edited(path: Path, *edits: tuple[str, str]) -> Path:
 
 
 def test_a_recipe_written_and_read_again_is_equal(kava: Path, tmp_path: Path) -> None:
-    recipe, notes = read(
+    recipe, notes = load_recipe(
         kava, ["train.betas=[0.9, 0.95]", 'data.eos="𝄞 \\" é"', "train.stop_when.at_least=0.5", "validation={}"]
     )
     assert notes == []
-    (tmp_path / "again.toml").write_text(written(recipe), encoding="utf-8")
-    assert read(tmp_path / "again.toml")[0] == recipe
-    assert tomllib.loads(written(recipe))["distilling"]["alpha1"] == 1.0  # defaults are written out
+    (tmp_path / "again.toml").write_text(to_toml(recipe), encoding="utf-8")
+    assert load_recipe(tmp_path / "again.toml")[0] == recipe
+    assert tomllib.loads(to_toml(recipe))["distilling"]["alpha1"] == 1.0  # defaults are written out
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SHIPPED_RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_what_comes_with_laconic_is_read_by_its_name(path: Path, tmp_path: Path) -> None:
-    recipe, notes = read(path.stem)
-    assert (notes, recipe.unread) == ([], [])
-    (tmp_path / "again.toml").write_text(written(recipe), encoding="utf-8")
-    assert read(tmp_path / "again.toml")[0] == recipe
+    recipe, notes = load_recipe(path.stem)
+    assert (notes, recipe.unused_tables) == ([], [])
+    (tmp_path / "again.toml").write_text(to_toml(recipe), encoding="utf-8")
+    assert load_recipe(tmp_path / "again.toml")[0] == recipe
 
 
 @pytest.mark.parametrize(
@@ -119,20 +119,20 @@ def test_all_faults_come_in_one_pass_and_a_mistyped_key_is_not_missing_too(kava:
 def test_no_text_at_all_and_no_such_file(kava: Path) -> None:
     kava.write_bytes(b"\xff\xfe")
     assert faults(kava) == ["kava.toml: not UTF-8 at byte 0; save it as UTF-8"]
-    with pytest.raises(BadInput, match=r"^no recipe demo-kawa; did you mean demo-kava\?$"):
-        read("demo-kawa")
+    with pytest.raises(InputError, match=r"^no recipe demo-kawa; did you mean demo-kava\?$"):
+        load_recipe("demo-kawa")
     with pytest.raises(
-        BadInput,
+        InputError,
         match=r"^no recipe a/b\.toml; a path, or one of ac-…, cms-…, coconut-…, codi-…, cot-…, demo-…, hope-…,",
     ):
-        read("a/b.toml")
+        load_recipe("a/b.toml")
 
 
 def test_overrides_win_the_last_of_them_and_say_so(kava: Path) -> None:
-    recipe, notes = read(kava, ["--train.lr=2", "train.lr=5e-4", "thinking.project=none", "seed=9"])
-    assert (recipe.train.lr, recipe.seed) == (5e-4, 9)
-    assert recipe.thinking is not None
-    assert recipe.thinking.project == "none"
+    recipe, notes = load_recipe(kava, ["--train.lr=2", "train.lr=5e-4", "thinking.project=none", "seed=9"])
+    assert (recipe.train.learning_rate, recipe.seed) == (5e-4, 9)
+    assert recipe.latents is not None
+    assert recipe.latents.projection == "none"
     assert notes == ["train.lr is given twice; the last holds: 5e-4"]
 
 
@@ -159,23 +159,23 @@ def test_an_override_into_a_table_that_is_none(kava: Path) -> None:
 
 def test_a_text_may_be_a_word_or_digits_only(kava: Path) -> None:
     text = ["model.family=qwen2", "model.tokenizer=1234", "thinking.control-init=copy:<<"]
-    recipe, _ = read(kava, text)
+    recipe, _ = load_recipe(kava, text)
     assert (recipe.model.family, recipe.model.tokenizer) == ("qwen2", "1234")
-    assert recipe.thinking is not None
-    assert recipe.thinking.control_init == "copy:<<"
+    assert recipe.latents is not None
+    assert recipe.latents.control_init == "copy:<<"
 
 
 def test_the_first_word_of_a_name_lists_what_goes_on_with_it() -> None:
-    with pytest.raises(BadInput, match=r"^no recipe kava; a path, or one of kava-llama1b-aug, kava-llama1b-aug-nl, "):
-        read("kava")
+    with pytest.raises(InputError, match=r"^no recipe kava; a path, or one of kava-llama1b-aug, kava-llama1b-aug-nl, "):
+        load_recipe("kava")
 
 
 @pytest.mark.parametrize("key", ["model.name=org/model", "model.start=runs/a"])
 def test_an_override_says_in_the_file_s_place_where_the_decoder_comes_from(kava: Path, key: str) -> None:
-    recipe, notes = read(kava, [key])
+    recipe, notes = load_recipe(kava, [key])
     assert (recipe.model.family, recipe.model.tokenizer) == (None, None)
     assert notes == [f"{key.partition('=')[0]} takes the place of model.family"]
-    other, _ = read(kava, ["model.name=org/model", "model.tokenizer=digits"])
+    other, _ = load_recipe(kava, ["model.name=org/model", "model.tokenizer=digits"])
     assert other.model.tokenizer == "digits"
     assert "one of name, start, family" in faults(kava, key, "model.family=llama")[0]
 
@@ -186,39 +186,39 @@ def test_paths_are_relative_to_the_file_or_to_the_working_folder(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     kava.write_text(KAVA.replace('family = "llama"', 'start = "runs/a"').replace('tokenizer = "digits"', ""))
-    assert read(kava)[0].model.start == str(tmp_path / "runs/a")
-    assert read(kava, ["model.start=b"])[0].model.start == str(tmp_path / "here/b")
-    assert read("demo-kava")[0].model.start == str(tmp_path / "here/runs/demo-cot")
+    assert load_recipe(kava)[0].model.init_from_run == str(tmp_path / "runs/a")
+    assert load_recipe(kava, ["model.start=b"])[0].model.init_from_run == str(tmp_path / "here/b")
+    assert load_recipe("demo-kava")[0].model.init_from_run == str(tmp_path / "here/runs/demo-cot")
     kava.write_text(KAVA.replace('family = "llama"', 'name = "here"').replace('tokenizer = "digits"', ""))
-    assert read(kava)[0].model.name == str(tmp_path / "here")
-    assert read(kava, ["model.name=org/model"])[0].model.name == "org/model"
+    assert load_recipe(kava)[0].model.name == str(tmp_path / "here")
+    assert load_recipe(kava, ["model.name=org/model"])[0].model.name == "org/model"
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", BUILT_IN_TOKENIZERS)
 def test_a_tokenizer_that_comes_with_laconic_is_no_folder(
     name: str, kava: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
     kava.write_text(KAVA.replace('tokenizer = "digits"', f'tokenizer = "{name}"'))
-    assert read(kava)[0].model.tokenizer == name
-    assert read(kava, [f"model.tokenizer={name}"])[0].model.tokenizer == name
-    assert tokenizer_of(read(kava)[0].model).vocab_size > 0
-    assert read(kava, [f"model.tokenizer=./{name}"])[0].model.tokenizer == str(tmp_path / name)
+    assert load_recipe(kava)[0].model.tokenizer == name
+    assert load_recipe(kava, [f"model.tokenizer={name}"])[0].model.tokenizer == name
+    assert load_model_tokenizer(load_recipe(kava)[0].model).vocab_size > 0
+    assert load_recipe(kava, [f"model.tokenizer=./{name}"])[0].model.tokenizer == str(tmp_path / name)
 
 
 def test_one_word_changes_the_method_and_what_it_does_not_read_is_told(kava: Path) -> None:
     kava.write_text(KAVA + "[matching]\nalpha2 = 2.0\n")
-    recipe, _ = read(kava, ["method=pccot"])
-    assert recipe.unread == ["matching"]
-    assert recipe.keeping is None
+    recipe, _ = load_recipe(kava, ["method=pccot"])
+    assert recipe.unused_tables == ["matching"]
+    assert recipe.kv_selection is None
 
 
 def test_a_chain_that_is_to_be_written_keeps_its_last_step(kava: Path) -> None:
     for method, chain in (("kava", "drop_last"), ("cot", "all"), ("icot", "all")):
-        recipe, notes = read(kava, [f"method={method}"])
-        assert (recipe.data.chain, notes) == (chain, [])
-    _, notes = read(kava, ["method=cot", "data.chain=drop_last"])
+        recipe, notes = load_recipe(kava, [f"method={method}"])
+        assert (recipe.data.chain_steps, notes) == (chain, [])
+    _, notes = load_recipe(kava, ["method=cot", "data.chain=drop_last"])
     assert notes == ['data.chain "drop_last": method cot is not taught the last step; "all" is usual']
 
 
@@ -226,31 +226,31 @@ def test_weights_that_are_all_0(kava: Path) -> None:
     zeros = [f"distilling.{key}=0" for key in ("student", "alpha1")]
     said = "distilling.student=0: 0, as every other weight that the thoughts learn by; give one of them"
     assert faults(kava, "method=pccot", *zeros) == faults(kava, "matching.alpha2=0", *zeros) == [said]
-    assert read(kava, zeros)[0].matching
-    assert read(kava, ["method=cot", *zeros])[0].unread == ["distilling", "thinking"]
+    assert load_recipe(kava, zeros)[0].kv_distillation
+    assert load_recipe(kava, ["method=cot", *zeros])[0].unused_tables == ["distilling", "thinking"]
 
 
 def test_tables_that_a_method_reads_are_there() -> None:
-    recipe, _ = read("demo-kava")
+    recipe, _ = load_recipe("demo-kava")
     with pytest.raises(ValueError, match="keeping: absent; method kava reads this table"):
         Recipe(**{**dict(recipe), "keeping": None})
 
 
 def test_what_cannot_change_the_result_is_not_said(kava: Path) -> None:
-    recipe, _ = read(kava)
+    recipe, _ = load_recipe(kava)
     free = ["train.steps=20", "train.keep_best=3", "train.log_every=7", "source=ours"]
-    assert said(read(kava, free)[0]) == said(recipe)
-    assert said(read(kava, ["train.lr=2e-3"])[0]) != said(recipe)
+    assert explicit_values(load_recipe(kava, free)[0]) == explicit_values(recipe)
+    assert explicit_values(load_recipe(kava, ["train.lr=2e-3"])[0]) != explicit_values(recipe)
 
 
 def test_every_field_is_described() -> None:
-    assert [key for key in known_keys() if not (info := find(key)) or not info.description] == []
+    assert [key for key in known_keys() if not (info := find_field(key)) or not info.description] == []
     json.dumps(Recipe.model_json_schema())
 
 
 def test_what_may_be_absent_is_so_by_default() -> None:
     """TOML has no word for it: another default would come back when a resolved recipe is read."""
-    empty = {key: info for key, info in fields() if type(None) in get_args(info.annotation)}
+    empty = {key: info for key, info in iter_fields() if type(None) in get_args(info.annotation)}
     assert "removing.remove_all_from" in empty
     assert {key: info.default for key, info in empty.items() if info.default is not None} == {}
 
@@ -318,5 +318,5 @@ def test_any_text_is_a_recipe_or_a_typed_error(kava: Path) -> None:
     ]
     for _ in range(500):
         kava.write_text("".join(draws.choice(pieces) for _ in range(draws.randrange(20))), encoding="utf-8")
-        with contextlib.suppress(Usage):
-            read(kava)
+        with contextlib.suppress(UsageError):
+            load_recipe(kava)

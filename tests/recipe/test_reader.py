@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import BadInput, Damaged, LaconicError, Usage
-from laconic.core.memory import Memory
-from laconic.recipe.reader import Reader, now
+from laconic.core.errors import InputError, CorruptArtifactError, LaconicError, UsageError
+from laconic.core.memory import SummaryMemory
+from laconic.recipe.reader import TextCompressor, current_time
 from tests.core.readings import FAMILIES
 from tests.recipe.reading import reader
 from tests.tolerances import FLOORS, ORACLE, largest
@@ -37,21 +37,21 @@ def name(cell: dict[str, Any]) -> str:
     return " ".join(str(value) for value in cell.values())
 
 
-def same_memory(got: Memory, asked: Memory) -> None:
+def same_memory(got: SummaryMemory, asked: SummaryMemory) -> None:
     """Slot by slot, row by row, whatever is dead beside them."""
     assert got.B == asked.B
     for row in range(got.B):
-        one, two = got.take([row]).pack(), asked.take([row]).pack()
-        assert one.block.equal(two.block)
+        one, two = got.select_rows([row]).compact(), asked.select_rows([row]).compact()
+        assert one.segment_ids.equal(two.segment_ids)
         assert largest(one.vectors, two.vectors) <= FLOORS * ORACLE
-        assert one.provenance == two.provenance
+        assert one.metadata == two.metadata
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=name)
 def test_side_by_side_equals_one_by_one(cell: dict[str, Any]) -> None:
     run = reader(segment=32, **cell)
     rows = [run.compress([text], names=[f"text {i}"]) for i, text in enumerate(TEXTS, 1)]
-    same_memory(run.compress(TEXTS), Memory.stack(*rows))
+    same_memory(run.compress(TEXTS), SummaryMemory.concat_rows(*rows))
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -68,12 +68,12 @@ def test_independent_blocks_are_joined_as_if_read_in_a_row() -> None:
     run = reader(length="stop", recurrent=False)
     text = TEXTS[0][:64]
     parts = [run.compress([text[i : i + 16]]) for i in range(0, 64, 16)]
-    joined, whole = Memory.join(*parts), run.compress([text])
-    assert torch.equal(joined.block, whole.block)
+    joined, whole = SummaryMemory.concat_segments(*parts), run.compress([text])
+    assert torch.equal(joined.segment_ids, whole.segment_ids)
     assert largest(joined.vectors, whole.vectors) <= FLOORS * ORACLE
-    assert joined.tokens.equal(whole.tokens)
+    assert joined.num_tokens.equal(whole.num_tokens)
     again = reader(length="stop")
-    apart = Memory.join(*(again.compress([text[i : i + 16]]) for i in range(0, 64, 16)))
+    apart = SummaryMemory.concat_segments(*(again.compress([text[i : i + 16]]) for i in range(0, 64, 16)))
     assert largest(apart.vectors[:, -1], again.compress([text]).vectors[:, -1]) > 1e-3
 
 
@@ -84,24 +84,24 @@ HEADS = [("llama", "none"), ("llama", "first"), ("opt", "none"), ("opt", "first"
 @pytest.mark.parametrize(("family", "bos"), [*((family, "sink") for family in FAMILIES), *HEADS])
 def test_generating_equals_full_passes(family: str, bos: str) -> None:
     """Law 7: argmax over [bos; memory; prompt; answer so far], each time anew, for every way to stand."""
-    for positions in PLACES[reader(family).decoder.config.place]:
+    for positions in PLACES[reader(family).decoder.config.position_encoding]:
         run = reader(family, positions=positions, bos=bos, length="stop")
         memory, prompts = run.compress(TEXTS[:2]), ["And then", "Why?"]
         found = run.generate(prompts, memory, max_tokens=3)
         for row, text in enumerate(prompts):
-            ids = run.tokenizer.encode(text, special=False)
-            assert greedy(run, memory.take([row]), ids, 3) == found[row].ids
+            ids = run.tokenizer.encode(text, add_special_tokens=False)
+            assert greedy(run, memory.select_rows([row]), ids, 3) == found[row].token_ids
 
 
-def greedy(run: Reader, memory: Memory, ids: list[int], n: int) -> list[int]:
+def greedy(run: TextCompressor, memory: SummaryMemory, ids: list[int], n: int) -> list[int]:
     """By whole passes of the method's own reading."""
     made: list[int] = []
     for _ in range(n):
         text = torch.tensor([ids + made])
         with torch.no_grad():
-            hidden = run.method.read(text, memory=memory)
+            hidden = run.method.read_text(text, memory=memory)
         made.append(int(run.decoder.logits(hidden[0, -1]).argmax()))
-        if made[-1] == run.tokenizer.eos:
+        if made[-1] == run.tokenizer.eos_token_id:
             break
     return made
 
@@ -110,59 +110,59 @@ def test_one_memory_is_shared_by_all_prompts_and_one_prompt_is_asked_of_all() ->
     run = reader(length="stop", positions="reserved")
     memory, prompts = run.compress(TEXTS), ["Why", "And what then?", "."]
     each = run.generate(prompts, memory, max_tokens=3)
-    assert [run.generate([p], memory.take([i]), max_tokens=3)[0].ids for i, p in enumerate(prompts)] == [
-        g.ids for g in each
+    assert [run.generate([p], memory.select_rows([i]), max_tokens=3)[0].token_ids for i, p in enumerate(prompts)] == [
+        g.token_ids for g in each
     ]
-    shared = run.generate(prompts, memory.take([1]), max_tokens=3)
-    assert [g.ids for g in run.generate(prompts, memory.take([1, 1, 1]), max_tokens=3)] == [g.ids for g in shared]
+    shared = run.generate(prompts, memory.select_rows([1]), max_tokens=3)
+    assert [g.token_ids for g in run.generate(prompts, memory.select_rows([1, 1, 1]), max_tokens=3)] == [g.token_ids for g in shared]
     asked = run.generate(["Why"], memory, max_tokens=3)
-    assert [g.ids for g in run.generate(["Why"] * 3, memory, max_tokens=3)] == [g.ids for g in asked]
-    assert run.generate(["Why"], max_tokens=3)[0].ids
+    assert [g.token_ids for g in run.generate(["Why"] * 3, memory, max_tokens=3)] == [g.token_ids for g in asked]
+    assert run.generate(["Why"], max_tokens=3)[0].token_ids
 
 
 def test_what_is_asked_for_rules_over_what_the_run_has() -> None:
     run = reader(length="stop", cap=8)
     text = [TEXTS[0]]
-    assert (run.compress(text, n=3).block_lengths == 3).all()
-    assert int(run.compress(text, budget=7).lengths) == 7
-    drawn = [run.compress(text, stop="sample", seed=seed).block_lengths.tolist() for seed in (1, 1, 2)]
+    assert (run.compress(text, num_vectors=3).vectors_per_segment == 3).all()
+    assert int(run.compress(text, total_vectors=7).num_vectors) == 7
+    drawn = [run.compress(text, stop_rule="sample", seed=seed).vectors_per_segment.tolist() for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
-    many = run.compress(TEXTS[::-1], stop="sample", seed=1).block_lengths[2]
+    many = run.compress(TEXTS[::-1], stop_rule="sample", seed=1).vectors_per_segment[2]
     assert many.tolist() != drawn[0][0]  # the draws are of the third text now
-    low, high = (int(run.compress(text, q=q).lengths) for q in (0.05, 0.95))
-    assert low < int(run.compress(text).lengths) < high
-    assert int(run.compress(text, tau=0.01).lengths) < int(run.compress(text, stop="threshold", tau=0.99).lengths)
-    assert run.compress(text, segment=8).blocks == 2 * run.compress(text).blocks - 1
+    low, high = (int(run.compress(text, quantile=q).num_vectors) for q in (0.05, 0.95))
+    assert low < int(run.compress(text).num_vectors) < high
+    assert int(run.compress(text, threshold=0.01).num_vectors) < int(run.compress(text, stop_rule="threshold", threshold=0.99).num_vectors)
+    assert run.compress(text, segment_tokens=8).num_segments == 2 * run.compress(text).num_segments - 1
 
 
 REFUSED = [
-    (lambda r: r.compress(["a", ""]), BadInput, "text 2: empty; give a text to compress"),
-    (lambda r: r.stream([]), BadInput, "stream: empty; give a text to compress"),
-    (lambda r: r.compress([]), Usage, "texts: give a list of at least one text, and as many names"),
-    (lambda r: r.compress("text"), Usage, "texts: give a list of at least one text, and as many names"),
-    (lambda r: r.compress(["a"], names=["a", "b"]), Usage, "texts: give a list of at least one text"),
-    (lambda r: r.compress(["a"], segment=0), Usage, "segment 0: give 1 token or more"),
-    (lambda r: r.compress(["a"], n=2, budget=3), Usage, "n and budget given; one of them says how many vectors"),
-    (lambda r: r.compress(["a"], stop="sample", q=0.5), Usage, "stop and q given; one of them says"),
-    (lambda r: r.compress(["a"], q=0.5, tau=0.5), Usage, "q and tau given; one of them says"),
-    (lambda r: r.compress(["a"], budget=0), Usage, "budget 0: give 1 vector or more"),
-    (lambda r: r.compress(["a"], q=1.0), Usage, "q 1.0: give a probability between 0 and 1, neither of them"),
-    (lambda r: r.compress(["a"], n=3), Usage, "n 3: lengths 1, 2, 4 are allowed; choose one of them"),
-    (lambda r: r.compress(["a " * 80], segment=140), Usage, "segment: 0 vectors, 140 tokens and 4 places, llama has"),
+    (lambda r: r.compress(["a", ""]), InputError, "text 2: empty; give a text to compress"),
+    (lambda r: r.stream([]), InputError, "stream: empty; give a text to compress"),
+    (lambda r: r.compress([]), UsageError, "texts: give a list of at least one text, and as many names"),
+    (lambda r: r.compress("text"), UsageError, "texts: give a list of at least one text, and as many names"),
+    (lambda r: r.compress(["a"], names=["a", "b"]), UsageError, "texts: give a list of at least one text"),
+    (lambda r: r.compress(["a"], segment=0), UsageError, "segment 0: give 1 token or more"),
+    (lambda r: r.compress(["a"], n=2, budget=3), UsageError, "n and budget given; one of them says how many vectors"),
+    (lambda r: r.compress(["a"], stop="sample", q=0.5), UsageError, "stop and q given; one of them says"),
+    (lambda r: r.compress(["a"], q=0.5, tau=0.5), UsageError, "q and tau given; one of them says"),
+    (lambda r: r.compress(["a"], budget=0), UsageError, "budget 0: give 1 vector or more"),
+    (lambda r: r.compress(["a"], q=1.0), UsageError, "q 1.0: give a probability between 0 and 1, neither of them"),
+    (lambda r: r.compress(["a"], n=3), UsageError, "n 3: lengths 1, 2, 4 are allowed; choose one of them"),
+    (lambda r: r.compress(["a " * 80], segment=140), UsageError, "segment: 0 vectors, 140 tokens and 4 places, llama has"),
     (
         lambda r: r.compress(["a " * 300], n=4),
-        Usage,
+        UsageError,
         "memory that accumulates ends after 28 segments of 16; take memory",
     ),
     (
         lambda r: r.generate(["a", "b"], r.compress(["x", "y", "z"]), max_tokens=1),
-        Usage,
+        UsageError,
         "2 prompts on a memory of 3 texts; give one prompt, or as many as texts",
     ),
-    (lambda r: r.generate([""], r.compress(["x"]), max_tokens=1), Usage, "prompt 0 is empty; give text"),
+    (lambda r: r.generate([""], r.compress(["x"]), max_tokens=1), UsageError, "prompt 0 is empty; give text"),
     (
         lambda r: r.generate(["a"], reader(seed=3).compress(["x"]), max_tokens=1),
-        Damaged,
+        CorruptArtifactError,
         r"memory: the one given was written for weights [0-9a-f]{4}…[0-9a-f]{2} \(llama, width \d+\), this model is",
     ),
 ]
@@ -177,7 +177,7 @@ def test_what_cannot_be_is_one_line(do: Any, error: type[LaconicError], says: st
 
 def test_a_stop_that_was_not_learned() -> None:
     for asked in ({"stop": "quantile"}, {"q": 0.5}, {"budget": 5}):
-        with pytest.raises(Usage, match='lengths of this model are of kind "nested"; ask for a number of vectors'):
+        with pytest.raises(UsageError, match='lengths of this model are of kind "nested"; ask for a number of vectors'):
             reader(length="nested").compress(["a"], **asked)  # type: ignore[arg-type]
 
 
@@ -185,19 +185,19 @@ def test_memories_go_to_files_and_back(tmp_path: Any) -> None:
     run = reader(length="stop", dtype=torch.float32)
     memory = run.compress(TEXTS)
     memory.save(tmp_path / "x.safetensors")
-    assert run.load(tmp_path / "x.safetensors").equal(memory)
-    with pytest.raises(Damaged, match="was written for weights"):
+    assert run.load(tmp_path / "x.safetensors").is_equal(memory)
+    with pytest.raises(CorruptArtifactError, match="was written for weights"):
         reader(seed=3).load(tmp_path / "x.safetensors")
     for changes, what in (
         ({"positions": "reserved"}, "positions"), ({"bos": "sink"}, "bos"),
     ):  # fmt: skip
         other = reader(length="stop", dtype=torch.float32, **changes)
-        with pytest.raises(Damaged, match=f"was written with {what} "):
+        with pytest.raises(CorruptArtifactError, match=f"was written with {what} "):
             other.load(tmp_path / "x.safetensors")
 
 
 def test_the_time_may_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
-    assert now() == "1970-01-02T00:00:00+00:00"
+    assert current_time() == "1970-01-02T00:00:00+00:00"
     monkeypatch.delenv("SOURCE_DATE_EPOCH")
-    assert now() > "2026"
+    assert current_time() > "2026"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from laconic.recipe.plan import plan
-from laconic.recipe.read import SHIPPED, read
-from laconic.recipe.schema import flat
+from laconic.recipe.read import SHIPPED_RECIPES, load_recipe
+from laconic.recipe.schema import flatten
 from tests.recipe.test_presets import PARAMETERS, READING, folder_of
 
 OPT = {
@@ -53,46 +53,46 @@ def test_every_one_is_here() -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_recipe_is_its_run(name: str) -> None:
-    recipe, notes = read(name)
-    found = flat(recipe.model_dump(mode="json", exclude_none=True))
+    recipe, notes = load_recipe(name)
+    found = flatten(recipe.model_dump(mode="json", exclude_none=True))
     assert {key: found.get(key) for key in RUNS[name]} == RUNS[name]
-    assert (notes, recipe.unread) == ([], [])
-    assert (recipe.train.best, recipe.train.best_is) == ("nats", "smallest")
-    text = (SHIPPED / f"{name}.toml").read_text()
+    assert (notes, recipe.unused_tables) == ([], [])
+    assert (recipe.train.best_metric, recipe.train.best_mode) == ("nats", "smallest")
+    text = (SHIPPED_RECIPES / f"{name}.toml").read_text()
     assert "[C]" in text
     assert "[?]" in text
-    assert recipe.data.text.tokens * recipe.train.batch * (recipe.train.steps or 0) == pytest.approx(
+    assert recipe.data.text.row_tokens * recipe.train.batch_size * (recipe.train.steps or 0) == pytest.approx(
         15e9 if "llama" in name else 2e9, rel=1e-3
     )
 
 
 def test_the_small_one_has_the_formulas_of_the_large() -> None:
-    small, large = (flat(read(name)[0].model_dump(mode="json")) for name in ("read-recall-compat", "read-compat"))
+    small, large = (flatten(load_recipe(name)[0].model_dump(mode="json")) for name in ("read-recall-compat", "read-compat"))
     formulas = {key for key in small if key.startswith(("reading.", "halting."))}
     differ = {key for key in formulas if small[key] != large[key]}
     assert differ == {"reading.cap", "reading.positions"}  # Llama has no table of positions
-    task = flat(read("read-recall")[0].model_dump(mode="json"))
+    task = flatten(load_recipe("read-recall")[0].model_dump(mode="json"))
     others = {key for key in small if not key.startswith(("reading.", "halting."))}
     assert {key for key in others if small[key] != task[key]} == set()
 
 
 def test_documents_are_those_that_are_given(tmp_path: Path) -> None:
-    found, notes = read("ac-opt-2.7b-6k", ["data.name=someone/texts"])
+    found, notes = load_recipe("ac-opt-2.7b-6k", ["data.name=someone/texts"])
     assert (found.data.path, found.data.name) == (None, ("someone/texts",))
     assert notes == ["data.name takes the place of data.path"]
-    assert read("ac-opt-2.7b-6k", [f"data.path={tmp_path}/b.txt"])[0].data.path == f"{tmp_path}/b.txt"
+    assert load_recipe("ac-opt-2.7b-6k", [f"data.path={tmp_path}/b.txt"])[0].data.path == f"{tmp_path}/b.txt"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_preset_is_planned_without_weights_and_documents(name: str, tmp_path: Path) -> None:
-    recipe = read(name)[0]
+    recipe = load_recipe(name)[0]
     model = str(recipe.model.name)
-    found = plan(read(name, [f"model.name={folder_of(tmp_path, model)}"])[0], torch.device("cpu"))
+    found = plan(load_recipe(name, [f"model.name={folder_of(tmp_path, model)}"])[0], torch.device("cpu"))
     assert found["assumed"]
     assert found["steps"] == recipe.train.steps
-    assert found["lengths"]["document"]["max"] == recipe.data.text.tokens
-    more, width = found["parameters"] - PARAMETERS[model], 4096 if "lora" in recipe.train.what else 0
+    assert found["lengths"]["document"]["max"] == recipe.data.text.row_tokens
+    more, width = found["parameters"] - PARAMETERS[model], 4096 if "lora" in recipe.train.trainable else 0
     summaries = 2 * 2560 if name == "read-compat" else 50 * (width or (2560 if "2.7b" in model else 2048))
     assert more == summaries + (32 * 4 * 2 * 16 * 4096 if width else 0)
     assert found["memory"]["by"] == "followed through fake tensors"

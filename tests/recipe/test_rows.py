@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.core.errors import BadInput
-from laconic.data.settings import Data
+from laconic.core.errors import InputError
+from laconic.data.settings import DataConfig
 from laconic.evaluation.protocols import CODI
-from laconic.recipe.models import tokenizer_of
-from laconic.recipe.opened import fingerprint
-from laconic.recipe.read import read
-from laconic.recipe.rows import from_file, held_out, protocol, training
-from laconic.verbs.train import Train
+from laconic.recipe.models import load_model_tokenizer
+from laconic.recipe.opened import recipe_fingerprint
+from laconic.recipe.read import load_recipe
+from laconic.recipe.rows import load_file_rows, load_held_out, default_answer_matcher, load_training_rows
+from laconic.verbs.train import TrainCommand
 
 SMALL = """method = "kava"
 [model]
@@ -52,32 +52,32 @@ def small(tmp_path: Path, shared: Path) -> Path:
 def test_paths_and_names(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    data = read(small)[0].data
+    data = load_recipe(small)[0].data
     assert data.name == ("aggregate", str(tmp_path / "rows.jsonl"))  # files lie by the recipe, names stay names
-    assert (data.valid, data.root) == ("gsm8k-aug:valid", str(tmp_path / "data"))
-    data = read(small, ["data.name=whynlp/gsm8k-aug", "data.valid=held.jsonl", "data.root=there"])[0].data
+    assert (data.valid, data.data_dir) == ("gsm8k-aug:valid", str(tmp_path / "data"))
+    data = load_recipe(small, ["data.name=whynlp/gsm8k-aug", "data.valid=held.jsonl", "data.root=there"])[0].data
     assert data.name == ("whynlp/gsm8k-aug",)
-    assert (data.valid, data.root) == (str(tmp_path / "here/held.jsonl"), str(tmp_path / "here/there"))
-    data = read(small, ['data.name=["gsm8k", "a/b.parquet"]'])[0].data
+    assert (data.valid, data.data_dir) == (str(tmp_path / "here/held.jsonl"), str(tmp_path / "here/there"))
+    data = load_recipe(small, ['data.name=["gsm8k", "a/b.parquet"]'])[0].data
     assert data.name == ("gsm8k", str(tmp_path / "here/a/b.parquet"))
 
 
 def test_where_the_files_lie_makes_no_other_run(small: Path) -> None:
-    recipes = [read(small, [f"data.root={root}"])[0] for root in ("a", "b")]
-    assert fingerprint(recipes[0]) == fingerprint(recipes[1])
-    assert fingerprint(read(small, ["data.name=gsm8k"])[0]) != fingerprint(recipes[0])
+    recipes = [load_recipe(small, [f"data.root={root}"])[0] for root in ("a", "b")]
+    assert recipe_fingerprint(recipes[0]) == recipe_fingerprint(recipes[1])
+    assert recipe_fingerprint(load_recipe(small, ["data.name=gsm8k"])[0]) != recipe_fingerprint(recipes[0])
 
 
 def test_rows_of_sets(small: Path) -> None:
-    recipe = read(small, ['data.name=["gsm8k-aug", "gsm8k"]', "data.rows=300"])[0]
-    tokenizer = tokenizer_of(recipe.model)
-    rows = training(recipe, tokenizer, 512)
+    recipe = load_recipe(small, ['data.name=["gsm8k-aug", "gsm8k"]', "data.rows=300"])[0]
+    tokenizer = load_model_tokenizer(recipe.model)
+    rows = load_training_rows(recipe, tokenizer, 512)
     assert len(rows.examples) == 300
     assert rows.examples[0].id == "gsm8k-aug-train-00000"
     assert rows.notes[0] == "gsm8k-aug:train: 10,432 rows, of the 385,620 that the set has"
-    assert [e.id for e in held_out(recipe, tokenizer, 512, "valid", 3).examples][-1] == "gsm8k-aug-valid-00002"
-    with pytest.raises(BadInput, match=r"^data\.test: absent; name the rows that are held out"):
-        held_out(recipe, tokenizer, 512, "test")
+    assert [e.id for e in load_held_out(recipe, tokenizer, 512, "valid", 3).examples][-1] == "gsm8k-aug-valid-00002"
+    with pytest.raises(InputError, match=r"^data\.test: absent; name the rows that are held out"):
+        load_held_out(recipe, tokenizer, 512, "test")
 
 
 @pytest.mark.parametrize(
@@ -95,22 +95,22 @@ def test_rules_hold_for_a_file_too(small: Path, more: dict[str, str], message: s
     for name, question in (("signs", "two and TWO, and two"), ("new", "One?"), ("old", "one...")):
         (folder / f"{name}.jsonl").write_text(row.replace("QUESTION", question))
     placed = {key: folder / ("data" if "/" in name else ".") / name for key, name in more.items()}
-    with pytest.raises(BadInput, match=message):
-        from_file(Data.model_validate({"path": f"{folder}/rows.jsonl"} | {key: str(at) for key, at in placed.items()}))
+    with pytest.raises(InputError, match=message):
+        load_file_rows(DataConfig.model_validate({"path": f"{folder}/rows.jsonl"} | {key: str(at) for key, at in placed.items()}))
 
 
 def test_digits_are_not_judged_as_one_number(small: Path) -> None:
-    assert protocol(read(small)[0].data) is CODI
-    assert protocol(read(small, ["data.name=mult-4:valid"])[0].data) is not CODI
+    assert default_answer_matcher(load_recipe(small)[0].data) is CODI
+    assert default_answer_matcher(load_recipe(small, ["data.name=mult-4:valid"])[0].data) is not CODI
 
 
 def test_a_run_on_real_questions(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
-    assert Train(recipe=str(small), out=tmp_path / "run", format="json", device="cpu").run() == 0
+    assert TrainCommand(recipe=str(small), out=tmp_path / "run", format="json", device="cpu").run() == 0
     out, err = capsys.readouterr()
     end = json.loads(out)["runs"][0]
     assert end["steps"] == 2
     assert set(end["validation"]) == {"accuracy", "teacher_accuracy"}
     assert "24 rows read" in err
-    again = read(tmp_path / "run/recipe.toml")[0]
-    assert again == read(small)[0]
+    again = load_recipe(tmp_path / "run/recipe.toml")[0]
+    assert again == load_recipe(small)[0]

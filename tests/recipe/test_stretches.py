@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.contract import Documents
+from laconic.core.contract import DocumentBatch
 from laconic.core.decoder import Decoder
-from laconic.core.errors import BadInput, Usage
+from laconic.core.errors import InputError, UsageError
 from laconic.recipe import pace, sketch, stretches
 from laconic.recipe import plan as planning
 from laconic.recipe.lengths import foreseen
-from laconic.recipe.models import check_context, new_config, tokenizer_of
+from laconic.recipe.models import check_context_length, build_config, load_model_tokenizer
 from laconic.recipe.need import followed, settled, tracked
-from laconic.recipe.opened import described
+from laconic.recipe.opened import load_config_and_tokenizer
 from laconic.recipe.plan import plan, told
-from laconic.recipe.read import read
-from laconic.recipe.rows import training
+from laconic.recipe.read import load_recipe
+from laconic.recipe.rows import load_training_rows
 from laconic.recipe.schema import Recipe
 
 CPU = torch.device("cpu")
@@ -49,30 +49,30 @@ def tiny(tmp_path: Path) -> Any:
         (tmp_path / "tiny.toml").write_text(TINY)
         if text:
             (tmp_path / "text.txt").write_text(text)
-        return read(tmp_path / "tiny.toml", keys)[0]
+        return load_recipe(tmp_path / "tiny.toml", keys)[0]
 
     return make
 
 
-def first(recipe: Recipe, rows: int = 3, step: int = 0) -> tuple[Any, Any, Documents]:
+def first(recipe: Recipe, rows: int = 3, step: int = 0) -> tuple[Any, Any, DocumentBatch]:
     """The recipe's configuration, tokenizer, and a batch of its first rows."""
-    config, tokenizer = described(recipe)
+    config, tokenizer = load_config_and_tokenizer(recipe)
     batch = foreseen(recipe, tokenizer, config.max_position_embeddings).source.batch(range(rows), 0, step)
-    assert isinstance(batch, Documents)
+    assert isinstance(batch, DocumentBatch)
     return config, tokenizer, batch
 
 
 def test_documents_that_are_not_at_hand_are_as_long_as_they_can_be(tiny: Any) -> None:
     recipe = tiny()
-    found = foreseen(recipe, tokenizer_of(recipe.model), 256)
+    found = foreseen(recipe, load_model_tokenizer(recipe.model), 256)
     assert (found.rows, found.assumed, found.parts) == (15, True, ("document",))
     assert "text.txt is not at hand: rows of 120 tokens, as many as the steps ask for" in found.notes[0]
     batch = first(recipe)[2]
-    assert (batch.cuts, int(batch.live.sum())) == ((30, 60, 90, 120), 360)
+    assert (batch.segment_ends, int(batch.attention_mask.sum())) == ((30, 60, 90, 120), 360)
     drawn = tiny("data.text.segments=random", "data.name=a/b")
-    assert first(drawn, step=1)[2].cuts != first(drawn, step=2)[2].cuts
-    with pytest.raises(BadInput, match=r"no file .*text\.txt"):
-        foreseen(tiny("data.text.held=0").model_copy(update={"train": whole_epochs(recipe)}), described(recipe)[1], 256)
+    assert first(drawn, step=1)[2].segment_ends != first(drawn, step=2)[2].segment_ends
+    with pytest.raises(InputError, match=r"no file .*text\.txt"):
+        foreseen(tiny("data.text.held=0").model_copy(update={"train": whole_epochs(recipe)}), load_config_and_tokenizer(recipe)[1], 256)
 
 
 def whole_epochs(recipe: Recipe) -> Any:
@@ -82,9 +82,9 @@ def whole_epochs(recipe: Recipe) -> Any:
 
 def test_documents_at_hand_are_counted(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny("data.text.held=0", text="word " * 250)
-    config, tokenizer = described(recipe)
-    found, real = foreseen(recipe, tokenizer, 256), training(recipe, tokenizer, 256).source
-    lengths = [int(real.batch([i], 0, 0).tokens) for i in range(len(real))]
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    found, real = foreseen(recipe, tokenizer, 256), load_training_rows(recipe, tokenizer, 256).source
+    lengths = [int(real.batch([i], 0, 0).num_tokens) for i in range(len(real))]
     assert (found.rows, found.lengths[:, 0].tolist(), found.assumed) == (len(real), lengths, False)
     monkeypatch.setattr(stretches, "LOOK", 100)
     assert foreseen(recipe, tokenizer, config.max_position_embeddings).lengths.tolist() == found.lengths.tolist()
@@ -96,11 +96,11 @@ def test_documents_at_hand_are_counted(tiny: Any, monkeypatch: pytest.MonkeyPatc
 
 def test_a_document_that_is_looked_at_in_part_is_counted_by_its_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     from laconic.data.text import Document
-    from laconic.data.tokens import byte_tokenizer
+    from laconic.data.tokens import build_byte_tokenizer
 
     monkeypatch.setattr(stretches, "LOOK", 20)
     found = stretches.tokens_of(
-        [Document(n, ("ab" * k,)) for n, k in (("a", 5), ("b", 30), ("c", 7))], byte_tokenizer()
+        [Document(n, ("ab" * k,)) for n, k in (("a", 5), ("b", 30), ("c", 7))], build_byte_tokenizer()
     )
     assert found == [10, 60, 14]
     assert [stretches.cut(n, 30) for n in (60, 61, 75)] == [[30, 30], [30, 30], [30, 30, 15]]
@@ -126,9 +126,9 @@ def test_positions_are_those_that_are_read(tiny: Any, keys: tuple[str, ...], mon
 
     monkeypatch.setattr(Decoder, "forward", counting)
     state = None
-    for piece in batch.pieces:
+    for piece in batch.sequential_parts:
         state = method(piece, state).state
-    found = sum(pace.reads(recipe, piece).positions for piece in batch.pieces)
+    found = sum(pace.reads(recipe, piece).positions for piece in batch.sequential_parts)
     fifo = "reading.budget=6" in keys  # a block that does not go in whole is dropped, so fewer stand before a segment
     assert (seen[0] <= found <= 1.05 * seen[0]) if fifo else (found == seen[0])
 
@@ -136,13 +136,13 @@ def test_positions_are_those_that_are_read(tiny: Any, keys: tuple[str, ...], mon
 def test_while_the_head_learns_nothing_has_a_gradient(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny("reading.length=stop", "halting.estimator=ponder", "train.batch=1")
     config, tokenizer, batch = first(recipe, 1, 4)
-    reads = [pace.reads(recipe, piece, head=True) for piece in batch.pieces]
+    reads = [pace.reads(recipe, piece, head=True) for piece in batch.sequential_parts]
     assert sum(read.positions for read in reads) == 0
-    once = [pace.reads(recipe, piece).positions for piece in batch.pieces]
+    once = [pace.reads(recipe, piece).positions for piece in batch.sequential_parts]
     assert [read.free for read in reads] == [once[0] + 4 * (4 + 30), once[1] + 4 * (12 + 30)]
     asked: list[bool] = []
 
-    def timed(recipe: Recipe, method: Any, batch: Documents, *_: Any) -> float:
+    def timed(recipe: Recipe, method: Any, batch: DocumentBatch, *_: Any) -> float:
         asked.append(method.phase(batch.step) == "head")
         return 3.0 if asked[-1] else 1.0
 
@@ -199,8 +199,8 @@ def test_segments_computed_again_take_less(tiny: Any) -> None:
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_before_anything_is_read(tiny: Any, keys: tuple[str, ...], said: str) -> None:
     recipe = tiny(*keys) if "data.kind=recall" not in keys else recalls(tiny, keys)
-    with pytest.raises(Usage, match=said):
-        check_context(recipe, new_config(recipe.model, 300))
+    with pytest.raises(UsageError, match=said):
+        check_context_length(recipe, build_config(recipe.model, 300))
 
 
 def recalls(tiny: Any, keys: tuple[str, ...]) -> Recipe:
@@ -212,7 +212,7 @@ def recalls(tiny: Any, keys: tuple[str, ...]) -> Recipe:
 
 def test_recall_is_planned(tiny: Any) -> None:
     recipe = recalls(tiny, ("model.tokenizer=recall", "model.num_hidden_layers=1"))
-    found = foreseen(recipe, tokenizer_of(recipe.model), 256)
+    found = foreseen(recipe, load_model_tokenizer(recipe.model), 256)
     assert (found.rows, found.lengths[0, 0], found.assumed) == (100_000, 32, False)
     planned = plan(recipe, CPU)
     assert planned["memory"]["by"] == "followed through fake tensors"

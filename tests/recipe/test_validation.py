@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import BadInput
-from laconic.data.settings import Data
+from laconic.core.errors import InputError
+from laconic.data.settings import DataConfig
 from laconic.evaluation.protocols import COCONUT, CODI, DIGIT, TEXT
-from laconic.recipe.build import build
-from laconic.recipe.read import read
-from laconic.recipe.rows import protocol
-from laconic.recipe.validation import validation
+from laconic.recipe.build import build_experiment
+from laconic.recipe.read import load_recipe
+from laconic.recipe.rows import default_answer_matcher
+from laconic.recipe.validation import build_validation
 from tests.verbs.test_train import TINY
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
     ],
 )
 def test_the_protocol_of_a_kind_of_data(keys: dict[str, Any], judged: object) -> None:
-    assert protocol(Data(**{"path": "rows.jsonl", **keys})) is judged
+    assert default_answer_matcher(DataConfig(**{"path": "rows.jsonl", **keys})) is judged
 
 
 def test_a_gold_answer_that_is_no_number_is_an_error_at_load(tmp_path: Path) -> None:
@@ -47,13 +47,13 @@ def test_a_gold_answer_that_is_no_number_is_an_error_at_load(tmp_path: Path) -> 
     file = 'path = "rows.jsonl"\nvalid = "valid.jsonl"\nprompt = "ans"'
     (tmp_path / "own.toml").write_text(TINY.replace(digits, file).replace("batch = 8", "batch = 1"))
     said = r"data\.valid: the answer of valid\.jsonl:2 is '3 4', protocol codi asks for a number; set data\.answers"
-    with pytest.raises(BadInput, match=said):
-        build(read(tmp_path / "own.toml")[0], CPU)
+    with pytest.raises(InputError, match=said):
+        build_experiment(load_recipe(tmp_path / "own.toml")[0], CPU)
 
 
 def test_ranks_share_the_problems(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY.replace("rows = 4", "rows = 7\nbatch = 2"))
-    made = build(read(tmp_path / "tiny.toml")[0], CPU)
+    made = build_experiment(load_recipe(tmp_path / "tiny.toml")[0], CPU)
     assert made.validate is not None
     alone = made.validate(0)
     asked: list[int] = []
@@ -67,7 +67,7 @@ def test_ranks_share_the_problems(tmp_path: Path) -> None:
         return [mine, [True] * 3]  # what the other rank says
 
     ranks: Any = SimpleNamespace(rank=0, world=2, exchange=exchange)
-    shared = validation(made.recipe, made.parts, Method(), CPU, ranks)
+    shared = build_validation(made.recipe, made.parts, Method(), CPU, ranks)
     assert shared is not None
     found = shared(0)
     assert asked == [0, 2, 4, 6] * 2

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from laconic.methods.autocompressor import AutoCompressor
-from laconic.recipe.build import build
-from laconic.recipe.read import read
-from laconic.recipe.watching import warn
+from laconic.recipe.build import build_experiment
+from laconic.recipe.read import load_recipe
+from laconic.recipe.watching import warn_collapsed_lengths
 
 RECALL = """
 source = "ours"
@@ -42,7 +42,7 @@ READING = '[reading]\ncap = 4\nsummary_init = "normal"\nlength = "stop"\n'
 
 def built(folder: Path, method: str, tables: str = "") -> Any:
     (folder / "own.toml").write_text(RECALL.format(method=method, tables=tables))
-    return build(read(folder / "own.toml")[0], torch.device("cpu"))
+    return build_experiment(load_recipe(folder / "own.toml")[0], torch.device("cpu"))
 
 
 def test_a_document_is_read_as_it_is_one_by_one(tmp_path: Path) -> None:
@@ -50,13 +50,13 @@ def test_a_document_is_read_as_it_is_one_by_one(tmp_path: Path) -> None:
     method = made.method.eval()
     assert isinstance(method, AutoCompressor)
     told, nats, scored = made.validate(0), 0.0, 0
-    source = made.source.__class__(0, read(tmp_path / "own.toml")[0].data.recall, "valid", 7)
+    source = made.source.__class__(0, load_recipe(tmp_path / "own.toml")[0].data.recall, "valid", 7)
     for i in range(7):
         batch = source.batch([i], 0, 0)
         first, second = batch.segments
         memory = method.compress(batch.text[:, first], batch.live[:, first])
         live, marks = batch.live[:, second], batch.scored[:, second]
-        nats += float(method.nats(batch.text[:, second], live, marks, memory))
+        nats += float(method.nll(batch.text[:, second], live, marks, memory))
         scored += int(marks[:, 1:].sum())
     assert told["nats"] == pytest.approx(nats / scored, rel=1e-5)
     assert told["vectors"] == 4
@@ -99,8 +99,8 @@ def test_a_run_that_draws_its_lengths_is_validated_by_the_same_draws(tmp_path: P
 
 def test_lengths_that_are_all_the_same_are_told_of(recwarn: pytest.WarningsRecorder) -> None:
     with pytest.warns(UserWarning, match=r"lengths collapsed: every segment has about 2\.00 vectors; change"):
-        warn([2] * 200, 8)
+        warn_collapsed_lengths([2] * 200, 8)
     recwarn.clear()
-    warn([2, 3] * 100, 8)
-    warn([], 8)
+    warn_collapsed_lengths([2, 3] * 100, 8)
+    warn_collapsed_lengths([], 8)
     assert not len(recwarn)

@@ -8,31 +8,31 @@ import torch
 from torch import nn
 
 from laconic.core import manifest
-from laconic.core.runs import RunFolder
+from laconic.core.runs import RunDirectory
 from laconic.training.loop import train
-from laconic.training.running import Outcome
-from laconic.training.settings import Training
+from laconic.training.running import TrainingResult
+from laconic.training.settings import TrainingConfig
 from tests.training.toy import Points, Toy
 
 STEPS = 12
 
 
-def how(**changed: Any) -> Training:
+def how(**changed: Any) -> TrainingConfig:
     """Twelve updates of eight rows, with everything on that could be forgotten."""
     plain: dict[str, Any] = {
         "steps": STEPS, "batch": 8, "micro": 3, "lr": 1e-2, "warmup": 0.2, "weight_decay": 0.1, "clip": 1.0,
         "save_every": 4,
     }  # fmt: skip
-    return Training(**(plain | changed))
+    return TrainingConfig(**(plain | changed))
 
 
 def trained(
-    path: Path, settings: Training | None = None, *, method: nn.Module | None = None, **named: Any
-) -> tuple[Outcome, nn.Module]:
+    path: Path, settings: TrainingConfig | None = None, *, method: nn.Module | None = None, **named: Any
+) -> tuple[TrainingResult, nn.Module]:
     """A run from wherever it was to its end, in this process."""
     method = Toy() if method is None else method
-    run = RunFolder(path)
-    with run.held():
+    run = RunDirectory(path)
+    with run.lock():
         return train(method, named.pop("source", Points()), settings or how(), run=run, seed=5, **named), method
 
 
@@ -44,8 +44,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def held(path: Path, step: int) -> dict[str, str]:
     """Every file of a step by its hash; of the progress what does not depend on the seconds in metrics.jsonl."""
-    folder = RunFolder(path).step(step)
-    files = {name: file.sha256 for name, file in manifest.check(folder, "step", step).files.items()}
+    folder = RunDirectory(path).step_path(step)
+    files = {name: file.sha256 for name, file in manifest.verify_folder(folder, "step", step).files.items()}
     progress = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
     return files | {"progress.json": str(sorted((k, v) for k, v in progress.items() if k != "bytes"))}
 

@@ -62,9 +62,9 @@ def one(work: Work, path: Path, environment: Mapping[str, str]) -> None:
     try:
         end = ["", work()]
     except LaconicError as error:
-        code, end = error.code, [str(error), None]
+        code, end = error.exit_code, [str(error), None]
     except Exception as error:
-        code, end = LaconicError.code, [repr(error), None]
+        code, end = LaconicError.exit_code, [repr(error), None]
     path.write_text(json.dumps(end))
     os._exit(code)
 

@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.core.contract import Reasoning, Step
-from laconic.core.errors import BadInput, Busy, Damaged, LaconicError, NoSpace, Usage
-from laconic.core.manifest import Files
-from laconic.core.runs import RunFolder
-from laconic.data.passages import Passages, tokenized
-from laconic.data.settings import Text
+from laconic.core.contract import ReasoningBatch, StepOutput
+from laconic.core.errors import InputError, BusyError, CorruptArtifactError, LaconicError, DiskError, UsageError
+from laconic.core.manifest import ManifestWriter
+from laconic.core.runs import RunDirectory
+from laconic.data.passages import DocumentDataset, tokenize_documents
+from laconic.data.settings import TextConfig
 from laconic.data.text import Document
-from laconic.data.tokens import byte_tokenizer
+from laconic.data.tokens import build_byte_tokenizer
 from laconic.training import sharded
-from laconic.training.agreement import error_of, report
-from laconic.training.checkpoint import Plain, load_model, opened
-from laconic.training.distributed import check, joined
+from laconic.training.agreement import error_from_json, error_to_json
+from laconic.training.checkpoint import StateDictIO, load_model, load_tensors
+from laconic.training.distributed import check_config, init_ranks
 from laconic.training.loop import train
-from laconic.training.ranks import Alone, spread
-from laconic.training.settings import Training
+from laconic.training.ranks import SingleProcess, map_over_ranks
+from laconic.training.settings import TrainingConfig
 from tests.methods.batches import kava, reasoning
 from tests.methods.documents import compressor
 from tests.tolerances import RECOMPUTE, error
@@ -51,8 +51,8 @@ class Drawn:
     def __len__(self) -> int:
         return len(SIZES)
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Reasoning:
-        return self.rows.take(rows)
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> ReasoningBatch:
+        return self.rows.select_rows(rows)
 
 
 class Picky(Toy):
@@ -62,7 +62,7 @@ class Picky(Toy):
         super().__init__(0.0)
         self.never, self.seldom = nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(3, 1))
 
-    def forward(self, batch: Rows, state: Any = None) -> Step:
+    def forward(self, batch: Rows, state: Any = None) -> StepOutput:
         step = super().forward(batch, state)
         odd = [i for i, name in enumerate(batch.ids) if name in ("7", "12")]
         if not odd:
@@ -71,14 +71,14 @@ class Picky(Toy):
         return step._replace(loss=step.loss + (batch.y[odd] @ self.seldom).square().sum() / totals["rows"])
 
 
-def several(path: Path, settings: Training, method: nn.Module, **named: Any) -> dict[str, Any]:
+def several(path: Path, settings: TrainingConfig, method: nn.Module, **named: Any) -> dict[str, Any]:
     """The run of one rank, from wherever it was to its end; the parameters that all ranks then have."""
-    with joined(settings, CPU) as ranks:
-        run = RunFolder(path)
-        with ranks.held(run):
+    with init_ranks(settings, CPU) as ranks:
+        run = RunDirectory(path)
+        with ranks.lock_run(run):
             source = named.pop("source", None) or Points()
             train(method, source, settings, run=run, seed=5, ranks=ranks, **named)
-            return {name: ranks.whole(p.detach()).tolist() for name, p in method.named_parameters()}
+            return {name: ranks.full_tensor(p.detach()).tolist() for name, p in method.named_parameters()}
 
 
 def numbers(path: Path) -> list[list[float]]:
@@ -92,9 +92,9 @@ def every(step: Path) -> dict[str, torch.Tensor]:
         f"{folder.name} {name}": t
         for folder in step.iterdir()
         if folder.is_dir()
-        for name, t in sharded.read(folder).items()
+        for name, t in sharded.read_shards(folder).items()
     }
-    return found | {f"{file.name} {name}": t for file in step.glob("*.safetensors") for name, t in opened(file).items()}
+    return found | {f"{file.name} {name}": t for file in step.glob("*.safetensors") for name, t in load_tensors(file).items()}
 
 
 def alike(one: Path, other: Path) -> bool:
@@ -126,7 +126,7 @@ def test_rows_and_losses_of_two_ranks_are_those_of_one(tmp_path: Path, parallel:
     [("ddp", 8, "gpt2"), pytest.param("ddp", 1, "llama", marks=pytest.mark.slow), ("fsdp", 2, "llama")],
 )
 def test_kava_on_two_ranks(tmp_path: Path, parallel: Any, micro: int, family: str) -> None:
-    def settings(**more: Any) -> Training:
+    def settings(**more: Any) -> TrainingConfig:
         return how(steps=2, micro=micro, lr=1e-3, warmup=0.0, recompute=1, **more)
 
     def work() -> Any:
@@ -156,12 +156,12 @@ def test_documents_of_any_length_in_shards(tmp_path: Path, reading: dict[str, An
         head = {"joint": True, "price": 0.1} if reading.get("length") == "stop" else None
         return compressor("llama", head, sizes={"vocab_size": 257}, steps=3, **reading).float()
 
-    def source(whole: bool) -> Passages:
+    def source(whole: bool) -> DocumentDataset:
         books = [Document(str(i), (chr(97 + i) * n,)) for i, n in enumerate((40, 12, 9, 33, 21, 6))]
-        text = Text(tokens=40, segment=10, segments="fixed", window=2, overlap=0)
-        return Passages(books, tokenized(books, byte_tokenizer()), text, 0, 100, whole=whole)
+        text = TextConfig(row_tokens=40, segment_tokens=10, segment_lengths="fixed", segments_per_window=2, segment_overlap=0)
+        return DocumentDataset(books, tokenize_documents(books, build_byte_tokenizer()), text, 0, 100, pad_to_row_tokens=whole)
 
-    def settings(**more: Any) -> Training:
+    def settings(**more: Any) -> TrainingConfig:
         return how(steps=3, batch=2, micro=1, lr=1e-3, weight_decay=0.0, **more)
 
     def work() -> Any:
@@ -189,7 +189,7 @@ def test_what_only_some_ranks_use(tmp_path: Path, parallel: Any) -> None:
 
 @BOTH
 def test_a_run_of_two_ranks_goes_on_bit_for_bit(tmp_path: Path, parallel: Any) -> None:
-    def settings(steps: int) -> Training:
+    def settings(steps: int) -> TrainingConfig:
         return how(parallel=parallel, warmup=0, warmup_steps=3, schedule="constant", steps=steps)
 
     def work() -> None:
@@ -204,7 +204,7 @@ def test_a_run_of_two_ranks_goes_on_bit_for_bit(tmp_path: Path, parallel: Any) -
     if parallel == "ddp":
         assert same(tmp_path / "whole", tmp_path / "cut")
     assert lines(tmp_path / "whole") == lines(tmp_path / "cut")
-    whole, cut = (every(RunFolder(tmp_path / name).asked(12).folder) for name in ("whole", "cut"))
+    whole, cut = (every(RunDirectory(tmp_path / name).get_step(12).path) for name in ("whole", "cut"))
     assert whole.keys() == cut.keys() >= {"rng-00000.safetensors torch", "rng-00001.safetensors torch"}
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
@@ -213,7 +213,7 @@ def test_a_run_of_two_ranks_goes_on_bit_for_bit(tmp_path: Path, parallel: Any) -
 def test_a_run_goes_on_with_other_ranks(tmp_path: Path, first: Any, then: int) -> None:
     plain = how(warmup=0, warmup_steps=3, schedule="constant")
 
-    def settings(parallel: Any, steps: int) -> Training:
+    def settings(parallel: Any, steps: int) -> TrainingConfig:
         return plain.model_copy(update={"parallel": parallel, "steps": steps})
 
     def two(parallel: Any, steps: int) -> None:
@@ -238,18 +238,18 @@ def test_shards_are_the_tensors(tmp_path: Path) -> None:
         return several(tmp_path / "run", how(parallel="fsdp"), Toy(0.0))
 
     asked = well(tmp_path, work)[0]
-    folder = RunFolder(tmp_path / "run").asked(12).folder
-    found = sharded.read(folder / "model")
+    folder = RunDirectory(tmp_path / "run").get_step(12).path
+    found = sharded.read_shards(folder / "model")
     assert found.keys() == asked.keys()
     assert all(torch.equal(found[name], torch.tensor(asked[name])) for name in asked)
     assert len(list(folder.glob("model/shard-*.safetensors"))) == len(list(folder.glob("optimizer/shard-*"))) == 2
     assert not list(folder.glob("**/.metadata"))
-    other, model = Toy(0.0), Plain(Toy(0.0))
+    other, model = Toy(0.0), StateDictIO(Toy(0.0))
     other.first.requires_grad_(False)
-    with pytest.raises(Damaged, match=r"first.bias is in its shards or among what is trained, not in both; take its "):
+    with pytest.raises(CorruptArtifactError, match=r"first.bias is in its shards or among what is trained, not in both; take its "):
         load_model(folder, model, other)
-    with pytest.raises(Damaged, match=r"first.bias is \[8\], the run has \[9\]; take its recipe"):
-        sharded.read(folder / "model", lambda name, shape: torch.empty([n + 1 for n in shape]))
+    with pytest.raises(CorruptArtifactError, match=r"first.bias is \[8\], the run has \[9\]; take its recipe"):
+        sharded.read_shards(folder / "model", lambda name, shape: torch.empty([n + 1 for n in shape]))
 
 
 @BOTH
@@ -262,7 +262,7 @@ def test_a_signal_to_one_rank_ends_both(tmp_path: Path, parallel: Any) -> None:
 
     found = ends(tmp_path, lambda: several(tmp_path / "run", how(parallel=parallel), Toy(), source=Signalled()))
     assert [end.code for end in found] == [75, 75]
-    assert RunFolder(tmp_path / "run").numbers() == [4, 6]
+    assert RunDirectory(tmp_path / "run").step_numbers() == [4, 6]
     assert {end.message.partition(":")[0] for end in found} == {"SIGTERM", "a signal to another rank"}
 
 
@@ -295,7 +295,7 @@ def test_a_failing_disk_of_one_rank_commits_nothing(tmp_path: Path, parallel: An
         several(tmp_path / "run", how(parallel=parallel), Toy())
 
     found = ends(tmp_path, work)
-    assert [end.code for end in found] == [NoSpace.code] * 2, found
+    assert [end.code for end in found] == [DiskError.exit_code] * 2, found
     assert "No space left on device" in found[1 - int(rank)].message
     assert os.listdir(tmp_path / "run" / "steps") == []
 
@@ -304,7 +304,7 @@ def test_an_error_on_one_rank_is_the_error_of_both(tmp_path: Path) -> None:
     class Broken(Points):
         def batch(self, rows: Sequence[int], epoch: int, step: int) -> Rows:
             if step == 3 and os.environ["RANK"] == "1":
-                raise BadInput("row 17 cannot be read")
+                raise InputError("row 17 cannot be read")
             return super().batch(rows, epoch, step)
 
     found = ends(tmp_path, lambda: several(tmp_path / "run", how(), Toy(), source=Broken()))
@@ -316,8 +316,8 @@ def test_an_error_is_of_the_class_it_was_whatever_else_is_imported() -> None:
     from laconic.verbs.jobs import Failed
 
     assert issubclass(Failed, LaconicError)
-    for raised in (LaconicError("a bug"), BadInput("a row"), Busy("a run")):
-        again = error_of(json.loads(json.dumps(report(raised))))
+    for raised in (LaconicError("a bug"), InputError("a row"), BusyError("a run")):
+        again = error_from_json(json.loads(json.dumps(error_to_json(raised))))
         assert (type(again), str(again)) == (type(raised), str(raised))
 
 
@@ -342,11 +342,11 @@ def test_a_number_that_is_not_finite_on_one_rank(tmp_path: Path) -> None:
     found = ends(tmp_path, lambda: several(tmp_path / "run", how(parallel="fsdp"), Toy(), source=Spoilt()))
     assert [end.code for end in found] == [65, 65], found
     assert all("step 7: " in end.message for end in found)
-    assert RunFolder(tmp_path / "run").numbers() == [4, 6]
+    assert RunDirectory(tmp_path / "run").step_numbers() == [4, 6]
 
 
 def test_a_run_that_is_held_is_refused_to_all(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "run").held():
+    with RunDirectory(tmp_path / "run").lock():
         found = ends(tmp_path, lambda: several(tmp_path / "run", how(), Toy()))
     assert [end.code for end in found] == [73, 73]
 
@@ -357,14 +357,14 @@ def test_ranks_answer_at_their_own_pace(tmp_path: Path, parallel: Any) -> None:
 
     def work() -> Any:
         settings, method = how(parallel=parallel, steps=4, validate_every=1, best=None, keep_best=0), Toy(0.0)
-        with joined(settings, CPU) as ranks:
+        with init_ranks(settings, CPU) as ranks:
 
             def answers(mine: list[int]) -> list[float]:
                 with torch.no_grad():
                     return [float(sum(method(Points().batch([i], 0, 0)).loss for _ in range(i + 1))) for i in mine]
 
             def validate(epoch: int) -> dict[str, float]:
-                found = spread(ranks, 5, answers)
+                found = map_over_ranks(ranks, 5, answers)
                 assert found == sorted(found, key=found.index)
                 return {f"{i}": loss for i, loss in enumerate(found)}
 
@@ -375,26 +375,26 @@ def test_ranks_answer_at_their_own_pace(tmp_path: Path, parallel: Any) -> None:
     method = Toy(0.0)
     train(method, Points(), how(steps=4), seed=5)
     with torch.no_grad():
-        alone = spread(Alone(), 5, lambda mine: [float(method.eval()(Points().batch([i], 0, 0)).loss) for i in mine])
+        alone = map_over_ranks(SingleProcess(), 5, lambda mine: [float(method.eval()(Points().batch([i], 0, 0)).loss) for i in mine])
     assert [one[f"{i}"] / (i + 1) for i in range(5)] == pytest.approx(alone, rel=RECOMPUTE)
 
 
 def test_what_several_ranks_cannot_have() -> None:
-    with pytest.raises(Usage, match="batch 1: fewer rows than the 2 ranks; take a larger batch or fewer ranks"):
-        check(how(batch=1, micro=1), 2)
-    with pytest.raises(Usage, match="carry: the state goes from step to step in one process, there are 2 ranks; "):
-        check(how(carry=True), 2)
-    with pytest.raises(Usage, match='precision "float16" with parallel "fsdp": the scaler sees one shard; take '):
-        check(how(parallel="fsdp", precision="float16"), 2)
+    with pytest.raises(UsageError, match="batch 1: fewer rows than the 2 ranks; take a larger batch or fewer ranks"):
+        check_config(how(batch=1, micro=1), 2)
+    with pytest.raises(UsageError, match="carry: the state goes from step to step in one process, there are 2 ranks; "):
+        check_config(how(carry=True), 2)
+    with pytest.raises(UsageError, match='precision "float16" with parallel "fsdp": the scaler sees one shard; take '):
+        check_config(how(parallel="fsdp", precision="float16"), 2)
 
 
 def test_an_environment_that_is_not_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(Usage, match=r"WORLD_SIZE is 2: .*start the ranks with torchrun"), joined(how(), CPU):
+    with pytest.raises(UsageError, match=r"WORLD_SIZE is 2: .*start the ranks with torchrun"), init_ranks(how(), CPU):
         pass
 
 
 def test_a_value_that_is_no_tensor_is_not_handed_to_the_writer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"optimizer: 0\.lr is a float, no tensor; it goes into a JSON file"):
-        sharded.write(Files(tmp_path), "optimizer", {"0.exp_avg": torch.ones(2), "0.lr": 0.1}, 0)  # type: ignore[dict-item]
+        sharded.write_shards(ManifestWriter(tmp_path), "optimizer", {"0.exp_avg": torch.ones(2), "0.lr": 0.1}, 0)  # type: ignore[dict-item]
     assert os.listdir(tmp_path) == []

@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from laconic.training.log import Metrics
+from laconic.training.log import MetricsWriter
 
 
 def test_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    metrics = Metrics(path)
-    metrics.line({"step": 1, "loss": float("nan"), "validation": {"a": float("inf"), "b": 0.5}})
-    there = metrics.sync()
+    metrics = MetricsWriter(path)
+    metrics.write({"step": 1, "loss": float("nan"), "validation": {"a": float("inf"), "b": 0.5}})
+    there = metrics.flush_to_disk()
     assert there == path.stat().st_size
-    metrics.line({"step": 2})
+    metrics.write({"step": 2})
     metrics.close()
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"step": 1, "loss": None, "validation": {"a": None, "b": 0.5}},
         {"step": 2},
     ]
-    again = Metrics(path, there)
-    again.line({"step": 2, "loss": 1.0})
+    again = MetricsWriter(path, there)
+    again.write({"step": 2, "loss": 1.0})
     again.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
     assert "1.0" in path.read_text()
@@ -32,8 +32,8 @@ def test_lines(tmp_path: Path) -> None:
 
 def test_lines_that_are_lost(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"metrics\.jsonl has 0 bytes, the step was saved with 99; lines are lost$"):
-        metrics = Metrics(tmp_path / "metrics.jsonl", 99)
-    metrics.line({"step": 1})
+        metrics = MetricsWriter(tmp_path / "metrics.jsonl", 99)
+    metrics.write({"step": 1})
     metrics.close()
     assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step":1}\n'
 
@@ -46,8 +46,8 @@ def test_the_tracker_gets_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     trackio.finish = lambda: told.append("finish")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "trackio", trackio)
     (tmp_path / "run").mkdir()
-    metrics = Metrics(tmp_path / "run" / "metrics.jsonl", track="project")
-    metrics.line({"step": 1, "loss": 0.5, "validation": {"a": 1.0}})
+    metrics = MetricsWriter(tmp_path / "run" / "metrics.jsonl", tracker_project="project")
+    metrics.write({"step": 1, "loss": 0.5, "validation": {"a": 1.0}})
     metrics.close()
     assert told == [{"project": "project", "name": "run"}, {"step": 1, "loss": 0.5}, "finish"]
 
@@ -55,5 +55,5 @@ def test_the_tracker_gets_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_tracker_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(ImportError) as caught:
-        Metrics(tmp_path / "metrics.jsonl", track="project")
+        MetricsWriter(tmp_path / "metrics.jsonl", tracker_project="project")
     assert caught.value.name == "trackio"

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import BadInput, Busy, Damaged, Usage
-from laconic.core.runs import RunFolder
+from laconic.core.errors import InputError, BusyError, CorruptArtifactError, UsageError
+from laconic.core.runs import RunDirectory
 from laconic.training.loop import train
-from laconic.training.settings import Goal
-from laconic.training.step import place
+from laconic.training.settings import EarlyStopConfig
+from laconic.training.step import compute_update_index
 from tests.tolerances import RECOMPUTE, error
 from tests.training.ground import how, lines, parameters, trained
 from tests.training.toy import Points, Toy
@@ -34,10 +34,10 @@ def test_the_order_does_not_depend_on_micro_batches() -> None:
 
 
 def test_rows_of_an_update_are_a_function_of_its_number() -> None:
-    assert place(how(), 5, 7, 40) == place(how(), 5, 7, 40)
-    assert place(how(), 5, 7, 40).rows != place(how(), 6, 7, 40).rows
-    assert [len(place(how(last_batch="keep"), 0, s, 42).rows) for s in range(7)] == [8, 8, 8, 8, 8, 2, 8]
-    assert [place(how(last_batch="drop"), 0, s, 42).epoch for s in range(7)] == [0, 0, 0, 0, 0, 1, 1]
+    assert compute_update_index(how(), 5, 7, 40) == compute_update_index(how(), 5, 7, 40)
+    assert compute_update_index(how(), 5, 7, 40).rows != compute_update_index(how(), 6, 7, 40).rows
+    assert [len(compute_update_index(how(last_batch="keep"), 0, s, 42).rows) for s in range(7)] == [8, 8, 8, 8, 8, 2, 8]
+    assert [compute_update_index(how(last_batch="drop"), 0, s, 42).epoch for s in range(7)] == [0, 0, 0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("micro", [1, 3])
@@ -46,7 +46,7 @@ def test_micro_batches_are_one_batch(micro: int) -> None:
     one = train(whole, Points(), how(micro=None), seed=5)
     many = train(parts, Points(), how(micro=micro), seed=5)
     assert error(parameters(parts), parameters(whole)) <= RECOMPUTE
-    assert many.numbers == pytest.approx(one.numbers, rel=RECOMPUTE)
+    assert many.metrics == pytest.approx(one.metrics, rel=RECOMPUTE)
 
 
 def test_metrics(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_metrics(tmp_path: Path) -> None:
 
 def test_progress_is_shown() -> None:
     seen: list[tuple[str, int, int]] = []
-    train(Toy(), Points(), how(steps=3), seed=5, show=lambda *shown: seen.append(shown))
+    train(Toy(), Points(), how(steps=3), seed=5, report_progress=lambda *shown: seen.append(shown))
     assert [(done, total) for _, done, total in seen] == [(1, 3), (2, 3), (3, 3)]
     assert all(name in seen[0][0] for name in ("loss", "square", "distance", "tokens/s"))
 
@@ -75,24 +75,24 @@ def test_the_best_are_kept(tmp_path: Path) -> None:
     settings = how(validate_every=2, best="accuracy", save_every=100)
     found, _ = trained(tmp_path / "run", settings, validate=validation(0.1, 0.9, 0.3, 0.9, 0.2, 0.4))
     assert found.best == (0.9, 4)
-    assert RunFolder(tmp_path / "run").numbers() == [4, 12]
+    assert RunDirectory(tmp_path / "run").step_numbers() == [4, 12]
     settings = how(validate_every=2, best="accuracy", best_is="smallest", keep_best=2, keep_every=3, save_every=3)
     found, _ = trained(tmp_path / "less", settings, validate=validation(0.4, 0.9, 0.1, float("nan"), 0.8, 0.7))
     assert found.best == (0.1, 6)
-    assert RunFolder(tmp_path / "less").numbers() == [2, 3, 6, 9, 12]
+    assert RunDirectory(tmp_path / "less").step_numbers() == [2, 3, 6, 9, 12]
 
 
 def test_a_metric_that_is_not_there() -> None:
-    for changed in ({"best": "f1"}, {"stop_when": Goal(metric="f1", at_least=1)}):
-        with pytest.raises(Usage, match=r"^f1: no such number in the validation; it gives accuracy$"):
+    for changed in ({"best": "f1"}, {"stop_when": EarlyStopConfig(metric="f1", at_least=1)}):
+        with pytest.raises(UsageError, match=r"^f1: no such number in the validation; it gives accuracy$"):
             train(Toy(), Points(), how(**changed), validate=lambda epoch: {"accuracy": 1.0})
 
 
 def test_the_end_comes_early(tmp_path: Path) -> None:
-    settings = how(validate_every=2, stop_when=Goal(metric="accuracy", at_least=0.8))
+    settings = how(validate_every=2, stop_when=EarlyStopConfig(metric="accuracy", at_least=0.8))
     found, _ = trained(tmp_path / "run", settings, validate=validation(0.1, 0.5, 0.8))
     assert (found.steps, found.validation) == (6, {"accuracy": 0.8})
-    assert RunFolder(tmp_path / "run").numbers() == [4, 6]
+    assert RunDirectory(tmp_path / "run").step_numbers() == [4, 6]
 
 
 def test_validation_leaves_no_trace(tmp_path: Path) -> None:
@@ -130,15 +130,15 @@ def test_a_restart_forgets_the_moments() -> None:
 
 
 def test_too_few_rows() -> None:
-    with pytest.raises(BadInput, match=r"^train: 7 rows, a batch has 8; take a smaller batch or more rows$"):
+    with pytest.raises(InputError, match=r"^train: 7 rows, a batch has 8; take a smaller batch or more rows$"):
         train(Toy(), Points(7), how())
 
 
 def test_resume_never_and_a_step_by_name(tmp_path: Path) -> None:
     trained(tmp_path / "run")
-    with pytest.raises(Busy, match=r"/run has 2 steps; resume, or choose another folder$"):
+    with pytest.raises(BusyError, match=r"/run has 2 steps; resume, or choose another folder$"):
         trained(tmp_path / "run", resume="never")
-    with pytest.raises(Usage, match=r"/run has no step 5; there: 8, 12$"):
+    with pytest.raises(UsageError, match=r"/run has no step 5; there: 8, 12$"):
         trained(tmp_path / "run", resume=5)
     with pytest.warns(UserWarning, match=r"/run: steps 12 are put aside"):
         found, _ = trained(tmp_path / "run", resume=8)
@@ -147,7 +147,7 @@ def test_resume_never_and_a_step_by_name(tmp_path: Path) -> None:
 
 def test_other_rows_are_not_taken_for_these(tmp_path: Path) -> None:
     trained(tmp_path / "run")
-    with pytest.raises(Damaged, match=r"step-000012 was made with data 0+7, this run has 0+8; take those again$"):
+    with pytest.raises(CorruptArtifactError, match=r"step-000012 was made with data 0+7, this run has 0+8; take those again$"):
         trained(tmp_path / "run", source=Points(seed=8))
 
 
@@ -165,13 +165,13 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "run")
     toy = Toy()
     toy.first.requires_grad_(False)
-    with pytest.raises(Damaged, match=r"an optimizer of groups of \[2, 4\] tensors, this run trains \[1, 3\]; "):
+    with pytest.raises(CorruptArtifactError, match=r"an optimizer of groups of \[2, 4\] tensors, this run trains \[1, 3\]; "):
         trained(tmp_path / "run", method=toy, model=Whole(toy))
 
 
 def test_a_run_that_is_not_held(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.steps.mkdir(parents=True)
+    run = RunDirectory(tmp_path / "run")
+    run.steps_folder.mkdir(parents=True)
     with pytest.raises(ValueError, match=r"^commit: the run is not held; write inside `with run\.held\(\):`$"):
         train(Toy(), Points(), how(steps=1), run=run)
 

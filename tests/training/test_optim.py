@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from laconic.core import keyed
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.training.loop import train
-from laconic.training.optim import adamw, rate
-from laconic.training.settings import Training
+from laconic.training.optim import build_adamw, learning_rate_at
+from laconic.training.settings import TrainingConfig
 from tests.training.toy import Points, Rows, Toy
 
 
@@ -31,7 +31,7 @@ def by_hand(toy: Toy, points: Points, seed: int, steps: int) -> list[float]:
     norms: list[float] = []
     for step in range(steps):
         epoch, i = divmod(step, len(points) // 8)
-        rows = [int(keyed.index(seed, epoch, 8 * i + j, len(points))) for j in range(8)]
+        rows = [int(keyed.permuted_index(seed, epoch, 8 * i + j, len(points))) for j in range(8)]
         for piece in (rows[0:3], rows[3:6], rows[6:8]):
             found = toy.second(toy.dropout(toy.norm(torch.relu(toy.first(points.x[piece])))))
             far = (found - points.y[piece]).abs()
@@ -46,20 +46,20 @@ def by_hand(toy: Toy, points: Points, seed: int, steps: int) -> list[float]:
 def test_a_run_is_the_loop_written_by_hand() -> None:
     steps, ours, plain = 17, Toy(), Toy()
     optimizer = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1, "clip": 0.5, "warmup_steps": 3, "floor": 0.02}
-    how = Training(steps=steps, batch=8, micro=3, **optimizer)  # type: ignore[arg-type]
+    how = TrainingConfig(steps=steps, batch_size=8, micro_batch_size=3, **optimizer)  # type: ignore[arg-type]
     found = train(ours, Points(), how, seed=11)
     plain.train()
     norms = by_hand(plain, Points(), 11, steps)
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
-    assert found.numbers["grad_norm"] == norms[-1]
+    assert found.metrics["grad_norm"] == norms[-1]
     assert norms[-1] > 0.5, "the clip had nothing to do"
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
 @pytest.mark.parametrize("floor", [0.0, 0.25])
 def test_schedules(schedule: str, floor: float) -> None:
-    how = Training(steps=100, lr=2.0, schedule=schedule, floor=floor, warmup=0.1)  # type: ignore[arg-type]
-    rates = [rate(how, step, 100) for step in range(101)]
+    how = TrainingConfig(steps=100, learning_rate=2.0, lr_schedule=schedule, min_lr_ratio=floor, warmup_ratio=0.1)  # type: ignore[arg-type]
+    rates = [learning_rate_at(how, step, 100) for step in range(101)]
     assert [rates[0], rates[5], rates[10]] == [0, 1, 2]
     end, middle = {"constant": (1.0, 1.0)}.get(schedule, (floor, (1 + floor) / 2))
     assert rates[100] == pytest.approx(2.0 * end)
@@ -68,14 +68,14 @@ def test_schedules(schedule: str, floor: float) -> None:
 
 
 def test_schedules_without_warmup_and_of_one_step() -> None:
-    assert rate(Training(steps=1), 0, 1) == 1e-3
-    assert rate(Training(steps=4, warmup_steps=9), 3, 4) == pytest.approx(1e-3 / 3)
+    assert learning_rate_at(TrainingConfig(steps=1), 0, 1) == 1e-3
+    assert learning_rate_at(TrainingConfig(steps=4, warmup_steps=9), 3, 4) == pytest.approx(1e-3 / 3)
 
 
 def test_only_matrices_decay() -> None:
     toy = Toy()
     toy.second.weight.requires_grad_(False)
-    groups = adamw(toy, Training(steps=1, weight_decay=0.3)).param_groups
+    groups = build_adamw(toy, TrainingConfig(steps=1, weight_decay=0.3)).param_groups
     assert [[id(p) for p in group["params"]] for group in groups] == [
         [id(toy.first.weight)],
         [id(p) for p in (toy.first.bias, toy.norm.weight, toy.norm.bias, toy.second.bias)],
@@ -85,8 +85,8 @@ def test_only_matrices_decay() -> None:
 
 def test_nothing_to_train() -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
-    with pytest.raises(Usage, match=r"^train: what = thoughts leaves no parameter to train; unfreeze some$"):
-        adamw(frozen, Training(steps=1, what="thoughts"))
+    with pytest.raises(UsageError, match=r"^train: what = thoughts leaves no parameter to train; unfreeze some$"):
+        build_adamw(frozen, TrainingConfig(steps=1, trainable="thoughts"))
 
 
 def test_rows_of_the_toy_are_as_given() -> None:

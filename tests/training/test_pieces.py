@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.core.contract import Step
+from laconic.core.contract import StepOutput
 from laconic.training.loop import train
 from tests.training.ground import how
 
@@ -71,11 +71,11 @@ class Running(nn.Module):
     def restarts(self, batch: Two) -> bool:
         return False
 
-    def forward(self, batch: Two, state: Held | None = None) -> Step:
+    def forward(self, batch: Two, state: Held | None = None) -> StepOutput:
         held = self.w * batch.xs[0] + (state.x if state is not None else 0.0)
         assert batch.totals is not None
         loss = (self.w * held).sum() / batch.totals["pieces"]
-        return Step(loss, {"loss": loss.detach()}, Held(held))
+        return StepOutput(loss, {"loss": loss.detach()}, Held(held))
 
 
 def test_the_state_goes_from_piece_to_piece_without_its_graph() -> None:
@@ -87,12 +87,12 @@ def test_the_state_goes_from_piece_to_piece_without_its_graph() -> None:
     kept: list[Tensor] = []
     method.w.register_post_accumulate_grad_hook(lambda p: kept.append(p.grad.clone()))  # type: ignore[union-attr]
     outcome = train(method, Twos(), how(steps=1, batch=1, micro=1))
-    assert outcome.numbers["loss"] == by_hand.item()
+    assert outcome.metrics["loss"] == by_hand.item()
     torch.testing.assert_close(kept[-1], gradient, rtol=0, atol=0)
 
 
 def test_the_state_of_one_update_is_not_the_next_ones() -> None:
     method = Running()
-    losses = [train(method, Twos(), how(steps=1, batch=1, micro=1, lr=1e-12)).numbers["loss"] for _ in range(2)]
-    two = train(Running(), Twos(), how(steps=2, batch=1, micro=1, lr=1e-12)).numbers["loss"]
+    losses = [train(method, Twos(), how(steps=1, batch=1, micro=1, lr=1e-12)).metrics["loss"] for _ in range(2)]
+    two = train(Running(), Twos(), how(steps=2, batch=1, micro=1, lr=1e-12)).metrics["loss"]
     assert losses[0] == two

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from laconic.training.settings import Training
+from laconic.training.settings import TrainingConfig
 
 
 @pytest.mark.parametrize(
@@ -26,18 +26,18 @@ from laconic.training.settings import Training
 )
 def test_what_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        Training(**changed)
+        TrainingConfig(**changed)
     assert message in str(caught.value)
 
 
 def test_length() -> None:
-    assert [Training(steps=7).length(n) for n in (128, 1000)] == [7, 7]
-    assert Training(epochs=2, batch=8).length(30) == 2 * 3
-    assert Training(epochs=2, batch=8, last_batch="keep").length(30) == 2 * 4
-    assert Training(epochs=0.5, batch=8).length(40) == 3
-    assert Training(steps=100, warmup=0.03).rising(100) == 3
-    assert Training(steps=100, warmup=0.031).rising(100) == 4
-    assert Training(steps=100, warmup_steps=50).rising(100) == 50
+    assert [TrainingConfig(steps=7).total_updates(n) for n in (128, 1000)] == [7, 7]
+    assert TrainingConfig(epochs=2, batch_size=8).total_updates(30) == 2 * 3
+    assert TrainingConfig(epochs=2, batch_size=8, last_batch="keep").total_updates(30) == 2 * 4
+    assert TrainingConfig(epochs=0.5, batch_size=8).total_updates(40) == 3
+    assert TrainingConfig(steps=100, warmup_ratio=0.03).num_warmup_updates(100) == 3
+    assert TrainingConfig(steps=100, warmup_ratio=0.031).num_warmup_updates(100) == 4
+    assert TrainingConfig(steps=100, warmup_steps=50).num_warmup_updates(100) == 50
 
 
 def test_no_torch() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.core.contract import Step
+from laconic.core.contract import StepOutput
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Toy(nn.Module):
     def restarts(self, batch: Rows) -> bool:
         return batch.step in self.restart_at
 
-    def forward(self, batch: Rows, state: Any = None) -> Step:
+    def forward(self, batch: Rows, state: Any = None) -> StepOutput:
         totals = batch.totals or self.totals(batch)
         found = self.second(self.dropout(self.norm(torch.relu(self.first(batch.x)))))
         far = (found - batch.y).abs()
         square, distance = far.square().sum() / totals["rows"], far.sum() / totals["rows"]
-        return Step(square + 0.1 * distance, {"square": square.detach(), "distance": distance.detach()})
+        return StepOutput(square + 0.1 * distance, {"square": square.detach(), "distance": distance.detach()})

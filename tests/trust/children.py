@@ -30,7 +30,7 @@ class Child:
             work(lambda number: os.write(into, number.to_bytes(4, "little")) and None)
             code = 0
         except LaconicError as error:
-            code = error.code
+            code = error.exit_code
         except BaseException:
             traceback.print_exc()
         finally:

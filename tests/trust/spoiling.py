@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core import manifest
-from laconic.core.cache import Cache
-from laconic.core.contract import Step
-from laconic.core.errors import NonFinite
-from laconic.core.runs import RunFolder
+from laconic.core.cache import KVCache
+from laconic.core.contract import StepOutput
+from laconic.core.errors import NonFiniteError
+from laconic.core.runs import RunDirectory
 from tests.training.ground import how, lines, parameters, trained
 from tests.training.toy import Points, Rows, Toy
 
@@ -50,7 +50,7 @@ class Spoilt(Toy):
         self.what, self.at, self.value = what, at, CASES[what][0]
         self.norm = Norm(8)
 
-    def forward(self, batch: Rows, state: Any = None) -> Step:
+    def forward(self, batch: Rows, state: Any = None) -> StepOutput:
         now, bad = batch.step in self.at, self.value
         if now and self.what == "input":
             batch = replace(batch, x=batch.x * bad)
@@ -62,14 +62,14 @@ class Spoilt(Toy):
         if now and self.what == "loss":
             step = step._replace(loss=step.loss + bad)
         if now and self.what == "part":
-            step = step._replace(parts={**step.parts, "square": step.parts["square"] * bad})
+            step = step._replace(metrics={**step.metrics, "square": step.metrics["square"] * bad})
         if now and self.what == "gradient":
             zero = (self.second.bias - self.second.bias.detach()).sum()
             step = step._replace(loss=step.loss + zero.abs().sqrt())  # 0 by value, its slope is not
         if self.what in ("state", "fast weight"):
             held = torch.full((1, 1, 1, 1), self.value if now else 1.0)
             sides = (held, torch.ones_like(held)) if self.what == "state" else (torch.ones_like(held), held)
-            cache = Cache((sides[0],), (sides[1],), torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1).bool())
+            cache = KVCache((sides[0],), (sides[1],), torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1).bool())
             step = step._replace(state=cache)
         return step
 
@@ -78,17 +78,17 @@ def stops(path: Path, what: str) -> dict[str, Any]:
     """R6: the update is not applied, the run ends with 65, an incident tells of it, nothing bad is on the disk."""
     settings = how(carry=what in ("state", "fast weight"), save_every=100)
     toy = Spoilt(what)
-    with pytest.raises(NonFinite, match=rf"^step {AT + 1}: .* not finite; the update was not applied.*; see "):
+    with pytest.raises(NonFiniteError, match=rf"^step {AT + 1}: .* not finite; the update was not applied.*; see "):
         trained(path / "run", settings, method=toy)
     assert len(lines(path / "run")) == AT
-    run = RunFolder(path / "run")
-    for number in run.numbers():
-        manifest.check(run.step(number), "step", number)
+    run = RunDirectory(path / "run")
+    for number in run.step_numbers():
+        manifest.verify_folder(run.step_path(number), "step", number)
     if what != "parameter":
-        assert run.numbers() == [AT], "what was before the update is committed"
+        assert run.step_numbers() == [AT], "what was before the update is committed"
         assert bool(parameters(toy).isfinite().all())
     else:
-        assert run.numbers() == []
+        assert run.step_numbers() == []
     return json.loads((run.path / "incidents" / f"step-{AT + 1:06d}" / "incident.json").read_text(encoding="utf-8"))
 
 

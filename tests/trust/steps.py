@@ -15,55 +15,55 @@ from typing import Any
 import torch
 
 from laconic.core import artifact, manifest
-from laconic.core.errors import Busy, Damaged
-from laconic.core.manifest import Files
-from laconic.core.runs import RunFolder
+from laconic.core.errors import BusyError, CorruptArtifactError
+from laconic.core.manifest import ManifestWriter
+from laconic.core.runs import RunDirectory
 from tests.trust.children import Child, die
 
 
-def fill(n: int, width: int = 64) -> Callable[[Files], None]:
+def fill(n: int, width: int = 64) -> Callable[[ManifestWriter], None]:
     """A step whose every tensor says its number."""
 
-    def write(files: Files) -> None:
-        files.tensors("model.safetensors", {"a": torch.full((width, width), float(n)), "b": torch.arange(n)})
-        files.tensors("optimizer.safetensors", {"a": torch.full((width,), float(n))})
-        files.json("progress.json", {"step": n})
+    def write(files: ManifestWriter) -> None:
+        files.add_tensors("model.safetensors", {"a": torch.full((width, width), float(n)), "b": torch.arange(n)})
+        files.add_tensors("optimizer.safetensors", {"a": torch.full((width,), float(n))})
+        files.add_json("progress.json", {"step": n})
 
     return write
 
 
-def committed(path: Path, *steps: int) -> RunFolder:
-    run = RunFolder(path)
-    with run.held():
+def committed(path: Path, *steps: int) -> RunDirectory:
+    run = RunDirectory(path)
+    with run.lock():
         for n in steps:
-            run.commit(n, fill(n), {"data": "d"})
-            run.retain(())
+            run.commit_step(n, fill(n), {"data": "d"})
+            run.prune_steps(())
     return run
 
 
-def whole(run: RunFolder, least: int, most: int) -> None:
+def whole(run: RunDirectory, least: int, most: int) -> None:
     """The next start finds a step in [least, most] whose tensors are its own, and leaves nothing half."""
     temporary = list(run.path.rglob(".tmp-*"))
     assert len(temporary) <= 1, f"{temporary}"
-    with run.held():
-        found = run.newest()
+    with run.lock():
+        found = run.latest_valid_step()
         assert [p for p in run.path.rglob(".*") if p.name.startswith((".tmp-", ".trash-"))] == []
     assert found is not None
-    assert list(run.steps.glob(".bad-*")) == [], "a step that was half written had a name"
-    assert least <= found.number <= most, f"step {found.number} is newest, {least} was committed"
-    tensors = artifact.open_tensors(found.folder / "model.safetensors", ["a", "b"])
-    assert bool((tensors["a"] == found.number).all())
-    assert len(tensors["b"]) == found.number
+    assert list(run.steps_folder.glob(".bad-*")) == [], "a step that was half written had a name"
+    assert least <= found.step <= most, f"step {found.step} is newest, {least} was committed"
+    tensors = artifact.open_tensors(found.path / "model.safetensors", ["a", "b"])
+    assert bool((tensors["a"] == found.step).all())
+    assert len(tensors["b"]) == found.step
 
 
 def killed_at_a_drawn_time(path: Path, draw: int) -> None:
     """R1: a writer that commits step after step is killed at any time."""
 
     def write(tell: Callable[[int], None]) -> None:
-        with run.held():
+        with run.lock():
             for n in range(2, 10_000):
-                run.commit(n, fill(n), {"data": "d"})
-                run.retain(())
+                run.commit_step(n, fill(n), {"data": "d"})
+                run.prune_steps(())
                 tell(n)
 
     run = committed(path, 1)
@@ -82,9 +82,9 @@ BEGINNINGS: dict[str, tuple[Any, str]] = {
     "folder": (Path, "mkdir"),
     "finite": (artifact, "check_finite"),
     "files": (artifact, "save_file"),
-    "manifest": (Files, "seal"),
+    "manifest": (ManifestWriter, "seal"),
     "rename": (os, "rename"),
-    "latest": (RunFolder, "_point"),
+    "latest": (RunDirectory, "_point"),
 }
 
 
@@ -93,9 +93,9 @@ def killed_before(path: Path, name: str) -> None:
     owner, what = BEGINNINGS[name]
 
     def write(tell: Callable[[int], None]) -> None:
-        with run.held():
+        with run.lock():
             setattr(owner, what, lambda *args, **named: die())
-            run.commit(3, fill(3), {"data": "d"})
+            run.commit_step(3, fill(3), {"data": "d"})
 
     run = committed(path, 1, 2)
     assert Child(write).end() == 128 + signal.SIGKILL
@@ -150,23 +150,23 @@ def survives_a_power_cut(path: Path) -> None:
     """R1: what a commit has promised is on the disk, in the order write, fsync, rename, fsync."""
     run = committed(path, 1)
     recorder = Recorder()
-    with run.held(), recorder.listening():
-        run.commit(2, fill(2), {"data": "d"})
+    with run.lock(), recorder.listening():
+        run.commit_step(2, fill(2), {"data": "d"})
     rename = recorder.events.index("rename")
     assert recorder.events[:rename].count("file") == 4, "three files and the manifest before the rename"
     assert recorder.events[rename - 1] == "folder"
     assert recorder.events[rename + 1] == "folder"
-    recorder.lose(run.step(2))
-    recorder.lose(run.steps)
+    recorder.lose(run.step_path(2))
+    recorder.lose(run.steps_folder)
     whole(run, 2, 2)
 
 
-def places(run: RunFolder, step: int) -> list[tuple[Path, int]]:
+def places(run: RunDirectory, step: int) -> list[tuple[Path, int]]:
     """Every file of a step with its bytes, the manifest among them."""
-    return [(path, path.stat().st_size) for path in sorted(run.step(step).iterdir())]
+    return [(path, path.stat().st_size) for path in sorted(run.step_path(step).iterdir())]
 
 
-def drawn(run: RunFolder, step: int, n: int, seed: int) -> list[tuple[Path, int]]:
+def drawn(run: RunDirectory, step: int, n: int, seed: int) -> list[tuple[Path, int]]:
     """`n` bytes of a step, half of them in small files and headers, which most draws would never meet."""
     chance = random.Random(seed)
     files = places(run, step)
@@ -177,18 +177,18 @@ def drawn(run: RunFolder, step: int, n: int, seed: int) -> list[tuple[Path, int]
     return found
 
 
-def passed_over(run: RunFolder) -> bool:
+def passed_over(run: RunDirectory) -> bool:
     """Whether step 2, spoilt, is not handed out and step 1 is, with a warning of one line."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            found = run.newest()
-        except manifest.TooNew:  # a flip made its format a later one, which is not passed over but refused
+            found = run.latest_valid_step()
+        except manifest.NewerFormatError:  # a flip made its format a later one, which is not passed over but refused
             return True
-        except Damaged:
+        except CorruptArtifactError:
             return False
     lines = [str(warning.message) for warning in said]
-    return found is not None and found.number == 1 and len(lines) == 1 and "\n" not in lines[0]
+    return found is not None and found.step == 1 and len(lines) == 1 and "\n" not in lines[0]
 
 
 def every_cut_is_found(path: Path, n: int) -> None:
@@ -220,24 +220,24 @@ def every_flip_is_found(path: Path, n: int) -> None:
 
 def deleting_waits_for_a_good_step(path: Path) -> None:
     """R5: a step that went bad as it was written does not cost the ones before."""
-    run = RunFolder(path)
-    with run.held(), warnings.catch_warnings():
+    run = RunDirectory(path)
+    with run.lock(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for n in (1, 2, 3):
-            run.commit(n, fill(n), {})
+            run.commit_step(n, fill(n), {})
         for n in (2, 3):
-            (run.step(n) / "model.safetensors").write_bytes(b"")
-        run.retain(())
-        found = run.newest()
+            (run.step_path(n) / "model.safetensors").write_bytes(b"")
+        run.prune_steps(())
+        found = run.latest_valid_step()
     assert found is not None
-    assert found.number == 1
+    assert found.step == 1
 
 
 def one_writer(path: Path) -> None:
     """R13: of two processes that want a run at once one has it and the other ends with 73, within a second."""
 
     def write(tell: Callable[[int], None]) -> None:
-        with run.held():
+        with run.lock():
             tell(1)
             time.sleep(1.5)
 
@@ -250,7 +250,7 @@ def one_writer(path: Path) -> None:
     took = time.monotonic() - began
     first.signal(signal.SIGKILL)
     first.end()
-    assert code == Busy.code
+    assert code == BusyError.exit_code
     assert took < 1
     whole(run, 1, 1)  # the lock of the dead is free
 
@@ -271,10 +271,10 @@ def nothing_infinite_is_committed(path: Path) -> None:
     """R6: weights that are not finite never have a name."""
     run = committed(path, 1)
 
-    def write(files: Files) -> None:
-        files.tensors("model.safetensors", {"a": torch.tensor([1.0, float("nan")])})
+    def write(files: ManifestWriter) -> None:
+        files.add_tensors("model.safetensors", {"a": torch.tensor([1.0, float("nan")])})
 
-    with run.held(), suppress(artifact.NonFinite):
-        run.commit(2, write, {})
-    assert run.numbers() == [1]
-    assert manifest.check(run.step(1), "step", 1).step == 1
+    with run.lock(), suppress(artifact.NonFiniteError):
+        run.commit_step(2, write, {})
+    assert run.step_numbers() == [1]
+    assert manifest.verify_folder(run.step_path(1), "step", 1).step == 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from laconic.core import artifact
-from laconic.core.artifact import Damaged
+from laconic.core.artifact import CorruptArtifactError
 from tests.trust.limits import LIMITS
 
 
@@ -20,8 +20,8 @@ def small(path: Path) -> bytes:
 def refused(path: Path, content: bytes) -> bool:
     path.write_bytes(content)
     try:
-        artifact.open_artifact(path, "cache")
-    except Damaged:
+        artifact.load_artifact(path, "cache")
+    except CorruptArtifactError:
         return True
     return False
 
@@ -62,17 +62,17 @@ def turned(whole: bytes, n: int) -> bytes:
 def test_tensors_exchanged_are_found(tmp_path: Path) -> None:
     path = tmp_path / "cache.safetensors"
     small(path)
-    header = artifact.check_header(path)
+    header = artifact.read_safetensors_header(path)
     tensors = artifact.open_tensors(path, header.tensors)
     tensors["keys.0"], tensors["keys.1"] = tensors["keys.1"], tensors["keys.0"]
-    artifact.replace_file(path, lambda new: artifact.save_tensors(new, tensors, header.metadata))
-    with pytest.raises(Damaged, match=r": digest [0-9a-f]{64} promised, [0-9a-f]{64} found; take another copy"):
-        artifact.open_artifact(path, "cache")
+    artifact.write_file_atomically(path, lambda new: artifact.save_tensors(new, tensors, header.metadata))
+    with pytest.raises(CorruptArtifactError, match=r": digest [0-9a-f]{64} promised, [0-9a-f]{64} found; take another copy"):
+        artifact.load_artifact(path, "cache")
 
 
 def test_without_the_digest_a_turned_bit_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard is what finds it."""
     path = tmp_path / "cache.safetensors"
-    monkeypatch.setattr(artifact, "_digest", lambda text, tensors: "0" * 64)
+    monkeypatch.setattr(artifact, "_hash_artifact", lambda text, tensors: "0" * 64)
     whole = small(path)
     assert not refused(path, turned(whole, 8 * len(whole) - 40))

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.core.errors import BadInput
+from laconic.core.errors import InputError
 from laconic.data.examples import read_examples
-from laconic.data.lines import LINE
-from laconic.data.problems import EXCERPT, SHOWN, SKIPPED
-from laconic.data.settings import Data
+from laconic.data.lines import MAX_LINE_BYTES
+from laconic.data.problems import EXCERPT_LENGTH, MAX_REPORTED, ROWS_PER_SKIP
+from laconic.data.settings import DataConfig
 from tests.trust.limits import LIMITS
 
 GOOD = b'{"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}\n'
-HOW = Data(path="rows.jsonl")
+HOW = DataConfig(path="rows.jsonl")
 
 
 def row(**said: Any) -> bytes:
@@ -89,7 +89,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "gzip": (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab", "1:1", "compressed by gzip; unpack it"),
     "Parquet": (b"PAR1\x15\x04\x15", "1:1", "a zip, Parquet or compressed file by its first bytes"),
     "a line over 10 MB": (
-        GOOD + row(question="a" * (LINE + 5)) + GOOD,
+        GOOD + row(question="a" * (MAX_LINE_BYTES + 5)) + GOOD,
         "2:1",
         "000 bytes; write one object a line, or take this row out",
     ),
@@ -104,13 +104,13 @@ def test_r8(name: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(data)
     start = time.process_time()
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InputError) as caught:
         read_examples(path, HOW.model_copy(update={"closed": name == "an unknown field"}))
     assert time.process_time() - start < 2
     first = str(caught.value).split("\n")[0]
     assert first.startswith(f"rows.jsonl:{place}: " if place else "rows.jsonl: "), first
     assert message in first
-    assert caught.value.code == 66
+    assert caught.value.exit_code == 66
     assert first.isprintable()
     assert len(first) < 400
 
@@ -129,7 +129,7 @@ def test_r8_has_forty_files() -> None:
 def test_the_form_of_a_message(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text('{"question": "Tom has?", "steps": [], "answer": 5}\n')
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InputError) as caught:
         read_examples(path, HOW)
     assert str(caught.value) == (
         'train.jsonl:1:49: answer: number where text is asked: {"question": "Tom has?", "steps": [], "answer": 5}; '
@@ -140,14 +140,14 @@ def test_the_form_of_a_message(tmp_path: Path) -> None:
 def test_columns_are_counted_in_characters(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "日本 😀?", "steps": [], "answer": 5}\n', encoding="utf-8")
-    with pytest.raises(BadInput, match=r"rows\.jsonl:1:46: answer: number"):
+    with pytest.raises(InputError, match=r"rows\.jsonl:1:46: answer: number"):
         read_examples(path, HOW)
 
 
 def test_the_first_twenty_then_a_count_by_kind(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(GOOD + row(answer=5) * 25 + b"no\n" * 5 + GOOD)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InputError) as caught:
         read_examples(path, HOW)
     lines = str(caught.value).split("\n")
     assert [line.split(":")[1] for line in lines[:20]] == [str(n) for n in range(2, 22)]
@@ -163,12 +163,12 @@ def test_at_most_one_row_in_a_thousand_is_skipped(tmp_path: Path) -> None:
     assert read.skipped[0].startswith("rows.jsonl:2000:1: not JSON")
     assert read.notes[-1] == f"left out: {read.skipped[0]}"
     path.write_bytes(GOOD * 998 + b"no\n")
-    with pytest.raises(BadInput, match=r"1 of 999 rows are bad; at most 0\.1 % are skipped"):
+    with pytest.raises(InputError, match=r"1 of 999 rows are bad; at most 0\.1 % are skipped"):
         read_examples(path, how)
 
 
 def test_numbers_stand_once() -> None:
-    held = {"data_line": LINE, "data_shown": SHOWN, "data_excerpt": EXCERPT, "data_skipped": SKIPPED}
+    held = {"data_line": MAX_LINE_BYTES, "data_shown": MAX_REPORTED, "data_excerpt": EXCERPT_LENGTH, "data_skipped": ROWS_PER_SKIP}
     assert {name: LIMITS[name] for name in held} == held
 
 
@@ -203,7 +203,7 @@ def test_s5(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     error = ""
     try:
         read = read_examples(path, HOW).examples
-    except BadInput as caught:
+    except InputError as caught:
         read, error = (), str(caught)
     assert all(line.isprintable() for line in error.split("\n"))
     assert all(e.question.strip() and e.answer.strip() and all(e.steps) for e in read)

@@ -12,7 +12,7 @@ import safetensors
 import torch
 
 from laconic.core import artifact
-from laconic.core.artifact import NoSpace
+from laconic.core.artifact import DiskError
 from tests.trust.shim import FAULTS, Shim
 
 
@@ -27,7 +27,7 @@ def save_file(path: Path) -> None:
 
 
 COMMITS: dict[str, Callable[[Path], None]] = {
-    "folder": lambda target: artifact.commit_folder(target, write_folder),
+    "folder": lambda target: artifact.write_folder_atomically(target, write_folder),
     "file": save_file,
 }
 
@@ -51,7 +51,7 @@ def test_every_call_of_a_commit_may_fail(
         with monkeypatch.context() as patch:
             shim = Shim(patch)
             shim.fails, shim.fault = n, fault
-            with pytest.raises(NoSpace) as caught:
+            with pytest.raises(DiskError) as caught:
                 COMMITS[kind](home / "out")
         assert os.strerror(fault) in str(caught.value)
         assert (" bytes to write, " in str(caught.value)) == (fault == errno.ENOSPC)
@@ -60,7 +60,7 @@ def test_every_call_of_a_commit_may_fail(
             assert there == (["out"] if n > last else []), f"call {n}, {calls[n]}"
         else:
             assert there == ["out"], f"call {n}, {calls[n]}"
-            version = artifact.open_artifact(home / "out", "cache")[1]["version"]
+            version = artifact.load_artifact(home / "out", "cache")[1]["version"]
             assert version == ("new" if n > last else "old"), f"call {n}, {calls[n]}"
 
 
@@ -81,7 +81,7 @@ def test_a_real_limit_on_file_size(tmp_path: Path) -> None:
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(NoSpace, match="File too large while a tensor was written"):
+        with pytest.raises(DiskError, match="File too large while a tensor was written"):
             artifact.save_artifact(tmp_path / "out", {"a": torch.ones(1000)}, "cache", {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -92,7 +92,7 @@ def test_a_real_limit_on_file_size(tmp_path: Path) -> None:
 def test_a_full_disk_names_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 70, 30))  # type: ignore[attr-defined]
     artifact.save_artifact(tmp_path / "out", {"a": torch.ones(3)}, "cache", {})
-    with pytest.raises(NoSpace, match=r": 35 bytes are asked for to write 16, 30 are free"):
+    with pytest.raises(DiskError, match=r": 35 bytes are asked for to write 16, 30 are free"):
         artifact.save_artifact(tmp_path / "more", {"a": torch.ones(4)}, "cache", {})
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
@@ -102,7 +102,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").write_text("mine")
     for name in ("file/x", "file/x/y"):
         with pytest.raises(
-            NoSpace, match=rf"^{tmp_path}/{name}: {tmp_path}/file is a file, not a folder; choose anoth"
+            DiskError, match=rf"^{tmp_path}/{name}: {tmp_path}/file is a file, not a folder; choose anoth"
         ):
             COMMITS[kind](tmp_path / name)
     assert (tmp_path / "file").read_text() == "mine"

@@ -7,17 +7,17 @@ from tests.trust.limits import LIMITS
 
 def test_numbers_stand_once() -> None:
     held = {
-        "header_bytes": strict.HEADER_BYTES,
-        "json_depth": strict.JSON_DEPTH,
-        "json_integer": strict.JSON_INTEGER,
-        "json_parts": strict.JSON_PARTS,
-        "room": artifact.ROOM,
-        "artifact_format": artifact.FORMAT,
-        "manifest_format": manifest.FORMAT,
-        "least_steps": runs.LEAST,
-        "halvings": step.HALVINGS,
-        "skips": running.SKIPS,
-        "skip_window": running.WINDOW,
+        "header_bytes": strict.MAX_HEADER_BYTES,
+        "json_depth": strict.MAX_JSON_DEPTH,
+        "json_integer": strict.MAX_JSON_INTEGER,
+        "json_parts": strict.MAX_JSON_PARTS,
+        "room": artifact.FREE_SPACE_FACTOR,
+        "artifact_format": artifact.FORMAT_VERSION,
+        "manifest_format": manifest.FORMAT_VERSION,
+        "least_steps": runs.MIN_RETAINED_STEPS,
+        "halvings": step.MAX_HALVINGS,
+        "skips": running.MAX_SKIPS,
+        "skip_window": running.SKIP_WINDOW,
     }
     assert {name: LIMITS[name] for name in held} == held
-    assert LIMITS["busy_seconds"] > lock.PATIENCE
+    assert LIMITS["busy_seconds"] > lock.LOCK_TIMEOUT

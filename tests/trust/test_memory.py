@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.contract import Step
-from laconic.core.errors import OutOfMemory
+from laconic.core.contract import StepOutput
+from laconic.core.errors import OutOfMemoryError
 from laconic.training.loop import train
-from laconic.training.optim import adamw
+from laconic.training.optim import build_adamw
 from tests.tolerances import RECOMPUTE, error
 from tests.training.ground import how, parameters, same, trained
 from tests.training.toy import Points, Rows, Toy
@@ -28,7 +28,7 @@ class Tight(Toy):
         super().__init__(0.0)
         self.rows, self.error = rows, error
 
-    def forward(self, batch: Rows, state: Any = None) -> Step:
+    def forward(self, batch: Rows, state: Any = None) -> StepOutput:
         if self.rows < batch.B:
             raise self.error
         return super().forward(batch, state)
@@ -59,7 +59,7 @@ def test_after_three_times_the_run_ends_with_a_plan(rows: int, batch: int, last:
     told = (
         rf"^no memory for a micro-batch of {last} rows; set recompute = 1, precision = \"bfloat16\", what = \"lora\", "
     )
-    with pytest.raises(OutOfMemory, match=told):
+    with pytest.raises(OutOfMemoryError, match=told):
         train(Tight(rows, ERRORS[0]), Points(), how(batch=batch, micro=None))
 
 
@@ -68,8 +68,8 @@ def test_no_memory_for_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ERRORS[0]
 
     toy = Toy()
-    monkeypatch.setattr(type(adamw(toy, how())), "step", full)
-    with pytest.raises(OutOfMemory, match=r"^no memory for the optimizer; set recompute = 1"):
+    monkeypatch.setattr(type(build_adamw(toy, how())), "step", full)
+    with pytest.raises(OutOfMemoryError, match=r"^no memory for the optimizer; set recompute = 1"):
         train(toy, Points(), how())
 
 

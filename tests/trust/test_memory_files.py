@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import BadInput, Damaged, LaconicError, Unsafe
-from laconic.core.memory import Memory
+from laconic.core.errors import InputError, CorruptArtifactError, LaconicError, UnsafeFileError
+from laconic.core.memory import SummaryMemory
 from tests.core.test_memory import ABOUT, made
 from tests.core.test_provenance import FILE, rewritten
 from tests.trust.limits import LIMITS
@@ -25,8 +25,8 @@ def path(tmp_path: Path) -> Path:
 def refused(path: Path, content: bytes) -> bool:
     path.write_bytes(content)
     try:
-        Memory.load(path, ABOUT)
-    except Damaged:
+        SummaryMemory.load(path, ABOUT)
+    except CorruptArtifactError:
         return True
     return False
 
@@ -73,36 +73,36 @@ SPOILT: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "tensors"), SPOILT)
 def test_tensors_that_do_not_fit_together(path: Path, name: str, tensors: dict[str, Any]) -> None:
     rewritten(path, {}, tensors)
-    with pytest.raises(Damaged, match=rf"^memory: {FILE}: {name} is missing or does not fit the others; take another"):
-        Memory.load(path)
+    with pytest.raises(CorruptArtifactError, match=rf"^memory: {FILE}: {name} is missing or does not fit the others; take another"):
+        SummaryMemory.load(path)
 
 
 def test_numbers_that_are_not_finite(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("laconic.core.artifact.check_finite", lambda *_: None)
     rewritten(path, {}, {"vectors": VECTORS.masked_fill(torch.eye(8, 5).bool(), torch.inf)})
-    with pytest.raises(Damaged, match=r"vectors: 5 values not finite, first at \[0, 0\]; compress again"):
-        Memory.load(path)
+    with pytest.raises(CorruptArtifactError, match=r"vectors: 5 values not finite, first at \[0, 0\]; compress again"):
+        SummaryMemory.load(path)
 
 
 @pytest.mark.parametrize(
     ("content", "error"),
-    [(b"PK\x03\x04" + b"x" * 90, Unsafe), (b"\x80\x04" + b"x" * 90, Unsafe), (b"", Damaged), (b"{}" * 50, Damaged)],
+    [(b"PK\x03\x04" + b"x" * 90, UnsafeFileError), (b"\x80\x04" + b"x" * 90, UnsafeFileError), (b"", CorruptArtifactError), (b"{}" * 50, CorruptArtifactError)],
 )
 def test_what_is_no_safetensors_file(path: Path, content: bytes, error: type[LaconicError]) -> None:
     path.write_bytes(content)
     with pytest.raises(error):
-        Memory.load(path)
+        SummaryMemory.load(path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"no other\.safetensors in "):
-        Memory.load(tmp_path / "other.safetensors")
+    with pytest.raises(InputError, match=r"no other\.safetensors in "):
+        SummaryMemory.load(tmp_path / "other.safetensors")
 
 
 def test_a_foreign_memory_is_refused_within_a_second(path: Path) -> None:
     """R10, with both hashes."""
     for changes in ({"reader": "9" * 64}, {"tokenizer": "9" * 64}):
         began = time.monotonic()
-        with pytest.raises(Damaged, match="9999…99"):
-            Memory.load(path, type(ABOUT)(**{**vars(ABOUT), **changes}))
+        with pytest.raises(CorruptArtifactError, match="9999…99"):
+            SummaryMemory.load(path, type(ABOUT)(**{**vars(ABOUT), **changes}))
         assert time.monotonic() - began < 1

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from laconic.core import artifact, lock, manifest
-from laconic.core.manifest import Files
-from laconic.core.runs import RunFolder
+from laconic.core.manifest import ManifestWriter
+from laconic.core.runs import RunDirectory
 from laconic.training import checkpoint, running
-from laconic.training.log import Metrics
-from laconic.training.step import Updating
+from laconic.training.log import MetricsWriter
+from laconic.training.step import Updater
 from tests.trust import steps, test_resume
 from tests.trust.spoiling import stops
 
@@ -31,62 +31,62 @@ class Guard(NamedTuple):
 
 def unsynced(what: Callable[[int], bool]) -> Callable[[Patch], None]:
     """Syncs everything but files, or but folders."""
-    sync = artifact.sync
-    return lambda patch: patch.setattr(artifact, "sync", lambda path: None if what(path.stat().st_mode) else sync(path))
+    sync = artifact.fsync_path
+    return lambda patch: patch.setattr(artifact, "fsync_path", lambda path: None if what(path.stat().st_mode) else sync(path))
 
 
-def in_place(self: RunFolder, number: int, write: Callable[[Files], None], bound: Any, expected: int = 0) -> Path:
+def in_place(self: RunDirectory, number: int, write: Callable[[ManifestWriter], None], bound: Any, expected: int = 0) -> Path:
     """A commit that writes where the step will lie."""
-    files = Files(self.step(number))
+    files = ManifestWriter(self.step_path(number))
     files.folder.mkdir()
     write(files)
-    files.seal("step", number, bound)
+    files.finish("step", number, bound)
     return files.folder
 
 
-def manifest_after(self: RunFolder, number: int, write: Callable[[Files], None], bound: Any, expected: int = 0) -> Path:
+def manifest_after(self: RunDirectory, number: int, write: Callable[[ManifestWriter], None], bound: Any, expected: int = 0) -> Path:
     """A commit that gives the step its name before its manifest."""
-    files = Files(self.steps / f".tmp-{uuid.uuid4().hex}")
+    files = ManifestWriter(self.steps_folder / f".tmp-{uuid.uuid4().hex}")
     files.folder.mkdir()
     write(files)
-    os.rename(files.folder, self.step(number))
-    files.folder = self.step(number)
-    files.seal("step", number, bound)
+    os.rename(files.folder, self.step_path(number))
+    files.folder = self.step_path(number)
+    files.finish("step", number, bound)
     return files.folder
 
 
-def sizes_alone(folder: Path, name: str, promised: manifest.File) -> None:
+def sizes_alone(folder: Path, name: str, promised: manifest.FileEntry) -> None:
     if (folder / name).stat().st_size != promised.bytes:
-        raise manifest.Damaged(f"{name} has another size")
+        raise manifest.CorruptArtifactError(f"{name} has another size")
 
 
-def unread(self: RunFolder, keep: Any) -> None:
+def unread(self: RunDirectory, keep: Any) -> None:
     """Retention that believes the newest step."""
-    for number in self.numbers()[:-2]:
-        os.rename(self.step(number), self.steps / f".trash-{number}")
+    for number in self.step_numbers()[:-2]:
+        os.rename(self.step_path(number), self.steps_folder / f".trash-{number}")
 
 
 def uncut(patch: Patch) -> None:
-    start = Metrics.__init__
+    start = MetricsWriter.__init__
 
-    def made(self: Metrics, path: Path, start_: int = 0, track: str | None = None) -> None:
+    def made(self: MetricsWriter, path: Path, start_: int = 0, track: str | None = None) -> None:
         start(self, path, path.stat().st_size if path.exists() else 0, track)
 
-    patch.setattr(running, "Metrics", type("Uncut", (Metrics,), {"__init__": made}))
+    patch.setattr(running, "Metrics", type("Uncut", (MetricsWriter,), {"__init__": made}))
 
 
 GUARDS: dict[str, Guard] = {
     "file fsync": Guard(unsynced(stat.S_ISREG), steps.survives_a_power_cut),
     "directory fsync": Guard(unsynced(stat.S_ISDIR), steps.survives_a_power_cut),
     "rename": Guard(
-        lambda patch: patch.setattr(RunFolder, "commit", in_place), lambda path: steps.killed_before(path, "files")
+        lambda patch: patch.setattr(RunDirectory, "commit_step", in_place), lambda path: steps.killed_before(path, "files")
     ),
     "manifest last": Guard(
-        lambda patch: patch.setattr(RunFolder, "commit", manifest_after),
+        lambda patch: patch.setattr(RunDirectory, "commit_step", manifest_after),
         lambda path: steps.killed_before(path, "manifest"),
     ),
     "sweep": Guard(
-        lambda patch: patch.setattr(RunFolder, "sweep", lambda self: None),
+        lambda patch: patch.setattr(RunDirectory, "remove_leftovers", lambda self: None),
         lambda path: steps.killed_before(path, "files"),
     ),
     "checksum": Guard(
@@ -94,19 +94,19 @@ GUARDS: dict[str, Guard] = {
         lambda path: steps.every_flip_is_found(path, 20),
     ),
     "digest of the manifest": Guard(
-        lambda patch: patch.setattr(manifest, "fingerprint", lambda value: "0"),
+        lambda patch: patch.setattr(manifest, "hash_json", lambda value: "0"),
         lambda path: steps.every_flip_is_found(path, 100),
     ),
-    "lock": Guard(lambda patch: patch.setattr(lock, "held", lambda folder: contextlib.nullcontext()), steps.one_writer),
+    "lock": Guard(lambda patch: patch.setattr(lock, "lock_folder", lambda folder: contextlib.nullcontext()), steps.one_writer),
     "chmod by umask": Guard(
         lambda patch: patch.setattr(Path, "chmod", lambda self, mode: None),
         lambda path: steps.modes_follow(path, 0o027),
     ),
     "verify before retention": Guard(
-        lambda patch: patch.setattr(RunFolder, "retain", unread), steps.deleting_waits_for_a_good_step
+        lambda patch: patch.setattr(RunDirectory, "prune_steps", unread), steps.deleting_waits_for_a_good_step
     ),
     "finite check before update": Guard(
-        lambda patch: patch.setattr(Updating, "judged", lambda self, numbers: "applied"),
+        lambda patch: patch.setattr(Updater, "classify", lambda self, numbers: "applied"),
         lambda path: stops(path, "input"),
     ),
     "finite scan at commit": Guard(

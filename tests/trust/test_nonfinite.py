@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.contract import Step
-from laconic.core.errors import NonFinite
-from laconic.core.runs import RunFolder
+from laconic.core.contract import StepOutput
+from laconic.core.errors import NonFiniteError
+from laconic.core.runs import RunDirectory
 from laconic.training import running
 from laconic.training.loop import replay, train
 from tests.training.ground import how, lines, parameters, same, trained
@@ -31,19 +31,19 @@ def test_the_run_stops_and_replay_repeats_it(tmp_path: Path, what: str) -> None:
     if what != "parameter":
         assert all(value is not None for value in about["largest"].values())
         settings = how(carry=what in ("state", "fast weight"), save_every=100)
-        again = replay(Spoilt(what), Points(), settings, run=RunFolder(tmp_path / "run"), step=AT + 1, seed=5)
+        again = replay(Spoilt(what), Points(), settings, run=RunDirectory(tmp_path / "run"), step=AT + 1, seed=5)
         assert again == about
 
 
 def test_the_same_command_meets_it_again(tmp_path: Path) -> None:
     for _ in range(2):
-        with pytest.raises(NonFinite, match=r"^step 6: loss, square, distance, grad_norm not finite"):
+        with pytest.raises(NonFiniteError, match=r"^step 6: loss, square, distance, grad_norm not finite"):
             trained(tmp_path / "run", method=Spoilt("input"))
-    assert RunFolder(tmp_path / "run").numbers() == [4, 5]
+    assert RunDirectory(tmp_path / "run").step_numbers() == [4, 5]
 
 
 def test_without_a_folder() -> None:
-    with pytest.raises(NonFinite, match=r"the update was not applied, first in Spoilt: aten::mul"):
+    with pytest.raises(NonFiniteError, match=r"the update was not applied, first in Spoilt: aten::mul"):
         train(Spoilt("input"), Points(), how())
 
 
@@ -51,25 +51,25 @@ def test_skipping(tmp_path: Path) -> None:
     settings = how(nonfinite="skip")
     toy = Spoilt("input", (2, 5, 6))
     found, _ = trained(tmp_path / "run", settings, method=toy)
-    assert found.skipped == 3
+    assert found.num_skipped == 3
     assert bool(parameters(toy).isfinite().all())
     logged = lines(tmp_path / "run")
     assert [line["step"] for line in logged if "nonfinite" in line] == [3, 6, 7]
     assert all(logged[i]["loss"] is None and logged[i]["nonfinite"] == 1 for i in (2, 5, 6))
-    with pytest.raises(NonFinite, match=r"^step 9: loss"):
+    with pytest.raises(NonFiniteError, match=r"^step 9: loss"):
         trained(tmp_path / "more", settings, method=Spoilt("input", (2, 5, 6, 8)))
 
 
 def test_a_skip_is_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "WINDOW", 6)
+    monkeypatch.setattr(running, "SKIP_WINDOW", 6)
     trained(tmp_path / "run", how(nonfinite="skip"), method=Spoilt("input", (0, 1, 2, 8)))
 
 
 def test_skips_are_counted_over_a_resume(tmp_path: Path) -> None:
     settings = how(nonfinite="skip", keep_every=4)
-    with pytest.raises(NonFinite, match=r"^step 9: "):
+    with pytest.raises(NonFiniteError, match=r"^step 9: "):
         trained(tmp_path / "run", settings, method=Spoilt("input", (1, 2, 3, 8)))
-    with pytest.raises(NonFinite, match=r"^step 9: "):
+    with pytest.raises(NonFiniteError, match=r"^step 9: "):
         trained(tmp_path / "run", settings, method=Spoilt("input", (1, 2, 3, 8)))
 
 
@@ -84,7 +84,7 @@ def test_a_skip_changes_nothing_but_its_place(tmp_path: Path) -> None:
 class Large(Toy):
     """In float16 its scaled gradients overflow until the scale has come down."""
 
-    def forward(self, batch: Rows, state: Any = None) -> Step:
+    def forward(self, batch: Rows, state: Any = None) -> StepOutput:
         step = super().forward(batch, state)
         return step._replace(loss=step.loss * 1e35)
 
@@ -104,10 +104,10 @@ def test_an_overflow_is_the_scalers(tmp_path: Path) -> None:
 
 def test_below_a_scale_of_one_it_is_an_incident() -> None:
     class Larger(Toy):
-        def forward(self, batch: Rows, state: Any = None) -> Step:
+        def forward(self, batch: Rows, state: Any = None) -> StepOutput:
             step = super().forward(batch, state)
             zero = (self.second.bias - self.second.bias.detach()).sum()
             return step._replace(loss=step.loss + zero.abs().sqrt())
 
-    with pytest.raises(NonFinite, match=r"^step 18: grad_norm not finite"):
+    with pytest.raises(NonFiniteError, match=r"^step 18: grad_norm not finite"):
         train(Larger(), Points(), how(precision="float16", steps=40))

@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.core.cache import Cache
-from laconic.core.contract import Reasoning, Step
-from laconic.core.errors import Preempted
-from laconic.core.runs import RunFolder
-from laconic.core.state import Layer, Matrix, Opened, State
+from laconic.core.cache import KVCache
+from laconic.core.contract import ReasoningBatch, StepOutput
+from laconic.core.errors import PreemptedError
+from laconic.core.runs import RunDirectory
+from laconic.core.state import LayerState, LinearMemoryState, OpenChunk, FastWeightState
 from laconic.methods.coconut import Coconut
 from laconic.methods.codi import Codi
 from laconic.methods.cot import Cot, NoCot
 from laconic.methods.icot import Icot
 from laconic.methods.pccot import Pccot
-from laconic.methods.settings import Distilling, Removing, Staging
+from laconic.methods.settings import DistillationConfig, ICoTConfig, CoconutConfig
 from laconic.training import checkpoint
-from laconic.training.settings import Training
+from laconic.training.settings import TrainingConfig
 from tests.core.readings import fresh
 from tests.methods import batches
 from tests.training.ground import STEPS, how, lines, same, trained
@@ -41,7 +41,7 @@ class Stopping(Toy):
         super().__init__()
         self.at, self.number = at, number
 
-    def forward(self, batch: Rows, state: Any = None) -> Step:
+    def forward(self, batch: Rows, state: Any = None) -> StepOutput:
         if batch.step == self.at:
             os.kill(os.getpid(), self.number)
             self.at = -1
@@ -53,13 +53,13 @@ def test_after_a_signal(tmp_path: Path, precision: str) -> None:
     settings = how(precision=precision)
     trained(tmp_path / "never", settings)
     for at in (1, 6):
-        with pytest.raises(Preempted):
+        with pytest.raises(PreemptedError):
             trained(tmp_path / "run", settings, method=Stopping(at, signal.SIGTERM))
     trained(tmp_path / "run", settings)
     assert same(tmp_path / "run", tmp_path / "never")
 
 
-def killed_and_resumed(path: Path, never: Path, draw: int, settings: Training) -> None:
+def killed_and_resumed(path: Path, never: Path, draw: int, settings: TrainingConfig) -> None:
     """Killed at a drawn time of a run that saves every step, and once more; then to the end."""
     chance = random.Random(draw)
 
@@ -70,11 +70,11 @@ def killed_and_resumed(path: Path, never: Path, draw: int, settings: Training) -
 
     for _ in range(2):
         child = Child(work)
-        child.wait_for(chance.randrange(STEPS // 2) + max(0, *RunFolder(path).numbers(), 0) // 2)
+        child.wait_for(chance.randrange(STEPS // 2) + max(0, *RunDirectory(path).step_numbers(), 0) // 2)
         time.sleep(chance.uniform(0, 0.03))
         child.signal(signal.SIGKILL)
         assert child.end() in (0, 128 + signal.SIGKILL)
-        there = RunFolder(path).numbers()
+        there = RunDirectory(path).step_numbers()
         assert max(there, default=0) >= child.last - 1, "more than the step under way was lost"
     trained(path, settings)
     assert same(path, never)
@@ -95,11 +95,11 @@ def test_after_kill_9_often(tmp_path: Path) -> None:
         killed_and_resumed(tmp_path / f"run-{draw}", tmp_path / "never", draw, settings)
 
 
-def from_an_older_step(path: Path, step: int, settings: Training, make: Callable[[], nn.Module], **named: Any) -> None:
+def from_an_older_step(path: Path, step: int, settings: TrainingConfig, make: Callable[[], nn.Module], **named: Any) -> None:
     """A copy of a whole run goes back to `step` and comes to the same end."""
     trained(path / "never", settings, method=make(), **named)
     shutil.copytree(path / "never", path / "run")
-    last = RunFolder(path / "run").numbers()[-1]
+    last = RunDirectory(path / "run").step_numbers()[-1]
     with pytest.warns(UserWarning, match=rf"/run: steps .*{last} are put aside, as \.bad-step-…$"):
         trained(path / "run", settings, method=make(), resume=step, **named)
     assert same(path / "run", path / "never", last)
@@ -109,7 +109,7 @@ def test_after_the_end_and_from_an_older_step(tmp_path: Path) -> None:
     settings = how(keep_every=4)
     from_an_older_step(tmp_path, 4, settings, Toy)
     assert len(lines(tmp_path / "run")) == STEPS
-    assert sorted(p.name for p in RunFolder(tmp_path / "run").steps.glob(".*")) == [
+    assert sorted(p.name for p in RunDirectory(tmp_path / "run").steps_folder.glob(".*")) == [
         ".bad-step-000008",
         ".bad-step-000012",
     ]
@@ -127,14 +127,14 @@ def metrics_are_cut(path: Path) -> None:
     resumed(path, how(save_every=4), killed=True)
 
 
-def resumed(path: Path, settings: Training, killed: bool = False) -> None:
+def resumed(path: Path, settings: TrainingConfig, killed: bool = False) -> None:
     """Stopped in the seventh update, by a signal or as `kill -9` would, against never."""
     trained(path / "never", settings)
     if killed:
         child = Child(lambda tell: trained(path / "run", settings, method=Stopping(6, signal.SIGKILL)) and None)
         assert child.end() == 128 + signal.SIGKILL
     else:
-        with pytest.raises(Preempted):
+        with pytest.raises(PreemptedError):
             trained(path / "run", settings, method=Stopping(6, signal.SIGTERM))
     torch.manual_seed(99)
     trained(path / "run", settings)
@@ -152,12 +152,12 @@ def test_metrics_are_cut(tmp_path: Path) -> None:
 class Carrying(Toy):
     """A state grows from step to step: what it holds shifts the inputs of the next."""
 
-    def forward(self, batch: Rows, state: Cache | None = None) -> Step:
+    def forward(self, batch: Rows, state: KVCache | None = None) -> StepOutput:
         if state is not None:
             batch = replace(batch, x=batch.x + state.keys[0].mean())
         step = super().forward(batch)
         x = step.loss.detach().reshape(1, 1, 1, 1)
-        new = Cache((x,), (x,), torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1).bool())
+        new = KVCache((x,), (x,), torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1).bool())
         return step._replace(state=new if state is None else state.append(new))
 
 
@@ -171,22 +171,22 @@ def test_a_carried_state(tmp_path: Path) -> None:
 class Learning(Toy):
     """Fast weights, of which one lies in memory column by column and stands in two places, shift the next inputs."""
 
-    def forward(self, batch: Rows, state: State | None = None) -> Step:
+    def forward(self, batch: Rows, state: FastWeightState | None = None) -> StepOutput:
         if state is not None:
-            memory = cast(Matrix, state.layers[0].memory["memory"])
-            batch = replace(batch, x=batch.x + memory.now[0, 0] @ torch.linspace(-1, 1, 5))
+            memory = cast(LinearMemoryState, state.layers[0].memory["memory"])
+            batch = replace(batch, x=batch.x + memory.change[0, 0] @ torch.linspace(-1, 1, 5))
         step = super().forward(batch)
         now = torch.linspace(0, 1, 30).reshape(1, 1, 5, 6).mT * step.loss.detach().sin()
         count = torch.full((1,), batch.step)
-        own = Layer(memory={"memory": Matrix(now, now, None, count)}, tails={"x": now[:, 0]})
+        own = LayerState(memory={"memory": LinearMemoryState(now, now, None, count)}, conv_tails={"x": now[:, 0]})
         none = torch.zeros(1, 0, dtype=torch.long)
-        return step._replace(state=State((own, Layer()), count, Opened(none, count, (own, Layer()))))
+        return step._replace(state=FastWeightState((own, LayerState()), count, OpenChunk(none, count, (own, LayerState()))))
 
 
 def test_carried_fast_weights(tmp_path: Path) -> None:
     from_an_older_step(tmp_path, 5, how(carry=True, save_every=5, keep_every=5), Learning)
-    found = checkpoint.carried(RunFolder(tmp_path / "run").step(5))
-    assert {type(each) for each in found} == {State}, "one for each micro-batch"
+    found = checkpoint.load_carried_states(RunDirectory(tmp_path / "run").step_path(5))
+    assert {type(each) for each in found} == {FastWeightState}, "one for each micro-batch"
     assert {name.partition(".")[2] for name in found[0].tensors()} >= {"0.memory.memory.now", "0.tails.x"}
     held = cast(Any, found[0]).layers[0].memory["memory"]
     assert held.now is held.first
@@ -203,8 +203,8 @@ class Grid:
     def __len__(self) -> int:
         return self.rows.B
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Reasoning:
-        return replace(self.rows.take(rows), epoch=epoch, step=step, ids=tuple(map(str, rows)))
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> ReasoningBatch:
+        return replace(self.rows.select_rows(rows), epoch=epoch, step=step, ids=tuple(map(str, rows)))
 
 
 def real(name: str) -> nn.Module:
@@ -215,14 +215,14 @@ def real(name: str) -> nn.Module:
 MAKERS: Mapping[str, Callable[[], nn.Module]] = {
     "cot": lambda: Cot(fresh("llama")),
     "nocot": lambda: NoCot(fresh("llama")),
-    "icot": lambda: Icot(fresh("llama"), Removing(remove_per_epoch=1), steps_per_epoch=1),
+    "icot": lambda: Icot(fresh("llama"), ICoTConfig(tokens_removed_per_epoch=1), steps_per_epoch=1),
     "coconut": lambda: Coconut(
         *batches.trained("llama", M=2, rounds=None, project="none"),
-        Staging(per_step=1, max_stage=2, epochs_per_stage=1),
+        CoconutConfig(latents_per_step=1, max_stage=2, epochs_per_stage=1),
         steps_per_epoch=1,
     ),
-    "codi": lambda: Codi(*batches.trained("llama", rounds=None, project="codi", project_dropout=0.2), Distilling()),
-    "pccot": lambda: Pccot(*batches.trained("llama"), Distilling()),
+    "codi": lambda: Codi(*batches.trained("llama", rounds=None, project="codi", project_dropout=0.2), DistillationConfig()),
+    "pccot": lambda: Pccot(*batches.trained("llama"), DistillationConfig()),
     "kava": lambda: batches.kava(keeping={"select": "random"}),
 }
 

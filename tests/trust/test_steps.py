@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from laconic.core import manifest
-from laconic.core.errors import Damaged, Unsafe
-from laconic.core.manifest import Files
-from laconic.core.runs import RunFolder
-from laconic.core.strict import canonical
+from laconic.core.errors import CorruptArtifactError, UnsafeFileError
+from laconic.core.manifest import ManifestWriter
+from laconic.core.runs import RunDirectory
+from laconic.core.strict import to_canonical_json
 from tests.trust import steps
 from tests.trust.children import Child
 from tests.trust.limits import LIMITS
@@ -38,7 +38,7 @@ def test_ten_thousand_flips(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["shards", "steps", "deleted", "added", "empty folder"])
 def test_files_exchanged_deleted_and_added(tmp_path: Path, how: str) -> None:
     run = steps.committed(tmp_path / "run", 1, 2)
-    folder, other = run.step(2), run.step(1)
+    folder, other = run.step_path(2), run.step_path(1)
     if how == "shards":
         os.rename(folder / "model.safetensors", folder / "x")
         os.rename(folder / "optimizer.safetensors", folder / "model.safetensors")
@@ -64,26 +64,26 @@ def test_one_writer(tmp_path: Path, race: int) -> None:
     """Two processes start at once; every step there belongs to one of them alone."""
 
     def writer(value: float) -> Callable[[Callable[[int], None]], None]:
-        def write(files: Files) -> None:
-            files.tensors("model.safetensors", {"a": torch.full((4,), value)})
-            files.json("progress.json", {"value": value})
+        def write(files: ManifestWriter) -> None:
+            files.add_tensors("model.safetensors", {"a": torch.full((4,), value)})
+            files.add_json("progress.json", {"value": value})
 
         def work(tell: Callable[[int], None]) -> None:
-            with run.held():
+            with run.lock():
                 for n in range(3):
-                    run.commit(n, write, {})
+                    run.commit_step(n, write, {})
                 tell(1)
                 time.sleep(0.4)
 
         return work
 
-    run = RunFolder(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     began = time.monotonic()
     children = [Child(writer(1.0)), Child(writer(2.0))]
     codes = sorted(child.end() for child in children)
     assert codes == [0, 73]
     assert time.monotonic() - began < 5
-    values = {(run.step(n) / "progress.json").read_text() for n in run.numbers()}
+    values = {(run.step_path(n) / "progress.json").read_text() for n in run.step_numbers()}
     assert len(values) == 1
 
 
@@ -94,18 +94,18 @@ def test_the_second_is_refused_within_a_second(tmp_path: Path) -> None:
 def test_a_rename_that_fails_and_a_clock_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = steps.committed(tmp_path / "run", 1, 2)
     for n in (1, 2):
-        os.utime(run.step(n), (10**9 - n * 10**6,) * 2)
-    found = run.newest()
+        os.utime(run.step_path(n), (10**9 - n * 10**6,) * 2)
+    found = run.latest_valid_step()
     assert found is not None
-    assert found.number == 2
+    assert found.step == 2
 
     def refuse(*args: object) -> None:
         raise OSError(5, "Input/output error")
 
-    with run.held():
+    with run.lock():
         monkeypatch.setattr(os, "rename", refuse)
-        with pytest.raises(manifest.artifact.NoSpace, match="Input/output error"):
-            run.commit(3, steps.fill(3), {})
+        with pytest.raises(manifest.artifact.DiskError, match="Input/output error"):
+            run.commit_step(3, steps.fill(3), {})
         monkeypatch.undo()
     steps.whole(run, 2, 2)
 
@@ -121,7 +121,7 @@ def test_a_set_group_folder(tmp_path: Path) -> None:
     shared.mkdir()
     shared.chmod(0o2775)
     run = steps.committed(shared / "run", 1)
-    assert all(p.stat().st_mode & 0o2000 for p in (run.path, run.steps, run.step(1)))
+    assert all(p.stat().st_mode & 0o2000 for p in (run.path, run.steps_folder, run.step_path(1)))
     assert {p.stat().st_gid for p in run.path.rglob("*")} == {shared.stat().st_gid}
 
 
@@ -131,7 +131,7 @@ WRONG: list[Any] = [None, -1, 2**60, 0.5, "", "../x", "/etc/passwd", "a\0b", [],
 def test_any_manifest_is_a_typed_error(tmp_path: Path) -> None:
     """S5: fields exchanged, dropped and retyped, and then signed anew."""
     run = steps.committed(tmp_path / "run", 1)
-    path = run.step(1) / manifest.NAME
+    path = run.step_path(1) / manifest.MANIFEST_FILE
     whole = json.loads(path.read_text())
     chance = random.Random(3)
     for _ in range(LIMITS["parsed"]):
@@ -143,23 +143,23 @@ def test_any_manifest_is_a_typed_error(tmp_path: Path) -> None:
             where.pop(key, None)
         else:
             where[chance.choice([key, "../x", "a\0"])] = chance.choice(WRONG)
-        path.write_text(canonical({**fields, "sha256": manifest.fingerprint(fields)}))
-        with suppress(Damaged, Unsafe):
-            assert manifest.check(run.step(1), "step", 1).files.keys() == whole["files"].keys()
+        path.write_text(to_canonical_json({**fields, "sha256": manifest.hash_json(fields)}))
+        with suppress(CorruptArtifactError, UnsafeFileError):
+            assert manifest.verify_folder(run.step_path(1), "step", 1).files.keys() == whole["files"].keys()
 
 
 def test_speed_of_verification(tmp_path: Path) -> None:
     """Half the goal at least: other processes share the machine while tests run."""
 
-    def write(files: Files) -> None:
-        files.tensors("model.safetensors", {"a": torch.rand(16 * 2**20)})
+    def write(files: ManifestWriter) -> None:
+        files.add_tensors("model.safetensors", {"a": torch.rand(16 * 2**20)})
 
-    run = RunFolder(tmp_path / "run")
-    with run.held():
-        run.commit(1, write, {})
+    run = RunDirectory(tmp_path / "run")
+    with run.lock():
+        run.commit_step(1, write, {})
     took = []
     for _ in range(3):
         began = time.process_time()
-        run.asked(1)
+        run.get_step(1)
         took.append(time.process_time() - began)
     assert 64 / min(took) > LIMITS["verify_mb_per_s"] / 2

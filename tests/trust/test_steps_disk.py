@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.errors import LaconicError, NoSpace
-from laconic.core.runs import RunFolder
-from laconic.training.log import Metrics
+from laconic.core.errors import LaconicError, DiskError
+from laconic.core.runs import RunDirectory
+from laconic.training.log import MetricsWriter
 from tests.trust import steps
 from tests.trust.shim import FAULTS, Shim
 
@@ -18,31 +18,31 @@ from tests.trust.shim import FAULTS, Shim
 @pytest.mark.parametrize("fault", FAULTS, ids=errno.errorcode.get)
 def test_every_call_of_a_commit_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int) -> None:
     run = steps.committed(tmp_path / "run", 1)
-    with run.held(), monkeypatch.context() as patch:
+    with run.lock(), monkeypatch.context() as patch:
         shim = Shim(patch)
-        run.commit(2, steps.fill(2), {})
+        run.commit_step(2, steps.fill(2), {})
         calls = shim.calls
     assert {"Path.mkdir", "artifact.save_file", "file.write", "os.fsync", "os.rename", "os.replace"} <= set(calls)
     rename = calls.index("os.rename")
     run = steps.committed(tmp_path / "other", 1)
     for n in range(len(calls)):
-        with run.held(), monkeypatch.context() as patch:
+        with run.lock(), monkeypatch.context() as patch:
             shim = Shim(patch)
             shim.fails, shim.fault = n, fault
-            with pytest.raises(NoSpace) as caught:
-                run.commit(2, steps.fill(2), {}, expected=1000)
+            with pytest.raises(DiskError) as caught:
+                run.commit_step(2, steps.fill(2), {}, expected_bytes=1000)
         assert os.strerror(fault) in str(caught.value), f"call {n}, {calls[n]}"
         assert (" bytes to write, " in str(caught.value)) == (fault == errno.ENOSPC), f"call {n}, {calls[n]}"
         there = 2 if n > rename else 1
         steps.whole(run, there, there)
-        shutil.rmtree(run.step(2), ignore_errors=True)
+        shutil.rmtree(run.step_path(2), ignore_errors=True)
 
 
 def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = steps.committed(tmp_path / "run", 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 70, 30))  # type: ignore[attr-defined]
-    with run.held(), pytest.raises(NoSpace, match=r"/steps: 220 bytes are asked for to write 100, 30 are free$"):
-        run.commit(2, steps.fill(2), {}, expected=100)
+    with run.lock(), pytest.raises(DiskError, match=r"/steps: 220 bytes are asked for to write 100, 30 are free$"):
+        run.commit_step(2, steps.fill(2), {}, expected_bytes=100)
     monkeypatch.undo()
     steps.whole(run, 1, 1)
 
@@ -50,28 +50,28 @@ def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypa
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     told = "file is a file, not a folder; choose another place"
-    with pytest.raises(NoSpace, match=told), RunFolder(tmp_path / "file" / "run").held():
+    with pytest.raises(DiskError, match=told), RunDirectory(tmp_path / "file" / "run").lock():
         pass
 
 
 def test_metrics_on_a_full_disk(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path / "metrics.jsonl")
+    metrics = MetricsWriter(tmp_path / "metrics.jsonl")
     metrics.file.close()
     metrics.file = Path("/dev/full").open("ab")  # noqa: SIM115
-    with pytest.raises(NoSpace, match=r"metrics\.jsonl: No space left on device; 0 bytes to write, "):
-        metrics.line({"step": 1})
+    with pytest.raises(DiskError, match=r"metrics\.jsonl: No space left on device; 0 bytes to write, "):
+        metrics.write({"step": 1})
 
 
 def test_a_lock_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = steps.committed(tmp_path / "run", 1)
     with monkeypatch.context() as patch:
         shim = Shim(patch)
-        with run.held():
+        with run.lock():
             pass
     for n in range(len(shim.calls)):
         with monkeypatch.context() as patch:
             shim = Shim(patch)
             shim.fails, shim.fault = n, errno.EACCES
-            with suppress(LaconicError, PermissionError), run.held():  # filelock itself tries again
+            with suppress(LaconicError, PermissionError), run.lock():  # filelock itself tries again
                 pass
         steps.whole(run, 1, 1)

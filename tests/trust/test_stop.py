@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.contract import Step
-from laconic.core.errors import Preempted
-from laconic.core.runs import RunFolder
+from laconic.core.contract import StepOutput
+from laconic.core.errors import PreemptedError
+from laconic.core.runs import RunDirectory
 from laconic.training.loop import train
-from laconic.training.settings import Training
+from laconic.training.settings import TrainingConfig
 from tests.training.ground import how, same, trained
 from tests.training.toy import Points, Rows, Toy
 from tests.trust.children import Child
@@ -29,13 +29,13 @@ class Slow(Toy):
         super().__init__()
         self.tell, self.seconds = tell, seconds
 
-    def forward(self, batch: Rows, state: Any = None) -> Step:
+    def forward(self, batch: Rows, state: Any = None) -> StepOutput:
         self.tell(batch.step)
         time.sleep(self.seconds)
         return super().forward(batch, state)
 
 
-def slow(path: Path, settings: Training, seconds: float = 0.05, **named: Any) -> Child:
+def slow(path: Path, settings: TrainingConfig, seconds: float = 0.05, **named: Any) -> Child:
     return Child(lambda tell: trained(path, settings, method=Slow(tell, seconds), **named) and None)
 
 
@@ -48,9 +48,9 @@ def test_a_signal_commits_the_step_under_way(tmp_path: Path, number: int, at: in
     child.wait_for(at)
     began = time.monotonic()
     child.signal(number)
-    assert child.end() == Preempted.code
+    assert child.end() == PreemptedError.exit_code
     assert time.monotonic() - began < LIMITS["stop_seconds"]
-    assert RunFolder(tmp_path / "run").numbers() == [at + 1]
+    assert RunDirectory(tmp_path / "run").step_numbers() == [at + 1]
     trained(tmp_path / "run", settings)
     trained(tmp_path / "never", settings)
     assert same(tmp_path / "run", tmp_path / "never")
@@ -74,24 +74,24 @@ def test_a_signal_in_validation(tmp_path: Path) -> None:
     child.wait_for(1)
     began = time.monotonic()
     child.signal(signal.SIGTERM)
-    assert child.end() == Preempted.code
+    assert child.end() == PreemptedError.exit_code
     assert time.monotonic() - began < LIMITS["stop_seconds"]
-    assert RunFolder(tmp_path / "run").numbers() == [5]
+    assert RunDirectory(tmp_path / "run").step_numbers() == [5]
     for name in ("run", "never"):
         trained(tmp_path / name, settings, validate=lambda epoch: {"accuracy": 0.5})
     assert same(tmp_path / "run", tmp_path / "never")
 
 
 def test_a_signal_during_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = RunFolder.commit
+    commit = RunDirectory.commit_step
 
-    def signalled(self: RunFolder, *args: Any, **named: Any) -> Path:
+    def signalled(self: RunDirectory, *args: Any, **named: Any) -> Path:
         os.kill(os.getpid(), signal.SIGTERM)
         return commit(self, *args, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "commit", signalled)
-        with pytest.raises(Preempted, match=r"^SIGTERM: step 4 of 12 is committed in .*; run the same command again"):
+        patch.setattr(RunDirectory, "commit_step", signalled)
+        with pytest.raises(PreemptedError, match=r"^SIGTERM: step 4 of 12 is committed in .*; run the same command again"):
             trained(tmp_path / "run")
     trained(tmp_path / "run")
     trained(tmp_path / "never")
@@ -106,7 +106,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     child.signal(signal.SIGSTOP)
     child.signal(signal.SIGTERM)
     child.signal(signal.SIGCONT)
-    assert child.end() in (128 + signal.SIGTERM, Preempted.code)
+    assert child.end() in (128 + signal.SIGTERM, PreemptedError.exit_code)
     stuck = slow(tmp_path / "stuck", how(micro=8, save_every=2), 30)
     stuck.wait_for(0)
     stuck.signal(signal.SIGINT)
@@ -125,11 +125,11 @@ def test_without_a_folder_and_handlers_afterwards() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
 
     class Signalled(Toy):
-        def forward(self, batch: Rows, state: Any = None) -> Step:
+        def forward(self, batch: Rows, state: Any = None) -> StepOutput:
             os.kill(os.getpid(), signal.SIGUSR1)
             return super().forward(batch, state)
 
-    with pytest.raises(Preempted, match=r"^SIGUSR1: step 1 of 12 was the last$"):
+    with pytest.raises(PreemptedError, match=r"^SIGUSR1: step 1 of 12 was the last$"):
         train(Signalled(), Points(), how(micro=None))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
 

@@ -4,25 +4,25 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.errors import Usage
-from laconic.verbs.arguments import names, numbers, run_name, words
+from laconic.core.errors import UsageError
+from laconic.verbs.arguments import short_run_names, parse_ints, seed_run_name, split_commas
 
 
 def test_words_and_numbers_between_commas() -> None:
-    assert words(" a, b,,a ,c") == ("a", "b", "c")
-    assert numbers("--rounds", "0, 3,0") == (0, 3)
-    assert numbers("--rounds", None) == ()
+    assert split_commas(" a, b,,a ,c") == ("a", "b", "c")
+    assert parse_ints("--rounds", "0, 3,0") == (0, 3)
+    assert parse_ints("--rounds", None) == ()
     for text in ("two", "-1", "", "1,x"):
-        with pytest.raises(Usage, match=f"--slots {text}: write whole numbers with commas between them, 1,2 say"):
-            numbers("--slots", text)
+        with pytest.raises(UsageError, match=f"--slots {text}: write whole numbers with commas between them, 1,2 say"):
+            parse_ints("--slots", text)
 
 
 def test_names_of_runs_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert names(["runs/a", "runs/b"]) == ["a", "b"]
-    assert names(["a/seed-0"]) == ["a/seed-0"]
-    assert names(["x/a/seed-0", "y/a/seed-0"]) == ["x/a/seed-0", "y/a/seed-0"]
-    assert names(["same", "same"]) == ["same", "same"]
-    assert names(["."]) == [tmp_path.name]
-    assert run_name("kava", "runs/kava", Path("runs/kava")) == "kava"
-    assert run_name("kava", "runs/kava", Path("runs/kava/seed-1")) == "kava/seed-1"
+    assert short_run_names(["runs/a", "runs/b"]) == ["a", "b"]
+    assert short_run_names(["a/seed-0"]) == ["a/seed-0"]
+    assert short_run_names(["x/a/seed-0", "y/a/seed-0"]) == ["x/a/seed-0", "y/a/seed-0"]
+    assert short_run_names(["same", "same"]) == ["same", "same"]
+    assert short_run_names(["."]) == [tmp_path.name]
+    assert seed_run_name("kava", "runs/kava", Path("runs/kava")) == "kava"
+    assert seed_run_name("kava", "runs/kava", Path("runs/kava/seed-1")) == "kava/seed-1"

@@ -14,13 +14,13 @@ import torch
 
 import laconic
 from laconic import cli
-from laconic.core.errors import NoSpace
-from laconic.core.memory import Memory
+from laconic.core.errors import DiskError
+from laconic.core.memory import SummaryMemory
 from laconic.data import streaming
 from laconic.recipe import going
-from laconic.recipe.compressing import Compression, lengths
-from laconic.recipe.reader import Reader
-from laconic.verbs.compress import Compress
+from laconic.recipe.compressing import CompressionJob, resolve_length_rule
+from laconic.recipe.reader import TextCompressor
+from laconic.verbs.compress import CompressCommand
 from tests.recipe.reading import reader
 
 Run = Callable[..., tuple[int, str, str]]
@@ -96,20 +96,20 @@ def test_a_file_a_stream_and_python_are_one_memory(run: Run, place: Path, monkey
     assert out.startswith(f"read       {len(BOOK)} tokens in 19 segments")
     assert "positions  " in out
     assert "wrote book.safetensors" in err
-    model = laconic.load(place / "run")
+    model = laconic.load_text_model(place / "run")
     book = model.load("book.safetensors")
-    assert book.provenance is not None
-    assert book.provenance.documents[0][0].name == "book.txt"
+    assert book.metadata is not None
+    assert book.metadata.documents[0][0].name == "book.txt"
     made = model.compress([BOOK], names=["book.txt"])
-    assert replace(made, provenance=None).equal(replace(book, provenance=None))
-    assert made.provenance is not None
-    assert made.provenance.documents == book.provenance.documents
+    assert replace(made, metadata=None).is_equal(replace(book, metadata=None))
+    assert made.metadata is not None
+    assert made.metadata.documents == book.metadata.documents
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BOOK.encode())))
     assert run("compress", "run", "-", "--out", "live.safetensors")[0] == 0
-    live = Memory.load("live.safetensors")
+    live = SummaryMemory.load("live.safetensors")
     assert torch.equal(live.vectors, book.vectors)
-    assert live.provenance is not None
-    assert live.provenance.documents[0][0].name == "standard input"
+    assert live.metadata is not None
+    assert live.metadata.documents[0][0].name == "standard input"
 
 
 def test_the_bill(run: Run) -> None:
@@ -134,20 +134,20 @@ def test_lines_are_rows(run: Run, place: Path) -> None:
     whole = run("compress", "run", "rows.jsonl", "--out", "rows.safetensors", "--batch", "2")
     assert whole[0] == 0
     assert "of 3 texts" in whole[1]
-    rows = Memory.load("rows.safetensors")
-    model = laconic.load(place / "run")
+    rows = SummaryMemory.load("rows.safetensors")
+    model = laconic.load_text_model(place / "run")
     for row, n in enumerate((1, 3, 2)):
         alone = model.compress([BOOK[: 40 * n]])
-        assert torch.allclose(rows.take([row]).pack().vectors, alone.pack().vectors, atol=1e-5)
-    assert rows.provenance is not None
-    assert [row[0].name for row in rows.provenance.documents] == [f"rows.jsonl:{i}" for i in (1, 2, 3)]
+        assert torch.allclose(rows.select_rows([row]).compact().vectors, alone.compact().vectors, atol=1e-5)
+    assert rows.metadata is not None
+    assert [row[0].name for row in rows.metadata.documents] == [f"rows.jsonl:{i}" for i in (1, 2, 3)]
 
 
 def test_types_of_the_file(run: Run) -> None:
     sizes = {}
     for dtype in ("float32", "bfloat16"):
         assert run("compress", "run", "book.txt", "--out", f"{dtype}.safetensors", "--dtype", dtype)[0] == 0
-        sizes[dtype] = Memory.load(f"{dtype}.safetensors").vectors
+        sizes[dtype] = SummaryMemory.load(f"{dtype}.safetensors").vectors
     assert sizes["bfloat16"].dtype == torch.bfloat16
     assert torch.equal(sizes["float32"].bfloat16(), sizes["bfloat16"])
     assert run("generate", "run", "x", "--memory", "bfloat16.safetensors", "--max-tokens", "2")[0] == 0
@@ -164,16 +164,16 @@ def test_what_is_resumed_is_as_if_never_stopped(
     asked = ("--stop", "sample", "--seed", "3", "--batch", "2")
     assert run("compress", "run", source, "--out", "whole.safetensors", *asked)[0] == 0
     taken = 0
-    step = Compression.advanced
+    step = CompressionJob.advance
 
-    def counted(self: Compression, segment: Any) -> Memory:
+    def counted(self: CompressionJob, segment: Any) -> SummaryMemory:
         nonlocal taken
         taken += 1
         if taken == after:
             raise Stopped
         return step(self, segment)
 
-    monkeypatch.setattr(Compression, "advanced", counted)
+    monkeypatch.setattr(CompressionJob, "advance", counted)
     every = ("--every", "2")
     assert run("compress", "run", source, "--out", "part.safetensors", *asked, *every)[0] == 70
     assert not Path("part.safetensors").exists()
@@ -181,23 +181,23 @@ def test_what_is_resumed_is_as_if_never_stopped(
     code, _, err = run("compress", "run", source, "--out", "part.safetensors", *asked, *every, "--resume")
     assert code == 0
     assert "going on after " in err
-    whole, part = Memory.load("whole.safetensors"), Memory.load("part.safetensors")
-    assert replace(whole, provenance=None).equal(replace(part, provenance=None))
-    assert whole.provenance is not None
-    assert part.provenance is not None
-    assert whole.provenance.documents == part.provenance.documents
+    whole, part = SummaryMemory.load("whole.safetensors"), SummaryMemory.load("part.safetensors")
+    assert replace(whole, metadata=None).is_equal(replace(part, metadata=None))
+    assert whole.metadata is not None
+    assert part.metadata is not None
+    assert whole.metadata.documents == part.metadata.documents
     assert not Path("part.safetensors.part").exists()
 
 
 def test_a_budget_is_shared_out_when_resumed_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("compress", "run", "book.txt", "--out", "a.safetensors", "--budget", "11")[0] == 0
-    assert int(Memory.load("a.safetensors").lengths) == 11
-    grid = going.grid
-    monkeypatch.setattr(going, "grid", lambda ids, device: grid(ids, device) if len(ids[0]) == 16 else 1 / 0)
+    assert int(SummaryMemory.load("a.safetensors").num_vectors) == 11
+    grid = going.pad_rows
+    monkeypatch.setattr(going, "pad_rows", lambda ids, device: grid(ids, device) if len(ids[0]) == 16 else 1 / 0)
     assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--budget", "11", "--every", "1")[0] == 70
-    monkeypatch.setattr(going, "grid", grid)
+    monkeypatch.setattr(going, "pad_rows", grid)
     assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--budget", "11", "--resume")[0] == 0
-    assert torch.equal(Memory.load("a.safetensors").vectors, Memory.load("b.safetensors").vectors)
+    assert torch.equal(SummaryMemory.load("a.safetensors").vectors, SummaryMemory.load("b.safetensors").vectors)
 
 
 @pytest.fixture
@@ -210,12 +210,12 @@ def test_prompts_on_memories_that_are_joined(run: Run, place: Path, book: str) -
     code, out, err = run("generate", "run", "Who", "--memory", book, "--memory", book, "--max-tokens", "4")
     assert code == 0
     assert "tokens in" in err
-    model = laconic.load(place / "run")
+    model = laconic.load_text_model(place / "run")
     memory = model.load(book)
-    both = Memory.join(memory, memory)
+    both = SummaryMemory.concat_segments(memory, memory)
     (found,) = model.generate(["Who"], both, max_tokens=4)
     assert out == "Who" + found.text + "\n"
-    assert found.ids == model.generate(["Who"], both, max_tokens=4)[0].ids
+    assert found.token_ids == model.generate(["Who"], both, max_tokens=4)[0].token_ids
     code, out, _ = run("generate", "run", "a", "b", "--memory", book, "--max-tokens", "2", "--format", "json")
     assert [row["prompt"] for row in json.loads(out)["generations"]] == ["a", "b"]
     assert run("generate", "run", "a", "--max-tokens", "2")[0] == 0
@@ -342,7 +342,7 @@ def test_no_folder_and_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch, tm
     refused(run, 2, says, "compress", "run", "book.txt", "--out", "no/x.safetensors")
 
     def full(*_: object) -> None:
-        raise NoSpace("x.safetensors: No space left on device; 900 bytes to write, 0 free")
+        raise DiskError("x.safetensors: No space left on device; 900 bytes to write, 0 free")
 
     monkeypatch.setattr("laconic.core.provenance.save_artifact", full)
     refused(run, 74, "No space left on device", "compress", "run", "book.txt", "--out", "x.safetensors")
@@ -350,13 +350,13 @@ def test_no_folder_and_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_what_is_gone_on_from_is_the_same_text_and_the_same_question(run: Run, tmp_path: Path, place: Path) -> None:
-    model = laconic.load(place / "run")
-    work = Compression(model.method, lengths(model.method))
-    stages = work.run([[model.text("a.txt", [BOOK])]])
+    model = laconic.load_text_model(place / "run")
+    work = CompressionJob(model.method, resolve_length_rule(model.method))
+    stages = work.run([[model.token_stream("a.txt", [BOOK])]])
     for _ in range(2):
         next(stages)
-    verb = Compress(str(place / "run"), "a.txt", Path("x.safetensors"))
-    work.save(verb.part, verb.key(model))
+    verb = CompressCommand(str(place / "run"), "a.txt", Path("x.safetensors"))
+    work.save(verb.partial_path, verb.resume_key(model))
     (tmp_path / "a.txt").write_text(BOOK.replace("one", "two"))
     asked = ("compress", "run", "a.txt", "--out", "x.safetensors", "--resume")
     refused(run, 66, "--resume: the text is not the one that was begun; give that one, or leave --resume out", *asked)
@@ -368,7 +368,7 @@ def test_what_is_gone_on_from_is_the_same_text_and_the_same_question(run: Run, t
     assert run(*asked)[0] == 0
 
 
-def peak(run: Reader, text: str, times: int) -> int:
+def peak(run: TextCompressor, text: str, times: int) -> int:
     """Bytes of Python's own memory at most, while so many times a text are compressed as one stream."""
     tracemalloc.start()
     run.stream(text for _ in range(times))
@@ -380,11 +380,11 @@ def peak(run: Reader, text: str, times: int) -> int:
 def test_a_text_of_any_length_takes_the_memory_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held of the text, not of tensors; the vectors are a fixed number here."""
     run = reader(segment=1024, memory="fifo", budget=4, room=8192, dtype=torch.float32)
-    kept = run.method.unit.empty(1)
+    kept = run.method.segment_model.empty_memory(1)
     monkeypatch.setattr(type(run.method), "compress", lambda self, text, live, before, how: kept.append(
         torch.zeros(1, 1, kept.D), torch.ones(1, 1).bool(), live.sum(1)
     ))  # fmt: skip
-    monkeypatch.setattr(streaming.encoded, "__defaults__", (8192,))
+    monkeypatch.setattr(streaming.iter_token_ids, "__defaults__", (8192,))
     text = "All work and no play, said the book. " * 1000
     peak(run, text, 1)  # what is made once
     few, many = peak(run, text, 1), peak(run, text, 4)

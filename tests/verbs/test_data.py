@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from laconic import cli
-from laconic.data.settings import Data
-from laconic.data.tokens import byte_tokenizer
+from laconic.data.settings import DataConfig
+from laconic.data.tokens import build_byte_tokenizer
 from tests.conftest import shared_dir
 
 
@@ -56,7 +56,7 @@ def test_sets_are_listed(run):
 
 
 def test_documents_are_looked_over(run, tmp_path):
-    byte_tokenizer().save(tmp_path)
+    build_byte_tokenizer().save(tmp_path)
     texts = [("one", "train", "abc"), ("one", "train", "defgh"), ("two", "test", "abc"), ("three", "train", "x" * 21)]
     rows = [{"book": book, "split": part, "text": text} for book, part, text in texts]
     (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -143,10 +143,10 @@ def few(monkeypatch, root) -> None:
     """The first 700 training questions in place of 17,204, which take seconds; the held-out ones are GSM8K-Aug's."""
     from laconic.data import maths
 
-    read = maths.load("gsm8k-aug-subset", "train", Data(kind="maths", name=("gsm8k-aug-subset",), root=str(root)), 700)
-    held = maths.load("gsm8k-aug:valid", "valid", Data(kind="maths", name=("gsm8k-aug",), root=str(root)))
-    monkeypatch.setattr(maths, "training", lambda how: read)
-    monkeypatch.setattr(maths, "load", lambda asked, part, how: held)
+    read = maths.load_examples("gsm8k-aug-subset", "train", DataConfig(source="maths", name=("gsm8k-aug-subset",), data_dir=str(root)), 700)
+    held = maths.load_examples("gsm8k-aug:valid", "valid", DataConfig(source="maths", name=("gsm8k-aug",), data_dir=str(root)))
+    monkeypatch.setattr(maths, "load_training_examples", lambda how: read)
+    monkeypatch.setattr(maths, "load_examples", lambda asked, part, how: held)
 
 
 def test_variants_are_made_without_a_held_out_template(run, tmp_path, root, few):

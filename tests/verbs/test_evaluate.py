@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from laconic import cli
-from laconic.core.contract import Answers
-from laconic.evaluation.evaluate import read_rows
+from laconic.core.contract import AnswerBatch
+from laconic.evaluation.evaluate import load_answer_records
 from laconic.recipe import asking, looking
-from laconic.recipe.opened import opened
-from laconic.recipe.questions import question_set, single
-from laconic.verbs.inspect import Inspect
-from laconic.verbs.train import Train
+from laconic.recipe.opened import load_run
+from laconic.recipe.questions import load_question_set, single_question
+from laconic.verbs.inspect import InspectCommand
+from laconic.verbs.train import TrainCommand
 from tests.conftest import REPO, shared_dir
 from tests.verbs.test_train import TINY
 
@@ -65,10 +65,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "digits.toml").write_text(TINY.replace("valid_rows = 20", "valid_rows = 20, test_rows = 24"))
     words = WORDS.replace("{tokenizer}", str(tokenizer)).replace("{rows}", str(REPO / "examples/own.jsonl"))
     (folder / "words.toml").write_text(words)
-    assert Train(str(folder / "digits.toml"), out=folder / "digits", device="cpu").run() == 0
-    assert Train(str(folder / "words.toml"), out=folder / "kava", seeds=3, device="cpu").run() == 0
+    assert TrainCommand(str(folder / "digits.toml"), out=folder / "digits", device="cpu").run() == 0
+    assert TrainCommand(str(folder / "words.toml"), out=folder / "kava", num_seeds=3, device="cpu").run() == 0
     plain = ("method=nocot", "source=ours")
-    assert Train(str(folder / "words.toml"), plain, out=folder / "plain", device="cpu").run() == 0
+    assert TrainCommand(str(folder / "words.toml"), plain, out=folder / "plain", device="cpu").run() == 0
     return folder
 
 
@@ -109,8 +109,8 @@ def test_a_run_on_its_own_test_in_every_way(run: Run, runs: Path, monkeypatch: p
         "test-last-digit-step-4-rounds-3",
     }  # fmt: skip
     folder = runs / "digits/evaluations/test-last-digit-step-4"
-    rows = read_rows(folder)
-    assert [row.right for row in rows].count(True) / 24 == ways["as trained"]["accuracy"]["mean"]
+    rows = load_answer_records(folder)
+    assert [row.is_correct for row in rows].count(True) / 24 == ways["as trained"]["accuracy"]["mean"]
     assert (folder / "recipe.toml").read_text() == (runs / "digits/recipe.toml").read_text()
     monkeypatch.setattr(asking, "answer", None)  # whoever asks again fails
     assert told(run, *asked)["sets"][0]["runs"][0]["accuracy"] == ways["as trained"]["accuracy"]
@@ -157,42 +157,42 @@ def test_papers_stand_beside_whole_sets_and_time_is_taken(run: Run, tmp_path: Pa
 
 
 def test_protocols_give_their_prompt_and_budget(runs: Path) -> None:
-    kava, plain = (opened(runs / name, torch.device("cpu")) for name in ("kava/seed-0", "plain"))
+    kava, plain = (load_run(runs / name, torch.device("cpu")) for name in ("kava/seed-0", "plain"))
     path = str(REPO / "examples/own.jsonl")
     longest = max(len(row) for row in Path(path).read_text().splitlines())
 
     def how(run: Any, name: str | None, teacher: bool = False) -> tuple[int, int]:
-        asked = question_set(run, path, asking.chosen(run.recipe, name))
-        assert asked.longest < longest
+        asked = load_question_set(run, path, asking.choose_protocol(run.recipe, name))
+        assert asked.max_question_tokens < longest
         first: Any = asked.source.batch(list(asked.order[:1]), 0, 0)
-        assert int(first.question_live.sum()) == asked.longest
-        found = asking.writing_for(run, asked, teacher=teacher)
-        return found.max_tokens, len(found.prompt)
+        assert int(first.question_live.sum()) == asked.max_question_tokens
+        found = asking.decoding_for(run, asked, with_cot=teacher)
+        return found.max_tokens, len(found.answer_prompt)
 
-    assert asking.chosen(kava.recipe, None).name == "pccot"
+    assert asking.choose_protocol(kava.recipe, None).name == "pccot"
     assert how(kava, None) == how(kava, "decimal") == (10, 5)
     assert how(kava, "codi") == (256, 0)
     assert how(kava, "codi", teacher=True) == (256, 5)
     assert how(plain, "codi") == (256, 0)
-    asked = question_set(kava, path, asking.chosen(kava.recipe, "codi"))
-    long = replace(asked, longest=300)
-    assert asking.writing_for(kava, long).max_tokens == 400 - 300 - 4
+    asked = load_question_set(kava, path, asking.choose_protocol(kava.recipe, "codi"))
+    long = replace(asked, max_question_tokens=300)
+    assert asking.decoding_for(kava, long).max_tokens == 400 - 300 - 4
     cut = "own: answers of kava have 96 tokens at most, not 256: its context ends"
-    assert asking.cut_short(kava, long, "kava") == [cut]
-    assert not asking.cut_short(kava, asked, "kava")
+    assert asking.budget_warnings(kava, long, "kava") == [cut]
+    assert not asking.budget_warnings(kava, asked, "kava")
 
 
 def test_a_question_looked_into_is_asked_as_evaluation_asks(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, given = opened(runs / "kava/seed-0", torch.device("cpu")), list[Any]()
-    monkeypatch.setattr(looking, "subject", lambda *args: given.append(args[3]))
+    run, given = load_run(runs / "kava/seed-0", torch.device("cpu")), list[Any]()
+    monkeypatch.setattr(looking, "load_inspected_run", lambda *args: given.append(args[3]))
     path = str(REPO / "examples/own.jsonl")
     for name in ("codi", "pccot"):
-        protocol = asking.chosen(run.recipe, name)
-        alone, whole = single(run, " Two  balls?", (), None, protocol), question_set(run, path, protocol, chains=True)
-        assert alone.examples[0].question == protocol.question(" Two  balls?")
-        Inspect("kava").subjects([run, run], [alone, whole], torch.device("cpu"))
-        asked = asking.writing_for(run, question_set(run, path, protocol))
-        assert [(how.max_tokens, how.prompt) for how in given[-2:]] == [(asked.max_tokens, asked.prompt)] * 2
+        protocol = asking.choose_protocol(run.recipe, name)
+        alone, whole = single_question(run, " Two  balls?", (), None, protocol), load_question_set(run, path, protocol, with_chains=True)
+        assert alone.examples[0].question == protocol.format_question(" Two  balls?")
+        InspectCommand("kava").build_subjects([run, run], [alone, whole], torch.device("cpu"))
+        asked = asking.decoding_for(run, load_question_set(run, path, protocol))
+        assert [(how.max_tokens, how.prompt) for how in given[-2:]] == [(asked.max_tokens, asked.answer_prompt)] * 2
     assert [len(how.prompt) for how in given] == [0, 0, 5, 5]
 
 
@@ -219,15 +219,15 @@ def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
 
     lines = [f'{{"question": "What is {i} + 4?", "answer": "{i + 4}"}}\n' for i in range(70)]
     (tmp_path / "seventy.jsonl").write_text("".join(lines))
-    real, reads, asked = asking.answer, list[str](), list[tuple[int, float]]()
+    real, reads, asked = asking.answer_questions, list[str](), list[tuple[int, float]]()
 
-    def answer(method: Any, questions: Any, how: Any, *, teacher: bool = False) -> Answers:
+    def answer(method: Any, questions: Any, how: Any, *, teacher: bool = False) -> AnswerBatch:
         asked.append((questions.B, how.how.temperature))
         return real(method, questions, replace(how, max_tokens=1), teacher=teacher)
 
     def read(run: Any, name: str, *rest: Any, **more: Any) -> Any:
         reads.append(name)
-        return question_set(run, name, *rest, **more)
+        return load_question_set(run, name, *rest, **more)
 
     monkeypatch.setattr(asking, "answer", answer)
     monkeypatch.setattr(answers, "question_set", read)
@@ -243,9 +243,9 @@ def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
 def test_a_signal_ends_with_75_and_the_same_command_goes_on(
     run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = asking.answer, list[int]()
+    real, calls = asking.answer_questions, list[int]()
 
-    def answer(method: Any, questions: Any, told: Any, *, teacher: bool = False) -> Answers:
+    def answer(method: Any, questions: Any, told: Any, *, teacher: bool = False) -> AnswerBatch:
         calls.append(questions.B)
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -268,10 +268,10 @@ def test_a_signal_while_time_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch)
     from laconic.verbs import answers
 
     def latencies(*rest: object, **more: object) -> None:
-        raise answers.Interrupted
+        raise answers.SignalInterruptError
 
     monkeypatch.setattr(answers, "latencies", latencies)
-    monkeypatch.setattr(answers.Stop, "name", "SIGINT")
+    monkeypatch.setattr(answers.StopSignal, "signal_name", "SIGINT")
     code, _, err = run("digits", "--latency", 3, "--device", "cpu")
     assert code == 75
     assert "SIGINT: while test was timed; the answers are kept, time it again" in err
@@ -317,9 +317,9 @@ def test_a_protocol_that_does_not_fit_the_data_is_refused(run: Run) -> None:
 
 def test_the_best_step_is_that_of_the_runs_own_validation(run: Run, runs: Path) -> None:
     best = json.loads((runs / "kava/seed-0/steps/step-000002/progress.json").read_text())["best"][0][1]
-    assert asking.step_of(runs / "kava/seed-0", "best") == best
-    assert asking.step_of(runs / "kava/seed-0", "1") == 1
-    assert asking.step_of(runs / "kava/seed-0", "newest") == 2
+    assert asking.resolve_step(runs / "kava/seed-0", "best") == best
+    assert asking.resolve_step(runs / "kava/seed-0", "1") == 1
+    assert asking.resolve_step(runs / "kava/seed-0", "newest") == 2
 
 
 def test_time_is_taken_in_one_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,4 +346,4 @@ def test_two_ranks_give_the_rows_of_one_process(run: Run, runs: Path, tmp_path: 
     assert [end.said for end in ends(tmp_path, command)] == [0, 0]
     assert run("digits", "--batch", "4", "--device", "cpu")[0] == 0
     name = "evaluations/test-last-digit-step-4"
-    assert read_rows(runs / "two" / name) == read_rows(runs / "digits" / name)
+    assert load_answer_records(runs / "two" / name) == load_answer_records(runs / "digits" / name)

@@ -49,7 +49,7 @@ def test_levels_grow_from_run_to_run_and_not_inside_one(run: Run) -> None:
     code, said = run("train", "grown.toml", "--out", "grown")
     assert code == 0, said
     small, grown = (Hope.from_pretrained(f"{name}/steps/step-000001") for name in ("small", "grown"))
-    assert (small.shape.chunks, grown.shape.chunks) == (((4,),), ((4, 8),))
+    assert (small.hope_config.chunk_sizes, grown.hope_config.chunk_sizes) == (((4,),), ((4, 8),))
     added = grown.get_parameter("model.layers.0.mlp.levels.1.down_proj.weight")
     assert 0 < added.abs().max() < 2e-3, "it began at zero, and was trained one step"
     assert run("train", "grown.toml", "--out", "bad", "levels.chunks=[8, 16]")[0] == 2
@@ -61,9 +61,9 @@ def test_a_folder_is_exported_as_a_run_is(run: Run) -> None:
     assert run("export", "small/steps/step-000001", "--out", "c")[0] == 0
     assert run("export", "a", "--out", "half", "--dtype", "bfloat16")[0] == 0
     ids = torch.arange(40)[None]
-    said = [Hope.from_pretrained(name).advance(ids).hidden for name in ("a", "b", "c")]
+    said = [Hope.from_pretrained(name).read_tokens(ids).hidden_states for name in ("a", "b", "c")]
     assert said[0].equal(said[1])
     assert said[0].equal(said[2])
     assert weights.stored_dtype(Path("half")) == torch.bfloat16
-    model = laconic.load("b")
-    assert model.generate(["It stands"], max_tokens=2)[0].ids
+    model = laconic.load_text_model("b")
+    assert model.generate(["It stands"], max_tokens=2)[0].token_ids

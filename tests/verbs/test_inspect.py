@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from laconic import cli
-from laconic.core.errors import NoSpace, Usage
+from laconic.core.errors import DiskError, UsageError
 from laconic.evaluation import survey
 from laconic.recipe import asking, questions
 from laconic.verbs import inspect
@@ -51,8 +51,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) -> Run:
     """The command with runs by their names, in an empty folder: its exit code, standard output, standard error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(survey, "REFERENCE", 16)
-    monkeypatch.setattr(asking, "budget", lambda run, asked, teacher: 12 if teacher else 2)  # untrained: no end
+    monkeypatch.setattr(survey, "MIN_REFERENCE_QUESTIONS", 16)
+    monkeypatch.setattr(asking, "token_budget", lambda run, asked, teacher: 12 if teacher else 2)  # untrained: no end
 
     def call(name: str, *args: object) -> tuple[int, str, str]:
         there = [runs / str(arg) if (runs / str(arg)).is_dir() else arg for arg in (name, *args)]
@@ -141,12 +141,12 @@ def test_a_set_beside_another_run(run: Run, tmp_path: Path) -> None:
 
 
 def test_without_other_questions_mean_and_swap_are_left_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "REFERENCE", 256)
+    monkeypatch.setattr(survey, "MIN_REFERENCE_QUESTIONS", 256)
     code, out, _ = run("kava", QUESTION)
     assert code == 0
     assert "mean is left out: the recipe has 20 validation rows, it asks for 256." in out
     assert "mean in vectors" not in out
-    monkeypatch.setattr(questions, "OWN", ())  # as where the recipe's rows are gone
+    monkeypatch.setattr(questions, "RECIPE_SPLITS", ())  # as where the recipe's rows are gone
     code, out, _ = run("kava", QUESTION, "--out", "a.html")
     assert code == 0
     assert "mean and swap are left out, they need other questions of the recipe" in out
@@ -196,24 +196,24 @@ def test_a_page_that_cannot_be_written_is_known_before_and_costs_no_finding(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
-        raise NoSpace("no room for the page")
+        raise DiskError("no room for the page")
 
     monkeypatch.setattr(inspect, "write", full)
     code, out, err = run("kava", QUESTION, "--edits", "zero")
     assert (code, err) == (74, "laconic: no room for the page\n")
     assert "zero in vectors:" in out
-    monkeypatch.setattr("laconic.recipe.opened.opened", None)  # whoever loads a run fails
+    monkeypatch.setattr("laconic.recipe.opened.load_run", None)  # whoever loads a run fails
     assert run("kava", QUESTION, "--out", ".")[0] == 2
 
 
 def test_other_questions_come_from_the_root_that_is_given(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, roots = questions.question_set, list[Any]()
+    whole, roots = questions.load_question_set, list[Any]()
 
     def read(run: Any, name: str, *rest: Any, **more: Any) -> Any:
         roots.append((name, more["root"]))
         return whole(run, name, *rest, **more)
 
-    monkeypatch.setattr(questions, "question_set", read)
+    monkeypatch.setattr(questions, "load_question_set", read)
     assert run("kava", QUESTION, "--edits", "swap", "--root", "elsewhere")[0] == 0
     assert roots == [("valid", "elsewhere")]
 
@@ -226,21 +226,21 @@ def test_runs_that_cannot_be_compared() -> None:
             folder="b", parts=SimpleNamespace(tokenizer=tokenizer), recipe=SimpleNamespace(data=SimpleNamespace(**data))
         )
 
-    with pytest.raises(Usage, match="--beside b: its tokenizer is another one; compare runs of the same words"):
-        inspect.same_rows([made(), made(tokenizer="other")])
-    with pytest.raises(Usage, match=r"data.chain is drop_last, of b all; compare runs of the same rows"):
-        inspect.same_rows([made(), made(chain="drop_last")])
-    inspect.same_rows([made(), made()])
+    with pytest.raises(UsageError, match="--beside b: its tokenizer is another one; compare runs of the same words"):
+        inspect.check_comparable([made(), made(tokenizer="other")])
+    with pytest.raises(UsageError, match=r"data.chain is drop_last, of b all; compare runs of the same rows"):
+        inspect.check_comparable([made(), made(chain="drop_last")])
+    inspect.check_comparable([made(), made()])
 
 
 def test_runs_that_leave_out_different_rows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = questions.question_set
+    whole = questions.load_question_set
 
     def fewer(run: Any, *rest: Any, **more: Any) -> Any:
         rows = whole(run, *rest, **more)
         return replace(rows, examples=rows.examples[int("nodistil" in str(run.folder)) :])
 
-    monkeypatch.setattr(questions, "question_set", fewer)
+    monkeypatch.setattr(questions, "load_question_set", fewer)
     code, _, err = run("kava", "--on", "test", "--beside", "nodistil")
     assert code == 2
     assert "--beside: the runs leave out different rows of the set (data.too_long); compare others" in err

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from laconic import cli
-from laconic.core.errors import BadInput, Usage
+from laconic.core.errors import InputError, UsageError
 from laconic.evaluation import kept, scored
 from laconic.recipe import measuring
 from laconic.verbs import reading, telling
-from laconic.verbs.report import Report
-from laconic.verbs.train import Train
+from laconic.verbs.report import ReportCommand
+from laconic.verbs.train import TrainCommand
 from tests.verbs.test_train import TINY
 
 RECALL = """method = "autocompressor"
@@ -73,10 +73,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "books.jsonl").write_text("".join(json.dumps(book) + "\n" for book in books))
     for name, text in (("facts", RECALL), ("text", TEXT), ("digits", TINY)):
         (folder / f"{name}.toml").write_text(text)
-    assert Train(str(folder / "facts.toml"), out=folder / "facts", device="cpu").run() == 0
-    assert Train(str(folder / "text.toml"), out=folder / "books", seeds=2, device="cpu").run() == 0
-    assert Train(str(folder / "text.toml"), ("method=plain",), out=folder / "plain", device="cpu").run() == 0
-    assert Train(str(folder / "digits.toml"), out=folder / "digits", device="cpu").run() == 0
+    assert TrainCommand(str(folder / "facts.toml"), out=folder / "facts", device="cpu").run() == 0
+    assert TrainCommand(str(folder / "text.toml"), out=folder / "books", num_seeds=2, device="cpu").run() == 0
+    assert TrainCommand(str(folder / "text.toml"), ("method=plain",), out=folder / "plain", device="cpu").run() == 0
+    assert TrainCommand(str(folder / "digits.toml"), out=folder / "digits", device="cpu").run() == 0
     return folder
 
 
@@ -111,16 +111,16 @@ def test_recall_in_every_way_is_kept_and_read_again(run: Run, runs: Path, monkey
     ]  # fmt: skip
     assert (line["set"], line["documents"], line["length"]) == ("test", 12, "stop")
     folder = runs / "facts/evaluations/test-reading-step-2"
-    rows = [scored.row_of(text) for text in kept.lines_of(folder)]
-    assert {row.facts for row in rows} == {1, 2}
-    assert all(sum(row.scored) == 8 for row in rows)
+    rows = [scored.parse_result(text) for text in kept.read_lines(folder)]
+    assert {row.num_facts for row in rows} == {1, 2}
+    assert all(sum(row.scored_tokens) == 8 for row in rows)
     nats = {way["way"]: way["nats"]["mean"] for way in line["ways"]}
     for way in ("none", "n = 2", "soft"):
-        assert nats[way] == pytest.approx(sum(sum(row.ways[way].nats) / 8 for row in rows) / 12)
-    assert {row.ways["n = 2"].written for row in rows} == {(2,)}
-    assert all(0 < row.ways["soft"].expected[0] <= 3 for row in rows)
-    assert line["gap"]["expected"] == pytest.approx(sum(row.ways["soft"].expected[0] for row in rows) / 12)
-    monkeypatch.setattr(scored, "rows_of", None)  # whoever reads again fails
+        assert nats[way] == pytest.approx(sum(sum(row.conditions[way].nll) / 8 for row in rows) / 12)
+    assert {row.conditions["n = 2"].vectors_per_segment for row in rows} == {(2,)}
+    assert all(0 < row.conditions["soft"].expected_lengths[0] <= 3 for row in rows)
+    assert line["gap"]["expected"] == pytest.approx(sum(row.conditions["soft"].expected_lengths[0] for row in rows) / 12)
+    monkeypatch.setattr(scored, "evaluate_batch", None)  # whoever reads again fails
     assert told(run, "facts") == [line]
     code, out, _ = run("facts")
     assert code == 0
@@ -129,14 +129,14 @@ def test_recall_in_every_way_is_kept_and_read_again(run: Run, runs: Path, monkey
 
 
 def test_a_signal_ends_it_and_what_is_read_is_kept(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "BATCH", 5 * (16 + 16))
-    read = scored.rows_of
+    monkeypatch.setattr(measuring, "BATCH_TOKENS", 5 * (16 + 16))
+    read = scored.evaluate_batch
 
     def second(*given: Any) -> Any:
-        monkeypatch.setattr(scored, "rows_of", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        monkeypatch.setattr(scored, "evaluate_batch", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         return read(*given)
 
-    monkeypatch.setattr(scored, "rows_of", second)
+    monkeypatch.setattr(scored, "evaluate_batch", second)
     code, _, err = run("facts", "--rows", 9)
     assert code == 75
     assert "SIGTERM: facts, test: what is read is kept; run the same command again to go on" in err
@@ -197,8 +197,8 @@ def files(folder: Path) -> tuple[str, str]:
 def test_files_of_questions_and_of_labels(
     run: Run, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laconic.recipe.telling.SEEDS", 1)
-    monkeypatch.setattr("laconic.recipe.telling.PLAIN", ())
+    monkeypatch.setattr("laconic.recipe.telling.NUM_ORDERS", 1)
+    monkeypatch.setattr("laconic.recipe.telling.TEXT_DEMO_TOKENS", ())
     asked, labelled = files(tmp_path)
     code, out, err = run("books/seed-0", "--on", f"{asked},{labelled}", "--rows", 2, "--format", "json")
     assert code == 0, err
@@ -219,8 +219,8 @@ def test_files_of_questions_and_of_labels(
     for title in ("Labels behind demonstrations: labelled", "contexts: asked", "when that was compressed"):
         assert title in text, title
     assert run("books/seed-1", "--on", asked, "--rows", 1)[0] == 0
-    with pytest.raises(BadInput, match="books: its seeds were asked other rows of asked; evaluate them in one command"):
-        telling.kept_findings({"books": "books"})
+    with pytest.raises(InputError, match="books: its seeds were asked other rows of asked; evaluate them in one command"):
+        telling.load_file_results({"books": "books"})
     shutil.rmtree(runs / "books/seed-1/evaluations/asked-answers-step-1-first-1")
     kept = {path.name for path in (runs / "books/seed-0/evaluations").iterdir()}
     assert {"asked-answers-step-1-query-aware", "labelled-labels-step-1-first-2"} <= kept
@@ -228,7 +228,7 @@ def test_files_of_questions_and_of_labels(
 
 def test_a_signal_amid_a_file_keeps_what_is_asked(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, _ = files(tmp_path)
-    monkeypatch.setattr(telling.Contexts, "lines", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(telling.ContextQA, "run_items", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code, _, err = run("books/seed-1", "--on", asked)
     assert code == 75
     assert "asked.jsonl: what is asked is kept; the same command goes on" in err
@@ -276,15 +276,15 @@ def test_a_page_of_what_is_kept(
     for each in folder.glob("test-16-*"):
         each.rename(folder / "aside")
     (runs / "books.toml").write_text(TEXT)
-    monkeypatch.setattr(reading, "newest", lambda run: {"x": next((run / "evaluations").glob("test-64-*"))})
-    monkeypatch.setattr(kept, "lines_of", lambda f: [ROW.replace("ID", f.parent.parent.name)])
+    monkeypatch.setattr(reading, "find_latest_folders", lambda run: {"x": next((run / "evaluations").glob("test-64-*"))})
+    monkeypatch.setattr(kept, "read_lines", lambda f: [ROW.replace("ID", f.parent.parent.name)])
     said = "its seeds read other documents of x; evaluate them in one command"
     assert said in report("books")[1]
 
 
 def test_no_run_is_no_report() -> None:
-    with pytest.raises(Usage, match="no run given; laconic report RUN"):
-        Report(()).run()
+    with pytest.raises(UsageError, match="no run given; laconic report RUN"):
+        ReportCommand(()).run()
 
 
 ROW = '{"facts":null,"id":"ID","scored":[1],"ways":[]}'

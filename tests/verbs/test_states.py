@@ -15,14 +15,14 @@ import laconic
 from laconic import cli
 from laconic.core import state as values
 from laconic.core import state_file
-from laconic.core.errors import Damaged, NoSpace, Usage
-from laconic.core.state import State
-from laconic.data.tokens import byte_tokenizer
+from laconic.core.errors import CorruptArtifactError, DiskError, UsageError
+from laconic.core.state import FastWeightState
+from laconic.data.tokens import build_byte_tokenizer
 from laconic.methods import cms_shape
 from laconic.methods.hope_model import Hope, HopeAttention
 from laconic.recipe import learned as learned_room
-from laconic.recipe.learned import Learned
-from laconic.recipe.studying import Study
+from laconic.recipe.learned import NestedTextModel
+from laconic.recipe.studying import StateReadingJob
 from tests.core.readings import fresh
 from tests.recipe.reading import reader
 from tests.tolerances import FLOAT32, error
@@ -30,11 +30,11 @@ from tests.tolerances import FLOAT32, error
 pytestmark = pytest.mark.usefixtures("unchecked")
 Run = Callable[..., tuple[int, str, str]]
 BOOK = "Chapter one. " + " ".join(f"Sentence {i} stands here." for i in range(6))
-LOCAL = cms_shape.Options(inner="associative", eta=0.5)
+LOCAL = cms_shape.Options(inner_objective="associative", inner_lr=0.5)
 
 
 def hope(seed: int) -> Hope:
-    return Hope(laconic.HopeConfig.of(257, 8, 2, chunks=(4, 16), heads=2, cms=LOCAL), seed)
+    return Hope(laconic.HopeConfig.attention_free(257, 8, 2, chunk_sizes=(4, 16), num_heads=2, cms=LOCAL), seed)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of saved models, another one's weights, one with attention; texts; a file of summary vectors."""
     folder = tmp_path_factory.mktemp("learners")
     donor = fresh("llama", vocab_size=257, max_position_embeddings=64)
-    attending = HopeAttention.stack(donor, (4, 16), cms=LOCAL.model_copy(update={"target": "start"}))
+    attending = HopeAttention.from_decoder(donor, (4, 16), options=LOCAL.model_copy(update={"target": "start"}))
     for name, model in (("hope", hope(1)), ("other", hope(2)), ("attending", attending), ("donor", donor)):
         model.save_pretrained(folder / name)
-        byte_tokenizer().save(folder / name)
+        build_byte_tokenizer().save(folder / name)
     (folder / "book.txt").write_text(BOOK)
     (folder / "rows.jsonl").write_text("".join(json.dumps({"text": BOOK[: 40 * n]}) + "\n" for n in (1, 3, 2)))
     reader().compress([BOOK]).save(folder / "vectors.safetensors")
@@ -79,18 +79,18 @@ def me(run: Run, place: Path) -> str:
     return "me.safetensors"
 
 
-def learner(place: Path, name: str = "hope") -> Learned:
-    found = laconic.load(place / name)
-    assert isinstance(found, Learned)
+def learner(place: Path, name: str = "hope") -> NestedTextModel:
+    found = laconic.load_text_model(place / name)
+    assert isinstance(found, NestedTextModel)
     return found
 
 
-def once(model: Learned, ids: list[int]) -> State:
+def once(model: NestedTextModel, ids: list[int]) -> FastWeightState:
     with torch.no_grad():
-        return cast(State, model.model.advance(torch.tensor([ids])).state)
+        return cast(FastWeightState, model.model.read_tokens(torch.tensor([ids])).cache)
 
 
-def near(mine: State, theirs: State) -> None:
+def near(mine: FastWeightState, theirs: FastWeightState) -> None:
     """The memories of both, in float32 and over hundreds of writes."""
     for one, other in zip(mine.layers, theirs.layers, strict=True):
         for name in one.memory:
@@ -119,11 +119,11 @@ def test_a_file_a_stream_and_python_are_one_state(run: Run, place: Path, monkeyp
     model = learner(place)
     state = model.load("me.safetensors")
     near(state, once(model, model.tokenizer.encode(BOOK)))
-    assert values.equal(model.compress([BOOK]), state)
-    assert values.equal(model.stream([BOOK[:50], BOOK[50:]]), state)
+    assert values.states_equal(model.compress([BOOK]), state)
+    assert values.states_equal(model.stream([BOOK[:50], BOOK[50:]]), state)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BOOK.encode())))
     assert run("compress", "hope", "-", "--out", "live.safetensors")[0] == 0
-    assert values.equal(model.load("live.safetensors"), state)
+    assert values.states_equal(model.load("live.safetensors"), state)
 
 
 def test_the_bill_and_rows(run: Run, place: Path) -> None:
@@ -134,13 +134,13 @@ def test_the_bill_and_rows(run: Run, place: Path) -> None:
     bill, model = told["bill"], learner(place)
     state = model.load("x.safetensors")
     assert (bill["texts"], bill["tokens"]) == (3, 240)
-    assert bill["state"] == values.bytes(state)
+    assert bill["state"] == values.num_bytes(state)
     assert bill["text_cache"] == 240 * 2 * 2 * 8 * 4
     assert [(x["chunk"], x["layers"]) for x in bill["levels"]] == [(4, 2), (16, 2)]
     assert bill["levels"][0]["updates"] == (40 // 4 + 120 // 4 + 80 // 4) / 3
     assert state.position.tolist() == [40, 120, 80]
     alone = model.compress([BOOK[:120]])
-    near(values.take(state, [1]), alone)
+    near(values.select_rows(state, [1]), alone)
 
 
 class Stopped(Exception):
@@ -153,16 +153,16 @@ def test_what_is_resumed_is_as_if_never_stopped(
 ) -> None:
     asked = ("compress", "hope", source, "--batch", "2")
     assert run(*asked, "--out", "whole.safetensors")[0] == 0
-    taken, step = 0, Study.advanced
+    taken, step = 0, StateReadingJob.advance
 
-    def counted(self: Study, piece: Any) -> State:
+    def counted(self: StateReadingJob, piece: Any) -> FastWeightState:
         nonlocal taken
         taken += 1
         if taken == after:
             raise Stopped
         return step(self, piece)
 
-    monkeypatch.setattr(Study, "advanced", counted)
+    monkeypatch.setattr(StateReadingJob, "advance", counted)
     assert run(*asked, "--out", "part.safetensors", "--every", "2")[0] == 70
     assert not Path("part.safetensors").exists()
     assert Path("part.safetensors.part").exists()
@@ -170,18 +170,18 @@ def test_what_is_resumed_is_as_if_never_stopped(
     assert code == 0
     assert "going on after " in err
     model = learner(place)
-    assert values.equal(model.load("whole.safetensors"), model.load("part.safetensors"))
-    assert learned_room.documents_of("whole.safetensors") == learned_room.documents_of("part.safetensors")
+    assert values.states_equal(model.load("whole.safetensors"), model.load("part.safetensors"))
+    assert learned_room.read_documents("whole.safetensors") == learned_room.read_documents("part.safetensors")
     assert not Path("part.safetensors.part").exists()
 
 
 def test_what_is_gone_on_from_is_the_same_text_and_question(run: Run, tmp_path: Path, place: Path) -> None:
     model = learner(place)
-    study = model.study()
-    stages = study.run([[model.text("a.txt", [BOOK])]])
+    study = model.start_reading()
+    stages = study.run([[model.token_stream("a.txt", [BOOK])]])
     next(stages)
     next(stages)
-    key = {"batch": None, "weights": model.model.slow, "tokenizer": model.tokenizer.fingerprint}
+    key = {"batch": None, "weights": model.model.weights_fingerprint, "tokenizer": model.tokenizer.fingerprint}
     study.save(tmp_path / "x.safetensors.part", key)
     asked = ("compress", "hope", "a.txt", "--out", "x.safetensors", "--resume")
     (tmp_path / "a.txt").write_text(BOOK.replace("one", "two"))
@@ -205,12 +205,12 @@ def test_from_one_day_to_the_next(run: Run, place: Path, me: str) -> None:
     (found,) = model.generate(["Who"], model.load(me), learn=True, max_tokens=4)
     assert out == "Who" + found.text + "\n"
     new = model.load("new.safetensors")
-    assert values.equal(new, found.state)
-    near(new, once(model, model.tokenizer.encode(BOOK + "Who") + found.ids))
-    names = [[document.name for document in row] for row in learned_room.documents_of("new.safetensors")]
+    assert values.states_equal(new, found.state)
+    near(new, once(model, model.tokenizer.encode(BOOK + "Who") + found.token_ids))
+    names = [[document.name for document in row] for row in learned_room.read_documents("new.safetensors")]
     assert names == [["book.txt", "prompt and answer"]]
     assert run(*asked, "--learn", "--save", me)[0] == 0, "--save writes over a file, as --out does"
-    assert values.equal(model.load(me), new)
+    assert values.states_equal(model.load(me), new)
     assert run("generate", "hope", "a", "bc", "--memory", me, "--max-tokens", "2")[0] == 0
 
 
@@ -221,15 +221,15 @@ def test_prompts_and_rows(run: Run, place: Path) -> None:
     assert [row["prompt"] for row in told] == [f"[rows.jsonl:{i}] x" for i in (1, 2, 3)]
     model = learner(place)
     assert model.load("after.safetensors").position.tolist() == [43, 123, 83]
-    alone = model.generate(["x"], values.take(model.load("rows.safetensors"), [1]), learn=True, max_tokens=2)
-    assert told[1]["ids"] == alone[0].ids
+    alone = model.generate(["x"], values.select_rows(model.load("rows.safetensors"), [1]), learn=True, max_tokens=2)
+    assert told[1]["ids"] == alone[0].token_ids
     says = "2 prompts on a state of 3 rows; give one prompt, or as many as rows"
     refused(run, 2, says, "generate", "hope", "x", "y", "--memory", "rows.safetensors", "--max-tokens", "2")
-    with pytest.raises(Usage, match="a state of 3 rows before a text; take the row that it goes on from"):
+    with pytest.raises(UsageError, match="a state of 3 rows before a text; take the row that it goes on from"):
         model.compress(["a"], model.load("rows.safetensors"))
-    with pytest.raises(Usage, match="texts: give a list of at least one text, and as many names as texts or none"):
+    with pytest.raises(UsageError, match="texts: give a list of at least one text, and as many names as texts or none"):
         model.compress([])
-    on = model.compress(["abc"], values.take(model.load("rows.safetensors"), [0]))
+    on = model.compress(["abc"], values.select_rows(model.load("rows.safetensors"), [0]))
     assert on.position.tolist() == [43]
 
 
@@ -244,10 +244,10 @@ def test_attention_begins_anew_where_it_has_no_room(run: Run, place: Path) -> No
     code, _, _ = run("generate", "attending", "Who", "--memory", "a.safetensors", "--max-tokens", "50")
     assert code == 0
     still = model.generate(["Who"], state, max_tokens=50)[0].state
-    for layer, before in zip(cast(State, still).layers, state.layers, strict=True):
-        assert values.equal(layer.cms, before.cms), "without --learn the levels stand still"
+    for layer, before in zip(cast(FastWeightState, still).layers, state.layers, strict=True):
+        assert values.states_equal(layer.cms, before.cms), "without --learn the levels stand still"
     moved = model.generate(["Who stands here?"], state, learn=True, max_tokens=2)[0].state
-    levels = cast(Any, cast(State, moved).layers[0].cms).levels
+    levels = cast(Any, cast(FastWeightState, moved).layers[0].cms).levels
     assert int(levels[0].updates) > int(cast(Any, state.layers[0].cms).levels[0].updates)
 
 
@@ -255,12 +255,12 @@ def test_a_file_is_looked_into(run: Run, place: Path, me: str) -> None:
     code, out, _ = run("inspect", me)
     assert code == 0
     assert out.startswith(f"me.safetensors: a state of hope, 1 row, {len(BOOK)} tokens read, ")
-    for line in (f"model      {learner(place).model.slow[:12]}…", "schema 1", "level      chunk 4 in 2 layers: ",
+    for line in (f"model      {learner(place).model.weights_fingerprint[:12]}…", "schema 1", "level      chunk 4 in 2 layers: ",
                  "memory     projections in 2 layers: ", f"text       book.txt: {len(BOOK)} tokens"):  # fmt: skip
         assert line in out
     told = json.loads(run("inspect", me, "--format", "json")[1])["state"]
     assert (told["kind"], told["holds"], told["schema"], told["tokens"]) == ("state", "hope", 1, len(BOOK))
-    assert told["model"] == learner(place).model.slow
+    assert told["model"] == learner(place).model.weights_fingerprint
     assert told["levels"][0]["moved"] > 0
     assert told["memories"][0]["moved"] > 0
     refused(run, 2, "is a file, which answers no question", "inspect", me, "What?")
@@ -268,12 +268,12 @@ def test_a_file_is_looked_into(run: Run, place: Path, me: str) -> None:
 
 def test_states_of_others_and_files_that_are_none(run: Run, place: Path, me: str) -> None:
     asked = ("Who", "--max-tokens", "2", "--memory")
-    mine, theirs = learner(place).model.slow[:12], learner(place, "other").model.slow[:12]
+    mine, theirs = learner(place).model.weights_fingerprint[:12], learner(place, "other").model.weights_fingerprint[:12]
     says = f"state: made by model {mine}…, this is {theirs}…; load that model or pass force=True"
     refused(run, 76, says, "generate", "other", *asked, me)
     says = "is a memory (summary vectors) of format 1, asked was a state (fast weights) of format 1; open it with what"
     refused(run, 76, says, "generate", "hope", *asked, "vectors.safetensors")
-    with pytest.raises(Damaged, match=r"is a state \(fast weights\) of format 1, asked was a memory \(summary"):
+    with pytest.raises(CorruptArtifactError, match=r"is a state \(fast weights\) of format 1, asked was a memory \(summary"):
         reader().load(me)
     content = bytearray(Path(me).read_bytes())
     content[-1] ^= 1
@@ -286,14 +286,14 @@ def test_states_of_others_and_files_that_are_none(run: Run, place: Path, me: str
 def test_newer_schemas_and_other_tokenizers(run: Run, place: Path, me: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = learner(place)
     with monkeypatch.context() as patch:
-        patch.setattr(state_file, "SCHEMA", 2)
+        patch.setattr(state_file, "SCHEMA_VERSION", 2)
         model.save(model.compress(["abc"]), "newer.safetensors")
     says = "newer.safetensors holds hope of schema 2, asked was hope of schema 1; load it with what made it"
     refused(run, 76, says, "generate", "hope", "x", "--memory", "newer.safetensors", "--max-tokens", "1")
     refused(run, 76, says, "inspect", "newer.safetensors")
-    other = Learned(model.model, byte_tokenizer())
+    other = NestedTextModel(model.model, build_byte_tokenizer())
     other.tokenizer.fingerprint = "0123456789abcdef"
-    with pytest.raises(Damaged, match=r"was read with tokenizer .*…, this is 0123456789ab…; take that one"):
+    with pytest.raises(CorruptArtifactError, match=r"was read with tokenizer .*…, this is 0123456789ab…; take that one"):
         other.load(me)
 
 
@@ -322,17 +322,17 @@ def test_what_belongs_to_other_models(run: Run, place: Path) -> None:
     Path("none.jsonl").write_text("")
     says = "no text is given; give one to read"
     refused(run, 2, says, "compress", "hope", "none.jsonl", "--out", "x.safetensors")
-    still = Learned(hope(1), byte_tokenizer(), learn=False)
-    with pytest.raises(Usage, match=r"learning.learn is false in this run: its fast weights stand still; give a run"):
+    still = NestedTextModel(hope(1), build_byte_tokenizer(), update_weights=False)
+    with pytest.raises(UsageError, match=r"learning.learn is false in this run: its fast weights stand still; give a run"):
         still.compress(["a"])
-    assert values.equal(still.generate(["ab"], max_tokens=2)[0].state.layers[0].cms, still.model.start(1).layers[0].cms)
-    with pytest.raises(Usage, match="is no run but a checkpoint, which has no steps; leave it out"):
-        laconic.load(place / "hope", step=3)
+    assert values.states_equal(still.generate(["ab"], max_tokens=2)[0].state.layers[0].cms, still.model.initial_state(1).layers[0].cms)
+    with pytest.raises(UsageError, match="is no run but a checkpoint, which has no steps; leave it out"):
+        laconic.load_text_model(place / "hope", step=3)
 
 
 def test_a_full_disk_leaves_what_was_there(run: Run, place: Path, me: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
-        raise NoSpace("x.safetensors: No space left on device; 900 bytes to write, 0 free")
+        raise DiskError("x.safetensors: No space left on device; 900 bytes to write, 0 free")
 
     with monkeypatch.context() as patch:
         patch.setattr("laconic.core.artifact.save_artifact", full)

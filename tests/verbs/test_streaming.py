@@ -13,13 +13,13 @@ import pytest
 
 from laconic import cli
 from laconic.evaluation import reported_learning
-from laconic.evaluation.cells import ALL
-from laconic.evaluation.kept import begun, commit, part_of
-from laconic.evaluation.listening import Row, Said
-from laconic.evaluation.reported_learning import words
-from laconic.evaluation.stream_table import Measured
-from laconic.evaluation.verdicts import NOT_REPRODUCED, NOT_RUN, PLOT, REPRODUCED
-from laconic.recipe.incremental import Plan
+from laconic.evaluation.cells import OVERALL
+from laconic.evaluation.kept import load_partial, commit_results, partial_folder
+from laconic.evaluation.listening import StreamRecord, StreamItemResult
+from laconic.evaluation.reported_learning import reproduction_verdicts
+from laconic.evaluation.stream_table import StreamResult
+from laconic.evaluation.verdicts import NOT_REPRODUCED, NOT_RUN, FIGURE_ONLY, REPRODUCED
+from laconic.recipe.incremental import ClassIncrementalPlan
 from laconic.verbs.streaming import kept_found
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -93,8 +93,8 @@ def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.
     assert {path.name for path in (place / "hope" / "evaluations").iterdir()} == {
         "lock", "test-stream-step-2-first-5", "books-stream-step-2-first-5",
     }  # fmt: skip
-    monkeypatch.setattr("laconic.evaluation.listening.heard", None)  # nothing is read twice
-    monkeypatch.setattr("laconic.evaluation.streaming_books.book", None)
+    monkeypatch.setattr("laconic.evaluation.listening.score_tokens", None)  # nothing is read twice
+    monkeypatch.setattr("laconic.evaluation.streaming_books.evaluate_book", None)
     told = json.loads(run("evaluate", "hope", "plain", "--on", "test,books", "--rows", "5", "--format", "json")[1])
     ways = {(line["run"], line["stream"]): set(line["ways"]) for line in told["streams"]}
     assert ways[("hope", "ppl (test)")] == {"learn, carry", "learn, reset", "still, carry", "still, reset"}
@@ -144,9 +144,9 @@ def test_what_is_refused_is_one_line(run: Run, code: int, says: str, args: list[
     assert says in err.strip().splitlines()[-1]
 
 
-def measured(row: str | None, right: float, n: int = 400) -> Measured:
-    rows = [Row(str(i), {"learn": Said({ALL: (float(i < right * n), 1)}, (), 0)}) for i in range(n)]
-    return Measured("languages (test-bin-0)", "run", (0,), [rows], {"row": row})
+def measured(row: str | None, right: float, n: int = 400) -> StreamResult:
+    rows = [StreamRecord(str(i), {"learn": StreamItemResult({OVERALL: (float(i < right * n), 1)}, (), 0)}) for i in range(n)]
+    return StreamResult("languages (test-bin-0)", "run", (0,), [rows], {"row": row})
 
 
 def test_a_signal_among_classes_keeps_whole_courses(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,15 +158,15 @@ def test_a_signal_among_classes_keeps_whole_courses(run: Run, place: Path, monke
     ]
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     args = ("evaluate", "plain", "--on", "banking77", "--root", "rows.jsonl", "--examples", "2", "--rows", "1")
-    whole, made = Plan.line, list[str]()
+    whole, made = ClassIncrementalPlan.run_one, list[str]()
 
-    def struck(plan: Plan, order: int, n: int, note: Any) -> str:
+    def struck(plan: ClassIncrementalPlan, order: int, n: int, note: Any) -> str:
         made.append(f"{order} {plan.methods[n]}")
         if len(made) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return whole(plan, order, n, note)
 
-    monkeypatch.setattr(Plan, "line", struck)
+    monkeypatch.setattr(ClassIncrementalPlan, "run_one", struck)
     monkeypatch.setattr("laconic.recipe.incremental.METHODS", ("ncm", "finetune"))
     code, _, err = run(*args)
     assert code == 75, err
@@ -182,11 +182,11 @@ def test_a_signal_among_classes_keeps_whole_courses(run: Run, place: Path, monke
     assert json.loads((kept / "result.json").read_text()) == {
         k: v for k, v in found.items() if k not in ("run", "seed")
     }
-    assert list(kept_found(["plain"]).classes[0].found["methods"]) == ["ncm", "finetune"], "our order"
+    assert list(kept_found(["plain"]).classes[0].figures["methods"]) == ["ncm", "finetune"], "our order"
     lines, texts = (kept / "answers.jsonl").read_text().splitlines(keepends=True), (kept / "key.json").read_text()
     shutil.rmtree(kept)
-    begun(part_of(kept), texts)
-    commit(kept, lines, {}, {})
+    load_partial(partial_folder(kept), texts)
+    commit_results(kept, lines, {}, {})
     code, _, err = run("report", "plain", "--out", "classes.html")
     assert code == 66
     assert "classes kept in a form of before, without figures; remove it and evaluate again" in err
@@ -207,18 +207,18 @@ def test_examples_that_cannot_be_meant(run: Run, says: str, args: list[str]) -> 
 
 
 def test_words_on_papers_are_computed() -> None:
-    (table,) = [x for x in reported_learning.tables() if x.cells]
+    (table,) = [x for x in reported_learning.load_paper_tables() if x.cells]
     hope = [row[0] for row in table.rows].index("Hope")
-    assert words(table, [])[hope] == NOT_RUN
-    assert words(table, [measured(None, 1.0)])[hope] == NOT_RUN
-    assert words(table, [measured("hope languages", 1.0)])[hope] == REPRODUCED
-    assert words(table, [measured("hope languages", 0.5)])[hope] == NOT_REPRODUCED
-    assert set(words(table, [measured("hope languages", 1.0)])) == {REPRODUCED, NOT_RUN}
-    assert [word for x in reported_learning.tables() for word in words(x, []) if word != NOT_RUN] == [PLOT] * 3
+    assert reproduction_verdicts(table, [])[hope] == NOT_RUN
+    assert reproduction_verdicts(table, [measured(None, 1.0)])[hope] == NOT_RUN
+    assert reproduction_verdicts(table, [measured("hope languages", 1.0)])[hope] == REPRODUCED
+    assert reproduction_verdicts(table, [measured("hope languages", 0.5)])[hope] == NOT_REPRODUCED
+    assert set(reproduction_verdicts(table, [measured("hope languages", 1.0)])) == {REPRODUCED, NOT_RUN}
+    assert [word for x in reported_learning.load_paper_tables() for word in reproduction_verdicts(x, []) if word != NOT_RUN] == [FIGURE_ONLY] * 3
 
 
 def test_tables_are_whole() -> None:
-    for table in reported_learning.tables():
+    for table in reported_learning.load_paper_tables():
         names = {row[0] for row in table.rows}
         assert all(len(row) == len(table.columns) for row in table.rows), table.title
         assert all(name in names for name, _ in table.measured)

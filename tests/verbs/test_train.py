@@ -18,10 +18,10 @@ from laconic import cli
 from laconic.core import artifact
 from laconic.core.decoder import Decoder
 from laconic.core.families import DecoderConfig
-from laconic.core.runs import RunFolder
-from laconic.data.synthetic import digits_tokenizer
-from laconic.recipe.opened import opened
-from laconic.verbs.train import rewritten
+from laconic.core.runs import RunDirectory
+from laconic.data.synthetic import build_digits_tokenizer
+from laconic.recipe.opened import load_run
+from laconic.verbs.train import normalise_args
 from tests.conftest import REPO, needs
 from tests.tolerances import FLOAT32, error
 
@@ -75,9 +75,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     """A small checkpoint with the tokenizer of the digits task."""
-    config = DecoderConfig.small("llama", vocab_size=digits_tokenizer().vocab_size)
+    config = DecoderConfig.tiny("llama", vocab_size=build_digits_tokenizer().vocab_size)
     Decoder(config, seed=1).save_pretrained(tmp_path / "base")
-    digits_tokenizer().save(tmp_path / "base")
+    build_digits_tokenizer().save(tmp_path / "base")
     (tmp_path / "lora.toml").write_text(ON_BASE)
     return tmp_path / "base"
 
@@ -160,7 +160,7 @@ def test_no_recipe_and_the_schema(run: Run) -> None:
 
 
 def test_a_directory_in_use_and_a_full_disk(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with RunFolder(tmp_path / "runs/a").held():
+    with RunDirectory(tmp_path / "runs/a").lock():
         code, _, err = run("train", "tiny.toml", "--out", "runs/a")
         assert code == 73
         assert f"is held by process {os.getpid()} on" in err
@@ -169,7 +169,7 @@ def test_a_directory_in_use_and_a_full_disk(run: Run, tmp_path: Path, monkeypatc
     assert code == 74
     assert "1,000 are free" in err
     assert err.count("\n") == 1
-    assert RunFolder(tmp_path / "runs/b").numbers() == []
+    assert RunDirectory(tmp_path / "runs/b").step_numbers() == []
     monkeypatch.undo()
 
 
@@ -228,7 +228,7 @@ def test_an_adapter_of_a_run_is_read_by_peft_and_exported_merged(run: Run, base:
     step = Path("runs/a/steps/step-000004")
     ids = torch.arange(12)[None]
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), step).eval()
-    found = opened("runs/a", CPU).parts.decoder
+    found = load_run("runs/a", CPU).parts.decoder
     logits = found.logits(found(found.embed(ids)).hidden)
     assert error(theirs(input_ids=ids).logits, logits) <= FLOAT32
     plain = Decoder.from_pretrained(base)
@@ -278,11 +278,11 @@ def test_a_step_belongs_to_its_recipe_its_tokenizer_and_its_base(run: Run, base:
     assert code == 76
     assert "belongs to the recipe" in err
     recipe.write_text(text)
-    Decoder(DecoderConfig.small("llama", vocab_size=23), seed=2).save_pretrained(base.parent / "other")
+    Decoder(DecoderConfig.tiny("llama", vocab_size=23), seed=2).save_pretrained(base.parent / "other")
     (base / "model.safetensors").write_bytes((base.parent / "other/model.safetensors").read_bytes())
     code, _, err = run("generate", "runs/a", "1 + 1 =")
     assert code in (66, 76)
-    config = DecoderConfig.small("llama", vocab_size=digits_tokenizer().vocab_size)
+    config = DecoderConfig.tiny("llama", vocab_size=build_digits_tokenizer().vocab_size)
     Decoder(config, seed=3).save_pretrained(base.parent / "third")
     (base / "model.safetensors").write_bytes((base.parent / "third/model.safetensors").read_bytes())
     for command in (("generate", "runs/a", "1 + 1 ="), ("train", "lora.toml", "--out", "runs/a", "lora.r=2")):
@@ -315,8 +315,8 @@ def test_no_run_no_step_and_a_tokenizer_without_the_words(run: Run, base: Path) 
     code, _, err = run("train", "lora.toml", "--out", "runs/c")
     assert code == 76
     assert "generated digits need the tokenizer " in err
-    Decoder(DecoderConfig.small("llama", vocab_size=12), seed=1).save_pretrained(base.parent / "few")
-    digits_tokenizer().save(base.parent / "few")
+    Decoder(DecoderConfig.tiny("llama", vocab_size=12), seed=1).save_pretrained(base.parent / "few")
+    build_digits_tokenizer().save(base.parent / "few")
     code, _, err = run("train", "lora.toml", "--out", "runs/d", "model.name=few")
     assert (code, err) == (66, "laconic: the tokenizer has 24 words, the model 12; take the one it was made with\n")
     assert run("train", "lora.toml", "--plan", "model.name=few")[::2] == (code, err)
@@ -360,7 +360,7 @@ def test_a_generated_row_longer_than_the_context(run: Run) -> None:
 
 def test_keys_are_told_from_flags_wherever_they_stand() -> None:
     given = ["--train.lr", "-1", "r.toml", "--out", "o", "a=1", "--plan", "--keeping.random-shared=false", "-h"]
-    assert rewritten(given) == [
+    assert normalise_args(given) == [
         "--out",
         "o",
         "--plan",
@@ -397,7 +397,7 @@ def test_a_signal_ends_a_run_and_the_same_command_goes_on_as_if_it_had_not(
     said = began.communicate(timeout=60)[1]
     assert began.returncode == 75
     assert "run the same command again to go on" in said
-    assert RunFolder(folder / "ñ/run").numbers()[-1] < 30
+    assert RunDirectory(folder / "ñ/run").step_numbers()[-1] < 30
     monkeypatch.chdir(folder)
     code, _, said = run("train", *command)
     assert (code, "ñ/run: step 30" in said) == (0, True)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from laconic import cli
-from laconic.core.runs import RunFolder
-from laconic.recipe.opened import opened
+from laconic.core.runs import RunDirectory
+from laconic.recipe.opened import load_run
 from tests.conftest import REPO
 from tests.tolerances import RECOMPUTE
 from tests.training.several import ends
@@ -50,12 +50,12 @@ def test_two_ranks_train_as_one(tmp_path: Path, parallel: Any) -> None:
     assert [line for line in metrics("two") if "validation" in line] == [
         line for line in metrics("one") if "validation" in line
     ]
-    run = opened(tmp_path / "two", torch.device("cpu"))
-    alone = opened(tmp_path / "one", torch.device("cpu"))
+    run = load_run(tmp_path / "two", torch.device("cpu"))
+    alone = load_run(tmp_path / "one", torch.device("cpu"))
     for (name, p), q in zip(run.method.named_parameters(), alone.method.parameters(), strict=True):
         assert (p - q).abs().max() <= 1e-4, name
     assert command("train", "tiny.toml", "--out", "two", "train.steps=6") == 0
-    assert RunFolder("two").numbers()[-1] == 6
+    assert RunDirectory("two").step_numbers()[-1] == 6
 
 
 def test_a_bad_recipe_ends_all_ranks_alike(tmp_path: Path) -> None:
@@ -72,6 +72,6 @@ def test_torchrun(tmp_path: Path) -> None:
         timeout=300,
     )  # fmt: skip
     assert told.returncode == 0, told.stderr
-    assert RunFolder("two").asked(4).manifest.files.keys() >= {
+    assert RunDirectory("two").get_step(4).manifest.files.keys() >= {
         "model/shard-00002-model-00001-of-00001.safetensors", "config.json", "tokenizer.json", "rng-00001.safetensors",
     }  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from laconic.core import rope
-from laconic.core.rope import Rope
+from laconic.core.rope import RopeConfig
 
 E, THETA, START, T = 16, 10000.0, 90, 12
 
@@ -33,9 +33,9 @@ def golden(x: Tensor, start: int) -> Tensor:
 def ours(x: Tensor, start: int) -> Tensor:
     """The same by the functions of core."""
     p = start + torch.arange(x.shape[2])[None]
-    omega, a = rope.default(Rope(theta=THETA), E, torch.tensor([start + x.shape[2]]))
-    cos, sin = rope.tables(p, omega, a, torch.float64)
-    return rope.rotate(x, cos, sin)
+    omega, a = rope.default_frequencies(RopeConfig(theta=THETA), E, torch.tensor([start + x.shape[2]]))
+    cos, sin = rope.cos_sin_tables(p, omega, a, torch.float64)
+    return rope.rotate_pairs(x, cos, sin)
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:

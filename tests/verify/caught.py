@@ -11,17 +11,17 @@ from torch import Tensor
 
 from laconic.core.decoder import Decoder
 from laconic.verify.causes import likely
-from laconic.verify.low import Ratios
-from laconic.verify.parity import Case, Comparison, Finding, first_divergence, measure, replay, trace
-from laconic.verify.run import default_run
-from laconic.verify.traces import Made, stream
+from laconic.verify.low import ErrorRatios
+from laconic.verify.parity import ParityCase, CaseComparison, StageResult, first_divergence, measure_floors, replay_stages, trace_stages
+from laconic.verify.run import run_default_backend
+from laconic.verify.traces import LayerActivations, iterate_stages
 from tests.verify.mutants import MUTANTS, Mutant, case, fixture, patched, spoiled
 
 
 class Caught(NamedTuple):
     """What a user is told of a wrong decoder, and how far its logits are from the right ones."""
 
-    first: Finding | None
+    first: StageResult | None
     cause: str
     logits: float
 
@@ -34,7 +34,7 @@ def right(family: str, changes: str) -> Decoder:
 @functools.cache
 def reference(family: str, changes: str, kind: str) -> dict[str, Tensor]:
     """What the right decoder makes of an input."""
-    return trace(right(family, changes), case(kind))
+    return trace_stages(right(family, changes), case(kind))
 
 
 def wrong_decoder(mutant: Mutant, folder: Path) -> Decoder:
@@ -58,15 +58,15 @@ def found(mutant: Mutant, folder: Path) -> Caught:
     return caught
 
 
-def compared(mutant: Mutant, decoder: Decoder, there: dict[str, Tensor], what: Case) -> Caught:
+def compared(mutant: Mutant, decoder: Decoder, there: dict[str, Tensor], what: ParityCase) -> Caught:
     """With the mutant's functions in place, floors measured by the wrong decoder itself, as a user's run does."""
     with patched(mutant), torch.no_grad():
-        comparison = Comparison(decoder, what, measure(decoder, what))
-        made = default_run(decoder, what)
-        for told, own in zip(replay(there, what, decoder), stream(decoder, what), strict=True):
-            comparison.add(told, own, default=made)
+        comparison = CaseComparison(decoder, what, measure_floors(decoder, what))
+        made = run_default_backend(decoder, what)
+        for told, own in zip(replay_stages(there, what, decoder), iterate_stages(decoder, what), strict=True):
+            comparison.add_layer(told, own, default_backend=made)
         evidence = comparison.evidence
-        findings = comparison.findings()
+        findings = comparison.results()
         logits = max(f.error for f in findings if f.stage == "logits" and f.kind in ("propagated", "backend"))
         return Caught(first_divergence(findings), "" if evidence is None else likely(evidence), logits)
 
@@ -78,19 +78,19 @@ class Kept:
     decoder: Decoder
     made: dict[str, Tensor]
 
-    def stream(self, what: Case) -> Iterator[Made]:
-        return replay(self.made, what, self.decoder)
+    def stream(self, what: ParityCase) -> Iterator[LayerActivations]:
+        return replay_stages(self.made, what, self.decoder)
 
 
-def low(mutant: Mutant, what: Case) -> Caught:
+def low(mutant: Mutant, what: ParityCase) -> Caught:
     """The same in bfloat16, against what the right decoder makes in bfloat16."""
     decoder = fixture(mutant.family, **mutant.changes).to(torch.bfloat16)
-    kept = Kept(decoder, trace(decoder, what))
-    right_one, wrong_one = Ratios(decoder), Ratios(decoder)
-    right_one.add(what, kept)
-    assert not [f for f in right_one.findings() if f.verdict == "fail"]
+    kept = Kept(decoder, trace_stages(decoder, what))
+    right_one, wrong_one = ErrorRatios(decoder), ErrorRatios(decoder)
+    right_one.add_case(what, kept)
+    assert not [f for f in right_one.results() if f.verdict == "fail"]
     with patched(mutant), torch.no_grad():
-        wrong_one.add(what, kept)
-        logits = float((decoder(what.read(decoder), want=("logits",)).stages["logits"] - kept.made["logits"]).norm())
-    seen = first_divergence(wrong_one.findings())
+        wrong_one.add_case(what, kept)
+        logits = float((decoder(what.embed(decoder), want=("logits",)).stages["logits"] - kept.made["logits"]).norm())
+    seen = first_divergence(wrong_one.results())
     return Caught(seen, "" if seen is None else seen.note, logits / float(kept.made["logits"].norm()))

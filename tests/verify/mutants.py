@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from laconic.core import attention, block, places, rope, weights
-from laconic.core.cache import Cache
+from laconic.core.cache import KVCache
 from laconic.core.decoder import Decoder
 from laconic.core.families import DecoderConfig
-from laconic.core.rope import Rope
-from laconic.verify.parity import Case
+from laconic.core.rope import RopeConfig
+from laconic.verify.parity import ParityCase
 from tests.verify import wrong
 
 Patch = tuple[Any, str, Any]
-YARN = Rope("yarn", factor=4.0, original_max_position_embeddings=32)
-LLAMA3 = Rope("llama3", theta=500.0, factor=8.0, original_max_position_embeddings=64)
+YARN = RopeConfig("yarn", factor=4.0, original_max_position_embeddings=32)
+LLAMA3 = RopeConfig("llama3", theta=500.0, factor=8.0, original_max_position_embeddings=64)
 SHORT, LONG = (1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2), (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
-LONGROPE = Rope("longrope", short_factor=SHORT, long_factor=LONG, original_max_position_embeddings=64)
-DYNAMIC = Rope("dynamic", factor=2.0)
+LONGROPE = RopeConfig("longrope", short_factor=SHORT, long_factor=LONG, original_max_position_embeddings=64)
+DYNAMIC = RopeConfig("dynamic", factor=2.0)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def changed(**fields: Any) -> Callable[[DecoderConfig], DecoderConfig]:
 
 
 def score_scale(factor: Callable[[DecoderConfig, int], float]) -> Callable[[DecoderConfig], DecoderConfig]:
-    return lambda c: replace(c, score_scale=tuple(factor(c, l) for l in range(c.num_hidden_layers)))
+    return lambda c: replace(c, attention_scales=tuple(factor(c, l) for l in range(c.num_hidden_layers)))
 
 
 def exchanged_lists(config: DecoderConfig) -> DecoderConfig:
@@ -70,16 +70,16 @@ def exchanged_lists(config: DecoderConfig) -> DecoderConfig:
 
 
 def no_query_bias(decoder: Decoder) -> None:
-    for layer in decoder.blocks:
+    for layer in decoder.layers:
         layer.part("q").bias.zero_()
 
 
 def keys_converted_with_query_heads(decoder: Decoder) -> None:
     """Neighbours to halves as it should be undone, then done again with H heads for G."""
     config = decoder.config
-    for layer in decoder.blocks:
+    for layer in decoder.layers:
         w = layer.part("k").weight
-        meta = weights.interleaved(w.detach(), config.num_key_value_heads)
+        meta = weights.interleave(w.detach(), config.num_key_value_heads)
         w.copy_(weights.half_split(meta, config.num_attention_heads))
 
 
@@ -92,7 +92,7 @@ def forgetting_c_proj(config: DecoderConfig) -> frozenset[str]:
     return frozenset(name for name in transposed_right(config) if not name.endswith("attn.c_proj.weight"))
 
 
-transposed_right = weights.transposed
+transposed_right = weights.transposed_weights
 by_layer = score_scale(lambda c, l: c.head_dim**-0.5)
 ROTATE, TABLES, SEEN = (rope, "rotate"), (rope, "tables"), (attention, "seen")
 
@@ -156,17 +156,17 @@ ROPE = (
            one(*TABLES, wrong.lengthened)),
 )  # fmt: skip
 FURTHER = (
-    Mutant("YaRN ramp inverted", "further", "q_rot", "scaling yarn", one(rope.SCALINGS, "yarn", wrong.yarn_inverted),
+    Mutant("YaRN ramp inverted", "further", "q_rot", "scaling yarn", one(rope.ROPE_SCALINGS, "yarn", wrong.yarn_inverted),
            changes={"rope": YARN}),
     Mutant("YaRN factor missing", "further", "q_rot",
            "attention factor: cos and sin are times 1, the reference's 1.13863",
            one(rope, "yarn_attention_factor", lambda how: 1.0), changes={"rope": YARN}),
-    Mutant("llama3 s inverted", "further", "q_rot", "scaling llama3", one(rope.SCALINGS,
+    Mutant("llama3 s inverted", "further", "q_rot", "scaling llama3", one(rope.ROPE_SCALINGS,
            "llama3", wrong.llama3_inverted),
            changes={"rope": LLAMA3}),
     Mutant("longrope lists exchanged", "further", "q_rot", "scaling longrope", config=exchanged_lists,
            changes={"rope": LONGROPE}),
-    Mutant("dynamic base with E/(E−1)", "further", "q_rot", "base", one(rope.SCALINGS,
+    Mutant("dynamic base with E/(E−1)", "further", "q_rot", "base", one(rope.ROPE_SCALINGS,
            "dynamic", wrong.dynamic_exponent),
            changes={"rope": DYNAMIC, "max_position_embeddings": 16}),
     Mutant("Qwen3 norm after rotation", "further", "q", "norm missing",
@@ -198,10 +198,10 @@ FURTHER = (
     Mutant("window W − 1", "further", "scores_seen", "window: 7 slots are seen, the reference's 8", family="mistral",
            config=changed(windows=(7, 7))),
     Mutant("is_causal with S > 0", "further", "context", "causality aligned upper-left",
-           one(attention.BACKENDS, "sdpa", wrong.upper_left), case="pieces", kind="backend"),
+           one(attention.ATTENTION_BACKENDS, "sdpa", wrong.upper_left), case="pieces", kind="backend"),
     Mutant("cache joined new-before-old", "further", "k_cache", "cache order",
            one(block.Block, "attention", wrong.new_before_old), case="pieces"),
-    Mutant("stale slot after crop", "further", "k_cache", "stale slots", one(Cache, "crop", wrong.stale),
+    Mutant("stale slot after crop", "further", "k_cache", "stale slots", one(KVCache, "crop", wrong.stale),
            case="cropped"),
     Mutant("key heads converted with H", "further", "k",
            "conversion: rows of k are paired as if there were 4 heads, not 2",
@@ -223,37 +223,37 @@ MUTANTS = DECODER + ROPE + FURTHER
 
 def fixture(family: str, **changes: Any) -> Decoder:
     """A small decoder with lively attention, norm weights away from 1 and biases away from 0."""
-    decoder = Decoder(DecoderConfig.small(family, initializer_range=0.15, **changes), seed=1).eval()
+    decoder = Decoder(DecoderConfig.tiny(family, initializer_range=0.15, **changes), seed=1).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, p in decoder.named_parameters():
             if p.ndim == 1:
                 noise = torch.randn(p.shape, generator=generator)
                 p.add_(0.3 * noise)
-            elif name == f"{decoder.names.places}.weight":
+            elif name == f"{decoder.weight_names.position_embedding}.weight":
                 p.mul_(0.1)
     return decoder
 
 
-def case(kind: str, V: int = 97, D: int = 48) -> Case:
+def case(kind: str, V: int = 97, D: int = 48) -> ParityCase:
     """The inputs that a mutant asks for, by name."""
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(3, V, (2, 24), generator=generator)
     if kind == "long":
-        return Case(kind, torch.randint(3, V, (1, 160), generator=generator))
+        return ParityCase(kind, torch.randint(3, V, (1, 160), generator=generator))
     if kind == "faint":
-        return Case(kind, vectors=torch.randn(2, 12, D, generator=generator) * 0.01)
+        return ParityCase(kind, vectors=torch.randn(2, 12, D, generator=generator) * 0.01)
     if kind == "start":
-        return Case(kind, ids, positions=torch.arange(90, 114).expand(2, -1), given=True)
+        return ParityCase(kind, ids, positions=torch.arange(90, 114).expand(2, -1), pass_positions=True)
     if kind == "padded":
         live = torch.ones(2, 24, dtype=torch.bool)
         live[1, :5] = live[0, 21:] = live[0, 10] = False
-        return Case(kind, ids, live=live)
+        return ParityCase(kind, ids, valid=live)
     if kind == "bias":
-        return Case(kind, ids, bias=torch.randn(2, 24, 24, generator=generator))
+        return ParityCase(kind, ids, bias=torch.randn(2, 24, 24, generator=generator))
     if kind == "cropped":
-        return Case(kind, ids, cuts=(9, 1, 14), stray=3)
-    return Case(kind, ids, cuts=(9, 1, 14) if kind == "pieces" else ())
+        return ParityCase(kind, ids, piece_sizes=(9, 1, 14), extra_tokens=3)
+    return ParityCase(kind, ids, piece_sizes=(9, 1, 14) if kind == "pieces" else ())
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from laconic.core import attention, stages
 from laconic.core.decoder import Decoder
 from laconic.verify.causes import ALIKE, MEANS, RULES, bisection, likely
 from laconic.verify.evidence import Evidence, pairs, turns, unpaired
-from laconic.verify.parity import Comparison, Finding, first_divergence, measure, replay, trace
-from laconic.verify.run import run
-from laconic.verify.traces import key, stream
+from laconic.verify.parity import CaseComparison, StageResult, first_divergence, measure_floors, replay_stages, trace_stages
+from laconic.verify.run import run_parity
+from laconic.verify.traces import stage_key, iterate_stages
 from tests.conftest import needs
 from tests.verify import wrong
 from tests.verify.mutants import case, fixture
@@ -26,13 +26,13 @@ def told(family: str, kind: str, at: tuple[str, int | None, int], make: Make, **
     """The cause of a stage of one piece that is what `make` makes of the right stages."""
     stage, layer, piece = at
     decoder, what = fixture(family, **changes), case(kind)
-    row = len(decoder.blocks) if layer is None else layer
-    made = next(m for m in replay(trace(decoder, what), what, decoder) if (m.piece, m.layer) == (piece, row))
+    row = len(decoder.layers) if layer is None else layer
+    made = next(m for m in replay_stages(trace_stages(decoder, what), what, decoder) if (m.piece, m.layer) == (piece, row))
     S, T = what.pieces()[piece]
-    right = {**made.stages, "vectors": what.read(decoder)[:, S : S + T]}
+    right = {**made.activations, "vectors": what.embed(decoder)[:, S : S + T]}
     with torch.no_grad():
         got = make(right, decoder)
-    seen = (what.alive[:, : S + T], what.places[:, : S + T])
+    seen = (what.valid_mask[:, : S + T], what.position_ids[:, : S + T])
     return likely(Evidence(decoder, stage, layer, got, right[stage], right, *seen))
 
 
@@ -73,13 +73,13 @@ SIGNATURES: dict[str, tuple[str, str, tuple[str, int | None, int], Make]] = {
     "angle: other frequencies; a piece of one position": ("llama", "pieces", ("q_rot", 0, 1), reversed_),
     "start of the positions: a slot read alone": ("llama", "pieces", ("q_rot", 0, 1), lambda s, d: s["q"]),
     "norm weight missing": (
-        "llama", "plain", ("norm1", 0, 0), lambda s, d: s["norm1"] / d.blocks[0].part("norm1").weight,
+        "llama", "plain", ("norm1", 0, 0), lambda s, d: s["norm1"] / d.layers[0].part("norm1").weight,
     ),
     "norm weight: another one": (
         "llama", "plain", ("norm1", 0, 0), lambda s, d: s["norm1"] * torch.linspace(1, 2, 48),
     ),
     "bias: a constant vector": (
-        "gpt2", "plain", ("norm2", 1, 0), lambda s, d: s["norm2"] - d.blocks[1].part("norm2").bias,
+        "gpt2", "plain", ("norm2", 1, 0), lambda s, d: s["norm2"] - d.layers[1].part("norm2").bias,
     ),
     "order of rows": ("llama", "plain", ("v", 0, 0), lambda s, d: s["v"].flip(1)),
     "keys are not rotated": ("llama", "pieces", ("k_cache", 0, LAST), with_("k_cache", 10, lambda s: s["k"])),
@@ -102,7 +102,7 @@ SIGNATURES: dict[str, tuple[str, str, tuple[str, int | None, int], Make]] = {
     ),
     "branch dropped": ("llama", "plain", ("resid1", 0, 0), lambda s, d: s["x"]),
     "tie: our head is the words' matrix": (
-        "llama", "plain", ("logits", None, 0), lambda s, d: s["final_norm"] @ d.words.weight.T,
+        "llama", "plain", ("logits", None, 0), lambda s, d: s["final_norm"] @ d.token_embedding.weight.T,
     ),
     "no signature known; at mid look at: gate and up": (
         "llama", "plain", ("mid", 0, 0), lambda s, d: s["gate"].tanh() * s["up"],
@@ -132,15 +132,15 @@ def test_other_shapes_and_absent_stages_are_told_as_such() -> None:
 
 
 def test_every_stage_has_rules_and_words() -> None:
-    names = {stage.name for stage in (*stages.LAYER, *stages.MODEL)}
+    names = {stage.name for stage in (*stages.LAYER_ACTIVATIONS, *stages.MODEL_ACTIVATIONS)}
     assert names <= {ALIKE.get(name, name) for name in names} | set(ALIKE)
     assert {ALIKE.get(name, name) for name in names} == set(MEANS)
     assert set(RULES) == names - {"token", "next_probs"}
 
 
-def propagated(far: list[bool]) -> list[Finding]:
+def propagated(far: list[bool]) -> list[StageResult]:
     return [
-        Finding("I1", "resid2", l, "propagated", 1.0 if wide else 0.0, 1e-7, verdict="shown")
+        StageResult("I1", "resid2", l, "propagated", 1.0 if wide else 0.0, 1e-7, verdict="shown")
         for l, wide in enumerate(far)
     ]
 
@@ -155,9 +155,9 @@ def test_bisection_goes_to_the_middle_and_then_to_the_half_that_parts() -> None:
 
 def test_a_whole_run_tells_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("transformers")
-    monkeypatch.setattr(attention, "seen", wrong.dead_seen)
-    report = run("tiny:llama", inputs="I9", reference="transformers")
-    assert not report.ok
+    monkeypatch.setattr(attention, "visibility_mask", wrong.dead_seen)
+    report = run_parity("tiny:llama", inputs="I9", reference="transformers")
+    assert not report.is_ok
     assert report.cause == "padding: dead slots are seen"
 
 
@@ -187,16 +187,16 @@ def test_one_changed_number_is_named(
         assert what.ids is not None
         at = (int(what.ids[0, 5]), at[1])
         cause = cause.replace("row 0", f"row {at[0]}")
-    there = trace(decoder, what)
-    path = getattr(decoder.names, role)
-    root: Any = decoder if layer is None else decoder.blocks[layer]
+    there = trace_stages(decoder, what)
+    path = getattr(decoder.weight_names, role)
+    root: Any = decoder if layer is None else decoder.layers[layer]
     with torch.no_grad():
         getattr(root.get_submodule(path), kind)[at] += 0.02
-        comparison = Comparison(decoder, what, measure(decoder, what))
-        for made, own in zip(replay(there, what, decoder), stream(decoder, what), strict=True):
-            comparison.add(made, own)
-    found, evidence = first_divergence(comparison.findings()), comparison.evidence
+        comparison = CaseComparison(decoder, what, measure_floors(decoder, what))
+        for made, own in zip(replay_stages(there, what, decoder), iterate_stages(decoder, what), strict=True):
+            comparison.add_layer(made, own)
+    found, evidence = first_divergence(comparison.results()), comparison.evidence
     assert found is not None
     assert evidence is not None
-    assert key(found.stage, found.layer) == stage
+    assert stage_key(found.stage, found.layer) == stage
     assert likely(evidence).startswith(cause)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from laconic.core.errors import Busy
-from laconic.core.families import NAMES
+from laconic.core.errors import BusyError
+from laconic.core.families import WEIGHT_NAMES
 from laconic.verify import golden
-from laconic.verify.golden import NUMBERS, SHIPPED, TABLE, NotRun, open_bundle
+from laconic.verify.golden import TENSOR_FILE, BUNDLE_DIR, METADATA_FILE, NotRunError, load_bundle
 from laconic.verify.page import page
-from laconic.verify.run import run
-from laconic.verify.tiny import fixture
+from laconic.verify.run import run_parity
+from laconic.verify.tiny import build_tiny_decoder
 from tests.conftest import needs
 
-LLAMA = SHIPPED / "tiny-llama"
+LLAMA = BUNDLE_DIR / "tiny-llama"
 
 
 @pytest.fixture
@@ -36,54 +36,54 @@ def copy(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("family", tuple(NAMES))
+@pytest.mark.parametrize("family", tuple(WEIGHT_NAMES))
 def test_the_fixtures_pass_against_what_is_shipped(family: str):
-    report = run(f"tiny:{family}")
-    assert report.ok, report.sentence()
+    report = run_parity(f"tiny:{family}")
+    assert report.is_ok, report.summary()
     assert report.reference.startswith("golden bundle of transformers")
-    assert {f.case for f in report.findings} == {"small", "I1", "I2", "I10", "I14"}
+    assert {f.case for f in report.results} == {"small", "I1", "I2", "I10", "I14"}
 
 
 @pytest.mark.usefixtures("alone")
 def test_stories260k_passes_against_what_is_shipped(shared: Path):
-    report = run(str(shared / "models" / "stories260k"))
-    assert report.ok, report.sentence()
-    assert any(f.kind == "local" for f in report.findings)
+    report = run_parity(str(shared / "models" / "stories260k"))
+    assert report.is_ok, report.summary()
+    assert any(f.kind == "local" for f in report.results)
 
 
 def test_a_bundle_is_small():
-    for folder in SHIPPED.iterdir():
+    for folder in BUNDLE_DIR.iterdir():
         assert sum(file.stat().st_size for file in folder.iterdir()) <= 1_500_000, folder.name
 
 
 def test_an_input_that_is_not_in_the_bundle_is_not_run():
-    report = run("tiny:llama", reference=str(LLAMA), inputs="I8,I16")
-    assert not report.ok
-    assert "I16: not in the bundle" in report.sentence()
+    report = run_parity("tiny:llama", reference=str(LLAMA), inputs="I8,I16")
+    assert not report.is_ok
+    assert "I16: not in the bundle" in report.summary()
 
 
 def test_low_precision_is_not_in_a_bundle():
-    report = run("tiny:llama", reference=str(LLAMA), dtype="bfloat16")
-    assert not report.ok
-    assert "bfloat16 not run" in report.sentence()
+    report = run_parity("tiny:llama", reference=str(LLAMA), dtype="bfloat16")
+    assert not report.is_ok
+    assert "bfloat16 not run" in report.summary()
 
 
 def test_other_weights_are_named_and_still_compared(tmp_path: Path):
-    decoder = fixture("llama")
+    decoder = build_tiny_decoder("llama")
     with torch.no_grad():
         for name in ("norm1", "norm2"):
-            decoder.blocks[1].part(name).weight.copy_(decoder.blocks[0].part("norm2").weight)
+            decoder.layers[1].part(name).weight.copy_(decoder.layers[0].part("norm2").weight)
     decoder.save_pretrained(tmp_path / "model")
-    report = run(str(tmp_path / "model"), reference=str(LLAMA))
-    ours, theirs = decoder.fingerprint[:4], open_bundle(LLAMA).about["fingerprint"][:4]
-    assert not report.ok
+    report = run_parity(str(tmp_path / "model"), reference=str(LLAMA))
+    ours, theirs = decoder.fingerprint[:4], load_bundle(LLAMA).metadata["fingerprint"][:4]
+    assert not report.is_ok
     said = f"bundle is of weights {theirs}…, model is {ours}…. First divergence: norm1 of layer 1"
-    assert report.sentence().startswith(said)
+    assert report.summary().startswith(said)
 
 
 def edited(folder: Path, **changes: Any) -> str:
     """The llama fixture on disk, with some lines of its config.json changed."""
-    fixture("llama").save_pretrained(folder)
+    build_tiny_decoder("llama").save_pretrained(folder)
     path = folder / "config.json"
     said = json.loads(path.read_text())
     for name, value in changes.items():
@@ -102,36 +102,36 @@ def edited(folder: Path, **changes: Any) -> str:
 def test_an_edited_config_shows_against_the_shipped_bundle(
     tmp_path: Path, name: str, value: float, stage: str, cause: str
 ):
-    report = run(edited(tmp_path / "model", **{name: value}), reference="golden")
-    assert not report.ok
-    assert report.divergence is not None
-    assert (report.divergence.stage, report.divergence.layer, report.problems) == (stage, 0, [])
+    report = run_parity(edited(tmp_path / "model", **{name: value}), reference="golden")
+    assert not report.is_ok
+    assert report.first_divergence is not None
+    assert (report.first_divergence.stage, report.first_divergence.layer, report.problems) == (stage, 0, [])
     assert report.cause.startswith(cause)
 
 
 def test_equal_weights_of_another_shape_are_not_run(tmp_path: Path):
     folder = edited(tmp_path / "model", num_attention_heads=8, num_key_value_heads=4, head_dim=8)
-    report = run(folder, reference="golden")
-    assert not report.ok
-    assert report.sentence() == "Not run: num_attention_heads is 8, the bundle's 4."
+    report = run_parity(folder, reference="golden")
+    assert not report.is_ok
+    assert report.summary() == "Not run: num_attention_heads is 8, the bundle's 4."
 
 
 def test_golden_is_the_shipped_bundle(tmp_path: Path):
-    report = run("tiny:llama", reference="golden")
-    assert report.ok
+    report = run_parity("tiny:llama", reference="golden")
+    assert report.is_ok
     assert report.reference.startswith("golden bundle")
-    assert report.unread == ["I5", "I7", "I9", "I11", "I12", "I13", "I15", "I16", "I17"]
-    assert report.sentence().endswith(f" Not in the bundle: {', '.join(report.unread)}.")
-    assert report.to_json()["sentence"] == report.sentence()
+    assert report.missing_from_bundle == ["I5", "I7", "I9", "I11", "I12", "I13", "I15", "I16", "I17"]
+    assert report.summary().endswith(f" Not in the bundle: {', '.join(report.missing_from_bundle)}.")
+    assert report.to_json()["sentence"] == report.summary()
     assert '"soft">unread' in page(report)
     assert "every input in the bundle passed" in page(report)
-    decoder = fixture("llama")
+    decoder = build_tiny_decoder("llama")
     with torch.no_grad():
-        decoder.blocks[0].part("up").weight[0, 0] += 1
+        decoder.layers[0].part("up").weight[0, 0] += 1
     decoder.save_pretrained(tmp_path / "model")
-    report = run(str(tmp_path / "model"), reference="golden", inputs="I8,I8")
-    assert report.sentence() == "Not run: no bundle is shipped for these weights."
-    assert not report.ok
+    report = run_parity(str(tmp_path / "model"), reference="golden", inputs="I8,I8")
+    assert report.summary() == "Not run: no bundle is shipped for these weights."
+    assert not report.is_ok
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_golden_is_the_shipped_bundle(tmp_path: Path):
     ],
 )
 def test_changed_weights_are_named_against_a_bundle(tmp_path: Path, change: Callable[[Any], Any], cause: str):
-    decoder = fixture("llama")
+    decoder = build_tiny_decoder("llama")
     with torch.no_grad():
-        change(decoder.blocks[1])
+        change(decoder.layers[1])
     decoder.save_pretrained(tmp_path / "model")
-    report = run(str(tmp_path / "model"), reference=str(LLAMA))
-    assert not report.ok
+    report = run_parity(str(tmp_path / "model"), reference=str(LLAMA))
+    assert not report.is_ok
     assert report.cause.startswith(cause)
 
 
@@ -158,64 +158,64 @@ def exchanged(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def test_another_shape_is_not_run(tmp_path: Path):
-    report = run("tiny:mistral", reference=str(LLAMA))
-    assert not report.ok
-    assert not report.findings
-    assert "bundle is of weights" in report.sentence()
+    report = run_parity("tiny:mistral", reference=str(LLAMA))
+    assert not report.is_ok
+    assert not report.results
+    assert "bundle is of weights" in report.summary()
 
 
 def test_changed_numbers_are_found(copy: Path):
-    tensors = load_file(copy / NUMBERS)
+    tensors = load_file(copy / TENSOR_FILE)
     tensors["small/up.1"][0, 0, 0] += 1
-    save_file(tensors, copy / NUMBERS, metadata={"format": "pt"})
-    with pytest.raises(NotRun, match=r"up\.1 of case small has another hash; fetch it again"):
-        open_bundle(copy)
-    assert not run("tiny:llama", reference=str(copy)).ok
+    save_file(tensors, copy / TENSOR_FILE, metadata={"format": "pt"})
+    with pytest.raises(NotRunError, match=r"up\.1 of case small has another hash; fetch it again"):
+        load_bundle(copy)
+    assert not run_parity("tiny:llama", reference=str(copy)).is_ok
 
 
 def test_missing_numbers_and_stages_are_found(copy: Path):
-    about = json.loads((copy / TABLE).read_text())
+    about = json.loads((copy / METADATA_FILE).read_text())
     stages = about["cases"][0]["stages"]
     del stages["q_rot.1"], about["cases"][1]["stages"]["mid.0"]
-    (copy / TABLE).write_text(json.dumps(about))
-    report = run("tiny:llama", reference=str(copy))
-    notes = {f.note for f in report.findings if f.verdict == "not run"}
+    (copy / METADATA_FILE).write_text(json.dumps(about))
+    report = run_parity("tiny:llama", reference=str(copy))
+    notes = {f.note for f in report.results if f.verdict == "not run"}
     assert {"q_rot.1: not in the bundle: not run", "mid.0: not in the bundle: not run"} <= notes
-    assert not report.ok
+    assert not report.is_ok
     about["cases"][0]["stages"]["q.1"]["at"] = "nowhere"
-    (copy / TABLE).write_text(json.dumps(about))
-    with pytest.raises(NotRun, match=r"q\.1: not in the bundle: not run"):
-        open_bundle(copy)
-    (copy / TABLE).write_text(json.dumps(about | {"format": 2}))
-    with pytest.raises(NotRun, match="format 2, known is 1"):
-        open_bundle(copy)
+    (copy / METADATA_FILE).write_text(json.dumps(about))
+    with pytest.raises(NotRunError, match=r"q\.1: not in the bundle: not run"):
+        load_bundle(copy)
+    (copy / METADATA_FILE).write_text(json.dumps(about | {"format": 2}))
+    with pytest.raises(NotRunError, match="format 2, known is 1"):
+        load_bundle(copy)
 
 
 def test_a_long_case_finds_what_the_small_one_cannot(monkeypatch: pytest.MonkeyPatch):
     """A window of 128 where there is none shows beyond 128 slots only."""
     from laconic.core import attention
 
-    right = attention.seen
-    monkeypatch.setattr(attention, "seen", lambda live, S, window: right(live, S, window or 128))
-    report = run("tiny:llama", reference=str(LLAMA))
-    bad = {(f.case, f.stage) for f in report.findings if f.verdict == "fail"}
+    right = attention.visibility_mask
+    monkeypatch.setattr(attention, "visibility_mask", lambda live, S, window: right(live, S, window or 128))
+    report = run_parity("tiny:llama", reference=str(LLAMA))
+    bad = {(f.case, f.stage) for f in report.results if f.verdict == "fail"}
     assert ("I1", "probs") in bad
     assert {case for case, _ in bad} == {"I1"}
-    assert report.divergence is not None
-    assert report.divergence.case == "I1"
+    assert report.first_divergence is not None
+    assert report.first_divergence.case == "I1"
 
 
 def test_written_and_read(tmp_path: Path):
     needs("transformers")
-    report = run("tiny:opt", inputs="I17", write_golden=tmp_path / "new")
-    assert report.ok
-    again = run("tiny:opt", reference=str(tmp_path / "new"))
-    assert again.ok, again.sentence()
-    kept = open_bundle(SHIPPED / "tiny-opt")
-    fresh = open_bundle(tmp_path / "new")
+    report = run_parity("tiny:opt", inputs="I17", write_golden=tmp_path / "new")
+    assert report.is_ok
+    again = run_parity("tiny:opt", reference=str(tmp_path / "new"))
+    assert again.is_ok, again.summary()
+    kept = load_bundle(BUNDLE_DIR / "tiny-opt")
+    fresh = load_bundle(tmp_path / "new")
     assert [case.name for case in kept.cases] == [case.name for case in fresh.cases]
-    with pytest.raises(Busy, match="exists and is not empty"):
-        run("tiny:opt", inputs="I17", write_golden=tmp_path / "new")
+    with pytest.raises(BusyError, match="exists and is not empty"):
+        run_parity("tiny:opt", inputs="I17", write_golden=tmp_path / "new")
 
 
 def test_no_bundle_is_written_where_we_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -224,16 +224,16 @@ def test_no_bundle_is_written_where_we_differ(tmp_path: Path, monkeypatch: pytes
 
     right = block.rms_norm
     monkeypatch.setattr(block, "rms_norm", lambda x, weight, eps: right(x, weight, 1e-2))
-    report = run("tiny:llama", inputs="I17", write_golden=tmp_path / "new")
-    assert not report.ok
+    report = run_parity("tiny:llama", inputs="I17", write_golden=tmp_path / "new")
+    assert not report.is_ok
     assert any("no bundle is written" in problem for problem in report.problems)
     assert not (tmp_path / "new").exists()
 
 
 def test_a_model_too_wide_is_sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     needs("transformers")
-    monkeypatch.setattr(golden, "WHOLE", 1000)
-    report = run("tiny:opt", inputs="I17", write_golden=tmp_path / "new")
-    assert report.ok
-    assert all(entry["kind"] == "long" for entry in open_bundle(tmp_path / "new").about["cases"])
-    assert run("tiny:opt", reference=str(tmp_path / "new")).ok
+    monkeypatch.setattr(golden, "MAX_WHOLE_BYTES", 1000)
+    report = run_parity("tiny:opt", inputs="I17", write_golden=tmp_path / "new")
+    assert report.is_ok
+    assert all(entry["kind"] == "long" for entry in load_bundle(tmp_path / "new").metadata["cases"])
+    assert run_parity("tiny:opt", reference=str(tmp_path / "new")).is_ok

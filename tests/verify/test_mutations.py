@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from laconic.verify.parity import compare, first_divergence, key
-from laconic.verify.reference import Transformers
+from laconic.verify.parity import compare_stages, first_divergence, stage_key
+from laconic.verify.reference import TransformersReference
 from tests.conftest import needs
 from tests.verify.angles import CHECKS
 from tests.verify.caught import compared, found, reference, right
@@ -40,7 +40,7 @@ def test_a_wrong_decoder_is_caught_where_it_is_wrong(mutant: Mutant, tmp_path: P
     ("family", "changes", "kind"), sorted({(m.family, repr(m.changes), m.case) for m in MUTANTS}), ids=str
 )
 def test_the_right_decoder_passes(family: str, changes: str, kind: str) -> None:
-    findings = compare(right(family, changes), reference(family, changes, kind), case(kind))
+    findings = compare_stages(right(family, changes), reference(family, changes, kind), case(kind))
     assert first_divergence(findings) is None
     assert not [f for f in findings if f.verdict not in ("pass", "shown")]
 
@@ -52,10 +52,10 @@ def test_transformers_as_the_reference_catches_it_too(name: str, tmp_path: Path)
     decoder, what = right(mutant.family, repr(mutant.changes)), case(mutant.case)
     decoder.save_pretrained(tmp_path / "saved")
     there: dict[str, Tensor] = {}
-    for made in Transformers(tmp_path / "saved").stream(what):
-        layer = made.layer if 0 <= made.layer < len(decoder.blocks) else None
-        there |= {key(stage, layer): t for stage, t in made.stages.items() if stage != "x"}
-    assert first_divergence(compare(decoder, there, what)) is None
+    for made in TransformersReference(tmp_path / "saved").iterate_stages(what):
+        layer = made.layer if 0 <= made.layer < len(decoder.layers) else None
+        there |= {stage_key(stage, layer): t for stage, t in made.activations.items() if stage != "x"}
+    assert first_divergence(compare_stages(decoder, there, what)) is None
     seen, cause, _ = compared(mutant, spoiled(mutant, decoder), there, what)
     assert seen is not None
     assert (seen.stage, seen.layer) == (mutant.stage, mutant.layer)

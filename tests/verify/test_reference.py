@@ -8,13 +8,13 @@ import torch
 
 from laconic.core import rope
 from laconic.core.decoder import Decoder
-from laconic.core.families import NAMES
-from laconic.verify.cases import inputs
-from laconic.verify.parity import Comparison, first_divergence
-from laconic.verify.reference import Transformers
-from laconic.verify.tiny import ROPES, fixture
-from laconic.verify.traces import Case, peaked, stream
-from laconic.verify.twin import Widened
+from laconic.core.families import WEIGHT_NAMES
+from laconic.verify.cases import build_inputs
+from laconic.verify.parity import CaseComparison, first_divergence
+from laconic.verify.reference import TransformersReference
+from laconic.verify.tiny import ROPE_VARIANTS, build_tiny_decoder
+from laconic.verify.traces import ParityCase, sharpened_queries, iterate_stages
+from laconic.verify.twin import Float64Decoder
 from tests.conftest import ALIKE, needs
 
 SIZES = {"hidden_size": 42, "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 83}
@@ -46,40 +46,40 @@ def made_by_transformers(family: str, folder: Path, **more: Any) -> Path:
     return folder
 
 
-def compared(decoder: Decoder, reference: Transformers, case: Case) -> Comparison:
-    twin = Widened.of(decoder)
-    comparison = Comparison(decoder, case, None, twin)
-    with torch.no_grad(), peaked(decoder, case.peak):
-        for row in zip(reference.stream(case), stream(decoder, case), stream(twin, case), strict=True):
-            comparison.add(*row)
+def compared(decoder: Decoder, reference: TransformersReference, case: ParityCase) -> CaseComparison:
+    twin = Float64Decoder.from_decoder(decoder)
+    comparison = CaseComparison(decoder, case, None, twin)
+    with torch.no_grad(), sharpened_queries(decoder, case.query_scale):
+        for row in zip(reference.iterate_stages(case), iterate_stages(decoder, case), iterate_stages(twin, case), strict=True):
+            comparison.add_layer(*row)
     return comparison
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(family, marks=pytest.mark.slow if family in ALIKE else ()) for family in NAMES]
+    "family", [pytest.param(family, marks=pytest.mark.slow if family in ALIKE else ()) for family in WEIGHT_NAMES]
 )
 def test_random_models_of_transformers_with_awkward_shapes(family: str, tmp_path: Path):
     needs("transformers")
     folder = made_by_transformers(family, tmp_path / "model")
-    decoder, reference = Decoder.from_pretrained(folder), Transformers(folder)
-    for case in inputs(decoder).cases:
-        findings = compared(decoder, reference, case).findings()
+    decoder, reference = Decoder.from_pretrained(folder), TransformersReference(folder)
+    for case in build_inputs(decoder).cases:
+        findings = compared(decoder, reference, case).results()
         assert not [f for f in findings if f.verdict not in ("pass", "shown")], (case.name, first_divergence(findings))
 
 
-@pytest.mark.parametrize("family", tuple(NAMES))
+@pytest.mark.parametrize("family", tuple(WEIGHT_NAMES))
 def test_saved_by_us_loaded_there_and_sharded(family: str, tmp_path: Path):
     needs("transformers")
     folder = made_by_transformers(family, tmp_path / "model")
     decoder = Decoder.from_pretrained(folder)
-    decoder.save_pretrained(tmp_path / "sharded", shard_bytes=40_000.0)
+    decoder.save_pretrained(tmp_path / "sharded", max_shard_bytes=40_000.0)
     again = Decoder.from_pretrained(tmp_path / "sharded")
-    reference = Transformers(tmp_path / "sharded")
-    case = next(case for case in inputs(again).cases if case.name == "I8")
-    assert not [f for f in compared(again, reference, case).findings() if f.verdict not in ("pass", "shown")]
+    reference = TransformersReference(tmp_path / "sharded")
+    case = next(case for case in build_inputs(again).cases if case.name == "I8")
+    assert not [f for f in compared(again, reference, case).results() if f.verdict not in ("pass", "shown")]
 
 
-@pytest.mark.parametrize("family", tuple(NAMES))
+@pytest.mark.parametrize("family", tuple(WEIGHT_NAMES))
 def test_the_adapter_changes_no_bit(family: str, tmp_path: Path):
     """Logits under hooks and tap are those of transformers' own eager attention."""
     needs("transformers")
@@ -87,30 +87,30 @@ def test_the_adapter_changes_no_bit(family: str, tmp_path: Path):
 
     folder = made_by_transformers(family, tmp_path / "model")
     load = transformers.AutoModelForCausalLM.from_pretrained
-    plain, reference = load(folder, attn_implementation="eager").eval(), Transformers(folder)
+    plain, reference = load(folder, attn_implementation="eager").eval(), TransformersReference(folder)
     ids = torch.randint(0, 83, (2, 12))
     live = torch.arange(12) >= torch.tensor([[0], [5]])
-    case = Case("case", ids, live=live)
+    case = ParityCase("case", ids, valid=live)
     with torch.no_grad():
-        want = plain(ids, attention_mask=live.long(), position_ids=case.places).logits
-    got = list(reference.stream(case))[-1].stages["logits"]
+        want = plain(ids, attention_mask=live.long(), position_ids=case.position_ids).logits
+    got = list(reference.iterate_stages(case))[-1].activations["logits"]
     assert torch.equal(got[live], want[live])
     assert not any(layer._forward_hooks for layer in reference.layers)
 
 
-@pytest.mark.parametrize("kind", ["default", *ROPES])
+@pytest.mark.parametrize("kind", ["default", *ROPE_VARIANTS])
 def test_tables_are_bit_equal_to_transformers(kind: str, tmp_path: Path):
     """Eq. C3 to C5 on both sides of each switch (P0 32 and 64, Pmax 128), and in the thousands."""
     needs("transformers")
-    decoder = fixture("llama", "" if kind == "default" else kind)
+    decoder = build_tiny_decoder("llama", "" if kind == "default" else kind)
     decoder.save_pretrained(tmp_path / "model")
-    reference = Transformers(tmp_path / "model")
+    reference = TransformersReference(tmp_path / "model")
     how = decoder.config.rope
     assert how is not None
     for start in (0, 100, 3000):
         p = start + torch.arange(32)[None]
-        omega, a = rope.SCALINGS[kind](how, decoder.config.head_dim, p.amax(1) + 1)
-        cos, sin = rope.tables(p, omega, a, torch.float32)
+        omega, a = rope.ROPE_SCALINGS[kind](how, decoder.config.head_dim, p.amax(1) + 1)
+        cos, sin = rope.cos_sin_tables(p, omega, a, torch.float32)
         theirs = reference.model.model.rotary_emb(torch.zeros(1), p)
         assert torch.equal(cos[:, 0], theirs[0]), start
         assert torch.equal(sin[:, 0], theirs[1]), start
@@ -118,10 +118,10 @@ def test_tables_are_bit_equal_to_transformers(kind: str, tmp_path: Path):
 
 def test_opt_hands_over_scaled_queries_and_that_is_undone(tmp_path: Path):
     needs("transformers")
-    decoder = fixture("opt")
+    decoder = build_tiny_decoder("opt")
     decoder.save_pretrained(tmp_path / "model")
-    parts = list(Transformers(tmp_path / "model").stream(Case("case", torch.arange(8)[None])))
-    q, q_rot = parts[1].stages["q"], parts[1].stages["q_rot"]
+    parts = list(TransformersReference(tmp_path / "model").iterate_stages(ParityCase("case", torch.arange(8)[None])))
+    q, q_rot = parts[1].activations["q"], parts[1].activations["q_rot"]
     torch.testing.assert_close(q, q_rot, rtol=1e-6, atol=0)
 
 
@@ -129,9 +129,9 @@ def test_an_adapter_out_of_step_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     needs("transformers")
     from transformers.models.llama import modeling_llama
 
-    decoder = fixture("llama")
+    decoder = build_tiny_decoder("llama")
     decoder.save_pretrained(tmp_path / "model")
-    reference, right = Transformers(tmp_path / "model"), modeling_llama.eager_attention_forward
+    reference, right = TransformersReference(tmp_path / "model"), modeling_llama.eager_attention_forward
 
     def other(*given: Any, **named: Any) -> Any:
         out, probs = right(*given, **named)
@@ -139,17 +139,17 @@ def test_an_adapter_out_of_step_says_so(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", other)
     with pytest.raises(RuntimeError, match="needs an update"):
-        list(reference.stream(Case("case", torch.arange(8)[None])))
+        list(reference.iterate_stages(ParityCase("case", torch.arange(8)[None])))
 
 
 def test_dynamic_tables_do_not_outlive_a_case(tmp_path: Path):
     """transformers keeps the table of the longest pass; the adapter lets every case begin anew."""
     needs("transformers")
-    decoder = fixture("llama", "dynamic")
+    decoder = build_tiny_decoder("llama", "dynamic")
     decoder.save_pretrained(tmp_path / "model")
-    reference = Transformers(tmp_path / "model")
+    reference = TransformersReference(tmp_path / "model")
     ids = torch.arange(8)[None]
-    near, far = (Case("case", ids, positions=ids + start, given=True) for start in (140, 900))
-    before = list(reference.stream(near))[-1].stages["logits"]
-    list(reference.stream(far))
-    assert torch.equal(before, list(reference.stream(near))[-1].stages["logits"])
+    near, far = (ParityCase("case", ids, positions=ids + start, pass_positions=True) for start in (140, 900))
+    before = list(reference.iterate_stages(near))[-1].activations["logits"]
+    list(reference.iterate_stages(far))
+    assert torch.equal(before, list(reference.iterate_stages(near))[-1].activations["logits"])

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.verify import golden, record
-from laconic.verify.reference import Transformers
-from laconic.verify.run import run
-from laconic.verify.tiny import fixture
+from laconic.verify.reference import TransformersReference
+from laconic.verify.run import run_parity
+from laconic.verify.tiny import build_tiny_decoder
 from tests.conftest import needs
 
 
@@ -20,21 +20,21 @@ from tests.conftest import needs
     ],
 )
 def test_settings_that_cannot_be_meant(asked, said):
-    with pytest.raises(Usage) as error:
-        run("tiny:llama", **asked)
+    with pytest.raises(UsageError) as error:
+        run_parity("tiny:llama", **asked)
     assert said in str(error.value)
 
 
 def test_a_bundle_says_nothing_of_low_precision():
-    report = run("tiny:llama", dtype="bfloat16", reference=str(golden.shipped(fixture("llama"))))
-    assert not report.ok
+    report = run_parity("tiny:llama", dtype="bfloat16", reference=str(golden.find_shipped_bundle(build_tiny_decoder("llama"))))
+    assert not report.is_ok
     assert report.problems == ["a bundle holds float32: bfloat16 not run; use --reference transformers"]
 
 
 def test_each_case_is_told_when_it_begins():
     needs("transformers")
     told: list[tuple[str, int, int]] = []
-    assert run("tiny:gpt2", inputs="I8,I10", on_case=lambda *event: told.append(event)).ok
+    assert run_parity("tiny:gpt2", inputs="I8,I10", on_case=lambda *event: told.append(event)).is_ok
     assert all(done < total for _, done, total in told)
     assert ["I8" in name for name, _, _ in told].count(True) >= 1
     assert len({name for name, _, _ in told}) == len(told) >= 2
@@ -43,13 +43,13 @@ def test_each_case_is_told_when_it_begins():
 def test_a_reference_that_attends_in_another_way_is_an_error(monkeypatch, tmp_path):
     """The adapter takes scores by itself, and asks that they give transformers' own probabilities."""
     needs("transformers")
-    decoder = fixture("llama")
+    decoder = build_tiny_decoder("llama")
     decoder.save_pretrained(tmp_path / "model")
-    reference = Transformers(tmp_path / "model", torch.float32)
-    from laconic.verify.cases import inputs
+    reference = TransformersReference(tmp_path / "model", torch.float32)
+    from laconic.verify.cases import build_inputs
 
-    case = inputs(decoder).cases[0]
-    list(reference.stream(case))
+    case = build_inputs(decoder).cases[0]
+    list(reference.iterate_stages(case))
     monkeypatch.setattr(record.math, "inf", 3.0)
     with pytest.raises(RuntimeError, match="does not attend as this adapter believes; it needs an update"):
-        list(reference.stream(case))
+        list(reference.iterate_stages(case))

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from laconic.core import attention, block, rope
-from laconic.core.attention import Sight, ignore
-from laconic.core.cache import Cache
-from laconic.core.rope import Rope
+from laconic.core.attention import AttentionMask, capture_nothing
+from laconic.core.cache import KVCache
+from laconic.core.rope import RopeConfig
 
 # Norms
 
@@ -20,12 +20,12 @@ def centred(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def late_cast(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    u = x.to(attention.wide(x.dtype))
+    u = x.to(attention.accumulation_dtype(x.dtype))
     return (weight * (u * torch.rsqrt(u.square().mean(-1, keepdim=True) + eps))).to(x.dtype)
 
 
 def part_of(wrong: dict[str, str]) -> Any:
-    right = block.Block.part
+    right = block.Block.submodule
     return lambda self, role: right(self, wrong.get(role, role))
 
 
@@ -36,7 +36,7 @@ def exchanged_normed(self: Any, x: Tensor, role: str) -> Tensor:
 
 # Rotation
 
-rotate_right, tables_right = rope.rotate, rope.tables
+rotate_right, tables_right = rope.rotate_pairs, rope.cos_sin_tables
 
 
 def neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -120,23 +120,23 @@ def law(power: float = 1.0, base: float | None = None, flip: bool = False) -> An
 # Scalings
 
 
-def yarn_inverted(how: Rope, E: int, longest: Tensor) -> Any:
-    omega, a = rope.yarn(how, E, longest)
+def yarn_inverted(how: RopeConfig, E: int, longest: Tensor) -> Any:
+    omega, a = rope.yarn_frequencies(how, E, longest)
     plain = rope.frequencies(how.theta, E)
-    return plain + plain / how.stretch - omega, a
+    return plain + plain / how.scaling_factor - omega, a
 
 
-def llama3_inverted(how: Rope, E: int, longest: Tensor) -> Any:
-    omega, a = rope.llama3(how, E, longest)
+def llama3_inverted(how: RopeConfig, E: int, longest: Tensor) -> Any:
+    omega, a = rope.llama3_frequencies(how, E, longest)
     plain = rope.frequencies(how.theta, E)
-    ratio = how.original * plain / (2 * math.pi)
+    ratio = how.pretrained_positions * plain / (2 * math.pi)
     between = (ratio > how.low_freq_factor) & (ratio < how.high_freq_factor)
-    return torch.where(between, plain + plain / how.stretch - omega, omega), a
+    return torch.where(between, plain + plain / how.scaling_factor - omega, omega), a
 
 
-def dynamic_exponent(how: Rope, E: int, longest: Tensor) -> Any:
+def dynamic_exponent(how: RopeConfig, E: int, longest: Tensor) -> Any:
     n = longest.clamp(min=how.max_position_embeddings)[:, None]
-    growth = (how.stretch * n / how.max_position_embeddings) - (how.stretch - 1)
+    growth = (how.scaling_factor * n / how.max_position_embeddings) - (how.scaling_factor - 1)
     return rope.frequencies(how.theta * growth ** (E / (E - 1)), E), 1.0
 
 
@@ -151,7 +151,7 @@ def scaled_twice(q: Tensor, k: Tensor, scale: float) -> Tensor:
     return scale * scale * (q @ attention.repeat_heads(k, q.shape[1]).mT)
 
 
-seen_right = attention.seen
+seen_right = attention.visibility_mask
 
 
 def one_ahead(live: Tensor, S: int, window: int | None) -> Tensor:
@@ -172,13 +172,13 @@ def dead_seen(live: Tensor, S: int, window: int | None) -> Tensor:
     return seen_right(torch.ones_like(live), S, window)
 
 
-def upper_left(q: Tensor, k: Tensor, v: Tensor, scale: float, sight: Sight, dropout: float) -> Tensor:
+def upper_left(q: Tensor, k: Tensor, v: Tensor, scale: float, sight: AttentionMask, dropout: float) -> Tensor:
     if q.shape[2] == 1:
         return sdpa_right(q, k, v, scale, sight, dropout)
-    return sdpa_right(q, k, v, scale, Sight(True, None, None, None), dropout)
+    return sdpa_right(q, k, v, scale, AttentionMask(True, None, None, None), dropout)
 
 
-sdpa_right = attention.sdpa
+sdpa_right = attention.sdpa_attention
 
 
 def minus_ten(a: Tensor, seen: Tensor, bias: Tensor | None) -> Tensor:
@@ -187,7 +187,7 @@ def minus_ten(a: Tensor, seen: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def bias_times(factor: float) -> Any:
-    right = attention.biased
+    right = attention.apply_bias_and_mask
     return lambda a, seen, bias: right(a, seen, None if bias is None else bias * factor)
 
 
@@ -201,36 +201,36 @@ def unmerged(p: Tensor, v: Tensor) -> Tensor:
     return c.reshape(c.shape[0], c.shape[2], -1)
 
 
-context_right = block.Block.context
+context_right = block.Block.attend
 
 
 def values_rotated(self: Any, q: Tensor, k: Tensor, v: Tensor, frame: Any, *rest: Any) -> Tensor:
-    new = rope.rotate(v[:, :, -q.shape[2] :], frame.cos, frame.sin)
+    new = rope.rotate_pairs(v[:, :, -q.shape[2] :], frame.cos, frame.sin)
     return context_right(self, q, k, torch.cat([v[:, :, : -q.shape[2]], new], 2), frame, *rest)
 
 
 # Blocks
 
-attention_right = block.Block.attention
+attention_right = block.Block.self_attention
 
 
 def one_layer_unrotated(self: Any, y: Tensor, past: Any, frame: Any, *rest: Any) -> Any:
     return attention_right(self, y, past, frame._replace(cos=None, sin=None) if self.index == 1 else frame, *rest)
 
 
-def new_before_old(self: Any, y: Tensor, past: Any, frame: Any, note: Any = ignore, wants: bool = False) -> Any:
+def new_before_old(self: Any, y: Tensor, past: Any, frame: Any, note: Any = capture_nothing, wants: bool = False) -> Any:
     q, k, v = self.heads(y, note)
-    q, k = note("q_rot", rope.rotate(q, frame.cos, frame.sin)), note("k_rot", rope.rotate(k, frame.cos, frame.sin))
+    q, k = note("q_rot", rope.rotate_pairs(q, frame.cos, frame.sin)), note("k_rot", rope.rotate_pairs(k, frame.cos, frame.sin))
     if past is not None:
         k, v = torch.cat([k, past[0]], 2), torch.cat([v, past[1]], 2)
     k, v = note("k_cache", k), note("v_cache", v)
     return note("attn_out", self.output(self.context(q, k, v, frame, note, wants))), k, v
 
 
-def normed_after_rotation(self: Any, y: Tensor, past: Any, frame: Any, note: Any = ignore, wants: bool = False) -> Any:
+def normed_after_rotation(self: Any, y: Tensor, past: Any, frame: Any, note: Any = capture_nothing, wants: bool = False) -> Any:
     q, k, v = self.project(y)
     q, k, v = note("q", note("q_raw", q)), note("k", note("k_raw", k)), note("v", v)
-    q, k = (self.normed(rope.rotate(x, frame.cos, frame.sin), role) for x, role in ((q, "q_norm"), (k, "k_norm")))
+    q, k = (self.normed(rope.rotate_pairs(x, frame.cos, frame.sin), role) for x, role in ((q, "q_norm"), (k, "k_norm")))
     q, k = note("q_rot", q), note("k_rot", k)
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
@@ -246,7 +246,7 @@ def residual_dropped(self: Any, x: Tensor, past: Any, frame: Any, want: frozense
             made[f"{name}.{self.index}"] = value
         return value
 
-    wants = not want.isdisjoint(block.ATTENTION_STAGES)
+    wants = not want.isdisjoint(block.EAGER_ACTIVATIONS)
     r, k, v = self.attention(note("norm1", self.part("norm1")(x)), past, frame, note, wants)
     r = note("resid1", r)
     return note("resid2", r + self.feed(note("norm2", self.part("norm2")(r)), note)), k, v, made
@@ -281,7 +281,7 @@ def unnormed(self: Any, x: Tensor) -> Tensor:
     return x
 
 
-def stale(self: Cache, n: int) -> Cache:
+def stale(self: KVCache, n: int) -> KVCache:
     """Told the right places of the first n slots, but holds the last n: what was to be forgotten stays."""
     keys, values = tuple(k[:, :, -n:] for k in self.keys), tuple(v[:, :, -n:] for v in self.values)
-    return Cache(keys, values, self.positions[:, :n], self.live[:, :n])
+    return KVCache(keys, values, self.positions[:, :n], self.valid[:, :n])

@@ -11,19 +11,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from laconic.core.cache import Cache
-from laconic.core.contract import Answers, Reasoning
+from laconic.core.cache import KVCache
+from laconic.core.contract import AnswerBatch, ReasoningBatch
 from laconic.core.decoder import Decoder
-from laconic.core.generate import Generation, Passes, generate
-from laconic.core.keyed import mix
-from laconic.core.sampling import Sampling
-from laconic.core.thoughts import Thoughts
+from laconic.core.generate import Generation, PassCounts, generate
+from laconic.core.keyed import hash64
+from laconic.core.sampling import SamplingConfig
+from laconic.core.thoughts import LatentThoughts
 
-Begins = Callable[[list[int]], int]
+AnswerOffsetFn = Callable[[list[int]], int]
 
 
 @dataclass(frozen=True)
-class Writing:
+class AnswerDecoding:
     """How an answer is written: at most `max_tokens` up to an id of `eos`, which `decode` never sees.
 
     `prompt` are the ids of a format that stand before the number: given after latent thoughts and where no chain is
@@ -31,15 +31,15 @@ class Writing:
     """
 
     max_tokens: int
-    eos: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
     decode: Callable[[list[int]], str]
-    prompt: tuple[int, ...] = ()
-    how: Sampling = field(default_factory=Sampling)
+    answer_prompt: tuple[int, ...] = ()
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
     seed: int = 0
 
 
 @contextmanager
-def quiet(*modules: nn.Module) -> Generator[None]:
+def eval_no_grad(*modules: nn.Module) -> Generator[None]:
     """Without gradients and dropout; afterwards every part trains again that did."""
     training = [part for module in modules for part in module.modules() if part.training]
     for part in training:
@@ -52,95 +52,95 @@ def quiet(*modules: nn.Module) -> Generator[None]:
             part.training = True
 
 
-def written(
+def generate_answers(
     decoder: Decoder,
-    questions: Reasoning,
-    writing: Writing,
+    questions: ReasoningBatch,
+    decoding: AnswerDecoding,
     *,
-    given: Sequence[int] = (),
+    prefix_ids: Sequence[int] = (),
     eos_count: int = 1,
-    begins: Begins = lambda ids: 0,
-) -> Answers:
+    answer_offset: AnswerOffsetFn = lambda ids: 0,
+) -> AnswerBatch:
     """What follows each question and the ids `given`; a row ends with its `eos_count`-th eos.
 
     `begins` says how many of the ids written stand before the answer.
     """
-    ids, live = questions.question, questions.question_live
-    behind = ids.new_tensor(list(given)).expand(questions.B, -1)
+    ids, live = questions.question_ids, questions.question_mask
+    behind = ids.new_tensor(list(prefix_ids)).expand(questions.B, -1)
     ids, live = torch.cat([ids, behind], 1), torch.cat([live, torch.ones_like(behind, dtype=torch.bool)], 1)
-    with quiet(decoder):
-        found = continued(decoder, questions, decoder.embed(ids), live, None, writing, eos_count)
-    return told(found, live.sum(1), Passes(0, 0, 0, 0), begins, writing)
+    with eval_no_grad(decoder):
+        found = decode_on_cache(decoder, questions, decoder.embed(ids), live, None, decoding, eos_count)
+    return pack_answers(found, live.sum(1), PassCounts(0, 0, 0, 0), answer_offset, decoding)
 
 
-def latent(decoder: Decoder, thoughts: Thoughts, questions: Reasoning, writing: Writing) -> Answers:
+def answer_from_latents(decoder: Decoder, latent_thoughts: LatentThoughts, questions: ReasoningBatch, decoding: AnswerDecoding) -> AnswerBatch:
     """What follows the thoughts on each question; question and placeholders are read in one pass."""
-    with quiet(decoder, thoughts):
-        vectors = decoder.embed(questions.question)
-        rolled = thoughts.think(decoder, question=vectors, live=questions.question_live)
-        return after(decoder, questions, rolled.state, thoughts.eot, rolled.passes, writing)
+    with eval_no_grad(decoder, latent_thoughts):
+        vectors = decoder.embed(questions.question_ids)
+        rolled = latent_thoughts.think(decoder, question=vectors, attention_mask=questions.question_mask)
+        return answer_from_cache(decoder, questions, rolled.cache, latent_thoughts.end, rolled.passes, decoding)
 
 
-def after(
+def answer_from_cache(
     decoder: Decoder,
-    questions: Reasoning,
-    state: Cache,
-    eot: Float[Tensor, " D"],
-    passes: Passes,
-    writing: Writing,
+    questions: ReasoningBatch,
+    cache: KVCache,
+    end_vector: Float[Tensor, " D"],
+    passes: PassCounts,
+    decoding: AnswerDecoding,
     *,
     eos_count: int = 1,
-    begins: Begins = lambda ids: 0,
-) -> Answers:
+    answer_offset: AnswerOffsetFn = lambda ids: 0,
+) -> AnswerBatch:
     """What follows eot and the prompt on the state of question and thoughts, which took `passes`; else as `written`."""
-    with quiet(decoder):
-        prompt = decoder.embed(questions.question.new_tensor([writing.prompt], dtype=torch.long))
-        vectors = torch.cat([eot.to(prompt.dtype)[None, None], prompt], 1).expand(questions.B, -1, -1)
+    with eval_no_grad(decoder):
+        prompt = decoder.embed(questions.question_ids.new_tensor([decoding.answer_prompt], dtype=torch.long))
+        vectors = torch.cat([end_vector.to(prompt.dtype)[None, None], prompt], 1).expand(questions.B, -1, -1)
         live = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
-        found = continued(decoder, questions, vectors, live, state, writing, eos_count)
+        found = decode_on_cache(decoder, questions, vectors, live, cache, decoding, eos_count)
     placed = passes._replace(answer=passes.answer + 1)
-    found = [replace(g, passes=g.passes._replace(read=0)) for g in found]
-    return told(found, state.live.sum(1) + vectors.shape[1], placed, begins, writing)
+    found = [replace(g, passes=g.passes._replace(prompt=0)) for g in found]
+    return pack_answers(found, cache.valid.sum(1) + vectors.shape[1], placed, answer_offset, decoding)
 
 
-def continued(
+def decode_on_cache(
     decoder: Decoder,
-    questions: Reasoning,
-    vectors: Float[Tensor, "B T D"],
-    live: Bool[Tensor, "B T"],
-    state: Cache | None,
-    writing: Writing,
+    questions: ReasoningBatch,
+    inputs_embeds: Float[Tensor, "B T D"],
+    attention_mask: Bool[Tensor, "B T"],
+    cache: KVCache | None,
+    decoding: AnswerDecoding,
     eos_count: int = 1,
 ) -> list[Generation]:
     """The ids that follow vectors read in one pass; padding is never said, unless it is an eos."""
-    how, pad = writing.how, decoder.config.pad
-    seeds = mix(writing.seed, questions.index.cpu().numpy())
+    how, pad = decoding.sampling, decoder.config.pad_token_id
+    seeds = hash64(decoding.seed, questions.row_index.cpu().numpy())
     return generate(
         decoder,
-        vectors=vectors,
-        live=live,
-        state=state,
-        max_tokens=writing.max_tokens,
+        inputs_embeds=inputs_embeds,
+        attention_mask=attention_mask,
+        state=cache,
+        max_tokens=decoding.max_tokens,
         temperature=how.temperature,
         top_k=how.top_k,
         top_p=how.top_p,
         min_p=how.min_p,
         repetition_penalty=how.repetition_penalty,
-        eos=writing.eos,
+        eos_token_ids=decoding.eos_token_ids,
         eos_count=eos_count,
-        banned=() if pad is None or pad in writing.eos or pad >= decoder.config.vocab_size else (pad,),
+        suppress_token_ids=() if pad is None or pad in decoding.eos_token_ids or pad >= decoder.config.vocab_size else (pad,),
         seed=[int(seed) for seed in seeds],
-        chunk=vectors.shape[1],
-        keep_state=False,
+        prefill_chunk_size=inputs_embeds.shape[1],
+        return_state=False,
     )
 
 
-def told(found: list[Generation], held: Int[Tensor, " B"], before: Passes, begins: Begins, writing: Writing) -> Answers:
+def pack_answers(generations: list[Generation], prompt_positions: Int[Tensor, " B"], prior_passes: PassCounts, answer_offset: AnswerOffsetFn, decoding: AnswerDecoding) -> AnswerBatch:
     """The answers of all rows: `held` positions and the passes `before` the first id; the last id is never read."""
-    ids = [g.ids for g in found]
-    first = [int(n) for n in held]
+    ids = [g.token_ids for g in generations]
+    first = [int(n) for n in prompt_positions]
     ends = [n + len(row) - 1 for n, row in zip(first, ids, strict=True)]
-    starts = [min(n + begins(row), end) for n, row, end in zip(first, ids, ends, strict=True)]
-    texts = [writing.decode([i for i in row if i not in writing.eos]) for row in ids]
-    passes = [Passes(*(a + b for a, b in zip(before, g.passes, strict=True))) for g in found]
-    return Answers(tuple(texts), tuple(map(tuple, ids)), tuple(passes), tuple(zip(starts, ends, strict=True)))
+    starts = [min(n + answer_offset(row), end) for n, row, end in zip(first, ids, ends, strict=True)]
+    texts = [decoding.decode([i for i in row if i not in decoding.eos_token_ids]) for row in ids]
+    passes = [PassCounts(*(a + b for a, b in zip(prior_passes, g.passes, strict=True))) for g in generations]
+    return AnswerBatch(tuple(texts), tuple(map(tuple, ids)), tuple(passes), tuple(zip(starts, ends, strict=True)))

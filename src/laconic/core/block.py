@@ -15,15 +15,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from laconic.core import attention, rope
-from laconic.core.attention import Note, Sight, ignore, kept, wide
-from laconic.core.families import NAMES, DecoderConfig
+from laconic.core.attention import CaptureFn, AttentionMask, capture_nothing, capture, accumulation_dtype
+from laconic.core.families import WEIGHT_NAMES, DecoderConfig
 
 
 def rms_norm(x: Float[Tensor, "*rows D"], weight: Float[Tensor, " D"], eps: float) -> Float[Tensor, "*rows D"]:
     """Eq. C1: u (mean(u^2) + eps)^(-1/2) in wide precision, cast back to x's type, and only then times weight."""
-    if x.dtype == wide(x.dtype) and x.dtype == weight.dtype:
+    if x.dtype == accumulation_dtype(x.dtype) and x.dtype == weight.dtype:
         return F.rms_norm(x, weight.shape, weight, eps)
-    u = x.to(wide(x.dtype))
+    u = x.to(accumulation_dtype(x.dtype))
     return weight * (u * torch.rsqrt(u.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
@@ -54,14 +54,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def gated_mid(gate: Float[Tensor, "*rows F"], up: Float[Tensor, "*rows F"], act: str) -> Float[Tensor, "*rows F"]:
+def gated_mlp_hidden(gate: Float[Tensor, "*rows F"], up: Float[Tensor, "*rows F"], activation: str) -> Float[Tensor, "*rows F"]:
     """Eq. C17: act(W_g y) * W_u y, which W_d reads."""
-    return ACTIVATIONS[act](gate) * up
+    return ACTIVATIONS[activation](gate) * up
 
 
-def plain_mid(up: Float[Tensor, "*rows F"], act: str) -> Float[Tensor, "*rows F"]:
+def mlp_hidden(up: Float[Tensor, "*rows F"], activation: str) -> Float[Tensor, "*rows F"]:
     """Eq. C18: act(W_1 y + b_1), which W_2 reads."""
-    return ACTIVATIONS[act](up)
+    return ACTIVATIONS[activation](up)
 
 
 class RMSNorm(nn.Module):
@@ -86,53 +86,53 @@ class LayerNorm(nn.Module):
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 
-def norm(config: DecoderConfig) -> nn.Module:
+def build_norm(config: DecoderConfig) -> nn.Module:
     """The norm of a family over the width D."""
-    return (RMSNorm if config.norm == "rms" else LayerNorm)(config.hidden_size, config.eps)
+    return (RMSNorm if config.norm_type == "rms" else LayerNorm)(config.hidden_size, config.norm_eps)
 
 
-class Branch(nn.Module):
+class Namespace(nn.Module):
     """A name in the module tree that only holds others."""
 
 
-def plant(root: nn.Module, path: str | None, module: nn.Module) -> None:
+def add_submodule(root: nn.Module, path: str | None, module: nn.Module) -> None:
     """Puts `module` at a dotted path, growing branches on the way; without a path the family has no such part."""
     if path is None:
         return
     *way, last = path.split(".")
     for name in way:
         if not hasattr(root, name):
-            root.add_module(name, Branch())
+            root.add_module(name, Namespace())
         root = root.get_submodule(name)
     root.add_module(last, module)
 
 
-def rows(n: int, width: int) -> nn.Embedding:
+def empty_embedding(n: int, width: int) -> nn.Embedding:
     """A table whose rows are not drawn: on meta, drawing them imports what takes torch a second."""
     return nn.Embedding(n, width, _weight=torch.empty(n, width))
 
 
-class Frame(NamedTuple):
+class ForwardContext(NamedTuple):
     """What all blocks of one forward pass share: the table of angles, the masks per layer, the attention back end."""
 
     cos: Float[Tensor, "#B 1 T E"] | None
     sin: Float[Tensor, "#B 1 T E"] | None
-    sights: tuple[Sight, ...]
+    masks: tuple[AttentionMask, ...]
     backend: str
 
 
-Past = tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]
-ATTENTION_STAGES = frozenset({"scores", "scores_seen", "probs"})
+PastKeyValues = tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]
+EAGER_ACTIVATIONS = frozenset({"scores", "scores_seen", "probs"})
 
 
-def rotated(x: Float[Tensor, "B N T E"], frame: Frame) -> Float[Tensor, "B N T E"]:
+def apply_rope(x: Float[Tensor, "B N T E"], context: ForwardContext) -> Float[Tensor, "B N T E"]:
     """Queries or keys after rotation, as they are where a family has none."""
-    return x if frame.cos is None or frame.sin is None else rope.rotate(x, frame.cos, frame.sin)
+    return x if context.cos is None or context.sin is None else rope.rotate_pairs(x, context.cos, context.sin)
 
 
-def joined(x: Float[Tensor, "B G T E"], past: Past | None, which: int) -> Float[Tensor, "B G P E"]:
+def concat_past(x: Float[Tensor, "B G T E"], past: PastKeyValues | None, index: int) -> Float[Tensor, "B G P E"]:
     """Keys (0) or values (1) of the past, then the new ones."""
-    return x if past is None else torch.cat([past[which], x], 2)
+    return x if past is None else torch.cat([past[index], x], 2)
 
 
 class Block(nn.Module):
@@ -143,7 +143,7 @@ class Block(nn.Module):
 
     def __init__(self, config: DecoderConfig, index: int) -> None:
         super().__init__()
-        self.config, self.index, self.names = config, index, NAMES[config.family]
+        self.config, self.index, self.weight_names = config, index, WEIGHT_NAMES[config.family]
         D, H, G, E, F = (
             config.hidden_size,
             config.num_attention_heads,
@@ -151,97 +151,97 @@ class Block(nn.Module):
             config.head_dim,
             config.intermediate_size,
         )
-        names = self.names
-        plant(self, names.norm1, norm(config))
+        names = self.weight_names
+        add_submodule(self, names.norm1, build_norm(config))
         heads = {names.qkv: H + 2 * G} if names.qkv else {names.q: H, names.k: G, names.v: G}
         for path, count in heads.items():
-            plant(self, path, nn.Linear(D, count * E, config.qkv_bias))
+            add_submodule(self, path, nn.Linear(D, count * E, config.qkv_bias))
         if config.qk_norm:
-            plant(self, names.q_norm, RMSNorm(E, config.eps))
-            plant(self, names.k_norm, RMSNorm(E, config.eps))
-        plant(self, names.o, nn.Linear(H * E, D, config.o_bias))
-        plant(self, names.norm2, norm(config))
-        if config.gated:
-            plant(self, names.gate, nn.Linear(D, F, config.mlp_bias))
-        plant(self, names.up, nn.Linear(D, F, config.mlp_bias))
-        plant(self, names.down, nn.Linear(F, D, config.mlp_bias))
+            add_submodule(self, names.q_norm, RMSNorm(E, config.norm_eps))
+            add_submodule(self, names.k_norm, RMSNorm(E, config.norm_eps))
+        add_submodule(self, names.o, nn.Linear(H * E, D, config.o_bias))
+        add_submodule(self, names.norm2, build_norm(config))
+        if config.gated_mlp:
+            add_submodule(self, names.gate, nn.Linear(D, F, config.mlp_bias))
+        add_submodule(self, names.up, nn.Linear(D, F, config.mlp_bias))
+        add_submodule(self, names.down, nn.Linear(F, D, config.mlp_bias))
 
-    def part(self, role: str) -> nn.Module:
+    def submodule(self, role: str) -> nn.Module:
         """The module that plays a role (`norm1`, `q`, `down`, …) now."""
         module: nn.Module = self
-        for name in getattr(self.names, role).split("."):  # as get_submodule does, in a third of its time
+        for name in getattr(self.weight_names, role).split("."):  # as get_submodule does, in a third of its time
             module = getattr(module, name)
         return module
 
-    def project(self, y: Float[Tensor, "B T D"]) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, y: Float[Tensor, "B T D"]) -> tuple[Tensor, Tensor, Tensor]:
         """Eq. C9: queries [B, H, T, E], keys and values [B, G, T, E], each with its own number of heads."""
         H, G, E = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
-        if self.names.qkv:
-            q, k, v = self.part("qkv")(y).split([H * E, G * E, G * E], -1)
+        if self.weight_names.qkv:
+            q, k, v = self.submodule("qkv")(y).split([H * E, G * E, G * E], -1)
         else:
-            q, k, v = self.part("q")(y), self.part("k")(y), self.part("v")(y)
+            q, k, v = self.submodule("q")(y), self.submodule("k")(y), self.submodule("v")(y)
         return attention.split_heads(q, H), attention.split_heads(k, G), attention.split_heads(v, G)
 
-    def normed(self, x: Float[Tensor, "B N T E"], role: str) -> Float[Tensor, "B N T E"]:
+    def normalize_heads(self, x: Float[Tensor, "B N T E"], role: str) -> Float[Tensor, "B N T E"]:
         """Queries or keys after Qwen3's norm (`role` q_norm or k_norm), as they are in the other families."""
         if not self.config.qk_norm:
             return x
-        weight = self.part(role).weight
+        weight = self.submodule(role).weight
         assert isinstance(weight, Tensor)
-        return head_norm(x, weight, self.config.eps)
+        return head_norm(x, weight, self.config.norm_eps)
 
-    def heads(self, y: Float[Tensor, "B T D"], note: Note = ignore) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv_heads(self, y: Float[Tensor, "B T D"], capture: CaptureFn = capture_nothing) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as they enter rotation."""
-        q, k, v = self.project(y)
+        q, k, v = self.project_qkv(y)
         if self.config.qk_norm:
-            q, k = note("q_raw", q), note("k_raw", k)
-        return note("q", self.normed(q, "q_norm")), note("k", self.normed(k, "k_norm")), note("v", v)
+            q, k = capture("q_raw", q), capture("k_raw", k)
+        return capture("q", self.normalize_heads(q, "q_norm")), capture("k", self.normalize_heads(k, "k_norm")), capture("v", v)
 
-    def attention(
-        self, y: Float[Tensor, "B T D"], past: Past | None, frame: Frame, note: Note = ignore, wants: bool = False
+    def self_attention(
+        self, y: Float[Tensor, "B T D"], past: PastKeyValues | None, context: ForwardContext, capture: CaptureFn = capture_nothing, capture_scores: bool = False
     ) -> tuple[Float[Tensor, "B T D"], Tensor, Tensor]:
         """Attention of one layer on its past: the output, and the keys and values of past and present."""
-        q, k, v = self.heads(y, note)
-        q, k = note("q_rot", rotated(q, frame)), note("k_rot", rotated(k, frame))
-        k, v = note("k_cache", joined(k, past, 0)), note("v_cache", joined(v, past, 1))
-        return note("attn_out", self.output(self.context(q, k, v, frame, note, wants))), k, v
+        q, k, v = self.qkv_heads(y, capture)
+        q, k = capture("q_rot", apply_rope(q, context)), capture("k_rot", apply_rope(k, context))
+        k, v = capture("k_cache", concat_past(k, past, 0)), capture("v_cache", concat_past(v, past, 1))
+        return capture("attn_out", self.project_output(self.attend(q, k, v, context, capture, capture_scores))), k, v
 
-    def context(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, note: Note, wants: bool) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext, capture: CaptureFn, capture_scores: bool) -> Tensor:
         """What the heads gather, by the back end asked for; `wants` makes the eager stages beside it."""
-        scale, sight = self.config.score_scale[self.index], frame.sights[self.index]
-        if wants:
-            attention.eager(q, k, v, scale, sight, 0.0, note)
+        scale, sight = self.config.attention_scales[self.index], context.masks[self.index]
+        if capture_scores:
+            attention.eager_attention(q, k, v, scale, sight, 0.0, capture)
         dropout = self.config.dropout.attention if self.training else 0.0
-        return note("context", attention.BACKENDS[frame.backend](q, k, v, scale, sight, dropout))
+        return capture("context", attention.ATTENTION_BACKENDS[context.backend](q, k, v, scale, sight, dropout))
 
-    def output(self, c: Float[Tensor, "B T HE"]) -> Float[Tensor, "B T D"]:
+    def project_output(self, c: Float[Tensor, "B T HE"]) -> Float[Tensor, "B T D"]:
         """Eq. C16: c W_o^T + b_o."""
-        return self.part("o")(c)
+        return self.submodule("o")(c)
 
-    def feed(self, y: Float[Tensor, "B T D"], note: Note = ignore) -> Float[Tensor, "B T D"]:
+    def mlp_forward(self, y: Float[Tensor, "B T D"], capture: CaptureFn = capture_nothing) -> Float[Tensor, "B T D"]:
         """C17 or C18 with the output map, or whatever module stands in the place of the MLP."""
         mlp = self._modules.get("mlp")
-        if mlp is not None and not isinstance(mlp, Branch):
-            return note("mlp_out", mlp(y))
-        gate = note("gate", self.part("gate")(y)) if self.config.gated else None
-        mid = self.mid(note("up", self.part("up")(y)), gate)
-        return note("mlp_out", self.part("down")(note("mid", mid)))
+        if mlp is not None and not isinstance(mlp, Namespace):
+            return capture("mlp_out", mlp(y))
+        gate = capture("gate", self.submodule("gate")(y)) if self.config.gated_mlp else None
+        mid = self.mlp_hidden(capture("up", self.submodule("up")(y)), gate)
+        return capture("mlp_out", self.submodule("down")(capture("mid", mid)))
 
-    def mid(self, up: Float[Tensor, "B T F"], gate: Float[Tensor, "B T F"] | None = None) -> Float[Tensor, "B T F"]:
+    def mlp_hidden(self, up: Float[Tensor, "B T F"], gate: Float[Tensor, "B T F"] | None = None) -> Float[Tensor, "B T F"]:
         """What the output map of the MLP reads, from up and, in gated families, gate."""
-        return plain_mid(up, self.config.act) if gate is None else gated_mid(gate, up, self.config.act)
+        return mlp_hidden(up, self.config.activation) if gate is None else gated_mlp_hidden(gate, up, self.config.activation)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], past: Past | None, frame: Frame, want: frozenset[str] = frozenset()
+        self, x: Float[Tensor, "B T D"], past: PastKeyValues | None, context: ForwardContext, capture_names: frozenset[str] = frozenset()
     ) -> tuple[Float[Tensor, "B T D"], Tensor, Tensor, dict[str, Tensor]]:
         """Eq. C19: r = x + attention(norm1(x)); y = r + MLP(norm2(r)); with keys, values and the stages wanted."""
         stages: dict[str, Tensor] = {}
-        note = partial(kept, stages, self.index, want) if want else ignore
+        note = partial(capture, stages, self.index, capture_names) if capture_names else capture_nothing
         dropout = self.config.dropout.residual if self.training else 0.0
         drop: Callable[[Tensor], Tensor] = (lambda z: F.dropout(z, dropout)) if dropout else (lambda z: z)
-        out, k, v = self.attention(
-            note("norm1", self.part("norm1")(x)), past, frame, note, not want.isdisjoint(ATTENTION_STAGES)
+        out, k, v = self.self_attention(
+            note("norm1", self.submodule("norm1")(x)), past, context, note, not capture_names.isdisjoint(EAGER_ACTIVATIONS)
         )
         r = note("resid1", x + drop(out))
-        y = note("resid2", r + drop(self.feed(note("norm2", self.part("norm2")(r)), note)))
+        y = note("resid2", r + drop(self.mlp_forward(note("norm2", self.submodule("norm2")(r)), note)))
         return y, k, v, stages

@@ -17,7 +17,7 @@ from laconic.core.families import DecoderConfig
 
 
 @runtime_checkable
-class Fingerprinted(Protocol):
+class HasFingerprint(Protocol):
     """A decoder, as far as a saved cache must know it."""
 
     @property
@@ -25,7 +25,7 @@ class Fingerprinted(Protocol):
 
 
 @dataclass(frozen=True)
-class Cache:
+class KVCache:
     """What a decoder has read: per layer keys and values [B, G, S, E], positions [B, S], live [B, S].
 
     A slot that is not `live` is read by nothing and counts as no position; its content is never looked at.
@@ -34,12 +34,12 @@ class Cache:
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     positions: Int[Tensor, "B S"]
-    live: Bool[Tensor, "B S"]
+    valid: Bool[Tensor, "B S"]
 
     @classmethod
     def empty(
         cls, config: DecoderConfig, B: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-    ) -> "Cache":
+    ) -> "KVCache":
         """Nothing read: S = 0. Reading on it equals reading with `state=None`."""
         shape = (B, config.num_key_value_heads, 0, config.head_dim)
         nothing = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers))
@@ -49,20 +49,20 @@ class Cache:
     @property
     def B(self) -> int:
         """Rows."""
-        return self.live.shape[0]
+        return self.valid.shape[0]
 
     @property
     def S(self) -> int:
         """Slots held, live or not."""
-        return self.live.shape[1]
+        return self.valid.shape[1]
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         """Bytes of all tensors: 2 L B G S E of the keys' type and 9 B S."""
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
+    def shape_summary(self) -> tuple[int, int, int]:
         """Layers, heads of keys, and width of a head."""
         return (len(self.keys), self.keys[0].shape[1], self.keys[0].shape[3]) if self.keys else (0, 0, 0)
 
@@ -71,31 +71,31 @@ class Cache:
         layers = {f"keys.{i}": k for i, k in enumerate(self.keys)} | {
             f"values.{i}": v for i, v in enumerate(self.values)
         }
-        return layers | {"positions": self.positions, "live": self.live}
+        return layers | {"positions": self.positions, "live": self.valid}
 
-    def append(self, other: "Cache") -> "Cache":
+    def append(self, other: "KVCache") -> "KVCache":
         """The other's slots to the right of these, row by row."""
         if len(other.keys) != len(self.keys) or other.B != self.B:
             raise ValueError(f"append: {other.B} rows of {len(other.keys)} layers to {self.B} of {len(self.keys)}")
-        return Cache(
+        return KVCache(
             tuple(torch.cat(pair, 2) for pair in zip(self.keys, other.keys, strict=True)),
             tuple(torch.cat(pair, 2) for pair in zip(self.values, other.values, strict=True)),
             torch.cat([self.positions, other.positions], 1),
-            torch.cat([self.live, other.live], 1),
+            torch.cat([self.valid, other.valid], 1),
         )
 
-    def crop(self, n: int) -> "Cache":
+    def crop(self, num_slots: int) -> "KVCache":
         """The first `n` slots."""
-        if not 0 <= n <= self.S:
-            raise ValueError(f"crop({n}): {self.S} slots are held")
-        return Cache(
-            tuple(k[:, :, :n] for k in self.keys),
-            tuple(v[:, :, :n] for v in self.values),
-            self.positions[:, :n],
-            self.live[:, :n],
+        if not 0 <= num_slots <= self.S:
+            raise ValueError(f"crop({num_slots}): {self.S} slots are held")
+        return KVCache(
+            tuple(k[:, :, :num_slots] for k in self.keys),
+            tuple(v[:, :, :num_slots] for v in self.values),
+            self.positions[:, :num_slots],
+            self.valid[:, :num_slots],
         )
 
-    def keep(self, slots: Int[Tensor, "B K"]) -> "Cache":
+    def gather_slots(self, slots: Int[Tensor, "B K"]) -> "KVCache":
         """The slots chosen for each row, in the order given; a gather, so gradients flow to what was kept."""
         if slots.ndim != 2:
             raise ValueError(f"keep: slots are {list(slots.shape)}; give one list a row, [B, K]")
@@ -109,104 +109,104 @@ class Cache:
         def chosen(x: Tensor) -> Tensor:
             return x.gather(2, slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
-        return Cache(
+        return KVCache(
             tuple(map(chosen, self.keys)),
             tuple(map(chosen, self.values)),
             self.positions.gather(1, slots),
-            self.live.gather(1, slots),
+            self.valid.gather(1, slots),
         )
 
-    def take(self, rows: list[int] | Int[Tensor, " N"]) -> "Cache":
+    def select_rows(self, rows: list[int] | Int[Tensor, " N"]) -> "KVCache":
         """The rows chosen; repeats are allowed."""
-        at = torch.as_tensor(rows, dtype=torch.long, device=self.live.device)
+        at = torch.as_tensor(rows, dtype=torch.long, device=self.valid.device)
         bad = at[(at < 0) | (at >= self.B)]
         if len(bad):
             raise ValueError(f"take: row {int(bad[0])} of {self.B}")
-        return self.map(lambda x: x.index_select(0, at))
+        return self.map_tensors(lambda x: x.index_select(0, at))
 
-    def fork(self, n: int) -> "Cache":
+    def repeat_rows(self, repeats: int) -> "KVCache":
         """Each row `n` times, side by side; of a single row a view, no copy."""
         if self.B == 1:
-            return self.map(lambda x: x.expand(n, *x.shape[1:]))
-        return self.map(lambda x: x.repeat_interleave(n, 0))
+            return self.map_tensors(lambda x: x.expand(repeats, *x.shape[1:]))
+        return self.map_tensors(lambda x: x.repeat_interleave(repeats, 0))
 
     @staticmethod
-    def join(*caches: "Cache") -> "Cache":
+    def concat_rows(*caches: "KVCache") -> "KVCache":
         """The rows of all; shorter caches get dead slots on the left, as in a batch padded left."""
         if not caches:
             raise ValueError("join: no cache is given")
-        (L, G, E), odd = caches[0].sizes, next((c.sizes for c in caches if c.sizes != caches[0].sizes), None)
+        (L, G, E), odd = caches[0].shape_summary, next((c.shape_summary for c in caches if c.shape_summary != caches[0].shape_summary), None)
         if odd:
             raise ValueError(f"join: {odd[0]} layers of {odd[1]} heads × {odd[2]} to {L} of {G} × {E}")
         S = max(cache.S for cache in caches)
-        padded = [cache.padded(S - cache.S) for cache in caches]
-        return Cache(
+        padded = [cache.pad_left(S - cache.S) for cache in caches]
+        return KVCache(
             tuple(torch.cat(layer, 0) for layer in zip(*(cache.keys for cache in padded), strict=True)),
             tuple(torch.cat(layer, 0) for layer in zip(*(cache.values for cache in padded), strict=True)),
             torch.cat([cache.positions for cache in padded], 0),
-            torch.cat([cache.live for cache in padded], 0),
+            torch.cat([cache.valid for cache in padded], 0),
         )
 
-    def padded(self, n: int) -> "Cache":
+    def pad_left(self, num_slots: int) -> "KVCache":
         """`n` dead slots on the left."""
 
         def pad(x: Tensor) -> Tensor:
-            return torch.nn.functional.pad(x, (0, 0, n, 0))
+            return torch.nn.functional.pad(x, (0, 0, num_slots, 0))
 
-        left = (n, 0)
-        return Cache(
+        left = (num_slots, 0)
+        return KVCache(
             tuple(map(pad, self.keys)),
             tuple(map(pad, self.values)),
             torch.nn.functional.pad(self.positions, left),
-            torch.nn.functional.pad(self.live, left, value=False),
+            torch.nn.functional.pad(self.valid, left, value=False),
         )
 
-    def with_live(self, live: Bool[Tensor, "B S"]) -> "Cache":
+    def with_valid(self, valid: Bool[Tensor, "B S"]) -> "KVCache":
         """The same slots, others switched off; positions stay."""
-        if live.shape != self.live.shape:
-            raise ValueError(f"live is {list(live.shape)}, the cache holds {list(self.live.shape)}")
-        return replace(self, live=live)
+        if valid.shape != self.valid.shape:
+            raise ValueError(f"live is {list(valid.shape)}, the cache holds {list(self.valid.shape)}")
+        return replace(self, valid=valid)
 
-    def detach(self) -> "Cache":
+    def detach(self) -> "KVCache":
         """The same numbers, cut from the graph."""
-        return self.map(lambda x: x.detach())
+        return self.map_tensors(lambda x: x.detach())
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Cache":
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "KVCache":
         """Elsewhere, or with keys and values of another type; positions and `live` keep theirs."""
-        moved = self.map(lambda x: x.to(device))
+        moved = self.map_tensors(lambda x: x.to(device))
         return replace(
             moved, keys=tuple(k.to(dtype) for k in moved.keys), values=tuple(v.to(dtype) for v in moved.values)
         )
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Cache":
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "KVCache":
         """`function` of every tensor."""
-        return Cache(
+        return KVCache(
             tuple(map(function, self.keys)),
             tuple(map(function, self.values)),
             function(self.positions),
-            function(self.live),
+            function(self.valid),
         )
 
-    def equal(self, other: "Cache") -> bool:
+    def equal(self, other: "KVCache") -> bool:
         """Whether every tensor is bit-equal."""
         mine, theirs = self.tensors(), other.tensors()
         return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
-    def save(self, path: str | Path, decoder: Fingerprinted) -> None:
+    def save(self, path: str | Path, decoder: HasFingerprint) -> None:
         """One safetensors file that only the decoder which read it may open."""
         tensors = {name: t.detach().contiguous() for name, t in self.tensors().items()}
         artifact.save_artifact(Path(path), tensors, "cache", {"model": decoder.fingerprint})
 
     @classmethod
-    def load(cls, path: str | Path, decoder: Fingerprinted) -> "Cache":
+    def load(cls, path: str | Path, decoder: HasFingerprint) -> "KVCache":
         """What `save` wrote. Raises `Damaged` for a file that was changed or belongs to another decoder."""
-        tensors, about = artifact.open_artifact(Path(path), "cache")
+        tensors, about = artifact.load_artifact(Path(path), "cache")
         model = about.get("model", "of no name")
         if model != decoder.fingerprint:
-            raise artifact.Damaged(f"{path} was written for weights {model}, this model is {decoder.fingerprint}")
-        odd = misfit(tensors)
+            raise artifact.CorruptArtifactError(f"{path} was written for weights {model}, this model is {decoder.fingerprint}")
+        odd = first_invalid_tensor(tensors)
         if odd:
-            raise artifact.Damaged(f"{path}: {odd} is missing or does not fit a cache; take another copy")
+            raise artifact.CorruptArtifactError(f"{path}: {odd} is missing or does not fit a cache; take another copy")
         layers = range((len(tensors) - 2) // 2)
         return cls(
             tuple(tensors[f"keys.{i}"] for i in layers),
@@ -216,7 +216,7 @@ class Cache:
         )
 
 
-def misfit(tensors: Mapping[str, Tensor]) -> str | None:
+def first_invalid_tensor(tensors: Mapping[str, Tensor]) -> str | None:
     """The name of a tensor that a saved cache must have and has not, or has and must not, or of another shape."""
     layers = range(sum(name.startswith("keys.") for name in tensors))
     asked = {f"{what}.{i}" for what in ("keys", "values") for i in layers} | {"positions", "live"}

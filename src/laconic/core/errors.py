@@ -10,80 +10,80 @@ from pathlib import Path
 class LaconicError(Exception):
     """One line that says what was asked, what there was, what to do; `code` is the exit code of the command line."""
 
-    code: int = 70
+    exit_code: int = 70
 
 
-class Usage(LaconicError):
+class UsageError(LaconicError):
     """A setting, a flag or a recipe that cannot be meant."""
 
-    code = 2
+    exit_code = 2
 
 
-class NonFinite(LaconicError):
+class NonFiniteError(LaconicError):
     """NaN or infinity where numbers are asked."""
 
-    code = 65
+    exit_code = 65
 
 
-class BadInput(LaconicError):
+class InputError(LaconicError):
     """An input that is missing or bad: data, model, tokenizer."""
 
-    code = 66
+    exit_code = 66
 
 
-class OutOfMemory(LaconicError):
+class OutOfMemoryError(LaconicError):
     """Memory does not suffice; the message has a plan that may fit."""
 
-    code = 71
+    exit_code = 71
 
 
-class Busy(LaconicError):
+class BusyError(LaconicError):
     """The directory is held by somebody else, or the target exists."""
 
-    code = 73
+    exit_code = 73
 
 
-class NoSpace(LaconicError):
+class DiskError(LaconicError):
     """The file system refused: full, failing, or not permitted."""
 
-    code = 74
+    exit_code = 74
 
 
-class Preempted(LaconicError):
+class PreemptedError(LaconicError):
     """A signal asked for the end: what was under way is committed, the same command goes on."""
 
-    code = 75
+    exit_code = 75
 
 
-class Damaged(LaconicError):
+class CorruptArtifactError(LaconicError):
     """An artifact of ours that fails its check, belongs to another model, or is too new."""
 
-    code = 76
+    exit_code = 76
 
 
-class Unsafe(LaconicError):
+class UnsafeFileError(LaconicError):
     """Refused for safety: a pickle, a path that leaves its folder."""
 
-    code = 77
+    exit_code = 77
 
 
 @contextmanager
-def on_disk(target: Path, expected: int = 0) -> Generator[None]:
+def translate_os_errors(path: Path, required_bytes: int = 0) -> Generator[None]:
     """Turns an error of the file system into `NoSpace` (74), with the bytes where it is full."""
     try:
         yield
     except OSError as error:
         blocked = error.errno in (errno.EEXIST, errno.ENOTDIR)
-        file = next((p for p in target.parents if p.exists() and not p.is_dir()), None) if blocked else None
+        file = next((p for p in path.parents if p.exists() and not p.is_dir()), None) if blocked else None
         if file:
-            raise NoSpace(f"{target}: {file} is a file, not a folder; choose another place") from error
+            raise DiskError(f"{path}: {file} is a file, not a folder; choose another place") from error
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-            raise Busy(f"{target} exists and is not empty") from error
+            raise BusyError(f"{path} exists and is not empty") from error
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        bytes_ = f"; {expected:,} bytes to write, {free(target):,} free" if full else ""
-        raise NoSpace(f"{target}: {error.strerror or error}{bytes_}") from error
+        bytes_ = f"; {required_bytes:,} bytes to write, {free_bytes(path):,} free" if full else ""
+        raise DiskError(f"{path}: {error.strerror or error}{bytes_}") from error
 
 
-def free(path: Path) -> int:
+def free_bytes(path: Path) -> int:
     there = next(p for p in (path, *path.parents) if p.is_dir())
     return shutil.disk_usage(there).free

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from laconic.core.artifact import BadInput, read_json
-from laconic.core.config import Dropout, read, written
-from laconic.core.fields import HEADS, TABLE
-from laconic.core.rope import Rope
+from laconic.core.artifact import InputError, read_json
+from laconic.core.config import DropoutRates, parse_hf_config, to_hf_config
+from laconic.core.fields import ARCHITECTURES, FAMILY_FIELDS
+from laconic.core.rope import RopeConfig
 
-__all__ = ["DecoderConfig", "Dropout", "Names", "NAMES"]
+__all__ = ["DecoderConfig", "DropoutRates", "WeightNames", "WEIGHT_NAMES"]
 
-SMALL = {  # the fixture of every family; GPT-2 and OPT have G = H and E = D / H
+TINY_SIZES = {  # the fixture of every family; GPT-2 and OPT have G = H and E = D / H
     "hidden_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -25,7 +25,7 @@ SMALL = {  # the fixture of every family; GPT-2 and OPT have G = H and E = D / H
     "vocab_size": 97,
     "max_position_embeddings": 128,
 }
-SMALL_FILE = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None, "sliding_window": 8}
+TINY_FIELDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None, "sliding_window": 8}
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -48,86 +48,86 @@ class DecoderConfig:
     num_key_value_heads: int
     head_dim: int
     max_position_embeddings: int
-    norm: str
-    eps: float
-    place: str
-    offset: int
-    rope: Rope | None
+    norm_type: str
+    norm_eps: float
+    position_encoding: str
+    position_offset: int
+    rope: RopeConfig | None
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    gated: bool
-    act: str
-    windows: tuple[int | None, ...]
+    gated_mlp: bool
+    activation: str
+    sliding_windows: tuple[int | None, ...]
     tie_word_embeddings: bool
-    score_scale: tuple[float, ...]
-    dropout: Dropout
+    attention_scales: tuple[float, ...]
+    dropout: DropoutRates
     initializer_range: float
-    bos: int | None
-    eos: tuple[int, ...]
-    pad: int | None
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
     dtype: torch.dtype
     source: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         H, G, E, L = self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.num_hidden_layers
         if H % G:
-            raise BadInput(f"num_key_value_heads {G} does not divide num_attention_heads {H}")
-        for name, length in (("windows", len(self.windows)), ("score_scale", len(self.score_scale))):
+            raise InputError(f"num_key_value_heads {G} does not divide num_attention_heads {H}")
+        for name, length in (("windows", len(self.sliding_windows)), ("score_scale", len(self.attention_scales))):
             if length != L:
-                raise BadInput(f"{name} has {length} entries for {L} layers")
+                raise InputError(f"{name} has {length} entries for {L} layers")
         if self.rope is None:
             return
         if E % 2:
-            raise BadInput(f"head_dim {E} is odd; RoPE turns pairs of numbers")
+            raise InputError(f"head_dim {E} is odd; RoPE turns pairs of numbers")
         for name, g in (("short_factor", self.rope.short_factor), ("long_factor", self.rope.long_factor)):
             if self.rope.kind == "longrope" and len(g) != E // 2:
-                raise BadInput(f"{name} has {len(g)} numbers, head_dim {E} needs {E // 2}")
+                raise InputError(f"{name} has {len(g)} numbers, head_dim {E} needs {E // 2}")
 
     @classmethod
-    def read(cls, folder: Path) -> "DecoderConfig":
+    def from_folder(cls, folder: Path) -> "DecoderConfig":
         """From the config.json of a folder, and its generation_config.json if there is one."""
         generation = folder / "generation_config.json"
-        return cls.parse(read_json(folder / "config.json"), read_json(generation) if generation.is_file() else None)
+        return cls.from_dict(read_json(folder / "config.json"), read_json(generation) if generation.is_file() else None)
 
     @classmethod
-    def parse(cls, source: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "DecoderConfig":
+    def from_dict(cls, source: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "DecoderConfig":
         """From the objects in those files. Raises `BadInput` for a family or a field that is not known here."""
-        return cls(**read(source, generation or {}), source=json.dumps(dict(source), ensure_ascii=False))
+        return cls(**parse_hf_config(source, generation or {}), source=json.dumps(dict(source), ensure_ascii=False))
 
     @classmethod
-    def small(cls, family: str, **changes: Any) -> "DecoderConfig":
+    def tiny(cls, family: str, **changes: Any) -> "DecoderConfig":
         """A few thousand weights with the family's shape, `changes` by our own names; without dropout.
 
         Mistral has a window of 8. The Pmax of `rope` is that of the configuration.
         """
-        if family not in TABLE:
-            raise BadInput(f'no small "{family}"; known: {", ".join(TABLE)}')
-        row = TABLE[family]
-        file = {row[name][0]: changes.get(name, size) for name, size in SMALL.items() if name in row}
-        made = cls.parse({"model_type": family, **SMALL_FILE, **file})
+        if family not in FAMILY_FIELDS:
+            raise InputError(f'no small "{family}"; known: {", ".join(FAMILY_FIELDS)}')
+        row = FAMILY_FIELDS[family]
+        file = {row[name][0]: changes.get(name, size) for name, size in TINY_SIZES.items() if name in row}
+        made = cls.from_dict({"model_type": family, **TINY_FIELDS, **file})
         if changes.get("rope") is not None:
             changes["rope"] = replace(changes["rope"], max_position_embeddings=made.max_position_embeddings)
-        return replace(made, **{"dropout": Dropout(), **changes, "source": ""})
+        return replace(made, **{"dropout": DropoutRates(), **changes, "source": ""})
 
-    def to_source(self) -> dict[str, Any]:
+    def to_config_json(self) -> dict[str, Any]:
         """The config.json of this configuration: what was read with only the changed fields changed, or a new one.
 
         Token ids of what was read stay as they are there. Raises `BadInput` if the family's file cannot say it.
         """
-        new = {"architectures": [HEADS[self.family]], "model_type": self.family}
-        file = self.changed() if self.source else {**new, **written(vars(self))}
-        kept = DecoderConfig.parse(file)
-        lost = [name for name in differences(self, kept) if not (self.source and name in ("bos", "eos", "pad"))]
+        new = {"architectures": [ARCHITECTURES[self.family]], "model_type": self.family}
+        file = self.updated_source() if self.source else {**new, **to_hf_config(vars(self))}
+        kept = DecoderConfig.from_dict(file)
+        lost = [name for name in differing_fields(self, kept) if not (self.source and name in ("bos", "eos", "pad"))]
         if lost:
-            raise BadInput(f"a config.json of {self.family} cannot say this {', '.join(lost)}; change it back")
+            raise InputError(f"a config.json of {self.family} cannot say this {', '.join(lost)}; change it back")
         return file
 
-    def changed(self) -> dict[str, Any]:
+    def updated_source(self) -> dict[str, Any]:
         """The file as read, with the fields replaced since then; a field keeps the spelling it has."""
         file: dict[str, Any] = json.loads(self.source)
-        was, now = written(vars(DecoderConfig.parse(file))), written(vars(self))
+        was, now = to_hf_config(vars(DecoderConfig.from_dict(file))), to_hf_config(vars(self))
         new = {key: value for key, value in now.items() if value != was[key] and key not in TOKEN_KEYS}
         if "rope_parameters" in new:
             for key in ("rope_scaling", "rope_theta", "original_max_position_embeddings"):
@@ -137,22 +137,22 @@ class DecoderConfig:
         return {**file, **new}
 
 
-def differences(one: DecoderConfig, other: DecoderConfig) -> list[str]:
+def differing_fields(one: DecoderConfig, other: DecoderConfig) -> list[str]:
     """The names of the fields in which two configurations differ."""
     return [f.name for f in fields(one) if f.compare and getattr(one, f.name) != getattr(other, f.name)]
 
 
 @dataclass(frozen=True)
-class Names:
+class WeightNames:
     """Where the weights of a family are called what. From `norm1` on names are relative to a block.
 
     `base` is the prefix that a checkpoint may lack; maps named in `transposed` lie as [in, out] on disk.
     """
 
-    base: str
-    words: str
-    places: str | None
-    blocks: str
+    base_prefix: str
+    token_embedding: str
+    position_embedding: str | None
+    layers: str
     final_norm: str
     norm1: str
     norm2: str
@@ -170,11 +170,11 @@ class Names:
     head: str = "lm_head"
 
 
-LLAMA = Names(
-    base="model",
-    words="model.embed_tokens",
-    places=None,
-    blocks="model.layers",
+LLAMA_NAMES = WeightNames(
+    base_prefix="model",
+    token_embedding="model.embed_tokens",
+    position_embedding=None,
+    layers="model.layers",
     final_norm="model.norm",
     norm1="input_layernorm",
     norm2="post_attention_layernorm",
@@ -186,16 +186,16 @@ LLAMA = Names(
     up="mlp.up_proj",
     down="mlp.down_proj",
 )
-NAMES: dict[str, Names] = {
-    "llama": LLAMA,
-    "mistral": LLAMA,
-    "qwen2": LLAMA,
-    "qwen3": replace(LLAMA, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm"),
-    "gpt2": Names(
-        base="transformer",
-        words="transformer.wte",
-        places="transformer.wpe",
-        blocks="transformer.h",
+WEIGHT_NAMES: dict[str, WeightNames] = {
+    "llama": LLAMA_NAMES,
+    "mistral": LLAMA_NAMES,
+    "qwen2": LLAMA_NAMES,
+    "qwen3": replace(LLAMA_NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm"),
+    "gpt2": WeightNames(
+        base_prefix="transformer",
+        token_embedding="transformer.wte",
+        position_embedding="transformer.wpe",
+        layers="transformer.h",
         final_norm="transformer.ln_f",
         norm1="ln_1",
         norm2="ln_2",
@@ -209,11 +209,11 @@ NAMES: dict[str, Names] = {
         down="mlp.c_proj",
         transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
     ),
-    "opt": Names(
-        base="model.decoder",
-        words="model.decoder.embed_tokens",
-        places="model.decoder.embed_positions",
-        blocks="model.decoder.layers",
+    "opt": WeightNames(
+        base_prefix="model.decoder",
+        token_embedding="model.decoder.embed_tokens",
+        position_embedding="model.decoder.embed_positions",
+        layers="model.decoder.layers",
         final_norm="model.decoder.final_layer_norm",
         norm1="self_attn_layer_norm",
         norm2="final_layer_norm",

@@ -7,84 +7,84 @@ from typing import Any, NamedTuple, cast
 import torch
 
 
-class Kind(NamedTuple):
+class FieldSpec(NamedTuple):
     """What a value of a file must be: in words, as a check, and what it becomes; `known` lists a choice."""
 
     rule: str
-    holds: Callable[[Any], bool]
-    made: Callable[[Any], Any]
-    known: str = ""
+    is_valid: Callable[[Any], bool]
+    convert: Callable[[Any], Any]
+    choices: str = ""
 
 
-def same(value: Any) -> Any:
+def identity(value: Any) -> Any:
     return value
 
 
-def listed(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     return cast(list[Any], value) if isinstance(value, list) else [value]
 
 
-def whole(rule: str, least: int | None = None) -> Kind:
+def int_field(rule: str, least: int | None = None) -> FieldSpec:
     def holds(value: Any) -> bool:
         return type(value) is int and (least is None or value >= least)
 
-    return Kind(rule, holds, same)
+    return FieldSpec(rule, holds, identity)
 
 
-def number(rule: str, least: float, below: float = math.inf) -> Kind:
+def number_field(rule: str, least: float, below: float = math.inf) -> FieldSpec:
     def holds(value: Any) -> bool:
         return type(value) in (int, float) and least <= value < below
 
-    return Kind(rule, holds, float)
+    return FieldSpec(rule, holds, float)
 
 
-def instance(rule: str, type_: type) -> Kind:
+def type_field(rule: str, type_: type) -> FieldSpec:
     def holds(value: Any) -> bool:
         return type(value) is type_
 
-    return Kind(rule, holds, same)
+    return FieldSpec(rule, holds, identity)
 
 
-def one_of(names: Iterable[str], made: Callable[[Any], Any] = same) -> Kind:
+def choice_field(names: Iterable[str], made: Callable[[Any], Any] = identity) -> FieldSpec:
     known = tuple(names)
-    return Kind("one of these", known.__contains__, made, ", ".join(known))
+    return FieldSpec("one of these", known.__contains__, made, ", ".join(known))
 
 
-def many(rule: str, each: Kind, made: Callable[[Any], Any], *, or_one: bool = False) -> Kind:
+def list_field(rule: str, each: FieldSpec, made: Callable[[Any], Any], *, or_one: bool = False) -> FieldSpec:
     def holds(value: Any) -> bool:
-        return (or_one or type(value) is list) and all(map(each.holds, listed(value)))
+        return (or_one or type(value) is list) and all(map(each.is_valid, as_list(value)))
 
-    return Kind(rule, holds, made)
+    return FieldSpec(rule, holds, made)
 
 
-def floats(values: list[float]) -> tuple[float, ...]:
+def float_tuple(values: list[float]) -> tuple[float, ...]:
     return tuple(map(float, values))
 
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+DTYPE_NAMES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 LAYER_TYPES = ("full_attention", "sliding_attention")
 TINY = 5e-324  # the least number above 0
 
-SIZE = whole("a whole number ≥ 1", 1)
-COUNT = whole("a whole number ≥ 0", 0)
-ID = whole("a token id")._replace(made=listed)
-IDS = many("a token id or a list of them", ID, listed, or_one=True)
-POSITIVE = number("a number > 0", TINY)
-AMOUNT = number("a number ≥ 0", 0.0)
-SHARE = number("a number in [0, 1)", 0.0, below=1.0)
-NUMBERS = many("a list of numbers > 0", POSITIVE, floats)
-FLAG = instance("true or false", bool)
-OBJECT = instance("an object", dict)
-NAMED = many("a list of names", instance("", str), same)
-ACT = one_of(ACTIVATIONS)
-DTYPE = one_of(DTYPES, DTYPES.__getitem__)
-LAYERS = many(f"a list of {', '.join(LAYER_TYPES)}", one_of(LAYER_TYPES), same)
+SIZE = int_field("a whole number ≥ 1", 1)
+COUNT = int_field("a whole number ≥ 0", 0)
+ID = int_field("a token id")._replace(convert=as_list)
+IDS = list_field("a token id or a list of them", ID, as_list, or_one=True)
+POSITIVE = number_field("a number > 0", TINY)
+AMOUNT = number_field("a number ≥ 0", 0.0)
+SHARE = number_field("a number in [0, 1)", 0.0, below=1.0)
+NUMBERS = list_field("a list of numbers > 0", POSITIVE, float_tuple)
+FLAG = type_field("true or false", bool)
+OBJECT = type_field("an object", dict)
+NAMED = list_field("a list of names", type_field("", str), identity)
+ACT = choice_field(ACTIVATIONS)
+DTYPE = choice_field(DTYPE_NAMES, DTYPE_NAMES.__getitem__)
+LAYERS = list_field(f"a list of {', '.join(LAYER_TYPES)}", choice_field(LAYER_TYPES), identity)
 
 REQUIRED = "required"
-Row = tuple[str, Kind, Any]  # key in the file, what it must be, its value if absent (None: made from other fields)
+FieldRow = tuple[str, FieldSpec, Any]  # key in the file, what it must be, its value if absent (None: made from other fields)
 
-GATED: dict[str, Row] = {
+GATED_FIELDS: dict[str, FieldRow] = {
     "hidden_size": ("hidden_size", SIZE, REQUIRED),
     "num_hidden_layers": ("num_hidden_layers", SIZE, REQUIRED),
     "num_attention_heads": ("num_attention_heads", SIZE, REQUIRED),
@@ -99,8 +99,8 @@ GATED: dict[str, Row] = {
     "initializer_range": ("initializer_range", AMOUNT, 0.02),
     "dropout.attention": ("attention_dropout", SHARE, 0.0),
 }
-TABLE: dict[str, dict[str, Row]] = {
-    "llama": GATED
+FAMILY_FIELDS: dict[str, dict[str, FieldRow]] = {
+    "llama": GATED_FIELDS
     | {
         "num_key_value_heads": ("num_key_value_heads", SIZE, None),
         "max_position_embeddings": ("max_position_embeddings", SIZE, 2048),
@@ -108,9 +108,9 @@ TABLE: dict[str, dict[str, Row]] = {
         "o_bias": ("attention_bias", FLAG, False),
         "mlp_bias": ("mlp_bias", FLAG, False),
     },
-    "mistral": GATED | {"max_position_embeddings": ("max_position_embeddings", SIZE, 131072)},
-    "qwen2": GATED,
-    "qwen3": GATED
+    "mistral": GATED_FIELDS | {"max_position_embeddings": ("max_position_embeddings", SIZE, 131072)},
+    "qwen2": GATED_FIELDS,
+    "qwen3": GATED_FIELDS
     | {
         "head_dim": ("head_dim", SIZE, 128),
         "qkv_bias": ("attention_bias", FLAG, False),
@@ -152,7 +152,7 @@ TABLE: dict[str, dict[str, Row]] = {
 RMS = {"norm": "rms", "place": "rope", "offset": 0, "qk_norm": False, "gated": True}
 LAYER = {"norm": "layer", "place": "table", "qk_norm": False, "gated": False, "rope": None}
 BARE = {"qkv_bias": False, "o_bias": False, "mlp_bias": False}
-FIXED: dict[str, dict[str, Any]] = {  # what no file of the family says
+FAMILY_CONSTANTS: dict[str, dict[str, Any]] = {  # what no file of the family says
     "llama": RMS,
     "mistral": RMS | BARE,
     "qwen2": RMS | BARE | {"qkv_bias": True},
@@ -160,7 +160,7 @@ FIXED: dict[str, dict[str, Any]] = {  # what no file of the family says
     "gpt2": LAYER | {"offset": 0, "qkv_bias": True, "o_bias": True, "mlp_bias": True},
     "opt": LAYER | {"offset": 2, "eps": 1e-5},
 }
-TOKENS: dict[str, tuple[int | None, int | None, int | None]] = {  # bos, eos, pad if absent
+DEFAULT_TOKEN_IDS: dict[str, tuple[int | None, int | None, int | None]] = {  # bos, eos, pad if absent
     "llama": (1, 2, None),
     "mistral": (1, 2, None),
     "qwen2": (None, None, None),
@@ -168,7 +168,7 @@ TOKENS: dict[str, tuple[int | None, int | None, int | None]] = {  # bos, eos, pa
     "gpt2": (50256, 50256, None),
     "opt": (2, 2, 1),
 }
-HEADS = {
+ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -177,7 +177,7 @@ HEADS = {
     "opt": "OPTForCausalLM",
 }
 
-ONLY: dict[str, tuple[Any, ...]] = {  # fields of which one value is known; null is absent
+FIXED_FIELDS: dict[str, tuple[Any, ...]] = {  # fields of which one value is known; null is absent
     "quantization_config": (),
     "num_experts": (0,),
     "per_layer_config": (),
@@ -189,9 +189,9 @@ ONLY: dict[str, tuple[Any, ...]] = {  # fields of which one value is known; null
     "partial_rotary_factor": (1,),
 }
 
-P0 = "original_max_position_embeddings"
-SCALED = ("factor", P0)
-USES: dict[str, tuple[str, ...]] = {  # fields of Rope beside kind and theta, which a kind of scaling reads
+ORIGINAL_POSITIONS = "original_max_position_embeddings"
+SCALED = ("factor", ORIGINAL_POSITIONS)
+ROPE_FIELDS: dict[str, tuple[str, ...]] = {  # fields of Rope beside kind and theta, which a kind of scaling reads
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -199,14 +199,14 @@ USES: dict[str, tuple[str, ...]] = {  # fields of Rope beside kind and theta, wh
     "yarn": (*SCALED, "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim", "attention_factor"),
     "longrope": (*SCALED, "short_factor", "long_factor", "attention_factor"),
 }
-NEEDS: dict[str, tuple[str, ...]] = {
+REQUIRED_ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
-ROPE_KINDS = {
-    P0: SIZE,
+ROPE_FIELD_SPECS = {
+    ORIGINAL_POSITIONS: SIZE,
     "truncate": FLAG,
     "mscale": AMOUNT,
     "mscale_all_dim": AMOUNT,

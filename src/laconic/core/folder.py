@@ -10,58 +10,58 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core import artifact
-from laconic.core.artifact import BadInput, Entry, Unsafe
-from laconic.core.families import NAMES, DecoderConfig
-from laconic.core.strict import plain
+from laconic.core.artifact import InputError, TensorSpec, UnsafeFileError
+from laconic.core.families import WEIGHT_NAMES, DecoderConfig
+from laconic.core.strict import is_printable
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLES = (".bin", ".pth", ".pt", ".ckpt")
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-LISTED = 10  # names of a kind in one error
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pth", ".pt", ".ckpt")
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MAX_LISTED = 10  # names of a kind in one error
 
 
-class Source(NamedTuple):
+class StoredTensor(NamedTuple):
     """Where a tensor lies: its file, its name there, and what the header promises."""
 
     path: Path
     name: str
-    entry: Entry
+    spec: TensorSpec
 
-    def read(self) -> Tensor:
+    def load(self) -> Tensor:
         return artifact.open_tensors(self.path, [self.name])[self.name]
 
 
-def plan(
+def match_tensors(
     module: nn.Module,
     folder: Path,
     config: DecoderConfig,
     allow_missing: tuple[str, ...],
-    beside: tuple[str, ...] = (),
-) -> tuple[dict[str, Source], tuple[str, ...]]:
+    ignore_tensors: tuple[str, ...] = (),
+) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """Where each tensor of the module lies, and the allowed names that lie nowhere; else `BadInput` names them all.
 
     Tensors named in `beside` are another's, and may be there.
     """
-    turned = transposed(config)
+    turned = transposed_weights(config)
     shapes = {
         name: tuple(tensor.shape)[::-1] if name in turned else tuple(tensor.shape)
         for name, tensor in module.state_dict().items()
     }
     _check_names(allow_missing, list(shapes))
-    own = {name: source for name, source in sources(folder).items() if name not in beside}
-    found = prefixed(own, set(shapes), config)
+    own = {name: source for name, source in index_tensors(folder).items() if name not in ignore_tensors}
+    found = match_prefix(own, set(shapes), config)
     extra = {name: source for name, source in found.items() if name not in shapes}
-    unexpected = [name for name, source in extra.items() if not droppable(name, source, found, config)]
+    unexpected = [name for name, source in extra.items() if not is_redundant(name, source, found, config)]
     absent = [name for name in shapes if name not in found]
     missing = [name for name in absent if name not in allow_missing]
     kept = {name: source for name, source in found.items() if name in shapes}
-    odd = [name for name, source in kept.items() if source.entry.dtype not in FLOATS]
+    odd = [name for name, source in kept.items() if source.spec.dtype not in FLOAT_DTYPES]
     wrong = [
-        f"{name} {list(source.entry.shape)}, config says {list(shapes[name])}"
+        f"{name} {list(source.spec.shape)}, config says {list(shapes[name])}"
         for name, source in kept.items()
-        if source.entry.shape != shapes[name]
+        if source.spec.shape != shapes[name]
     ]
-    _refuse(missing, unexpected, wrong, [f"{name} {found[name].entry.dtype}" for name in odd])
+    _raise_mismatch(missing, unexpected, wrong, [f"{name} {found[name].spec.dtype}" for name in odd])
     return kept, tuple(name for name in absent if name in allow_missing)
 
 
@@ -69,64 +69,64 @@ def _check_names(names: Sequence[str], known: list[str]) -> None:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.0)[0]
-            raise BadInput(f"{name}: no such tensor; did you mean {near}?")
+            raise InputError(f"{name}: no such tensor; did you mean {near}?")
 
 
-def _refuse(missing: list[str], unexpected: list[str], wrong: list[str], odd: list[str]) -> None:
+def _raise_mismatch(missing: list[str], unexpected: list[str], wrong: list[str], odd: list[str]) -> None:
     said = [
-        f"{len(names):,} {what} ({_list(names)})"
+        f"{len(names):,} {what} ({_join_names(names)})"
         for what, names in (("missing", missing), ("unexpected", unexpected))
         if names
     ]
-    said += [f"{len(wrong):,} of wrong shape: {_list(wrong, '; ')}"] if wrong else []
-    said += [f"{len(odd):,} of no float type: {_list(odd)}"] if odd else []
+    said += [f"{len(wrong):,} of wrong shape: {_join_names(wrong, '; ')}"] if wrong else []
+    said += [f"{len(odd):,} of no float type: {_join_names(odd)}"] if odd else []
     if said:
         first, rest = said[0].split(" ", 1)
-        raise BadInput(", ".join([f"{first} tensor{'' if first == '1' else 's'} {rest}", *said[1:]]))
+        raise InputError(", ".join([f"{first} tensor{'' if first == '1' else 's'} {rest}", *said[1:]]))
 
 
-def say_drawn(names: Sequence[str]) -> None:
+def warn_randomly_initialized(names: Sequence[str]) -> None:
     """Warns of tensors that were absent and allowed to be, if there are any."""
     if len(names) == 1:
         warnings.warn(f"{names[0]} was not in the checkpoint and is drawn anew", stacklevel=3)
     elif names:
-        many = f"{len(names):,} tensors were not in the checkpoint and are drawn anew ({_list(names)})"
+        many = f"{len(names):,} tensors were not in the checkpoint and are drawn anew ({_join_names(names)})"
         warnings.warn(many, stacklevel=3)
 
 
-def _list(names: Sequence[str], comma: str = ", ") -> str:
-    return comma.join([*names[:LISTED], *(["…"] if len(names) > LISTED else [])])
+def _join_names(names: Sequence[str], comma: str = ", ") -> str:
+    return comma.join([*names[:MAX_LISTED], *(["…"] if len(names) > MAX_LISTED else [])])
 
 
-def sources(folder: Path) -> dict[str, Source]:
+def index_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a folder by its name on disk, from headers that were checked."""
-    if (folder / WHOLE).exists() or (folder / WHOLE).is_symlink():
-        files = {WHOLE: [""]}
-    elif (folder / INDEX).exists():
-        files = _shards_of(artifact.read_json(artifact.inside(folder, INDEX)))
+    if (folder / SINGLE_FILE).exists() or (folder / SINGLE_FILE).is_symlink():
+        files = {SINGLE_FILE: [""]}
+    elif (folder / INDEX_FILE).exists():
+        files = _read_index(artifact.read_json(artifact.resolve_inside(folder, INDEX_FILE)))
     else:
         refuse_pickle(folder)
-        raise BadInput(f"{folder} has config.json but no model.safetensors and no index; was the download cut?")
-    found: dict[str, Source] = {}
+        raise InputError(f"{folder} has config.json but no model.safetensors and no index; was the download cut?")
+    found: dict[str, StoredTensor] = {}
     for shard, names in files.items():
         refuse_pickle(folder, shard)
-        path = artifact.inside(folder, shard)
+        path = artifact.resolve_inside(folder, shard)
         if not path.exists():
-            raise BadInput(f"{shard} is named by the index and not there ({len(names)} tensors, first {names[0]})")
-        for name, entry in artifact.check_header(path).tensors.items():
+            raise InputError(f"{shard} is named by the index and not there ({len(names)} tensors, first {names[0]})")
+        for name, entry in artifact.read_safetensors_header(path).tensors.items():
             if name in found:
-                raise BadInput(f"{name} lies in {found[name].path.name} and in {shard}; fetch them again")
-            found[name] = Source(path, name, entry)
+                raise InputError(f"{name} lies in {found[name].path.name} and in {shard}; fetch them again")
+            found[name] = StoredTensor(path, name, entry)
     return found
 
 
-def _shards_of(index: dict[str, Any]) -> dict[str, list[str]]:
+def _read_index(index: dict[str, Any]) -> dict[str, list[str]]:
     places = index.get("weight_map")
     sound = isinstance(places, dict) and all(
-        plain(name) and type(shard) is str for name, shard in cast(dict[str, Any], places).items()
+        is_printable(name) and type(shard) is str for name, shard in cast(dict[str, Any], places).items()
     )
     if not sound:
-        raise BadInput(f"{INDEX}: weight_map is no table of tensor names and file names")
+        raise InputError(f"{INDEX_FILE}: weight_map is no table of tensor names and file names")
     files: dict[str, list[str]] = {}
     for name, shard in cast(dict[str, str], places).items():
         files.setdefault(shard, []).append(name)
@@ -136,59 +136,59 @@ def _shards_of(index: dict[str, Any]) -> dict[str, list[str]]:
 def refuse_pickle(folder: Path, name: str | None = None) -> None:
     """Raises `Unsafe` (77) if the file named, or any of the folder, is a pickle by its name."""
     names = sorted(path.name for path in folder.iterdir()) if name is None else [name]
-    pickle = next((name for name in names if name.endswith(PICKLES)), None)
+    pickle = next((name for name in names if name.endswith(PICKLE_SUFFIXES)), None)
     if pickle:
-        raise Unsafe(
+        raise UnsafeFileError(
             f"{pickle} is a pickle and can run code; not opened. "
             "Save it as safetensors with transformers' save_pretrained in an environment you trust"
         )
 
 
-def prefixed(found: dict[str, Source], wanted: set[str], config: DecoderConfig) -> dict[str, Source]:
+def match_prefix(stored: dict[str, StoredTensor], names: set[str], config: DecoderConfig) -> dict[str, StoredTensor]:
     """The same tensors under the module's names: a base model's file lacks `model.` or the like."""
-    parts = NAMES[config.family].base.split(".")
-    head = f"{NAMES[config.family].head}.weight"
-    variants = [found]
+    parts = WEIGHT_NAMES[config.family].base_prefix.split(".")
+    head = f"{WEIGHT_NAMES[config.family].head}.weight"
+    variants = [stored]
     for i in range(len(parts)):
         base = ".".join(parts[: i + 1])
-        variants.append({f"{base}.{name}" if name != head else name: source for name, source in found.items()})
-    return min(variants, key=lambda variant: len(wanted ^ variant.keys()))
+        variants.append({f"{base}.{name}" if name != head else name: source for name, source in stored.items()})
+    return min(variants, key=lambda variant: len(names ^ variant.keys()))
 
 
-def droppable(name: str, source: Source, found: Mapping[str, Source], config: DecoderConfig) -> bool:
+def is_redundant(name: str, source: StoredTensor, stored: Mapping[str, StoredTensor], config: DecoderConfig) -> bool:
     """Whether a tensor that the module has no place for says nothing: causal triangles, RoPE tables, a tied head."""
-    names = NAMES[config.family]
+    names = WEIGHT_NAMES[config.family]
     if name.endswith(".rotary_emb.inv_freq"):
         return True
     if config.family == "gpt2" and name.endswith(".attn.masked_bias"):
-        return source.entry.shape == ()
+        return source.spec.shape == ()
     if config.family == "gpt2" and name.endswith(".attn.bias"):
-        square = source.read().squeeze()
+        square = source.load().squeeze()
         return square.ndim == 2 and torch.equal(square.bool(), torch.ones(square.shape, dtype=torch.bool).tril())
-    words = found.get(f"{names.words}.weight")
+    words = stored.get(f"{names.token_embedding}.weight")
     if not config.tie_word_embeddings or name != f"{names.head}.weight" or words is None:
         return False
-    if source.entry.shape != words.entry.shape or not torch.equal(source.read(), words.read()):
-        raise BadInput(f"tie_word_embeddings is true but {name} differs from {names.words}.weight; set it to false")
+    if source.spec.shape != words.spec.shape or not torch.equal(source.load(), words.load()):
+        raise InputError(f"tie_word_embeddings is true but {name} differs from {names.token_embedding}.weight; set it to false")
     return True
 
 
-def transposed(config: DecoderConfig) -> frozenset[str]:
+def transposed_weights(config: DecoderConfig) -> frozenset[str]:
     """The names of the maps that lie as [in, out] on disk: GPT-2's."""
-    names = NAMES[config.family]
+    names = WEIGHT_NAMES[config.family]
     layers = range(config.num_hidden_layers)
-    return frozenset(f"{names.blocks}.{l}.{name}.weight" for l in layers for name in names.transposed)
+    return frozenset(f"{names.layers}.{l}.{name}.weight" for l in layers for name in names.transposed)
 
 
-def split(width: Mapping[str, int], shard_bytes: float) -> dict[str, list[str]]:
+def plan_shards(sizes: Mapping[str, int], max_shard_bytes: float) -> dict[str, list[str]]:
     """File names and their tensors, in order, each file at most `shard_bytes` unless one tensor alone is larger."""
     files: list[list[str]] = [[]]
     held = 0
-    for name, size in width.items():
-        if files[-1] and held + size > shard_bytes:
+    for name, size in sizes.items():
+        if files[-1] and held + size > max_shard_bytes:
             files, held = [*files, []], 0
         files[-1].append(name)
         held += size
     if len(files) == 1:
-        return {WHOLE: files[0]}
+        return {SINGLE_FILE: files[0]}
     return {f"model-{i:05}-of-{len(files):05}.safetensors": names for i, names in enumerate(files, 1)}

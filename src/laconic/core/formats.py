@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from laconic.core import artifact
-from laconic.core.artifact import BadInput
-from laconic.core.errors import on_disk
+from laconic.core.artifact import InputError
+from laconic.core.errors import translate_os_errors
 from laconic.core.families import DecoderConfig
 from laconic.core.folder import refuse_pickle
-from laconic.core.rope import Rope, frequencies
-from laconic.core.strict import refuse_foreign
-from laconic.core.weights import half_split, interleaved
+from laconic.core.rope import RopeConfig, frequencies
+from laconic.core.strict import check_not_pickle
+from laconic.core.weights import half_split, interleave
 
-META = {
+META_NAMES = {
     "tok_embeddings": "model.embed_tokens",
     "layers.{}.attention_norm": "model.layers.{}.input_layernorm",
     "layers.{}.attention.wq": "model.layers.{}.self_attn.q_proj",
@@ -37,7 +37,7 @@ META = {
     "norm": "model.norm",
     "output": "lm_head",
 }
-GGUF = {
+GGUF_NAMES = {
     "token_embd": "model.embed_tokens",
     "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
     "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
@@ -53,57 +53,57 @@ GGUF = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-GGUF_NEIGHBOURS = ("llama", "mistral")  # families whose GGUF rows are interleaved; qwen2's and qwen3's are half-split
-TABLES_OF_ANGLES = ("rope.freqs", "rope_freqs.weight")  # made anew from the configuration
+GGUF_INTERLEAVED_FAMILIES = ("llama", "mistral")  # families whose GGUF rows are interleaved; qwen2's and qwen3's are half-split
+ROPE_TABLES = ("rope.freqs", "rope_freqs.weight")  # made anew from the configuration
 LLAMA2C_PER_LAYER = (
     "input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "post_attention_layernorm", "mlp.gate_proj", "mlp.down_proj", "mlp.up_proj",
 )  # fmt: skip
-THETA = 10000.0
-LLAMA2C_FIXED = {"rms_norm_eps": 1e-5, "rope_theta": THETA, "hidden_act": "silu"}  # run.c knows no other
+LLAMA2C_THETA = 10000.0
+LLAMA2C_FIXED = {"rms_norm_eps": 1e-5, "rope_theta": LLAMA2C_THETA, "hidden_act": "silu"}  # run.c knows no other
 LLAMA2C_SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
     "max_position_embeddings",
 )  # fmt: skip
-VERSIONED = 0x616B3432  # "ak42", the first word of llama2.c's later versions
+LLAMA2C_LATER_MAGIC = 0x616B3432  # "ak42", the first word of llama2.c's later versions
 
-Turn = Callable[[Tensor, int], Tensor]
+PermuteRows = Callable[[Tensor, int], Tensor]
 
 
 def meta_to_hf(tensors: Mapping[str, Tensor], H: int, G: int) -> dict[str, Tensor]:
     """Meta's names and neighbouring pairs to Hugging Face's names and half-split pairs."""
-    return _renamed(tensors, META, half_split, H, G)
+    return _rename_tensors(tensors, META_NAMES, half_split, H, G)
 
 
 def hf_to_meta(tensors: Mapping[str, Tensor], H: int, G: int) -> dict[str, Tensor]:
     """The inverse of `meta_to_hf`."""
-    return _renamed(tensors, {hf: name for name, hf in META.items()}, interleaved, H, G)
+    return _rename_tensors(tensors, {hf: name for name, hf in META_NAMES.items()}, interleave, H, G)
 
 
 def gguf_to_hf(tensors: Mapping[str, Tensor], family: str, H: int, G: int) -> dict[str, Tensor]:
     """GGUF's names, and the pairs its rows have in this family, to Hugging Face's."""
-    return _renamed(tensors, GGUF, half_split if family in GGUF_NEIGHBOURS else None, H, G)
+    return _rename_tensors(tensors, GGUF_NAMES, half_split if family in GGUF_INTERLEAVED_FAMILIES else None, H, G)
 
 
 def hf_to_gguf(tensors: Mapping[str, Tensor], family: str, H: int, G: int) -> dict[str, Tensor]:
     """The inverse of `gguf_to_hf`."""
-    table = {hf: name for name, hf in GGUF.items()}
-    return _renamed(tensors, table, interleaved if family in GGUF_NEIGHBOURS else None, H, G)
+    table = {hf: name for name, hf in GGUF_NAMES.items()}
+    return _rename_tensors(tensors, table, interleave if family in GGUF_INTERLEAVED_FAMILIES else None, H, G)
 
 
-def _renamed(
-    tensors: Mapping[str, Tensor], table: Mapping[str, str], turn: Turn | None, H: int, G: int
+def _rename_tensors(
+    tensors: Mapping[str, Tensor], table: Mapping[str, str], turn: PermuteRows | None, H: int, G: int
 ) -> dict[str, Tensor]:
     """Every tensor under its other name; rows of q re-ordered in H heads, of k in G, if there is a `turn`."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if name in TABLES_OF_ANGLES:
+        if name in ROPE_TABLES:
             continue
         stem, _, kind = name.rpartition(".")
         layer = re.search(r"(?<=\.)\d+(?=\.)", stem)
         key = stem.replace(f".{layer[0]}.", ".{}.", 1) if layer else stem
         if key not in table:
-            raise BadInput(f"{name}: no such name in this format; known: {', '.join(table)}")
+            raise InputError(f"{name}: no such name in this format; known: {', '.join(table)}")
         heads = next(
             (n for end, n in (("q", H), ("k", G)) if re.search(rf"(\b{end}_proj|attn_{end}|w{end})$", stem)), 0
         )
@@ -115,37 +115,37 @@ def _renamed(
 def read_llama2c(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The config.json and the tensors, Hugging Face's names and pairs, of a llama2.c file; mapped where untouched."""
     if not path.is_file():
-        raise BadInput(f"no {path.name} in {path.parent}")
+        raise InputError(f"no {path.name} in {path.parent}")
     if path.name.startswith("pytorch_model"):
         refuse_pickle(path.parent, path.name)
-    with on_disk(path), path.open("rb") as file:
+    with translate_os_errors(path), path.open("rb") as file:
         start, size = file.read(8), path.stat().st_size
     if start[2:4] != bytes(2):  # a file of width 640 begins as a pickle does
-        refuse_foreign(path.name, start)
+        check_not_pickle(path.name, start)
     if size < 28 or size % 4:
-        raise BadInput(f"{path.name}: {size:,} bytes are no llama2.c file")
+        raise InputError(f"{path.name}: {size:,} bytes are no llama2.c file")
     numbers = torch.from_file(str(path), shared=False, size=size // 4, dtype=torch.float32)
     header = [int(n) for n in numbers[:7].view(torch.int32)]
-    if header[0] == VERSIONED:
-        raise BadInput(f"{path.name} is of a later version of llama2.c's file; export version 0")
-    config = _config(path.name, header, size)
+    if header[0] == LLAMA2C_LATER_MAGIC:
+        raise InputError(f"{path.name} is of a later version of llama2.c's file; export version 0")
+    config = _config_from_header(path.name, header, size)
     shapes = dict(_llama2c_shapes(config))
     asked = 28 + 4 * sum(math.prod(shape) for shape in shapes.values())
     if asked != size:
-        raise BadInput(f"{path.name}: header promises {asked:,} bytes, file has {size:,}; fetch it again")
+        raise InputError(f"{path.name}: header promises {asked:,} bytes, file has {size:,}; fetch it again")
     parts = torch.tensor_split(numbers[7:], list(accumulate(map(math.prod, shapes.values())))[:-1])
     tensors = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True) if name}
-    tensors = {name: _turned(name, tensor, config, half_split) for name, tensor in tensors.items()}
+    tensors = {name: _permute_qk(name, tensor, config, half_split) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         artifact.check_finite(name, tensor)
     return config, tensors
 
 
-def _config(name: str, header: list[int], size: int) -> dict[str, Any]:
+def _config_from_header(name: str, header: list[int], size: int) -> dict[str, Any]:
     sizes = dict(zip(LLAMA2C_SIZES, [*header[:5], abs(header[5]), header[6]], strict=True))
     D, H, G = header[0], header[3], header[4]
     if min(sizes.values()) < 1 or max(sizes.values()) > size or D % (2 * H) or H % G:
-        raise BadInput(f"{name}: sizes {header} are of no Llama; is it a llama2.c file?")
+        raise InputError(f"{name}: sizes {header} are of no Llama; is it a llama2.c file?")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -175,33 +175,33 @@ def _llama2c_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int,
         yield "lm_head.weight", (V, D)
 
 
-def _turned(name: str, tensor: Tensor, config: Mapping[str, Any], turn: Turn) -> Tensor:
+def _permute_qk(name: str, tensor: Tensor, config: Mapping[str, Any], turn: PermuteRows) -> Tensor:
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
     return turn(tensor, config[heads]) if heads else tensor
 
 
 def write_llama2c(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """A llama2.c file of a plain Llama under Hugging Face's names; `BadInput` for what the format cannot say."""
-    held = DecoderConfig.parse(config)
-    rope = held.rope or Rope()
+    held = DecoderConfig.from_dict(config)
+    rope = held.rope or RopeConfig()
     E = held.hidden_size // held.num_attention_heads
     for name, value, only in (
         ("family", held.family, "llama"),
-        ("act", held.act, "silu"),
-        ("eps", held.eps, LLAMA2C_FIXED["rms_norm_eps"]),
+        ("act", held.activation, "silu"),
+        ("eps", held.norm_eps, LLAMA2C_FIXED["rms_norm_eps"]),
         ("rope", rope.kind, "default"),
-        ("theta", rope.theta, THETA),
+        ("theta", rope.theta, LLAMA2C_THETA),
         ("head_dim", held.head_dim, E),
     ):
         if value != only:
-            raise BadInput(f"{name} {value!r}: llama2.c knows only {only!r}")
+            raise InputError(f"{name} {value!r}: llama2.c knows only {only!r}")
     sizes = {**vars(held)}
     shapes = dict(_llama2c_shapes(sizes))
     odd = sorted(
         {name for name in tensors if tensors[name].shape != shapes.get(name)} | (shapes.keys() - {""} - tensors.keys())
     )
     if odd:
-        raise BadInput(f"{len(odd)} tensors are missing, unknown or of another shape ({', '.join(odd[:10])})")
+        raise InputError(f"{len(odd)} tensors are missing, unknown or of another shape ({', '.join(odd[:10])})")
     header = [sizes[key] for key in LLAMA2C_SIZES]
     header[5] *= 1 if held.tie_word_embeddings else -1
 
@@ -209,13 +209,13 @@ def write_llama2c(path: Path, config: Mapping[str, Any], tensors: Mapping[str, T
         with new.open("wb") as file:
             file.write(torch.tensor(header, dtype=torch.int32).numpy().tobytes())
             for name, shape in shapes.items():
-                part = _turned(name, tensors[name], sizes, interleaved) if name else _angles(shape, E)
+                part = _permute_qk(name, tensors[name], sizes, interleave) if name else _rope_table(shape, E)
                 file.write(part.detach().float().cpu().contiguous().numpy().data)
 
-    artifact.replace_file(path, write, 4 * (7 + sum(map(math.prod, shapes.values()))))
+    artifact.write_file_atomically(path, write, 4 * (7 + sum(map(math.prod, shapes.values()))))
 
 
-def _angles(shape: tuple[int, ...], E: int) -> Tensor:
+def _rope_table(shape: tuple[int, ...], E: int) -> Tensor:
     """Cosines, then sines, of every position's angles."""
-    angles = torch.outer(torch.arange(shape[1], dtype=torch.float32), frequencies(THETA, E))
+    angles = torch.outer(torch.arange(shape[1], dtype=torch.float32), frequencies(LLAMA2C_THETA, E))
     return torch.stack([angles.cos(), angles.sin()])

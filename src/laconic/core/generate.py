@@ -12,27 +12,27 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from laconic.core import fit, paths
-from laconic.core.cache import Cache
+from laconic.core.cache import KVCache
 from laconic.core.decoder import Decoder
-from laconic.core.errors import NonFinite, Usage
-from laconic.core.learner import Learner
-from laconic.core.prompt import Ids, Prompt, Tokenizer, check_vocabulary, pad_left, prompt_of, read
-from laconic.core.sampling import Number, Sampler, Sampling, check
-from laconic.core.state import State
-from laconic.core.wording import Wording
+from laconic.core.errors import NonFiniteError, UsageError
+from laconic.core.learner import StatefulLM
+from laconic.core.prompt import InputIds, Prompt, Tokenizer, check_vocabulary, pad_left, build_prompt, prefill
+from laconic.core.sampling import Number, Sampler, SamplingConfig, check_range
+from laconic.core.state import FastWeightState
+from laconic.core.wording import IncrementalDetokenizer
 
-__all__ = ["Generation", "Passes", "generate", "pad_left"]
+__all__ = ["Generation", "PassCounts", "generate", "pad_left"]
 
 OnToken = Callable[[int, int, str, float], None]
-Reason = Literal["eos", "stop", "length"]
+StopReason = Literal["eos", "stop", "length"]
 
 
-class Passes(NamedTuple):
+class PassCounts(NamedTuple):
     """Decoder calls in which a row was not finished: pieces of the prompt, thoughts placed, thoughts, tokens."""
 
-    read: int
-    place: int
-    think: int
+    prompt: int
+    latent_setup: int
+    latent: int
     answer: int
 
     @property
@@ -51,13 +51,13 @@ class Generation:
     """
 
     text: str
-    ids: list[int]
+    token_ids: list[int]
     logprobs: list[float]
-    passes: Passes
-    stop_reason: Reason
-    state: Cache | State
-    hidden: Tensor
-    calls: int
+    passes: PassCounts
+    stop_reason: StopReason
+    state: KVCache | FastWeightState
+    last_hidden: Tensor
+    decoder_calls: int
 
 
 def generate(
@@ -65,13 +65,13 @@ def generate(
     tokenizer: Tokenizer | None = None,
     prompts: Sequence[str] | None = None,
     *,
-    ids: Ids | None = None,
-    vectors: Float[Tensor, "B T D"] | None = None,
-    live: Shaped[Tensor, "B T"] | None = None,
-    state: Cache | State | None = None,
-    start: Int[Tensor, " B"] | None = None,
-    learn: bool | None = None,
-    learn_answer: bool | None = None,
+    input_ids: InputIds | None = None,
+    inputs_embeds: Float[Tensor, "B T D"] | None = None,
+    attention_mask: Shaped[Tensor, "B T"] | None = None,
+    state: KVCache | FastWeightState | None = None,
+    first_positions: Int[Tensor, " B"] | None = None,
+    update_on_prompt: bool | None = None,
+    update_on_output: bool | None = None,
     max_tokens: int,
     min_tokens: int = 0,
     temperature: Number = 0.0,
@@ -79,13 +79,13 @@ def generate(
     top_p: Number = 1.0,
     min_p: Number = 0.0,
     repetition_penalty: Number = 1.0,
-    stop: str | Sequence[str] = (),
-    eos: int | Sequence[int] | None = None,
+    stop_strings: str | Sequence[str] = (),
+    eos_token_ids: int | Sequence[int] | None = None,
     eos_count: int = 1,
-    banned: Sequence[int] = (),
+    suppress_token_ids: Sequence[int] = (),
     seed: int | Sequence[int] = 0,
-    chunk: int = 512,
-    keep_state: bool = True,
+    prefill_chunk_size: int = 512,
+    return_state: bool = True,
     on_token: OnToken | None = None,
 ) -> list[Generation]:
     """Continues `prompts`, `ids` or `vectors` (one of them; `live` goes with vectors), on `state` if it is given.
@@ -102,188 +102,188 @@ def generate(
 
     Raises `Usage` (2) for settings, `BadInput` (66) for ids and tokenizers that do not fit, `NonFinite` (65).
     """
-    how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    check_settings(max_tokens, min_tokens, chunk, eos_count, stop, tokenizer)
+    how = SamplingConfig(temperature, top_k, top_p, min_p, repetition_penalty)
+    stop_strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+    check_settings(max_tokens, min_tokens, prefill_chunk_size, eos_count, stop_strings, tokenizer)
     if tokenizer is not None:
         check_vocabulary(tokenizer, decoder.config.vocab_size)
     with torch.inference_mode():
-        prompt = prompt_of(decoder, tokenizer, prompts, ids, vectors, live)
-        if not prompt.rows:
+        prompt = build_prompt(decoder, tokenizer, prompts, input_ids, inputs_embeds, attention_mask)
+        if not prompt.token_ids:
             return []
-        prompt = prompt._replace(start=None if start is None else start.to(prompt.live.device))
-        seeds = [seed] * len(prompt.rows) if isinstance(seed, int) else list(seed)
-        if len(seeds) != len(prompt.rows):
-            raise Usage(
-                f"seed has {len(seeds)} entries, there are {len(prompt.rows)} rows; give one each or one for all"
+        prompt = prompt._replace(first_positions=None if first_positions is None else first_positions.to(prompt.attention_mask.device))
+        seeds = [seed] * len(prompt.token_ids) if isinstance(seed, int) else list(seed)
+        if len(seeds) != len(prompt.token_ids):
+            raise UsageError(
+                f"seed has {len(seeds)} entries, there are {len(prompt.token_ids)} rows; give one each or one for all"
             )
-        prompt = prompt._replace(learn=taught(decoder, state, start, learn, learn_answer))
-        first = check_length(decoder, prompt, state, max_tokens)
-        ends = decoder.config.eos if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+        prompt = prompt._replace(update_flags=resolve_update_flags(decoder, state, first_positions, update_on_prompt, update_on_output))
+        first = check_max_length(decoder, prompt, state, max_tokens)
+        ends = decoder.config.eos_token_ids if eos_token_ids is None else (eos_token_ids,) if isinstance(eos_token_ids, int) else tuple(eos_token_ids)
         V = decoder.config.vocab_size
-        for name, ids_given in (("eos", ends if eos is not None else ()), ("banned", banned)):
+        for name, ids_given in (("eos", ends if eos_token_ids is not None else ()), ("banned", suppress_token_ids)):
             for i in ids_given:
-                check(name, i, 0 <= i < V, f"in [0, vocabulary {V})")
+                check_range(name, i, 0 <= i < V, f"in [0, vocabulary {V})")
         decode = None if tokenizer is None else tokenizer.decode
         rows = [
-            Row(b, Wording(decode, row, stop) if decode else None, ends, eos_count, max_tokens, on_token)
-            for b, row in enumerate(prompt.rows)
+            SequenceState(b, IncrementalDetokenizer(decode, row, stop_strings) if decode else None, ends, eos_count, max_tokens, on_token)
+            for b, row in enumerate(prompt.token_ids)
         ]
-        sampler = Sampler(how, seeds, prompt.rows, [end for end in ends if end < V], banned)
-        return run(decoder, prompt, state, chunk, rows, sampler, min_tokens, first, keep_state)
+        sampler = Sampler(how, seeds, prompt.token_ids, [end for end in ends if end < V], suppress_token_ids)
+        return decode_loop(decoder, prompt, state, prefill_chunk_size, rows, sampler, min_tokens, first, return_state)
 
 
 def check_settings(
-    max_tokens: int, min_tokens: int, chunk: int, eos_count: int, stop: Sequence[str], tokenizer: Tokenizer | None
+    max_tokens: int, min_tokens: int, prefill_chunk_size: int, eos_count: int, stop_strings: Sequence[str], tokenizer: Tokenizer | None
 ) -> None:
     """Raises `Usage` for numbers and stop strings that cannot be meant."""
     numbers: dict[str, object] = {
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
-        "chunk": chunk,
+        "chunk": prefill_chunk_size,
         "eos_count": eos_count,
     }
     for name, value in numbers.items():
         if not isinstance(value, SupportsIndex):
-            raise Usage(f"{name} {value!r}: must be an integer")
-    check("max_tokens", max_tokens, max_tokens >= 1, "≥ 1")
-    check("min_tokens", min_tokens, 0 <= min_tokens <= max_tokens, f"in [0, max_tokens {max_tokens}]")
-    check("chunk", chunk, chunk >= 1, "≥ 1")
-    check("eos_count", eos_count, eos_count >= 1, "≥ 1")
-    if "" in stop:
-        raise Usage("stop: an empty string stops everything; leave it out")
-    if stop and tokenizer is None:
-        raise Usage("stop strings given without a tokenizer; give one, or eos ids")
+            raise UsageError(f"{name} {value!r}: must be an integer")
+    check_range("max_tokens", max_tokens, max_tokens >= 1, "≥ 1")
+    check_range("min_tokens", min_tokens, 0 <= min_tokens <= max_tokens, f"in [0, max_tokens {max_tokens}]")
+    check_range("chunk", prefill_chunk_size, prefill_chunk_size >= 1, "≥ 1")
+    check_range("eos_count", eos_count, eos_count >= 1, "≥ 1")
+    if "" in stop_strings:
+        raise UsageError("stop: an empty string stops everything; leave it out")
+    if stop_strings and tokenizer is None:
+        raise UsageError("stop strings given without a tokenizer; give one, or eos ids")
 
 
-def taught(
+def resolve_update_flags(
     decoder: Decoder,
-    state: Cache | State | None,
-    start: Tensor | None,
-    learn: bool | None,
-    learn_answer: bool | None,
+    state: KVCache | FastWeightState | None,
+    first_positions: Tensor | None,
+    update_on_prompt: bool | None,
+    update_on_output: bool | None,
 ) -> tuple[bool, bool]:
     """Whether prompt and answer teach. Raises `Usage` for a state of another kind, and for what only one kind has."""
-    learns = isinstance(decoder, Learner)
-    if state is not None and isinstance(state, State) != learns:
+    learns = isinstance(decoder, StatefulLM)
+    if state is not None and isinstance(state, FastWeightState) != learns:
         kinds = ("a cache", "fast weights")
-        raise Usage(f"state holds {kinds[not learns]}, the model keeps {kinds[learns]}; give one of its own")
-    if not learns and (learn or learn_answer):
-        raise Usage(f"learn: a {decoder.config.family} decoder has no fast weights; give a Hope, or leave it out")
-    if learns and start is not None:
-        raise Usage("start: a model that learns while it reads counts its own positions; leave it out")
-    needed = learns and paths.blind(decoder.start(1) if state is None else paths.held(state))
-    return needed if learn is None else learn, needed if learn_answer is None else learn_answer
+        raise UsageError(f"state holds {kinds[not learns]}, the model keeps {kinds[learns]}; give one of its own")
+    if not learns and (update_on_prompt or update_on_output):
+        raise UsageError(f"learn: a {decoder.config.family} decoder has no fast weights; give a Hope, or leave it out")
+    if learns and first_positions is not None:
+        raise UsageError("start: a model that learns while it reads counts its own positions; leave it out")
+    needed = learns and paths.has_no_attention(decoder.initial_state(1) if state is None else paths.as_fast_weights(state))
+    return needed if update_on_prompt is None else update_on_prompt, needed if update_on_output is None else update_on_output
 
 
-def check_length(decoder: Decoder, prompt: Prompt, state: Cache | State | None, max_tokens: int) -> int:
+def check_max_length(decoder: Decoder, prompt: Prompt, state: KVCache | FastWeightState | None, max_tokens: int) -> int:
     """The position of the first token to come, of the longest row.
 
     Raises `Usage` where a learned table has too few positions for `max_tokens` more.
     """
-    held = torch.zeros(len(prompt.live), dtype=torch.long, device=prompt.live.device)
-    if isinstance(state, State):
+    held = torch.zeros(len(prompt.attention_mask), dtype=torch.long, device=prompt.attention_mask.device)
+    if isinstance(state, FastWeightState):
         if len(state.position) != len(held):
-            raise Usage(f"{len(held)} prompts on a state of {len(state.position)} rows; take or join its rows")
+            raise UsageError(f"{len(held)} prompts on a state of {len(state.position)} rows; take or join its rows")
         state = next((layer.cache for layer in state.layers if layer.cache is not None), None)
     elif state is not None:
-        fit.check_state(decoder.config, state, len(prompt.live))
+        fit.check_cache(decoder.config, state, len(prompt.attention_mask))
     if state is not None:
-        held = 1 + F.pad(state.positions.masked_fill(~state.live, -1), (1, 0), value=-1).amax(1)
-    held = held if prompt.start is None else prompt.start
-    first, config = int((held + prompt.live.sum(1)).amax()), decoder.config
+        held = 1 + F.pad(state.positions.masked_fill(~state.valid, -1), (1, 0), value=-1).amax(1)
+    held = held if prompt.first_positions is None else prompt.first_positions
+    first, config = int((held + prompt.attention_mask.sum(1)).amax()), decoder.config
     over = first + max_tokens - config.max_position_embeddings
-    if over > 0 and config.place == "table":
-        raise Usage(
+    if over > 0 and config.position_encoding == "table":
+        raise UsageError(
             f"prompt {first:,} + max_tokens {max_tokens:,} > {config.max_position_embeddings:,} positions of "
             f"{config.family}; shorten by {over:,}"
         )
     return first
 
 
-class Row:
+class SequenceState:
     """One continuation in the making."""
 
     def __init__(
         self,
         index: int,
-        wording: Wording | None,
-        ends: Sequence[int],
+        detokenizer: IncrementalDetokenizer | None,
+        eos_token_ids: Sequence[int],
         eos_count: int,
         max_tokens: int,
         on_token: OnToken | None,
     ) -> None:
-        self.index, self.wording, self.ends, self.max_tokens = index, wording, ends, max_tokens
-        self.eos_left, self.on_token = eos_count, on_token
-        self.ids: list[int] = []
+        self.index, self.detokenizer, self.eos_token_ids, self.max_tokens = index, detokenizer, eos_token_ids, max_tokens
+        self.remaining_eos, self.on_token = eos_count, on_token
+        self.token_ids: list[int] = []
         self.logprobs: list[float] = []
-        self.reason: Reason | None = None
+        self.stop_reason: StopReason | None = None
 
-    def add(self, token: int, logprob: float) -> Reason | None:
+    def append(self, token: int, logprob: float) -> StopReason | None:
         """One more id, and why it is the last, if it is. Raises `NonFinite` for a probability that is no number."""
         if not math.isfinite(logprob):
-            raise NonFinite(f"row {self.index}, token {len(self.ids)}: logits are not finite; check the weights")
-        self.ids.append(token)
+            raise NonFiniteError(f"row {self.index}, token {len(self.token_ids)}: logits are not finite; check the weights")
+        self.token_ids.append(token)
         self.logprobs.append(logprob)
         text = ""
-        self.eos_left -= token in self.ends
-        if self.eos_left == 0:
-            self.reason = "eos"
-        elif self.wording is not None:
-            text = self.wording.add(token)
-        if self.wording is not None and self.wording.stopped:
-            self.reason = "stop"
-        elif self.reason is None and len(self.ids) == self.max_tokens:
-            self.reason = "length"
-        if self.reason and self.wording is not None:
-            text += self.wording.end()
+        self.remaining_eos -= token in self.eos_token_ids
+        if self.remaining_eos == 0:
+            self.stop_reason = "eos"
+        elif self.detokenizer is not None:
+            text = self.detokenizer.append(token)
+        if self.detokenizer is not None and self.detokenizer.found_stop:
+            self.stop_reason = "stop"
+        elif self.stop_reason is None and len(self.token_ids) == self.max_tokens:
+            self.stop_reason = "length"
+        if self.stop_reason and self.detokenizer is not None:
+            text += self.detokenizer.flush()
         if self.on_token is not None:
             self.on_token(self.index, token, text, logprob)
-        return self.reason
+        return self.stop_reason
 
-    def generation(self, state: Cache | State, hidden: Tensor, pieces: int, whole: bool) -> Generation:
+    def to_generation(self, state: KVCache | FastWeightState, last_hidden: Tensor, prefill_passes: int, last_id_read: bool) -> Generation:
         """What is handed back when the row has ended; `whole`: its last id was read too."""
-        assert self.reason is not None
-        text, n = "" if self.wording is None else self.wording.text, len(self.ids) - (not whole)
-        return Generation(text, self.ids, self.logprobs, Passes(pieces, 0, 0, n), self.reason, state, hidden, 0)
+        assert self.stop_reason is not None
+        text, n = "" if self.detokenizer is None else self.detokenizer.text, len(self.token_ids) - (not last_id_read)
+        return Generation(text, self.token_ids, self.logprobs, PassCounts(prefill_passes, 0, 0, n), self.stop_reason, state, last_hidden, 0)
 
 
-def run(
+def decode_loop(
     decoder: Decoder,
     prompt: Prompt,
-    state: Cache | State | None,
-    chunk: int,
-    rows: list[Row],
+    state: KVCache | FastWeightState | None,
+    prefill_chunk_size: int,
+    sequences: list[SequenceState],
     sampler: Sampler,
     min_tokens: int,
-    first: int,
-    keep_state: bool = True,
+    first_new_position: int,
+    return_state: bool = True,
 ) -> list[Generation]:
     """Reads the prompt, then goes on until every row has its reason to end; `first` is where the longest goes on."""
-    max_tokens, Pmax = rows[0].max_tokens, decoder.config.max_position_embeddings
-    hidden, held, pieces = read(decoder, prompt, state, chunk)
-    logits, path = decoder.logits(hidden), paths.path_of(decoder, held, max_tokens - 1, prompt.learn[1])
-    nothing, done = paths.nothing(decoder, hidden), dict[int, Generation]()
-    S, whole = state.S if isinstance(state, Cache) else 0, keep_state and isinstance(held, State)
+    max_tokens, Pmax = sequences[0].max_tokens, decoder.config.max_position_embeddings
+    hidden, held, pieces = prefill(decoder, prompt, state, prefill_chunk_size)
+    logits, path = decoder.logits(hidden), paths.choose_backend(decoder, held, max_tokens - 1, prompt.update_flags[1])
+    nothing, done = paths.empty_state(decoder, hidden), dict[int, Generation]()
+    S, whole = state.S if isinstance(state, KVCache) else 0, return_state and isinstance(held, FastWeightState)
     for t in range(max_tokens):
-        if decoder.config.place == "rope" and t == max(0, Pmax + 1 - first):
+        if decoder.config.position_encoding == "rope" and t == max(0, Pmax + 1 - first_new_position):
             warnings.warn(f"position {Pmax:,} ≥ {Pmax:,} of {decoder.config.family}: farther than it was trained")
-        ids, logprobs = sampler(logits, hold=t < min_tokens)
+        ids, logprobs = sampler(logits, block_eos=t < min_tokens)
         told = torch.stack([ids.double(), logprobs.double()], 1).cpu()  # the one wait of a step
         chosen = cast(list[tuple[float, float]], told.numpy().tolist())
-        for place, row in enumerate(rows):
-            if isinstance(path, paths.Learning) and not math.isfinite(chosen[place][1]):
-                path.check(place)
-            if row.reason is None and row.add(int(chosen[place][0]), chosen[place][1]):
-                kept = paths.left(path, place, row.ids[-1], S) if keep_state else nothing
-                done[row.index] = row.generation(kept, paths.apart(hidden[place]), pieces, whole)
-        left = [place for place, row in enumerate(rows) if row.reason is None]
+        for place, row in enumerate(sequences):
+            if isinstance(path, paths.StatefulBackend) and not math.isfinite(chosen[place][1]):
+                path.check_finite(place)
+            if row.stop_reason is None and row.append(int(chosen[place][0]), chosen[place][1]):
+                kept = paths.final_state(path, place, row.token_ids[-1], S) if return_state else nothing
+                done[row.index] = row.to_generation(kept, paths.clone_outside_inference(hidden[place]), pieces, whole)
+        left = [place for place, row in enumerate(sequences) if row.stop_reason is None]
         if not left:
             break
-        if 2 * len(left) < len(rows):
-            path.take(left)
-            sampler.take(left)
-            rows, ids = [rows[place] for place in left], ids[left]
+        if 2 * len(left) < len(sequences):
+            path.select_rows(left)
+            sampler.select_rows(left)
+            sequences, ids = [sequences[place] for place in left], ids[left]
         hidden, logits = path.step(ids)
     calls = pieces + max(g.passes.answer for g in done.values())
-    return [replace(done[b], calls=calls) for b in sorted(done)]
+    return [replace(done[b], decoder_calls=calls) for b in sorted(done)]

@@ -4,13 +4,13 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from laconic.core.decoder import Seen
+from laconic.core.decoder import DecoderOutput
 from laconic.core.families import DecoderConfig
-from laconic.core.state import State
+from laconic.core.state import FastWeightState
 
 
 @runtime_checkable
-class Learner(Protocol):
+class StatefulLM(Protocol):
     """Reads ids on a `State`, which is a value: what reads on an old one is a fork, and changes nothing.
 
     With `learn` False fast weights stand still, while convolutions, cache and position move on; ids where `taught` is
@@ -19,14 +19,14 @@ class Learner(Protocol):
 
     @property
     def config(self) -> DecoderConfig: ...
-    def start(self, batch: int) -> State: ...
-    def advance(
+    def initial_state(self, batch_size: int) -> FastWeightState: ...
+    def read_tokens(
         self,
-        ids: Tensor,
+        input_ids: Tensor,
         state: Any = None,
         *,
-        live: Tensor | None = None,
-        taught: Tensor | None = None,
-        learn: bool = True,
-    ) -> Seen: ...
-    def logits(self, hidden: Tensor) -> Tensor: ...
+        attention_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        update_weights: bool = True,
+    ) -> DecoderOutput: ...
+    def logits(self, hidden_states: Tensor) -> Tensor: ...

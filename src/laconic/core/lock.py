@@ -11,15 +11,15 @@ from pathlib import Path
 
 from filelock import FileLock, SoftFileLock, Timeout
 
-from laconic.core.artifact import replace_file
-from laconic.core.errors import Busy, LaconicError, NoSpace, on_disk
-from laconic.core.strict import canonical, read_json
+from laconic.core.artifact import write_file_atomically
+from laconic.core.errors import BusyError, LaconicError, DiskError, translate_os_errors
+from laconic.core.strict import to_canonical_json, read_json
 
-PATIENCE = 0.5  # seconds until a lock that is held is refused
+LOCK_TIMEOUT = 0.5  # seconds until a lock that is held is refused
 
 
 @contextmanager
-def held(folder: Path) -> Generator[None]:
+def lock_folder(folder: Path) -> Generator[None]:
     """Holds `folder`/lock; raises `Busy` (73) naming pid, host and start where somebody else does.
 
     On a file system without locks `NoSpace` (74), unless LACONIC_SOFT_LOCK=1 asks for a file in their place: it is
@@ -27,19 +27,19 @@ def held(folder: Path) -> Generator[None]:
     """
     path, about = folder / "lock", folder / "lock.json"
     soft = os.environ.get("LACONIC_SOFT_LOCK") == "1"
-    lock = SoftFileLock(path, PATIENCE) if soft else FileLock(path, PATIENCE, mode=0o666 & ~_umask())
+    lock = SoftFileLock(path, LOCK_TIMEOUT) if soft else FileLock(path, LOCK_TIMEOUT, mode=0o666 & ~_umask())
     try:
-        with on_disk(path):
-            if soft and _gone(about):
+        with translate_os_errors(path):
+            if soft and _is_holder_dead(about):
                 path.unlink(missing_ok=True)
             try:
                 lock.acquire()
             except Timeout:  # which is an OSError
-                raise Busy(f"{folder} is held by {_holder(about)}; wait for it, or choose another folder") from None
+                raise BusyError(f"{folder} is held by {_format_holder(about)}; wait for it, or choose another folder") from None
     except NotImplementedError:
-        raise NoSpace(f"{folder}: no locks on this file system; move it, or set LACONIC_SOFT_LOCK=1") from None
+        raise DiskError(f"{folder}: no locks on this file system; move it, or set LACONIC_SOFT_LOCK=1") from None
     try:
-        replace_file(about, lambda new: new.write_text(canonical(_ourselves()), encoding="utf-8"))
+        write_file_atomically(about, lambda new: new.write_text(to_canonical_json(_describe_this_process()), encoding="utf-8"))
         yield
     finally:
         about.unlink(missing_ok=True)
@@ -52,27 +52,27 @@ def _umask() -> int:
     return before
 
 
-def _ourselves() -> dict[str, object]:
+def _describe_this_process() -> dict[str, object]:
     start = datetime.now(UTC).isoformat(timespec="seconds")
     return {"pid": os.getpid(), "host": platform.node(), "start": start, "command": shlex.join(sys.argv)}
 
 
-def _read(about: Path) -> dict[str, object]:
+def _read_holder(holder_path: Path) -> dict[str, object]:
     try:
-        return read_json(about)
+        return read_json(holder_path)
     except (LaconicError, OSError):
         return {}
 
 
-def _holder(about: Path) -> str:
+def _format_holder(holder_path: Path) -> str:
     """Who `about` says the holder is; its first moments have no name."""
-    there = _read(about)
+    there = _read_holder(holder_path)
     return f"process {there.get('pid', '?')} on {there.get('host', 'an unknown host')} since {there.get('start', '?')}"
 
 
-def _gone(about: Path) -> bool:
+def _is_holder_dead(holder_path: Path) -> bool:
     """Whether the holder was a process of this machine that has ended."""
-    there = _read(about)
+    there = _read_holder(holder_path)
     pid = there.get("pid")
     if there.get("host") != platform.node() or not isinstance(pid, int):
         return False

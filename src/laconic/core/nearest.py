@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-FARTHEST = 2  # edits: letters put in, left out, replaced, or two neighbours swapped
+MAX_EDITS = 2  # edits: letters put in, left out, replaced, or two neighbours swapped
 
 
-def distance(a: str, b: str) -> int:
+def edit_distance(a: str, b: str) -> int:
     """Damerau–Levenshtein distance, unrestricted (Lowrance and Wagner 1975, doi:10.1145/321879.321880)."""
     most = len(a) + len(b)
     rows = [[most] * (len(b) + 2), [most, *range(len(b) + 1)]]
@@ -24,25 +24,25 @@ def distance(a: str, b: str) -> int:
     return rows[-1][-1]
 
 
-def nearest(key: str, known: Iterable[str]) -> str | None:
+def nearest_key(key: str, known: Iterable[str]) -> str | None:
     """The full key path within two edits of `key`; else the one whose last part is, in the same table if it can be."""
     paths = list(known)
     table, _, part = key.rpartition(".")
-    found = closest(key, paths)
+    found = closest_word(key, paths)
     if found is None:
         at_home = [path for path in paths if path.rpartition(".")[0] == table]
-        ends = closest(part, [path.rpartition(".")[2] for path in at_home]) or closest(
+        ends = closest_word(part, [path.rpartition(".")[2] for path in at_home]) or closest_word(
             part, [path.rpartition(".")[2] for path in paths]
         )
         found = next((path for path in [*at_home, *paths] if path.rpartition(".")[2] == ends), None)
     return found
 
 
-def closest(word: str, known: Sequence[str]) -> str | None:
+def closest_word(word: str, known: Sequence[str]) -> str | None:
     """The nearest of some words, if it is within two edits and not a wholly other word."""
     letters = Counter(word)  # an edit takes away one letter at most
     near = [
-        (distance(word, x), x) for x in known if max(len(x) - len(word), (letters - Counter(x)).total()) <= FARTHEST
+        (edit_distance(word, x), x) for x in known if max(len(x) - len(word), (letters - Counter(x)).total()) <= MAX_EDITS
     ]
-    found = min(near, default=(FARTHEST + 1, ""))
-    return found[1] if found[0] <= FARTHEST and found[0] < len(word) else None
+    found = min(near, default=(MAX_EDITS + 1, ""))
+    return found[1] if found[0] <= MAX_EDITS and found[0] < len(word) else None

@@ -10,26 +10,26 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.core.attention import wide
+from laconic.core.attention import accumulation_dtype
 
 
-def places(table: Float[Tensor, "N D"], p: Int[Tensor, "B T"], offset: int) -> Float[Tensor, "B T D"]:
+def position_embedding(table: Float[Tensor, "N D"], p: Int[Tensor, "B T"], offset: int) -> Float[Tensor, "B T D"]:
     """Eq. C8: row p + offset of the table, and the zero vector where p = -1."""
     return F.embedding(p.clamp(min=0) + offset, table).masked_fill((p < 0)[..., None], 0.0)
 
 
-def default_positions(
-    live: Bool[Tensor, "B T"], held: Int[Tensor, "B S"], held_live: Bool[Tensor, "B S"]
+def default_position_ids(
+    attention_mask: Bool[Tensor, "B T"], past_positions: Int[Tensor, "B S"], past_valid: Bool[Tensor, "B S"]
 ) -> Int[Tensor, "B T"]:
     """Eq. C22: 1 + the largest live position held (0 if none), then one more each live slot; dead slots get 0."""
-    first = 1 + F.pad(held.masked_fill(~held_live, -1), (1, 0), value=-1).amax(1)
-    return (first[:, None] + live.cumsum(1) - 1) * live
+    first = 1 + F.pad(past_positions.masked_fill(~past_valid, -1), (1, 0), value=-1).amax(1)
+    return (first[:, None] + attention_mask.cumsum(1) - 1) * attention_mask
 
 
-def last_live(x: Float[Tensor, "B T X"], live: Bool[Tensor, "B T"]) -> Float[Tensor, "B X"]:
+def last_valid(x: Float[Tensor, "B T X"], attention_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B X"]:
     """The entry of each row's last live slot."""
-    slot = torch.arange(live.shape[1], device=live.device)
-    last = (slot * live).amax(1)
+    slot = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    last = (slot * attention_mask).amax(1)
     return x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]
 
 
@@ -38,6 +38,6 @@ def next_token(logits: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
     return logits.argmax(-1)
 
 
-def next_probs(logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+def next_token_probabilities(logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
     """Eq. C21: softmax over the vocabulary in wide precision."""
-    return logits.softmax(-1, dtype=wide(logits.dtype))
+    return logits.softmax(-1, dtype=accumulation_dtype(logits.dtype))

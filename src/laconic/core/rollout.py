@@ -14,53 +14,53 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laconic.core.cache import Cache
-from laconic.core.decoder import Seen
-from laconic.core.errors import Usage
-from laconic.core.generate import Passes
+from laconic.core.cache import KVCache
+from laconic.core.decoder import DecoderOutput
+from laconic.core.errors import UsageError
+from laconic.core.generate import PassCounts
 
-Reader = Callable[..., Seen]
-Project = Callable[[Tensor], Tensor]
-Edit = Callable[[Tensor, int], Tensor]
-Mode = Literal["jacobi", "sequential"]
+ForwardFn = Callable[..., DecoderOutput]
+ProjectFn = Callable[[Tensor], Tensor]
+Intervention = Callable[[Tensor, int], Tensor]
+LatentSchedule = Literal["jacobi", "sequential"]
 
 
-class Trace(NamedTuple):
+class PassRecord(NamedTuple):
     """One pass over the slots: the vectors it read, what came out, and the cache it left."""
 
-    thoughts: Float[Tensor, "B M D"]
-    hidden: Float[Tensor, "B M D"]
-    state: Cache
+    latents: Float[Tensor, "B M D"]
+    hidden_states: Float[Tensor, "B M D"]
+    cache: KVCache
 
 
-class Rollout(NamedTuple):
+class LatentRollout(NamedTuple):
     """Thoughts as read in the last pass, its hidden states and its cache; `start` is the hidden state at bot.
 
     `trace[t]` is pass t, of which 0 reads the placeholders; thoughts made one after the other have one entry.
     """
 
-    thoughts: Float[Tensor, "B M D"]
-    hidden: Float[Tensor, "B M D"]
-    start: Float[Tensor, "B D"]
-    state: Cache
-    passes: Passes
-    trace: tuple[Trace, ...] = ()
+    latents: Float[Tensor, "B M D"]
+    hidden_states: Float[Tensor, "B M D"]
+    begin_hidden: Float[Tensor, "B D"]
+    cache: KVCache
+    passes: PassCounts
+    records: tuple[PassRecord, ...] = ()
 
 
-def rollout(
-    decoder: Reader,
+def run_latent_rollout(
+    decoder: ForwardFn,
     prefix: Float[Tensor, "B Np D"],
-    slot: Float[Tensor, " D"],
+    placeholder: Float[Tensor, " D"],
     M: int,
-    rounds: int | None,
+    num_iterations: int | None,
     *,
-    project: Project,
-    state: Cache | None = None,
-    live: Bool[Tensor, "B Np"] | None = None,
-    mode: Mode = "jacobi",
-    edit: Edit | None = None,
-    trace: bool = False,
-) -> Rollout:
+    project: ProjectFn,
+    cache: KVCache | None = None,
+    attention_mask: Bool[Tensor, "B Np"] | None = None,
+    schedule: LatentSchedule = "jacobi",
+    intervention: Intervention | None = None,
+    record_passes: bool = False,
+) -> LatentRollout:
     """M thoughts after `prefix`, whose last vector is bot; `state` is what was read before it, `live` its padding.
 
     `edit(z, t)` changes thoughts just before they are read: in round t the [B, M, D] (t = 0 where the placeholders
@@ -68,75 +68,75 @@ def rollout(
     Raises `Usage` (2) for numbers that cannot be meant, for rounds of thoughts made one after the other.
     """
     if M < 1:
-        raise Usage(f"{M} thoughts; give at least one")
-    if mode == "sequential":
-        if rounds is not None:
-            raise Usage(f"rounds {rounds}: thoughts made one after the other have none; leave them out")
-        return sequential(decoder, prefix, M, project, state, live, edit, trace)
-    if rounds is None or rounds < 0:
-        raise Usage(f"rounds {rounds}: Jacobi thoughts need a number of rounds, 0 or more")
-    return jacobi(decoder, prefix, slot, M, rounds, project, state, live, edit, trace)
+        raise UsageError(f"{M} thoughts; give at least one")
+    if schedule == "sequential":
+        if num_iterations is not None:
+            raise UsageError(f"rounds {num_iterations}: thoughts made one after the other have none; leave them out")
+        return run_sequential_rollout(decoder, prefix, M, project, cache, attention_mask, intervention, record_passes)
+    if num_iterations is None or num_iterations < 0:
+        raise UsageError(f"rounds {num_iterations}: Jacobi thoughts need a number of rounds, 0 or more")
+    return run_jacobi_rollout(decoder, prefix, placeholder, M, num_iterations, project, cache, attention_mask, intervention, record_passes)
 
 
-def jacobi(
-    decoder: Reader,
+def run_jacobi_rollout(
+    decoder: ForwardFn,
     prefix: Float[Tensor, "B Np D"],
-    slot: Float[Tensor, " D"],
+    placeholder: Float[Tensor, " D"],
     M: int,
-    rounds: int,
-    project: Project,
-    state: Cache | None = None,
-    live: Bool[Tensor, "B Np"] | None = None,
-    edit: Edit | None = None,
-    trace: bool = False,
-) -> Rollout:
+    num_iterations: int,
+    project: ProjectFn,
+    cache: KVCache | None = None,
+    attention_mask: Bool[Tensor, "B Np"] | None = None,
+    intervention: Intervention | None = None,
+    record_passes: bool = False,
+) -> LatentRollout:
     """Placeholders read once behind `prefix`, then all thoughts `rounds` times, each time on the prefix alone."""
-    (B, Np, D), held = prefix.shape, 0 if state is None else state.S
-    z = slot.to(prefix.dtype).expand(B, M, D)
-    read = edit(z, 0) if edit is not None and rounds == 0 else z
-    alive = None if live is None else torch.cat([live, live.new_ones(B, M)], 1)
-    seen = decoder(torch.cat([prefix, read], 1), state, live=alive)
-    base, start, hidden = seen.state.crop(held + Np), seen.hidden[:, Np - 1], seen.hidden[:, Np:]
-    passes = [Trace(read, hidden, seen.state)]
-    for t in range(1, rounds + 1):
-        z = first(seen.hidden[:, Np - 1 :], project) if t == 1 else shift(z, hidden, project)
-        read = z if edit is None else edit(z, t)
+    (B, Np, D), held = prefix.shape, 0 if cache is None else cache.S
+    z = placeholder.to(prefix.dtype).expand(B, M, D)
+    read = intervention(z, 0) if intervention is not None and num_iterations == 0 else z
+    alive = None if attention_mask is None else torch.cat([attention_mask, attention_mask.new_ones(B, M)], 1)
+    seen = decoder(torch.cat([prefix, read], 1), cache, live=alive)
+    base, start, hidden = seen.cache.crop(held + Np), seen.hidden_states[:, Np - 1], seen.hidden_states[:, Np:]
+    passes = [PassRecord(read, hidden, seen.cache)]
+    for t in range(1, num_iterations + 1):
+        z = initial_latents(seen.hidden_states[:, Np - 1 :], project) if t == 1 else jacobi_update(z, hidden, project)
+        read = z if intervention is None else intervention(z, t)
         seen = decoder(read, base)
-        hidden = seen.hidden
-        passes.append(Trace(read, hidden, seen.state))
-    return Rollout(read, hidden, start, seen.state, Passes(0, 1, rounds, 0), tuple(passes) if trace else ())
+        hidden = seen.hidden_states
+        passes.append(PassRecord(read, hidden, seen.cache))
+    return LatentRollout(read, hidden, start, seen.cache, PassCounts(0, 1, num_iterations, 0), tuple(passes) if record_passes else ())
 
 
-def first(hidden: Float[Tensor, "B N D"], project: Project) -> Float[Tensor, "B M D"]:
+def initial_latents(hidden_states: Float[Tensor, "B N D"], project: ProjectFn) -> Float[Tensor, "B M D"]:
     """Eq. 1: z_m = prj(h_L at its left neighbour), at bot and placeholders 1 … M-1; `hidden` is of bot and all M."""
-    return project(hidden[:, :-1])
+    return project(hidden_states[:, :-1])
 
 
-def shift(z: Float[Tensor, "B M D"], hidden: Float[Tensor, "B M D"], project: Project) -> Float[Tensor, "B M D"]:
+def jacobi_update(z: Float[Tensor, "B M D"], hidden_states: Float[Tensor, "B M D"], project: ProjectFn) -> Float[Tensor, "B M D"]:
     """Eq. 2: z_m = prj(h_L of slot m-1 in the pass that read z) for m = 2 … M, and z_1 stays."""
-    return torch.cat([z[:, :1], project(hidden[:, :-1])], 1) if z.shape[1] > 1 else z
+    return torch.cat([z[:, :1], project(hidden_states[:, :-1])], 1) if z.shape[1] > 1 else z
 
 
-def sequential(
-    decoder: Reader,
+def run_sequential_rollout(
+    decoder: ForwardFn,
     prefix: Float[Tensor, "B Np D"],
     M: int,
-    project: Project,
-    state: Cache | None = None,
-    live: Bool[Tensor, "B Np"] | None = None,
-    edit: Edit | None = None,
-    trace: bool = False,
-) -> Rollout:
+    project: ProjectFn,
+    cache: KVCache | None = None,
+    attention_mask: Bool[Tensor, "B Np"] | None = None,
+    intervention: Intervention | None = None,
+    record_passes: bool = False,
+) -> LatentRollout:
     """Eq. 1: z_1 = prj(h_L(bot)), z_{m+1} = prj(h_L(z_m)), each read on all before it; z_{M+1} is not made."""
-    seen = decoder(prefix, state, live=live)
-    start = seen.hidden[:, -1]
+    seen = decoder(prefix, cache, live=attention_mask)
+    start = seen.hidden_states[:, -1]
     thoughts: list[Tensor] = []
-    hidden = [seen.hidden[:, -1:]]
+    hidden = [seen.hidden_states[:, -1:]]
     for m in range(1, M + 1):
         z = project(hidden[-1])
-        thoughts.append(z if edit is None else edit(z, m))
-        seen = decoder(thoughts[-1], seen.state)
-        hidden.append(seen.hidden)
-    none = seen.hidden[:, :0]  # so that there may be no thoughts at all, at Coconut's first stage
-    whole = Trace(torch.cat([none, *thoughts], 1), torch.cat([none, *hidden[1:]], 1), seen.state)
-    return Rollout(whole.thoughts, whole.hidden, start, seen.state, Passes(1, 0, M, 0), (whole,) if trace else ())
+        thoughts.append(z if intervention is None else intervention(z, m))
+        seen = decoder(thoughts[-1], seen.cache)
+        hidden.append(seen.hidden_states)
+    none = seen.hidden_states[:, :0]  # so that there may be no thoughts at all, at Coconut's first stage
+    whole = PassRecord(torch.cat([none, *thoughts], 1), torch.cat([none, *hidden[1:]], 1), seen.cache)
+    return LatentRollout(whole.latents, whole.hidden_states, start, seen.cache, PassCounts(1, 0, M, 0), (whole,) if record_passes else ())

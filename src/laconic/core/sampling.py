@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.core.places import next_token
 
 Number = float | int
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingConfig:
     """How the next id is chosen. Raises `Usage` for a setting that cannot be meant."""
 
     temperature: Number = 0.0
@@ -28,31 +28,31 @@ class Sampling:
     repetition_penalty: Number = 1.0
 
     def __post_init__(self) -> None:
-        check("temperature", self.temperature, 0 <= self.temperature < math.inf, "≥ 0")
-        check("top_k", self.top_k, self.top_k >= 0, "≥ 0")
-        check("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]")
-        check("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]")
-        check("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "> 0")
+        check_range("temperature", self.temperature, 0 <= self.temperature < math.inf, "≥ 0")
+        check_range("top_k", self.top_k, self.top_k >= 0, "≥ 0")
+        check_range("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]")
+        check_range("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]")
+        check_range("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "> 0")
 
 
-def check(name: str, value: Number, holds: bool, rule: str) -> None:
+def check_range(name: str, value: Number, is_valid: bool, rule: str) -> None:
     """Raises `Usage` with the setting, its value and what it must be."""
-    if not holds:
-        raise Usage(f"{name} {value:g}: must be {rule}".replace(" -", " −"))
+    if not is_valid:
+        raise UsageError(f"{name} {value:g}: must be {rule}".replace(" -", " −"))
 
 
-def penalised(logits: Float[Tensor, "B V"], there: Bool[Tensor, "B V"], penalty: Number) -> Float[Tensor, "B V"]:
+def apply_repetition_penalty(logits: Float[Tensor, "B V"], present: Bool[Tensor, "B V"], penalty: Number) -> Float[Tensor, "B V"]:
     """Logits of the ids that are there, divided by the penalty if positive, else multiplied."""
-    return torch.where(there, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    return torch.where(present, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def top_k(logits: Float[Tensor, "B V"], k: int) -> Float[Tensor, "B V"]:
+def filter_top_k(logits: Float[Tensor, "B V"], k: int) -> Float[Tensor, "B V"]:
     """The k largest, and whatever ties with the last of them; the others minus infinity."""
     least = logits.topk(min(k, logits.shape[1])).values[:, -1:]
     return logits.masked_fill(logits < least, -math.inf)
 
 
-def top_p(logits: Float[Tensor, "B V"], p: Number) -> Float[Tensor, "B V"]:
+def filter_top_p(logits: Float[Tensor, "B V"], p: Number) -> Float[Tensor, "B V"]:
     """The smallest set of likeliest ids whose mass is at least p, one at least."""
     ascending, order = logits.sort()
     out = ascending.softmax(-1).cumsum(-1) <= 1 - p
@@ -60,23 +60,23 @@ def top_p(logits: Float[Tensor, "B V"], p: Number) -> Float[Tensor, "B V"]:
     return logits.masked_fill(out.scatter(1, order, out), -math.inf)
 
 
-def min_p(logits: Float[Tensor, "B V"], p: Number) -> Float[Tensor, "B V"]:
+def filter_min_p(logits: Float[Tensor, "B V"], p: Number) -> Float[Tensor, "B V"]:
     """The ids at least p times as likely as the likeliest."""
     probs = logits.softmax(-1)
     return logits.masked_fill(probs < p * probs.amax(-1, keepdim=True), -math.inf)
 
 
-def filtered(logits: Float[Tensor, "B V"], how: Sampling) -> Float[Tensor, "B V"]:
+def apply_filters(logits: Float[Tensor, "B V"], config: SamplingConfig) -> Float[Tensor, "B V"]:
     """Temperature, top-k, top-p, min-p."""
-    logits = (logits - logits.amax(-1, keepdim=True)) / how.temperature  # the likeliest stays 0 however small it is
-    if how.top_k:
-        logits = top_k(logits, how.top_k)
-    if how.top_p < 1:
-        logits = top_p(logits, how.top_p)
-    return min_p(logits, how.min_p) if how.min_p else logits
+    logits = (logits - logits.amax(-1, keepdim=True)) / config.temperature  # the likeliest stays 0 however small it is
+    if config.top_k:
+        logits = filter_top_k(logits, config.top_k)
+    if config.top_p < 1:
+        logits = filter_top_p(logits, config.top_p)
+    return filter_min_p(logits, config.min_p) if config.min_p else logits
 
 
-def drawn(logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B 1"]) -> Int[Tensor, " B"]:
+def sample_from_uniform(logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B 1"]) -> Int[Tensor, " B"]:
     """The first id at which the cumulative probability passes a number in [0, 1), by row."""
     mass = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
     place = torch.searchsorted(mass, uniform.to(mass) * mass[:, -1:], right=True)[:, 0]
@@ -91,46 +91,46 @@ class Sampler:
 
     def __init__(
         self,
-        how: Sampling,
+        config: SamplingConfig,
         seeds: Sequence[int],
-        rows: Sequence[Sequence[int]],
-        held: Sequence[int],
-        banned: Sequence[int] = (),
+        prompt_ids: Sequence[Sequence[int]],
+        eos_token_ids: Sequence[int],
+        suppress_token_ids: Sequence[int] = (),
     ) -> None:
-        self.how, self.rows = how, rows
+        self.config, self.prompt_ids = config, prompt_ids
         self.generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-        self.held, self.banned = list(held), list(banned)
-        self.there: Tensor | None = None
+        self.eos_token_ids, self.suppress_token_ids = list(eos_token_ids), list(suppress_token_ids)
+        self.present: Tensor | None = None
 
-    def __call__(self, logits: Float[Tensor, "B V"], hold: bool) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+    def __call__(self, logits: Float[Tensor, "B V"], block_eos: bool) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
         """The ids, and their log probabilities before any change to the logits, in nats."""
         raw = logits.float()
-        logits = self.remembered(raw)
-        out = self.banned + (self.held if hold else [])
+        logits = self.penalize_repetition(raw)
+        out = self.suppress_token_ids + (self.eos_token_ids if block_eos else [])
         if out:
             logits = logits.index_fill(1, torch.tensor(out, device=logits.device), -math.inf)
-        if self.how.temperature:
+        if self.config.temperature:
             uniform = torch.stack(
                 [torch.rand(1, generator=g, dtype=torch.float64, device="cpu") for g in self.generators]
             )
-            ids = drawn(filtered(logits, self.how), uniform)
+            ids = sample_from_uniform(apply_filters(logits, self.config), uniform)
         else:
             ids = next_token(logits)
-        if self.there is not None:
-            self.there.scatter_(1, ids[:, None], True)
+        if self.present is not None:
+            self.present.scatter_(1, ids[:, None], True)
         return ids, raw.log_softmax(-1).gather(1, ids[:, None])[:, 0]
 
-    def remembered(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def penalize_repetition(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         """Logits after the repetition penalty, which needs the ids of prompt and continuation."""
-        if self.how.repetition_penalty == 1:
+        if self.config.repetition_penalty == 1:
             return logits
-        if self.there is None:
-            self.there = torch.zeros_like(logits, dtype=torch.bool)
-            for b, ids in enumerate(self.rows):
-                self.there[b, list(ids)] = True
-        return penalised(logits, self.there, self.how.repetition_penalty)
+        if self.present is None:
+            self.present = torch.zeros_like(logits, dtype=torch.bool)
+            for b, ids in enumerate(self.prompt_ids):
+                self.present[b, list(ids)] = True
+        return apply_repetition_penalty(logits, self.present, self.config.repetition_penalty)
 
-    def take(self, places: Sequence[int]) -> None:
+    def select_rows(self, rows: Sequence[int]) -> None:
         """Goes on with these rows only."""
-        self.generators = [self.generators[place] for place in places]
-        self.there = None if self.there is None else self.there[list(places)]
+        self.generators = [self.generators[place] for place in rows]
+        self.present = None if self.present is None else self.present[list(rows)]

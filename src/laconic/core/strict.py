@@ -10,13 +10,13 @@ from typing import Any, NoReturn, cast
 
 import torch
 
-from laconic.core.errors import BadInput, Unsafe, on_disk
+from laconic.core.errors import InputError, UnsafeFileError, translate_os_errors
 
-HEADER_BYTES = 100_000_000  # largest safetensors header and largest JSON file that is read
-JSON_DEPTH = 64
-JSON_PARTS = 500_000  # commas and brackets; about a second of reading, some 80,000 tensors in one file
-JSON_INTEGER = 2**53
-NAME = 1000  # characters of the longest name
+MAX_HEADER_BYTES = 100_000_000  # largest safetensors header and largest JSON file that is read
+MAX_JSON_DEPTH = 64
+MAX_JSON_PARTS = 500_000  # commas and brackets; about a second of reading, some 80,000 tensors in one file
+MAX_JSON_INTEGER = 2**53
+MAX_NAME_LENGTH = 1000  # characters of the longest name
 
 DTYPES = {
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
@@ -26,32 +26,32 @@ DTYPES = {
 }  # fmt: skip
 
 
-def inside(root: Path, name: str) -> Path:
+def resolve_inside(root: Path, name: str) -> Path:
     """The file that `name`, found in a file of the folder `root`, means; a name or link that leads out is refused.
 
     The one link followed out of a folder is that of a hub snapshot into the blobs of its own repository.
     """
     for rule in (PurePosixPath(name), PureWindowsPath(name)):
-        if not plain(name) or rule.drive or rule.root or ".." in rule.parts or not rule.parts:
-            raise Unsafe(f"{name[:80]!r} is no name of a file inside {root}; not opened")
+        if not is_printable(name) or rule.drive or rule.root or ".." in rule.parts or not rule.parts:
+            raise UnsafeFileError(f"{name[:80]!r} is no name of a file inside {root}; not opened")
     try:
         home, path = root.resolve(), (root / name).resolve()
         odd = path.exists() and not path.is_file()
     except (OSError, RuntimeError) as error:  # a loop of links, a name too long
-        raise Unsafe(f"{root / name} cannot be followed ({error}); not opened") from None
-    if not path.is_relative_to(home) and path.parent != _blobs(home):
-        raise Unsafe(f"{root / name} leads out of its folder, to {path}; not opened. Put a copy there")
+        raise UnsafeFileError(f"{root / name} cannot be followed ({error}); not opened") from None
+    if not path.is_relative_to(home) and path.parent != _hub_blobs_folder(home):
+        raise UnsafeFileError(f"{root / name} leads out of its folder, to {path}; not opened. Put a copy there")
     if odd:
-        raise Unsafe(f"{root / name} is no regular file; not opened")
+        raise UnsafeFileError(f"{root / name} is no regular file; not opened")
     return path
 
 
-def plain(name: str) -> bool:
+def is_printable(name: str) -> bool:
     """Whether a name can stand in a message: printable, so without NUL, line ends and turned text, and not too long."""
-    return 0 < len(name) <= NAME and name.isprintable()
+    return 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
 
 
-def _blobs(home: Path) -> Path | None:
+def _hub_blobs_folder(home: Path) -> Path | None:
     """Where a snapshot of the hub's cache, models--ORG--NAME/snapshots/COMMIT, keeps its files."""
     snapshot = next((p for p in (home, *home.parents) if p.parent.name == "snapshots"), None)
     if snapshot is None or not snapshot.parent.parent.name.startswith("models--"):
@@ -59,45 +59,45 @@ def _blobs(home: Path) -> Path | None:
     return snapshot.parent.parent / "blobs"
 
 
-def canonical(value: object) -> str:
+def to_canonical_json(value: object) -> str:
     """JSON in one spelling: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def read_json(path: Path, parts: int = JSON_PARTS) -> dict[str, Any]:
+def read_json(path: Path, max_parts: int = MAX_JSON_PARTS) -> dict[str, Any]:
     """The object in a JSON file, read strictly: see `parse_json`."""
     if not path.is_file():
-        raise BadInput(f"no {path.name} in {path.parent}")
-    with on_disk(path):
-        if path.stat().st_size > HEADER_BYTES:
-            raise BadInput(f"{path.name} has {path.stat().st_size:,} bytes, {HEADER_BYTES:,} are read")
-        return parse_json(path.read_bytes(), path.name, parts)
+        raise InputError(f"no {path.name} in {path.parent}")
+    with translate_os_errors(path):
+        if path.stat().st_size > MAX_HEADER_BYTES:
+            raise InputError(f"{path.name} has {path.stat().st_size:,} bytes, {MAX_HEADER_BYTES:,} are read")
+        return parse_json(path.read_bytes(), path.name, max_parts)
 
 
-def parse_json(data: bytes, label: str, parts: int = JSON_PARTS) -> dict[str, Any]:
+def parse_json(data: bytes, label: str, max_parts: int = MAX_JSON_PARTS) -> dict[str, Any]:
     """The object in `data`: UTF-8, depth 64, no key twice, no NaN or infinity, integers to 2^53, no lone surrogate."""
     there = sum(map(data.count, (b",", b"[", b"{")))
-    if there > parts:
-        raise BadInput(f"{label}: {there:,} parts, {parts:,} are read")
+    if there > max_parts:
+        raise InputError(f"{label}: {there:,} parts, {max_parts:,} are read")
     try:
         value: object = json.loads(
-            data.decode(), object_pairs_hook=_pairs, parse_constant=_refuse, parse_int=_integer, parse_float=_number
+            data.decode(), object_pairs_hook=_check_duplicate_keys, parse_constant=_reject_constant, parse_int=_parse_integer, parse_float=_parse_float
         )
         _check_tree(value)
     except json.JSONDecodeError as error:
-        raise BadInput(f"{label}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+        raise InputError(f"{label}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
     except UnicodeDecodeError as error:
-        raise BadInput(f"{label}: byte {error.start} is not UTF-8") from None
+        raise InputError(f"{label}: byte {error.start} is not UTF-8") from None
     except RecursionError:
-        raise BadInput(f"{label}: nested deeper than {JSON_DEPTH}") from None
+        raise InputError(f"{label}: nested deeper than {MAX_JSON_DEPTH}") from None
     except ValueError as error:
-        raise BadInput(f"{label}: not strict JSON: {error}") from None
+        raise InputError(f"{label}: not strict JSON: {error}") from None
     if not isinstance(value, dict):
-        raise BadInput(f"{label}:1:1: a JSON object is asked for")
+        raise InputError(f"{label}:1:1: a JSON object is asked for")
     return cast(dict[str, Any], value)
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -106,17 +106,17 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _refuse(text: str) -> NoReturn:
+def _reject_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no JSON number")
 
 
-def _integer(text: str) -> int:
-    if len(text) > 17 or abs(int(text)) > JSON_INTEGER:
+def _parse_integer(text: str) -> int:
+    if len(text) > 17 or abs(int(text)) > MAX_JSON_INTEGER:
         raise ValueError(f"integer {text[:20]} is beyond 2^53")
     return int(text)
 
 
-def _number(text: str) -> float:
+def _parse_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is beyond the range of numbers")
@@ -125,13 +125,13 @@ def _number(text: str) -> float:
 
 def _check_tree(value: object) -> None:
     level: list[Any] = [value]
-    for depth in range(JSON_DEPTH + 2):
+    for depth in range(MAX_JSON_DEPTH + 2):
         below: list[Any] = []
         for item in level:
             if isinstance(item, str) and not item.isascii() and any("\ud800" <= c <= "\udfff" for c in item):
                 raise ValueError("a lone surrogate stands in a string")
-            if isinstance(item, dict | list) and depth >= JSON_DEPTH:
-                raise ValueError(f"nested deeper than {JSON_DEPTH}")
+            if isinstance(item, dict | list) and depth >= MAX_JSON_DEPTH:
+                raise ValueError(f"nested deeper than {MAX_JSON_DEPTH}")
             if isinstance(item, dict):
                 below += cast(dict[str, Any], item).keys()
                 below += cast(dict[str, Any], item).values()
@@ -141,7 +141,7 @@ def _check_tree(value: object) -> None:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorSpec:
     """One tensor of a file, as its header promises it."""
 
     dtype: torch.dtype
@@ -151,49 +151,49 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Header:
+class SafetensorsHeader:
     """What the header of a safetensors file promises, checked against the length of the file."""
 
-    tensors: dict[str, Entry]
+    tensors: dict[str, TensorSpec]
     metadata: dict[str, str]
 
 
-def check_header(path: Path) -> Header:
+def read_safetensors_header(path: Path) -> SafetensorsHeader:
     """The header of a safetensors file: dense, no key twice, known types, bytes as shapes ask and as the file has.
 
     Nothing is allocated or mapped before all of it holds; otherwise `BadInput`.
     """
     if not path.is_file():
-        raise BadInput(f"no {path.name} in {path.parent}")
-    with on_disk(path), path.open("rb") as file:
+        raise InputError(f"no {path.name} in {path.parent}")
+    with translate_os_errors(path), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         n = int.from_bytes(start, "little")
-        if n > min(size - 8, HEADER_BYTES):
-            refuse_foreign(path.name, start)
-            there = f"file has {size:,}" if n > size - 8 else f"at most {HEADER_BYTES:,} are read"
-            raise BadInput(f"{path.name}: {n:,} bytes of header promised, {there}; fetch it again")
+        if n > min(size - 8, MAX_HEADER_BYTES):
+            check_not_pickle(path.name, start)
+            there = f"file has {size:,}" if n > size - 8 else f"at most {MAX_HEADER_BYTES:,} are read"
+            raise InputError(f"{path.name}: {n:,} bytes of header promised, {there}; fetch it again")
         fields = parse_json(file.read(n), f"{path.name}: header")
     metadata = cast(dict[str, Any], fields.pop("__metadata__", {}))
     if type(metadata) is not dict or not all(type(text) is str for text in metadata.values()):
-        raise BadInput(f"{path.name}: header: __metadata__ is not a table of texts")
-    tensors = {name: _entry(path.name, name, field) for name, field in fields.items()}
+        raise InputError(f"{path.name}: header: __metadata__ is not a table of texts")
+    tensors = {name: _parse_tensor_spec(path.name, name, field) for name, field in fields.items()}
     _check_dense(path.name, tensors, size - 8 - n)
-    return Header(tensors, metadata)
+    return SafetensorsHeader(tensors, metadata)
 
 
-def refuse_foreign(name: str, start: bytes) -> None:
+def check_not_pickle(name: str, start: bytes) -> None:
     """Raises `Unsafe` (77) for the first bytes of a pickle or zip."""
     if start.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
-        raise Unsafe(
+        raise UnsafeFileError(
             f"{name} is a pickle or zip by its first bytes and can run code; not opened. "
             "Save it as safetensors with transformers' save_pretrained in an environment you trust"
         )
 
 
-def _entry(file: str, name: str, field: Any) -> Entry:
-    if not plain(name):
-        raise BadInput(f"{file}: header: {name[:80]!r} is no name of a tensor; fetch it again")
+def _parse_tensor_spec(file: str, name: str, field: Any) -> TensorSpec:
+    if not is_printable(name):
+        raise InputError(f"{file}: header: {name[:80]!r} is no name of a tensor; fetch it again")
     try:
         dtype, (start, end) = DTYPES[field["dtype"]], field["data_offsets"]
         shape = cast(tuple[int, ...], tuple(field["shape"]))
@@ -201,18 +201,18 @@ def _entry(file: str, name: str, field: Any) -> Entry:
     except (KeyError, TypeError, ValueError):
         sound, dtype, shape, start, end = False, torch.uint8, (), 0, 0
     if not sound:
-        raise BadInput(f"{file}: header: {name}: no known type, shape and place: {str(field)[:80]}; fetch it again")
+        raise InputError(f"{file}: header: {name}: no known type, shape and place: {str(field)[:80]}; fetch it again")
     if math.prod(shape) * dtype.itemsize != end - start:
-        raise BadInput(f"{file}: header: {name}: {end - start:,} bytes for {dtype} {list(shape)}; fetch it again")
-    return Entry(dtype, shape, start, end)
+        raise InputError(f"{file}: header: {name}: {end - start:,} bytes for {dtype} {list(shape)}; fetch it again")
+    return TensorSpec(dtype, shape, start, end)
 
 
-def _check_dense(file: str, tensors: Mapping[str, Entry], size: int) -> None:
+def _check_dense(file: str, tensors: Mapping[str, TensorSpec], size: int) -> None:
     end = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if entry.start != end:
             what = "gap before" if entry.start > end else "overlap at"
-            raise BadInput(f"{file}: header: {what} {name}, byte {min(entry.start, end):,}; fetch it again")
+            raise InputError(f"{file}: header: {what} {name}, byte {min(entry.start, end):,}; fetch it again")
         end = entry.end
     if end != size:
-        raise BadInput(f"{file}: header promises {end:,} bytes of data, file has {size:,}; fetch it again")
+        raise InputError(f"{file}: header promises {end:,} bytes of data, file has {size:,}; fetch it again")

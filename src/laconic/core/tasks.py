@@ -3,18 +3,18 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-Ids = tuple[int, ...]
+TokenIds = tuple[int, ...]
 
 
-class Item(NamedTuple):
+class LabelledUtterance(NamedTuple):
     """An utterance with the arrow behind it, and the number of its class."""
 
-    ids: Ids
+    input_ids: TokenIds
     label: int
 
 
 @dataclass(frozen=True)
-class Tasks:
+class ClassIncrementalStream:
     """A class-incremental stream in the order of one seed.
 
     `labels` are the words of every class and `words` their ids, as they follow the arrow; `tasks` the classes of each
@@ -24,24 +24,24 @@ class Tasks:
 
     name: str
     seed: int
-    labels: tuple[str, ...]
-    words: tuple[Ids, ...]
-    tasks: tuple[tuple[int, ...], ...]
-    train: tuple[tuple[Item, ...], ...]
-    test: tuple[tuple[Item, ...], ...]
-    first: Ids
-    arrow: Ids
-    last: Ids
+    label_texts: tuple[str, ...]
+    label_ids: tuple[TokenIds, ...]
+    task_classes: tuple[tuple[int, ...], ...]
+    train: tuple[tuple[LabelledUtterance, ...], ...]
+    test: tuple[tuple[LabelledUtterance, ...], ...]
+    start_ids: TokenIds
+    arrow_ids: TokenIds
+    line_end_ids: TokenIds
 
     @property
-    def n(self) -> int:
+    def num_tasks(self) -> int:
         """Tasks."""
-        return len(self.tasks)
+        return len(self.task_classes)
 
-    def seen(self, i: int) -> list[int]:
+    def seen_classes(self, i: int) -> list[int]:
         """The classes of the tasks up to the `i`-th, from 0, in the order of their numbers."""
-        return sorted(label for task in self.tasks[: i + 1] for label in task)
+        return sorted(label for task in self.task_classes[: i + 1] for label in task)
 
-    def line(self, item: Item) -> Ids:
+    def training_ids(self, item: LabelledUtterance) -> TokenIds:
         """The line of an example: utterance, arrow, the label's words, the end."""
-        return item.ids + self.words[item.label] + self.last
+        return item.input_ids + self.label_ids[item.label] + self.line_end_ids

@@ -7,101 +7,101 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import permutations
 
-STEP = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
-TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()]|\s+|.")
-VALUE = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
+STEP_PATTERN = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
+TOKEN_PATTERN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()]|\s+|.")
+VALUE_PATTERN = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
 CONSTANTS = frozenset(map(Fraction, (2, 3, 4, 7, 12, 24, 30, 52, 60, 100, 365, 1000)))
 NEGATED = "~"  # a minus before an operand
-BINDS = {"+": 1, "-": 1, "*": 2, "/": 2, NEGATED: 3}
-Ref = int | Fraction  # a place in the question's numbers and the results after them, or a constant
-Part = tuple[str, Ref | None]  # of an expression: text, and what an operand stands for
+PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, NEGATED: 3}
+OperandRef = int | Fraction  # a place in the question's numbers and the results after them, or a constant
+ExpressionPart = tuple[str, OperandRef | None]  # of an expression: text, and what an operand stands for
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """A step: its texts around the values written anew, the places of those, and its expression in postfix."""
 
     texts: tuple[str, ...]
-    places: tuple[int, ...]
-    postfix: tuple[Ref | str, ...]
-    whole: bool
+    value_refs: tuple[int, ...]
+    postfix: tuple[OperandRef | str, ...]
+    is_integer: bool
 
 
-class Chain:
+class ChainParser:
     """The steps of a row as they are read: which operand is which number of the question, or which result."""
 
     def __init__(self, numbers: Sequence[Fraction]) -> None:
-        self.asked = {number: i for i, number in enumerate(numbers)}
+        self.question_numbers = {number: i for i, number in enumerate(numbers)}
         self.values = list(numbers)
-        self.latest: dict[Fraction, int] = {}
-        self.used: set[int] = set()
-        self.read: list[tuple[list[Part], list[Ref | str]]] = []
+        self.latest_result: dict[Fraction, int] = {}
+        self.used_numbers: set[int] = set()
+        self.parsed_steps: list[tuple[list[ExpressionPart], list[OperandRef | str]]] = []
 
     @cached_property
-    def derived(self) -> set[Fraction]:
+    def derived_values(self) -> set[Fraction]:
         """Sums, differences, products and quotients of two numbers of the question."""
-        pairs = list(permutations(self.asked, 2))
+        pairs = list(permutations(self.question_numbers, 2))
         return {c for a, b in pairs for c in (a + b, a - b, a * b)} | {a / b for a, b in pairs if b}
 
     @property
     def results(self) -> list[Fraction]:
         """The values of the steps read so far."""
-        return self.values[len(self.asked) :]
+        return self.values[len(self.question_numbers) :]
 
-    def take(self, step: str) -> bool:
+    def parse_step(self, step: str) -> bool:
         """Reads a step; False where it is no arithmetic, is wrong, or has an operand that stands for two things."""
-        found = STEP.fullmatch(step)
-        parts = None if found is None or VALUE.fullmatch(found[2]) is None else self.parts(found[1])
-        postfix = None if parts is None else postfixed(parts)
+        found = STEP_PATTERN.fullmatch(step)
+        parts = None if found is None or VALUE_PATTERN.fullmatch(found[2]) is None else self.parse_expression(found[1])
+        postfix = None if parts is None else to_postfix(parts)
         if found is None or parts is None or postfix is None:
             return False
-        value = evaluated(postfix, self.values)
+        value = evaluate_postfix(postfix, self.values)
         if value is None or value != Fraction(found[2]):
             return False
-        self.used |= {ref for _, ref in parts if isinstance(ref, int) and ref < len(self.asked)}
-        self.latest[value] = len(self.values)
+        self.used_numbers |= {ref for _, ref in parts if isinstance(ref, int) and ref < len(self.question_numbers)}
+        self.latest_result[value] = len(self.values)
         self.values.append(value)
-        self.read.append((parts, postfix))
+        self.parsed_steps.append((parts, postfix))
         return True
 
-    def parts(self, expression: str) -> list[Part] | None:
+    def parse_expression(self, expression: str) -> list[ExpressionPart] | None:
         """An expression cut into operands and signs."""
-        parts: list[Part] = []
-        for text in TOKEN.findall(expression):
+        parts: list[ExpressionPart] = []
+        for text in TOKEN_PATTERN.findall(expression):
             number = text[-1].isdigit()
-            ref = self.stands_for(Fraction(text)) if number else None
+            ref = self.resolve_operand(Fraction(text)) if number else None
             if (number and ref is None) or not (number or text in "+-*/()" or text.isspace()):
                 return None
             parts.append((text, ref))
         return parts
 
-    def stands_for(self, value: Fraction) -> Ref | None:
+    def resolve_operand(self, value: Fraction) -> OperandRef | None:
         """What an operand is; None where that is open."""
-        asked, result = self.asked.get(value), self.latest.get(value)
+        asked, result = self.question_numbers.get(value), self.latest_result.get(value)
         if asked is not None and result is not None:
             return None
         if asked is not None or result is not None:
             return asked if result is None else result
-        return value if value in CONSTANTS and value not in self.derived else None
+        return value if value in CONSTANTS and value not in self.derived_values else None
 
-    def steps(self, drawn: set[int]) -> Iterator[Step]:
+    def build_steps(self, replaced_numbers: set[int]) -> Iterator[ChainStep]:
         """The steps with places where a drawn number or a result stands; the rest of their text stays."""
-        first = len(self.asked)
-        for (parts, postfix), value in zip(self.read, self.results, strict=True):
+        first = len(self.question_numbers)
+        for (parts, postfix), value in zip(self.parsed_steps, self.results, strict=True):
             texts, places = ["<<"], []
             for text, ref in parts:
-                if isinstance(ref, int) and (ref in drawn or ref >= first):
+                if isinstance(ref, int) and (ref in replaced_numbers or ref >= first):
                     places.append(ref)
                     texts.append("")
                 else:
                     texts[-1] += text
             texts[-1] += "="
-            yield Step((*texts, ">>"), tuple(places), tuple(postfix), value.denominator == 1)
+            yield ChainStep((*texts, ">>"), tuple(places), tuple(postfix), value.denominator == 1)
 
 
-def postfixed(parts: Sequence[Part]) -> list[Ref | str] | None:
+def to_postfix(parts: Sequence[ExpressionPart]) -> list[OperandRef | str] | None:
     """An expression in postfix (Dijkstra's shunting yard); None where it is none."""
-    out: list[Ref | str] = []
+    out: list[OperandRef | str] = []
     held: list[str] = []
     operand = True  # whether an operand is to come
     for text, ref in parts:
@@ -120,7 +120,7 @@ def postfixed(parts: Sequence[Part]) -> list[Ref | str] | None:
             held.append(NEGATED)
             continue
         operand = text != ")"
-        while held and held[-1] != "(" and (text == ")" or BINDS[held[-1]] >= BINDS[text]):
+        while held and held[-1] != "(" and (text == ")" or PRECEDENCE[held[-1]] >= PRECEDENCE[text]):
             out.append(held.pop())
         if text != ")":
             held.append(text)
@@ -129,7 +129,7 @@ def postfixed(parts: Sequence[Part]) -> list[Ref | str] | None:
     return None if operand or "(" in held else [*out, *reversed(held)]
 
 
-def evaluated(postfix: Sequence[Ref | str], values: Sequence[Fraction]) -> Fraction | None:
+def evaluate_postfix(postfix: Sequence[OperandRef | str], values: Sequence[Fraction]) -> Fraction | None:
     """The value of an expression; None where it divides by 0."""
     stack: list[Fraction] = []
     for item in postfix:
@@ -143,7 +143,7 @@ def evaluated(postfix: Sequence[Ref | str], values: Sequence[Fraction]) -> Fract
     return stack[0]
 
 
-def written(value: Fraction) -> str:
+def format_number(value: Fraction) -> str:
     """A positive number of at most two decimals, without zeros at its end."""
     if value.denominator == 1:
         return str(value.numerator)

@@ -9,38 +9,38 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from laconic.core.contract import UNSCORED, Documents
-from laconic.data.drawn import Drawn
-from laconic.data.mqar import ID, WORDS
-from laconic.data.task_settings import Copying
+from laconic.core.contract import IGNORE_INDEX, DocumentBatch
+from laconic.data.drawn import SyntheticDataset
+from laconic.data.mqar import TOKEN_IDS, VOCABULARY
+from laconic.data.task_settings import SelectiveCopyingConfig
 
-COUNT, VALUE, PLACE = range(3)  # what is drawn
+COUNT_KEY, VALUE_KEY, POSITION_KEY = range(3)  # what is drawn
 
 
-class Copies(Drawn[Copying]):
+class SelectiveCopyingDataset(SyntheticDataset[SelectiveCopyingConfig]):
     """Documents of T tokens, all of them one segment (contract.Source), with labels at the markers."""
 
-    words = WORDS
+    vocabulary = VOCABULARY
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """Tokens of a document."""
-        return self.task.length
+        return self.config.row_tokens
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         """The documents of some places."""
-        task, index = self.task, np.asarray(rows, dtype=np.int64)
-        counts = np.asarray(task.counts)[self.below(len(task.counts), index, COUNT, 1)[:, 0]]
-        values = ID["v0"] + self.below(task.values, index, VALUE, max(task.counts))
-        order = self.drawn(index, PLACE, task.length)
-        text = np.full((len(index), task.length), ID["."], dtype=np.int64)
-        labels = np.full(text.shape, UNSCORED, dtype=np.int64)
+        task, index = self.config, np.asarray(rows, dtype=np.int64)
+        counts = np.asarray(task.num_copied)[self.randint(len(task.num_copied), index, COUNT_KEY, 1)[:, 0]]
+        values = TOKEN_IDS["v0"] + self.randint(task.num_values, index, VALUE_KEY, max(task.num_copied))
+        order = self.uniform(index, POSITION_KEY, task.row_tokens)
+        text = np.full((len(index), task.row_tokens), TOKEN_IDS["."], dtype=np.int64)
+        labels = np.full(text.shape, IGNORE_INDEX, dtype=np.int64)
         for b, N in enumerate(counts.tolist()):
-            text[b, np.sort(order[b, : task.length - N].argsort()[:N])] = values[b, :N]
-            text[b, -N:], labels[b, -N:] = ID["k0"], values[b, :N]
+            text[b, np.sort(order[b, : task.row_tokens - N].argsort()[:N])] = values[b, :N]
+            text[b, -N:], labels[b, -N:] = TOKEN_IDS["k0"], values[b, :N]
         live = torch.ones(text.shape, dtype=torch.bool)
-        return Documents(
-            torch.from_numpy(text), live, live.clone(), (task.length,), torch.from_numpy(index),
+        return DocumentBatch(
+            torch.from_numpy(text), live, live.clone(), (task.row_tokens,), torch.from_numpy(index),
             tuple(f"copying-{self.part}-{i:06d}" for i in rows), epoch, step,
-            facts=torch.from_numpy(counts), labels=torch.from_numpy(labels),
+            num_facts=torch.from_numpy(counts), labels=torch.from_numpy(labels),
         )  # fmt: skip

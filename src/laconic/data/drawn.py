@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from tokenizers import models, pre_tokenizers
 
 from laconic.core.keyed import uniform
-from laconic.core.strict import canonical
-from laconic.data.settings import Part
-from laconic.data.tokens import Tokenizer, built
+from laconic.core.strict import to_canonical_json
+from laconic.data.settings import SplitName
+from laconic.data.tokens import Tokenizer, wrap_backend
 
-SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
-Ints = NDArray[np.int64]
+SPECIAL_TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+IntArray = NDArray[np.int64]
 
 
-class Rows(Protocol):
+class SyntheticConfig(Protocol):
     """The settings of a task: how many rows each part has, beside what the rows are a function of."""
 
     @property
-    def rows(self) -> int: ...
+    def train_rows(self) -> int: ...
     @property
     def valid_rows(self) -> int: ...
     @property
@@ -30,43 +30,43 @@ class Rows(Protocol):
     def model_dump(self) -> Mapping[str, Any]: ...
 
 
-Task = TypeVar("Task", bound=Rows)
+SyntheticConfigT = TypeVar("SyntheticConfigT", bound=SyntheticConfig)
 
 
-def word_tokenizer(words: Sequence[str]) -> Tokenizer:
+def build_word_tokenizer(words: Sequence[str]) -> Tokenizer:
     """Of those words, which are parted by spaces; the special ones are among them."""
     inner = tokenizers.Tokenizer(  # pyright: ignore[reportCallIssue]
         models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
     )
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.add_special_tokens(list(SPECIAL.values()))
-    return built(inner, SPECIAL)
+    inner.add_special_tokens(list(SPECIAL_TOKENS.values()))
+    return wrap_backend(inner, SPECIAL_TOKENS)
 
 
-class Drawn(Generic[Task]):
+class SyntheticDataset(Generic[SyntheticConfigT]):
     """The first `count` rows of a part; each is a function of its place, and parts are drawn apart."""
 
-    words: ClassVar[Sequence[str]]
+    vocabulary: ClassVar[Sequence[str]]
 
-    def __init__(self, seed: int, task: Task, part: Part = "train", count: int | None = None) -> None:
-        self.task, self.part = task, part
-        self.seed = 3 * seed + get_args(Part).index(part)
-        rows = {"train": task.rows, "valid": task.valid_rows, "test": task.test_rows}[part]
-        self.rows = min(count or rows, rows)
+    def __init__(self, seed: int, config: SyntheticConfigT, part: SplitName = "train", max_rows: int | None = None) -> None:
+        self.config, self.part = config, part
+        self.seed = 3 * seed + get_args(SplitName).index(part)
+        rows = {"train": config.train_rows, "valid": config.valid_rows, "test": config.test_rows}[part]
+        self.num_rows = min(max_rows or rows, rows)
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of what the rows are a function of."""
-        said = {"task": self.task.model_dump(), "seed": self.seed, "words": self.words}
-        return hashlib.sha256(canonical(said).encode()).hexdigest()
+        said = {"task": self.config.model_dump(), "seed": self.seed, "words": self.vocabulary}
+        return hashlib.sha256(to_canonical_json(said).encode()).hexdigest()
 
     def __len__(self) -> int:
-        return self.rows
+        return self.num_rows
 
-    def drawn(self, index: Ints, what: int, count: int) -> NDArray[np.float64]:
+    def uniform(self, index: IntArray, purpose: int, count: int) -> NDArray[np.float64]:
         """So many draws in [0, 1) for each row, [n, count]; `what` keeps those for one thing from another's."""
-        return uniform(self.seed, what, index[:, None], np.arange(count))
+        return uniform(self.seed, purpose, index[:, None], np.arange(count))
 
-    def below(self, n: int, index: Ints, what: int, count: int) -> Ints:
+    def randint(self, n: int, index: IntArray, purpose: int, count: int) -> IntArray:
         """The same as whole numbers below n."""
-        return (self.drawn(index, what, count) * n).astype(np.int64)
+        return (self.uniform(index, purpose, count) * n).astype(np.int64)

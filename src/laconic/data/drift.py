@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from laconic.core import keyed
-from laconic.data.encoding import Ids
+from laconic.data.encoding import TokenArray
 
 
-def drifted(ids: Ids, every: int, words: int, key: Sequence[int]) -> Ids:
+def permute_vocabulary(ids: TokenArray, interval: int, vocab_size: int, key: Sequence[int]) -> TokenArray:
     """The ids below `words` permuted, by another permutation for each `every` tokens; `key` is of the document."""
-    found, every_word, seed = ids.copy(), np.arange(words), int(keyed.mix(*key).view(np.int64))
-    for at in range(0, len(ids), every):
-        places = keyed.index(seed, at // every, every_word, words)
-        stretch = ids[at : at + every]
-        found[at : at + every] = np.where(stretch < words, places[np.minimum(stretch, words - 1)], stretch)
+    found, every_word, seed = ids.copy(), np.arange(vocab_size), int(keyed.hash64(*key).view(np.int64))
+    for at in range(0, len(ids), interval):
+        places = keyed.permuted_index(seed, at // interval, every_word, vocab_size)
+        stretch = ids[at : at + interval]
+        found[at : at + interval] = np.where(stretch < vocab_size, places[np.minimum(stretch, vocab_size - 1)], stretch)
     return found

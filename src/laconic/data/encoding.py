@@ -10,80 +10,80 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from laconic.data.streaming import AGREE, WINDOW, Window, encoded, place, plain
+from laconic.data.streaming import AGREEING_TOKENS, WINDOW_CHARS, TokenizedWindow, iter_token_ids, find_cut, disable_special_tokens
 from laconic.data.tokens import Tokenizer
 
-Ids = NDArray[np.int32]
-SHARED = 2048  # characters that two windows share
-AT_ONCE = 4_000_000  # characters that are encoded at once
+TokenArray = NDArray[np.int32]
+OVERLAP_CHARS = 2048  # characters that two windows share
+BATCH_CHARS = 4_000_000  # characters that are encoded at once
 
 
-def encoded_together(
-    texts: Sequence[str], tokenizer: Tokenizer, show: Callable[[str, int, int], None] | None = None
-) -> list[Ids]:
+def tokenize_texts(
+    texts: Sequence[str], tokenizer: Tokenizer, progress: Callable[[str, int, int], None] | None = None
+) -> list[TokenArray]:
     """Each text as ids, none of them special; `show` is told how many characters are done."""
-    inner, total, done = plain(tokenizer), sum(map(len, texts)), 0
+    inner, total, done = disable_special_tokens(tokenizer), sum(map(len, texts)), 0
     found: list[list[list[int]]] = []
-    for group in groups(windows(texts)):
-        if show:
-            show("characters encoded", done, total)
+    for group in group_windows(split_windows(texts)):
+        if progress:
+            progress("characters encoded", done, total)
         each = inner.encode_batch_fast([part for _, part in group], add_special_tokens=False)
         for (begins, part), one in zip(group, each, strict=True):
             found += [[]] if begins else []
             found[-1].append(one.ids)
-            done += min(len(part), WINDOW)
-    return [joined(text, parts, inner) for text, parts in zip(texts, found, strict=True)]
+            done += min(len(part), WINDOW_CHARS)
+    return [join_windows(text, parts, inner) for text, parts in zip(texts, found, strict=True)]
 
 
-def windows(texts: Sequence[str]) -> Iterator[tuple[bool, str]]:
+def split_windows(texts: Sequence[str]) -> Iterator[tuple[bool, str]]:
     """Parts of the texts, each with SHARED characters of the next one; and whether it is the first of its text."""
     for text in texts:
-        for start in starts(text):
-            yield start == 0, text[start : start + WINDOW + SHARED]
+        for start in window_starts(text):
+            yield start == 0, text[start : start + WINDOW_CHARS + OVERLAP_CHARS]
 
 
-def starts(text: str) -> range:
+def window_starts(text: str) -> range:
     """Where the windows of a text begin."""
-    return range(0, max(len(text) - SHARED, 1), WINDOW)
+    return range(0, max(len(text) - OVERLAP_CHARS, 1), WINDOW_CHARS)
 
 
-def groups(parts: Iterator[tuple[bool, str]]) -> Iterator[list[tuple[bool, str]]]:
+def group_windows(parts: Iterator[tuple[bool, str]]) -> Iterator[list[tuple[bool, str]]]:
     """The parts in order, AT_ONCE characters or a little more together."""
     held, count = list[tuple[bool, str]](), 0
     for part in parts:
         held.append(part)
         count += len(part[1]) + 1
-        if count >= AT_ONCE:
+        if count >= BATCH_CHARS:
             yield held
             held, count = [], 0
     if held:
         yield held
 
 
-def joined(text: str, parts: Sequence[Sequence[int]], inner: tokenizers.Tokenizer) -> Ids:
+def join_windows(text: str, parts: Sequence[Sequence[int]], backend: tokenizers.Tokenizer) -> TokenArray:
     """The ids of a text from those of its windows; from windows that grow, where two of these do not agree."""
-    both = [text[start : start + SHARED] for start in starts(text)[1:]]
-    shared = inner.encode_batch(both, add_special_tokens=False)
+    both = [text[start : start + OVERLAP_CHARS] for start in window_starts(text)[1:]]
+    shared = backend.encode_batch(both, add_special_tokens=False)
     seams = [
-        seam(left, right, Window(part, one.ids, one.offsets))
+        find_seam(left, right, TokenizedWindow(part, one.ids, one.offsets))
         for (left, right), part, one in zip(pairwise(parts), both, shared, strict=True)
     ]
     cuts = [cut for cut in seams if cut is not None]
     if len(cuts) < len(seams):
-        return np.fromiter(chain.from_iterable(encoded([text], inner)), dtype=np.int32)
+        return np.fromiter(chain.from_iterable(iter_token_ids([text], backend)), dtype=np.int32)
     begins, ends = [0, *(after for _, after in cuts)], [*(before for before, _ in cuts), len(parts[-1])]
     kept = (part[begin:end] for part, begin, end in zip(parts, begins, ends, strict=True))
     return np.concatenate([np.asarray(part, dtype=np.int32) for part in kept])
 
 
-def seam(left: Sequence[int], right: Sequence[int], shared: Window) -> tuple[int, int] | None:
+def find_seam(left: Sequence[int], right: Sequence[int], shared: TokenizedWindow) -> tuple[int, int] | None:
     """How many tokens of the left window stand before a cut in what both share, and how many of the right one.
 
     None where either differs in the tokens on either side of it.
     """
-    k = place(shared, 0, len(shared.text) // 2)
+    k = find_cut(shared, 0, len(shared.text) // 2)
     if k is None:
         return None
     after = len(shared.ids) - k
-    agree = left[-after - AGREE :] == shared.ids[k - AGREE :] and right[: k + AGREE] == shared.ids[: k + AGREE]
+    agree = left[-after - AGREEING_TOKENS :] == shared.ids[k - AGREEING_TOKENS :] and right[: k + AGREEING_TOKENS] == shared.ids[: k + AGREEING_TOKENS]
     return (len(left) - after, k) if agree else None

@@ -11,34 +11,34 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from laconic.core.contract import Example
-from laconic.core.errors import BadInput, on_disk
-from laconic.data.columns import COLUMNS, columns_of, cut, icot
-from laconic.data.lines import LINE, Fault, decoded, members, place, record
-from laconic.data.problems import Problem, excerpt, report, within_skips
-from laconic.data.settings import Data
-from laconic.data.tables import parquet
+from laconic.core.contract import ReasoningExample
+from laconic.core.errors import InputError, translate_os_errors
+from laconic.data.columns import COLUMN_CONVERTERS, detect_columns, split_chain, parse_icot_line
+from laconic.data.lines import MAX_LINE_BYTES, RowError, decode_line, locate_fields, locate_field, parse_row
+from laconic.data.problems import RowProblem, make_excerpt, format_problems, is_within_skip_limit
+from laconic.data.settings import DataConfig
+from laconic.data.tables import read_parquet
 
-CHAINS = ("steps", "cot", "rationale")  # of a row that has several, the first
-OTHERS = ({"messages"}, {"prompt", "completion"}, {"text"})
-ACCEPTED = "accepted are question, answer (texts) and steps (a list of texts), or cot or rationale (a text)"
+CHAIN_FIELDS = ("steps", "cot", "rationale")  # of a row that has several, the first
+OTHER_FORMATS = ({"messages"}, {"prompt", "completion"}, {"text"})
+ACCEPTED_FIELDS = "accepted are question, answer (texts) and steps (a list of texts), or cot or rationale (a text)"
 
 
 @dataclass(frozen=True)
-class Read:
+class ExamplesFile:
     """The rows of a file, SHA-256 of its bytes, where each row begins, notes for the user, lines left out.
 
     Of a table, the hash is that of its rows as JSON, and a row begins at its number from 0.
     """
 
-    examples: tuple[Example, ...]
+    examples: tuple[ReasoningExample, ...]
     sha256: str
     offsets: tuple[int, ...]
     notes: tuple[str, ...]
     skipped: tuple[str, ...] = ()
 
 
-def read_examples(path: str | Path, how: Data, rows: int | None = None) -> Read:
+def read_examples(path: str | Path, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
     """The examples of a file, the first `rows` of them if given: JSONL, Parquet, or iCoT's lines (.txt).
 
     Raises `BadInput` with the first twenty faults of the whole file and a count of the others, or where
@@ -46,24 +46,24 @@ def read_examples(path: str | Path, how: Data, rows: int | None = None) -> Read:
     """
     file = Path(path)
     if not file.is_file():
-        raise BadInput(f"no file {file}; in a recipe a path is relative to it")
-    return scanned(file, how, rows).result()
+        raise InputError(f"no file {file}; in a recipe a path is relative to it")
+    return scan_examples(file, config, max_rows).result()
 
 
-def scanned(file: Path, how: Data, rows: int | None = None) -> "Reader":
+def scan_examples(file: Path, config: DataConfig, max_rows: int | None = None) -> "ExampleReader":
     """A file read to its end, with every fault kept."""
-    reader = Reader(file.name, how, rows, icot if file.suffix == ".txt" else record)
-    with unswept(), on_disk(file), file.open("rb") as stream:
+    reader = ExampleReader(file.name, config, max_rows, parse_icot_line if file.suffix == ".txt" else parse_row)
+    with gc_disabled(), translate_os_errors(file), file.open("rb") as stream:
         if file.suffix == ".parquet":
-            reader.table(parquet(file).rows)
+            reader.read_table(read_parquet(file).rows)
             reader.hash = hashlib.file_digest(stream, "sha256")
         else:
-            reader.read(iter(lambda: stream.readline(LINE + 2), b""))
+            reader.read_lines(iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b""))
     return reader
 
 
 @contextmanager
-def unswept() -> Generator[None]:
+def gc_disabled() -> Generator[None]:
     """Every row stays, so looking for rubbish among them only takes time: two fifths of it."""
     collects = gc.isenabled()
     gc.disable()
@@ -74,28 +74,28 @@ def unswept() -> Generator[None]:
             gc.enable()
 
 
-class Reader:
+class ExampleReader:
     """One pass over the lines of a file, or the rows of a table; `columns` are whose, by the first row if not given."""
 
     def __init__(
         self,
         name: str,
-        how: Data,
-        rows: int | None = None,
-        parse: Callable[[str], dict[str, Any]] = record,
+        config: DataConfig,
+        max_rows: int | None = None,
+        parse: Callable[[str], dict[str, Any]] = parse_row,
         columns: str | None = None,
     ) -> None:
-        self.name, self.how, self.limit, self.parse, self.columns = name, how, rows, parse, columns
+        self.name, self.config, self.max_rows, self.parse, self.columns = name, config, max_rows, parse, columns
         self.hash = hashlib.sha256()
-        self.examples: list[Example] = []
+        self.examples: list[ReasoningExample] = []
         self.offsets: list[int] = []
-        self.problems: list[Problem] = []
+        self.problems: list[RowProblem] = []
         self.notes: Counter[str] = Counter()
         self.ids: set[str] = set()
-        self.shape: Shape | None = None
-        self.blank = 0  # the first blank line after the last row
+        self.schema: RowSchema | None = None
+        self.first_blank_line = 0  # the first blank line after the last row
 
-    def read(self, lines: Iterable[bytes]) -> None:
+    def read_lines(self, lines: Iterable[bytes]) -> None:
         """Every line; hashing goes on to the end when enough rows are read."""
         at, number, whole = 0, 1, True
         last = b"\n"
@@ -109,7 +109,7 @@ class Reader:
         if not last.endswith(b"\n"):
             self.notes["no line end after the last row"] += 1
 
-    def table(self, rows: Iterable[dict[str, Any]]) -> None:
+    def read_table(self, rows: Iterable[dict[str, Any]]) -> None:
         """Every row, as strictly as if it stood in a file of JSON; where it is bad, by its number and field."""
         for number, row in enumerate(rows, 1):
             if self._enough():
@@ -118,150 +118,150 @@ class Reader:
             self.hash.update(text.encode("utf-8", "surrogatepass") + b"\n")
             try:
                 self._take(text, number, number - 1)
-            except Fault as fault:
-                field = next((key for key, start, _ in reversed(members(text)) if start <= fault.column), "")
-                self.problems.append(Problem(0, 0, fault.kind, f"{self.name}:row {number}:{field}: {fault.text}"))
+            except RowError as fault:
+                field = next((key for key, start, _ in reversed(locate_fields(text)) if start <= fault.column), "")
+                self.problems.append(RowProblem(0, 0, fault.kind, f"{self.name}:row {number}:{field}: {fault.message}"))
 
     def _enough(self) -> bool:
-        return self.limit is not None and len(self.examples) >= self.limit
+        return self.max_rows is not None and len(self.examples) >= self.max_rows
 
     def _line(self, line: bytes, at: int, number: int) -> None:
         try:
-            text = decoded(line, first=number == 1, notes=self.notes)
+            text = decode_line(line, first=number == 1, notes=self.notes)
             if not text.strip():
-                self.blank = self.blank or number
+                self.first_blank_line = self.first_blank_line or number
                 return
-            if self.blank:
-                blank, self.blank = self.blank, 0
+            if self.first_blank_line:
+                blank, self.first_blank_line = self.first_blank_line, 0
                 self.problems.append(
-                    Problem(
+                    RowProblem(
                         blank, 1, "blank lines", "a blank line between rows; delete it, one row stands on each line"
                     )
                 )
             self._take(text, number, at)
-        except Fault as fault:
-            self.problems.append(Problem(number, fault.column, fault.kind, fault.text))
+        except RowError as fault:
+            self.problems.append(RowProblem(number, fault.column, fault.kind, fault.message))
 
     def _take(self, text: str, number: int, at: int) -> None:
         """The example of a row, unless it has no answer in a set known for that. Raises `Fault`."""
         row = self.parse(text)
-        self.columns = self.columns or columns_of(row)
+        self.columns = self.columns or detect_columns(row)
         try:
-            row = COLUMNS[self.columns](row)
+            row = COLUMN_CONVERTERS[self.columns](row)
         except KeyError as missing:
             field = str(missing.args[0])
-            raise Fault(
-                1, "missing fields", f"{field}: no such field in {excerpt(text)}; the first row has it"
+            raise RowError(
+                1, "missing fields", f"{field}: no such field in {make_excerpt(text)}; the first row has it"
             ) from None
         if row is None:
             self.notes["rows left out, whose answer is null"] += 1
             return
-        self.shape = self.shape or shape_of(row, text, self.how)
-        example = self.shape.example(row, text, f"{self.name}:{number}")
+        self.schema = self.schema or infer_schema(row, text, self.config)
+        example = self.schema.parse_example(row, text, f"{self.name}:{number}")
         if example.id in self.ids:
-            raise Fault(place(text, "id")[1], "ids twice", f"id {example.id[:60]!r} stands twice; rows need their own")
+            raise RowError(locate_field(text, "id")[1], "ids twice", f"id {example.id[:60]!r} stands twice; rows need their own")
         self.ids.add(example.id)
         self.examples.append(example)
         self.offsets.append(at)
 
-    def result(self) -> Read:
+    def result(self) -> ExamplesFile:
         """What was read, or its faults as `BadInput`."""
         bad, rows = len(self.problems), len(self.problems) + len(self.examples)
-        if bad and not (self.how.on_bad == "skip" and within_skips(bad, rows)):
-            few = f"\n{bad:,} of {rows:,} rows are bad; at most 0.1 % are skipped" if self.how.on_bad == "skip" else ""
-            raise BadInput(report(self.problems, self.name) + few)
+        if bad and not (self.config.on_invalid_row == "skip" and is_within_skip_limit(bad, rows)):
+            few = f"\n{bad:,} of {rows:,} rows are bad; at most 0.1 % are skipped" if self.config.on_invalid_row == "skip" else ""
+            raise InputError(format_problems(self.problems, self.name) + few)
         if not self.examples:
-            raise BadInput(f"{self.name}: no row in it; {ACCEPTED}, one object a line")
+            raise InputError(f"{self.name}: no row in it; {ACCEPTED_FIELDS}, one object a line")
         notes = [f"{self.name}: {text}" + (f" ({n:,} lines)" if n > 1 else "") for text, n in self.notes.items()]
-        if self.blank:
+        if self.first_blank_line:
             notes.append(f"{self.name}: blank lines at the end")
         twice = len(self.examples) - len({example.question for example in self.examples})
         if twice:
             notes.append(f"{self.name}: {twice:,} questions stand there more than once")
-        skipped = tuple(f"{self.name}:{p.line}:{p.column}: {p.text}" for p in self.problems)
+        skipped = tuple(f"{self.name}:{p.line}:{p.column}: {p.message}" for p in self.problems)
         notes += [f"left out: {text}" for text in skipped]
-        return Read(tuple(self.examples), self.hash.hexdigest(), tuple(self.offsets), tuple(notes), skipped)
+        return ExamplesFile(tuple(self.examples), self.hash.hexdigest(), tuple(self.offsets), tuple(notes), skipped)
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowSchema:
     """Which fields a row has, as the first row of its file has them: the chain's field, and how it is cut."""
 
-    chain: str | None
-    split: str
-    closed: bool
+    chain_field: str | None
+    chain_split: str
+    forbid_unknown_fields: bool
 
     @cached_property
-    def used(self) -> frozenset[str]:
+    def known_fields(self) -> frozenset[str]:
         """Fields that are read; the others are marks."""
-        return frozenset({"id", "question", "answer"} | ({self.chain} if self.chain else set()))
+        return frozenset({"id", "question", "answer"} | ({self.chain_field} if self.chain_field else set()))
 
-    def example(self, row: dict[str, Any], text: str, name: str) -> Example:
+    def parse_example(self, row: dict[str, Any], text: str, name: str) -> ReasoningExample:
         """The example of a row. Raises `Fault`."""
         for field in ("question", "answer"):
             self._text(row, field, text)
         if "id" in row:
             self._text(row, "id", text)
-        marks = {key: value for key, value in row.items() if key not in self.used}
-        if self.closed and marks:
+        marks = {key: value for key, value in row.items() if key not in self.known_fields}
+        if self.forbid_unknown_fields and marks:
             key = next(iter(marks))
-            raise Fault(place(text, key)[0], "unknown fields", f"{key[:60]}: no such field; {ACCEPTED}")
-        return Example(row.get("id", name), row["question"], self._steps(row, text), row["answer"], marks)
+            raise RowError(locate_field(text, key)[0], "unknown fields", f"{key[:60]}: no such field; {ACCEPTED_FIELDS}")
+        return ReasoningExample(row.get("id", name), row["question"], self._steps(row, text), row["answer"], marks)
 
     def _text(self, row: dict[str, Any], field: str, text: str) -> None:
         if field not in row:
-            raise Fault(1, "missing fields", f"{field}: no such field in {excerpt(text)}; {ACCEPTED}")
+            raise RowError(1, "missing fields", f"{field}: no such field in {make_excerpt(text)}; {ACCEPTED_FIELDS}")
         value = row[field]
         if not isinstance(value, str):
-            advice = "put it in quotes" if type(value) in (int, float) else f"give a text; {ACCEPTED}"
-            raise wrong(field, value, "text", text, advice)
+            advice = "put it in quotes" if type(value) in (int, float) else f"give a text; {ACCEPTED_FIELDS}"
+            raise type_error(field, value, "text", text, advice)
         if not value.strip():
-            column = place(text, field)[1]
-            raise Fault(column, "empty fields", f"{field}: empty: {excerpt(text, column)}; give a text")
+            column = locate_field(text, field)[1]
+            raise RowError(column, "empty fields", f"{field}: empty: {make_excerpt(text, column)}; give a text")
 
     def _steps(self, row: dict[str, Any], text: str) -> tuple[str, ...]:
-        if self.chain is None:
-            chains = [field for field in CHAINS if field in row]
-            if chains and not self.closed:
-                column = place(text, chains[0])[0]
-                raise Fault(column, "other shapes", f"{chains[0]}: a chain, where the first row has none; {ACCEPTED}")
+        if self.chain_field is None:
+            chains = [field for field in CHAIN_FIELDS if field in row]
+            if chains and not self.forbid_unknown_fields:
+                column = locate_field(text, chains[0])[0]
+                raise RowError(column, "other shapes", f"{chains[0]}: a chain, where the first row has none; {ACCEPTED_FIELDS}")
             return ()
-        if self.chain not in row:
-            raise Fault(1, "missing fields", f"{self.chain}: no such field in {excerpt(text)}; the first row has it")
-        value = row[self.chain]
-        if self.chain != "steps":
-            self._text(row, self.chain, text)
-            return cut(value, self.split)
+        if self.chain_field not in row:
+            raise RowError(1, "missing fields", f"{self.chain_field}: no such field in {make_excerpt(text)}; the first row has it")
+        value = row[self.chain_field]
+        if self.chain_field != "steps":
+            self._text(row, self.chain_field, text)
+            return split_chain(value, self.chain_split)
         if not isinstance(value, list):
-            raise wrong("steps", value, "a list of texts", text, 'write ["<<3+4=7>>"], or [] for none')
+            raise type_error("steps", value, "a list of texts", text, 'write ["<<3+4=7>>"], or [] for none')
         for step in value:
             if not isinstance(step, str) or not step.strip():
-                raise wrong("steps", step, "a text of its own for each step", text, "put each step in quotes")
+                raise type_error("steps", step, "a text of its own for each step", text, "put each step in quotes")
         return tuple(value)
 
 
-def shape_of(row: dict[str, Any], text: str, how: Data) -> Shape:
+def infer_schema(row: dict[str, Any], text: str, config: DataConfig) -> RowSchema:
     """The shape of the first row, or the one the recipe names."""
-    other = next((fields for fields in OTHERS if fields <= row.keys() and "question" not in row), None)
+    other = next((fields for fields in OTHER_FORMATS if fields <= row.keys() and "question" not in row), None)
     if other:
         found = " and ".join(sorted(other))
-        column = place(text, min(other))[0]
-        raise Fault(column, "other shapes", f"rows of {found} are not read to reason with; {ACCEPTED}")
-    chain = how.field or next((field for field in CHAINS if field in row), None)
-    return Shape(chain, how.split, how.closed)
+        column = locate_field(text, min(other))[0]
+        raise RowError(column, "other shapes", f"rows of {found} are not read to reason with; {ACCEPTED_FIELDS}")
+    chain = config.chain_field or next((field for field in CHAIN_FIELDS if field in row), None)
+    return RowSchema(chain, config.chain_split, config.forbid_unknown_fields)
 
 
-def wrong(field: str, value: Any, asked: str, text: str, advice: str) -> Fault:
+def type_error(field: str, value: Any, expected: str, text: str, advice: str) -> RowError:
     """A value of another type than asked."""
     names = {dict: "object", list: "list", str: "text", bool: "true or false", type(None): "null"}
     found = "empty text" if value == "" else names.get(type(value), "number")
-    column = place(text, field)[1]
-    return Fault(column, "wrong types", f"{field}: {found} where {asked} is asked: {excerpt(text, column)}; {advice}")
+    column = locate_field(text, field)[1]
+    return RowError(column, "wrong types", f"{field}: {found} where {expected} is asked: {make_excerpt(text, column)}; {advice}")
 
 
-def majority(examples: Sequence[Example]) -> tuple[str, float]:
+def most_common_answer(examples: Sequence[ReasoningExample]) -> tuple[str, float]:
     """The commonest answer and its share: what a model is right in that knows the answers but no question."""
     if not examples:
-        raise BadInput("majority: no examples; give at least one")
+        raise InputError("majority: no examples; give at least one")
     answer, count = Counter(example.answer for example in examples).most_common(1)[0]
     return answer, count / len(examples)

@@ -16,57 +16,57 @@ import numpy as np
 
 from laconic.core.keyed import uniform
 
-PEOPLE = "Alex Bob Carol Davis Eva Fae Gabriel Jack Max Oliver Polly Rex Sally Sam Stella Tom Wren"
-WORDS = (
+NAME_LIST = "Alex Bob Carol Davis Eva Fae Gabriel Jack Max Oliver Polly Rex Sally Sam Stella Tom Wren"
+NOUN_LIST = (
     "bompus boompus brimpus chorpus dumpus felpus fompus gerpus gorpus grimpus gwompus hilpus impus jelpus jompus "
     "kerpus lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus sterpus storpus terpus timpus tumpus "
     "vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
 )
-NAMES, THINGS = PEOPLE.split(), WORDS.split()
-FEWEST, MOST, MEAN, SPREAD = 14, 28, 22.8, 2.0  # nodes
-SHORTEST, LONGEST = 3, 6  # steps from the name to the target
-BEFORE, BOTH, DEEP, NAMED = (
+NAMES, NOUNS = NAME_LIST.split(), NOUN_LIST.split()
+MIN_NODES, MAX_NODES, MEAN_NODES, NODES_STD = 14, 28, 22.8, 2.0  # nodes
+MIN_PATH, MAX_PATH = 3, 6  # steps from the name to the target
+MEAN_PARENTS, CROSS_SIDE_SHARE, DEPTH_PREFERENCE, NEW_NAME_RATE = (
     1.85,
     0.1,
     0.38,
     0.22,
 )  # fitted: nodes before one, share of either side, pull of depth, names
-SIZES = [math.exp(-(((n - MEAN) / SPREAD) ** 2) / 2) for n in range(FEWEST, MOST + 1)]
-PARENTS = [BEFORE**n / math.factorial(n) for n in range(1, 9)]  # Poisson, without 0
+NODE_COUNT_WEIGHTS = [math.exp(-(((n - MEAN_NODES) / NODES_STD) ** 2) / 2) for n in range(MIN_NODES, MAX_NODES + 1)]
+PARENT_COUNT_WEIGHTS = [MEAN_PARENTS**n / math.factorial(n) for n in range(1, 9)]  # Poisson, without 0
 GRAPH, WORD, FACT = 1, 2, 3  # purposes of keyed draws
 BLOCK = 128
 
 Edges = list[tuple[int, int]]
 
 
-def problems(seed: int) -> Iterator[dict[str, Any]]:
+def iter_problems(seed: int) -> Iterator[dict[str, Any]]:
     """Problem after problem, without an end, each a function of the seed and its number."""
     for number in count():
-        yield problem(seed, number)
+        yield generate_problem(seed, number)
 
 
-def problem(seed: int, number: int) -> dict[str, Any]:
+def generate_problem(seed: int, number: int) -> dict[str, Any]:
     """One problem in the fields of ProsQA: graphs are drawn until one has what is asked about."""
-    return next(row for attempt in count() if (row := attempted(seed, number, attempt)))
+    return next(row for attempt in count() if (row := try_problem(seed, number, attempt)))
 
 
-def attempted(seed: int, number: int, attempt: int) -> dict[str, Any] | None:
+def try_problem(seed: int, number: int, attempt: int) -> dict[str, Any] | None:
     """The problem of one graph, or None."""
-    draw = draws(seed, GRAPH, number, attempt)
-    names, edges = graph(draw)
-    found = endings(edges, draw)
+    draw = iter_draws(seed, GRAPH, number, attempt)
+    names, edges = generate_graph(draw)
+    found = pick_targets(edges, draw)
     if found is None:
         return None
     root, target, other = found
-    symbols = symbols_of(names, max(b for _, b in edges) + 1, seed, number)
-    steps = path(edges, root, target, draw)
-    facts = [fact(symbols, *edges[i]) for i in order(len(edges), seed, FACT, number)]
+    symbols = assign_symbols(names, max(b for _, b in edges) + 1, seed, number)
+    steps = shortest_path(edges, root, target, draw)
+    facts = [format_fact(symbols, *edges[i]) for i in random_order(len(edges), seed, FACT, number)]
     choice = [symbols[target], symbols[other]][:: 1 if next(draw) < 0.5 else -1]
     return {
         "id": f"prosqa-made-{seed}-{number:06d}",
         "question": f"{' '.join(facts)} Is {symbols[root]} a {choice[0]} or {choice[1]}?",
-        "steps": [fact(symbols, a, b) for a, b in pairwise(steps)],
-        "answer": fact(symbols, root, target),
+        "steps": [format_fact(symbols, a, b) for a, b in pairwise(steps)],
+        "answer": format_fact(symbols, root, target),
         "idx_to_symbol": symbols,
         "edges": [list(edge) for edge in edges],
         "root": root,
@@ -75,33 +75,33 @@ def attempted(seed: int, number: int, attempt: int) -> dict[str, Any] | None:
     }
 
 
-def draws(*key: int) -> Iterator[float]:
+def iter_draws(*key: int) -> Iterator[float]:
     """Numbers in [0, 1) of a key, without an end."""
     for begin in count(0, BLOCK):
         yield from uniform(*key, np.arange(begin, begin + BLOCK)).tolist()
 
 
-def pick(weights: Sequence[float], draw: float) -> int:
+def weighted_choice(weights: Sequence[float], draw: float) -> int:
     """A place, as likely as its weight."""
     sums = list(accumulate(weights))
     return min(bisect(sums, draw * sums[-1]), len(sums) - 1)
 
 
-def order(n: int, *key: int) -> list[int]:
+def random_order(n: int, *key: int) -> list[int]:
     """The numbers below n in an order of the key."""
     return np.argsort(uniform(*key, np.arange(n)), kind="stable").tolist()
 
 
-def graph(draw: Iterator[float]) -> tuple[set[int], Edges]:
+def generate_graph(draw: Iterator[float]) -> tuple[set[int], Edges]:
     """The nodes that are names, and the edges, those into a node after those into earlier ones."""
-    nodes = FEWEST + pick(SIZES, next(draw))
+    nodes = MIN_NODES + weighted_choice(NODE_COUNT_WEIGHTS, next(draw))
     sides, depths, names, edges = [1, 2], [0, 0], {0, 1}, list[tuple[int, int]]()
     for node in range(2, nodes):
         before: list[int] = []
-        if next(draw) * node < NAMED:
+        if next(draw) * node < NEW_NAME_RATE:
             names.add(node)
         else:
-            before = parents(sides, depths, draw)
+            before = draw_parents(sides, depths, draw)
         sides.append(0)
         for parent in before:
             sides[node] |= sides[parent]
@@ -110,55 +110,55 @@ def graph(draw: Iterator[float]) -> tuple[set[int], Edges]:
     return names, edges
 
 
-def parents(sides: Sequence[int], depths: Sequence[int], draw: Iterator[float]) -> list[int]:
+def draw_parents(sides: Sequence[int], depths: Sequence[int], draw: Iterator[float]) -> list[int]:
     """Different nodes that stand before the next one: of one side or of none, seldom of any; deep ones rather."""
-    side = 3 if next(draw) < BOTH else 1 + (next(draw) < 0.5)
+    side = 3 if next(draw) < CROSS_SIDE_SHARE else 1 + (next(draw) < 0.5)
     there = [node for node, other in enumerate(sides) if other | side == side]
-    weights = [math.exp(DEEP * depths[node]) for node in there]
-    found = [there[pick(weights, next(draw))] for _ in range(1 + pick(PARENTS, next(draw)))]
+    weights = [math.exp(DEPTH_PREFERENCE * depths[node]) for node in there]
+    found = [there[weighted_choice(weights, next(draw))] for _ in range(1 + weighted_choice(PARENT_COUNT_WEIGHTS, next(draw)))]
     return list(dict.fromkeys(found))
 
 
-def distances(edges: Iterable[tuple[int, int]], start: int) -> dict[int, int]:
+def compute_distances(edges: Iterable[tuple[int, int]], start: int) -> dict[int, int]:
     """Steps from a node to each that it reaches; edges come in the order of the nodes they lead to."""
     found = {start: 0}
     for a, b in edges:
         if a in found:
-            found[b] = min(found.get(b, MOST), found[a] + 1)
+            found[b] = min(found.get(b, MAX_NODES), found[a] + 1)
     return found
 
 
-def endings(edges: Edges, draw: Iterator[float]) -> tuple[int, int, int] | None:
+def pick_targets(edges: Edges, draw: Iterator[float]) -> tuple[int, int, int] | None:
     """The name asked about, its target and the wrong choice; None where the graph has none that do."""
     inner = {a for a, _ in edges}
-    reached = [distances(edges, name) for name in (0, 1)]
+    reached = [compute_distances(edges, name) for name in (0, 1)]
     leaves = [[n for n in reached[i] if n not in inner and n not in reached[1 - i]] for i in (0, 1)]
     if not all(leaves):
         return None
     deepest = [max(reached[i][leaf] for leaf in leaves[i]) for i in (0, 1)]
     root = int(deepest[1] > deepest[0]) if deepest[0] != deepest[1] else int(next(draw) < 0.5)
     ends = [leaf for leaf in leaves[root] if reached[root][leaf] == deepest[root]]
-    if not SHORTEST <= deepest[root] <= LONGEST or 1 - root in leaves[1 - root]:
+    if not MIN_PATH <= deepest[root] <= MAX_PATH or 1 - root in leaves[1 - root]:
         return None
     return root, ends[int(next(draw) * len(ends))], leaves[1 - root][int(next(draw) * len(leaves[1 - root]))]
 
 
-def path(edges: Edges, root: int, target: int, draw: Iterator[float]) -> list[int]:
+def shortest_path(edges: Edges, root: int, target: int, draw: Iterator[float]) -> list[int]:
     """One of the shortest paths."""
-    far, nodes = distances(edges, root), [target]
+    far, nodes = compute_distances(edges, root), [target]
     while nodes[-1] != root:
         before = [a for a, b in edges if b == nodes[-1] and far.get(a) == far[b] - 1]
         nodes.append(before[int(next(draw) * len(before))])
     return nodes[::-1]
 
 
-def symbols_of(names: set[int], nodes: int, seed: int, number: int) -> list[str]:
+def assign_symbols(names: set[int], nodes: int, seed: int, number: int) -> list[str]:
     """A word for each node, none twice."""
-    people = (NAMES[i] for i in order(len(NAMES), seed, WORD, number, 0))
-    things = (THINGS[i] for i in order(len(THINGS), seed, WORD, number, 1))
+    people = (NAMES[i] for i in random_order(len(NAMES), seed, WORD, number, 0))
+    things = (NOUNS[i] for i in random_order(len(NOUNS), seed, WORD, number, 1))
     return [next(people) if node in names else next(things) for node in range(nodes)]
 
 
-def fact(symbols: Sequence[str], a: int, b: int) -> str:
+def format_fact(symbols: Sequence[str], a: int, b: int) -> str:
     """An edge as a sentence."""
     return f"{symbols[a]} is a {symbols[b]}." if symbols[a][0].isupper() else f"Every {symbols[a]} is a {symbols[b]}."

@@ -13,23 +13,23 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from laconic.core import keyed
-from laconic.core.errors import BadInput
-from laconic.core.nearest import closest
-from laconic.core.tasks import Ids, Item, Tasks
-from laconic.data.records import read_records, text_of
-from laconic.data.settings import Part
-from laconic.data.tables import hub
-from laconic.data.text import part_of
+from laconic.core.errors import InputError
+from laconic.core.nearest import closest_word
+from laconic.core.tasks import TokenIds, LabelledUtterance, ClassIncrementalStream
+from laconic.data.records import read_rows, require_text
+from laconic.data.settings import SplitName
+from laconic.data.tables import load_hub_split
+from laconic.data.text import parse_split
 from laconic.data.tokens import Tokenizer
 
-ARROW, END = "→", "\n"
-ACCEPTED = "a row has text, label and split"
-CLASSES, HELD, FEW, LINES = 1, 2, 3, 100  # what orders are drawn for; lines from 100 on, a number a task
-TENTH = 10
+ARROW, LINE_END = "→", "\n"
+ACCEPTED_FIELDS = "a row has text, label and split"
+CLASS_ORDER_KEY, VALIDATION_KEY, LIMIT_KEY, LINE_ORDER_KEY = 1, 2, 3, 100  # what orders are drawn for; lines from 100 on, a number a task
+VALIDATION_DIVISOR = 10
 
 
 @dataclass(frozen=True)
-class Set:
+class IntentDatasetInfo:
     """A set of labelled utterances: its file below a folder of sets, its name on the hub, how many classes a task has.
 
     `apart` is the label of what belongs to no class.
@@ -38,20 +38,20 @@ class Set:
     name: str
     file: str
     licence: str
-    task: int
-    repo: str | None = None
-    config: str | None = None
-    splits: tuple[tuple[Part, str], ...] = (("train", "train"), ("test", "test"))
-    apart: str | None = None
+    classes_per_task: int
+    hub_repo: str | None = None
+    hub_config: str | None = None
+    splits: tuple[tuple[SplitName, str], ...] = (("train", "train"), ("test", "test"))
+    out_of_scope_label: str | None = None
 
 
-KNOWN = (
-    Set("clinc150", "clinc150/clinc150.jsonl", "CC BY 3.0", 15, "clinc/clinc_oos", "plus",
+INTENT_CATALOG = (
+    IntentDatasetInfo("clinc150", "clinc150/clinc150.jsonl", "CC BY 3.0", 15, "clinc/clinc_oos", "plus",
         (("train", "train"), ("valid", "validation"), ("test", "test")), "oos"),
-    Set("banking77", "banking77/banking77.jsonl", "CC BY 4.0", 11, "PolyAI/banking77"),
-    Set("dbpedia14", "dbpedia14/dbpedia14-sample.jsonl", "CC BY-SA", 2),
+    IntentDatasetInfo("banking77", "banking77/banking77.jsonl", "CC BY 4.0", 11, "PolyAI/banking77"),
+    IntentDatasetInfo("dbpedia14", "dbpedia14/dbpedia14-sample.jsonl", "CC BY-SA", 2),
 )  # fmt: skip
-SETS: Mapping[str, Set] = {found.name: found for found in KNOWN}
+INTENT_DATASETS: Mapping[str, IntentDatasetInfo] = {found.name: found for found in INTENT_CATALOG}
 
 
 class Utterance(NamedTuple):
@@ -59,92 +59,92 @@ class Utterance(NamedTuple):
 
     text: str
     label: str
-    part: Part
+    part: SplitName
 
 
-class Intents(NamedTuple):
+class IntentRows(NamedTuple):
     """The rows of a set by split, no text in two of them, and how many training rows were left out for that."""
 
     train: list[Utterance]
     valid: list[Utterance]
     test: list[Utterance]
-    left_out: int
+    num_dropped: int
 
 
-def utterance(row: dict[str, Any], text: str, name: str) -> Utterance:
+def parse_utterance(row: dict[str, Any], text: str, name: str) -> Utterance:
     """A row. Raises `Fault`."""
-    part = part_of(row, text)
-    return Utterance(text_of(row, "text", text, ACCEPTED), text_of(row, "label", text, ACCEPTED), part or "train")
+    part = parse_split(row, text)
+    return Utterance(require_text(row, "text", text, ACCEPTED_FIELDS), require_text(row, "label", text, ACCEPTED_FIELDS), part or "train")
 
 
-def named(name: str) -> Set:
+def get_intent_dataset(name: str) -> IntentDatasetInfo:
     """The set of a name. Raises `BadInput` with the nearest one."""
-    if name not in SETS:
-        near = closest(name, list(SETS))
-        meant = f"did you mean {near}?" if near else f"there are {', '.join(SETS)}"
-        raise BadInput(f"no set of classes {name}; {meant}")
-    return SETS[name]
+    if name not in INTENT_DATASETS:
+        near = closest_word(name, list(INTENT_DATASETS))
+        meant = f"did you mean {near}?" if near else f"there are {', '.join(INTENT_DATASETS)}"
+        raise InputError(f"no set of classes {name}; {meant}")
+    return INTENT_DATASETS[name]
 
 
-def read_intents(name: str, where: str | Path | None = None) -> Intents:
+def load_intents(name: str, where: str | Path | None = None) -> IntentRows:
     """A set by name: from a file of rows, from the folder that holds the sets, or with None from the hub.
 
     Raises `BadInput` for an unknown set, what is not there, and rows of fewer than two classes.
     """
-    known = named(name)
+    known = get_intent_dataset(name)
     if where is None:
-        rows = from_hub(known)
+        rows = load_hub_utterances(known)
     else:
         path = Path(where)
-        rows = read_records(path / known.file if path.is_dir() else path, utterance)[0]
-    return parted([row for row in rows if row.label != known.apart], name)
+        rows = read_rows(path / known.file if path.is_dir() else path, parse_utterance)[0]
+    return deduplicate_splits([row for row in rows if row.label != known.out_of_scope_label], name)
 
 
-def from_hub(known: Set) -> list[Utterance]:
+def load_hub_utterances(info: IntentDatasetInfo) -> list[Utterance]:
     """The rows of the hub's splits. Raises `BadInput`."""
-    if known.repo is None:
-        raise BadInput(f"{known.name}: this sample is on no hub; give the folder that holds {known.file}")
+    if info.hub_repo is None:
+        raise InputError(f"{info.name}: this sample is on no hub; give the folder that holds {info.file}")
     found: list[Utterance] = []
-    for part, split in known.splits:
-        for row in hub(known.repo, known.config, split, None, names=True).rows:
+    for part, split in info.splits:
+        for row in load_hub_split(info.hub_repo, info.hub_config, split, None, class_names=True).rows:
             found.append(Utterance(row["text"], row["intent" if "intent" in row else "label"], part))
     return found
 
 
-def plain(text: str) -> str:
+def normalise_text(text: str) -> str:
     """What two texts are compared by: lower case, runs of what is no letter or digit as one space."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
-def words_of(label: str) -> str:
+def label_to_text(label: str) -> str:
     """The words of a class: its published name without underscores and marks."""
     return " ".join(re.findall(r"\w+", label.replace("_", " ").lower()))
 
 
-def parted(rows: Sequence[Utterance], name: str) -> Intents:
+def deduplicate_splits(rows: Sequence[Utterance], name: str) -> IntentRows:
     """The rows by split. One whose text, compared as `plain` says, stands in a later split is left out of its own.
 
     Raises `BadInput` for fewer than two classes, a class without training or test rows, names of the same words.
     """
-    by: dict[Part, list[Utterance]] = {"train": [], "valid": [], "test": []}
+    by: dict[SplitName, list[Utterance]] = {"train": [], "valid": [], "test": []}
     held: set[str] = set()
     for part in ("test", "valid", "train"):
-        own = [row for row in rows if row.part == part and plain(row.text) not in held]
+        own = [row for row in rows if row.part == part and normalise_text(row.text) not in held]
         by[part] = own
-        held |= {plain(row.text) for row in own}
+        held |= {normalise_text(row.text) for row in own}
     labels = {row.label for row in rows}
     if len(labels) < 2:
-        raise BadInput(f"{name}: {len(labels)} class in {len(rows):,} rows; give two or more")
+        raise InputError(f"{name}: {len(labels)} class in {len(rows):,} rows; give two or more")
     for part in ("train", "test"):
         none = sorted(labels - {row.label for row in by[part]})
         if none:
-            raise BadInput(f"{name}: class {none[0]} has no {part} row; give each class some, with their split")
-    if len({words_of(label) for label in labels}) < len(labels):
-        raise BadInput(f"{name}: two labels have the same words; rename one of them")
-    return Intents(by["train"], by["valid"], by["test"], len(rows) - sum(map(len, by.values())))
+            raise InputError(f"{name}: class {none[0]} has no {part} row; give each class some, with their split")
+    if len({label_to_text(label) for label in labels}) < len(labels):
+        raise InputError(f"{name}: two labels have the same words; rename one of them")
+    return IntentRows(by["train"], by["valid"], by["test"], len(rows) - sum(map(len, by.values())))
 
 
-def choosing(found: Intents) -> Intents:
+def use_validation_split(found: IntentRows) -> IntentRows:
     """The rows on which options are chosen: `valid` in the place of test, where there is none a tenth of train.
 
     The test rows are gone, so that nothing can be chosen on them.
@@ -152,13 +152,13 @@ def choosing(found: Intents) -> Intents:
     if found.valid:
         return found._replace(test=found.valid, valid=[])
     held: set[int] = set()
-    for rows in by_label(found.train).values():
-        held |= {rows[i] for i in order(len(rows), 0, HELD)[: max(1, len(rows) // TENTH)]}
+    for rows in group_by_label(found.train).values():
+        held |= {rows[i] for i in permutation(len(rows), 0, VALIDATION_KEY)[: max(1, len(rows) // VALIDATION_DIVISOR)]}
     train = [row for i, row in enumerate(found.train) if i not in held]
     return found._replace(train=train, test=[found.train[i] for i in sorted(held)])
 
 
-def by_label(rows: Iterable[Utterance]) -> dict[str, list[int]]:
+def group_by_label(rows: Iterable[Utterance]) -> dict[str, list[int]]:
     """The places of each label's rows, labels in order."""
     found: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
@@ -166,81 +166,81 @@ def by_label(rows: Iterable[Utterance]) -> dict[str, list[int]]:
     return dict(sorted(found.items()))
 
 
-def order(n: int, seed: int, purpose: int) -> list[int]:
+def permutation(n: int, seed: int, purpose: int) -> list[int]:
     """The numbers below n in the order of a seed."""
-    return keyed.index(seed, purpose, np.arange(n), n).tolist() if n else []
+    return keyed.permuted_index(seed, purpose, np.arange(n), n).tolist() if n else []
 
 
-def tasks_of(
-    found: Intents,
+def build_stream(
+    intents: IntentRows,
     tokenizer: Tokenizer,
     seed: int,
     *,
     name: str,
-    task: int | None = None,
-    rows: int | None = None,
-    examples: int | None = None,
+    classes_per_task: int | None = None,
+    max_test_per_class: int | None = None,
+    max_train_per_class: int | None = None,
     part: Literal["test", "valid"] = "test",
-) -> Tasks:
+) -> ClassIncrementalStream:
     """A stream in the order of a seed: tasks of `task` classes, slices of the shuffled classes; lines shuffled in each.
 
     `rows` limits the test rows of a class and `examples` its training rows, the same ones for every seed. `part`
     "valid" is for choosing. Raises `BadInput` where classes do not make whole tasks, or the tokenizer joins the arrow
     with what follows it.
     """
-    found = choosing(found) if part == "valid" else found
-    labels = list(by_label([*found.train, *found.test]))
-    size = task or named(name).task
+    intents = use_validation_split(intents) if part == "valid" else intents
+    labels = list(group_by_label([*intents.train, *intents.test]))
+    size = classes_per_task or get_intent_dataset(name).classes_per_task
     if size < 1 or len(labels) % size or len(labels) == size:
-        raise BadInput(f"{name}: {len(labels)} classes in tasks of {size}; take a number that divides them into two")
-    shuffled = order(len(labels), seed, CLASSES)
+        raise InputError(f"{name}: {len(labels)} classes in tasks of {size}; take a number that divides them into two")
+    shuffled = permutation(len(labels), seed, CLASS_ORDER_KEY)
     tasks = [tuple(shuffled[i : i + size]) for i in range(0, len(labels), size)]
     number = {label: i for i, label in enumerate(labels)}
-    learned, asked = limited(found.train, examples), limited(found.test, rows)
-    said = Wording.of(tokenizer)
-    train: list[tuple[Item, ...]] = []
-    test: list[tuple[Item, ...]] = []
+    learned, asked = limit_per_label(intents.train, max_train_per_class), limit_per_label(intents.test, max_test_per_class)
+    said = PromptFormat.from_tokenizer(tokenizer)
+    train: list[tuple[LabelledUtterance, ...]] = []
+    test: list[tuple[LabelledUtterance, ...]] = []
     for i, own in enumerate(tasks):
         mine = [row for row in learned if number[row.label] in own]
-        mine = [mine[j] for j in order(len(mine), seed, LINES + i)]
-        train.append(tuple(Item(said.prompt(row.text), number[row.label]) for row in mine))
-        test.append(tuple(Item(said.prompt(row.text), number[row.label]) for row in asked if number[row.label] in own))
-    told = tuple(words_of(label) for label in labels)
-    return Tasks(name, seed, told, tuple(map(said.label, told)), tuple(tasks), tuple(train), tuple(test),
-                 said.first, said.arrow, said.last)  # fmt: skip
+        mine = [mine[j] for j in permutation(len(mine), seed, LINE_ORDER_KEY + i)]
+        train.append(tuple(LabelledUtterance(said.encode_prompt(row.text), number[row.label]) for row in mine))
+        test.append(tuple(LabelledUtterance(said.encode_prompt(row.text), number[row.label]) for row in asked if number[row.label] in own))
+    told = tuple(label_to_text(label) for label in labels)
+    return ClassIncrementalStream(name, seed, told, tuple(map(said.encode_label, told)), tuple(tasks), tuple(train), tuple(test),
+                 said.start_ids, said.arrow_ids, said.line_end_ids)  # fmt: skip
 
 
-def limited(rows: Sequence[Utterance], n: int | None) -> list[Utterance]:
+def limit_per_label(rows: Sequence[Utterance], max_per_label: int | None) -> list[Utterance]:
     """At most `n` rows of each label, always the same ones, in their order."""
-    if n is None:
+    if max_per_label is None:
         return list(rows)
-    kept = {own[i] for own in by_label(rows).values() for i in order(len(own), 0, FEW)[:n]}
+    kept = {own[i] for own in group_by_label(rows).values() for i in permutation(len(own), 0, LIMIT_KEY)[:max_per_label]}
     return [row for i, row in enumerate(rows) if i in kept]
 
 
-class Wording(NamedTuple):
+class PromptFormat(NamedTuple):
     """How a tokenizer says a line: what begins a document, the arrow, the end of a line."""
 
     tokenizer: Tokenizer
-    first: Ids
-    arrow: Ids
-    last: Ids
+    start_ids: TokenIds
+    arrow_ids: TokenIds
+    line_end_ids: TokenIds
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "Wording":
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> "PromptFormat":
         """Raises `BadInput` for a tokenizer that makes one token of the arrow and what follows."""
-        arrow = tokenizer.encode(ARROW, special=False)
-        ended = tokenizer.encode(ARROW + END, special=False)
+        arrow = tokenizer.encode(ARROW, add_special_tokens=False)
+        ended = tokenizer.encode(ARROW + LINE_END, add_special_tokens=False)
         if ended[: len(arrow)] != arrow or len(ended) == len(arrow):
-            raise BadInput(f"{ARROW}: the tokenizer joins it with what follows, or drops the line end; take another")
+            raise InputError(f"{ARROW}: the tokenizer joins it with what follows, or drops the line end; take another")
         last = tuple(ended[len(arrow) :])
-        special = next((one for one in (tokenizer.bos, tokenizer.eos) if one is not None), None)
+        special = next((one for one in (tokenizer.bos_token_id, tokenizer.eos_token_id) if one is not None), None)
         return cls(tokenizer, last if special is None else (special,), tuple(arrow), last)
 
-    def prompt(self, text: str) -> Ids:
+    def encode_prompt(self, text: str) -> TokenIds:
         """An utterance with the arrow behind it."""
-        return tuple(self.tokenizer.encode(f"{text} {ARROW}", special=False))
+        return tuple(self.tokenizer.encode(f"{text} {ARROW}", add_special_tokens=False))
 
-    def label(self, words: str) -> Ids:
+    def encode_label(self, words: str) -> TokenIds:
         """The words of a label as they follow the arrow."""
-        return tuple(self.tokenizer.encode(f"{ARROW} {words}", special=False)[len(self.arrow) :])
+        return tuple(self.tokenizer.encode(f"{ARROW} {words}", add_special_tokens=False)[len(self.arrow_ids) :])

@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from laconic.core.artifact import replace_file
-from laconic.core.contract import Example
-from laconic.core.errors import BadInput, Busy
+from laconic.core.artifact import write_file_atomically
+from laconic.core.contract import ReasoningExample
+from laconic.core.errors import InputError, BusyError
 
 
-def fields(example: Example) -> dict[str, Any]:
+def example_to_row(example: ReasoningExample) -> dict[str, Any]:
     """An example as an object: its marks after question, steps and answer."""
     said = {"id": example.id, "question": example.question, "steps": list(example.steps), "answer": example.answer}
-    return said | dict(example.flags)
+    return said | dict(example.metadata)
 
 
-def write_rows(
-    path: Path, rows: Iterable[Mapping[str, Any]], asked: int, beside: Callable[[], object] | None = None
+def write_jsonl(
+    path: Path, rows: Iterable[Mapping[str, Any]], num_rows: int, before_commit: Callable[[], object] | None = None
 ) -> None:
     """As many rows as asked, one object a line, whole or not at all.
 
@@ -33,19 +33,19 @@ def write_rows(
             for row in rows:
                 line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
                 if old and old.readline() != line:
-                    raise other(path)
+                    raise conflict_error(path)
                 out.write(line)
                 written += 1
             if old and old.read(1):
-                raise other(path)
-        if written < asked:
-            raise BadInput(f"{path.name}: {asked:,} rows asked, there are {written:,}; ask for fewer")
-        if beside:
-            beside()
+                raise conflict_error(path)
+        if written < num_rows:
+            raise InputError(f"{path.name}: {num_rows:,} rows asked, there are {written:,}; ask for fewer")
+        if before_commit:
+            before_commit()
 
-    replace_file(path, write)
+    write_file_atomically(path, write)
 
 
-def other(path: Path) -> Busy:
+def conflict_error(path: Path) -> BusyError:
     """The refusal to write over other rows."""
-    return Busy(f"{path} is there and holds other rows; choose another name, or remove it")
+    return BusyError(f"{path} is there and holds other rows; choose another name, or remove it")

@@ -8,41 +8,41 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laconic.core import keyed
-from laconic.core.errors import BadInput
-from laconic.data.records import read_records, text_of
-from laconic.data.settings import Part
-from laconic.data.text import part_of
+from laconic.core.errors import InputError
+from laconic.data.records import read_rows, require_text
+from laconic.data.settings import SplitName
+from laconic.data.text import parse_split
 
-ACCEPTED = "a row has text and label"
+ROW_FORMAT = "a row has text and label"
 
 
-class Labelled(NamedTuple):
+class LabelledText(NamedTuple):
     """A text, its label, and the part that its row says it belongs to."""
 
     text: str
     label: str
-    part: Part | None = None
+    split: SplitName | None = None
 
 
-def labelled(row: dict[str, Any], text: str, name: str) -> Labelled:
+def parse_labelled_text(row: dict[str, Any], text: str, name: str) -> LabelledText:
     """A row. Raises `Fault`."""
-    return Labelled(text_of(row, "text", text, ACCEPTED), text_of(row, "label", text, ACCEPTED), part_of(row, text))
+    return LabelledText(require_text(row, "text", text, ROW_FORMAT), require_text(row, "label", text, ROW_FORMAT), parse_split(row, text))
 
 
-def read_labelled(path: str | Path, part: Part | None = None) -> list[Labelled]:
+def load_labelled_texts(path: str | Path, split: SplitName | None = None) -> list[LabelledText]:
     """The rows of a file, JSONL or Parquet, that belong to a part; all where they do not say. Raises `BadInput`."""
-    every = read_records(path, labelled)[0]
-    found = [row for row in every if part is None or row.part in (part, None)]
+    every = read_rows(path, parse_labelled_text)[0]
+    found = [row for row in every if split is None or row.split in (split, None)]
     labels = {row.label for row in found}
     if len(labels) < 2:
-        of = "" if part is None else f" of {part}"
-        raise BadInput(f"{Path(path).name}: {len(labels)} labels in {len(found):,} rows{of}; give two or more")
+        of = "" if split is None else f" of {split}"
+        raise InputError(f"{Path(path).name}: {len(labels)} labels in {len(found):,} rows{of}; give two or more")
     return found
 
 
-def demonstrations(rows: Sequence[Labelled], seed: int, *, balanced: bool = False) -> list[Labelled]:
+def order_demonstrations(rows: Sequence[LabelledText], seed: int, *, balanced: bool = False) -> list[LabelledText]:
     """The rows in the order of a seed; balanced: label after label, so that each has come as often as any other."""
-    drawn = [rows[i] for i in keyed.index(seed, 0, np.arange(len(rows)), len(rows)).tolist()]
+    drawn = [rows[i] for i in keyed.permuted_index(seed, 0, np.arange(len(rows)), len(rows)).tolist()]
     if not balanced:
         return drawn
     turns, seen = [], Counter[str]()

@@ -9,58 +9,58 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from laconic.core.contract import UNSCORED, Documents
+from laconic.core.contract import IGNORE_INDEX, DocumentBatch
 from laconic.core.keyed import uniform
-from laconic.data.drawn import SPECIAL, Drawn, word_tokenizer
-from laconic.data.task_settings import PERIOD, Language, Languages
+from laconic.data.drawn import SPECIAL_TOKENS, SyntheticDataset, build_word_tokenizer
+from laconic.data.task_settings import LENGTH_PERIODS, FormalLanguage, FormalLanguagesConfig
 from laconic.data.tokens import Tokenizer
 
-END = "."  # in the name of a set: the string may end here
-SETS = ("ab", "ab.", "a", "b", "c", "a.", ".", "([.", "([)", "([]", "([)]")
-WORDS = [*SPECIAL.values(), *"abc()[]", *(f"{{{each}}}" for each in SETS)]
-ID = {word: i for i, word in enumerate(WORDS)}
-PAIR = {"(": ")", "[": "]"}
-LENGTH, SYMBOL = range(2)  # what is drawn
+END_MARK = "."  # in the name of a set: the string may end here
+SYMBOL_SETS = ("ab", "ab.", "a", "b", "c", "a.", ".", "([.", "([)", "([]", "([)]")
+VOCABULARY = [*SPECIAL_TOKENS.values(), *"abc()[]", *(f"{{{each}}}" for each in SYMBOL_SETS)]
+TOKEN_IDS = {word: i for i, word in enumerate(VOCABULARY)}
+CLOSING_BRACKET = {"(": ")", "[": "]"}
+LENGTH_KEY, SYMBOL_KEY = range(2)  # what is drawn
 
 
-def languages_tokenizer() -> Tokenizer:
+def build_languages_tokenizer() -> Tokenizer:
     """21 words: seven symbols, {ab.} and the like for sets, and the special ones; words are parted by spaces."""
-    return word_tokenizer(WORDS)
+    return build_word_tokenizer(VOCABULARY)
 
 
-def string(language: Language, draws: Sequence[float]) -> str:
+def generate_string(language: FormalLanguage, draws: Sequence[float]) -> str:
     """One of as many symbols as draws in [0, 1): parity's are coins but for the last, brackets as `brackets` has it."""
     n = len(draws)
     if language == "parity":
         coins = "".join("ab"[int(2 * draw)] for draw in draws[:-1])
         return coins + "ab"[coins.count("b") % 2]
     if language == "shuffle2":
-        return brackets(draws)
+        return generate_brackets(draws)
     word = {"aa": "a", "abab": "ab"}.get(language)
     if word is not None:
         return word * (n // len(word))
-    return "".join(symbol * (n // PERIOD[language]) for symbol in "abc"[: PERIOD[language]])
+    return "".join(symbol * (n // LENGTH_PERIODS[language]) for symbol in "abc"[: LENGTH_PERIODS[language]])
 
 
-def brackets(draws: Sequence[float]) -> str:
+def generate_brackets(draws: Sequence[float]) -> str:
     """Two kinds of brackets, each balanced by itself: of those that may follow and leave room to close, any alike."""
     said, depth = "", {"(": 0, "[": 0}
     for t, draw in enumerate(draws):
         room = len(draws) - t > sum(depth.values())
-        able = [symbol for symbol in depth if room] + [PAIR[symbol] for symbol in depth if depth[symbol]]
+        able = [symbol for symbol in depth if room] + [CLOSING_BRACKET[symbol] for symbol in depth if depth[symbol]]
         said += able[int(draw * len(able))]
-        depth = depths(depth, said[-1])
+        depth = update_depths(depth, said[-1])
     return said
 
 
-def depths(depth: Mapping[str, int], symbol: str) -> dict[str, int]:
+def update_depths(depth: Mapping[str, int], symbol: str) -> dict[str, int]:
     """How many brackets of each kind are open once another symbol has come."""
-    return {open: depth[open] + (symbol == open) - (symbol == PAIR[open]) for open in PAIR}
+    return {open: depth[open] + (symbol == open) - (symbol == CLOSING_BRACKET[open]) for open in CLOSING_BRACKET}
 
 
-def allowed(language: Language, said: str) -> list[str]:
+def next_symbol_sets(language: FormalLanguage, said: str) -> list[str]:
     """The set of what may follow, one of SETS, before the first symbol of a string of the language and after each."""
-    n, k = len(said), len(said) // PERIOD[language]
+    n, k = len(said), len(said) // LENGTH_PERIODS[language]
     if language == "parity":
         return ["ab" if said[:t].count("b") % 2 else "ab." for t in range(n + 1)]
     if language == "aa":
@@ -68,47 +68,47 @@ def allowed(language: Language, said: str) -> list[str]:
     if language == "abab":
         return [("a.", "b", "a", "b")[t % 4] for t in range(n + 1)]
     if language == "anbn":
-        return ["a", *["ab"] * k, *["b"] * (k - 1), END]
+        return ["a", *["ab"] * k, *["b"] * (k - 1), END_MARK]
     if language == "anbncn":
-        return ["a", *["ab"] * k, *["b"] * (k - 1), *["c"] * k, END]
+        return ["a", *["ab"] * k, *["b"] * (k - 1), *["c"] * k, END_MARK]
     depth, found = {"(": 0, "[": 0}, ["([."]
     for symbol in said:
-        depth = depths(depth, symbol)
-        found.append("([" + ("".join(PAIR[open] for open, n in depth.items() if n) or END))
+        depth = update_depths(depth, symbol)
+        found.append("([" + ("".join(CLOSING_BRACKET[open] for open, n in depth.items() if n) or END_MARK))
     return found
 
 
-class Strings(Drawn[Languages]):
+class FormalLanguageDataset(SyntheticDataset[FormalLanguagesConfig]):
     """The first `count` strings of a part (contract.Source), a row <bos> and a string, with a label at each of both.
 
     Parts are drawn apart; where a language has one string of a length, as (aa)* has, they hold the same ones.
     """
 
-    words = WORDS
+    vocabulary = VOCABULARY
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """Tokens of the longest row."""
-        return self.task.lengths[-1] + 1
+        return self.config.possible_lengths[-1] + 1
 
-    def strings(self, rows: Sequence[int]) -> list[str]:
+    def generate_strings(self, rows: Sequence[int]) -> list[str]:
         """Those of some places, without what begins a row."""
-        index, lengths = np.asarray(rows, dtype=np.int64), self.task.lengths
-        picked = (uniform(self.seed, LENGTH, index) * len(lengths)).astype(np.int64)
-        draws = uniform(self.seed, SYMBOL, index[:, None], np.arange(lengths[-1])).tolist()
-        return [string(self.task.language, draws[b][: lengths[i]]) for b, i in enumerate(picked.tolist())]
+        index, lengths = np.asarray(rows, dtype=np.int64), self.config.possible_lengths
+        picked = (uniform(self.seed, LENGTH_KEY, index) * len(lengths)).astype(np.int64)
+        draws = uniform(self.seed, SYMBOL_KEY, index[:, None], np.arange(lengths[-1])).tolist()
+        return [generate_string(self.config.language, draws[b][: lengths[i]]) for b, i in enumerate(picked.tolist())]
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         """The strings of some places on a grid as wide as the longest of them."""
-        found = self.strings(rows)
-        text = np.full((len(found), max(map(len, found)) + 1), ID["<bos>"], dtype=np.int64)
-        labels = np.full(text.shape, UNSCORED, dtype=np.int64)
+        found = self.generate_strings(rows)
+        text = np.full((len(found), max(map(len, found)) + 1), TOKEN_IDS["<bos>"], dtype=np.int64)
+        labels = np.full(text.shape, IGNORE_INDEX, dtype=np.int64)
         for b, said in enumerate(found):
-            text[b, 1 : len(said) + 1] = [ID[symbol] for symbol in said]
-            labels[b, : len(said) + 1] = [ID[f"{{{each}}}"] for each in allowed(self.task.language, said)]
-        live = torch.from_numpy(labels != UNSCORED)
-        return Documents(
+            text[b, 1 : len(said) + 1] = [TOKEN_IDS[symbol] for symbol in said]
+            labels[b, : len(said) + 1] = [TOKEN_IDS[f"{{{each}}}"] for each in next_symbol_sets(self.config.language, said)]
+        live = torch.from_numpy(labels != IGNORE_INDEX)
+        return DocumentBatch(
             torch.from_numpy(text), live, live.clone(), (text.shape[1],), torch.as_tensor(rows, dtype=torch.long),
-            tuple(f"{self.task.language}-{self.part}-{i:06d}" for i in rows), epoch, step,
+            tuple(f"{self.config.language}-{self.part}-{i:06d}" for i in rows), epoch, step,
             labels=torch.from_numpy(labels),
         )  # fmt: skip

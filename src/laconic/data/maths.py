@@ -5,242 +5,242 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from laconic.core.contract import Example
-from laconic.core.errors import BadInput
-from laconic.data.contamination import merged, refuse_files, refuse_marks, refuse_names, refuse_overlap, same
-from laconic.data.examples import Read, Reader, read_examples, unswept
-from laconic.data.sets import PUBLISHED, SETS, Answer, Set, Split, files, known, named, parted
-from laconic.data.settings import Data, Part, is_file
-from laconic.data.tables import hub
+from laconic.core.contract import ReasoningExample
+from laconic.core.errors import InputError
+from laconic.data.contamination import merge_deduplicated, check_known_files, check_marks, check_dataset_names, check_overlap, normalise_question
+from laconic.data.examples import ExamplesFile, ExampleReader, read_examples, gc_disabled
+from laconic.data.sets import GSM8K_AUG_TRAIN_SHA256, DATASETS, AnswerKind, DatasetInfo, DatasetSplit, iter_whole_split_files, find_dataset, get_dataset, split_name
+from laconic.data.settings import DataConfig, SplitName, is_row_file
+from laconic.data.tables import load_hub_split
 
-__all__ = ["SETS", "answers", "apart", "at_hand", "held", "load", "named", "rows_of", "training"]
+__all__ = ["DATASETS", "get_answer_kind", "merge_training_files", "is_local", "load_held_out", "load_examples", "get_dataset", "count_training_rows", "load_training_examples"]
 
-HELD_OUT: tuple[Part, ...] = ("valid", "test")
+HELD_OUT_PARTS: tuple[SplitName, ...] = ("valid", "test")
 
 
-def load(asked: str, part: Part, how: Data, rows: int | None = None) -> Read:
+def load_examples(asked: str, part: SplitName, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
     """The rows of a set, of a name on the hub or of a file; of the split that `asked` names, else of `part`.
 
     Raises `BadInput` for an unknown name or split, a size that is not the known one, and rows that are bad.
     """
-    if is_file(asked):
-        return noted(asked, read_examples(asked, how, rows))
-    name, split = parted(asked)
+    if is_row_file(asked):
+        return note_published(asked, read_examples(asked, config, max_rows))
+    name, split = split_name(asked)
     split = split or part
-    if known(asked) is None and name.count("/") == 1:
-        return from_hub(f"{name}:{split}", Set(name, "", "", {}, name), Split(None, hub=hub_name(split)), how, rows)
-    found = named(asked)
+    if find_dataset(asked) is None and name.count("/") == 1:
+        return load_from_hub(f"{name}:{split}", DatasetInfo(name, "", "", {}, name), DatasetSplit(None, hub_split=hub_split_name(split)), config, max_rows)
+    found = get_dataset(asked)
     there = next((one for key, one in found.splits.items() if key == split), None)
     if there is None:
-        more = f"; laconic data make {found.made} makes rows to train on" if found.made and split == "train" else ""
-        raise BadInput(f"{found.name} has no split {split}; it has {', '.join(found.splits)}{more}")
+        more = f"; laconic data make {found.generator} makes rows to train on" if found.generator and split == "train" else ""
+        raise InputError(f"{found.name} has no split {split}; it has {', '.join(found.splits)}{more}")
     label = f"{found.name}:{split}"
     if found.members:
-        return united(label, found, how, rows)
-    path = placed(asked, found, there, how)
+        return load_union(label, found, config, max_rows)
+    path = find_local_file(asked, found, there, config)
     if path is None:
-        return from_hub(label, found, there, how, rows)
-    return from_file(label, path, found, there, how, rows)
+        return load_from_hub(label, found, there, config, max_rows)
+    return load_from_file(label, path, found, there, config, max_rows)
 
 
-def training(how: Data) -> Read:
+def load_training_examples(config: DataConfig) -> ExamplesFile:
     """The rows trained on, questions of several sets once. Raises `BadInput` where a rule of contamination says so."""
-    refuse_names(how)
-    names = how.name or ()
-    every = [asked for asked in (*names, how.valid, how.test) if asked]
-    if how.field and not any(is_file(asked) or known(asked) is None for asked in every):
-        raise BadInput(f"data.field {how.field}: sets known by name have their own chain; leave the key out")
-    reads = {asked: load(asked, "train", how, how.rows) for asked in names}
-    return apart(how, reads, {part: held(how, part) for part in HELD_OUT if getattr(how, part)})
+    check_dataset_names(config)
+    names = config.name or ()
+    every = [asked for asked in (*names, config.valid, config.test) if asked]
+    if config.chain_field and not any(is_row_file(asked) or find_dataset(asked) is None for asked in every):
+        raise InputError(f"data.field {config.chain_field}: sets known by name have their own chain; leave the key out")
+    reads = {asked: load_examples(asked, "train", config, config.max_train_rows) for asked in names}
+    return merge_training_files(config, reads, {part: load_held_out(config, part) for part in HELD_OUT_PARTS if getattr(config, part)})
 
 
-def apart(how: Data, reads: Mapping[str, Read], kept: Mapping[Part, Read]) -> Read:
+def merge_training_files(config: DataConfig, reads: Mapping[str, ExamplesFile], held_out: Mapping[SplitName, ExamplesFile]) -> ExamplesFile:
     """The rows of `reads`, files or sets by what was asked, none of which is held out. Raises `BadInput`."""
-    all_of = dict(files())
-    found = [*reads.items(), *((str(getattr(how, part)), read) for part, read in kept.items())]
+    all_of = dict(iter_whole_split_files())
+    found = [*reads.items(), *((str(getattr(config, part)), read) for part, read in held_out.items())]
     whole = {name: all_of[read.sha256] for name, read in found if read.sha256 in all_of}
-    refuse_files(how, {name: split for name, split in whole.items() if how.kind == "jsonl" or is_file(name)})
+    check_known_files(config, {name: split for name, split in whole.items() if config.source == "jsonl" or is_row_file(name)})
     for name, read in reads.items():
-        refuse_marks(name, read.examples, how.allow_overlap)
-    examples, notes = merged(list(reads), [read.examples for read in reads.values()])
-    refuse_overlap(examples, [e for read in kept.values() for e in read.examples], how.allow_overlap)
-    refuse_shared(kept)
-    return joined(list(reads.values()), examples[: how.rows], notes)
+        check_marks(name, read.examples, config.allow_contamination)
+    examples, notes = merge_deduplicated(list(reads), [read.examples for read in reads.values()])
+    check_overlap(examples, [e for read in held_out.values() for e in read.examples], config.allow_contamination)
+    check_held_out_disjoint(held_out)
+    return combine_files(list(reads.values()), examples[: config.max_train_rows], notes)
 
 
-def held(how: Data, part: Part, rows: int | None = None) -> Read:
+def load_held_out(config: DataConfig, part: SplitName, max_rows: int | None = None) -> ExamplesFile:
     """The rows of validation or test. Raises `BadInput`, also where the recipe names none."""
-    asked = how.valid if part == "valid" else how.test
+    asked = config.valid if part == "valid" else config.test
     if asked is None:
-        raise BadInput(f"data.{part}: absent; name the rows that are held out, a file or a set")
-    return load(asked, part, how, rows)
+        raise InputError(f"data.{part}: absent; name the rows that are held out, a file or a set")
+    return load_examples(asked, part, config, max_rows)
 
 
-def refuse_shared(kept: Mapping[Part, Read]) -> None:
+def check_held_out_disjoint(held_out: Mapping[SplitName, ExamplesFile]) -> None:
     """Raises `BadInput` where a question of test stands in validation."""
-    if len(kept) < 2:
+    if len(held_out) < 2:
         return
-    tested = {same(example.question) for example in kept["test"].examples}
-    shared = sum(same(example.question) in tested for example in kept["valid"].examples)
+    tested = {normalise_question(example.question) for example in held_out["test"].examples}
+    shared = sum(normalise_question(example.question) in tested for example in held_out["valid"].examples)
     if shared:
-        raise BadInput(f"{shared:,} questions of data.valid stand in data.test: test rows choose nothing; take others")
+        raise InputError(f"{shared:,} questions of data.valid stand in data.test: test rows choose nothing; take others")
 
 
-def answers(how: Data) -> Answer:
+def get_answer_kind(config: DataConfig) -> AnswerKind:
     """What the answers of the sets trained on are: numbers, unless one of them has others."""
-    for asked in how.name or ():
-        found = known(asked)
-        if found and found.answer != "number":
-            return found.answer
+    for asked in config.name or ():
+        found = find_dataset(asked)
+        if found and found.answer_kind != "number":
+            return found.answer_kind
     return "number"
 
 
-def rows_of(how: Data) -> int | None:
+def count_training_rows(config: DataConfig) -> int | None:
     """How many rows the sets trained on have by what is known of them, with nothing read; None where it is not."""
     whole = 0
-    for asked in how.name or ():
-        found = known(asked)
+    for asked in config.name or ():
+        found = find_dataset(asked)
         split = found.splits.get("train") if found else None
-        here = split.file if found and split and how.root and asked == found.name else None
-        count = here.rows if here and split and split.mark is None else split.rows if split else None
+        here = split.file if found and split and config.data_dir and asked == found.name else None
+        count = here.num_rows if here and split and split.required_mark is None else split.num_rows if split else None
         if count is None:
             return None
         whole += count
-    return whole if how.rows is None else min(whole, how.rows)
+    return whole if config.max_train_rows is None else min(whole, config.max_train_rows)
 
 
-def placed(asked: str, found: Set, split: Split, how: Data) -> Path | None:
+def find_local_file(asked: str, info: DatasetInfo, split: DatasetSplit, config: DataConfig) -> Path | None:
     """Where the file of a split has to lie; None where its rows come from the hub."""
-    if how.root is None or split.file is None or parted(asked)[0] != found.name:
+    if config.data_dir is None or split.file is None or split_name(asked)[0] != info.name:
         return None
-    return Path(how.root) / split.file.path
+    return Path(config.data_dir) / split.file.path
 
 
-def at_hand(asked: str, how: Data) -> bool:
+def is_local(asked: str, config: DataConfig) -> bool:
     """Whether all training rows of a file or set lie in files here."""
-    if is_file(asked):
+    if is_row_file(asked):
         return Path(asked).is_file()
-    found = known(asked)
+    found = find_dataset(asked)
     if found is None or "train" not in found.splits:
         return False
     if found.members:
-        return all(at_hand(member, how) for member in found.members)
-    path = placed(asked, found, found.splits["train"], how)
+        return all(is_local(member, config) for member in found.members)
+    path = find_local_file(asked, found, found.splits["train"], config)
     return path is not None and path.is_file()
 
 
-def from_file(label: str, path: Path, found: Set, split: Split, how: Data, rows: int | None) -> Read:
+def load_from_file(label: str, path: Path, info: DatasetInfo, split: DatasetSplit, config: DataConfig, max_rows: int | None) -> ExamplesFile:
     """The rows of a set's local file."""
     file = split.file
     assert file is not None
     if not path.is_file():
-        raise BadInput(f"{label}: no file {path}; data.root is the folder that holds {file.path}")
-    if how.sizes == "known" and file.rows != split.published:
-        raise BadInput(
-            f"{label}: {file.path} holds {file.rows:,} rows, the set {split.published:,}; "
+        raise InputError(f"{label}: no file {path}; data.root is the folder that holds {file.path}")
+    if config.size_check == "known" and file.num_rows != split.published_rows:
+        raise InputError(
+            f"{label}: {file.path} holds {file.num_rows:,} rows, the set {split.published_rows:,}; "
             'data.sizes = "any" takes what is there, gsm8k-aug-subset names just these'
         )
-    with unswept():
-        read = read_examples(path, fitted(how, found))
+    with gc_disabled():
+        read = read_examples(path, apply_dataset_fields(config, info))
     there = len(read.examples) + len(read.skipped)
-    if how.sizes == "any":
-        return cut(marked(sized(read, label, there, split), split), rows)
-    if there != file.rows:
-        raise wrong_size(label, there, file.rows)
+    if config.size_check == "any":
+        return take_first(filter_marked(note_size(read, label, there, split), split), max_rows)
+    if there != file.num_rows:
+        raise size_error(label, there, file.num_rows)
     if read.sha256 != file.sha256:
-        raise BadInput(
+        raise InputError(
             f"{label}: {path} is not the file known: SHA-256 {read.sha256[:12]}…, not {file.sha256[:12]}…; "
             'copy it again, or set data.sizes = "any"'
         )
-    return cut(marked(read, split), rows)
+    return take_first(filter_marked(read, split), max_rows)
 
 
-def from_hub(label: str, found: Set, split: Split, how: Data, rows: int | None) -> Read:
+def load_from_hub(label: str, info: DatasetInfo, split: DatasetSplit, config: DataConfig, max_rows: int | None) -> ExamplesFile:
     """The rows of a set from the hub."""
-    if found.repo is None or split.hub is None:
-        raise BadInput(f"{label} is not on the hub; set data.root to the folder that holds its files")
-    trained = {other.repo if (other := known(asked)) else parted(asked)[0] for asked in how.name or ()}
-    table = hub(found.repo, found.config, split.hub, how.revision if found.repo in trained else None)
-    if how.sizes == "known" and split.published not in (None, table.count):
-        raise wrong_size(label, table.count, split.published or 0)
-    columns = found.columns if found.splits else None
-    reader = Reader(label, fitted(how, found), None if split.mark else rows, columns=columns)
-    with unswept():
-        reader.table(table.rows)
-    read = sized(reader.result(), label, table.count, split)
-    if split.mark:
-        read = tagged(read, how, split.mark[0], "gsm8k-aug:valid", ("valid", "train"))
-    if found.name == "gsm-hard":
-        read = tagged(read, how, "unchanged_from_gsm8k", "gsm8k:test", (True, False))
-    return cut(marked(read, split), rows)
+    if info.hub_repo is None or split.hub_split is None:
+        raise InputError(f"{label} is not on the hub; set data.root to the folder that holds its files")
+    trained = {other.hub_repo if (other := find_dataset(asked)) else split_name(asked)[0] for asked in config.name or ()}
+    table = load_hub_split(info.hub_repo, info.hub_config, split.hub_split, config.revision if info.hub_repo in trained else None)
+    if config.size_check == "known" and split.published_rows not in (None, table.num_rows):
+        raise size_error(label, table.num_rows, split.published_rows or 0)
+    columns = info.columns if info.splits else None
+    reader = ExampleReader(label, apply_dataset_fields(config, info), None if split.required_mark else max_rows, columns=columns)
+    with gc_disabled():
+        reader.read_table(table.rows)
+    read = note_size(reader.result(), label, table.num_rows, split)
+    if split.required_mark:
+        read = add_mark(read, config, split.required_mark[0], "gsm8k-aug:valid", ("valid", "train"))
+    if info.name == "gsm-hard":
+        read = add_mark(read, config, "unchanged_from_gsm8k", "gsm8k:test", (True, False))
+    return take_first(filter_marked(read, split), max_rows)
 
 
-def wrong_size(label: str, there: int, asked: int) -> BadInput:
-    return BadInput(f'{label}: {there:,} rows, the set has {asked:,}; fetch it again, or set data.sizes = "any"')
+def size_error(label: str, num_rows: int, expected: int) -> InputError:
+    return InputError(f'{label}: {num_rows:,} rows, the set has {expected:,}; fetch it again, or set data.sizes = "any"')
 
 
-def sized(read: Read, label: str, there: int, split: Split) -> Read:
+def note_size(read: ExamplesFile, label: str, num_rows: int, split: DatasetSplit) -> ExamplesFile:
     """With a note where rows are taken that are not as many as the set has."""
-    if split.published in (None, there):
+    if split.published_rows in (None, num_rows):
         return read
-    return replace(read, notes=(*read.notes, f"{label}: {there:,} rows, of the {split.published:,} that the set has"))
+    return replace(read, notes=(*read.notes, f"{label}: {num_rows:,} rows, of the {split.published_rows:,} that the set has"))
 
 
-def fitted(how: Data, found: Set) -> Data:
+def apply_dataset_fields(config: DataConfig, info: DatasetInfo) -> DataConfig:
     """How the rows of a set are read: by its own chain."""
-    chain = {"field": found.chain, "split": found.cut} if found.splits else {}
-    return how.model_copy(update={**chain, "closed": False})
+    chain = {"field": info.chain_field, "split": info.chain_split} if info.splits else {}
+    return config.model_copy(update={**chain, "closed": False})
 
 
-def hub_name(split: str) -> str:
+def hub_split_name(split: str) -> str:
     """What the hub calls a split."""
     return "validation" if split == "valid" else split
 
 
-def tagged(read: Read, how: Data, mark: str, other: str, values: tuple[object, object]) -> Read:
+def add_mark(read: ExamplesFile, config: DataConfig, mark: str, reference: str, values: tuple[object, object]) -> ExamplesFile:
     """Rows of the hub with a mark that the local file has: the first value where a question stands in another set."""
-    there = {same(example.question) for example in load(other, "test", how).examples}
-    examples = [replace(e, flags={**e.flags, mark: values[same(e.question) not in there]}) for e in read.examples]
+    there = {normalise_question(example.question) for example in load_examples(reference, "test", config).examples}
+    examples = [replace(e, metadata={**e.metadata, mark: values[normalise_question(e.question) not in there]}) for e in read.examples]
     return replace(read, examples=tuple(examples))
 
 
-def marked(read: Read, split: Split) -> Read:
+def filter_marked(read: ExamplesFile, split: DatasetSplit) -> ExamplesFile:
     """The rows that have the mark of a split."""
-    if split.mark is None:
+    if split.required_mark is None:
         return read
-    mark, value = split.mark
-    at = [i for i, example in enumerate(read.examples) if example.flags.get(mark) == value]
-    return picked(read, at)
+    mark, value = split.required_mark
+    at = [i for i, example in enumerate(read.examples) if example.metadata.get(mark) == value]
+    return select_examples(read, at)
 
 
-def cut(read: Read, rows: int | None) -> Read:
+def take_first(read: ExamplesFile, rows: int | None) -> ExamplesFile:
     """The first rows."""
-    return read if rows is None else picked(read, range(min(rows, len(read.examples))))
+    return read if rows is None else select_examples(read, range(min(rows, len(read.examples))))
 
 
-def picked(read: Read, at: Sequence[int]) -> Read:
+def select_examples(read: ExamplesFile, at: Sequence[int]) -> ExamplesFile:
     """Some of the rows."""
     return replace(read, examples=tuple(read.examples[i] for i in at), offsets=tuple(read.offsets[i] for i in at))
 
 
-def noted(asked: str, read: Read) -> Read:
+def note_published(asked: str, read: ExamplesFile) -> ExamplesFile:
     """A file that is known by its hash, with a note of what it is."""
-    if read.sha256 != PUBLISHED:
+    if read.sha256 != GSM8K_AUG_TRAIN_SHA256:
         return read
     return replace(read, notes=(*read.notes, f"{Path(asked).name}: all training rows of GSM8K-Aug, as published"))
 
 
-def united(label: str, found: Set, how: Data, rows: int | None) -> Read:
+def load_union(label: str, info: DatasetInfo, config: DataConfig, max_rows: int | None) -> ExamplesFile:
     """The rows of a set that is several."""
-    reads = [load(member, "train", how) for member in found.members]
-    examples, notes = merged(found.members, [read.examples for read in reads])
-    size = found.splits["train"].published
-    if how.sizes == "known" and len(examples) != size:
-        raise wrong_size(label, len(examples), size or 0)
-    return joined(reads, examples[:rows], notes)
+    reads = [load_examples(member, "train", config) for member in info.members]
+    examples, notes = merge_deduplicated(info.members, [read.examples for read in reads])
+    size = info.splits["train"].published_rows
+    if config.size_check == "known" and len(examples) != size:
+        raise size_error(label, len(examples), size or 0)
+    return combine_files(reads, examples[:max_rows], notes)
 
 
-def joined(reads: Sequence[Read], examples: Sequence[Example], notes: Sequence[str]) -> Read:
+def combine_files(reads: Sequence[ExamplesFile], examples: Sequence[ReasoningExample], notes: Sequence[str]) -> ExamplesFile:
     """Several reads as one; a row begins where it does in its own file."""
     if len(reads) == 1:
         return replace(reads[0], examples=tuple(examples))
@@ -248,4 +248,4 @@ def joined(reads: Sequence[Read], examples: Sequence[Example], notes: Sequence[s
     every = (*(note for read in reads for note in read.notes), *notes)
     digest = hashlib.sha256("".join(read.sha256 for read in reads).encode()).hexdigest()
     skipped = tuple(text for read in reads for text in read.skipped)
-    return Read(tuple(examples), digest, tuple(starts[example.id] for example in examples), every, skipped)
+    return ExamplesFile(tuple(examples), digest, tuple(starts[example.id] for example in examples), every, skipped)

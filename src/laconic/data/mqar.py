@@ -13,53 +13,53 @@ import numpy as np
 import torch
 
 from laconic.core import keyed
-from laconic.core.contract import Documents
-from laconic.data.drawn import SPECIAL, Drawn, Ints, word_tokenizer
-from laconic.data.task_settings import Pairs
+from laconic.core.contract import DocumentBatch
+from laconic.data.drawn import SPECIAL_TOKENS, SyntheticDataset, IntArray, build_word_tokenizer
+from laconic.data.task_settings import MQARConfig
 from laconic.data.tokens import Tokenizer
 
-MOST = 64  # keys and values there are words for; a task may use fewer
-WORDS = [*SPECIAL.values(), ".", *(f"k{i}" for i in range(MOST)), *(f"v{i}" for i in range(MOST))]
-ID = {word: i for i, word in enumerate(WORDS)}
-COUNT, VALUE, PLACE, TURN = range(4)  # what is drawn
+MAX_SYMBOLS = 64  # keys and values there are words for; a task may use fewer
+VOCABULARY = [*SPECIAL_TOKENS.values(), ".", *(f"k{i}" for i in range(MAX_SYMBOLS)), *(f"v{i}" for i in range(MAX_SYMBOLS))]
+TOKEN_IDS = {word: i for i, word in enumerate(VOCABULARY)}
+COUNT_KEY, VALUE_KEY, POSITION_KEY, QUERY_ORDER_KEY = range(4)  # what is drawn
 
 
-def mqar_tokenizer() -> Tokenizer:
+def build_mqar_tokenizer() -> Tokenizer:
     """132 words: keys k0…, values v0…, a dot for silence, and the special ones; words are parted by spaces."""
-    return word_tokenizer(WORDS)
+    return build_word_tokenizer(VOCABULARY)
 
 
-class Mqar(Drawn[Pairs]):
+class MQARDataset(SyntheticDataset[MQARConfig]):
     """The first `count` documents of a part (contract.Source), all of them one segment of T tokens."""
 
-    words = WORDS
+    vocabulary = VOCABULARY
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """Tokens of a document."""
-        return self.task.length
+        return self.config.row_tokens
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         """The documents of some places."""
-        task, index = self.task, np.asarray(rows, dtype=np.int64)
-        w, most, free = task.words, max(task.pairs), task.length // (2 * task.words)
-        counts = np.asarray(task.pairs)[self.below(len(task.pairs), index, COUNT, 1)[:, 0]]
-        keys, values = self.keys(index, most), self.below(task.values, index, VALUE, most * w).reshape(-1, most, w)
-        turns, places = self.drawn(index, TURN, most), self.drawn(index, PLACE, free)
-        text = np.full((len(index), task.length), ID["."], dtype=np.int64)
+        task, index = self.config, np.asarray(rows, dtype=np.int64)
+        w, most, free = task.tokens_per_key, max(task.num_pairs), task.row_tokens // (2 * task.tokens_per_key)
+        counts = np.asarray(task.num_pairs)[self.randint(len(task.num_pairs), index, COUNT_KEY, 1)[:, 0]]
+        keys, values = self.draw_keys(index, most), self.randint(task.num_values, index, VALUE_KEY, most * w).reshape(-1, most, w)
+        turns, places = self.uniform(index, QUERY_ORDER_KEY, most), self.uniform(index, POSITION_KEY, free)
+        text = np.full((len(index), task.row_tokens), TOKEN_IDS["."], dtype=np.int64)
         scored = np.zeros(text.shape, dtype=bool)
         for b, N in enumerate(counts.tolist()):
-            pairs = np.concatenate([ID["k0"] + keys[b, :N], ID["v0"] + values[b, :N]], 1)
+            pairs = np.concatenate([TOKEN_IDS["k0"] + keys[b, :N], TOKEN_IDS["v0"] + values[b, :N]], 1)
             text[b, : 2 * w * N] = pairs.ravel()
             at = 2 * w * (N + places[b, : free - N].argsort()[:N])[:, None] + np.arange(2 * w)
             text[b, at], scored[b, at[:, w:]] = pairs[turns[b, :N].argsort()], True
-        return Documents(
+        return DocumentBatch(
             torch.from_numpy(text), torch.ones(text.shape, dtype=torch.bool), torch.from_numpy(scored),
-            (task.length,), torch.from_numpy(index), tuple(f"mqar-{self.part}-{i:06d}" for i in rows), epoch, step,
-            facts=torch.from_numpy(counts),
+            (task.row_tokens,), torch.from_numpy(index), tuple(f"mqar-{self.part}-{i:06d}" for i in rows), epoch, step,
+            num_facts=torch.from_numpy(counts),
         )  # fmt: skip
 
-    def keys(self, rows: Ints, N: int) -> Ints:
+    def draw_keys(self, rows: IntArray, N: int) -> IntArray:
         """N keys that differ for each row, [n, N, w]."""
-        number = keyed.index(self.seed, rows[:, None], np.arange(N), self.task.keys**self.task.words)
-        return np.stack([number // self.task.keys**i % self.task.keys for i in range(self.task.words)], -1)
+        number = keyed.permuted_index(self.seed, rows[:, None], np.arange(N), self.config.num_keys**self.config.tokens_per_key)
+        return np.stack([number // self.config.num_keys**i % self.config.num_keys for i in range(self.config.tokens_per_key)], -1)

@@ -9,42 +9,42 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laconic.core.contract import UNSCORED, Example, Reasoning
-from laconic.core.errors import BadInput
-from laconic.data.pieces import Encoded, Encoder
-from laconic.data.problems import Problem, report, within_skips
-from laconic.data.settings import Data
+from laconic.core.contract import IGNORE_INDEX, ReasoningExample, ReasoningBatch
+from laconic.core.errors import InputError
+from laconic.data.pieces import EncodedExample, ReasoningEncoder
+from laconic.data.problems import RowProblem, format_problems, is_within_skip_limit
+from laconic.data.settings import DataConfig
 from laconic.data.tokens import Tokenizer
 
 
-def encode(example: Example, tokenizer: Tokenizer, how: Data) -> Encoded:
+def encode_example(example: ReasoningExample, tokenizer: Tokenizer, config: DataConfig) -> EncodedExample:
     """One example as ids."""
-    return Encoder(tokenizer, how).row(example)
+    return ReasoningEncoder(tokenizer, config).encode_example(example)
 
 
-def prompt_ids(tokenizer: Tokenizer, how: Data) -> list[int]:
+def answer_prefix_ids(tokenizer: Tokenizer, config: DataConfig) -> list[int]:
     """What is given between thoughts (or question) and answer at inference."""
-    encoder = Encoder(tokenizer, how)
-    if how.format == "icot" or (how.format == "codi" and how.separator == "eos"):
-        return [encoder.eos]
-    return list(encoder.given_ids) if how.format in ("pccot", "digits") else []
+    encoder = ReasoningEncoder(tokenizer, config)
+    if config.format == "icot" or (config.format == "codi" and config.separator == "eos"):
+        return [encoder.eos_token_id]
+    return list(encoder.answer_prompt_ids) if config.format in ("pccot", "digits") else []
 
 
 @dataclass
-class Counts:
+class FilterCounts:
     """What became of the rows that were read."""
 
-    read: int = 0
-    negative: int = 0
-    long: int = 0
-    bad: int = 0
-    kept: int = 0
-    cut: int = 0
-    empty: int = 0
-    short: int = 0
-    unknown: int = 0
+    num_read: int = 0
+    num_without_leading_digit: int = 0
+    num_too_long: int = 0
+    num_invalid: int = 0
+    num_used: int = 0
+    num_truncated: int = 0
+    num_without_chain: int = 0
+    num_short_chain: int = 0
+    num_unknown_tokens: int = 0
 
-    def lines(self, thoughts: int = 0) -> list[str]:
+    def describe(self, num_latents: int = 0) -> list[str]:
         """One line for each count that is not 0, for the log and the report."""
         said = {
             "read": "rows read",
@@ -54,13 +54,13 @@ class Counts:
             "kept": "rows kept",
             "cut": 'questions cut at their left (too_long = "cut-question")',
             "empty": "rows without a chain",
-            "short": f"rows whose chain has fewer than {thoughts} tokens, one a thought",
+            "short": f"rows whose chain has fewer than {num_latents} tokens, one a thought",
             "unknown": "tokens of questions and chains that the tokenizer has no word for",
         }
         return [f"{count:,} {said[f.name]}" for f in fields(self) if (count := getattr(self, f.name))]
 
 
-class Questions:
+class ReasoningDataset:
     """Examples as batches (contract.Source); `examples` are those kept, `counts` what became of all.
 
     `context` are the positions a model has, `thoughts` the M of a method: a row takes its question, its chain or bot,
@@ -71,39 +71,39 @@ class Questions:
 
     def __init__(
         self,
-        examples: Sequence[Example],
+        examples: Sequence[ReasoningExample],
         tokenizer: Tokenizer,
-        how: Data,
+        config: DataConfig,
         *,
-        context: int | None = None,
-        thoughts: int = 0,
-        least: int = 1,
-        show: Callable[[str, int, int], None] | None = None,
+        max_positions: int | None = None,
+        num_latents: int = 0,
+        min_rows: int = 1,
+        progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        self.how, self.context, self.thoughts = how, context, thoughts
-        self.encoder = Encoder(tokenizer, how)
-        self.counts = Counts(read=len(examples))
-        self.examples: list[Example] = []
+        self.config, self.max_positions, self.num_latents = config, max_positions, num_latents
+        self.encoder = ReasoningEncoder(tokenizer, config)
+        self.counts = FilterCounts(num_read=len(examples))
+        self.examples: list[ReasoningExample] = []
         packed: list[NDArray[np.int32]] = []
-        problems: list[Problem] = []
+        problems: list[RowProblem] = []
         for number, example in enumerate(examples):
-            if show and number % 1000 == 0:
-                show("rows encoded", number, len(examples))
+            if progress and number % 1000 == 0:
+                progress("rows encoded", number, len(examples))
             try:
                 row = self._row(example)
-            except BadInput as error:
-                problems.append(Problem(0, 0, "that cannot be encoded or do not fit", str(error)))
+            except InputError as error:
+                problems.append(RowProblem(0, 0, "that cannot be encoded or do not fit", str(error)))
                 continue
             if row is not None:
                 self.examples.append(example)
-                packed.append(pack(row))
+                packed.append(pack_row(row))
                 self._count(row)
-        if problems and not (how.on_bad == "skip" and within_skips(len(problems), len(examples))):
-            raise BadInput(report(problems, ""))
-        self.counts.bad = len(problems)
-        if len(packed) < least:
-            raise BadInput(
-                f"{len(packed)} of {len(examples)} rows are left, a batch asks for {least}; give more rows than that"
+        if problems and not (config.on_invalid_row == "skip" and is_within_skip_limit(len(problems), len(examples))):
+            raise InputError(format_problems(problems, ""))
+        self.counts.num_invalid = len(problems)
+        if len(packed) < min_rows:
+            raise InputError(
+                f"{len(packed)} of {len(examples)} rows are left, a batch asks for {min_rows}; give more rows than that"
             )
         self.starts = np.cumsum([0, *map(len, packed)])
         self.packed = np.concatenate(packed) if packed else np.zeros(0, np.int32)
@@ -120,102 +120,102 @@ class Questions:
         return self.packed[self.starts[:-1, None] + np.arange(3)]
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """Tokens of the longest chain."""
         return int(self.lengths[:, 1].max(initial=0))
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def row(self, index: int) -> Encoded:
+    def get_row(self, index: int) -> EncodedExample:
         """One row as ids."""
-        return unpack(self.examples[index].id, self.packed[self.starts[index] : self.starts[index + 1]])
+        return unpack_row(self.examples[index].id, self.packed[self.starts[index] : self.starts[index + 1]])
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Reasoning:
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> ReasoningBatch:
         """The rows on a grid."""
-        return collate([self.row(int(i)) for i in rows], rows, epoch, step)
+        return collate([self.get_row(int(i)) for i in rows], rows, epoch, step)
 
-    def _row(self, example: Example) -> Encoded | None:
+    def _row(self, example: ReasoningExample) -> EncodedExample | None:
         """A row within its budget, or None for one that is left out."""
-        if self.how.drop_negative and not example.answer[:1].isdigit():
-            self.counts.negative += 1
+        if self.config.require_leading_digit and not example.answer[:1].isdigit():
+            self.counts.num_without_leading_digit += 1
             return None
-        row = self.encoder.row(example)
+        row = self.encoder.encode_example(example)
         over, held = self._over(row)
-        spare = len(row.question) - row.head - 1  # one token of the question stays
+        spare = len(row.question_ids) - row.num_prefix_tokens - 1  # one token of the question stays
         if over <= 0:
             return row
-        if self.how.too_long == "drop":
-            self.counts.long += 1
+        if self.config.on_too_long == "drop":
+            self.counts.num_too_long += 1
             return None
-        if self.how.too_long == "cut-question" and over <= spare:
-            self.counts.cut += 1
-            return replace(row, question=row.question[: row.head] + row.question[row.head + over :])
-        parts = f"{len(row.question)} + {len(row.chain)} + {len(row.answer)}"
+        if self.config.on_too_long == "cut-question" and over <= spare:
+            self.counts.num_truncated += 1
+            return replace(row, question_ids=row.question_ids[: row.num_prefix_tokens] + row.question_ids[row.num_prefix_tokens + over :])
+        parts = f"{len(row.question_ids)} + {len(row.chain_ids)} + {len(row.answer_ids)}"
         say = (
-            'set data.too_long = "drop", or "cut-question"' if self.how.too_long == "error" else "an answer is not cut"
+            'set data.too_long = "drop", or "cut-question"' if self.config.on_too_long == "error" else "an answer is not cut"
         )
-        raise BadInput(f"row {row.id}: question, chain and answer of {parts} tokens, {over} more than {held}; {say}")
+        raise InputError(f"row {row.id}: question, chain and answer of {parts} tokens, {over} more than {held}; {say}")
 
-    def _over(self, row: Encoded) -> tuple[int, str]:
+    def _over(self, row: EncodedExample) -> tuple[int, str]:
         """By how many tokens a row is too long, and for what."""
-        thinking = self.thoughts + 2 if self.thoughts else 0
+        thinking = self.num_latents + 2 if self.num_latents else 0
         over = [(0, "")]
-        if self.how.max_tokens is not None:
-            over.append((len(row) - self.how.max_tokens, f"data.max_tokens = {self.how.max_tokens}"))
-        if self.context is not None:
-            longest = len(row.question) + max(len(row.chain), thinking) + len(row.answer)
+        if self.config.max_tokens is not None:
+            over.append((len(row) - self.config.max_tokens, f"data.max_tokens = {self.config.max_tokens}"))
+        if self.max_positions is not None:
+            longest = len(row.question_ids) + max(len(row.chain_ids), thinking) + len(row.answer_ids)
             over.append(
-                (longest - self.context, f"the model's {self.context} positions hold with {self.thoughts} thoughts")
+                (longest - self.max_positions, f"the model's {self.max_positions} positions hold with {self.num_latents} thoughts")
             )
         return max(over)
 
-    def _count(self, row: Encoded) -> None:
-        self.counts.kept += 1
-        self.counts.empty += not row.chain
-        self.counts.short += 0 < len(row.chain) < self.thoughts
-        self.counts.unknown += row.unknown
+    def _count(self, row: EncodedExample) -> None:
+        self.counts.num_used += 1
+        self.counts.num_without_chain += not row.chain_ids
+        self.counts.num_short_chain += 0 < len(row.chain_ids) < self.num_latents
+        self.counts.num_unknown_tokens += row.num_unknown
 
 
-def pack(row: Encoded) -> NDArray[np.int32]:
+def pack_row(row: EncodedExample) -> NDArray[np.int32]:
     """A row as one array: lengths, marks, ids."""
-    head = (len(row.question), len(row.chain), len(row.answer), *row.number, row.distil, row.head, row.unknown)
-    return np.array([*head, *row.question, *row.chain, *row.chain_step, *row.answer], dtype=np.int32)
+    head = (len(row.question_ids), len(row.chain_ids), len(row.answer_ids), *row.number_span, row.distill_column, row.num_prefix_tokens, row.num_unknown)
+    return np.array([*head, *row.question_ids, *row.chain_ids, *row.chain_step_index, *row.answer_ids], dtype=np.int32)
 
 
-def unpack(id: str, packed: NDArray[np.int32]) -> Encoded:
+def unpack_row(id: str, packed: NDArray[np.int32]) -> EncodedExample:
     """The row of an array."""
     asked, chain, answer, first, last, distil, head, unknown = packed[:8].tolist()
     parts = np.split(packed[8:], np.cumsum([asked, chain, chain, answer])[:-1])
     question, chain, numbers, answer = (tuple(part.tolist()) for part in parts)
-    return Encoded(id, question, chain, numbers, answer, (first, last), distil, head, unknown)
+    return EncodedExample(id, question, chain, numbers, answer, (first, last), distil, head, unknown)
 
 
-def collate(rows: Sequence[Encoded], index: Sequence[int], epoch: int = 0, step: int = 0) -> Reasoning:
+def collate(rows: Sequence[EncodedExample], index: Sequence[int], epoch: int = 0, step: int = 0) -> ReasoningBatch:
     """Rows on a grid: questions padded left, chains and answers right; each target stands where it is predicted."""
-    follows = [(*row.chain, *row.answer, UNSCORED) for row in rows]
-    question, question_live = grid([row.question for row in rows], left=True)
-    chain, chain_live = grid([row.chain for row in rows])
-    answer, answer_live = grid([row.answer for row in rows])
-    chains = [len(row.chain) for row in rows]
+    follows = [(*row.chain_ids, *row.answer_ids, IGNORE_INDEX) for row in rows]
+    question, question_live = pad_rows([row.question_ids for row in rows], pad_left=True)
+    chain, chain_live = pad_rows([row.chain_ids for row in rows])
+    answer, answer_live = pad_rows([row.answer_ids for row in rows])
+    chains = [len(row.chain_ids) for row in rows]
     column = torch.arange(answer.shape[1])
-    first, last = (torch.tensor([row.number[i] for row in rows])[:, None] for i in (0, 1))
-    return Reasoning(
-        question=question, question_live=question_live, chain=chain, chain_live=chain_live,
-        chain_step=grid([row.chain_step for row in rows])[0], answer=answer, answer_live=answer_live,
-        next_question=torch.tensor([after[0] for after in follows]),
-        next_chain=grid([after[1 : n + 1] for after, n in zip(follows, chains, strict=True)], UNSCORED)[0],
-        next_answer=grid([after[n + 1 :] for after, n in zip(follows, chains, strict=True)], UNSCORED)[0],
-        distil=torch.tensor([row.distil for row in rows]), number=(column >= first) & (column < last),
-        index=torch.as_tensor(index, dtype=torch.long), ids=tuple(row.id for row in rows), epoch=epoch, step=step,
+    first, last = (torch.tensor([row.number_span[i] for row in rows])[:, None] for i in (0, 1))
+    return ReasoningBatch(
+        question_ids=question, question_mask=question_live, chain_ids=chain, chain_mask=chain_live,
+        chain_step_index=pad_rows([row.chain_step_index for row in rows])[0], answer_ids=answer, answer_mask=answer_live,
+        question_target=torch.tensor([after[0] for after in follows]),
+        chain_targets=pad_rows([after[1 : n + 1] for after, n in zip(follows, chains, strict=True)], IGNORE_INDEX)[0],
+        answer_targets=pad_rows([after[n + 1 :] for after, n in zip(follows, chains, strict=True)], IGNORE_INDEX)[0],
+        distill_column=torch.tensor([row.distill_column for row in rows]), answer_number_mask=(column >= first) & (column < last),
+        row_index=torch.as_tensor(index, dtype=torch.long), ids=tuple(row.id for row in rows), epoch=epoch, step=step,
     )  # fmt: skip
 
 
-def grid(rows: Sequence[Sequence[int]], fill: int = 0, *, left: bool = False) -> tuple[Tensor, Tensor]:
+def pad_rows(rows: Sequence[Sequence[int]], pad_value: int = 0, *, pad_left: bool = False) -> tuple[Tensor, Tensor]:
     """[B, longest] and which of it is live; what fills the rest means nothing."""
     width = max(map(len, rows), default=0)
-    ids, live = torch.full((len(rows), width), fill), torch.zeros(len(rows), width, dtype=torch.bool)
+    ids, live = torch.full((len(rows), width), pad_value), torch.zeros(len(rows), width, dtype=torch.bool)
     for b, row in enumerate(rows):
-        place = slice(width - len(row), width) if left else slice(0, len(row))
+        place = slice(width - len(row), width) if pad_left else slice(0, len(row))
         ids[b, place], live[b, place] = torch.tensor(row, dtype=torch.long), True
     return ids, live

@@ -8,15 +8,15 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.core.keyed import uniform
-from laconic.data.settings import Text
+from laconic.data.settings import TextConfig
 
-CUTS = 4  # key of the draws
-TRIES, TRIED, FEW = 10_000, 300, 3  # draws before none is found; of so many at the start, so many have to fit
+CUT_KEY = 4  # key of the draws
+MAX_DRAWS, CHECK_DRAWS, MIN_ACCEPTED = 10_000, 300, 3  # draws before none is found; of so many at the start, so many have to fit
 
 
-def least(W: int, w: int, X: int) -> int:
+def min_segment_length(W: int, w: int, X: int) -> int:
     """The shortest length that AC7 draws: the others are then X at most."""
     return max(-((X - W) // (w - 1)), 2)
 
@@ -28,68 +28,68 @@ def random_lengths(W: int, w: int, low: int, draws: NDArray[np.float64]) -> list
     return [low + b - a for a, b in zip([0, *cuts], [*cuts, rest], strict=True)]
 
 
-class Cuts:
+class SegmentBoundaries:
     """The ends of the segments of rows: `fixed()`, or drawn for a step, the same for all rows of it.
 
     Lengths are drawn for each w segments that follow one another (a window, where windows do not overlap), so that
     `segment` is their mean. `room` is X. Raises `Usage` (2) where hardly any draw keeps between low and high.
     """
 
-    def __init__(self, how: Text, seed: int, room: int) -> None:
-        self.how, self.seed = how, seed
-        n = how.tokens // how.mean
-        self.groups = [min(how.window, n - i) for i in range(0, n, how.window)]
-        self.high = how.high or max(room, 1)
-        if how.segments == "random":
+    def __init__(self, config: TextConfig, seed: int, max_segment_tokens: int) -> None:
+        self.config, self.seed = config, seed
+        n = config.row_tokens // config.mean_segment_tokens
+        self.groups = [min(config.segments_per_window, n - i) for i in range(0, n, config.segments_per_window)]
+        self.max_length = config.max_segment_tokens or max(max_segment_tokens, 1)
+        if config.segment_lengths == "random":
             self._check()
 
-    def fixed(self) -> tuple[int, ...]:
+    def fixed_ends(self) -> tuple[int, ...]:
         """As `segment` says, up to `tokens`."""
-        tokens, segment = self.how.tokens, self.how.segment
+        tokens, segment = self.config.row_tokens, self.config.segment_tokens
         if isinstance(segment, tuple):
             return tuple(accumulate(segment))
         return tuple(min(end, tokens) for end in range(segment, tokens + segment, segment))
 
-    def drawn(self, step: int) -> tuple[int, ...]:
+    def random_ends(self, step: int) -> tuple[int, ...]:
         """Those of an optimizer step; fixed ones where nothing is drawn."""
-        if self.how.segments == "fixed":
-            return self.fixed()
-        return tuple(accumulate(length for group in range(len(self.groups)) for length in self.lengths(step, group)))
+        if self.config.segment_lengths == "fixed":
+            return self.fixed_ends()
+        return tuple(accumulate(length for group in range(len(self.groups)) for length in self.draw_lengths(step, group)))
 
-    def lengths(self, step: int, group: int) -> list[int]:
+    def draw_lengths(self, step: int, group: int) -> list[int]:
         """The lengths of some segments that follow one another, drawn again until none is over high."""
-        for attempt in range(TRIES):
-            found = self.attempt(step, group, attempt)
-            if max(found) <= self.high:
+        for attempt in range(MAX_DRAWS):
+            found = self.draw_once(step, group, attempt)
+            if max(found) <= self.max_length:
                 return found
-        raise Usage(f"data.text.high {self.high}: none of {TRIES:,} draws keeps to it; raise it, or lower segment")
+        raise UsageError(f"data.text.high {self.max_length}: none of {MAX_DRAWS:,} draws keeps to it; raise it, or lower segment")
 
-    def attempt(self, step: int, group: int, attempt: int) -> list[int]:
+    def draw_once(self, step: int, group: int, attempt: int) -> list[int]:
         """One draw."""
         w = self.groups[group]
-        W = w * self.how.mean
+        W = w * self.config.mean_segment_tokens
         if w == 1:
             return [W]
-        low = self.low(w)
-        return random_lengths(W, w, low, uniform(self.seed, CUTS, step, group, attempt, np.arange(W - w * low)))
+        low = self.min_length(w)
+        return random_lengths(W, w, low, uniform(self.seed, CUT_KEY, step, group, attempt, np.arange(W - w * low)))
 
-    def low(self, w: int) -> int:
+    def min_length(self, w: int) -> int:
         """The shortest length of w segments."""
-        return self.how.low or least(w * self.how.mean, w, self.high)
+        return self.config.min_segment_tokens or min_segment_length(w * self.config.mean_segment_tokens, w, self.max_length)
 
     def _check(self) -> None:
         for w in {*self.groups} - {1}:
-            low, mean = self.low(w), self.how.mean
+            low, mean = self.min_length(w), self.config.mean_segment_tokens
             if w * (mean - low) < w - 1:
-                raise Usage(
-                    f"data.text.segment {mean}: from {low} to {self.high} tokens nothing is left to draw for {w} "
+                raise UsageError(
+                    f"data.text.segment {mean}: from {low} to {self.max_length} tokens nothing is left to draw for {w} "
                     'segments; take shorter ones, or segments = "fixed"'
                 )
-            if self.how.low is None:
+            if self.config.min_segment_tokens is None:
                 continue  # AC7's own bound keeps every length to high
             group = self.groups.index(w)
-            fit = sum(max(self.attempt(0, group, attempt)) <= self.high for attempt in range(TRIED))
-            if fit < FEW:
-                raise Usage(
-                    f"data.text.high {self.high}: {fit} of {TRIED} draws from low {low} keep to it; raise it, or low"
+            fit = sum(max(self.draw_once(0, group, attempt)) <= self.max_length for attempt in range(CHECK_DRAWS))
+            if fit < MIN_ACCEPTED:
+                raise UsageError(
+                    f"data.text.high {self.max_length}: {fit} of {CHECK_DRAWS} draws from low {low} keep to it; raise it, or low"
                 )

@@ -10,90 +10,90 @@ from typing import NamedTuple
 
 import tokenizers
 
-from laconic.core.errors import BadInput
+from laconic.core.errors import InputError
 from laconic.data.tokens import Tokenizer
 
-WINDOW = 65_536  # characters tokenized at once
-AGREE = 8  # tokens on either side of a cut in which two windows have to agree
+WINDOW_CHARS = 65_536  # characters tokenized at once
+AGREEING_TOKENS = 8  # tokens on either side of a cut in which two windows have to agree
 
 
-def characters(blocks: Iterable[bytes], name: str) -> Iterator[str]:
+def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
     """Blocks of a UTF-8 text, without byte-order mark. Raises `BadInput` with the offset of a byte that is none."""
     decoder, at, begun = codecs.getincrementaldecoder("utf-8")(), 0, False
     for block in blocks:
-        text = decoded(decoder, block, at, name, final=False)
+        text = decode_block(decoder, block, at, name, final=False)
         yield text if begun else text.removeprefix("\ufeff")
         at, begun = at + len(block), begun or bool(text)
-    decoded(decoder, b"", at, name, final=True)
+    decode_block(decoder, b"", at, name, final=True)
 
 
-def decoded(decoder: codecs.IncrementalDecoder, block: bytes, at: int, name: str, *, final: bool) -> str:
+def decode_block(decoder: codecs.IncrementalDecoder, block: bytes, at: int, name: str, *, final: bool) -> str:
     """A block that begins at byte `at`, after what the decoder holds of the one before."""
     held = len(decoder.getstate()[0])
     if (nul := block.find(b"\0")) >= 0:
-        raise BadInput(f"{name}: byte {at + nul:,} is NUL, so it is no text; give a file of text in UTF-8")
+        raise InputError(f"{name}: byte {at + nul:,} is NUL, so it is no text; give a file of text in UTF-8")
     try:
         return decoder.decode(block, final)
     except UnicodeDecodeError as error:
         start = at - held + error.start
         cause = "ends inside a character" if final else "is not UTF-8"
-        raise BadInput(f"{name}: byte {start:,} {cause}; give a whole file of text, saved as UTF-8") from None
+        raise InputError(f"{name}: byte {start:,} {cause}; give a whole file of text, saved as UTF-8") from None
 
 
-def plain(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+def disable_special_tokens(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     """A copy that takes what a text says of special tokens for the characters that it is."""
-    copy = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
+    copy = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
     copy.encode_special_tokens = True
     return copy
 
 
-def pieces(texts: Iterable[str], tokenizer: Tokenizer, segment: int) -> Iterator[list[int]]:
+def iter_token_chunks(texts: Iterable[str], tokenizer: Tokenizer, chunk_tokens: int) -> Iterator[list[int]]:
     """Ids in segments of so many, the last one shorter, without those that the tokenizer adds to a text."""
     held: list[int] = []
-    for ids in encoded(texts, plain(tokenizer)):
+    for ids in iter_token_ids(texts, disable_special_tokens(tokenizer)):
         held += ids
-        whole = len(held) - len(held) % segment
-        yield from (held[i : i + segment] for i in range(0, whole, segment))
+        whole = len(held) - len(held) % chunk_tokens
+        yield from (held[i : i + chunk_tokens] for i in range(0, whole, chunk_tokens))
         held = held[whole:]
     if held:
         yield held
 
 
-class Window(NamedTuple):
+class TokenizedWindow(NamedTuple):
     """A stretch of text and its tokens: ids, and for each the characters [start, end) it stands for."""
 
     text: str
     ids: list[int]
-    spans: list[tuple[int, int]]
+    offsets: list[tuple[int, int]]
 
-    def border(self, k: int) -> bool:
+    def is_boundary(self, k: int) -> bool:
         """Whether no character belongs to tokens on both sides of the one before token k."""
-        return self.spans[k - 1][1] <= self.spans[k][0] < self.spans[k][1]
+        return self.offsets[k - 1][1] <= self.offsets[k][0] < self.offsets[k][1]
 
-    def between_words(self, k: int) -> bool:
+    def is_between_words(self, k: int) -> bool:
         """Whether one white space stands at that border, after a letter or digit: no rule for words joins there."""
-        end, text = self.spans[k - 1][1], self.text
+        end, text = self.offsets[k - 1][1], self.text
         return text[end - 1 : end].isalnum() and text[end : end + 1].isspace() and not text[end + 1 : end + 2].isspace()
 
 
-def encoded(texts: Iterable[str], inner: tokenizers.Tokenizer, window: int = WINDOW) -> Iterator[list[int]]:
+def iter_token_ids(texts: Iterable[str], backend: tokenizers.Tokenizer, window_chars: int = WINDOW_CHARS) -> Iterator[list[int]]:
     """Ids in parts, which joined are those of the joined texts; about two windows of text are held."""
-    blocks = sliced(texts, window)
-    now, first = tokenized(next(blocks, ""), inner), 0
+    blocks = iter_blocks(texts, window_chars)
+    now, first = tokenize_window(next(blocks, ""), backend), 0
     for block in blocks:
-        k = place(now, first, len(now.text) - window // 8)
-        begin = 0 if k is None else now.spans[max(k - 2 * AGREE - window // 64, 0)][0]
-        later = tokenized(now.text[begin:] + block, inner)
-        same = None if k is None or not begin else agreed(now, k, later, begin)
+        k = find_cut(now, first, len(now.text) - window_chars // 8)
+        begin = 0 if k is None else now.offsets[max(k - 2 * AGREEING_TOKENS - window_chars // 64, 0)][0]
+        later = tokenize_window(now.text[begin:] + block, backend)
+        same = None if k is None or not begin else match_token(now, k, later, begin)
         if k is None or same is None:
-            now = tokenized(now.text + block, inner)
+            now = tokenize_window(now.text + block, backend)
             continue
         yield now.ids[first:k]
         now, first = later, same
     yield now.ids[first:]
 
 
-def sliced(texts: Iterable[str], size: int) -> Iterator[str]:
+def iter_blocks(texts: Iterable[str], size: int) -> Iterator[str]:
     """The joined texts in blocks of one size, the last one shorter."""
     held: list[str] = []
     count = 0
@@ -109,31 +109,31 @@ def sliced(texts: Iterable[str], size: int) -> Iterator[str]:
         yield "".join(held)
 
 
-def tokenized(text: str, inner: tokenizers.Tokenizer) -> Window:
+def tokenize_window(text: str, backend: tokenizers.Tokenizer) -> TokenizedWindow:
     """A stretch of text, without special tokens."""
-    found = inner.encode(text, add_special_tokens=False)
-    return Window(text, found.ids, found.offsets)
+    found = backend.encode(text, add_special_tokens=False)
+    return TokenizedWindow(text, found.ids, found.offsets)
 
 
-def place(window: Window, first: int, end: int) -> int | None:
+def find_cut(window: TokenizedWindow, first: int, end: int) -> int | None:
     """The token before which to cut: the last that begins at `end` or before, between words if there is such a place.
 
     None where too few tokens stand on either side to see whether another window agrees.
     """
-    last = len(window.ids) - AGREE
-    while last > first and window.spans[last][0] > end:
+    last = len(window.ids) - AGREEING_TOKENS
+    while last > first and window.offsets[last][0] > end:
         last -= 1
-    places = range(last, max(first, AGREE), -1)
-    found = next((k for k in places if window.border(k) and window.between_words(k)), None)
-    return found if found is not None else next((k for k in places if window.border(k)), None)
+    places = range(last, max(first, AGREEING_TOKENS), -1)
+    found = next((k for k in places if window.is_boundary(k) and window.is_between_words(k)), None)
+    return found if found is not None else next((k for k in places if window.is_boundary(k)), None)
 
 
-def agreed(now: Window, k: int, later: Window, begin: int) -> int | None:
+def match_token(now: TokenizedWindow, k: int, later: TokenizedWindow, begin: int) -> int | None:
     """Which token of the later window is token k, if the tokens around both are the same; it begins at `begin`."""
-    start, end = now.spans[k]
-    same = next((j for j, span in enumerate(later.spans) if span == (start - begin, end - begin)), None)
-    if same is None or same < AGREE or not later.border(same):
+    start, end = now.offsets[k]
+    same = next((j for j, span in enumerate(later.offsets) if span == (start - begin, end - begin)), None)
+    if same is None or same < AGREEING_TOKENS or not later.is_boundary(same):
         return None
-    around = slice(k - AGREE, k + AGREE), slice(same - AGREE, same + AGREE)
-    spans = [(a - begin, b - begin) for a, b in now.spans[around[0]]]
-    return same if now.ids[around[0]] == later.ids[around[1]] and spans == later.spans[around[1]] else None
+    around = slice(k - AGREEING_TOKENS, k + AGREEING_TOKENS), slice(same - AGREEING_TOKENS, same + AGREEING_TOKENS)
+    spans = [(a - begin, b - begin) for a, b in now.offsets[around[0]]]
+    return same if now.ids[around[0]] == later.ids[around[1]] and spans == later.offsets[around[1]] else None

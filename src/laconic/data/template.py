@@ -19,13 +19,13 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-SECONDS = 1.0  # of rendering
+MAX_SECONDS = 1.0  # of rendering
 START = 60.0  # seconds until a loaded machine has surely started the process
-TEXT = 1_000_000  # bytes rendered
+MAX_TEXT_BYTES = 1_000_000  # bytes rendered
 MEMORY = 512 * 2**20  # bytes of the process
 
 
-def render(template: str, variables: Mapping[str, Any]) -> tuple[str | None, str]:
+def render_chat_template(template: str, variables: Mapping[str, Any]) -> tuple[str | None, str]:
     """The text and "", or None and why there is none."""
     job = json.dumps({"template": template, "variables": dict(variables)})
     try:
@@ -35,18 +35,18 @@ def render(template: str, variables: Mapping[str, Any]) -> tuple[str | None, str
     except subprocess.TimeoutExpired:
         return None, f"rendering did not end in {START:g} s"
     if done.returncode == -signal.SIGALRM:
-        return None, f"rendering took more than {SECONDS:g} s"
+        return None, f"rendering took more than {MAX_SECONDS:g} s"
     if done.returncode != 0:
         return None, "rendering ended without a text"
     answer = json.loads(done.stdout)
     return answer["text"], answer["error"]
 
 
-class TooLong(Exception):
+class RenderLimitError(Exception):
     """More text than is taken."""
 
 
-class Answer(jinja2.ext.Extension):
+class GenerationTag(jinja2.ext.Extension):
     """{% generation %} … {% endgeneration %} marks what the model wrote; here it is rendered as it stands."""
 
     tags = {"generation"}  # noqa: RUF012
@@ -57,7 +57,7 @@ class Answer(jinja2.ext.Extension):
         return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-def refuse(message: str) -> None:
+def raise_exception(message: str) -> None:
     """What a template calls when a conversation does not fit it."""
     raise jinja2.exceptions.TemplateError(f"the template refuses the messages: {message}")
 
@@ -69,26 +69,26 @@ def to_json(
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def environment() -> ImmutableSandboxedEnvironment:
+def build_environment() -> ImmutableSandboxedEnvironment:
     """The sandbox, with the options and functions that chat templates are written for."""
     made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Answer, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )
     made.filters["tojson"] = to_json
-    made.globals["raise_exception"] = refuse
+    made.globals["raise_exception"] = raise_exception
     made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return made
 
 
-def rendered(template: str, variables: Mapping[str, Any]) -> str:
+def render_in_sandbox(template: str, variables: Mapping[str, Any]) -> str:
     """The text, here and now. Raises `TooLong` beyond a megabyte."""
     pieces: list[str] = []
     length = 0
-    for piece in environment().from_string(template).generate(**variables):
+    for piece in build_environment().from_string(template).generate(**variables):
         pieces.append(piece)
         length += len(piece.encode())
-        if length > TEXT:
-            raise TooLong(f"rendering made more than {TEXT:,} bytes")
+        if length > MAX_TEXT_BYTES:
+            raise RenderLimitError(f"rendering made more than {MAX_TEXT_BYTES:,} bytes")
     return "".join(pieces)
 
 
@@ -101,7 +101,7 @@ def confine() -> None:
     except (ImportError, ValueError, OSError):
         pass
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
 
 
 def main() -> None:
@@ -109,8 +109,8 @@ def main() -> None:
     job = json.loads(sys.stdin.buffer.read())
     confine()
     try:
-        answer = {"text": rendered(job["template"], job["variables"]), "error": ""}
-    except TooLong as error:
+        answer = {"text": render_in_sandbox(job["template"], job["variables"]), "error": ""}
+    except RenderLimitError as error:
         answer = {"text": None, "error": str(error)}
     except MemoryError:
         answer = {"text": None, "error": f"rendering took more than {MEMORY // 2**20} MB"}

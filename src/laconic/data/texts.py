@@ -3,34 +3,34 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from laconic.core.errors import BadInput
-from laconic.data.lines import Fault, place
-from laconic.data.problems import excerpt
-from laconic.data.records import lined
+from laconic.core.errors import InputError
+from laconic.data.lines import RowError, locate_field
+from laconic.data.problems import make_excerpt
+from laconic.data.records import parse_lines
 
-ACCEPTED = 'a row is {"text": "…"}, and may have an "id"'
+ACCEPTED_FIELDS = 'a row is {"text": "…"}, and may have an "id"'
 
 
-def texts_of_lines(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
+def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
     """The name of each row, its id or file and line, and its text. Raises `BadInput` at the first fault."""
-    for number, text, row in lined(lines, Counter()):
-        fault = text if isinstance(text, Fault) else None
+    for number, text, row in parse_lines(lines, Counter()):
+        fault = text if isinstance(text, RowError) else None
         try:
-            found = "" if isinstance(text, Fault) else text_of(row, text)
-        except Fault as wrong:
+            found = "" if isinstance(text, RowError) else get_text(row, text)
+        except RowError as wrong:
             fault, found = wrong, ""
         if fault is not None:
-            raise BadInput(f"{file}:{number}:{fault.column}: {fault.text}")
+            raise InputError(f"{file}:{number}:{fault.column}: {fault.message}")
         yield str(row.get("id", f"{file}:{number}")), found
 
 
-def text_of(row: dict[str, object], line: str) -> str:
+def get_text(row: dict[str, object], line: str) -> str:
     """The text of a row. Raises `Fault`."""
     found = row.get("text")
     if isinstance(found, str) and found.strip():
         return found
     if "text" not in row:
-        raise Fault(1, "missing fields", f"text: no such field in {excerpt(line)}; {ACCEPTED}")
-    column = place(line, "text")[1]
+        raise RowError(1, "missing fields", f"text: no such field in {make_excerpt(line)}; {ACCEPTED_FIELDS}")
+    column = locate_field(line, "text")[1]
     why = "empty" if isinstance(found, str) else "no text"
-    raise Fault(column, "wrong types", f"text: {why}: {excerpt(line, column)}; {ACCEPTED}")
+    raise RowError(column, "wrong types", f"text: {why}: {make_excerpt(line, column)}; {ACCEPTED_FIELDS}")

@@ -8,13 +8,13 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
-from laconic.core.artifact import BadInput, Unsafe, inside, read_json
-from laconic.core.errors import on_disk
-from laconic.core.strict import canonical
+from laconic.core.artifact import InputError, UnsafeFileError, resolve_inside, read_json
+from laconic.core.errors import translate_os_errors
+from laconic.core.strict import to_canonical_json
 from laconic.data import template
 
-SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 class Tokenizer:
@@ -25,94 +25,94 @@ class Tokenizer:
 
     def __init__(
         self,
-        inner: tokenizers.Tokenizer,
-        special: Mapping[str, str],
-        chat: str | None,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str],
+        chat_template: str | None,
         fingerprint: str,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        self.inner, self.special, self.template, self.fingerprint = inner, dict(special), chat, fingerprint
+        self.backend, self.special_tokens, self.chat_template, self.fingerprint = backend, dict(special_tokens), chat_template, fingerprint
         self.files = dict(files or {})
-        inner.no_truncation()
-        inner.no_padding()
+        backend.no_truncation()
+        backend.no_padding()
 
     @property
     def vocab_size(self) -> int:
         """How many ids there are, added ones too."""
-        return self.inner.get_vocab_size()
+        return self.backend.get_vocab_size()
 
     @property
-    def bos(self) -> int | None:
+    def bos_token_id(self) -> int | None:
         """The id that begins a text, if the files name one."""
-        return self.id_of("bos_token")
+        return self.special_token_id("bos_token")
 
     @property
-    def eos(self) -> int | None:
+    def eos_token_id(self) -> int | None:
         """The id that ends a text, if the files name one."""
-        return self.id_of("eos_token")
+        return self.special_token_id("eos_token")
 
-    def id_of(self, role: str) -> int | None:
+    def special_token_id(self, role: str) -> int | None:
         """The id of a special token by its role, `bos_token` say."""
-        return self.inner.token_to_id(self.special[role]) if role in self.special else None
+        return self.backend.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids, with those that the file's post-processor adds; a rendered chat brings its own: `special=False`."""
-        return self.inner.encode(text, add_special_tokens=special).ids
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text, without special tokens."""
-        return self.inner.decode(list(ids))
+        return self.backend.decode(list(ids))
 
     def save(self, folder: str | Path) -> None:
         """Its files into a folder that exists; loaded from there, the tokenizer has the same fingerprint."""
         for name, data in self.files.items():
-            with on_disk(Path(folder) / name):
+            with translate_os_errors(Path(folder) / name):
                 (Path(folder) / name).write_bytes(data)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """Messages (role, content) by the chat template; `answer` asks for the beginning of the next one.
 
         Raises `BadInput` where there is no template or it refuses the messages, `Unsafe` where it leaves its bounds.
         """
-        if self.template is None:
-            raise BadInput("the tokenizer has no chat template; give the prompt as text")
-        variables = {**self.special, "messages": [dict(m) for m in messages], "add_generation_prompt": answer}
-        text, error = template.render(self.template, {**variables, "tools": None, "documents": None})
+        if self.chat_template is None:
+            raise InputError("the tokenizer has no chat template; give the prompt as text")
+        variables = {**self.special_tokens, "messages": [dict(m) for m in messages], "add_generation_prompt": add_generation_prompt}
+        text, error = template.render_chat_template(self.chat_template, {**variables, "tools": None, "documents": None})
         if text is not None:
             return text
         if error.startswith(("rendering", "SecurityError")):
-            raise Unsafe(f"chat template: {error}; not used. Give the prompt as text")
-        raise BadInput(f"chat template: {error}")
+            raise UnsafeFileError(f"chat template: {error}; not used. Give the prompt as text")
+        raise InputError(f"chat template: {error}")
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """From tokenizer.json, else from vocab.json and merges.txt as GPT-2 and OPT have them. Raises `BadInput`."""
     root = Path(folder)
-    config = optional(root, "tokenizer_config.json")
-    maps = (optional(root, "special_tokens_map.json"), config)  # the second wins where it names one
-    special = {role: token for named in maps for role in SPECIAL if (token := content(named.get(role))) is not None}
-    whole = inside(root, "tokenizer.json")
-    files = [whole] if whole.is_file() else [inside(root, name) for name in ("vocab.json", "merges.txt")]
+    config = read_optional_json(root, "tokenizer_config.json")
+    maps = (read_optional_json(root, "special_tokens_map.json"), config)  # the second wins where it names one
+    special = {role: token for named in maps for role in SPECIAL_TOKEN_ROLES if (token := get_token_text(named.get(role))) is not None}
+    whole = resolve_inside(root, "tokenizer.json")
+    files = [whole] if whole.is_file() else [resolve_inside(root, name) for name in ("vocab.json", "merges.txt")]
     if not all(file.is_file() for file in files):
-        raise BadInput(
+        raise InputError(
             f"no tokenizer.json in {root}, and no vocab.json with merges.txt; take them from the model's hub"
         )
     try:
         if whole.is_file():
             inner = tokenizers.Tokenizer.from_file(str(whole))
         else:
-            special = {**dict.fromkeys(SPECIAL[:3], "<|endoftext|>"), **special}
-            inner = byte_level(files[0], files[1], special, config)
+            special = {**dict.fromkeys(SPECIAL_TOKEN_ROLES[:3], "<|endoftext|>"), **special}
+            inner = build_byte_level_bpe(files[0], files[1], special, config)
     except Exception as error:  # tokenizers raises bare exceptions
-        raise BadInput(f"{files[0].name}: no tokenizer: {error}") from None
+        raise InputError(f"{files[0].name}: no tokenizer: {error}") from None
     fingerprint = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    beside = [inside(root, name) for name in BESIDE]
+    beside = [resolve_inside(root, name) for name in CONFIG_FILES]
     read = {file.name: file.read_bytes() for file in [*files, *beside] if file.is_file()}
-    return Tokenizer(inner, special, chat_template(root, config), fingerprint, read)
+    return Tokenizer(inner, special, read_chat_template(root, config), fingerprint, read)
 
 
-def byte_level(
-    vocab: Path, merges: Path, special: Mapping[str, str], config: Mapping[str, Any]
+def build_byte_level_bpe(
+    vocab: Path, merges: Path, special_tokens: Mapping[str, str], config: Mapping[str, Any]
 ) -> tokenizers.Tokenizer:
     """Byte-level BPE: GPT-2's, and OPT's, whose configuration asks for a first token."""
     inner = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))  # pyright: ignore[reportCallIssue]
@@ -121,9 +121,9 @@ def byte_level(
     listed = [
         token for _, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
     ]
-    for token in dict.fromkeys([text for text in map(content, listed) if text is not None] + list(special.values())):
+    for token in dict.fromkeys([text for text in map(get_token_text, listed) if text is not None] + list(special_tokens.values())):
         inner.add_special_tokens([AddedToken(token, normalized=False, special=True)])
-    bos = special["bos_token"]
+    bos = special_tokens["bos_token"]
     if config.get("add_bos_token"):
         inner.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, inner.token_to_id(bos))]
@@ -131,33 +131,33 @@ def byte_level(
     return inner
 
 
-def optional(root: Path, name: str) -> dict[str, Any]:
+def read_optional_json(root: Path, name: str) -> dict[str, Any]:
     """The object in a JSON file that may be absent."""
-    path = inside(root, name)
+    path = resolve_inside(root, name)
     return read_json(path) if path.is_file() else {}
 
 
-def content(token: Any) -> str | None:
+def get_token_text(token: Any) -> str | None:
     """The text of a token, which files give as text or as an object."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
-def chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
+def read_chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else what tokenizer_config.json holds: a text, or a list with one named default."""
-    path = inside(root, "chat_template.jinja")
+    path = resolve_inside(root, "chat_template.jinja")
     if path.is_file():
         try:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise BadInput(f"{path.name}: not UTF-8 at byte {error.start}; fetch it again") from None
+            raise InputError(f"{path.name}: not UTF-8 at byte {error.start}; fetch it again") from None
     found = config.get("chat_template")
     if isinstance(found, list):
         found = next((entry.get("template") for entry in found if entry.get("name") == "default"), None)
     return found if isinstance(found, str) else None
 
 
-def byte_tokenizer() -> Tokenizer:
+def build_byte_tokenizer() -> Tokenizer:
     """Every byte of a text is a token, whose id it is; 256 is eos."""
     kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     other = [byte for byte in range(256) if byte not in kept]
@@ -169,11 +169,11 @@ def byte_tokenizer() -> Tokenizer:
     inner.decoder = decoders.ByteLevel()
     special = {"eos_token": "<eos>"}
     inner.add_special_tokens(list(special.values()))
-    return built(inner, special)
+    return wrap_backend(inner, special)
 
 
-def built(inner: tokenizers.Tokenizer, special: Mapping[str, str]) -> Tokenizer:
+def wrap_backend(backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> Tokenizer:
     """A tokenizer that came from no files, with those that it is saved as."""
-    file = inner.to_str(pretty=True).encode()
-    files = {"tokenizer.json": file, "tokenizer_config.json": canonical(dict(special)).encode()}
-    return Tokenizer(inner, special, None, hashlib.sha256(file).hexdigest(), files)
+    file = backend.to_str(pretty=True).encode()
+    files = {"tokenizer.json": file, "tokenizer_config.json": to_canonical_json(dict(special_tokens)).encode()}
+    return Tokenizer(backend, special_tokens, None, hashlib.sha256(file).hexdigest(), files)

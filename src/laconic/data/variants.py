@@ -13,18 +13,18 @@ from itertools import islice
 
 import numpy as np
 
-from laconic.core.contract import Example
-from laconic.core.keyed import mix, uniform
-from laconic.data.arithmetic import VALUE, Chain, Step, evaluated, written
+from laconic.core.contract import ReasoningExample
+from laconic.core.keyed import hash64, uniform
+from laconic.data.arithmetic import VALUE_PATTERN, ChainParser, ChainStep, evaluate_postfix, format_number
 
-WRITTEN = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"  # in a question
-NUMBER = re.compile(WRITTEN)
-BEFORE = re.compile(r"(?:[^\W\d_]|[:/]|\d[.,])$")  # what touches a number, so that it is no amount: 3pm, 1/2, 10:30
-AFTER = re.compile(r"[^\W\d_]|[:/]|[.,]\d")
-PERCENT = re.compile(r"\s?(?:%|percent)")
+NUMBER_TEXT = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"  # in a question
+NUMBER_PATTERN = re.compile(NUMBER_TEXT)
+ATTACHED_BEFORE = re.compile(r"(?:[^\W\d_]|[:/]|\d[.,])$")  # what touches a number, so that it is no amount: 3pm, 1/2, 10:30
+ATTACHED_AFTER = re.compile(r"[^\W\d_]|[:/]|[.,]\d")
+PERCENT_PATTERN = re.compile(r"\s?(?:%|percent)")
 # Words by the number that a chain may have from them. Where 2 stands in a question beside "twice", a 2 in its chain may
 # be either, and one new number for both would make the chain wrong.
-WORDS = {
+NUMBER_WORDS = {
     2: "two twice double doubled doubles doubling half halves pair pairs couple", 4: "four quarter quarters fourth",
     3: "three triple tripled thrice third thirds", 5: "five fifth", 6: "six sixth", 7: "seven week weeks weekly daily",
     8: "eight eighth", 9: "nine ninth", 10: "ten tenth", 11: "eleven", 15: "fifteen", 20: "twenty", 50: "fifty",
@@ -34,29 +34,29 @@ WORDS = {
     100: "hundred dollar dollars cent cents percentage meter meters",
     1000: "thousand kilogram kilograms gram grams kilometers meters liter liters",
 }  # fmt: skip
-MEANT = {word: {n for n in WORDS if word in WORDS[n].split()} for words in WORDS.values() for word in words.split()}
-BLOCK = 16  # draws made at once
-PATIENCE = 100  # draws in succession that give nothing new, after which a template gives no more
-DRAW, HOLD = 1, 2  # purposes of keys
+WORD_NUMBERS = {word: {n for n in NUMBER_WORDS if word in NUMBER_WORDS[n].split()} for words in NUMBER_WORDS.values() for word in words.split()}
+DRAW_BLOCK = 16  # draws made at once
+MAX_MISSES = 100  # draws in succession that give nothing new, after which a template gives no more
+DRAW_KEY, HOLD_OUT_KEY = 1, 2  # purposes of keys
 
 
 @dataclass(frozen=True)
-class Slot:
+class NumberSlot:
     """A number that is drawn anew: its place among the question's, its bounds, and how the question writes it."""
 
-    place: int
+    index: int
     low: int
     high: int
-    commas: bool
-    tail: str  # the zeros of $5.00
+    has_commas: bool
+    suffix: str  # the zeros of $5.00
 
-    def text(self, value: int) -> str:
+    def format_value(self, value: int) -> str:
         """As the question writes it."""
-        return (f"{value:,}" if self.commas else str(value)) + self.tail
+        return (f"{value:,}" if self.has_commas else str(value)) + self.suffix
 
 
 @dataclass(frozen=True)
-class Template:
+class QuestionTemplate:
     """A row with slots where its question has numbers that its chain uses; `texts` stand around the slots.
 
     `numbers` are all of the question's; `masked` is the question without them, by which templates are held out. It is
@@ -66,134 +66,134 @@ class Template:
     id: str
     texts: tuple[str, ...]
     numbers: tuple[Fraction, ...]
-    slots: tuple[Slot, ...]
-    steps: tuple[Step, ...]
-    masked: str
-    doubtful: bool
+    slots: tuple[NumberSlot, ...]
+    steps: tuple[ChainStep, ...]
+    masked_question: str
+    is_ambiguous: bool
 
 
-def templates(examples: Iterable[Example]) -> list[Template]:
+def build_templates(examples: Iterable[ReasoningExample]) -> list[QuestionTemplate]:
     """The rows that become templates, in their order."""
-    return [made for example in examples if (made := template(example)) is not None]
+    return [made for example in examples if (made := build_template(example)) is not None]
 
 
-def template(example: Example) -> Template | None:
+def build_template(example: ReasoningExample) -> QuestionTemplate | None:
     """The template of a row; None where its chain leaves open what another number in the question would change."""
-    found = amounts(example.question)
-    numbers = tuple(map(value_of, found))
+    found = find_numbers(example.question)
+    numbers = tuple(map(parse_number, found))
     if len(set(numbers)) < len(numbers):
         return None
-    chain = Chain(numbers)
-    if not all(map(chain.take, example.steps)) or not chain.used:
+    chain = ChainParser(numbers)
+    if not all(map(chain.parse_step, example.steps)) or not chain.used_numbers:
         return None
-    if VALUE.fullmatch(example.answer) is None or chain.results[-1] != Fraction(example.answer):
+    if VALUE_PATTERN.fullmatch(example.answer) is None or chain.results[-1] != Fraction(example.answer):
         return None
-    drawn = [i for i in sorted(chain.used) if numbers[i].denominator == 1 and numbers[i]]
-    slots = tuple(slot_of(i, found[i], example.question) for i in drawn)
+    drawn = [i for i in sorted(chain.used_numbers) if numbers[i].denominator == 1 and numbers[i]]
+    slots = tuple(make_slot(i, found[i], example.question) for i in drawn)
     ends = [0, *(found[i].end() for i in drawn)]
     begins = [*(found[i].start() for i in drawn), len(example.question)]
     texts = tuple(example.question[a:b] for a, b in zip(ends, begins, strict=True))
-    plain = masked(example.question)
-    doubtful = any(numbers[i] in MEANT.get(word, ()) for word in plain.split() for i in drawn)
-    return Template(example.id, texts, numbers, slots, tuple(chain.steps(set(drawn))), plain, doubtful)
+    plain = mask_numbers(example.question)
+    doubtful = any(numbers[i] in WORD_NUMBERS.get(word, ()) for word in plain.split() for i in drawn)
+    return QuestionTemplate(example.id, texts, numbers, slots, tuple(chain.build_steps(set(drawn))), plain, doubtful)
 
 
-def amounts(question: str) -> list[re.Match[str]]:
+def find_numbers(question: str) -> list[re.Match[str]]:
     """The numbers of a question that touch no letter, `:`, `/` or other number."""
     return [
         match
-        for match in NUMBER.finditer(question)
-        if not AFTER.match(question, match.end())
-        and not BEFORE.search(question[max(0, match.start() - 2) : match.start()])
+        for match in NUMBER_PATTERN.finditer(question)
+        if not ATTACHED_AFTER.match(question, match.end())
+        and not ATTACHED_BEFORE.search(question[max(0, match.start() - 2) : match.start()])
     ]
 
 
-def value_of(match: re.Match[str]) -> Fraction:
+def parse_number(match: re.Match[str]) -> Fraction:
     """The value of a number in a question."""
     return Fraction(match[0].replace(",", ""))
 
 
-def slot_of(place: int, match: re.Match[str], question: str) -> Slot:
+def make_slot(place: int, match: re.Match[str], question: str) -> NumberSlot:
     """From half the number to twice; a percentage stays within 100, and one beyond 200 as it is."""
-    n = int(value_of(match))
+    n = int(parse_number(match))
     low, high = max(1, -(-n // 2)), 2 * n
-    if PERCENT.match(question, match.end()):
+    if PERCENT_PATTERN.match(question, match.end()):
         high = min(high, 100)
     if low > high:
         low = high = n
     _, point, zeros = match[0].partition(".")
-    return Slot(place, low, high, "," in match[0], point + zeros)
+    return NumberSlot(place, low, high, "," in match[0], point + zeros)
 
 
-def masked(question: str) -> str:
+def mask_numbers(question: str) -> str:
     """The question in small letters, each number a 0, each run of what is no word a space."""
-    return " ".join(re.sub(r"\W+", " ", NUMBER.sub("0", question).lower()).split())
+    return " ".join(re.sub(r"\W+", " ", NUMBER_PATTERN.sub("0", question).lower()).split())
 
 
-def variants(template: Template, n: int, seed: int) -> list[Example]:
+def generate_variants(template: QuestionTemplate, n: int, seed: int) -> list[ReasoningExample]:
     """The first n different variants of a template; fewer where it has no more."""
-    return list(islice(stream(template, seed), n))
+    return list(islice(iter_variants(template, seed), n))
 
 
-def stream(template: Template, seed: int) -> Iterator[Example]:
+def iter_variants(template: QuestionTemplate, seed: int) -> Iterator[ReasoningExample]:
     """Its variants one after another, each question once, never the first one's own."""
-    first = tuple(int(template.numbers[slot.place]) for slot in template.slots)
+    first = tuple(int(template.numbers[slot.index]) for slot in template.slots)
     seen, missed = {first}, 0
-    for draw, numbers in draws(template, seed):
-        made = None if numbers in seen else variant(template, numbers, f"{template.id}-s{seed}-{draw}")
+    for draw, numbers in iter_draws(template, seed):
+        made = None if numbers in seen else build_variant(template, numbers, f"{template.id}-s{seed}-{draw}")
         missed = 0 if made else missed + 1
         seen.add(numbers)
         if made:
             yield made
-        if missed >= PATIENCE:
+        if missed >= MAX_MISSES:
             return
 
 
-def draws(template: Template, seed: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+def iter_draws(template: QuestionTemplate, seed: int) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Number after number of draws with the slots' values, without an end."""
-    key, n = key_of(template.id), len(template.slots)
+    key, n = text_key(template.id), len(template.slots)
     low, high = (np.array([getattr(slot, end) for slot in template.slots], np.uint64) for end in ("low", "high"))
     begin = 0
     while True:
-        at = np.arange(begin, begin + BLOCK)
-        words = mix(seed, DRAW, key, at[:, None], np.arange(n)[None, :])
+        at = np.arange(begin, begin + DRAW_BLOCK)
+        words = hash64(seed, DRAW_KEY, key, at[:, None], np.arange(n)[None, :])
         for draw, row in zip(at.tolist(), (low + words % (high - low + np.uint64(1))).tolist(), strict=True):
             yield draw, tuple(row)
-        begin += BLOCK
+        begin += DRAW_BLOCK
 
 
-def key_of(text: str) -> int:
+def text_key(text: str) -> int:
     """64 bits of a text, as a key."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 
 
-def variant(template: Template, numbers: Sequence[int], id: str) -> Example | None:
+def build_variant(template: QuestionTemplate, numbers: Sequence[int], id: str) -> ReasoningExample | None:
     """The row with these numbers; None where a result is not positive, loses its wholeness or has a third decimal."""
     values = list(template.numbers)
     for slot, number in zip(template.slots, numbers, strict=True):
-        values[slot.place] = Fraction(number)
+        values[slot.index] = Fraction(number)
     steps: list[str] = []
     for step in template.steps:
-        value = evaluated(step.postfix, values)
-        if value is None or value <= 0 or 100 % value.denominator or (step.whole and value.denominator > 1):
+        value = evaluate_postfix(step.postfix, values)
+        if value is None or value <= 0 or 100 % value.denominator or (step.is_integer and value.denominator > 1):
             return None
         values.append(value)
-        steps.append(joined(step.texts, [*(written(values[place]) for place in step.places), written(value)]))
-    question = joined(template.texts, [slot.text(n) for slot, n in zip(template.slots, numbers, strict=True)])
-    return Example(id, question, tuple(steps), written(values[-1]), {"template": template.id})
+        steps.append(interleave(step.texts, [*(format_number(values[place]) for place in step.value_refs), format_number(value)]))
+    question = interleave(template.texts, [slot.format_value(n) for slot, n in zip(template.slots, numbers, strict=True)])
+    return ReasoningExample(id, question, tuple(steps), format_number(values[-1]), {"template": template.id})
 
 
-def joined(texts: Sequence[str], between: Sequence[str]) -> str:
+def interleave(texts: Sequence[str], between: Sequence[str]) -> str:
     """The texts with the values between them."""
     return "".join(text + value for text, value in zip(texts, [*between, ""], strict=True))
 
 
-def rounds(templates: Sequence[Template], seed: int, taken: Iterable[str] = ()) -> Iterator[Example]:
+def interleave_variants(templates: Sequence[QuestionTemplate], seed: int, excluded: Iterable[str] = ()) -> Iterator[ReasoningExample]:
     """One variant of each template, round after round until none gives more; no question twice, and none of `taken`."""
-    seen = set(taken)
-    under = [stream(template, seed) for template in templates]
+    seen = set(excluded)
+    under = [iter_variants(template, seed) for template in templates]
     while under:
-        still: list[Iterator[Example]] = []
+        still: list[Iterator[ReasoningExample]] = []
         for variants in under:
             made = next((example for example in variants if example.question not in seen), None)
             if made is not None:
@@ -203,6 +203,6 @@ def rounds(templates: Sequence[Template], seed: int, taken: Iterable[str] = ()) 
         under = still
 
 
-def is_held(masked: str, share: float) -> bool:
+def is_held_out(masked_question: str, share: float) -> bool:
     """Whether the templates of a text are held out: by the text without numbers alone, so that all seeds agree."""
-    return bool(uniform(HOLD, key_of(masked)) < share)
+    return bool(uniform(HOLD_OUT_KEY, text_key(masked_question)) < share)

@@ -14,126 +14,126 @@ import torch
 from numpy.typing import NDArray
 
 from laconic.core import keyed
-from laconic.core.contract import Learner
-from laconic.core.state import State
-from laconic.core.tasks import Ids, Item, Tasks
-from laconic.evaluation.labels import Scores, device_of, label_scores, read
+from laconic.core.contract import StatefulLM
+from laconic.core.state import FastWeightState
+from laconic.core.tasks import TokenIds, LabelledUtterance, ClassIncrementalStream
+from laconic.evaluation.labels import ScoreArray, get_device, score_labels, read_ids
 
 
-class Scored(NamedTuple):
+class ClassScores(NamedTuple):
     """Scores of N items for all K classes, and of the labels after the arrow alone; None where there is no such."""
 
-    scores: Scores
-    prior: Scores | None = None
+    scores: ScoreArray
+    prior: ScoreArray | None = None
 
 
-class Approach(Protocol):
+class ClassIncrementalLearner(Protocol):
     """A way to learn a stream and to say which class an item belongs to."""
 
-    def learn(self, items: Sequence[Item]) -> None:
+    def learn(self, items: Sequence[LabelledUtterance]) -> None:
         """A task's examples, each once, in order."""
         ...
 
-    def scored(self, items: Sequence[Item], seen: Sequence[int] | None = None) -> Scored:
+    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
         """The scores of all classes; with `seen` only the best of those, and of all, count. Changes nothing."""
         ...
 
 
-def said_after(
-    model: Learner,
-    tasks: Tasks,
-    state: State,
-    items: Sequence[Item],
-    seen: Sequence[int] | None = None,
-    text: Ids = (),
-) -> Scored:
+def score_after(
+    model: StatefulLM,
+    stream: ClassIncrementalStream,
+    state: FastWeightState,
+    items: Sequence[LabelledUtterance],
+    seen_classes: Sequence[int] | None = None,
+    context_ids: TokenIds = (),
+) -> ClassScores:
     """The scores of items after a document's beginning and `text`, read on a fork of a state of one row.
 
     With `seen` only the best of those classes, and the best of all, are told from the others, and there is no prior.
     """
     with torch.no_grad():
-        begun = torch.tensor([tasks.first + text], device=device_of(model))
-        ready = read(model, begun, state).state
-    prompts = [item.ids for item in items]
-    if seen is not None:
-        return Scored(label_scores(model, ready, prompts, tasks.words, seen))
-    found = label_scores(model, ready, [tasks.arrow, *prompts], tasks.words)
-    return Scored(found[1:], found[0])
+        begun = torch.tensor([stream.start_ids + context_ids], device=get_device(model))
+        ready = read_ids(model, begun, state).state
+    prompts = [item.input_ids for item in items]
+    if seen_classes is not None:
+        return ClassScores(score_labels(model, ready, prompts, stream.label_ids, seen_classes))
+    found = score_labels(model, ready, [stream.arrow_ids, *prompts], stream.label_ids)
+    return ClassScores(found[1:], found[0])
 
 
-def best(scores: Scores, among: Sequence[int]) -> NDArray[np.int64]:
+def predict_class(scores: ScoreArray, candidates: Sequence[int]) -> NDArray[np.int64]:
     """The class of the highest score among some, ascending; ties go to the first."""
-    classes = np.asarray(sorted(among))
+    classes = np.asarray(sorted(candidates))
     return classes[scores[:, classes].argmax(1)]
 
 
-def right(found: Scored, items: Sequence[Item], seen: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
+def compute_correct(scored: ClassScores, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
     """Which items are told right, by way: among the classes seen or all of the set, the prior taken off or not."""
     labels = np.array([item.label for item in items])
-    every = range(found.scores.shape[1])
-    ways = {"seen": best(found.scores, seen) == labels, "all": best(found.scores, every) == labels}
-    if found.prior is not None:
-        rest = found.scores - found.prior
-        ways |= {"seen-prior": best(rest, seen) == labels, "all-prior": best(rest, every) == labels}
+    every = range(scored.scores.shape[1])
+    ways = {"seen": predict_class(scored.scores, seen_classes) == labels, "all": predict_class(scored.scores, every) == labels}
+    if scored.prior is not None:
+        rest = scored.scores - scored.prior
+        ways |= {"seen-prior": predict_class(rest, seen_classes) == labels, "all-prior": predict_class(rest, every) == labels}
     return ways
 
 
-Matrix = list[list[float | None]]
+AccuracyMatrix = list[list[float | None]]
 
 
-class Course(NamedTuple):
+class StreamResult(NamedTuple):
     """What an approach made of a stream: A by way, rows after each task, None where nothing was asked."""
 
     seed: int
-    matrices: dict[str, Matrix]
+    matrices: dict[str, AccuracyMatrix]
     notes: dict[str, Any]
 
 
-def course(approach: Approach, tasks: Tasks, note: Callable[[str], None] | None = None) -> Course:
+def run_stream(learner: ClassIncrementalLearner, stream: ClassIncrementalStream, log: Callable[[str], None] | None = None) -> StreamResult:
     """Every task learned in turn, and after each all items of the tasks so far told apart; the prior off at the end."""
-    made: dict[str, Matrix] = {}
-    for i in range(tasks.n):
-        approach.learn(tasks.train[i])
-        rows = accuracies(approach, tasks, i)
+    made: dict[str, AccuracyMatrix] = {}
+    for i in range(stream.num_tasks):
+        learner.learn(stream.train[i])
+        rows = evaluate_tasks(learner, stream, i)
         for way, row in rows.items():
-            made.setdefault(way, unasked(i, tasks.n)).append(row)
-        say(note, tasks, i, rows)
-    return Course(tasks.seed, made, noted(approach))
+            made.setdefault(way, empty_rows(i, stream.num_tasks)).append(row)
+        log_progress(log, stream, i, rows)
+    return StreamResult(stream.seed, made, collect_notes(learner))
 
 
-def at_end(approach: Approach, tasks: Tasks, note: Callable[[str], None] | None = None) -> Course:
+def run_joint(learner: ClassIncrementalLearner, stream: ClassIncrementalStream, log: Callable[[str], None] | None = None) -> StreamResult:
     """All tasks learned at once, mixed, and asked once: only the last row of A."""
-    items = [item for task in tasks.train for item in task]
-    approach.learn([items[i] for i in keyed.index(tasks.seed, 0, np.arange(len(items)), len(items)).tolist()])
-    rows = accuracies(approach, tasks, tasks.n - 1)
-    say(note, tasks, tasks.n - 1, rows)
-    return Course(
-        tasks.seed, {way: [*unasked(tasks.n - 1, tasks.n), row] for way, row in rows.items()}, noted(approach)
+    items = [item for task in stream.train for item in task]
+    learner.learn([items[i] for i in keyed.permuted_index(stream.seed, 0, np.arange(len(items)), len(items)).tolist()])
+    rows = evaluate_tasks(learner, stream, stream.num_tasks - 1)
+    log_progress(log, stream, stream.num_tasks - 1, rows)
+    return StreamResult(
+        stream.seed, {way: [*empty_rows(stream.num_tasks - 1, stream.num_tasks), row] for way, row in rows.items()}, collect_notes(learner)
     )
 
 
-def unasked(i: int, n: int) -> Matrix:
+def empty_rows(i: int, n: int) -> AccuracyMatrix:
     """Rows of A after `i` tasks of which nothing was asked."""
     return [[None] * n for _ in range(i)]
 
 
-def say(note: Callable[[str], None] | None, tasks: Tasks, i: int, rows: Mapping[str, Sequence[float | None]]) -> None:
+def log_progress(log: Callable[[str], None] | None, stream: ClassIncrementalStream, i: int, rows: Mapping[str, Sequence[float | None]]) -> None:
     """How far it is."""
-    if note is not None:
+    if log is not None:
         held = [x for x in rows["seen"] if x is not None]
-        note(f"order {tasks.seed}: task {i + 1} of {tasks.n}, {100 * sum(held) / len(held):.1f} % right so far")
+        log(f"order {stream.seed}: task {i + 1} of {stream.num_tasks}, {100 * sum(held) / len(held):.1f} % right so far")
 
 
-def accuracies(approach: Approach, tasks: Tasks, i: int) -> dict[str, list[float | None]]:
+def evaluate_tasks(learner: ClassIncrementalLearner, stream: ClassIncrementalStream, i: int) -> dict[str, list[float | None]]:
     """Row i of A, by way; the prior is taken off in the last row only, since all labels have to be read for it."""
-    items = [item for task in tasks.test[: i + 1] for item in task]
-    found = right(approach.scored(items, None if i == tasks.n - 1 else tasks.seen(i)), items, tasks.seen(i))
-    ends = np.cumsum([len(task) for task in tasks.test[: i + 1]])[:-1]
-    rest = [None] * (tasks.n - i - 1)
+    items = [item for task in stream.test[: i + 1] for item in task]
+    found = compute_correct(learner.score(items, None if i == stream.num_tasks - 1 else stream.seen_classes(i)), items, stream.seen_classes(i))
+    ends = np.cumsum([len(task) for task in stream.test[: i + 1]])[:-1]
+    rest = [None] * (stream.num_tasks - i - 1)
     return {way: [float(x.mean()) for x in np.split(told, ends)] + rest for way, told in found.items()}
 
 
-def noted(approach: Any) -> dict[str, Any]:
+def collect_notes(learner: Any) -> dict[str, Any]:
     """What an approach says of itself at the end: updates of its levels, bytes of its state."""
-    said: Mapping[str, Any] = getattr(approach, "notes", {})
+    said: Mapping[str, Any] = getattr(learner, "notes", {})
     return dict(said)

@@ -11,87 +11,87 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from laconic.core.contract import Reasoning
-from laconic.core.errors import BadInput
-from laconic.core.rollout import Rollout
-from laconic.evaluation.subject import Words
+from laconic.core.contract import ReasoningBatch
+from laconic.core.errors import InputError
+from laconic.core.rollout import LatentRollout
+from laconic.evaluation.subject import DecodeToken
 
-Head = Callable[[Tensor], Tensor]
+LogitHead = Callable[[Tensor], Tensor]
 
 
-class Guess(NamedTuple):
+class TokenGuess(NamedTuple):
     """A word that the head reads in a hidden state, and how likely it takes it for."""
 
-    word: str
-    p: float
+    token: str
+    probability: float
 
 
 @dataclass(frozen=True)
-class Inspection:
+class LogitLens:
     """A question's thoughts: `passes[t][i]` is the head's top words at bot (i = 0) or slot i after pass t."""
 
     question: tuple[str, ...]
     chain: tuple[str, ...]
     answer: str
-    passes: tuple[tuple[tuple[Guess, ...], ...], ...]
+    passes: tuple[tuple[tuple[TokenGuess, ...], ...], ...]
 
     @property
-    def spoken(self) -> float:
+    def share_in_chain(self) -> float:
         """Share of slots whose likeliest word after the last pass occurs in the chain."""
-        return spoken(self.top, self.chain)
+        return share_in_chain(self.top_tokens, self.chain)
 
     @property
-    def common(self) -> float:
+    def lcs_ratio(self) -> float:
         """How much of the chain those words are, in its order: their longest common subsequence over its length."""
-        return common(self.top, self.chain)
+        return lcs_ratio(self.top_tokens, self.chain)
 
     @property
-    def top(self) -> tuple[str, ...]:
+    def top_tokens(self) -> tuple[str, ...]:
         """The likeliest word at each slot after the last pass."""
-        return tuple(guesses[0].word for guesses in self.passes[-1][1:])
+        return tuple(guesses[0].token for guesses in self.passes[-1][1:])
 
 
 @torch.no_grad()
-def inspect(rolled: Rollout, batch: Reasoning, logits: Head, words: Words, top: int = 5) -> Inspection:
+def apply_logit_lens(rollout: LatentRollout, batch: ReasoningBatch, logits: LogitHead, decode_token: DecodeToken, top: int = 5) -> LogitLens:
     """What is read in the thoughts on the one row of `batch`, which were made with their trace."""
     if batch.B != 1:
-        raise BadInput(f"{batch.B} questions to look into; give one")
-    return Inspection(
-        live_words(batch.question, batch.question_live, words),
-        live_words(batch.chain, batch.chain_live, words),
-        "".join(words(int(i)) for i in batch.answer[batch.answer_live & batch.number]),
-        tuple(pass_words(rolled.start, trace.hidden, logits, words, top) for trace in rolled.trace),
+        raise InputError(f"{batch.B} questions to look into; give one")
+    return LogitLens(
+        decode_valid_tokens(batch.question_ids, batch.question_mask, decode_token),
+        decode_valid_tokens(batch.chain_ids, batch.chain_mask, decode_token),
+        "".join(decode_token(int(i)) for i in batch.answer_ids[batch.answer_mask & batch.answer_number_mask]),
+        tuple(top_tokens_of_pass(rollout.begin_hidden, trace.hidden_states, logits, decode_token, top) for trace in rollout.records),
     )
 
 
-def live_words(ids: Tensor, live: Tensor, words: Words) -> tuple[str, ...]:
+def decode_valid_tokens(ids: Tensor, valid: Tensor, decode_token: DecodeToken) -> tuple[str, ...]:
     """The words of the live columns of one row."""
-    return tuple(words(int(i)) for i in ids[live])
+    return tuple(decode_token(int(i)) for i in ids[valid])
 
 
-def pass_words(
-    start: Float[Tensor, "1 D"], hidden: Float[Tensor, "1 M D"], logits: Head, words: Words, k: int
-) -> tuple[tuple[Guess, ...], ...]:
+def top_tokens_of_pass(
+    start: Float[Tensor, "1 D"], hidden: Float[Tensor, "1 M D"], logits: LogitHead, decode_token: DecodeToken, k: int
+) -> tuple[tuple[TokenGuess, ...], ...]:
     """The head's `k` likeliest words at bot and at each slot, in hidden states before they are projected."""
     p, ids = logits(torch.cat([start[:, None], hidden], 1))[0].float().softmax(-1).topk(k)
     return tuple(
-        tuple(Guess(words(i), q) for i, q in zip(row, chance, strict=True))
+        tuple(TokenGuess(decode_token(i), q) for i, q in zip(row, chance, strict=True))
         for row, chance in zip(ids.tolist(), p.tolist(), strict=True)
     )
 
 
 @torch.no_grad()
-def top_ids(rolled: Rollout, logits: Head) -> tuple[tuple[int, ...], ...]:
+def top_token_ids(rollout: LatentRollout, logits: LogitHead) -> tuple[tuple[int, ...], ...]:
     """The head's likeliest id at each slot after the last pass, row by row: logits of all rows at once are large."""
-    return tuple(tuple(logits(hidden).argmax(-1).tolist()) for hidden in rolled.hidden)
+    return tuple(tuple(logits(hidden).argmax(-1).tolist()) for hidden in rollout.hidden_states)
 
 
-def spoken(top: Sequence[Any], chain: Sequence[Any]) -> float:
+def share_in_chain(top: Sequence[Any], chain: Sequence[Any]) -> float:
     """The share of slots whose likeliest token occurs in a chain."""
     return sum(token in chain for token in top) / len(top)
 
 
-def common(top: Sequence[Any], chain: Sequence[Any]) -> float:
+def lcs_ratio(top: Sequence[Any], chain: Sequence[Any]) -> float:
     """The longest common subsequence of both over the length of the chain; 0 for an empty one."""
     best = [0] * (len(top) + 1)
     for token in chain:

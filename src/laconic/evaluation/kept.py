@@ -8,98 +8,98 @@ from pathlib import Path
 from typing import Any
 
 from laconic.core import manifest
-from laconic.core.artifact import commit_folder, replace_file
-from laconic.core.errors import Busy
+from laconic.core.artifact import write_folder_atomically, write_file_atomically
+from laconic.core.errors import BusyError
 
-REMOVE = "remove it, or give your file of questions another name"
-ROWS, KEY, RESULT = "answers.jsonl", "key.json", "result.json"
+REMOVE_HINT = "remove it, or give your file of questions another name"
+RECORDS_FILE, KEY_FILE, RESULT_FILE = "answers.jsonl", "key.json", "result.json"
 
 
-def lines(
+def run_resumable(
     folder: Path | None,
     mark: str,
     count: int,
-    make: Callable[[range], Sequence[str]],
+    compute: Callable[[range], Sequence[str]],
     *,
-    batch: int,
-    result: Callable[[Sequence[str]], Mapping[str, Any]] | None = None,
-    texts: Mapping[str, str] | None = None,
-    show: Callable[[str, int, int], None] | None = None,
+    batch_size: int,
+    summarize: Callable[[Sequence[str]], Mapping[str, Any]] | None = None,
+    extra_files: Mapping[str, str] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> list[str]:
     """The lines of `count` rows, `batch` of them made at once; with a folder they are kept, and gone on with.
 
     `result` are the figures that lie beside them. Raises `Busy` (73) for a folder of another `mark`.
     """
-    if folder is not None and (there := committed(folder, mark)):
+    if folder is not None and (there := load_committed(folder, mark)):
         return there
-    part = None if folder is None else part_of(folder)
-    found = [] if part is None else begun(part, mark)
-    with (part / ROWS).open("a", encoding="utf-8") if part else io.StringIO() as file:
+    part = None if folder is None else partial_folder(folder)
+    found = [] if part is None else load_partial(part, mark)
+    with (part / RECORDS_FILE).open("a", encoding="utf-8") if part else io.StringIO() as file:
         while len(found) < count:
-            made = make(range(len(found), min(len(found) + batch, count)))
+            made = compute(range(len(found), min(len(found) + batch_size, count)))
             file.writelines(made)
             file.flush()
             found += made
-            if show:
-                show("", len(found), count)
+            if progress:
+                progress("", len(found), count)
     if folder is not None:
-        commit(folder, found, result(found) if result else {}, texts or {})
+        commit_results(folder, found, summarize(found) if summarize else {}, extra_files or {})
     return found
 
 
-def part_of(folder: Path) -> Path:
+def partial_folder(folder: Path) -> Path:
     """Where the lines of an evaluation lie until it is whole."""
     return folder.with_name(f".part-{folder.name}")
 
 
-def begun(part: Path, mark: str) -> list[str]:
+def load_partial(partial: Path, mark: str) -> list[str]:
     """The lines of an evaluation that was stopped, in the order of asking; a half last line is cut off."""
-    answers, key = part / ROWS, part / KEY
+    answers, key = partial / RECORDS_FILE, partial / KEY_FILE
     if not key.exists():
-        part.mkdir(parents=True, exist_ok=True)
-        replace_file(key, lambda new: new.write_text(mark, encoding="utf-8"))
+        partial.mkdir(parents=True, exist_ok=True)
+        write_file_atomically(key, lambda new: new.write_text(mark, encoding="utf-8"))
     elif key.read_text(encoding="utf-8") != mark:
-        raise Busy(f"{part} holds answers to other questions or of another step; {REMOVE}")
+        raise BusyError(f"{partial} holds answers to other questions or of another step; {REMOVE_HINT}")
     whole = answers.read_text(encoding="utf-8").splitlines(keepends=True) if answers.exists() else []
     if whole and not whole[-1].endswith("\n"):
         whole.pop()
-        replace_file(answers, lambda new: new.write_text("".join(whole), encoding="utf-8"))
+        write_file_atomically(answers, lambda new: new.write_text("".join(whole), encoding="utf-8"))
     return whole
 
 
-def commit(folder: Path, lines: Sequence[str], result: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+def commit_results(folder: Path, lines: Sequence[str], result: Mapping[str, Any], extra_files: Mapping[str, str]) -> None:
     """The folder of an evaluation: answers, figures, what they belong to, and a manifest of all that."""
-    part = part_of(folder)
-    mark, answers = (part / KEY).read_text(encoding="utf-8"), "".join(lines)
+    part = partial_folder(folder)
+    mark, answers = (part / KEY_FILE).read_text(encoding="utf-8"), "".join(lines)
 
     def write(new: Path) -> None:
-        files = manifest.Files(new)
-        for name, text in {**texts, KEY: mark, ROWS: answers}.items():
-            files.text(name, text)
-        files.json(RESULT, result)
-        files.seal("evaluation", 0, {"key": sha256(mark.encode()).hexdigest()})
+        files = manifest.ManifestWriter(new)
+        for name, text in {**extra_files, KEY_FILE: mark, RECORDS_FILE: answers}.items():
+            files.add_text(name, text)
+        files.add_json(RESULT_FILE, result)
+        files.finish("evaluation", 0, {"key": sha256(mark.encode()).hexdigest()})
 
-    commit_folder(folder, write, len(answers))
+    write_folder_atomically(folder, write, len(answers))
     shutil.rmtree(part)
 
 
-def committed(folder: Path, mark: str) -> list[str]:
+def load_committed(folder: Path, mark: str) -> list[str]:
     """The lines of an evaluation that is done, and that is of this key; none where there is no such folder."""
     if not folder.exists():
         return []
-    lines = lines_of(folder)
-    if (folder / KEY).read_text(encoding="utf-8") != mark:
-        raise Busy(f"{folder} is the evaluation of other questions or of another step; {REMOVE}")
+    lines = read_lines(folder)
+    if (folder / KEY_FILE).read_text(encoding="utf-8") != mark:
+        raise BusyError(f"{folder} is the evaluation of other questions or of another step; {REMOVE_HINT}")
     return lines
 
 
-def lines_of(folder: Path) -> list[str]:
+def read_lines(folder: Path) -> list[str]:
     """The lines of an evaluation that is done. Raises `Damaged` (76) if a file is not as it was written."""
-    manifest.check(folder, "evaluation")
-    return (folder / ROWS).read_text(encoding="utf-8").splitlines(keepends=True)
+    manifest.verify_folder(folder, "evaluation")
+    return (folder / RECORDS_FILE).read_text(encoding="utf-8").splitlines(keepends=True)
 
 
-def result_of(folder: Path) -> str:
+def read_result(folder: Path) -> str:
     """The figures beside the lines, as JSON. Raises `Damaged` (76) if a file is not as it was written."""
-    manifest.check(folder, "evaluation")
-    return (folder / RESULT).read_text(encoding="utf-8")
+    manifest.verify_folder(folder, "evaluation")
+    return (folder / RESULT_FILE).read_text(encoding="utf-8")

@@ -7,19 +7,19 @@ import numpy as np
 from markupsafe import Markup
 
 from laconic.evaluation import classes_shown, drawings, reported_learning, stream_table
-from laconic.evaluation.drawings import canvas, drawable, svg, tint
-from laconic.evaluation.pages import template
-from laconic.evaluation.report import FEW
-from laconic.evaluation.stream_table import Measured, column, figures
+from laconic.evaluation.drawings import new_axes, has_matplotlib, to_svg, series_color
+from laconic.evaluation.pages import load_template
+from laconic.evaluation.report import MIN_SEEDS
+from laconic.evaluation.stream_table import StreamResult, metric_scores, estimate_metrics
 
-STYLES = ("-", "--", ":", "-.")
-SAID = (
+LINE_STYLES = ("-", "--", ":", "-.")
+FIXED_CAVEATS = (
     "Forgetting is not solved: a level that changes slowly keeps longer, and loses too.",
     "Figures of papers are of other sizes, texts and budgets than tiny runs: beside, not against.",
     "A needle here is RULER-like and fuzzy recall MAD-like: neither is the published task.",
     "Depth, chunk sizes and the objective of levels are not printed in the paper; ours are choices.",
 )
-IN_TRAINING = (  # ends of names in the metrics, what is drawn up, title, text
+TRAINING_PLOTS = (  # ends of names in the metrics, what is drawn up, title, text
     (("_fired",), "updates a batch", "Updates of each level", "How often each level fired in a training batch."),
     (("_update",), "‖Δθ‖ / ‖θ₀‖ of an update", "How far an update moves a level",
      "Relative to its start, the mean over layers; a level near 0 is dead."),
@@ -32,149 +32,149 @@ IN_TRAINING = (  # ends of names in the metrics, what is drawn up, title, text
     (("_rank",), "outer products", "Rank of what levels have learned", "In how many outer products a change is held."),
     (("state_bytes",), "bytes a row", "Size of the state", "Of one sequence, whatever it has read."),
 )  # fmt: skip
-Course = Mapping[str, Sequence[tuple[float, float]]]  # (step, number) of each name in a run's metrics
+MetricSeries = Mapping[str, Sequence[tuple[float, float]]]  # (step, number) of each name in a run's metrics
 
 
-class Drawn(NamedTuple):
+class StreamPlot(NamedTuple):
     """A picture with its title, what it shows, and the names of its lines in their order."""
 
     title: str
-    text: str
-    picture: Markup
-    keys: Sequence[str]
+    caption: str
+    svg: Markup
+    legend: Sequence[str]
 
 
-class Group(NamedTuple):
+class ClassIncrementalSection(NamedTuple):
     """Classes of one run and seed: the table, and pictures."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    pictures: Sequence[tuple[str, str, Markup]]
+    plots: Sequence[tuple[str, str, Markup]]
 
 
-def ranged(line: Measured, way: str) -> list[tuple[float, float]]:
+def nll_by_position(result: StreamResult, condition: str) -> list[tuple[float, float]]:
     """(lower end, score) of the cells LOW-HIGH of a way: nats by how much was read."""
     found = [
-        (int(each.cell.partition("-")[0]), each.estimate.mean)
-        for each in figures(line, way)
-        if each.cell.replace("-", "").isdigit()
+        (int(each.metric.partition("-")[0]), each.estimate.mean)
+        for each in estimate_metrics(result, condition)
+        if each.metric.replace("-", "").isdigit()
     ]
     return sorted(found)
 
 
-def gaps(line: Measured, way: str) -> dict[str, list[tuple[float, float]]]:
+def recall_by_gap(result: StreamResult, condition: str) -> dict[str, list[tuple[float, float]]]:
     """Of each number of pairs, (gap, share right) of a way."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for each in figures(line, way):
-        pairs, _, gap = each.cell.partition(", gap ")
+    for each in estimate_metrics(result, condition):
+        pairs, _, gap = each.metric.partition(", gap ")
         if gap:
             found.setdefault(pairs, []).append((float(gap.partition("-")[0]), 100 * each.estimate.mean))
     return {pairs: sorted(points) for pairs, points in found.items()}
 
 
-def drawn(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], across: str, up: str, title: str, text: str,
-          *, log: bool = False, percent: bool = False) -> Drawn | None:  # fmt: skip
+def plot_series(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], x_label: str, y_label: str, title: str, caption: str,
+          *, log: bool = False, percent: bool = False) -> StreamPlot | None:  # fmt: skip
     """Lines by name, in the page's colours; None where there is nothing to draw."""
     told = [(name, points) for name, points in series if points]
     if not told:
         return None
-    figure, axes = canvas(across, up)
+    figure, axes = new_axes(x_label, y_label)
     for i, (_, points) in enumerate(told):
         x, y = np.array(points).T
-        style = STYLES[i // len(drawings.COLOURS) % len(STYLES)]
-        axes.plot(x, y, color=tint(i), linestyle=style, linewidth=1.6, marker="o" if len(x) < 12 else None,
+        style = LINE_STYLES[i // len(drawings.COLORS) % len(LINE_STYLES)]
+        axes.plot(x, y, color=series_color(i), linestyle=style, linewidth=1.6, marker="o" if len(x) < 12 else None,
                   markersize=3.5)  # fmt: skip
     if log and all(y > 0 for _, points in told for _, y in points):
         axes.set_yscale("log")
     if percent:
         axes.set_ylim(-2, 102)
     said = "; ".join(f"{name} ends at {points[-1][1]:.4g}" for name, points in told)
-    return Drawn(title, text, svg(figure, f"{title}: {said}.", title.replace(" ", "-")), [name for name, _ in told])
+    return StreamPlot(title, caption, to_svg(figure, f"{title}: {said}.", title.replace(" ", "-")), [name for name, _ in told])
 
 
-def by_position(lines: Sequence[Measured]) -> Drawn | None:
+def plot_nll_by_position(results: Sequence[StreamResult]) -> StreamPlot | None:
     """Nats by how much was read, carried and reset."""
-    series = [(f"{x.run}, {way}", ranged(x, way)) for x in lines if x.stream.startswith("ppl") for way in x.ways]
+    series = [(f"{x.run}, {way}", nll_by_position(x, way)) for x in results if x.stream.startswith("ppl") for way in x.conditions]
     text = "Texts read in order. Reset: every stretch begins anew; still: nothing learns."
-    return drawn(series, "tokens read before", "nats a token", "Nats by position", text)
+    return plot_series(series, "tokens read before", "nats a token", "Nats by position", text)
 
 
-def by_gap(lines: Sequence[Measured]) -> Drawn | None:
+def plot_recall_by_gap(results: Sequence[StreamResult]) -> StreamPlot | None:
     """Recall by the distance from a pair to its query."""
-    series = [(f"{x.run}, {way}, {pairs}", points) for x in lines if x.stream.startswith("mqar") for way in x.ways
-              for pairs, points in gaps(x, way).items()]  # fmt: skip
-    return drawn(series, "tokens from a pair to its query, at least", "right, %", "Recall by gap",
+    series = [(f"{x.run}, {way}, {pairs}", points) for x in results if x.stream.startswith("mqar") for way in x.conditions
+              for pairs, points in recall_by_gap(x, way).items()]  # fmt: skip
+    return plot_series(series, "tokens from a pair to its query, at least", "right, %", "Recall by gap",
                  "Still: nothing learns, so that only chance is left.", percent=True)  # fmt: skip
 
 
-def in_training(courses: Sequence[tuple[str, Course]]) -> list[Drawn]:
+def plot_training_metrics(courses: Sequence[tuple[str, MetricSeries]]) -> list[StreamPlot]:
     """What the metrics say of levels and memories, over the steps of training."""
-    made: list[Drawn | None] = []
-    for ends, up, title, text in IN_TRAINING:
+    made: list[StreamPlot | None] = []
+    for ends, up, title, text in TRAINING_PLOTS:
         series = [
-            (f"{run}, {labelled(name, ends)}", points)
+            (f"{run}, {metric_label(name, ends)}", points)
             for run, course in courses
             for name, points in sorted(course.items())
             if name.endswith(ends)
         ]
-        made.append(drawn(series, "training steps", up, title, text, log=True))
+        made.append(plot_series(series, "training steps", up, title, text, log=True))
     return [each for each in made if each is not None]
 
 
-def labelled(name: str, ends: Sequence[str]) -> str:
+def metric_label(name: str, ends: Sequence[str]) -> str:
     """A number in words, without what the title says."""
     said = name.replace(ends[0], "") if all(end.startswith(ends[0]) for end in ends) else name
     return (said or name).replace("_", " ")
 
 
-def is_course(name: str) -> bool:
+def is_plotted_metric(name: str) -> bool:
     """Whether a number of the metrics is drawn: of levels and memories, not of the update."""
-    return name != "grad_norm" and any(name.endswith(ends) for ends, *_ in IN_TRAINING)
+    return name != "grad_norm" and any(name.endswith(ends) for ends, *_ in TRAINING_PLOTS)
 
 
-def groups(classes: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Group]:
+def build_class_sections(classes: Sequence[tuple[str, Mapping[str, Any]]]) -> list[ClassIncrementalSection]:
     """Sets of classes, a group a run."""
-    found: list[Group] = []
+    found: list[ClassIncrementalSection] = []
     for title, each in classes:
-        header, *rows = classes_shown.lines(each)
-        found.append(Group(f"{title}, {each['set']}", header, rows, classes_shown.pictures(each)))
+        header, *rows = classes_shown.build_table(each)
+        found.append(ClassIncrementalSection(f"{title}, {each['set']}", header, rows, classes_shown.build_figures(each)))
     return found
 
 
-def table(line: Measured) -> list[tuple[str, str, str, str, str, str, str]]:
+def build_table_rows(result: StreamResult) -> list[tuple[str, str, str, str, str, str, str]]:
     """The rows of a stream: way, cell, score, interval, items, updates, bytes."""
     rows: list[tuple[str, str, str, str, str, str, str]] = []
-    for way in line.ways:
-        updates = ", ".join(f"{n:.4g}" for n in stream_table.fired(line, way)) or "–"
-        for each in figures(line, way):
-            low, high = stream_table.bounds(line, each.estimate)
-            rows.append((way, each.cell, stream_table.said(line, each.estimate), f"{low} to {high}",
-                         f"{column(line.rows, way, each.cell).shape[1]:,}", updates,
-                         f"{stream_table.held(line, way):,}"))  # fmt: skip
+    for way in result.conditions:
+        updates = ", ".join(f"{n:.4g}" for n in stream_table.updates_per_level(result, way)) or "–"
+        for each in estimate_metrics(result, way):
+            low, high = stream_table.format_bounds(result, each.estimate)
+            rows.append((way, each.metric, stream_table.format_mean(result, each.estimate), f"{low} to {high}",
+                         f"{metric_scores(result.records, way, each.metric).shape[1]:,}", updates,
+                         f"{stream_table.mean_state_bytes(result, way):,}"))  # fmt: skip
     return rows
 
 
-def limits(lines: Sequence[Measured]) -> list[str]:
+def list_caveats(results: Sequence[StreamResult]) -> list[str]:
     """What the figures leave open."""
-    few = min((len(line.seeds) for line in lines), default=FEW)
-    found = [f"Seeds: {few} of some runs; another seed may fall outside these intervals."] if few < FEW else []
-    return [*found, *SAID]
+    few = min((len(line.seeds) for line in results), default=MIN_SEEDS)
+    found = [f"Seeds: {few} of some runs; another seed may fall outside these intervals."] if few < MIN_SEEDS else []
+    return [*found, *FIXED_CAVEATS]
 
 
-def page(
-    lines: Sequence[Measured],
+def render_stream_page(
+    results: Sequence[StreamResult],
     sentences: Sequence[str],
     classes: Sequence[tuple[str, Mapping[str, Any]]],
-    courses: Sequence[tuple[str, Course]],
+    courses: Sequence[tuple[str, MetricSeries]],
     facts: Sequence[tuple[str, str]],
 ) -> str:
     """The whole file: `sentences` say what the figures say, `classes` are titles and what `recipe.incremental` gave."""
-    pictures = [*filter(None, (by_position(lines), by_gap(lines))), *in_training(courses)] if drawable() else []
-    return template("learning.html").render(
-        lines=[(line, table(line)) for line in lines], sentences=sentences, groups=groups(classes), pictures=pictures,
-        drawable=drawable(), legend=stream_table.LEGEND, classes_legend=classes_shown.LEGEND, facts=facts,
-        reported=[(x, [*zip(x.rows, reported_learning.words(x, lines), strict=True)])
-                  for x in reported_learning.tables()],
-        colours=drawings.COLOURS, limits=limits(lines), shades=len(drawings.COLOURS),
+    pictures = [*filter(None, (plot_nll_by_position(results), plot_recall_by_gap(results))), *plot_training_metrics(courses)] if has_matplotlib() else []
+    return load_template("learning.html").render(
+        lines=[(line, build_table_rows(line)) for line in results], sentences=sentences, groups=build_class_sections(classes), pictures=pictures,
+        drawable=has_matplotlib(), legend=stream_table.LEGEND, classes_legend=classes_shown.LEGEND, facts=facts,
+        reported=[(x, [*zip(x.rows, reported_learning.reproduction_verdicts(x, results), strict=True)])
+                  for x in reported_learning.load_paper_tables()],
+        colours=drawings.COLORS, limits=list_caveats(results), shades=len(drawings.COLORS),
     )  # fmt: skip

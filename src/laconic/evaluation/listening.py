@@ -15,19 +15,19 @@ from torch import Tensor
 
 from laconic.core import finite
 from laconic.core import state as values
-from laconic.core.artifact import canonical
-from laconic.core.cache import Cache
-from laconic.core.contract import UNSCORED, Documents, Learner
-from laconic.core.decoder import Decoder, Seen
+from laconic.core.artifact import to_canonical_json
+from laconic.core.cache import KVCache
+from laconic.core.contract import IGNORE_INDEX, DocumentBatch, StatefulLM
+from laconic.core.decoder import Decoder, DecoderOutput
 from laconic.core.families import DecoderConfig
-from laconic.core.state import Layer, State
-from laconic.evaluation.cells import Cells
+from laconic.core.state import LayerState, FastWeightState
+from laconic.evaluation.cells import MetricSums
 
-SPAN = 1024  # columns read in one call
-ROOM = 1 << 22  # logits computed at once
+READ_CHUNK = 1024  # columns read in one call
+MAX_LOGITS = 1 << 22  # logits computed at once
 
 
-class Cached:
+class CacheAsState:
     """A decoder as a learner: what it has read is its cache, and nothing in it learns."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -38,106 +38,106 @@ class Cached:
         """The decoder's."""
         return self.decoder.config
 
-    def start(self, batch: int) -> State:
+    def initial_state(self, batch_size: int) -> FastWeightState:
         """Nothing read."""
-        words = cast(Tensor, self.decoder.words.weight)
-        cache = Cache.empty(self.config, batch, words.dtype, words.device)
-        return State((Layer(cache=cache),), torch.zeros(batch, dtype=torch.long))
+        words = cast(Tensor, self.decoder.token_embedding.weight)
+        cache = KVCache.empty(self.config, batch_size, words.dtype, words.device)
+        return FastWeightState((LayerState(cache=cache),), torch.zeros(batch_size, dtype=torch.long))
 
-    def advance(
+    def read_tokens(
         self,
-        ids: Tensor,
+        input_ids: Tensor,
         state: Any = None,
         *,
-        live: Tensor | None = None,
-        taught: Tensor | None = None,
-        learn: bool = True,
-    ) -> Seen:
+        attention_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        update_weights: bool = True,
+    ) -> DecoderOutput:
         """Reads ids behind the cache; `learn` and `taught` mean nothing."""
-        before: State = self.start(len(ids)) if state is None else state
-        seen = self.decoder(self.decoder.embed(ids), before.layers[0].cache, live=live)
-        added = torch.full_like(before.position, ids.shape[1]) if live is None else live.sum(1).cpu()
-        return Seen(seen.hidden, cast(Any, State((Layer(cache=seen.state),), before.position + added)), {})
+        before: FastWeightState = self.initial_state(len(input_ids)) if state is None else state
+        seen = self.decoder(self.decoder.embed(input_ids), before.layers[0].cache, live=attention_mask)
+        added = torch.full_like(before.position, input_ids.shape[1]) if attention_mask is None else attention_mask.sum(1).cpu()
+        return DecoderOutput(seen.hidden, cast(Any, FastWeightState((LayerState(cache=seen.state),), before.position + added)), {})
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden_states: Tensor) -> Tensor:
         """The decoder's."""
-        return self.decoder.logits(hidden)
+        return self.decoder.logits(hidden_states)
 
 
 @dataclass(frozen=True)
-class Way:
+class StreamCondition:
     """How items are read: whether fast weights move, and whether a stretch goes on where the one before it ended."""
 
     name: str
-    learn: bool
-    carry: bool = False
+    update_weights: bool
+    carry_state: bool = False
 
 
-class Said(NamedTuple):
+class StreamItemResult(NamedTuple):
     """An item in one way: its cells; how often each level fired, the mean over layers; bytes of the state."""
 
-    cells: Cells
-    updates: tuple[float, ...]
-    bytes: int
+    sums: MetricSums
+    level_updates: tuple[float, ...]
+    state_bytes: int
 
 
-class Row(NamedTuple):
+class StreamRecord(NamedTuple):
     """An item in every way."""
 
     id: str
-    ways: Mapping[str, Said]
+    conditions: Mapping[str, StreamItemResult]
 
-    def line(self) -> str:
+    def to_json_line(self) -> str:
         """The row as one line of JSON."""
-        return canonical({"id": self.id, "ways": {way: said._asdict() for way, said in self.ways.items()}}) + "\n"
+        return to_canonical_json({"id": self.id, "ways": {way: said._asdict() for way, said in self.conditions.items()}}) + "\n"
 
 
-def row_of(line: str) -> Row:
+def parse_stream_record(line: str) -> StreamRecord:
     """The row that `line` wrote."""
-    found, ways = json.loads(line), dict[str, Said]()
+    found, ways = json.loads(line), dict[str, StreamItemResult]()
     for way, x in found["ways"].items():
         cells = {cell: (total, n) for cell, (total, n) in x["cells"].items()}
-        ways[way] = Said(cells, tuple(x["updates"]), x["bytes"])
-    return Row(found["id"], ways)
+        ways[way] = StreamItemResult(cells, tuple(x["updates"]), x["bytes"])
+    return StreamRecord(found["id"], ways)
 
 
-class Heard(NamedTuple):
+class TokenScores(NamedTuple):
     """What reading gave: nats of each target and whether it was the likeliest, 0 where there is none; the state."""
 
-    nats: Float[Tensor, "B T"]
-    right: Bool[Tensor, "B T"]
-    state: State
+    nll: Float[Tensor, "B T"]
+    correct: Bool[Tensor, "B T"]
+    state: FastWeightState
 
 
-def heard(model: Learner, found: Documents, state: State, learn: bool, answer: bool = False) -> Heard:
+def score_tokens(model: StatefulLM, batch: DocumentBatch, state: FastWeightState, update_weights: bool, freeze_last_segment: bool = False) -> TokenScores:
     """Documents read on a state. An `answer`, the last segment, teaches nothing where a cache lets it be seen."""
-    targets, T = found.targets, found.text.shape[1]
-    last = found.segments[-1].start if answer else T
-    nats, right = torch.zeros(found.text.shape, dtype=torch.float64), torch.zeros_like(found.live)
-    for a, b in spans(last, T):
-        teaches = learn and (a < last or all(layer.cache is None for layer in state.layers))
-        text, live = found.text[:, a:b], found.live[:, a:b]
-        seen = finite.read(model, text, state, live=live, learn=teaches, names=found.names)
-        state = cast(State, cast(Any, seen.state))
-        nats[:, a:b], right[:, a:b] = scores(model, seen.hidden, targets[:, a:b])
-    return Heard(nats, right, state)
+    targets, T = batch.targets, batch.input_ids.shape[1]
+    last = batch.segment_slices[-1].start if freeze_last_segment else T
+    nats, right = torch.zeros(batch.input_ids.shape, dtype=torch.float64), torch.zeros_like(batch.attention_mask)
+    for a, b in read_spans(last, T):
+        teaches = update_weights and (a < last or all(layer.cache is None for layer in state.layers))
+        text, live = batch.input_ids[:, a:b], batch.attention_mask[:, a:b]
+        seen = finite.read_tokens_checked(model, text, state, attention_mask=live, update_weights=teaches, row_names=batch.document_ids)
+        state = cast(FastWeightState, cast(Any, seen.cache))
+        nats[:, a:b], right[:, a:b] = score_targets(model, seen.hidden_states, targets[:, a:b])
+    return TokenScores(nats, right, state)
 
 
-def spans(last: int, T: int) -> Iterator[tuple[int, int]]:
+def read_spans(last_start: int, T: int) -> Iterator[tuple[int, int]]:
     """Columns read at once, cut before the last segment."""
-    for begin, end in ((0, last), (last, T)):
-        for a in range(begin, end, SPAN):
-            yield a, min(a + SPAN, end)
+    for begin, end in ((0, last_start), (last_start, T)):
+        for a in range(begin, end, READ_CHUNK):
+            yield a, min(a + READ_CHUNK, end)
 
 
-def scores(
-    model: Learner, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]
+def score_targets(
+    model: StatefulLM, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """Nats of each target, and whether it was the likeliest word."""
-    at = targets != UNSCORED
+    at = targets != IGNORE_INDEX
     states, asked = hidden[at], targets[at]
     nats, right = torch.zeros(len(asked), dtype=torch.float64), torch.zeros_like(asked, dtype=torch.bool)
-    step = max(ROOM // model.config.vocab_size, 1)
+    step = max(MAX_LOGITS // model.config.vocab_size, 1)
     for i in range(0, len(asked), step):
         rows, here = model.logits(states[i : i + step]).float(), asked[i : i + step]
         nats[i : i + step] = F.cross_entropy(rows, here, reduction="none")
@@ -147,17 +147,17 @@ def scores(
     return wide, hit
 
 
-def begun(model: Learner, before: State | None, B: int) -> State:
+def fork_state(model: StatefulLM, prefix_state: FastWeightState | None, B: int) -> FastWeightState:
     """What B items are read on: a fork of one row for each, or nothing read."""
-    return model.start(B) if before is None else values.repeat(before, B)
+    return model.initial_state(B) if prefix_state is None else values.repeat_rows(prefix_state, B)
 
 
-def updates(state: State) -> list[tuple[float, ...]]:
+def count_level_updates(state: FastWeightState) -> list[tuple[float, ...]]:
     """Of each row, how often each level has fired, the mean over the layers that have one."""
     levels: list[list[Tensor]] = []
     for layer in state.layers:
         for l, level in enumerate(layer.cms.levels if layer.cms else ()):
             levels += [[]] if l == len(levels) else []
-            levels[l].append(level.updates.double())
+            levels[l].append(level.num_updates.double())
     means = [torch.stack(each).mean(0).tolist() for each in levels]
     return [tuple(mean[b] for mean in means) for b in range(len(state.position))]

@@ -7,36 +7,36 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from laconic.core.contract import Reasoning, Source
-from laconic.core.rollout import Rollout
+from laconic.core.contract import ReasoningBatch, TrainingData
+from laconic.core.rollout import LatentRollout
 from laconic.evaluation import edits, selected, similarity, survey
-from laconic.evaluation.edits import Given, Intervention
-from laconic.evaluation.inspect import Inspection, inspect
-from laconic.evaluation.selected import Selection
-from laconic.evaluation.similarity import Map, Rows, plain
-from laconic.evaluation.subject import Left, Subject, slots
+from laconic.evaluation.edits import InterventionInputs, InterventionSpec
+from laconic.evaluation.inspect import LogitLens, apply_logit_lens
+from laconic.evaluation.selected import ChainSelection
+from laconic.evaluation.similarity import SimilarityMap, MapRows, to_rows
+from laconic.evaluation.subject import TeacherChain, InspectedRun, latent_keys_values
 
-TRIED = 8  # other questions, of which one with another answer is the donor
+MAX_DONOR_TRIES = 8  # other questions, of which one with another answer is the donor
 
 
-class Effect(NamedTuple):
+class ChangedAnswer(NamedTuple):
     """The answer under an intervention; of a swap, what the donor's question is answered with."""
 
-    intervention: Intervention
+    spec: InterventionSpec
     answer: str
-    donor: str | None = None
+    donor_answer: str | None = None
 
 
-class Scores(NamedTuple):
+class SelectionScores(NamedTuple):
     """Importance, redundancy, and the score that the run's selector goes by: a row for each layer and head matched."""
 
-    I: Rows
-    R: Rows
-    S: Rows
+    I: MapRows
+    R: MapRows
+    S: MapRows
 
 
 @dataclass(frozen=True)
-class Looked:
+class QuestionInspection:
     """A run on one question. Without a teacher or a chain there are no maps, selections and scores.
 
     `own` is the run's selector and `matched` its layers, if it was `taught` by what is kept; else those it is shown by;
@@ -45,105 +45,105 @@ class Looked:
 
     name: str
     method: str
-    rounds: int | None
+    num_iterations: int | None
     answer: str
-    words: Inspection
-    maps: tuple[Map, ...] = ()
-    selections: tuple[Selection, ...] = ()
-    kinds: tuple[str, ...] = ()
-    scores: Scores | None = None
-    own: str = ""
-    matched: tuple[int, ...] = ()
-    taught: bool = False
-    stands: tuple[tuple[str, float], ...] = ()
-    effects: tuple[Effect, ...] = ()
-    alone: tuple[Effect, ...] = ()
+    lens: LogitLens
+    maps: tuple[SimilarityMap, ...] = ()
+    selections: tuple[ChainSelection, ...] = ()
+    token_classes: tuple[str, ...] = ()
+    scores: SelectionScores | None = None
+    policy: str = ""
+    matched_layers: tuple[int, ...] = ()
+    is_distilled: bool = False
+    best_tokens: tuple[tuple[str, float], ...] = ()
+    effects: tuple[ChangedAnswer, ...] = ()
+    slot_effects: tuple[ChangedAnswer, ...] = ()
 
     @property
-    def kept(self) -> Selection | None:
+    def selection(self) -> ChainSelection | None:
         """What the run's own selector keeps."""
-        return next((each for each in self.selections if each.name == self.own), None)
+        return next((each for each in self.selections if each.name == self.policy), None)
 
-    def map(self, what: str, against: str) -> Map | None:
+    def find_map(self, space: str, baseline: str) -> SimilarityMap | None:
         """The map of keys or values against the chain, or against what is kept of it."""
-        return next((map for map in self.maps if (map.what, map.against) == (what, against)), None)
+        return next((map for map in self.maps if (map.space, map.baseline) == (space, baseline)), None)
 
 
 @torch.no_grad()
-def look(
-    subject: Subject,
-    asked: Reasoning,
-    interventions: Sequence[Intervention],
-    others: Source | None = None,
+def inspect_question(
+    run: InspectedRun,
+    batch: ReasoningBatch,
+    specs: Sequence[InterventionSpec],
+    others: TrainingData | None = None,
     *,
     top: int = 5,
     seed: int = 0,
-) -> Looked:
+) -> QuestionInspection:
     """A run on the one question of `asked`, beside the chain in it; `others` are questions for `mean` and `swap`."""
-    asked = asked.to(subject.device)
-    own = subject.think(asked, trace=True)
-    answer = survey.follow(subject, asked, own).texts[0]
-    words = inspect(own, asked, subject.logits, subject.words, top)
-    found = Looked(subject.name, subject.method, subject.rounds, answer, words)
-    n = int(asked.chain_live.sum())
-    if subject.left is not None and n:
-        found = beside(found, subject, asked, own, subject.left(asked), n)
-    return tried(found, subject, asked, own, interventions, others, seed)
+    batch = batch.to(run.device)
+    own = run.think(batch, trace=True)
+    answer = survey.answer_after_rollout(run, batch, own).texts[0]
+    words = apply_logit_lens(own, batch, run.logits, run.decode_token, top)
+    found = QuestionInspection(run.name, run.method, run.num_iterations, answer, words)
+    n = int(batch.chain_mask.sum())
+    if run.teacher_chain is not None and n:
+        found = with_chain(found, run, batch, own, run.teacher_chain(batch), n)
+    return with_interventions(found, run, batch, own, specs, others, seed)
 
 
-def beside(found: Looked, subject: Subject, asked: Reasoning, own: Rollout, left: Left, n: int) -> Looked:
+def with_chain(inspection: QuestionInspection, run: InspectedRun, batch: ReasoningBatch, rollout: LatentRollout, teacher: TeacherChain, n: int) -> QuestionInspection:
     """The same with all that a chain of `n` tokens is asked for."""
-    words, steps = selected.chain_words(asked, 0, subject.words)
+    words, steps = selected.decode_chain(batch, 0, run.decode_token)
     I, R, S = (
-        plain(torch.cat([each[l][0, :, :n] for l in left.matched]).float())
-        for each in (left.I, left.R, left.chosen[left.own].S)
+        to_rows(torch.cat([each[l][0, :, :n] for l in teacher.matched_layers]).float())
+        for each in (teacher.I, teacher.R, teacher.choices[teacher.policy].S)
     )
     return replace(
-        found,
-        maps=similarity.maps(slots(subject.decoder, own), left, 0, n),
-        selections=selected.selections(left, 0, n),
-        kinds=selected.token_classes(words, steps),
-        scores=Scores(I, R, S),
-        own=left.own,
-        matched=left.matched,
-        taught=left.taught,
-        stands=selected.stands(left, words),
+        inspection,
+        maps=similarity.similarity_maps(latent_keys_values(run.decoder, rollout), teacher, 0, n),
+        selections=selected.chain_selections(teacher, 0, n),
+        token_classes=selected.classify_tokens(words, steps),
+        scores=SelectionScores(I, R, S),
+        policy=teacher.policy,
+        matched_layers=teacher.matched_layers,
+        is_distilled=teacher.is_distilled,
+        best_tokens=selected.best_token_per_slot(teacher, words),
     )
 
 
-def tried(
-    found: Looked,
-    subject: Subject,
-    asked: Reasoning,
-    own: Rollout,
-    interventions: Sequence[Intervention],
-    others: Source | None,
+def with_interventions(
+    inspection: QuestionInspection,
+    run: InspectedRun,
+    batch: ReasoningBatch,
+    rollout: LatentRollout,
+    specs: Sequence[InterventionSpec],
+    others: TrainingData | None,
     seed: int,
-) -> Looked:
+) -> QuestionInspection:
     """The same with the answers under each intervention, and where that is `zero` or `swap`, of each slot alone."""
-    means = survey.mean_of(subject, others, 64) if others is not None and len(others) >= survey.REFERENCE else None
-    donor, theirs = donor_of(found, subject, others)
-    given = Given(own, np.zeros(1, dtype=np.int64), seed, donor, means)
-    M = own.thoughts.shape[1]
+    means = survey.reference_means_of(run, others, 64) if others is not None and len(others) >= survey.MIN_REFERENCE_QUESTIONS else None
+    donor, theirs = find_donor(inspection, run, others)
+    given = InterventionInputs(rollout, np.zeros(1, dtype=np.int64), seed, donor, means)
+    M = rollout.latents.shape[1]
 
-    def effect(intervention: Intervention) -> Effect:
-        changed = survey.follow(subject, asked, edits.edited(subject, asked, intervention, given)).texts[0]
-        return Effect(intervention, changed, theirs if intervention.kind == "swap" else None)
+    def effect(intervention: InterventionSpec) -> ChangedAnswer:
+        changed = survey.answer_after_rollout(run, batch, edits.run_intervention(run, batch, intervention, given)).texts[0]
+        return ChangedAnswer(intervention, changed, theirs if intervention.kind == "swap" else None)
 
     there = {"zero": True, "noise": True, "shuffle": M > 1, "mean": means is not None, "swap": donor is not None}
-    wanted = [each for each in interventions if there[each.kind]]
-    where = "vectors" if any(each.where == "vectors" for each in wanted) else "cache"
-    whole = [each for each in wanted if each.kind in ("zero", "swap") and each.where == where]
-    single = [each._replace(at=(m,)) for each in whole for m in edits.listed(each, M)]
-    return replace(found, effects=tuple(map(effect, wanted)), alone=tuple(map(effect, single)))
+    wanted = [each for each in specs if there[each.kind]]
+    where = "vectors" if any(each.target == "vectors" for each in wanted) else "cache"
+    whole = [each for each in wanted if each.kind in ("zero", "swap") and each.target == where]
+    single = [each._replace(slots=(m,)) for each in whole for m in edits.resolve_slots(each, M)]
+    return replace(inspection, effects=tuple(map(effect, wanted)), slot_effects=tuple(map(effect, single)))
 
 
-def donor_of(found: Looked, subject: Subject, others: Source | None) -> tuple[Rollout | None, str | None]:
+def find_donor(inspection: QuestionInspection, run: InspectedRun, others: TrainingData | None) -> tuple[LatentRollout | None, str | None]:
     """Thoughts on another question, and the answer that they give: the first of a few that is another answer."""
-    for row in range(min(TRIED, len(others)) if others is not None else 0):
-        asked: Any = survey.rows(subject, others, np.array([row])) if others is not None else None
-        rolled = subject.think(asked, trace=True)
-        answer = survey.follow(subject, asked, rolled).texts[0]
-        if answer != found.answer:
+    for row in range(min(MAX_DONOR_TRIES, len(others)) if others is not None else 0):
+        asked: Any = survey.load_batch(run, others, np.array([row])) if others is not None else None
+        rolled = run.think(asked, trace=True)
+        answer = survey.answer_after_rollout(run, asked, rolled).texts[0]
+        if answer != inspection.answer:
             return rolled, answer
     return None, None

@@ -7,16 +7,16 @@ import numpy as np
 from markupsafe import Markup
 
 from laconic.evaluation import drawings, pareto, recalled, reported_reading
-from laconic.evaluation.contexts import ERRORS, TEXTS, TUNED, UNTRAINED, Worth, ways_of
-from laconic.evaluation.drawings import drawable
-from laconic.evaluation.pages import template
-from laconic.evaluation.pareto import Verdict
-from laconic.evaluation.pictures import Key, legend, picture, positions, words
-from laconic.evaluation.reading import Line
-from laconic.evaluation.report import FEW, number, percent
-from laconic.evaluation.told import Told
+from laconic.evaluation.contexts import SIGNIFICANT_ERRORS, MIN_TEXT_GROUPS, FULL_TUNED, UNTRAINED, ContextGain, common_conditions
+from laconic.evaluation.drawings import has_matplotlib
+from laconic.evaluation.pages import load_template
+from laconic.evaluation.pareto import LengthComparison
+from laconic.evaluation.pictures import LegendEntry, build_legend, plot_pareto, plot_positions, condition_title
+from laconic.evaluation.reading import CompressionResult
+from laconic.evaluation.report import MIN_SEEDS, format_count, format_percent
+from laconic.evaluation.told import ContextTaskResult
 
-SAID = (
+CAVEATS = (
     "That a learned length is better than a fixed one of the same mean is not known: no run of the original design was "
     "published, the nearest published attempts report that continuous ratios fail (arXiv:2603.25926) and that means "
     "over spans do better (arXiv:2510.20797). A verdict here is of these runs alone.",
@@ -26,144 +26,144 @@ SAID = (
 )
 
 
-class Block(NamedTuple):
+class ReportSection(NamedTuple):
     """All that the page shows of a set."""
 
     name: str
-    documents: int
-    facts: bool
-    rows: Sequence[tuple[Line, Worth, bool]]
-    picture: Markup | None
-    keys: Sequence[Key]
-    along: Markup | None
-    verdicts: Sequence[Verdict]
-    lines: Sequence[Line]
+    num_documents: int
+    is_recall: bool
+    rows: Sequence[tuple[CompressionResult, ContextGain, bool]]
+    pareto_plot: Markup | None
+    legend: Sequence[LegendEntry]
+    position_plot: Markup | None
+    comparisons: Sequence[LengthComparison]
+    results: Sequence[CompressionResult]
 
     @property
-    def tuned(self) -> bool:
+    def has_full_tuned(self) -> bool:
         """Whether a plain run stands beside."""
-        return any(TUNED in ways_of(line.rows) for line in self.lines)
+        return any(FULL_TUNED in common_conditions(line.documents_by_seed) for line in self.results)
 
 
-def short(way: str) -> bool:
+def is_main_row(condition: str) -> bool:
     """Whether a way stands in the table itself; lengths one by one stand folded beneath it."""
-    return not way.startswith(("n = ", "end", "quantile"))
+    return not condition.startswith(("n = ", "end", "quantile"))
 
 
-def block(i: int, lines: Sequence[Line]) -> Block:
+def build_section(i: int, results: Sequence[CompressionResult]) -> ReportSection:
     """The runs on the same documents; `i` tells drawings apart."""
-    rows = [(line, worth, short(worth.way)) for line in lines for worth in line.worths]
-    found = [point for line in lines for point in pareto.points(line)]
-    runs = list(dict.fromkeys(line.run for line in lines))
-    drawn = picture(found, runs, lines, i) if drawable() and len(found) > 1 else None
-    keys = legend(found, runs, lines)
-    long = sum(bool(n) for n in lines[0].rows[0][0].scored) > 1
-    along = positions(lines, i) if drawable() and long else None
-    return Block(
-        lines[0].set, len(lines[0].rows[0]), lines[0].facts, rows, drawn, keys, along, pareto.verdicts(lines), lines
+    rows = [(line, worth, is_main_row(worth.condition)) for line in results for worth in line.gains]
+    found = [point for line in results for point in pareto.pareto_points(line)]
+    runs = list(dict.fromkeys(line.run for line in results))
+    drawn = plot_pareto(found, runs, results, i) if has_matplotlib() and len(found) > 1 else None
+    keys = build_legend(found, runs, results)
+    long = sum(bool(n) for n in results[0].documents_by_seed[0][0].scored_tokens) > 1
+    along = plot_positions(results, i) if has_matplotlib() and long else None
+    return ReportSection(
+        results[0].dataset, len(results[0].documents_by_seed[0]), results[0].is_recall, rows, drawn, keys, along, pareto.compare_learned_lengths(results), results
     )
 
 
-def sentences(blocks: Sequence[Block]) -> list[str]:
+def summary_sentences(sections: Sequence[ReportSection]) -> list[str]:
     """What the figures say, first of all."""
     found: list[str] = []
-    for each in blocks:
-        for line in each.lines:
-            said = {w.way: w for w in line.worths}
+    for each in sections:
+        for line in each.results:
+            said = {w.condition: w for w in line.gains}
             if "compressed" in said:
-                found.append(headline(line, said))
+                found.append(summarize_run(line, said))
     return found
 
 
-def headline(line: Line, said: dict[str, Worth]) -> str:
+def summarize_run(result: CompressionResult, gains: dict[str, ContextGain]) -> str:
     """A run on a set in a sentence."""
-    w = said["compressed"]
+    w = gains["compressed"]
     times = w.gain.mean / w.se if w.se > 0 else float("nan")
     text = (
-        f"{line.set}, {line.run}: {w.vectors:.2f} vectors a segment save {w.gain.mean:+.4f} ± {w.se:.4f} nats a token"
+        f"{result.dataset}, {result.run}: {w.mean_vectors:.2f} vectors a segment save {w.gain.mean:+.4f} ± {w.se:.4f} nats a token"
     )
     text += f" ({times:.1f} standard errors)"
-    text += f", {percent(w.share)} % of what the whole text saves" if w.share is not None else ""
-    if "truncated" in said:
-        text += f"; as many tokens of text save {said['truncated'].gain.mean:+.4f}"
-    if TUNED in said:
-        text += f"; a plain model trained as long saves {said[TUNED].gain.mean:+.4f} with the whole text"
+    text += f", {format_percent(w.share_of_full)} % of what the whole text saves" if w.share_of_full is not None else ""
+    if "truncated" in gains:
+        text += f"; as many tokens of text save {gains['truncated'].gain.mean:+.4f}"
+    if FULL_TUNED in gains:
+        text += f"; a plain model trained as long saves {gains[FULL_TUNED].gain.mean:+.4f} with the whole text"
     return text + "."
 
 
-def judged(found: Verdict) -> str:
+def describe_comparison(comparison: LengthComparison) -> str:
     """A verdict in words."""
-    if found.helps:
+    if comparison.is_better:
         return "above the line"
-    return "below the line" if found.apart < -ERRORS * found.se else "no difference shown"
+    return "below the line" if comparison.difference < -SIGNIFICANT_ERRORS * comparison.se else "no difference shown"
 
 
-def signed(x: float, digits: int) -> str:
+def format_signed(x: float, digits: int) -> str:
     """A difference with its sign, without a negative 0."""
     return f"{round(x, digits) + 0.0:+.{digits}f}"
 
 
-def limits(blocks: Sequence[Block], told: Sequence[Told] = ()) -> list[str]:
+def list_caveats(sections: Sequence[ReportSection], file_results: Sequence[ContextTaskResult] = ()) -> list[str]:
     """What the figures themselves say is not shown, then what is always to be said."""
-    lines = [line for each in blocks for line in each.lines]
+    lines = [line for each in sections for line in each.results]
     found: list[str] = []
-    few = min([len(each.seeds) for each in (*lines, *told)], default=FEW)
-    if few < FEW:
+    few = min([len(each.seeds) for each in (*lines, *file_results)], default=MIN_SEEDS)
+    if few < MIN_SEEDS:
         found.append(f"Seeds: {few} of some runs. Intervals are of these runs; another seed may fall outside them.")
-    texts = [len({row.id.split("@")[0] for row in line.rows[0]}) for line in lines if not line.facts]
-    if texts and min(texts) < TEXTS:
+    texts = [len({row.id.split("@")[0] for row in line.documents_by_seed[0]}) for line in lines if not line.is_recall]
+    if texts and min(texts) < MIN_TEXT_GROUPS:
         found.append(
             f"Documents are stretches of {min(texts)} texts; standard errors are over stretches, which are alike "
             "within one text, so those over texts are larger."
         )
-    return [*found, *SAID]
+    return [*found, *CAVEATS]
 
 
-def recalls(blocks: Sequence[Block]) -> list[tuple[Line, str, list[recalled.ByFacts], float | None]]:
+def recall_tables(sections: Sequence[ReportSection]) -> list[tuple[CompressionResult, str, list[recalled.RecallByFacts], float | None]]:
     """Recall by the number of facts, of the lengths that each run has by itself."""
     return [
-        (line, way, recalled.by_facts(line.together, way), recalled.correlation(line.together, way))
-        for each in blocks
-        if each.facts
-        for line in each.lines
+        (line, way, recalled.recall_by_facts(line.pooled_documents, way), recalled.length_fact_correlation(line.pooled_documents, way))
+        for each in sections
+        if each.is_recall
+        for line in each.results
         for way in ("compressed", "sampled")
-        if way in ways_of(line.rows)
+        if way in common_conditions(line.documents_by_seed)
     ]
 
 
-def histograms(blocks: Sequence[Block]) -> list[tuple[Line, list[tuple[int, float]]]]:
+def length_histograms(sections: Sequence[ReportSection]) -> list[tuple[CompressionResult, list[tuple[int, float]]]]:
     """Shares of segments by their length, of runs that learn it."""
-    found: list[tuple[Line, list[tuple[int, float]]]] = []
-    for each in blocks:
-        for line in each.lines:
-            if line.about.get("length") in ("stop", "ratio"):
-                counts = recalled.histogram(line.together, "compressed")
-                total, lengths = sum(counts.values()), range(min(1, *counts), int(line.about["cap"]) + 1)
+    found: list[tuple[CompressionResult, list[tuple[int, float]]]] = []
+    for each in sections:
+        for line in each.results:
+            if line.run_info.get("length") in ("stop", "ratio"):
+                counts = recalled.length_histogram(line.pooled_documents, "compressed")
+                total, lengths = sum(counts.values()), range(min(1, *counts), int(line.run_info["cap"]) + 1)
                 found.append((line, [(n, counts.get(n, 0) / total) for n in lengths]))
     return found
 
 
-def page(lines: Sequence[Line], told: Sequence[Told] = (), facts: Sequence[tuple[str, str]] = ()) -> str:
+def render_page(results: Sequence[CompressionResult], file_results: Sequence[ContextTaskResult] = (), run_descriptions: Sequence[tuple[str, str]] = ()) -> str:
     """The whole file; `told` are findings on files."""
-    filters = {"percent": percent, "number": number, "judged": judged, "words": words, "signed": signed}
-    sets: dict[Any, list[Line]] = {}
-    for line in lines:
-        sets.setdefault((line.set, line.documents), []).append(line)
-    blocks = [block(i, same) for i, same in enumerate(sets.values())]
-    gaps = [(line, gap) for line in lines if (gap := recalled.gap(line.together)) is not None]
-    return template("memories.html", **filters).render(
-        blocks=blocks, sentences=sentences(blocks), recalls=recalls(blocks), gaps=gaps, histograms=histograms(blocks),
-        answers=files(told, "answers"), labels=files(told, "labels"), limits=limits(blocks, told),
-        papers=reported_reading.judged_rows(lines, told),
-        facts=facts, colours=drawings.COLOURS, exp=np.exp, untrained=UNTRAINED, tuned=TUNED, errors=ERRORS,
-        drawn=drawable(),
+    filters = {"percent": format_percent, "number": format_count, "judged": describe_comparison, "words": condition_title, "signed": format_signed}
+    sets: dict[Any, list[CompressionResult]] = {}
+    for line in results:
+        sets.setdefault((line.dataset, line.document_keys), []).append(line)
+    blocks = [build_section(i, same) for i, same in enumerate(sets.values())]
+    gaps = [(line, gap) for line in results if (gap := recalled.soft_hard_gap(line.pooled_documents)) is not None]
+    return load_template("memories.html", **filters).render(
+        blocks=blocks, sentences=summary_sentences(blocks), recalls=recall_tables(blocks), gaps=gaps, histograms=length_histograms(blocks),
+        answers=group_by_file(file_results, "answers"), labels=group_by_file(file_results, "labels"), limits=list_caveats(blocks, file_results),
+        papers=reported_reading.compare_compression_tables(results, file_results),
+        facts=run_descriptions, colours=drawings.COLORS, exp=np.exp, untrained=UNTRAINED, tuned=FULL_TUNED, errors=SIGNIFICANT_ERRORS,
+        drawn=has_matplotlib(),
     )  # fmt: skip
 
 
-def files(told: Sequence[Told], kind: str) -> list[list[Told]]:
+def group_by_file(file_results: Sequence[ContextTaskResult], kind: str) -> list[list[ContextTaskResult]]:
     """The findings of a kind, those on one file together."""
-    found: dict[tuple[str, bool], list[Told]] = {}
-    for each in told:
+    found: dict[tuple[str, bool], list[ContextTaskResult]] = {}
+    for each in file_results:
         if each.kind == kind:
-            found.setdefault((each.file, each.aware), []).append(each)
+            found.setdefault((each.file, each.query_aware), []).append(each)
     return [*found.values()]

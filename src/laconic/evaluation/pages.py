@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, Template
 
 
-def template(name: str, **filters: Callable[..., Any]) -> Template:
+def load_template(name: str, **filters: Callable[..., Any]) -> Template:
     """A page to be rendered, with filters of its own."""
     lies = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=lies, autoescape=True, trim_blocks=True, lstrip_blocks=True)

@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from laconic.evaluation.contexts import ERRORS, column, groups, rights, standard_error, vectors, ways_of
-from laconic.evaluation.reading import Line
-from laconic.evaluation.scored import Row
-from laconic.evaluation.statistics import Scores
+from laconic.evaluation.contexts import SIGNIFICANT_ERRORS, nll_per_document, group_by_text, accuracy_per_document, clustered_standard_error, mean_vectors, common_conditions
+from laconic.evaluation.reading import CompressionResult
+from laconic.evaluation.scored import DocumentResult
+from laconic.evaluation.statistics import ScoreMatrix
 
-FIXED, LEARNED, END, ORACLE = "fixed lengths", "learned length", "end of the text", "best length, by trial"
-PRICES = tuple(0.01 * 10 ** (i / 5) for i in range(18))  # of the best lengths
+FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH = "fixed lengths", "learned length", "end of the text", "best length, by trial"
+ORACLE_PRICES = tuple(0.01 * 10 ** (i / 5) for i in range(18))  # of the best lengths
 
 
-class Point(NamedTuple):
+class ParetoPoint(NamedTuple):
     """A way of a run: x of each seed, quality [R, N]; `documents` are what it was measured on.
 
     `generator` is how the run's vectors arise.
@@ -27,110 +27,110 @@ class Point(NamedTuple):
 
     documents: tuple[tuple[str, int | None, tuple[int, ...]], ...]
     run: str
-    way: str
+    condition: str
     kind: str
     generator: str | None
     seeds: tuple[int, ...]
     x: tuple[float, ...]
-    scores: Scores
+    scores: ScoreMatrix
 
     @property
-    def texts(self) -> list[str] | None:
+    def text_groups(self) -> list[str] | None:
         """The texts that errors are taken over."""
-        return groups([name for name, _, _ in self.documents])
+        return group_by_text([name for name, _, _ in self.documents])
 
     @property
-    def at(self) -> tuple[float, float]:
+    def mean_point(self) -> tuple[float, float]:
         """Mean x, and mean quality."""
         return float(np.mean(self.x)), float(self.scores.mean())
 
 
-class Verdict(NamedTuple):
+class LengthComparison(NamedTuple):
     """A learned length less the line through fixed lengths at the same mean: `se` over documents and seeds.
 
     `line` says whose lengths those are; `helps` is above by more than `ERRORS` standard errors.
     """
 
     run: str
-    way: str
-    line: str
+    condition: str
+    baseline: str
     x: float
     quality: float
-    fixed: float
-    apart: float
+    fixed_quality: float
+    difference: float
     se: float
-    helps: bool
+    is_better: bool
 
 
-def quality(line: Line, way: str) -> Scores:
+def condition_quality(result: CompressionResult, condition: str) -> ScoreMatrix:
     """[R, N]."""
-    return rights(line.rows, way) if line.facts else -column(line.rows, way)
+    return accuracy_per_document(result.documents_by_seed, condition) if result.is_recall else -nll_per_document(result.documents_by_seed, condition)
 
 
-def kind_of(line: Line, way: str) -> str | None:
+def classify_condition(result: CompressionResult, condition: str) -> str | None:
     """Which line of the picture a way belongs to; None: it is no point of it."""
-    if way.startswith("end"):
-        return END
-    if way == "oracle length":
-        return ORACLE
-    if way.startswith("n = ") or (way == "compressed" and line.about.get("length") == "fixed"):
-        return FIXED
-    learned = way in ("compressed", "sampled") or way.startswith("quantile")
-    return LEARNED if learned and line.about.get("length") in ("stop", "ratio") else None
+    if condition.startswith("end"):
+        return TEXT_END
+    if condition == "oracle length":
+        return ORACLE_LENGTH
+    if condition.startswith("n = ") or (condition == "compressed" and result.run_info.get("length") == "fixed"):
+        return FIXED_LENGTH
+    learned = condition in ("compressed", "sampled") or condition.startswith("quantile")
+    return LEARNED_LENGTH if learned and result.run_info.get("length") in ("stop", "ratio") else None
 
 
-def points(line: Line) -> list[Point]:
+def pareto_points(result: CompressionResult) -> list[ParetoPoint]:
     """The points of a run on a set."""
-    found: list[Point] = []
-    for way in ways_of(line.rows):
-        kind = kind_of(line, way)
+    found: list[ParetoPoint] = []
+    for way in common_conditions(result.documents_by_seed):
+        kind = classify_condition(result, way)
         if kind is None:
             continue
-        x = [before(rows, way) if kind == END else vectors(rows, way) or 0.0 for rows in line.rows]
-        made = line.about.get("generator")
-        found.append(Point(line.documents, line.run, way, kind, made, line.seeds, tuple(x), quality(line, way)))
-    return found + oracle(line)
+        x = [mean_text_tokens(rows, way) if kind == TEXT_END else mean_vectors(rows, way) or 0.0 for rows in result.documents_by_seed]
+        made = result.run_info.get("generator")
+        found.append(ParetoPoint(result.document_keys, result.run, way, kind, made, result.seeds, tuple(x), condition_quality(result, way)))
+    return found + oracle_points(result)
 
 
-def before(rows: Sequence[Row], way: str) -> float:
+def mean_text_tokens(rows: Sequence[DocumentResult], condition: str) -> float:
     """Tokens of text before a tail, of a segment."""
-    segments = max((len(said.written) for said in rows[0].ways.values()), default=1)
-    return float(np.mean([row.ways[way].held for row in rows])) / max(segments, 1)
+    segments = max((len(said.vectors_per_segment) for said in rows[0].conditions.values()), default=1)
+    return float(np.mean([row.conditions[condition].context_size for row in rows])) / max(segments, 1)
 
 
-def oracle(line: Line) -> list[Point]:
+def oracle_points(result: CompressionResult) -> list[ParetoPoint]:
     """Of each document the fixed length with the least nats + beta N, for several beta: a bound, not a method.
 
     Where a context is a single segment, so that this is its oracle length; no document is read again.
     """
-    ways = [way for way in ways_of(line.rows) if way.startswith("n = ")]
-    if len(ways) < 2 or any(len(row.ways[ways[0]].written) > 1 for row in line.rows[0]):
+    ways = [way for way in common_conditions(result.documents_by_seed) if way.startswith("n = ")]
+    if len(ways) < 2 or any(len(row.conditions[ways[0]].vectors_per_segment) > 1 for row in result.documents_by_seed[0]):
         return []
-    found, made = dict[float, Point](), line.about.get("generator")
-    for beta in PRICES:
-        best = [[cheapest(row, ways, beta) for row in rows] for rows in line.rows]
-        x = tuple(vectors_of(rows, chosen) for rows, chosen in zip(line.rows, best, strict=True))
-        every = {way: quality(line, way) for way in ways}
+    found, made = dict[float, ParetoPoint](), result.run_info.get("generator")
+    for beta in ORACLE_PRICES:
+        best = [[cheapest_condition(row, ways, beta) for row in rows] for rows in result.documents_by_seed]
+        x = tuple(mean_chosen_vectors(rows, chosen) for rows, chosen in zip(result.documents_by_seed, best, strict=True))
+        every = {way: condition_quality(result, way) for way in ways}
         scores = np.array([[every[way][r, d] for d, way in enumerate(chosen)] for r, chosen in enumerate(best)])
         found.setdefault(
             round(float(np.mean(x)), 2),
-            Point(line.documents, line.run, f"beta {beta:.2g}", ORACLE, made, line.seeds, x, scores),
+            ParetoPoint(result.document_keys, result.run, f"beta {beta:.2g}", ORACLE_LENGTH, made, result.seeds, x, scores),
         )
-    return sorted(found.values(), key=lambda point: point.at)
+    return sorted(found.values(), key=lambda point: point.mean_point)
 
 
-def cheapest(row: Row, ways: Sequence[str], beta: float) -> str:
+def cheapest_condition(row: DocumentResult, conditions: Sequence[str], beta: float) -> str:
     """The way with the least nats + beta N, the first of two alike."""
-    return min(ways, key=lambda way: sum(row.ways[way].nats) + beta * sum(row.ways[way].written))
+    return min(conditions, key=lambda way: sum(row.conditions[way].nll) + beta * sum(row.conditions[way].vectors_per_segment))
 
 
-def vectors_of(rows: Sequence[Row], chosen: Sequence[str]) -> float:
+def mean_chosen_vectors(rows: Sequence[DocumentResult], chosen: Sequence[str]) -> float:
     """Mean vectors of a segment where each document has a way of its own."""
-    written = [n for row, way in zip(rows, chosen, strict=True) for n in row.ways[way].written]
+    written = [n for row, way in zip(rows, chosen, strict=True) for n in row.conditions[way].vectors_per_segment]
     return sum(written) / len(written)
 
 
-def interpolated(fixed: Sequence[Point], x: float, seed: int) -> Scores | None:
+def interpolate_quality(fixed: Sequence[ParetoPoint], x: float, seed: int) -> ScoreMatrix | None:
     """Quality [N] on the line through fixed lengths at x, document by document; None before the shortest.
 
     Behind the longest it is that of the longest, which has fewer vectors. `seed` is the place of a seed; runs of fewer
@@ -151,28 +151,28 @@ def interpolated(fixed: Sequence[Point], x: float, seed: int) -> Scores | None:
     return (1 - share) * left + share * right
 
 
-def error(apart: Scores, texts: Sequence[str] | None = None) -> float:
+def seed_document_error(differences: ScoreMatrix, texts: Sequence[str] | None = None) -> float:
     """Standard error of a mean over seeds and documents: both vary."""
-    R = len(apart)
-    return math.hypot(standard_error(apart, texts), float(apart.mean(1).std(ddof=1)) / math.sqrt(R) if R > 1 else 0.0)
+    R = len(differences)
+    return math.hypot(clustered_standard_error(differences, texts), float(differences.mean(1).std(ddof=1)) / math.sqrt(R) if R > 1 else 0.0)
 
 
-def verdicts(lines: Sequence[Line]) -> list[Verdict]:
+def compare_learned_lengths(results: Sequence[CompressionResult]) -> list[LengthComparison]:
     """Each learned length against its own run's fixed lengths, and against runs of its generator trained with one."""
-    every = [point for line in lines for point in points(line)]
-    trained = [p for p in every if p.kind == FIXED and p.way == "compressed"]
-    found: list[Verdict] = []
-    for point in (p for p in every if p.kind == LEARNED):
-        own = [p for p in every if p.kind == FIXED and p.run == point.run]
+    every = [point for line in results for point in pareto_points(line)]
+    trained = [p for p in every if p.kind == FIXED_LENGTH and p.condition == "compressed"]
+    found: list[LengthComparison] = []
+    for point in (p for p in every if p.kind == LEARNED_LENGTH):
+        own = [p for p in every if p.kind == FIXED_LENGTH and p.run == point.run]
         others = [p for p in trained if (p.documents, p.generator) == (point.documents, point.generator)]
         for name, fixed in (("its own", own), ("runs of fixed length", others)):
-            on_line = [interpolated(fixed, x, seed) for seed, x in enumerate(point.x)]
+            on_line = [interpolate_quality(fixed, x, seed) for seed, x in enumerate(point.x)]
             same = [scores for scores in on_line if scores is not None]
             if len(same) < len(on_line):
                 continue
             apart = point.scores - np.stack(same)
-            mean, se = float(apart.mean()), error(apart, point.texts)
-            x, at = point.at
-            helps = bool(mean > ERRORS * se)
-            found.append(Verdict(point.run, point.way, name, x, at, float(np.stack(same).mean()), mean, se, helps))
+            mean, se = float(apart.mean()), seed_document_error(apart, point.text_groups)
+            x, at = point.mean_point
+            helps = bool(mean > SIGNIFICANT_ERRORS * se)
+            found.append(LengthComparison(point.run, point.condition, name, x, at, float(np.stack(same).mean()), mean, se, helps))
     return found

@@ -5,92 +5,92 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from laconic.evaluation.contexts import TUNED, UNTRAINED, column, curve, ways_of
-from laconic.evaluation.drawings import canvas, svg, tint
-from laconic.evaluation.pareto import END, FIXED, LEARNED, ORACLE, Point
-from laconic.evaluation.reading import Line
-from laconic.evaluation.scored import WIDTH
+from laconic.evaluation.contexts import FULL_TUNED, UNTRAINED, nll_per_document, nll_by_position, common_conditions
+from laconic.evaluation.drawings import new_axes, to_svg, series_color
+from laconic.evaluation.pareto import TEXT_END, FIXED_LENGTH, LEARNED_LENGTH, ORACLE_LENGTH, ParetoPoint
+from laconic.evaluation.reading import CompressionResult
+from laconic.evaluation.scored import BUCKET_TOKENS
 
-KINDS = (FIXED, LEARNED, END, ORACLE)
-WORDS = {
+SERIES_KINDS = (FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH)
+CONDITION_TITLES = {
     "none": "no context",
     "full": "whole text",
-    TUNED: "whole text, full-tuned",
+    FULL_TUNED: "whole text, full-tuned",
     f"{UNTRAINED} none": f"no context, {UNTRAINED}",
 }
-MARKS = {FIXED: ("o", "-"), LEARNED: ("D", "none"), END: (".", ":"), ORACLE: (".", "--")}
-ACROSS = {"full": (0, (6, 3)), TUNED: (0, (6, 2, 1, 2))}
+MARKERS = {FIXED_LENGTH: ("o", "-"), LEARNED_LENGTH: ("D", "none"), TEXT_END: (".", ":"), ORACLE_LENGTH: (".", "--")}
+LEVEL_STYLES = {"full": (0, (6, 3)), FULL_TUNED: (0, (6, 2, 1, 2))}
 
 
-class Key(NamedTuple):
+class LegendEntry(NamedTuple):
     """A series of a picture, for its legend."""
 
     title: str
-    tint: int
+    color_index: int
     kind: str
 
 
-def words(way: str) -> str:
+def condition_title(condition: str) -> str:
     """What a way is called on the page."""
-    return WORDS.get(way, way)
+    return CONDITION_TITLES.get(condition, condition)
 
 
-def legend(found: Sequence[Point], runs: Sequence[str], lines: Sequence[Line]) -> list[Key]:
+def build_legend(points: Sequence[ParetoPoint], runs: Sequence[str], results: Sequence[CompressionResult]) -> list[LegendEntry]:
     """The series of the picture."""
     keys = [
-        Key(f"{run}: {kind}", runs.index(run), kind)
+        LegendEntry(f"{run}: {kind}", runs.index(run), kind)
         for run in runs
-        for kind in KINDS
-        if any(p.run == run and p.kind == kind for p in found)
+        for kind in SERIES_KINDS
+        if any(p.run == run and p.kind == kind for p in points)
     ]
-    keys += [Key(f"{line.run}: {words(way)}", runs.index(line.run), way) for line in lines for way, _ in levels(line)]
+    keys += [LegendEntry(f"{line.run}: {condition_title(way)}", runs.index(line.run), way) for line in results for way, _ in full_text_levels(line)]
     return keys
 
 
-def levels(line: Line) -> list[tuple[str, float]]:
+def full_text_levels(result: CompressionResult) -> list[tuple[str, float]]:
     """What the whole text is worth to a run, and to the plain model beside it: lines across the picture."""
-    there = [] if line.facts else [way for way in (TUNED, "full") if way in ways_of(line.rows)]
-    return [(way, float(column(line.rows, way).mean())) for way in there]
+    there = [] if result.is_recall else [way for way in (FULL_TUNED, "full") if way in common_conditions(result.documents_by_seed)]
+    return [(way, float(nll_per_document(result.documents_by_seed, way).mean())) for way in there]
 
 
-def picture(found: Sequence[Point], runs: Sequence[str], lines: Sequence[Line], i: int) -> Markup:
+def plot_pareto(points: Sequence[ParetoPoint], runs: Sequence[str], results: Sequence[CompressionResult], i: int) -> Markup:
     """Quality against vectors; up is better."""
-    facts = lines[0].facts
-    figure, axes = canvas("vectors of a segment, mean", "right, %" if facts else "nats a token, down is worse")
+    facts = results[0].is_recall
+    figure, axes = new_axes("vectors of a segment, mean", "right, %" if facts else "nats a token, down is worse")
     told: list[str] = []
     for run in runs:
-        for kind in KINDS:
-            some = sorted((p for p in found if p.run == run and p.kind == kind), key=lambda p: p.at)
+        for kind in SERIES_KINDS:
+            some = sorted((p for p in points if p.run == run and p.kind == kind), key=lambda p: p.mean_point)
             if not some:
                 continue
-            x = [p.at[0] for p in some]
-            y = [100 * p.at[1] if facts else -p.at[1] for p in some]
-            marker, line = MARKS[kind]
+            x = [p.mean_point[0] for p in some]
+            y = [100 * p.mean_point[1] if facts else -p.mean_point[1] for p in some]
+            marker, line = MARKERS[kind]
             axes.plot(
-                x, y, marker=marker, linestyle=line, markersize=7 if kind == LEARNED else 4, linewidth=1.4,
-                color=tint(runs.index(run)), markerfacecolor="none" if kind == LEARNED else tint(runs.index(run)),
-                markeredgecolor=tint(runs.index(run)),
+                x, y, marker=marker, linestyle=line, markersize=7 if kind == LEARNED_LENGTH else 4, linewidth=1.4,
+                color=series_color(runs.index(run)), markerfacecolor="none" if kind == LEARNED_LENGTH else series_color(runs.index(run)),
+                markeredgecolor=series_color(runs.index(run)),
             )  # fmt: skip
             told.append(f"{run}, {kind}: " + ", ".join(f"{a:.1f} vectors {b:.3g}" for a, b in zip(x, y, strict=True)))
-    for line in lines:
-        for way, y in levels(line):
-            axes.axhline(y, color=tint(runs.index(line.run)), linestyle=ACROSS[way], linewidth=1)
-            told.append(f"{line.run}, {words(way)}: {y:.3g}")
+    for line in results:
+        for way, y in full_text_levels(line):
+            axes.axhline(y, color=series_color(runs.index(line.run)), linestyle=LEVEL_STYLES[way], linewidth=1)
+            told.append(f"{line.run}, {condition_title(way)}: {y:.3g}")
     if not facts:
         axes.invert_yaxis()
-    return svg(figure, "Quality by vectors of a segment. " + "; ".join(told), f"pareto-{i}")
+    return to_svg(figure, "Quality by vectors of a segment. " + "; ".join(told), f"pareto-{i}")
 
 
-def positions(lines: Sequence[Line], number: int) -> Markup:
+def plot_positions(results: Sequence[CompressionResult], number: int) -> Markup:
     """Nats a token along the tail, with no context, compressed, and as the whole text."""
-    figure, axes = canvas("tokens of the tail", "nats a token")
+    figure, axes = new_axes("tokens of the tail", "nats a token")
     styles = {"none": ":", "compressed": "-", "full": "--"}
-    for i, line in enumerate(lines):
+    for i, line in enumerate(results):
         for way, style in styles.items():
-            if way in ways_of(line.rows):
-                y = curve(line.rows, way)
-                axes.plot([WIDTH * (k + 0.5) for k in range(len(y))], y, linestyle=style, linewidth=1.5, color=tint(i))
-    return svg(
+            if way in common_conditions(line.documents_by_seed):
+                y = nll_by_position(line.documents_by_seed, way)
+                axes.plot([BUCKET_TOKENS * (k + 0.5) for k in range(len(y))], y, linestyle=style, linewidth=1.5, color=series_color(i))
+    return to_svg(
         figure,
         "Nats a token by position in the tail: dotted without context, solid compressed, dashed whole text",
         f"along-{number}",

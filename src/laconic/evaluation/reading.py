@@ -8,77 +8,77 @@ from typing import Any
 import numpy as np
 
 from laconic.evaluation import recalled
-from laconic.evaluation.contexts import Worth, curve, plain, stated, table, ways_of, with_control
-from laconic.evaluation.report import percent
-from laconic.evaluation.scored import WIDTH, Row
+from laconic.evaluation.contexts import ContextGain, nll_by_position, gain_to_json, nan_to_none, context_gains, common_conditions, add_control
+from laconic.evaluation.report import format_percent
+from laconic.evaluation.scored import BUCKET_TOKENS, DocumentResult
 
 
 @dataclass(frozen=True)
-class Line:
+class CompressionResult:
     """A run on a set, of one seed or several: the rows of each. `about` is what the run is, `length` its kind."""
 
-    set: str
+    dataset: str
     run: str
     seeds: tuple[int, ...]
-    rows: Sequence[Sequence[Row]]
-    about: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    documents_by_seed: Sequence[Sequence[DocumentResult]]
+    run_info: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @cached_property
-    def worths(self) -> list[Worth]:
+    def gains(self) -> list[ContextGain]:
         """What each way is worth."""
-        return table(self.rows)
+        return context_gains(self.documents_by_seed)
 
     @property
-    def documents(self) -> tuple[tuple[str, int | None, tuple[int, ...]], ...]:
+    def document_keys(self) -> tuple[tuple[str, int | None, tuple[int, ...]], ...]:
         """Names, facts and scored tokens of the documents."""
-        return tuple((row.id, row.facts, row.scored) for row in self.rows[0])
+        return tuple((row.id, row.num_facts, row.scored_tokens) for row in self.documents_by_seed[0])
 
     @property
-    def facts(self) -> bool:
+    def is_recall(self) -> bool:
         """Whether the documents are of the recall task."""
-        return self.rows[0][0].facts is not None
+        return self.documents_by_seed[0][0].num_facts is not None
 
     @property
-    def together(self) -> list[Row]:
+    def pooled_documents(self) -> list[DocumentResult]:
         """The rows of all seeds."""
-        return [row for rows in self.rows for row in rows]
+        return [row for rows in self.documents_by_seed for row in rows]
 
 
-def beside(lines: Sequence[Line]) -> list[Line]:
+def add_controls(results: Sequence[CompressionResult]) -> list[CompressionResult]:
     """The lines; those of runs that compress know the first plain run that read the same documents as a control."""
-    plain = [line for line in lines if line.about.get("method") == "plain"]
-    found: list[Line] = []
-    for line in lines:
-        control = next((each for each in plain if (each.set, each.documents) == (line.set, line.documents)), None)
-        compresses = line.about.get("method") != "plain"
-        rows = with_control(line.rows, control.rows) if control is not None and compresses else line.rows
-        found.append(replace(line, rows=rows))
+    plain = [line for line in results if line.run_info.get("method") == "plain"]
+    found: list[CompressionResult] = []
+    for line in results:
+        control = next((each for each in plain if (each.dataset, each.document_keys) == (line.dataset, line.document_keys)), None)
+        compresses = line.run_info.get("method") != "plain"
+        rows = add_control(line.documents_by_seed, control.documents_by_seed) if control is not None and compresses else line.documents_by_seed
+        found.append(replace(line, documents_by_seed=rows))
     return found
 
 
-def plain_line(line: Line) -> dict[str, Any]:
+def result_to_json(result: CompressionResult) -> dict[str, Any]:
     """A run on a set as JSON holds it."""
     found: dict[str, Any] = {
-        "set": line.set,
-        "run": line.run,
-        **line.about,
-        "seeds": list(line.seeds),
-        "documents": len(line.rows[0]),
-        "ways": [plain(each) for each in line.worths],
-        "positions": WIDTH,
-        "curves": {way: curve(line.rows, way) for way in ways_of(line.rows)},
+        "set": result.dataset,
+        "run": result.run,
+        **result.run_info,
+        "seeds": list(result.seeds),
+        "documents": len(result.documents_by_seed[0]),
+        "ways": [gain_to_json(each) for each in result.gains],
+        "positions": BUCKET_TOKENS,
+        "curves": {way: nll_by_position(result.documents_by_seed, way) for way in common_conditions(result.documents_by_seed)},
         "lengths": {
-            way: {str(n): count for n, count in recalled.histogram(line.together, way).items()}
-            for way in ways_of(line.rows)
-            if line.rows[0][0].ways[way].written
+            way: {str(n): count for n, count in recalled.length_histogram(result.pooled_documents, way).items()}
+            for way in common_conditions(result.documents_by_seed)
+            if result.documents_by_seed[0][0].conditions[way].vectors_per_segment
         },
     }
-    gap = recalled.gap(line.together)
+    gap = recalled.soft_hard_gap(result.pooled_documents)
     found["gap"] = None if gap is None else gap._asdict()
-    return stated(found | ({"recall": recalled.figures(line.together)} if line.facts else {}))
+    return nan_to_none(found | ({"recall": recalled.recall_summary(result.pooled_documents)} if result.is_recall else {}))
 
 
-def shown(lines: Sequence[Line]) -> Any:
+def build_table(results: Sequence[CompressionResult]) -> Any:
     """The table of a terminal."""
     from rich.table import Table
 
@@ -87,18 +87,18 @@ def shown(lines: Sequence[Line]) -> Any:
         made.add_column(name, no_wrap=True)
     for name in ("vectors", "before", "nats a token", "perplexity", "right", "saved", "± s.e.", "share"):
         made.add_column(name, justify="right", no_wrap=True)
-    for line in lines:
-        for w in line.worths:
-            spread = "" if w.nats.sd is None else f" ± {w.nats.sd:.4f}"
+    for line in results:
+        for w in line.gains:
+            spread = "" if w.nll.sd is None else f" ± {w.nll.sd:.4f}"
             made.add_row(
-                line.set, line.run, w.way, "–" if w.vectors is None else f"{w.vectors:.2f}", f"{w.held:.1f}",
-                f"{w.nats.mean:.4f}{spread}", f"{np.exp(w.nats.mean):.2f}", f"{percent(w.right.mean)} %",
-                f"{w.gain.mean:+.4f}", f"{w.se:.4f}", "–" if w.share is None else f"{percent(w.share)} %",
+                line.dataset, line.run, w.condition, "–" if w.mean_vectors is None else f"{w.mean_vectors:.2f}", f"{w.context_size:.1f}",
+                f"{w.nll.mean:.4f}{spread}", f"{np.exp(w.nll.mean):.2f}", f"{format_percent(w.accuracy.mean)} %",
+                f"{w.gain.mean:+.4f}", f"{w.se:.4f}", "–" if w.share_of_full is None else f"{format_percent(w.share_of_full)} %",
             )  # fmt: skip
     return made
 
 
-def footnotes(lines: Sequence[Line]) -> str:
+def table_footnotes(results: Sequence[CompressionResult]) -> str:
     """What stands under the table: how it is to be read, and recall by the number of facts."""
     said = [
         "vectors: of a segment; before: vectors, or tokens of text, that stand before the tail; saved: nats a token "
@@ -106,25 +106,25 @@ def footnotes(lines: Sequence[Line]) -> str:
         "text saves. Hard lengths, but for soft. full-tuned: the whole text, read by the plain run beside. oracle "
         "length: of each segment that with the least nats of what follows and price, by trial: a bound, no method."
     ]
-    for line in lines:
-        if line.facts:
-            said += recall_lines(line)
+    for line in results:
+        if line.is_recall:
+            said += format_recall(line)
     return "\n".join(said)
 
 
-def recall_lines(line: Line) -> list[str]:
+def format_recall(result: CompressionResult) -> list[str]:
     """Recall of a run by the number of facts."""
-    rows, found = line.together, list[str]()
+    rows, found = result.pooled_documents, list[str]()
     for way in ("compressed", "sampled"):
-        if way in ways_of(line.rows):
-            each = recalled.by_facts(rows, way)
-            cells = "; ".join(f"F={x.facts} {percent(x.accuracy)} % right, N {x.hard:.2f}" for x in each)
-            r = recalled.correlation(rows, way)
-            found.append(f"{line.run}, {way}: {cells}; correlation of N with F " + ("–" if r is None else f"{r:.3f}"))
-    if gap := recalled.gap(rows):
+        if way in common_conditions(result.documents_by_seed):
+            each = recalled.recall_by_facts(rows, way)
+            cells = "; ".join(f"F={x.num_facts} {format_percent(x.accuracy)} % right, N {x.mean_vectors:.2f}" for x in each)
+            r = recalled.length_fact_correlation(rows, way)
+            found.append(f"{result.run}, {way}: {cells}; correlation of N with F " + ("–" if r is None else f"{r:.3f}"))
+    if gap := recalled.soft_hard_gap(rows):
         found.append(
-            f"{line.run}, soft less hard: {gap.nats:+.4f} nats a token, {100 * gap.accuracy:+.1f} points right, "
-            f"{gap.vectors:+.2f} vectors; E[N] {gap.expected:.3f}, mean of drawn N {gap.sampled:.3f} ± "
+            f"{result.run}, soft less hard: {gap.nll:+.4f} nats a token, {100 * gap.accuracy:+.1f} points right, "
+            f"{gap.num_vectors:+.2f} vectors; E[N] {gap.expected_length:.3f}, mean of drawn N {gap.sampled_length:.3f} ± "
             f"{gap.sampled_se:.3f}"
         )
     return found

@@ -6,19 +6,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from laconic.core.generate import Passes
+from laconic.core.generate import PassCounts
 from laconic.evaluation import drawings, statistics
-from laconic.evaluation.looked import Looked
-from laconic.evaluation.pages import template
-from laconic.evaluation.similarity import SPACES
-from laconic.evaluation.statistics import Difference, Estimate, Scores
+from laconic.evaluation.looked import QuestionInspection
+from laconic.evaluation.pages import load_template
+from laconic.evaluation.similarity import KV_SPACES
+from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
 from laconic.evaluation.timing import Latency
 
-FEW = 3  # seeds below which no headline is made
+MIN_SEEDS = 3  # seeds below which no headline is made
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodResult:
     """One way to answer, over its seeds: `right` [R, N], `curves` a (step, share right) list for each seed.
 
     `passes` and `held` are means of a question; `sweep` the shares right by number of test-time rounds, per seed;
@@ -28,221 +28,221 @@ class Line:
 
     name: str
     title: str
-    about: str
-    right: Scores
+    description: str
+    correct: ScoreMatrix
     passes: tuple[float, float, float, float]
-    held: tuple[float, float]
-    control: bool = False
-    tint: int = 0
+    cache_positions: tuple[float, float]
+    is_control: bool = False
+    color_index: int = 0
     latency: Latency | None = None
-    per_second: float | None = None
-    bytes_each: int = 0
-    curves: Sequence[Sequence[tuple[int, float]]] = ()
-    sweep: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
-    trained: int | None = None
-    teacher: Sequence[float] = ()
-    seconds: Sequence[float] = ()
+    questions_per_second: float | None = None
+    bytes_per_position: int = 0
+    learning_curves: Sequence[Sequence[tuple[int, float]]] = ()
+    iteration_sweep: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
+    trained_iterations: int | None = None
+    cot_accuracy: Sequence[float] = ()
+    training_seconds: Sequence[float] = ()
 
     @property
-    def found(self) -> Estimate:
+    def accuracy(self) -> Estimate:
         """Accuracy with its interval."""
-        return statistics.share(self.right)
+        return statistics.estimate_proportion(self.correct)
 
 
 @dataclass(frozen=True)
-class Report:
+class ComparisonReport:
     """All that the page shows. `focus` names the line that others are compared with, `chain` the one that writes it."""
 
     title: str
     lead: str
-    lines: Sequence[Line]
+    results: Sequence[MethodResult]
     focus: str
-    chain: str
-    floor: tuple[str, float]
+    cot_baseline: str
+    majority_baseline: tuple[str, float]
     protocol: str
     seeds: Sequence[int]
-    limits: Sequence[str] = ()
-    differs: Sequence[tuple[str, str, str]] = ()
+    caveats: Sequence[str] = ()
+    recipe_differences: Sequence[tuple[str, str, str]] = ()
     facts: Sequence[tuple[str, str]] = ()
     runs: Sequence[tuple[str, str]] = ()
     command: str = ""
-    inspection: Looked | None = None
-    chosen: str = "Question"
+    inspection: QuestionInspection | None = None
+    inspection_title: str = "Question"
 
-    def line(self, name: str) -> Line | None:
+    def find_result(self, name: str) -> MethodResult | None:
         """The line of that name."""
-        return next((line for line in self.lines if line.name == name), None)
+        return next((line for line in self.results if line.name == name), None)
 
     @property
-    def questions(self) -> int:
+    def num_questions(self) -> int:
         """How many problems every line answered."""
-        return self.lines[0].right.shape[1]
+        return self.results[0].correct.shape[1]
 
 
-class Compared(NamedTuple):
+class FocusComparison(NamedTuple):
     """The focus against another line, and what may be said of it."""
 
-    other: Line
+    other: MethodResult
     difference: Difference
-    claim: bool
-    sentence: str
+    is_significant: bool
+    text: str
 
 
-def comparisons(report: Report) -> list[Compared]:
+def compare_to_focus(report: ComparisonReport) -> list[FocusComparison]:
     """The focus minus every other line, with Holm's correction over all of them."""
-    focus = report.line(report.focus)
-    others = [line for line in report.lines if line.name != report.focus]
+    focus = report.find_result(report.focus)
+    others = [line for line in report.results if line.name != report.focus]
     if focus is None:
         return []
-    found = [statistics.difference(*common(focus, line)) for line in others]
-    claims = statistics.shown(found)
+    found = [statistics.paired_difference(*common_seeds(focus, line)) for line in others]
+    claims = statistics.find_significant(found)
     rows = zip(others, found, claims, strict=True)
-    return [Compared(line, d, claim, statistics.sentence(d, claim)) for line, d, claim in rows]
+    return [FocusComparison(line, d, claim, statistics.describe_difference(d, claim)) for line, d, claim in rows]
 
 
-def common(a: Line, b: Line) -> tuple[Scores, Scores]:
+def common_seeds(a: MethodResult, b: MethodResult) -> tuple[ScoreMatrix, ScoreMatrix]:
     """The seeds that both lines have, from the first."""
-    n = min(len(a.right), len(b.right))
-    return a.right[:n], b.right[:n]
+    n = min(len(a.correct), len(b.correct))
+    return a.correct[:n], b.correct[:n]
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """A share in a hundred, one decimal."""
     return f"{100 * share:.1f}"
 
 
-def accuracy(found: Estimate) -> str:
+def format_accuracy(estimate: Estimate) -> str:
     """A headline needs three seeds for its ±; fewer are named."""
-    if found.sd is not None and found.seeds >= FEW:
-        return f"{percent(found.mean)} ± {percent(found.sd)} %"
-    return f"{percent(found.mean)} %"
+    if estimate.sd is not None and estimate.num_seeds >= MIN_SEEDS:
+        return f"{format_percent(estimate.mean)} ± {format_percent(estimate.sd)} %"
+    return f"{format_percent(estimate.mean)} %"
 
 
-def interval(found: Estimate) -> str:
+def format_interval(estimate: Estimate) -> str:
     """The 95 % interval in a hundred."""
-    return f"{percent(found.low)} – {percent(found.high)}"
+    return f"{format_percent(estimate.low)} – {format_percent(estimate.high)}"
 
 
-def number(x: float) -> str:
+def format_count(x: float) -> str:
     """A mean count: whole if it is whole."""
     return f"{x:.0f}" if abs(x - round(x)) < 0.005 else f"{x:.1f}"
 
 
-def parts(passes: Sequence[float]) -> str:
+def format_passes(passes: Sequence[float]) -> str:
     """Passes by part, those that occur: `1 place + 3 think + 2 answer`."""
-    return " + ".join(f"{number(n)} {name}" for name, n in zip(Passes._fields, passes, strict=True) if n)
+    return " + ".join(f"{format_count(n)} {name}" for name, n in zip(PassCounts._fields, passes, strict=True) if n)
 
 
-def cells(line: Line) -> tuple[str, str, str, str, str, str]:
+def result_cells(result: MethodResult) -> tuple[str, str, str, str, str, str]:
     """A row of the table: accuracy, interval, passes, their parts, positions held, milliseconds."""
-    took = "–" if line.latency is None else f"{line.latency.median:.1f}"
-    held = f"{number(line.held[0])} → {number(line.held[1])}"
-    found = line.found
-    return accuracy(found), interval(found), number(sum(line.passes)), parts(line.passes), held, took
+    took = "–" if result.latency is None else f"{result.latency.median:.1f}"
+    held = f"{format_count(result.cache_positions[0])} → {format_count(result.cache_positions[1])}"
+    found = result.accuracy
+    return format_accuracy(found), format_interval(found), format_count(sum(result.passes)), format_passes(result.passes), held, took
 
 
-def table(report: Report) -> Any:
+def build_table(report: ComparisonReport) -> Any:
     """The rows for a terminal."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="")
     for i, name in enumerate(("", "accuracy", "95 % interval", "passes", "positions", "ms")):
         made.add_column(name, justify="right" if i else "left", no_wrap=True)
-    for i, line in enumerate(report.lines):
-        if line.control and i and not report.lines[i - 1].control:
+    for i, line in enumerate(report.results):
+        if line.is_control and i and not report.results[i - 1].is_control:
             made.add_row()
-        right, bounds, total, _, held, took = cells(line)
-        made.add_row(line.title, right, bounds, f"{total} = {'+'.join(map(number, line.passes))}", held, took)
+        right, bounds, total, _, held, took = result_cells(line)
+        made.add_row(line.title, right, bounds, f"{total} = {'+'.join(map(format_count, line.passes))}", held, took)
     return made
 
 
-def words(report: Report) -> str:
+def format_footnotes(report: ComparisonReport) -> str:
     """What stands under the table on a terminal."""
-    answer, floor = report.floor
+    answer, floor = report.majority_baseline
     n = f"n={len(report.seeds)}"
-    head = f'majority floor {percent(floor)} % (always "{answer}"); {report.questions:,} unseen problems, {n}'
-    against = [f"{c.other.title}: {c.sentence}" for c in comparisons(report)]
-    focus = report.line(report.focus)
+    head = f'majority floor {format_percent(floor)} % (always "{answer}"); {report.num_questions:,} unseen problems, {n}'
+    against = [f"{c.other.title}: {c.text}" for c in compare_to_focus(report)]
+    focus = report.find_result(report.focus)
     title = [f"{focus.title} against"] if focus and against else []
     shown = [f"  {text}" for text in against]
     units = "passes: read + place + think + answer; positions held when the answer begins and ends; ms: one at a time"
-    return "\n".join([head, units, "", *title, *shown, "", "Not shown", *(f"  {text}" for text in limits(report))])
+    return "\n".join([head, units, "", *title, *shown, "", "Not shown", *(f"  {text}" for text in list_caveats(report))])
 
 
-def plain(report: Report) -> dict[str, Any]:
+def report_to_json(report: ComparisonReport) -> dict[str, Any]:
     """The figures as JSON holds them."""
     rows = [
         {
             "name": line.name,
-            "control": line.control,
-            "accuracy": line.found._asdict(),
-            "passes": dict(zip(Passes._fields, line.passes, strict=True)) | {"total": sum(line.passes)},
-            "held": {"begin": line.held[0], "end": line.held[1], "bytes": line.held[1] * line.bytes_each},
+            "control": line.is_control,
+            "accuracy": line.accuracy._asdict(),
+            "passes": dict(zip(PassCounts._fields, line.passes, strict=True)) | {"total": sum(line.passes)},
+            "held": {"begin": line.cache_positions[0], "end": line.cache_positions[1], "bytes": line.cache_positions[1] * line.bytes_per_position},
             "milliseconds": line.latency and line.latency._asdict(),
-            "teacher": list(line.teacher),
-            "sweep": {str(rounds): list(shares) for rounds, shares in line.sweep.items()},
-            "seconds": list(line.seconds),
+            "teacher": list(line.cot_accuracy),
+            "sweep": {str(rounds): list(shares) for rounds, shares in line.iteration_sweep.items()},
+            "seconds": list(line.training_seconds),
         }
-        for line in report.lines
+        for line in report.results
     ]
     against = [
-        {"other": c.other.name, **c.difference._asdict(), "claim": c.claim, "text": c.sentence}
-        for c in comparisons(report)
+        {"other": c.other.name, **c.difference._asdict(), "claim": c.is_significant, "text": c.text}
+        for c in compare_to_focus(report)
     ]
-    floor = {"answer": report.floor[0], "share": report.floor[1]}
-    about = {"protocol": report.protocol, "seeds": list(report.seeds), "questions": report.questions, "floor": floor}
-    return {"schema": 1, **about, "rows": rows, "against": against, "limits": limits(report)}
+    floor = {"answer": report.majority_baseline[0], "share": report.majority_baseline[1]}
+    about = {"protocol": report.protocol, "seeds": list(report.seeds), "questions": report.num_questions, "floor": floor}
+    return {"schema": 1, **about, "rows": rows, "against": against, "limits": list_caveats(report)}
 
 
-def limits(report: Report) -> list[str]:
+def list_caveats(report: ComparisonReport) -> list[str]:
     """What the figures themselves say is not shown, then what the report was told."""
-    focus, chain = report.line(report.focus), report.line(report.chain)
+    focus, chain = report.find_result(report.focus), report.find_result(report.cot_baseline)
     found: list[str] = []
-    if len(report.seeds) < FEW:
+    if len(report.seeds) < MIN_SEEDS:
         runs = "one run" if len(report.seeds) == 1 else f"{len(report.seeds)} runs"
         found.append(f"Seeds: {runs} of each. The intervals are of these runs; another seed may fall outside them.")
     if focus and chain:
         few, many = sum(focus.passes), sum(chain.passes)
         if few >= many:
             found.append(
-                f"Passes are not saved: {focus.title} takes {number(few)} a question, the chain {number(many)}."
+                f"Passes are not saved: {focus.title} takes {format_count(few)} a question, the chain {format_count(many)}."
             )
-        if focus.held[1] >= chain.held[1]:
+        if focus.cache_positions[1] >= chain.cache_positions[1]:
             found.append(
-                f"The cache is not shorter: {number(focus.held[1])} positions at the end, {number(chain.held[1])} "
+                f"The cache is not shorter: {format_count(focus.cache_positions[1])} positions at the end, {format_count(chain.cache_positions[1])} "
                 "with the chain."
             )
-    for c in comparisons(report):
-        if not c.claim and c.other.control:
-            found.append(f"That {focus.title if focus else ''} does more than {c.other.title}: {c.sentence}.")
-    return [*found, *report.limits]
+    for c in compare_to_focus(report):
+        if not c.is_significant and c.other.is_control:
+            found.append(f"That {focus.title if focus else ''} does more than {c.other.title}: {c.text}.")
+    return [*found, *report.caveats]
 
 
-def page(report: Report) -> str:
+def render_report(report: ComparisonReport) -> str:
     """The whole file."""
-    lines = [line for line in report.lines if not line.control]
-    return template("report.html", percent=percent, number=number).render(
-        r=report, rows=[(line, cells(line), line.found) for line in report.lines], compared=comparisons(report),
-        few=len(report.seeds) < FEW, limits=limits(report), pictures=drawings.pictures(lines, report.floor[1]),
-        thoughts=report.inspection and thoughts(report.inspection), colours=drawings.COLOURS,
+    lines = [line for line in report.results if not line.is_control]
+    return load_template("report.html", percent=format_percent, number=format_count).render(
+        r=report, rows=[(line, result_cells(line), line.accuracy) for line in report.results], compared=compare_to_focus(report),
+        few=len(report.seeds) < MIN_SEEDS, limits=list_caveats(report), pictures=drawings.plot_results(lines, report.majority_baseline[1]),
+        thoughts=report.inspection and latents_context(report.inspection), colours=drawings.COLORS,
     )  # fmt: skip
 
 
-def thoughts(found: Looked) -> dict[str, Any]:
+def latents_context(inspection: QuestionInspection) -> dict[str, Any]:
     """The inspected question as the page's grids take it."""
-    held = found.kept.held if found.kept else np.zeros((0, 0, 0))
-    maps = ((what, found.map(what, "chain")) for what in SPACES)
+    held = inspection.selection.mask if inspection.selection else np.zeros((0, 0, 0))
+    maps = ((what, inspection.find_map(what, "chain")) for what in KV_SPACES)
     return {
-        "shown": found.words,
-        "hits": sum(word in found.words.chain for word in found.words.top),
-        "slots": len(found.words.top),
+        "shown": inspection.lens,
+        "hits": sum(word in inspection.lens.chain for word in inspection.lens.top_tokens),
+        "slots": len(inspection.lens.top_tokens),
         "heads": [
             (l, g, set(np.flatnonzero(head).tolist()))
-            for l, layer in zip(found.matched, held, strict=True)
+            for l, layer in zip(inspection.matched_layers, held, strict=True)
             for g, head in enumerate(layer)
         ],
         "whole": bool(held.all()),
-        "shares": found.kept.shares if found.kept else (),
-        "stands": list(found.stands),
+        "shares": inspection.selection.token_shares if inspection.selection else (),
+        "stands": list(inspection.best_tokens),
         "maps": [(f"{what[0].upper()}{what[1:]}, student and teacher", map.mean) for what, map in maps if map],
     }

@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from laconic.evaluation.cells import ALL
-from laconic.evaluation.stream_table import Measured, figures
-from laconic.evaluation.verdicts import PLOT, at_least, word
+from laconic.evaluation.cells import OVERALL
+from laconic.evaluation.stream_table import StreamResult, estimate_metrics
+from laconic.evaluation.verdicts import FIGURE_ONLY, judge_at_least, worst_verdict
 
-FILE = Path(__file__).parent / "reported_learning.toml"
+DATA_FILE = Path(__file__).parent / "reported_learning.toml"
 
 
-class Table(NamedTuple):
+class PaperTable(NamedTuple):
     """A table of a paper. `measured` pairs names of rows with the recipes' rows, `cells` columns with what has them."""
 
     title: str
@@ -27,35 +27,35 @@ class Table(NamedTuple):
 
 
 @cache
-def tables() -> list[Table]:
+def load_paper_tables() -> list[PaperTable]:
     """All there are."""
-    with FILE.open("rb") as file:
-        return [Table(**row) for row in tomllib.load(file)["table"]]
+    with DATA_FILE.open("rb") as file:
+        return [PaperTable(**row) for row in tomllib.load(file)["table"]]
 
 
-def words(table: Table, lines: Sequence[Measured]) -> list[str]:
+def reproduction_verdicts(table: PaperTable, results: Sequence[StreamResult]) -> list[str]:
     """Of each row, whether runs show it: a run is of a row where its recipe bears that row's name."""
-    return [word_on(table, row, lines) for row in table.rows]
+    return [judge_row(table, row, results) for row in table.rows]
 
 
-def word_on(table: Table, row: Sequence[str], lines: Sequence[Measured]) -> str:
+def judge_row(table: PaperTable, row: Sequence[str], results: Sequence[StreamResult]) -> str:
     """Of one row."""
-    if PLOT in row:
-        return PLOT
+    if FIGURE_ONLY in row:
+        return FIGURE_ONLY
     names = {recipe for name, recipe in table.measured if name == row[0]}
-    own = [line for line in lines if line.about.get("row") in names]
-    return word(told for column, stream, cell in table.cells for told in judged(table, row, column, stream, cell, own))
+    own = [line for line in results if line.run_info.get("row") in names]
+    return worst_verdict(told for column, stream, cell in table.cells for told in compare_with_runs(table, row, column, stream, cell, own))
 
 
-def judged(
-    table: Table, row: Sequence[str], column: str, stream: str, cell: str, lines: Sequence[Measured]
+def compare_with_runs(
+    table: PaperTable, row: Sequence[str], column: str, stream: str, metric: str, results: Sequence[StreamResult]
 ) -> list[str]:
     """Of each run that has read a stream, whether it reaches the first number that is reported there, in per cent."""
     reported = float(re.findall(r"[\d.]+", row[table.columns.index(column)])[0])
     found: list[str] = []
-    for line in lines:
+    for line in results:
         if line.stream.partition(" ")[0] == stream:
-            way = "learn" if "learn" in line.ways else line.ways[0]
-            shown = [x.estimate for x in figures(line, way) if x.cell == (cell or ALL)]
-            found += [at_least(reported, 100 * x.low, 100 * x.high) for x in shown]
+            way = "learn" if "learn" in line.conditions else line.conditions[0]
+            shown = [x.estimate for x in estimate_metrics(line, way) if x.metric == (metric or OVERALL)]
+            found += [judge_at_least(reported, 100 * x.low, 100 * x.high) for x in shown]
     return found

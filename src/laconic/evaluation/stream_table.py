@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laconic.evaluation import statistics
-from laconic.evaluation.cells import ALL
-from laconic.evaluation.listening import Row
-from laconic.evaluation.report import percent
-from laconic.evaluation.statistics import Estimate, Scores
+from laconic.evaluation.cells import OVERALL
+from laconic.evaluation.listening import StreamRecord
+from laconic.evaluation.report import format_percent
+from laconic.evaluation.statistics import Estimate, ScoreMatrix
 
-NATS = (
+NLL_STREAMS = (
     "ppl",
     "ppl (test)",
     "ppl (valid)",
@@ -22,75 +22,75 @@ NATS = (
 
 
 @dataclass(frozen=True)
-class Measured:
+class StreamResult:
     """A run on a stream: the rows of each seed. `about` is what the run is."""
 
     stream: str
     run: str
     seeds: tuple[int, ...]
-    rows: Sequence[Sequence[Row]]
-    about: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    records: Sequence[Sequence[StreamRecord]]
+    run_info: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
-    def ways(self) -> list[str]:
+    def conditions(self) -> list[str]:
         """The ways that items were read in."""
-        return list(self.rows[0][0].ways)
+        return list(self.records[0][0].conditions)
 
 
-class Figure(NamedTuple):
+class MetricEstimate(NamedTuple):
     """A cell of a way over the items that have it, which count alike, and over the seeds."""
 
-    cell: str
+    metric: str
     estimate: Estimate
 
 
-def column(rows: Sequence[Sequence[Row]], way: str, cell: str) -> Scores:
+def metric_scores(records: Sequence[Sequence[StreamRecord]], condition: str, metric: str) -> ScoreMatrix:
     """The score of every item that has the cell, [R, N]."""
-    found = [[row.ways[way].cells.get(cell) for row in each] for each in rows]
+    found = [[row.conditions[condition].sums.get(metric) for row in each] for each in records]
     return np.array([[score / n for score, n in filter(None, each)] for each in found], dtype=np.float64)
 
 
-def figures(line: Measured, way: str) -> list[Figure]:
+def estimate_metrics(result: StreamResult, condition: str) -> list[MetricEstimate]:
     """Every cell of a way: all first, then by name, numbers in their order."""
-    names = {cell for row in line.rows[0] for cell in row.ways[way].cells}
-    estimate = statistics.estimate if line.stream in NATS else statistics.share
-    order = sorted(names, key=lambda cell: (cell != ALL, natural(cell)))
-    return [Figure(cell, estimate(column(line.rows, way, cell))) for cell in order]
+    names = {cell for row in result.records[0] for cell in row.conditions[condition].sums}
+    estimate = statistics.estimate_mean if result.stream in NLL_STREAMS else statistics.estimate_proportion
+    order = sorted(names, key=lambda cell: (cell != OVERALL, natural_sort_key(cell)))
+    return [MetricEstimate(cell, estimate(metric_scores(result.records, condition, cell))) for cell in order]
 
 
-def natural(text: str) -> list[tuple[bool, int, str]]:
+def natural_sort_key(text: str) -> list[tuple[bool, int, str]]:
     """A key by which 8 stands before 16."""
     parts = "".join(c if c.isdigit() else f" {c} " for c in text).split()
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
-def fired(line: Measured, way: str) -> list[float]:
+def updates_per_level(result: StreamResult, condition: str) -> list[float]:
     """How often each level fired in reading an item, the mean over items, layers and seeds."""
-    return np.mean([row.ways[way].updates for rows in line.rows for row in rows], axis=0).tolist()
+    return np.mean([row.conditions[condition].level_updates for rows in result.records for row in rows], axis=0).tolist()
 
 
-def held(line: Measured, way: str) -> int:
+def mean_state_bytes(result: StreamResult, condition: str) -> int:
     """Bytes of an item's state at its end, the mean."""
-    return round(float(np.mean([row.ways[way].bytes for rows in line.rows for row in rows])))
+    return round(float(np.mean([row.conditions[condition].state_bytes for rows in result.records for row in rows])))
 
 
-def plain(line: Measured) -> dict[str, Any]:
+def result_to_json(result: StreamResult) -> dict[str, Any]:
     """All figures as JSON holds them."""
     ways = {
         way: {
-            "cells": {each.cell: each.estimate._asdict() for each in figures(line, way)},
-            "updates": fired(line, way),
-            "state_bytes": held(line, way),
+            "cells": {each.metric: each.estimate._asdict() for each in estimate_metrics(result, way)},
+            "updates": updates_per_level(result, way),
+            "state_bytes": mean_state_bytes(result, way),
         }
-        for way in line.ways
+        for way in result.conditions
     }
-    unit = "nats" if line.stream in NATS else "share"
-    items = len(line.rows[0])
-    return {"stream": line.stream, "run": line.run, **line.about, "seeds": list(line.seeds), "items": items,
+    unit = "nats" if result.stream in NLL_STREAMS else "share"
+    items = len(result.records[0])
+    return {"stream": result.stream, "run": result.run, **result.run_info, "seeds": list(result.seeds), "items": items,
             "unit": unit, "ways": ways}  # fmt: skip
 
 
-def shown(lines: Sequence[Measured]) -> Any:
+def build_stream_table(results: Sequence[StreamResult]) -> Any:
     """The table of a terminal."""
     from rich.table import Table
 
@@ -99,28 +99,28 @@ def shown(lines: Sequence[Measured]) -> Any:
         made.add_column(name, no_wrap=True)
     for name in ("score", "95 %", "items", "updates", "state"):
         made.add_column(name, justify="right", no_wrap=True)
-    for line in lines:
-        for way in line.ways:
-            updates = ", ".join(f"{n:.4g}" for n in fired(line, way)) or "–"
-            for each in figures(line, way):
-                at, (low, high) = said(line, each.estimate), bounds(line, each.estimate)
-                made.add_row(line.stream, line.run, way, each.cell, at, f"{low} to {high}",
-                             str(each.estimate.questions), updates, f"{held(line, way):,}")  # fmt: skip
+    for line in results:
+        for way in line.conditions:
+            updates = ", ".join(f"{n:.4g}" for n in updates_per_level(line, way)) or "–"
+            for each in estimate_metrics(line, way):
+                at, (low, high) = format_mean(line, each.estimate), format_bounds(line, each.estimate)
+                made.add_row(line.stream, line.run, way, each.metric, at, f"{low} to {high}",
+                             str(each.estimate.num_items), updates, f"{mean_state_bytes(line, way):,}")  # fmt: skip
     return made
 
 
-def said(line: Measured, found: Estimate) -> str:
+def format_mean(result: StreamResult, estimate: Estimate) -> str:
     """A mean, and its standard deviation over seeds."""
-    if line.stream in NATS:
-        return f"{found.mean:.4f}" + ("" if found.sd is None else f" ± {found.sd:.4f}")
-    return f"{percent(found.mean)} %" + ("" if found.sd is None else f" ± {100 * found.sd:.1f}")
+    if result.stream in NLL_STREAMS:
+        return f"{estimate.mean:.4f}" + ("" if estimate.sd is None else f" ± {estimate.sd:.4f}")
+    return f"{format_percent(estimate.mean)} %" + ("" if estimate.sd is None else f" ± {100 * estimate.sd:.1f}")
 
 
-def bounds(line: Measured, found: Estimate) -> tuple[str, str]:
+def format_bounds(result: StreamResult, estimate: Estimate) -> tuple[str, str]:
     """The ends of an interval."""
-    if line.stream in NATS:
-        return f"{found.low:.4f}", f"{found.high:.4f}"
-    return percent(found.low), percent(found.high)
+    if result.stream in NLL_STREAMS:
+        return f"{estimate.low:.4f}", f"{estimate.high:.4f}"
+    return format_percent(estimate.low), format_percent(estimate.high)
 
 
 LEGEND = (

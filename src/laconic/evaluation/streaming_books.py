@@ -14,168 +14,168 @@ import torch
 from torch import Tensor
 
 from laconic.core import state as values
-from laconic.core.artifact import canonical
-from laconic.core.contract import Documents, Learner, Source
-from laconic.core.errors import BadInput
-from laconic.core.state import State
+from laconic.core.artifact import to_canonical_json
+from laconic.core.contract import DocumentBatch, StatefulLM, TrainingData
+from laconic.core.errors import InputError
+from laconic.core.state import FastWeightState
 from laconic.evaluation import kept
-from laconic.evaluation.cells import ALL, passage
-from laconic.evaluation.in_order import grouped, let_go, passages
-from laconic.evaluation.listening import Row, Said, Way, heard, row_of, updates
+from laconic.evaluation.cells import OVERALL, score_passage
+from laconic.evaluation.in_order import group_rows_by_text, drop_cache, evaluate_passages
+from laconic.evaluation.listening import StreamRecord, StreamItemResult, StreamCondition, score_tokens, parse_stream_record, count_level_updates
 
-EVERY = 5  # of so many sections one is held out
-FRESH, AFTER, ANOTHER = "fresh", "after", "after another"
-Show = Callable[[str, int, int], None]
+HELD_OUT_EVERY = 5  # of so many sections one is held out
+FRESH, AFTER_READING, AFTER_OTHER_BOOK = "fresh", "after", "after another"
+ProgressCallback = Callable[[str, int, int], None]
 
 
-class Gain(NamedTuple):
+class PairedGain(NamedTuple):
     """Nats a token that a way saves against another, the mean over items, paired, and its standard error."""
 
-    way: str
-    against: str
-    saved: float
-    se: float
-    items: int
+    condition: str
+    baseline: str
+    nats_saved: float
+    standard_error: float
+    num_items: int
 
 
-def parted(text: Sequence[int], name: str) -> tuple[list[int], list[int]]:
+def split_sections(text: Sequence[int], name: str) -> tuple[list[int], list[int]]:
     """The sections that are read, and those held out. Raises `BadInput` (66) for fewer than five."""
-    held = [*text[EVERY - 1 :: EVERY]]
+    held = [*text[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]]
     if not held:
-        raise BadInput(
+        raise InputError(
             f"{name}: {len(text)} sections, of which every fifth is held out; give longer texts or more rows"
         )
     return [row for row in text if row not in held], held
 
 
-def named(source: Source, row: int) -> str:
+def text_name(source: TrainingData, row: int) -> str:
     """The text that a section is of."""
-    return cast(Documents, source.batch([row], 0, 0)).names[0].rpartition("@")[0]
+    return cast(DocumentBatch, source.batch([row], 0, 0)).document_ids[0].rpartition("@")[0]
 
 
-def studied(model: Learner, source: Source, rows: Sequence[int], state: State, device: torch.device) -> State:
+def read_sections(model: StatefulLM, source: TrainingData, rows: Sequence[int], state: FastWeightState, device: torch.device) -> FastWeightState:
     """The state after sections in their order."""
     for row in rows:
-        state = let_go(heard(model, cast(Documents, source.batch([row], 0, 0)).to(device), state, True).state)
+        state = drop_cache(score_tokens(model, cast(DocumentBatch, source.batch([row], 0, 0)).to(device), state, True).state)
     return state
 
 
-def book(
-    model: Learner,
-    source: Source,
+def evaluate_book(
+    model: StatefulLM,
+    source: TrainingData,
     text: Sequence[int],
     other: Sequence[int] | None,
     device: torch.device,
-    bytes_of: Tensor | None = None,
-) -> list[Row]:
+    bytes_per_token: Tensor | None = None,
+) -> list[StreamRecord]:
     """The held-out sections of a book: from a fresh state, after its other sections, and after as many of another."""
-    read, held = parted(text, named(source, text[0]))
-    fresh = model.start(1)
-    after = studied(model, source, read, fresh, device)
-    states, found = {FRESH: fresh, AFTER: after}, list[Row]()
+    read, held = split_sections(text, text_name(source, text[0]))
+    fresh = model.initial_state(1)
+    after = read_sections(model, source, read, fresh, device)
+    states, found = {FRESH: fresh, AFTER_READING: after}, list[StreamRecord]()
     if other is not None:
-        between, _ = parted(other, named(source, other[0]))
-        states[ANOTHER] = studied(model, source, between[: len(read)], after, device)
+        between, _ = split_sections(other, text_name(source, other[0]))
+        states[AFTER_OTHER_BOOK] = read_sections(model, source, between[: len(read)], after, device)
     for row in held:
-        section = cast(Documents, source.batch([row], 0, 0)).to(device)
-        ways = {way: scored(model, section, state, bytes_of) for way, state in states.items()}
-        found.append(Row(section.names[0], ways))
+        section = cast(DocumentBatch, source.batch([row], 0, 0)).to(device)
+        ways = {way: score_section(model, section, state, bytes_per_token) for way, state in states.items()}
+        found.append(StreamRecord(section.document_ids[0], ways))
     return found
 
 
-def scored(model: Learner, section: Documents, state: State, bytes_of: Tensor | None) -> Said:
+def score_section(model: StatefulLM, section: DocumentBatch, state: FastWeightState, bytes_per_token: Tensor | None) -> StreamItemResult:
     """A section on a fork; it teaches nothing where attention sees it. Updates and bytes are of the state before."""
-    got = heard(model, section, state, True, answer=len(section.segments) == 1)
-    (cells,) = passage(section, got.nats, torch.zeros_like(state.position), bytes_of)
-    return Said({name: x for name, x in cells.items() if not name[0].isdigit()}, updates(state)[0], values.bytes(state))
+    got = score_tokens(model, section, state, True, freeze_last_segment=len(section.segment_slices) == 1)
+    (cells,) = score_passage(section, got.nll, torch.zeros_like(state.position), bytes_per_token)
+    return StreamItemResult({name: x for name, x in cells.items() if not name[0].isdigit()}, count_level_updates(state)[0], values.num_bytes(state))
 
 
 @torch.no_grad()
-def books(
-    model: Learner,
-    source: Source,
+def evaluate_books(
+    model: StatefulLM,
+    source: TrainingData,
     device: torch.device,
     *,
-    bytes_of: Tensor | None = None,
+    bytes_per_token: Tensor | None = None,
     folder: Path | None = None,
     key: Mapping[str, str] | None = None,
-    texts: Mapping[str, str] | None = None,
-    show: Show | None = None,
-) -> list[Row]:
+    extra_files: Mapping[str, str] | None = None,
+    progress: ProgressCallback | None = None,
+) -> list[StreamRecord]:
     """Every held-out section of every book of a source, the next book in between, if there is one.
 
     Kept as `evaluation.kept` says, a line a book. Raises `BadInput` (66) for a text of fewer than five sections.
     """
-    all_ = grouped(source)
+    all_ = group_rows_by_text(source)
     for text in all_:
-        parted(text, named(source, text[0]))
-    mark = canonical({**(key or {}), "data": source.fingerprint, "stream": "books"})
+        split_sections(text, text_name(source, text[0]))
+    mark = to_canonical_json({**(key or {}), "data": source.fingerprint, "stream": "books"})
 
     def made(places: range) -> list[str]:
         others = [all_[(i + 1) % len(all_)] if len(all_) > 1 else None for i in places]
-        each = (book(model, source, all_[i], other, device, bytes_of) for i, other in zip(places, others, strict=True))
-        return ["\t".join(row.line().strip() for row in rows) + "\n" for rows in each]
+        each = (evaluate_book(model, source, all_[i], other, device, bytes_per_token) for i, other in zip(places, others, strict=True))
+        return ["\t".join(row.to_json_line().strip() for row in rows) + "\n" for rows in each]
 
-    lines = kept.lines(folder, mark, len(all_), made, batch=1, texts=texts, show=show)
-    return [row for line in lines for row in rows_of(line)]
+    lines = kept.run_resumable(folder, mark, len(all_), made, batch_size=1, extra_files=extra_files, progress=progress)
+    return [row for line in lines for row in parse_book_line(line)]
 
 
-def rows_of(line: str) -> list[Row]:
+def parse_book_line(line: str) -> list[StreamRecord]:
     """The sections of a book's line."""
-    return [row_of(each) for each in line.split("\t")]
+    return [parse_stream_record(each) for each in line.split("\t")]
 
 
 @torch.no_grad()
-def levels(
-    models: Mapping[str, Learner],
-    source: Source,
+def evaluate_levels(
+    models: Mapping[str, StatefulLM],
+    source: TrainingData,
     device: torch.device,
     *,
-    bytes_of: Tensor | None = None,
+    bytes_per_token: Tensor | None = None,
     folder: Path | None = None,
     key: Mapping[str, str] | None = None,
-    texts: Mapping[str, str] | None = None,
-    show: Show | None = None,
-) -> list[Row]:
+    extra_files: Mapping[str, str] | None = None,
+    progress: ProgressCallback | None = None,
+) -> list[StreamRecord]:
     """Books read in order by a model and by variants of it, by name: with a level that stands still, say.
 
     The first model is read with nothing learned too. Kept as `evaluation.kept` says.
     """
-    all_, name = grouped(source), next(iter(models))
-    ways = [(each, model, Way(each, True, True)) for each, model in models.items()]
-    ways.append((f"{name}, still", models[name], Way(f"{name}, still", False, True)))
-    mark = canonical({**(key or {}), "data": source.fingerprint, "stream": "levels", "ways": [w[0] for w in ways]})
+    all_, name = group_rows_by_text(source), next(iter(models))
+    ways = [(each, model, StreamCondition(each, True, True)) for each, model in models.items()]
+    ways.append((f"{name}, still", models[name], StreamCondition(f"{name}, still", False, True)))
+    mark = to_canonical_json({**(key or {}), "data": source.fingerprint, "stream": "levels", "ways": [w[0] for w in ways]})
 
     def made(places: range) -> list[str]:
         some = [all_[i] for i in places]
-        each = [passages(model, source, [way], some, device, None, bytes_of) for _, model, way in ways]
-        joined = [Row(rows[0].id, {way: said for row in rows for way, said in row.ways.items()})
+        each = [evaluate_passages(model, source, [way], some, device, None, bytes_per_token) for _, model, way in ways]
+        joined = [StreamRecord(rows[0].id, {way: said for row in rows for way, said in row.ways.items()})
                   for rows in zip(*each, strict=True)]  # fmt: skip
-        return [row.line() for row in joined]
+        return [row.to_json_line() for row in joined]
 
-    found = kept.lines(folder, mark, len(all_), made, batch=1, texts=texts, show=show)
-    return [row_of(line) for line in found]
+    found = kept.run_resumable(folder, mark, len(all_), made, batch_size=1, extra_files=extra_files, progress=progress)
+    return [parse_stream_record(line) for line in found]
 
 
-def gains(seeds: Sequence[Sequence[Row]], against: str) -> list[Gain]:
+def compute_paired_gains(records: Sequence[Sequence[StreamRecord]], baseline: str) -> list[PairedGain]:
     """What each other way saves against one, paired by item; of several seeds an item's mean over them.
 
     A standard error over few items, sections of a few books, is of those books.
     """
 
-    def nats(row: Row, way: str) -> float:
-        total, n = row.ways[way].cells[ALL]
+    def nats(row: StreamRecord, way: str) -> float:
+        total, n = row.conditions[way].sums[OVERALL]
         return total / n
 
-    found: list[Gain] = []
-    for way in (way for way in seeds[0][0].ways if way != against):
-        saved = np.mean([[nats(row, against) - nats(row, way) for row in rows] for rows in seeds], axis=0)
+    found: list[PairedGain] = []
+    for way in (way for way in records[0][0].conditions if way != baseline):
+        saved = np.mean([[nats(row, baseline) - nats(row, way) for row in rows] for rows in records], axis=0)
         se = float(np.std(saved, ddof=1) / math.sqrt(len(saved))) if len(saved) > 1 else math.nan
-        found.append(Gain(way, against, float(np.mean(saved)), se, len(saved)))
+        found.append(PairedGain(way, baseline, float(np.mean(saved)), se, len(saved)))
     return found
 
 
-def left(found: Sequence[Gain]) -> float | None:
+def retained_share(gains: Sequence[PairedGain]) -> float | None:
     """The share of what reading a book has saved that is there after another one."""
-    saved = {gain.way: gain.saved for gain in found}
-    return saved[ANOTHER] / saved[AFTER] if AFTER in saved and ANOTHER in saved and saved[AFTER] > 0 else None
+    saved = {gain.condition: gain.nats_saved for gain in gains}
+    return saved[AFTER_OTHER_BOOK] / saved[AFTER_READING] if AFTER_READING in saved and AFTER_OTHER_BOOK in saved and saved[AFTER_READING] > 0 else None

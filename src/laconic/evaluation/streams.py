@@ -11,71 +11,71 @@ import torch
 from torch import Tensor
 
 from laconic.core import state as values
-from laconic.core.artifact import canonical
-from laconic.core.contract import Documents, Learner, Source
-from laconic.core.state import State
+from laconic.core.artifact import to_canonical_json
+from laconic.core.contract import DocumentBatch, StatefulLM, TrainingData
+from laconic.core.state import FastWeightState
 from laconic.evaluation import kept
-from laconic.evaluation.cells import copying, languages, mqar, needle
-from laconic.evaluation.in_order import grouped, passages
-from laconic.evaluation.listening import Cached, Row, Said, Way, begun, heard, row_of, updates
+from laconic.evaluation.cells import score_copying, score_languages, score_mqar, score_needle
+from laconic.evaluation.in_order import group_rows_by_text, evaluate_passages
+from laconic.evaluation.listening import CacheAsState, StreamRecord, StreamItemResult, StreamCondition, fork_state, score_tokens, parse_stream_record, count_level_updates
 
-Stream = Literal["mqar", "copying", "languages", "needle", "ppl"]
-JUDGED = {"mqar": mqar, "copying": copying, "languages": languages, "needle": needle}
+StreamName = Literal["mqar", "copying", "languages", "needle", "ppl"]
+SCORERS = {"mqar": score_mqar, "copying": score_copying, "languages": score_languages, "needle": score_needle}
 
 
-def ways_of(model: Learner, name: Stream) -> tuple[Way, ...]:
+def list_conditions(model: StatefulLM, name: StreamName) -> tuple[StreamCondition, ...]:
     """Learning on and off, and for text carried and reset; a cache cannot be turned off, and begins anew."""
-    if isinstance(model, Cached):
-        return (Way("plain", learn=False),)
+    if isinstance(model, CacheAsState):
+        return (StreamCondition("plain", update_weights=False),)
     each = (("learn", True), ("still", False))
     if name != "ppl":
-        return tuple(Way(*one) for one in each)
+        return tuple(StreamCondition(*one) for one in each)
     ends = (("carry", True), ("reset", False))
-    return tuple(Way(f"{way}, {end}", learn, carry) for way, learn in each for end, carry in ends)
+    return tuple(StreamCondition(f"{way}, {end}", learn, carry) for way, learn in each for end, carry in ends)
 
 
-def items(model: Learner, name: Stream, found: Documents, before: State | None) -> list[Row]:
+def evaluate_items(model: StatefulLM, name: StreamName, batch: DocumentBatch, prefix_state: FastWeightState | None) -> list[StreamRecord]:
     """Documents that stand alone, each in every way."""
-    said: dict[str, list[Said]] = {}
-    for way in ways_of(model, name):
-        got = heard(model, found, begun(model, before, found.B), way.learn, answer=name == "needle")
-        cells, size = JUDGED[name](found, got.nats, got.right), values.bytes(got.state) // found.B
-        said[way.name] = [Said(*each, size) for each in zip(cells, updates(got.state), strict=True)]
-    return [Row(id, {way: each[b] for way, each in said.items()}) for b, id in enumerate(found.names)]
+    said: dict[str, list[StreamItemResult]] = {}
+    for way in list_conditions(model, name):
+        got = score_tokens(model, batch, fork_state(model, prefix_state, batch.B), way.update_weights, freeze_last_segment=name == "needle")
+        cells, size = SCORERS[name](batch, got.nll, got.correct), values.num_bytes(got.state) // batch.B
+        said[way.name] = [StreamItemResult(*each, size) for each in zip(cells, count_level_updates(got.state), strict=True)]
+    return [StreamRecord(id, {way: each[b] for way, each in said.items()}) for b, id in enumerate(batch.document_ids)]
 
 
 @torch.no_grad()
-def measure(
-    model: Learner,
-    name: Stream,
-    source: Source,
+def evaluate_stream(
+    model: StatefulLM,
+    name: StreamName,
+    source: TrainingData,
     device: torch.device,
     *,
-    batch: int,
-    before: State | None = None,
-    bytes_of: Tensor | None = None,
+    batch_size: int,
+    prefix_state: FastWeightState | None = None,
+    bytes_per_token: Tensor | None = None,
     folder: Path | None = None,
     key: Mapping[str, str] | None = None,
-    texts: Mapping[str, str] | None = None,
-    show: Callable[[str, int, int], None] | None = None,
-) -> list[Row]:
+    extra_files: Mapping[str, str] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[StreamRecord]:
     """Every item of a source in every way, `batch` at once; those of ppl are whole texts, read stretch by stretch.
 
     `before` is the state of one row that each item begins on. `bytes_of` are the bytes of each id, for nats a byte.
     With a `folder` rows are kept as `evaluation.kept` says; `key` is what they are of beside the data. Raises `Busy`
     (73) for a folder of another key, `BadInput` (66) for stretches that do not follow one another.
     """
-    ways = ways_of(model, name)
-    books = grouped(source) if name == "ppl" else [[i] for i in range(len(source))]
+    ways = list_conditions(model, name)
+    books = group_rows_by_text(source) if name == "ppl" else [[i] for i in range(len(source))]
     said = {"data": source.fingerprint, "items": str(len(books)), "stream": name}
     said |= {"ways": "; ".join(way.name for way in ways)}
 
     def made(places: range) -> list[str]:
         if name == "ppl":
-            rows = passages(model, source, ways, [books[i] for i in places], device, before, bytes_of)
+            rows = evaluate_passages(model, source, ways, [books[i] for i in places], device, prefix_state, bytes_per_token)
         else:
-            rows = items(model, name, cast(Documents, source.batch(places, 0, 0)).to(device), before)
-        return [row.line() for row in rows]
+            rows = evaluate_items(model, name, cast(DocumentBatch, source.batch(places, 0, 0)).to(device), prefix_state)
+        return [row.to_json_line() for row in rows]
 
-    mark = canonical({**(key or {}), **said})
-    return [row_of(line) for line in kept.lines(folder, mark, len(books), made, batch=batch, texts=texts, show=show)]
+    mark = to_canonical_json({**(key or {}), **said})
+    return [parse_stream_record(line) for line in kept.run_resumable(folder, mark, len(books), made, batch_size=batch_size, extra_files=extra_files, progress=progress)]

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from laconic.core.cache import Cache
-from laconic.core.contract import Answers, Reasoning
+from laconic.core.cache import KVCache
+from laconic.core.contract import AnswerBatch, ReasoningBatch
 from laconic.core.decoder import Decoder
-from laconic.core.generate import Passes
-from laconic.core.rollout import Rollout
+from laconic.core.generate import PassCounts
+from laconic.core.rollout import LatentRollout
 
-Words = Callable[[int], str]
-Layers = tuple[Tensor, ...]
+DecodeToken = Callable[[int], str]
+LayerTensors = tuple[Tensor, ...]
 
 
 class Kept(Protocol):
@@ -27,52 +27,52 @@ class Kept(Protocol):
     @property
     def index(self) -> Tensor: ...
     @property
-    def live(self) -> Tensor: ...
+    def valid(self) -> Tensor: ...
 
 
-class Choice(NamedTuple):
+class SelectorChoice(NamedTuple):
     """What one selector keeps of a chain in every layer, and the score [B, G, Nc] it goes by."""
 
-    kept: tuple[Kept, ...]
-    S: Layers
+    tokens: tuple[Kept, ...]
+    S: LayerTensors
 
 
-class Left(NamedTuple):
+class TeacherChain(NamedTuple):
     """What the teacher leaves of chains in every layer: keys as a cache holds them, keys before rotation, values.
 
     I and R are importance and redundancy [B, G, Nc], `chosen` the choice of each selector, `own` the one that is looked
     at, in the layers `matched`; `taught`: the run's slots were drawn to it.
     """
 
-    keys: Layers
-    before: Layers
-    values: Layers
-    I: Layers
-    R: Layers
-    chosen: Mapping[str, Choice]
-    own: str
-    matched: tuple[int, ...]
-    taught: bool
+    keys: LayerTensors
+    keys_before_rope: LayerTensors
+    values: LayerTensors
+    I: LayerTensors
+    R: LayerTensors
+    choices: Mapping[str, SelectorChoice]
+    policy: str
+    matched_layers: tuple[int, ...]
+    is_distilled: bool
 
 
-class Slots(NamedTuple):
+class LatentKeysValues(NamedTuple):
     """Keys as a cache holds them, keys before rotation, and values at the M slots of every layer, [B, G, M, E]."""
 
-    keys: Layers
-    before: Layers
-    values: Layers
+    keys: LayerTensors
+    keys_before_rope: LayerTensors
+    values: LayerTensors
 
 
 class Think(Protocol):
     """The thoughts on questions; `rounds` other than those it was trained with."""
 
     def __call__(
-        self, questions: Reasoning, edit: Any = None, trace: bool = False, rounds: int | None = None
-    ) -> Rollout: ...
+        self, questions: ReasoningBatch, edit: Any = None, trace: bool = False, rounds: int | None = None
+    ) -> LatentRollout: ...
 
 
 @dataclass(frozen=True)
-class Subject:
+class InspectedRun:
     """A run: `follow` answers from the cache that thoughts left, `left` is None where the method has no teacher.
 
     `rounds` are those it was trained with, None for thoughts made one after the other.
@@ -82,18 +82,18 @@ class Subject:
     method: str
     decoder: Decoder
     logits: Callable[[Tensor], Tensor]
-    words: Words
+    decode_token: DecodeToken
     think: Think
-    follow: Callable[[Reasoning, Cache, Passes], Answers]
-    left: Callable[[Reasoning], Left] | None
-    rounds: int | None
+    answer_from_cache: Callable[[ReasoningBatch, KVCache, PassCounts], AnswerBatch]
+    teacher_chain: Callable[[ReasoningBatch], TeacherChain] | None
+    num_iterations: int | None
     device: torch.device
 
 
-def slots(decoder: Decoder, rolled: Rollout) -> Slots:
+def latent_keys_values(decoder: Decoder, rollout: LatentRollout) -> LatentKeysValues:
     """What a rollout left at its slots; the thoughts are read once more for their keys before rotation."""
-    M, state = rolled.thoughts.shape[1], rolled.state
+    M, state = rollout.latents.shape[1], rollout.cache
     with torch.no_grad():
-        again = decoder(rolled.thoughts, state.crop(state.S - M), want=("k",))
+        again = decoder(rollout.latents, state.crop(state.S - M), want=("k",))
     before = tuple(again.stages[f"k.{l}"] for l in range(len(state.keys)))
-    return Slots(tuple(k[:, :, -M:] for k in state.keys), before, tuple(v[:, :, -M:] for v in state.values))
+    return LatentKeysValues(tuple(k[:, :, -M:] for k in state.keys), before, tuple(v[:, :, -M:] for v in state.values))

@@ -9,59 +9,59 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 
-Group = dict[str, Any]
+ParamGroup = dict[str, Any]
 
 
-def by_rule(params: ParamsT, rule: Callable[[str, Tensor], str], adam: Mapping[str, Any]) -> list[Group]:
+def split_groups_by_rule(params: ParamsT, rule: Callable[[str, Tensor], str], adamw_defaults: Mapping[str, Any]) -> list[ParamGroup]:
     """The groups given, each in two where its parameters have two rules; a group that says its `rule` is taken whole.
 
     Parameters may come with names. `adam` is what the groups of AdamW have besides, lr among it.
     """
     given = list(cast("list[Any]", params))
     if not given:
-        raise Usage("optimizer: no parameter was given; hand over model.parameters()")
-    groups: list[Group] = given if isinstance(given[0], dict) else [{"params": given}]
-    found: list[Group] = []
+        raise UsageError("optimizer: no parameter was given; hand over model.parameters()")
+    groups: list[ParamGroup] = given if isinstance(given[0], dict) else [{"params": given}]
+    found: list[ParamGroup] = []
     for group in groups:
         entries = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
         own: dict[str, list[Any]] = {}
         for entry in entries:
-            name, p = cast("tuple[str, Tensor]", entry if isinstance(entry, tuple) else (shaped(entry), entry))
+            name, p = cast("tuple[str, Tensor]", entry if isinstance(entry, tuple) else (describe_parameter(entry), entry))
             own.setdefault(group.get("rule") or rule(name, p), []).append(entry)
         for kind, members in own.items():
-            besides = dict(adam) if kind == "adamw" else dict[str, Any]()
+            besides = dict(adamw_defaults) if kind == "adamw" else dict[str, Any]()
             found.append({**besides, **group, "params": members, "rule": kind})
     return found
 
 
-def shaped(p: Tensor) -> str:
+def describe_parameter(p: Tensor) -> str:
     """What a parameter without a name is called."""
     return f"a parameter {list(p.shape)}"
 
 
-def checked(owner: str, group: Group, rules: tuple[str, ...]) -> None:
+def check_group(optimizer: str, group: ParamGroup, rules: tuple[str, ...]) -> None:
     """Raises `Usage` (2) for a group's rule that there is not, and a rate no step can be taken by."""
     if group.get("rule") not in rules:
-        raise Usage(f"{owner}: rule {group.get('rule')!r}; there are {', '.join(rules)}")
+        raise UsageError(f"{optimizer}: rule {group.get('rule')!r}; there are {', '.join(rules)}")
     if not (0 < group["lr"] < math.inf):
-        raise Usage(f"{owner}: lr {group['lr']}; a step is larger than 0 and finite")
+        raise UsageError(f"{optimizer}: lr {group['lr']}; a step is larger than 0 and finite")
 
 
-def one_of(owner: str, name: str, value: object, known: tuple[object, ...]) -> None:
+def check_choice(optimizer: str, name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raises `Usage` (2) for a word that there is not."""
-    if value not in known:
-        raise Usage(f"{owner}: {name} {value!r}; there are {', '.join(map(repr, known))}")
+    if value not in choices:
+        raise UsageError(f"{optimizer}: {name} {value!r}; there are {', '.join(map(repr, choices))}")
 
 
-def share(owner: str, name: str, value: float) -> None:
+def check_fraction(optimizer: str, name: str, value: float) -> None:
     """Raises `Usage` (2) for what is no share of the old that stays."""
     if not 0 <= value < 1:
-        raise Usage(f"{owner}: {name} {value}; a share that stays lies in [0, 1)")
+        raise UsageError(f"{optimizer}: {name} {value}; a share that stays lies in [0, 1)")
 
 
-def closed(closure: Callable[[], float] | None) -> float | None:
+def call_closure(closure: Callable[[], float] | None) -> float | None:
     """The loss of a closure, as `torch.optim` calls it."""
     if closure is None:
         return None
@@ -69,7 +69,7 @@ def closed(closure: Callable[[], float] | None) -> float | None:
         return closure()
 
 
-def step_adamw(state: Mapping[Tensor, dict[str, Any]], group: Group) -> None:
+def step_adamw(state: Mapping[Tensor, dict[str, Any]], group: ParamGroup) -> None:
     """One step of PyTorch's AdamW on a group: `lr`, `adam_betas`, `adam_decay`."""
     moved = [p for p in cast("list[Tensor]", group["params"]) if p.grad is not None]
     for p in moved:

@@ -18,24 +18,24 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from laconic.core.answering import quiet
-from laconic.core.contract import UNSCORED, Documents, Step, followers
+from laconic.core.answering import eval_no_grad
+from laconic.core.contract import IGNORE_INDEX, DocumentBatch, StepOutput, next_token_targets
 from laconic.core.decoder import Decoder
-from laconic.core.errors import Usage
-from laconic.core.memory import Memory
+from laconic.core.errors import UsageError
+from laconic.core.memory import SummaryMemory
 from laconic.methods import stopping
-from laconic.methods.estimators import Price, entropy, ramp, target_price
-from laconic.methods.halting import Draw, expected
-from laconic.methods.objective import counted, learned
-from laconic.methods.policies import most
-from laconic.methods.segments import Prompt, positions_of, prompt
-from laconic.methods.settings import Halting, Reading
-from laconic.methods.stopping import Stopping
-from laconic.methods.summaries import NONE, Summaries
-from laconic.methods.units import Unit
-from laconic.methods.windows import Course, Phase
+from laconic.methods.estimators import PriceState, length_entropy, penalty_ramp, update_price
+from laconic.methods.halting import RandomStream, expected_length
+from laconic.methods.objective import mark_priced_segments, length_loss
+from laconic.methods.policies import max_segments
+from laconic.methods.segments import MemoryPrompt, resolve_position_scheme, build_memory_prompt
+from laconic.methods.settings import StopHeadConfig, CompressionConfig
+from laconic.methods.stopping import StopRule
+from laconic.methods.summaries import NO_MEAN_LENGTH, SummaryParameters
+from laconic.methods.units import SegmentModel
+from laconic.methods.windows import WindowRun, TrainingPhase
 
-SOFT = ("soft", "straight")
+BIASED_ESTIMATORS = ("soft", "straight")
 
 
 class AutoCompressor(nn.Module):
@@ -48,201 +48,201 @@ class AutoCompressor(nn.Module):
     def __init__(
         self,
         decoder: Decoder,
-        summaries: Summaries,
-        reading: Reading,
-        halting: Halting | None = None,
+        summaries: SummaryParameters,
+        config: CompressionConfig,
+        stop_head_config: StopHeadConfig | None = None,
         *,
-        steps: int,
+        total_steps: int,
         seed: int = 0,
-        bos: int | None = None,
-        base: Callable[[], AbstractContextManager[object]] | None = None,
+        bos_token_id: int | None = None,
+        base_model_context: Callable[[], AbstractContextManager[object]] | None = None,
     ) -> None:
         super().__init__()
-        check(decoder, reading, halting, bos, base is not None)
-        self.decoder, self.summaries, self.reading, self.halting = decoder, summaries, reading, halting
-        self.steps, self.seed = steps, seed
-        self.unit = Unit(decoder, summaries, bos, base)
+        check_settings(decoder, config, stop_head_config, bos_token_id, base_model_context is not None)
+        self.decoder, self.summaries, self.config, self.stop_head_config = decoder, summaries, config, stop_head_config
+        self.total_steps, self.seed = total_steps, seed
+        self.segment_model = SegmentModel(decoder, summaries, bos_token_id, base_model_context)
 
-    def phase(self, step: int) -> Phase:
+    def training_phase(self, step: int) -> TrainingPhase:
         """What learns at an update: the decoder on given lengths, both, or the head alone."""
-        if self.halting is None or self.reading.length not in ("stop", "ratio"):
+        if self.stop_head_config is None or self.config.length_policy not in ("stop", "ratio"):
             return "lengths"
-        if self.halting.joint or self.halting.estimator in ("soft", "straight"):
+        if self.stop_head_config.joint_training or self.stop_head_config.estimator in ("soft", "straight"):
             return "both"
-        return "head" if step >= self.alone else "lengths"
+        return "head" if step >= self.head_only_step else "lengths"
 
     @property
-    def alone(self) -> int:
+    def head_only_step(self) -> int:
         """The update from which the head learns alone, where it does not learn with the decoder."""
-        return math.ceil((0.0 if self.halting is None else self.halting.head_after) * self.steps)
+        return math.ceil((0.0 if self.stop_head_config is None else self.stop_head_config.head_only_after) * self.total_steps)
 
-    def restarts(self, batch: Documents) -> bool:
+    def resets_optimizer_state(self, batch: DocumentBatch) -> bool:
         """At the update where the head begins to learn alone."""
-        return self.phase(batch.step) == "head" and batch.step == self.alone
+        return self.training_phase(batch.step) == "head" and batch.step == self.head_only_step
 
-    def totals(self, batch: Documents) -> dict[str, float]:
+    def loss_denominators(self, batch: DocumentBatch) -> dict[str, float]:
         """Rows; scored tokens, in all and by the place of a segment in its window; compressions that are priced."""
-        phase = self.phase(batch.step)
+        phase = self.training_phase(batch.step)
         found: dict[str, float] = {"rows": float(batch.B), "scored": 0.0, "compressions": 0.0}
         found |= {f"scored.{i + 1}": 0.0 for i in range(batch.windows[0])}
-        for piece in batch.pieces:
-            course = Course(self.unit, piece, self.unit.empty(batch.B), phase, self.seed, "length")
-            for i, columns in enumerate(piece.segments):
-                n = float((course.targets[:, columns] != UNSCORED).sum())
+        for piece in batch.sequential_parts:
+            course = WindowRun(self.segment_model, piece, self.segment_model.empty_memory(batch.B), phase, self.seed, "length")
+            for i, columns in enumerate(piece.segment_slices):
+                n = float((course.targets[:, columns] != IGNORE_INDEX).sum())
                 found["scored"] += n
                 found[f"scored.{i + 1}"] += n
-            found["compressions"] += float(counted(course).sum())
+            found["compressions"] += float(mark_priced_segments(course).sum())
         return found
 
-    def forward(self, batch: Documents, state: Memory | None = None) -> Step:
+    def forward(self, batch: DocumentBatch, state: SummaryMemory | None = None) -> StepOutput:
         """Loss and parts of a window; `state` is the memory that enters it, the step's the one handed on.
 
         Raises `Usage` (2) for windows in which nothing reads a summary, and for segments that do not fit the model.
         """
         self.check_window(batch)
-        memory = self.unit.empty(batch.B) if state is None else state
-        phase, how = self.phase(batch.step), self.halting
-        twice = how is not None and phase != "lengths" and how.estimator == "sample" and how.baseline == "draws"
-        streams: tuple[Draw, ...] = ("length", "second") if twice and self.reading.length == "stop" else ("length",)
-        courses = [Course(self.unit, batch, memory, phase, self.seed, stream).run() for stream in streams]
-        sums = batch.totals or self.totals(batch)
-        weight = self.weight(courses[0], sums).to(courses[0].all_nats.dtype)
-        loss = torch.stack([(c.all_nats.sum(1) * weight).sum() for c in courses]).mean()
+        memory = self.segment_model.empty_memory(batch.B) if state is None else state
+        phase, how = self.training_phase(batch.step), self.stop_head_config
+        twice = how is not None and phase != "lengths" and how.estimator == "sample" and how.reinforce_baseline == "draws"
+        streams: tuple[RandomStream, ...] = ("length", "second") if twice and self.config.length_policy == "stop" else ("length",)
+        courses = [WindowRun(self.segment_model, batch, memory, phase, self.seed, stream).run() for stream in streams]
+        sums = batch.loss_denominators or self.loss_denominators(batch)
+        weight = self.row_loss_weights(courses[0], sums).to(courses[0].losses.dtype)
+        loss = torch.stack([(c.losses.sum(1) * weight).sum() for c in courses]).mean()
         if phase != "lengths" and how is not None:
-            omega = 1.0 if phase == "head" else ramp(batch.step, self.steps, how.penalty_start, how.penalty_ramp)
-            extra = learned(courses, how, float(self.summaries.steered[0]), omega, weight, sums)
-            loss = loss + extra + self.summaries.anchor
-        return Step(loss, self.parts(courses[0], sums), self.handed(courses[0], memory))
+            omega = 1.0 if phase == "head" else penalty_ramp(batch.step, self.total_steps, how.cost_start, how.cost_ramp)
+            extra = length_loss(courses, how, float(self.summaries.steered[0]), omega, weight, sums)
+            loss = loss + extra + self.summaries.zero_loss
+        return StepOutput(loss, self.compute_metrics(courses[0], sums), self.carry_memory(courses[0], memory))
 
-    def check_window(self, batch: Documents) -> None:
+    def check_window(self, batch: DocumentBatch) -> None:
         """Raises `Usage` (2) for a window of one segment, one that is several, and a kernel that has no gate."""
-        w, n = batch.windows[0], len(batch.cuts)
+        w, n = batch.windows[0], len(batch.segment_ends)
         if w < 2:
-            raise Usage(
+            raise UsageError(
                 f"window: {w} leaves no segment that reads a summary inside its own window, so nothing would learn to "
                 "compress; use 2 or more"
             )
         if n > w:
-            raise Usage(f"window: {n} segments where windows are of {w}; give the pieces of a batch one after another")
-        gated = self.reading.generator == "select" or (
-            self.phase(batch.step) == "both" and self.halting is not None and self.halting.estimator in SOFT
+            raise UsageError(f"window: {n} segments where windows are of {w}; give the pieces of a batch one after another")
+        gated = self.config.summary == "select" or (
+            self.training_phase(batch.step) == "both" and self.stop_head_config is not None and self.stop_head_config.estimator in BIASED_ESTIMATORS
         )
-        if gated and self.decoder.attention == "flex":
-            raise Usage('attention "flex": this kernel has no gradient for a bias, so a gate cannot learn; take sdpa')
+        if gated and self.decoder.attn_implementation == "flex":
+            raise UsageError('attention "flex": this kernel has no gradient for a bias, so a gate cannot learn; take sdpa')
 
-    def weight(self, course: Course, sums: Mapping[str, float]) -> Float[Tensor, " B"]:
+    def row_loss_weights(self, window: WindowRun, denominators: Mapping[str, float]) -> Float[Tensor, " B"]:
         """What a nat of each row counts in the loss: by tokens of the step, or by windows and their tokens."""
-        n = (course.targets != UNSCORED).sum(1)
-        if self.reading.normalise == "token":
-            return torch.full_like(n, 1 / (sums["scored"] or 1.0), dtype=torch.float64)
-        return (n > 0) / (n.clamp(min=1).double() * (sums["rows"] or 1.0))
+        n = (window.targets != IGNORE_INDEX).sum(1)
+        if self.config.loss_reduction == "token":
+            return torch.full_like(n, 1 / (denominators["scored"] or 1.0), dtype=torch.float64)
+        return (n > 0) / (n.clamp(min=1).double() * (denominators["rows"] or 1.0))
 
-    def parts(self, course: Course, sums: Mapping[str, float]) -> dict[str, Tensor]:
+    def compute_metrics(self, window: WindowRun, denominators: Mapping[str, float]) -> dict[str, Tensor]:
         """Nats and right answers per scored token, nats by the place of a segment in its window, and lengths."""
-        tokens, rows = sums["scored"] or 1.0, sums["compressions"] or 1.0
-        nats, here = course.all_nats.detach(), counted(course)
-        found = {"nats": nats.sum() / tokens, "right": torch.stack(course.right).sum() / tokens}
-        for i in range(course.batch.windows[0]):
-            own = nats[:, i].sum() if i < course.w else nats.new_zeros(())
-            found[f"nats.{i + 1}"] = own / (sums[f"scored.{i + 1}"] or 1.0)
-        hard = course.hard.masked_fill(~here, 0)
+        tokens, rows = denominators["scored"] or 1.0, denominators["compressions"] or 1.0
+        nats, here = window.losses.detach(), mark_priced_segments(window)
+        found = {"nats": nats.sum() / tokens, "right": torch.stack(window.num_correct).sum() / tokens}
+        for i in range(window.batch.windows[0]):
+            own = nats[:, i].sum() if i < window.w else nats.new_zeros(())
+            found[f"nats.{i + 1}"] = own / (denominators[f"scored.{i + 1}"] or 1.0)
+        hard = window.hard_lengths.masked_fill(~here, 0)
         found["length"] = hard.sum() / rows
-        if self.halting is None or self.reading.length != "stop" or self.phase(course.batch.step) == "lengths":
+        if self.stop_head_config is None or self.config.length_policy != "stop" or self.training_phase(window.batch.step) == "lengths":
             return found
-        index = self.halting.index
-        for name, function in (("expected", expected), ("entropy", entropy)):
-            each = course.each(partial(function, index=index)).detach()
+        index = self.stop_head_config.stop_position
+        for name, function in (("expected", expected_length), ("entropy", length_entropy)):
+            each = window.map_stop_logits(partial(function, stop_position=index)).detach()
             found[name] = each.masked_fill(~here, 0.0).sum() / rows
         found["at_1"] = ((hard == 1) & here).sum() / rows
-        found["at_K"] = ((hard == self.reading.fixed) & here).sum() / rows
+        found["at_K"] = ((hard == self.config.fixed_length) & here).sum() / rows
         found["price"] = self.summaries.steered[0].float() * here.sum() / rows
         return found
 
-    def handed(self, course: Course, before: Memory) -> Memory | None:
+    def carry_memory(self, window: WindowRun, before: SummaryMemory) -> SummaryMemory | None:
         """The memory for the next window: soft where lengths are, unless it is to be hard."""
-        state = course.state
+        state = window.carried_memory
         if state is None or state.log_s is None:
             return state
-        if not self.soft:
+        if not self.has_soft_lengths:
             return replace(state, log_s=None)
-        if self.reading.carry != "hard":
+        if self.config.carry_between_windows != "hard":
             return state
-        lengths = torch.cat([before.block_lengths, course.hard[:, : state.blocks - before.blocks]], 1)
-        return state.harden(lengths)
+        lengths = torch.cat([before.vectors_per_segment, window.hard_lengths[:, : state.num_segments - before.num_segments]], 1)
+        return state.truncate_to(lengths)
 
     @property
-    def soft(self) -> bool:
+    def has_soft_lengths(self) -> bool:
         """Whether lengths are soft while they are learned."""
-        return self.reading.length == "stop" and self.halting is not None and self.halting.estimator == "soft"
+        return self.config.length_policy == "stop" and self.stop_head_config is not None and self.stop_head_config.estimator == "soft"
 
-    def steer(self, numbers: Mapping[str, float]) -> None:
+    def after_update(self, metrics: Mapping[str, float]) -> None:
         """After an optimizer step with these numbers: the price is moved where the settings say so."""
-        if self.halting is None or self.halting.target is None or "expected" not in numbers:
+        if self.stop_head_config is None or self.stop_head_config.target_mean_length is None or "expected" not in metrics:
             return
         beta, mean = float(self.summaries.steered[0]), float(self.summaries.steered[1])
-        held = Price(beta, None if mean == NONE else mean)
-        moved = target_price(held, numbers["expected"], self.halting.target, self.halting.eta, self.halting.price_max)
-        self.summaries.steered.copy_(torch.tensor([moved.beta, moved.mean], dtype=torch.float64))
+        held = PriceState(beta, None if mean == NO_MEAN_LENGTH else mean)
+        moved = update_price(held, metrics["expected"], self.stop_head_config.target_mean_length, self.stop_head_config.cost_step_size, self.stop_head_config.max_length_cost)
+        self.summaries.steered.copy_(torch.tensor([moved.beta, moved.mean_length], dtype=torch.float64))
 
     def compress(
         self,
-        text: Int[Tensor, "B T"],
-        live: Bool[Tensor, "B T"] | None = None,
-        memory: Memory | None = None,
-        how: Stopping | None = None,
-    ) -> Memory:
+        input_ids: Int[Tensor, "B T"],
+        attention_mask: Bool[Tensor, "B T"] | None = None,
+        memory: SummaryMemory | None = None,
+        rule: StopRule | None = None,
+    ) -> SummaryMemory:
         """One segment more in a memory, without gradients; a row without live tokens keeps what it has.
 
         Raises `Usage` (2) for a way to stop that was not learned, a length not allowed, and what does not fit.
         """
-        live = torch.ones_like(text, dtype=torch.bool) if live is None else live
-        memory = self.unit.empty(len(text)) if memory is None else memory
-        with quiet(self):
-            return stopping.compress(self.unit, memory, text, live, how or stopping.default(self.unit))
+        attention_mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
+        memory = self.segment_model.empty_memory(len(input_ids)) if memory is None else memory
+        with eval_no_grad(self):
+            return stopping.compress_into_memory(self.segment_model, memory, input_ids, attention_mask, rule or stopping.default_rule(self.segment_model))
 
-    def read(
-        self, text: Int[Tensor, "B T"], live: Bool[Tensor, "B T"] | None = None, memory: Memory | None = None
+    def read_text(
+        self, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"] | None = None, memory: SummaryMemory | None = None
     ) -> Float[Tensor, "B T D"]:
         """States of a text that follows a memory, after the final norm; `decoder.logits` makes words of them."""
-        live = torch.ones_like(text, dtype=torch.bool) if live is None else live
-        memory = self.unit.empty(len(text)) if memory is None else memory
-        self.unit.check(memory, text.shape[1], writes=False)
-        return self.unit.read(memory, text, live)
+        attention_mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
+        memory = self.segment_model.empty_memory(len(input_ids)) if memory is None else memory
+        self.segment_model.check_fits(memory, input_ids.shape[1], compresses=False)
+        return self.segment_model.read_segment(memory, input_ids, attention_mask)
 
-    def nats(
+    def nll(
         self,
-        text: Int[Tensor, "B T"],
-        live: Bool[Tensor, "B T"],
-        scored: Bool[Tensor, "B T"],
-        memory: Memory | None = None,
+        input_ids: Int[Tensor, "B T"],
+        attention_mask: Bool[Tensor, "B T"],
+        loss_mask: Bool[Tensor, "B T"],
+        memory: SummaryMemory | None = None,
     ) -> Float[Tensor, " B"]:
         """Summed cross-entropy of the scored tokens of each row, each predicted by the live token before it."""
-        with quiet(self):
-            return self.unit.nats(self.read(text, live, memory), followers(text, live, scored)).sum
+        with eval_no_grad(self):
+            return self.segment_model.segment_loss(self.read_text(input_ids, attention_mask, memory), next_token_targets(input_ids, attention_mask, loss_mask)).nll
 
-    def prompt(self, memory: Memory) -> Prompt:
+    def build_prompt(self, memory: SummaryMemory) -> MemoryPrompt:
         """What stands before a text that is generated: read it once, and fork its cache."""
-        return prompt(self.decoder, self.reading, memory, self.unit.bos)
+        return build_memory_prompt(self.decoder, self.config, memory, self.segment_model.bos_token_id)
 
-    def most(self, segment: int) -> int | None:
+    def max_segments(self, segment_tokens: int) -> int | None:
         """How many segments of so many tokens can be compressed one after another; None: any number."""
-        return most(self.decoder.config, self.reading, self.unit.lead, segment)
+        return max_segments(self.decoder.config, self.config, self.segment_model.prefix_length, segment_tokens)
 
 
-def check(decoder: Decoder, reading: Reading, halting: Halting | None, bos: int | None, base: bool) -> None:
+def check_settings(decoder: Decoder, config: CompressionConfig, stop_head_config: StopHeadConfig | None, bos_token_id: int | None, has_base_model: bool) -> None:
     """Raises `Usage` (2) for settings that this decoder, or each other, cannot be meant with."""
-    positions_of(reading, decoder.config)
-    if reading.adapt == "write" and not base:
-        raise Usage('adapt "write": the decoder has no adapter that could write alone; train with lora')
-    if reading.bos in ("first", "sink") and bos is None:
-        raise Usage(f'bos "{reading.bos}": the tokenizer has no such token; take none')
-    if reading.memory == "budgeted" and reading.generator in ("pool", "select"):
-        raise Usage(
-            f'memory "budgeted" with generator "{reading.generator}": a memory is compressed without text, and its '
+    resolve_position_scheme(config, decoder.config)
+    if config.adapter_scope == "write" and not has_base_model:
+        raise UsageError('adapt "write": the decoder has no adapter that could write alone; train with lora')
+    if config.bos in ("first", "sink") and bos_token_id is None:
+        raise UsageError(f'bos "{config.bos}": the tokenizer has no such token; take none')
+    if config.memory_policy == "budgeted" and config.summary in ("pool", "select"):
+        raise UsageError(
+            f'memory "budgeted" with generator "{config.summary}": a memory is compressed without text, and its '
             'vectors are made of text; take "fifo"'
         )
-    need = {"budgeted": 2 * reading.fixed, "fifo": reading.fixed}.get(reading.memory, 0)
-    if reading.budget is not None and reading.budget < need:
-        raise Usage(f'budget {reading.budget}: memory "{reading.memory}" needs room for {need} vectors; raise it')
-    if reading.carry == "soft" and not (halting is not None and halting.estimator == "soft"):
-        raise Usage('carry "soft": lengths are hard in training, and so is what is handed on; leave it out')
+    need = {"budgeted": 2 * config.fixed_length, "fifo": config.fixed_length}.get(config.memory_policy, 0)
+    if config.max_memory_vectors is not None and config.max_memory_vectors < need:
+        raise UsageError(f'budget {config.max_memory_vectors}: memory "{config.memory_policy}" needs room for {need} vectors; raise it')
+    if config.carry_between_windows == "soft" and not (stop_head_config is not None and stop_head_config.estimator == "soft"):
+        raise UsageError('carry "soft": lengths are hard in training, and so is what is handed on; leave it out')

@@ -7,70 +7,70 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laconic.core.state import Factors
+from laconic.core.state import LowRankChange
 
-Change = Factors | Tensor
-TINY = 1e-30  # a squared length that counts as none; its root is a float32 too
+WeightChange = LowRankChange | Tensor
+MIN_SQUARED_NORM = 1e-30  # a squared length that counts as none; its root is a float32 too
 
 
-def nothing(B: int, o: int, i: int, like: Tensor) -> Factors:
+def zero_change(B: int, o: int, i: int, like: Tensor) -> LowRankChange:
     """No change: no outer product."""
-    return Factors(like.new_zeros(B, 0, o), like.new_zeros(B, 0, i))
+    return LowRankChange(like.new_zeros(B, 0, o), like.new_zeros(B, 0, i))
 
 
-def dense(change: Change) -> Float[Tensor, "B o i"]:
+def to_dense(change: WeightChange) -> Float[Tensor, "B o i"]:
     """The change as a matrix a row."""
-    return change.dense if isinstance(change, Factors) else change
+    return change.dense if isinstance(change, LowRankChange) else change
 
 
-def applied(change: Change, x: Float[Tensor, "B T i"]) -> Float[Tensor, "B T o"]:
+def apply_change(change: WeightChange, x: Float[Tensor, "B T i"]) -> Float[Tensor, "B T o"]:
     """What the change adds to W x; R (o + i) multiplications a token where it is a sum."""
-    if isinstance(change, Factors):
+    if isinstance(change, LowRankChange):
         return (x @ change.right.mT) @ change.left
     return x @ change.mT
 
 
-def is_none(change: Change) -> bool:
+def is_empty(change: WeightChange) -> bool:
     """Whether it is a sum of no terms."""
-    return isinstance(change, Factors) and not change.left.shape[1]
+    return isinstance(change, LowRankChange) and not change.left.shape[1]
 
 
-def plus(one: Change, other: Change) -> Change:
+def add(one: WeightChange, other: WeightChange) -> WeightChange:
     """The sum of both, dense where one of them is."""
-    if isinstance(one, Factors) and isinstance(other, Factors):
-        return Factors(torch.cat([one.left, other.left], 1), torch.cat([one.right, other.right], 1))
-    if is_none(one) or is_none(other):
-        return other if is_none(one) else one
-    return dense(one) + dense(other)
+    if isinstance(one, LowRankChange) and isinstance(other, LowRankChange):
+        return LowRankChange(torch.cat([one.left, other.left], 1), torch.cat([one.right, other.right], 1))
+    if is_empty(one) or is_empty(other):
+        return other if is_empty(one) else one
+    return to_dense(one) + to_dense(other)
 
 
-def times(change: Change, share: Float[Tensor, " B"] | float) -> Change:
+def scale(change: WeightChange, factor: Float[Tensor, " B"] | float) -> WeightChange:
     """Each row's change that many times."""
-    by = share[:, None, None] if isinstance(share, Tensor) else share
-    return Factors(change.left * by, change.right) if isinstance(change, Factors) else change * by
+    by = factor[:, None, None] if isinstance(factor, Tensor) else factor
+    return LowRankChange(change.left * by, change.right) if isinstance(change, LowRankChange) else change * by
 
 
-def folded(change: Change) -> Change:
+def smaller_form(change: WeightChange) -> WeightChange:
     """The same change in the form that takes less: dense from R = o i / (o + i) on."""
-    if isinstance(change, Factors):
+    if isinstance(change, LowRankChange):
         R, o, i = change.left.shape[1], change.left.shape[2], change.right.shape[2]
         return change.dense if R * (o + i) >= o * i else change
     return change
 
 
-def length(change: Change) -> Float[Tensor, " B"]:
+def frobenius_norm(change: WeightChange) -> Float[Tensor, " B"]:
     """The Frobenius norm of every row's change; its gradient at none is 0."""
-    if isinstance(change, Factors):
+    if isinstance(change, LowRankChange):
         squared = ((change.left @ change.left.mT) * (change.right @ change.right.mT)).sum((-2, -1))
     else:
         squared = change.square().sum((-2, -1))
-    return squared.clamp(min=TINY).sqrt()
+    return squared.clamp(min=MIN_SQUARED_NORM).sqrt()
 
 
-def chosen(rows: Bool[Tensor, " B"], new: Change, old: Change) -> Change:
+def where_rows(rows: Bool[Tensor, " B"], new: WeightChange, old: WeightChange) -> WeightChange:
     """`new` in those rows, `old` in the others; of sums both factors are zeros where they are not meant."""
-    at = rows.to(new.left.device if isinstance(new, Factors) else new.device)[:, None, None]
-    if isinstance(new, Factors) and isinstance(old, Factors):
-        mine, theirs = (Factors(x.left * share, x.right * share) for x, share in ((new, at), (old, ~at)))
-        return plus(mine, theirs)
-    return torch.where(at, dense(new), dense(old))
+    at = rows.to(new.left.device if isinstance(new, LowRankChange) else new.device)[:, None, None]
+    if isinstance(new, LowRankChange) and isinstance(old, LowRankChange):
+        mine, theirs = (LowRankChange(x.left * share, x.right * share) for x, share in ((new, at), (old, ~at)))
+        return add(mine, theirs)
+    return torch.where(at, to_dense(new), to_dense(old))

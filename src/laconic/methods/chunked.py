@@ -12,157 +12,157 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from laconic.core import state as values
-from laconic.core.errors import Usage
-from laconic.core.state import Deep, Layer, Matrix
-from laconic.methods.fast_weights import Memory
-from laconic.methods.learning_settings import Gradient
-from laconic.methods.packing import alive, by_offset, pieces
+from laconic.core.errors import UsageError
+from laconic.core.state import MLPMemoryState, LayerState, LinearMemoryState
+from laconic.methods.fast_weights import MemoryStates
+from laconic.methods.learning_settings import OuterGradient
+from laconic.methods.packing import build_valid_mask, group_rows_by_offset, split_at_boundaries
 
-STRETCH = 1024  # tokens read at once: their vectors fit into a processor's cache
+MAX_SCAN_TOKENS = 1024  # tokens read at once: their vectors fit into a processor's cache
 
 
-class Reading(NamedTuple):
+class ScanOptions(NamedTuple):
     """How a whole call goes: a period per memory after which it starts again, chunks between two detaches."""
 
-    gradient: Gradient
-    horizon: int | None
-    resets: Mapping[str, int]
-    checkpoint: bool
+    outer_gradient: OuterGradient
+    truncate_after: int | None
+    reset_periods: Mapping[str, int]
+    activation_checkpointing: bool
 
 
-def accept(
-    layer: str, width: int, state: Layer, x: Tensor, live: Tensor | None, gradient: Gradient, horizon: int | None
+def check_inputs(
+    layer: str, width: int, state: LayerState, x: Tensor, attention_mask: Tensor | None, outer_gradient: OuterGradient, truncate_after: int | None
 ) -> None:
     """Raises `Usage` (2) for vectors, a mask, a state or a way of gradients that a layer cannot take."""
     B = len(x)
     if x.shape[2] != width or not x.shape[1]:
-        raise Usage(f"{layer}: vectors are {list(x.shape)}; give one or more of width {width}, [B, T, D]")
-    if values.rows_of(state) != B:
-        raise Usage(f"{layer}: {B} rows of vectors, the state has {values.rows_of(state)}; take or join its rows")
-    if live is not None and live.shape != x.shape[:2]:
-        raise Usage(f"{layer}: live is {list(live.shape)}, the vectors are {list(x.shape)}; give one of [B, T]")
-    if (gradient == "truncated") != (horizon is not None) or (horizon is not None and horizon < 1):
-        raise Usage(f"{layer}: gradient {gradient!r}, horizon {horizon}; truncated has one of 1 or more, others none")
+        raise UsageError(f"{layer}: vectors are {list(x.shape)}; give one or more of width {width}, [B, T, D]")
+    if values.num_rows(state) != B:
+        raise UsageError(f"{layer}: {B} rows of vectors, the state has {values.num_rows(state)}; take or join its rows")
+    if attention_mask is not None and attention_mask.shape != x.shape[:2]:
+        raise UsageError(f"{layer}: live is {list(attention_mask.shape)}, the vectors are {list(x.shape)}; give one of [B, T]")
+    if (outer_gradient == "truncated") != (truncate_after is not None) or (truncate_after is not None and truncate_after < 1):
+        raise UsageError(f"{layer}: gradient {outer_gradient!r}, horizon {truncate_after}; truncated has one of 1 or more, others none")
 
 
-def stretched(
-    read: Callable[..., tuple[Tensor, Layer]], state: Layer, x: Tensor, live: Tensor | None
-) -> tuple[Tensor, Layer]:
+def scan_in_segments(
+    scan_function: Callable[..., tuple[Tensor, LayerState]], state: LayerState, x: Tensor, attention_mask: Tensor | None
+) -> tuple[Tensor, LayerState]:
     """A long text by stretches, each on the state that the one before left, so that what is at work stays small."""
     ys: list[Tensor] = []
-    for a in range(0, x.shape[1], STRETCH):
-        y, state = read(state, x[:, a : a + STRETCH], live=None if live is None else live[:, a : a + STRETCH])
+    for a in range(0, x.shape[1], MAX_SCAN_TOKENS):
+        y, state = scan_function(state, x[:, a : a + MAX_SCAN_TOKENS], live=None if attention_mask is None else attention_mask[:, a : a + MAX_SCAN_TOKENS])
         ys.append(y)
     return torch.cat(ys, 1), state
 
 
 @runtime_checkable
-class System(Protocol):
+class ChunkedMemory(Protocol):
     """Memories that read together: `piece` reads tokens between two boundaries, `closed` ends chunks."""
 
     @property
-    def chunks(self) -> Mapping[str, int]: ...
+    def chunk_sizes(self) -> Mapping[str, int]: ...
 
-    def piece(self, memory: Memory, inputs: tuple[Tensor, ...], live: Tensor | None) -> tuple[Tensor, Memory]: ...
+    def step_chunk(self, states: MemoryStates, inputs: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, MemoryStates]: ...
 
-    def closed(self, memory: Memory, names: list[str]) -> Memory: ...
+    def end_chunks(self, states: MemoryStates, names: list[str]) -> MemoryStates: ...
 
 
-def read_along(
-    system: System, memory: Memory, inputs: tuple[Tensor, ...], lengths: tuple[int, ...] | None, how: Reading
-) -> tuple[Tensor, Memory]:
+def scan_chunks(
+    memory: ChunkedMemory, memory_states: MemoryStates, inputs: tuple[Tensor, ...], lengths: tuple[int, ...] | None, options: ScanOptions
+) -> tuple[Tensor, MemoryStates]:
     """Tokens [B, H, T, …] in order through memories whose rows may stand at different places in their chunks."""
-    count = counts(memory)
-    period = max([*system.chunks.values(), *how.resets.values()])
-    groups = by_offset(count, period)
+    count = token_counts(memory_states)
+    period = max([*memory.chunk_sizes.values(), *options.reset_periods.values()])
+    groups = group_rows_by_offset(count, period)
     if len(groups) == 1:
-        return _aligned(system, memory, inputs, lengths, next(iter(groups)), how)
+        return _aligned(memory, memory_states, inputs, lengths, next(iter(groups)), options)
     ys: list[Tensor] = []
-    states: list[Memory] = []
+    states: list[MemoryStates] = []
     for offset, rows in groups.items():
         at = torch.tensor(rows, device=inputs[0].device)
         few = None if lengths is None else tuple(lengths[row] for row in rows)
         mine = tuple(x.index_select(0, at) for x in inputs)
-        y, moved = _aligned(system, values.take(memory, rows), mine, few, offset, how)
+        y, moved = _aligned(memory, values.select_rows(memory_states, rows), mine, few, offset, options)
         ys.append(y)
         states.append(moved)
     back = torch.tensor([row for rows in groups.values() for row in rows]).argsort()
-    return torch.cat(ys).index_select(0, back.to(ys[0].device)), values.take(values.join(*states), back)
+    return torch.cat(ys).index_select(0, back.to(ys[0].device)), values.select_rows(values.concat_rows(*states), back)
 
 
-def counts(memory: Memory) -> Tensor:
+def token_counts(states: MemoryStates) -> Tensor:
     """Tokens learned per row, which all memories of a layer share."""
-    part = next(iter(memory.values()))
-    return part.count if isinstance(part, Matrix) else part.W1.count
+    part = next(iter(states.values()))
+    return part.num_tokens if isinstance(part, LinearMemoryState) else part.W1.num_tokens
 
 
 def _aligned(
-    system: System,
-    memory: Memory,
+    system: ChunkedMemory,
+    memory: MemoryStates,
     inputs: tuple[Tensor, ...],
     lengths: tuple[int, ...] | None,
     offset: int,
-    how: Reading,
-) -> tuple[Tensor, Memory]:
+    how: ScanOptions,
+) -> tuple[Tensor, MemoryStates]:
     """Rows that stand at the same place: piece by piece, each ending at the next boundary of any memory."""
-    T, count = inputs[0].shape[2], counts(memory)
+    T, count = inputs[0].shape[2], token_counts(memory)
     T_live = T if lengths is None else max(lengths)
-    live = alive(lengths, T, inputs[0].device)
+    live = build_valid_mask(lengths, T, inputs[0].device)
     ys: list[Tensor] = []
-    for a, b in pieces(offset, T_live, min(system.chunks.values())):
+    for a, b in split_at_boundaries(offset, T_live, min(system.chunk_sizes.values())):
         here = None if live is None or (lengths is not None and min(lengths) >= b) else live[:, a:b]
         y, memory = _piece(system, memory, tuple(x[:, :, a:b] for x in inputs), here, how)
         ys.append(y)
-        ended = [name for name, chunk in system.chunks.items() if (offset + b) % chunk == 0]
+        ended = [name for name, chunk in system.chunk_sizes.items() if (offset + b) % chunk == 0]
         if ended:
             reached = None if lengths is None else torch.tensor([n >= b for n in lengths])
-            closed = system.closed(memory, ended)
-            closed = {name: _renewed(part, count + b, name, system.chunks[name], how) for name, part in closed.items()}
+            closed = system.end_chunks(memory, ended)
+            closed = {name: _renewed(part, count + b, name, system.chunk_sizes[name], how) for name, part in closed.items()}
             memory = {**memory, **{name: _where(reached, new, memory[name]) for name, new in closed.items()}}
     added = count + T if lengths is None else count + torch.tensor(lengths)
-    memory = {name: counted(part, added) for name, part in memory.items()}
+    memory = {name: with_num_tokens(part, added) for name, part in memory.items()}
     if T_live < T:
         ys.append(inputs[0].new_zeros(*inputs[0].shape[:2], T - T_live, ys[0].shape[-1] if ys else inputs[0].shape[-1]))
     return torch.cat(ys, 2), memory
 
 
 def _piece(
-    system: System, memory: Memory, inputs: tuple[Tensor, ...], live: Tensor | None, how: Reading
-) -> tuple[Tensor, Memory]:
-    if not (how.checkpoint and torch.is_grad_enabled()):
-        return system.piece(memory, inputs, live)
+    system: ChunkedMemory, memory: MemoryStates, inputs: tuple[Tensor, ...], live: Tensor | None, how: ScanOptions
+) -> tuple[Tensor, MemoryStates]:
+    if not (how.activation_checkpointing and torch.is_grad_enabled()):
+        return system.step_chunk(memory, inputs, live)
     again = cast(Any, checkpoint)
-    return cast(tuple[Tensor, Memory], again(system.piece, memory, inputs, live, use_reentrant=False))
+    return cast(tuple[Tensor, MemoryStates], again(system.step_chunk, memory, inputs, live, use_reentrant=False))
 
 
-def _renewed(part: Matrix | Deep, count: Tensor, name: str, chunk: int, how: Reading) -> Matrix | Deep:
+def _renewed(part: LinearMemoryState | MLPMemoryState, count: Tensor, name: str, chunk: int, how: ScanOptions) -> LinearMemoryState | MLPMemoryState:
     """A memory at its boundary, started anew or cut from the graph where its count says so."""
-    if name in how.resets:
-        part = _where(count % how.resets[name] != 0, part, values.mapped(part, torch.zeros_like))
-    if how.gradient == "truncated" and how.horizon is not None:
-        part = _where(count // chunk % how.horizon == 0, values.detach(part), part)
+    if name in how.reset_periods:
+        part = _where(count % how.reset_periods[name] != 0, part, values.map_tensors(part, torch.zeros_like))
+    if how.outer_gradient == "truncated" and how.truncate_after is not None:
+        part = _where(count // chunk % how.truncate_after == 0, values.detach(part), part)
     return part
 
 
-def _where(rows: Tensor | None, new: Matrix | Deep, old: Matrix | Deep) -> Matrix | Deep:
+def _where(rows: Tensor | None, new: LinearMemoryState | MLPMemoryState, old: LinearMemoryState | MLPMemoryState) -> LinearMemoryState | MLPMemoryState:
     """`new` in those rows, all where None; `old` elsewhere."""
     if rows is None or bool(rows.all()):
         return new
-    if isinstance(new, Deep) and isinstance(old, Deep):
-        return Deep(_pick(rows, new.W1, old.W1), _pick(rows, new.W2, old.W2))
-    return _pick(rows, cast(Matrix, new), cast(Matrix, old))
+    if isinstance(new, MLPMemoryState) and isinstance(old, MLPMemoryState):
+        return MLPMemoryState(_pick(rows, new.W1, old.W1), _pick(rows, new.W2, old.W2))
+    return _pick(rows, cast(LinearMemoryState, new), cast(LinearMemoryState, old))
 
 
-def _pick(rows: Tensor, new: Matrix, old: Matrix) -> Matrix:
-    at = rows.to(new.now.device)[:, None, None, None]
+def _pick(rows: Tensor, new: LinearMemoryState, old: LinearMemoryState) -> LinearMemoryState:
+    at = rows.to(new.change.device)[:, None, None, None]
     momentum = None
     if new.momentum is not None and old.momentum is not None:
         momentum = torch.where(at, new.momentum, old.momentum)
-    return Matrix(torch.where(at, new.now, old.now), torch.where(at, new.first, old.first), momentum, new.count)
+    return LinearMemoryState(torch.where(at, new.change, old.change), torch.where(at, new.boundary_change, old.boundary_change), momentum, new.num_tokens)
 
 
-def counted(part: Matrix | Deep, count: Tensor) -> Matrix | Deep:
+def with_num_tokens(part: LinearMemoryState | MLPMemoryState, num_tokens: Tensor) -> LinearMemoryState | MLPMemoryState:
     """The same memory with other counts."""
-    if isinstance(part, Matrix):
-        return replace(part, count=count)
-    return Deep(replace(part.W1, count=count), replace(part.W2, count=count))
+    if isinstance(part, LinearMemoryState):
+        return replace(part, num_tokens=num_tokens)
+    return MLPMemoryState(replace(part.W1, num_tokens=num_tokens), replace(part.W2, num_tokens=num_tokens))

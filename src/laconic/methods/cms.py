@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from laconic.core.errors import Usage
-from laconic.methods.changes import Change, plus, times
-from laconic.methods.learning_settings import Grow, Link, Place, fault_of
+from laconic.core.errors import UsageError
+from laconic.methods.changes import WeightChange, add, scale
+from laconic.methods.learning_settings import NewLevelInit, LevelConnection, DonorLayout, find_chunk_error
 
-Map = Callable[[Tensor], Tensor]
+LevelFunction = Callable[[Tensor], Tensor]
 Vectors = Float[Tensor, "B T D"]
 
 
@@ -28,25 +28,25 @@ def chunk_sizes(frequencies: Sequence[int], slowest: int) -> tuple[int, ...]:
     Raises `Usage` (2) for frequencies that do not divide the slowest chunk, or do not begin with the fastest.
     """
     if not frequencies or frequencies[-1] != 1:
-        raise Usage(
+        raise UsageError(
             f"cms: frequencies {list(frequencies)}; they are relative to the slowest level's, the last, which is 1"
         )
     odd = next((f for f in frequencies if f < 1 or slowest % f), None)
     if odd is not None:
-        raise Usage(f"cms: frequency {odd} does not divide the slowest chunk, {slowest}; choose divisors of it")
+        raise UsageError(f"cms: frequency {odd} does not divide the slowest chunk, {slowest}; choose divisors of it")
     chunks = tuple(slowest // f for f in frequencies)
-    check_chunks(chunks)
+    check_chunk_sizes(chunks)
     return chunks
 
 
-def check_chunks(chunks: Sequence[int]) -> None:
+def check_chunk_sizes(sizes: Sequence[int]) -> None:
     """Raises `Usage` (2) unless there is one, all hold a token, and each divides the next."""
-    fault = fault_of(chunks)
+    fault = find_chunk_error(sizes)
     if fault:
-        raise Usage(f"cms: {fault}")
+        raise UsageError(f"cms: {fault}")
 
 
-def chain(x: Vectors, levels: Sequence[Map], norms: Sequence[Map | None], link: Link = "residual") -> Vectors:
+def chain(x: Vectors, levels: Sequence[LevelFunction], norms: Sequence[LevelFunction | None], link: LevelConnection = "residual") -> Vectors:
     """Eq. 70: y = MLP_{K-1}(... MLP_0(x)), or with links past each: y_l = y_{l-1} + MLP_l(norm_l(x + y_{l-1})).
 
     `levels` in the order in which they are run; the first has no norm, and alone it is the MLP itself.
@@ -66,33 +66,33 @@ def aggregate(outputs: Sequence[Vectors], a: Float[Tensor, " K"] | Callable[[Seq
     return torch.stack([share * y for share, y in zip(a.unbind(), outputs, strict=True)]).sum(0)
 
 
-def update(moved: Change, terms: Change, i: int, C: int) -> Change:
+def update(change: WeightChange, terms: WeightChange, i: int, C: int) -> WeightChange:
     """Eq. 71: theta_{i+1} = theta_i - sum over t = i-C+1 .. i of step_t e_t if C divides i, else theta_i.
 
     `terms` is the sum, over exactly C tokens, all at the weights with which the chunk began.
     """
-    return plus(moved, times(terms, -1.0)) if i % C == 0 else moved
+    return add(change, scale(terms, -1.0)) if i % C == 0 else change
 
 
-def restart(moved: Change, start: Change, i: int, C: int) -> Change:
+def restart(change: WeightChange, start: WeightChange, i: int, C: int) -> WeightChange:
     """Eq. 72: a nested level begins again from its start where the chunk C of the next slower level ends."""
-    return start if i % C == 0 else moved
+    return start if i % C == 0 else change
 
 
-class Placed(NamedTuple):
+class LayerPlacement(NamedTuple):
     """What a layer's levels are made of: the chunk of each, and the layer whose MLP it begins as, None for zeros."""
 
-    chunks: tuple[int, ...]
-    donors: tuple[int | None, ...]
+    chunk_sizes: tuple[int, ...]
+    donor_layers: tuple[int | None, ...]
 
 
-def stack(
-    layers: int,
-    chunks: Sequence[int],
-    place: Place = "depth",
-    map: Sequence[int] | None = None,
-    grow: Grow = "zero",
-) -> list[Placed]:
+def place_levels(
+    num_layers: int,
+    chunk_sizes: Sequence[int],
+    donor_layout: DonorLayout = "depth",
+    donor_map: Sequence[int] | None = None,
+    new_level_init: NewLevelInit = "zero",
+) -> list[LayerPlacement]:
     """Eq. 7.3a: theta_0 of every level := a pretrained MLP, for each layer of a decoder.
 
     "depth": each layer keeps its own, as one level, the shallow ones fast and the deep ones slow, unless `map` gives
@@ -101,16 +101,16 @@ def stack(
     "chain" is the print: the MLPs of as many layers as there are chunks, spread over the depth unless `map` names them,
     follow one another in every layer; the result is no longer the donor. Raises `Usage` (2) for a `map` that fits none.
     """
-    check_chunks(chunks)
-    K = len(chunks)
-    if map is None:
-        chain_of = [round(l * (layers - 1) / max(K - 1, 1)) for l in range(K)]
-        map = [n * K // layers for n in range(layers)] if place == "depth" else chain_of
-    many, most = (layers, K) if place == "depth" else (K, layers)
-    if place != "grow" and (len(map) != many or not all(0 <= n < most for n in map)):
-        raise Usage(f"cms: map {list(map)}; place {place} takes {many} numbers from 0 to {most - 1}")
-    if place == "depth":
-        return [Placed((chunks[map[n]],), (n,)) for n in range(layers)]
-    if place == "grow":
-        return [Placed(tuple(chunks), (n, *[None if grow == "zero" else n] * (K - 1))) for n in range(layers)]
-    return [Placed(tuple(chunks), tuple(map)) for _ in range(layers)]
+    check_chunk_sizes(chunk_sizes)
+    K = len(chunk_sizes)
+    if donor_map is None:
+        chain_of = [round(l * (num_layers - 1) / max(K - 1, 1)) for l in range(K)]
+        donor_map = [n * K // num_layers for n in range(num_layers)] if donor_layout == "depth" else chain_of
+    many, most = (num_layers, K) if donor_layout == "depth" else (K, num_layers)
+    if donor_layout != "grow" and (len(donor_map) != many or not all(0 <= n < most for n in donor_map)):
+        raise UsageError(f"cms: map {list(donor_map)}; place {donor_layout} takes {many} numbers from 0 to {most - 1}")
+    if donor_layout == "depth":
+        return [LayerPlacement((chunk_sizes[donor_map[n]],), (n,)) for n in range(num_layers)]
+    if donor_layout == "grow":
+        return [LayerPlacement(tuple(chunk_sizes), (n, *[None if new_level_init == "zero" else n] * (K - 1))) for n in range(num_layers)]
+    return [LayerPlacement(tuple(chunk_sizes), tuple(donor_map)) for _ in range(num_layers)]

@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from laconic.core.errors import Usage
-from laconic.core.state import Layer
-from laconic.methods.cms_reading import advance, start
-from laconic.methods.cms_shape import Options, Params, Shape
-from laconic.methods.learning_settings import Gradient, Grow
-from laconic.methods.starts import hold, normal, softplus_inverse
+from laconic.core.errors import UsageError
+from laconic.core.state import LayerState
+from laconic.methods.cms_reading import forward_with_state, initial_state
+from laconic.methods.cms_shape import Options, CMSParams, CMSShape
+from laconic.methods.learning_settings import OuterGradient, NewLevelInit
+from laconic.methods.starts import register_parameters, sample_normal, softplus_inverse
 
-GATED = ("gate_proj", "up_proj", "down_proj")
-STILL = -1e4  # the bias at which a softplus is 0 in every type
+GATED_MLP = ("gate_proj", "up_proj", "down_proj")
+ZERO_STEP_BIAS = -1e4  # the bias at which a softplus is 0 in every type
 Vectors = Float[Tensor, "B T D"]
 
 
@@ -30,122 +30,122 @@ class CMS(nn.Module):
     def __init__(
         self,
         width: int,
-        hidden: int,
-        chunks: Sequence[int] = (64, 512),
+        intermediate_size: int,
+        chunk_sizes: Sequence[int] = (64, 512),
         options: Options | None = None,
         seed: int | None = 0,
         *,
         act: str = "silu",
-        maps: tuple[str, ...] = GATED,
-        bias: bool = False,
+        projections: tuple[str, ...] = GATED_MLP,
+        has_bias: bool = False,
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        own = options or Options(inner="associative")
-        self.shape = Shape(width, hidden, tuple(chunks), own, act, tuple(maps), bias, eps)
-        hold(self, weights(self.shape, None if seed is None else torch.Generator().manual_seed(seed)))
+        own = options or Options(inner_objective="associative")
+        self.shape = CMSShape(width, intermediate_size, tuple(chunk_sizes), own, act, tuple(projections), has_bias, eps)
+        register_parameters(self, init_weights(self.shape, None if seed is None else torch.Generator().manual_seed(seed)))
 
     @classmethod
-    def of(
+    def from_mlp(
         cls,
         mlp: nn.Module,
-        chunks: Sequence[int] = (64, 512),
+        chunk_sizes: Sequence[int] = (64, 512),
         options: Options | None = None,
         *,
         act: str = "silu",
-        grow: Grow = "zero",
+        new_level_init: NewLevelInit = "zero",
     ) -> "CMS":
         """Level 0 is that MLP, its tensors shared; slower levels begin with a down-projection of zeros, or as copies.
 
         The maps are `gate_proj`, `up_proj`, `down_proj`, without a gate the last two, or `fc1`, `fc2`. Raises `Usage`
         (2) for a module that has none of these, and for an order that runs another level first.
         """
-        maps = maps_of(mlp)
+        maps = find_mlp_projections(mlp)
         found = {name: mlp.get_submodule(name) for name in maps}
         up = found[maps[-2]].weight
         assert isinstance(up, Tensor)
-        own = options or Options(inner="associative", target="start")
-        if own.order == "slow_first" and len(chunks) > 1:
-            raise Usage(
+        own = options or Options(inner_objective="associative", associative_target="start")
+        if own.level_order == "slow_first" and len(chunk_sizes) > 1:
+            raise UsageError(
                 "cms: level 0 is the MLP there was, and slow_first would run another before it; take fast_first"
             )
         bias = "bias" in dict(found[maps[-1]].named_parameters())
-        made = cls(up.shape[1], up.shape[0], chunks, own, act=act, maps=maps, bias=bias).to(up)
-        made.adopt(0, found)
+        made = cls(up.shape[1], up.shape[0], chunk_sizes, own, act=act, projections=maps, has_bias=bias).to(up)
+        made.share_start(0, found)
         with torch.no_grad():
             if "a" in dict(made.named_parameters(recurse=False)):
                 made.get_parameter("a").fill_(1.0)
-            for l in range(1, len(chunks)):
+            for l in range(1, len(chunk_sizes)):
                 for name, module in found.items():
                     for which, p in module.named_parameters(recurse=False):
                         own_p = made.get_parameter(f"levels.{l}.{name}.{which}")
-                        own_p.copy_(p if grow == "copy" else own_p * (name != maps[-1]))
+                        own_p.copy_(p if new_level_init == "copy" else own_p * (name != maps[-1]))
         return made
 
-    def adopt(self, l: int, maps: Mapping[str, nn.Module]) -> None:
+    def share_start(self, l: int, projections: Mapping[str, nn.Module]) -> None:
         """Level `l` has these maps' own tensors for its start."""
-        for name, module in maps.items():
+        for name, module in projections.items():
             place = self.get_submodule(f"levels.{l}.{name}")
             for which, p in module.named_parameters(recurse=False):
                 place.register_parameter(which, p)
 
     @property
-    def params(self) -> Params:
+    def params(self) -> CMSParams:
         """The shape and the tensors by name, as `start` and `advance` take them."""
-        return Params(self.shape, dict(self.named_parameters()))
+        return CMSParams(self.shape, dict(self.named_parameters()))
 
     def forward(
         self,
         x: Vectors,
-        state: Layer | None = None,
+        state: LayerState | None = None,
         *,
-        live: Bool[Tensor, "B T"] | None = None,
-        learn: bool = True,
-        gradient: Gradient = "full",
-        horizon: int | None = None,
-    ) -> tuple[Vectors, Layer]:
+        attention_mask: Bool[Tensor, "B T"] | None = None,
+        update_weights: bool = True,
+        outer_gradient: OuterGradient = "full",
+        truncate_after: int | None = None,
+    ) -> tuple[Vectors, LayerState]:
         params = self.params
-        state = start(params, len(x)) if state is None else state
-        return advance(params, state, x, live=live, learn=learn, gradient=gradient, horizon=horizon)
+        state = initial_state(params, len(x)) if state is None else state
+        return forward_with_state(params, state, x, attention_mask=attention_mask, update_weights=update_weights, outer_gradient=outer_gradient, truncate_after=truncate_after)
 
 
-def maps_of(module: nn.Module) -> tuple[str, ...]:
+def find_mlp_projections(module: nn.Module) -> tuple[str, ...]:
     """The names of an MLP's maps, in the order in which `Shape` takes them."""
     have = dict(module.named_children())
-    for maps in (GATED, ("up_proj", "down_proj"), ("fc1", "fc2"), ("c_fc", "c_proj")):
+    for maps in (GATED_MLP, ("up_proj", "down_proj"), ("fc1", "fc2"), ("c_fc", "c_proj")):
         if all(name in have for name in maps):
             return maps
-    raise Usage(f"cms: {type(module).__name__} has {', '.join(have) or 'no parts'}; an MLP has up_proj and down_proj")
+    raise UsageError(f"cms: {type(module).__name__} has {', '.join(have) or 'no parts'}; an MLP has up_proj and down_proj")
 
 
-def weights(shape: Shape, generator: torch.Generator | None, scale: float | None = None) -> dict[str, Tensor]:
+def init_weights(shape: CMSShape, generator: torch.Generator | None, std: float | None = None) -> dict[str, Tensor]:
     """What training begins with: maps normal with std `scale`, by default their inputs^-1/2, steps at eta."""
     o, D, w = shape.options, shape.width, dict[str, Tensor]()
-    for l in range(len(shape.chunks)):
-        for name in shape.maps:
-            out, into = shape.sizes(name)
-            into -= shape.bias
-            w[f"levels.{l}.{name}.weight"] = drawn(generator, out, into, scale or into**-0.5)
-            w |= {f"levels.{l}.{name}.bias": torch.zeros(out)} if shape.bias else {}
-        w[f"levels.{l}.step.bias"] = torch.tensor(step_bias(shape, l))
-        if o.step == "token":
+    for l in range(len(shape.chunk_sizes)):
+        for name in shape.projections:
+            out, into = shape.projection_shape(name)
+            into -= shape.has_bias
+            w[f"levels.{l}.{name}.weight"] = init_matrix(generator, out, into, std or into**-0.5)
+            w |= {f"levels.{l}.{name}.bias": torch.zeros(out)} if shape.has_bias else {}
+        w[f"levels.{l}.step.bias"] = torch.tensor(initial_step_bias(shape, l))
+        if o.lr_granularity == "token":
             w[f"levels.{l}.step.weight"] = torch.zeros(D)
-        if o.inner == "associative":
-            w[f"levels.{l}.key.weight"] = drawn(generator, D, D, D**-0.5)
-            value = torch.zeros(D, D) if o.target == "start" else drawn(generator, D, D, D**-0.5)
+        if o.inner_objective == "associative":
+            w[f"levels.{l}.key.weight"] = init_matrix(generator, D, D, D**-0.5)
+            value = torch.zeros(D, D) if o.associative_target == "start" else init_matrix(generator, D, D, D**-0.5)
             w[f"levels.{l}.value.weight"] = value
-        if o.structure != "independent" and l != shape.order[0]:
+        if o.structure != "independent" and l != shape.run_order[0]:
             w[f"levels.{l}.norm.weight"] = torch.ones(D)
-    K = len(shape.chunks)
+    K = len(shape.chunk_sizes)
     return w | ({"a": torch.full((K,), 1 / K)} if o.structure == "independent" else {})
 
 
-def drawn(generator: torch.Generator | None, out: int, into: int, scale: float) -> Tensor:
+def init_matrix(generator: torch.Generator | None, out: int, into: int, std: float) -> Tensor:
     """A normal matrix, undrawn without a generator."""
-    return torch.empty(out, into) if generator is None else normal(generator, out, into, scale=scale)
+    return torch.empty(out, into) if generator is None else sample_normal(generator, out, into, std=std)
 
 
-def step_bias(shape: Shape, l: int) -> float:
+def initial_step_bias(shape: CMSShape, l: int) -> float:
     """Where the softplus is eta / C, or eta where the mean divides by C."""
-    whole = shape.options.moved_by / (1 if shape.options.reduce == "mean" else shape.chunks[l])
-    return softplus_inverse(whole) if whole else STILL
+    whole = shape.options.initial_inner_lr / (1 if shape.options.gradient_reduction == "mean" else shape.chunk_sizes[l])
+    return softplus_inverse(whole) if whole else ZERO_STEP_BIAS

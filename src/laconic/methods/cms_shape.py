@@ -6,54 +6,54 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from laconic.core.errors import Usage
-from laconic.methods.cms import check_chunks
-from laconic.methods.learning_settings import ContinuumOptions
+from laconic.core.errors import UsageError
+from laconic.methods.cms import check_chunk_sizes
+from laconic.methods.learning_settings import CMSOptions
 
-Options = ContinuumOptions
+Options = CMSOptions
 
 
 @dataclass(frozen=True)
-class Shape:
+class CMSShape:
     """Width, width inside, a chunk for each level, activation, names of the maps (gate, up, down, or up and down).
 
     Raises `Usage` (2) for what cannot be meant.
     """
 
     width: int
-    hidden: int
-    chunks: tuple[int, ...]
+    intermediate_size: int
+    chunk_sizes: tuple[int, ...]
     options: Options
     act: str = "silu"
-    maps: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
-    bias: bool = False
+    projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    has_bias: bool = False
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_chunks(self.chunks)
-        fault = self.options.fault
+        check_chunk_sizes(self.chunk_sizes)
+        fault = self.options.error
         if fault:
-            raise Usage(f"cms: {fault}")
+            raise UsageError(f"cms: {fault}")
 
     @property
-    def order(self) -> tuple[int, ...]:
+    def run_order(self) -> tuple[int, ...]:
         """The levels in the order in which a chain runs them."""
-        levels = tuple(range(len(self.chunks)))
-        return levels if self.options.order == "fast_first" else levels[::-1]
+        levels = tuple(range(len(self.chunk_sizes)))
+        return levels if self.options.level_order == "fast_first" else levels[::-1]
 
     @property
-    def still(self) -> bool:
+    def is_frozen(self) -> bool:
         """Whether no level can ever move."""
-        return self.options.moved_by == 0
+        return self.options.initial_inner_lr == 0
 
-    def sizes(self, name: str) -> tuple[int, int]:
+    def projection_shape(self, name: str) -> tuple[int, int]:
         """Outputs and inputs of a map, a bias counted as an input that is 1."""
-        o, i = (self.width, self.hidden) if name == self.maps[-1] else (self.hidden, self.width)
-        return o, i + self.bias
+        o, i = (self.width, self.intermediate_size) if name == self.projections[-1] else (self.intermediate_size, self.width)
+        return o, i + self.has_bias
 
 
-class Params(NamedTuple):
+class CMSParams(NamedTuple):
     """What training changes, and what it does not."""
 
-    shape: Shape
-    tensors: Mapping[str, Tensor]
+    shape: CMSShape
+    weights: Mapping[str, Tensor]

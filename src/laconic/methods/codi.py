@@ -16,228 +16,228 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from laconic.core.answering import Writing, latent, quiet
-from laconic.core.attention import wide
-from laconic.core.cache import Cache
-from laconic.core.contract import Answers, Reasoning, Step
-from laconic.core.decoder import Decoder, Seen
-from laconic.core.errors import Usage
-from laconic.core.rollout import Edit, Reader, Rollout
-from laconic.core.thoughts import Thoughts
-from laconic.methods.cot import chain, nll, scored, student_targets, teacher_targets
-from laconic.methods.settings import Distance, Distilling, Norm
+from laconic.core.answering import AnswerDecoding, answer_from_latents, eval_no_grad
+from laconic.core.attention import accumulation_dtype
+from laconic.core.cache import KVCache
+from laconic.core.contract import AnswerBatch, ReasoningBatch, StepOutput
+from laconic.core.decoder import Decoder, DecoderOutput
+from laconic.core.errors import UsageError
+from laconic.core.rollout import Intervention, ForwardFn, LatentRollout
+from laconic.core.thoughts import LatentThoughts
+from laconic.methods.cot import generate_with_chain, masked_cross_entropy, count_scored, build_student_targets, build_teacher_targets
+from laconic.methods.settings import Distance, DistillationConfig, ScaleKind
 
-FLOOR = 1e-6  # no spread is taken smaller
+MIN_STD = 1e-6  # no spread is taken smaller
 DISTANCES = {
     "smooth_l1": partial(F.smooth_l1_loss, reduction="none"),
     "l1": partial(F.l1_loss, reduction="none"),
     "mse": partial(F.mse_loss, reduction="none"),
 }
-Parts = dict[str, Tensor]
+LossTerms = dict[str, Tensor]
 
 
-def sigma(x: Float[Tensor, "*shape"], live: Bool[Tensor, "*#shape"]) -> Float[Tensor, ""]:
+def masked_std(x: Float[Tensor, "*shape"], valid: Bool[Tensor, "*#shape"]) -> Float[Tensor, ""]:
     """The standard deviation, with n - 1, of all live elements together; 1 if there are fewer than two."""
-    live = live.expand_as(x)
-    n = live.sum()
-    mean = (x * live).sum() / n.clamp(min=1)
-    var = ((x - mean).square() * live).sum() / (n - 1).clamp(min=1)
-    return var.clamp(min=FLOOR**2).sqrt().where(n > 1, 1.0)
+    valid = valid.expand_as(x)
+    n = valid.sum()
+    mean = (x * valid).sum() / n.clamp(min=1)
+    var = ((x - mean).square() * valid).sum() / (n - 1).clamp(min=1)
+    return var.clamp(min=MIN_STD**2).sqrt().where(n > 1, 1.0)
 
 
-def spreads(x: Sequence[Tensor], live: Tensor, norm: Norm) -> Float[Tensor, " n"]:
+def compute_layer_scales(x: Sequence[Tensor], valid: Tensor, norm: ScaleKind) -> Float[Tensor, " n"]:
     """What the distance in each of n layers is divided by, before the power."""
     if norm == "layer":
-        return torch.stack([sigma(layer, live) for layer in x])
-    return (sigma(torch.stack(tuple(x)), live) if norm == "global" else x[0].new_ones(())).expand(len(x))
+        return torch.stack([masked_std(layer, valid) for layer in x])
+    return (masked_std(torch.stack(tuple(x)), valid) if norm == "global" else x[0].new_ones(())).expand(len(x))
 
 
 def hidden_loss(
     h_t: Float[Tensor, "n B D"],
     h_s: Float[Tensor, "n B D"],
-    has: Bool[Tensor, " B"],
+    has_target: Bool[Tensor, " B"],
     *,
     loss: Distance = "smooth_l1",
-    norm: Norm = "layer",
+    norm: ScaleKind = "layer",
     power: int = 1,
-    total: float | None = None,
+    denominator: float | None = None,
 ) -> Float[Tensor, ""]:
     """Eq. 2: L = 1/n sum over l of 1/sigma_l mean_{b,d} d(h_s,l - sg h_t,l), over the `total` rows that have one."""
-    h_t, h_s = h_t.detach().to(wide(h_t.dtype)), h_s.to(wide(h_s.dtype))
-    total = float(has.sum()) if total is None else total
-    each = (DISTANCES[loss](h_s, h_t) * has[:, None]).sum((1, 2)) / (h_t.shape[2] * (total or 1.0))
-    return (each / spreads(h_t.unbind(), has[:, None], norm) ** power).mean()
+    h_t, h_s = h_t.detach().to(accumulation_dtype(h_t.dtype)), h_s.to(accumulation_dtype(h_s.dtype))
+    denominator = float(has_target.sum()) if denominator is None else denominator
+    each = (DISTANCES[loss](h_s, h_t) * has_target[:, None]).sum((1, 2)) / (h_t.shape[2] * (denominator or 1.0))
+    return (each / compute_layer_scales(h_t.unbind(), has_target[:, None], norm) ** power).mean()
 
 
-def total(student: Tensor, teacher: Tensor, codi: Tensor, how: Distilling) -> Float[Tensor, ""]:
+def combine_losses(student: Tensor, teacher: Tensor, codi: Tensor, config: DistillationConfig) -> Float[Tensor, ""]:
     """Eq. 3: L = CE_s + gamma L_CODI + CE_t, the cross-entropies by their weights, 1 in the paper."""
-    return how.student * student + how.teacher * teacher + how.alpha1 * codi
+    return config.student_ce_weight * student + config.teacher_ce_weight * teacher + config.hidden_weight * codi
 
 
-class Both(NamedTuple):
+class TeacherStudentPasses(NamedTuple):
     """The two parts of one model on a batch: what each pass saw; `target` is the teacher's that L_CODI goes by."""
 
-    question: Seen
-    teacher: Seen | None
-    target: Seen | None
-    student: Seen
+    question: DecoderOutput
+    teacher: DecoderOutput | None
+    distill_target: DecoderOutput | None
+    student: DecoderOutput
 
 
-def read_question(decoder: Decoder, batch: Reasoning, state: Cache | None = None) -> Seen:
+def encode_question(decoder: Decoder, batch: ReasoningBatch, cache: KVCache | None = None) -> DecoderOutput:
     """The pass that teacher and student continue."""
-    return decoder(decoder.embed(batch.question), state, live=batch.question_live)
+    return decoder(decoder.embed(batch.question_ids), cache, live=batch.question_mask)
 
 
-def read_chain(decoder: Decoder, batch: Reasoning, question: Cache, want: tuple[str, ...] = ()) -> Seen:
+def encode_chain(decoder: Decoder, batch: ReasoningBatch, cache: KVCache, capture: tuple[str, ...] = ()) -> DecoderOutput:
     """The teacher's pass: chain and answer."""
-    ids, live = torch.cat([batch.chain, batch.answer], 1), torch.cat([batch.chain_live, batch.answer_live], 1)
-    return decoder(decoder.embed(ids), question, live=live, want=want)
+    ids, live = torch.cat([batch.chain_ids, batch.answer_ids], 1), torch.cat([batch.chain_mask, batch.answer_mask], 1)
+    return decoder(decoder.embed(ids), cache, live=live, want=capture)
 
 
-def read_answer(
-    decoder: Decoder, thoughts: Thoughts, batch: Reasoning, state: Cache, want: tuple[str, ...] = ()
-) -> Seen:
+def encode_answer(
+    decoder: Decoder, latent_thoughts: LatentThoughts, batch: ReasoningBatch, cache: KVCache, capture: tuple[str, ...] = ()
+) -> DecoderOutput:
     """The student's pass: eot and answer."""
-    words = decoder.embed(batch.answer)
-    eot = thoughts.eot.to(words.dtype).expand(batch.B, 1, -1)
-    live = F.pad(batch.answer_live, (1, 0), value=True)
-    return decoder(torch.cat([eot, words], 1), state, live=live, want=want)
+    words = decoder.embed(batch.answer_ids)
+    eot = latent_thoughts.end.to(words.dtype).expand(batch.B, 1, -1)
+    live = F.pad(batch.answer_mask, (1, 0), value=True)
+    return decoder(torch.cat([eot, words], 1), cache, live=live, want=capture)
 
 
-def read_both(
+def run_teacher_and_student(
     decoder: Decoder,
-    thoughts: Thoughts,
-    batch: Reasoning,
-    how: Distilling,
-    state: Cache | None = None,
+    latent_thoughts: LatentThoughts,
+    batch: ReasoningBatch,
+    config: DistillationConfig,
+    cache: KVCache | None = None,
     *,
-    want: tuple[str, ...] = (),
-    chosen: bool = False,
-    reader: Reader | None = None,
-) -> Both:
+    capture: tuple[str, ...] = (),
+    needs_teacher_cache: bool = False,
+    forward_fn: ForwardFn | None = None,
+) -> TeacherStudentPasses:
     """Every pass of a training step that a term of the loss looks at; `reader` reads the thoughts.
 
     `want` names further stages of the teacher; `chosen`: its cache is looked at, whatever the weights are.
     """
-    states = hidden_names(decoder, how)
-    question = read_question(decoder, batch, state)
-    second = how.codi_target == "second_pass" and bool(states)
-    wanted = want if second else (*states, *want)
-    teacher = target = read_chain(decoder, batch, question.state, wanted) if how.teacher or wanted or chosen else None
+    states = distilled_layer_names(decoder, config)
+    question = encode_question(decoder, batch, cache)
+    second = config.teacher_pass == "second_pass" and bool(states)
+    wanted = capture if second else (*states, *capture)
+    teacher = target = encode_chain(decoder, batch, question.cache, wanted) if config.teacher_ce_weight or wanted or needs_teacher_cache else None
     if second:
         with torch.no_grad():
-            again = question if how.share_question else read_question(decoder, batch, state)
-            target = read_chain(decoder, batch, again.state, states)
-    own = question if how.share_question else read_question(decoder, batch, state)
-    rolled = thoughts.think(decoder, own.state, reader=reader)
-    return Both(question, teacher, target, read_answer(decoder, thoughts, batch, rolled.state, states))
+            again = question if config.share_question_cache else encode_question(decoder, batch, cache)
+            target = encode_chain(decoder, batch, again.cache, states)
+    own = question if config.share_question_cache else encode_question(decoder, batch, cache)
+    rolled = latent_thoughts.think(decoder, own.cache, forward_fn=forward_fn)
+    return TeacherStudentPasses(question, teacher, target, encode_answer(decoder, latent_thoughts, batch, rolled.cache, states))
 
 
-def hidden_names(decoder: Decoder, how: Distilling) -> tuple[str, ...]:
+def distilled_layer_names(decoder: Decoder, config: DistillationConfig) -> tuple[str, ...]:
     """The stages that L_CODI compares; none if it has no weight."""
     L = decoder.config.num_hidden_layers
-    first = {"all": 0, "blocks": 1, "last": L}[how.codi_layers]
-    return tuple(f"hidden.{l}" for l in range(first, L + 1)) if how.alpha1 else ()
+    first = {"all": 0, "blocks": 1, "last": L}[config.hidden_layers]
+    return tuple(f"hidden.{l}" for l in range(first, L + 1)) if config.hidden_weight else ()
 
 
-def states_at(seen: Seen, names: tuple[str, ...], column: Int[Tensor, " B"]) -> Float[Tensor, "n B D"]:
+def gather_column(output: DecoderOutput, names: tuple[str, ...], column: Int[Tensor, " B"]) -> Float[Tensor, "n B D"]:
     """Hidden states of one column of each row."""
     rows = torch.arange(len(column), device=column.device)
-    return torch.stack([seen.stages[name][rows, column] for name in names])
+    return torch.stack([output.activations[name][rows, column] for name in names])
 
 
-def totals(batch: Reasoning, how: Distilling) -> dict[str, float]:
+def count_denominators(batch: ReasoningBatch, config: DistillationConfig) -> dict[str, float]:
     """Rows, tokens (or rows) scored in each cross-entropy, and rows that have a distillation token."""
     return {
         "rows": float(batch.B),
-        "student": scored(student_targets(batch), how.ce_reduction),
-        "teacher": scored(teacher_targets(batch), how.ce_reduction),
-        "codi": float((batch.distil >= 0).sum()),
+        "student": count_scored(build_student_targets(batch), config.ce_reduction),
+        "teacher": count_scored(build_teacher_targets(batch), config.ce_reduction),
+        "codi": float((batch.distill_column >= 0).sum()),
     }
 
 
-def parts(decoder: Decoder, thoughts: Thoughts, batch: Reasoning, both: Both, how: Distilling) -> Parts:
+def compute_loss_terms(decoder: Decoder, latent_thoughts: LatentThoughts, batch: ReasoningBatch, outputs: TeacherStudentPasses, config: DistillationConfig) -> LossTerms:
     """The terms of the loss that have a weight, and how often either part's likeliest token was right."""
-    sums: Mapping[str, float] = batch.totals or totals(batch, how)
-    logits = partial(thoughts.logits, decoder)
-    found: Parts = {}
-    if how.student:
-        said = nll(logits, both.student.hidden, student_targets(batch), how.ce_reduction, sums["student"])
-        found |= {"student": said.loss, "student_right": said.right}
-    if how.teacher and both.teacher:
-        hidden = torch.cat([both.question.hidden[:, -1:], both.teacher.hidden], 1)
-        said = nll(logits, hidden, teacher_targets(batch), how.ce_reduction, sums["teacher"])
-        found |= {"teacher": said.loss, "teacher_right": said.right}
-    if how.alpha1 and both.target:
-        names, column = hidden_names(decoder, how), batch.distil.clamp(min=0)
-        h_t = states_at(both.target, names, batch.chain.shape[1] + column)
-        h_s = states_at(both.student, names, 1 + column)
+    sums: Mapping[str, float] = batch.loss_denominators or count_denominators(batch, config)
+    logits = partial(latent_thoughts.logits, decoder)
+    found: LossTerms = {}
+    if config.student_ce_weight:
+        said = masked_cross_entropy(logits, outputs.student.hidden_states, build_student_targets(batch), config.ce_reduction, sums["student"])
+        found |= {"student": said.loss, "student_right": said.accuracy}
+    if config.teacher_ce_weight and outputs.teacher:
+        hidden = torch.cat([outputs.question.hidden_states[:, -1:], outputs.teacher.hidden_states], 1)
+        said = masked_cross_entropy(logits, hidden, build_teacher_targets(batch), config.ce_reduction, sums["teacher"])
+        found |= {"teacher": said.loss, "teacher_right": said.accuracy}
+    if config.hidden_weight and outputs.distill_target:
+        names, column = distilled_layer_names(decoder, config), batch.distill_column.clamp(min=0)
+        h_t = gather_column(outputs.distill_target, names, batch.chain_ids.shape[1] + column)
+        h_s = gather_column(outputs.student, names, 1 + column)
         found["codi"] = hidden_loss(
             h_t,
             h_s,
-            batch.distil >= 0,
-            loss=how.codi_loss,
-            norm=how.codi_norm,
-            power=how.codi_norm_power,
-            total=sums["codi"],
+            batch.distill_column >= 0,
+            loss=config.hidden_loss,
+            norm=config.hidden_scale,
+            power=config.hidden_scale_power,
+            denominator=sums["codi"],
         )
     return found
 
 
-def terms(found: Parts, *names: str) -> tuple[Tensor, ...]:
+def ordered_terms(terms: LossTerms, *names: str) -> tuple[Tensor, ...]:
     """Terms of the loss in the order asked for; one that was not computed is 0. Raises `Usage` (2) if none was."""
-    if not found:
-        raise Usage("every weight of the loss is 0, so nothing would be learned; give student one")
-    zero = next(iter(found.values())).new_zeros(())
-    return tuple(found.get(name, zero) for name in names)
+    if not terms:
+        raise UsageError("every weight of the loss is 0, so nothing would be learned; give student one")
+    zero = next(iter(terms.values())).new_zeros(())
+    return tuple(terms.get(name, zero) for name in names)
 
 
-def step(loss: Tensor, found: Parts) -> Step:
+def make_output(loss: Tensor, terms: LossTerms) -> StepOutput:
     """The loss with its parts cut from the graph."""
-    return Step(loss, {name: part.detach() for name, part in found.items()})
+    return StepOutput(loss, {name: part.detach() for name, part in terms.items()})
 
 
-def think(
-    decoder: Decoder, thoughts: Thoughts, questions: Reasoning, edit: Edit | None = None, trace: bool = False
-) -> Rollout:
+def think_no_grad(
+    decoder: Decoder, latent_thoughts: LatentThoughts, questions: ReasoningBatch, intervention: Intervention | None = None, record_passes: bool = False
+) -> LatentRollout:
     """The thoughts on questions, without gradients and dropout."""
-    with quiet(decoder, thoughts):
-        return thoughts.think(decoder, read_question(decoder, questions).state, edit=edit, trace=trace)
+    with eval_no_grad(decoder, latent_thoughts):
+        return latent_thoughts.think(decoder, encode_question(decoder, questions).cache, intervention=intervention, record_passes=record_passes)
 
 
-def answer(decoder: Decoder, thoughts: Thoughts, questions: Reasoning, writing: Writing, teacher: bool) -> Answers:
+def answer_with_method(decoder: Decoder, latent_thoughts: LatentThoughts, questions: ReasoningBatch, decoding: AnswerDecoding, with_cot: bool) -> AnswerBatch:
     """The answer after the thoughts, or by the same weights after a chain written out."""
-    return chain(decoder, questions, writing) if teacher else latent(decoder, thoughts, questions, writing)
+    return generate_with_chain(decoder, questions, decoding) if with_cot else answer_from_latents(decoder, latent_thoughts, questions, decoding)
 
 
 class Codi(nn.Module):
     """CODI whole: thoughts made one after the other, distilled at one token."""
 
-    def __init__(self, decoder: Decoder, thoughts: Thoughts, how: Distilling) -> None:
+    def __init__(self, decoder: Decoder, latent_thoughts: LatentThoughts, config: DistillationConfig) -> None:
         super().__init__()
-        if thoughts.mode != "sequential":
-            raise Usage(f"codi: thoughts of mode {thoughts.mode}; choose sequential, or the method pccot")
-        self.decoder, self.thoughts, self.how = decoder, thoughts, how
+        if latent_thoughts.schedule != "sequential":
+            raise UsageError(f"codi: thoughts of mode {latent_thoughts.schedule}; choose sequential, or the method pccot")
+        self.decoder, self.latent_thoughts, self.config = decoder, latent_thoughts, config
 
-    def totals(self, batch: Reasoning) -> dict[str, float]:
+    def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         """What the sums of the loss are divided by."""
-        return totals(batch, self.how)
+        return count_denominators(batch, self.config)
 
-    def forward(self, batch: Reasoning, state: Cache | None = None) -> Step:
+    def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Loss and parts of a batch; `state` is what stands before the questions."""
-        both = read_both(self.decoder, self.thoughts, batch, self.how, state)
-        found = parts(self.decoder, self.thoughts, batch, both, self.how)
-        student, teacher, kd = terms(found, "student", "teacher", "codi")
-        return step(total(student, teacher, kd, self.how), found)
+        both = run_teacher_and_student(self.decoder, self.latent_thoughts, batch, self.config, state)
+        found = compute_loss_terms(self.decoder, self.latent_thoughts, batch, both, self.config)
+        student, teacher, kd = ordered_terms(found, "student", "teacher", "codi")
+        return make_output(combine_losses(student, teacher, kd, self.config), found)
 
-    def restarts(self, batch: Reasoning) -> bool:
+    def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Never: one phase."""
         return False
 
-    def think(self, questions: Reasoning, edit: Edit | None = None, trace: bool = False) -> Rollout:
+    def think(self, questions: ReasoningBatch, intervention: Intervention | None = None, record_passes: bool = False) -> LatentRollout:
         """The thoughts on questions."""
-        return think(self.decoder, self.thoughts, questions, edit, trace)
+        return think_no_grad(self.decoder, self.latent_thoughts, questions, intervention, record_passes)
 
-    def answer(self, questions: Reasoning, writing: Writing, *, teacher: bool = False) -> Answers:
+    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
         """The answer after the thoughts; of the teacher, after a chain."""
-        return answer(self.decoder, self.thoughts, questions, writing, teacher)
+        return answer_with_method(self.decoder, self.latent_thoughts, questions, decoding, with_cot)

@@ -13,175 +13,175 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from laconic.core.answering import Writing, written
-from laconic.core.attention import wide
-from laconic.core.cache import Cache
-from laconic.core.contract import UNSCORED, Answers, Reasoning, Step
+from laconic.core.answering import AnswerDecoding, generate_answers
+from laconic.core.attention import accumulation_dtype
+from laconic.core.cache import KVCache
+from laconic.core.contract import IGNORE_INDEX, AnswerBatch, ReasoningBatch, StepOutput
 from laconic.core.decoder import Decoder
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 
-Reduction = Literal["token", "row"]
-Logits = Callable[[Tensor], Tensor]
+CrossEntropyReduction = Literal["token", "row"]
+LogitsFn = Callable[[Tensor], Tensor]
 
 
-class Scored(NamedTuple):
+class LossAndAccuracy(NamedTuple):
     """A cross-entropy in nats, and the share of the same tokens, weighted alike, whose likeliest id is the target."""
 
     loss: Float[Tensor, ""]
-    right: Float[Tensor, ""]
+    accuracy: Float[Tensor, ""]
 
 
-def scored(targets: Int[Tensor, "B T"], reduction: Reduction = "token") -> float:
+def count_scored(targets: Int[Tensor, "B T"], reduction: CrossEntropyReduction = "token") -> float:
     """What the sum of a cross-entropy is divided by: tokens that are scored, or rows that have one."""
-    there = targets != UNSCORED
+    there = targets != IGNORE_INDEX
     return float((there if reduction == "token" else there.any(1)).sum())
 
 
-def nll(
-    logits: Logits,
-    hidden: Float[Tensor, "B T D"],
+def masked_cross_entropy(
+    logits: LogitsFn,
+    hidden_states: Float[Tensor, "B T D"],
     targets: Int[Tensor, "B T"],
-    reduction: Reduction = "token",
-    total: float | None = None,
-) -> Scored:
+    reduction: CrossEntropyReduction = "token",
+    denominator: float | None = None,
+) -> LossAndAccuracy:
     """Eq. 5a,5b: -(1/N) sum log p(target | all before), over the scored tokens of the batch (or row by row)."""
-    there = targets != UNSCORED
-    total = scored(targets, reduction) if total is None else total
+    there = targets != IGNORE_INDEX
+    denominator = count_scored(targets, reduction) if denominator is None else denominator
     at = there.nonzero(as_tuple=True)
-    rows = logits(hidden[at])
-    asked, rows = targets[at], rows.to(wide(rows.dtype))
+    rows = logits(hidden_states[at])
+    asked, rows = targets[at], rows.to(accumulation_dtype(rows.dtype))
     each = F.cross_entropy(rows, asked, reduction="none")
     hit = (rows.detach().argmax(-1) == asked).to(each.dtype)
     if reduction == "row":
         share = (there.to(each.dtype) / there.sum(1, keepdim=True).clamp(min=1))[at]
         each, hit = each * share, hit * share
-    return Scored(each.sum() / (total or 1.0), hit.sum() / (total or 1.0))
+    return LossAndAccuracy(each.sum() / (denominator or 1.0), hit.sum() / (denominator or 1.0))
 
 
-def teacher_targets(batch: Reasoning) -> Int[Tensor, "B T"]:
+def build_teacher_targets(batch: ReasoningBatch) -> Int[Tensor, "B T"]:
     """What the last question token, the chain and the answer predict."""
-    return torch.cat([batch.next_question[:, None], batch.next_chain, batch.next_answer], 1)
+    return torch.cat([batch.question_target[:, None], batch.chain_targets, batch.answer_targets], 1)
 
 
-def student_targets(batch: Reasoning) -> Int[Tensor, "B T"]:
+def build_student_targets(batch: ReasoningBatch) -> Int[Tensor, "B T"]:
     """What the last token before the answer, when no chain stands between, and the answer predict."""
-    first = batch.answer[:, :1].masked_fill(~batch.answer_live[:, :1], UNSCORED)
-    return torch.cat([first, batch.next_answer], 1)
+    first = batch.answer_ids[:, :1].masked_fill(~batch.answer_mask[:, :1], IGNORE_INDEX)
+    return torch.cat([first, batch.answer_targets], 1)
 
 
-def shortened(batch: Reasoning, left: Bool[Tensor, "B Nc"]) -> Reasoning:
+def drop_chain_prefix(batch: ReasoningBatch, remaining: Bool[Tensor, "B Nc"]) -> ReasoningBatch:
     """The batch with only those chain tokens that are `left`, which end each chain; positions close up.
 
     The last question token then predicts the first token that is left, or the answer's first. Columns in which no
     row has a token are taken out.
     """
-    left = left & batch.chain_live
-    first = batch.answer[:, 0]
-    if left.shape[1]:
-        found = batch.chain.gather(1, left.long().argmax(1, keepdim=True))[:, 0]
-        first = torch.where(left.any(1), found, first)
-    columns = left.any(0).nonzero()[:, 0]
+    remaining = remaining & batch.chain_mask
+    first = batch.answer_ids[:, 0]
+    if remaining.shape[1]:
+        found = batch.chain_ids.gather(1, remaining.long().argmax(1, keepdim=True))[:, 0]
+        first = torch.where(remaining.any(1), found, first)
+    columns = remaining.any(0).nonzero()[:, 0]
     return replace(
         batch,
-        chain=batch.chain[:, columns],
-        chain_live=left[:, columns],
-        chain_step=batch.chain_step[:, columns],
-        next_chain=batch.next_chain.masked_fill(~left, UNSCORED)[:, columns],
-        next_question=first.masked_fill(batch.next_question == UNSCORED, UNSCORED),
+        chain_ids=batch.chain_ids[:, columns],
+        chain_mask=remaining[:, columns],
+        chain_step_index=batch.chain_step_index[:, columns],
+        chain_targets=batch.chain_targets.masked_fill(~remaining, IGNORE_INDEX)[:, columns],
+        question_target=first.masked_fill(batch.question_target == IGNORE_INDEX, IGNORE_INDEX),
     )
 
 
-def read(decoder: Decoder, batch: Reasoning, state: Cache | None, *, chain: bool) -> Float[Tensor, "B N D"]:
+def encode_batch(decoder: Decoder, batch: ReasoningBatch, cache: KVCache | None, *, with_chain: bool) -> Float[Tensor, "B N D"]:
     """Question, chain if asked for, and answer in one pass: hidden states from the last question token on."""
-    ids, live = [batch.question, batch.answer], [batch.question_live, batch.answer_live]
-    if chain:
-        ids.insert(1, batch.chain)
-        live.insert(1, batch.chain_live)
-    seen = decoder(decoder.embed(torch.cat(ids, 1)), state, live=torch.cat(live, 1))
-    return seen.hidden[:, batch.question.shape[1] - 1 :]
+    ids, live = [batch.question_ids, batch.answer_ids], [batch.question_mask, batch.answer_mask]
+    if with_chain:
+        ids.insert(1, batch.chain_ids)
+        live.insert(1, batch.chain_mask)
+    seen = decoder(decoder.embed(torch.cat(ids, 1)), cache, live=torch.cat(live, 1))
+    return seen.hidden[:, batch.question_ids.shape[1] - 1 :]
 
 
-def begun(prompt: Sequence[int], ids: list[int]) -> int:
+def find_answer_offset(answer_prompt: Sequence[int], ids: list[int]) -> int:
     """How many ids there are up to the end of the last prompt that something follows; without one, none.
 
     All of them if there is no such prompt: the answer has not begun.
     """
-    n = len(prompt)
-    ends = [i for i in range(n, len(ids)) if ids[i - n : i] == list(prompt)] if n else [0]
+    n = len(answer_prompt)
+    ends = [i for i in range(n, len(ids)) if ids[i - n : i] == list(answer_prompt)] if n else [0]
     return ends[-1] if ends else len(ids)
 
 
-def chain(decoder: Decoder, questions: Reasoning, writing: Writing) -> Answers:
+def generate_with_chain(decoder: Decoder, questions: ReasoningBatch, decoding: AnswerDecoding) -> AnswerBatch:
     """A chain written out, then the prompt, then the answer, which begins where the prompt ends."""
-    return written(decoder, questions, writing, eos_count=ends(writing), begins=partial(begun, writing.prompt))
+    return generate_answers(decoder, questions, decoding, eos_count=count_expected_eos(decoding), answer_offset=partial(find_answer_offset, decoding.answer_prompt))
 
 
-def ends(writing: Writing) -> int:
+def count_expected_eos(decoding: AnswerDecoding) -> int:
     """How many eos a row has where the prompt is written too: one between chain and answer ends no row."""
-    return 1 + sum(i in writing.eos for i in writing.prompt)
+    return 1 + sum(i in decoding.eos_token_ids for i in decoding.answer_prompt)
 
 
-def only(name: str, scored: Scored) -> Step:
+def make_single_loss_output(name: str, result: LossAndAccuracy) -> StepOutput:
     """The step of a method that has one cross-entropy."""
-    return Step(scored.loss, {name: scored.loss.detach(), f"{name}_right": scored.right})
+    return StepOutput(result.loss, {name: result.loss.detach(), f"{name}_right": result.accuracy})
 
 
 class Cot(nn.Module):
     """The chain written out, chain and answer scored."""
 
-    def __init__(self, decoder: Decoder, *, ce_reduction: Reduction = "token") -> None:
+    def __init__(self, decoder: Decoder, *, ce_reduction: CrossEntropyReduction = "token") -> None:
         super().__init__()
         self.decoder = decoder
-        self.ce_reduction: Reduction = ce_reduction
+        self.ce_reduction: CrossEntropyReduction = ce_reduction
 
-    def totals(self, batch: Reasoning) -> dict[str, float]:
+    def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         """Tokens, or rows, that are scored."""
-        return {"teacher": scored(teacher_targets(batch), self.ce_reduction)}
+        return {"teacher": count_scored(build_teacher_targets(batch), self.ce_reduction)}
 
-    def forward(self, batch: Reasoning, state: Cache | None = None) -> Step:
+    def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Loss and parts of a batch; `state` is what stands before the questions."""
-        hidden, sums = read(self.decoder, batch, state, chain=True), batch.totals or self.totals(batch)
-        said = nll(self.decoder.logits, hidden, teacher_targets(batch), self.ce_reduction, sums["teacher"])
-        return only("teacher", said)
+        hidden, sums = encode_batch(self.decoder, batch, state, with_chain=True), batch.loss_denominators or self.loss_denominators(batch)
+        said = masked_cross_entropy(self.decoder.logits, hidden, build_teacher_targets(batch), self.ce_reduction, sums["teacher"])
+        return make_single_loss_output("teacher", said)
 
-    def restarts(self, batch: Reasoning) -> bool:
+    def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Never: one phase."""
         return False
 
-    def answer(self, questions: Reasoning, writing: Writing, *, teacher: bool = False) -> Answers:
+    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
         """The chain and the answer; there is no other way, whoever asks."""
-        return chain(self.decoder, questions, writing)
+        return generate_with_chain(self.decoder, questions, decoding)
 
 
 class NoCot(nn.Module):
     """The answer at once, nothing between question and answer."""
 
-    def __init__(self, decoder: Decoder, *, ce_reduction: Reduction = "token") -> None:
+    def __init__(self, decoder: Decoder, *, ce_reduction: CrossEntropyReduction = "token") -> None:
         super().__init__()
         self.decoder = decoder
-        self.ce_reduction: Reduction = ce_reduction
+        self.ce_reduction: CrossEntropyReduction = ce_reduction
 
-    def totals(self, batch: Reasoning) -> dict[str, float]:
+    def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         """Tokens, or rows, that are scored."""
-        return {"student": scored(student_targets(batch), self.ce_reduction)}
+        return {"student": count_scored(build_student_targets(batch), self.ce_reduction)}
 
-    def forward(self, batch: Reasoning, state: Cache | None = None) -> Step:
+    def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Loss and parts of a batch; `state` is what stands before the questions."""
-        hidden, sums = read(self.decoder, batch, state, chain=False), batch.totals or self.totals(batch)
-        said = nll(self.decoder.logits, hidden, student_targets(batch), self.ce_reduction, sums["student"])
-        return only("student", said)
+        hidden, sums = encode_batch(self.decoder, batch, state, with_chain=False), batch.loss_denominators or self.loss_denominators(batch)
+        said = masked_cross_entropy(self.decoder.logits, hidden, build_student_targets(batch), self.ce_reduction, sums["student"])
+        return make_single_loss_output("student", said)
 
-    def restarts(self, batch: Reasoning) -> bool:
+    def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Never: one phase."""
         return False
 
-    def answer(self, questions: Reasoning, writing: Writing, *, teacher: bool = False) -> Answers:
+    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
         """The answer after the prompt. Raises `Usage` (2) for a teacher."""
-        refuse(teacher, "no CoT")
-        return written(self.decoder, questions, writing, given=writing.prompt)
+        check_no_teacher(with_cot, "no CoT")
+        return generate_answers(self.decoder, questions, decoding, prefix_ids=decoding.answer_prompt)
 
 
-def refuse(teacher: bool, method: str) -> None:
+def check_no_teacher(with_cot: bool, method: str) -> None:
     """Raises `Usage` where a teacher is asked of a method that has none."""
-    if teacher:
-        raise Usage(f"teacher: {method} was not taught to write a whole chain; ask cot, codi, pccot or kava")
+    if with_cot:
+        raise UsageError(f"teacher: {method} was not taught to write a whole chain; ask cot, codi, pccot or kava")

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from laconic.methods.kernel import KERNEL, by_kernel, fits
 
-LEAST = 1e-6  # of keep and momentum, whose logarithms are summed
-States = Float[Tensor, "B H O I"]
+MIN_GATE = 1e-6  # of keep and momentum, whose logarithms are summed
+StateMatrices = Float[Tensor, "B H O I"]
 Solve = Callable[..., Tensor]
 PerToken = Float[Tensor, "B H T"]
 
@@ -29,186 +29,186 @@ PerToken = Float[Tensor, "B H T"]
 class Gates(NamedTuple):
     """Per head and token: the share of the state that stays, the size of a write, the share of momentum that stays."""
 
-    keep: PerToken
-    step: PerToken
+    decay: PerToken
+    step_size: PerToken
     momentum: PerToken | None = None
 
 
-class Moved(NamedTuple):
+class ChunkOutput(NamedTuple):
     """What a chunk leaves: the state, its momentum if there is one, and what the queries read."""
 
-    S: States
-    N: States | None
+    S: StateMatrices
+    N: StateMatrices | None
     Y: Float[Tensor, "B H T O"] | None
 
 
-class Products(NamedTuple):
+class DecayProducts(NamedTuple):
     """Products of a gate inside a chunk: between any two tokens [T, T], and from the start [T, 1]."""
 
     between: Float[Tensor, "B H T T"]
-    start: Float[Tensor, "B H T 1"]
+    from_start: Float[Tensor, "B H T 1"]
 
 
-def held(gates: Gates, live: Bool[Tensor, "B T"] | None) -> Gates:
+def mask_gates(gates: Gates, valid: Bool[Tensor, "B T"] | None) -> Gates:
     """The gates where tokens are live; elsewhere keep 1, step 0, momentum 1."""
-    if live is None:
+    if valid is None:
         return gates
-    dead = ~live[:, None]
+    dead = ~valid[:, None]
     momentum = None if gates.momentum is None else gates.momentum.masked_fill(dead, 1.0)
-    return Gates(gates.keep.masked_fill(dead, 1.0), gates.step.masked_fill(dead, 0.0), momentum)
+    return Gates(gates.decay.masked_fill(dead, 1.0), gates.step_size.masked_fill(dead, 0.0), momentum)
 
 
-def staying(a: PerToken) -> PerToken:
+def decay_gate(a: PerToken) -> PerToken:
     """σ(a), the share of a state or a write that stays after a token; no smaller than its logarithm bears."""
-    return a.sigmoid().clamp(min=LEAST)
+    return a.sigmoid().clamp(min=MIN_GATE)
 
 
-def products(gate: PerToken) -> Products:
+def decay_products(gate: PerToken) -> DecayProducts:
     """Differences of summed logs, clamped before exp: a mask after it would make 0 times infinity in the backward."""
-    a = gate.clamp(min=LEAST).log().cumsum(-1)
+    a = gate.clamp(min=MIN_GATE).log().cumsum(-1)
     between = (a[..., :, None] - a[..., None, :]).clamp(max=0.0).exp().tril()
-    return Products(between, a.exp()[..., None])
+    return DecayProducts(between, a.exp()[..., None])
 
 
-def earlier(x: Float[Tensor, "B H T N"], first: float = 0.0) -> Float[Tensor, "B H T N"]:
+def shift_right(x: Float[Tensor, "B H T N"], fill: float = 0.0) -> Float[Tensor, "B H T N"]:
     """Row t - 1 in the place of row t."""
-    return F.pad(x[..., :-1, :], (0, 0, 1, 0), value=first)
+    return F.pad(x[..., :-1, :], (0, 0, 1, 0), value=fill)
 
 
-def summed(keep: Products, momentum: PerToken, live: Bool[Tensor, "B T"] | None) -> tuple[Products, Products]:
+def momentum_products(decay: DecayProducts, momentum: PerToken, valid: Bool[Tensor, "B T"] | None) -> tuple[DecayProducts, DecayProducts]:
     """(c, L): what of each write, and of the momentum at the start, is in the state; and in the momentum."""
-    L = products(momentum)
-    between, start = L.between, L.start
-    if live is not None:
-        between, start = (x * live[:, None, :, None] for x in (between, start))
-    return Products(keep.between @ between, keep.between @ start), L
+    L = decay_products(momentum)
+    between, start = L.between, L.from_start
+    if valid is not None:
+        between, start = (x * valid[:, None, :, None] for x in (between, start))
+    return DecayProducts(decay.between @ between, decay.between @ start), L
 
 
-def delta(
-    S: States,
+def chunk_gated_delta_rule(
+    S: StateMatrices,
     k: Float[Tensor, "B H T I"],
     u: Float[Tensor, "B H T O"],
     q: Float[Tensor, "B H T I"] | None,
     gates: Gates,
     *,
     erase: PerToken | None = None,
-    N: States | None = None,
+    N: StateMatrices | None = None,
     anchor: Float[Tensor, "B H T O"] | None = None,
-    live: Bool[Tensor, "B T"] | None = None,
+    valid: Bool[Tensor, "B T"] | None = None,
     read: Literal["after", "before"] = "after",
-) -> Moved:
+) -> ChunkOutput:
     """One chunk of the recurrence above: one triangular system if anything is erased, and no matrix per token.
 
     `erase` is the step of the erase, which is the step of the write unless a key is not of length 1.
     """
-    same, gates = erase is gates.step and N is None and (q is None or read == "after"), held(gates, live)
-    if KERNEL is not None and same and fits(S, k, u, q, gates.keep, gates.step, anchor):
-        after, told = by_kernel(KERNEL, S, k, u, q, gates.keep.clamp(min=LEAST), gates.step, anchor)
-        return Moved(after, None, told)
-    G = products(gates.keep)
-    c, L = (G, None) if gates.momentum is None else summed(G, gates.momentum, live)
-    write = gates.step[..., None] * u
+    same, gates = erase is gates.step_size and N is None and (q is None or read == "after"), mask_gates(gates, valid)
+    if KERNEL is not None and same and fits(S, k, u, q, gates.decay, gates.step_size, anchor):
+        after, told = by_kernel(KERNEL, S, k, u, q, gates.decay.clamp(min=MIN_GATE), gates.step_size, anchor)
+        return ChunkOutput(after, None, told)
+    G = decay_products(gates.decay)
+    c, L = (G, None) if gates.momentum is None else momentum_products(G, gates.momentum, valid)
+    write = gates.step_size[..., None] * u
     if erase is not None:
-        erase = erase if live is None else erase.masked_fill(~live[:, None], 0.0)
-    from_momentum = (N, c.start) if L is not None and N is not None else None
+        erase = erase if valid is None else erase.masked_fill(~valid[:, None], 0.0)
+    from_momentum = (N, c.from_start) if L is not None and N is not None else None
     erased = None
     if erase is not None and L is None:
-        write = effective(S, k, write, erase, G, anchor)
+        write = solve_writes(S, k, write, erase, G, anchor)
     elif erase is not None:
-        erased = erasures(S, k, write, erase, G, c, anchor, from_momentum)
+        erased = solve_erasures(S, k, write, erase, G, c, anchor, from_momentum)
     end = slice(-1, None)
-    S_end = G.start[..., end, :] * S + (write * c.between[..., end, :].mT).mT @ k
+    S_end = G.from_start[..., end, :] * S + (write * c.between[..., end, :].mT).mT @ k
     if erased is not None:
         S_end = S_end - (erased * G.between[..., end, :].mT).mT @ k
     if from_momentum is not None:
-        S_end = S_end + c.start[..., end, :] * from_momentum[0]
-    Y = None if q is None else answers(S, k, q, write, erased, G, c, from_momentum, read)
+        S_end = S_end + c.from_start[..., end, :] * from_momentum[0]
+    Y = None if q is None else read_out(S, k, q, write, erased, G, c, from_momentum, read)
     N_end = None
     if L is not None and N is not None:
-        N_end = L.start[..., end, :] * N + (write * L.between[..., end, :].mT).mT @ k
-    return Moved(S_end, N_end, Y)
+        N_end = L.from_start[..., end, :] * N + (write * L.between[..., end, :].mT).mT @ k
+    return ChunkOutput(S_end, N_end, Y)
 
 
-def effective(
-    S: States, k: Tensor, write: Tensor, erase: PerToken, G: Products, anchor: Tensor | None
+def solve_writes(
+    S: StateMatrices, k: Tensor, write: Tensor, erase: PerToken, G: DecayProducts, anchor: Tensor | None
 ) -> Float[Tensor, "B H T O"]:
     """step_t u_t - e_t r_t of every token, where nothing has momentum: both are kept by the same gates.
 
     (I + e K Kᵀ⊙G earlier) W = step U - e (anchor + what the start has at k).
     """
     e = erase[..., None]
-    r = earlier(G.start, 1.0) * (k @ S.mT)
+    r = shift_right(G.from_start, 1.0) * (k @ S.mT)
     r = r if anchor is None else r + anchor
-    return solved(e * (k @ k.mT) * earlier(G.between), write - e * r)
+    return solve_unit_lower(e * (k @ k.mT) * shift_right(G.between), write - e * r)
 
 
-def solved(A: Float[Tensor, "B H T T"], right: Float[Tensor, "B H T O"]) -> Float[Tensor, "B H T O"]:
+def solve_unit_lower(A: Float[Tensor, "B H T T"], rhs: Float[Tensor, "B H T O"]) -> Float[Tensor, "B H T O"]:
     """X of (I + A) X = right, A strictly below the diagonal; transposed, as LAPACK takes them without a copy."""
     solve = cast(Solve, torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
-    return solve(A.mT, right.mT, upper=True, left=False, unitriangular=True).mT
+    return solve(A.mT, rhs.mT, upper=True, left=False, unitriangular=True).mT
 
 
-def erasures(
-    S: States,
+def solve_erasures(
+    S: StateMatrices,
     k: Tensor,
     write: Tensor,
     erase: PerToken,
-    G: Products,
-    c: Products,
+    G: DecayProducts,
+    c: DecayProducts,
     anchor: Tensor | None,
     from_momentum: tuple[Tensor, Tensor] | None,
 ) -> Float[Tensor, "B H T O"]:
     """e_t r_t of every token: (I + e K Kᵀ⊙G earlier) R = e (anchor + what the start and the writes have at k)."""
     alike = k @ k.mT
-    r = earlier(G.start, 1.0) * (k @ S.mT) + (alike * earlier(c.between)) @ write
+    r = shift_right(G.from_start, 1.0) * (k @ S.mT) + (alike * shift_right(c.between)) @ write
     if from_momentum is not None:
-        r = r + earlier(from_momentum[1]) * (k @ from_momentum[0].mT)
+        r = r + shift_right(from_momentum[1]) * (k @ from_momentum[0].mT)
     r = r if anchor is None else r + anchor
-    return solved(erase[..., None] * alike * earlier(G.between), erase[..., None] * r)
+    return solve_unit_lower(erase[..., None] * alike * shift_right(G.between), erase[..., None] * r)
 
 
-def answers(
-    S: States,
+def read_out(
+    S: StateMatrices,
     k: Tensor,
     q: Tensor,
     write: Tensor,
     erased: Tensor | None,
-    G: Products,
-    c: Products,
+    G: DecayProducts,
+    c: DecayProducts,
     from_momentum: tuple[Tensor, Tensor] | None,
     read: Literal["after", "before"],
 ) -> Float[Tensor, "B H T O"]:
     """S_t q_t, or S_{t-1} q_t."""
     before, alike = read == "before", q @ k.mT
-    y = (earlier(G.start, 1.0) if before else G.start) * (q @ S.mT)
-    y = y + (alike * (earlier(c.between) if before else c.between)) @ write
+    y = (shift_right(G.from_start, 1.0) if before else G.from_start) * (q @ S.mT)
+    y = y + (alike * (shift_right(c.between) if before else c.between)) @ write
     if erased is not None:
-        y = y - (alike * (earlier(G.between) if before else G.between)) @ erased
+        y = y - (alike * (shift_right(G.between) if before else G.between)) @ erased
     if from_momentum is None:
         return y
-    share = earlier(from_momentum[1]) if before else from_momentum[1]
+    share = shift_right(from_momentum[1]) if before else from_momentum[1]
     return y + share * (q @ from_momentum[0].mT)
 
 
-def naive(
-    S: States,
+def recurrent_gated_delta_rule(
+    S: StateMatrices,
     k: Float[Tensor, "B H T I"],
     u: Float[Tensor, "B H T O"],
     q: Float[Tensor, "B H T I"] | None,
     gates: Gates,
     *,
     erase: PerToken | None = None,
-    N: States | None = None,
+    N: StateMatrices | None = None,
     anchor: Float[Tensor, "B H T O"] | None = None,
-    live: Bool[Tensor, "B T"] | None = None,
+    valid: Bool[Tensor, "B T"] | None = None,
     read: Literal["after", "before"] = "after",
-) -> Moved:
+) -> ChunkOutput:
     """The definition of `delta`: the same recurrence token by token."""
-    alive = torch.ones_like(gates.keep) if live is None else live[:, None].expand_as(gates.keep).to(S.dtype)
+    alive = torch.ones_like(gates.decay) if valid is None else valid[:, None].expand_as(gates.decay).to(S.dtype)
     found: list[Tensor] = []
     state, kept = S, N
     for t in range(k.shape[2]):
-        on, keep, step = (x[:, :, t, None, None] for x in (alive, gates.keep, gates.step))
+        on, keep, step = (x[:, :, t, None, None] for x in (alive, gates.decay, gates.step_size))
         key, value, before = k[:, :, t, :, None], u[:, :, t, :, None], state
         state = on * keep * before + (1 - on) * before
         if gates.momentum is None:
@@ -222,40 +222,40 @@ def naive(
             state = state - on * erase[:, :, t, None, None] * r @ key.mT
         if q is not None:
             found.append(((before if read == "before" else state) @ q[:, :, t, :, None])[..., 0])
-    return Moved(state, kept if gates.momentum is not None else None, torch.stack(found, 2) if found else None)
+    return ChunkOutput(state, kept if gates.momentum is not None else None, torch.stack(found, 2) if found else None)
 
 
-def contracted(step: PerToken, keep: PerToken) -> PerToken:
+def limit_step(step_size: PerToken, decay: PerToken) -> PerToken:
     """The step at which keep - step is -1 where it is beyond: a state erased along a unit key never grows."""
-    return torch.minimum(step, 1 + keep)
+    return torch.minimum(step_size, 1 + decay)
 
 
-def let_go(keep: PerToken, size: PerToken, radius: float) -> PerToken:
+def max_step_within_norm(decay: PerToken, write_norm: PerToken, max_norm: float) -> PerToken:
     """The step of a write of that size that the decay makes room for, within `radius`: what a cap comes to."""
-    return ((1 - keep) * radius / (size + 1e-6) * 0.999).clamp(min=1e-12)
+    return ((1 - decay) * max_norm / (write_norm + 1e-6) * 0.999).clamp(min=1e-12)
 
 
-def capped(step: PerToken, keep: PerToken, size: PerToken, radius: float) -> PerToken:
+def cap_step(step_size: PerToken, decay: PerToken, write_norm: PerToken, max_norm: float) -> PerToken:
     """VisionHOPE's soft cap for any write of norm step times `size`: the state stays within `radius`, spectrally.
 
     It smoothly bounds a write by what the decay lets go of, (1 - keep) radius, so it asks for keep below 1.
     """
-    most = let_go(keep, size, radius)
-    return torch.minimum(most * -torch.expm1(-step / most), 2 * keep)
+    most = max_step_within_norm(decay, write_norm, max_norm)
+    return torch.minimum(most * -torch.expm1(-step_size / most), 2 * decay)
 
 
-def length(x: Float[Tensor, "B H T N"]) -> PerToken:
+def vector_norm(x: Float[Tensor, "B H T N"]) -> PerToken:
     """‖x‖, with a gradient of 0 at 0."""
     return x.square().sum(-1).clamp(min=torch.finfo(x.dtype).tiny).sqrt()
 
 
-def guarded(S: States, radius: float) -> States:
+def clip_state_norm(S: StateMatrices, max_norm: float) -> StateMatrices:
     """S min(1, radius √E / ‖S‖_F), E the smaller side; differentiable at S = 0."""
-    return S * within(radius, S)
+    return S * norm_clip_factor(max_norm, S)
 
 
-def within(radius: float, *states: States) -> Float[Tensor, "B H 1 1"]:
+def norm_clip_factor(max_norm: float, *states: StateMatrices) -> Float[Tensor, "B H 1 1"]:
     """The factor that brings states, taken together, within radius √E."""
-    most = radius**2 * min(states[0].shape[-2:])
+    most = max_norm**2 * min(states[0].shape[-2:])
     size = torch.stack([S.square().sum((-2, -1), keepdim=True) for S in states]).sum(0)
     return (most / size.clamp(min=most)).sqrt()

@@ -8,18 +8,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from laconic.core.attention import wide
-from laconic.core.errors import Usage
-from laconic.methods.adamw import Group, by_rule, checked, closed, one_of, shaped, share, step_adamw
-from laconic.methods.dgd import dgd_embedding, dgd_gram, dgd_mean, dgd_sequential, resolved
-from laconic.methods.recorded import Recording
+from laconic.core.attention import accumulation_dtype
+from laconic.core.errors import UsageError
+from laconic.methods.adamw import ParamGroup, split_groups_by_rule, check_group, call_closure, check_choice, describe_parameter, check_fraction, step_adamw
+from laconic.methods.dgd import dgd_embedding, dgd_gram, dgd_mean, dgd_sequential, solve_ridge
+from laconic.methods.recorded import InputStatistics
 
-Batch = Literal["joint", "mean", "sequential"]
+BatchMode = Literal["joint", "mean", "sequential"]
 
 
-def recording_of(p: Tensor) -> Recording | None:
+def get_statistics(p: Tensor) -> InputStatistics | None:
     """What `dgd.record` put beside a parameter."""
-    return cast("Recording | None", getattr(p, "recording", None))
+    return cast("InputStatistics | None", getattr(p, "recording", None))
 
 
 class DGD(torch.optim.Optimizer):
@@ -42,7 +42,7 @@ class DGD(torch.optim.Optimizer):
         params: ParamsT,
         lr: float = 1e-2,
         *,
-        batch: Batch = "joint",
+        batch: BatchMode = "joint",
         inputs: Literal["unit", "raw"] = "unit",
         erase: float = 1.0,
         value: Literal["minus_delta", "target"] = "minus_delta",
@@ -53,128 +53,128 @@ class DGD(torch.optim.Optimizer):
         adam_betas: tuple[float, float] = (0.9, 0.999),
         adam_decay: float = 0.0,
     ) -> None:
-        one_of("DGD", "batch", batch, ("joint", "mean", "sequential"))
-        one_of("DGD", "inputs", inputs, ("unit", "raw"))
-        one_of("DGD", "value", value, ("minus_delta", "target"))
-        one_of("DGD", "loss", loss, ("mean", "sum"))
-        one_of("DGD", "bias", bias, ("rides", "gd"))
-        share("DGD", "momentum", momentum)
+        check_choice("DGD", "batch", batch, ("joint", "mean", "sequential"))
+        check_choice("DGD", "inputs", inputs, ("unit", "raw"))
+        check_choice("DGD", "value", value, ("minus_delta", "target"))
+        check_choice("DGD", "loss", loss, ("mean", "sum"))
+        check_choice("DGD", "bias", bias, ("rides", "gd"))
+        check_fraction("DGD", "momentum", momentum)
         if erase < 0:
-            raise Usage(f"DGD: erase {erase}; it is the weight of a square, 0 or more")
+            raise UsageError(f"DGD: erase {erase}; it is the weight of a square, 0 or more")
         self.batch, self.inputs, self.erase, self.value, self.loss, self.bias = batch, inputs, erase, value, loss, bias
-        settings: Group = {"lr": lr, "momentum": momentum, "adam_betas": adam_betas, "adam_decay": adam_decay}
-        super().__init__(by_rule(params, dgd_rule, {"lr": adam_lr}), settings | {"rule": "dgd"})
+        settings: ParamGroup = {"lr": lr, "momentum": momentum, "adam_betas": adam_betas, "adam_decay": adam_decay}
+        super().__init__(split_groups_by_rule(params, dgd_rule, {"lr": adam_lr}), settings | {"rule": "dgd"})
 
-    def add_param_group(self, param_group: Group) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """A further group, rule "dgd" unless it says another."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        checked("DGD", group, ("dgd", "adamw"))
+        check_group("DGD", group, ("dgd", "adamw"))
         members = {id(p) for p in group["params"]}
         for p in group["params"] if group["rule"] == "dgd" else ():
-            if dgd_rule(shaped(p), p) == "adamw":
-                raise Usage(f"DGD: {shaped(p)} belongs to no recorded map; give its group rule='adamw'")
-            recording = cast(Recording, recording_of(p))
-            recording.pairs, recording.unit = self.batch != "joint", self.inputs == "unit"
+            if dgd_rule(describe_parameter(p), p) == "adamw":
+                raise UsageError(f"DGD: {describe_parameter(p)} belongs to no recorded map; give its group rule='adamw'")
+            recording = cast(InputStatistics, get_statistics(p))
+            recording.store_pairs, recording.normalize_inputs = self.batch != "joint", self.inputs == "unit"
             both = {id(recording.weight), id(recording.bias)} <= members
-            recording.rides = self.bias == "rides" and both and cast(Tensor, recording.bias).requires_grad
+            recording.bias_in_input = self.bias == "rides" and both and cast(Tensor, recording.bias).requires_grad
             recording.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets gradients and what was recorded with them."""
         super().zero_grad(set_to_none)
-        for recording in self.recordings():
+        for recording in self.input_statistics():
             recording.clear()
 
-    def recordings(self) -> list[Recording]:
+    def input_statistics(self) -> list[InputStatistics]:
         """Of every weight moved by the rule."""
-        found = [recording_of(p) for group in self.param_groups if group["rule"] == "dgd" for p in group["params"]]
+        found = [get_statistics(p) for group in self.param_groups if group["rule"] == "dgd" for p in group["params"]]
         return list({id(r): r for r in found if r is not None}.values())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One update by what was recorded since the last; gives the closure's loss."""
-        loss = closed(closure)
+        loss = call_closure(closure)
         for group in self.param_groups:
             if group["rule"] == "adamw":
                 step_adamw(self.state, group)
                 continue
             for p in cast("list[Tensor]", group["params"]):
-                recording = cast(Recording, recording_of(p))
-                if p.grad is None or (p is recording.bias and recording.rides):
+                recording = cast(InputStatistics, get_statistics(p))
+                if p.grad is None or (p is recording.bias and recording.bias_in_input):
                     continue
                 if p is recording.bias:
-                    p.sub_(group["lr"] * self.mean(p.grad, recording))
+                    p.sub_(group["lr"] * self.mean_gradient(p.grad, recording))
                 else:
-                    self.move(recording, group["lr"], group["momentum"])
-        for recording in self.recordings():
+                    self.update_parameter(recording, group["lr"], group["momentum"])
+        for recording in self.input_statistics():
             recording.clear()
         return loss
 
-    def mean(self, G: Tensor, recording: Recording) -> Tensor:
+    def mean_gradient(self, G: Tensor, statistics: InputStatistics) -> Tensor:
         """The gradient of the mean over positions."""
-        if self.loss == "mean" or recording.seen is None:
+        if self.loss == "mean" or statistics.num_positions is None:
             return G
-        return G / recording.seen.clamp(min=1)
+        return G / statistics.num_positions.clamp(min=1)
 
-    def move(self, recording: Recording, eta: float, share: float) -> None:
+    def update_parameter(self, statistics: InputStatistics, eta: float, momentum: float) -> None:
         """A weight, with the bias that rides on it, to where the rule and its momentum take it."""
-        summed(recording)
-        if recording.seen is None:
-            raise Usage(f"DGD: {recording.name} has a gradient and no inputs beside it; step once after each backward")
-        bias = recording.bias if recording.rides else None
-        W, G = joined(recording.weight, bias), joined(recording.weight.grad, None if bias is None else bias.grad)
+        all_reduce_statistics(statistics)
+        if statistics.num_positions is None:
+            raise UsageError(f"DGD: {statistics.name} has a gradient and no inputs beside it; step once after each backward")
+        bias = statistics.bias if statistics.bias_in_input else None
+        W, G = concat_bias(statistics.weight, bias), concat_bias(statistics.weight.grad, None if bias is None else bias.grad)
         held = W if self.value == "target" else torch.zeros_like(W)  # the erasing acts on what W has beside it
-        moved = self.ruled(W - held, self.mean(G, recording), recording, eta) - (W - held)
-        if share:
-            state = self.state[recording.weight]
-            state["m"] = moved = moved + share * state["m"].to(W.dtype) if "m" in state else moved
-        recording.weight.copy_((W + moved)[:, : recording.weight.shape[1]])
+        moved = self.dgd_update(W - held, self.mean_gradient(G, statistics), statistics, eta) - (W - held)
+        if momentum:
+            state = self.state[statistics.weight]
+            state["m"] = moved = moved + momentum * state["m"].to(W.dtype) if "m" in state else moved
+        statistics.weight.copy_((W + moved)[:, : statistics.weight.shape[1]])
         if bias is not None:
             bias.copy_((W + moved)[:, -1])
 
-    def ruled(self, V: Tensor, G: Tensor, recording: Recording, eta: float) -> Tensor:
+    def dgd_update(self, V: Tensor, G: Tensor, statistics: InputStatistics, eta: float) -> Tensor:
         """V' by 57b, 57c or 57d; a table's rows by 57v, whatever the batch."""
-        N = cast(Tensor, recording.seen).clamp(min=1).to(V.dtype)
-        if recording.kind == "embedding":
-            return dgd_embedding(V, G, recording.fold(), N, eta, erase=self.erase)
-        if recording.gram is not None:
-            return dgd_gram(V, G, recording.gram / N, eta, erase=self.erase)
-        X = torch.cat(recording.rows).to(V.dtype)
+        N = cast(Tensor, statistics.num_positions).clamp(min=1).to(V.dtype)
+        if statistics.kind == "embedding":
+            return dgd_embedding(V, G, statistics.compute_gram(), N, eta, erase=self.erase)
+        if statistics.gram is not None:
+            return dgd_gram(V, G, statistics.gram / N, eta, erase=self.erase)
+        X = torch.cat(statistics.inputs).to(V.dtype)
         if self.batch == "joint":
-            return resolved(V - eta * G, X, self.erase * eta / N)
-        D = torch.cat(recording.errors).to(V.dtype)
+            return solve_ridge(V - eta * G, X, self.erase * eta / N)
+        D = torch.cat(statistics.output_gradients).to(V.dtype)
         live = (D != 0).any(-1)
         form = dgd_mean if self.batch == "mean" else dgd_sequential
-        return form(V, X, D * N if self.loss == "mean" else D, eta, live=live, erase=self.erase)
+        return form(V, X, D * N if self.loss == "mean" else D, eta, valid=live, erase=self.erase)
 
 
 def dgd_rule(name: str, p: Tensor) -> str:
     """Which rule moves a parameter. Raises `Usage` (2) for a matrix that nothing recorded."""
-    recording = recording_of(p)
+    recording = get_statistics(p)
     if recording is None and p.ndim == 2:
-        raise Usage(f"DGD: {name} was not recorded; call dgd.record(model) first, or give it a group of rule='adamw'")
+        raise UsageError(f"DGD: {name} was not recorded; call dgd.record(model) first, or give it a group of rule='adamw'")
     if recording is not None and recording.kind == "foreign":
-        raise Usage(f"DGD: {recording.name} is a map with a forward of its own, not recorded; give it rule='adamw'")
+        raise UsageError(f"DGD: {recording.name} is a map with a forward of its own, not recorded; give it rule='adamw'")
     return "dgd" if recording is not None and recording.kind in ("linear", "embedding") else "adamw"
 
 
-def joined(weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def concat_bias(weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """[W b], or W alone, wide."""
     whole = cast(Tensor, weight) if bias is None else torch.cat([cast(Tensor, weight), bias[:, None]], 1)
-    return whole.to(wide(whole.dtype))
+    return whole.to(accumulation_dtype(whole.dtype))
 
 
-def summed(recording: Recording) -> None:
+def all_reduce_statistics(statistics: InputStatistics) -> None:
     """What all ranks recorded, where there are several. Raises `Usage` (2) for rows, which stay where they are."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return
-    if recording.pairs:
-        raise Usage(f"DGD: {recording.name}: several ranks add up X'X, which batch='joint' alone can do with")
-    weight = recording.weight
-    size = [len(weight)] if recording.kind == "embedding" else [weight.shape[1] + recording.rides] * 2
-    if recording.seen is None:
-        recording.gram = torch.zeros(size, dtype=wide(weight.dtype), device=weight.device)
-        recording.seen = torch.zeros((), dtype=torch.long, device=weight.device)
-    for tensor in (recording.fold(), recording.seen):
+    if statistics.store_pairs:
+        raise UsageError(f"DGD: {statistics.name}: several ranks add up X'X, which batch='joint' alone can do with")
+    weight = statistics.weight
+    size = [len(weight)] if statistics.kind == "embedding" else [weight.shape[1] + statistics.bias_in_input] * 2
+    if statistics.num_positions is None:
+        statistics.gram = torch.zeros(size, dtype=accumulation_dtype(weight.dtype), device=weight.device)
+        statistics.num_positions = torch.zeros((), dtype=torch.long, device=weight.device)
+    for tensor in (statistics.compute_gram(), statistics.num_positions):
         dist.all_reduce(tensor)  # pyright: ignore[reportUnknownMemberType]

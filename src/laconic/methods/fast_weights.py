@@ -15,109 +15,109 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laconic.core import state as values
-from laconic.core.state import Deep, Matrix
-from laconic.methods.delta import Gates, PerToken, delta, within
-from laconic.methods.learning_settings import Gradient, Read
+from laconic.core.state import MLPMemoryState, LinearMemoryState
+from laconic.methods.delta import Gates, PerToken, chunk_gated_delta_rule, norm_clip_factor
+from laconic.methods.learning_settings import OuterGradient, ReadPosition
 
-Memory = Mapping[str, Matrix | Deep]
+MemoryStates = Mapping[str, LinearMemoryState | MLPMemoryState]
 Start = Float[Tensor, "H O I"] | None  # None is the identity
 Vectors = Float[Tensor, "B H T E"]
 
 
-class Rule(NamedTuple):
+class UpdateRule(NamedTuple):
     """How a memory is kept and read: what it decays to, which state a query meets, and what flows through a write."""
 
     decay_to: Literal["zero", "start"] = "zero"
-    read: Read = "after"
-    gradient: Gradient = "full"
+    read: ReadPosition = "after"
+    outer_gradient: OuterGradient = "full"
 
 
-def fresh(B: int, shape: tuple[int, ...], momentum: bool, like: Tensor) -> Matrix:
+def zero_state(B: int, shape: tuple[int, ...], momentum: bool, like: Tensor) -> LinearMemoryState:
     """No change yet, in the wide type of `like` and on its device."""
     zero = torch.zeros(B, *shape, device=like.device, dtype=like.dtype)
-    return Matrix(zero, zero, zero if momentum else None, torch.zeros(B, dtype=torch.long))
+    return LinearMemoryState(zero, zero, zero if momentum else None, torch.zeros(B, dtype=torch.long))
 
 
-def through(start: Start, x: Float[Tensor, "B H T I"]) -> Float[Tensor, "B H T O"]:
+def apply_start(start: Start, x: Float[Tensor, "B H T I"]) -> Float[Tensor, "B H T O"]:
     """The start applied to every vector."""
     return x if start is None else x @ start.mT
 
 
-def whole(start: Start, change: Tensor) -> Float[Tensor, "B H O I"]:
+def materialize(start: Start, change: Tensor) -> Float[Tensor, "B H O I"]:
     """The memory: start and change."""
-    return change + matrix(start, change)
+    return change + start_matrix(start, change)
 
 
-def matrix(start: Start, like: Tensor) -> Float[Tensor, "*H O I"]:
+def start_matrix(start: Start, like: Tensor) -> Float[Tensor, "*H O I"]:
     """The start as it stands in the memory."""
     return torch.eye(like.shape[-1], device=like.device, dtype=like.dtype) if start is None else start
 
 
-def source(m: Matrix, rule: Rule) -> Tensor:
+def change_for_writes(m: LinearMemoryState, rule: UpdateRule) -> Tensor:
     """The change at the boundary as what is written sees it: a constant, or with its gradient."""
-    return m.first.detach() if rule.gradient in ("first_order", "none") else m.first
+    return m.boundary_change.detach() if rule.outer_gradient in ("first_order", "none") else m.boundary_change
 
 
-def written(
+def write_linear(
     start: Start,
-    m: Matrix,
+    m: LinearMemoryState,
     key: Float[Tensor, "B H T I"],
     u: Float[Tensor, "B H T O"],
     q: Float[Tensor, "B H T I"] | None,
     gates: Gates,
-    rule: Rule,
+    rule: UpdateRule,
     *,
     erase: PerToken | None = None,
-    live: Bool[Tensor, "B T"] | None = None,
-) -> tuple[Float[Tensor, "B H T O"] | None, Matrix]:
+    valid: Bool[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, "B H T O"] | None, LinearMemoryState]:
     """What the queries read from one matrix while the tokens are written into it, and the matrix after them."""
     base = start
-    if rule.gradient == "none":
+    if rule.outer_gradient == "none":
         m, key, u, base = values.detach(m), key.detach(), u.detach(), None if start is None else start.detach()
         gates = Gates(*(None if x is None else x.detach() for x in gates))  # pyright: ignore[reportArgumentType]
         erase = None if erase is None else erase.detach()
     to_start = rule.decay_to == "start"
     asked = None if rule.read == "boundary" else q
-    found = delta(
-        m.now if to_start else whole(base, m.now),
+    found = chunk_gated_delta_rule(
+        m.change if to_start else materialize(base, m.change),
         key,
         u,
         asked,
         gates,
         erase=erase,
         N=m.momentum,
-        anchor=through(base, key) if to_start and erase is not None else None,
-        live=live,
+        anchor=apply_start(base, key) if to_start and erase is not None else None,
+        valid=valid,
         read="before" if rule.read == "before" else "after",
     )
-    now = found.S if to_start else found.S - matrix(base, m.now)
+    now = found.S if to_start else found.S - start_matrix(base, m.change)
     if q is None:
-        return None, replace(m, now=now, momentum=found.N)
+        return None, replace(m, change=now, momentum=found.N)
     if rule.read == "boundary":
-        y = through(start, q) + q @ m.first.mT
+        y = apply_start(start, q) + q @ m.boundary_change.mT
     elif found.Y is not None and to_start:
-        y = found.Y + through(start, q)
+        y = found.Y + apply_start(start, q)
     else:
         y = cast(Tensor, found.Y)
-        if rule.gradient == "none" and start is not None:  # adds 0, and the gradient of the start's direct use
-            direct = through(start, q.detach())
+        if rule.outer_gradient == "none" and start is not None:  # adds 0, and the gradient of the start's direct use
+            direct = apply_start(start, q.detach())
             y = y + (direct - direct.detach())
-    return y, replace(m, now=now, momentum=found.N)
+    return y, replace(m, change=now, momentum=found.N)
 
 
-def recalled(start: Start, m: Matrix, q: Float[Tensor, "B H T I"], rule: Rule) -> Float[Tensor, "B H T O"]:
+def read_linear(start: Start, m: LinearMemoryState, q: Float[Tensor, "B H T I"], rule: UpdateRule) -> Float[Tensor, "B H T O"]:
     """What the queries read where nothing is written."""
-    return through(start, q) + q @ (m.first if rule.read == "boundary" else m.now).mT
+    return apply_start(start, q) + q @ (m.boundary_change if rule.read == "boundary" else m.change).mT
 
 
-class Starts(NamedTuple):
+class MLPStart(NamedTuple):
     """The trained starts of a memory of two layers."""
 
     W1: Float[Tensor, "H E F"]
     W2: Float[Tensor, "H F E"]
 
 
-class Inside(NamedTuple):
+class MLPActivations(NamedTuple):
     """What a two-layer memory makes of keys at the boundary: inner input, inner output, output, and its matrices."""
 
     a: Float[Tensor, "B H T F"]
@@ -126,61 +126,61 @@ class Inside(NamedTuple):
     W1: Float[Tensor, "B H E F"]
 
 
-def inside(starts: Starts, m: Deep, x: Vectors, rule: Rule) -> Inside:
+def mlp_forward(starts: MLPStart, m: MLPMemoryState, x: Vectors, rule: UpdateRule) -> MLPActivations:
     """x + W1 σ(W2 x) from the state at the boundary."""
-    W1, W2 = whole(starts.W1, source(m.W1, rule)), whole(starts.W2, source(m.W2, rule))
+    W1, W2 = materialize(starts.W1, change_for_writes(m.W1, rule)), materialize(starts.W2, change_for_writes(m.W2, rule))
     a = x @ W2.mT
     h = torch.nn.functional.silu(a)
-    return Inside(a, h, x + h @ W1.mT, W1)
+    return MLPActivations(a, h, x + h @ W1.mT, W1)
 
 
-def slope(a: Tensor) -> Tensor:
+def silu_derivative(a: Tensor) -> Tensor:
     """σ'."""
     s = a.sigmoid()
     return s * (1 + a * (1 - s))
 
 
-def written_deep(
-    starts: Starts,
-    m: Deep,
+def write_mlp(
+    starts: MLPStart,
+    m: MLPMemoryState,
     k: Vectors,
     e: Vectors,
-    inner: Inside,
+    activations: MLPActivations,
     q: Vectors | None,
     gates: Gates,
-    rule: Rule,
+    rule: UpdateRule,
     *,
-    outer_gates: Gates | None = None,
+    gates_W1: Gates | None = None,
     erase: PerToken | None = None,
-    erase_inner: PerToken | None = None,
-    live: Bool[Tensor, "B T"] | None = None,
-) -> tuple[Vectors | None, Deep]:
+    erase_W1: PerToken | None = None,
+    valid: Bool[Tensor, "B T"] | None = None,
+) -> tuple[Vectors | None, MLPMemoryState]:
     """The same for two layers: the gradients at the boundary are -d kᵀ and -e hᵀ, each of rank one.
 
     `erase` acts on W2 along k, `erase_inner` on W1 along h; `outer_gates` are W1's where they are its own.
     """
-    d = (e @ inner.W1) * slope(inner.a)
-    z, W2 = written(starts.W2, m.W2, k, -d, q, gates, rule, erase=erase, live=live)
+    d = (e @ activations.W1) * silu_derivative(activations.a)
+    z, W2 = write_linear(starts.W2, m.W2, k, -d, q, gates, rule, erase=erase, valid=valid)
     h = None if z is None else torch.nn.functional.silu(z)
-    y, W1 = written(starts.W1, m.W1, inner.h, -e, h, outer_gates or gates, rule, erase=erase_inner, live=live)
-    return (None if y is None or q is None else q + y), Deep(W1, W2)
+    y, W1 = write_linear(starts.W1, m.W1, activations.h, -e, h, gates_W1 or gates, rule, erase=erase_W1, valid=valid)
+    return (None if y is None or q is None else q + y), MLPMemoryState(W1, W2)
 
 
-def recalled_deep(starts: Starts, m: Deep, q: Vectors, rule: Rule) -> Vectors:
+def read_mlp(starts: MLPStart, m: MLPMemoryState, q: Vectors, rule: UpdateRule) -> Vectors:
     """What the queries read from two layers where nothing is written."""
-    return q + recalled(starts.W1, m.W1, torch.nn.functional.silu(recalled(starts.W2, m.W2, q, rule)), rule)
+    return q + read_linear(starts.W1, m.W1, torch.nn.functional.silu(read_linear(starts.W2, m.W2, q, rule)), rule)
 
 
-def bounded(start: Start, m: Matrix, radius: float | None, rule: Rule) -> Matrix:
+def clip_at_boundary(start: Start, m: LinearMemoryState, max_norm: float | None, rule: UpdateRule) -> LinearMemoryState:
     """A matrix at its boundary: within the guard, and the one that the next chunk is written from."""
-    if radius is None:
-        return replace(m, first=m.now)
-    return shrunk(start, m, within(radius, m.now if rule.decay_to == "start" else whole(start, m.now)), rule)
+    if max_norm is None:
+        return replace(m, boundary_change=m.change)
+    return scale_state(start, m, norm_clip_factor(max_norm, m.change if rule.decay_to == "start" else materialize(start, m.change)), rule)
 
 
-def shrunk(start: Start, m: Matrix, share: Float[Tensor, "B H 1 1"], rule: Rule) -> Matrix:
+def scale_state(start: Start, m: LinearMemoryState, factor: Float[Tensor, "B H 1 1"], rule: UpdateRule) -> LinearMemoryState:
     """That share of the state, of its change where it decays to its start, as the next chunk is written from it."""
-    now = m.now * share
+    now = m.change * factor
     if rule.decay_to == "zero":
-        now = whole(start, m.now) * share - matrix(start, now)
-    return replace(m, now=now, first=now)
+        now = materialize(start, m.change) * factor - start_matrix(start, now)
+    return replace(m, change=now, boundary_change=now)

@@ -15,39 +15,39 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laconic.core.state import Matrix
-from laconic.methods.delta import Gates, PerToken, staying
-from laconic.methods.fast_weights import Rule, Vectors, written
+from laconic.core.state import LinearMemoryState
+from laconic.methods.delta import Gates, PerToken, decay_gate
+from laconic.methods.fast_weights import UpdateRule, Vectors, write_linear
 
 
-def gate(p: Vectors, row: Float[Tensor, "H E"], bias: Float[Tensor, " H"]) -> PerToken:
+def gate_logit(p: Vectors, row: Float[Tensor, "H E"], bias: Float[Tensor, " H"]) -> PerToken:
     """A gate memory of one row at every token, before its activation."""
     return (p * row[:, None]).sum(-1) + bias[:, None]
 
 
-def step_size(a: PerToken, most: float, form: Literal["sigmoid", "softplus"]) -> PerToken:
+def bounded_step_size(a: PerToken, max_step: float, form: Literal["sigmoid", "softplus"]) -> PerToken:
     """step_max σ(a), or without a largest softplus(a)."""
-    return most * a.sigmoid() if form == "sigmoid" else F.softplus(a)
+    return max_step * a.sigmoid() if form == "sigmoid" else F.softplus(a)
 
 
-def gates(
-    p: Mapping[str, Vectors], w: Mapping[str, Tensor], group: str, most: float, form: Literal["sigmoid", "softplus"]
+def compute_gates(
+    p: Mapping[str, Vectors], w: Mapping[str, Tensor], group: str, max_step: float, form: Literal["sigmoid", "softplus"]
 ) -> Gates:
     """keep and step of a group; momentum, where there is one, is static."""
-    keep = staying(gate(p["keep"], w[f"keep.{group}.weight"], w[f"keep.{group}.bias"]))
-    step = step_size(gate(p["step"], w[f"step.{group}.weight"], w[f"step.{group}.bias"]), most, form)
+    keep = decay_gate(gate_logit(p["keep"], w[f"keep.{group}.weight"], w[f"keep.{group}.bias"]))
+    step = bounded_step_size(gate_logit(p["step"], w[f"step.{group}.weight"], w[f"step.{group}.bias"]), max_step, form)
     if f"momentum.{group}.bias" not in w:
         return Gates(keep, step)
-    return Gates(keep, step, staying(gate(p["x"], w[f"momentum.{group}.weight"], w[f"momentum.{group}.bias"])))
+    return Gates(keep, step, decay_gate(gate_logit(p["x"], w[f"momentum.{group}.weight"], w[f"momentum.{group}.bias"])))
 
 
-def own_values(v: Vectors, change: Float[Tensor, "B H E E"], outer: bool = True) -> Vectors:
+def self_generated_values(v: Vectors, change: Float[Tensor, "B H E E"], differentiable: bool = True) -> Vectors:
     """Eq. 84,87,95: v̂_□ = M_□,0 P_c v for every □; here P_c v, to which each start is applied where it is read."""
     own = v + v @ change.mT
-    return own if outer else own.detach()
+    return own if differentiable else own.detach()
 
 
-def memory_loss(y: Vectors, v: Vectors, factor: int = 1) -> Vectors:
+def memory_loss_gradient(y: Vectors, v: Vectors, factor: int = 1) -> Vectors:
     """Eq. 85: the gradient of factor/2 ‖M(k) - v̂‖² at the memory's output y; the square is summed over E."""
     return factor * (y - v)
 
@@ -59,22 +59,22 @@ def dot_value(v: Vectors) -> Vectors:
 
 def l2_value(v: Vectors, at_key: Vectors, factor: int = 1) -> Vectors:
     """Eq. 93: descent on ½‖M k - v̂‖² adds (v̂ - M_c k) kᵀ."""
-    return -memory_loss(at_key, v, factor)
+    return -memory_loss_gradient(at_key, v, factor)
 
 
-def self_write(
+def self_modifying_write(
     start: Float[Tensor, "H O I"] | None,
-    m: Matrix,
+    m: LinearMemoryState,
     k: Vectors,
     u: Float[Tensor, "B H T O"],
     q: Vectors | None,
-    given: Gates,
-    rule: Rule,
+    gates: Gates,
+    rule: UpdateRule,
     erase: bool,
-    live: Bool[Tensor, "B T"] | None = None,
-) -> tuple[Float[Tensor, "B H T O"] | None, Matrix]:
+    valid: Bool[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, "B H T O"] | None, LinearMemoryState]:
     """Eq. 88,90,96: M_t = M_{t-1}(keep I - step k kᵀ) + step u kᵀ over one chunk, and what the queries read of it."""
-    return written(start, m, k, u, q, given, rule, erase=given.step if erase else None, live=live)
+    return write_linear(start, m, k, u, q, gates, rule, erase=gates.step_size if erase else None, valid=valid)
 
 
 def mlp_memory(z: Vectors, W1: Float[Tensor, "*B H E F"], W2: Float[Tensor, "*B H F E"]) -> Vectors:

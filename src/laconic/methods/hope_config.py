@@ -13,15 +13,15 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from laconic.core.artifact import read_json
-from laconic.core.errors import BadInput, Usage
-from laconic.core.families import NAMES, DecoderConfig
+from laconic.core.errors import InputError, UsageError
+from laconic.core.families import WEIGHT_NAMES, DecoderConfig
 from laconic.methods import cms_shape, hope_shape, titans_shape
-from laconic.methods.learning_settings import Mixer
-from laconic.methods.settings import Settings
+from laconic.methods.learning_settings import MixerKind
+from laconic.methods.settings import ConfigModel
 
-Kept = TypeVar("Kept", bound=Settings)
+OptionsT = TypeVar("OptionsT", bound=ConfigModel)
 MODEL_TYPE = "hope"
-FAR = 1 << 20  # positions of a model that has none
+UNLIMITED_POSITIONS = 1 << 20  # positions of a model that has none
 
 
 @dataclass(frozen=True)
@@ -34,75 +34,75 @@ class HopeConfig:
     """
 
     decoder: DecoderConfig
-    chunks: tuple[tuple[int, ...], ...]
+    chunk_sizes: tuple[tuple[int, ...], ...]
     cms: cms_shape.Options
     memory: hope_shape.Options | titans_shape.Options | None = None
-    heads: int = 4
-    head: int | None = None
-    chunk: int = 64
-    gated: bool = True
+    num_heads: int = 4
+    head_dim: int | None = None
+    memory_chunk_size: int = 64
+    gated_mlp: bool = True
 
     def __post_init__(self) -> None:
-        if len(self.chunks) != self.decoder.num_hidden_layers:
-            raise Usage(
-                f"hope: chunks of {len(self.chunks)} layers, the decoder has {self.decoder.num_hidden_layers}; give "
+        if len(self.chunk_sizes) != self.decoder.num_hidden_layers:
+            raise UsageError(
+                f"hope: chunks of {len(self.chunk_sizes)} layers, the decoder has {self.decoder.num_hidden_layers}; give "
                 "each its levels"
             )
-        for n in range(len(self.chunks)):
-            self.levels(n)
+        for n in range(len(self.chunk_sizes)):
+            self.cms_shape(n)
         if isinstance(self.memory, titans_shape.Options):
-            if self.head not in (None, self.decoder.hidden_size // self.heads):
-                raise Usage(f"hope: heads of {self.head}; those of Titans share the width, leave head out")
-            titans_shape.Shape(self.decoder.hidden_size, self.heads, self.chunk, self.memory)
+            if self.head_dim not in (None, self.decoder.hidden_size // self.num_heads):
+                raise UsageError(f"hope: heads of {self.head_dim}; those of Titans share the width, leave head out")
+            titans_shape.TitansShape(self.decoder.hidden_size, self.num_heads, self.memory_chunk_size, self.memory)
 
     @classmethod
-    def of(
+    def attention_free(
         cls,
         vocab_size: int,
-        width: int,
-        layers: int,
+        hidden_size: int,
+        num_layers: int,
         *,
-        chunks: Sequence[int] = (16, 64, 256),
-        hidden: int | None = None,
-        heads: int = 4,
-        head: int | None = None,
+        chunk_sizes: Sequence[int] = (16, 64, 256),
+        intermediate_size: int | None = None,
+        num_heads: int = 4,
+        head_dim: int | None = None,
         memory: hope_shape.Options | titans_shape.Options | None = None,
-        chunk: int = 64,
+        memory_chunk_size: int = 64,
         cms: cms_shape.Options | None = None,
-        tied: bool = True,
+        tie_word_embeddings: bool = True,
     ) -> "HopeConfig":
         """A model without attention, of Llama's norms and gated MLPs, the same levels in every layer.
 
         `hidden` is the MLPs' inner width, by default 2 `width`.
         """
-        sizes = {"hidden_size": width, "num_hidden_layers": layers, "vocab_size": vocab_size}
-        sizes |= {"intermediate_size": hidden or 2 * width, "max_position_embeddings": FAR}
-        one = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": width + width % 2}
-        decoder = replace(DecoderConfig.small("llama", **sizes, **one), tie_word_embeddings=tied)
-        each = (tuple(chunks),) * layers
-        return cls(decoder, each, cms or cms_shape.Options(), memory or hope_shape.Options(), heads, head, chunk)
+        sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "vocab_size": vocab_size}
+        sizes |= {"intermediate_size": intermediate_size or 2 * hidden_size, "max_position_embeddings": UNLIMITED_POSITIONS}
+        one = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden_size + hidden_size % 2}
+        decoder = replace(DecoderConfig.tiny("llama", **sizes, **one), tie_word_embeddings=tie_word_embeddings)
+        each = (tuple(chunk_sizes),) * num_layers
+        return cls(decoder, each, cms or cms_shape.Options(), memory or hope_shape.Options(), num_heads, head_dim, memory_chunk_size)
 
     @property
-    def mixer(self) -> Mixer:
+    def mixer(self) -> MixerKind:
         """What stands in the place of attention, or attention."""
-        return next(mixer for mixer, kind in MIXERS.items() if isinstance(self.memory, kind))
+        return next(mixer for mixer, kind in MIXER_OPTIONS.items() if isinstance(self.memory, kind))
 
     @property
-    def maps(self) -> tuple[str, ...]:
+    def mlp_projections(self) -> tuple[str, ...]:
         """The names of an MLP's maps in this family."""
-        names = NAMES[self.decoder.family]
-        three = self.gated and self.decoder.gated
+        names = WEIGHT_NAMES[self.decoder.family]
+        three = self.gated_mlp and self.decoder.gated_mlp
         roles = (names.gate, names.up, names.down) if three else (names.up, names.down)
         return tuple(str(name).rpartition(".")[2] for name in roles)
 
-    def levels(self, n: int) -> cms_shape.Shape:
+    def cms_shape(self, layer: int) -> cms_shape.CMSShape:
         """The continuum memory of a layer."""
         d = self.decoder
-        return cms_shape.Shape(
-            d.hidden_size, d.intermediate_size, self.chunks[n], self.cms, d.act, self.maps, d.mlp_bias, d.eps
+        return cms_shape.CMSShape(
+            d.hidden_size, d.intermediate_size, self.chunk_sizes[layer], self.cms, d.activation, self.mlp_projections, d.mlp_bias, d.norm_eps
         )
 
-    def to_source(self) -> dict[str, Any]:
+    def to_config_json(self) -> dict[str, Any]:
         """What config.json has beside the decoder's fields."""
         own = {name: getattr(self, name) for name in ("chunks", "heads", "head", "chunk", "mixer", "gated")}
         own |= {
@@ -113,41 +113,41 @@ class HopeConfig:
                 "decoder_type": self.decoder.family, "hope": own}  # fmt: skip
 
     @classmethod
-    def read(cls, folder: Path) -> "HopeConfig":
+    def from_folder(cls, folder: Path) -> "HopeConfig":
         """From the config.json of a folder. Raises `BadInput` (66) for one of another model, or what is unknown."""
         file = read_json(folder / "config.json")
         if file.get("model_type") != MODEL_TYPE or not isinstance(file.get("hope"), dict):
-            raise BadInput(
+            raise InputError(
                 f"config.json: model_type {file.get('model_type')!r}; a Hope has {MODEL_TYPE!r}; see stack()"
             )
         own = cast(dict[str, Any], file.pop("hope"))
         family = file.pop("decoder_type", None)
         file |= {"model_type": family, "architectures": []}
         try:
-            kind = MIXERS[own["mixer"]]
+            kind = MIXER_OPTIONS[own["mixer"]]
             return cls(
-                DecoderConfig.parse(file),
+                DecoderConfig.from_dict(file),
                 tuple(tuple(int(C) for C in chunks) for chunks in own["chunks"]),
-                options(cms_shape.Options, own["cms"]),
-                None if kind is NoneType else options(kind, own["memory"]),
+                parse_options(cms_shape.Options, own["cms"]),
+                None if kind is NoneType else parse_options(kind, own["memory"]),
                 own["heads"],
                 own["head"],
                 own["chunk"],
                 own["gated"],
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"config.json: hope: {error}; take another copy, or the version that wrote it") from error
+            raise InputError(f"config.json: hope: {error}; take another copy, or the version that wrote it") from error
 
 
 ARCHITECTURES = {False: "Hope", True: "HopeAttention"}
-MIXERS: dict[Mixer, type[Any]] = {"self": hope_shape.Options, "titans": titans_shape.Options, "attention": NoneType}
+MIXER_OPTIONS: dict[MixerKind, type[Any]] = {"self": hope_shape.Options, "titans": titans_shape.Options, "attention": NoneType}
 
 
-def options(kind: type[Kept], given: Mapping[str, Any]) -> Kept:
+def parse_options(kind: type[OptionsT], values: Mapping[str, Any]) -> OptionsT:
     """Options as they were written. Raises `BadInput` (66) for one that is unknown, or has another value."""
     try:
-        return kind.model_validate_json(json.dumps(given))
+        return kind.model_validate_json(json.dumps(values))
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key, what = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Input ").lower()
-        raise BadInput(f"config.json: hope: {key}: {what}; take the version that wrote it") from error
+        raise InputError(f"config.json: hope: {key}: {what}; take the version that wrote it") from error

@@ -12,87 +12,87 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from laconic.core.attention import split_heads, wide
-from laconic.core.errors import Usage
-from laconic.core.state import Deep, Layer, Matrix
-from laconic.methods.chunked import STRETCH, Reading, accept, read_along, stretched
-from laconic.methods.fast_weights import Vectors, fresh
-from laconic.methods.hope_learner import Learner
-from laconic.methods.hope_shape import Options, Params, Shape
-from laconic.methods.learning_settings import Gradient
-from laconic.methods.packing import convolved, packed, unpacked
-from laconic.methods.starts import half_life, hold, logit, normal, softplus_inverse
-from laconic.methods.titans import l2
-from laconic.methods.titans_layer import finished
+from laconic.core.attention import split_heads, accumulation_dtype
+from laconic.core.errors import UsageError
+from laconic.core.state import MLPMemoryState, LayerState, LinearMemoryState
+from laconic.methods.chunked import MAX_SCAN_TOKENS, ScanOptions, check_inputs, scan_chunks, scan_in_segments
+from laconic.methods.fast_weights import Vectors, zero_state
+from laconic.methods.hope_learner import SelfModifyingMemories
+from laconic.methods.hope_shape import Options, SelfTitansParams, SelfTitansShape
+from laconic.methods.learning_settings import OuterGradient
+from laconic.methods.packing import causal_conv, pack_left, unpack
+from laconic.methods.starts import half_life_bias, register_parameters, logit, sample_normal, softplus_inverse
+from laconic.methods.titans import l2_normalize
+from laconic.methods.titans_layer import gate_and_project
 
 
-def learner(params: Params, gradient: Gradient = "full") -> Learner:
+def build_memories(params: SelfTitansParams, outer_gradient: OuterGradient = "full") -> SelfModifyingMemories:
     """The memories of a layer, in the wide type."""
-    return Learner(params.shape, {name: w.to(wide(w.dtype)) for name, w in params.tensors.items()}, gradient)
+    return SelfModifyingMemories(params.shape, {name: w.to(accumulation_dtype(w.dtype)) for name, w in params.weights.items()}, outer_gradient)
 
 
-def start(params: Params, batch: int) -> Layer:
+def initial_state(params: SelfTitansParams, batch_size: int) -> LayerState:
     """Nothing read: every count 0, every fast weight at its trained start."""
     (shape, w), o = params, params.shape.options
     like = w["o_proj.weight"].detach()
-    like = like.new_zeros(1, dtype=wide(like.dtype))
-    tails = {"x": like.new_zeros(batch, o.conv - 1, shape.heads * shape.head)} if o.mix == "map" else {}
-    memory: dict[str, Matrix | Deep] = {}
-    for name in learner(params).states:
-        square = (shape.heads, shape.head, shape.head)
+    like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
+    tails = {"x": like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.num_heads * shape.head_dim)} if o.input_proj == "map" else {}
+    memory: dict[str, LinearMemoryState | MLPMemoryState] = {}
+    for name in build_memories(params).state_groups:
+        square = (shape.num_heads, shape.head_dim, shape.head_dim)
         if f"{name}.W1" in w:
-            memory[name] = Deep(*(fresh(batch, tuple(w[f"{name}.{W}"].shape), o.momentum, like) for W in ("W1", "W2")))
+            memory[name] = MLPMemoryState(*(zero_state(batch_size, tuple(w[f"{name}.{W}"].shape), o.momentum, like) for W in ("W1", "W2")))
         else:
-            memory[name] = fresh(batch, square, o.momentum, like)
-    return Layer(tails=tails, memory=memory)
+            memory[name] = zero_state(batch_size, square, o.momentum, like)
+    return LayerState(conv_tails=tails, memory=memory)
 
 
-def advance(
-    params: Params,
-    state: Layer,
+def forward_with_state(
+    params: SelfTitansParams,
+    state: LayerState,
     x: Float[Tensor, "B T D"],
     *,
-    live: Bool[Tensor, "B T"] | None = None,
-    learn: bool = True,
-    gradient: Gradient = "full",
-    horizon: int | None = None,
-) -> tuple[Float[Tensor, "B T D"], Layer]:
+    attention_mask: Bool[Tensor, "B T"] | None = None,
+    update_weights: bool = True,
+    outer_gradient: OuterGradient = "full",
+    truncate_after: int | None = None,
+) -> tuple[Float[Tensor, "B T D"], LayerState]:
     """What the memory answers to every vector, without the residual, and the state after the last.
 
     With `learn` False nothing is written and nothing decays; only the convolution moves on. `gradient` says what of
     the outer loss flows through the writes, and never changes a value; `horizon` is in chunks, for "truncated".
     """
-    accept("hope", params.shape.width, state, x, live, gradient, horizon)
-    if x.shape[1] > STRETCH:
-        return stretched(partial(advance, params, learn=learn, gradient=gradient, horizon=horizon), state, x, live)
-    rows = packed(x, live)
-    heads, q, tails = mixed(params, state, rows.x, rows.lengths)
-    memories = learner(params, gradient)
+    check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
+    if x.shape[1] > MAX_SCAN_TOKENS:
+        return scan_in_segments(partial(forward_with_state, params, update_weights=update_weights, outer_gradient=outer_gradient, truncate_after=truncate_after), state, x, attention_mask)
+    rows = pack_left(x, attention_mask)
+    heads, q, tails = mix_inputs(params, state, rows.x, rows.lengths)
+    memories = build_memories(params, outer_gradient)
     with torch.autocast(x.device.type, enabled=False):
-        if learn:
-            how = Reading(gradient, horizon, {}, params.shape.options.checkpoint)
-            y, memory = read_along(memories, state.memory, (heads, q), rows.lengths, how)
+        if update_weights:
+            how = ScanOptions(outer_gradient, truncate_after, {}, params.shape.options.activation_checkpointing)
+            y, memory = scan_chunks(memories, state.memory, (heads, q), rows.lengths, how)
         else:
-            y, memory = memories.recall(state.memory, heads, q), state.memory
-    y = unpacked(finished(y, rows.x, params.tensors), rows.order, live)
-    return y, replace(state, tails=tails, memory=memory)
+            y, memory = memories.read(state.memory, heads, q), state.memory
+    y = unpack(gate_and_project(y, rows.x, params.weights), rows.order, attention_mask)
+    return y, replace(state, conv_tails=tails, memory=memory)
 
 
-def mixed(
-    params: Params, state: Layer, x: Float[Tensor, "B T D"], lengths: tuple[int, ...] | None
+def mix_inputs(
+    params: SelfTitansParams, state: LayerState, x: Float[Tensor, "B T D"], lengths: tuple[int, ...] | None
 ) -> tuple[Vectors, Vectors, dict[str, Tensor]]:
     """The input of every head, its static query, and the tail of the convolution."""
     (shape, w), o = params, params.shape.options
-    dtype, tails = wide(x.dtype), dict(state.tails)
+    dtype, tails = accumulation_dtype(x.dtype), dict(state.conv_tails)
     heads = x.to(dtype)
-    if o.mix == "map":
+    if o.input_proj == "map":
         y = F.linear(x, w["mix_proj.weight"]).to(dtype)
-        y, tails["x"] = convolved(y, state.tails["x"], w["mix_conv.weight"], lengths)
+        y, tails["x"] = causal_conv(y, state.conv_tails["x"], w["mix_conv.weight"], lengths)
         heads = F.silu(y)
-    heads = split_heads(heads, shape.heads)
-    if o.inner_query:
+    heads = split_heads(heads, shape.num_heads)
+    if o.adaptive_query:
         return heads, heads, tails
-    return heads, l2(split_heads(F.linear(x, w["q_proj.weight"]).to(dtype), shape.heads)), tails
+    return heads, l2_normalize(split_heads(F.linear(x, w["q_proj.weight"]).to(dtype), shape.num_heads)), tails
 
 
 class SelfTitans(nn.Module):
@@ -102,74 +102,74 @@ class SelfTitans(nn.Module):
     """
 
     def __init__(
-        self, width: int, heads: int = 4, head: int | None = None, options: Options | None = None, seed: int = 0
+        self, width: int, num_heads: int = 4, head_dim: int | None = None, options: Options | None = None, seed: int = 0
     ) -> None:
         super().__init__()
-        if head is None and (heads < 1 or width % heads):
-            raise Usage(f"hope: width {width} does not divide by {heads} heads; give the width of a head")
-        self.shape = Shape(width, heads, head or width // heads, options or Options())
-        hold(self, weights(self.shape, torch.Generator().manual_seed(seed)))
+        if head_dim is None and (num_heads < 1 or width % num_heads):
+            raise UsageError(f"hope: width {width} does not divide by {num_heads} heads; give the width of a head")
+        self.shape = SelfTitansShape(width, num_heads, head_dim or width // num_heads, options or Options())
+        register_parameters(self, init_weights(self.shape, torch.Generator().manual_seed(seed)))
 
     @property
-    def params(self) -> Params:
+    def params(self) -> SelfTitansParams:
         """The shape and the tensors by name, as `start` and `advance` take them."""
-        return Params(self.shape, dict(self.named_parameters()))
+        return SelfTitansParams(self.shape, dict(self.named_parameters()))
 
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        state: Layer | None = None,
+        state: LayerState | None = None,
         *,
-        live: Bool[Tensor, "B T"] | None = None,
-        learn: bool = True,
-        gradient: Gradient = "full",
-        horizon: int | None = None,
-    ) -> tuple[Float[Tensor, "B T D"], Layer]:
+        attention_mask: Bool[Tensor, "B T"] | None = None,
+        update_weights: bool = True,
+        outer_gradient: OuterGradient = "full",
+        truncate_after: int | None = None,
+    ) -> tuple[Float[Tensor, "B T D"], LayerState]:
         params = self.params
-        state = start(params, len(x)) if state is None else state
-        return advance(params, state, x, live=live, learn=learn, gradient=gradient, horizon=horizon)
+        state = initial_state(params, len(x)) if state is None else state
+        return forward_with_state(params, state, x, attention_mask=attention_mask, update_weights=update_weights, outer_gradient=outer_gradient, truncate_after=truncate_after)
 
 
-def weights(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
+def init_weights(shape: SelfTitansShape, generator: torch.Generator) -> dict[str, Tensor]:
     """What training begins with: projections and starts normal, rows of gates 0 so that their bias alone sets them."""
-    o, D, H, E = shape.options, shape.width, shape.heads, shape.head
+    o, D, H, E = shape.options, shape.width, shape.num_heads, shape.head_dim
     w: dict[str, Tensor] = {}
-    if o.mix == "map":
-        w["mix_proj.weight"] = normal(generator, H * E, D, scale=D**-0.5)
-        w["mix_conv.weight"] = normal(generator, H * E, o.conv, scale=o.conv**-0.5)
-    if not o.inner_query:
-        w["q_proj.weight"] = normal(generator, H * E, D, scale=D**-0.5)
-    hidden = o.hidden or E
-    for name in ("k", "v", "memory", *(("q",) if o.inner_query else ())):
-        if o.memory == "mlp":
-            w[f"{name}.W1"] = normal(generator, H, E, hidden, scale=hidden**-0.5)
-            w[f"{name}.W2"] = normal(generator, H, hidden, E, scale=E**-0.5)
+    if o.input_proj == "map":
+        w["mix_proj.weight"] = sample_normal(generator, H * E, D, std=D**-0.5)
+        w["mix_conv.weight"] = sample_normal(generator, H * E, o.conv_kernel_size, std=o.conv_kernel_size**-0.5)
+    if not o.adaptive_query:
+        w["q_proj.weight"] = sample_normal(generator, H * E, D, std=D**-0.5)
+    hidden = o.mlp_width or E
+    for name in ("k", "v", "memory", *(("q",) if o.adaptive_query else ())):
+        if o.memory_kind == "mlp":
+            w[f"{name}.W1"] = sample_normal(generator, H, E, hidden, std=hidden**-0.5)
+            w[f"{name}.W2"] = sample_normal(generator, H, hidden, E, std=E**-0.5)
         else:
-            w[f"{name}.M"] = normal(generator, H, E, E, scale=E**-0.5)
-    for group in shape.groups:
-        step = o.step_projections if group == "projections" else o.step_memory
-        for name, bias in biases(o, step).items():
+            w[f"{name}.M"] = sample_normal(generator, H, E, E, std=E**-0.5)
+    for group in shape.group_chunk_sizes:
+        step = o.projection_lr_init if group == "projections" else o.memory_lr_init
+        for name, bias in gate_biases(o, step).items():
             w |= {f"{name}.{group}.weight": torch.zeros(H, E), f"{name}.{group}.bias": torch.full((H,), bias)}
-    w["g_proj.weight"] = normal(generator, H * E, D, scale=D**-0.5)
+    w["g_proj.weight"] = sample_normal(generator, H * E, D, std=D**-0.5)
     w["norm.weight"] = torch.ones(H * E)
-    w["o_proj.weight"] = normal(generator, D, H * E, scale=(H * E) ** -0.5)
-    return w | (recalling(shape, w) if o.begins == "window" else {})
+    w["o_proj.weight"] = sample_normal(generator, D, H * E, std=(H * E) ** -0.5)
+    return w | (init_window_recall(shape, w) if o.init == "window" else {})
 
 
-def recalling(shape: Shape, w: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def init_window_recall(shape: SelfTitansShape, w: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A key as that of the sum of its window, a query as the key of its own token, but for what is not linear in a key.
 
     So a token that is asked again finds what stood behind it.
     """
-    H, E, D, conv = shape.heads, shape.head, shape.width, shape.options.conv
+    H, E, D, conv = shape.num_heads, shape.head_dim, shape.width, shape.options.conv_kernel_size
     k, one = w.get("k.M"), torch.eye(E)
-    M = one if k is None else k + one if shape.options.memory == "affine" else k
+    M = one if k is None else k + one if shape.options.memory_kind == "affine" else k
     query = (M @ w["mix_proj.weight"].view(H, E, D)).flatten(0, 1)
     return {"mix_conv.weight": torch.full((H * E, conv), conv**-0.5), "q_proj.weight": query}
 
 
-def biases(o: Options, step: float) -> dict[str, float]:
+def gate_biases(o: Options, step_size: float) -> dict[str, float]:
     """Where the gates of a group begin."""
-    inverse = softplus_inverse(step) if o.step_form == "softplus" else logit(step / o.step_max, "step")
-    found = {"keep": half_life(o.keep_half_life), "step": inverse}
-    return found | ({"momentum": logit(o.momentum_start, "momentum_start")} if o.momentum else {})
+    inverse = softplus_inverse(step_size) if o.lr_form == "softplus" else logit(step_size / o.max_lr, "step")
+    found = {"keep": half_life_bias(o.decay_half_life), "step": inverse}
+    return found | ({"momentum": logit(o.momentum_init, "momentum_start")} if o.momentum else {})

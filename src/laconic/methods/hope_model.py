@@ -16,23 +16,23 @@ from torch import Tensor
 from laconic.core import fit, state_file, weights
 from laconic.core import state as values
 from laconic.core.block import Block
-from laconic.core.cache import Cache
-from laconic.core.decoder import Decoder, Seen
-from laconic.core.errors import BadInput, Usage
-from laconic.core.state import Layer, State
+from laconic.core.cache import KVCache
+from laconic.core.decoder import Decoder, DecoderOutput
+from laconic.core.errors import InputError, UsageError
+from laconic.core.state import LayerState, FastWeightState
 from laconic.methods import cms_layer, cms_reading, cms_shape, hope_layer, titans_layer
-from laconic.methods.cms import stack
+from laconic.methods.cms import place_levels
 from laconic.methods.cms_layer import CMS
-from laconic.methods.cms_levels import Way
+from laconic.methods.cms_levels import GradientMode
 from laconic.methods.hope_config import HopeConfig
 from laconic.methods.hope_layer import SelfTitans
-from laconic.methods.hope_reading import kept, read
-from laconic.methods.hope_starts import added, check_grown, donated, rebuilt
-from laconic.methods.hope_task import interrupted, learn_along, silent, unopened
-from laconic.methods.learning_settings import Gradient, Grow, Place
+from laconic.methods.hope_reading import collect_activations, forward_pass
+from laconic.methods.hope_starts import init_added_levels, check_growth, copy_donor_weights, replace_sublayers
+from laconic.methods.hope_task import flush_open_chunk, read_and_learn, mask_untaught, empty_open_chunk
+from laconic.methods.learning_settings import OuterGradient, NewLevelInit, DonorLayout
 from laconic.methods.titans_layer import Titans
 
-KIND = "hope"
+STATE_KIND = "hope"
 
 
 class Hope(Decoder):
@@ -42,48 +42,48 @@ class Hope(Decoder):
     vector has no target; all else learns from vectors. A random start is drawn from `seed`; None leaves it undrawn.
     """
 
-    def __init__(self, shape: HopeConfig, seed: int | None = 0) -> None:
-        super().__init__(shape.decoder, seed=None)
-        self.shape = shape
-        for n, part in enumerate(self.parts):
-            rebuilt(part, shape, n, seed or 0)
+    def __init__(self, config: HopeConfig, seed: int | None = 0) -> None:
+        super().__init__(config.decoder, seed=None)
+        self.hope_config = config
+        for n, part in enumerate(self.layers):
+            replace_sublayers(part, config, n, seed or 0)
         if seed is None:
             return
         inner = (".mlp.", ".memory.")
-        self.initialise([name for name, _ in self.named_parameters() if not any(x in name for x in inner)], seed)
+        self.init_parameters([name for name, _ in self.named_parameters() if not any(x in name for x in inner)], seed)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for n, part in enumerate(self.parts):
-                drawn = cms_layer.weights(shape.levels(n), generator, shape.decoder.initializer_range)
+            for n, part in enumerate(self.layers):
+                drawn = cms_layer.init_weights(config.cms_shape(n), generator, config.decoder.initializer_range)
                 for name, w in drawn.items():
                     part.get_submodule("mlp").get_parameter(name).copy_(w)
 
     @property
-    def parts(self) -> list[Block]:
+    def layers(self) -> list[Block]:
         """The layers, in order."""
-        return [part for part in self.blocks if isinstance(part, Block)]
+        return [part for part in self.layers if isinstance(part, Block)]
 
     @property
-    def learns_task(self) -> bool:
+    def has_task_objective(self) -> bool:
         """Whether the levels learn of the next token's loss."""
-        return self.shape.cms.inner == "task" and not self.shape.levels(0).still
+        return self.hope_config.cms.inner_objective == "task" and not self.hope_config.cms_shape(0).is_frozen
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls, folder_or_hub_name: str | Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> "Hope":
         """What `save_pretrained` wrote. Raises as `Decoder.from_pretrained` does."""
-        folder = weights.find(folder_or_hub_name)
-        shape = HopeConfig.read(folder)
+        folder = weights.find_checkpoint(folder_or_hub_name)
+        shape = HopeConfig.from_folder(folder)
         if (shape.memory is None) != issubclass(cls, HopeAttention):
             there = "HopeAttention" if shape.memory is None else "Hope"
-            raise BadInput(f"{folder_or_hub_name} holds a {there}; load it as that")
+            raise InputError(f"{folder_or_hub_name} holds a {there}; load it as that")
         with torch.device("meta"):
             model = cls(shape, seed=None)
         report = weights.load_weights(model, folder, shape.decoder, dtype, device)
-        model.config = replace(shape.decoder, dtype=model.words.weight.dtype)
-        model.folder, model.name_or_path = folder, str(folder_or_hub_name)
-        model._stored = (report.fingerprint, model.version())
+        model.config = replace(shape.decoder, dtype=model.token_embedding.weight.dtype)
+        model.source_folder, model.name_or_path = folder, str(folder_or_hub_name)
+        model._cached_fingerprint = (report.fingerprint, model.parameter_version())
         return model.eval()
 
     def save_pretrained(
@@ -94,66 +94,66 @@ class Hope(Decoder):
             self,
             Path(folder),
             self.config,
-            shard_bytes=shard_bytes,
+            max_shard_bytes=shard_bytes,
             dtype=dtype,
-            source_folder=self.folder,
-            more=self.shape.to_source(),
+            source_folder=self.source_folder,
+            extra_fields=self.hope_config.to_config_json(),
         )
 
-    def start(self, batch: int) -> State:
+    def initial_state(self, batch_size: int) -> FastWeightState:
         """Nothing read: every count 0, every fast weight at its start."""
-        words = cast(Tensor, self.words.weight)
-        layers: list[Layer] = []
-        for part in self.parts:
-            made = cms_reading.start(cast(CMS, part.get_submodule("mlp")).params, batch)
+        words = cast(Tensor, self.token_embedding.weight)
+        layers: list[LayerState] = []
+        for part in self.layers:
+            made = cms_reading.initial_state(cast(CMS, part.get_submodule("mlp")).params, batch_size)
             memory = dict(part.named_children()).get("memory")
             if isinstance(memory, SelfTitans):
-                made = replace(hope_layer.start(memory.params, batch), cms=made.cms)
+                made = replace(hope_layer.initial_state(memory.params, batch_size), cms=made.cms)
             elif isinstance(memory, Titans):
-                made = replace(titans_layer.start(memory.params, batch), cms=made.cms)
+                made = replace(titans_layer.initial_state(memory.params, batch_size), cms=made.cms)
             else:
-                made = replace(made, cache=self.unread(batch, words))
+                made = replace(made, cache=self.empty_cache(batch_size, words))
             layers.append(made)
-        position, none = torch.zeros(batch, dtype=torch.long), torch.zeros(batch, 0, dtype=torch.long)
-        opened = unopened(tuple(layers), none.to(words.device)) if self.learns_task else None
-        return State(tuple(layers), position, opened)
+        position, none = torch.zeros(batch_size, dtype=torch.long), torch.zeros(batch_size, 0, dtype=torch.long)
+        opened = empty_open_chunk(tuple(layers), none.to(words.device)) if self.has_task_objective else None
+        return FastWeightState(tuple(layers), position, opened)
 
-    def unread(self, batch: int, like: Tensor) -> Cache:
+    def empty_cache(self, batch_size: int, like: Tensor) -> KVCache:
         """A layer's cache of no slot."""
-        nothing = like.detach().new_zeros(batch, self.config.num_key_value_heads, 0, self.config.head_dim)
-        places = torch.empty(batch, 0, dtype=torch.long, device=like.device)
-        return Cache((nothing,), (nothing,), places, places.bool())
+        nothing = like.detach().new_zeros(batch_size, self.config.num_key_value_heads, 0, self.config.head_dim)
+        places = torch.empty(batch_size, 0, dtype=torch.long, device=like.device)
+        return KVCache((nothing,), (nothing,), places, places.bool())
 
-    def advance(
+    def read_tokens(
         self,
-        ids: Int[Tensor, "B T"],
-        state: State | None = None,
+        input_ids: Int[Tensor, "B T"],
+        state: FastWeightState | None = None,
         *,
-        live: Bool[Tensor, "B T"] | None = None,
-        taught: Bool[Tensor, "B T"] | None = None,
-        learn: bool = True,
-        gradient: Gradient | None = None,
-        horizon: int | None = None,
-    ) -> Seen:
+        attention_mask: Bool[Tensor, "B T"] | None = None,
+        target_mask: Bool[Tensor, "B T"] | None = None,
+        update_weights: bool = True,
+        outer_gradient: OuterGradient | None = None,
+        truncate_after: int | None = None,
+    ) -> DecoderOutput:
         """Reads ids, each the target of the one before it; where `taught` is False it is only read."""
-        x = self.embed(ids)
-        return self(x, state, ids=ids, live=live, taught=taught, learn=learn, gradient=gradient, horizon=horizon)
+        x = self.embed(input_ids)
+        return self(x, state, ids=input_ids, live=attention_mask, taught=target_mask, learn=update_weights, gradient=outer_gradient, horizon=truncate_after)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
-        vectors: Float[Tensor, "B T D"],
-        state: State | None = None,
+        inputs_embeds: Float[Tensor, "B T D"],
+        state: FastWeightState | None = None,
         *,
-        live: Bool[Tensor, "B T"] | None = None,
-        positions: Int[Tensor, "B T"] | None = None,
-        bias: Float[Tensor, "#B #T #P"] | None = None,
-        want: tuple[str, ...] = (),
-        ids: Int[Tensor, "B T"] | None = None,
-        taught: Bool[Tensor, "B T"] | None = None,
-        learn: bool = True,
-        gradient: Gradient | None = None,
-        horizon: int | None = None,
-    ) -> Seen:
+        attention_mask: Bool[Tensor, "B T"] | None = None,
+        position_ids: Int[Tensor, "B T"] | None = None,
+        attention_bias: Float[Tensor, "#B #T #P"] | None = None,
+        capture: tuple[str, ...] = (),
+        input_ids: Int[Tensor, "B T"] | None = None,
+        target_mask: Bool[Tensor, "B T"] | None = None,
+        update_weights: bool = True,
+        outer_gradient: OuterGradient | None = None,
+        truncate_after: int | None = None,
+    ) -> DecoderOutput:
         """Reads T vectors on a state; None starts anew. `ids` are what the vectors are the words of, if they are.
 
         With `learn` False memories and levels stand still; convolutions, cache and position move on. `gradient` says
@@ -162,82 +162,82 @@ class Hope(Decoder):
         the stages `want` may name embed, hidden.N and final_norm. Raises `ValueError` as a decoder does, `Usage` (2)
         for a state of another shape, and for positions, bias or stages where levels learn of ids.
         """
-        fit.check_call(self.config, self.attention, vectors, None, live, positions, bias)
-        state = self.start(len(vectors)) if state is None else state
-        self.accept(state, len(vectors))
-        way = Way(gradient or ("first_order" if self.learns_task else "full"), horizon)
-        if taught is not None and (ids is None or not self.learns_task):
-            raise Usage("hope: taught says which ids levels learn of, and none here learns of ids; leave it out")
-        asked = None if ids is None else silent(ids, taught)
-        if self.learns_task and learn and asked is not None:
-            if positions is not None or bias is not None or want:
-                raise Usage("hope: levels that learn of ids take no positions, bias or stages; read with learn=False")
-            hidden, state = learn_along(self, state, asked, live, way)
-            return Seen(hidden, cast(Any, state), {})
-        if self.learns_task:
-            state = interrupted(self, state, asked, live, way)
-        hidden, found = read(
-            self, vectors, state.layers, live=live, positions=positions, bias=bias, learn=learn, way=way
+        fit.check_forward_inputs(self.config, self.attn_implementation, inputs_embeds, None, attention_mask, position_ids, attention_bias)
+        state = self.initial_state(len(inputs_embeds)) if state is None else state
+        self.check_state(state, len(inputs_embeds))
+        way = GradientMode(outer_gradient or ("first_order" if self.has_task_objective else "full"), truncate_after)
+        if target_mask is not None and (input_ids is None or not self.has_task_objective):
+            raise UsageError("hope: taught says which ids levels learn of, and none here learns of ids; leave it out")
+        asked = None if input_ids is None else mask_untaught(input_ids, target_mask)
+        if self.has_task_objective and update_weights and asked is not None:
+            if position_ids is not None or attention_bias is not None or capture:
+                raise UsageError("hope: levels that learn of ids take no positions, bias or stages; read with learn=False")
+            hidden, state = read_and_learn(self, state, asked, attention_mask, way)
+            return DecoderOutput(hidden, cast(Any, state), {})
+        if self.has_task_objective:
+            state = flush_open_chunk(self, state, asked, attention_mask, way)
+        hidden, found = forward_pass(
+            self, inputs_embeds, state.layers, attention_mask=attention_mask, position_ids=position_ids, attention_bias=attention_bias, update_weights=update_weights, gradient_mode=way
         )
-        added = torch.full_like(state.position, vectors.shape[1]) if live is None else live.sum(1).cpu()
-        words = ids if ids is not None else vectors[..., 0].long()
-        opened = unopened(found.layers, words) if self.learns_task else None
-        after = State(found.layers, state.position + added, opened)
-        return Seen(hidden, cast(Any, after), kept(want, vectors, found, hidden))
+        added = torch.full_like(state.position, inputs_embeds.shape[1]) if attention_mask is None else attention_mask.sum(1).cpu()
+        words = input_ids if input_ids is not None else inputs_embeds[..., 0].long()
+        opened = empty_open_chunk(found.layers, words) if self.has_task_objective else None
+        after = FastWeightState(found.layers, state.position + added, opened)
+        return DecoderOutput(hidden, cast(Any, after), collect_activations(capture, inputs_embeds, found, hidden))
 
-    def accept(self, state: State, B: int) -> None:
+    def check_state(self, state: FastWeightState, B: int) -> None:
         """Raises `Usage` (2) for a state of another model or of other rows."""
-        if len(state.layers) != len(self.parts):
-            raise Usage(f"hope: the state has {len(state.layers)} layers, the model {len(self.parts)}; load its own")
+        if len(state.layers) != len(self.layers):
+            raise UsageError(f"hope: the state has {len(state.layers)} layers, the model {len(self.layers)}; load its own")
         if len(state.position) != B:
-            raise Usage(f"hope: {B} rows of vectors, the state has {len(state.position)}; take or join its rows")
+            raise UsageError(f"hope: {B} rows of vectors, the state has {len(state.position)}; take or join its rows")
 
-    def grown(self, chunks: Sequence[int], grow: Grow = "zero") -> "Hope":
+    def add_levels(self, chunk_sizes: Sequence[int], new_level_init: NewLevelInit = "zero") -> "Hope":
         """This model with slower levels after its own, which add nothing at first or are copies; tensors are shared.
 
         Raises `Usage` (2) for `chunks` that do not begin with those of every layer.
         """
-        check_grown(self.shape.cms, grow)
-        kept = next((kept for kept in self.shape.chunks if tuple(chunks[: len(kept)]) != kept), None)
+        check_growth(self.hope_config.cms, new_level_init)
+        kept = next((kept for kept in self.hope_config.chunk_sizes if tuple(chunk_sizes[: len(kept)]) != kept), None)
         if kept is not None:
-            raise Usage(f"hope: levels of chunks {list(kept)} cannot grow to {list(chunks)}; keep them, and add slower")
-        shape = replace(self.shape, chunks=(tuple(chunks),) * len(self.parts))
+            raise UsageError(f"hope: levels of chunks {list(kept)} cannot grow to {list(chunk_sizes)}; keep them, and add slower")
+        shape = replace(self.hope_config, chunk_sizes=(tuple(chunk_sizes),) * len(self.layers))
         with torch.device("meta"):
             made = type(self)(shape, seed=None)
         tensors: dict[str, Tensor] = dict(self.named_parameters())
-        for n in range(len(self.parts)):
-            tensors |= added(shape, n, self, len(self.shape.chunks[n]), grow)
+        for n in range(len(self.layers)):
+            tensors |= init_added_levels(shape, n, self, len(self.hope_config.chunk_sizes[n]), new_level_init)
         made.load_state_dict({name: tensors[name] for name in made.state_dict()}, assign=True)
-        made.folder, made.name_or_path, made.attention = self.folder, self.name_or_path, self.attention
+        made.source_folder, made.name_or_path, made.attn_implementation = self.source_folder, self.name_or_path, self.attn_implementation
         return made.train(self.training)
 
     @property
-    def slow(self) -> str:
+    def weights_fingerprint(self) -> str:
         """The hash of all slow weights, which binds a saved state."""
-        return values.fingerprint(dict(self.named_parameters()))
+        return values.fingerprint_tensors(dict(self.named_parameters()))
 
-    def save_state(self, state: State, path: str | Path) -> None:
+    def save_state(self, state: FastWeightState, path: str | Path) -> None:
         """One file that only these weights open. Raises `NonFinite` (65)."""
         tokens = int(state.position.max())
-        state_file.save(values.detach(state), path, kind=KIND, model=self.slow, tokens=tokens)
+        state_file.save_state(values.detach(state), path, memory_kind=STATE_KIND, model_fingerprint=self.weights_fingerprint, num_tokens=tokens)
 
-    def load_state(self, path: str | Path, *, force: bool = False) -> State:
+    def load_state(self, path: str | Path, *, force: bool = False) -> FastWeightState:
         """What `save_state` wrote, bit for bit; with `force` that of other weights too. Raises `Damaged` (76)."""
-        return state_file.load(path, kind=KIND, model=self.slow, force=force)
+        return state_file.load_state(path, memory_kind=STATE_KIND, model_fingerprint=self.weights_fingerprint, force=force)
 
 
 class HopeAttention(Hope):
     """A decoder whose MLPs are levels that learn while it reads; all else is the decoder."""
 
     @classmethod
-    def stack(
+    def from_decoder(
         cls,
         decoder: Decoder,
-        chunks: Sequence[int] = (128, 512, 2048),
-        place: Place = "depth",
-        map: Sequence[int] | None = None,
-        cms: cms_shape.Options | None = None,
-        grow: Grow = "zero",
+        chunk_sizes: Sequence[int] = (128, 512, 2048),
+        donor_layout: DonorLayout = "depth",
+        donor_map: Sequence[int] | None = None,
+        options: cms_shape.Options | None = None,
+        new_level_init: NewLevelInit = "zero",
     ) -> "HopeAttention":
         """A decoder's weights, shared, as starts; `place`, `map` and `grow` as in `methods.cms.stack`.
 
@@ -245,17 +245,17 @@ class HopeAttention(Hope):
         "chain" and copies are no longer the donor. Raises `Usage` (2) for a chain in which added levels would not leave
         what the donor's makes.
         """
-        own = cms or cms_shape.Options(target="start")
-        if place == "grow":
-            check_grown(own, grow)
-        placed = stack(decoder.config.num_hidden_layers, chunks, place, map, grow)
-        shape = HopeConfig(decoder.config, tuple(one.chunks for one in placed), own)
+        own = options or cms_shape.Options(associative_target="start")
+        if donor_layout == "grow":
+            check_growth(own, new_level_init)
+        placed = place_levels(decoder.config.num_hidden_layers, chunk_sizes, donor_layout, donor_map, new_level_init)
+        shape = HopeConfig(decoder.config, tuple(one.chunk_sizes for one in placed), own)
         with torch.device("meta"):
             made = cls(shape, seed=None)
         held = dict(decoder.named_parameters())
         tensors = {name: held[name] for name in made.state_dict() if name in held}
         for n, one in enumerate(placed):
-            tensors |= donated(shape, n, one, decoder)
+            tensors |= copy_donor_weights(shape, n, one, decoder)
         made.load_state_dict(tensors, assign=True)
-        made.folder, made.name_or_path, made.attention = decoder.folder, decoder.name_or_path, decoder.attention
+        made.source_folder, made.name_or_path, made.attn_implementation = decoder.source_folder, decoder.name_or_path, decoder.attn_implementation
         return made.train(decoder.training)

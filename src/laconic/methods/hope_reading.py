@@ -15,152 +15,152 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.core import places
-from laconic.core.block import Block, Frame
-from laconic.core.cache import Cache
+from laconic.core.block import Block, ForwardContext
+from laconic.core.cache import KVCache
 from laconic.core.decoder import Decoder
-from laconic.core.errors import Usage
-from laconic.core.state import Layer
+from laconic.core.errors import UsageError
+from laconic.core.state import LayerState
 from laconic.methods import cms_reading
 from laconic.methods.cms_layer import CMS
-from laconic.methods.cms_levels import Notes, Way
+from laconic.methods.cms_levels import LinearRecords, GradientMode
 from laconic.methods.hope_layer import SelfTitans
 from laconic.methods.titans_layer import Titans
 
 Vectors = Float[Tensor, "B T D"]
-Part = Callable[[Tensor, Layer], tuple[Tensor, Layer]]
+Sublayer = Callable[[Tensor, LayerState], tuple[Tensor, LayerState]]
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardOptions:
     """What all layers of one reading share; `notes` of each layer where errors are to be taken of it."""
 
-    live: Bool[Tensor, "B T"] | None
-    learn: bool
-    way: Way
-    frame: Frame | None = None
-    places: tuple[Tensor, Tensor] | None = None
-    notes: tuple[Notes, ...] | None = None
+    attention_mask: Bool[Tensor, "B T"] | None
+    update_weights: bool
+    gradient_mode: GradientMode
+    context: ForwardContext | None = None
+    key_positions: tuple[Tensor, Tensor] | None = None
+    records: tuple[LinearRecords, ...] | None = None
 
 
-class Found(NamedTuple):
+class LayerOutputs(NamedTuple):
     """What a reading gives: vectors after the last layer, the layers, and per layer what each level read."""
 
     x: Tensor
-    layers: tuple[Layer, ...]
-    inputs: list[list[Tensor]]
-    between: list[Tensor]
+    layers: tuple[LayerState, ...]
+    level_inputs: list[list[Tensor]]
+    hidden_states: list[Tensor]
 
 
-def block(x: Vectors, layer: Layer, mix: Part, feed: Part) -> tuple[Vectors, Layer]:
+def hope_block(x: Vectors, layer: LayerState, mix: Sublayer, feed_forward: Sublayer) -> tuple[Vectors, LayerState]:
     """Eq. 97: r = x + SelfTitans(norm x), then r + CMS(norm r); in Hope-Attention the first is attention."""
     y, layer = mix(x, layer)
     r = x + y
-    y, layer = feed(r, layer)
+    y, layer = feed_forward(r, layer)
     return r + y, layer
 
 
-def through(blocks: list[Block], x: Vectors, layers: tuple[Layer, ...], how: Pass) -> Found:
+def run_layers(blocks: list[Block], x: Vectors, layers: tuple[LayerState, ...], options: ForwardOptions) -> LayerOutputs:
     """Every layer in order."""
-    made: list[Layer] = []
+    made: list[LayerState] = []
     inputs: list[list[Tensor]] = []
     between: list[Tensor] = []
     for n, (part, layer) in enumerate(zip(blocks, layers, strict=True)):
         between.append(x)
-        notes = None if how.notes is None else how.notes[n]
-        x, layer = block(x, layer, partial(mixed, part, how), partial(fed, part, how, notes, inputs))
+        notes = None if options.records is None else options.records[n]
+        x, layer = hope_block(x, layer, partial(apply_mixer, part, options), partial(apply_feed_forward, part, options, notes, inputs))
         made.append(layer)
-    return Found(x, tuple(made), inputs, between)
+    return LayerOutputs(x, tuple(made), inputs, between)
 
 
-def mixed(part: Block, how: Pass, x: Vectors, layer: Layer) -> tuple[Vectors, Layer]:
+def apply_mixer(block: Block, options: ForwardOptions, x: Vectors, layer: LayerState) -> tuple[Vectors, LayerState]:
     """The first half of a block, before its residual."""
-    y = part.part("norm1")(x)
-    memory = dict(part.named_children()).get("memory")
+    y = block.submodule("norm1")(x)
+    memory = dict(block.named_children()).get("memory")
     if isinstance(memory, SelfTitans | Titans):
-        y, layer = memory(y, layer, live=how.live, learn=how.learn, gradient=how.way.gradient, horizon=how.way.horizon)
+        y, layer = memory(y, layer, live=options.attention_mask, learn=options.update_weights, gradient=options.gradient_mode.outer_gradient, horizon=options.gradient_mode.truncate_after)
     else:
-        y, layer = attended(part, how, y, layer)
-    return dropped(part, y), layer
+        y, layer = attend(block, options, y, layer)
+    return apply_dropout(block, y), layer
 
 
-def attended(part: Block, how: Pass, y: Vectors, layer: Layer) -> tuple[Vectors, Layer]:
+def attend(block: Block, options: ForwardOptions, y: Vectors, layer: LayerState) -> tuple[Vectors, LayerState]:
     """Attention on the layer's own cache."""
     held = layer.cache
     assert held is not None
-    assert how.frame is not None
-    assert how.places is not None
+    assert options.context is not None
+    assert options.key_positions is not None
     past = (held.keys[0], held.values[0]) if held.S else None
-    out, k, v = part.attention(y, past, how.frame)
-    return out, replace(layer, cache=Cache((k,), (v,), *how.places))
+    out, k, v = block.self_attention(y, past, options.context)
+    return out, replace(layer, cache=KVCache((k,), (v,), *options.key_positions))
 
 
-def fed(
-    part: Block, how: Pass, notes: Notes | None, inputs: list[list[Tensor]], r: Vectors, layer: Layer
-) -> tuple[Vectors, Layer]:
+def apply_feed_forward(
+    block: Block, options: ForwardOptions, records: LinearRecords | None, level_inputs: list[list[Tensor]], r: Vectors, layer: LayerState
+) -> tuple[Vectors, LayerState]:
     """The second half of a block, before its residual: the levels as they stand, or learning what is their own."""
-    levels = part.get_submodule("mlp")
+    levels = block.get_submodule("mlp")
     assert isinstance(levels, CMS)
-    y = part.part("norm2")(r)
+    y = block.submodule("norm2")(r)
     params = levels.params
-    if how.learn and params.shape.options.inner == "associative" and not params.shape.still:
-        y, layer = cms_reading.advance(
-            params, layer, y, live=how.live, gradient=how.way.gradient, horizon=how.way.horizon
+    if options.update_weights and params.shape.options.inner_objective == "associative" and not params.shape.is_frozen:
+        y, layer = cms_reading.forward_with_state(
+            params, layer, y, attention_mask=options.attention_mask, outer_gradient=options.gradient_mode.outer_gradient, truncate_after=options.gradient_mode.truncate_after
         )
     else:
-        y, read = cms_reading.answer(params, cms_reading.levels_of(layer), y, notes)
-        inputs.append(read)
-    return dropped(part, y), layer
+        y, read = cms_reading.forward_levels(params, cms_reading.require_levels(layer), y, records)
+        level_inputs.append(read)
+    return apply_dropout(block, y), layer
 
 
-def dropped(part: Block, y: Vectors) -> Vectors:
+def apply_dropout(block: Block, y: Vectors) -> Vectors:
     """What dropout leaves in training."""
-    share = part.config.dropout.residual if part.training else 0.0
+    share = block.config.dropout.residual if block.training else 0.0
     return F.dropout(y, share) if share else y
 
 
-def read(
+def forward_pass(
     model: Decoder,
-    vectors: Vectors,
-    layers: tuple[Layer, ...],
+    inputs_embeds: Vectors,
+    layers: tuple[LayerState, ...],
     *,
-    live: Bool[Tensor, "B T"] | None = None,
-    positions: Int[Tensor, "B T"] | None = None,
-    bias: Float[Tensor, "#B #T #P"] | None = None,
-    learn: bool = True,
-    way: Way | None = None,
-    notes: tuple[Notes, ...] | None = None,
-    twice: bool = False,
-) -> tuple[Vectors, Found]:
+    attention_mask: Bool[Tensor, "B T"] | None = None,
+    position_ids: Int[Tensor, "B T"] | None = None,
+    attention_bias: Float[Tensor, "#B #T #P"] | None = None,
+    update_weights: bool = True,
+    gradient_mode: GradientMode | None = None,
+    records: tuple[LinearRecords, ...] | None = None,
+    double_backward: bool = False,
+) -> tuple[Vectors, LayerOutputs]:
     """One pass over a model whose blocks are those of a Hope: the vectors after the final norm, and what was found.
 
     `twice` says that the gradients of this pass are to have gradients, which fused attention has not.
     """
-    blocks = [part for part in model.blocks if isinstance(part, Block)]
-    how = Pass(live, learn, way or Way(), notes=notes)
+    blocks = [part for part in model.layers if isinstance(part, Block)]
+    how = ForwardOptions(attention_mask, update_weights, gradient_mode or GradientMode(), records=records)
     if layers[0].cache is not None:
         held = layers[0].cache
-        whole = live is None and held.S == 0
-        alive = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device) if live is None else live
-        shared = whole and positions is None
-        if positions is None:
-            positions = places.default_positions(alive, held.positions, held.live)
-        at = torch.cat([held.positions, positions], 1), torch.cat([held.live, alive], 1)
+        whole = attention_mask is None and held.S == 0
+        alive = torch.ones(inputs_embeds.shape[:2], dtype=torch.bool, device=inputs_embeds.device) if attention_mask is None else attention_mask
+        shared = whole and position_ids is None
+        if position_ids is None:
+            position_ids = places.default_position_ids(alive, held.positions, held.valid)
+        at = torch.cat([held.positions, position_ids], 1), torch.cat([held.valid, alive], 1)
         whole = whole or bool(at[1].all())
-        frame = model.frame(*at, held.S, bias, vectors.dtype, whole=whole, eager=twice, shared=shared)
-        frame = frame._replace(backend="eager") if twice else frame
-        how = replace(how, frame=frame, places=at)
-        vectors = model.placed(vectors, positions)
-    found = through(blocks, vectors, layers, how)
+        frame = model.build_context(*at, held.S, attention_bias, inputs_embeds.dtype, all_valid=whole, needs_scores=double_backward, shared_positions=shared)
+        frame = frame._replace(backend="eager") if double_backward else frame
+        how = replace(how, context=frame, key_positions=at)
+        inputs_embeds = model.add_positions(inputs_embeds, position_ids)
+    found = run_layers(blocks, inputs_embeds, layers, how)
     return model.final_norm(found.x), found
 
 
-def kept(want: tuple[str, ...], vectors: Tensor, found: Found, hidden: Tensor) -> dict[str, Tensor]:
+def collect_activations(capture: tuple[str, ...], inputs_embeds: Tensor, outputs: LayerOutputs, hidden_states: Tensor) -> dict[str, Tensor]:
     """The stages asked for. Raises `Usage` (2) for one that is not kept here."""
-    have = {"embed": vectors, "final_norm": hidden, f"hidden.{len(found.between)}": hidden}
-    have |= {f"hidden.{n}": x for n, x in enumerate(found.between)}
-    odd = next((name for name in want if name not in have), None)
+    have = {"embed": inputs_embeds, "final_norm": hidden_states, f"hidden.{len(outputs.hidden_states)}": hidden_states}
+    have |= {f"hidden.{n}": x for n, x in enumerate(outputs.hidden_states)}
+    odd = next((name for name in capture if name not in have), None)
     if odd is not None:
-        raise Usage(
-            f"hope: stage {odd} is not kept; there are embed, hidden.0 to hidden.{len(found.between)}, final_norm"
+        raise UsageError(
+            f"hope: stage {odd} is not kept; there are embed, hidden.0 to hidden.{len(outputs.hidden_states)}, final_norm"
         )
-    return {name: have[name] for name in want}
+    return {name: have[name] for name in capture}

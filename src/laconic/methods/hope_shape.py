@@ -6,50 +6,50 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from laconic.core.errors import Usage
-from laconic.methods.learning_settings import SelfTitansOptions
+from laconic.core.errors import UsageError
+from laconic.methods.learning_settings import SelfModifyingOptions
 
-Options = SelfTitansOptions
+Options = SelfModifyingOptions
 
 
 @dataclass(frozen=True)
-class Shape:
+class SelfTitansShape:
     """A layer's width, heads, width of a head, and options. Raises `Usage` (2) for what cannot be meant."""
 
     width: int
-    heads: int
-    head: int
+    num_heads: int
+    head_dim: int
     options: Options
 
     def __post_init__(self) -> None:
         o = self.options
-        if o.fault:
-            raise Usage(f"hope: {o.fault}")
-        if o.mix == "none" and self.heads * self.head != self.width:
-            raise Usage(f"hope: mix none splits width {self.width}, not into {self.heads} heads of {self.head}; mix it")
+        if o.error:
+            raise UsageError(f"hope: {o.error}")
+        if o.input_proj == "none" and self.num_heads * self.head_dim != self.width:
+            raise UsageError(f"hope: mix none splits width {self.width}, not into {self.num_heads} heads of {self.head_dim}; mix it")
 
     @property
     def adaptive(self) -> tuple[str, ...]:
         """The memories that modify themselves, the one that is read left out."""
-        return self.options.adaptive
+        return self.options.adaptive_names
 
     @property
-    def groups(self) -> dict[str, int]:
+    def group_chunk_sizes(self) -> dict[str, int]:
         """Name and chunk of each group of memories."""
         o = self.options
-        if o.groups == 1:
-            return {"shared": o.chunk_memory}
-        return {"memory": o.chunk_memory} | ({"projections": o.chunk_projections} if self.adaptive else {})
+        if o.gate_groups == 1:
+            return {"shared": o.memory_chunk_size}
+        return {"memory": o.memory_chunk_size} | ({"projections": o.projection_chunk_size} if self.adaptive else {})
 
-    def group(self, name: str) -> str:
+    def group_of(self, name: str) -> str:
         """The group of a memory by its name."""
-        if self.options.groups == 1:
+        if self.options.gate_groups == 1:
             return "shared"
         return "memory" if name == "memory" else "projections"
 
 
-class Params(NamedTuple):
+class SelfTitansParams(NamedTuple):
     """What training changes, and what it does not."""
 
-    shape: Shape
-    tensors: Mapping[str, Tensor]
+    shape: SelfTitansShape
+    weights: Mapping[str, Tensor]

@@ -18,196 +18,196 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from laconic.core import state as values
-from laconic.core.attention import wide
+from laconic.core.attention import accumulation_dtype
 from laconic.core.block import Block
-from laconic.core.contract import UNSCORED
+from laconic.core.contract import IGNORE_INDEX
 from laconic.core.decoder import Decoder
-from laconic.core.state import Continuum, Factors, Layer, Opened, State
+from laconic.core.state import CMSState, LowRankChange, LayerState, OpenChunk, FastWeightState
 from laconic.methods.cms_layer import CMS
-from laconic.methods.cms_levels import Notes, Way, cut, errors, shorter
-from laconic.methods.cms_reading import learned, levels_of, room
-from laconic.methods.cms_shape import Params
-from laconic.methods.hope_reading import Found, Vectors, read
-from laconic.methods.packing import integers
+from laconic.methods.cms_levels import LinearRecords, GradientMode, detach_for_grad, linear_errors, clip_error
+from laconic.methods.cms_reading import accumulate_tokens, require_levels, tokens_to_boundary
+from laconic.methods.cms_shape import CMSParams
+from laconic.methods.hope_reading import LayerOutputs, Vectors, forward_pass
+from laconic.methods.packing import to_ints
 
 Ids = Int[Tensor, "B T"]
-Layers = tuple[Layer, ...]
+LayerStates = tuple[LayerState, ...]
 
 
-def continua(model: Decoder) -> list[Params]:
+def cms_params_of(model: Decoder) -> list[CMSParams]:
     """The continuum memory of every layer."""
-    found = [part.get_submodule("mlp") for part in model.blocks if isinstance(part, Block)]
+    found = [part.get_submodule("mlp") for part in model.layers if isinstance(part, Block)]
     return [levels.params for levels in found if isinstance(levels, CMS)]
 
 
-def silent(ids: Ids, taught: Bool[Tensor, "B T"] | None) -> Ids:
+def mask_untaught(ids: Ids, target_mask: Bool[Tensor, "B T"] | None) -> Ids:
     """Ids, those that are not to be learned of as their complements."""
-    return ids if taught is None else torch.where(taught, ids, ~ids)
+    return ids if target_mask is None else torch.where(target_mask, ids, ~ids)
 
 
-def words(ids: Ids) -> Ids:
+def unmask_ids(ids: Ids) -> Ids:
     """What is read: the ids themselves, learned of or not."""
     return torch.where(ids < 0, ~ids, ids)
 
 
-def unopened(layers: Layers, like: Ids) -> Opened:
+def empty_open_chunk(layers: LayerStates, like: Ids) -> OpenChunk:
     """No token read since the layers' last boundary."""
-    return Opened(like[:, :0], torch.zeros(len(like), dtype=torch.long), layers)
+    return OpenChunk(like[:, :0], torch.zeros(len(like), dtype=torch.long), layers)
 
 
-class Rows(NamedTuple):
+class AlignedRows(NamedTuple):
     """Rows that stand alike: their layers now, and the open chunk, with the layers where it began."""
 
-    layers: Layers
-    ids: Ids
-    began: Layers
+    layers: LayerStates
+    chunk_ids: Ids
+    layers_at_start: LayerStates
 
 
-def standing(state: State) -> Rows:
+def to_aligned_rows(state: FastWeightState) -> AlignedRows:
     """Of rows that stand alike."""
-    assert state.open is not None
-    n = int(state.open.count[0])
-    return Rows(state.layers, state.open.ids[:, :n], state.open.layers if n else state.layers)
+    assert state.open_chunk is not None
+    n = int(state.open_chunk.num_tokens[0])
+    return AlignedRows(state.layers, state.open_chunk.input_ids[:, :n], state.open_chunk.layers_at_start if n else state.layers)
 
 
-def alike(state: State, lengths: list[int]) -> list[list[int]]:
+def group_aligned_rows(state: FastWeightState, lengths: list[int]) -> list[list[int]]:
     """Rows with the same counts everywhere, and as many tokens to come, together."""
-    assert state.open is not None
-    counts = [level.count for layer in state.layers for level in levels_of(layer)]
-    keys = zip(*map(integers, counts), integers(state.open.count), lengths, strict=True)
+    assert state.open_chunk is not None
+    counts = [level.num_tokens for layer in state.layers for level in require_levels(layer)]
+    keys = zip(*map(to_ints, counts), to_ints(state.open_chunk.num_tokens), lengths, strict=True)
     found: dict[tuple[int, ...], list[int]] = {}
     for row, key in enumerate(keys):
         found.setdefault(key, []).append(row)
     return list(found.values())
 
 
-def learn_along(model: Decoder, state: State, ids: Ids, live: Tensor | None, way: Way) -> tuple[Vectors, State]:
+def read_and_learn(model: Decoder, state: FastWeightState, ids: Ids, attention_mask: Tensor | None, gradient_mode: GradientMode) -> tuple[Vectors, FastWeightState]:
     """Every token in order, the levels learning; hidden states after the final norm, zeros where nothing is live."""
-    lengths = [ids.shape[1]] * len(ids) if live is None else list(integers(live.sum(1)))
-    order = None if live is None else torch.sort((~live).to(torch.uint8), stable=True, dim=1).indices
+    lengths = [ids.shape[1]] * len(ids) if attention_mask is None else list(to_ints(attention_mask.sum(1)))
+    order = None if attention_mask is None else torch.sort((~attention_mask).to(torch.uint8), stable=True, dim=1).indices
     moved = ids if order is None else ids.gather(1, order)
-    groups, hidden, states = alike(state, lengths), list[Tensor](), list[State]()
+    groups, hidden, states = group_aligned_rows(state, lengths), list[Tensor](), list[FastWeightState]()
     for rows in groups:
-        own = values.take(state, rows) if len(groups) > 1 else state
+        own = values.select_rows(state, rows) if len(groups) > 1 else state
         n = lengths[rows[0]]
-        y, after = _aligned(model, own, moved[rows, :n], way)
+        y, after = _aligned(model, own, moved[rows, :n], gradient_mode)
         hidden.append(F.pad(y, (0, 0, 0, ids.shape[1] - n)))
         states.append(after)
     if len(groups) > 1:
         back = torch.tensor([row for rows in groups for row in rows]).argsort()
-        x, state = torch.cat(hidden)[back.to(ids.device)], values.take(values.join(*states), back)
+        x, state = torch.cat(hidden)[back.to(ids.device)], values.select_rows(values.concat_rows(*states), back)
     else:
         x, state = hidden[0], states[0]
     return (x if order is None else x.gather(1, order.argsort(1)[..., None].expand_as(x))), state
 
 
-def _aligned(model: Decoder, state: State, ids: Ids, way: Way) -> tuple[Vectors, State]:
+def _aligned(model: Decoder, state: FastWeightState, ids: Ids, way: GradientMode) -> tuple[Vectors, FastWeightState]:
     """Rows that stand alike, piece by piece, each within one chunk."""
-    rows, ys, at, n = standing(state), list[Tensor](), 0, ids.shape[1]
+    rows, ys, at, n = to_aligned_rows(state), list[Tensor](), 0, ids.shape[1]
     while at < n:
-        left = room_of(model, rows.began) - rows.ids.shape[1]
+        left = room_of(model, rows.layers_at_start) - rows.chunk_ids.shape[1]
         if left == 0:
-            rows = closed(model, rows, ids[:, at], way)
+            rows = finish_chunk(model, rows, ids[:, at], way)
             continue
         end = min(n, at + left)
-        piece, full = ids[:, at:end], not rows.ids.shape[1] and end - at == left and end < n
-        if full and (rows.layers[0].cache is not None or way.gradient == "full"):
-            y, layers = at_once(model, rows.layers, piece, ids[:, end], way)
-            rows = Rows(layers, piece[:, :0], layers)
+        piece, full = ids[:, at:end], not rows.chunk_ids.shape[1] and end - at == left and end < n
+        if full and (rows.layers[0].cache is not None or way.outer_gradient == "full"):
+            y, layers = read_whole_chunk(model, rows.layers, piece, ids[:, end], way)
+            rows = AlignedRows(layers, piece[:, :0], layers)
         else:
-            y, found = read(model, model.embed(words(piece)), rows.layers, way=way)
-            rows = Rows(found.layers, torch.cat([rows.ids, piece], 1), rows.began)
+            y, found = forward_pass(model, model.embed(unmask_ids(piece)), rows.layers, gradient_mode=way)
+            rows = AlignedRows(found.layers, torch.cat([rows.chunk_ids, piece], 1), rows.layers_at_start)
         ys.append(y)
         at = end
-    y = torch.cat(ys, 1) if ys else model.embed(words(ids))
-    count = torch.full_like(state.position, rows.ids.shape[1])
-    return y, State(rows.layers, state.position + n, Opened(rows.ids, count, rows.began))
+    y = torch.cat(ys, 1) if ys else model.embed(unmask_ids(ids))
+    count = torch.full_like(state.position, rows.chunk_ids.shape[1])
+    return y, FastWeightState(rows.layers, state.position + n, OpenChunk(rows.chunk_ids, count, rows.layers_at_start))
 
 
-def room_of(model: Decoder, layers: Layers) -> int:
+def room_of(model: Decoder, layers: LayerStates) -> int:
     """Tokens from the start of a fastest chunk to its end, in rows that stand alike."""
-    pairs = zip(continua(model), layers, strict=True)
-    return min(room(params, levels_of(layer)) for params, layer in pairs)
+    pairs = zip(cms_params_of(model), layers, strict=True)
+    return min(tokens_to_boundary(params, require_levels(layer)) for params, layer in pairs)
 
 
-def closed(model: Decoder, rows: Rows, last: Int[Tensor, " B"], way: Way) -> Rows:
+def finish_chunk(model: Decoder, rows: AlignedRows, next_ids: Int[Tensor, " B"], gradient_mode: GradientMode) -> AlignedRows:
     """The open chunk read again from where it began, for its errors; `last` is the target of its last token."""
-    keeps = way.through
+    keeps = gradient_mode.is_differentiable
     with torch.inference_mode(False), torch.enable_grad():
-        began = rows.began if keeps else values.mapped(rows.began, cut)
-        notes: tuple[Notes, ...] = tuple({} for _ in began)
-        hidden, found = read(model, model.embed(words(cut(rows.ids))), began, notes=notes, twice=keeps)
-        pairs = sent_back(model, hidden, targets(rows.ids, last), notes, keeps=keeps, again=False)
-    layers = taught(model, rows.layers, pairs, found, way)
-    return Rows(layers, rows.ids[:, :0], layers)
+        began = rows.layers_at_start if keeps else values.map_tensors(rows.layers_at_start, detach_for_grad)
+        notes: tuple[LinearRecords, ...] = tuple({} for _ in began)
+        hidden, found = forward_pass(model, model.embed(unmask_ids(detach_for_grad(rows.chunk_ids))), began, records=notes, double_backward=keeps)
+        pairs = backward_errors(model, hidden, chunk_targets(rows.chunk_ids, next_ids), notes, create_graph=keeps, retain_graph=False)
+    layers = apply_errors(model, rows.layers, pairs, found, gradient_mode)
+    return AlignedRows(layers, rows.chunk_ids[:, :0], layers)
 
 
-def at_once(model: Decoder, layers: Layers, ids: Ids, last: Int[Tensor, " B"], way: Way) -> tuple[Vectors, Layers]:
+def read_whole_chunk(model: Decoder, layers: LayerStates, ids: Ids, next_ids: Int[Tensor, " B"], gradient_mode: GradientMode) -> tuple[Vectors, LayerStates]:
     """A whole chunk whose targets are known: one pass is both what is read and what is learned from."""
-    outer, keeps = torch.is_grad_enabled(), way.through
+    outer, keeps = torch.is_grad_enabled(), gradient_mode.is_differentiable
     with torch.inference_mode(False), torch.enable_grad():
-        began = layers if outer else values.mapped(layers, cut)
-        notes: tuple[Notes, ...] = tuple({} for _ in layers)
-        hidden, found = read(model, model.embed(words(cut(ids))), began, way=way, notes=notes, twice=keeps)
-        pairs = sent_back(model, hidden, targets(ids, last), notes, keeps=keeps, again=outer)
+        began = layers if outer else values.map_tensors(layers, detach_for_grad)
+        notes: tuple[LinearRecords, ...] = tuple({} for _ in layers)
+        hidden, found = forward_pass(model, model.embed(unmask_ids(detach_for_grad(ids))), began, gradient_mode=gradient_mode, records=notes, double_backward=keeps)
+        pairs = backward_errors(model, hidden, chunk_targets(ids, next_ids), notes, create_graph=keeps, retain_graph=outer)
     if not outer:
         hidden, found = hidden.detach(), found._replace(layers=values.detach(found.layers))
-    return hidden, taught(model, found.layers, pairs, found, way)
+    return hidden, apply_errors(model, found.layers, pairs, found, gradient_mode)
 
 
-def targets(ids: Ids, last: Int[Tensor, " B"]) -> Ids:
+def chunk_targets(ids: Ids, next_ids: Int[Tensor, " B"]) -> Ids:
     """What follows each token, nothing where that is not to be learned of."""
-    found = torch.cat([cut(ids)[:, 1:], cut(last)[:, None]], 1)
-    return found.masked_fill(found < 0, UNSCORED)
+    found = torch.cat([detach_for_grad(ids)[:, 1:], detach_for_grad(next_ids)[:, None]], 1)
+    return found.masked_fill(found < 0, IGNORE_INDEX)
 
 
-def sent_back(
-    model: Decoder, hidden: Vectors, asked: Ids, notes: tuple[Notes, ...], *, keeps: bool, again: bool
-) -> list[dict[str, Factors]]:
+def backward_errors(
+    model: Decoder, hidden_states: Vectors, targets: Ids, records: tuple[LinearRecords, ...], *, create_graph: bool, retain_graph: bool
+) -> list[dict[str, LowRankChange]]:
     """delta and x at every map of every layer, of the sum of -log p over a chunk, in one backward."""
-    logits = model.logits(hidden)
+    logits = model.logits(hidden_states)
     loss = F.cross_entropy(
-        logits.flatten(0, 1).to(wide(logits.dtype)), asked.flatten(), ignore_index=UNSCORED, reduction="sum"
+        logits.flatten(0, 1).to(accumulation_dtype(logits.dtype)), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
     )
-    names = {f"{n} {name}": noted for n, own in enumerate(notes) for name, noted in own.items()}
-    found = errors(loss, names, through=keeps, again=again)
-    return [{name: found[f"{n} {name}"] for name in own} for n, own in enumerate(notes)]
+    names = {f"{n} {name}": noted for n, own in enumerate(records) for name, noted in own.items()}
+    found = linear_errors(loss, names, create_graph=create_graph, retain_graph=retain_graph)
+    return [{name: found[f"{n} {name}"] for name in own} for n, own in enumerate(records)]
 
 
-def taught(model: Decoder, layers: Layers, pairs: list[dict[str, Factors]], found: Found, way: Way) -> Layers:
+def apply_errors(model: Decoder, layers: LayerStates, errors: list[dict[str, LowRankChange]], outputs: LayerOutputs, gradient_mode: GradientMode) -> LayerStates:
     """Every layer with the chunk's terms in its levels."""
-    made: list[Layer] = []
-    for n, (params, layer) in enumerate(zip(continua(model), layers, strict=True)):
-        most, keeps = params.shape.options.clip_error, way.through
-        inputs = [z if keeps else cut(z) for z in found.inputs[n]]
+    made: list[LayerState] = []
+    for n, (params, layer) in enumerate(zip(cms_params_of(model), layers, strict=True)):
+        most, keeps = params.shape.options.max_error_norm, gradient_mode.is_differentiable
+        inputs = [z if keeps else detach_for_grad(z) for z in outputs.level_inputs[n]]
         own = [
-            {name: shorter(pairs[n][f"levels.{l}.{name}"], most) for name in params.shape.maps}
+            {name: clip_error(errors[n][f"levels.{l}.{name}"], most) for name in params.shape.projections}
             for l in range(len(inputs))
         ]
-        made.append(replace(layer, cms=Continuum(learned(params, levels_of(layer), own, inputs, way=way))))
+        made.append(replace(layer, cms=CMSState(accumulate_tokens(params, require_levels(layer), own, inputs, gradient_mode=gradient_mode))))
     return tuple(made)
 
 
-def interrupted(model: Decoder, state: State, ids: Ids | None, live: Tensor | None, way: Way) -> State:
+def flush_open_chunk(model: Decoder, state: FastWeightState, ids: Ids | None, attention_mask: Tensor | None, gradient_mode: GradientMode) -> FastWeightState:
     """The state before tokens that teach nothing: what the open chunk has so far is learned from, and it begins anew.
 
     The first of these tokens is the last target, if ids say what it is.
     """
-    assert state.open is not None
-    if not bool(state.open.count.any()):
+    assert state.open_chunk is not None
+    if not bool(state.open_chunk.num_tokens.any()):
         return state
     B = len(state.position)
-    last = torch.full((B,), UNSCORED)
+    last = torch.full((B,), IGNORE_INDEX)
     if ids is not None:
-        at = torch.zeros(B, dtype=torch.long, device=ids.device) if live is None else live.int().argmax(1)
+        at = torch.zeros(B, dtype=torch.long, device=ids.device) if attention_mask is None else attention_mask.int().argmax(1)
         last = ids.gather(1, at[:, None])[:, 0]
-        last = last if live is None else last.where(live.any(1), torch.full_like(last, UNSCORED))
-    groups = alike(state, [0] * B)
-    states: list[State] = []
+        last = last if attention_mask is None else last.where(attention_mask.any(1), torch.full_like(last, IGNORE_INDEX))
+    groups = group_aligned_rows(state, [0] * B)
+    states: list[FastWeightState] = []
     for rows in groups:
-        own = values.take(state, rows)
-        held = standing(own)
-        held = closed(model, held, last.to(held.ids.device)[rows], way) if held.ids.shape[1] else held
-        states.append(State(held.layers, own.position, unopened(held.layers, held.ids)))
+        own = values.select_rows(state, rows)
+        held = to_aligned_rows(own)
+        held = finish_chunk(model, held, last.to(held.chunk_ids.device)[rows], gradient_mode) if held.chunk_ids.shape[1] else held
+        states.append(FastWeightState(held.layers, own.position, empty_open_chunk(held.layers, held.chunk_ids)))
     back = torch.tensor([row for rows in groups for row in rows]).argsort()
-    return values.take(values.join(*states), back) if len(groups) > 1 else states[0]
+    return values.select_rows(values.concat_rows(*states), back) if len(groups) > 1 else states[0]

@@ -9,21 +9,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from laconic.core.answering import Writing
-from laconic.core.cache import Cache
-from laconic.core.contract import Answers, Reasoning, Step
+from laconic.core.answering import AnswerDecoding
+from laconic.core.cache import KVCache
+from laconic.core.contract import AnswerBatch, ReasoningBatch, StepOutput
 from laconic.core.decoder import Decoder
 from laconic.core.keyed import uniform
-from laconic.methods.cot import chain, nll, only, read, refuse, scored, shortened, teacher_targets
-from laconic.methods.settings import Removing
+from laconic.methods.cot import generate_with_chain, masked_cross_entropy, make_single_loss_output, encode_batch, check_no_teacher, count_scored, drop_chain_prefix, build_teacher_targets
+from laconic.methods.settings import ICoTConfig
 
-MOST = 99  # of the tokens drawn in addition; what is beyond counts as this
+MAX_EXTRA_REMOVAL = 99  # of the tokens drawn in addition; what is beyond counts as this
 
 
-def removed(s: float, u: Float[Tensor, " B"], count: Int[Tensor, " B"], smoothing: float = 4.0) -> Int[Tensor, " B"]:
+def tokens_to_remove(s: float, u: Float[Tensor, " B"], chain_length: Int[Tensor, " B"], smoothing: float = 4.0) -> Int[Tensor, " B"]:
     """Eq. 1: r = min(s + o, N_C), o the quantile u of P(o) ~ e^(-smoothing o) on 0 ... 99, the rest on the last."""
-    o = (torch.log1p(-u) / -smoothing).floor().clamp(max=MOST)
-    return torch.minimum(s + o, count.to(o.dtype)).long()
+    o = (torch.log1p(-u) / -smoothing).floor().clamp(max=MAX_EXTRA_REMOVAL)
+    return torch.minimum(s + o, chain_length.to(o.dtype)).long()
 
 
 class Icot(nn.Module):
@@ -35,48 +35,48 @@ class Icot(nn.Module):
     def __init__(
         self,
         decoder: Decoder,
-        how: Removing,
+        config: ICoTConfig,
         *,
         steps_per_epoch: int,
-        longest: int | None = None,
+        max_chain_length: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.decoder, self.how, self.seed = decoder, how, seed
-        self.every = max(1, round(steps_per_epoch / how.remove_per_epoch))
-        self.longest = math.inf if longest is None else longest
+        self.decoder, self.config, self.seed = decoder, config, seed
+        self.steps_per_removal = max(1, round(steps_per_epoch / config.tokens_removed_per_epoch))
+        self.max_chain_length = math.inf if max_chain_length is None else max_chain_length
 
-    def removing(self, step: int) -> float:
+    def scheduled_removal(self, step: int) -> float:
         """s at an optimizer step: one more each `every` steps, all from `remove_all_from` on."""
-        s = float(step // self.every)
-        return math.inf if self.how.remove_all_from is not None and s >= self.how.remove_all_from else s
+        s = float(step // self.steps_per_removal)
+        return math.inf if self.config.remove_all_after is not None and s >= self.config.remove_all_after else s
 
-    def left(self, batch: Reasoning) -> Reasoning:
+    def drop_removed(self, batch: ReasoningBatch) -> ReasoningBatch:
         """The batch without what is removed now; outside training nothing is drawn in addition."""
         u = torch.zeros(batch.B, dtype=torch.float64)
         if self.training:
-            u = torch.as_tensor(uniform(self.seed, batch.epoch, batch.index.cpu().numpy()))
-        count = batch.chain_live.sum(1)
-        r = removed(self.removing(batch.step), u.to(count.device), count, self.how.smoothing)
-        return shortened(batch, batch.chain_live.cumsum(1) > r[:, None])
+            u = torch.as_tensor(uniform(self.seed, batch.epoch, batch.row_index.cpu().numpy()))
+        count = batch.chain_mask.sum(1)
+        r = tokens_to_remove(self.scheduled_removal(batch.step), u.to(count.device), count, self.config.removal_smoothing)
+        return drop_chain_prefix(batch, batch.chain_mask.cumsum(1) > r[:, None])
 
-    def totals(self, batch: Reasoning) -> dict[str, float]:
+    def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         """Tokens, or rows, that are scored."""
-        return {"student": scored(teacher_targets(self.left(batch)), self.how.ce_reduction)}
+        return {"student": count_scored(build_teacher_targets(self.drop_removed(batch)), self.config.ce_reduction)}
 
-    def forward(self, batch: Reasoning, state: Cache | None = None) -> Step:
+    def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Loss and parts of a batch; `state` is what stands before the questions."""
-        left = self.left(batch)
-        hidden, targets = read(self.decoder, left, state, chain=True), teacher_targets(left)
-        total = scored(targets, self.how.ce_reduction) if batch.totals is None else batch.totals["student"]
-        return only("student", nll(self.decoder.logits, hidden, targets, self.how.ce_reduction, total))
+        left = self.drop_removed(batch)
+        hidden, targets = encode_batch(self.decoder, left, state, with_chain=True), build_teacher_targets(left)
+        total = count_scored(targets, self.config.ce_reduction) if batch.loss_denominators is None else batch.loss_denominators["student"]
+        return make_single_loss_output("student", masked_cross_entropy(self.decoder.logits, hidden, targets, self.config.ce_reduction, total))
 
-    def restarts(self, batch: Reasoning) -> bool:
+    def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Where more is removed than one step before, while any chain of the set had something left."""
-        before = self.removing(max(0, batch.step - 1))
-        return before < self.longest and self.removing(batch.step) > before
+        before = self.scheduled_removal(max(0, batch.step - 1))
+        return before < self.max_chain_length and self.scheduled_removal(batch.step) > before
 
-    def answer(self, questions: Reasoning, writing: Writing, *, teacher: bool = False) -> Answers:
+    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
         """What is left of the chain, the prompt (an eos in iCoT's format), the answer. Raises `Usage` for a teacher."""
-        refuse(teacher, "iCoT")
-        return chain(self.decoder, questions, writing)
+        check_no_teacher(with_cot, "iCoT")
+        return generate_with_chain(self.decoder, questions, decoding)

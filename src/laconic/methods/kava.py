@@ -13,97 +13,97 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from laconic.core.answering import Writing, quiet
-from laconic.core.attention import wide
-from laconic.core.cache import Cache
-from laconic.core.contract import Answers, Reasoning, Step
-from laconic.core.decoder import Decoder, Seen
-from laconic.core.errors import Usage
-from laconic.core.rollout import Edit, Mode, Reader, Rollout
-from laconic.core.thoughts import Thoughts
+from laconic.core.answering import AnswerDecoding, eval_no_grad
+from laconic.core.attention import accumulation_dtype
+from laconic.core.cache import KVCache
+from laconic.core.contract import AnswerBatch, ReasoningBatch, StepOutput
+from laconic.core.decoder import Decoder, DecoderOutput
+from laconic.core.errors import UsageError
+from laconic.core.rollout import Intervention, LatentSchedule, ForwardFn, LatentRollout
+from laconic.core.thoughts import LatentThoughts
 from laconic.methods import codi, pccot, rkv
-from laconic.methods.rkv import Chosen, Kept
-from laconic.methods.settings import Distance, Distilling, Keeping, Matching
+from laconic.methods.rkv import LayerSelection, SelectedColumns
+from laconic.methods.settings import Distance, DistillationConfig, KVSelectionConfig, KVDistillationConfig
 
-Layers = Sequence[Float[Tensor, "B G M E"]]
-Reduction = Literal["mean", "row_mean", "paper_sum"]
-KvNorm = Literal["layer", "global", "own", "none"]
+LayerTensors = Sequence[Float[Tensor, "B G M E"]]
+KVReduction = Literal["mean", "row_mean", "paper_sum"]
+KVNorm = Literal["layer", "global", "own", "none"]
 
 
-def filled(kept: Kept, how: Literal["mask", "zero", "repeat"]) -> tuple[Kept, Bool[Tensor, "B G M"]]:
+def pad_short_chain(columns: SelectedColumns, mode: Literal["mask", "zero", "repeat"]) -> tuple[SelectedColumns, Bool[Tensor, "B G M"]]:
     """What slots beyond a short chain are taught: nothing, zeros, or the kept tokens spread; and which are taught."""
-    if how == "mask":
-        return kept, kept.live
-    if how == "zero":
-        return kept, torch.ones_like(kept.live)
-    M, n = kept.live.shape[2], kept.live.sum(2, keepdim=True)
-    index = kept.index.gather(2, torch.arange(M, device=n.device) * n // M)
-    live = (n > 0).expand_as(kept.live)
-    return Kept(index, live), live
+    if mode == "mask":
+        return columns, columns.valid
+    if mode == "zero":
+        return columns, torch.ones_like(columns.valid)
+    M, n = columns.valid.shape[2], columns.valid.sum(2, keepdim=True)
+    index = columns.index.gather(2, torch.arange(M, device=n.device) * n // M)
+    live = (n > 0).expand_as(columns.valid)
+    return SelectedColumns(index, live), live
 
 
-def row_weights(
-    taught: Bool[Tensor, "B G M"], L: int, E: int, how: Reduction, total: float | None
+def compute_row_weights(
+    target_mask: Bool[Tensor, "B G M"], L: int, E: int, reduction: KVReduction, denominator: float | None
 ) -> Float[Tensor, " B"]:
     """What the sum of a row over l, g, m and e is multiplied by; `total` is of tokens taught, or else of rows."""
-    (B, G, M), own = taught.shape, taught.sum((1, 2), dtype=torch.float64)
-    if how == "mean":
-        tokens = float(own.sum()) / G if total is None else total
+    (B, G, M), own = target_mask.shape, target_mask.sum((1, 2), dtype=torch.float64)
+    if reduction == "mean":
+        tokens = float(own.sum()) / G if denominator is None else denominator
         return torch.ones_like(own) / ((tokens or 1.0) * L * G * E)
-    rows = float(B) if total is None else total
-    return 1 / ((rows or 1.0) * (own.clamp(min=1) * L * E if how == "row_mean" else torch.full_like(own, M)))
+    rows = float(B) if denominator is None else denominator
+    return 1 / ((rows or 1.0) * (own.clamp(min=1) * L * E if reduction == "row_mean" else torch.full_like(own, M)))
 
 
-def side(
-    target: Layers,
-    student: Layers,
-    taught: Bool[Tensor, "B G M"],
+def key_or_value_loss(
+    target: LayerTensors,
+    student: LayerTensors,
+    target_mask: Bool[Tensor, "B G M"],
     weights: Float[Tensor, " B"],
     loss: Distance,
-    norm: KvNorm,
+    norm: KVNorm,
     power: int,
 ) -> Float[Tensor, ""]:
     """Keys or values alone: the weighted sum over rows of d between a detached target and the student."""
-    live = taught[..., None]
-    target = [x.detach().to(wide(x.dtype)) for x in target]
-    student = [x.to(wide(x.dtype)) for x in student]
+    live = target_mask[..., None]
+    target = [x.detach().to(accumulation_dtype(x.dtype)) for x in target]
+    student = [x.to(accumulation_dtype(x.dtype)) for x in student]
     if norm == "own":
-        target, student = ([x / codi.sigma(x, live) ** power for x in layers] for layers in (target, student))
-    sigma = codi.spreads(target, live, "none" if norm == "own" else norm) ** power
+        target, student = ([x / codi.masked_std(x, live) ** power for x in layers] for layers in (target, student))
+    sigma = codi.compute_layer_scales(target, live, "none" if norm == "own" else norm) ** power
     each = [(codi.DISTANCES[loss](s, t) * live).sum((1, 2, 3)) for s, t in zip(student, target, strict=True)]
     return (torch.stack(each) * weights.to(sigma.dtype) / sigma[:, None]).sum()
 
 
 def kv_loss(
-    k_kept: Layers,
-    v_kept: Layers,
-    k_s: Layers,
-    v_s: Layers,
-    taught: Bool[Tensor, "B G M"],
+    k_target: LayerTensors,
+    v_target: LayerTensors,
+    k_s: LayerTensors,
+    v_s: LayerTensors,
+    target_mask: Bool[Tensor, "B G M"],
     *,
     loss: Distance = "smooth_l1",
-    reduction: Reduction = "mean",
-    norm: KvNorm = "none",
+    reduction: KVReduction = "mean",
+    norm: KVNorm = "none",
     power: int = 1,
     terms: Literal["both", "k", "v"] = "both",
-    total: float | None = None,
+    denominator: float | None = None,
 ) -> Float[Tensor, ""]:
     """Eq. 4: L_KV = 1/2 [mean d(sg K~ - K_s) + mean d(sg V~ - V_s)], means over taught (b, l, g, m) and E."""
-    weights = row_weights(taught, len(k_s), k_s[0].shape[3], reduction, total)
-    sides = {"k": (k_kept, k_s), "v": (v_kept, v_s)}
+    weights = compute_row_weights(target_mask, len(k_s), k_s[0].shape[3], reduction, denominator)
+    sides = {"k": (k_target, k_s), "v": (v_target, v_s)}
     chosen = [sides[name] for name in ("k", "v") if terms in (name, "both")]
-    each = [side(target, student, taught, weights, loss, norm, power) for target, student in chosen]
+    each = [key_or_value_loss(target, student, target_mask, weights, loss, norm, power) for target, student in chosen]
     return torch.stack(each).sum() / 2
 
 
-def total(
-    student: Tensor, teacher: Tensor, kd: Tensor, kv: Tensor, how: Distilling, alpha2: float
+def combine_losses(
+    student: Tensor, teacher: Tensor, kd: Tensor, kv: Tensor, config: DistillationConfig, alpha2: float
 ) -> Float[Tensor, ""]:
     """Eq. 5: L = CE_s + CE_t + alpha1 L_CODI + alpha2 L_KV."""
-    return pccot.total(student, teacher, kd, how) + alpha2 * kv
+    return pccot.combine_losses(student, teacher, kd, config) + alpha2 * kv
 
 
-class Taught(NamedTuple):
+class TeacherTargets(NamedTuple):
     """What the teacher leaves in every layer: keys and values on the chain, those kept, and the scores behind it.
 
     `matched` are the layers whose slots are drawn to what is kept there.
@@ -111,27 +111,27 @@ class Taught(NamedTuple):
 
     k_t: tuple[Float[Tensor, "B G Nc E"], ...]
     v_t: tuple[Float[Tensor, "B G Nc E"], ...]
-    kept: tuple[Kept, ...]
+    columns: tuple[SelectedColumns, ...]
     I: tuple[Float[Tensor, "B G Nc"], ...]
     R: tuple[Float[Tensor, "B G Nc"], ...]
     S: tuple[Float[Tensor, "B G Nc"], ...]
-    matched: tuple[int, ...]
+    distilled_layers: tuple[int, ...]
 
 
-def noting(decoder: Decoder, want: tuple[str, ...]) -> tuple[Reader, list[Seen]]:
+def record_forward(decoder: Decoder, capture: tuple[str, ...]) -> tuple[ForwardFn, list[DecoderOutput]]:
     """The decoder as a reader that leaves behind what each of its passes saw."""
-    passes: list[Seen] = []
+    passes: list[DecoderOutput] = []
 
-    def read(vectors: Tensor, state: Cache | None = None, *, live: Tensor | None = None) -> Seen:
-        passes.append(decoder(vectors, state, live=live, want=want))
+    def read(vectors: Tensor, state: KVCache | None = None, *, live: Tensor | None = None) -> DecoderOutput:
+        passes.append(decoder(vectors, state, live=live, want=capture))
         return passes[-1]
 
     return read, passes
 
 
-def rounds_of(passes: list[Seen], mode: Mode, which: Literal["last", "all"]) -> list[list[Seen]]:
+def group_passes_by_iteration(passes: list[DecoderOutput], schedule: LatentSchedule, which: Literal["last", "all"]) -> list[list[DecoderOutput]]:
     """The passes that wrote the slots, round by round; thoughts made one after the other are one round of many."""
-    rounds = [passes] if mode == "sequential" else [[seen] for seen in passes[1:] or passes]
+    rounds = [passes] if schedule == "sequential" else [[seen] for seen in passes[1:] or passes]
     return rounds if which == "all" else rounds[-1:]
 
 
@@ -141,105 +141,105 @@ class Kava(nn.Module):
     def __init__(
         self,
         decoder: Decoder,
-        thoughts: Thoughts,
-        how: Distilling,
-        keeping: Keeping,
-        matching: Matching,
+        latent_thoughts: LatentThoughts,
+        config: DistillationConfig,
+        selection_config: KVSelectionConfig,
+        kv_config: KVDistillationConfig,
         seed: int = 0,
     ) -> None:
         super().__init__()
         L = decoder.config.num_hidden_layers
-        self.layers = tuple(range(L)) if matching.kv_layers is None else matching.kv_layers
+        self.layers = tuple(range(L)) if kv_config.layers is None else kv_config.layers
         if not self.layers or max(self.layers) >= L:
-            raise Usage(f"kv_layers {list(self.layers)}: the decoder has layers 0 to {L - 1}; name some of them")
-        self.decoder, self.thoughts = decoder, thoughts
-        self.how, self.keeping, self.matching, self.seed = how, keeping, matching, seed
+            raise UsageError(f"kv_layers {list(self.layers)}: the decoder has layers 0 to {L - 1}; name some of them")
+        self.decoder, self.latent_thoughts = decoder, latent_thoughts
+        self.config, self.selection_config, self.kv_config, self.seed = config, selection_config, kv_config, seed
 
-    def totals(self, batch: Reasoning) -> dict[str, float]:
+    def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         """What the sums of the loss are divided by."""
-        length, M = batch.chain_live.sum(1), self.thoughts.count
+        length, M = batch.chain_mask.sum(1), self.latent_thoughts.num_latents
         short = {"mask": length.clamp(max=M), "zero": torch.full_like(length, M), "repeat": (length > 0) * M}
-        return codi.totals(batch, self.how) | {"kv": float(short[self.matching.short_chain].sum())}
+        return codi.count_denominators(batch, self.config) | {"kv": float(short[self.kv_config.short_chain_targets].sum())}
 
-    def forward(self, batch: Reasoning, state: Cache | None = None) -> Step:
+    def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Loss and parts of a batch; `state` is what stands before the questions."""
-        pre = tuple(f"k.{l}" for l in self.layers if self.matching.key_space == "pre_rope")
-        asked = self.matching.alpha2 and rkv.asks(self.keeping)[0]
+        pre = tuple(f"k.{l}" for l in self.layers if self.kv_config.key_space == "pre_rope")
+        asked = self.kv_config.weight and rkv.get_needed_scores(self.selection_config)[0]
         queries = tuple(f"q_rot.{l}" for l in self.layers if asked)
-        reader, passes = noting(self.decoder, pre if self.matching.alpha2 else ())
-        want = (*queries, *pre) if self.matching.alpha2 else ()
-        both = codi.read_both(
+        reader, passes = record_forward(self.decoder, pre if self.kv_config.weight else ())
+        want = (*queries, *pre) if self.kv_config.weight else ()
+        both = codi.run_teacher_and_student(
             self.decoder,
-            self.thoughts,
+            self.latent_thoughts,
             batch,
-            self.how,
+            self.config,
             state,
-            want=want,
-            chosen=bool(self.matching.alpha2),
-            reader=reader,
+            capture=want,
+            needs_teacher_cache=bool(self.kv_config.weight),
+            forward_fn=reader,
         )
-        found = codi.parts(self.decoder, self.thoughts, batch, both, self.how)
-        if self.matching.alpha2 and both.teacher:
-            found |= self.kv(batch, both.teacher, passes)
-        student, teacher, kd, kv = codi.terms(found, "student", "teacher", "codi", "kv")
-        return codi.step(total(student, teacher, kd, kv, self.how, self.matching.alpha2), found)
+        found = codi.compute_loss_terms(self.decoder, self.latent_thoughts, batch, both, self.config)
+        if self.kv_config.weight and both.teacher:
+            found |= self.compute_kv_terms(batch, both.teacher, passes)
+        student, teacher, kd, kv = codi.ordered_terms(found, "student", "teacher", "codi", "kv")
+        return codi.make_output(combine_losses(student, teacher, kd, kv, self.config, self.kv_config.weight), found)
 
-    def kv(self, batch: Reasoning, teacher: Seen, passes: list[Seen]) -> codi.Parts:
+    def compute_kv_terms(self, batch: ReasoningBatch, teacher: DecoderOutput, passes: list[DecoderOutput]) -> codi.LossTerms:
         """L_KV, and the mean share of slots that hold a kept token."""
-        how, M = self.matching, self.thoughts.count
-        sums = batch.totals or self.totals(batch)
-        chosen = [self.choose(batch, teacher, l) for l in self.layers]
-        targets = [filled(c.kept, how.short_chain) for c in chosen]
-        k_kept = [rkv.take(c.k_t, kept) for c, (kept, _) in zip(chosen, targets, strict=True)]
-        v_kept = [rkv.take(c.v_t, kept) for c, (kept, _) in zip(chosen, targets, strict=True)]
+        how, M = self.kv_config, self.latent_thoughts.num_latents
+        sums = batch.loss_denominators or self.loss_denominators(batch)
+        chosen = [self.select_tokens(batch, teacher, l) for l in self.layers]
+        targets = [pad_short_chain(c.columns, how.short_chain_targets) for c in chosen]
+        k_kept = [rkv.gather_selected(c.k_t, kept) for c, (kept, _) in zip(chosen, targets, strict=True)]
+        v_kept = [rkv.gather_selected(c.v_t, kept) for c, (kept, _) in zip(chosen, targets, strict=True)]
         losses = [
             kv_loss(
                 k_kept,
                 v_kept,
-                *self.slots(round),
+                *self.gather_latent_kv(round),
                 targets[0][1],
-                loss=how.kv_loss,
-                reduction=how.kv_reduction,
-                norm=how.kv_norm,
-                power=how.kv_norm_power,
-                terms=how.kv_terms,
-                total=sums["kv" if how.kv_reduction == "mean" else "rows"],
+                loss=how.distance,
+                reduction=how.reduction,
+                norm=how.scale,
+                power=how.scale_power,
+                terms=how.terms,
+                denominator=sums["kv" if how.reduction == "mean" else "rows"],
             )
-            for round in rounds_of(passes, self.thoughts.mode, how.kv_rounds)
+            for round in group_passes_by_iteration(passes, self.latent_thoughts.schedule, how.iterations)
         ]
-        share = chosen[0].kept.live[:, 0].sum() / (M * (sums["rows"] or 1.0))
+        share = chosen[0].columns.valid[:, 0].sum() / (M * (sums["rows"] or 1.0))
         return {"kv": torch.stack(losses).mean(), "kept": share}
 
-    def choose(self, batch: Reasoning, teacher: Seen, layer: int, everything: bool = False) -> Chosen:
+    def select_tokens(self, batch: ReasoningBatch, teacher: DecoderOutput, layer: int, all_scores: bool = False) -> LayerSelection:
         """What a layer keeps of the chain."""
-        M, space = self.thoughts.count, self.matching.key_space
-        return rkv.choose(self.decoder, batch, teacher, layer, self.keeping, M, self.seed, space, everything)
+        M, space = self.latent_thoughts.num_latents, self.kv_config.key_space
+        return rkv.select_tokens(self.decoder, batch, teacher, layer, self.selection_config, M, self.seed, space, all_scores)
 
-    def slots(self, round: list[Seen]) -> tuple[list[Tensor], list[Tensor]]:
+    def gather_latent_kv(self, passes: list[DecoderOutput]) -> tuple[list[Tensor], list[Tensor]]:
         """The student's keys and values at its slots, the last columns that a round wrote."""
-        M, state = self.thoughts.count, round[-1].state
+        M, state = self.latent_thoughts.num_latents, passes[-1].cache
         keys = [state.keys[l] for l in self.layers]
-        if self.matching.key_space == "pre_rope":
-            keys = [torch.cat([seen.stages[f"k.{l}"] for seen in round], 2) for l in self.layers]
+        if self.kv_config.key_space == "pre_rope":
+            keys = [torch.cat([seen.activations[f"k.{l}"] for seen in passes], 2) for l in self.layers]
         return [k[:, :, -M:] for k in keys], [state.values[l][:, :, -M:] for l in self.layers]
 
-    def restarts(self, batch: Reasoning) -> bool:
+    def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Never: one phase."""
         return False
 
-    def think(self, questions: Reasoning, edit: Edit | None = None, trace: bool = False) -> Rollout:
+    def think(self, questions: ReasoningBatch, intervention: Intervention | None = None, record_passes: bool = False) -> LatentRollout:
         """The thoughts on questions."""
-        return codi.think(self.decoder, self.thoughts, questions, edit, trace)
+        return codi.think_no_grad(self.decoder, self.latent_thoughts, questions, intervention, record_passes)
 
-    def answer(self, questions: Reasoning, writing: Writing, *, teacher: bool = False) -> Answers:
+    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
         """The answer after the thoughts; of the teacher, after a chain."""
-        return codi.answer(self.decoder, self.thoughts, questions, writing, teacher)
+        return codi.answer_with_method(self.decoder, self.latent_thoughts, questions, decoding, with_cot)
 
-    def teach(self, batch: Reasoning) -> Taught:
+    def compute_teacher_targets(self, batch: ReasoningBatch) -> TeacherTargets:
         """What the teacher's pass on a batch leaves to be matched, in every layer, with all scores."""
-        with quiet(self.decoder):
-            question = codi.read_question(self.decoder, batch).state
-            teacher = codi.read_chain(self.decoder, batch, question, ("q_rot", "k"))
+        with eval_no_grad(self.decoder):
+            question = codi.encode_question(self.decoder, batch).cache
+            teacher = codi.encode_chain(self.decoder, batch, question, ("q_rot", "k"))
             layers = range(self.decoder.config.num_hidden_layers)
-            every = zip(*(self.choose(batch, teacher, l, everything=True) for l in layers), strict=True)
-            return Taught(*every, matched=self.layers)
+            every = zip(*(self.select_tokens(batch, teacher, l, all_scores=True) for l in layers), strict=True)
+            return TeacherTargets(*every, distilled_layers=self.layers)

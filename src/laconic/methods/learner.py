@@ -15,104 +15,104 @@ from torch import Tensor, nn
 
 from laconic.core import finite
 from laconic.core import state as values
-from laconic.core.contract import Documents, Step
-from laconic.core.errors import Usage
-from laconic.core.state import State
-from laconic.methods.cot import nll, scored
+from laconic.core.contract import DocumentBatch, StepOutput
+from laconic.core.errors import UsageError
+from laconic.core.state import FastWeightState
+from laconic.methods.cot import masked_cross_entropy, count_scored
 from laconic.methods.hope_model import Hope
-from laconic.methods.learning_settings import Learning, Levels, untrained
-from laconic.methods.telemetry import Liveness, chunks_of, told
+from laconic.methods.learning_settings import InnerLoopConfig, CMSConfig, find_untrained_level
+from laconic.methods.telemetry import DeadLevelMonitor, level_chunk_sizes, reading_metrics
 
 
-class Text(NamedTuple):
+class LMInputs(NamedTuple):
     """What is read of a batch, and what it predicts."""
 
-    ids: Int[Tensor, "B T"]
-    live: Bool[Tensor, "B T"] | None
+    input_ids: Int[Tensor, "B T"]
+    attention_mask: Bool[Tensor, "B T"] | None
     targets: Int[Tensor, "B T"]
 
 
-def text_of(batch: Documents) -> Text:
+def prepare_inputs(batch: DocumentBatch) -> LMInputs:
     """All columns; of lanes without labels all but the last, which is a target and the next batch's first token."""
-    n = batch.text.shape[1] - (batch.fresh is not None and batch.labels is None)
-    live = batch.live[:, :n]
-    return Text(batch.text[:, :n], None if bool(live.all()) else live, batch.targets[:, :n])
+    n = batch.input_ids.shape[1] - (batch.document_starts is not None and batch.labels is None)
+    live = batch.attention_mask[:, :n]
+    return LMInputs(batch.input_ids[:, :n], None if bool(live.all()) else live, batch.targets[:, :n])
 
 
-class Learner(nn.Module):
+class NestedLanguageModel(nn.Module):
     """A Hope in training: nats of scored tokens, while memories and levels learn of all that is read.
 
     With `learning.learn` False nothing learns but the slow weights: the control. Nothing of a batch is read of the
     state before but where `fresh` says that rows go on.
     """
 
-    def __init__(self, decoder: Hope, learning: Learning | None = None) -> None:
+    def __init__(self, decoder: Hope, config: InnerLoopConfig | None = None) -> None:
         super().__init__()
         self.decoder = decoder
-        self.learning = learning or Learning()
-        self.liveness = Liveness(chunks_of(decoder))
+        self.config = config or InnerLoopConfig()
+        self.dead_level_monitor = DeadLevelMonitor(level_chunk_sizes(decoder))
 
-    def totals(self, batch: Documents) -> dict[str, float]:
+    def loss_denominators(self, batch: DocumentBatch) -> dict[str, float]:
         """Scored tokens, and rows, of all pieces."""
-        pieces = batch.pieces
-        return {"scored": sum(scored(text_of(p).targets) for p in pieces), "rows": float(sum(p.B for p in pieces))}
+        pieces = batch.sequential_parts
+        return {"scored": sum(count_scored(prepare_inputs(p).targets) for p in pieces), "rows": float(sum(p.B for p in pieces))}
 
-    def forward(self, batch: Documents, state: State | None = None) -> Step:
+    def forward(self, batch: DocumentBatch, state: FastWeightState | None = None) -> StepOutput:
         """Nats per scored token, the share of `right` ones, and what the reading did, as `telemetry.told` has it."""
-        text, how = text_of(batch), self.learning
-        total = batch.totals or self.totals(batch)
-        before = begun(self.decoder, batch, state)
-        seen = self.decoder.advance(
-            text.ids, before, live=text.live, learn=how.learn, gradient=how.gradient, horizon=how.horizon
+        text, how = prepare_inputs(batch), self.config
+        total = batch.loss_denominators or self.loss_denominators(batch)
+        before = prepare_state(self.decoder, batch, state)
+        seen = self.decoder.read_tokens(
+            text.input_ids, before, attention_mask=text.attention_mask, update_weights=how.enabled, outer_gradient=how.outer_gradient, truncate_after=how.truncate_after
         )
-        after = cast(State, seen.state)
-        said = nll(self.decoder.logits, seen.hidden, text.targets, total=total["scored"])
-        share, tokens = batch.B / total["rows"], batch.live[:, : text.ids.shape[1]].sum(1).float().mean()
-        parts = {"nats": said.loss.detach(), "right": said.right.detach()}
-        did = told(self.decoder, before, after, text.ids, tokens, batch.step)
+        after = cast(FastWeightState, seen.cache)
+        said = masked_cross_entropy(self.decoder.logits, seen.hidden_states, text.targets, denominator=total["scored"])
+        share, tokens = batch.B / total["rows"], batch.attention_mask[:, : text.input_ids.shape[1]].sum(1).float().mean()
+        parts = {"nats": said.loss.detach(), "right": said.accuracy.detach()}
+        did = reading_metrics(self.decoder, before, after, text.input_ids, tokens, batch.step)
         parts |= {name: (share * x).to(said.loss) for name, x in did.items()}
-        return Step(said.loss, parts, handed_on(self.decoder, after))
+        return StepOutput(said.loss, parts, carry_state(self.decoder, after))
 
-    def located(self, batch: Documents, state: State | None) -> str:
+    def locate_nonfinite(self, batch: DocumentBatch, state: FastWeightState | None) -> str:
         """The level or memory that is first not finite, its layer, row and token (contract.Locating)."""
-        text, before = text_of(batch), begun(self.decoder, batch, state)
-        found = finite.first(self.decoder, text.ids, before, live=text.live) if self.learning.learn else None
-        return found.said(batch.names) if found else ""
+        text, before = prepare_inputs(batch), prepare_state(self.decoder, batch, state)
+        found = finite.find_first_bad_token(self.decoder, text.input_ids, before, attention_mask=text.attention_mask) if self.config.enabled else None
+        return found.describe(batch.document_ids) if found else ""
 
-    def steer(self, numbers: Mapping[str, float]) -> None:
+    def after_update(self, metrics: Mapping[str, float]) -> None:
         """Warns once of each level that does not move (contract.Steered)."""
-        if self.learning.learn and not self.decoder.shape.levels(0).still:
-            self.liveness.look(numbers)
+        if self.config.enabled and not self.decoder.hope_config.cms_shape(0).is_frozen:
+            self.dead_level_monitor.observe(metrics)
 
-    def restarts(self, batch: Documents) -> bool:
+    def resets_optimizer_state(self, batch: DocumentBatch) -> bool:
         """Never: one phase."""
         return False
 
 
-def begun(decoder: Hope, batch: Documents, state: State | None) -> State:
+def prepare_state(decoder: Hope, batch: DocumentBatch, state: FastWeightState | None) -> FastWeightState:
     """The state before a batch: a start for every row, or for the fresh ones of lanes."""
     if state is None:
-        return decoder.start(batch.B)
-    if batch.fresh is None or not bool(batch.fresh.any()):
+        return decoder.initial_state(batch.B)
+    if batch.document_starts is None or not bool(batch.document_starts.any()):
         return state
-    return values.reset(state, batch.fresh.nonzero()[:, 0].cpu())
+    return values.reset_rows(state, batch.document_starts.nonzero()[:, 0].cpu())
 
 
-def handed_on(decoder: Hope, state: State) -> State:
+def carry_state(decoder: Hope, state: FastWeightState) -> FastWeightState:
     """What the next batch goes on from: attention has read nothing, levels and memories stay.
 
     So attention reads a batch at once, and its positions end with it; an open chunk keeps what it was read on.
     """
-    words = cast(Tensor, decoder.words.weight)
+    words = cast(Tensor, decoder.token_embedding.weight)
     layers = tuple(
-        layer if layer.cache is None else replace(layer, cache=decoder.unread(len(state.position), words))
+        layer if layer.cache is None else replace(layer, cache=decoder.empty_cache(len(state.position), words))
         for layer in state.layers
     )
     return replace(state, layers=layers)
 
 
-def check_levels(levels: Levels, tokens: int, learning: Learning) -> None:
+def check_levels(config: CMSConfig, row_tokens: int, inner_loop: InnerLoopConfig) -> None:
     """Raises `Usage` (2) for a level that no outer gradient reaches, where rows have `tokens` between two updates."""
-    fault = untrained(levels, tokens, learning)
+    fault = find_untrained_level(config, row_tokens, inner_loop)
     if fault:
-        raise Usage(f"levels.chunks: {fault}")
+        raise UsageError(f"levels.chunks: {fault}")

@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from laconic.core.errors import Usage
-from laconic.methods.dgd import resolved, widened
+from laconic.core.errors import UsageError
+from laconic.methods.dgd import solve_ridge, to_accumulation_dtype
 
 Weight = Float[Tensor, "*B o i"]
 Step = float | int | Tensor
-Map = Callable[[Tensor], Tensor]
-Preconditioner = Tensor | Map | None
+MatrixMap = Callable[[Tensor], Tensor]
+Preconditioner = Tensor | MatrixMap | None
 Coefficients = Literal["quintic", "cubic"]
 POLYNOMIALS: dict[Coefficients, tuple[float, float, float]] = {
     "quintic": (3.4445, -4.7750, 2.0315),  # Keller Jordan's, which reaches singular values of .7 to 1.2 in five steps
@@ -41,16 +41,16 @@ def dot_proximal(W: Weight, X: Float[Tensor, "*B N i"], D: Float[Tensor, "*B N o
     return descent(W, X, D, step)
 
 
-def momentum(W: Weight, m: Weight, g: Weight, share: float, step: Step) -> tuple[Weight, Weight]:
+def momentum(W: Weight, m: Weight, g: Weight, beta: float, step: Step) -> tuple[Weight, Weight]:
     """Eq. 33: m' = momentum m - step g; W' = W + m', with `share` for momentum. Gives W' and m'.
 
     At .9 the last 7 gradients hold half of the weight, the last 44 hold 99 %.
     """
-    m = share * m - step * g
+    m = beta * m - step * g
     return W + m, m
 
 
-def frobenius(x: Tensor) -> Tensor:
+def frobenius_norm(x: Tensor) -> Tensor:
     """|x|_F of every matrix, whose gradient at a matrix of zeros is 0."""
     return x.square().sum((-2, -1), keepdim=True).clamp(min=1e-30).sqrt()
 
@@ -63,11 +63,11 @@ def newton_schulz(
     Draws the singular values of m to 1. Runs on the narrower side. Raises `Usage` (2) for what is no matrix.
     """
     if m.ndim < 2:
-        raise Usage(f"newton_schulz: a matrix [o, i] is asked, this has shape {list(m.shape)}; vectors go by AdamW")
+        raise UsageError(f"newton_schulz: a matrix [o, i] is asked, this has shape {list(m.shape)}; vectors go by AdamW")
     a, b, c = POLYNOMIALS[coefficients]
-    (x,) = widened(m)
+    (x,) = to_accumulation_dtype(m)
     with torch.autocast(m.device.type, enabled=False):
-        x = x / (frobenius(x) + eps)
+        x = x / (frobenius_norm(x) + eps)
         tall = x.shape[-2] > x.shape[-1]
         x = x.mT if tall else x
         for _ in range(steps):
@@ -76,32 +76,32 @@ def newton_schulz(
     return (x.mT if tall else x).to(m.dtype)
 
 
-def muon(W: Weight, m: Weight, g: Weight, share: float, step: Step) -> tuple[Weight, Weight]:
+def muon(W: Weight, m: Weight, g: Weight, beta: float, step: Step) -> tuple[Weight, Weight]:
     """Eq. 42: m' as 33; W' = W + NS(m'). Gives W' and m'."""
-    _, m = momentum(W, m, g, share, step)
+    _, m = momentum(W, m, g, beta, step)
     return W + newton_schulz(m), m
 
 
-def written(g: Weight, P: Preconditioner) -> Weight:
+def precondition(g: Weight, P: Preconditioner) -> Weight:
     """P(g): g itself, P g, or what a function makes of it."""
     if P is None:
         return g
     return P @ g if isinstance(P, Tensor) else P(g)
 
 
-def preconditioned(m: Weight, g: Weight, share: float, step: Step, P: Preconditioner = None) -> Weight:
+def preconditioned_momentum(m: Weight, g: Weight, beta: float, step: Step, P: Preconditioner = None) -> Weight:
     """Eq. 47: m' = momentum m - step P(g), with `share` for momentum."""
-    return share * m - step * written(g, P)
+    return beta * m - step * precondition(g, P)
 
 
 def delta_momentum(
     m: Weight,
     g: Weight,
-    share: float,
+    beta: float,
     step: Step,
     P: Preconditioner = None,
     *,
-    normalise: Literal["frobenius", "none"] = "frobenius",
+    normalize: Literal["frobenius", "none"] = "frobenius",
     form: Literal["gradient", "proximal"] = "gradient",
     eps: float = 1e-8,
 ) -> Weight:
@@ -112,12 +112,12 @@ def delta_momentum(
     is, and never expands. Raises `NonFinite` (65) as `dgd.resolved` does.
     """
     if form == "proximal":
-        return resolved(share * m - step * written(g, P), g, step)
-    unit = g / (frobenius(g) + eps) if normalise == "frobenius" else g
-    return share * m - (m @ unit.mT) @ unit - step * written(g, P)
+        return solve_ridge(beta * m - step * precondition(g, P), g, step)
+    unit = g / (frobenius_norm(g) + eps) if normalize == "frobenius" else g
+    return beta * m - (m @ unit.mT) @ unit - step * precondition(g, P)
 
 
-class Deep(NamedTuple):
+class MLPGradientMemory(NamedTuple):
     """The parameters of a memory m(u) = A1 tanh(A2 u), which reads the rows of a gradient."""
 
     A1: Float[Tensor, "i h"]
@@ -129,24 +129,24 @@ def rms(x: Tensor, eps: float) -> Tensor:
     return x.square().mean((-2, -1), keepdim=True).sqrt() + eps
 
 
-def deep_start(i: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Deep:
+def deep_start(i: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> MLPGradientMemory:
     """A1 = 0, A2 normal with std i^-1/2; hidden width 4 i, at most 256. The paper says nothing of either."""
     h = min(4 * i, 256)
     A2 = torch.randn(h, i, generator=generator, dtype=dtype, device=generator.device) / math.sqrt(i)
-    return Deep(A2.new_zeros(i, h), A2)
+    return MLPGradientMemory(A2.new_zeros(i, h), A2)
 
 
 def deep_momentum(
     W: Float[Tensor, "o i"],
-    phi: Deep,
+    phi: MLPGradientMemory,
     g: Float[Tensor, "o i"],
-    share: float,
+    beta: float,
     step: Step,
     lr: Step,
     *,
     loss: Literal["align", "ones"] = "align",
     eps: float = 1e-8,
-) -> tuple[Float[Tensor, "o i"], Deep]:
+) -> tuple[Float[Tensor, "o i"], MLPGradientMemory]:
     """Eq. 50: phi' = momentum phi - step grad L2(m_phi; u); W' = W + lr m_phi'(u) / rms. Experimental. Gives W', phi'.
 
     u are the rows of g / rms(g); L2 is <m(u), u> / o ("align") or <m(u), 1> ("ones", the paper's example).
@@ -155,7 +155,7 @@ def deep_momentum(
     hidden = torch.tanh(u @ phi.A2.mT)
     t = u / len(u) if loss == "align" else torch.ones_like(u)
     back = (t @ phi.A1) * (1 - hidden.square())
-    phi = Deep(share * phi.A1 - step * (t.mT @ hidden), share * phi.A2 - step * (back.mT @ u))
+    phi = MLPGradientMemory(beta * phi.A1 - step * (t.mT @ hidden), beta * phi.A2 - step * (back.mT @ u))
     out = torch.tanh(u @ phi.A2.mT) @ phi.A1.mT
     return W + lr * out / rms(out, eps), phi
 
@@ -166,19 +166,19 @@ def signed_square(g: Tensor) -> Tensor:
 
 
 def feature_momentum(
-    m: Weight, g: Weight, share: float, step: Step, feature: Map = signed_square, P: Preconditioner = None
+    m: Weight, g: Weight, beta: float, step: Step, feature: MatrixMap = signed_square, P: Preconditioner = None
 ) -> Weight:
     """Eq. 51: m' = momentum m - step P(phi(g)), phi `signed_square`, `newton_schulz` or any other `feature`."""
-    return share * m - step * written(feature(g), P)
+    return beta * m - step * precondition(feature(g), P)
 
 
-def mapped_momentum(W: Weight, m: Weight, map: Map = newton_schulz) -> Weight:
+def mapped_momentum(W: Weight, m: Weight, matrix_map: MatrixMap = newton_schulz) -> Weight:
     """Eq. 52: W' = W + sigma(m'), sigma `newton_schulz` or any other `map`."""
-    return W + map(m)
+    return W + matrix_map(m)
 
 
 @dataclass(frozen=True)
-class Memory:
+class M3State:
     """What M3 keeps of one matrix; `n` counts its gradients. V is None where nothing asks for it."""
 
     n: int
@@ -190,7 +190,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Rates:
+class M3Hyperparameters:
     """M3's numbers: the shares of fast memory, squares and slow memory, the weight of O2, gradients a slow update."""
 
     betas: tuple[float, float, float] = (0.95, 0.999, 0.9)
@@ -199,40 +199,40 @@ class Rates:
     eps: float = 1e-8
 
 
-def literal(W: Weight, g: Weight, memory: Memory, lr: float | int, how: Rates, NS: Map) -> tuple[Weight, Memory]:
+def algorithm1(W: Weight, g: Weight, state: M3State, lr: float | int, hyperparameters: M3Hyperparameters, NS: MatrixMap) -> tuple[Weight, M3State]:
     """Eq. 75: M1 += b1 g, V += b2 g^2, A += g; W -= lr (NS(M1) + alpha O2) / (sqrt V + eps); then slow, if f divides n.
 
     Slow: M2 += b3 A, O2 = NS(M2), A = 0; so O2 holds f gradients of each earlier period. Gives W' and the memory.
     """
-    (b1, b2, b3), n = how.betas, memory.n + 1
-    M1, A = memory.M1 + b1 * g, memory.A + g
-    V = b2 * g.square() + (0 if memory.V is None else memory.V)
-    w = W - lr * (NS(M1) + how.alpha * memory.O2) / (V.sqrt() + how.eps)
-    memory = replace(memory, n=n, M1=M1, V=V, A=A)
-    if n % how.slow_every == 0:
-        M2 = memory.M2 + b3 * A
-        memory = replace(memory, M2=M2, O2=NS(M2), A=torch.zeros_like(A))
-    return w, memory
+    (b1, b2, b3), n = hyperparameters.betas, state.n + 1
+    M1, A = state.M1 + b1 * g, state.A + g
+    V = b2 * g.square() + (0 if state.V is None else state.V)
+    w = W - lr * (NS(M1) + hyperparameters.alpha * state.O2) / (V.sqrt() + hyperparameters.eps)
+    state = replace(state, n=n, M1=M1, V=V, A=A)
+    if n % hyperparameters.slow_every == 0:
+        M2 = state.M2 + b3 * A
+        state = replace(state, M2=M2, O2=NS(M2), A=torch.zeros_like(A))
+    return w, state
 
 
-def ema(
-    W: Weight, g: Weight, memory: Memory, lr: float | int, how: Rates, NS: Map, decay: float = 0.0, second: bool = False
-) -> tuple[Weight, Memory]:
+def algorithm1_ema(
+    W: Weight, g: Weight, state: M3State, lr: float | int, hyperparameters: M3Hyperparameters, NS: MatrixMap, decay: float = 0.0, second: bool = False
+) -> tuple[Weight, M3State]:
     """Eq. 75e: W' = (1 - lr decay) W - lr .2 sqrt(max(o, i)) (NS(M1^) + alpha NS(M2^)) / (1 + alpha); ours.
 
     M1 = b1 M1 + (1 - b1) g; every f gradients M2 = b3 M2 + (1 - b3) A / f, from the next step on; a hat corrects the
     bias. `second` divides the step by the root of the mean square V^, which ties it to the size of the loss again.
     """
-    (b1, b2, b3), n = how.betas, memory.n + 1
-    M1, A = b1 * memory.M1 + (1 - b1) * g, memory.A + g
-    o = (NS(M1 / (1 - b1**n)) + how.alpha * memory.O2) / (1 + how.alpha)
-    memory = replace(memory, n=n, M1=M1, A=A)
+    (b1, b2, b3), n = hyperparameters.betas, state.n + 1
+    M1, A = b1 * state.M1 + (1 - b1) * g, state.A + g
+    o = (NS(M1 / (1 - b1**n)) + hyperparameters.alpha * state.O2) / (1 + hyperparameters.alpha)
+    state = replace(state, n=n, M1=M1, A=A)
     if second:
-        V = (1 - b2) * g.square() + (0 if memory.V is None else b2 * memory.V)
-        o = o / ((V / (1 - b2**n)).sqrt() + how.eps)
-        memory = replace(memory, V=V)
-    if n % how.slow_every == 0:
-        M2 = b3 * memory.M2 + (1 - b3) * A / how.slow_every
-        hat = M2 / (1 - b3 ** (n // how.slow_every))
-        memory = replace(memory, M2=M2, O2=NS(hat), A=torch.zeros_like(A))
-    return (1 - lr * decay) * W - lr * 0.2 * math.sqrt(max(W.shape[-2:])) * o, memory
+        V = (1 - b2) * g.square() + (0 if state.V is None else b2 * state.V)
+        o = o / ((V / (1 - b2**n)).sqrt() + hyperparameters.eps)
+        state = replace(state, V=V)
+    if n % hyperparameters.slow_every == 0:
+        M2 = b3 * state.M2 + (1 - b3) * A / hyperparameters.slow_every
+        hat = M2 / (1 - b3 ** (n // hyperparameters.slow_every))
+        state = replace(state, M2=M2, O2=NS(hat), A=torch.zeros_like(A))
+    return (1 - lr * decay) * W - lr * 0.2 * math.sqrt(max(W.shape[-2:])) * o, state

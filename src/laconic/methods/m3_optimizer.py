@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from laconic.core.errors import Usage
-from laconic.methods.adamw import Group, by_rule, checked, closed, one_of, shaped, share, step_adamw
-from laconic.methods.m3 import Memory, Rates, ema, literal, newton_schulz
+from laconic.core.errors import UsageError
+from laconic.methods.adamw import ParamGroup, split_groups_by_rule, check_group, call_closure, check_choice, describe_parameter, check_fraction, step_adamw
+from laconic.methods.m3 import M3State, M3Hyperparameters, algorithm1_ema, algorithm1, newton_schulz
 
 
 class M3(torch.optim.Optimizer):
@@ -43,30 +43,30 @@ class M3(torch.optim.Optimizer):
         adam_betas: tuple[float, float] = (0.9, 0.999),
         adam_decay: float = 0.0,
     ) -> None:
-        one_of("M3", "mode", mode, ("ema", "literal"))
-        one_of("M3", "second", second, ("none", "elementwise"))
-        usual = Rates() if mode == "ema" else Rates((0.9, 0.999, 0.9), 1.0, 100)
+        check_choice("M3", "mode", mode, ("ema", "literal"))
+        check_choice("M3", "second", second, ("none", "elementwise"))
+        usual = M3Hyperparameters() if mode == "ema" else M3Hyperparameters((0.9, 0.999, 0.9), 1.0, 100)
         betas = usual.betas if betas is None else betas
         slow_every = usual.slow_every if slow_every is None else slow_every
         if mode == "ema":
             for name, value in zip(("betas[0]", "betas[1]", "betas[2]"), betas, strict=True):
-                share("M3", name, value)
+                check_fraction("M3", name, value)
         elif decay or second != "none":
-            raise Usage(
+            raise UsageError(
                 f"M3: decay {decay}, second {second!r}: Algorithm 1 has neither; take mode='ema', or leave them"
             )
         if slow_every < 1 or ns_steps < 1:
-            raise Usage(f"M3: slow_every {slow_every}, ns_steps {ns_steps}; both count from 1")
+            raise UsageError(f"M3: slow_every {slow_every}, ns_steps {ns_steps}; both count from 1")
         self.mode = mode
-        settings: Group = {
+        settings: ParamGroup = {
             "lr": lr, "betas": betas, "alpha": usual.alpha if alpha is None else alpha, "slow_every": slow_every,
             "ns_steps": ns_steps, "eps": eps, "decay": decay, "second": second, "adam_betas": adam_betas,
             "adam_decay": adam_decay, "rule": "m3",
         }  # fmt: skip
-        super().__init__(by_rule(params, m3_rule, {}), settings)
+        super().__init__(split_groups_by_rule(params, m3_rule, {}), settings)
 
     @staticmethod
-    def groups(model: nn.Module) -> list[Group]:
+    def build_param_groups(model: nn.Module) -> list[ParamGroup]:
         """The parameters of a model that need a gradient: matrices; and for AdamW tables, heads and what is no matrix.
 
         A head is a map with as many outputs as some table has rows.
@@ -81,40 +81,40 @@ class M3(torch.optim.Optimizer):
                 found["adamw" if id(p) in apart else m3_rule(name, p)].append((name, p))
         return [{"params": members, "rule": rule} for rule, members in found.items() if members]
 
-    def add_param_group(self, param_group: Group) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """A further group, rule "m3" unless it says another."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        checked("M3", group, ("m3", "adamw"))
+        check_group("M3", group, ("m3", "adamw"))
         for p in group["params"] if group["rule"] == "m3" else ():
             if p.ndim != 2:
-                raise Usage(f"M3: {shaped(p)} is no matrix; give its group rule='adamw'")
+                raise UsageError(f"M3: {describe_parameter(p)} is no matrix; give its group rule='adamw'")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One update; gives the closure's loss."""
-        loss = closed(closure)
+        loss = call_closure(closure)
         for group in self.param_groups:
             if group["rule"] == "adamw":
                 step_adamw(self.state, group)
                 continue
             for p in cast("list[Tensor]", group["params"]):
                 if p.grad is not None:
-                    self.move(p, p.grad, group)
+                    self.update_parameter(p, p.grad, group)
         return loss
 
-    def move(self, p: Tensor, g: Tensor, group: Group) -> None:
+    def update_parameter(self, p: Tensor, g: Tensor, group: ParamGroup) -> None:
         """One matrix and its memory."""
         state = self.state[p]
         if not state:
             state.update({name: torch.zeros_like(p) for name in ("M1", "M2", "A", "O2")}, step=torch.zeros(()))
-        held = Memory(int(state["step"]), state["M1"], state["M2"], state["A"], state["O2"], state.get("V"))
-        how = Rates(tuple(group["betas"]), group["alpha"], group["slow_every"], group["eps"])
-        NS = partial(orthogonal, steps=group["ns_steps"])
+        held = M3State(int(state["step"]), state["M1"], state["M2"], state["A"], state["O2"], state.get("V"))
+        how = M3Hyperparameters(tuple(group["betas"]), group["alpha"], group["slow_every"], group["eps"])
+        NS = partial(orthogonalize, steps=group["ns_steps"])
         if self.mode == "literal":
-            moved, held = literal(p, g, held, group["lr"], how, NS)
+            moved, held = algorithm1(p, g, held, group["lr"], how, NS)
         else:
-            moved, held = ema(p, g, held, group["lr"], how, NS, group["decay"], group["second"] == "elementwise")
+            moved, held = algorithm1_ema(p, g, held, group["lr"], how, NS, group["decay"], group["second"] == "elementwise")
         p.copy_(moved)
         state.update(M1=held.M1, M2=held.M2, A=held.A, O2=held.O2)
         if held.V is not None:
@@ -127,7 +127,7 @@ def m3_rule(name: str, p: Tensor) -> str:
     return "m3" if p.ndim == 2 else "adamw"
 
 
-def orthogonal(m: Tensor, steps: int) -> Tensor:
+def orthogonalize(m: Tensor, steps: int) -> Tensor:
     """Newton-Schulz of a matrix, gathered first where it lies in shards; the result lies as m does."""
     if not hasattr(m, "full_tensor"):
         return newton_schulz(m, steps=steps)

@@ -13,95 +13,95 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laconic.methods.estimators import (
-    entropy_floor,
-    everywhere,
+    entropy_floor_penalty,
+    mark_priced_everywhere,
     kl_geometric,
-    penalty,
-    ponder,
-    ratio_label,
+    length_penalty,
+    ponder_loss,
+    best_length_label,
     ratio_penalty,
-    read,
-    score_rows,
-    score_term,
-    to_go,
+    mark_priced_if_read,
+    reinforce_row_baseline,
+    reinforce_two_samples,
+    cost_to_go,
 )
-from laconic.methods.halting import expected
-from laconic.methods.settings import Halting
-from laconic.methods.summaries import Summaries
-from laconic.methods.windows import Course
+from laconic.methods.halting import expected_length
+from laconic.methods.settings import StopHeadConfig
+from laconic.methods.summaries import SummaryParameters
+from laconic.methods.windows import WindowRun
 
 Weight = Float[Tensor, " B"]
 
 
-def counted(course: Course) -> Bool[Tensor, "B w"]:
+def mark_priced_segments(window: WindowRun) -> Bool[Tensor, "B w"]:
     """Compressions that have a price: read by scored segments of their window, or all that have a text."""
-    if course.how is not None and course.how.penalise == "all":
-        return everywhere(course.tokens) & ~course.read_hard[:, None]
-    return read(course.scored, course.read_hard) & (course.tokens > 0)
+    if window.stop_head_config is not None and window.stop_head_config.cost_on == "all":
+        return mark_priced_everywhere(window.num_tokens) & ~window.is_read_hard[:, None]
+    return mark_priced_if_read(window.has_targets, window.is_read_hard) & (window.num_tokens > 0)
 
 
-def learned(
-    courses: list[Course], how: Halting, beta: float, omega: float, weight: Weight, sums: Mapping[str, float]
+def length_loss(
+    windows: list[WindowRun], config: StopHeadConfig, beta: float, omega: float, weight: Weight, denominators: Mapping[str, float]
 ) -> Float[Tensor, ""]:
     """The classifier's loss, or price and estimator of the stop head."""
-    if courses[0].reading.length == "ratio":
-        return labelled(courses[0], courses[0].unit.summaries, beta, sums["compressions"])
-    price = torch.stack([priced(c, how, beta, omega, weight, sums["compressions"]) for c in courses]).mean()
-    if how.estimator == "ponder":
-        return price + pondered(courses[0], how, weight)
-    if how.estimator == "sample":
-        score = scored(courses, how, omega * beta, weight)
+    if windows[0].config.length_policy == "ratio":
+        return classifier_loss(windows[0], windows[0].model.summaries, beta, denominators["compressions"])
+    price = torch.stack([length_cost(c, config, beta, omega, weight, denominators["compressions"]) for c in windows]).mean()
+    if config.estimator == "ponder":
+        return price + ponder_correction(windows[0], config, weight)
+    if config.estimator == "sample":
+        score = reinforce_loss(windows, config, omega * beta, weight)
         return price + score - score.detach()  # its value means nothing
     return price
 
 
-def priced(
-    course: Course, how: Halting, beta: float, omega: float, weight: Weight, compressions: float
+def length_cost(
+    window: WindowRun, config: StopHeadConfig, beta: float, omega: float, weight: Weight, num_compressions: float
 ) -> Float[Tensor, ""]:
     """omega beta sum over k of E[N_k], or the mean ratio; with the prior and the floor of the law, which are whole."""
-    here, lengths = counted(course), course.each(partial(expected, index=how.index))
-    if how.penalty == "ratio":
-        found = omega * ratio_penalty(lengths, course.tokens, course.old, here, beta, how.alpha, compressions)
+    here, lengths = mark_priced_segments(window), window.map_stop_logits(partial(expected_length, stop_position=config.stop_position))
+    if config.cost_kind == "ratio":
+        found = omega * ratio_penalty(lengths, window.num_tokens, window.memory_sizes, here, beta, config.ratio_memory_weight, num_compressions)
     else:
-        found = penalty(lengths * weight[:, None], here, beta, omega)
-    if how.kl:
-        kl = course.each(partial(kl_geometric, prior=how.prior, form=how.geometric, index=how.index))
-        found = found + penalty(kl * weight[:, None], here, how.kl)
-    if how.entropy:
-        floor = course.each(partial(entropy_floor, weight=how.entropy, floor=how.floor, index=how.index))
-        found = found + penalty(floor * weight[:, None], here, 1.0)
+        found = length_penalty(lengths * weight[:, None], here, beta, omega)
+    if config.prior_kl_weight:
+        kl = window.map_stop_logits(partial(kl_geometric, stop_prob=config.prior_stop_prob, tail=config.prior_tail, stop_position=config.stop_position))
+        found = found + length_penalty(kl * weight[:, None], here, config.prior_kl_weight)
+    if config.entropy_weight:
+        floor = window.map_stop_logits(partial(entropy_floor_penalty, weight=config.entropy_weight, floor=config.entropy_floor, stop_position=config.stop_position))
+        found = found + length_penalty(floor * weight[:, None], here, 1.0)
     return found
 
 
-def pondered(course: Course, how: Halting, weight: Weight) -> Float[Tensor, ""]:
+def ponder_correction(window: WindowRun, config: StopHeadConfig, weight: Weight) -> Float[Tensor, ""]:
     """The law's mean of the next segment's nats, less those that were read and stand in the loss already."""
-    here, found = counted(course), weight.new_zeros(())
-    for k, (a, trials) in enumerate(zip(course.a, course.trials, strict=True)):
+    here, found = mark_priced_segments(window), weight.new_zeros(())
+    for k, (a, trials) in enumerate(zip(window.a, window.trial_losses, strict=True)):
         if a is not None and trials is not None:
-            more = trials - course.nats[k + 1].detach()[:, None]
-            each = ponder(a, more, course.lengths, 0.0, how.index)
+            more = trials - window.segment_losses[k + 1].detach()[:, None]
+            each = ponder_loss(a, more, window.candidate_lengths, 0.0, config.stop_position)
             found = found + (each * weight).masked_fill(~here[:, k], 0.0).sum()
     return found
 
 
-def scored(courses: list[Course], how: Halting, beta: float, weight: Weight) -> Float[Tensor, ""]:
+def reinforce_loss(windows: list[WindowRun], config: StopHeadConfig, beta: float, weight: Weight) -> Float[Tensor, ""]:
     """The score of the lengths drawn, against a second draw or the other rows."""
-    here = counted(courses[0])
-    price = torch.stack([beta * c.each(partial(expected, index=how.index)) for c in courses])
-    G = to_go(torch.stack([c.all_nats for c in courses]), price.masked_fill(~here, 0.0)) * weight[:, None]
-    log_p = torch.stack([torch.stack(c.log_p, 1) for c in courses])
-    ratios = torch.stack([torch.stack(c.weight, 1) for c in courses])
-    if len(courses) == 2:
-        return score_term(log_p, G, here, ratios)
-    return score_rows(log_p[0], G[0], here, ratios[0])
+    here = mark_priced_segments(windows[0])
+    price = torch.stack([beta * c.map_stop_logits(partial(expected_length, stop_position=config.stop_position)) for c in windows])
+    G = cost_to_go(torch.stack([c.losses for c in windows]), price.masked_fill(~here, 0.0)) * weight[:, None]
+    log_p = torch.stack([torch.stack(c.length_log_probs, 1) for c in windows])
+    ratios = torch.stack([torch.stack(c.importance_weights, 1) for c in windows])
+    if len(windows) == 2:
+        return reinforce_two_samples(log_p, G, here, ratios)
+    return reinforce_row_baseline(log_p[0], G[0], here, ratios[0])
 
 
-def labelled(course: Course, summaries: Summaries, beta: float, compressions: float) -> Float[Tensor, ""]:
+def classifier_loss(window: WindowRun, summaries: SummaryParameters, beta: float, num_compressions: float) -> Float[Tensor, ""]:
     """Cross-entropy of the classifier to the cheapest length found by trial, a mean over compressions."""
-    here, found = counted(course), torch.zeros((), device=course.tokens.device)
-    for k, (state, trials) in enumerate(zip(course.first, course.trials, strict=True)):
+    here, found = mark_priced_segments(window), torch.zeros((), device=window.num_tokens.device)
+    for k, (state, trials) in enumerate(zip(window.first_states, window.trial_losses, strict=True)):
         if state is not None and trials is not None:
-            label = ratio_label(trials, course.lengths, beta)
-            each = F.cross_entropy(summaries.ratios(state), label, reduction="none")
+            label = best_length_label(trials, window.candidate_lengths, beta)
+            each = F.cross_entropy(summaries.length_logits(state), label, reduction="none")
             found = found + each.masked_fill(~here[:, k], 0.0).sum()
-    return found / (compressions or 1.0)
+    return found / (num_compressions or 1.0)

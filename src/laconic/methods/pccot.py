@@ -8,57 +8,57 @@ Symbols: CE_s, CE_t cross-entropies of student and teacher, alpha and beta their
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from laconic.core.answering import Writing
-from laconic.core.cache import Cache
-from laconic.core.contract import Answers, Reasoning, Step
+from laconic.core.answering import AnswerDecoding
+from laconic.core.cache import KVCache
+from laconic.core.contract import AnswerBatch, ReasoningBatch, StepOutput
 from laconic.core.decoder import Decoder
-from laconic.core.errors import Usage
-from laconic.core.rollout import Edit, Rollout
-from laconic.core.thoughts import Thoughts
+from laconic.core.errors import UsageError
+from laconic.core.rollout import Intervention, LatentRollout
+from laconic.core.thoughts import LatentThoughts
 from laconic.methods import codi
-from laconic.methods.settings import Distilling
+from laconic.methods.settings import DistillationConfig
 
 
 def kd_loss(
-    h_t: Float[Tensor, "L B D"], h_s: Float[Tensor, "L B D"], has: Bool[Tensor, " B"], sigma: bool
+    h_t: Float[Tensor, "L B D"], h_s: Float[Tensor, "L B D"], has_target: Bool[Tensor, " B"], per_layer: bool
 ) -> Float[Tensor, ""]:
     """Eq. 3: L_KD = 1/L sum over blocks l of mean smooth_l1(h_s,l - sg h_t,l) / sigma_l, or / one sigma of all."""
-    return codi.hidden_loss(h_t, h_s, has, norm="layer" if sigma else "global")
+    return codi.hidden_loss(h_t, h_s, has_target, norm="layer" if per_layer else "global")
 
 
-def total(student: Tensor, teacher: Tensor, kd: Tensor, how: Distilling) -> Float[Tensor, ""]:
+def combine_losses(student: Tensor, teacher: Tensor, kd: Tensor, config: DistillationConfig) -> Float[Tensor, ""]:
     """Eq. 4: L = alpha CE_t + beta CE_s + gamma L_KD."""
-    return codi.total(student, teacher, kd, how)
+    return codi.combine_losses(student, teacher, kd, config)
 
 
 class Pccot(nn.Module):
     """PCCoT whole: thoughts made in rounds, distilled at one token."""
 
-    def __init__(self, decoder: Decoder, thoughts: Thoughts, how: Distilling) -> None:
+    def __init__(self, decoder: Decoder, latent_thoughts: LatentThoughts, config: DistillationConfig) -> None:
         super().__init__()
-        if thoughts.mode != "jacobi":
-            raise Usage(f"pccot: thoughts of mode {thoughts.mode}; choose jacobi, or the method codi")
-        self.decoder, self.thoughts, self.how = decoder, thoughts, how
+        if latent_thoughts.schedule != "jacobi":
+            raise UsageError(f"pccot: thoughts of mode {latent_thoughts.schedule}; choose jacobi, or the method codi")
+        self.decoder, self.latent_thoughts, self.config = decoder, latent_thoughts, config
 
-    def totals(self, batch: Reasoning) -> dict[str, float]:
+    def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         """What the sums of the loss are divided by."""
-        return codi.totals(batch, self.how)
+        return codi.count_denominators(batch, self.config)
 
-    def forward(self, batch: Reasoning, state: Cache | None = None) -> Step:
+    def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Loss and parts of a batch; `state` is what stands before the questions."""
-        both = codi.read_both(self.decoder, self.thoughts, batch, self.how, state)
-        found = codi.parts(self.decoder, self.thoughts, batch, both, self.how)
-        student, teacher, kd = codi.terms(found, "student", "teacher", "codi")
-        return codi.step(total(student, teacher, kd, self.how), found)
+        both = codi.run_teacher_and_student(self.decoder, self.latent_thoughts, batch, self.config, state)
+        found = codi.compute_loss_terms(self.decoder, self.latent_thoughts, batch, both, self.config)
+        student, teacher, kd = codi.ordered_terms(found, "student", "teacher", "codi")
+        return codi.make_output(combine_losses(student, teacher, kd, self.config), found)
 
-    def restarts(self, batch: Reasoning) -> bool:
+    def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
         """Never: one phase."""
         return False
 
-    def think(self, questions: Reasoning, edit: Edit | None = None, trace: bool = False) -> Rollout:
+    def think(self, questions: ReasoningBatch, intervention: Intervention | None = None, record_passes: bool = False) -> LatentRollout:
         """The thoughts on questions."""
-        return codi.think(self.decoder, self.thoughts, questions, edit, trace)
+        return codi.think_no_grad(self.decoder, self.latent_thoughts, questions, intervention, record_passes)
 
-    def answer(self, questions: Reasoning, writing: Writing, *, teacher: bool = False) -> Answers:
+    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
         """The answer after the thoughts; of the teacher, after a chain."""
-        return codi.answer(self.decoder, self.thoughts, questions, writing, teacher)
+        return codi.answer_with_method(self.decoder, self.latent_thoughts, questions, decoding, with_cot)

@@ -5,30 +5,30 @@ Symbols: N tokens scored; p the model's softmax. A window is read at once, with 
 
 from torch import nn
 
-from laconic.core.contract import Documents, Step
+from laconic.core.contract import DocumentBatch, StepOutput
 from laconic.core.decoder import Decoder
-from laconic.methods.cot import nll, scored
+from laconic.methods.cot import masked_cross_entropy, count_scored
 
 
-class Plain(nn.Module):
+class LanguageModelBaseline(nn.Module):
     """Next-token prediction over documents; each window of a document stands alone."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
 
-    def totals(self, batch: Documents) -> dict[str, float]:
+    def loss_denominators(self, batch: DocumentBatch) -> dict[str, float]:
         """Scored tokens of all windows."""
-        return {"scored": sum(scored(p.targets) for p in batch.pieces)}
+        return {"scored": sum(count_scored(p.targets) for p in batch.sequential_parts)}
 
-    def forward(self, batch: Documents, state: None = None) -> Step:
+    def forward(self, batch: DocumentBatch, state: None = None) -> StepOutput:
         """Nats per scored token of a window; there is no state."""
         targets = batch.targets
-        total = (batch.totals or self.totals(batch))["scored"]
-        hidden = self.decoder(self.decoder.embed(batch.text), live=batch.live).hidden
-        said = nll(self.decoder.logits, hidden, targets, total=total)
-        return Step(said.loss, {"nats": said.loss.detach(), "right": said.right.detach()})
+        total = (batch.loss_denominators or self.loss_denominators(batch))["scored"]
+        hidden = self.decoder(self.decoder.embed(batch.input_ids), live=batch.attention_mask).hidden
+        said = masked_cross_entropy(self.decoder.logits, hidden, targets, denominator=total)
+        return StepOutput(said.loss, {"nats": said.loss.detach(), "right": said.accuracy.detach()})
 
-    def restarts(self, batch: Documents) -> bool:
+    def resets_optimizer_state(self, batch: DocumentBatch) -> bool:
         """Never: one phase."""
         return False

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from laconic.core.attention import wide
+from laconic.core.attention import accumulation_dtype
 
 
 def fused(with_memory: Float[Tensor, "*T"], alone: Float[Tensor, "*T"]) -> Float[Tensor, "*T"]:
@@ -22,13 +22,13 @@ def fused(with_memory: Float[Tensor, "*T"], alone: Float[Tensor, "*T"]) -> Float
 
 def replug(log_p: Float[Tensor, "n *T"], scores: Float[Tensor, " n"]) -> Float[Tensor, "*T"]:
     """Eq. AC9: log p(y | x) = log sum over d of lambda(d, x) p(y | sigma_d, x), lambda the softmax of the scores."""
-    weight = scores.log_softmax(0, dtype=wide(scores.dtype))
+    weight = scores.log_softmax(0, dtype=accumulation_dtype(scores.dtype))
     return (log_p + weight.view(-1, *[1] * (log_p.ndim - 1))).logsumexp(0)
 
 
 def order(passages: Float[Tensor, "n K D"], query: Float[Tensor, "K D"]) -> Int[Tensor, " n"]:
     """Eq. AC10: passages by |sigma_d - sigma_x|_2, the nearest last; of two alike the first given comes first."""
-    far = (passages - query).to(wide(passages.dtype)).flatten(1).square().sum(1)
+    far = (passages - query).to(accumulation_dtype(passages.dtype)).flatten(1).square().sum(1)
     return far.argsort(dim=0, descending=True, stable=True)
 
 

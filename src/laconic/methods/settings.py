@@ -8,278 +8,278 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Weight = Annotated[float, Field(ge=0)]
-Inside = Annotated[float, Field(gt=0, lt=1)]
-Length = Annotated[int, Field(ge=1, le=4096)]
-Norm = Literal["layer", "global", "none"]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
+NumVectors = Annotated[int, Field(ge=1, le=4096)]
+ScaleKind = Literal["layer", "global", "none"]
 Distance = Literal["smooth_l1", "l1", "mse"]
 
 
-class Settings(BaseModel):
+class ConfigModel(BaseModel):
     """Frozen, strict, no unknown key, no infinity."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Thinking(Settings):
+class LatentConfig(ConfigModel):
     """The thoughts: how many, how they are made, and what of them is trained."""
 
-    count: Annotated[int, Field(ge=1, le=4096)] = Field(24, description="M, thoughts before an answer")
-    mode: Literal["jacobi", "sequential"] = Field("jacobi", description="all at once by rounds, or one after the other")
-    rounds: Annotated[int, Field(ge=0, le=4096)] | None = Field(
+    num_latents: Annotated[int, Field(ge=1, le=4096)] = Field(24, description="M, thoughts before an answer")
+    schedule: Literal["jacobi", "sequential"] = Field("jacobi", description="all at once by rounds, or one after the other")
+    jacobi_iterations: Annotated[int, Field(ge=0, le=4096)] | None = Field(
         None, description="T, Jacobi passes after the placeholder pass; 0: pause tokens; sequential has none"
     )
-    project: Literal["pccot", "codi", "none"] = Field("pccot", description="map from a hidden state to the next vector")
-    project_width: Annotated[int, Field(ge=1)] | None = Field(
+    projection: Literal["pccot", "codi", "none"] = Field("pccot", description="map from a hidden state to the next vector")
+    projection_width: Annotated[int, Field(ge=1)] | None = Field(
         None, description="inner width of codi's map; D if absent"
     )
-    project_dropout: Share = Field(0.0, description="dropout before codi's map")
-    project_scale: Literal["unit", "embedding"] = Field(
+    projection_dropout: Fraction = Field(0.0, description="dropout before codi's map")
+    projection_init_scale: Literal["unit", "embedding"] = Field(
         "unit", description="weight of the last LayerNorm at the start: 1, or the RMS of the embedding table"
     )
-    control: Literal["vectors", "rows"] = Field("vectors", description="bot, slot, eot: vectors, or vocabulary rows")
+    control_tokens: Literal["vectors", "rows"] = Field("vectors", description="bot, slot, eot: vectors, or vocabulary rows")
     control_init: str = Field("mean", description="mean, normal, or copy:TEXT (mean of the rows of TEXT's tokens)")
 
     @model_validator(mode="after")
-    def fits(self) -> "Thinking":
-        if self.mode == "sequential" and self.rounds is not None:
-            raise ValueError(f"rounds {self.rounds}: sequential thoughts have no rounds; leave the key out")
-        if self.mode == "jacobi" and self.rounds is None:
+    def check_iterations(self) -> "LatentConfig":
+        if self.schedule == "sequential" and self.jacobi_iterations is not None:
+            raise ValueError(f"rounds {self.jacobi_iterations}: sequential thoughts have no rounds; leave the key out")
+        if self.schedule == "jacobi" and self.jacobi_iterations is None:
             raise ValueError("rounds: absent; mode jacobi needs a number of rounds, 3 in the papers")
         return self
 
 
-class Scoring(Settings):
+class LossConfig(ConfigModel):
     """How a cross-entropy is averaged; a table of its own for the methods that have no other."""
 
     ce_reduction: Literal["token", "row"] = Field("token", description="mean over tokens, or over rows of row means")
 
 
-class Distilling(Scoring):
+class DistillationConfig(LossConfig):
     """What CODI, PCCoT and KaVa add to the two cross-entropies: hidden states at the distillation token."""
 
-    student: Weight = Field(1.0, description="weight of the student's cross-entropy")
-    teacher: Weight = Field(1.0, description="weight of the teacher's cross-entropy")
-    alpha1: Weight = Field(1.0, description="weight of the hidden-state loss (CODI's gamma)")
-    codi_loss: Distance = Field("smooth_l1", description="distance of hidden states; mse is not halved")
-    codi_layers: Literal["all", "blocks", "last"] = Field("blocks", description="0..L, 1..L, or L alone")
-    codi_norm: Norm = Field("layer", description="what the distance is divided by: sigma of each layer, of all, or 1")
-    codi_norm_power: Literal[1, 2] = Field(1, description="power of sigma")
-    codi_target: Literal["same_pass", "second_pass"] = Field(
+    student_ce_weight: NonNegative = Field(1.0, description="weight of the student's cross-entropy")
+    teacher_ce_weight: NonNegative = Field(1.0, description="weight of the teacher's cross-entropy")
+    hidden_weight: NonNegative = Field(1.0, description="weight of the hidden-state loss (CODI's gamma)")
+    hidden_loss: Distance = Field("smooth_l1", description="distance of hidden states; mse is not halved")
+    hidden_layers: Literal["all", "blocks", "last"] = Field("blocks", description="0..L, 1..L, or L alone")
+    hidden_scale: ScaleKind = Field("layer", description="what the distance is divided by: sigma of each layer, of all, or 1")
+    hidden_scale_power: Literal[1, 2] = Field(1, description="power of sigma")
+    teacher_pass: Literal["same_pass", "second_pass"] = Field(
         "same_pass", description="teacher's states from the pass that is trained, or from another without gradient"
     )
-    share_question: bool = Field(True, description="teacher and student read the question once and share its cache")
+    share_question_cache: bool = Field(True, description="teacher and student read the question once and share its cache")
 
 
-class Keeping(Settings):
+class KVSelectionConfig(ConfigModel):
     """Which of the chain's tokens are kept: R-KV in the form of KaVa, and its controls."""
 
-    select: Literal["rkv", "cosine", "attention", "crop", "uniform", "random", "boundary"] = Field(
+    policy: Literal["rkv", "cosine", "attention", "crop", "uniform", "random", "boundary"] = Field(
         "rkv", description="score by which tokens are kept; all but rkv are controls"
     )
-    lam: Share = Field(0.1, description="weight of importance against redundancy")
-    answer_rows: Literal["answer", "number", "predict"] = Field(
+    importance_weight: Fraction = Field(0.1, description="weight of importance against redundancy")
+    importance_queries: Literal["answer", "number", "predict"] = Field(
         "answer", description="answer tokens whose attention counts: all; number and eos; those that predict the number"
     )
     importance_norm: Literal["chain", "renormalised", "full"] = Field(
         "chain",
         description="softmax over the chain; over all keys, then divided by its sum on the chain; over all keys",
     )
-    group_pool: Literal["max", "mean"] = Field("max", description="query heads of a group, pooled")
+    head_pooling: Literal["max", "mean"] = Field("max", description="query heads of a group, pooled")
     redundancy_divisor: Literal["count", "others"] = Field("count", description="N_C, or N_C - 1")
-    kept_order: Literal["time", "score"] = Field("time", description="slots in order of the chain, or of score")
-    random_shared: bool = Field(True, description="random: one draw for all layers and heads of a row")
+    slot_order: Literal["time", "score"] = Field("time", description="slots in order of the chain, or of score")
+    share_random_draw: bool = Field(True, description="random: one draw for all layers and heads of a row")
 
 
-class Matching(Settings):
+class KVDistillationConfig(ConfigModel):
     """KaVa's loss on keys and values."""
 
-    alpha2: Weight = Field(1.0, description="weight of the loss on keys and values")
-    kv_loss: Distance = Field("smooth_l1", description="distance; mse is not halved")
-    kv_reduction: Literal["mean", "row_mean", "paper_sum"] = Field(
+    weight: NonNegative = Field(1.0, description="weight of the loss on keys and values")
+    distance: Distance = Field("smooth_l1", description="distance; mse is not halved")
+    reduction: Literal["mean", "row_mean", "paper_sum"] = Field(
         "mean", description="over all that is taught; row by row; the sum as it is printed, L G E times larger"
     )
-    kv_norm: Literal["layer", "global", "own", "none"] = Field(
+    scale: Literal["layer", "global", "own", "none"] = Field(
         "none", description="what the loss is divided by: sigma of each layer, of all, each side by its own, or 1"
     )
-    kv_norm_power: Literal[1, 2] = Field(1, description="power of sigma")
-    kv_terms: Literal["both", "k", "v"] = Field("both", description="keys and values, or one of them")
-    kv_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, description="layers matched; absent: all")
-    kv_rounds: Literal["last", "all"] = Field("last", description="match the last round, or every round (ours)")
+    scale_power: Literal[1, 2] = Field(1, description="power of sigma")
+    terms: Literal["both", "k", "v"] = Field("both", description="keys and values, or one of them")
+    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, description="layers matched; absent: all")
+    iterations: Literal["last", "all"] = Field("last", description="match the last round, or every round (ours)")
     key_space: Literal["post_rope", "pre_rope"] = Field(
         "post_rope", description="keys as a cache holds them, or before rotation"
     )
-    short_chain: Literal["mask", "zero", "repeat"] = Field("mask", description="slots beyond a chain shorter than M")
+    short_chain_targets: Literal["mask", "zero", "repeat"] = Field("mask", description="slots beyond a chain shorter than M")
 
 
-class Removing(Scoring):
+class ICoTConfig(LossConfig):
     """iCoT: how fast the chain is taken away."""
 
-    remove_per_epoch: Annotated[float, Field(gt=0)] = Field(8.0, description="tokens removed more in an epoch")
-    remove_all_from: Annotated[int, Field(ge=0)] | None = Field(
+    tokens_removed_per_epoch: Annotated[float, Field(gt=0)] = Field(8.0, description="tokens removed more in an epoch")
+    remove_all_after: Annotated[int, Field(ge=0)] | None = Field(
         None, description="removed tokens after which all go, 39 for GSM8K; absent: never"
     )
-    smoothing: Annotated[float, Field(gt=0)] = Field(4.0, description="P(o) of the extra tokens is e^(-this o)")
+    removal_smoothing: Annotated[float, Field(gt=0)] = Field(4.0, description="P(o) of the extra tokens is e^(-this o)")
 
 
-class Staging(Scoring):
+class CoconutConfig(LossConfig):
     """Coconut: how steps of the chain give way to latents."""
 
-    per_step: Annotated[int, Field(ge=1)] = Field(2, description="c, latents for a step")
+    latents_per_step: Annotated[int, Field(ge=1)] = Field(2, description="c, latents for a step")
     epochs_per_stage: Annotated[int, Field(ge=1)] = Field(3, description="epochs until the stage grows by one")
     max_stage: Annotated[int, Field(ge=0)] = Field(3, description="the stage from which on all steps are latent")
     first_stage: Annotated[int, Field(ge=0)] = Field(0, description="stage of epoch 0")
     pad_latent_to_max: bool = Field(True, description="as many latents for a chain of fewer steps")
-    uniform_prob: Share = Field(0.0, description="chance of a uniform draw in place of the stage")
+    uniform_stage_prob: Fraction = Field(0.0, description="chance of a uniform draw in place of the stage")
 
 
-class Reading(Settings):
+class CompressionConfig(ConfigModel):
     """How a document becomes summary vectors, segment by segment: one cell of the grid of generator, length, memory."""
 
-    generator: Literal["parallel", "self", "pool", "select"] = Field(
+    summary: Literal["parallel", "self", "pool", "select"] = Field(
         "parallel",
         description="learned tokens after the text; hidden states fed back; means over equal spans; the best tokens",
     )
-    length: Literal["fixed", "nested", "stop", "ratio"] = Field(
+    length_policy: Literal["fixed", "nested", "stop", "ratio"] = Field(
         "fixed", description="kappa; drawn in training, any at inference; learned stop; a classifier over allowed"
     )
-    memory: Literal["accumulate", "replace", "budgeted", "fifo"] = Field(
+    memory_policy: Literal["accumulate", "replace", "budgeted", "fifo"] = Field(
         "accumulate", description="what of the older memory stays when a segment has been compressed"
     )
-    cap: Length = Field(50, description="K, vectors of a segment at most")
-    kappa: Length | None = Field(None, description="vectors of a segment where length is fixed; absent: cap")
-    allowed: tuple[Length, ...] | None = Field(None, description="lengths that occur; absent: 1 to cap")
-    budget: Length | None = Field(None, description="budgeted, fifo: live vectors of a memory at most")
-    recurrent: bool = Field(True, description="whether the older memory stands in the prompt of a compression")
-    adapter: Literal["none", "scale", "mlp"] | None = Field(
+    max_vectors: NumVectors = Field(50, description="K, vectors of a segment at most")
+    num_vectors: NumVectors | None = Field(None, description="vectors of a segment where length is fixed; absent: cap")
+    allowed_lengths: tuple[NumVectors, ...] | None = Field(None, description="lengths that occur; absent: 1 to cap")
+    max_memory_vectors: NumVectors | None = Field(None, description="budgeted, fifo: live vectors of a memory at most")
+    reread_memory: bool = Field(True, description="whether the older memory stands in the prompt of a compression")
+    summary_map: Literal["none", "scale", "mlp"] | None = Field(
         None, description="map from state to vector (VL1); absent: scale for generator self, else none"
     )
-    steps: bool = Field(True, description="self: a learned vector tells the steps of the loop apart")
+    step_embedding: bool = Field(True, description="self: a learned vector tells the steps of the loop apart")
     summary_init: Literal["eos", "normal"] = Field(
         "eos", description="summary tokens at the start: the row of eos with noise, or noise alone"
     )
-    positions: Literal["contiguous", "reserved", "zero"] | None = Field(
+    summary_positions: Literal["contiguous", "reserved", "zero"] | None = Field(
         None, description="where memory and summaries stand; absent: contiguous under RoPE, zero with a table"
     )
     bos: Literal["none", "first", "sink"] | None = Field(
         None, description="the tokenizer's first token; absent: sink where the tokenizer adds one, else none"
     )
-    trigger: Literal["insert", "replace"] = Field(
+    trigger_placement: Literal["insert", "replace"] = Field(
         "insert", description="self: the trigger stands after the text, or in place of its last token"
     )
-    adapt: Literal["both", "write"] = Field("both", description="lora: the adapter also reads, or only writes")
-    normalise: Literal["token", "windows"] = Field(
+    adapter_scope: Literal["both", "write"] = Field("both", description="lora: the adapter also reads, or only writes")
+    loss_reduction: Literal["token", "windows"] = Field(
         "token", description="loss: nats over all scored tokens of the step, or the sum of the windows' means"
     )
     checkpoint_segments: bool = Field(False, description="text pass and loop of a segment are computed again backward")
-    carry: Literal["hard", "soft"] | None = Field(
+    carry_between_windows: Literal["hard", "soft"] | None = Field(
         None, description="memory at a window's edge; absent: hard if lengths were, else soft"
     )
 
     @model_validator(mode="after")
-    def fits(self) -> "Reading":
-        if self.generator == "pool" and self.length == "stop":
+    def check_combination(self) -> "CompressionConfig":
+        if self.summary == "pool" and self.length_policy == "stop":
             raise ValueError(
                 'length "stop" with generator "pool": a prefix of its spans is a prefix of the text; take ratio'
             )
-        if self.generator == "select" and self.length in ("nested", "stop"):
-            raise ValueError(f'length "{self.length}" with generator "select": it has fixed and ratio')
-        if (self.budget is None) == (self.memory in ("budgeted", "fifo")):
+        if self.summary == "select" and self.length_policy in ("nested", "stop"):
+            raise ValueError(f'length "{self.length_policy}" with generator "select": it has fixed and ratio')
+        if (self.max_memory_vectors is None) == (self.memory_policy in ("budgeted", "fifo")):
             raise ValueError(
-                f'budget {self.budget} with memory "{self.memory}": budgeted and fifo need one, others none'
+                f'budget {self.max_memory_vectors} with memory "{self.memory_policy}": budgeted and fifo need one, others none'
             )
-        if not self.recurrent and self.memory in ("replace", "budgeted"):
-            raise ValueError(f'recurrent false with memory "{self.memory}": the older memory would be lost unread')
-        if self.trigger == "replace" and self.generator != "self":
-            raise ValueError(f'trigger "replace" with generator "{self.generator}": it is self\'s')
-        outside = [n for n in self.lengths if n > self.cap]
-        if outside or list(self.lengths) != sorted(set(self.lengths)):
-            raise ValueError(f"allowed {list(self.lengths)}: ascending lengths from 1 to cap {self.cap}")
-        if self.kappa is not None and self.length != "fixed":
-            raise ValueError(f'kappa {self.kappa} with length "{self.length}": it is the fixed length; leave it out')
-        if self.fixed not in self.lengths:
-            raise ValueError(f"kappa {self.fixed}: none of the lengths {list(self.lengths)} allowed")
+        if not self.reread_memory and self.memory_policy in ("replace", "budgeted"):
+            raise ValueError(f'recurrent false with memory "{self.memory_policy}": the older memory would be lost unread')
+        if self.trigger_placement == "replace" and self.summary != "self":
+            raise ValueError(f'trigger "replace" with generator "{self.summary}": it is self\'s')
+        outside = [n for n in self.possible_lengths if n > self.max_vectors]
+        if outside or list(self.possible_lengths) != sorted(set(self.possible_lengths)):
+            raise ValueError(f"allowed {list(self.possible_lengths)}: ascending lengths from 1 to cap {self.max_vectors}")
+        if self.num_vectors is not None and self.length_policy != "fixed":
+            raise ValueError(f'kappa {self.num_vectors} with length "{self.length_policy}": it is the fixed length; leave it out')
+        if self.fixed_length not in self.possible_lengths:
+            raise ValueError(f"kappa {self.fixed_length}: none of the lengths {list(self.possible_lengths)} allowed")
         return self
 
     @property
-    def lengths(self) -> tuple[int, ...]:
+    def possible_lengths(self) -> tuple[int, ...]:
         """The lengths that occur, ascending."""
-        return self.allowed or tuple(range(1, self.cap + 1))
+        return self.allowed_lengths or tuple(range(1, self.max_vectors + 1))
 
     @property
-    def fixed(self) -> int:
+    def fixed_length(self) -> int:
         """kappa: the one length of fixed; the largest of the others."""
-        return self.kappa or self.lengths[-1]
+        return self.num_vectors or self.possible_lengths[-1]
 
     @property
-    def map(self) -> Literal["none", "scale", "mlp"]:
+    def resolved_summary_map(self) -> Literal["none", "scale", "mlp"]:
         """The adapter, or the generator's own."""
-        return self.adapter or ("scale" if self.generator == "self" else "none")
+        return self.summary_map or ("scale" if self.summary == "self" else "none")
 
 
-class Halting(Settings):
+class StopHeadConfig(ConfigModel):
     """How the number of vectors of a segment is learned, and when a compression stops."""
 
     estimator: Literal["ponder", "sample", "soft", "straight"] = Field(
         "ponder", description="the stop head's gradient: every length read; two draws; mean field; straight through"
     )
-    stop: Literal["quantile", "threshold", "sample"] = Field("quantile", description="how a hard length is found")
-    q: Inside = Field(0.5, description="quantile: stop where so much of the probability lies behind")
-    tau: Inside = Field(0.5, description="threshold: stop at the first stop probability this large")
-    price: Weight = Field(0.0, description="beta, nats a vector costs; lambda where penalty is ratio")
-    penalty: Literal["vectors", "ratio"] = Field("vectors", description="price of a vector, or of the share kept")
-    alpha: Weight = Field(0.0, description="ratio: weight of the old memory in what the vectors are compared with")
-    penalise: Literal["read", "all"] = Field("read", description="compressions read in their window, or all of them")
-    penalty_start: Share = Field(0.5, description="share of the steps before the price begins (ponder after: at once)")
-    penalty_ramp: Share = Field(0.25, description="share of the steps in which it rises")
-    head_after: Share = Field(
+    stop_rule: Literal["quantile", "threshold", "sample"] = Field("quantile", description="how a hard length is found")
+    stop_quantile: OpenFraction = Field(0.5, description="quantile: stop where so much of the probability lies behind")
+    stop_threshold: OpenFraction = Field(0.5, description="threshold: stop at the first stop probability this large")
+    length_cost: NonNegative = Field(0.0, description="beta, nats a vector costs; lambda where penalty is ratio")
+    cost_kind: Literal["vectors", "ratio"] = Field("vectors", description="price of a vector, or of the share kept")
+    ratio_memory_weight: NonNegative = Field(0.0, description="ratio: weight of the old memory in what the vectors are compared with")
+    cost_on: Literal["read", "all"] = Field("read", description="compressions read in their window, or all of them")
+    cost_start: Fraction = Field(0.5, description="share of the steps before the price begins (ponder after: at once)")
+    cost_ramp: Fraction = Field(0.25, description="share of the steps in which it rises")
+    head_only_after: Fraction = Field(
         0.8, description="ponder: share of the steps on drawn lengths before the head learns alone"
     )
-    joint: bool = Field(False, description="ponder, sample: head and decoder together")
-    explore: Share = Field(0.3, description="joint: share of lengths drawn uniformly")
-    harden: Share = Field(0.3, description="soft: share of windows that read a drawn length hard")
-    baseline: Literal["draws", "rows"] = Field("draws", description="sample: against a second draw, or other rows")
+    joint_training: bool = Field(False, description="ponder, sample: head and decoder together")
+    exploration: Fraction = Field(0.3, description="joint: share of lengths drawn uniformly")
+    hard_window_fraction: Fraction = Field(0.3, description="soft: share of windows that read a drawn length hard")
+    reinforce_baseline: Literal["draws", "rows"] = Field("draws", description="sample: against a second draw, or other rows")
     head_gradient: Literal["cut", "flow"] | None = Field(
         None, description="whether the head's gradient ends at its state; absent: cut for ponder and sample"
     )
-    head_lr: Annotated[float, Field(gt=0)] = Field(
+    head_lr_multiplier: Annotated[float, Field(gt=0)] = Field(
         3.0, description="own head, classifier: its rate over that of all else; a row of the vocabulary has none"
     )
-    start: Annotated[float, Field(gt=0, lt=1)] = Field(0.9, description="E[N] / K at the start")
-    index: Literal["after", "before", "split"] = Field(
+    initial_mean_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.9, description="E[N] / K at the start")
+    stop_position: Literal["after", "before", "split"] = Field(
         "after", description="stop after writing, before it, or the original's mixture"
     )
-    gate: Literal["bias", "scale", "none"] = Field(
+    soft_gate: Literal["bias", "scale", "none"] = Field(
         "bias", description="soft: log survival on the logits, vectors scaled (for comparison), or nothing"
     )
-    stop_head: Literal["own", "vocabulary"] = Field("own", description="own head, or a word's share of the vocabulary")
-    control: Literal["vectors", "rows"] = Field("vectors", description="trigger and stop: vectors, or vocabulary rows")
-    control_in_softmax: bool = Field(False, description="rows: scored beside the words in training")
-    kl: Weight = Field(0.0, description="weight of KL(P, geometric)")
-    prior: Inside = Field(0.25, description="the geometric's stop probability")
-    geometric: Literal["truncated", "forced"] = Field("truncated", description="where the geometric's tail goes")
-    entropy: Weight = Field(0.0, description="weight of what the entropy of lengths is below the floor")
-    floor: Weight = Field(0.0, description="nats of that floor")
-    target: Annotated[float, Field(gt=0)] | None = Field(None, description="mean length that the price is steered to")
-    eta: Weight = Field(0.01, description="target: change of the price a vector and step")
-    price_max: Weight = Field(10.0, description="target: largest price")
+    head: Literal["own", "vocabulary"] = Field("own", description="own head, or a word's share of the vocabulary")
+    control_tokens: Literal["vectors", "rows"] = Field("vectors", description="trigger and stop: vectors, or vocabulary rows")
+    control_tokens_in_softmax: bool = Field(False, description="rows: scored beside the words in training")
+    prior_kl_weight: NonNegative = Field(0.0, description="weight of KL(P, geometric)")
+    prior_stop_prob: OpenFraction = Field(0.25, description="the geometric's stop probability")
+    prior_tail: Literal["truncated", "forced"] = Field("truncated", description="where the geometric's tail goes")
+    entropy_weight: NonNegative = Field(0.0, description="weight of what the entropy of lengths is below the floor")
+    entropy_floor: NonNegative = Field(0.0, description="nats of that floor")
+    target_mean_length: Annotated[float, Field(gt=0)] | None = Field(None, description="mean length that the price is steered to")
+    cost_step_size: NonNegative = Field(0.01, description="target: change of the price a vector and step")
+    max_length_cost: NonNegative = Field(10.0, description="target: largest price")
 
     @model_validator(mode="after")
-    def fits(self) -> "Halting":
-        if self.stop_head == "vocabulary" and self.control != "rows":
+    def check_combination(self) -> "StopHeadConfig":
+        if self.head == "vocabulary" and self.control_tokens != "rows":
             raise ValueError(
                 'stop_head "vocabulary" with control "vectors": it is a row of the vocabulary; control = "rows"'
             )
-        if self.control_in_softmax and self.control != "rows":
+        if self.control_tokens_in_softmax and self.control_tokens != "rows":
             raise ValueError('control_in_softmax with control "vectors": there are no rows to score; control = "rows"')
-        if self.gate != "bias" and self.estimator != "soft":
-            raise ValueError(f'gate "{self.gate}" with estimator "{self.estimator}": soft reading alone has a gate')
-        if self.index == "split" and self.estimator != "soft":
+        if self.soft_gate != "bias" and self.estimator != "soft":
+            raise ValueError(f'gate "{self.soft_gate}" with estimator "{self.estimator}": soft reading alone has a gate')
+        if self.stop_position == "split" and self.estimator != "soft":
             raise ValueError(f'index "split" with estimator "{self.estimator}": the original\'s, of soft alone')
         return self
 
     @property
-    def cuts(self) -> bool:
+    def detaches_head_input(self) -> bool:
         """Whether the stop head's gradient ends at the state it reads."""
         return (self.head_gradient or ("cut" if self.estimator in ("ponder", "sample") else "flow")) == "cut"

@@ -6,42 +6,42 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.methods.learning_settings import TitansOptions
 
 Options = TitansOptions
 
 
 @dataclass(frozen=True)
-class Shape:
+class TitansShape:
     """A layer's size and options. Raises `Usage` (2) for what cannot be meant."""
 
     width: int
-    heads: int
-    chunk: int
+    num_heads: int
+    chunk_size: int
     options: Options
 
     def __post_init__(self) -> None:
-        fault = self.options.fault(self.chunk)
+        fault = self.options.find_error(self.chunk_size)
         if fault:
-            raise Usage(f"titans: {fault}")
-        if self.heads < 1 or self.width % self.heads:
-            raise Usage(f"titans: width {self.width} does not divide by {self.heads} heads; choose others")
+            raise UsageError(f"titans: {fault}")
+        if self.num_heads < 1 or self.width % self.num_heads:
+            raise UsageError(f"titans: width {self.width} does not divide by {self.num_heads} heads; choose others")
 
     @property
-    def head(self) -> int:
+    def head_dim(self) -> int:
         """E."""
-        return self.width // self.heads
+        return self.width // self.num_heads
 
     @property
-    def memories(self) -> dict[str, int]:
+    def memory_chunk_sizes(self) -> dict[str, int]:
         """Name and chunk of each memory."""
-        far = self.options.global_chunk
-        return {"memory": self.chunk} | ({} if far is None else {"global": far})
+        far = self.options.global_chunk_size
+        return {"memory": self.chunk_size} | ({} if far is None else {"global": far})
 
 
-class Params(NamedTuple):
+class TitansParams(NamedTuple):
     """What training changes, and what it does not."""
 
-    shape: Shape
-    tensors: Mapping[str, Tensor]
+    shape: TitansShape
+    weights: Mapping[str, Tensor]

@@ -10,27 +10,27 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.core.contract import UNSCORED, Documents
-from laconic.core.memory import Memory
-from laconic.methods.estimators import drawn, first_slots, mean_field, mixture, old, straight
+from laconic.core.contract import IGNORE_INDEX, DocumentBatch
+from laconic.core.memory import SummaryMemory
+from laconic.methods.estimators import sample_column, first_slots_mask, mean_field_slots, exploration_mixture, expected_memory_size, straight_through_slots
 from laconic.methods.halting import (
-    Draw,
-    allowed_logits,
-    draws,
-    log_probabilities,
-    nested,
-    quantile,
-    support,
-    threshold,
+    RandomStream,
+    mask_disallowed_stops,
+    draw_uniforms,
+    length_log_probs,
+    uniform_length,
+    length_by_quantile,
+    length_support,
+    length_by_threshold,
 )
-from laconic.methods.policies import Kept
-from laconic.methods.segments import Written
-from laconic.methods.units import Unit, untriggered
+from laconic.methods.policies import SegmentVectors
+from laconic.methods.segments import CompressionOutput
+from laconic.methods.units import SegmentModel, mask_trigger_targets
 
-Phase = Literal["lengths", "both", "head"]
+TrainingPhase = Literal["lengths", "both", "head"]
 
 
-class Course:
+class WindowRun:
     """One run over a window. `phase`: lengths are known or drawn evenly; head and decoder learn; the head alone.
 
     After `run`: `nats` and `right` of each segment and row; `a`, the stop logits, `first`, what the ratio head reads,
@@ -38,167 +38,167 @@ class Course:
     `log_p` and `weight` of the lengths drawn; `state`, the memory handed on.
     """
 
-    def __init__(self, unit: Unit, batch: Documents, memory: Memory, phase: Phase, seed: int, stream: Draw) -> None:
-        self.unit, self.batch, self.memory, self.phase = unit, batch, memory, phase
-        self.seed, self.reading, self.how = seed, unit.reading, unit.summaries.halting
-        self.stream: Draw = stream
-        self.w, self.state = len(batch.cuts), None if batch.handed is None else memory
-        self.tokens = torch.stack([batch.live[:, s].sum(1) for s in batch.segments], 1)
-        zero = torch.zeros(batch.B, self.w, device=batch.live.device)
-        self.hard, self.old = zero.long(), zero.clone()
-        self.nats: list[Tensor] = []
-        self.right: list[Tensor] = []
+    def __init__(self, model: SegmentModel, batch: DocumentBatch, memory: SummaryMemory, phase: TrainingPhase, seed: int, stream: RandomStream) -> None:
+        self.model, self.batch, self.memory, self.phase = model, batch, memory, phase
+        self.seed, self.config, self.stop_head_config = seed, model.config, model.summaries.stop_head_config
+        self.stream: RandomStream = stream
+        self.w, self.carried_memory = len(batch.segment_ends), None if batch.carried_segments is None else memory
+        self.num_tokens = torch.stack([batch.attention_mask[:, s].sum(1) for s in batch.segment_slices], 1)
+        zero = torch.zeros(batch.B, self.w, device=batch.attention_mask.device)
+        self.hard_lengths, self.memory_sizes = zero.long(), zero.clone()
+        self.segment_losses: list[Tensor] = []
+        self.num_correct: list[Tensor] = []
         self.a: list[Tensor | None] = [None] * self.w
-        self.first: list[Tensor | None] = [None] * self.w
-        self.trials: list[Tensor | None] = [None] * self.w
-        self.log_p: list[Tensor] = [zero[:, 0]] * self.w
-        self.weight: list[Tensor] = [zero[:, 0] + 1] * self.w
-        self.read_hard = self.hardened()
-        self.pending: tuple[Memory, Written, Tensor] | None = None
-        self.targets = window_targets(unit, batch)
-        self.scored = torch.stack([(self.targets[:, s] != UNSCORED).any(1) for s in batch.segments], 1)
+        self.first_states: list[Tensor | None] = [None] * self.w
+        self.trial_losses: list[Tensor | None] = [None] * self.w
+        self.length_log_probs: list[Tensor] = [zero[:, 0]] * self.w
+        self.importance_weights: list[Tensor] = [zero[:, 0] + 1] * self.w
+        self.is_read_hard = self.sample_hard_rows()
+        self.pending_trial: tuple[SummaryMemory, CompressionOutput, Tensor] | None = None
+        self.targets = build_window_targets(model, batch)
+        self.has_targets = torch.stack([(self.targets[:, s] != IGNORE_INDEX).any(1) for s in batch.segment_slices], 1)
 
-    def run(self) -> "Course":
+    def run(self) -> "WindowRun":
         """The segments in order."""
         targets = self.targets
         with torch.set_grad_enabled(self.phase != "head" and torch.is_grad_enabled()):
-            for i, columns in enumerate(self.batch.segments):
-                self.segment(i, self.batch.text[:, columns], self.batch.live[:, columns], targets[:, columns])
+            for i, columns in enumerate(self.batch.segment_slices):
+                self.run_segment(i, self.batch.input_ids[:, columns], self.batch.attention_mask[:, columns], targets[:, columns])
         return self
 
-    def segment(self, i: int, text: Int[Tensor, "B T"], live: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> None:
+    def run_segment(self, i: int, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> None:
         """Reads segment `i` after the memory so far, then compresses it if anybody needs that."""
-        unit, handed = self.unit, self.batch.handed
-        read_here, priced = i < self.w - 1, self.how is not None and self.how.penalise == "all"
+        unit, handed = self.model, self.batch.carried_segments
+        read_here, priced = i < self.w - 1, self.stop_head_config is not None and self.stop_head_config.cost_on == "all"
         writes = read_here or (handed is not None and i < handed) or (priced and self.phase != "lengths")
-        N = self.known(i)
-        unit.check(self.memory, text.shape[1], writes=writes)
-        hidden, written = unit.unit(self.memory, text, live, self.places(N) if writes else 0, read_here or priced)
-        nats = unit.nats(hidden, targets)
-        self.nats.append(nats.sum)
-        self.right.append(nats.right)
-        if self.pending is not None:
-            self.trials[i - 1] = self.tried(*self.pending, text, live, targets)
+        N = self.predetermined_lengths(i)
+        unit.check_fits(self.memory, input_ids.shape[1], compresses=writes)
+        hidden, written = unit.run_segment(self.memory, input_ids, attention_mask, self.num_summary_positions(N) if writes else 0, read_here or priced)
+        nats = unit.segment_loss(hidden, targets)
+        self.segment_losses.append(nats.nll)
+        self.num_correct.append(nats.num_correct)
+        if self.pending_trial is not None:
+            self.trial_losses[i - 1] = self.compute_trial_losses(*self.pending_trial, input_ids, attention_mask, targets)
         if written is None:
             return
-        self.old[:, i], self.first[i] = old(self.memory.live, self.memory.log_s), written.first
-        self.pending = (self.memory, written, self.batch.live[:, self.batch.segments[i]]) if self.tries(i) else None
-        kept = self.decided(i, written, live) if N is None else unit.kept(written, live, N)
+        self.memory_sizes[:, i], self.first_states[i] = expected_memory_size(self.memory.valid, self.memory.log_s), written.first_state
+        self.pending_trial = (self.memory, written, self.batch.attention_mask[:, self.batch.segment_slices[i]]) if self.needs_trials(i) else None
+        kept = self.sample_vectors(i, written, attention_mask) if N is None else unit.select_vectors(written, attention_mask, N)
         if N is not None:
-            self.hard[:, i] = kept.live.sum(1)
-        memory = unit.after(self.memory, kept, self.tokens[:, i])
+            self.hard_lengths[:, i] = kept.valid.sum(1)
+        memory = unit.update_memory(self.memory, kept, self.num_tokens[:, i])
         self.memory = memory if read_here else memory.detach()
         if handed == i + 1:
-            self.state = self.memory
+            self.carried_memory = self.memory
 
-    def key(self, what: Draw, i: int, n: int) -> Float[Tensor, "B n"]:
+    def draw_uniforms(self, stream: RandomStream, i: int, n: int) -> Float[Tensor, "B n"]:
         """Draws of segment `i`, in the stream of this run where the lengths are a head's."""
-        return draws(what, self.seed, self.batch.epoch, self.batch.index, self.batch.first + i, n)
+        return draw_uniforms(stream, self.seed, self.batch.epoch, self.batch.row_index, self.batch.first_segment + i, n)
 
     @property
-    def all_nats(self) -> Float[Tensor, "B w"]:
+    def losses(self) -> Float[Tensor, "B w"]:
         """Nats of each segment."""
-        return torch.stack(self.nats, 1)
+        return torch.stack(self.segment_losses, 1)
 
-    def each(self, function: Callable[..., Tensor]) -> Float[Tensor, "B w"]:
+    def map_stop_logits(self, function: Callable[..., Tensor]) -> Float[Tensor, "B w"]:
         """`function` of the stop logits of each compression; 0 where there was none."""
-        none = torch.zeros_like(self.old[:, 0])
+        none = torch.zeros_like(self.memory_sizes[:, 0])
         return torch.stack([none if a is None else function(a) for a in self.a], 1)
 
-    def known(self, i: int) -> Int[Tensor, " B"] | None:
+    def predetermined_lengths(self, i: int) -> Int[Tensor, " B"] | None:
         """Lengths that nobody has to decide: kappa, or drawn evenly while decoder or classifier learn."""
-        index, reading = self.batch.index, self.reading
-        if reading.length == "fixed":
-            return torch.full_like(index, reading.fixed)
-        if reading.length == "stop" and self.phase != "lengths":
+        index, reading = self.batch.row_index, self.config
+        if reading.length_policy == "fixed":
+            return torch.full_like(index, reading.fixed_length)
+        if reading.length_policy == "stop" and self.phase != "lengths":
             return None
-        return nested(self.key("nested", i, 1)[:, 0], reading.lengths)
+        return uniform_length(self.draw_uniforms("nested", i, 1)[:, 0], reading.possible_lengths)
 
-    def places(self, N: Int[Tensor, " B"] | None) -> int:
+    def num_summary_positions(self, N: Int[Tensor, " B"] | None) -> int:
         """Places of a compression: as many as are kept, all where a head or a trial looks at them."""
-        loops = self.reading.generator in ("parallel", "self")
-        return int(N.max()) if N is not None and loops and self.phase == "lengths" else self.reading.fixed
+        loops = self.config.summary in ("parallel", "self")
+        return int(N.max()) if N is not None and loops and self.phase == "lengths" else self.config.fixed_length
 
-    def tries(self, i: int) -> bool:
+    def needs_trials(self, i: int) -> bool:
         """Whether the next segment is read with every length of this one."""
-        learns = self.how is not None and self.phase != "lengths" and i < self.w - 1
-        return learns and (self.reading.length == "ratio" or (self.how is not None and self.how.estimator == "ponder"))
+        learns = self.stop_head_config is not None and self.phase != "lengths" and i < self.w - 1
+        return learns and (self.config.length_policy == "ratio" or (self.stop_head_config is not None and self.stop_head_config.estimator == "ponder"))
 
     @property
-    def lengths(self) -> tuple[int, ...]:
+    def candidate_lengths(self) -> tuple[int, ...]:
         """Those that a length takes."""
-        return support(self.reading.lengths, "after" if self.how is None else self.how.index)
+        return length_support(self.config.possible_lengths, "after" if self.stop_head_config is None else self.stop_head_config.stop_position)
 
     @torch.no_grad()
-    def tried(
-        self, memory: Memory, written: Written, live: Bool[Tensor, "B Ts"], text: Int[Tensor, "B T"],
-        there: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"],
+    def compute_trial_losses(
+        self, memory: SummaryMemory, compressed: CompressionOutput, previous_mask: Bool[Tensor, "B Ts"], input_ids: Int[Tensor, "B T"],
+        attention_mask: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"],
     ) -> Float[Tensor, "B A"]:  # fmt: skip
         """Nats of a segment read after each length of the one before it."""
         found: list[Tensor] = []
-        for n in self.lengths:
-            kept = self.unit.kept(written, live, torch.full_like(self.batch.index, n))
-            after = self.unit.after(memory, kept, live.sum(1))
-            found.append(self.unit.nats(self.unit.read(after, text, there), targets).sum)
+        for n in self.candidate_lengths:
+            kept = self.model.select_vectors(compressed, previous_mask, torch.full_like(self.batch.row_index, n))
+            after = self.model.update_memory(memory, kept, previous_mask.sum(1))
+            found.append(self.model.segment_loss(self.model.read_segment(after, input_ids, attention_mask), targets).nll)
         return torch.stack(found, 1)
 
-    def decided(self, i: int, written: Written, live: Bool[Tensor, "B T"]) -> Kept:
+    def sample_vectors(self, i: int, compressed: CompressionOutput, attention_mask: Bool[Tensor, "B T"]) -> SegmentVectors:
         """The vectors as they are read in training: soft, or as many as the head's law gives by a draw."""
-        unit, how = self.unit, self.how
+        unit, how = self.model, self.stop_head_config
         assert how is not None
-        z, tokens = written.states, live.sum(1)
+        z, tokens = compressed.summary_states, attention_mask.sum(1)
         with torch.enable_grad():  # the head learns where the decoder rests, too
-            logits = unit.summaries.stops(unit.decoder, z, alone=self.phase == "head")
-            a = allowed_logits(logits, self.reading.lengths, how.index)
-            log_p = log_probabilities(a, how.index)
+            logits = unit.summaries.stop_logits(unit.decoder, z, head_only=self.phase == "head")
+            a = mask_disallowed_stops(logits, self.config.possible_lengths, how.stop_position)
+            log_p = length_log_probs(a, how.stop_position)
         self.a[i] = a
-        p = mixture(a, how.explore if how.joint else 0.0, self.lengths, how.index).detach()
-        column = drawn(p, self.key(self.stream, i, 1)[:, 0])
+        p = exploration_mixture(a, how.exploration if how.joint_training else 0.0, self.candidate_lengths, how.stop_position).detach()
+        column = sample_column(p, self.draw_uniforms(self.stream, i, 1)[:, 0])
         N = column + (a.shape[1] + 1 - p.shape[1])
         with torch.enable_grad():
-            self.log_p[i] = log_p.gather(1, column[:, None])[:, 0]
-        self.weight[i] = self.log_p[i].detach().exp() / p.gather(1, column[:, None])[:, 0]
-        self.hard[:, i] = self.ruled(a.detach(), N).masked_fill(tokens == 0, 0)
-        vectors = unit.summaries.vectors(z)
-        there = first_slots(N, a.shape[1]) & (tokens > 0)[:, None]
+            self.length_log_probs[i] = log_p.gather(1, column[:, None])[:, 0]
+        self.importance_weights[i] = self.length_log_probs[i].detach().exp() / p.gather(1, column[:, None])[:, 0]
+        self.hard_lengths[:, i] = self.inference_lengths(a.detach(), N).masked_fill(tokens == 0, 0)
+        vectors = unit.summaries.map_to_vectors(z)
+        there = first_slots_mask(N, a.shape[1]) & (tokens > 0)[:, None]
         if how.estimator in ("ponder", "sample"):
-            return Kept(vectors, there)
+            return SegmentVectors(vectors, there)
         if how.estimator == "straight":
-            slots = straight(a, N, how.index)
-            return Kept(vectors, there, None if slots.log_s is None else slots.log_s.float())
-        return self.soft(vectors, a, there, tokens > 0)
+            slots = straight_through_slots(a, N, how.stop_position)
+            return SegmentVectors(vectors, there, None if slots.log_s is None else slots.log_s.float())
+        return self.soft_vectors(vectors, a, there, tokens > 0)
 
-    def soft(
-        self, vectors: Float[Tensor, "B K D"], a: Float[Tensor, "B K"], drawn: Bool[Tensor, "B K"],
-        alive: Bool[Tensor, " B"],
-    ) -> Kept:  # fmt: skip
+    def soft_vectors(
+        self, vectors: Float[Tensor, "B K D"], a: Float[Tensor, "B K"], sampled_mask: Bool[Tensor, "B K"],
+        has_text: Bool[Tensor, " B"],
+    ) -> SegmentVectors:  # fmt: skip
         """All places by their survival; in windows that are read hard, those drawn."""
-        assert self.how is not None
-        slots, hard = mean_field(a, self.how.index), self.read_hard[:, None]
+        assert self.stop_head_config is not None
+        slots, hard = mean_field_slots(a, self.stop_head_config.stop_position), self.is_read_hard[:, None]
         assert slots.log_s is not None
         log_s = slots.log_s.masked_fill(hard, 0.0)
-        live = torch.where(hard, drawn, slots.live & alive[:, None])
-        return Kept(vectors, live, log_s.float())
+        live = torch.where(hard, sampled_mask, slots.valid & has_text[:, None])
+        return SegmentVectors(vectors, live, log_s.float())
 
-    def ruled(self, a: Float[Tensor, "B K"], N: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+    def inference_lengths(self, a: Float[Tensor, "B K"], N: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
         """Lengths by the rule of inference, as they are logged; N itself where that draws."""
-        assert self.how is not None
-        if self.how.stop == "sample":
+        assert self.stop_head_config is not None
+        if self.stop_head_config.stop_rule == "sample":
             return N
-        rule, at = (quantile, self.how.q) if self.how.stop == "quantile" else (threshold, self.how.tau)
-        return rule(a, at, self.how.index)
+        rule, at = (length_by_quantile, self.stop_head_config.stop_quantile) if self.stop_head_config.stop_rule == "quantile" else (length_by_threshold, self.stop_head_config.stop_threshold)
+        return rule(a, at, self.stop_head_config.stop_position)
 
-    def hardened(self) -> Bool[Tensor, " B"]:
+    def sample_hard_rows(self) -> Bool[Tensor, " B"]:
         """Rows that read this window hard although lengths are soft."""
-        if self.how is None or self.how.estimator != "soft" or self.phase != "both":
-            return torch.zeros_like(self.batch.index, dtype=torch.bool)
-        return self.key("harden", 0, 1)[:, 0] < self.how.harden
+        if self.stop_head_config is None or self.stop_head_config.estimator != "soft" or self.phase != "both":
+            return torch.zeros_like(self.batch.row_index, dtype=torch.bool)
+        return self.draw_uniforms("harden", 0, 1)[:, 0] < self.stop_head_config.hard_window_fraction
 
 
-def window_targets(unit: Unit, batch: Documents) -> Int[Tensor, "B T"]:
+def build_window_targets(model: SegmentModel, batch: DocumentBatch) -> Int[Tensor, "B T"]:
     """What each token of a window predicts."""
     targets = batch.targets
-    if unit.reading.trigger == "replace":
-        segments = [untriggered(targets[:, s], batch.live[:, s]) for s in batch.segments]
+    if model.config.trigger_placement == "replace":
+        segments = [mask_trigger_targets(targets[:, s], batch.attention_mask[:, s]) for s in batch.segment_slices]
         return torch.cat(segments, 1)
     return targets

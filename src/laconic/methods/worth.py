@@ -7,20 +7,20 @@ from collections.abc import Iterable
 
 import torch
 
-from laconic.core.contract import Documents
-from laconic.methods.ablations import frozen
+from laconic.core.contract import DocumentBatch
+from laconic.methods.ablations import freeze_levels
 from laconic.methods.hope_model import Hope
-from laconic.methods.learner import Learner
-from laconic.methods.learning_settings import Learning
+from laconic.methods.learner import NestedLanguageModel
+from laconic.methods.learning_settings import InnerLoopConfig
 
 
 @torch.no_grad()
-def worth(model: Hope, level: int, batches: Iterable[Documents], learning: Learning | None = None) -> float:
+def measure_level_contribution(model: Hope, level: int, batches: Iterable[DocumentBatch], config: InnerLoopConfig | None = None) -> float:
     """Nats per scored token that are lost where a level is frozen at its start; every batch is read from the start."""
-    whole, without = Learner(model, learning), Learner(frozen(model, level), learning)
+    whole, without = NestedLanguageModel(model, config), NestedLanguageModel(freeze_levels(model, level), config)
     lost, tokens = 0.0, 0.0
     for batch in batches:
-        scored = whole.totals(batch)["scored"]
+        scored = whole.loss_denominators(batch)["scored"]
         lost += float(without(batch).loss - whole(batch).loss) * scored
         tokens += scored
     return lost / (tokens or 1.0)

@@ -6,39 +6,39 @@ from pathlib import Path
 from typing import Any
 
 from laconic.core import artifact
-from laconic.core.errors import Busy, Usage
-from laconic.core.runs import RunFolder
-from laconic.core.strict import canonical
-from laconic.recipe.opened import RECIPE
-from laconic.recipe.read import read, written
-from laconic.recipe.schema import Recipe, said
+from laconic.core.errors import BusyError, UsageError
+from laconic.core.runs import RunDirectory
+from laconic.core.strict import to_canonical_json
+from laconic.recipe.opened import RECIPE_FILE
+from laconic.recipe.read import load_recipe, to_toml
+from laconic.recipe.schema import Recipe, explicit_values
 
-ENVIRONMENT = "env.json"
+ENVIRONMENT_FILE = "env.json"
 
 
-def begin(run: RunFolder, recipe: Recipe, resume: object, environment: Mapping[str, Any]) -> None:
+def init_run(run: RunDirectory, recipe: Recipe, resume: object, environment: Mapping[str, Any]) -> None:
     """Writes recipe.toml and env.json into a run that is held.
 
     Raises `Usage` (2) where the steps there were trained by another recipe, with every key that differs; `Busy` (73)
     for `resume` "never" where there are steps.
     """
-    path = run.path / RECIPE
-    if run.numbers():
+    path = run.path / RECIPE_FILE
+    if run.step_numbers():
         if resume == "never":
-            raise Busy(f"{run.path} has {len(run.numbers())} steps; resume, or choose another folder")
-        check_same(path, recipe)
+            raise BusyError(f"{run.path} has {len(run.step_numbers())} steps; resume, or choose another folder")
+        check_same_recipe(path, recipe)
     elif isinstance(resume, int):
-        run.asked(resume)  # says that there is none
-    put(path, written(recipe))
-    put(run.path / ENVIRONMENT, canonical(environment) + "\n")
+        run.get_step(resume)  # says that there is none
+    write_text(path, to_toml(recipe))
+    write_text(run.path / ENVIRONMENT_FILE, to_canonical_json(environment) + "\n")
 
 
-def check_same(path: Path, recipe: Recipe) -> None:
+def check_same_recipe(path: Path, recipe: Recipe) -> None:
     """Raises `Usage` with every key whose other value would make another run."""
-    before, _ = read(path)
-    there, ours = said(before), said(recipe)
+    before, _ = load_recipe(path)
+    there, ours = explicit_values(before), explicit_values(recipe)
     lines = [
-        f"{key}: {value(before, key)} there, {value(recipe, key)} asked"
+        f"{key}: {get_json_value(before, key)} there, {get_json_value(recipe, key)} asked"
         for key in sorted(there.keys() | ours.keys())
         if there.get(key) != ours.get(key)
     ]
@@ -47,12 +47,12 @@ def check_same(path: Path, recipe: Recipe) -> None:
         if had is not None and asked is not None and asked < had:
             lines.append(f"train.{key}: {had} there, {asked} asked; a run is made longer, not shorter")
     if lines:
-        raise Usage(
+        raise UsageError(
             f"{path.parent} was begun by another recipe; choose another --out, or change back\n" + "\n".join(lines)
         )
 
 
-def value(recipe: Recipe, key: str) -> str:
+def get_json_value(recipe: Recipe, key: str) -> str:
     """What a recipe says of a dotted key, as JSON."""
     found: Any = recipe.model_dump(mode="json")
     for name in key.split("."):
@@ -60,6 +60,6 @@ def value(recipe: Recipe, key: str) -> str:
     return "absent" if found is None else json.dumps(found, ensure_ascii=False)
 
 
-def put(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """A file, whole or not at all."""
-    artifact.replace_file(path, lambda new: new.write_text(text, encoding="utf-8"))
+    artifact.write_file_atomically(path, lambda new: new.write_text(text, encoding="utf-8"))

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from laconic.core.families import DecoderConfig
-from laconic.core.memory import Memory
+from laconic.core.memory import SummaryMemory
 
 
 @dataclass(frozen=True)
-class Bill:
+class CompressionCost:
     """Of all texts together: tokens read in segments, the vectors they became, and what both take.
 
     `file` is bytes of the vectors in a file; `text_cache` and `vector_cache` are bytes of keys and values, 2 L G E a
@@ -17,75 +17,75 @@ class Bill:
     no longer reads. `pays_after` is the number of uses from which `saved` is more than `spent`; None: never.
     """
 
-    texts: int
-    tokens: int
-    segments: int
-    vectors: int
-    mean: float
-    min: int
-    max: int
+    num_texts: int
+    num_tokens: int
+    num_segments: int
+    num_vectors: int
+    mean_vectors: float
+    min_vectors: int
+    max_vectors: int
     tokens_per_vector: float | None
-    file: int
-    text_cache: int
-    vector_cache: int
-    spent: int
-    saved: int
-    pays_after: int | None
+    file_bytes: int
+    text_cache_bytes: int
+    vector_cache_bytes: int
+    positions_spent: int
+    positions_saved_per_use: int
+    break_even_uses: int | None
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
         return dict(vars(self))
 
-    def lines(self) -> list[str]:
+    def to_lines(self) -> list[str]:
         """As a person reads it."""
         ratio = "" if self.tokens_per_vector is None else f", {self.tokens_per_vector:.1f} tokens a vector"
-        pays = "never pays" if self.pays_after is None else f"pays after {times(self.pays_after)}"
+        pays = "never pays" if self.break_even_uses is None else f"pays after {format_times(self.break_even_uses)}"
         return [
-            f"read       {self.tokens:,} tokens in {counted(self.segments, 'segment')}"
-            + (f" of {self.texts:,} texts" if self.texts > 1 else ""),
-            f"vectors    {self.vectors:,}: {self.mean:.2f} a segment, {self.min} to {self.max}{ratio}",
-            f"bytes      {size(self.file)} of vectors; cache {size(self.vector_cache)} in place of "
-            f"{size(self.text_cache)}",
-            f"positions  {self.spent:,} spent, {self.saved:,} saved each time it is read; {pays}",
+            f"read       {self.num_tokens:,} tokens in {format_count(self.num_segments, 'segment')}"
+            + (f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""),
+            f"vectors    {self.num_vectors:,}: {self.mean_vectors:.2f} a segment, {self.min_vectors} to {self.max_vectors}{ratio}",
+            f"bytes      {format_bytes(self.file_bytes)} of vectors; cache {format_bytes(self.vector_cache_bytes)} in place of "
+            f"{format_bytes(self.text_cache_bytes)}",
+            f"positions  {self.positions_spent:,} spent, {self.positions_saved_per_use:,} saved each time it is read; {pays}",
         ]
 
 
-def bill(memory: Memory, config: DecoderConfig, width: int, spent: int) -> Bill:
+def compute_cost(memory: SummaryMemory, config: DecoderConfig, width: int, spent: int) -> CompressionCost:
     """Of a memory with its provenance; `width` is bytes of a number in the cache."""
-    spans = memory.spans
-    read = memory.block_lengths[spans > 0]
-    tokens, vectors, segments = int(spans.sum()), int(memory.live.sum()), len(read)
+    spans = memory.segment_tokens
+    read = memory.vectors_per_segment[spans > 0]
+    tokens, vectors, segments = int(spans.sum()), int(memory.valid.sum()), len(read)
     position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * width
     saved = tokens - vectors
-    return Bill(
-        texts=memory.B,
-        tokens=tokens,
-        segments=segments,
-        vectors=vectors,
-        mean=vectors / max(segments, 1),
-        min=int(read.min()) if segments else 0,
-        max=int(read.max()) if segments else 0,
+    return CompressionCost(
+        num_texts=memory.B,
+        num_tokens=tokens,
+        num_segments=segments,
+        num_vectors=vectors,
+        mean_vectors=vectors / max(segments, 1),
+        min_vectors=int(read.min()) if segments else 0,
+        max_vectors=int(read.max()) if segments else 0,
         tokens_per_vector=tokens / vectors if vectors else None,
-        file=memory.bytes,
-        text_cache=tokens * position,
-        vector_cache=vectors * position,
-        spent=spent,
-        saved=saved,
-        pays_after=math.floor(spent / saved) + 1 if saved > 0 else None,
+        file_bytes=memory.num_bytes,
+        text_cache_bytes=tokens * position,
+        vector_cache_bytes=vectors * position,
+        positions_spent=spent,
+        positions_saved_per_use=saved,
+        break_even_uses=math.floor(spent / saved) + 1 if saved > 0 else None,
     )
 
 
-def counted(n: int, what: str) -> str:
+def format_count(n: int, what: str) -> str:
     """A number with its noun."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def times(n: int) -> str:
+def format_times(n: int) -> str:
     """How often."""
     return "1 use" if n == 1 else f"{n:,} uses"
 
 
-def size(n: float) -> str:
+def format_bytes(n: float) -> str:
     """Bytes as a person reads them."""
     for unit in ("bytes", "KiB", "MiB"):
         if n < 1024:

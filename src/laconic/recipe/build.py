@@ -6,48 +6,48 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from laconic.core.contract import Source
+from laconic.core.contract import TrainingData
 from laconic.recipe import learners, models
-from laconic.recipe.methods import method_of
-from laconic.recipe.models import Parts
-from laconic.recipe.opened import fingerprint, start
-from laconic.recipe.rows import Show, training
-from laconic.recipe.saving import ModelPart
+from laconic.recipe.methods import build_method
+from laconic.recipe.models import ModelParts
+from laconic.recipe.opened import recipe_fingerprint, load_initial_decoder
+from laconic.recipe.rows import ProgressCallback, load_training_rows
+from laconic.recipe.saving import ModelCheckpoint
 from laconic.recipe.schema import Recipe
-from laconic.recipe.validation import validation
+from laconic.recipe.validation import build_validation
 from laconic.training.ranks import Ranks
 
 Validate = Callable[[int], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
-class Built:
+class Experiment:
     """A run before its first step. `bound` are the hashes that every step of it belongs to."""
 
     recipe: Recipe
-    parts: Parts
+    parts: ModelParts
     method: nn.Module
-    source: Source
+    training_data: TrainingData
     validate: Validate | None
-    model: ModelPart
-    bound: Mapping[str, str]
+    checkpoint: ModelCheckpoint
+    fingerprints: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
 
-def build(recipe: Recipe, device: torch.device, ranks: Ranks | None = None, show: Show | None = None) -> Built:
+def build_experiment(recipe: Recipe, device: torch.device, ranks: Ranks | None = None, show: ProgressCallback | None = None) -> Experiment:
     """Everything of a run. Raises `Usage` (2) for what does not go together, `BadInput` (66) for rows that are bad."""
-    decoder, tokenizer = start(recipe, device)
-    rows = training(recipe, tokenizer, decoder.config.max_position_embeddings, show)
+    decoder, tokenizer = load_initial_decoder(recipe, device)
+    rows = load_training_rows(recipe, tokenizer, decoder.config.max_position_embeddings, show)
     source = rows.source
-    learners.check_reached(recipe, source.longest)
-    parts = models.fresh(recipe, decoder.to(device), tokenizer, decoder.fingerprint)
-    method = method_of(parts, recipe, recipe.train.per_epoch(len(source)), source.longest).to(device)
+    learners.check_levels_trainable(recipe, source.max_length)
+    parts = models.build_parts(recipe, decoder.to(device), tokenizer, decoder.fingerprint)
+    method = build_method(parts, recipe, recipe.train.updates_per_epoch(len(source)), source.max_length).to(device)
     bound = {
-        "recipe": fingerprint(recipe),
+        "recipe": recipe_fingerprint(recipe),
         "data": source.fingerprint,
         "tokenizer": tokenizer.fingerprint,
         "base": parts.base,
     }
-    check = validation(recipe, parts, method, device, ranks)
-    model = ModelPart(parts, recipe.method, recipe.train.what)
-    return Built(recipe, parts, method, source, check, model, bound, rows.notes)
+    check = build_validation(recipe, parts, method, device, ranks)
+    model = ModelCheckpoint(parts, recipe.method, recipe.train.trainable)
+    return Experiment(recipe, parts, method, source, check, model, bound, rows.notes)

@@ -6,73 +6,73 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from laconic.core.artifact import canonical
-from laconic.core.contract import Learner
+from laconic.core.artifact import to_canonical_json
+from laconic.core.contract import StatefulLM
 from laconic.core.decoder import Decoder
-from laconic.core.errors import BadInput, Usage
-from laconic.core.nearest import closest
-from laconic.core.tasks import Tasks
-from laconic.data.intents import read_intents, tasks_of
+from laconic.core.errors import InputError, UsageError
+from laconic.core.nearest import closest_word
+from laconic.core.tasks import ClassIncrementalStream
+from laconic.data.intents import load_intents, build_stream
 from laconic.data.tokens import Tokenizer
 from laconic.evaluation import kept
-from laconic.evaluation.approaches import Carried, Frozen, InContext, NearestMean
-from laconic.evaluation.classes import Approach, Course, at_end, course
-from laconic.evaluation.forgetting import estimates, plain
-from laconic.evaluation.labels import blind
-from laconic.evaluation.listening import Cached
-from laconic.evaluation.tuned import Anchor, Reservoir, Tuned, Tuning
+from laconic.evaluation.approaches import StatefulLearner, FrozenModel, InContextLearner, NearestClassMean
+from laconic.evaluation.classes import ClassIncrementalLearner, StreamResult, run_joint, run_stream
+from laconic.evaluation.forgetting import estimate_metrics, metrics_to_json
+from laconic.evaluation.labels import has_no_attention
+from laconic.evaluation.listening import CacheAsState
+from laconic.evaluation.tuned import EWCPenalty, ReplayReservoir, FinetunedLearner, FinetuneConfig
 from laconic.methods.hope_model import Hope
 
 METHODS = ("learner", "frozen", "icl", "ncm", "ncm-shared", "finetune", "ewc", "replay", "joint")
-ORDERS = 5
+NUM_ORDERS = 5
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClassIncrementalPlan:
     """Methods of a model on class orders: a course each, order after order. `about` is what JSON holds beside them."""
 
-    learner: Learner
+    learner: StatefulLM
     methods: Sequence[str]
-    streams: Sequence[Tasks]
-    how: Tuning
-    about: Mapping[str, Any]
+    streams: Sequence[ClassIncrementalStream]
+    config: FinetuneConfig
+    metadata: Mapping[str, Any]
 
     def __len__(self) -> int:
         """Courses."""
         return len(self.methods) * len(self.streams)
 
-    def lines(self, places: Iterable[int], note: Callable[[str], None] | None = None) -> list[str]:
+    def run_many(self, indices: Iterable[int], log: Callable[[str], None] | None = None) -> list[str]:
         """Some of the courses, each a line of JSON."""
-        return [self.line(*divmod(i, len(self.methods)), note) for i in places]
+        return [self.run_one(*divmod(i, len(self.methods)), log) for i in indices]
 
-    def line(self, order: int, n: int, note: Callable[[str], None] | None) -> str:
+    def run_one(self, order: int, n: int, log: Callable[[str], None] | None) -> str:
         """The course of a method on an order."""
-        made = run(self.methods[n], self.learner, self.streams[order], self.how, note)
-        return canonical({"method": self.methods[n], **made._asdict()}) + "\n"
+        made = run_method(self.methods[n], self.learner, self.streams[order], self.config, log)
+        return to_canonical_json({"method": self.methods[n], **made._asdict()}) + "\n"
 
-    def found(self, lines: Sequence[str]) -> dict[str, Any]:
+    def summarise(self, lines: Sequence[str]) -> dict[str, Any]:
         """Figures and whole matrices of all courses by method, as JSON holds them."""
-        made: dict[str, list[Course]] = {method: [] for method in self.methods}
+        made: dict[str, list[StreamResult]] = {method: [] for method in self.methods}
         for line in lines:
             course = json.loads(line)
-            made[course.pop("method")].append(Course(**course))
-        return {**self.about, "methods": {method: reported(courses) for method, courses in made.items()}}
+            made[course.pop("method")].append(StreamResult(**course))
+        return {**self.metadata, "methods": {method: summarise_results(courses) for method, courses in made.items()}}
 
 
-def planned(
+def plan_class_incremental(
     model: Decoder,
     tokenizer: Tokenizer,
     name: str,
-    where: str | Path | None,
+    path: str | Path | None,
     *,
-    orders: Sequence[int] = range(ORDERS),
-    rows: int | None = None,
-    examples: int | None = None,
+    orders: Sequence[int] = range(NUM_ORDERS),
+    max_test_per_class: int | None = None,
+    max_train_per_class: int | None = None,
     methods: Sequence[str] | None = None,
-    how: Tuning | None = None,
+    config: FinetuneConfig | None = None,
     part: Literal["test", "valid"] = "test",
-    task: int | None = None,
-) -> Plan:
+    classes_per_task: int | None = None,
+) -> ClassIncrementalPlan:
     """A model on the set of a name.
 
     `where` is the folder of the sets or a file of rows; None, the hub. `rows` limits the test examples of a class,
@@ -80,84 +80,84 @@ def planned(
     `part` "valid" is for choosing options, and never looks at test. A model that does not learn while it reads has no
     "learner", one without attention no "icl". Raises `Usage` (2) for an unknown method, `BadInput` (66) for the set.
     """
-    learner: Learner = model if isinstance(model, Hope) else Cached(model)
-    asked, tuning = chosen(learner, methods), how or Tuning()
-    found = read_intents(name, where)
+    learner: StatefulLM = model if isinstance(model, Hope) else CacheAsState(model)
+    asked, tuning = choose_methods(learner, methods), config or FinetuneConfig()
+    found = load_intents(name, path)
     streams = [
-        tasks_of(found, tokenizer, seed, name=name, task=task, rows=rows, examples=examples, part=part)
+        build_stream(found, tokenizer, seed, name=name, classes_per_task=classes_per_task, max_test_per_class=max_test_per_class, max_train_per_class=max_train_per_class, part=part)
         for seed in orders
     ]
     about = {
         "set": name,
         "part": part,
         "orders": list(orders),
-        "tasks": [len(each) for each in streams[0].tasks],
+        "tasks": [len(each) for each in streams[0].task_classes],
         "test_examples": sum(map(len, streams[0].test)),
         "train_examples": sum(map(len, streams[0].train)),
-        "left_out": found.left_out,
+        "left_out": found.num_dropped,
         "tuning": asdict(tuning),
     }
-    return Plan(learner, asked, streams, tuning, about)
+    return ClassIncrementalPlan(learner, asked, streams, tuning, about)
 
 
-def chosen(model: Learner, methods: Sequence[str] | None) -> list[str]:
+def choose_methods(model: StatefulLM, methods: Sequence[str] | None) -> list[str]:
     """The methods asked for, or all that a model has. Raises `Usage` (2) for another."""
-    lacking = {"learner"} if isinstance(model, Cached) else {"icl"} if blind(model.start(1)) else set[str]()
+    lacking = {"learner"} if isinstance(model, CacheAsState) else {"icl"} if has_no_attention(model.initial_state(1)) else set[str]()
     have = [method for method in METHODS if method not in lacking]
     for method in methods or ():
         if method not in METHODS:
-            near = closest(method, METHODS)
+            near = closest_word(method, METHODS)
             meant = f"did you mean {near}?" if near else f"there are {', '.join(METHODS)}"
-            raise Usage(f"classes: no method {method}; {meant}")
+            raise UsageError(f"classes: no method {method}; {meant}")
         if method in lacking:
             why = "does not learn while it reads" if method == "learner" else "has no attention to a context"
-            raise Usage(f"classes: method {method} was asked for, the model {why}; leave it out")
+            raise UsageError(f"classes: method {method} was asked for, the model {why}; leave it out")
     return list(methods or have)
 
 
-def run(method: str, model: Learner, tasks: Tasks, how: Tuning, note: Callable[[str], None] | None) -> Course:
+def run_method(method: str, model: StatefulLM, stream: ClassIncrementalStream, config: FinetuneConfig, log: Callable[[str], None] | None) -> StreamResult:
     """One method on one order."""
-    told = None if note is None else lambda text: note(f"{tasks.name}, {method}, {text}")
+    told = None if log is None else lambda text: log(f"{stream.name}, {method}, {text}")
     if method == "joint":
-        mixed = Tuned(model, tasks, how)
-        return at_end(mixed, tasks, told)
-    return course(approach(method, model, tasks, how), tasks, told)
+        mixed = FinetunedLearner(model, stream, config)
+        return run_joint(mixed, stream, told)
+    return run_stream(build_learner(method, model, stream, config), stream, told)
 
 
-def approach(method: str, model: Learner, tasks: Tasks, how: Tuning) -> Approach:
+def build_learner(method: str, model: StatefulLM, stream: ClassIncrementalStream, config: FinetuneConfig) -> ClassIncrementalLearner:
     """A way to learn, with nothing learned yet."""
     match method:
         case "learner":
-            return Carried(model, tasks, how.predicted)
+            return StatefulLearner(model, stream, config.loss_on)
         case "icl":
-            return InContext(model, tasks, model.config.max_position_embeddings)
+            return InContextLearner(model, stream, model.config.max_position_embeddings)
         case "ncm" | "ncm-shared":
-            return NearestMean(model, tasks, shared=method == "ncm-shared")
+            return NearestClassMean(model, stream, shared_covariance=method == "ncm-shared")
         case "finetune":
-            return Tuned(model, tasks, how)
+            return FinetunedLearner(model, stream, config)
         case "ewc":
-            return Tuned(model, tasks, how, anchor=Anchor())
+            return FinetunedLearner(model, stream, config, ewc=EWCPenalty())
         case "replay":
-            return Tuned(model, tasks, how, reservoir=Reservoir(how.kept, tasks.seed))
+            return FinetunedLearner(model, stream, config, replay=ReplayReservoir(config.replay_per_class, stream.seed))
         case _:
-            return Frozen(model, tasks)
+            return FrozenModel(model, stream)
 
 
-def reported(courses: Sequence[Course]) -> dict[str, Any]:
+def summarise_results(results: Sequence[StreamResult]) -> dict[str, Any]:
     """Figures by way, whole matrices of every order, and what the method says of itself."""
     ways = {
         way: {
-            "figures": plain(estimates([one.matrices[way] for one in courses])),
-            "matrices": [one.matrices[way] for one in courses],
+            "figures": metrics_to_json(estimate_metrics([one.matrices[way] for one in results])),
+            "matrices": [one.matrices[way] for one in results],
         }
-        for way in courses[0].matrices
+        for way in results[0].matrices
     }
-    return {"ways": ways, "notes": [one.notes for one in courses]}
+    return {"ways": ways, "notes": [one.notes for one in results]}
 
 
-def figures(folder: Path) -> dict[str, Any]:
+def load_results(folder: Path) -> dict[str, Any]:
     """The figures of classes that are kept, method by method in our order. Raises `BadInput` (66) for another form."""
-    found = json.loads(kept.result_of(folder))
+    found = json.loads(kept.read_result(folder))
     if "methods" not in found:
-        raise BadInput(f"{folder}: classes kept in a form of before, without figures; remove it and evaluate again")
+        raise InputError(f"{folder}: classes kept in a form of before, without figures; remove it and evaluate again")
     return found | {"methods": {name: found["methods"][name] for name in METHODS if name in found["methods"]}}

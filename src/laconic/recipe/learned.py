@@ -11,73 +11,73 @@ import torch
 import laconic
 from laconic.core import artifact, state_file, weights
 from laconic.core import state as values
-from laconic.core.errors import Damaged, Usage
+from laconic.core.errors import CorruptArtifactError, UsageError
 from laconic.core.generate import Generation, OnToken, generate
-from laconic.core.state import State
+from laconic.core.state import FastWeightState
 from laconic.data.tokens import Tokenizer, load_tokenizer
-from laconic.methods.hope_model import KIND, Hope
+from laconic.methods.hope_model import STATE_KIND, Hope
 from laconic.recipe import learners
 from laconic.recipe import reader as reading
-from laconic.recipe.going import Text
-from laconic.recipe.opened import RECIPE, Opened, is_run, opened
-from laconic.recipe.read import read
-from laconic.recipe.reader import Reader, now
-from laconic.recipe.studying import Document, Study, with_room
+from laconic.recipe.going import TokenStream
+from laconic.recipe.opened import RECIPE_FILE, LoadedRun, is_run_dir, load_run
+from laconic.recipe.read import load_recipe
+from laconic.recipe.reader import TextCompressor, current_time
+from laconic.recipe.studying import ReadDocument, StateReadingJob, fit_attention_window
 
-METHOD = "hope"
-PIECE = 512  # tokens of a text read at once; what is learned does not depend on it
-SHORT = 12  # characters of a hash that a message shows
+NESTED_METHOD = "hope"
+READING_CHUNK = 512  # tokens of a text read at once; what is learned does not depend on it
+MAX_LISTED = 12  # characters of a hash that a message shows
 
 
 @dataclass(frozen=True)
-class Learned:
+class NestedTextModel:
     """A Hope with its tokenizer. `learn` False: it was trained with fast weights that stand still, and reads so."""
 
     model: Hope
     tokenizer: Tokenizer
-    learn: bool = True
+    update_weights: bool = True
 
     @property
-    def attends(self) -> bool:
+    def has_attention(self) -> bool:
         """Whether it has attention, and sees a text without learning of it."""
-        return self.model.shape.memory is None
+        return self.model.hope_config.memory is None
 
     @cached_property
-    def window(self) -> int:
+    def attention_window(self) -> int:
         """Tokens that attention sees at most."""
         return self.model.config.max_position_embeddings
 
-    def compress(self, texts: Sequence[str], state: State | None = None, *, names: Sequence[str] = ()) -> State:
+    def compress(self, texts: Sequence[str], state: FastWeightState | None = None, *, names: Sequence[str] = ()) -> FastWeightState:
         """What is learned of each text, a row each, all read side by side; on `state` of one row if it is given.
 
         Raises `Usage` (2), `BadInput` (66) for an empty text, `NonFinite` (65).
         """
         called = [*names] or [f"text {i}" for i in range(1, len(texts) + 1)]
         if isinstance(texts, str) or not texts or len(called) != len(texts):
-            raise Usage("texts: give a list of at least one text, and as many names as texts or none")
-        study = self.study(state)
-        return studied(study, [[self.text(name, [text]) for name, text in zip(called, texts, strict=True)]])
+            raise UsageError("texts: give a list of at least one text, and as many names as texts or none")
+        study = self.start_reading(state)
+        return run_to_end(study, [[self.token_stream(name, [text]) for name, text in zip(called, texts, strict=True)]])
 
-    def stream(self, parts: Iterable[str], state: State | None = None) -> State:
+    def stream(self, parts: Iterable[str], state: FastWeightState | None = None) -> FastWeightState:
         """One row for a text that comes in parts, of any length."""
-        return studied(self.study(state), [[self.text("stream", parts)]])
+        return run_to_end(self.start_reading(state), [[self.token_stream("stream", parts)]])
 
-    def study(self, before: State | None = None) -> Study:
+    def start_reading(self, before: FastWeightState | None = None) -> StateReadingJob:
         """Texts to be read. Raises `Usage` (2) for a model that has learned to stand still, and for other rows."""
-        if not self.learn:
-            raise Usage("learning.learn is false in this run: its fast weights stand still; give a run that learns")
+        if not self.update_weights:
+            raise UsageError("learning.learn is false in this run: its fast weights stand still; give a run that learns")
         if before is not None and len(before.position) != 1:
-            raise Usage(f"a state of {len(before.position)} rows before a text; take the row that it goes on from")
-        return Study(self.model, self.window, before)
+            raise UsageError(f"a state of {len(before.position)} rows before a text; take the row that it goes on from")
+        return StateReadingJob(self.model, self.attention_window, before)
 
-    def text(self, name: str, parts: Iterable[str]) -> Text:
+    def token_stream(self, name: str, parts: Iterable[str]) -> TokenStream:
         """A text, read in pieces."""
-        return Text(name, parts, self.tokenizer, min(PIECE, self.window) if self.attends else PIECE)
+        return TokenStream(name, parts, self.tokenizer, min(READING_CHUNK, self.attention_window) if self.has_attention else READING_CHUNK)
 
     def generate(
         self,
         prompts: Sequence[str],
-        state: State | None = None,
+        state: FastWeightState | None = None,
         *,
         learn: bool = False,
         max_tokens: int,
@@ -101,19 +101,19 @@ class Learned:
         if state is not None:
             rows = len(state.position)
             if len(ids) != rows and 1 not in (rows, len(ids)):
-                raise Usage(f"{len(ids)} prompts on a state of {rows} rows; give one prompt, or as many as rows")
+                raise UsageError(f"{len(ids)} prompts on a state of {rows} rows; give one prompt, or as many as rows")
             ids = ids * rows if len(ids) == 1 else ids
-            state = values.take(state, [0] * len(ids)) if rows == 1 else state
-            state = with_room(self.model, state, max(map(len, ids)) + max_tokens, self.window)
-        teaches = False if not self.learn else True if learn else None
+            state = values.select_rows(state, [0] * len(ids)) if rows == 1 else state
+            state = fit_attention_window(self.model, state, max(map(len, ids)) + max_tokens, self.attention_window)
+        teaches = False if not self.update_weights else True if learn else None
         return generate(
             self.model,
             self.tokenizer,
-            ids=ids,
+            input_ids=ids,
             state=state,
-            learn=teaches,
-            learn_answer=None if self.learn else False,
-            eos=self.ends,
+            update_on_prompt=teaches,
+            update_on_output=None if self.update_weights else False,
+            eos_token_ids=self.stop_token_ids,
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             temperature=temperature,
@@ -121,92 +121,92 @@ class Learned:
             top_p=top_p,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
-            stop=stop,
+            stop_strings=stop,
             seed=seed,
             on_token=on_token,
         )
 
     @property
-    def ends(self) -> tuple[int, ...]:
+    def stop_token_ids(self) -> tuple[int, ...]:
         """What a text ends with: the tokenizer's eos, and others where the model's own files name it beside them."""
-        ends, eos = self.model.config.eos, self.tokenizer.eos
+        ends, eos = self.model.config.eos_token_ids, self.tokenizer.eos_token_id
         return ends if eos is None or eos in ends else (eos,)
 
-    def save(self, state: State, path: str | Path, documents: Sequence[Sequence[Document]] = ()) -> None:
+    def save(self, state: FastWeightState, path: str | Path, documents: Sequence[Sequence[ReadDocument]] = ()) -> None:
         """A state as one file that these weights open, with this tokenizer. Raises `NonFinite` (65), `NoSpace` (74).
 
         `documents` are what each row has read.
         """
         rows = [[document._asdict() for document in row] for row in documents]
-        source = {"tokenizer": self.tokenizer.fingerprint, "created": now(), "documents": rows,
-                  "chunks": self.model.shape.chunks}  # fmt: skip
-        state_file.save(
-            values.detach(state), path, kind=KIND, model=self.model.slow, tokens=int(state.position.sum()),
+        source = {"tokenizer": self.tokenizer.fingerprint, "created": current_time(), "documents": rows,
+                  "chunks": self.model.hope_config.chunk_sizes}  # fmt: skip
+        state_file.save_state(
+            values.detach(state), path, memory_kind=STATE_KIND, model_fingerprint=self.model.weights_fingerprint, num_tokens=int(state.position.sum()),
             version=laconic.__version__, source=source,
         )  # fmt: skip
 
-    def load(self, path: str | Path) -> State:
+    def load(self, path: str | Path) -> FastWeightState:
         """What `save` wrote. Raises `Damaged` (76) for a file of other weights or another tokenizer, or no state."""
         state = self.model.load_state(path)
-        theirs, ours = str(source_of(path).get("tokenizer", "")), self.tokenizer.fingerprint
+        theirs, ours = str(read_writer_metadata(path).get("tokenizer", "")), self.tokenizer.fingerprint
         if theirs and theirs != ours:
-            raise Damaged(
-                f"state: {path} was read with tokenizer {theirs[:SHORT]}…, this is {ours[:SHORT]}…; take that one"
+            raise CorruptArtifactError(
+                f"state: {path} was read with tokenizer {theirs[:MAX_LISTED]}…, this is {ours[:MAX_LISTED]}…; take that one"
             )
-        words = cast(torch.Tensor, self.model.words.weight)
-        return cast(State, values.to(state, words.device))
+        words = cast(torch.Tensor, self.model.token_embedding.weight)
+        return cast(FastWeightState, values.to(state, words.device))
 
 
-def source_of(path: str | Path) -> Mapping[str, Any]:
+def read_writer_metadata(path: str | Path) -> Mapping[str, Any]:
     """What a state's file says of where it comes from."""
-    return artifact.described(Path(path))[1].get("source") or {}
+    return artifact.read_artifact_header(Path(path))[1].get("source") or {}
 
 
-def documents_of(path: str | Path) -> list[list[Document]]:
+def read_documents(path: str | Path) -> list[list[ReadDocument]]:
     """What each row of a state's file has read, as far as it says."""
-    return [[Document(**document) for document in row] for row in source_of(path).get("documents", ())]
+    return [[ReadDocument(**document) for document in row] for row in read_writer_metadata(path).get("documents", ())]
 
 
-def studied(study: Study, groups: Iterable[Sequence[Text]]) -> State:
+def run_to_end(job: StateReadingJob, groups: Iterable[Sequence[TokenStream]]) -> FastWeightState:
     """All of some texts read. Raises `Usage` (2) where none was given."""
-    for _ in study.run(groups):
+    for _ in job.run(groups):
         pass
-    if study.kept is None:
-        raise Usage("no text is given; give one to read")
-    return study.kept
+    if job.done is None:
+        raise UsageError("no text is given; give one to read")
+    return job.done
 
 
-def learns(path: str | Path) -> bool:
+def is_nested(path: str | Path) -> bool:
     """Whether a folder holds a model that learns while it reads: a run of method hope, or a saved model."""
     folder = Path(path)
-    if is_run(folder):
-        return read(folder / RECIPE)[0].method == METHOD
-    return (folder / "config.json").is_file() and learners.made_before(folder) is not None
+    if is_run_dir(folder):
+        return load_recipe(folder / RECIPE_FILE)[0].method == NESTED_METHOD
+    return (folder / "config.json").is_file() and learners.read_saved_config(folder) is not None
 
 
-def load(path: str | Path, device: str = "cpu", step: int | None = None) -> Reader | Learned:
+def load_text_model(path: str | Path, device: str = "cpu", step: int | None = None) -> TextCompressor | NestedTextModel:
     """A run that reads: of method hope a `Learned`, else a `Reader`. Raises as `load_learned` and `reader.load` do."""
-    return (load_learned if learns(path) else reading.load)(path, device, step)
+    return (load_nested if is_nested(path) else reading.load_compressor)(path, device, step)
 
 
-def load_learned(path: str | Path, device: str = "cpu", step: int | None = None) -> Learned:
+def load_nested(path: str | Path, device: str = "cpu", step: int | None = None) -> NestedTextModel:
     """The run of method hope at its newest good step, or the one asked for; or a folder of `save_pretrained`.
 
     Raises `BadInput` (66) for what is neither, `Damaged` (76), `Usage` (2) for a step of a folder.
     """
-    place = weights.place_of(device)
-    if is_run(path):
-        return learned_of(opened(path, place, step))
+    place = weights.resolve_device(device)
+    if is_run_dir(path):
+        return as_nested(load_run(path, place, step))
     if step is not None:
-        raise Usage(f"step {step}: {path} is no run but a checkpoint, which has no steps; leave it out")
+        raise UsageError(f"step {step}: {path} is no run but a checkpoint, which has no steps; leave it out")
     folder = Path(path)
-    shape = learners.made_before(folder)
+    shape = learners.read_saved_config(folder)
     assert shape is not None
-    return Learned(learners.kind(shape).from_pretrained(folder, device=place), load_tokenizer(folder))
+    return NestedTextModel(learners.model_class(shape).from_pretrained(folder, device=place), load_tokenizer(folder))
 
 
-def learned_of(run: Opened) -> Learned:
+def as_nested(run: LoadedRun) -> NestedTextModel:
     """An opened run of method hope."""
     assert isinstance(run.parts.decoder, Hope)
-    how = run.recipe.learning
-    return Learned(run.parts.decoder, run.parts.tokenizer, how is None or how.learn)
+    how = run.recipe.inner_loop
+    return NestedTextModel(run.parts.decoder, run.parts.tokenizer, how is None or how.enabled)

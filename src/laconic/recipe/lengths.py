@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from laconic.core import keyed
-from laconic.core.contract import UNSCORED, Reasoning, Source
+from laconic.core.contract import IGNORE_INDEX, ReasoningBatch, TrainingData
 from laconic.data import maths
-from laconic.data.reasoning import Questions, grid
-from laconic.data.sets import known, parted
-from laconic.data.settings import Data, is_file
+from laconic.data.reasoning import ReasoningDataset, pad_rows
+from laconic.data.sets import find_dataset, split_name
+from laconic.data.settings import DataConfig, is_row_file
 from laconic.data.tokens import Tokenizer
-from laconic.recipe.rows import training
-from laconic.recipe.schema import DOCUMENTS, Recipe
+from laconic.recipe.rows import load_training_rows
+from laconic.recipe.schema import DOCUMENT_SOURCES, Recipe
 from laconic.recipe.stretches import stretches
 
 SAMPLE = 2000  # rows looked at, of a file that has more
@@ -62,7 +62,7 @@ class Foreseen(NamedTuple):
     """Rows: how many there are, batches of some of them, the lengths of those by part, and what is to be said."""
 
     rows: int
-    source: Source
+    source: TrainingData
     lengths: Lengths
     notes: tuple[str, ...]
     assumed: bool
@@ -72,48 +72,48 @@ class Foreseen(NamedTuple):
 def foreseen(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Foreseen:
     """The rows a recipe is trained on. Raises `BadInput` (66) where they are bad, or neither at hand nor known."""
     data = recipe.data
-    if data.kind in DOCUMENTS:
+    if data.source in DOCUMENT_SOURCES:
         return Foreseen(*stretches(recipe, tokenizer, context), ("document",))
-    if data.kind == "digits":
-        rows = training(recipe, tokenizer, context)
+    if data.source == "digits":
+        rows = load_training_rows(recipe, tokenizer, context)
         n = min(len(rows.source), SAMPLE)
-        batch = cast(Reasoning, rows.source.batch(range(n), 0, 0))
+        batch = cast(ReasoningBatch, rows.source.batch(range(n), 0, 0))
         return Foreseen(len(rows.source), rows.source, of_batch(batch), rows.notes, False)
     kind = None if at_hand(data) else kind_of(data)
     return sampled(recipe, tokenizer, context) if kind is None else assumed(data, kind)
 
 
-def at_hand(data: Data) -> bool:
+def at_hand(data: DataConfig) -> bool:
     """Whether all rows trained on lie in files."""
-    return data.kind != "maths" or all(maths.at_hand(name, data) for name in data.name or ())
+    return data.source != "maths" or all(maths.is_local(name, data) for name in data.name or ())
 
 
-def kind_of(data: Data) -> Kind | None:
+def kind_of(data: DataConfig) -> Kind | None:
     """What is known of rows that are not at hand; a file yet to be made is of the kind that it is validated on."""
     if data.name is None or len(data.name) != 1:
         return None
-    if is_file(data.name[0]):
-        return MADE.get(parted(data.valid or "")[0])
-    found = known(data.name[0])
+    if is_row_file(data.name[0]):
+        return MADE.get(split_name(data.valid or "")[0])
+    found = find_dataset(data.name[0])
     return PUBLISHED.get(found.name) if found else None
 
 
 def sampled(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Foreseen:
     """The first rows, looked at one by one, and how many there are in all."""
     data = recipe.data
-    n = min((count for count in (counted(data), data.rows) if count is not None), default=None)
+    n = min((count for count in (counted(data), data.max_train_rows) if count is not None), default=None)
     asked = {"rows": None if n is None else min(n, SAMPLE), "valid": None, "test": None}
-    rows = training(recipe.model_copy(update={"data": data.model_copy(update=asked)}), tokenizer, context)
-    source, notes = cast(Questions, rows.source), rows.notes
+    rows = load_training_rows(recipe.model_copy(update={"data": data.model_copy(update=asked)}), tokenizer, context)
+    source, notes = cast(ReasoningDataset, rows.source), rows.notes
     lengths = source.lengths.astype(np.int64)
     if n is None or n <= SAMPLE:
         return Foreseen(len(source), source, lengths, notes, False)
     return Foreseen(n * len(source) // SAMPLE, source, lengths, (f"of the first {SAMPLE:,} rows:", *notes), False)
 
 
-def counted(data: Data) -> int | None:
+def counted(data: DataConfig) -> int | None:
     """How many rows the files have, by their lines; None where nobody says."""
-    counts = [lines(Path(name)) if is_file(name) else maths.rows_of(data.model_copy(update={"name": (name,)}))
+    counts = [lines(Path(name)) if is_row_file(name) else maths.count_training_rows(data.model_copy(update={"name": (name,)}))
               for name in (data.name or (data.path or "",))]  # fmt: skip
     return None if None in counts else sum(count or 0 for count in counts)
 
@@ -126,28 +126,28 @@ def lines(path: Path) -> int | None:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
-def of_batch(batch: Reasoning) -> Lengths:
+def of_batch(batch: ReasoningBatch) -> Lengths:
     """Tokens of question, chain and answer of each row."""
-    parts = (batch.question_live, batch.chain_live, batch.answer_live)
+    parts = (batch.question_mask, batch.chain_mask, batch.answer_mask)
     return torch.stack([live.sum(1) for live in parts], 1).numpy()
 
 
-def assumed(data: Data, kind: Kind) -> Foreseen:
+def assumed(data: DataConfig, kind: Kind) -> Foreseen:
     """Rows made of quantiles, long questions with long chains, in an order of their own."""
-    curves = (kind.question, kind.chain if data.chain == "all" else kind.short, kind.answer)
-    at = (keyed.index(0, 0, np.arange(SAMPLE), SAMPLE) + 0.5) / SAMPLE
+    curves = (kind.question, kind.chain if data.chain_steps == "all" else kind.short, kind.answer)
+    at = (keyed.permuted_index(0, 0, np.arange(SAMPLE), SAMPLE) + 0.5) / SAMPLE
     rows = np.stack([np.interp(at, QUANTILES, curve).round().astype(np.int64) for curve in curves], 1)
     over = rows.sum(1) > data.max_tokens if data.max_tokens else np.zeros(SAMPLE, dtype=bool)
-    if data.too_long == "drop":
+    if data.on_too_long == "drop":
         rows = rows[~over]
-    n = min(kind.rows, data.rows or kind.rows) * len(rows) // SAMPLE
+    n = min(kind.rows, data.max_train_rows or kind.rows) * len(rows) // SAMPLE
     where = data.name[0] if data.name else ""
     notes = [
         f"{where} is not at hand: rows as published, lengths as counted elsewhere in GPT-2's tokens, "
         "so both are assumed; data.name=FILE counts yours"
     ]
     if over.any():
-        what = {"drop": "left out", "cut-question": "cut", "error": "an error"}[data.too_long]
+        what = {"drop": "left out", "cut-question": "cut", "error": "an error"}[data.on_too_long]
         notes.append(f"about {over.mean():.2%} of the rows are over {data.max_tokens} tokens: {what}")
     return Foreseen(n, Blank(rows), rows, tuple(notes), True)
 
@@ -163,27 +163,27 @@ class Blank:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Reasoning:
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> ReasoningBatch:
         """The rows on a grid, every token the first of the vocabulary."""
         asked, chains, answers = ([[0] * n for n in part] for part in self.lengths[list(rows)].T.tolist())
-        (question, question_live), (chain, chain_live) = grid(asked, left=True), grid(chains)
-        answer, answer_live = grid(answers)
+        (question, question_live), (chain, chain_live) = pad_rows(asked, pad_left=True), pad_rows(chains)
+        answer, answer_live = pad_rows(answers)
         n = answer_live.sum(1)
         column = torch.arange(answer.shape[1])
-        return Reasoning(
-            question=question, question_live=question_live, chain=chain, chain_live=chain_live,
-            chain_step=(torch.arange(chain.shape[1]) // STEP).expand_as(chain).masked_fill(~chain_live, 0),
-            answer=answer, answer_live=answer_live, next_question=torch.zeros(len(n), dtype=torch.long),
-            next_chain=chain.masked_fill(~chain_live, UNSCORED),
-            next_answer=answer.masked_fill(column >= n[:, None] - 1, UNSCORED),
-            distil=(n - 3).clamp(min=0), number=column == (n - 2)[:, None],
-            index=torch.as_tensor(rows, dtype=torch.long), ids=tuple(map(str, rows)), epoch=epoch, step=step,
+        return ReasoningBatch(
+            question_ids=question, question_mask=question_live, chain_ids=chain, chain_mask=chain_live,
+            chain_step_index=(torch.arange(chain.shape[1]) // STEP).expand_as(chain).masked_fill(~chain_live, 0),
+            answer_ids=answer, answer_mask=answer_live, question_target=torch.zeros(len(n), dtype=torch.long),
+            chain_targets=chain.masked_fill(~chain_live, IGNORE_INDEX),
+            answer_targets=answer.masked_fill(column >= n[:, None] - 1, IGNORE_INDEX),
+            distill_column=(n - 3).clamp(min=0), answer_number_mask=column == (n - 2)[:, None],
+            row_index=torch.as_tensor(rows, dtype=torch.long), ids=tuple(map(str, rows)), epoch=epoch, step=step,
         )  # fmt: skip
 
 
 def pieces(lengths: Lengths, micro: int) -> list[list[int]]:
     """Rows as micro-batches in an order of their own, by the width of their grids; fewer rows than one: some twice."""
-    order = keyed.index(0, 0, np.arange(len(lengths)), len(lengths))
+    order = keyed.permuted_index(0, 0, np.arange(len(lengths)), len(lengths))
     found = [order[i : i + micro] for i in range(0, max(1, len(order) - micro + 1), micro)]
     found.sort(key=lambda rows: int(lengths[rows].max(0).sum()))
     return [np.resize(rows, micro).tolist() for rows in found]

@@ -10,30 +10,30 @@ from torch import nn
 
 from laconic.core import weights
 from laconic.core.decoder import Decoder
-from laconic.core.errors import BadInput, Usage
-from laconic.core.families import NAMES, DecoderConfig
-from laconic.core.thoughts import Thoughts
-from laconic.data.languages import languages_tokenizer
-from laconic.data.mqar import mqar_tokenizer
-from laconic.data.recall import recall_tokenizer
-from laconic.data.synthetic import digits_tokenizer
-from laconic.data.tokens import Tokenizer, byte_tokenizer, load_tokenizer
-from laconic.methods.policies import check_room
-from laconic.methods.settings import Reading
-from laconic.methods.summaries import Summaries
+from laconic.core.errors import InputError, UsageError
+from laconic.core.families import WEIGHT_NAMES, DecoderConfig
+from laconic.core.thoughts import LatentThoughts
+from laconic.data.languages import build_languages_tokenizer
+from laconic.data.mqar import build_mqar_tokenizer
+from laconic.data.recall import build_recall_tokenizer
+from laconic.data.synthetic import build_digits_tokenizer
+from laconic.data.tokens import Tokenizer, build_byte_tokenizer, load_tokenizer
+from laconic.methods.policies import check_fits
+from laconic.methods.settings import CompressionConfig
+from laconic.methods.summaries import SummaryParameters
 from laconic.recipe import adapters, learners
-from laconic.recipe.rows import slots_before
-from laconic.recipe.schema import BUILT_IN, Adapter, Model, Recipe
+from laconic.recipe.rows import max_memory_slots
+from laconic.recipe.schema import BUILT_IN_TOKENIZERS, LoraConfig, ModelConfig, Recipe
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
-TOKENIZERS = (digits_tokenizer, recall_tokenizer, byte_tokenizer, mqar_tokenizer, languages_tokenizer)
-MADE = dict(zip(BUILT_IN, TOKENIZERS, strict=True))
+TOKENIZER_FACTORIES = (build_digits_tokenizer, build_recall_tokenizer, build_byte_tokenizer, build_mqar_tokenizer, build_languages_tokenizer)
+TOKENIZERS_BY_NAME = dict(zip(BUILT_IN_TOKENIZERS, TOKENIZER_FACTORIES, strict=True))
 
 
 @dataclass
-class Parts:
+class ModelParts:
     """What is trained and saved: the decoder, wrapped in place where there is an adapter, and what is learned beside.
 
     `base` is the fingerprint of the decoder before anything is put on it or trained.
@@ -41,29 +41,29 @@ class Parts:
 
     decoder: Decoder
     tokenizer: Tokenizer
-    thoughts: Thoughts | None
+    latents: LatentThoughts | None
     adapter: "PeftModel | None"
     base: str
-    summaries: Summaries | None = None
+    summary_parameters: SummaryParameters | None = None
 
     @property
-    def beside(self) -> dict[str, Thoughts | Summaries]:
+    def extra_modules(self) -> dict[str, LatentThoughts | SummaryParameters]:
         """What is learned beside the decoder, by the file of a step that holds it."""
-        found = {"thoughts.safetensors": self.thoughts, "summaries.safetensors": self.summaries}
+        found = {"thoughts.safetensors": self.latents, "summaries.safetensors": self.summary_parameters}
         return {name: module for name, module in found.items() if module is not None}
 
 
-def tokenizer_of(model: Model) -> Tokenizer:
+def load_model_tokenizer(model: ModelConfig) -> Tokenizer:
     """The tokenizer of a checkpoint or of a new decoder. Raises `BadInput` (66)."""
-    if model.tokenizer in MADE:
-        return MADE[model.tokenizer]()
+    if model.tokenizer in TOKENIZERS_BY_NAME:
+        return TOKENIZERS_BY_NAME[model.tokenizer]()
     named = model.tokenizer or model.name
     if named is None:
-        raise BadInput("model.tokenizer: absent; name the folder that holds tokenizer.json")
-    return load_tokenizer(weights.find(named, model.revision))
+        raise InputError("model.tokenizer: absent; name the folder that holds tokenizer.json")
+    return load_tokenizer(weights.find_checkpoint(named, model.revision))
 
 
-def small_files(name: str, revision: str | None) -> Path:
+def download_config_and_tokenizer(name: str, revision: str | None) -> Path:
     """The configuration and the tokenizer of a model on the hub. Raises `BadInput` (66)."""
     from huggingface_hub import snapshot_download
 
@@ -72,18 +72,18 @@ def small_files(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=asked, etag_timeout=5))
     except Exception as error:  # the hub's client raises of many kinds
         said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise BadInput(
+        raise InputError(
             f"{name}: the hub gives no configuration: {said}; "
             "model.name=FOLDER takes one that holds config.json and tokenizer.json"
         ) from None
 
 
-def new_config(model: Model, words: int) -> DecoderConfig:
+def build_config(model: ModelConfig, vocab_size: int) -> DecoderConfig:
     """The sizes of a new decoder for so many words."""
     D, H = model.hidden_size, model.num_attention_heads
     if D % H:
-        raise Usage(f"model.num_attention_heads {H} does not divide model.hidden_size {D}")
-    return DecoderConfig.small(
+        raise UsageError(f"model.num_attention_heads {H} does not divide model.hidden_size {D}")
+    return DecoderConfig.tiny(
         str(model.family),
         hidden_size=D,
         num_hidden_layers=model.num_hidden_layers,
@@ -91,44 +91,44 @@ def new_config(model: Model, words: int) -> DecoderConfig:
         num_key_value_heads=model.num_key_value_heads or H,
         head_dim=D // H,
         intermediate_size=model.intermediate_size or 2 * D,
-        vocab_size=words,
+        vocab_size=vocab_size,
         max_position_embeddings=model.max_position_embeddings,
         tie_word_embeddings=model.tie_word_embeddings,
     )
 
 
-def new_decoder(recipe: Recipe, config: DecoderConfig) -> Decoder:
+def build_decoder(recipe: Recipe, config: DecoderConfig) -> Decoder:
     """A decoder of these sizes, drawn from the model's seed, or the run's."""
     model = recipe.model
-    seed = recipe.seed if model.seed is None else model.seed
+    seed = recipe.seed if model.init_seed is None else model.init_seed
     if recipe.method == "hope":
-        return learners.new(recipe, config, seed)
+        return learners.build_nested_model(recipe, config, seed)
     decoder = Decoder(config, seed=seed)
     if model.init == "fan_in":
-        draw(decoder, model, seed)
+        init_fan_in(decoder, model, seed)
     return decoder
 
 
 @torch.no_grad()
-def draw(decoder: Decoder, model: Model, seed: int) -> None:
+def init_fan_in(decoder: Decoder, model: ModelConfig, seed: int) -> None:
     """Maps with std 1/sqrt(inputs), those that end a residual branch / sqrt(2 L); words and head as they are asked."""
-    names, L = decoder.names, decoder.config.num_hidden_layers
+    names, L = decoder.weight_names, decoder.config.num_hidden_layers
     generator = torch.Generator().manual_seed(seed)
     for name, p in decoder.named_parameters():
         if p.ndim != 2:
             continue
         module = name.removesuffix(".weight")
         std = p.shape[1] ** -0.5
-        if module in (names.words, names.places):
-            std = model.init_words
+        if module in (names.token_embedding, names.position_embedding):
+            std = model.embedding_init_std
         elif module == names.head:
-            std = model.init_head
+            std = model.head_init_std
         elif module.endswith((f".{names.o}", f".{names.down}")):
             std /= math.sqrt(2 * L)
         p.copy_(torch.randn(p.shape, generator=generator, device="cpu") * std)
 
 
-def drawn(config: DecoderConfig, device: torch.device) -> Decoder:
+def build_random_decoder(config: DecoderConfig, device: torch.device) -> Decoder:
     """A decoder of these sizes, drawn quickly where it is to be; what its numbers are means nothing."""
     with torch.device("meta"):
         decoder = Decoder(config, seed=None)
@@ -138,128 +138,128 @@ def drawn(config: DecoderConfig, device: torch.device) -> Decoder:
     return decoder
 
 
-def with_adapter(decoder: Decoder, settings: Adapter, seed: int) -> "PeftModel":
+def add_lora(decoder: Decoder, settings: LoraConfig, seed: int) -> "PeftModel":
     """LoRA by peft on the maps of the blocks; A is drawn from the seed, B is 0."""
     from peft import LoraConfig
 
     config = LoraConfig(
-        r=settings.r,
+        r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         bias="none",
-        target_modules=attention_maps(decoder) if settings.modules == "attention" else "all-linear",
+        target_modules=attention_projection_names(decoder) if settings.target_modules == "attention" else "all-linear",
     )
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        return adapters.adapted(decoder, config)
+        return adapters.add_adapter(decoder, config)
 
 
-def attention_maps(decoder: Decoder) -> list[str]:
+def attention_projection_names(decoder: Decoder) -> list[str]:
     """The maps of attention: q, k, v and o, or GPT-2's two."""
-    names = NAMES[decoder.config.family]
+    names = WEIGHT_NAMES[decoder.config.family]
     return [name for name in (names.q, names.k, names.v, names.qkv, names.o) if name is not None]
 
 
-def new_thoughts(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> Thoughts | None:
+def build_latents(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> LatentThoughts | None:
     """The control vectors and the map of a recipe, as they start; None where the method has none."""
-    how = recipe.thinking
-    if how is None or "thinking" in recipe.unread:
+    how = recipe.latents
+    if how is None or "thinking" in recipe.unused_tables:
         return None
     given: dict[str, Any] = how.model_dump()
     start = given["control_init"]
     if start.startswith("copy:"):
-        ids = tokenizer.encode(start.removeprefix("copy:"), special=False)
-        if tokenizer.id_of("unk_token") in ids:
-            raise Usage(
+        ids = tokenizer.encode(start.removeprefix("copy:"), add_special_tokens=False)
+        if tokenizer.special_token_id("unk_token") in ids:
+            raise UsageError(
                 f'thinking.control_init "{start}": the tokenizer has no word for a part of it; copy another text'
             )
         given["control_init"] = tuple(ids)
     elif start not in ("mean", "normal"):
-        raise Usage(f'thinking.control_init "{start}": write mean, normal, or copy:TEXT')
-    return Thoughts(decoder, **given, seed=recipe.seed)
+        raise UsageError(f'thinking.control_init "{start}": write mean, normal, or copy:TEXT')
+    return LatentThoughts(decoder, **given, seed=recipe.seed)
 
 
-def new_summaries(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> Summaries | None:
+def build_summary_parameters(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> SummaryParameters | None:
     """Summary tokens, maps and heads of a recipe, as they start; None where the method has none."""
-    if recipe.reading is None or "reading" in recipe.unread:
+    if recipe.compression is None or "reading" in recipe.unused_tables:
         return None
-    eos = tokenizer.id_of("eos_token")
-    if eos is None and decoder.config.eos:
-        eos = decoder.config.eos[0]
-    return Summaries(decoder, settled(recipe.reading, tokenizer), recipe.halting, eos=eos, seed=recipe.seed)
+    eos = tokenizer.special_token_id("eos_token")
+    if eos is None and decoder.config.eos_token_ids:
+        eos = decoder.config.eos_token_ids[0]
+    return SummaryParameters(decoder, resolve_bos(recipe.compression, tokenizer), recipe.stop_head, eos_token_id=eos, seed=recipe.seed)
 
 
-def settled(reading: Reading, tokenizer: Tokenizer) -> Reading:
+def resolve_bos(reading: CompressionConfig, tokenizer: Tokenizer) -> CompressionConfig:
     """The settings with `bos` said: a sink where the tokenizer begins every text with one, else none."""
     if reading.bos is not None:
         return reading
-    bos = tokenizer.id_of("bos_token")
+    bos = tokenizer.special_token_id("bos_token")
     begins = bos is not None and tokenizer.encode("a")[0] == bos
     return reading.model_copy(update={"bos": "sink" if begins else "none"})
 
 
-def fresh(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: str) -> Parts:
+def build_parts(recipe: Recipe, decoder: Decoder, tokenizer: Tokenizer, base: str) -> ModelParts:
     """Adapter and all beside a decoder, at their start, and only what is to be trained asking for gradients."""
-    thoughts, summaries = new_thoughts(decoder, tokenizer, recipe), new_summaries(decoder, tokenizer, recipe)
-    decoder.requires_grad_(recipe.train.what == "full")
-    lora = recipe.lora if recipe.train.what == "lora" else None
-    adapter = with_adapter(decoder, lora, recipe.seed) if lora else None
-    return Parts(decoder, tokenizer, thoughts, adapter, base, summaries)
+    thoughts, summaries = build_latents(decoder, tokenizer, recipe), build_summary_parameters(decoder, tokenizer, recipe)
+    decoder.requires_grad_(recipe.train.trainable == "full")
+    lora = recipe.lora if recipe.train.trainable == "lora" else None
+    adapter = add_lora(decoder, lora, recipe.seed) if lora else None
+    return ModelParts(decoder, tokenizer, thoughts, adapter, base, summaries)
 
 
-def check_context(recipe: Recipe, config: DecoderConfig) -> None:
+def check_context_length(recipe: Recipe, config: DecoderConfig) -> None:
     """Sizes that do not go together, with both numbers, before a weight is read. Raises `Usage` (2)."""
     limit, asked = config.max_position_embeddings, recipe.data.max_tokens or 0
-    count = recipe.thinking.count if recipe.thinking else 0
+    count = recipe.latents.num_latents if recipe.latents else 0
     if asked + count > limit:
-        raise Usage(
+        raise UsageError(
             f"data.max_tokens {asked} and thinking.count {count} are {asked + count} positions, "
             f"the model has {limit}; lower one of them"
         )
-    check_segments(recipe, limit, config)
-    layers = recipe.matching.kv_layers if recipe.matching and recipe.matching.kv_layers else ()
+    check_segment_fits(recipe, limit, config)
+    layers = recipe.kv_distillation.layers if recipe.kv_distillation and recipe.kv_distillation.layers else ()
     if layers and max(layers) >= config.num_hidden_layers:
-        raise Usage(
+        raise UsageError(
             f"matching.kv_layers names layer {max(layers)}, the model has {config.num_hidden_layers}, from 0; "
             "leave it out"
         )
 
 
-def check_segments(recipe: Recipe, limit: int, config: DecoderConfig) -> None:
+def check_segment_fits(recipe: Recipe, limit: int, config: DecoderConfig) -> None:
     """Raises `Usage` (2) where a segment of a row, with the longest memory that can stand before it, does not fit."""
-    how, task, text = recipe.reading, recipe.data.recall, recipe.data.text
-    if recipe.method == "plain" and recipe.data.kind == "text" and text.window * text.mean > limit:
-        raise Usage(
-            f"data.text.window {text.window} of {text.mean} tokens: plain text is read at once, and the model has "
+    how, task, text = recipe.compression, recipe.data.recall, recipe.data.text
+    if recipe.method == "plain" and recipe.data.source == "text" and text.segments_per_window * text.mean_segment_tokens > limit:
+        raise UsageError(
+            f"data.text.window {text.segments_per_window} of {text.mean_segment_tokens} tokens: plain text is read at once, and the model has "
             f"{limit} positions; lower one of them"
         )
-    if recipe.method == "hope" and recipe.data.kind == "text" and text.tokens > limit:
-        raise Usage(
-            f"data.text.tokens {text.tokens}: attention reads a row at once, and the model has {limit} positions; "
+    if recipe.method == "hope" and recipe.data.source == "text" and text.row_tokens > limit:
+        raise UsageError(
+            f"data.text.tokens {text.row_tokens}: attention reads a row at once, and the model has {limit} positions; "
             "lower it"
         )
     if how is None or recipe.method != "autocompressor":
         return
     lead = int(how.bos in ("sink", "first"))
-    if recipe.data.kind == "recall":
-        lengths, n = (task.length, 2 * task.queries), task.segments + 1
+    if recipe.data.source == "recall":
+        lengths, n = (task.segment_tokens, 2 * task.num_queries), task.num_segments + 1
     else:
-        lengths, n = (text.mean, text.high or text.mean), text.tokens // text.mean
+        lengths, n = (text.mean_segment_tokens, text.max_segment_tokens or text.mean_segment_tokens), text.row_tokens // text.mean_segment_tokens
     for length in lengths:
-        check_room(config, how, lead, length, slots_before(how, n - 1))
+        check_fits(config, how, lead, length, max_memory_slots(how, n - 1))
 
 
-def check_words(tokenizer: Tokenizer, config: DecoderConfig) -> None:
+def check_vocabulary(tokenizer: Tokenizer, config: DecoderConfig) -> None:
     """Raises `BadInput` (66) for a tokenizer of more words than the decoder has; tokens added to it may be unused."""
-    own = tokenizer.inner.get_vocab_size(with_added_tokens=False)
-    ends = [id + 1 for name in ("bos_token", "eos_token") if (id := tokenizer.id_of(name)) is not None]
+    own = tokenizer.backend.get_vocab_size(with_added_tokens=False)
+    ends = [id + 1 for name in ("bos_token", "eos_token") if (id := tokenizer.special_token_id(name)) is not None]
     if (asked := max(own, *ends, 0)) > config.vocab_size:
-        raise BadInput(f"the tokenizer has {asked} words, the model {config.vocab_size}; take the one it was made with")
+        raise InputError(f"the tokenizer has {asked} words, the model {config.vocab_size}; take the one it was made with")
 
 
-def configured(recipe: Recipe, tokenizer: Tokenizer, folder: Path | None) -> DecoderConfig:
+def load_decoder_config(recipe: Recipe, tokenizer: Tokenizer, folder: Path | None) -> DecoderConfig:
     """The decoder's sizes, without its weights."""
     if folder is not None:
-        return learners.config_of(folder)
-    config = new_config(recipe.model, tokenizer.vocab_size)
-    return learners.sized(recipe, config) if recipe.method == "hope" else config
+        return learners.read_decoder_config(folder)
+    config = build_config(recipe.model, tokenizer.vocab_size)
+    return learners.adapt_config(recipe, config) if recipe.method == "hope" else config

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from laconic.core.contract import Batch, Documents, Method, State, Step
+from laconic.core.contract import Batch, DocumentBatch, Method, MethodState, StepOutput
 from laconic.core.decoder import Decoder
 from laconic.core.families import DecoderConfig
 from laconic.data.tokens import Tokenizer
@@ -21,7 +21,7 @@ from laconic.recipe.need_learning import kept
 from laconic.recipe.pace import Reads
 from laconic.recipe.schema import Recipe
 from laconic.recipe.sketch import shallow, sketched
-from laconic.training.step import KINDS
+from laconic.training.step import PRECISION_DTYPES
 
 HELD = {"cpu": 1.15, "cuda": 1.0}  # what an allocator holds for a byte that is alive: malloc, measured on five models
 SHARE = 0.95  # of the memory that is free, which a run may take
@@ -65,11 +65,11 @@ def tracked(
 ) -> float:
     """Bytes a row, at the peak of forward and backward, beyond the weights; of the batch that takes most."""
     recipe = settled(recipe)
-    alike = recipe.train.recompute or 1  # every so many blocks
+    alike = recipe.train.activation_checkpointing or 1  # every so many blocks
     depth = min(2 * alike, config.num_hidden_layers)
     few, more = shallow(recipe, config, depth), (config.num_hidden_layers - depth) / alike
     found = [(followed(*few, tokenizer, batch, device), batch.B) for batch in batches]
-    if recipe.reading is not None and recipe.reading.checkpoint_segments:
+    if recipe.compression is not None and recipe.compression.checkpoint_segments:
         found = [((peak, unit(*few, tokenizer, batch, device)), rows) for ((peak, _), rows), batch in
                  zip(found, batches, strict=True)]  # fmt: skip
     return max((peak + more * kept) / rows for (peak, kept), rows in found)
@@ -77,17 +77,17 @@ def tracked(
 
 def settled(recipe: Recipe) -> Recipe:
     """The recipe with as many vectors for every segment as there can be, so that no number decides what is done."""
-    if recipe.reading is None:
+    if recipe.compression is None:
         return recipe
-    return recipe.model_copy(update={"reading": recipe.reading.model_copy(update={"length": "fixed", "kappa": None})})
+    return recipe.model_copy(update={"reading": recipe.compression.model_copy(update={"length": "fixed", "kappa": None})})
 
 
 def unit(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch, device: torch.device) -> float:
     """Bytes that the last blocks leave for the backward pass of the longest segment, all else being computed again."""
-    assert recipe.reading is not None
-    plain = recipe.model_copy(update={"reading": recipe.reading.model_copy(update={"checkpoint_segments": False})})
+    assert recipe.compression is not None
+    plain = recipe.model_copy(update={"reading": recipe.compression.model_copy(update={"checkpoint_segments": False})})
     kept = followed(plain, config, tokenizer, batch, device)[1]
-    windows = [[s.stop - s.start for s in cast(Documents, piece).segments] for piece in batch.pieces]
+    windows = [[s.stop - s.start for s in cast(DocumentBatch, piece).segment_slices] for piece in batch.sequential_parts]
     return kept * max(max(lengths) / sum(lengths) for lengths in windows)
 
 
@@ -104,20 +104,20 @@ def followed(
     method = sketched(recipe, config, tokenizer, 1)
     with FakeTensorMode(allow_non_fake_inputs=True):
         faked(method, device)
-    whole: Any = replace(cast(Any, batch), totals=cast(Method, method).totals(batch))
+    whole: Any = replace(cast(Any, batch), totals=cast(Method, method).loss_denominators(batch))
     tracker, kept, most = follower(), list[int](), 0
     decoder = cast(Decoder, method.decoder)
-    hooks = [h for block in decoder.blocks[len(decoder.blocks) // 2 :] for h in (
+    hooks = [h for block in decoder.layers[len(decoder.layers) // 2 :] for h in (
         block.register_forward_pre_hook(lambda *_: kept.append(-alive(tracker))),
         block.register_forward_hook(lambda *_: kept.append(alive(tracker))),
     )]  # fmt: skip
     tracker.track_external(method)
-    how, state = recipe.train, cast(State | None, None)
+    how, state = recipe.train, cast(MethodState | None, None)
     with tracker:
         for piece in whole.pieces:
             kept.clear()
-            with torch.autocast(device.type, KINDS[how.precision], how.precision != "float32"):
-                step: Step = method(*([piece.to(device)] if state is None else [piece.to(device), state]))
+            with torch.autocast(device.type, PRECISION_DTYPES[how.precision], how.precision != "float32"):
+                step: StepOutput = method(*([piece.to(device)] if state is None else [piece.to(device), state]))
             most = max(most, sum(kept))  # what is computed again in backward counts there
             cast(Any, step.loss).backward()
             state = None if step.state is None else step.state.detach()
@@ -161,13 +161,13 @@ def follower() -> Any:
 
 def counted(recipe: Recipe, config: DecoderConfig, read: Reads) -> float:
     """The same by a formula: what the blocks keep for the backward pass of a piece, and logits."""
-    if recipe.method == "hope" and recipe.learning is not None:
-        shape = learners.shaped(recipe, config, donor=recipe.model.family is None)
-        return 4 * (read.positions * kept(shape, recipe.learning) + 3 * read.scored * config.vocab_size)
+    if recipe.method == "hope" and recipe.inner_loop is not None:
+        shape = learners.build_hope_config(recipe, config, donor=recipe.model.family is None)
+        return 4 * (read.positions * kept(shape, recipe.inner_loop) + 3 * read.scored * config.vocab_size)
     D, F, L, V = config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.vocab_size
     E, H, G = config.head_dim, config.num_attention_heads, config.num_key_value_heads
     width = 4 if recipe.train.precision == "float32" else 2
-    block = 6 * D + 3 * H * E + 4 * G * E + (4 if config.gated else 2) * F
-    if recipe.train.recompute:
+    block = 6 * D + 3 * H * E + 4 * G * E + (4 if config.gated_mlp else 2) * F
+    if recipe.train.activation_checkpointing:
         block = (D + 2 * G * E) + (block - D) // max(1, L)
     return L * (read.positions * block + 2 * G * E * read.joined) * width + 3 * read.scored * V * 4

@@ -5,25 +5,25 @@ The factors were counted on CPU passes of small models of every kind; a test hol
 """
 
 from laconic.methods.hope_config import HopeConfig
-from laconic.methods.learning_settings import Learning, SelfTitansOptions, TitansOptions
+from laconic.methods.learning_settings import InnerLoopConfig, SelfModifyingOptions, TitansOptions
 
 TASK, OWN = (10.5, 0.3), (3.9, 1.35)  # numbers kept of a map's inputs and outputs a token, and of its whole a chunk
 DEEP, AFFINE, MOVED, SHARED, FLAT, STILL = 3.6, 1.6, 1.45, 0.7, 0.54, 0.79
 
 
-def kept(shape: HopeConfig, how: Learning) -> float:
+def kept(shape: HopeConfig, how: InnerLoopConfig) -> float:
     """Numbers that all layers keep for the backward pass, a token of a row."""
     D, L = shape.decoder.hidden_size, shape.decoder.num_hidden_layers
-    learned = how.learn and not shape.levels(0).still
-    levels = sum(level(shape, C, learned) for chunks in shape.chunks for C in chunks)
+    learned = how.enabled and not shape.cms_shape(0).is_frozen
+    levels = sum(level(shape, C, learned) for chunks in shape.chunk_sizes for C in chunks)
     return L * (3 * D + mixed(shape)) + levels
 
 
 def level(shape: HopeConfig, C: int, learned: bool) -> float:
     """One level, of chunk C."""
-    D, F, maps = shape.decoder.hidden_size, shape.decoder.intermediate_size, len(shape.maps)
+    D, F, maps = shape.decoder.hidden_size, shape.decoder.intermediate_size, len(shape.mlp_projections)
     still = 3 * D + 2 * (maps - 1) * F
-    token, chunk = TASK if shape.cms.inner == "task" else OWN
+    token, chunk = TASK if shape.cms.inner_objective == "task" else OWN
     return still + (maps * (token * (D + F) + chunk * D * F / C) if learned else 0)
 
 
@@ -32,17 +32,17 @@ def mixed(shape: HopeConfig) -> float:
     d, o = shape.decoder, shape.memory
     if o is None:
         return 3 * d.num_attention_heads * d.head_dim + 4 * d.num_key_value_heads * d.head_dim
-    E = shape.head or d.hidden_size // shape.heads
+    E = shape.head_dim or d.hidden_size // shape.num_heads
     if isinstance(o, TitansOptions):
-        C = shape.chunk
+        C = shape.memory_chunk_size
         whole = 44 * E + 7.2 * E * E / C + 15.3 * C + 30
-        share = (1.0 if o.depth == 2 else FLAT) * (1.0 if o.momentum else STILL)
-        return shape.heads * (20 * E + 2 * E * E / C if o.checkpoint else share * whole)
-    C = o.chunk_memory
+        share = (1.0 if o.memory_depth == 2 else FLAT) * (1.0 if o.momentum else STILL)
+        return shape.num_heads * (20 * E + 2 * E * E / C if o.activation_checkpointing else share * whole)
+    C = o.memory_chunk_size
     whole = 28 * E + 5 * E * E / C + 18 * C + 83
-    share = {"linear": 1.0, "affine": AFFINE, "mlp": DEEP}[o.memory] * (MOVED if o.momentum else 1.0)
-    share *= SHARED if o.groups == 1 else 1.0
-    return shape.heads * (10 * E + 2 * E * E / C if o.checkpoint else share * whole)
+    share = {"linear": 1.0, "affine": AFFINE, "mlp": DEEP}[o.memory_kind] * (MOVED if o.momentum else 1.0)
+    share *= SHARED if o.gate_groups == 1 else 1.0
+    return shape.num_heads * (10 * E + 2 * E * E / C if o.activation_checkpointing else share * whole)
 
 
 def state_bytes(shape: HopeConfig) -> int:
@@ -53,11 +53,11 @@ def state_bytes(shape: HopeConfig) -> int:
     D, F = shape.decoder.hidden_size, shape.decoder.intermediate_size
     numbers = shape.decoder.num_hidden_layers * memory_numbers(shape)
     moments = shape.cms.inner_optimizer in ("momentum", "delta_momentum", "muon")
-    for chunks in shape.chunks if not shape.levels(0).still else ():
+    for chunks in shape.chunk_sizes if not shape.cms_shape(0).is_frozen else ():
         for l, C in enumerate(chunks):
             nested = shape.cms.structure == "nested" and l < len(chunks) - 1
-            whole = 1 + moments + nested * (1 + (shape.cms.meta == "first_order"))
-            numbers += len(shape.maps) * (whole * D * F + min(C * (D + F), D * F))
+            whole = 1 + moments + nested * (1 + (shape.cms.meta_gradient == "first_order"))
+            numbers += len(shape.mlp_projections) * (whole * D * F + min(C * (D + F), D * F))
     return 4 * numbers
 
 
@@ -66,29 +66,29 @@ def memory_numbers(shape: HopeConfig) -> int:
     o, D = shape.memory, shape.decoder.hidden_size
     if o is None:
         return 0
-    E = shape.head or D // shape.heads
-    copies, square = 2 + o.momentum, shape.heads * E * E
+    E = shape.head_dim or D // shape.num_heads
+    copies, square = 2 + o.momentum, shape.num_heads * E * E
     if isinstance(o, TitansOptions):
-        one = square if o.depth == 1 else 2 * shape.heads * E * (o.hidden or E)
-        return copies * one * (1 + (o.global_chunk is not None)) + 3 * (o.conv - 1) * D
-    tails = (o.conv - 1) * shape.heads * E if o.mix == "map" else 0
+        one = square if o.memory_depth == 1 else 2 * shape.num_heads * E * (o.mlp_width or E)
+        return copies * one * (1 + (o.global_chunk_size is not None)) + 3 * (o.conv_kernel_size - 1) * D
+    tails = (o.conv_kernel_size - 1) * shape.num_heads * E if o.input_proj == "map" else 0
     return copies * square * groups(o) + tails
 
 
-def groups(o: SelfTitansOptions) -> int:
+def groups(o: SelfModifyingOptions) -> int:
     """Matrices of a head that are carried: a shared P of each group, Q of an affine memory, all of an mlp's."""
-    if o.memory == "mlp":
-        return 2 * (1 + len(o.adaptive))
-    return (1 if o.groups == 1 or not o.adaptive else 2) + (o.memory == "affine") * (1 + len(o.adaptive))
+    if o.memory_kind == "mlp":
+        return 2 * (1 + len(o.adaptive_names))
+    return (1 if o.gate_groups == 1 or not o.adaptive_names else 2) + (o.memory_kind == "affine") * (1 + len(o.adaptive_names))
 
 
-def work(shape: HopeConfig, how: Learning) -> float:
+def work(shape: HopeConfig, how: InnerLoopConfig) -> float:
     """FLOP of a token forward through all layers, and of what the levels learn of it."""
     d = shape.decoder
     D, F, L = d.hidden_size, d.intermediate_size, d.num_hidden_layers
-    levels = len(shape.maps) * D * F * sum(map(len, shape.chunks))
-    learned = how.learn and not shape.levels(0).still
-    again = (2 if shape.cms.inner == "task" else 3) if learned else 0
+    levels = len(shape.mlp_projections) * D * F * sum(map(len, shape.chunk_sizes))
+    learned = how.enabled and not shape.cms_shape(0).is_frozen
+    again = (2 if shape.cms.inner_objective == "task" else 3) if learned else 0
     return 2.0 * ((1 + again) * levels + L * mixing(shape))
 
 
@@ -98,6 +98,6 @@ def mixing(shape: HopeConfig) -> float:
     D = d.hidden_size
     if o is None:
         return 2 * D * d.head_dim * (d.num_attention_heads + d.num_key_value_heads)
-    E = shape.head or D // shape.heads
-    maps, C = (5, shape.chunk) if isinstance(o, TitansOptions) else (4, o.chunk_memory)
-    return maps * D * shape.heads * E + shape.heads * (8 * E * E + 1.5 * C * E)
+    E = shape.head_dim or D // shape.num_heads
+    maps, C = (5, shape.memory_chunk_size) if isinstance(o, TitansOptions) else (4, o.memory_chunk_size)
+    return maps * D * shape.num_heads * E + shape.num_heads * (8 * E * E + 1.5 * C * E)

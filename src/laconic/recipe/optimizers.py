@@ -5,25 +5,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.core.errors import Usage
+from laconic.core.errors import UsageError
 from laconic.methods.dgd_optimizer import DGD
 from laconic.methods.m3_optimizer import M3
-from laconic.methods.recorded import record
-from laconic.training.optim import adamw
-from laconic.training.settings import Training
+from laconic.methods.recorded import record_inputs
+from laconic.training.optim import build_adamw
+from laconic.training.settings import TrainingConfig
 
 
-def optimizer(method: nn.Module, how: Training) -> torch.optim.Optimizer:
+def optimizer(method: nn.Module, how: TrainingConfig) -> torch.optim.Optimizer:
     """Over what is trained, all at one rate. M3 and DGD move matrices, AdamW what is none, tables and heads of M3 too.
 
     Only the matrices that M3 moves decay beside those of AdamW alone. Raises `Usage` (2) for a decay with DGD.
     """
     if how.optimizer == "adamw":
-        return adamw(method, how)
+        return build_adamw(method, how)
     adam: dict[str, Any] = {"adam_betas": how.betas, "adam_decay": 0.0}
     if how.optimizer == "m3":
-        return M3(M3.groups(method), how.lr, decay=how.weight_decay, **adam)
+        return M3(M3.build_param_groups(method), how.learning_rate, decay=how.weight_decay, **adam)
     if how.weight_decay:
-        raise Usage(f"train.weight_decay {how.weight_decay} with dgd: its erasing is its decay; leave the key out")
-    named = [(name, p) for name, p in record(method).named_parameters() if p.requires_grad]
-    return DGD(named, how.lr, adam_lr=how.lr, **adam)
+        raise UsageError(f"train.weight_decay {how.weight_decay} with dgd: its erasing is its decay; leave the key out")
+    named = [(name, p) for name, p in record_inputs(method).named_parameters() if p.requires_grad]
+    return DGD(named, how.learning_rate, adam_lr=how.learning_rate, **adam)

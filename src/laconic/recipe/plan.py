@@ -14,12 +14,12 @@ from laconic.core.contract import Batch
 from laconic.core.families import DecoderConfig
 from laconic.data.tokens import Tokenizer
 from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.learner import Learner
+from laconic.methods.learner import NestedLanguageModel
 from laconic.recipe import learners, models
 from laconic.recipe.lengths import Foreseen, Lengths, foreseen, pieces
 from laconic.recipe.need import SHARE, counted, need, settled, tracked
 from laconic.recipe.need_learning import state_bytes
-from laconic.recipe.opened import described
+from laconic.recipe.opened import load_config_and_tokenizer
 from laconic.recipe.pace import Pace, flop, pace, reads
 from laconic.recipe.schema import Recipe
 from laconic.recipe.sketch import sketched
@@ -29,17 +29,17 @@ OTHERS = (24, 80)  # GiB of devices that are not at hand
 
 def plan(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     """Everything `laconic train --plan` tells."""
-    config, tokenizer = described(recipe)
-    models.check_context(recipe, config)
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    models.check_context_length(recipe, config)
     rows, how = foreseen(recipe, tokenizer, config.max_position_embeddings), recipe.train
-    learners.check_reached(recipe, int(rows.lengths.sum(1).max()))
-    steps, each = how.length(rows.rows), how.per_epoch(rows.rows)
-    method, micro = sketched(recipe, config, tokenizer, each), min(how.micro or how.batch, how.batch)
+    learners.check_levels_trainable(recipe, int(rows.lengths.sum(1).max()))
+    steps, each = how.total_updates(rows.rows), how.updates_per_epoch(rows.rows)
+    method, micro = sketched(recipe, config, tokenizer, each), min(how.micro_batch_size or how.batch_size, how.batch_size)
     process = resident()
     row, by = memory(recipe, config, tokenizer, rows, micro, device)
     asked, sizes, room = need(method, row, device), counts(method), free(device)
-    fits = {"here": asked.largest(SHARE * room, how.batch)}
-    fits |= {f"{n} GiB": asked.largest(SHARE * n * 2**30, how.batch) for n in OTHERS}
+    fits = {"here": asked.largest(SHARE * room, how.batch_size)}
+    fits |= {f"{n} GiB": asked.largest(SHARE * n * 2**30, how.batch_size) for n in OTHERS}
     usual, found = typical(recipe, config, method, rows, micro, device, fits["here"])
     return {
         "schema": 1,
@@ -51,12 +51,12 @@ def plan(recipe: Recipe, device: torch.device) -> dict[str, Any]:
         "steps_per_epoch": each,
         "lengths": lengths(rows.lengths, rows.parts),
         "notes": list(rows.notes),
-        "flop_per_step": flop(recipe, config, usual, how.batch),
-        "memory": {"bytes": asked.peak(micro, how.batch), "by": by, "micro": micro, "process": process},
+        "flop_per_step": flop(recipe, config, usual, how.batch_size),
+        "memory": {"bytes": asked.peak(micro, how.batch_size), "by": by, "micro": micro, "process": process},
         "largest_micro": {**fits, "free": room},
         "seconds": {"step": found.seconds, "run": found.seconds * steps, "by": found.by},
         "disk": disk(recipe, sizes),
-    } | ({"state": state_bytes(method.decoder.shape)} if isinstance(method, Learner) else {})
+    } | ({"state": state_bytes(method.decoder.hope_config)} if isinstance(method, NestedLanguageModel) else {})
 
 
 def typical(
@@ -69,9 +69,9 @@ def typical(
     most: int,
 ) -> tuple[Batch, Pace]:
     """A micro-batch of medium width amid the run, and the mean time of an update over the phases of the run."""
-    each, found = recipe.train.per_epoch(rows.rows), pieces(rows.lengths, micro)
-    steps = recipe.train.updates(each)
-    alone = method.alone if isinstance(method, AutoCompressor) and method.phase(steps - 1) == "head" else steps
+    each, found = recipe.train.updates_per_epoch(rows.rows), pieces(rows.lengths, micro)
+    steps = recipe.train.num_updates(each)
+    alone = method.head_only_step if isinstance(method, AutoCompressor) and method.training_phase(steps - 1) == "head" else steps
     phases = [(first, last) for first, last in ((0, alone), (alone, steps)) if last > first] or [(0, steps)]
     middles = [(first + last) // 2 for first, last in phases]
     usual = [batch(rows, found, 0.5, step // max(1, each), step) for step in middles]
@@ -91,16 +91,16 @@ def memory(
 ) -> tuple[float, str]:
     """Bytes of a row in the widest micro-batch, at the peak of a pass; and how they were found."""
     found, ends = pieces(rows.lengths, micro), [0]
-    if recipe.staging:  # Coconut has most chain at its beginning, most latents at its end
-        ends.append(recipe.staging.epochs_per_stage * (recipe.staging.max_stage + 1))
+    if recipe.coconut:  # Coconut has most chain at its beginning, most latents at its end
+        ends.append(recipe.coconut.epochs_per_stage * (recipe.coconut.max_stage + 1))
     wide = [batch(rows, found, 1.0, epoch, 0) for epoch in ends]
     if recipe.method == "hope":
-        return max(counted(recipe, config, reads(recipe, piece)) for one in wide for piece in one.pieces), "by formula"
+        return max(counted(recipe, config, reads(recipe, piece)) for one in wide for piece in one.sequential_parts), "by formula"
     try:
         return tracked(recipe, config, tokenizer, wide, device), "followed through fake tensors"
     except Exception as error:  # both tools are private to torch: whatever they raise, there is the formula
         said = f"by formula, since torch's tracker failed: {type(error).__name__}"
-        every = [reads(settled(recipe), piece) for one in wide for piece in one.pieces]
+        every = [reads(settled(recipe), piece) for one in wide for piece in one.sequential_parts]
         return max(counted(recipe, config, one) for one in every), said
 
 
@@ -155,7 +155,7 @@ def resident() -> int:
 
 def disk(recipe: Recipe, sizes: Mapping[str, int]) -> dict[str, int]:
     """Bytes of a step, and of the steps that are kept."""
-    model = sizes["bytes"] if recipe.train.what == "full" else sizes["trainable_bytes"]
+    model = sizes["bytes"] if recipe.train.trainable == "full" else sizes["trainable_bytes"]
     step = model + 2 * sizes["trainable_bytes"]
     kept = 2 + recipe.train.keep_best
     return {"step": step, "steps_kept": kept, "kept": kept * step}

@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from laconic.core.contract import Example, Source
-from laconic.core.errors import BadInput, Usage
+from laconic.core.contract import ReasoningExample, TrainingData
+from laconic.core.errors import InputError, UsageError
 from laconic.data.examples import read_examples
-from laconic.data.maths import load
-from laconic.data.reasoning import Questions
-from laconic.data.sets import known, parted
-from laconic.data.settings import Data, is_file
+from laconic.data.maths import load_examples
+from laconic.data.reasoning import ReasoningDataset
+from laconic.data.sets import find_dataset, split_name
+from laconic.data.settings import DataConfig, is_row_file
 from laconic.evaluation import protocols
-from laconic.evaluation.protocols import Protocol
-from laconic.recipe.opened import Opened
-from laconic.recipe.rows import held_out, in_words
+from laconic.evaluation.protocols import AnswerProtocol
+from laconic.recipe.opened import LoadedRun
+from laconic.recipe.rows import load_held_out, has_text_answers
 from laconic.recipe.schema import Recipe
 
-OWN = ("test", "valid")  # the sets that a recipe itself names
+RECIPE_SPLITS = ("test", "valid")  # the sets that a recipe itself names
 
 
 @dataclass(frozen=True)
@@ -30,23 +30,23 @@ class QuestionSet:
     """
 
     name: str
-    source: Source
-    examples: Sequence[Example]
-    protocol: Protocol
+    source: TrainingData
+    examples: Sequence[ReasoningExample]
+    protocol: AnswerProtocol
     order: Sequence[int]
-    longest: int
-    words: bool
+    max_question_tokens: int
+    has_text_answers: bool
     notes: tuple[str, ...] = ()
 
 
-def question_set(
-    run: Opened,
+def load_question_set(
+    run: LoadedRun,
     name: str,
-    protocol: Protocol,
+    protocol: AnswerProtocol,
     *,
     root: str | None = None,
-    rows: int | None = None,
-    chains: bool = False,
+    limit: int | None = None,
+    with_chains: bool = False,
 ) -> QuestionSet:
     """The questions of a set: a name, a file, or the run's own test or valid; the first `rows` of them.
 
@@ -55,92 +55,92 @@ def question_set(
     """
     data = run.recipe.data
     protocols.check_format(protocol, data.format, str(run.folder))
-    if data.kind == "digits":
-        return generated(run, name, protocol, rows)
-    path, how = place(run.recipe, name, str(run.folder)), reading(data, root, name in OWN)
-    file = name in OWN and data.kind == "jsonl"
-    read = read_examples(path, how, rows) if file else load(path, "valid" if name == "valid" else "test", how, rows)
+    if data.source == "digits":
+        return generated_questions(run, name, protocol, limit)
+    path, how = resolve_set(run.recipe, name, str(run.folder)), evaluation_data_config(data, root, name in RECIPE_SPLITS)
+    file = name in RECIPE_SPLITS and data.source == "jsonl"
+    read = read_examples(path, how, limit) if file else load_examples(path, "valid" if name == "valid" else "test", how, limit)
     protocols.check_gold(protocol, read.examples, path)
-    return encoded(run, title(path), read.examples, protocol, how, chains)
+    return encode_questions(run, set_title(path), read.examples, protocol, how, with_chains)
 
 
-def single(run: Opened, question: str, steps: Sequence[str], gold: str | None, protocol: Protocol) -> QuestionSet:
+def single_question(run: LoadedRun, question: str, steps: Sequence[str], gold: str | None, protocol: AnswerProtocol) -> QuestionSet:
     """One question with its chain. Raises `BadInput` (66) where the model has too few positions for it."""
-    data = reading(run.recipe.data, None, True).model_copy(update={"too_long": "error", "on_bad": "error"})
-    made = encoded(run, "question", [Example("question", question, tuple(steps), gold or "0")], protocol, data, True)
-    return made if gold is not None else replace(made, words=protocol.name == "text" or in_words(data))
+    data = evaluation_data_config(run.recipe.data, None, True).model_copy(update={"too_long": "error", "on_bad": "error"})
+    made = encode_questions(run, "question", [ReasoningExample("question", question, tuple(steps), gold or "0")], protocol, data, True)
+    return made if gold is not None else replace(made, has_text_answers=protocol.name == "text" or has_text_answers(data))
 
 
-def encoded(
-    run: Opened, name: str, examples: Sequence[Example], protocol: Protocol, how: Data, chains: bool
+def encode_questions(
+    run: LoadedRun, name: str, examples: Sequence[ReasoningExample], protocol: AnswerProtocol, data_config: DataConfig, with_chains: bool
 ) -> QuestionSet:
     """Examples as the protocol puts them, made of the run's words."""
     put = [
-        replace(each, question=protocol.question(each.question), steps=each.steps if chains else ())
+        replace(each, question=protocol.format_question(each.question), steps=each.steps if with_chains else ())
         for each in examples
     ]
-    M = run.recipe.thinking.count if run.recipe.thinking else 0
-    source = Questions(
-        put if chains else [replace(each, answer="0") for each in put],  # what stands for the answer is not asked
-        run.parts.tokenizer, how, context=run.parts.decoder.config.max_position_embeddings, thoughts=M,
+    M = run.recipe.latents.num_latents if run.recipe.latents else 0
+    source = ReasoningDataset(
+        put if with_chains else [replace(each, answer="0") for each in put],  # what stands for the answer is not asked
+        run.parts.tokenizer, data_config, max_positions=run.parts.decoder.config.max_position_embeddings, num_latents=M,
     )  # fmt: skip
     there = {each.id for each in source.examples}
     asked = [each for each in put if each.id in there]
-    lengths = [len(source.row(i).question) for i in range(len(source))]
+    lengths = [len(source.get_row(i).question_ids) for i in range(len(source))]
     order = sorted(range(len(asked)), key=lambda i: -lengths[i])
-    words = protocols.whole_decimal(asked[0].answer) is None
-    notes = [f"{name}: {line}" for line in source.counts.lines() if "left out" in line or "cut" in line]
+    words = protocols.parse_gold_decimal(asked[0].answer) is None
+    notes = [f"{name}: {line}" for line in source.counts.describe() if "left out" in line or "cut" in line]
     return QuestionSet(name, source, asked, protocol, order, max(lengths), words, tuple(notes))
 
 
-def generated(run: Opened, name: str, protocol: Protocol, rows: int | None) -> QuestionSet:
+def generated_questions(run: LoadedRun, name: str, protocol: AnswerProtocol, limit: int | None) -> QuestionSet:
     """The questions of the digits task."""
-    place(run.recipe, name, str(run.folder))
+    resolve_set(run.recipe, name, str(run.folder))
     tokenizer, context = run.parts.tokenizer, run.parts.decoder.config.max_position_embeddings
-    found = held_out(run.recipe, tokenizer, context, "valid" if name == "valid" else "test", rows)
+    found = load_held_out(run.recipe, tokenizer, context, "valid" if name == "valid" else "test", limit)
     protocols.check_gold(protocol, found.examples, name)
     longest = cast(Any, found.source.batch([0], 0, 0)).question.shape[1]
     return QuestionSet(name, found.source, found.examples, protocol, range(len(found.examples)), longest, False)
 
 
-def place(recipe: Recipe, name: str, run: str) -> str:
+def resolve_set(recipe: Recipe, name: str, run: str) -> str:
     """The set or file that a name stands for: the recipe's own test or valid, or itself."""
     data = recipe.data
-    if data.kind == "digits" and name not in OWN:
-        raise Usage(f"--on {name}: {run} was trained on generated digits, and has words for no other; ask test")
-    path = getattr(data, name) if name in OWN and data.kind != "digits" else name
+    if data.source == "digits" and name not in RECIPE_SPLITS:
+        raise UsageError(f"--on {name}: {run} was trained on generated digits, and has words for no other; ask test")
+    path = getattr(data, name) if name in RECIPE_SPLITS and data.source != "digits" else name
     if path is None:
-        raise BadInput(f"{name}: {run} names no data.{name}; name a set or a file")
+        raise InputError(f"{name}: {run} names no data.{name}; name a set or a file")
     return path
 
 
-def reading(data: Data, root: str | None, own: bool) -> Data:
+def evaluation_data_config(data: DataConfig, root: str | None, is_recipe_split: bool) -> DataConfig:
     """How rows are read to be asked: all of them; a chain is the recipe's field of its `own` rows alone."""
     asks = {"closed": False, "rows": None, "drop_negative": False, "max_tokens": None}
-    field = data.field if own else None
-    return data.model_copy(update={**asks, "field": field, "root": data.root if root is None else root})
+    field = data.chain_field if is_recipe_split else None
+    return data.model_copy(update={**asks, "field": field, "root": data.data_dir if root is None else root})
 
 
-def title(asked: str) -> str:
+def set_title(asked: str) -> str:
     """What a set is called: our name for it, or that of its file."""
-    if is_file(asked):
+    if is_row_file(asked):
         return Path(asked).stem
-    name, split = parted(asked)
-    found = known(asked)
+    name, split = split_name(asked)
+    found = find_dataset(asked)
     return (found.name if found else name) + (f":{split}" if split not in (None, "test") else "")
 
 
-def check_titles(recipe: Recipe, names: Sequence[str], run: str) -> None:
+def check_unique_titles(recipe: Recipe, names: Sequence[str], run: str) -> None:
     """Raises `Usage` (2) for two files, or a file and a set, whose answers would be kept under one name."""
     places: dict[str, str] = {}
     for name in names:
-        path = place(recipe, name, run)
-        asked = str(Path(path).resolve()) if is_file(path) else title(path)
-        other = places.setdefault(kept_as(title(path)), asked)
+        path = resolve_set(recipe, name, run)
+        asked = str(Path(path).resolve()) if is_row_file(path) else set_title(path)
+        other = places.setdefault(folder_safe_name(set_title(path)), asked)
         if other != asked:
-            raise Usage(f"--on: {other} and {asked} are both called {title(path)}; rename one of the files")
+            raise UsageError(f"--on: {other} and {asked} are both called {set_title(path)}; rename one of the files")
 
 
-def kept_as(name: str) -> str:
+def folder_safe_name(name: str) -> str:
     """A name that a folder may have."""
     return re.sub(r"[^A-Za-z0-9._]+", "-", name)

@@ -5,43 +5,43 @@ from typing import Any, NamedTuple
 
 import torch
 
-from laconic.core.errors import BadInput
-from laconic.core.runs import RunFolder
+from laconic.core.errors import InputError
+from laconic.core.runs import RunDirectory
 from laconic.core.strict import read_json
-from laconic.recipe.build import build
-from laconic.recipe.opened import RECIPE, is_run
+from laconic.recipe.build import build_experiment
+from laconic.recipe.opened import RECIPE_FILE, is_run_dir
 from laconic.recipe.optimizers import optimizer
-from laconic.recipe.read import read
+from laconic.recipe.read import load_recipe
 from laconic.training import loop
 
-INCIDENT = "incident.json"
+INCIDENT_FILE = "incident.json"
 
 
-class Replayed(NamedTuple):
+class ReplayResult(NamedTuple):
     """The incident as it was kept, and the one that is found now."""
 
-    then: dict[str, Any]
-    now: dict[str, Any]
+    recorded: dict[str, Any]
+    repeated: dict[str, Any]
 
 
-def replay(folder: Path, device: torch.device) -> Replayed:
+def replay_update(folder: Path, device: torch.device) -> ReplayResult:
     """Repeats the one update of an incident; nothing is written. Raises `BadInput` (66) where there is none."""
     run = folder.resolve().parent.parent
-    if not (folder / INCIDENT).is_file() or not is_run(run):
-        raise BadInput(f"{folder} is no incident of a run; give RUN/incidents/step-N")
-    then = read_json(folder / INCIDENT)
-    recipe, _ = read(run / RECIPE)
-    built = build(recipe, device)
+    if not (folder / INCIDENT_FILE).is_file() or not is_run_dir(run):
+        raise InputError(f"{folder} is no incident of a run; give RUN/incidents/step-N")
+    then = read_json(folder / INCIDENT_FILE)
+    recipe, _ = load_recipe(run / RECIPE_FILE)
+    built = build_experiment(recipe, device)
     now = loop.replay(
         built.method,
-        built.source,
+        built.training_data,
         recipe.train,
-        run=RunFolder(run),
+        run=RunDirectory(run),
         step=int(then["step"]),
         seed=recipe.seed,
-        model=built.model,
-        bound=built.bound,
+        model_io=built.checkpoint,
+        fingerprints=built.fingerprints,
         device=device,
-        optimizer=optimizer,
+        build_optimizer=optimizer,
     )
-    return Replayed(then, now)
+    return ReplayResult(then, now)

@@ -3,190 +3,190 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
-from laconic.core.contract import Example
-from laconic.core.errors import BadInput, Damaged
+from laconic.core.contract import ReasoningExample
+from laconic.core.errors import InputError, CorruptArtifactError
 from laconic.data import maths
-from laconic.data.copying import Copies
-from laconic.data.drift import drifted
-from laconic.data.encoding import Ids
-from laconic.data.examples import Read, read_examples
-from laconic.data.lanes import Lanes
-from laconic.data.languages import Strings, languages_tokenizer
-from laconic.data.mqar import Mqar, mqar_tokenizer
-from laconic.data.passages import Passages, tokenized
-from laconic.data.reasoning import Questions
-from laconic.data.recall import Recalls, recall_tokenizer
-from laconic.data.settings import Data, Part, Text
-from laconic.data.synthetic import DigitsSource, digits, digits_tokenizer
-from laconic.data.text import Document, documents
+from laconic.data.copying import SelectiveCopyingDataset
+from laconic.data.drift import permute_vocabulary
+from laconic.data.encoding import TokenArray
+from laconic.data.examples import ExamplesFile, read_examples
+from laconic.data.lanes import StatefulBatches
+from laconic.data.languages import FormalLanguageDataset, build_languages_tokenizer
+from laconic.data.mqar import MQARDataset, build_mqar_tokenizer
+from laconic.data.passages import DocumentDataset, tokenize_documents
+from laconic.data.reasoning import ReasoningDataset
+from laconic.data.recall import FactRecallDataset, build_recall_tokenizer
+from laconic.data.settings import DataConfig, SplitName, TextConfig
+from laconic.data.synthetic import DigitsDataset, generate_digit_examples, build_digits_tokenizer
+from laconic.data.text import Document, load_documents
 from laconic.data.tokens import Tokenizer
-from laconic.evaluation.protocols import CODI, DIGIT, Protocol, own
-from laconic.methods.settings import Reading
-from laconic.recipe.schema import DOCUMENTS, Recipe
+from laconic.evaluation.protocols import CODI, DIGIT, AnswerProtocol, default_protocol
+from laconic.methods.settings import CompressionConfig
+from laconic.recipe.schema import DOCUMENT_SOURCES, Recipe
 
-Show = Callable[[str, int, int], None]
-PARTS = get_args(Part)
-Generated = Recalls | Mqar | Copies | Strings
-HELD_OUT = 0  # seed of the order of generated problems held out: the same for every run
+ProgressCallback = Callable[[str, int, int], None]
+SPLIT_NAMES = get_args(SplitName)
+SyntheticData = FactRecallDataset | MQARDataset | SelectiveCopyingDataset | FormalLanguageDataset
+HELD_OUT_EPOCH = 0  # seed of the order of generated problems held out: the same for every run
 
 
-class Rows(NamedTuple):
+class RowSet(NamedTuple):
     """Rows as batches, as text, and how an answer to one is judged; `notes` say what was left out or cut.
 
     Documents are no questions: they have no examples, and nobody judges them.
     """
 
-    source: Questions | DigitsSource | Passages | Lanes | Generated
-    examples: Sequence[Example]
-    protocol: Protocol | None
+    source: ReasoningDataset | DigitsDataset | DocumentDataset | StatefulBatches | SyntheticData
+    examples: Sequence[ReasoningExample]
+    answer_matcher: AnswerProtocol | None
     notes: tuple[str, ...] = ()
 
 
-def training(recipe: Recipe, tokenizer: Tokenizer, context: int, show: Show | None = None) -> Rows:
+def load_training_rows(recipe: Recipe, tokenizer: Tokenizer, context: int, show: ProgressCallback | None = None) -> RowSet:
     """The rows trained on; `show` is told how far they are encoded.
 
     Raises `BadInput` (66) for rows that do not do, or that are held out elsewhere.
     """
     data = recipe.data
-    if data.kind in DOCUMENTS:
+    if data.source in DOCUMENT_SOURCES:
         return of_documents(recipe, tokenizer, context, "train", show=show)
-    if data.kind == "digits":
-        check_own(tokenizer, digits_tokenizer(), "digits")
-        made = DigitsSource(recipe.seed, data.digits, "train", drop_last=data.chain == "drop_last")
-        check_room(made, recipe.thinking.count if recipe.thinking else 0, context)
-        return Rows(made, (), DIGIT)
-    read = maths.training(data) if data.kind == "maths" else from_file(data)
-    M = recipe.thinking.count if recipe.thinking else 0
-    made = Questions(read.examples, tokenizer, data, context=context, thoughts=M, least=recipe.train.batch, show=show)
-    return Rows(made, made.examples, protocol(data), (*read.notes, *made.counts.lines(M)))
+    if data.source == "digits":
+        check_synthetic_tokenizer(tokenizer, build_digits_tokenizer(), "digits")
+        made = DigitsDataset(recipe.seed, data.digits, "train", drop_last=data.chain_steps == "drop_last")
+        check_row_lengths(made, recipe.latents.num_latents if recipe.latents else 0, context)
+        return RowSet(made, (), DIGIT)
+    read = maths.load_training_examples(data) if data.source == "maths" else load_file_rows(data)
+    M = recipe.latents.num_latents if recipe.latents else 0
+    made = ReasoningDataset(read.examples, tokenizer, data, max_positions=context, num_latents=M, min_rows=recipe.train.batch_size, progress=show)
+    return RowSet(made, made.examples, default_answer_matcher(data), (*read.notes, *made.counts.describe(M)))
 
 
 def of_documents(
-    recipe: Recipe, tokenizer: Tokenizer, context: int, part: Part, count: int | None = None, show: Show | None = None
-) -> Rows:
+    recipe: Recipe, tokenizer: Tokenizer, context: int, part: SplitName, count: int | None = None, show: ProgressCallback | None = None
+) -> RowSet:
     """Documents: those trained on, or `count` rows of those held out, whose segments are not drawn."""
     data, train = recipe.data, part == "train"
-    if data.kind != "text":
-        return Rows(generated(data, tokenizer, recipe.seed if train else HELD_OUT, part, count), (), None)
-    found, ids, notes = encoded(recipe, tokenizer, part, show)
-    if recipe.train.carry:
-        many = recipe.train.batch if train or recipe.validation is None else recipe.validation.batch
+    if data.source != "text":
+        return RowSet(build_synthetic(data, tokenizer, recipe.seed if train else HELD_OUT_EPOCH, part, count), (), None)
+    found, ids, notes = encode_documents(recipe, tokenizer, part, show)
+    if recipe.train.stateful:
+        many = recipe.train.batch_size if train or recipe.validation is None else recipe.validation.batch_size
         lanes = many if train else min(many, len(found))
-        made = Lanes(found, ids, data.text.tokens, lanes, recipe.seed if train else HELD_OUT, count)
+        made = StatefulBatches(found, ids, data.text.row_tokens, lanes, recipe.seed if train else HELD_OUT_EPOCH, count)
     else:
-        how, room = segmented(recipe), room_of(recipe, context)
-        least = recipe.train.batch if train else 1
+        how, room = segment_boundaries(recipe), max_segment_tokens(recipe, context)
+        least = recipe.train.batch_size if train else 1
         whole = train and recipe.train.parallel == "fsdp"
-        made = Passages(found, ids, how, recipe.seed, room, fixed=not train, whole=whole, count=count, least=least)
+        made = DocumentDataset(found, ids, how, recipe.seed, room, fixed_segments=not train, pad_to_row_tokens=whole, max_rows=count, min_rows=least)
     said = f"{len(found):,} documents of {sum(map(len, ids)):,} tokens, {len(made):,} rows"
-    return Rows(made, (), None, (*notes, said))
+    return RowSet(made, (), None, (*notes, said))
 
 
-def encoded(
-    recipe: Recipe, tokenizer: Tokenizer, part: Part, show: Show | None = None
-) -> tuple[list[Document], list[Ids], list[str]]:
+def encode_documents(
+    recipe: Recipe, tokenizer: Tokenizer, part: SplitName, show: ProgressCallback | None = None
+) -> tuple[list[Document], list[TokenArray], list[str]]:
     """The documents of a part, each as ids, which drift where the recipe says so; and notes."""
-    found, notes = documents(recipe.data, part)
-    ids, every = tokenized(found, tokenizer, show), recipe.data.text.drift
+    found, notes = load_documents(recipe.data, part)
+    ids, every = tokenize_documents(found, tokenizer, show), recipe.data.text.vocabulary_drift_every
     if every:
-        words = tokenizer.inner.get_vocab_size(with_added_tokens=False)
-        key = (recipe.seed if part == "train" else HELD_OUT, PARTS.index(part))
-        ids = [drifted(each, every, words, (*key, d)) for d, each in enumerate(ids)]
+        words = tokenizer.backend.get_vocab_size(with_added_tokens=False)
+        key = (recipe.seed if part == "train" else HELD_OUT_EPOCH, SPLIT_NAMES.index(part))
+        ids = [permute_vocabulary(each, every, words, (*key, d)) for d, each in enumerate(ids)]
     return found, ids, notes
 
 
-def segmented(recipe: Recipe) -> Text:
+def segment_boundaries(recipe: Recipe) -> TextConfig:
     """How documents are cut: a model that learns while it reads takes a row at once."""
     text = recipe.data.text
     if recipe.method != "hope":
         return text
-    return text.model_copy(update={"segments": "fixed", "segment": text.tokens, "low": None, "high": None})
+    return text.model_copy(update={"segments": "fixed", "segment": text.row_tokens, "low": None, "high": None})
 
 
-def generated(data: Data, tokenizer: Tokenizer, seed: int, part: Part, count: int | None) -> Generated:
+def build_synthetic(data: DataConfig, tokenizer: Tokenizer, seed: int, part: SplitName, count: int | None) -> SyntheticData:
     """Documents made by arithmetic, of a tokenizer of their own. Raises `Damaged` (76) for another."""
-    if data.kind == "mqar":
-        check_own(tokenizer, mqar_tokenizer(), "mqar documents")
-        return Mqar(seed, data.mqar, part, count)
-    if data.kind == "copying":
-        check_own(tokenizer, mqar_tokenizer(), "documents to copy from")
-        return Copies(seed, data.copying, part, count)
-    if data.kind == "languages":
-        check_own(tokenizer, languages_tokenizer(), "strings")
-        return Strings(seed, data.languages, part, count)
-    check_own(tokenizer, recall_tokenizer(), "recall documents")
-    return Recalls(seed, data.recall, part, count)
+    if data.source == "mqar":
+        check_synthetic_tokenizer(tokenizer, build_mqar_tokenizer(), "mqar documents")
+        return MQARDataset(seed, data.mqar, part, count)
+    if data.source == "copying":
+        check_synthetic_tokenizer(tokenizer, build_mqar_tokenizer(), "documents to copy from")
+        return SelectiveCopyingDataset(seed, data.copying, part, count)
+    if data.source == "languages":
+        check_synthetic_tokenizer(tokenizer, build_languages_tokenizer(), "strings")
+        return FormalLanguageDataset(seed, data.formal_languages, part, count)
+    check_synthetic_tokenizer(tokenizer, build_recall_tokenizer(), "recall documents")
+    return FactRecallDataset(seed, data.recall, part, count)
 
 
-def room_of(recipe: Recipe, context: int) -> int:
+def max_segment_tokens(recipe: Recipe, context: int) -> int:
     """Positions that the longest memory, its successor's summaries, a trigger and a first token leave for a segment."""
-    how, text = recipe.reading, recipe.data.text
-    if how is None or how.positions == "zero":
+    how, text = recipe.compression, recipe.data.text
+    if how is None or how.summary_positions == "zero":
         return context
-    return context - slots_before(how, text.tokens // text.mean - 1) - how.cap - 2
+    return context - max_memory_slots(how, text.row_tokens // text.mean_segment_tokens - 1) - how.max_vectors - 2
 
 
-def slots_before(how: Reading, segments: int) -> int:
+def max_memory_slots(how: CompressionConfig, segments: int) -> int:
     """Vectors at most that so many segments have left in a memory."""
-    blocks = min(segments, 1) if how.memory == "replace" else segments
-    return (how.budget or blocks * how.cap) if blocks else 0
+    blocks = min(segments, 1) if how.memory_policy == "replace" else segments
+    return (how.max_memory_vectors or blocks * how.max_vectors) if blocks else 0
 
 
-def from_file(data: Data) -> Read:
+def load_file_rows(data: DataConfig) -> ExamplesFile:
     """The rows of data.path, none of which is held out."""
     path = str(data.path)
-    kept: dict[Part, Read] = {part: held_file(data, part) for part in maths.HELD_OUT if getattr(data, part)}
-    return maths.apart(data, {path: read_examples(path, data, data.rows)}, kept)
+    kept: dict[SplitName, ExamplesFile] = {part: load_held_out_file(data, part) for part in maths.HELD_OUT_PARTS if getattr(data, part)}
+    return maths.merge_training_files(data, {path: read_examples(path, data, data.max_train_rows)}, kept)
 
 
-def check_own(tokenizer: Tokenizer, own: Tokenizer, rows: str) -> None:
+def check_synthetic_tokenizer(tokenizer: Tokenizer, expected: Tokenizer, rows: str) -> None:
     """Raises `Damaged` (76) for another tokenizer than that of generated rows, whose ids they are made of."""
-    ours = own.fingerprint
+    ours = expected.fingerprint
     if tokenizer.fingerprint != ours:
-        raise Damaged(
+        raise CorruptArtifactError(
             f"generated {rows} need the tokenizer {ours}, this is {tokenizer.fingerprint}; take a file of rows"
         )
 
 
-def check_room(source: DigitsSource, thoughts: int, context: int) -> None:
+def check_row_lengths(source: DigitsDataset, thoughts: int, context: int) -> None:
     """Raises `BadInput` (66) where a generated row, by its chain or with its thoughts, is longer than the context."""
     row, thinking = source.batch([0], 0, 0), thoughts + 2 if thoughts else 0
-    need = row.question.shape[1] + max(source.longest, thinking) + row.answer.shape[1]
+    need = row.question_ids.shape[1] + max(source.max_length, thinking) + row.answer_ids.shape[1]
     if need > context:
-        raise BadInput(
+        raise InputError(
             f"a row of {need} positions, the model has {context}; take fewer data.digits.operations or thoughts"
         )
 
 
-def held_out(recipe: Recipe, tokenizer: Tokenizer, context: int, part: Part, count: int | None = None) -> Rows:
+def load_held_out(recipe: Recipe, tokenizer: Tokenizer, context: int, part: SplitName, count: int | None = None) -> RowSet:
     """The first rows of validation or test. Raises `BadInput` (66)."""
     data = recipe.data
-    if data.kind in DOCUMENTS:
+    if data.source in DOCUMENT_SOURCES:
         return of_documents(recipe, tokenizer, context, part, count)
-    if data.kind == "digits":
-        made = DigitsSource(HELD_OUT, data.digits, part, drop_last=data.chain == "drop_last")
-        return Rows(made, digits(HELD_OUT, min(count or len(made), len(made)), data.digits, part), DIGIT)
-    examples = (maths.held(data, part, count) if data.kind == "maths" else held_file(data, part, count)).examples
-    M = recipe.thinking.count if recipe.thinking else 0
-    made = Questions(examples, tokenizer, data, context=context, thoughts=M)
-    return Rows(made, made.examples, protocol(data))
+    if data.source == "digits":
+        made = DigitsDataset(HELD_OUT_EPOCH, data.digits, part, drop_last=data.chain_steps == "drop_last")
+        return RowSet(made, generate_digit_examples(HELD_OUT_EPOCH, min(count or len(made), len(made)), data.digits, part), DIGIT)
+    examples = (maths.load_held_out(data, part, count) if data.source == "maths" else load_held_out_file(data, part, count)).examples
+    M = recipe.latents.num_latents if recipe.latents else 0
+    made = ReasoningDataset(examples, tokenizer, data, max_positions=context, num_latents=M)
+    return RowSet(made, made.examples, default_answer_matcher(data))
 
 
-def held_file(data: Data, part: Part, count: int | None = None) -> Read:
+def load_held_out_file(data: DataConfig, part: SplitName, count: int | None = None) -> ExamplesFile:
     """The rows of data.valid or data.test."""
     path = data.valid if part == "valid" else data.test
     if path is None:
-        raise BadInput(f"data.{part}: absent; name the file of rows that are held out")
+        raise InputError(f"data.{part}: absent; name the file of rows that are held out")
     return read_examples(path, data, count)
 
 
-def protocol(data: Data) -> Protocol:
+def default_answer_matcher(data: DataConfig) -> AnswerProtocol:
     """How an answer of this kind of data is judged during training."""
-    if data.kind == "digits":
+    if data.source == "digits":
         return DIGIT
-    return own(data.format, words=True) if in_words(data) else CODI
+    return default_protocol(data.format, text_answers=True) if has_text_answers(data) else CODI
 
 
-def in_words(data: Data) -> bool:
+def has_text_answers(data: DataConfig) -> bool:
     """Whether answers are no numbers, but the whole text of one."""
-    return data.answers == "text" or (data.kind == "maths" and maths.answers(data) != "number")
+    return data.answer_type == "text" or (data.source == "maths" and maths.get_answer_kind(data) != "number")

@@ -8,57 +8,57 @@ from pathlib import Path
 import torch
 
 from laconic.core.decoder import Decoder
-from laconic.core.errors import Damaged
-from laconic.core.manifest import Files
+from laconic.core.errors import CorruptArtifactError
+from laconic.core.manifest import ManifestWriter
 from laconic.recipe import adapters
-from laconic.recipe.models import Parts
+from laconic.recipe.models import ModelParts
 
 
-class ModelPart:
+class ModelCheckpoint:
     """The decoder or its adapter, what is learned beside it and the tokenizer of a run (training.checkpoint.Model)."""
 
-    def __init__(self, parts: Parts, method: str, what: str) -> None:
-        self.parts, self.method, self.what = parts, method, what
+    def __init__(self, parts: ModelParts, method: str, trainable: str) -> None:
+        self.parts, self.method, self.trainable = parts, method, trainable
 
-    def save(self, files: Files) -> None:
+    def save(self, writer: ManifestWriter) -> None:
         """Writes what was trained, in the layouts that transformers and peft read."""
-        folder, parts = files.folder, self.parts
-        if self.what == "full":
-            moved(folder, parts.decoder.save_pretrained)
+        folder, parts = writer.folder, self.parts
+        if self.trainable == "full":
+            write_then_move(folder, parts.decoder.save_pretrained)
         if parts.adapter is not None:
             adapter = parts.adapter
-            moved(folder, lambda new: adapters.save_adapter(adapter, new))
-        for name, module in parts.beside.items():
-            module.save(folder / name, self.about)
+            write_then_move(folder, lambda new: adapters.save_adapter(adapter, new))
+        for name, module in parts.extra_modules.items():
+            module.save(folder / name, self.fingerprints)
         parts.tokenizer.save(folder)
 
-    def save_rest(self, files: Files) -> None:
+    def save_config_files(self, writer: ManifestWriter) -> None:
         """What stands beside the tensors where they lie in shards."""
         parts = self.parts
-        if self.what == "full":
-            files.text("config.json", json.dumps(parts.decoder.config.to_source(), indent=2) + "\n")
+        if self.trainable == "full":
+            writer.add_text("config.json", json.dumps(parts.decoder.config.to_config_json(), indent=2) + "\n")
         if parts.adapter is not None:
-            adapters.save_settings(parts.adapter, files.folder)
-        parts.tokenizer.save(files.folder)
+            adapters.save_adapter_config(parts.adapter, writer.folder)
+        parts.tokenizer.save(writer.folder)
 
     def load(self, folder: Path) -> None:
         """Reads that back; parameters keep their type and place. Raises `BadInput` (66), `Damaged` (76)."""
         parts = self.parts
-        if self.what == "full":
-            copy_weights(parts.decoder, folder)
+        if self.trainable == "full":
+            load_weights_into(parts.decoder, folder)
         if parts.adapter is not None:
-            adapters.refill(parts.adapter, folder)
-        for name, module in parts.beside.items():
-            module.load(folder / name, self.about)
+            adapters.load_adapter_weights(parts.adapter, folder)
+        for name, module in parts.extra_modules.items():
+            module.load(folder / name, self.fingerprints)
 
     @property
-    def about(self) -> dict[str, str]:
+    def fingerprints(self) -> dict[str, str]:
         """What stands beside a decoder belongs to: the method that trained it, the decoder, its tokenizer."""
-        base = self.parts.decoder.fingerprint if self.what == "full" else self.parts.base
+        base = self.parts.decoder.fingerprint if self.trainable == "full" else self.parts.base
         return {"method": self.method, "base": base, "tokenizer": self.parts.tokenizer.fingerprint}
 
 
-def moved(folder: Path, write: Callable[[Path], None]) -> None:
+def write_then_move(folder: Path, write: Callable[[Path], None]) -> None:
     """What `write` makes of a new folder, moved up into this one."""
     new = folder / ".model"
     write(new)
@@ -68,13 +68,13 @@ def moved(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 @torch.no_grad()
-def copy_weights(decoder: Decoder, folder: Path) -> None:
+def load_weights_into(decoder: Decoder, folder: Path) -> None:
     """The weights of a folder into a decoder's own parameters."""
-    first = decoder.words.weight
+    first = decoder.token_embedding.weight
     found = type(decoder).from_pretrained(folder, first.dtype, first.device)
     sizes = [{name: tuple(p.shape) for name, p in module.named_parameters()} for module in (found, decoder)]
     if sizes[0] != sizes[1]:
-        raise Damaged(f"{folder}: its weights are of another model than the recipe's; take the recipe it was made by")
+        raise CorruptArtifactError(f"{folder}: its weights are of another model than the recipe's; take the recipe it was made by")
     stored = dict(found.named_parameters())
     for name, p in decoder.named_parameters():
         p.copy_(stored[name])

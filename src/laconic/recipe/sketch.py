@@ -12,22 +12,22 @@ from torch import Tensor, nn
 from laconic.core.decoder import Decoder
 from laconic.core.families import DecoderConfig
 from laconic.data.tokens import Tokenizer
-from laconic.methods.learner import Learner
+from laconic.methods.learner import NestedLanguageModel
 from laconic.recipe import learners, models
-from laconic.recipe.methods import method_of
-from laconic.recipe.models import Parts
-from laconic.recipe.schema import Adapter, Recipe
+from laconic.recipe.methods import build_method
+from laconic.recipe.models import ModelParts
+from laconic.recipe.schema import LoraConfig, Recipe
 
 
 class Adapted(nn.Module):
     """A map with LoRA on it, in the types that peft takes: the base as it is held, A and B in float32."""
 
-    def __init__(self, base: nn.Linear, how: Adapter) -> None:
+    def __init__(self, base: nn.Linear, how: LoraConfig) -> None:
         super().__init__()
-        self.base, self.dropout, self.scale = base, how.dropout, how.alpha / how.r
+        self.base, self.dropout, self.scale = base, how.dropout, how.alpha / how.rank
         wide = {"dtype": torch.float32, "device": base.weight.device}
-        self.A = nn.Parameter(torch.empty(how.r, base.in_features, **wide))
-        self.B = nn.Parameter(torch.empty(base.out_features, how.r, **wide))
+        self.A = nn.Parameter(torch.empty(how.rank, base.in_features, **wide))
+        self.B = nn.Parameter(torch.empty(base.out_features, how.rank, **wide))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.base(x)
@@ -38,54 +38,54 @@ class Adapted(nn.Module):
 def sketched(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, per_epoch: int) -> nn.Module:
     """The method on a decoder of these sizes, all on meta; only what is trained asks for gradients."""
     with torch.device("meta"):
-        decoder = learners.sketched(recipe, config).to(getattr(torch, recipe.model.dtype))
-    decoder.recompute = recipe.train.recompute
+        decoder = learners.build_meta_model(recipe, config).to(getattr(torch, recipe.model.dtype))
+    decoder.activation_checkpointing = recipe.train.activation_checkpointing
     simple = plainly(recipe)
-    thoughts = models.new_thoughts(decoder, tokenizer, simple)
-    summaries = models.new_summaries(decoder, tokenizer, simple)
-    decoder.requires_grad_(recipe.train.what == "full")
-    if recipe.train.what == "lora" and recipe.lora:
+    thoughts = models.build_latents(decoder, tokenizer, simple)
+    summaries = models.build_summary_parameters(decoder, tokenizer, simple)
+    decoder.requires_grad_(recipe.train.trainable == "full")
+    if recipe.train.trainable == "lora" and recipe.lora:
         adapt(decoder, recipe.lora)
-    parts = Parts(decoder, tokenizer, thoughts, None, "", summaries)
-    return method_of(parts, recipe, per_epoch).to("meta").train()
+    parts = ModelParts(decoder, tokenizer, thoughts, None, "", summaries)
+    return build_method(parts, recipe, per_epoch).to("meta").train()
 
 
 def plainly(recipe: Recipe) -> Recipe:
     """The recipe with thoughts and summaries that start without a look at the weights."""
-    if recipe.reading is not None:
-        recipe = recipe.model_copy(update={"reading": recipe.reading.model_copy(update={"summary_init": "normal"})})
-    if recipe.thinking is None:
+    if recipe.compression is not None:
+        recipe = recipe.model_copy(update={"reading": recipe.compression.model_copy(update={"summary_init": "normal"})})
+    if recipe.latents is None:
         return recipe
-    return recipe.model_copy(update={"thinking": recipe.thinking.model_copy(update={"project_scale": "unit"})})
+    return recipe.model_copy(update={"thinking": recipe.latents.model_copy(update={"project_scale": "unit"})})
 
 
-def adapt(decoder: Decoder, how: Adapter) -> None:
+def adapt(decoder: Decoder, how: LoraConfig) -> None:
     """LoRA on the maps of the blocks that the recipe names."""
-    chosen = models.attention_maps(decoder) if how.modules == "attention" else None
+    chosen = models.attention_projection_names(decoder) if how.target_modules == "attention" else None
     ends = [""] if chosen is None else [f".{name}" for name in chosen]
-    for name, module in list(decoder.blocks.named_modules()):
+    for name, module in list(decoder.layers.named_modules()):
         home, _, last = name.rpartition(".")
         if isinstance(module, nn.Linear) and any(f".{name}".endswith(end) for end in ends):
-            setattr(decoder.blocks.get_submodule(home), last, Adapted(module, how))
+            setattr(decoder.layers.get_submodule(home), last, Adapted(module, how))
 
 
 def shallow(recipe: Recipe, config: DecoderConfig, depth: int) -> tuple[Recipe, DecoderConfig]:
     """The same with fewer layers."""
     few = replace(
-        config, num_hidden_layers=depth, windows=config.windows[:depth], score_scale=config.score_scale[:depth]
+        config, num_hidden_layers=depth, sliding_windows=config.sliding_windows[:depth], attention_scales=config.attention_scales[:depth]
     )
-    layers = recipe.matching.kv_layers if recipe.matching else None
-    if layers is None or recipe.matching is None:
+    layers = recipe.kv_distillation.layers if recipe.kv_distillation else None
+    if layers is None or recipe.kv_distillation is None:
         return recipe, few
     kept = tuple(layer for layer in layers if layer < depth) or (0,)
-    return recipe.model_copy(update={"matching": recipe.matching.model_copy(update={"kv_layers": kept})}), few
+    return recipe.model_copy(update={"matching": recipe.kv_distillation.model_copy(update={"kv_layers": kept})}), few
 
 
 def filled(method: nn.Module, device: torch.device) -> nn.Module:
     """The same on a device, with numbers that mean nothing; those that gate what is learned are as at the start."""
-    if isinstance(method, Learner):
-        shape = method.decoder.shape
-        return Learner(learners.kind(shape)(shape), method.learning).to(device)
+    if isinstance(method, NestedLanguageModel):
+        shape = method.decoder.hope_config
+        return NestedLanguageModel(learners.model_class(shape)(shape), method.config).to(device)
     method.to_empty(device=device)
     for p in method.parameters():
         nn.init.normal_(p.data, 0.0 if p.ndim == 2 else 1.0, 0.02)

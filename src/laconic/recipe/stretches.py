@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laconic.core.contract import Documents
-from laconic.data.reasoning import grid
-from laconic.data.segmenting import Cuts
-from laconic.data.streaming import plain
-from laconic.data.text import Document, documents
+from laconic.core.contract import DocumentBatch
+from laconic.data.reasoning import pad_rows
+from laconic.data.segmenting import SegmentBoundaries
+from laconic.data.streaming import disable_special_tokens
+from laconic.data.text import Document, load_documents
 from laconic.data.tokens import Tokenizer
-from laconic.recipe.rows import Generated, room_of, segmented, training
+from laconic.recipe.rows import SyntheticData, max_segment_tokens, segment_boundaries, load_training_rows
 from laconic.recipe.schema import Recipe
 
 LOOK = 400_000  # characters that are encoded, of documents that have more
@@ -26,20 +26,20 @@ class Stretches:
     fingerprint = ""
 
     def __init__(self, lengths: NDArray[np.int64], recipe: Recipe, context: int) -> None:
-        self.lengths, self.how = lengths, segmented(recipe)
-        self.cuts = Cuts(self.how, recipe.seed, room_of(recipe, context))
+        self.lengths, self.how = lengths, segment_boundaries(recipe)
+        self.cuts = SegmentBoundaries(self.how, recipe.seed, max_segment_tokens(recipe, context))
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Documents:
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         """The rows on a grid, every token the first of the vocabulary."""
-        text, live = grid([[0] * int(n) for n in self.lengths[list(rows), 0]])
+        text, live = pad_rows([[0] * int(n) for n in self.lengths[list(rows), 0]])
         width = text.shape[1]
-        return Documents(
-            text, live, live.clone(), (*(end for end in self.cuts.drawn(step) if end < width), width),
+        return DocumentBatch(
+            text, live, live.clone(), (*(end for end in self.cuts.random_ends(step) if end < width), width),
             torch.as_tensor(rows, dtype=torch.long), tuple(map(str, rows)), epoch, step,
-            windows=(self.how.window, self.how.overlap),
+            windows=(self.how.segments_per_window, self.how.segment_overlap),
         )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ class Found(NamedTuple):
     """Rows: how many there are, batches of them, their lengths [n, 1], what is to be said, whether it is assumed."""
 
     rows: int
-    source: Stretches | Generated
+    source: Stretches | SyntheticData
     lengths: NDArray[np.int64]
     notes: tuple[str, ...]
     assumed: bool
@@ -56,23 +56,23 @@ class Found(NamedTuple):
 def stretches(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Found:
     """The rows of documents that a recipe is trained on. Raises `BadInput` (66) where they are bad or nobody knows."""
     data, steps = recipe.data, recipe.train.steps
-    if data.kind != "text":
-        made = cast(Generated, training(recipe, tokenizer, context).source)
-        return Found(len(made), made, np.full((len(made), 1), made.longest), (), False)
-    whole = data.text.tokens
+    if data.source != "text":
+        made = cast(SyntheticData, load_training_rows(recipe, tokenizer, context).source)
+        return Found(len(made), made, np.full((len(made), 1), made.max_length), (), False)
+    whole = data.text.row_tokens
     if steps is not None and (data.path is None or not Path(data.path).is_file()):
-        rows = steps * recipe.train.batch
+        rows = steps * recipe.train.batch_size
         where = Path(data.path).name if data.path else (data.name or ("",))[0]
         note = (
             f"{where} is not at hand: rows of {whole:,} tokens, as many as the steps ask for, so both are assumed; "
             "data.path=FILE counts yours"
         )
-        lengths = np.full((recipe.train.batch, 1), whole)
+        lengths = np.full((recipe.train.batch_size, 1), whole)
         return Found(rows, Stretches(lengths, recipe, context), lengths, (note,), True)
-    found, notes = documents(data, "train")
+    found, notes = load_documents(data, "train")
     tokens = tokens_of(found, tokenizer)
-    if recipe.train.carry:  # pieces of lanes, and with each the token after it
-        B, count = recipe.train.batch, sum(len(range(0, n - 1, whole)) for n in tokens)
+    if recipe.train.stateful:  # pieces of lanes, and with each the token after it
+        B, count = recipe.train.batch_size, sum(len(range(0, n - 1, whole)) for n in tokens)
         lengths = np.full((count // B * B, 1), whole + 1, dtype=np.int64)
     else:
         lengths = np.array([n for each in tokens for n in cut(each, whole)], dtype=np.int64)[:, None]
@@ -82,7 +82,7 @@ def stretches(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Found:
 
 def tokens_of(documents: Sequence[Document], tokenizer: Tokenizer) -> list[int]:
     """Tokens of each document; once LOOK characters are encoded, by their number of characters."""
-    inner, found, seen, made = plain(tokenizer), list[int](), 0, 0
+    inner, found, seen, made = disable_special_tokens(tokenizer), list[int](), 0, 0
     for document in documents:
         text = document.text
         part = text[: LOOK - seen]

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from laconic.core import finite, state_file
 from laconic.core import state as values
-from laconic.core.state import State
+from laconic.core.state import FastWeightState
 from laconic.methods.hope_model import Hope
-from laconic.methods.learner import handed_on
-from laconic.recipe.going import Going, Grid
+from laconic.methods.learner import carry_state
+from laconic.recipe.going import ResumableReading, PaddedIds
 
 
-class Document(NamedTuple):
+class ReadDocument(NamedTuple):
     """A text that was read into a row of a state: its SHA-256 (UTF-8) and its tokens."""
 
     name: str
@@ -25,7 +25,7 @@ class Document(NamedTuple):
     tokens: int
 
 
-class Study(Going[State]):
+class StateReadingJob(ResumableReading[FastWeightState]):
     """Texts on their way into a state; `before` is the state of one row that each text begins on.
 
     Attention sees `window` tokens at most: then it begins anew, and what was learned stays. `run` raises `NonFinite`
@@ -34,44 +34,44 @@ class Study(Going[State]):
 
     kind = "study"
 
-    def __init__(self, model: Hope, window: int, before: State | None = None) -> None:
-        super().__init__(model.words.weight.device)
-        self.model, self.window, self.before = model, window, before
+    def __init__(self, model: Hope, window: int, before: FastWeightState | None = None) -> None:
+        super().__init__(model.token_embedding.weight.device)
+        self.model, self.window, self.initial_state = model, window, before
 
     @property
-    def documents(self) -> list[tuple[Document, ...]]:
+    def documents(self) -> list[tuple[ReadDocument, ...]]:
         """What each row that is done has read."""
-        return [(Document(x.name, x.digest.hexdigest(), sum(x.segments)),) for x in self.texts]
+        return [(ReadDocument(x.name, x.digest.hexdigest(), sum(x.segments)),) for x in self.texts]
 
     @torch.no_grad()
-    def advanced(self, piece: Grid) -> State:
+    def advance(self, piece: PaddedIds) -> FastWeightState:
         """The state after one more piece of every text that still has one."""
-        state = self.now
+        state = self.current
         if state is None:
-            B = len(piece.text)
-            state = self.model.start(B) if self.before is None else values.repeat(self.before, B)
-        state = with_room(self.model, state, piece.text.shape[1], self.window)
-        live = None if bool(piece.live.all()) else piece.live
-        after = cast(State, finite.read(self.model, piece.text, state, live=live, names=self.names).state)
-        self.tokens += int(piece.live.sum())
+            B = len(piece.input_ids)
+            state = self.model.initial_state(B) if self.initial_state is None else values.repeat_rows(self.initial_state, B)
+        state = fit_attention_window(self.model, state, piece.input_ids.shape[1], self.window)
+        live = None if bool(piece.attention_mask.all()) else piece.attention_mask
+        after = cast(FastWeightState, finite.read_tokens_checked(self.model, piece.input_ids, state, attention_mask=live, row_names=self.names).cache)
+        self.tokens += int(piece.attention_mask.sum())
         return after
 
-    def joined(self, before: State | None, done: State) -> State:
+    def append_rows(self, before: FastWeightState | None, done: FastWeightState) -> FastWeightState:
         """All rows."""
-        return done if before is None else values.join(before, done)
+        return done if before is None else values.concat_rows(before, done)
 
-    def apart(self, held: State, prefix: str) -> tuple[Mapping[str, Tensor], Any]:
+    def to_tensors(self, held: FastWeightState, prefix: str) -> tuple[Mapping[str, Tensor], Any]:
         """As a state's file has it."""
-        return state_file.apart(held, prefix)
+        return state_file.flatten_tree(held, prefix)
 
-    def built(self, form: Any, tensors: Mapping[str, Tensor], prefix: str) -> State:
+    def from_tensors(self, form: Any, tensors: Mapping[str, Tensor], prefix: str) -> FastWeightState:
         """From its form, which names its tensors."""
-        return values.to(state_file.built(form, tensors, set(tensors)), self.device)
+        return values.to(state_file.unflatten_tree(form, tensors, set(tensors)), self.device)
 
 
-def with_room(model: Hope, state: State, coming: int, window: int) -> State:
+def fit_attention_window(model: Hope, state: FastWeightState, num_new_tokens: int, window: int) -> FastWeightState:
     """A state on which so many tokens may be read: where attention has no room for them, it has read nothing yet."""
     cache = next((layer.cache for layer in state.layers if layer.cache is not None), None)
-    if cache is None or cache.S + coming <= window:
+    if cache is None or cache.S + num_new_tokens <= window:
         return state
-    return handed_on(model, state)
+    return carry_state(model, state)

@@ -6,20 +6,20 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from laconic.evaluation.evaluate import judged
-from laconic.evaluation.protocols import Protocol, check_gold
-from laconic.recipe.methods import answer, staged, writing
-from laconic.recipe.models import Parts
-from laconic.recipe.rows import held_out
-from laconic.recipe.schema import DOCUMENTS, Recipe
-from laconic.recipe.watching import documents
-from laconic.training.ranks import Alone, Ranks, spread
+from laconic.evaluation.evaluate import match_answers
+from laconic.evaluation.protocols import AnswerProtocol, check_gold
+from laconic.recipe.methods import answer_questions, set_stage, answer_decoding
+from laconic.recipe.models import ModelParts
+from laconic.recipe.rows import load_held_out
+from laconic.recipe.schema import DOCUMENT_SOURCES, Recipe
+from laconic.recipe.watching import build_document_validation
+from laconic.training.ranks import SingleProcess, Ranks, map_over_ranks
 
-TEACHERS = ("codi", "pccot", "kava")  # methods that also learn to write the chain
+COT_TEACHER_METHODS = ("codi", "pccot", "kava")  # methods that also learn to write the chain
 
 
-def validation(
-    recipe: Recipe, parts: Parts, method: nn.Module, device: torch.device, ranks: Ranks | None = None
+def build_validation(
+    recipe: Recipe, parts: ModelParts, method: nn.Module, device: torch.device, ranks: Ranks | None = None
 ) -> Callable[[int], Mapping[str, float]] | None:
     """Gives an epoch's `accuracy`, and that of the chain as `teacher_accuracy`; None where a recipe asks for none.
 
@@ -28,28 +28,28 @@ def validation(
     how = recipe.validation
     if how is None:
         return None
-    if recipe.data.kind in DOCUMENTS:
-        return documents(recipe, parts, method, device, ranks or Alone())
-    rows = held_out(recipe, parts.tokenizer, parts.decoder.config.max_position_embeddings, "valid", how.rows)
-    protocol = cast(Protocol, rows.protocol)  # None only for documents, which no method answers
+    if recipe.data.source in DOCUMENT_SOURCES:
+        return build_document_validation(recipe, parts, method, device, ranks or SingleProcess())
+    rows = load_held_out(recipe, parts.tokenizer, parts.decoder.config.max_position_embeddings, "valid", how.max_rows)
+    protocol = cast(AnswerProtocol, rows.answer_matcher)  # None only for documents, which no method answers
     check_gold(protocol, rows.examples, "data.valid", 'set data.answers = "text", or mend the row')
-    asked = writing(parts, recipe, how.max_tokens)
-    both = how.teacher and recipe.method in TEACHERS
+    asked = answer_decoding(parts, recipe, how.max_tokens)
+    both = how.with_cot and recipe.method in COT_TEACHER_METHODS
 
     def right(places: list[int], teacher: bool) -> list[bool]:
         found: list[bool] = []
-        for at in range(0, len(places), how.batch):
-            some = places[at : at + how.batch]
-            answers = answer(method, cast(Any, rows.source.batch(some, 0, 0)).to(device), asked, teacher=teacher)
-            found += [row.right for row in judged(answers, [rows.examples[i] for i in some], protocol)]
+        for at in range(0, len(places), how.batch_size):
+            some = places[at : at + how.batch_size]
+            answers = answer_questions(method, cast(Any, rows.source.batch(some, 0, 0)).to(device), asked, teacher=teacher)
+            found += [row.is_correct for row in match_answers(answers, [rows.examples[i] for i in some], protocol)]
         return found
 
     def share(teacher: bool) -> float:
-        found = spread(ranks or Alone(), len(rows.examples), lambda places: right(places, teacher))
+        found = map_over_ranks(ranks or SingleProcess(), len(rows.examples), lambda places: right(places, teacher))
         return sum(found) / len(found)
 
     def shares(epoch: int) -> Mapping[str, float]:
-        staged(method, epoch)
+        set_stage(method, epoch)
         return {"accuracy": share(False)} | ({"teacher_accuracy": share(True)} if both else {})
 
     return shares

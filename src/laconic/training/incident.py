@@ -9,16 +9,16 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.module_tracker import ModuleTracker
 
 from laconic.core import artifact
-from laconic.core.contract import Batch, Locating, Source
-from laconic.core.manifest import Files
-from laconic.core.runs import RunFolder
+from laconic.core.contract import Batch, LocatesNonFinite, TrainingData
+from laconic.core.manifest import ManifestWriter
+from laconic.core.runs import RunDirectory
 from laconic.training import checkpoint
-from laconic.training.step import Did, Place, Updating
+from laconic.training.step import UpdateResult, UpdateIndex, Updater
 
-UNFILLED = ("aten::empty", "aten::new_empty")  # memory as it was found
+UNINITIALIZED_OPS = ("aten::empty", "aten::new_empty")  # memory as it was found
 
 
-class Watch(TorchDispatchMode):
+class FirstNonFiniteOp(TorchDispatchMode):
     """Remembers the first operation that gives NaN or +infinity, and the modules it ran in; -infinity is a mask's."""
 
     def __init__(self, modules: ModuleTracker) -> None:
@@ -27,77 +27,77 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if not self.first and not func.name().startswith(UNFILLED) and any(map(odd, tree_leaves(found))):
+        if not self.first and not func.name().startswith(UNINITIALIZED_OPS) and any(map(has_nonfinite, tree_leaves(found))):
             inside = max(self.modules.parents - {"Global"}, key=len, default="")
             way = " in backward" if self.modules.is_bw else ""
             self.first = f"{inside}: {func.name()}{way}" if inside else f"{func.name()}{way}"
         return found
 
 
-def odd(value: Any) -> bool:
+def has_nonfinite(value: Any) -> bool:
     """Whether a tensor holds NaN or +infinity."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
         return False
     return bool((value.isnan() | (value == math.inf)).any())
 
 
-def explain(updating: Updating, source: Source, at: Place, did: Did, before: checkpoint.Tensors) -> dict[str, Any]:
+def build_report(updater: Updater, data: TrainingData, index: UpdateIndex, result: UpdateResult, random_state: checkpoint.Tensors) -> dict[str, Any]:
     """The update in words and numbers; it is run once more, from the random numbers `before`, to see where it began."""
     largest = {
-        n: updating.ranks.whole(p.detach().abs().max()).item()
-        for n, p in updating.method.named_parameters()
+        n: updater.ranks.full_tensor(p.detach().abs().max()).item()
+        for n, p in updater.method.named_parameters()
         if p.numel()
     }
     spoilt = [name for name, value in largest.items() if not math.isfinite(value)]
-    batches, _ = updating.batches(source, at)
-    checkpoint.set_random_state(before)
-    with ModuleTracker() as modules, Watch(modules) as watch:
-        updating.descend(batches)
-    updating.optimizer.zero_grad()
-    where = f"parameter {spoilt[0]}" if spoilt else located(updating, batches)
+    batches, _ = updater.make_micro_batches(data, index)
+    checkpoint.set_random_state(random_state)
+    with ModuleTracker() as modules, FirstNonFiniteOp(modules) as watch:
+        updater.backward_micro_batches(batches)
+    updater.optimizer.zero_grad()
+    where = f"parameter {spoilt[0]}" if spoilt else locate_with_method(updater, batches)
     return {
-        "step": at.step + 1,
-        "epoch": at.epoch,
-        "rows": list(at.rows),
+        "step": index.step + 1,
+        "epoch": index.epoch,
+        "rows": list(index.rows),
         "ids": [identity for batch in batches for identity in batch.ids],
-        "rank": updating.ranks.rank,
-        "micro": updating.micro,
-        "outcome": did.outcome,
-        "numbers": {name: value if math.isfinite(value) else None for name, value in did.numbers.items()},
+        "rank": updater.ranks.rank,
+        "micro": updater.micro_batch_size,
+        "outcome": result.status,
+        "numbers": {name: value if math.isfinite(value) else None for name, value in result.metrics.items()},
         "first": where or watch.first,
         "operation": watch.first,
         "largest": {name: value if math.isfinite(value) else None for name, value in largest.items()},
     }
 
 
-def located(updating: Updating, batches: list[Batch]) -> str:
+def locate_with_method(updater: Updater, batches: list[Batch]) -> str:
     """What the method says of where it began."""
-    method = updating.method
-    if not isinstance(method, Locating):
+    method = updater.method
+    if not isinstance(method, LocatesNonFinite):
         return ""
-    for batch, state in zip(batches, updating.carried(len(batches)), strict=True):
-        with updating.computing():
-            if where := method.located(batch.to(updating.device), state):
+    for batch, state in zip(batches, updater.incoming_states(len(batches)), strict=True):
+        with updater.autocast():
+            if where := method.locate_nonfinite(batch.to(updater.device), state):
                 return where
     return ""
 
 
-def dump(
-    updating: Updating, source: Source, at: Place, did: Did, before: checkpoint.Tensors, run: RunFolder | None
+def write_report(
+    updater: Updater, data: TrainingData, index: UpdateIndex, result: UpdateResult, random_state: checkpoint.Tensors, run: RunDirectory | None
 ) -> str:
     """Writes incidents/step-N and says where it began; an incident that is there already stays."""
-    about = explain(updating, source, at, did, before)
+    about = build_report(updater, data, index, result, random_state)
     began = f", first in {about['first']}" if about["first"] else ""
     if run is None:
         return began
-    rank = updating.ranks.rank
-    folder = run.path / "incidents" / (f"step-{at.step + 1:06d}" + (f"-rank-{rank}" if rank else ""))
+    rank = updater.ranks.rank
+    folder = run.path / "incidents" / (f"step-{index.step + 1:06d}" + (f"-rank-{rank}" if rank else ""))
 
     def write(new: Any) -> None:
-        files = Files(new)
-        files.json("incident.json", about)
-        files.tensors("rng.safetensors", before)
+        files = ManifestWriter(new)
+        files.add_json("incident.json", about)
+        files.add_tensors("rng.safetensors", random_state)
 
     if not folder.exists():
-        artifact.commit_folder(folder, write)
+        artifact.write_folder_atomically(folder, write)
     return f"{began}; see {folder}"

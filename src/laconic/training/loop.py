@@ -7,36 +7,36 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from laconic.core.contract import Source
-from laconic.core.errors import BadInput
-from laconic.core.runs import RunFolder
+from laconic.core.contract import TrainingData
+from laconic.core.errors import InputError
+from laconic.core.runs import RunDirectory
 from laconic.training import checkpoint, incident
-from laconic.training.checkpoint import Model, Plain
-from laconic.training.optim import adamw
-from laconic.training.ranks import Alone, Ranks
-from laconic.training.running import Outcome, Resume, Running, Show, Validate, started
-from laconic.training.settings import Training
-from laconic.training.signals import heard
-from laconic.training.step import Optimizers, place
+from laconic.training.checkpoint import ModelIO, StateDictIO
+from laconic.training.optim import build_adamw
+from laconic.training.ranks import SingleProcess, Ranks
+from laconic.training.running import TrainingResult, Resume, TrainingRun, ProgressFn, ValidateFn, choose_start
+from laconic.training.settings import TrainingConfig
+from laconic.training.signals import handle_signals
+from laconic.training.step import OptimizerBuilder, compute_update_index
 
 
 def train(
     method: nn.Module,
-    source: Source,
-    how: Training,
+    data: TrainingData,
+    config: TrainingConfig,
     *,
-    run: RunFolder | None = None,
+    run: RunDirectory | None = None,
     seed: int = 0,
-    model: Model | None = None,
-    bound: Mapping[str, str] | None = None,
-    validate: Validate | None = None,
-    show: Show | None = None,
+    model_io: ModelIO | None = None,
+    fingerprints: Mapping[str, str] | None = None,
+    validate: ValidateFn | None = None,
+    report_progress: ProgressFn | None = None,
     ranks: Ranks | None = None,
     device: torch.device | str = "cpu",
-    optimizer: Optimizers = adamw,
+    build_optimizer: OptimizerBuilder = build_adamw,
     resume: Resume = "auto",
-    track: str | None = None,
-) -> Outcome:
+    tracker_project: str | None = None,
+) -> TrainingResult:
     """Trains until the steps are done or `how.stop_when` is reached; with a `run`, which the caller holds, on disk.
 
     `model` writes and reads the model part of a step; default: all tensors of the method as they are called there.
@@ -48,50 +48,50 @@ def train(
     Raises `NonFinite` (65) with an incident, `BadInput` (66), `OutOfMemory` (71), `Busy` (73), `NoSpace` (74),
     `Preempted` (75) after a signal, `Damaged` (76).
     """
-    if len(source) < how.batch:
-        raise BadInput(f"train: {len(source)} rows, a batch has {how.batch}; take a smaller batch or more rows")
-    with kernels(how, torch.device(device)), heard() as stop:
-        model, ranks = model or Plain(method), ranks or Alone()
-        start = started(run, resume, ranks) if run else None
-        training = Running(method, source, how, run, seed, model, bound or {}, ranks, device, start, optimizer)
-        training.begin(track)
+    if len(data) < config.batch_size:
+        raise InputError(f"train: {len(data)} rows, a batch has {config.batch_size}; take a smaller batch or more rows")
+    with deterministic_kernels(config, torch.device(device)), handle_signals() as stop:
+        model_io, ranks = model_io or StateDictIO(method), ranks or SingleProcess()
+        start = choose_start(run, resume, ranks) if run else None
+        training = TrainingRun(method, data, config, run, seed, model_io, fingerprints or {}, ranks, device, start, build_optimizer)
+        training.open_metrics(tracker_project)
         try:
-            training.go(stop, validate, show)
+            training.run_to_end(stop, validate, report_progress)
         finally:
-            training.end()
-        return training.outcome
+            training.close()
+        return training.result
 
 
 def replay(
     method: nn.Module,
-    source: Source,
-    how: Training,
+    data: TrainingData,
+    config: TrainingConfig,
     *,
-    run: RunFolder,
+    run: RunDirectory,
     step: int,
     seed: int = 0,
-    model: Model | None = None,
-    bound: Mapping[str, str] | None = None,
+    model_io: ModelIO | None = None,
+    fingerprints: Mapping[str, str] | None = None,
     ranks: Ranks | None = None,
     device: torch.device | str = "cpu",
-    optimizer: Optimizers = adamw,
+    build_optimizer: OptimizerBuilder = build_adamw,
 ) -> dict[str, Any]:
     """Goes to the update that gave incidents/step-N, by N = `step`, and repeats it; what it gives is the incident."""
-    with kernels(how, torch.device(device)):
-        model, ranks = model or Plain(method), ranks or Alone()
-        earlier = [number for number in run.numbers() if number < step]
-        start = run.asked(earlier[-1]) if earlier else None
-        running = Running(method, source, how, None, seed, model, bound or {}, ranks, device, start, optimizer)
+    with deterministic_kernels(config, torch.device(device)):
+        model_io, ranks = model_io or StateDictIO(method), ranks or SingleProcess()
+        earlier = [number for number in run.step_numbers() if number < step]
+        start = run.get_step(earlier[-1]) if earlier else None
+        running = TrainingRun(method, data, config, None, seed, model_io, fingerprints or {}, ranks, device, start, build_optimizer)
         while running.progress.step < step - 1:
             running.advance()
-        at = place(how, seed, step - 1, len(source))
-        before = checkpoint.random_state()
-        did = running.updating.update(source, at)
-        return incident.explain(running.updating, source, at, did, before)
+        at = compute_update_index(config, seed, step - 1, len(data))
+        before = checkpoint.get_random_state()
+        did = running.updater.update(data, at)
+        return incident.build_report(running.updater, data, at, did, before)
 
 
 @contextmanager
-def kernels(how: Training, device: torch.device) -> Iterator[None]:
+def deterministic_kernels(config: TrainingConfig, device: torch.device) -> Iterator[None]:
     """Deterministic kernels inside: on a CPU always, on a GPU where the recipe asks for them.
 
     On a CPU numbers below the normal range count as 0 too: sharp attention is full of them, and each costs a
@@ -99,7 +99,7 @@ def kernels(how: Training, device: torch.device) -> Iterator[None]:
     """
     before, memory = torch.are_deterministic_algorithms_enabled(), cast(Any, torch.utils.deterministic)
     fill = memory.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(before or how.deterministic or device.type == "cpu")
+    torch.use_deterministic_algorithms(before or config.deterministic or device.type == "cpu")
     memory.fill_uninitialized_memory = False
     torch.set_flush_denormal(device.type == "cpu")
     try:

@@ -8,10 +8,10 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from laconic.core.manifest import Files
-from laconic.core.runs import RunFolder
+from laconic.core.manifest import ManifestWriter
+from laconic.core.runs import RunDirectory
 
-Said = TypeVar("Said")  # what JSON holds
+JsonT = TypeVar("JsonT")  # what JSON holds
 
 
 class Ranks(Protocol):
@@ -23,9 +23,9 @@ class Ranks(Protocol):
     @property
     def rank(self) -> int: ...
     @property
-    def world(self) -> int: ...
+    def world_size(self) -> int: ...
     @property
-    def sharded(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether parameters and optimizer lie in shards, each rank holding its own."""
         ...
 
@@ -33,99 +33,99 @@ class Ranks(Protocol):
         """What is called in place of the method, so that gradients are summed over ranks."""
         ...
 
-    def scaled(self, loss: Tensor) -> Tensor:
+    def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss that is descended, so that gradients come out as sums (where they are averaged: times world)."""
         ...
 
-    def accumulating(self, module: nn.Module, last: bool) -> AbstractContextManager[object]:
+    def accumulate_gradients(self, module: nn.Module, is_last: bool) -> AbstractContextManager[object]:
         """Around forward and backward of a micro-batch; after the last one the gradients are those of all ranks."""
         ...
 
-    def answering(self, module: nn.Module) -> AbstractContextManager[object]:
+    def gather_parameters(self, module: nn.Module) -> AbstractContextManager[object]:
         """Inside, every rank has all parameters and may call the method as often as it likes, without gradients."""
         ...
 
-    def sum(self, numbers: Tensor) -> Tensor:
+    def all_reduce_sum(self, numbers: Tensor) -> Tensor:
         """Summed over ranks; NaN on one is NaN on all."""
         ...
 
-    def any(self, flag: bool) -> bool:
+    def any_rank(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
         ...
 
-    def norm(self, gradients: list[Tensor]) -> Tensor:
+    def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
         """The global norm of all gradients."""
         ...
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def full_tensor(self, tensor: Tensor) -> Tensor:
         """What a tensor in shards is in all."""
         ...
 
-    def exchange(self, value: Said) -> list[Said]:
+    def all_gather(self, value: JsonT) -> list[JsonT]:
         """What every rank says, by rank; anything JSON holds."""
         ...
 
-    def first(self, function: Callable[[], Said]) -> Said:
+    def run_on_rank_zero(self, function: Callable[[], JsonT]) -> JsonT:
         """What `function` gives on rank 0, which alone calls it; its error is the error of all."""
         ...
 
-    def held(self, run: RunFolder) -> AbstractContextManager[object]:
+    def lock_run(self, run: RunDirectory) -> AbstractContextManager[object]:
         """The run's lock, held once for all ranks."""
         ...
 
-    def commit(
-        self, run: RunFolder, number: int, write: Callable[[Files], None], bound: Mapping[str, str], expected: int
+    def commit_step(
+        self, run: RunDirectory, step: int, write: Callable[[ManifestWriter], None], fingerprints: Mapping[str, str], expected_bytes: int
     ) -> Path:
         """`RunFolder.commit` of what all ranks write: a step of every rank's files, or none."""
         ...
 
 
-class Alone:
+class SingleProcess:
     """One process."""
 
-    rank, world, sharded = 0, 1, False
+    rank, world_size, is_sharded = 0, 1, False
 
     def wrap(self, method: nn.Module) -> nn.Module:
         return method
 
-    def scaled(self, loss: Tensor) -> Tensor:
+    def scale_loss(self, loss: Tensor) -> Tensor:
         return loss
 
-    def accumulating(self, module: nn.Module, last: bool) -> AbstractContextManager[object]:
+    def accumulate_gradients(self, module: nn.Module, is_last: bool) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def answering(self, module: nn.Module) -> AbstractContextManager[object]:
+    def gather_parameters(self, module: nn.Module) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def sum(self, numbers: Tensor) -> Tensor:
+    def all_reduce_sum(self, numbers: Tensor) -> Tensor:
         return numbers
 
-    def any(self, flag: bool) -> bool:
+    def any_rank(self, flag: bool) -> bool:
         return flag
 
-    def norm(self, gradients: list[Tensor]) -> Tensor:
+    def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
         return torch.nn.utils.get_total_norm(gradients)
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def full_tensor(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def exchange(self, value: Said) -> list[Said]:
+    def all_gather(self, value: JsonT) -> list[JsonT]:
         return [value]
 
-    def first(self, function: Callable[[], Said]) -> Said:
+    def run_on_rank_zero(self, function: Callable[[], JsonT]) -> JsonT:
         return function()
 
-    def held(self, run: RunFolder) -> AbstractContextManager[object]:
-        return run.held()
+    def lock_run(self, run: RunDirectory) -> AbstractContextManager[object]:
+        return run.lock()
 
-    def commit(
-        self, run: RunFolder, number: int, write: Callable[[Files], None], bound: Mapping[str, str], expected: int
+    def commit_step(
+        self, run: RunDirectory, step: int, write: Callable[[ManifestWriter], None], fingerprints: Mapping[str, str], expected_bytes: int
     ) -> Path:
-        return run.commit(number, write, bound, expected)
+        return run.commit_step(step, write, fingerprints, expected_bytes)
 
 
-def spread(ranks: Ranks, count: int, work: Callable[[list[int]], list[Said]]) -> list[Said]:
+def map_over_ranks(ranks: Ranks, count: int, work: Callable[[list[int]], list[JsonT]]) -> list[JsonT]:
     """`work` of the places 0 … count - 1, each rank taking `rank::world`; all ranks get the results in order."""
-    mine = work(list(range(ranks.rank, count, ranks.world)))
-    found = ranks.exchange(mine)
-    return [found[i % ranks.world][i // ranks.world] for i in range(count)]
+    mine = work(list(range(ranks.rank, count, ranks.world_size)))
+    found = ranks.all_gather(mine)
+    return [found[i % ranks.world_size][i // ranks.world_size] for i in range(count)]

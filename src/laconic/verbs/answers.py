@@ -11,52 +11,52 @@ from typing import Any
 
 import torch
 
-from laconic.console import note, progress
+from laconic.console import status, progress
 from laconic.core import lock
-from laconic.core.errors import Preempted, Usage, on_disk
+from laconic.core.errors import PreemptedError, UsageError, translate_os_errors
 from laconic.evaluation import protocols
-from laconic.evaluation.evaluate import Answer, Result
-from laconic.evaluation.reported import reported
-from laconic.evaluation.table import CHAIN, UNCHANGED, Line, Table, apart
-from laconic.evaluation.timing import latencies, throughput
+from laconic.evaluation.evaluate import AnswerFunction, ReasoningResult
+from laconic.evaluation.reported import find_paper_figures
+from laconic.evaluation.table import COT_CONDITION, UNCHANGED_FLAG, ReasoningRow, ReasoningTable, changed_subset
+from laconic.evaluation.timing import measure_latencies, measure_throughput
 from laconic.recipe import asking
-from laconic.recipe.differences import differences
-from laconic.recipe.opened import RECIPE, Opened, opened
-from laconic.recipe.questions import QuestionSet, check_titles, question_set
-from laconic.recipe.read import read
-from laconic.recipe.validation import TEACHERS
+from laconic.recipe.differences import recipe_differences
+from laconic.recipe.opened import RECIPE_FILE, LoadedRun, load_run
+from laconic.recipe.questions import QuestionSet, check_unique_titles, load_question_set
+from laconic.recipe.read import load_recipe
+from laconic.recipe.validation import COT_TEACHER_METHODS
 from laconic.training.ranks import Ranks
-from laconic.training.signals import Interrupted, Stop
-from laconic.verbs.arguments import names, run_name
+from laconic.training.signals import SignalInterruptError, StopSignal
+from laconic.verbs.arguments import short_run_names, seed_run_name
 
 
 @dataclass(frozen=True)
-class Asking:
+class ReasoningRequest:
     """What is asked of which runs, and with what: the device, the ranks that share it, the signal that ends it."""
 
     runs: Sequence[str]
-    against: str | None
-    sets: Sequence[str]
+    baseline: str | None
+    datasets: Sequence[str]
     protocol: str | None
-    tol: Decimal | None
+    tolerance: Decimal | None
     root: str | None
-    rows: int | None
-    teacher: bool
-    rounds: Sequence[int]
-    step: str
-    batch: int
-    timed: int
+    limit: int | None
+    with_cot: bool
+    iterations: Sequence[int]
+    checkpoint: str
+    batch_size: int
+    num_timed: int
     device: torch.device
     ranks: Ranks
-    stop: Stop
+    stop: StopSignal
 
-    def judge(self, recipe: Any) -> protocols.Protocol:
+    def choose_protocol(self, recipe: Any) -> protocols.AnswerProtocol:
         """The protocol of a run."""
-        return asking.chosen(recipe, self.protocol, self.tol)
+        return asking.choose_protocol(recipe, self.protocol, self.tolerance)
 
 
 @dataclass
-class Group:
+class RunGroup:
     """A run, or the runs of several seeds: what came of each set in each way, by seed."""
 
     name: str
@@ -64,174 +64,174 @@ class Group:
     seeds: list[int] = field(default_factory=list[int])
     steps: list[int] = field(default_factory=list[int])
     notes: list[str] = field(default_factory=list[str])
-    sets: dict[str, QuestionSet] = field(default_factory=dict[str, QuestionSet])
-    results: dict[tuple[str, str], list[Result]] = field(default_factory=dict[tuple[str, str], list[Result]])
+    datasets: dict[str, QuestionSet] = field(default_factory=dict[str, QuestionSet])
+    results: dict[tuple[str, str], list[ReasoningResult]] = field(default_factory=dict[tuple[str, str], list[ReasoningResult]])
 
 
-def gathered(how: Asking) -> Table:
+def run_evaluations(request: ReasoningRequest) -> ReasoningTable:
     """Every run on every set, in every way. Raises `Usage` (2) for runs that are not judged by one protocol."""
-    paths = list(dict.fromkeys((*how.runs, how.against or how.runs[0])))
-    checked(how, paths)
-    titles = dict(zip(paths, names(paths), strict=True))
-    groups = [asked_group(how, path, titles[path]) for path in paths]
-    lines = [line for group in groups for line in lines_of(how, group)]
-    sets = list(dict.fromkeys(line.set for line in lines))
-    lines.sort(key=lambda line: sets.index(line.set))
-    if how.timed:
-        lines = timed(how, lines, dict(zip(paths, groups, strict=True)))
-    notes = dict.fromkeys(text for group in groups for text in notes_of(how, group))
-    facts = [(group.name, described(group)) for group in groups]
-    return Table(lines, titles[how.against] if how.against else None, [*facts, *about(how.device)], tuple(notes))
+    paths = list(dict.fromkeys((*request.runs, request.baseline or request.runs[0])))
+    check_request(request, paths)
+    titles = dict(zip(paths, short_run_names(paths), strict=True))
+    groups = [evaluate_group(request, path, titles[path]) for path in paths]
+    lines = [line for group in groups for line in build_rows(request, group)]
+    sets = list(dict.fromkeys(line.dataset for line in lines))
+    lines.sort(key=lambda line: sets.index(line.dataset))
+    if request.num_timed:
+        lines = add_timings(request, lines, dict(zip(paths, groups, strict=True)))
+    notes = dict.fromkeys(text for group in groups for text in group_notes(request, group))
+    facts = [(group.name, describe_group(group)) for group in groups]
+    return ReasoningTable(lines, titles[request.baseline] if request.baseline else None, [*facts, *environment_facts(request.device)], tuple(notes))
 
 
-def checked(how: Asking, paths: Sequence[str]) -> None:
+def check_request(request: ReasoningRequest, paths: Sequence[str]) -> None:
     """Refuses, before anything is asked, what no run could be asked."""
-    recipes = {folder: read(folder / RECIPE)[0] for path in paths for folder in asking.seeds(path)}
-    protocols.same([how.judge(recipe).name for recipe in recipes.values()])
+    recipes = {folder: load_recipe(folder / RECIPE_FILE)[0] for path in paths for folder in asking.seed_runs(path)}
+    protocols.require_one_protocol([request.choose_protocol(recipe).name for recipe in recipes.values()])
     for folder, recipe in recipes.items():
-        protocols.check_format(how.judge(recipe), recipe.data.format, str(folder))
-        for rounds in how.rounds:
-            asking.check_rounds(recipe, rounds, str(folder))
-    if how.teacher and not any(recipe.method in TEACHERS for recipe in recipes.values()):
+        protocols.check_format(request.choose_protocol(recipe), recipe.data.format, str(folder))
+        for rounds in request.iterations:
+            asking.check_iterations(recipe, rounds, str(folder))
+    if request.with_cot and not any(recipe.method in COT_TEACHER_METHODS for recipe in recipes.values()):
         methods = ", ".join(sorted({recipe.method for recipe in recipes.values()}))
-        raise Usage(f"--teacher: {methods} learned no chain beside its answers; give a run of {', '.join(TEACHERS)}")
+        raise UsageError(f"--teacher: {methods} learned no chain beside its answers; give a run of {', '.join(COT_TEACHER_METHODS)}")
     for folder, recipe in recipes.items():
-        check_titles(recipe, how.sets, str(folder))
+        check_unique_titles(recipe, request.datasets, str(folder))
 
 
-def asked_group(how: Asking, path: str, name: str) -> Group:
+def evaluate_group(request: ReasoningRequest, path: str, name: str) -> RunGroup:
     """A run, or the runs of several seeds, on every set."""
-    group = Group(name)
-    for folder in asking.seeds(path):
-        run = opened_at(how, folder)
+    group = RunGroup(name)
+    for folder in asking.seed_runs(path):
+        run = load_at_checkpoint(request, folder)
         group.recipe = run.recipe
         group.seeds.append(run.recipe.seed)
         group.steps.append(run.step)
-        with locked(folder, how.ranks):
-            for asked, way, result in evaluations(how, run, run_name(name, path, folder)):
-                group.notes += asking.cut_short(run, asked, name, teacher=way == CHAIN)
-                group.sets.setdefault(asked.name, asked)
+        with lock_evaluations(folder, request.ranks):
+            for asked, way, result in evaluate_seed(request, run, seed_run_name(name, path, folder)):
+                group.notes += asking.budget_warnings(run, asked, name, with_cot=way == COT_CONDITION)
+                group.datasets.setdefault(asked.name, asked)
                 group.results.setdefault((asked.name, way), []).append(result)
     return group
 
 
-def opened_at(how: Asking, folder: Path) -> Opened:
+def load_at_checkpoint(request: ReasoningRequest, folder: Path) -> LoadedRun:
     """A run at the step asked for."""
-    with note(f"loading {folder}"):
-        return opened(folder, how.device, asking.step_of(folder, how.step))
+    with status(f"loading {folder}"):
+        return load_run(folder, request.device, asking.resolve_step(folder, request.checkpoint))
 
 
 @contextmanager
-def locked(folder: Path, ranks: Ranks) -> Iterator[None]:
+def lock_evaluations(folder: Path, ranks: Ranks) -> Iterator[None]:
     """One writer of a run's evaluations, which rank 0 is for all; the run itself may be trained meanwhile."""
-    place = folder / asking.FOLDER
+    place = folder / asking.EVALUATIONS_FOLDER
     if ranks.rank == 0:
-        with on_disk(place):
+        with translate_os_errors(place):
             place.mkdir(exist_ok=True)
-    with lock.held(place) if ranks.rank == 0 else nullcontext():
-        ranks.exchange(None)
+    with lock.lock_folder(place) if ranks.rank == 0 else nullcontext():
+        ranks.all_gather(None)
         yield
 
 
-def evaluations(how: Asking, run: Opened, name: str) -> Iterator[tuple[QuestionSet, str, Result]]:
+def evaluate_seed(request: ReasoningRequest, run: LoadedRun, name: str) -> Iterator[tuple[QuestionSet, str, ReasoningResult]]:
     """One run on every set, in every way."""
-    for asked in questions(how, run):
-        for way, teacher, rounds in ways(how, run):
-            writing = asking.writing_for(run, asked, teacher=teacher)
-            folder = asking.folder_name(asked, run.step, rows=how.rows, teacher=teacher, rounds=rounds)
-            key = {"gold": asking.gold(asked), "tokens": str(writing.max_tokens), "seed": str(run.recipe.seed)}
-            with progress(f"{name} {asked.name} {way}".rstrip()) if how.ranks.rank == 0 else nullcontext() as show:
-                yield asked, way, asking.answered(
-                    run, asked, writing, folder, teacher=teacher, rounds=rounds, batch=how.batch, key=key,
-                    ranks=how.ranks, stop=how.stop, show=show,
+    for asked in load_question_sets(request, run):
+        for way, teacher, rounds in list_conditions(request, run):
+            writing = asking.decoding_for(run, asked, with_cot=teacher)
+            folder = asking.results_folder_name(asked, run.step, limit=request.limit, with_cot=teacher, iterations=rounds)
+            key = {"gold": asking.gold_hash(asked), "tokens": str(writing.max_tokens), "seed": str(run.recipe.seed)}
+            with progress(f"{name} {asked.name} {way}".rstrip()) if request.ranks.rank == 0 else nullcontext() as show:
+                yield asked, way, asking.evaluate_run(
+                    run, asked, writing, folder, with_cot=teacher, iterations=rounds, batch_size=request.batch_size, key=key,
+                    ranks=request.ranks, stop=request.stop, progress=show,
                 )  # fmt: skip
 
 
-def questions(how: Asking, run: Opened) -> list[QuestionSet]:
+def load_question_sets(request: ReasoningRequest, run: LoadedRun) -> list[QuestionSet]:
     """The sets as a run reads them, each once."""
-    found = [question_set(run, name, how.judge(run.recipe), root=how.root, rows=how.rows) for name in how.sets]
+    found = [load_question_set(run, name, request.choose_protocol(run.recipe), root=request.root, limit=request.limit) for name in request.datasets]
     return list({asked.name: asked for asked in found}.values())
 
 
-def ways(how: Asking, run: Opened) -> Iterator[tuple[str, bool, int | None]]:
+def list_conditions(request: ReasoningRequest, run: LoadedRun) -> Iterator[tuple[str, bool, int | None]]:
     """As trained, by written chain, in other numbers of rounds: what it is called, and what is told to the run."""
     yield "", False, None
-    if how.teacher and run.recipe.method in TEACHERS:
-        yield CHAIN, True, None
-    for rounds in how.rounds:
+    if request.with_cot and run.recipe.method in COT_TEACHER_METHODS:
+        yield COT_CONDITION, True, None
+    for rounds in request.iterations:
         yield f"{rounds} rounds", False, rounds
 
 
-def lines_of(how: Asking, group: Group) -> Iterator[Line]:
+def build_rows(request: ReasoningRequest, group: RunGroup) -> Iterator[ReasoningRow]:
     """The lines of a group: each set in each way, and the changed questions of GSM-Hard behind it."""
     recipe = group.recipe
     for (name, way), results in group.results.items():
-        asked = group.sets[name]
-        whole = how.rows is None and not way
-        paper = reported(recipe.source, recipe.row, name) if whole else None
-        line = Line(name, group.name, way, tuple(group.seeds), tuple(results), paper=paper)
+        asked = group.datasets[name]
+        whole = request.limit is None and not way
+        paper = find_paper_figures(recipe.source, recipe.row, name) if whole else None
+        line = ReasoningRow(name, group.name, way, tuple(group.seeds), tuple(results), paper_figures=paper)
         yield line
-        changed = apart(line, [not example.flags.get(UNCHANGED, False) for example in asked.examples])
+        changed = changed_subset(line, [not example.metadata.get(UNCHANGED_FLAG, False) for example in asked.examples])
         if changed:
             yield changed
 
 
-def timed(how: Asking, lines: Sequence[Line], groups: dict[str, Group]) -> list[Line]:
+def add_timings(request: ReasoningRequest, rows: Sequence[ReasoningRow], groups: dict[str, RunGroup]) -> list[ReasoningRow]:
     """The lines with the time of each first run, one question put to all of them in turn."""
-    runs = {group.name: opened_at(how, asking.seeds(path)[0]) for path, group in groups.items()}
-    sets = {group.name: group.sets for group in groups.values()}
-    found = list(lines)
-    for name in dict.fromkeys(line.set for line in lines if not line.part):
-        at = [i for i, line in enumerate(lines) if line.set == name]
-        puts = [put(how, runs[lines[i].run], sets[lines[i].run][name], lines[i].way) for i in at]
-        total = len(lines[at[0]].results[0].rows)
-        device = str(how.device)
+    runs = {group.name: load_at_checkpoint(request, asking.seed_runs(path)[0]) for path, group in groups.items()}
+    sets = {group.name: group.datasets for group in groups.values()}
+    found = list(rows)
+    for name in dict.fromkeys(line.dataset for line in rows if not line.is_subset):
+        at = [i for i, line in enumerate(rows) if line.dataset == name]
+        puts = [greedy_answer_function(request, runs[rows[i].run], sets[rows[i].run][name], rows[i].condition) for i in at]
+        total = len(rows[at[0]].results[0].records)
+        device = str(request.device)
         try:
-            with asking.flushed(how.device):
-                took = latencies(puts, how.timed, total, device)
-                many = [throughput(answer, source, how.timed, total, device) for answer, source in puts]
-        except Interrupted:
-            raise Preempted(f"{how.stop.name}: while {name} was timed; the answers are kept, time it again") from None
+            with asking.flush_denormals(request.device):
+                took = measure_latencies(puts, request.num_timed, total, device)
+                many = [measure_throughput(answer, source, request.num_timed, total, device) for answer, source in puts]
+        except SignalInterruptError:
+            raise PreemptedError(f"{request.stop.signal_name}: while {name} was timed; the answers are kept, time it again") from None
         for i, latency, each in zip(at, took, many, strict=True):
-            found[i] = replace(lines[i], latency=latency, throughput=each)
+            found[i] = replace(rows[i], latency=latency, throughput=each)
     return found
 
 
-def put(how: Asking, run: Opened, asked: QuestionSet, way: str) -> tuple[Answer, Any]:
+def greedy_answer_function(request: ReasoningRequest, run: LoadedRun, questions: QuestionSet, condition: str) -> tuple[AnswerFunction, Any]:
     """How one way of a run answers a set greedily, and the set."""
-    teacher, rounds = next((teacher, rounds) for called, teacher, rounds in ways(how, run) if called == way)
-    writing = replace(asking.writing_for(run, asked, teacher=teacher), how=protocols.GREEDY)
-    answer = asking.answering(run, writing, teacher=teacher, stop=how.stop)
+    teacher, rounds = next((teacher, rounds) for called, teacher, rounds in list_conditions(request, run) if called == condition)
+    writing = replace(asking.decoding_for(run, questions, with_cot=teacher), sampling=protocols.GREEDY)
+    answer = asking.answer_function(run, writing, with_cot=teacher, stop=request.stop)
 
     def answered(batch: Any) -> Any:
-        with asking.in_rounds(run, rounds):
+        with asking.with_iterations(run, rounds):
             return answer(batch)
 
-    return answered, asked.source
+    return answered, questions.source
 
 
-def notes_of(how: Asking, group: Group) -> Iterator[str]:
+def group_notes(request: ReasoningRequest, group: RunGroup) -> Iterator[str]:
     """What has to be said of a group's figures."""
     recipe = group.recipe
-    for asked in group.sets.values():
+    for asked in group.datasets.values():
         yield from asked.notes
     yield from group.notes
-    if how.teacher and recipe.method not in TEACHERS:
+    if request.with_cot and recipe.method not in COT_TEACHER_METHODS:
         yield f"{group.name}: method {recipe.method} has no chain beside its answers"
-    if how.timed and how.judge(recipe).sampling != protocols.GREEDY:
+    if request.num_timed and request.choose_protocol(recipe).sampling != protocols.GREEDY:
         yield f"{group.name}: time is taken of greedy answers, accuracy of drawn ones"
-    if keys := differences(recipe):
+    if keys := recipe_differences(recipe):
         yield f"{group.name} differs from {recipe.source}, {recipe.row}, in {', '.join(keys)}"
 
 
-def described(group: Group) -> str:
+def describe_group(group: RunGroup) -> str:
     """What a group's runs are."""
     recipe = group.recipe
     seeds = ", ".join(f"seed {seed} at step {step}" for seed, step in zip(group.seeds, group.steps, strict=True))
     return f"{recipe.method}, {recipe.model.dtype}; {seeds}"
 
 
-def about(device: torch.device) -> list[tuple[str, str]]:
+def environment_facts(device: torch.device) -> list[tuple[str, str]]:
     """Where the figures were made."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     versions = ", ".join(f"{package} {version(package)}" for package in ("laconic", "torch", "tokenizers"))

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.console import note, progress
-from laconic.core.errors import BadInput, Usage
+from laconic.console import status, progress
+from laconic.core.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from laconic.data.checking import Checked, Documents, Lengths, Scan
-    from laconic.data.maths import Set
+    from laconic.data.checking import AuditResult, DocumentAudit, LengthQuantiles, ScannedFile
+    from laconic.data.maths import DatasetInfo
 
-SHOWN = 3  # ids named as examples
-PARTS = ("train", "valid", "test")
+MAX_IDS_LISTED = 3  # ids named as examples
+SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
-class List:
+class DataListCommand:
     """Lists the data sets known by name: their rows, where they are read from, their licences.
 
     Example: laconic data list
@@ -32,52 +32,52 @@ class List:
 
     def run(self) -> int:
         """Prints them."""
-        from laconic.data.maths import SETS
+        from laconic.data.maths import DATASETS
 
         if self.format == "json":
-            print(json.dumps({"schema": 1, "sets": [about(found) for found in SETS.values()]}, ensure_ascii=False))
+            print(json.dumps({"schema": 1, "sets": [dataset_to_json(found) for found in DATASETS.values()]}, ensure_ascii=False))
             return 0
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table
 
-        table = Table("set", *PARTS, "from", "licence", box=SIMPLE_HEAD)
-        for found in SETS.values():
-            rows = {part: split.rows for part, split in found.splits.items()}
-            places = [name for name, there in (("files", files_of(found)), ("hub", found.repo)) if there]
-            counts = [f"{count:,}" if (count := rows.get(part)) else "" for part in PARTS]
+        table = Table("set", *SPLITS, "from", "licence", box=SIMPLE_HEAD)
+        for found in DATASETS.values():
+            rows = {part: split.num_rows for part, split in found.splits.items()}
+            places = [name for name, there in (("files", split_files(found)), ("hub", found.hub_repo)) if there]
+            counts = [f"{count:,}" if (count := rows.get(part)) else "" for part in SPLITS]
             table.add_row(found.name, *counts, ", ".join(places or ["sets"]), found.licence)
         Console().print(table)
-        for found in SETS.values():
-            hub = f"; hub: {found.repo}" if found.repo else ""
-            more = f"; laconic data make {found.made} writes training rows" if found.made else ""
-            print(f"{found.name}: {found.about}{hub}{more}")
+        for found in DATASETS.values():
+            hub = f"; hub: {found.hub_repo}" if found.hub_repo else ""
+            more = f"; laconic data make {found.generator} writes training rows" if found.generator else ""
+            print(f"{found.name}: {found.description}{hub}{more}")
         return 0
 
 
-def files_of(found: "Set") -> dict[str, str]:
+def split_files(found: "DatasetInfo") -> dict[str, str]:
     """The file of each split that has one."""
     return {part: split.file.path for part, split in found.splits.items() if split.file}
 
 
-def about(found: "Set") -> dict[str, Any]:
+def dataset_to_json(found: "DatasetInfo") -> dict[str, Any]:
     """A set as JSON."""
     return {
         "name": found.name,
-        "about": found.about,
+        "about": found.description,
         "licence": found.licence,
-        "rows": {part: split.rows for part, split in found.splits.items()},
-        "files": files_of(found),
-        "rows_in_files": {part: split.file.rows for part, split in found.splits.items() if split.file},
-        "hub": found.repo,
+        "rows": {part: split.num_rows for part, split in found.splits.items()},
+        "files": split_files(found),
+        "rows_in_files": {part: split.file.num_rows for part, split in found.splits.items() if split.file},
+        "hub": found.hub_repo,
         "members": list(found.members),
-        "chain": found.chain,
-        "answers": found.answer,
+        "chain": found.chain_field,
+        "answers": found.answer_kind,
     }
 
 
 @dataclass(frozen=True)
-class Check:
+class DataCheckCommand:
     """Looks rows over: faults, what stands twice, lengths in tokens, rows that would be cut.
 
     Example: laconic data check train.jsonl --tokenizer meta-llama/Llama-3.2-1B --context 256
@@ -87,112 +87,112 @@ class Check:
     """a file of rows (.jsonl, .parquet, iCoT's .txt), or a set by name, as gsm8k-aug:valid"""
     tokenizer: str | None = None
     """folder or hub name of a tokenizer, whose tokens are counted"""
-    context: int | None = None
+    max_length: int | None = None
     """tokens of question, chain and answer; longer rows would be cut. Of texts: tokens of a row"""
-    text: bool = False
+    documents: bool = False
     """the file holds documents: a text, or rows of .jsonl or .parquet whose field text is one"""
-    root: Path | None = None
+    data_root: Path | None = None
     """folder of the sets' files, for a set by name; without it they come by the hub"""
     format: Literal["human", "json"] = "human"
     """json: one object, and nothing else, on standard output"""
 
     def run(self) -> int:
         """66 if there are faults, else 0."""
-        from laconic.core.weights import find
-        from laconic.data.checking import look, look_documents
+        from laconic.core.weights import find_checkpoint
+        from laconic.data.checking import audit_examples, audit_documents
         from laconic.data.tokens import load_tokenizer
 
-        if self.context is not None and self.tokenizer is None:
-            raise Usage(f"--context {self.context}: counted in tokens; name a --tokenizer")
-        with note("loading the tokenizer"):
-            tokenizer = None if self.tokenizer is None else load_tokenizer(find(self.tokenizer))
-        if self.text:
+        if self.max_length is not None and self.tokenizer is None:
+            raise UsageError(f"--context {self.max_length}: counted in tokens; name a --tokenizer")
+        with status("loading the tokenizer"):
+            tokenizer = None if self.tokenizer is None else load_tokenizer(find_checkpoint(self.tokenizer))
+        if self.documents:
             with progress("checking") as show:
-                return self.tell_documents(look_documents(Path(self.file), tokenizer, self.context, show))
-        with note(f"reading {self.file}"):
-            scan = self.scan()
+                return self.print_documents(audit_documents(Path(self.file), tokenizer, self.max_length, show))
+        with status(f"reading {self.file}"):
+            scan = self.scan_rows()
         with progress("checking") as show:
-            found = look(scan, tokenizer, self.context, show)
+            found = audit_examples(scan, tokenizer, self.max_length, show)
         if self.format == "json":
-            print(json.dumps(self.told(scan, found), ensure_ascii=False))
+            print(json.dumps(self.result_to_json(scan, found), ensure_ascii=False))
         else:
-            self.tell(scan, found)
-        return BadInput.code if found.faults else 0
+            self.print_result(scan, found)
+        return InputError.exit_code if found.problems else 0
 
-    def scan(self) -> "Scan":
+    def scan_rows(self) -> "ScannedFile":
         """The rows of the file or set."""
         from laconic.data import maths
-        from laconic.data.checking import Scan, scan
-        from laconic.data.settings import Data, is_file
+        from laconic.data.checking import ScannedFile, scan_file
+        from laconic.data.settings import DataConfig, is_row_file
 
-        if is_file(self.file) or Path(self.file).is_file():
-            return scan(Path(self.file))
-        how = Data(kind="maths", name=(self.file,), root=None if self.root is None else str(self.root))
-        read = maths.load(self.file, "train", how)
-        return Scan(read.examples, read.sha256, (), read.notes)
+        if is_row_file(self.file) or Path(self.file).is_file():
+            return scan_file(Path(self.file))
+        how = DataConfig(source="maths", name=(self.file,), data_dir=None if self.data_root is None else str(self.data_root))
+        read = maths.load_examples(self.file, "train", how)
+        return ScannedFile(read.examples, read.sha256, (), read.notes)
 
-    def told(self, scan: "Scan", found: "Checked") -> dict[str, Any]:
+    def result_to_json(self, scan: "ScannedFile", found: "AuditResult") -> dict[str, Any]:
         """What was found as JSON."""
         return {
             "schema": 1,
             "file": self.file,
             "sha256": scan.sha256,
-            "rows": found.rows,
-            "faults": [problem._asdict() for problem in found.faults],
+            "rows": found.num_rows,
+            "faults": [problem._asdict() for problem in found.problems],
             "notes": list(scan.notes),
-            "rows_without_chain": found.chainless,
-            "answers_without_number": found.wordless,
-            "commonest_answer": {"answer": found.answer[0], "share": found.answer[1]},
-            "questions_twice": [list(pair) for pair in found.twice],
+            "rows_without_chain": found.num_without_chain,
+            "answers_without_number": found.num_without_number,
+            "commonest_answer": {"answer": found.majority_answer[0], "share": found.majority_answer[1]},
+            "questions_twice": [list(pair) for pair in found.duplicates],
             "tokens": {part: lengths._asdict() for part, lengths in found.lengths.items()},
-            "unknown_tokens": found.unknown,
-            "context": self.context,
-            "rows_over_context": list(found.over),
+            "unknown_tokens": found.num_unknown_tokens,
+            "context": self.max_length,
+            "rows_over_context": list(found.too_long),
         }
 
-    def tell(self, scan: "Scan", found: "Checked") -> None:
+    def print_result(self, scan: "ScannedFile", found: "AuditResult") -> None:
         """What was found, for people."""
-        from laconic.data.problems import report
+        from laconic.data.problems import format_problems
 
-        if found.faults:
-            print(report(found.faults, Path(self.file).name))
+        if found.problems:
+            print(format_problems(found.problems, Path(self.file).name))
         counts = {
-            "faults": len(found.faults),
-            "rows": found.rows,
-            "rows without a chain": found.chainless,
-            'answers without a number, which data.answers = "text" takes': found.wordless,
-            f"questions that stood before{named(b for _, b in found.twice)}": len(found.twice),
+            "faults": len(found.problems),
+            "rows": found.num_rows,
+            "rows without a chain": found.num_without_chain,
+            'answers without a number, which data.answers = "text" takes': found.num_without_number,
+            f"questions that stood before{format_ids(b for _, b in found.duplicates)}": len(found.duplicates),
         }
         if found.lengths:
-            counts["tokens of questions and chains that the tokenizer has no word for"] = found.unknown
-        if self.context is not None:
-            counts[f"rows over {self.context:,} tokens, which would be cut{named(found.over)}"] = len(found.over)
+            counts["tokens of questions and chains that the tokenizer has no word for"] = found.num_unknown_tokens
+        if self.max_length is not None:
+            counts[f"rows over {self.max_length:,} tokens, which would be cut{format_ids(found.too_long)}"] = len(found.too_long)
         for text, n in counts.items():
             print(f"{n:>10,}  {text}")
-        if found.rows:
-            print(f"{found.answer[1]:>10.1%}  of the answers are {found.answer[0]!r}, the commonest")
+        if found.num_rows:
+            print(f"{found.majority_answer[1]:>10.1%}  of the answers are {found.majority_answer[0]!r}, the commonest")
         print("\n".join([*(f"note: {text}" for text in scan.notes), f"sha256 {scan.sha256}"]))
         if found.lengths:
-            self.table(found.lengths)
+            self.print_lengths(found.lengths)
 
-    def tell_documents(self, found: "Documents") -> int:
+    def print_documents(self, found: "DocumentAudit") -> int:
         """What was found of documents."""
         if self.format == "json":
-            about = {"schema": 1, "file": self.file, "context": self.context}
-            tokens = None if found.tokens is None else found.tokens._asdict()
+            about = {"schema": 1, "file": self.file, "context": self.max_length}
+            tokens = None if found.token_lengths is None else found.token_lengths._asdict()
             print(json.dumps(about | asdict(found) | {"tokens": tokens}, ensure_ascii=False))
             return 0
-        counts = {"documents" if part == "unsaid" else f"documents, part {part}": n for part, n in found.parts.items()}
-        counts |= {"sections of documents": found.sections, "sections that stood before": found.twice}
-        counts |= {} if found.rows is None else {f"rows of {self.context:,} tokens": found.rows}
+        counts = {"documents" if part == "unsaid" else f"documents, part {part}": n for part, n in found.documents_by_part.items()}
+        counts |= {"sections of documents": found.num_sections, "sections that stood before": found.num_duplicate_sections}
+        counts |= {} if found.num_rows is None else {f"rows of {self.max_length:,} tokens": found.num_rows}
         for text, n in counts.items():
             print(f"{n:>10,}  {text}")
         print("\n".join([*(f"note: {text}" for text in found.notes), f"sha256 {found.sha256}"]))
-        if found.tokens:
-            self.table({"document": found.tokens})
+        if found.token_lengths:
+            self.print_lengths({"document": found.token_lengths})
         return 0
 
-    def table(self, found: "Mapping[str, Lengths]") -> None:
+    def print_lengths(self, found: "Mapping[str, LengthQuantiles]") -> None:
         """Lengths by part."""
         from rich.console import Console
         from rich.table import Table
@@ -203,8 +203,8 @@ class Check:
         Console().print(table)
 
 
-def named(ids: Iterable[str]) -> str:
+def format_ids(ids: Iterable[str]) -> str:
     """The first of some ids, in brackets."""
-    shown = list(islice(ids, SHOWN + 1))
-    more = ", …" if len(shown) > SHOWN else ""
-    return f" ({', '.join(shown[:SHOWN])}{more})" if shown else ""
+    shown = list(islice(ids, MAX_IDS_LISTED + 1))
+    more = ", …" if len(shown) > MAX_IDS_LISTED else ""
+    return f" ({', '.join(shown[:MAX_IDS_LISTED])}{more})" if shown else ""

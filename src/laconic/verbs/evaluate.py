@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.core.errors import Usage
-from laconic.verbs.arguments import numbers, utf8, words
+from laconic.core.errors import UsageError
+from laconic.verbs.arguments import parse_ints, to_utf8, split_commas
 
 if TYPE_CHECKING:
     import torch
 
-    from laconic.evaluation.table import Table
+    from laconic.evaluation.table import ReasoningTable
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class EvaluateCommand:
     """Asks runs the questions of data sets and prints accuracy, its interval, passes and cache beside the floor.
 
     Answers are kept in RUN/evaluations; the same command goes on where it was stopped, and asks nothing twice.
@@ -28,7 +28,7 @@ class Evaluate:
 
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN")]
     """what laconic train wrote: a run, or a folder of runs seed-0, seed-1, …, which give a mean with its spread"""
-    on: str = "test"
+    tasks: str = "test"
     """sets, with commas between: names of laconic data list, names on the hub, files; NAME:SPLIT takes another split;
     test and valid are the recipe's own. Of runs that read documents: test, valid, and excerpt, whose tails are copied
     from what stands before them; files of context, question, answer, or of text, label. Of runs that learn while they
@@ -36,23 +36,23 @@ class Evaluate:
     turn), clinc150, banking77 (these two are long: give --rows and --examples)"""
     protocol: Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None = None
     """how answers are asked for and judged; by default the one of the recipe's format"""
-    tol: str | None = None
+    tolerance: str | None = None
     """protocol decimal: how far from the gold number an answer may be; by default 0.001"""
-    root: str | None = None
+    data_root: str | None = None
     """folder of the sets' files, as ../shared/data; by default the recipe's data.root, else the hub"""
-    rows: int | None = None
+    limit: int | None = None
     """ask the first so many questions of each set; of texts the first so many stretches, of a class so many examples"""
-    examples: int | None = None
+    shots: int | None = None
     """of clinc150 and banking77, whose classes are learned one after another: learn so many examples of each class"""
-    teacher: bool = False
+    with_cot: bool = False
     """ask by written chain too, with the same weights"""
-    rounds: str | None = None
+    jacobi_iterations: str | None = None
     """ask with so many rounds of thoughts too; several with commas between"""
-    against: str | None = None
+    baseline: str | None = None
     """a run that the others are compared with, question by question"""
-    step: str = "newest"
+    checkpoint: str = "newest"
     """newest, best (by the run's own validation), or its number"""
-    batch: int = 64
+    batch_size: int = 64
     """questions asked at once, by each rank"""
     latency: int = 0
     """time so many questions asked alone and greedily, and batches of 64, after others of the set that do not count"""
@@ -65,116 +65,116 @@ class Evaluate:
 
     def run(self) -> int:
         """0 when every question is answered and kept."""
-        self.check()
+        self.validate()
         from laconic.evaluation import table
-        from laconic.training.distributed import joined
-        from laconic.training.signals import heard
-        from laconic.verbs.answers import Asking, gathered
-        from laconic.verbs.reading import readers
-        from laconic.verbs.train import placed
+        from laconic.training.distributed import init_ranks
+        from laconic.training.signals import handle_signals
+        from laconic.verbs.answers import ReasoningRequest, run_evaluations
+        from laconic.verbs.reading import reads_documents
+        from laconic.verbs.train import resolve_device
 
-        device = placed(self.device)
-        if self.streams(device):
+        device = resolve_device(self.device)
+        if self.evaluate_streams(device):
             return 0
-        if readers(tuple(map(utf8, self.runs))):
-            return self.read(device)
+        if reads_documents(tuple(map(to_utf8, self.runs))):
+            return self.evaluate_documents(device)
         if self.query_aware:
-            raise Usage("--query-aware: of runs that read documents; these answer questions, leave it out")
-        with heard() as stop, joined(None, device) as ranks:
-            found = gathered(
-                Asking(
-                    runs=tuple(map(utf8, self.runs)),
-                    against=None if self.against is None else utf8(self.against),
-                    sets=words(utf8(self.on)),
+            raise UsageError("--query-aware: of runs that read documents; these answer questions, leave it out")
+        with handle_signals() as stop, init_ranks(None, device) as ranks:
+            found = run_evaluations(
+                ReasoningRequest(
+                    runs=tuple(map(to_utf8, self.runs)),
+                    baseline=None if self.baseline is None else to_utf8(self.baseline),
+                    datasets=split_commas(to_utf8(self.tasks)),
                     protocol=self.protocol,
-                    tol=tolerance(self.tol, self.protocol),
-                    root=self.root,
-                    rows=self.rows,
-                    teacher=self.teacher,
-                    rounds=numbers("--rounds", self.rounds),
-                    step=self.step,
-                    batch=self.batch,
-                    timed=self.latency,
+                    tolerance=parse_tolerance(self.tolerance, self.protocol),
+                    root=self.data_root,
+                    limit=self.limit,
+                    with_cot=self.with_cot,
+                    iterations=parse_ints("--rounds", self.jacobi_iterations),
+                    checkpoint=self.checkpoint,
+                    batch_size=self.batch_size,
+                    num_timed=self.latency,
                     device=device,
                     ranks=ranks,
                     stop=stop,
                 )
             )
             if ranks.rank == 0 and self.format == "json":
-                print(json.dumps(table.plain(found), ensure_ascii=False, allow_nan=False))
+                print(json.dumps(table.table_to_json(found), ensure_ascii=False, allow_nan=False))
             elif ranks.rank == 0:
-                printed(found)
+                print_table(found)
         return 0
 
-    def streams(self, device: "torch.device") -> bool:
+    def evaluate_streams(self, device: "torch.device") -> bool:
         """The same of runs that learn while they read, if streams are asked for: `Usage` (2) for flags of questions."""
-        from laconic.training.signals import heard
+        from laconic.training.signals import handle_signals
         from laconic.verbs import reading, streaming
 
-        runs, sets = tuple(map(utf8, self.runs)), words(utf8(self.on))
-        if not streaming.wanted(runs, sets):
+        runs, sets = tuple(map(to_utf8, self.runs)), split_commas(to_utf8(self.tasks))
+        if not streaming.should_run_streams(runs, sets):
             return False
-        self.refuse("root")
-        with heard() as stop:
-            how = reading.Asking(runs, sets, self.rows, self.step, False, device, stop)
-            streaming.told(streaming.gathered(how, self.root, self.examples), self.format == "json")
+        self.refuse_question_flags("root")
+        with handle_signals() as stop:
+            how = reading.CompressionEvalRequest(runs, sets, self.limit, self.checkpoint, False, device, stop)
+            streaming.print_results(streaming.run_evaluations(how, self.data_root, self.shots), self.format == "json")
         return True
 
-    def refuse(self, but: str | None = None) -> None:
+    def refuse_question_flags(self, but: str | None = None) -> None:
         """Raises `Usage` (2) for flags that belong to questions."""
         flags = ("protocol", "tol", "root", "teacher", "rounds", "against", "latency")
         if given := next((flag for flag in flags if flag != but and getattr(self, flag)), None):
-            raise Usage(f"--{given}: of runs that answer questions; these read documents, leave it out")
+            raise UsageError(f"--{given}: of runs that answer questions; these read documents, leave it out")
 
-    def read(self, device: "torch.device") -> int:
+    def evaluate_documents(self, device: "torch.device") -> int:
         """The same of runs that read documents. Raises `Usage` (2) for flags that belong to questions."""
-        from laconic.training.signals import heard
+        from laconic.training.signals import handle_signals
         from laconic.verbs import reading
 
-        self.refuse()
-        with heard() as stop:
-            runs, sets = tuple(map(utf8, self.runs)), words(utf8(self.on))
-            how = reading.Asking(runs, sets, self.rows, self.step, self.query_aware, device, stop)
-            reading.told(reading.gathered(how), reading.told_of(how), self.format == "json")
+        self.refuse_question_flags()
+        with handle_signals() as stop:
+            runs, sets = tuple(map(to_utf8, self.runs)), split_commas(to_utf8(self.tasks))
+            how = reading.CompressionEvalRequest(runs, sets, self.limit, self.checkpoint, self.query_aware, device, stop)
+            reading.print_results(reading.run_evaluations(how), reading.evaluate_row_files(how), self.format == "json")
         return 0
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raises `Usage` (2) for flags that cannot be meant."""
         if not self.runs:
-            raise Usage("no run given; laconic evaluate RUN")
+            raise UsageError("no run given; laconic evaluate RUN")
         least = {"rows": 1, "examples": 1, "batch": 1, "latency": 0}
         for name, value in ((name, getattr(self, name)) for name in least):
             if value is not None and value < least[name]:
-                raise Usage(f"--{name} {value}: too few; give {least[name]} or more")
-        if self.examples is not None and not set(words(self.on)) & {"clinc150", "banking77"}:
-            raise Usage("--examples: of clinc150 and banking77, whose classes are learned in turn; leave it out")
+                raise UsageError(f"--{name} {value}: too few; give {least[name]} or more")
+        if self.shots is not None and not set(split_commas(self.tasks)) & {"clinc150", "banking77"}:
+            raise UsageError("--examples: of clinc150 and banking77, whose classes are learned in turn; leave it out")
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
-            raise Usage("--latency: time is taken in one process; ask first with torchrun, then time without it")
-        numbers("--rounds", self.rounds)
-        tolerance(self.tol, self.protocol)
-        if not words(self.on):
-            raise Usage("--on: no set given; name one, test say")
+            raise UsageError("--latency: time is taken in one process; ask first with torchrun, then time without it")
+        parse_ints("--rounds", self.jacobi_iterations)
+        parse_tolerance(self.tolerance, self.protocol)
+        if not split_commas(self.tasks):
+            raise UsageError("--on: no set given; name one, test say")
 
 
-def tolerance(text: str | None, protocol: str | None) -> Decimal | None:
+def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:
     """A tolerance as it is written, with no rounding; of a protocol that has one."""
     if text is None:
         return None
     if protocol != "decimal":
         asked = f"protocol {protocol} has" if protocol else "the protocols of recipes have"
-        raise Usage(f"--tol {text}: {asked} no tolerance; give --protocol decimal, or leave it out")
+        raise UsageError(f"--tol {text}: {asked} no tolerance; give --protocol decimal, or leave it out")
     try:
         return Decimal(text)
     except InvalidOperation:
-        raise Usage(f"--tol {text}: write a number, as 0.001") from None
+        raise UsageError(f"--tol {text}: write a number, as 0.001") from None
 
 
-def printed(found: "Table") -> None:
+def print_table(found: "ReasoningTable") -> None:
     """The table and what stands under it; no line is cut where nobody sees a terminal's width."""
     from rich.console import Console
 
     from laconic.evaluation import table
 
     wide = Console(highlight=False)
-    (wide if wide.is_terminal else Console(highlight=False, width=240)).print(table.shown(found))
-    print(table.footnotes(found))
+    (wide if wide.is_terminal else Console(highlight=False, width=240)).print(table.build_table(found))
+    print(table.format_footnotes(found))

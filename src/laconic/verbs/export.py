@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from laconic.console import note, say
-from laconic.core.errors import Usage
-from laconic.verbs.arguments import Dtype, torch_dtype
+from laconic.console import status, log_message
+from laconic.core.errors import UsageError
+from laconic.verbs.arguments import DtypeName, parse_dtype
 
 if TYPE_CHECKING:
     from laconic.core.decoder import Decoder
 
 
 @dataclass(frozen=True)
-class Export:
+class ExportCommand:
     """Writes a model in Hugging Face layout, which transformers, vLLM and SGLang load as it is.
 
     Example: laconic export stories260K.bin --out stories260k
@@ -27,7 +27,7 @@ class Export:
     """the folder to write; it must not exist, or be empty"""
     adapter: Path | None = None
     """folder of an adapter in the layout of peft, to be merged into the weights"""
-    dtype: Dtype | None = None
+    dtype: DtypeName | None = None
     """type of the numbers written; by default as stored"""
     shard_bytes: float = 5e9
     """bytes of one file at most"""
@@ -37,33 +37,33 @@ class Export:
         from laconic.core import weights
         from laconic.core.decoder import Decoder
         from laconic.recipe import adapters, learners
-        from laconic.recipe.opened import is_run
+        from laconic.recipe.opened import is_run_dir
 
-        with note(f"loading {self.model}"):
-            if is_run(self.model):
-                decoder = self.of_run()
+        with status(f"loading {self.model}"):
+            if is_run_dir(self.model):
+                decoder = self.load_run_decoder()
             elif self.model.endswith(".bin"):
                 decoder = Decoder.from_llama2c(self.model)
             else:
-                folder = weights.find(self.model)
-                dtype = torch_dtype(self.dtype) or weights.stored_dtype(folder)
-                decoder = learners.loaded(folder, dtype, weights.place_of("cpu"))
+                folder = weights.find_checkpoint(self.model)
+                dtype = parse_dtype(self.dtype) or weights.stored_dtype(folder)
+                decoder = learners.load_decoder(folder, dtype, weights.resolve_device("cpu"))
             if self.adapter is not None:
-                decoder = adapters.merged(adapters.load_adapter(decoder, self.adapter))
-        with note(f"writing {self.out}"):
-            decoder.save_pretrained(self.out, dtype=torch_dtype(self.dtype), shard_bytes=self.shard_bytes)
-        say(f"wrote {self.out}: {sum(p.numel() for p in decoder.parameters()):,} parameters")
+                decoder = adapters.merge_adapter(adapters.load_adapter(decoder, self.adapter))
+        with status(f"writing {self.out}"):
+            decoder.save_pretrained(self.out, dtype=parse_dtype(self.dtype), max_shard_bytes=self.shard_bytes)
+        log_message(f"wrote {self.out}: {sum(p.numel() for p in decoder.parameters()):,} parameters")
         return 0
 
-    def of_run(self) -> "Decoder":
+    def load_run_decoder(self) -> "Decoder":
         """The decoder of a run's newest step, its adapter merged."""
         import torch
 
-        from laconic.recipe.opened import opened
+        from laconic.recipe.opened import load_run
 
         if self.adapter is not None:
-            raise Usage(f"--adapter: {self.model} is a run, which has its own; leave it out")
-        run = opened(self.model, torch.device("cpu"))
-        if run.parts.thoughts is not None:
-            say("laconic: the thoughts are no part of this layout; they stay in the run")
-        return run.plain()
+            raise UsageError(f"--adapter: {self.model} is a run, which has its own; leave it out")
+        run = load_run(self.model, torch.device("cpu"))
+        if run.parts.latents is not None:
+            log_message("laconic: the thoughts are no part of this layout; they stay in the run")
+        return run.merged_decoder()

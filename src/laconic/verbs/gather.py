@@ -9,182 +9,182 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from laconic.core.contract import Reasoning
-from laconic.core.runs import RunFolder
-from laconic.evaluation.evaluate import Result, read_rows
-from laconic.evaluation.looked import Looked, look
+from laconic.core.contract import ReasoningBatch
+from laconic.core.runs import RunDirectory
+from laconic.evaluation.evaluate import ReasoningResult, load_answer_records
+from laconic.evaluation.looked import QuestionInspection, inspect_question
 from laconic.evaluation.protocols import DIGIT
-from laconic.evaluation.report import Line, Report
-from laconic.evaluation.timing import latencies
+from laconic.evaluation.report import MethodResult, ComparisonReport
+from laconic.evaluation.timing import measure_latencies
 from laconic.recipe import asking, looking
-from laconic.recipe.opened import Opened, opened
-from laconic.recipe.questions import question_set
-from laconic.recipe.read import read
-from laconic.recipe.rows import held_out
+from laconic.recipe.opened import LoadedRun, load_run
+from laconic.recipe.questions import load_question_set
+from laconic.recipe.read import load_recipe
+from laconic.recipe.rows import load_held_out
 from laconic.recipe.schema import Recipe
-from laconic.verbs.trial import MORE
+from laconic.verbs.trial import EXTRA_ITERATIONS
 
 if TYPE_CHECKING:
-    from laconic.verbs.demo import Entry
+    from laconic.verbs.demo import DemoEntry
 
-TIMED = 50  # questions asked alone
+NUM_TIMED_QUESTIONS = 50  # questions asked alone
 CPU = torch.device("cpu")
 
 
-def gathered(
-    roster: Sequence["Entry"], out: Path, seeds: Sequence[int], seconds: float, command: str, notes: Sequence[str] = ()
-) -> Report:
+def build_demo_report(
+    entries: Sequence["DemoEntry"], out: Path, seeds: Sequence[int], seconds: float, command: str, notes: Sequence[str] = ()
+) -> ComparisonReport:
     """The report of runs in `out`; their speed is measured here, one run after the other."""
     torch.set_num_threads(1)
-    folders = {entry.name: [out / entry.name / f"seed-{seed}" for seed in seeds] for entry in roster}
-    lines = [line_of(entry, folders[entry.name]) for entry in roster]
-    timed = [asked(opened(each[0], CPU)) for each in folders.values()]
-    took = latencies(timed, TIMED, len(timed[0][1]))
-    focus = next((entry for entry in roster if entry.name == "kava"), roster[0])
-    run = opened(out / focus.name / f"seed-{seeds[0]}", CPU)
-    first = Result(tuple(read_rows(run.folder / "evaluations" / "test")), DIGIT.name)
-    return Report(
+    folders = {entry.name: [out / entry.name / f"seed-{seed}" for seed in seeds] for entry in entries}
+    lines = [build_line(entry, folders[entry.name]) for entry in entries]
+    timed = [answer_function(load_run(each[0], CPU)) for each in folders.values()]
+    took = measure_latencies(timed, NUM_TIMED_QUESTIONS, len(timed[0][1]))
+    focus = next((entry for entry in entries if entry.name == "kava"), entries[0])
+    run = load_run(out / focus.name / f"seed-{seeds[0]}", CPU)
+    first = ReasoningResult(tuple(load_answer_records(run.folder / "evaluations" / "test")), DIGIT.name)
+    return ComparisonReport(
         title="Thinking in vectors: what can stand in for a written chain",
-        lead=lead(run),
-        lines=[replace(line, latency=each) for line, each in zip(lines, took, strict=True)],
+        lead=describe_task(run),
+        results=[replace(line, latency=each) for line, each in zip(lines, took, strict=True)],
         focus=focus.name,
-        chain="chain",
-        floor=first.floor,
+        cot_baseline="chain",
+        majority_baseline=first.majority_baseline,
         protocol=DIGIT.name,
         seeds=seeds,
-        limits=[*notes, *limits(run, out / "chain" / f"seed-{seeds[0]}")],
-        differs=[(key, str(value_of(run.recipe, key)), why) for key, why in run.recipe.differs.items()],
-        facts=facts(run, seconds),
-        runs=[told(entry.name, seed, out / entry.name / f"seed-{seed}") for entry in roster for seed in seeds],
+        caveats=[*notes, *describe_limits(run, out / "chain" / f"seed-{seeds[0]}")],
+        recipe_differences=[(key, str(get_recipe_value(run.recipe, key)), why) for key, why in run.recipe.deviations.items()],
+        facts=run_facts(run, seconds),
+        runs=[describe_run(entry.name, seed, out / entry.name / f"seed-{seed}") for entry in entries for seed in seeds],
         command=command,
-        inspection=looked_into(run),
-        chosen="The first of the unseen problems, whatever came of it",
+        inspection=inspect_first_question(run),
+        inspection_title="The first of the unseen problems, whatever came of it",
     )
 
 
-def line_of(entry: "Entry", folders: Sequence[Path]) -> Line:
+def build_line(entry: "DemoEntry", folders: Sequence[Path]) -> MethodResult:
     """One row of the table."""
-    run = opened(folders[0], CPU)
-    results = [result(folder, "test") for folder in folders]
-    thinking = run.recipe.thinking
-    M, T = (thinking.count, thinking.rounds) if thinking else (0, 0)
-    return Line(
+    run = load_run(folders[0], CPU)
+    results = [load_result(folder, "test") for folder in folders]
+    thinking = run.recipe.latents
+    M, T = (thinking.num_latents, thinking.jacobi_iterations) if thinking else (0, 0)
+    return MethodResult(
         name=entry.name,
         title=entry.title,
-        about=entry.about.format(M=M, T=T),
-        right=np.stack([found.right for found in results]),
-        passes=mean([found.passes for found in results]),
-        held=mean([found.held for found in results]),
-        control=entry.control,
-        tint=entry.tint,
-        bytes_each=asking.bytes_each(run),
-        curves=[curve(folder) for folder in folders],
-        sweep=swept(folders, T + MORE) if T else {},
-        trained=T or None,
-        teacher=[result(folder, "teacher").right.mean() for folder in folders if there(folder, "teacher")],
-        seconds=[sum(line.get("seconds", 0.0) for line in metrics(folder)) for folder in folders],
+        description=entry.description.format(M=M, T=T),
+        correct=np.stack([found.correct for found in results]),
+        passes=mean_over_seeds([found.mean_passes for found in results]),
+        cache_positions=mean_over_seeds([found.mean_cache_positions for found in results]),
+        is_control=entry.is_control,
+        color_index=entry.color_index,
+        bytes_per_position=asking.bytes_per_position(run),
+        learning_curves=[validation_curve(folder) for folder in folders],
+        iteration_sweep=iteration_sweep(folders, T + EXTRA_ITERATIONS) if T else {},
+        trained_iterations=T or None,
+        cot_accuracy=[load_result(folder, "teacher").correct.mean() for folder in folders if has_evaluation(folder, "teacher")],
+        training_seconds=[sum(line.get("seconds", 0.0) for line in load_metrics(folder)) for folder in folders],
     )
 
 
-def asked(run: Opened) -> tuple[Any, Any]:
+def answer_function(run: LoadedRun) -> tuple[Any, Any]:
     """How a run answers, and the questions."""
-    rows = question_set(run, "test", DIGIT)
-    return asking.answering(run, asking.writing_for(run, rows)), rows.source
+    rows = load_question_set(run, "test", DIGIT)
+    return asking.answer_function(run, asking.decoding_for(run, rows)), rows.source
 
 
-def there(folder: Path, name: str) -> bool:
+def has_evaluation(folder: Path, name: str) -> bool:
     """Whether a run was asked so."""
     return (folder / "evaluations" / name).is_dir()
 
 
-def result(folder: Path, name: str) -> Result:
+def load_result(folder: Path, name: str) -> ReasoningResult:
     """An evaluation of a run."""
-    return Result(read_rows(folder / "evaluations" / name), DIGIT.name)
+    return ReasoningResult(load_answer_records(folder / "evaluations" / name), DIGIT.name)
 
 
-def swept(folders: Sequence[Path], most: int) -> dict[int, list[float]]:
+def iteration_sweep(folders: Sequence[Path], max_iterations: int) -> dict[int, list[float]]:
     """Shares right by test-time rounds, for each seed."""
-    names = {rounds: f"rounds-{rounds}" for rounds in range(most + 1)}
+    names = {rounds: f"rounds-{rounds}" for rounds in range(max_iterations + 1)}
     return {
-        rounds: [float(result(folder, name).right.mean()) for folder in folders]
+        rounds: [float(load_result(folder, name).correct.mean()) for folder in folders]
         for rounds, name in names.items()
-        if all(there(folder, name) for folder in folders)
+        if all(has_evaluation(folder, name) for folder in folders)
     }
 
 
-def mean(each: Sequence[tuple[float, ...]]) -> Any:
+def mean_over_seeds(each: Sequence[tuple[float, ...]]) -> Any:
     """The mean over seeds of a tuple of figures."""
     return tuple(np.mean(np.array(each), axis=0).tolist())
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
+def load_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def curve(folder: Path) -> list[tuple[int, float]]:
+def validation_curve(folder: Path) -> list[tuple[int, float]]:
     """Share right on validation problems over steps."""
-    return [(line["step"], line["validation"]["accuracy"]) for line in metrics(folder) if "validation" in line]
+    return [(line["step"], line["validation"]["accuracy"]) for line in load_metrics(folder) if "validation" in line]
 
 
-def looked_into(run: Opened) -> Looked | None:
+def inspect_first_question(run: LoadedRun) -> QuestionInspection | None:
     """The first test problem, whatever came of it."""
-    if run.parts.thoughts is None:
+    if run.parts.latents is None:
         return None
-    asked = question_set(run, "test", DIGIT, rows=1)
-    batch = cast(Reasoning, asked.source.batch([0], 0, 0))
-    return look(looking.subject(run, run.folder.name, CPU, asking.writing_for(run, asked)), batch, ())
+    asked = load_question_set(run, "test", DIGIT, limit=1)
+    batch = cast(ReasoningBatch, asked.source.batch([0], 0, 0))
+    return inspect_question(looking.load_inspected_run(run, run.folder.name, CPU, asking.decoding_for(run, asked)), batch, ())
 
 
-def lead(run: Opened) -> str:
+def describe_task(run: LoadedRun) -> str:
     """What was done, in three sentences."""
     config, task = run.parts.decoder.config, run.recipe.data.digits
     size = sum(p.numel() for p in run.parts.decoder.parameters())
-    example = held_out(run.recipe, run.parts.tokenizer, config.max_position_embeddings, "test", 1).examples[0]
+    example = load_held_out(run.recipe, run.parts.tokenizer, config.max_position_embeddings, "test", 1).examples[0]
     return (
-        f"A Llama of {config.num_hidden_layers} layers and {size:,} parameters learns {task.operations} operations on "
+        f"A Llama of {config.num_hidden_layers} layers and {size:,} parameters learns {task.num_operations} operations on "
         f"digits from left to right, of every result the last digit: {example.question} {example.answer}, by the chain "
         f"{' '.join(example.steps)}. Each row is one way to get from the question to the answer."
     )
 
 
-def limits(run: Opened, chain: Path) -> list[str]:
+def describe_limits(run: LoadedRun, chain: Path) -> list[str]:
     """What this task and these recipes leave open; `chain` is the run that they start from."""
     found = ["What holds for a model of this size on digits need not hold for a language model on words."]
-    batch: Any = held_out(run.recipe, run.parts.tokenizer, 10**6, "test", 1).source.batch([0], 0, 0)
-    M, N = run.recipe.thinking.count if run.recipe.thinking else 0, int(batch.chain_live.sum())
+    batch: Any = load_held_out(run.recipe, run.parts.tokenizer, 10**6, "test", 1).source.batch([0], 0, 0)
+    M, N = run.recipe.latents.num_latents if run.recipe.latents else 0, int(batch.chain_live.sum())
     if M >= N:
         found.append(f"Selection: {M} thoughts stand for {N} chain tokens, so R-KV has nothing to choose here.")
     digits = run.recipe.data.digits
-    if digits.style == "marks":
+    if digits.chain_style == "marks":
         found.append(
             "The chain is made for this: four of the five tokens of a step are marks, so that much of it is redundant."
         )
-    if run.recipe.keeping and not run.recipe.keeping.lam:
+    if run.recipe.kv_selection and not run.recipe.kv_selection.importance_weight:
         found.append("R-KV goes by redundancy alone (λ = 0, where the paper has 0.1).")
-    if run.recipe.matching and run.recipe.matching.kv_layers is not None:
-        layers, L = len(run.recipe.matching.kv_layers), run.parts.decoder.config.num_hidden_layers
+    if run.recipe.kv_distillation and run.recipe.kv_distillation.layers is not None:
+        layers, L = len(run.recipe.kv_distillation.layers), run.parts.decoder.config.num_hidden_layers
         found.append(f"Keys and values are matched in {layers} of {L} layers; the paper matches all.")
-    if read(chain / "recipe.toml")[0].data.digits.terse:
+    if load_recipe(chain / "recipe.toml")[0].data.digits.results_only_fraction:
         found.append(
             "The chain's model has learned the results alone as well, when asked for them: it brings along what the "
             "thoughts are to do."
         )
-    if run.recipe.data.chain == "all":
+    if run.recipe.data.chain_steps == "all":
         found.append(
             "The last step of the chain, which holds the answer, is kept; the papers leave it out, which is harder."
         )
     return found
 
 
-def facts(run: Opened, seconds: float) -> list[tuple[str, str]]:
+def run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
     """Data, device, versions, time."""
     environment = json.loads((run.folder / "env.json").read_text(encoding="utf-8"))
-    manifest = RunFolder(run.folder).asked(run.step).manifest
+    manifest = RunDirectory(run.folder).get_step(run.step).manifest
     minutes, rest = divmod(round(seconds), 60)
     return [
         ("wall time", f"{minutes} min {rest} s, two processes side by side"),
-        ("training data", f"{run.recipe.data.digits.rows:,} problems, SHA-256 {manifest.bound['data'][:16]}…"),
+        ("training data", f"{run.recipe.data.digits.train_rows:,} problems, SHA-256 {manifest.fingerprints['data'][:16]}…"),
         ("device", f"{environment['device']}, float32, one thread a process; {environment['platform']}"),
         (
             "versions",
@@ -193,19 +193,19 @@ def facts(run: Opened, seconds: float) -> list[tuple[str, str]]:
     ]
 
 
-def told(name: str, seed: int, folder: Path) -> tuple[str, str]:
+def describe_run(name: str, seed: int, folder: Path) -> tuple[str, str]:
     """What a run came to, and by what its weights are known."""
-    committed = RunFolder(folder).newest()
+    committed = RunDirectory(folder).latest_valid_step()
     assert committed is not None  # it was evaluated
     weights = committed.manifest.files["model.safetensors"].sha256
-    lines = [line for line in metrics(folder) if "seconds" in line]
+    lines = [line for line in load_metrics(folder) if "seconds" in line]
     skipped = sum("nonfinite" in line for line in lines)
     spent = sum(line["seconds"] for line in lines)
-    text = f"{committed.number} steps in {spent:.0f} s, {skipped} left out"
-    return f"{name}, seed {seed}", f"{text}; recipe {committed.manifest.bound['recipe'][:12]}…, weights {weights[:12]}…"
+    text = f"{committed.step} steps in {spent:.0f} s, {skipped} left out"
+    return f"{name}, seed {seed}", f"{text}; recipe {committed.manifest.fingerprints['recipe'][:12]}…, weights {weights[:12]}…"
 
 
-def value_of(recipe: Recipe, key: str) -> Any:
+def get_recipe_value(recipe: Recipe, key: str) -> Any:
     """A recipe's value by its dotted key."""
     found: Any = recipe
     for part in key.split("."):

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.console import note, say
-from laconic.core.errors import Usage
-from laconic.verbs.arguments import Dtype, torch_dtype, utf8
+from laconic.console import status, log_message
+from laconic.core.errors import UsageError
+from laconic.verbs.arguments import DtypeName, parse_dtype, to_utf8
 
 if TYPE_CHECKING:
-    from laconic import Decoder, Generation, Memory
+    from laconic import Decoder, Generation, SummaryMemory
 
 
 @dataclass(frozen=True)
-class Generate:
+class GenerateCommand:
     """Continues one or more prompts, on memories if they are given; of a run, answers questions as its method does.
 
     Example: laconic generate stories260k "Once upon a time" --max-tokens 196
@@ -34,7 +34,7 @@ class Generate:
     that learns while it reads, the state of its fast weights, one file"""
     learn: bool = False
     """of a model that learns while it reads: let the prompts teach it, and keep what it has learned with --save"""
-    save: Path | None = None
+    save_state: Path | None = None
     """with --learn: the file to write the state to, as it is after prompt and answer"""
     max_tokens: int = 128
     """tokens to write at most"""
@@ -50,15 +50,15 @@ class Generate:
     """draw among tokens at least this likely, relative to the likeliest"""
     repetition_penalty: float = 1.0
     """above 1, tokens already there become less likely"""
-    stop: UseAppendAction[tuple[str, ...]] = ()
+    stop_string: UseAppendAction[tuple[str, ...]] = ()
     """end before this text; may be given several times"""
     seed: int = 0
     """of the draws; the same seed gives the same text"""
-    teacher: bool = False
+    with_cot: bool = False
     """of a run: answer by a written chain, with the same weights"""
     chat: bool = False
     """put each prompt into the model's chat template, as a message of the user"""
-    dtype: Dtype | None = None
+    dtype: DtypeName | None = None
     """type to compute in; by default float32 on a CPU, the stored type on a GPU"""
     device: str = "cpu"
     """cpu, cuda, cuda:1, …"""
@@ -72,42 +72,42 @@ class Generate:
     def run(self) -> int:
         """Loads, writes, reports; the text on standard output, the figures on standard error."""
         import laconic
-        from laconic.recipe.opened import is_run
+        from laconic.recipe.opened import is_run_dir
 
-        prompts = [utf8(prompt) for prompt in self.prompts]
+        prompts = [to_utf8(prompt) for prompt in self.prompts]
         if not prompts:
-            raise Usage("no prompt given; laconic generate MODEL PROMPT")
-        from laconic.recipe.learned import learns
-        from laconic.recipe.reader import reads
+            raise UsageError("no prompt given; laconic generate MODEL PROMPT")
+        from laconic.recipe.learned import is_nested
+        from laconic.recipe.reader import is_compressor
 
-        if learns(self.model):
-            from laconic.verbs.states import continued
+        if is_nested(self.model):
+            from laconic.verbs.states import generate_text
 
-            return continued(self, prompts)
-        if given := "--learn" if self.learn else "--save" if self.save is not None else None:
-            raise Usage(f"{given}: {self.model} has no fast weights; give a run of method hope, or leave it out")
-        if (read := reads(self.model)) or is_run(self.model):
-            return self.reading(prompts) if read or self.memory else self.answers(prompts)
+            return generate_text(self, prompts)
+        if given := "--learn" if self.learn else "--save" if self.save_state is not None else None:
+            raise UsageError(f"{given}: {self.model} has no fast weights; give a run of method hope, or leave it out")
+        if (read := is_compressor(self.model)) or is_run_dir(self.model):
+            return self.generate_with_memory(prompts) if read or self.memory else self.answer_questions(prompts)
         if self.memory:
-            raise Usage(f"--memory: {self.model} is no run; give the one that wrote it")
-        if self.teacher:
-            raise Usage(f"--teacher: {self.model} is no run; give the folder that laconic train wrote")
-        with note(f"loading {self.model}"):
+            raise UsageError(f"--memory: {self.model} is no run; give the one that wrote it")
+        if self.with_cot:
+            raise UsageError(f"--teacher: {self.model} is no run; give the folder that laconic train wrote")
+        with status(f"loading {self.model}"):
             decoder = laconic.Decoder.from_pretrained(
                 self.model,
-                dtype=torch_dtype(self.dtype),
+                dtype=parse_dtype(self.dtype),
                 device=self.device,
                 revision=self.revision,
                 allow_missing=self.allow_missing,
             )
-            tokenizer = laconic.load_tokenizer(decoder.folder or self.model)
-        turns = [tokenizer.chat([{"role": "user", "content": prompt}]) for prompt in prompts if self.chat]
+            tokenizer = laconic.load_tokenizer(decoder.source_folder or self.model)
+        turns = [tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) for prompt in prompts if self.chat]
         start = time.perf_counter()
         written = laconic.generate(
             decoder,
             tokenizer,
             None if self.chat else prompts,
-            ids=[tokenizer.encode(turn, special=False) for turn in turns] if self.chat else None,
+            input_ids=[tokenizer.encode(turn, add_special_tokens=False) for turn in turns] if self.chat else None,
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
             temperature=self.temperature,
@@ -115,24 +115,24 @@ class Generate:
             top_p=self.top_p,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
-            stop=self.stop,
+            stop_strings=self.stop_string,
             seed=self.seed,
-            on_token=self.streamer(prompts),
+            on_token=self.make_streamer(prompts),
         )
-        self.tell(prompts, written, decoder, time.perf_counter() - start)
+        self.print_generations(prompts, written, decoder, time.perf_counter() - start)
         return 0
 
-    def reading(self, prompts: list[str]) -> int:
+    def generate_with_memory(self, prompts: list[str]) -> int:
         """Continuations by a run that reads, on the memories joined; one of several texts is asked about each."""
-        from laconic.core.memory import Memory
-        from laconic.recipe.reader import load
+        from laconic.core.memory import SummaryMemory
+        from laconic.recipe.reader import load_compressor
 
-        self.check_run({"chat": self.chat, "teacher": self.teacher})
-        with note(f"loading {self.model}"):
-            reader = load(self.model, self.device)
-            memory = Memory.join(*(reader.load(path) for path in self.memory)) if self.memory else None
+        self.refuse_checkpoint_flags({"chat": self.chat, "teacher": self.with_cot})
+        with status(f"loading {self.model}"):
+            reader = load_compressor(self.model, self.device)
+            memory = SummaryMemory.concat_segments(*(reader.load(path) for path in self.memory)) if self.memory else None
         rows = 1 if memory is None else memory.B
-        asked = [f"{title}{prompt}" for title in titles(memory) for prompt in prompts] if len(prompts) == 1 else prompts
+        asked = [f"{title}{prompt}" for title in memory_row_titles(memory) for prompt in prompts] if len(prompts) == 1 else prompts
         start = time.perf_counter()
         written = reader.generate(
             prompts,
@@ -144,49 +144,49 @@ class Generate:
             top_p=self.top_p,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
-            stop=self.stop,
+            stop=self.stop_string,
             seed=self.seed,
-            on_token=self.streamer(prompts) if rows == 1 else None,
+            on_token=self.make_streamer(prompts) if rows == 1 else None,
         )
-        self.tell(asked, written, reader.decoder, time.perf_counter() - start)
+        self.print_generations(asked, written, reader.decoder, time.perf_counter() - start)
         return 0
 
-    def check_run(self, others: dict[str, object]) -> None:
+    def refuse_checkpoint_flags(self, others: dict[str, object]) -> None:
         """Raises `Usage` (2) for what the recipe of a run says, or what is not of a run."""
         odd = others | {"allow_missing": self.allow_missing, "dtype": self.dtype, "revision": self.revision}
         given = next((name for name, value in odd.items() if value), None)
         if given:
-            raise Usage(f"--{given.replace('_', '-')}: not of a run, whose recipe says it; leave it out")
+            raise UsageError(f"--{given.replace('_', '-')}: not of a run, whose recipe says it; leave it out")
 
-    def answers(self, prompts: list[str]) -> int:
+    def answer_questions(self, prompts: list[str]) -> int:
         """Answers of a run: by its method, or by chain."""
-        from laconic.core.sampling import Sampling
-        from laconic.core.weights import place_of
-        from laconic.recipe.methods import answer, asked, writing
-        from laconic.recipe.opened import opened
+        from laconic.core.sampling import SamplingConfig
+        from laconic.core.weights import resolve_device
+        from laconic.recipe.methods import answer_questions, build_questions_batch, answer_decoding
+        from laconic.recipe.opened import load_run
 
-        self.check_run({"chat": self.chat, "stop": self.stop, "min_tokens": self.min_tokens})
-        with note(f"loading {self.model}"):
-            run = opened(self.model, place_of(self.device))
-        how = Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
-        told = writing(run.parts, run.recipe, self.max_tokens, how, self.seed)
+        self.refuse_checkpoint_flags({"chat": self.chat, "stop": self.stop_string, "min_tokens": self.min_tokens})
+        with status(f"loading {self.model}"):
+            run = load_run(self.model, resolve_device(self.device))
+        how = SamplingConfig(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
+        told = answer_decoding(run.parts, run.recipe, self.max_tokens, how, self.seed)
         start = time.perf_counter()
-        found = answer(run.method, asked(run.parts, run.recipe, prompts).to(self.device), told, teacher=self.teacher)
+        found = answer_questions(run.method, build_questions_batch(run.parts, run.recipe, prompts).to(self.device), told, teacher=self.with_cot)
         seconds = time.perf_counter() - start
         if self.format == "json":
             rows = [
                 {"prompt": prompt, "text": text, "ids": ids, "passes": passes._asdict() | {"total": passes.total}}
-                for prompt, text, ids, passes in zip(prompts, found.texts, found.ids, found.passes, strict=True)
+                for prompt, text, ids, passes in zip(prompts, found.texts, found.token_ids, found.passes, strict=True)
             ]
             about = {"schema": 1, "model": self.model, "step": run.step, "method": run.recipe.method}
             print(json.dumps(about | {"seconds": round(seconds, 3), "generations": rows}, ensure_ascii=False))
             return 0
         print("\n".join(found.texts))
         passes = sum(p.total for p in found.passes)
-        say(f"{sum(map(len, found.ids))} tokens in {passes} passes, {seconds:.2f} s")
+        log_message(f"{sum(map(len, found.token_ids))} tokens in {passes} passes, {seconds:.2f} s")
         return 0
 
-    def streamer(self, prompts: list[str]) -> Callable[[int, int, str, float], None] | None:
+    def make_streamer(self, prompts: list[str]) -> Callable[[int, int, str, float], None] | None:
         """Prints a single text while it is written; several, or JSON, are printed whole at the end."""
         if self.format == "json" or len(prompts) != 1:
             return None
@@ -198,15 +198,15 @@ class Generate:
 
         return show
 
-    def tell(self, prompts: list[str], written: "list[Generation]", decoder: "Decoder", seconds: float) -> None:
+    def print_generations(self, prompts: list[str], written: "list[Generation]", decoder: "Decoder", seconds: float) -> None:
         """What was written, and how many passes and seconds it took."""
-        tokens = sum(len(g.ids) for g in written)
+        tokens = sum(len(g.token_ids) for g in written)
         if self.format == "json":
             rows = [
                 {
                     "prompt": prompt,
                     "text": g.text,
-                    "ids": g.ids,
+                    "ids": g.token_ids,
                     "stop_reason": g.stop_reason,
                     "passes": g.passes._asdict() | {"total": g.passes.total},
                 }
@@ -220,11 +220,11 @@ class Generate:
         else:
             print("\n\n".join(prompt + g.text for prompt, g in zip(prompts, written, strict=True)))
         passes = sum(g.passes.total for g in written)
-        say(f"{tokens} tokens in {passes} passes, {seconds:.2f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s")
+        log_message(f"{tokens} tokens in {passes} passes, {seconds:.2f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s")
 
 
-def titles(memory: "Memory | None") -> list[str]:
+def memory_row_titles(memory: "SummaryMemory | None") -> list[str]:
     """What to call each row of a memory of several texts: the names of its documents; of a single one nothing."""
-    if memory is None or memory.B == 1 or memory.provenance is None:
+    if memory is None or memory.B == 1 or memory.metadata is None:
         return [""] * (1 if memory is None else memory.B)
-    return [f"[{', '.join(each.name for each in row)}] " for row in memory.provenance.documents]
+    return [f"[{', '.join(each.name for each in row)}] " for row in memory.metadata.documents]

@@ -22,7 +22,7 @@ class Failed(LaconicError):
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
-        self.code = code
+        self.exit_code = code
 
 
 @dataclass(frozen=True)

@@ -9,168 +9,168 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from tyro.conf import Positional, arg
 
-from laconic.console import note, progress, say
-from laconic.core.errors import BadInput, Usage
+from laconic.console import status, progress, log_message
+from laconic.core.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from laconic.core.contract import Example
-    from laconic.data.settings import Data
-    from laconic.data.variants import Template
+    from laconic.core.contract import ReasoningExample
+    from laconic.data.settings import DataConfig
+    from laconic.data.variants import QuestionTemplate
 
-Row = Mapping[str, Any]
-KINDS = ("gsm-variants", "mult-4", "mult-5", "mult-7", "mult-9", "prosqa")
-HELD_OUT = ("gsm8k-aug:valid", "gsm8k-aug:test", "gsm8k:test", "svamp:test", "multiarith:test", "gsm-hard:test")
+JsonRow = Mapping[str, Any]
+GENERATORS = ("gsm-variants", "mult-4", "mult-5", "mult-7", "mult-9", "prosqa")
+HELD_OUT_SETS = ("gsm8k-aug:valid", "gsm8k-aug:test", "gsm8k:test", "svamp:test", "multiarith:test", "gsm-hard:test")
 
 
-class File(NamedTuple):
+class OutputFile(NamedTuple):
     """A file to write: where, what its rows are of, how many, they."""
 
     path: Path
-    about: str
-    count: int
-    rows: Iterable[Row]
+    description: str
+    num_rows: int
+    rows: Iterable[JsonRow]
 
 
 @dataclass(frozen=True)
-class Make:
+class DataMakeCommand:
     """Writes generated rows as JSONL, one object a line; the same arguments write the same bytes.
 
     Example: laconic data make gsm-variants --rows 200000 --out variants.jsonl --root ../shared/data
     """
 
-    what: Annotated[Positional[str], arg(metavar="WHAT")]
+    generator: Annotated[Positional[str], arg(metavar="WHAT")]
     """gsm-variants: questions of GSM8K with other numbers; mult-4, -5, -7, -9: products as iCoT's; prosqa: graphs"""
     rows: int
     """how many rows to write"""
     out: Path
     """the file to write; one that is there is kept if it is equal, else refused"""
-    root: Path | None = None
+    data_root: Path | None = None
     """folder of the data sets' files; the rows that they hold out are left out. gsm-variants without it: by the hub"""
     seed: int = 0
     """another seed gives other rows; the same templates are held out"""
-    held: float = 0.05
+    held_out_fraction: float = 0.05
     """gsm-variants: share of the templates held out; their rows, the same share of --rows, go to OUT.held.jsonl"""
-    originals: bool = False
+    include_originals: bool = False
     """gsm-variants: the questions as they are come first, but for those of held-out templates; --rows counts them"""
-    doubtful: bool = False
+    allow_ambiguous: bool = False
     """gsm-variants: take templates, too, whose numbers a word may mean as well (2, twice); some chains are wrong"""
     format: Literal["human", "json"] = "human"
     """json: one object, and nothing else, on standard output"""
 
     def run(self) -> int:
         """Generates, writes, counts."""
-        from laconic.core.nearest import closest
+        from laconic.core.nearest import closest_word
 
-        if self.what not in KINDS:
-            near = closest(self.what, KINDS)
-            raise Usage(
-                f"{self.what}: not made here; " + (f"did you mean {near}?" if near else f"there are {', '.join(KINDS)}")
+        if self.generator not in GENERATORS:
+            near = closest_word(self.generator, GENERATORS)
+            raise UsageError(
+                f"{self.generator}: not made here; " + (f"did you mean {near}?" if near else f"there are {', '.join(GENERATORS)}")
             )
         if self.rows < 1:
-            raise Usage(f"--rows {self.rows}: give at least 1")
-        if not 0 <= self.held < 1:
-            raise Usage(f"--held {self.held:g}: give a share of at least 0 and below 1")
+            raise UsageError(f"--rows {self.rows}: give at least 1")
+        if not 0 <= self.held_out_fraction < 1:
+            raise UsageError(f"--held {self.held_out_fraction:g}: give a share of at least 0 and below 1")
         if not self.out.absolute().parent.is_dir():
-            raise BadInput(f"{self.out}: no folder {self.out.parent} to write into; make it first")
-        files = self.variants() if self.what == "gsm-variants" else [self.generated()]
-        done, total = count(1), sum(file.count for file in files)
+            raise InputError(f"{self.out}: no folder {self.out.parent} to write into; make it first")
+        files = self.gsm_variant_files() if self.generator == "gsm-variants" else [self.generator_file()]
+        done, total = count(1), sum(file.num_rows for file in files)
         with progress("writing") as show:
-            write(files, lambda: None if (n := next(done)) % 100 else show("rows", n, total))
+            write_all(files, lambda: None if (n := next(done)) % 100 else show("rows", n, total))
         for file in files:
-            say(f"wrote {file.path}")
+            log_message(f"wrote {file.path}")
         if self.format == "json":
-            made = [{"file": str(file.path), "rows": file.count, "about": file.about} for file in files]
-            print(json.dumps({"schema": 1, "what": self.what, "seed": self.seed, "made": made}))
+            made = [{"file": str(file.path), "rows": file.num_rows, "about": file.description} for file in files]
+            print(json.dumps({"schema": 1, "what": self.generator, "seed": self.seed, "made": made}))
             return 0
         for file in files:
-            print(f"{file.path}: {file.count:,} {file.about}")
+            print(f"{file.path}: {file.num_rows:,} {file.description}")
         return 0
 
-    def variants(self) -> list[File]:
+    def gsm_variant_files(self) -> list[OutputFile]:
         """New numbers for the training questions, and for those whose templates are held out."""
-        from laconic.data.jsonl import fields
-        from laconic.data.variants import is_held, masked, rounds
+        from laconic.data.jsonl import example_to_row
+        from laconic.data.variants import is_held_out, mask_numbers, interleave_variants
 
-        sources, found, taken = self.templates()
-        held = [template for template in found if is_held(template.masked, self.held)]
-        used = [template for template in found if not is_held(template.masked, self.held)]
-        first = [replace(e, flags={}) for e in sources if self.originals and not is_held(masked(e.question), self.held)]
-        rows = map(fields, chain(first, rounds(used, self.seed, taken)))
-        apart = map(fields, rounds(held, self.seed, taken))
-        beside, few = self.out.with_suffix(f".held{self.out.suffix}"), round(self.rows * self.held)
+        sources, found, taken = self.load_templates()
+        held = [template for template in found if is_held_out(template.masked_question, self.held_out_fraction)]
+        used = [template for template in found if not is_held_out(template.masked_question, self.held_out_fraction)]
+        first = [replace(e, metadata={}) for e in sources if self.include_originals and not is_held_out(mask_numbers(e.question), self.held_out_fraction)]
+        rows = map(example_to_row, chain(first, interleave_variants(used, self.seed, taken)))
+        apart = map(example_to_row, interleave_variants(held, self.seed, taken))
+        beside, few = self.out.with_suffix(f".held{self.out.suffix}"), round(self.rows * self.held_out_fraction)
         files = [
-            File(self.out, self.told(len(first), len(used)), self.rows, islice(rows, self.rows)),
-            File(beside, f"rows of {len(held):,} templates that {self.out.name} has none of", few, islice(apart, few)),
+            OutputFile(self.out, self.describe_rows(len(first), len(used)), self.rows, islice(rows, self.rows)),
+            OutputFile(beside, f"rows of {len(held):,} templates that {self.out.name} has none of", few, islice(apart, few)),
         ]
-        return [file for file in files if file.count]
+        return [file for file in files if file.num_rows]
 
-    def told(self, originals: int, templates: int) -> str:
+    def describe_rows(self, originals: int, templates: int) -> str:
         """What the rows are of."""
         if self.rows <= originals:
             return f"of {originals:,} questions as they are, and no variant; ask for more --rows"
         as_they_are = f": {originals:,} questions as they are, then" if originals else ""
         return f"rows{as_they_are} of {templates:,} templates"
 
-    def templates(self) -> "tuple[tuple[Example, ...], list[Template], set[str]]":
+    def load_templates(self) -> "tuple[tuple[ReasoningExample, ...], list[QuestionTemplate], set[str]]":
         """The training questions, their templates, and the questions that no variant may be."""
         from laconic.data import maths
-        from laconic.data.variants import masked, templates
+        from laconic.data.variants import mask_numbers, build_templates
 
-        how = self.how(("gsm8k-aug" if self.root is None else "gsm8k-aug-subset", "gsm8k"))
-        with note("reading"):
-            sources = maths.training(how).examples
-            asked = {example.question for name in HELD_OUT for example in loaded(name, how)}
-            texts = {masked(question) for question in asked}
-            found = [template for template in templates(sources) if template.masked not in texts]
-        kept = [template for template in found if self.doubtful or not template.doubtful]
+        how = self.data_config(("gsm8k-aug" if self.data_root is None else "gsm8k-aug-subset", "gsm8k"))
+        with status("reading"):
+            sources = maths.load_training_examples(how).examples
+            asked = {example.question for name in HELD_OUT_SETS for example in load_split(name, how)}
+            texts = {mask_numbers(question) for question in asked}
+            found = [template for template in build_templates(sources) if template.masked_question not in texts]
+        kept = [template for template in found if self.allow_ambiguous or not template.is_ambiguous]
         left = f", {len(found) - len(kept):,} left out as doubtful" if len(kept) < len(found) else ""
-        say(f"{len(sources):,} questions, {len(found):,} templates{left}")
+        log_message(f"{len(sources):,} questions, {len(found):,} templates{left}")
         return sources, kept, asked | {example.question for example in sources}
 
-    def generated(self) -> File:
+    def generator_file(self) -> OutputFile:
         """Products or graphs, without those that are held out."""
-        from laconic.data.graphs import problems
-        from laconic.data.multiplication import products
+        from laconic.data.graphs import iter_problems
+        from laconic.data.multiplication import iter_products
 
-        if self.what == "prosqa":
-            asked = {e.question for e in self.held_out("prosqa")} if self.root else set[str]()
-            rows = (row for row in problems(self.seed) if row["question"] not in asked)
-            return File(self.out, "graphs", self.rows, islice(rows, self.rows))
-        if self.root is None:
-            raise Usage(f"{self.what}: no --root; name the folder of the sets' files, whose pairs are left out")
-        pairs = [(example.flags["a"], example.flags["b"]) for example in self.held_out(self.what)]
-        rows = products(int(self.what[-1]), self.seed, pairs)
-        return File(self.out, "products", self.rows, islice(rows, self.rows))
+        if self.generator == "prosqa":
+            asked = {e.question for e in self.load_held_out("prosqa")} if self.data_root else set[str]()
+            rows = (row for row in iter_problems(self.seed) if row["question"] not in asked)
+            return OutputFile(self.out, "graphs", self.rows, islice(rows, self.rows))
+        if self.data_root is None:
+            raise UsageError(f"{self.generator}: no --root; name the folder of the sets' files, whose pairs are left out")
+        pairs = [(example.metadata["a"], example.metadata["b"]) for example in self.load_held_out(self.generator)]
+        rows = iter_products(int(self.generator[-1]), self.seed, pairs)
+        return OutputFile(self.out, "products", self.rows, islice(rows, self.rows))
 
-    def held_out(self, name: str) -> "list[Example]":
+    def load_held_out(self, name: str) -> "list[ReasoningExample]":
         """The rows of validation and test of a set."""
-        how = self.how((name,))
-        return [example for part in ("valid", "test") for example in loaded(f"{name}:{part}", how)]
+        how = self.data_config((name,))
+        return [example for part in ("valid", "test") for example in load_split(f"{name}:{part}", how)]
 
-    def how(self, names: tuple[str, ...]) -> "Data":
+    def data_config(self, names: tuple[str, ...]) -> "DataConfig":
         """How sets are read."""
-        from laconic.data.settings import Data
+        from laconic.data.settings import DataConfig
 
-        return Data(kind="maths", name=names, root=None if self.root is None else str(self.root))
+        return DataConfig(source="maths", name=names, data_dir=None if self.data_root is None else str(self.data_root))
 
 
-def loaded(name: str, how: "Data") -> "tuple[Example, ...]":
+def load_split(name: str, how: "DataConfig") -> "tuple[ReasoningExample, ...]":
     """The rows of a set's split."""
     from laconic.data import maths
 
-    return maths.load(name, "test", how).examples
+    return maths.load_examples(name, "test", how).examples
 
 
-def write(files: list[File], show: Callable[[], object]) -> None:
+def write_all(files: list[OutputFile], show: Callable[[], object]) -> None:
     """All files or none: each has its name when those after it are written."""
-    from laconic.data.jsonl import write_rows
+    from laconic.data.jsonl import write_jsonl
 
     if files:
         file = files[0]
-        write_rows(file.path, shown(file, show), file.count, lambda: write(files[1:], show))
+        write_jsonl(file.path, report_rows(file, show), file.num_rows, lambda: write_all(files[1:], show))
 
 
-def shown(file: File, show: Callable[[], object]) -> Iterator[Row]:
+def report_rows(file: OutputFile, show: Callable[[], object]) -> Iterator[JsonRow]:
     """The rows, each of which is shown as done."""
     for row in file.rows:
         yield row

@@ -5,28 +5,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from laconic.core.memory import Memory
+    from laconic.core.memory import SummaryMemory
 
-SHOWN = 24  # segments of a text whose vectors are told one by one
+MAX_SEGMENTS_LISTED = 24  # segments of a text whose vectors are told one by one
 
 
-def described(path: Path, format: str) -> int:
+def describe_memory_file(path: Path, format: str) -> int:
     """Prints it; no run is needed. Raises `Damaged` (76) for what is no sound memory."""
-    from laconic.core.memory import Memory
+    from laconic.core.memory import SummaryMemory
 
-    memory = Memory.load(path)
+    memory = SummaryMemory.load(path)
     if format == "json":
-        print(json.dumps(plain(path, memory), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(memory_to_json(path, memory), ensure_ascii=False, allow_nan=False))
     else:
-        print("\n".join(lines(path, memory)))
+        print("\n".join(memory_lines(path, memory)))
     return 0
 
 
-def rows(memory: "Memory") -> list[dict[str, Any]]:
+def document_rows(memory: "SummaryMemory") -> list[dict[str, Any]]:
     """Each text with its tokens and its vectors, by segment."""
-    assert memory.provenance is not None
+    assert memory.metadata is not None
     found: list[dict[str, Any]] = []
-    for documents, lengths in zip(memory.provenance.documents, memory.block_lengths.tolist(), strict=True):
+    for documents, lengths in zip(memory.metadata.documents, memory.vectors_per_segment.tolist(), strict=True):
         found += [
             {
                 "name": each.name,
@@ -39,39 +39,39 @@ def rows(memory: "Memory") -> list[dict[str, Any]]:
     return found
 
 
-def plain(path: Path, memory: "Memory") -> dict[str, Any]:
+def memory_to_json(path: Path, memory: "SummaryMemory") -> dict[str, Any]:
     """As JSON has it."""
-    assert memory.provenance is not None
-    about = memory.provenance.plain()
+    assert memory.metadata is not None
+    about = memory.metadata.to_json()
     del about["documents"]
-    counts = {"texts": memory.B, "vectors": int(memory.live.sum()), "tokens": int(memory.tokens.sum())}
-    sizes = {"bytes": path.stat().st_size, "vector_bytes": memory.bytes}
-    return {"schema": 1, "memory": str(path), **counts, **sizes, "provenance": about, "documents": rows(memory)}
+    counts = {"texts": memory.B, "vectors": int(memory.valid.sum()), "tokens": int(memory.num_tokens.sum())}
+    sizes = {"bytes": path.stat().st_size, "vector_bytes": memory.num_bytes}
+    return {"schema": 1, "memory": str(path), **counts, **sizes, "provenance": about, "documents": document_rows(memory)}
 
 
-def lines(path: Path, memory: "Memory") -> list[str]:
+def memory_lines(path: Path, memory: "SummaryMemory") -> list[str]:
     """As a person reads it."""
-    from laconic.core.provenance import short
+    from laconic.core.provenance import abbreviate_hash
 
-    about = memory.provenance
+    about = memory.metadata
     assert about is not None
     reading = about.method["reading"]
     told = ", ".join(str(reading[key]) for key in ("generator", "length", "memory") if key in reading)
     return [
-        f"{path}: {int(memory.live.sum()):,} vectors of width {memory.D} in {about.dtype}, "
+        f"{path}: {int(memory.valid.sum()):,} vectors of width {memory.D} in {about.dtype}, "
         f"{path.stat().st_size:,} bytes",
-        f"reader     {short(about.reader)} ({about.family}, {about.layers} layers, width {about.width}, "
-        f"{about.vocab:,} words), tokenizer {short(about.tokenizer)}",
+        f"reader     {abbreviate_hash(about.reader)} ({about.family}, {about.layers} layers, width {about.width}, "
+        f"{about.vocab:,} words), tokenizer {abbreviate_hash(about.tokenizer)}",
         f"method     {told}; positions {about.positions}, bos {about.bos}",
         f"written    {about.created} by laconic {about.laconic}",
-        *(line for row in rows(memory) for line in text_lines(row)),
+        *(line for row in document_rows(memory) for line in document_lines(row)),
     ]
 
 
-def text_lines(row: dict[str, Any]) -> list[str]:
+def document_lines(row: dict[str, Any]) -> list[str]:
     """Of one text."""
     vectors, tokens = row["vectors"], row["tokens"]
-    shown = " ".join(map(str, vectors[:SHOWN])) + (" …" if len(vectors) > SHOWN else "")
+    shown = " ".join(map(str, vectors[:MAX_SEGMENTS_LISTED])) + (" …" if len(vectors) > MAX_SEGMENTS_LISTED else "")
     mean = sum(vectors) / max(len(vectors), 1)
     return [
         f"text       {row['name']}: {sum(tokens):,} tokens in {len(tokens):,} segments, {sum(vectors):,} vectors, "

@@ -8,174 +8,174 @@ from typing import Any
 
 import torch
 
-from laconic.console import note, progress
+from laconic.console import status, progress
 from laconic.core import lock
-from laconic.core.errors import BadInput, Preempted, Usage, on_disk
+from laconic.core.errors import InputError, PreemptedError, UsageError, translate_os_errors
 from laconic.evaluation import kept, reading, scored
-from laconic.evaluation.reading import Line
-from laconic.evaluation.told import Told
+from laconic.evaluation.reading import CompressionResult
+from laconic.evaluation.told import ContextTaskResult
 from laconic.recipe import asking
-from laconic.recipe.measuring import Set, sets
-from laconic.recipe.opened import RECIPE, Opened, opened
-from laconic.recipe.read import read
-from laconic.recipe.schema import READERS, Recipe
-from laconic.training.signals import Interrupted, Stop
+from laconic.recipe.measuring import CompressionEvalSet, build_eval_sets
+from laconic.recipe.opened import RECIPE_FILE, LoadedRun, load_run
+from laconic.recipe.read import load_recipe
+from laconic.recipe.schema import DOCUMENT_METHODS, Recipe
+from laconic.training.signals import SignalInterruptError, StopSignal
 from laconic.verbs import telling
-from laconic.verbs.arguments import names, run_name
+from laconic.verbs.arguments import short_run_names, seed_run_name
 
 
 @dataclass(frozen=True)
-class Asking:
+class CompressionEvalRequest:
     """What is asked of which runs; the signal that ends it."""
 
     runs: Sequence[str]
     sets: Sequence[str]
-    rows: int | None
+    limit: int | None
     step: str
-    aware: bool
+    query_aware: bool
     device: torch.device
-    stop: Stop
+    stop: StopSignal
 
-    def opened(self, folder: Path) -> Opened:
+    def load_run(self, folder: Path) -> LoadedRun:
         """A run at the step asked for, with a place for what is kept."""
-        with note(f"loading {folder}"):
-            run = opened(folder, self.device, asking.step_of(folder, self.step))
-        with on_disk(folder / asking.FOLDER):
-            (folder / asking.FOLDER).mkdir(exist_ok=True)
+        with status(f"loading {folder}"):
+            run = load_run(folder, self.device, asking.resolve_step(folder, self.step))
+        with translate_os_errors(folder / asking.EVALUATIONS_FOLDER):
+            (folder / asking.EVALUATIONS_FOLDER).mkdir(exist_ok=True)
         return run
 
 
-def readers(runs: Sequence[str]) -> bool:
+def reads_documents(runs: Sequence[str]) -> bool:
     """Whether the runs read documents. Raises `Usage` (2) for some that do beside some that answer questions."""
-    recipes = {folder: read(folder / RECIPE)[0] for path in runs for folder in asking.seeds(path)}
-    kinds = {folder: recipe.method in READERS for folder, recipe in recipes.items()}
+    recipes = {folder: load_recipe(folder / RECIPE_FILE)[0] for path in runs for folder in asking.seed_runs(path)}
+    kinds = {folder: recipe.method in DOCUMENT_METHODS for folder, recipe in recipes.items()}
     if len(set(kinds.values())) > 1:
         one, other = (next(folder for folder, kind in kinds.items() if kind is wanted) for wanted in (True, False))
-        raise Usage(f"{one} reads documents, {other} answers questions; evaluate them by themselves")
+        raise UsageError(f"{one} reads documents, {other} answers questions; evaluate them by themselves")
     return all(kinds.values())
 
 
-def gathered(how: Asking) -> list[Line]:
+def run_evaluations(request: CompressionEvalRequest) -> list[CompressionResult]:
     """Every run on every set. Raises `Usage` (2) for a set that is none of documents."""
-    for name in how.sets:
-        if name not in telling.OWN and not telling.is_file(name):
-            raise Usage(
-                f"--on {name}: of runs that read documents the sets are {', '.join(telling.OWN)}, and files of rows"
+    for name in request.sets:
+        if name not in telling.HELD_OUT_SETS and not telling.is_row_file(name):
+            raise UsageError(
+                f"--on {name}: of runs that read documents the sets are {', '.join(telling.HELD_OUT_SETS)}, and files of rows"
             )
-    titles = names(how.runs)
-    found = [line for path, title in zip(how.runs, titles, strict=True) for line in lines_of(how, path, title)]
-    order = list(dict.fromkeys(line.set for line in found))
-    return reading.beside(sorted(found, key=lambda line: order.index(line.set)))
+    titles = short_run_names(request.runs)
+    found = [line for path, title in zip(request.runs, titles, strict=True) for line in evaluate_run(request, path, title)]
+    order = list(dict.fromkeys(line.dataset for line in found))
+    return reading.add_controls(sorted(found, key=lambda line: order.index(line.dataset)))
 
 
-def told_of(how: Asking) -> list[Told]:
+def evaluate_row_files(request: CompressionEvalRequest) -> list[ContextTaskResult]:
     """What every run says to the files among the sets."""
-    files = [name for name in how.sets if telling.is_file(name)]
-    paths = dict(zip(how.runs, names(how.runs), strict=True)) if files else {}
-    return telling.findings(paths, files, how.rows, how.aware, how.stop, how.opened)
+    files = [name for name in request.sets if telling.is_row_file(name)]
+    paths = dict(zip(request.runs, short_run_names(request.runs), strict=True)) if files else {}
+    return telling.evaluate_files(paths, files, request.limit, request.query_aware, request.stop, request.load_run)
 
 
-def lines_of(how: Asking, path: str, title: str) -> list[Line]:
+def evaluate_run(request: CompressionEvalRequest, path: str, title: str) -> list[CompressionResult]:
     """A run, or the runs of several seeds, on every set."""
     rows, seeds, about = dict[str, list[Any]](), list[int](), dict[str, Any]()
-    for folder in asking.seeds(path):
-        run = how.opened(folder)
+    for folder in asking.seed_runs(path):
+        run = request.load_run(folder)
         seeds.append(run.recipe.seed)
-        about = described(run.recipe)
-        with lock.held(folder / asking.FOLDER):
-            for each, found in measured(how, run, run_name(title, path, folder)):
+        about = describe_recipe(run.recipe)
+        with lock.lock_folder(folder / asking.EVALUATIONS_FOLDER):
+            for each, found in evaluate_sets(request, run, seed_run_name(title, path, folder)):
                 rows.setdefault(each.name, []).append(found)
-    return [Line(name, title, tuple(seeds), found, about) for name, found in rows.items()]
+    return [CompressionResult(name, title, tuple(seeds), found, about) for name, found in rows.items()]
 
 
-def measured(how: Asking, run: Opened, name: str) -> Iterator[tuple[Set, list[scored.Row]]]:
+def evaluate_sets(request: CompressionEvalRequest, run: LoadedRun, name: str) -> Iterator[tuple[CompressionEvalSet, list[scored.DocumentResult]]]:
     """One run on every set, in every way; what is kept already is read."""
-    for asked in (name for name in how.sets if name in telling.OWN):
-        for each in sets(run, asked, how.rows):
-            folder = run.folder / asking.FOLDER / folder_name(each.name, run.step, how.rows)
+    for asked in (name for name in request.sets if name in telling.HELD_OUT_SETS):
+        for each in build_eval_sets(run, asked, request.limit):
+            folder = run.folder / asking.EVALUATIONS_FOLDER / result_folder_name(each.name, run.step, request.limit)
             with progress(f"{name} {each.name}") as show:
-                yield each, measured_on(how, run, each, folder, show)
+                yield each, evaluate_set(request, run, each, folder, show)
 
 
-def folder_name(name: str, step: int, rows: int | None) -> str:
+def result_folder_name(name: str, step: int, limit: int | None) -> str:
     """Where in evaluations/ the rows lie."""
-    return f"{name}-reading-step-{step}" + (f"-first-{rows}" if rows is not None else "")
+    return f"{name}-reading-step-{step}" + (f"-first-{limit}" if limit is not None else "")
 
 
-def measured_on(how: Asking, run: Opened, asked: Set, folder: Path, show: scored.Show) -> list[scored.Row]:
+def evaluate_set(request: CompressionEvalRequest, run: LoadedRun, eval_set: CompressionEvalSet, folder: Path, show: scored.ProgressCallback) -> list[scored.DocumentResult]:
     """A run on a set. Raises `Preempted` (75) after a signal: what is read is kept."""
-    key = {"step": asking.step_hash(run.folder, run.step), "rows": str(how.rows), "seed": str(run.recipe.seed)}
-    about = {"set": asked.name, "step": run.step, "seed": run.recipe.seed, **described(run.recipe)}
+    key = {"step": asking.step_hash(run.folder, run.step), "rows": str(request.limit), "seed": str(run.recipe.seed)}
+    about = {"set": eval_set.name, "step": run.step, "seed": run.recipe.seed, **describe_recipe(run.recipe)}
 
-    def figures(rows: Sequence[scored.Row]) -> dict[str, Any]:
-        return {"schema": 1, **reading.plain_line(Line(asked.name, folder.name, (run.recipe.seed,), [rows], about))}
+    def figures(rows: Sequence[scored.DocumentResult]) -> dict[str, Any]:
+        return {"schema": 1, **reading.result_to_json(CompressionResult(eval_set.name, folder.name, (run.recipe.seed,), [rows], about))}
 
     try:
-        with asking.flushed(how.device), how.stop.leaving():
-            return scored.evaluate(
-                asked.source, asked.ways, how.device, batch=asked.batch, folder=folder, key=key,
-                texts={RECIPE: (run.folder / RECIPE).read_text(encoding="utf-8")}, result=figures, show=show,
+        with asking.flush_denormals(request.device), request.stop.interruptible():
+            return scored.evaluate_conditions(
+                eval_set.source, eval_set.conditions, request.device, batch_size=eval_set.batch_size, folder=folder, key=key,
+                texts={RECIPE_FILE: (run.folder / RECIPE_FILE).read_text(encoding="utf-8")}, summarise=figures, progress=show,
             )  # fmt: skip
-    except Interrupted:
+    except SignalInterruptError:
         rest = "what is read is kept; run the same command again to go on"
-        raise Preempted(f"{how.stop.name}: {run.folder}, {asked.name}: {rest}") from None
+        raise PreemptedError(f"{request.stop.signal_name}: {run.folder}, {eval_set.name}: {rest}") from None
 
 
-def described(recipe: Recipe) -> dict[str, Any]:
+def describe_recipe(recipe: Recipe) -> dict[str, Any]:
     """What a run is, as far as its figures depend on it."""
-    how = recipe.reading
-    found: dict[str, Any] = {"method": recipe.method, "kind": recipe.data.kind, "row": recipe.row}
+    how = recipe.compression
+    found: dict[str, Any] = {"method": recipe.method, "kind": recipe.data.source, "row": recipe.table_row}
     if how is None or recipe.method == "plain":
         return found | {"length": None}
-    cell = {"generator": how.generator, "length": how.length, "memory": how.memory, "cap": how.fixed}
-    if how.length != "stop" or recipe.halting is None:
+    cell = {"generator": how.summary, "length": how.length_policy, "memory": how.memory_policy, "cap": how.fixed_length}
+    if how.length_policy != "stop" or recipe.stop_head is None:
         return found | cell
-    halting = recipe.halting
-    return found | cell | {"estimator": halting.estimator, "gate": halting.gate, "stop_head": halting.stop_head,
-                           "price": halting.price}  # fmt: skip
+    halting = recipe.stop_head
+    return found | cell | {"estimator": halting.estimator, "gate": halting.soft_gate, "stop_head": halting.head,
+                           "price": halting.length_cost}  # fmt: skip
 
 
-def told(lines: Sequence[Line], files: Sequence[Told], as_json: bool) -> None:
+def print_results(results: Sequence[CompressionResult], file_results: Sequence[ContextTaskResult], as_json: bool) -> None:
     """The figures on standard output."""
     if as_json:
-        made = {"schema": 1, "lines": [reading.plain_line(line) for line in lines],
-                "files": [each.plain() for each in files]}  # fmt: skip
+        made = {"schema": 1, "lines": [reading.result_to_json(line) for line in results],
+                "files": [each.to_json() for each in file_results]}  # fmt: skip
         print(json.dumps(made, ensure_ascii=False, allow_nan=False))
         return
     from rich.console import Console
 
-    print("\n".join(text for each in files for text in telling.said(each)), end="\n" if files else "")
-    if not lines:
+    print("\n".join(text for each in file_results for text in telling.format_result(each)), end="\n" if file_results else "")
+    if not results:
         return
     wide = Console(highlight=False)
-    (wide if wide.is_terminal else Console(highlight=False, width=240)).print(reading.shown(lines))
-    print(reading.footnotes(lines))
+    (wide if wide.is_terminal else Console(highlight=False, width=240)).print(reading.build_table(results))
+    print(reading.table_footnotes(results))
 
 
-def kept_lines(paths: Sequence[str]) -> list[Line]:
+def load_results(paths: Sequence[str]) -> list[CompressionResult]:
     """What the evaluations of runs hold, of each set the newest step's, and of those the most rows.
 
     Raises `BadInput` (66) for seeds that read other documents.
     """
-    found: list[Line] = []
-    for path, title in zip(paths, names(paths), strict=True):
-        folders = asking.seeds(path)
-        recipes = [read(folder / RECIPE)[0] for folder in folders]
-        by_seed = [newest(folder) for folder in folders]
+    found: list[CompressionResult] = []
+    for path, title in zip(paths, short_run_names(paths), strict=True):
+        folders = asking.seed_runs(path)
+        recipes = [load_recipe(folder / RECIPE_FILE)[0] for folder in folders]
+        by_seed = [find_latest_folders(folder) for folder in folders]
         for name in by_seed[0]:
-            rows = [[scored.row_of(text) for text in kept.lines_of(each[name])] for each in by_seed if name in each]
-            same(path, name, rows)
+            rows = [[scored.parse_result(text) for text in kept.read_lines(each[name])] for each in by_seed if name in each]
+            check_same_documents(path, name, rows)
             seeds = [r.seed for r, each in zip(recipes, by_seed, strict=True) if name in each]
-            about = {**described(recipes[0]), "step": by_seed[0][name].name.split("-step-")[1].split("-")[0]}
-            found.append(Line(name, title, tuple(seeds), rows, about))
-    order = sorted({line.set for line in found}, key=lambda name: ("excerpt" in name, len(name), name))
-    return reading.beside(sorted(found, key=lambda line: order.index(line.set)))
+            about = {**describe_recipe(recipes[0]), "step": by_seed[0][name].name.split("-step-")[1].split("-")[0]}
+            found.append(CompressionResult(name, title, tuple(seeds), rows, about))
+    order = sorted({line.dataset for line in found}, key=lambda name: ("excerpt" in name, len(name), name))
+    return reading.add_controls(sorted(found, key=lambda line: order.index(line.dataset)))
 
 
-def newest(run: Path) -> dict[str, Path]:
+def find_latest_folders(run: Path) -> dict[str, Path]:
     """Of each set the folder of its newest step with the most rows."""
     found: dict[str, tuple[tuple[int, float], Path]] = {}
-    for folder in sorted((run / asking.FOLDER).glob("*-reading-step-*")):
+    for folder in sorted((run / asking.EVALUATIONS_FOLDER).glob("*-reading-step-*")):
         name, _, rest = folder.name.partition("-reading-step-")
         step, _, first = rest.partition("-first-")
         rank = (int(step), float(first) if first else float("inf"))
@@ -184,17 +184,17 @@ def newest(run: Path) -> dict[str, Path]:
     return {name: folder for name, (_, folder) in found.items()}
 
 
-def same(path: str, name: str, rows: Sequence[Sequence[scored.Row]]) -> None:
+def check_same_documents(path: str, name: str, rows: Sequence[Sequence[scored.DocumentResult]]) -> None:
     """Raises `BadInput` (66) unless the seeds of a run read the same documents."""
     if len({tuple(row.id for row in each) for each in rows}) > 1:
-        raise BadInput(f"{path}: its seeds read other documents of {name}; evaluate them in one command")
+        raise InputError(f"{path}: its seeds read other documents of {name}; evaluate them in one command")
 
 
-def facts(paths: Sequence[str]) -> list[tuple[str, str]]:
+def describe_runs(paths: Sequence[str]) -> list[tuple[str, str]]:
     """What each run is."""
     found: list[tuple[str, str]] = []
-    for path, title in zip(paths, names(paths), strict=True):
-        recipes = [read(folder / RECIPE)[0] for folder in asking.seeds(path)]
-        about = {**described(recipes[0]), "seeds": ", ".join(str(recipe.seed) for recipe in recipes)}
+    for path, title in zip(paths, short_run_names(paths), strict=True):
+        recipes = [load_recipe(folder / RECIPE_FILE)[0] for folder in asking.seed_runs(path)]
+        about = {**describe_recipe(recipes[0]), "seeds": ", ".join(str(recipe.seed) for recipe in recipes)}
         found.append((title, ", ".join(f"{k} {v}" for k, v in about.items() if v is not None)))
     return found

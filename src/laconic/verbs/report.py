@@ -6,12 +6,12 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from laconic.core.errors import BadInput, Usage
-from laconic.verbs.arguments import names, utf8
+from laconic.core.errors import InputError, UsageError
+from laconic.verbs.arguments import short_run_names, to_utf8
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportCommand:
     """Writes one HTML page on what runs that read documents have kept in their evaluations: no model is opened.
 
     Runs that learn while they read, and plain ones asked the same streams, get a page of their own kind.
@@ -27,17 +27,17 @@ class Report:
     def run(self) -> int:
         """0 when the page is written. Raises `BadInput` (66) where nothing was evaluated."""
         if not self.runs:
-            raise Usage("no run given; laconic report RUN")
-        from laconic.console import write
+            raise UsageError("no run given; laconic report RUN")
+        from laconic.console import write_file
         from laconic.evaluation import memories
         from laconic.verbs import reading, streaming, telling
 
-        paths = list(dict.fromkeys(map(utf8, self.runs)))
-        if (found := streaming.kept_found(paths)).any:
-            write(self.out, streaming.page(paths, found))
+        paths = list(dict.fromkeys(map(to_utf8, self.runs)))
+        if (found := streaming.kept_found(paths)).has_results:
+            write_file(self.out, streaming.render_page(paths, found))
             return 0
-        lines, told = reading.kept_lines(paths), telling.kept_findings(dict(zip(paths, names(paths), strict=True)))
+        lines, told = reading.load_results(paths), telling.load_file_results(dict(zip(paths, short_run_names(paths), strict=True)))
         if not lines and not told:
-            raise BadInput(f"{', '.join(paths)}: nothing read of documents is kept; run laconic evaluate on them first")
-        write(self.out, memories.page(lines, told, reading.facts(paths)))
+            raise InputError(f"{', '.join(paths)}: nothing read of documents is kept; run laconic evaluate on them first")
+        write_file(self.out, memories.render_page(lines, told, reading.describe_runs(paths)))
         return 0

@@ -7,265 +7,265 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from laconic.console import progress, say
+from laconic.console import progress, log_message
 from laconic.core import lock
-from laconic.core.artifact import canonical
-from laconic.core.errors import BadInput, Preempted, Usage
-from laconic.data.intents import SETS
+from laconic.core.artifact import to_canonical_json
+from laconic.core.errors import InputError, PreemptedError, UsageError
+from laconic.data.intents import INTENT_DATASETS
 from laconic.evaluation import classes_shown, kept, learning, stream_table, streaming_books, streams
-from laconic.evaluation.listening import Row, row_of
-from laconic.evaluation.stream_table import Measured
+from laconic.evaluation.listening import StreamRecord, parse_stream_record
+from laconic.evaluation.stream_table import StreamResult
 from laconic.recipe import asking, listening
-from laconic.recipe.incremental import figures, planned
-from laconic.recipe.opened import RECIPE, Opened
-from laconic.recipe.questions import kept_as
-from laconic.recipe.read import read
+from laconic.recipe.incremental import load_results, plan_class_incremental
+from laconic.recipe.opened import RECIPE_FILE, LoadedRun
+from laconic.recipe.questions import folder_safe_name
+from laconic.recipe.read import load_recipe
 from laconic.recipe.schema import Recipe
-from laconic.training.signals import Interrupted
+from laconic.training.signals import SignalInterruptError
 from laconic.verbs import reading
-from laconic.verbs.arguments import names, run_name
+from laconic.verbs.arguments import short_run_names, seed_run_name
 
-METHOD = "hope"
-KNOWN = (*listening.OWN, *listening.STREAMS, *SETS)
-KEPT = "-stream-"  # stands in the name of a folder of evaluations between the set's name and the step
-BOOKS = {"books": streaming_books.FRESH, "levels": "all levels"}  # and the way that others are compared with
+NESTED_METHOD = "hope"
+KNOWN_SETS = (*listening.RECIPE_SPLITS, *listening.STREAM_NAMES, *INTENT_DATASETS)
+FOLDER_MARK = "-stream-"  # stands in the name of a folder of evaluations between the set's name and the step
+BASELINE_CONDITIONS = {"books": streaming_books.FRESH, "levels": "all levels"}  # and the way that others are compared with
 
 
-class Classes(NamedTuple):
+class ClassIncrementalRun(NamedTuple):
     """Figures of a run on a set of classes, as `recipe.incremental` gives them."""
 
     run: str
     seed: int
-    found: dict[str, Any]
+    figures: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Found:
+class StreamResults:
     """All that was measured: streams, and sets of classes."""
 
-    streams: Sequence[Measured]
-    classes: Sequence[Classes]
+    streams: Sequence[StreamResult]
+    classes: Sequence[ClassIncrementalRun]
 
     @property
-    def any(self) -> bool:
+    def has_results(self) -> bool:
         """Whether there is anything."""
         return bool(self.streams or self.classes)
 
 
-def wanted(runs: Sequence[str], sets: Sequence[str]) -> bool:
+def should_run_streams(runs: Sequence[str], datasets: Sequence[str]) -> bool:
     """Whether streams are asked for: of a run of method hope, or by a name that only they have."""
-    recipes = [read(folder / RECIPE)[0] for path in runs for folder in asking.seeds(path)]
-    only = set(sets) & {*listening.STREAMS, *SETS}
-    return any(recipe.method == METHOD for recipe in recipes) or bool(only and all(map(reads, recipes)))
+    recipes = [load_recipe(folder / RECIPE_FILE)[0] for path in runs for folder in asking.seed_runs(path)]
+    only = set(datasets) & {*listening.STREAM_NAMES, *INTENT_DATASETS}
+    return any(recipe.method == NESTED_METHOD for recipe in recipes) or bool(only and all(map(is_language_model, recipes)))
 
 
-def reads(recipe: Recipe) -> bool:
+def is_language_model(recipe: Recipe) -> bool:
     """Whether a run is a language model that streams may ask."""
-    return recipe.method in (METHOD, "plain")
+    return recipe.method in (NESTED_METHOD, "plain")
 
 
-def gathered(how: reading.Asking, root: str | None, examples: int | None) -> Found:
+def run_evaluations(request: reading.CompressionEvalRequest, root: str | None, shots: int | None) -> StreamResults:
     """Every run on every set; of a class so many examples are learned. Raises `Usage` (2) for a name that is none, and
     for a run of another method.
     """
-    odd = next((name for name in how.sets if name not in KNOWN), None)
+    odd = next((name for name in request.sets if name not in KNOWN_SETS), None)
     if odd is not None:
-        raise Usage(f"--on {odd}: of runs that learn while they read the sets are {', '.join(KNOWN)}")
-    measured, classes = list[Measured](), list[Classes]()
-    for path, title in zip(how.runs, names(how.runs), strict=True):
-        seeds, rows = list[int](), dict[tuple[str, str], list[Sequence[Row]]]()
+        raise UsageError(f"--on {odd}: of runs that learn while they read the sets are {', '.join(KNOWN_SETS)}")
+    measured, classes = list[StreamResult](), list[ClassIncrementalRun]()
+    for path, title in zip(request.runs, short_run_names(request.runs), strict=True):
+        seeds, rows = list[int](), dict[tuple[str, str], list[Sequence[StreamRecord]]]()
         about: dict[str, Any] = {}
-        for folder in asking.seeds(path):
-            run = how.opened(folder)
-            if not reads(run.recipe):
-                raise Usage(f"{folder}: method {run.recipe.method} is no language model of streams; evaluate it alone")
+        for folder in asking.seed_runs(path):
+            run = request.load_run(folder)
+            if not is_language_model(run.recipe):
+                raise UsageError(f"{folder}: method {run.recipe.method} is no language model of streams; evaluate it alone")
             seeds.append(run.recipe.seed)
-            about = described(run.recipe)
-            with lock.held(folder / asking.FOLDER):
-                for name in how.sets:
-                    if name in SETS:
+            about = describe_recipe(run.recipe)
+            with lock.lock_folder(folder / asking.EVALUATIONS_FOLDER):
+                for name in request.sets:
+                    if name in INTENT_DATASETS:
                         classes.append(
-                            Classes(title, run.recipe.seed, of_classes(how, run, title, name, root, examples))
+                            ClassIncrementalRun(title, run.recipe.seed, evaluate_classes(request, run, title, name, root, shots))
                         )
                         continue
-                    for each in listening.asked(run, name, how.rows):
-                        got = measured_on(how, run, each, run_name(title, path, folder))
-                        rows.setdefault((each.name, name if name in BOOKS else each.stream), []).append(got)
-        measured += [Measured(stream_name(*key), title, tuple(seeds), found, about) for key, found in rows.items()]
+                    for each in listening.build_requests(run, name, request.limit):
+                        got = evaluate_on_stream(request, run, each, seed_run_name(title, path, folder))
+                        rows.setdefault((each.name, name if name in BASELINE_CONDITIONS else each.stream), []).append(got)
+        measured += [StreamResult(format_stream_name(*key), title, tuple(seeds), found, about) for key, found in rows.items()]
     order = list(dict.fromkeys(line.stream for line in measured))
-    return Found(sorted(measured, key=lambda line: order.index(line.stream)), classes)
+    return StreamResults(sorted(measured, key=lambda line: order.index(line.stream)), classes)
 
 
-def stream_name(name: str, stream: str) -> str:
+def format_stream_name(name: str, stream: str) -> str:
     """What a line is called: the stream, and the set where that is another."""
     return stream if name == stream else f"{stream} ({name})"
 
 
-def described(recipe: Recipe) -> dict[str, Any]:
+def describe_recipe(recipe: Recipe) -> dict[str, Any]:
     """What a run is, as far as its figures depend on it."""
-    memory, levels, learning = recipe.memory, recipe.levels, recipe.learning
-    found: dict[str, Any] = {"method": recipe.method, "kind": recipe.data.kind, "row": recipe.row}
-    if recipe.method != METHOD:
+    memory, levels, learning = recipe.mixer, recipe.cms, recipe.inner_loop
+    found: dict[str, Any] = {"method": recipe.method, "kind": recipe.data.source, "row": recipe.table_row}
+    if recipe.method != NESTED_METHOD:
         return found
     return found | {
-        "mixer": None if memory is None else memory.mixer,
-        "chunks": None if levels is None else list(levels.chunks),
-        "learn": learning is None or learning.learn,
+        "mixer": None if memory is None else memory.kind,
+        "chunks": None if levels is None else list(levels.chunk_sizes),
+        "learn": learning is None or learning.enabled,
     }
 
 
-def measured_on(how: reading.Asking, run: Opened, asked: listening.Asked, name: str) -> list[Row]:
+def evaluate_on_stream(request: reading.CompressionEvalRequest, run: LoadedRun, stream: listening.StreamRequest, name: str) -> list[StreamRecord]:
     """A run on a stream. Raises `Preempted` (75) after a signal: what is read is kept."""
-    folder = run.folder / asking.FOLDER / folder_name(asked.name, run.step, how.rows)
+    folder = run.folder / asking.EVALUATIONS_FOLDER / results_folder_name(stream.name, run.step, request.limit)
     more: dict[str, Any] = {
         "folder": folder,
-        "key": {"step": asking.step_hash(run.folder, run.step), "rows": str(how.rows)},
-        "texts": {RECIPE: (run.folder / RECIPE).read_text(encoding="utf-8")},
+        "key": {"step": asking.step_hash(run.folder, run.step), "rows": str(request.limit)},
+        "texts": {RECIPE_FILE: (run.folder / RECIPE_FILE).read_text(encoding="utf-8")},
     }
     try:
-        with progress(f"{name} {asked.name}") as show, asking.flushed(how.device), how.stop.leaving():
+        with progress(f"{name} {stream.name}") as show, asking.flush_denormals(request.device), request.stop.interruptible():
             more["show"] = show
-            if asked.name == "books":
-                model = listening.learner_of(run)
-                return streaming_books.books(model, asked.source, how.device, bytes_of=asked.bytes_of, **more)
-            if asked.name == "levels":
-                return streaming_books.levels(
-                    listening.variants(run), asked.source, how.device, bytes_of=asked.bytes_of, **more
+            if stream.name == "books":
+                model = listening.stateful_model(run)
+                return streaming_books.evaluate_books(model, stream.source, request.device, bytes_per_token=stream.bytes_per_token, **more)
+            if stream.name == "levels":
+                return streaming_books.evaluate_levels(
+                    listening.ablated_models(run), stream.source, request.device, bytes_per_token=stream.bytes_per_token, **more
                 )
-            return streams.measure(
-                listening.learner_of(run), asked.stream, asked.source, how.device, batch=asked.batch,
-                bytes_of=asked.bytes_of, **more,
+            return streams.evaluate_stream(
+                listening.stateful_model(run), stream.stream, stream.source, request.device, batch_size=stream.batch_size,
+                bytes_per_token=stream.bytes_per_token, **more,
             )  # fmt: skip
-    except Interrupted:
+    except SignalInterruptError:
         rest = "what is read is kept; run the same command again to go on"
-        raise Preempted(f"{how.stop.name}: {run.folder}, {asked.name}: {rest}") from None
+        raise PreemptedError(f"{request.stop.signal_name}: {run.folder}, {stream.name}: {rest}") from None
 
 
-def of_classes(
-    how: reading.Asking, run: Opened, title: str, name: str, root: str | None, examples: int | None
+def evaluate_classes(
+    request: reading.CompressionEvalRequest, run: LoadedRun, title: str, name: str, root: str | None, shots: int | None
 ) -> dict[str, Any]:
     """A run on a set of classes. Raises `Preempted` (75) after a signal: whole courses are kept."""
-    folder = run.folder / asking.FOLDER / folder_name(name, run.step, how.rows, examples)
-    key = {"step": asking.step_hash(run.folder, run.step), "rows": str(how.rows), "set": name, "lines": "courses"}
-    key |= {} if examples is None else {"examples": str(examples)}
-    where = root or (run.recipe.data.root and str(run.recipe.data.root))
-    plan = planned(run.parts.decoder, run.parts.tokenizer, name, where, rows=how.rows, examples=examples)
-    texts = {RECIPE: (run.folder / RECIPE).read_text(encoding="utf-8")}
+    folder = run.folder / asking.EVALUATIONS_FOLDER / results_folder_name(name, run.step, request.limit, shots)
+    key = {"step": asking.step_hash(run.folder, run.step), "rows": str(request.limit), "set": name, "lines": "courses"}
+    key |= {} if shots is None else {"examples": str(shots)}
+    where = root or (run.recipe.data.data_dir and str(run.recipe.data.data_dir))
+    plan = plan_class_incremental(run.parts.decoder, run.parts.tokenizer, name, where, max_test_per_class=request.limit, max_train_per_class=shots)
+    texts = {RECIPE_FILE: (run.folder / RECIPE_FILE).read_text(encoding="utf-8")}
     try:
-        with progress(f"{title} {name}, courses") as show, asking.flushed(how.device), how.stop.leaving():
-            lines = kept.lines(
-                folder, canonical(key), len(plan), lambda places: plan.lines(places, lambda x: say(f"{title}: {x}")),
-                batch=1, result=plan.found, texts=texts, show=show,
+        with progress(f"{title} {name}, courses") as show, asking.flush_denormals(request.device), request.stop.interruptible():
+            lines = kept.run_resumable(
+                folder, to_canonical_json(key), len(plan), lambda places: plan.run_many(places, lambda x: log_message(f"{title}: {x}")),
+                batch_size=1, summarize=plan.summarise, extra_files=texts, progress=show,
             )  # fmt: skip
-    except Interrupted:
+    except SignalInterruptError:
         rest = "whole courses are kept; run the same command again to go on"
-        raise Preempted(f"{how.stop.name}: {run.folder}, {name}: {rest}") from None
-    return plan.found(lines)
+        raise PreemptedError(f"{request.stop.signal_name}: {run.folder}, {name}: {rest}") from None
+    return plan.summarise(lines)
 
 
-def folder_name(name: str, step: int, rows: int | None, examples: int | None = None) -> str:
+def results_folder_name(name: str, step: int, limit: int | None, shots: int | None = None) -> str:
     """Where in evaluations/ the rows lie."""
-    learned = "" if examples is None else f"-learned-{examples}"
-    return f"{kept_as(name)}{KEPT}step-{step}" + ("" if rows is None else f"-first-{rows}") + learned
+    learned = "" if shots is None else f"-learned-{shots}"
+    return f"{folder_safe_name(name)}{FOLDER_MARK}step-{step}" + ("" if limit is None else f"-first-{limit}") + learned
 
 
-def told(found: Found, as_json: bool) -> None:
+def print_results(results: StreamResults, as_json: bool) -> None:
     """The figures on standard output."""
     if as_json:
-        print(json.dumps(plain(found), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(results_to_json(results), ensure_ascii=False, allow_nan=False))
         return
     from rich.console import Console
     from rich.table import Table
 
     wide = Console(highlight=False)
     wide = wide if wide.is_terminal else Console(highlight=False, width=240)
-    if found.streams:
-        wide.print(stream_table.shown(found.streams))
-        print("\n".join([*saved(found.streams), stream_table.LEGEND]))
-    for each in found.classes:
-        header, *rows = classes_shown.lines(each.found)
-        made = Table(*header, box=None, pad_edge=False, header_style="", title=f"{each.run}, {each.found['set']}")
+    if results.streams:
+        wide.print(stream_table.build_stream_table(results.streams))
+        print("\n".join([*describe_gains(results.streams), stream_table.LEGEND]))
+    for each in results.classes:
+        header, *rows = classes_shown.build_table(each.figures)
+        made = Table(*header, box=None, pad_edge=False, header_style="", title=f"{each.run}, {each.figures['set']}")
         for row in rows:
             made.add_row(*row)
         wide.print(made)
-    if found.classes:
+    if results.classes:
         print(classes_shown.LEGEND)
 
 
-def plain(found: Found) -> dict[str, Any]:
+def results_to_json(results: StreamResults) -> dict[str, Any]:
     """As JSON has it."""
-    lines = [stream_table.plain(line) | {"gains": [told_gain(x) for x in gains(line)]} for line in found.streams]
-    classes = [{"run": each.run, "seed": each.seed, **each.found} for each in found.classes]
+    lines = [stream_table.result_to_json(line) | {"gains": [gain_to_json(x) for x in compute_gains(line)]} for line in results.streams]
+    classes = [{"run": each.run, "seed": each.seed, **each.figures} for each in results.classes]
     return {"schema": 1, "streams": lines, "classes": classes}
 
 
-def gains(line: Measured) -> list[streaming_books.Gain]:
+def compute_gains(result: StreamResult) -> list[streaming_books.PairedGain]:
     """What ways save against the one they are compared with: the fresh state, all levels, learning anew every time."""
-    against = {"books": "fresh", "levels": "all levels"}.get(line.stream)
+    against = {"books": "fresh", "levels": "all levels"}.get(result.stream)
     if against is None:
-        against = next((way for way in ("learn, reset", "still") if way in line.ways), None)
-    if against is None or not (line.stream in BOOKS or line.stream.startswith("ppl")):
+        against = next((way for way in ("learn, reset", "still") if way in result.conditions), None)
+    if against is None or not (result.stream in BASELINE_CONDITIONS or result.stream.startswith("ppl")):
         return []
-    return streaming_books.gains(line.rows, against)
+    return streaming_books.compute_paired_gains(result.records, against)
 
 
-def told_gain(found: streaming_books.Gain) -> dict[str, Any]:
+def gain_to_json(gain: streaming_books.PairedGain) -> dict[str, Any]:
     """As JSON has it, which has no word for the error of a single item."""
-    return found._asdict() | {"se": found.se if found.items > 1 else None}
+    return gain._asdict() | {"se": gain.standard_error if gain.num_items > 1 else None}
 
 
-def saved(lines: Sequence[Measured]) -> list[str]:
+def describe_gains(results: Sequence[StreamResult]) -> list[str]:
     """Differences in nats, paired, in lines."""
     found: list[str] = []
-    for line in lines:
-        each = gains(line)
+    for line in results:
+        each = compute_gains(line)
         loses = line.stream == "levels"
         found += [
-            f"{line.run}, {line.stream}: {x.way} {'loses' if loses else 'saves'} "
-            f"{-x.saved if loses else x.saved:+.4f} nats a token against {x.against}"
-            + (f" ± {x.se:.4f} over {x.items} items" if x.items > 1 else " on one item")
+            f"{line.run}, {line.stream}: {x.condition} {'loses' if loses else 'saves'} "
+            f"{-x.nats_saved if loses else x.nats_saved:+.4f} nats a token against {x.baseline}"
+            + (f" ± {x.standard_error:.4f} over {x.num_items} items" if x.num_items > 1 else " on one item")
             for x in each
         ]
-        if (share := streaming_books.left(each)) is not None:
+        if (share := streaming_books.retained_share(each)) is not None:
             found.append(f"{line.run}, {line.stream}: after another book {100 * share:.0f} % of that is left")
     return found
 
 
-def kept_found(paths: Sequence[str]) -> Found:
+def kept_found(paths: Sequence[str]) -> StreamResults:
     """What the evaluations of runs hold, of each stream the newest step's with the most rows."""
-    measured, classes = list[Measured](), list[Classes]()
-    for path, title in zip(paths, names(paths), strict=True):
-        folders = asking.seeds(path)
-        recipes = [read(folder / RECIPE)[0] for folder in folders]
-        by_seed = [newest(folder / asking.FOLDER) for folder in folders]
+    measured, classes = list[StreamResult](), list[ClassIncrementalRun]()
+    for path, title in zip(paths, short_run_names(paths), strict=True):
+        folders = asking.seed_runs(path)
+        recipes = [load_recipe(folder / RECIPE_FILE)[0] for folder in folders]
+        by_seed = [newest_results(folder / asking.EVALUATIONS_FOLDER) for folder in folders]
         for name in by_seed[0]:
             places = [there[name] for there in by_seed if name in there]
             seeds = [r.seed for r, there in zip(recipes, by_seed, strict=True) if name in there]
-            if name in SETS:
-                classes += [Classes(title, seed, figures(each)) for seed, each in zip(seeds, places, strict=True)]
+            if name in INTENT_DATASETS:
+                classes += [ClassIncrementalRun(title, seed, load_results(each)) for seed, each in zip(seeds, places, strict=True)]
                 continue
-            lines = [kept.lines_of(place) for place in places]
-            read_rows = streaming_books.rows_of if name == "books" else lambda line: [row_of(line)]
+            lines = [kept.read_lines(place) for place in places]
+            read_rows = streaming_books.parse_book_line if name == "books" else lambda line: [parse_stream_record(line)]
             rows = [[row for line in each for row in read_rows(line)] for each in lines]
             if len({tuple(row.id for row in each) for each in rows}) > 1:
-                raise BadInput(f"{path}: its seeds read other items of {name}; evaluate them in one command")
-            stream = stream_name(name, stream_of(name, recipes[0]))
-            measured.append(Measured(stream, title, tuple(seeds), rows, described(recipes[0])))
-    return Found(sorted(measured, key=lambda line: line.stream), classes)
+                raise InputError(f"{path}: its seeds read other items of {name}; evaluate them in one command")
+            stream = format_stream_name(name, infer_stream(name, recipes[0]))
+            measured.append(StreamResult(stream, title, tuple(seeds), rows, describe_recipe(recipes[0])))
+    return StreamResults(sorted(measured, key=lambda line: line.stream), classes)
 
 
-def stream_of(name: str, recipe: Recipe) -> str:
+def infer_stream(name: str, recipe: Recipe) -> str:
     """The stream of a kept set."""
-    if name in listening.STREAMS:
+    if name in listening.STREAM_NAMES:
         return name
-    return {"text": "ppl"}.get(recipe.data.kind, recipe.data.kind)
+    return {"text": "ppl"}.get(recipe.data.source, recipe.data.source)
 
 
-def newest(folder: Path) -> dict[str, Path]:
+def newest_results(folder: Path) -> dict[str, Path]:
     """Of each set the folder of its newest step with the most rows, and of those with the most that was learned."""
     found: dict[str, tuple[tuple[int, float, float], Path]] = {}
-    for each in sorted(folder.glob(f"*{KEPT}step-*")):
-        name, _, rest = each.name.partition(f"{KEPT}step-")
+    for each in sorted(folder.glob(f"*{FOLDER_MARK}step-*")):
+        name, _, rest = each.name.partition(f"{FOLDER_MARK}step-")
         step, *limits = rest.split("-")
         said = dict(zip(limits[::2], map(float, limits[1::2]), strict=True))
         rank = (int(step), said.get("first", inf), said.get("learned", inf))
@@ -274,22 +274,22 @@ def newest(folder: Path) -> dict[str, Path]:
     return {name: place for name, (_, place) in found.items()}
 
 
-def page(paths: Sequence[str], found: Found) -> str:
+def render_page(paths: Sequence[str], results: StreamResults) -> str:
     """The page of a report."""
-    courses = [(run_name(title, path, folder), course(folder)) for path, title in zip(paths, names(paths), strict=True)
-               for folder in asking.seeds(path)]  # fmt: skip
-    classes = [(f"{each.run}, seed {each.seed}", each.found) for each in found.classes]
-    said = {line.run: {**line.about, "seeds": ", ".join(map(str, line.seeds))} for line in found.streams}
+    courses = [(seed_run_name(title, path, folder), load_metric_series(folder)) for path, title in zip(paths, short_run_names(paths), strict=True)
+               for folder in asking.seed_runs(path)]  # fmt: skip
+    classes = [(f"{each.run}, seed {each.seed}", each.figures) for each in results.classes]
+    said = {line.run: {**line.run_info, "seeds": ", ".join(map(str, line.seeds))} for line in results.streams}
     facts = [(run, ", ".join(f"{k} {v}" for k, v in about.items() if v is not None)) for run, about in said.items()]
-    return learning.page(found.streams, saved(found.streams), classes, courses, facts)
+    return learning.render_stream_page(results.streams, describe_gains(results.streams), classes, courses, facts)
 
 
-def course(folder: Path) -> dict[str, list[tuple[float, float]]]:
+def load_metric_series(folder: Path) -> dict[str, list[tuple[float, float]]]:
     """What the metrics of a run say of its levels and memories, step by step."""
     found: dict[str, list[tuple[float, float]]] = {}
     file = folder / "metrics.jsonl"
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         row = json.loads(line)
-        for name in (name for name in row if learning.is_course(name) and isinstance(row[name], float)):
+        for name in (name for name in row if learning.is_plotted_metric(name) and isinstance(row[name], float)):
             found.setdefault(name, []).append((float(row["step"]), row[name]))
     return found

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.console import progress, say
-from laconic.core.errors import Usage
-from laconic.verbs.arguments import utf8
+from laconic.console import progress, log_message
+from laconic.core.errors import UsageError
+from laconic.verbs.arguments import to_utf8
 
 if TYPE_CHECKING:
     from laconic.recipe.schema import Recipe
-    from laconic.training.loop import Outcome
+    from laconic.training.loop import TrainingResult
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainCommand:
     """Trains what a recipe describes, in a run directory; the same command again goes on where it ended.
 
     Any key of the recipe may follow, as train.lr=1e-3 or --train.lr 1e-3; --schema lists them all.
@@ -43,7 +43,7 @@ class Train:
     """directory of the run; by default runs/NAME, of the recipe's file"""
     resume: str = "auto"
     """auto: go on from the newest good step, or start; never: refuse a directory with steps; step-N: that one"""
-    seeds: int | None = None
+    num_seeds: int | None = None
     """so many runs, seeds 0, 1, …, each in a directory OUT/seed-N of its own"""
     plan: bool = False
     """say what the run would take, and do not train; no weight is read"""
@@ -60,7 +60,7 @@ class Train:
 
     def run(self) -> int:
         """0 when every run asked for is done and on disk."""
-        from laconic.recipe.read import read
+        from laconic.recipe.read import load_recipe
 
         if self.schema:
             from laconic.recipe.schema import Recipe
@@ -68,98 +68,98 @@ class Train:
             print(json.dumps(Recipe.model_json_schema(), indent=1, ensure_ascii=False))
             return 0
         if self.replay is not None:
-            return self.replayed(self.replay)
+            return self.print_replay(self.replay)
         if self.recipe is None:
-            raise Usage("no recipe given; laconic train RECIPE, or --schema for what one holds")
+            raise UsageError("no recipe given; laconic train RECIPE, or --schema for what one holds")
         if self.track is not None:
             importlib.import_module("trackio")  # on every rank, before anything is begun
-        recipe, notes = read(self.recipe, [utf8(key) for key in self.overrides], flags())
-        for text in [*notes, *(f"[{name}] is not read by method {recipe.method}" for name in recipe.unread)]:
-            say(f"laconic: {text}")
+        recipe, notes = load_recipe(self.recipe, [to_utf8(key) for key in self.overrides], flag_names())
+        for text in [*notes, *(f"[{name}] is not read by method {recipe.method}" for name in recipe.unused_tables)]:
+            log_message(f"laconic: {text}")
         if self.plan:
-            return self.planned(recipe)
-        ends = [self.one(recipe, out) for recipe, out in self.runs(recipe)]
+            return self.print_plan(recipe)
+        ends = [self.train_run(recipe, out) for recipe, out in self.iterate_runs(recipe)]
         if self.format == "json" and os.environ.get("RANK", "0") == "0":
             print(json.dumps({"schema": 1, "runs": ends}, ensure_ascii=False, allow_nan=False))
         return 0
 
-    def runs(self, recipe: "Recipe") -> "Iterator[tuple[Recipe, Path]]":
+    def iterate_runs(self, recipe: "Recipe") -> "Iterator[tuple[Recipe, Path]]":
         """Each run with its directory."""
-        out = self.out or self.default_out()
-        if self.seeds is None:
+        out = self.out or self.default_run_dir()
+        if self.num_seeds is None:
             yield recipe, out
             return
-        if self.seeds < 1:
-            raise Usage(f"--seeds {self.seeds}: give at least one")
-        for seed in range(self.seeds):
+        if self.num_seeds < 1:
+            raise UsageError(f"--seeds {self.num_seeds}: give at least one")
+        for seed in range(self.num_seeds):
             yield recipe.model_copy(update={"seed": seed}), out / f"seed-{seed}"
 
-    def default_out(self) -> Path:
+    def default_run_dir(self) -> Path:
         """runs/NAME, of the recipe's file."""
         name = Path(str(self.recipe)).stem
         if name == "recipe":
-            raise Usage(f"{self.recipe}: --out DIR is asked for; its name says nothing of where the run should lie")
+            raise UsageError(f"{self.recipe}: --out DIR is asked for; its name says nothing of where the run should lie")
         return Path("runs") / name
 
-    def one(self, recipe: "Recipe", out: Path) -> dict[str, Any]:
+    def train_run(self, recipe: "Recipe", out: Path) -> dict[str, Any]:
         """One run, to its end."""
-        from laconic.core.runs import RunFolder
-        from laconic.recipe.begin import begin
-        from laconic.recipe.build import build
+        from laconic.core.runs import RunDirectory
+        from laconic.recipe.begin import init_run
+        from laconic.recipe.build import build_experiment
         from laconic.recipe.optimizers import optimizer
-        from laconic.training.distributed import joined
+        from laconic.training.distributed import init_ranks
         from laconic.training.loop import train
 
-        resume = resume_from(self.resume)
-        run, device = RunFolder(out), placed(self.device)
-        with joined(recipe.train, device) as ranks, ranks.held(run):
-            ranks.first(lambda: begin(run, recipe, resume, environment(str(device), ranks.world)))
+        resume = parse_resume(self.resume)
+        run, device = RunDirectory(out), resolve_device(self.device)
+        with init_ranks(recipe.train, device) as ranks, ranks.lock_run(run):
+            ranks.run_on_rank_zero(lambda: init_run(run, recipe, resume, describe_environment(str(device), ranks.world_size)))
             first = ranks.rank == 0
             with progress(out.name) if first else contextlib.nullcontext() as show:
-                built = build(recipe, device, ranks, show)
+                built = build_experiment(recipe, device, ranks, show)
             for text in built.notes if first else ():
-                say(f"laconic: {text}")
+                log_message(f"laconic: {text}")
             with progress(out.name) if first else contextlib.nullcontext() as show:
                 outcome = train(
                     built.method,
-                    built.source,
+                    built.training_data,
                     recipe.train,
                     run=run,
                     seed=recipe.seed,
-                    model=built.model,
-                    bound=built.bound,
+                    model_io=built.checkpoint,
+                    fingerprints=built.fingerprints,
                     validate=built.validate,
-                    show=show,
+                    report_progress=show,
                     ranks=ranks,
                     device=device,
-                    optimizer=optimizer,
+                    build_optimizer=optimizer,
                     resume=resume,
-                    track=self.track,
+                    tracker_project=self.track,
                 )
         if first:
-            self.tell(out, outcome)
-        return {"out": str(out), **about(outcome)}
+            self.print_outcome(out, outcome)
+        return {"out": str(out), **outcome_to_json(outcome)}
 
-    def tell(self, out: Path, outcome: "Outcome") -> None:
+    def print_outcome(self, out: Path, outcome: "TrainingResult") -> None:
         """Where the run ended: the first numbers of the last update, and what the validation gave."""
-        from laconic.training.running import SHOWN
+        from laconic.training.running import MAX_PROGRESS_METRICS
 
-        numbers = {**dict([*outcome.numbers.items()][:SHOWN]), **outcome.validation}
-        say(f"{out}: step {outcome.steps}" + "".join(f", {name} {value:.4g}" for name, value in numbers.items()))
+        numbers = {**dict([*outcome.metrics.items()][:MAX_PROGRESS_METRICS]), **outcome.validation}
+        log_message(f"{out}: step {outcome.steps}" + "".join(f", {name} {value:.4g}" for name, value in numbers.items()))
 
-    def planned(self, recipe: "Recipe") -> int:
+    def print_plan(self, recipe: "Recipe") -> int:
         """What the run would take."""
         from laconic.recipe.plan import plan, told
 
-        found = plan(recipe, placed(self.device))
+        found = plan(recipe, resolve_device(self.device))
         print(json.dumps(found, ensure_ascii=False) if self.format == "json" else told(found))
         return 0
 
-    def replayed(self, folder: Path) -> int:
+    def print_replay(self, folder: Path) -> int:
         """What the step of an incident gave then, and gives now."""
-        from laconic.recipe.replay import replay
+        from laconic.recipe.replay import replay_update
 
-        then, now = replay(folder, placed(self.device))
+        then, now = replay_update(folder, resolve_device(self.device))
         if self.format == "json":
             print(json.dumps({"schema": 1, "then": then, "now": now}, ensure_ascii=False, allow_nan=False))
             return 0
@@ -169,39 +169,39 @@ class Train:
         return 0
 
 
-def about(outcome: "Outcome") -> dict[str, Any]:
+def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
     """An outcome as JSON holds it."""
     return {
         "steps": outcome.steps,
-        "numbers": dict(outcome.numbers),
+        "numbers": dict(outcome.metrics),
         "validation": dict(outcome.validation),
         "best": None if outcome.best is None else {"value": outcome.best[0], "step": outcome.best[1]},
-        "skipped": outcome.skipped,
-        "folder": None if outcome.folder is None else str(outcome.folder),
+        "skipped": outcome.num_skipped,
+        "folder": None if outcome.step_path is None else str(outcome.step_path),
     }
 
 
-def resume_from(text: str) -> Any:
+def parse_resume(text: str) -> Any:
     """What --resume says: auto, never, or the number of a step."""
     if text in ("auto", "never"):
         return text
     number = text.removeprefix("step-")
     if not number.isdecimal():
-        raise Usage(f"--resume {text}: write auto, never, or step-N")
+        raise UsageError(f"--resume {text}: write auto, never, or step-N")
     return int(number)
 
 
-def placed(device: str | None) -> Any:
+def resolve_device(device: str | None) -> Any:
     """The device meant; by default the first GPU, else the CPU."""
     import torch
 
-    from laconic.core.weights import place_of
+    from laconic.core.weights import resolve_device
 
     mine = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # torchrun numbers the processes of a machine
-    return place_of(device or (mine if torch.cuda.is_available() else "cpu"))
+    return resolve_device(device or (mine if torch.cuda.is_available() else "cpu"))
 
 
-def environment(device: str, ranks: int) -> dict[str, Any]:
+def describe_environment(device: str, ranks: int) -> dict[str, Any]:
     """What env.json says: versions, machine, command, and when."""
     from importlib.metadata import version
 
@@ -212,13 +212,13 @@ def environment(device: str, ranks: int) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": device,
         "ranks": ranks,
-        "commit": commit(),
+        "commit": current_commit(),
         "command": shlex.join(["laconic", *sys.argv[1:]]),
         "start": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def commit() -> str | None:
+def current_commit() -> str | None:
     """The commit of the checkout that this code lies in, if it is one."""
     asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
@@ -227,17 +227,17 @@ def commit() -> str | None:
         return None
 
 
-def flags() -> list[str]:
+def flag_names() -> list[str]:
     """The names of this verb's own flags, which a mistyped key may have been meant for."""
-    return [field.name for field in dataclasses.fields(Train) if field.name not in ("recipe", "overrides")]
+    return [field.name for field in dataclasses.fields(TrainCommand) if field.name not in ("recipe", "overrides")]
 
 
-SWITCHES = ("plan", "schema", "help")  # flags without a value
+VALUELESS_FLAGS = ("plan", "schema", "help")  # flags without a value
 
 
-def rewritten(args: list[str]) -> list[str]:
+def normalise_args(args: list[str]) -> list[str]:
     """Flags first, then the recipe and its keys; `--key.sub value` of a recipe is `key.sub=value`."""
-    words, own, found, keys = list(args), {*flags(), "help"}, list[str](), list[str]()
+    words, own, found, keys = list(args), {*flag_names(), "help"}, list[str](), list[str]()
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
@@ -246,10 +246,10 @@ def rewritten(args: list[str]) -> list[str]:
             (found if word == "-h" else keys).append(word)
         elif flag in own:
             found.append(word)
-            if not equals and flag not in SWITCHES and words:
+            if not equals and flag not in VALUELESS_FLAGS and words:
                 found.append(words.pop(0))
         elif equals or words:
             keys.append(f"{flag}={value if equals else words.pop(0)}")
         else:
-            raise Usage(f"{word}: no value; write {word} VALUE")
+            raise UsageError(f"{word}: no value; write {word} VALUE")
     return [*found, *keys]

@@ -5,53 +5,53 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from laconic.console import progress, say
+from laconic.console import progress, log_message
 from laconic.core.errors import LaconicError
-from laconic.verbs.train import Train
+from laconic.verbs.train import TrainCommand
 
-BATCH = 250
-SWEPT = 1000  # problems for each number of test-time rounds
-MORE = 2  # rounds beyond those trained with
+EVALUATION_BATCH_SIZE = 250
+SWEEP_QUESTIONS = 1000  # problems for each number of test-time rounds
+EXTRA_ITERATIONS = 2  # rounds beyond those trained with
 
 
 def main(args: Sequence[str]) -> int:
     """RECIPE OUT KEY=VALUE…: the exit code of training, or of the evaluation behind it."""
     recipe, out, *overrides = args
     try:
-        return Train(recipe, tuple(overrides), out=Path(out), device="cpu").run() or asked(Path(out))
+        return TrainCommand(recipe, tuple(overrides), out=Path(out), device="cpu").run() or evaluate_run(Path(out))
     except LaconicError as error:
-        say(f"laconic: {error}")
-        return error.code
+        log_message(f"laconic: {error}")
+        return error.exit_code
 
 
-def asked(folder: Path) -> int:
+def evaluate_run(folder: Path) -> int:
     """Every evaluation of a run, each committed; what is there is not asked again."""
     import torch
 
     from laconic.evaluation.protocols import DIGIT
     from laconic.recipe import asking
-    from laconic.recipe.opened import opened
-    from laconic.recipe.questions import question_set
+    from laconic.recipe.opened import load_run
+    from laconic.recipe.questions import load_question_set
 
-    run = opened(folder, torch.device("cpu"))
+    run = load_run(folder, torch.device("cpu"))
     with progress("asking") as show:
-        for name, rounds, teacher in evaluations(run.recipe):
-            rows = question_set(run, "test", DIGIT, rows=None if rounds is None else SWEPT)
-            how = asking.writing_for(run, rows, teacher=teacher)
-            asking.answered(
-                run, rows, how, name, teacher=teacher, rounds=rounds, batch=BATCH,
-                show=lambda _, done, total, name=name: show(name, done, total),
+        for name, rounds, teacher in planned_evaluations(run.recipe):
+            rows = load_question_set(run, "test", DIGIT, limit=None if rounds is None else SWEEP_QUESTIONS)
+            how = asking.decoding_for(run, rows, with_cot=teacher)
+            asking.evaluate_run(
+                run, rows, how, name, with_cot=teacher, iterations=rounds, batch_size=EVALUATION_BATCH_SIZE,
+                progress=lambda _, done, total, name=name: show(name, done, total),
             )  # fmt: skip
     return 0
 
 
-def evaluations(recipe: Any) -> Iterator[tuple[str, int | None, bool]]:
+def planned_evaluations(recipe: Any) -> Iterator[tuple[str, int | None, bool]]:
     """Name, test-time rounds where they are not those of training, and whether the chain is written instead."""
     yield "test", None, False
     if recipe.method in ("codi", "pccot", "kava"):
         yield "teacher", None, True
     if recipe.thinking and recipe.thinking.rounds:
-        for rounds in range(recipe.thinking.rounds + MORE + 1):
+        for rounds in range(recipe.thinking.rounds + EXTRA_ITERATIONS + 1):
             yield f"rounds-{rounds}", rounds, False
 
 

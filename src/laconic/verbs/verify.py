@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.console import progress, write
-from laconic.core.errors import BadInput
+from laconic.console import progress, write_file
+from laconic.core.errors import InputError
 
 
 @dataclass(frozen=True)
-class Parity:
+class VerifyParityCommand:
     """Compares a model with a reference, stage by stage, in units of the noise of each stage.
 
     Example: laconic verify parity stories260k --out report.html
@@ -42,13 +42,13 @@ class Parity:
         """0 if every comparison asked for ran and passed, else 1."""
         from rich.console import Console
 
-        from laconic.verify.run import run
+        from laconic.verify.run import run_parity
 
         for path in (self.out, self.json):
             if path and not path.absolute().parent.is_dir():
-                raise BadInput(f"{path}: no folder {path.parent} to write into; make it first")
+                raise InputError(f"{path}: no folder {path.parent} to write into; make it first")
         with progress("comparing") as show:
-            report = run(
+            report = run_parity(
                 self.model,
                 reference=self.reference,
                 dtype=self.dtype,
@@ -58,15 +58,15 @@ class Parity:
                 command=shlex.join(["laconic", *sys.argv[1:]]),
                 on_case=show,
             )
-        Console().print(report.table())
-        print(report.sentence())
+        Console().print(report.to_table())
+        print(report.summary())
         if self.out:
             from laconic.verify.page import page
 
-            write(self.out, page(report))
+            write_file(self.out, page(report))
         if self.json:
-            write(self.json, json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
-        return 0 if report.ok else 1
+            write_file(self.json, json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
+        return 0 if report.is_ok else 1
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ class Ledger:
         from laconic.verify import ledger
 
         if self.write:
-            write(ledger.home() / "docs" / "ledger.md", ledger.render(ledger.home()))
-        findings = ledger.check()
-        Console().print(ledger.table(findings))
+            write_file(ledger.default_root() / "docs" / "ledger.md", ledger.render_page(ledger.default_root()))
+        findings = ledger.check_ledger()
+        Console().print(ledger.findings_table(findings))
         return 1 if findings else 0
 
 
 @dataclass(frozen=True)
-class All:
+class VerifyAllCommand:
     """Runs the ledger, and parity on the random fixture of each family.
 
     Example: laconic verify
@@ -101,6 +101,6 @@ class All:
 
     def run(self) -> int:
         """0 if every check ran and passed, else 1."""
-        from laconic.core.families import NAMES
+        from laconic.core.families import WEIGHT_NAMES
 
-        return max([Ledger().run(), *(Parity(f"tiny:{family}").run() for family in NAMES)])
+        return max([Ledger().run(), *(VerifyParityCommand(f"tiny:{family}").run() for family in WEIGHT_NAMES)])

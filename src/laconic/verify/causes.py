@@ -15,7 +15,7 @@ from laconic.core.attention import repeat_heads
 from laconic.core.block import ACTIVATIONS
 from laconic.verify.evidence import Evidence, distance, pairs, turns, unpaired
 from laconic.verify.maps import linear, norm, row
-from laconic.verify.parity import Finding
+from laconic.verify.parity import StageResult
 from laconic.verify.rotations import rotation
 from laconic.verify.sights import probs, scores, scores_seen
 
@@ -58,9 +58,9 @@ def likely(e: Evidence) -> str:
     return f"no signature known; at {e.stage} look at: {MEANS[ALIKE.get(e.stage, e.stage)]}"
 
 
-def bisection(findings: list[Finding]) -> str:
+def bisection(findings: list[StageResult]) -> str:
     """Where halving would have looked: resid2 of the middle layer, then of the half that holds the first divergence."""
-    far = [f.far for f in findings if (f.kind, f.stage) == ("propagated", "resid2")]
+    far = [f.exceeds_noise for f in findings if (f.kind, f.stage) == ("propagated", "resid2")]
     if not far or not far[-1]:
         return "bisection: the last layer agrees"
     low, high, way = -1, len(far) - 1, []
@@ -86,12 +86,12 @@ def cleaned(e: Evidence) -> Evidence:
 
 def places(e: Evidence) -> str | None:
     """Rows of the learned table, another constant number of rows away."""
-    names = e.decoder.names
-    if names.places is None:
+    names = e.decoder.weight_names
+    if names.position_embedding is None:
         return None
-    table = e.decoder.get_submodule(names.places).weight
+    table = e.decoder.get_submodule(names.position_embedding).weight
     assert isinstance(table, Tensor)
-    p, mine = e.positions[:, e.S :], e.decoder.config.offset
+    p, mine = e.positions[:, e.S :], e.decoder.config.position_offset
     for c in range(-4, 5):
         rows = p + mine + c
         if (
@@ -105,16 +105,16 @@ def places(e: Evidence) -> str | None:
 
 def words(e: Evidence) -> str | None:
     """One row of a table of vectors: only where one word, or one place, is read do we part."""
-    vectors, names, apart = e.reference["vectors"], e.decoder.names, (e.got != e.want).any(-1)
+    vectors, names, apart = e.reference["vectors"], e.decoder.weight_names, (e.got != e.want).any(-1)
     read, p = vectors[apart], e.positions[:, e.S :]
     if len(read) and bool((read == read[0]).all()) and bool(apart[(vectors == read[0]).all(-1) & e.new].all()):
-        found = (e.decoder.words.weight == read[0]).all(-1).nonzero().flatten().tolist()
+        found = (e.decoder.token_embedding.weight == read[0]).all(-1).nonzero().flatten().tolist()
         if found:
-            return f"weights: row {found[0]} of {names.words.rpartition('.')[2]} differs"
+            return f"weights: row {found[0]} of {names.token_embedding.rpartition('.')[2]} differs"
     there = p[apart]
-    if names.places and len(there) and bool((there == there[0]).all()) and bool(apart[(p == there[0]) & e.new].all()):
-        at = int(there[0]) + e.decoder.config.offset
-        return f"weights: row {at} of {names.places.rpartition('.')[2]} differs"
+    if names.position_embedding and len(there) and bool((there == there[0]).all()) and bool(apart[(p == there[0]) & e.new].all()):
+        at = int(there[0]) + e.decoder.config.position_offset
+        return f"weights: row {at} of {names.position_embedding.rpartition('.')[2]} differs"
     return None
 
 
@@ -163,7 +163,7 @@ def context(e: Evidence) -> str | None:
 
 def mid(e: Evidence) -> str | None:
     """Gate and up, and the function between them."""
-    up, gate, act = e.reference["up"], e.reference.get("gate"), e.decoder.config.act
+    up, gate, act = e.reference["up"], e.reference.get("gate"), e.decoder.config.activation
     alive = e.new[..., None]
     if gate is not None and e.explains(ACTIVATIONS[act](up) * gate * alive):
         return "gate and up swapped: exchanging them mends it"
@@ -188,7 +188,7 @@ def residual(e: Evidence) -> str | None:
 
 def head(e: Evidence) -> str | None:
     """The matrix of the head."""
-    tied = F.linear(e.reference["final_norm"], e.decoder.words.weight) * e.new[..., None]
+    tied = F.linear(e.reference["final_norm"], e.decoder.token_embedding.weight) * e.new[..., None]
     if said := row(e):
         return said
     if e.mends(tied):

@@ -48,9 +48,9 @@ class Evidence:
 
     def weight(self, role: str, kind: str = "weight") -> Tensor | None:
         """A parameter of the part that plays `role`, None where the family has none."""
-        names = self.decoder.names
+        names = self.decoder.weight_names
         path = names.final_norm if self.layer is None else getattr(names, role)
-        root = self.decoder if self.layer is None else self.decoder.blocks[self.layer]
+        root = self.decoder if self.layer is None else self.decoder.layers[self.layer]
         found = None if path is None else getattr(root.get_submodule(path), kind, None)
         return None if found is None else found.detach()
 

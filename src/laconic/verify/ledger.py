@@ -14,17 +14,17 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from laconic.core.errors import BadInput
+from laconic.core.errors import InputError
 from laconic.verify import syntax
-from laconic.verify.papers import Equation, Ledger, Silent, Tree, home, load
-from laconic.verify.papers import Table as PaperTable
+from laconic.verify.papers import Equation, PaperLedger, SilentPoint, SourceTree, default_root, load_ledger
+from laconic.verify.papers import PaperTable as PaperTable
 
-SAYS = re.compile(r"Eq\. (\S+): ")
-SOURCE = re.compile(r"(\S+) table (\S+)")
-OURS = "ours"  # the source of a recipe that stands for no table
-Marks = Mapping[tuple[str, str], tuple[syntax.Marked, ...]]
+EQUATION_LINE = re.compile(r"Eq\. (\S+): ")
+TABLE_SOURCE = re.compile(r"(\S+) table (\S+)")
+OWN_SOURCE = "ours"  # the source of a recipe that stands for no table
+MarkedTests = Mapping[tuple[str, str], tuple[syntax.MarkedTest, ...]]
 
-CHECKS = (
+CHECK_TITLES = (
     "every function named exists and says its equation",
     "no function says an equation that stands in no ledger",
     "every equation has an oracle, and gradients where they flow or stop",
@@ -32,64 +32,64 @@ CHECKS = (
     "every recipe equals the table row it names",
     "docs/ledger.md is up to date",
 )
-CLONE = "needs a clone of the repository"
+NEEDS_CLONE = "needs a clone of the repository"
 
 
 @dataclass(frozen=True)
-class Finding:
+class LedgerFinding:
     """A check that failed, or could not run, which is no pass either. Check 0 is reading the ledgers."""
 
     check: int
     subject: str
     message: str
-    state: Literal["failed", "not run"] = "failed"
+    status: Literal["failed", "not run"] = "failed"
 
     def __str__(self) -> str:
-        return f"check {self.check}, {self.subject}: {'not run: ' if self.state == 'not run' else ''}{self.message}"
+        return f"check {self.check}, {self.subject}: {'not run: ' if self.status == 'not run' else ''}{self.message}"
 
 
-def check(root: Path | None = None) -> list[Finding]:
+def check_ledger(root: Path | None = None) -> list[LedgerFinding]:
     """Everything that failed or could not run below `root`, a checkout or an installed package; empty if all passed."""
-    root = home() if root is None else root
-    tree, findings = read(root)
+    root = default_root() if root is None else root
+    tree, findings = load_ledgers(root)
     if findings:
         return findings
-    checks = (check_named, check_strays, check_oracles, check_misreadings, check_recipes, check_page)
+    checks = (check_functions, check_unlisted, check_oracles, check_misreadings, check_recipes, check_page)
     for number, run in enumerate(checks, 1):
         try:
             findings += run(tree)
         except SyntaxError as error:
-            findings.append(Finding(number, str(error.filename), f"not Python: {error}", "not run"))
+            findings.append(LedgerFinding(number, str(error.filename), f"not Python: {error}", "not run"))
     return findings
 
 
-def table(findings: list[Finding]) -> Table:
+def findings_table(findings: list[LedgerFinding]) -> Table:
     """The checks and what they found, for a terminal."""
     made = Table("check", "verdict", "found", title="ledger", title_justify="left")
     unread = [finding for finding in findings if finding.check == 0]
-    for number, name in enumerate(("the ledgers can be read", *CHECKS)):
+    for number, name in enumerate(("the ledgers can be read", *CHECK_TITLES)):
         mine = [finding for finding in findings if finding.check == number]
-        states = {finding.state for finding in mine} or ({"not run"} if unread else set[str]())
+        states = {finding.status for finding in mine} or ({"not run"} if unread else set[str]())
         verdict = "[red]failed[/]" if "failed" in states else "[yellow]not run[/]" if states else "[green]passed[/]"
         made.add_row(name, verdict, "\n".join(f"{finding.subject}: {finding.message}" for finding in mine))
     return made
 
 
-def read(root: Path) -> tuple[Tree, list[Finding]]:
+def load_ledgers(root: Path) -> tuple[SourceTree, list[LedgerFinding]]:
     """The ledgers below `root` and what was wrong with them."""
-    ledgers: dict[str, Ledger] = {}
-    findings: list[Finding] = []
-    for path in sorted((Tree(root).package / "papers").glob("*.toml")):
+    ledgers: dict[str, PaperLedger] = {}
+    findings: list[LedgerFinding] = []
+    for path in sorted((SourceTree(root).package_dir / "papers").glob("*.toml")):
         try:
-            ledgers[path.stem] = load(path)
-        except BadInput as error:
-            findings.append(Finding(0, path.stem, str(error)))
+            ledgers[path.stem] = load_ledger(path)
+        except InputError as error:
+            findings.append(LedgerFinding(0, path.stem, str(error)))
     if not ledgers and not findings:
-        findings.append(Finding(0, "papers", f"no ledger below {root}", "not run"))
-    return Tree(root, ledgers), findings
+        findings.append(LedgerFinding(0, "papers", f"no ledger below {root}", "not run"))
+    return SourceTree(root, ledgers), findings
 
 
-def present(tree: Tree) -> Iterator[tuple[str, str, Equation]]:
+def implemented_equations(tree: SourceTree) -> Iterator[tuple[str, str, Equation]]:
     """(paper, "paper id", equation) of every equation that is code."""
     for paper, ledger in tree.ledgers.items():
         for equation in ledger.equation:
@@ -97,131 +97,131 @@ def present(tree: Tree) -> Iterator[tuple[str, str, Equation]]:
                 yield paper, f"{paper} {equation.id}", equation
 
 
-def check_named(tree: Tree) -> Iterator[Finding]:
+def check_functions(tree: SourceTree) -> Iterator[LedgerFinding]:
     """Check 1."""
-    for _, subject, equation in present(tree):
+    for _, subject, equation in implemented_equations(tree):
         for function in equation.functions:
-            path, name = tree.file(function)
-            found = syntax.docstrings(path) if path.is_file() else {}
+            path, name = tree.locate_function(function)
+            found = syntax.function_docstrings(path) if path.is_file() else {}
             if name not in found:
-                yield Finding(1, subject, f"{function} is not there")
+                yield LedgerFinding(1, subject, f"{function} is not there")
             elif not found[name].startswith(f"Eq. {equation.id}: "):
-                yield Finding(1, subject, f"the docstring of {function} does not begin with `Eq. {equation.id}: `")
+                yield LedgerFinding(1, subject, f"the docstring of {function} does not begin with `Eq. {equation.id}: `")
 
 
-def check_strays(tree: Tree) -> Iterator[Finding]:
+def check_unlisted(tree: SourceTree) -> Iterator[LedgerFinding]:
     """Check 2, over the rooms where equations live."""
-    known = {(f, equation.id) for _, _, equation in present(tree) for f in equation.functions}
+    known = {(f, equation.id) for _, _, equation in implemented_equations(tree) for f in equation.functions}
     for room in ("core", "methods"):
-        for path in sorted((tree.package / room).rglob("*.py")):
-            module = ".".join(("laconic", *path.relative_to(tree.package).with_suffix("").parts))
-            for name, text in syntax.docstrings(path).items():
-                says, function = SAYS.match(text), f"{module}:{name}"
+        for path in sorted((tree.package_dir / room).rglob("*.py")):
+            module = ".".join(("laconic", *path.relative_to(tree.package_dir).with_suffix("").parts))
+            for name, text in syntax.function_docstrings(path).items():
+                says, function = EQUATION_LINE.match(text), f"{module}:{name}"
                 if says and (function, says[1]) not in known:
-                    yield Finding(2, function, f"says Eq. {says[1]}, which no ledger gives it")
+                    yield LedgerFinding(2, function, f"says Eq. {says[1]}, which no ledger gives it")
                 elif text.startswith("Eq.") and not says:
-                    yield Finding(2, function, "begins with Eq. and is no equation's one line `Eq. ID: …`")
+                    yield LedgerFinding(2, function, "begins with Eq. and is no equation's one line `Eq. ID: …`")
 
 
-def check_oracles(tree: Tree) -> Iterator[Finding]:
+def check_oracles(tree: SourceTree) -> Iterator[LedgerFinding]:
     """Check 3."""
-    if tree.tests is None:
-        yield Finding(3, "tests", CLONE, "not run")
+    if tree.tests_dir is None:
+        yield LedgerFinding(3, "tests", NEEDS_CLONE, "not run")
         return
-    marked = syntax.marked(tree.root, tree.tests)
-    known = {(paper, equation.id) for paper, _, equation in present(tree)}
+    marked = syntax.find_marked_tests(tree.root, tree.tests_dir)
+    known = {(paper, equation.id) for paper, _, equation in implemented_equations(tree)}
     for key in sorted(marked.keys() - known):
-        yield Finding(3, " ".join(key), f"{marked[key][0].name} is marked for an equation that no ledger has as code")
-    for paper, subject, equation in present(tree):
+        yield LedgerFinding(3, " ".join(key), f"{marked[key][0].name} is marked for an equation that no ledger has as code")
+    for paper, subject, equation in implemented_equations(tree):
         tests = marked.get((paper, equation.id), ())
         oracles = [oracle for test in tests for oracle in test.oracles]
         mentions = frozenset[str]().union(*(test.mentions for test in tests))
         if not tests:
-            yield Finding(3, subject, f'no test is marked equation("{paper}", "{equation.id}")')
+            yield LedgerFinding(3, subject, f'no test is marked equation("{paper}", "{equation.id}")')
         elif not any(oracle.names for oracle in oracles):
-            yield Finding(3, subject, f'no marked test takes ORACLE["{equation.id}"]')
+            yield LedgerFinding(3, subject, f'no marked test takes ORACLE["{equation.id}"]')
         for file in sorted({oracle.file for oracle in oracles}):
-            if syntax.uses(tree.root, file, "laconic"):
-                yield Finding(3, subject, f"the oracle in {file.name} imports laconic, the code it judges")
+            if syntax.imports_package(tree.root, file, "laconic"):
+                yield LedgerFinding(3, subject, f"the oracle in {file.name} imports laconic, the code it judges")
         if tests and equation.flows and "gradcheck" not in mentions:
-            yield Finding(3, subject, f"gradients flow to {', '.join(equation.flows)}; no marked test calls gradcheck")
+            yield LedgerFinding(3, subject, f"gradients flow to {', '.join(equation.flows)}; no marked test calls gradcheck")
         if tests and equation.stops and mentions.isdisjoint({"grad", "requires_grad"}):
-            yield Finding(3, subject, f"gradients stop at {', '.join(equation.stops)}; no marked test asks for that")
+            yield LedgerFinding(3, subject, f"gradients stop at {', '.join(equation.stops)}; no marked test asks for that")
 
 
-def check_misreadings(tree: Tree) -> Iterator[Finding]:
+def check_misreadings(tree: SourceTree) -> Iterator[LedgerFinding]:
     """Check 4."""
-    if tree.tests is None:
-        yield Finding(4, "tests", CLONE, "not run")
+    if tree.tests_dir is None:
+        yield LedgerFinding(4, "tests", NEEDS_CLONE, "not run")
         return
-    marked = syntax.marked(tree.root, tree.tests)
-    for paper, subject, equation in present(tree):
+    marked = syntax.find_marked_tests(tree.root, tree.tests_dir)
+    for paper, subject, equation in implemented_equations(tree):
         tests = marked.get((paper, equation.id), ())
         if not any(entry.names for test in tests for entry in test.misread):
-            yield Finding(4, subject, f'no marked test takes MISREAD["{equation.id}"] with an entry')
+            yield LedgerFinding(4, subject, f'no marked test takes MISREAD["{equation.id}"] with an entry')
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as dotted keys."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        found |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
 
 
-def check_recipes(tree: Tree) -> Iterator[Finding]:
+def check_recipes(tree: SourceTree) -> Iterator[LedgerFinding]:
     """Check 5, of whatever recipes there are."""
-    for path in sorted((tree.package / "recipes").glob("*.toml")):
+    for path in sorted((tree.package_dir / "recipes").glob("*.toml")):
         try:
             recipe = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            yield Finding(5, path.stem, f"not TOML: {error}")
+            yield LedgerFinding(5, path.stem, f"not TOML: {error}")
             continue
-        if recipe.get("source") == OURS:
+        if recipe.get("source") == OWN_SOURCE:
             continue
-        says = SOURCE.fullmatch(str(recipe.get("source", "")))
+        says = TABLE_SOURCE.fullmatch(str(recipe.get("source", "")))
         tables = tree.ledgers[says[1]].table if says and says[1] in tree.ledgers else ()
         rows = {row.name: row.values for table in tables if says and table.id == says[2] for row in table.row}
         if recipe.get("row") not in rows:
             named = f"source {recipe.get('source')!r}, row {recipe.get('row')!r}"
             asked = 'write source = "PAPER table ID" and row = "NAME", or source = "ours"'
-            yield Finding(5, path.stem, f"{named}: no such row; {asked}")
+            yield LedgerFinding(5, path.stem, f"{named}: no such row; {asked}")
             continue
-        yield from compare(path.stem, recipe, flat(rows[recipe["row"]]))
+        yield from compare_recipe(path.stem, recipe, flatten(rows[recipe["row"]]))
 
 
-def compare(name: str, recipe: dict[str, Any], row: dict[str, Any]) -> Iterator[Finding]:
+def compare_recipe(name: str, recipe: dict[str, Any], row: dict[str, Any]) -> Iterator[LedgerFinding]:
     """A recipe and its row, key by key."""
-    ours, differs = flat(recipe), flat(recipe.get("differs", {}))
+    ours, differs = flatten(recipe), flatten(recipe.get("differs", {}))
     for key, value in row.items():
         equal = key in ours and ours[key] == value and isinstance(ours[key], bool) == isinstance(value, bool)
         if not equal and not differs.get(key):
-            yield Finding(
+            yield LedgerFinding(
                 5, name, f"{key} is {ours.get(key, 'absent')!r}, the table has {value!r}; say why under [differs]"
             )
         if equal and key in differs:
-            yield Finding(5, name, f"[differs] names {key}, which does not differ")
+            yield LedgerFinding(5, name, f"[differs] names {key}, which does not differ")
     for key in differs.keys() - row.keys():
-        yield Finding(5, name, f"[differs] names {key}, which the row does not have")
+        yield LedgerFinding(5, name, f"[differs] names {key}, which the row does not have")
 
 
-def check_page(tree: Tree) -> Iterator[Finding]:
+def check_page(tree: SourceTree) -> Iterator[LedgerFinding]:
     """Check 6."""
-    page = tree.page
-    if page is None or tree.tests is None:
-        yield Finding(6, "docs/ledger.md", CLONE, "not run")
+    page = tree.page_path
+    if page is None or tree.tests_dir is None:
+        yield LedgerFinding(6, "docs/ledger.md", NEEDS_CLONE, "not run")
     elif not page.is_file():
-        yield Finding(6, "docs/ledger.md", "is not there; run laconic verify ledger --write")
-    elif page.read_text(encoding="utf-8") != render(tree.root):
-        yield Finding(6, "docs/ledger.md", "is out of date; run laconic verify ledger --write")
+        yield LedgerFinding(6, "docs/ledger.md", "is not there; run laconic verify ledger --write")
+    elif page.read_text(encoding="utf-8") != render_page(tree.root):
+        yield LedgerFinding(6, "docs/ledger.md", "is out of date; run laconic verify ledger --write")
 
 
-def render(root: Path) -> str:
+def render_page(root: Path) -> str:
     """docs/ledger.md of the checkout `root`."""
-    tree, findings = read(root)
-    if findings or tree.tests is None:
-        raise BadInput(f"no ledger page can be made of {root}: {findings[0] if findings else CLONE}")
-    marked = syntax.marked(tree.root, tree.tests)
+    tree, findings = load_ledgers(root)
+    if findings or tree.tests_dir is None:
+        raise InputError(f"no ledger page can be made of {root}: {findings[0] if findings else NEEDS_CLONE}")
+    marked = syntax.find_marked_tests(tree.root, tree.tests_dir)
     lines = [
         "# The ledger",
         "",
@@ -235,40 +235,40 @@ def render(root: Path) -> str:
     papers = list(tree.ledgers.items())
     for id, ledger in papers:
         absent = sum(not equation.functions for equation in ledger.equation)
-        misread = sum(len(misreadings(marked, id, equation)) for equation in ledger.equation)
+        misread = sum(len(misreading_names(marked, id, equation)) for equation in ledger.equation)
         counts = (len(ledger.equation) - absent, absent, misread, len(ledger.silent), len(ledger.table))
         lines.append(f"| [{id}](#{id}) | {' | '.join(map(str, counts))} |")
     for id, ledger in papers:
-        lines += ["", f"## {id}", "", f"{ledger.paper.title}. Sources: {links(ledger.paper.sources)}."]
+        lines += ["", f"## {id}", "", f"{ledger.paper.title}. Sources: {source_links(ledger.paper.sources)}."]
         if ledger.symbols:
             lines += ["", "Symbols: " + "; ".join(f"`{name}` {text}" for name, text in ledger.symbols.items()) + "."]
         for equation in ledger.equation:
-            lines += section(tree, marked, id, equation)
-        lines += [line for table in ledger.table for line in settings(table)]
-        lines += silences(ledger.silent)
+            lines += equation_section(tree, marked, id, equation)
+        lines += [line for table in ledger.table for line in table_section(table)]
+        lines += silence_section(ledger.silent)
     return "\n".join(lines) + "\n"
 
 
-def misreadings(marked: Marks, paper: str, equation: Equation) -> tuple[str, ...]:
+def misreading_names(marked: MarkedTests, paper: str, equation: Equation) -> tuple[str, ...]:
     """The names of all misreadings that the tests of an equation take, each once."""
     tests = marked.get((paper, equation.id), ())
     return tuple(dict.fromkeys(name for test in tests for entry in test.misread for name in entry.names))
 
 
-def links(sources: tuple[str, ...]) -> str:
+def source_links(sources: tuple[str, ...]) -> str:
     """Sources, those of arXiv with their address."""
     return ", ".join(f"[{s}](https://arxiv.org/abs/{s[6:]})" if s.startswith("arXiv:") else s for s in sources)
 
 
-def section(tree: Tree, marked: Marks, paper: str, equation: Equation) -> list[str]:
+def equation_section(tree: SourceTree, marked: MarkedTests, paper: str, equation: Equation) -> list[str]:
     """The lines of one equation."""
     lines = ["", f"### {equation.id} {equation.name}", "", "$$", equation.tex.strip(), "$$", ""]
     if equation.symbols:
         lines.append("- Symbols: " + "; ".join(f"`{name}` {text}" for name, text in equation.symbols.items()) + ".")
-    lines.append(f"- Source: {links(equation.sources)}.")
+    lines.append(f"- Source: {source_links(equation.sources)}.")
     if equation.absent:
         return [*lines, f"- Absent: {equation.absent}."]
-    files = [(tree.file(function), function) for function in equation.functions]
+    files = [(tree.locate_function(function), function) for function in equation.functions]
     code = (f"[`{function}`](../{file.relative_to(tree.root).as_posix()})" for (file, _), function in files)
     lines.append(f"- Code: {', '.join(code)}.")
     tests = marked.get((paper, equation.id), ())
@@ -277,13 +277,13 @@ def section(tree: Tree, marked: Marks, paper: str, equation: Equation) -> list[s
     for verb, symbols in (("flows to", equation.flows), ("stops at", equation.stops)):
         if symbols:
             lines.append(f"- Gradient {verb} {', '.join(symbols)}.")
-    lines.append(f"- Misreadings told apart: {'; '.join(misreadings(marked, paper, equation)) or 'none'}.")
+    lines.append(f"- Misreadings told apart: {'; '.join(misreading_names(marked, paper, equation)) or 'none'}.")
     return lines
 
 
-def settings(table: PaperTable) -> list[str]:
+def table_section(table: PaperTable) -> list[str]:
     """A table of settings, keys down, rows across."""
-    rows = [flat(row.values) for row in table.row]
+    rows = [flatten(row.values) for row in table.row]
     keys = dict.fromkeys(key for row in rows for key in row)
     lines = [
         "",
@@ -295,7 +295,7 @@ def settings(table: PaperTable) -> list[str]:
     return lines + [f"| `{key}` | " + " | ".join(str(row.get(key, "")) for row in rows) + " |" for key in keys]
 
 
-def silences(entries: tuple[Silent, ...]) -> list[str]:
+def silence_section(entries: tuple[SilentPoint, ...]) -> list[str]:
     """Where the sources leave us to choose."""
     if not entries:
         return []

@@ -7,49 +7,49 @@ from torch import Tensor
 
 from laconic.core import stages
 from laconic.core.decoder import Decoder
-from laconic.core.stages import At, Stage
-from laconic.verify.traces import Case, Made, default_places, frame
-from laconic.verify.twin import block_of, kind_of
+from laconic.core.stages import BlockContext, Activation
+from laconic.verify.traces import ParityCase, LayerActivations, default_position_ids, build_block_context
+from laconic.verify.twin import get_block, compute_dtype
 
 
-def table(decoder: Decoder, layer: int) -> tuple[Stage, ...]:
+def stages_at_layer(decoder: Decoder, layer: int) -> tuple[Activation, ...]:
     """The stages made at a layer: -1 before the layers, L after them."""
     if layer < 0:
-        return stages.MODEL[:1]
-    return stages.MODEL[1:] if layer >= len(decoder.blocks) else stages.layer_stages(decoder.config)
+        return stages.MODEL_ACTIVATIONS[:1]
+    return stages.MODEL_ACTIVATIONS[1:] if layer >= len(decoder.layers) else stages.layer_activations(decoder.config)
 
 
-class Local:
+class LocalStages:
     """A decoder's functions on one case, one piece after another; the masks of only one piece are held."""
 
-    def __init__(self, decoder: Decoder, case: Case) -> None:
+    def __init__(self, decoder: Decoder, case: ParityCase) -> None:
         self.decoder, self.case, self.pieces = decoder, case, case.pieces()
-        self.dtype, self.vectors = kind_of(decoder), case.read(decoder)
-        self.frames: dict[int, Any] = {}
+        self.dtype, self.embeddings = compute_dtype(decoder), case.embed(decoder)
+        self.contexts: dict[int, Any] = {}
 
-    def made(
-        self, made: Made, past: tuple[Tensor, Tensor] | None, names: frozenset[str] | None = None
+    def compute(
+        self, recorded: LayerActivations, past: tuple[Tensor, Tensor] | None, names: frozenset[str] | None = None
     ) -> dict[str, Tensor]:
         """Each stage (or each of `names`) that the reference's inputs in `made` allow."""
-        S, T = self.pieces[made.piece]
-        given = {name: t.to(self.dtype) if t.is_floating_point() else t for name, t in made.stages.items()}
-        if made.layer < 0:
-            told = self.case.places[:, S : S + T] if self.case.given else default_places(self.case, S)[:, S:]
-            given |= {"vectors": self.vectors[:, S : S + T], "positions": told}
-        given["live"] = self.case.alive[:, S : S + T]
-        at = self.at(made, past)
+        S, T = self.pieces[recorded.piece]
+        given = {name: t.to(self.dtype) if t.is_floating_point() else t for name, t in recorded.activations.items()}
+        if recorded.layer < 0:
+            told = self.case.position_ids[:, S : S + T] if self.case.pass_positions else default_position_ids(self.case, S)[:, S:]
+            given |= {"vectors": self.embeddings[:, S : S + T], "positions": told}
+        given["live"] = self.case.valid_mask[:, S : S + T]
+        at = self.build_stage_context(recorded, past)
         with torch.no_grad():
             return {
                 stage.name: stage.function(at, *(given[name] for name in stage.inputs))
-                for stage in table(self.decoder, made.layer)
+                for stage in stages_at_layer(self.decoder, recorded.layer)
                 if (names is None or stage.name in names) and all(name in given for name in stage.inputs)
             }
 
-    def at(self, made: Made, past: tuple[Tensor, Tensor] | None) -> Any:
+    def build_stage_context(self, recorded: LayerActivations, past: tuple[Tensor, Tensor] | None) -> Any:
         """What a stage's function is told besides its inputs."""
-        if not 0 <= made.layer < len(self.decoder.blocks):
+        if not 0 <= recorded.layer < len(self.decoder.layers):
             return self.decoder
-        if made.piece not in self.frames:
-            self.frames = {made.piece: frame(self.decoder, self.case, *self.pieces[made.piece], self.dtype)}
+        if recorded.piece not in self.contexts:
+            self.contexts = {recorded.piece: build_block_context(self.decoder, self.case, *self.pieces[recorded.piece], self.dtype)}
         before = None if past is None else (past[0].to(self.dtype), past[1].to(self.dtype))
-        return At(block_of(self.decoder, made.layer), self.frames[made.piece], before)
+        return BlockContext(get_block(self.decoder, recorded.layer), self.contexts[recorded.piece], before)

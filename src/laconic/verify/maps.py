@@ -21,16 +21,16 @@ def norm(e: Evidence) -> str | None:
     alive = e.new[..., None] if e.want.ndim == 3 else e.new[:, None, :, None]
     read = e.reference[x].double() * alive
     centred = read - read.mean(-1, keepdim=True)
-    layered = e.decoder.config.norm == "layer"
+    layered = e.decoder.config.norm_type == "layer"
     u = centred if layered else read
-    sized = u_of(u, e.decoder.config.eps)
+    sized = u_of(u, e.decoder.config.norm_eps)
     own, bias = e.weight(role), e.weight(role, "bias")
     shift = 0.0 if bias is None else bias.double()
     if bias is not None and (said := biased(e)):
         return said
     if e.explains(read, 1e-3):
         return "norm missing: what enters comes out"
-    if not layered and own is not None and e.explains(u_of(centred, e.decoder.config.eps) * own.double() * alive):
+    if not layered and own is not None and e.explains(u_of(centred, e.decoder.config.norm_eps) * own.double() * alive):
         return "centring: rows have their mean taken off first"
     lead = tuple(range(read.ndim - 1))
     shrunk = (e.want - shift) * fitted(e.want - shift, e.got - shift, (-1,)) + shift
@@ -97,11 +97,11 @@ def channel(e: Evidence) -> int | None:
 
 def part(e: Evidence, c: int) -> str:
     """`3 of up_proj in layer 2`: a channel of a stage as the row of its module's weight."""
-    names, config, stage = e.decoder.names, e.decoder.config, e.stage
+    names, config, stage = e.decoder.weight_names, e.decoder.config, e.stage
     role = {"attn_out": "o", "mlp_out": "down", "logits": "head"}.get(stage, stage.removesuffix("_raw"))
     if stage in ("q", "k") and config.qk_norm:
         role += "_norm"
-    path = names.words if role == "head" and config.tie_word_embeddings else getattr(names, role)
+    path = names.token_embedding if role == "head" and config.tie_word_embeddings else getattr(names, role)
     if path is None:
         path, E = names.qkv or "", config.head_dim
         before = {"k": config.num_attention_heads, "v": config.num_attention_heads + config.num_key_value_heads}
@@ -114,7 +114,7 @@ def row(e: Evidence) -> str | None:
     c = channel(e)
     if c is None:
         return None
-    turned = any(path.endswith(part(e, c).split()[2]) for path in e.decoder.names.transposed)
+    turned = any(path.endswith(part(e, c).split()[2]) for path in e.decoder.weight_names.transposed)
     return f"weights: {'column' if turned else 'row'} {part(e, c)} differs"
 
 

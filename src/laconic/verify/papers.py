@@ -10,19 +10,19 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from laconic.core.errors import BadInput
+from laconic.core.errors import InputError
 
-FUNCTION = re.compile(r"laconic(\.\w+)+:\w+(\.\w+)*")
-ARXIV = re.compile(r"arXiv:\d{4}\.\d{5}")
+FUNCTION_PATTERN = re.compile(r"laconic(\.\w+)+:\w+(\.\w+)*")
+ARXIV_PATTERN = re.compile(r"arXiv:\d{4}\.\d{5}")
 
 
-class Part(BaseModel):
+class StrictModel(BaseModel):
     """Strict: nothing is coerced, unknown keys are refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Paper(Part):
+class Paper(StrictModel):
     """Whose equations these are; `id` is the name of the file."""
 
     id: str = Field(min_length=1)
@@ -30,7 +30,7 @@ class Paper(Part):
     sources: tuple[str, ...] = Field(min_length=1)
 
 
-class Equation(Part):
+class Equation(StrictModel):
     """One equation: the functions that are it, or why there are none.
 
     `flows` lists the symbols a gradient flows to, `stops` those at which the paper stops it.
@@ -47,31 +47,31 @@ class Equation(Part):
     stops: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def there_or_not(self) -> Self:
+    def check_functions_or_absent(self) -> Self:
         if bool(self.functions) == bool(self.absent):
             raise ValueError(f"{self.id}: name its functions, or say why it is absent; one of the two")
-        bad = [name for name in self.functions if not FUNCTION.fullmatch(name)]
+        bad = [name for name in self.functions if not FUNCTION_PATTERN.fullmatch(name)]
         if bad:
             raise ValueError(f"{self.id}: {bad[0]!r} is not of the form laconic.room.file:function")
         return self
 
 
-class Row(Part):
+class PaperTableRow(StrictModel):
     """One row of a table: recipe keys, dotted or nested, and what the paper used."""
 
     name: str = Field(min_length=1)
     values: Mapping[str, Any] = Field(min_length=1)
 
 
-class Table(Part):
+class PaperTable(StrictModel):
     """A table of settings; a recipe names it as `source = "PAPER table ID"` and its row as `row = "NAME"`."""
 
     id: str = Field(min_length=1, pattern=r"^\S+$")
     title: str = Field(min_length=1)
-    row: tuple[Row, ...] = Field(min_length=1)
+    row: tuple[PaperTableRow, ...] = Field(min_length=1)
 
 
-class Silent(Part):
+class SilentPoint(StrictModel):
     """Where the source is silent or contradicts itself or its code: our choice, and the flag of the other, if any."""
 
     about: str = Field(min_length=1)
@@ -82,17 +82,17 @@ class Silent(Part):
     flag: str | None = None
 
 
-class Ledger(Part):
+class PaperLedger(StrictModel):
     """One file of papers/."""
 
     paper: Paper
     symbols: Mapping[str, str] = Field(default_factory=dict)
     equation: tuple[Equation, ...] = Field(min_length=1)
-    table: tuple[Table, ...] = ()
-    silent: tuple[Silent, ...] = ()
+    table: tuple[PaperTable, ...] = ()
+    silent: tuple[SilentPoint, ...] = ()
 
     @model_validator(mode="after")
-    def names(self) -> Self:
+    def check_names(self) -> Self:
         ids = [equation.id for equation in self.equation]
         for kind, names in (("equation", ids), ("table", [table.id for table in self.table])):
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -102,61 +102,61 @@ class Ledger(Part):
         if strange:
             raise ValueError(f"silent: no equation {strange[0]}")
         sources = [*self.paper.sources, *(source for equation in self.equation for source in equation.sources)]
-        bad = [source for source in sources if source.lower().startswith("arxiv") and not ARXIV.fullmatch(source)]
+        bad = [source for source in sources if source.lower().startswith("arxiv") and not ARXIV_PATTERN.fullmatch(source)]
         if bad:
             raise ValueError(f"{bad[0]!r}: write arXiv:1234.56789")
         return self
 
 
-def load(path: Path) -> Ledger:
+def load_ledger(path: Path) -> PaperLedger:
     """One ledger. Raises `BadInput` (66) with every fault of the file."""
     try:
         with path.open("rb") as file:
             content = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path.name}: not TOML: {error}") from None
+        raise InputError(f"{path.name}: not TOML: {error}") from None
     try:  # by way of JSON, where strict pydantic takes an array for a tuple and nothing else for anything else
         text = json.dumps(content, default=str, allow_nan=False)
     except ValueError:
-        raise BadInput(f"{path.name}: a number in it is not finite") from None
+        raise InputError(f"{path.name}: a number in it is not finite") from None
     try:
-        ledger = Ledger.model_validate_json(text)
+        ledger = PaperLedger.model_validate_json(text)
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc'])) or 'ledger'}: {fault['msg']}" for fault in error.errors())
-        raise BadInput(f"{path.name}: {'; '.join(faults)}") from None
+        raise InputError(f"{path.name}: {'; '.join(faults)}") from None
     if ledger.paper.id != path.stem:
-        raise BadInput(f"{path.name}: paper.id is {ledger.paper.id!r}; the file is named for it")
+        raise InputError(f"{path.name}: paper.id is {ledger.paper.id!r}; the file is named for it")
     return ledger
 
 
 @dataclass(frozen=True)
-class Tree:
+class SourceTree:
     """Where things lie: a checkout, or an installed package, which has neither tests nor docs."""
 
     root: Path
-    ledgers: Mapping[str, Ledger] = field(default_factory=dict)
+    ledgers: Mapping[str, PaperLedger] = field(default_factory=dict)
 
     @property
-    def package(self) -> Path:
+    def package_dir(self) -> Path:
         checkout = self.root / "src" / "laconic"
         return checkout if checkout.is_dir() else self.root
 
     @property
-    def tests(self) -> Path | None:
-        return self.root / "tests" if self.package != self.root and (self.root / "tests").is_dir() else None
+    def tests_dir(self) -> Path | None:
+        return self.root / "tests" if self.package_dir != self.root and (self.root / "tests").is_dir() else None
 
     @property
-    def page(self) -> Path | None:
-        return self.root / "docs" / "ledger.md" if self.package != self.root else None
+    def page_path(self) -> Path | None:
+        return self.root / "docs" / "ledger.md" if self.package_dir != self.root else None
 
-    def file(self, function: str) -> tuple[Path, str]:
+    def locate_function(self, function: str) -> tuple[Path, str]:
         """The file of `laconic.core.rope:rotate`, and the name inside."""
         module, _, name = function.partition(":")
-        path = self.package.joinpath(*module.split(".")[1:])
+        path = self.package_dir.joinpath(*module.split(".")[1:])
         return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")), name
 
 
-def home() -> Path:
+def default_root() -> Path:
     """The checkout this package lies in, or the package itself where it is installed."""
     package = Path(__file__).resolve().parents[1]
     checkout = package.parents[1]

@@ -11,20 +11,20 @@ from typing import Literal
 from torch import Tensor
 
 from laconic.core.decoder import Decoder
-from laconic.verify.difference import FAINT_ERROR, JUDGED, Difference, Predictions, visible
+from laconic.verify.difference import TINY_ABS_ERROR, MASK_SENSITIVE_STAGES, ErrorAccumulator, PredictionAgreement, valid_mask
 from laconic.verify.evidence import Evidence
-from laconic.verify.local import Local, table
-from laconic.verify.traces import Case, Made, arguments, key, peaked, stream
-from laconic.verify.twin import Widened
+from laconic.verify.local import LocalStages, stages_at_layer
+from laconic.verify.traces import ParityCase, LayerActivations, forward_arguments, stage_key, sharpened_queries, iterate_stages
+from laconic.verify.twin import Float64Decoder
 
-FLOOR, FACTOR = 1e-7, 10.0
+MIN_FLOOR, MAX_ERROR_IN_FLOORS = 1e-7, 10.0
 """No floor lies below the first; a float32 error passes up to the second times its floor."""
 
 Verdict = Literal["pass", "fail", "not run", "shown"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class StageResult:
     """One stage of one layer of one case: the error, what it is measured in, and what is thought of it.
 
     `kind`: local, propagated or backend (the default back end against eager). `layer` is None outside the layers.
@@ -47,229 +47,229 @@ class Finding:
     note: str = ""
 
     @property
-    def floors(self) -> float:
+    def error_in_floors(self) -> float:
         """The error in floors."""
         return self.error / self.floor
 
     @property
-    def far(self) -> bool:
+    def exceeds_noise(self) -> bool:
         """Whether the error is more than noise, whatever the verdict."""
-        return self.verdict != "not run" and not self.error <= FACTOR * self.floor
+        return self.verdict != "not run" and not self.error <= MAX_ERROR_IN_FLOORS * self.floor
 
 
 @dataclass
-class Floors:
+class NoiseFloors:
     """What float32 makes of each stage against float64: fed with equal inputs, and after a whole run."""
 
     local: dict[str, float] = field(default_factory=dict)
     propagated: dict[str, float] = field(default_factory=dict)
 
 
-def trace(decoder: Decoder, case: Case) -> dict[str, Tensor]:
+def trace_stages(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
     """Our own eager run, every stage of every layer: `embed`, `norm1.0`, …; of several pieces `q_rot.3/1`."""
-    n, L, made = len(case.pieces()), len(decoder.blocks), {}
-    with peaked(decoder, case.peak):
-        for part in stream(decoder, case):
+    n, L, made = len(case.pieces()), len(decoder.layers), {}
+    with sharpened_queries(decoder, case.query_scale):
+        for part in iterate_stages(decoder, case):
             inside = part.layer if 0 <= part.layer < L else None
-            made |= {key(name, inside, part.piece, n): t for name, t in part.stages.items() if name != "x"}
+            made |= {stage_key(name, inside, part.piece, n): t for name, t in part.activations.items() if name != "x"}
     return made
 
 
-def replay(reference: Mapping[str, Tensor], case: Case, decoder: Decoder) -> Iterator[Made]:
+def replay_stages(reference: Mapping[str, Tensor], case: ParityCase, decoder: Decoder) -> Iterator[LayerActivations]:
     """A dictionary of stages in the order of computation; what a block reads is what the one before it made."""
-    n, L = len(case.pieces()), len(decoder.blocks)
+    n, L = len(case.pieces()), len(decoder.layers)
     for piece in range(n):
         for layer in range(-1, L + 1):
             inside = layer if 0 <= layer < L else None
-            names = [stage.name for stage in table(decoder, layer)]
-            found = {name: reference[at] for name in names if (at := key(name, inside, piece, n)) in reference}
-            before = key("embed", None, piece, n) if layer <= 0 else key("resid2", layer - 1, piece, n)
+            names = [stage.name for stage in stages_at_layer(decoder, layer)]
+            found = {name: reference[at] for name in names if (at := stage_key(name, inside, piece, n)) in reference}
+            before = stage_key("embed", None, piece, n) if layer <= 0 else stage_key("resid2", layer - 1, piece, n)
             if layer >= 0 and before in reference:
                 found["x"] = reference[before]
-            yield Made(piece, layer, found)
+            yield LayerActivations(piece, layer, found)
 
 
-def local(decoder: Decoder, stage: str, layer: int | None, reference: Mapping[str, Tensor], case: Case) -> Tensor:
+def local_stage(decoder: Decoder, stage: str, layer: int | None, reference: Mapping[str, Tensor], case: ParityCase) -> Tensor:
     """A stage of the last piece, made by the decoder's own function from the reference's inputs."""
     past: dict[int, tuple[Tensor, Tensor]] = {}
-    maker, L, last = Local(decoder, case), len(decoder.blocks), len(case.pieces()) - 1
-    with peaked(decoder, case.peak):
-        for made in replay(reference, case, decoder):
+    maker, L, last = LocalStages(decoder, case), len(decoder.layers), len(case.pieces()) - 1
+    with sharpened_queries(decoder, case.query_scale):
+        for made in replay_stages(reference, case, decoder):
             inside = made.layer if 0 <= made.layer < L else None
-            if made.piece == last and inside == layer and stage in {row.name for row in table(decoder, made.layer)}:
-                return maker.made(made, past.get(made.layer), frozenset({stage}))[stage]
-            keep_past(past, made)
+            if made.piece == last and inside == layer and stage in {row.name for row in stages_at_layer(decoder, made.layer)}:
+                return maker.compute(made, past.get(made.layer), frozenset({stage}))[stage]
+            store_past(past, made)
     raise KeyError(f"{stage}: no such stage at layer {layer}")
 
 
-def keep_past(past: dict[int, tuple[Tensor, Tensor]], made: Made) -> None:
+def store_past(past: dict[int, tuple[Tensor, Tensor]], recorded: LayerActivations) -> None:
     """Remembers the reference's cache of a layer for the next piece."""
-    if "k_cache" in made.stages and "v_cache" in made.stages:
-        past[made.layer] = made.stages["k_cache"], made.stages["v_cache"]
+    if "k_cache" in recorded.activations and "v_cache" in recorded.activations:
+        past[recorded.layer] = recorded.activations["k_cache"], recorded.activations["v_cache"]
 
 
-class Comparison:
+class CaseComparison:
     """One case against a reference, fed layer by layer; nothing but sums and the reference's cache is kept.
 
     `floors` None measures them on the way, which needs our float64 run beside ours.
     """
 
     def __init__(
-        self, decoder: Decoder, case: Case, floors: Floors | None, twin: Widened | None = None,
+        self, decoder: Decoder, case: ParityCase, floors: NoiseFloors | None, float64_decoder: Float64Decoder | None = None,
         layers: frozenset[int] | None = None,
     ) -> None:  # fmt: skip
         self.decoder, self.case, self.floors, self.layers = decoder, case, floors, layers
-        self.ours = Local(decoder, case)
-        self.wide = None if twin is None else Local(twin, case)
+        self.own_stages = LocalStages(decoder, case)
+        self.float64_stages = None if float64_decoder is None else LocalStages(float64_decoder, case)
         self.past: dict[int, tuple[Tensor, Tensor]] = {}
-        self.sums: dict[tuple[str, str], Difference] = {}
+        self.errors: dict[tuple[str, str], ErrorAccumulator] = {}
         self.missing: dict[tuple[str, str], str] = {}
-        self.order: dict[str, tuple[str, int | None, bool]] = {}
-        self.predictions = Predictions()
+        self.stage_order: dict[str, tuple[str, int | None, bool]] = {}
+        self.predictions = PredictionAgreement()
         self.suspects: dict[str, Evidence] = {}
 
-    def add(
-        self, reference: Made, own: Made, own64: Made | None = None, default: Mapping[str, Tensor] | None = None
+    def add_layer(
+        self, reference: LayerActivations, own: LayerActivations, float64_run: LayerActivations | None = None, default_backend: Mapping[str, Tensor] | None = None
     ) -> None:
         """Compares one layer of one piece; `default` has what the default back end makes, by key."""
-        made, L = reference, len(self.decoder.blocks)
+        made, L = reference, len(self.decoder.layers)
         if self.layers is not None and 0 <= made.layer < L and made.layer not in self.layers:
-            keep_past(self.past, made)
+            store_past(self.past, made)
             return
         S, T = self.case.pieces()[made.piece]
-        live = self.case.alive[:, : S + T]
+        live = self.case.valid_mask[:, : S + T]
         inside = made.layer if 0 <= made.layer < L else None
         past = self.past.get(made.layer)
-        locals_ = self.ours.made(made, past)
-        wides = None if self.wide is None else self.wide.made(made, past)
-        names = {name: key(name, inside, made.piece, len(self.case.pieces())) for name in made.stages}
-        back = {name: default[at] for name, at in names.items() if default is not None and at in default}
-        for stage in table(self.decoder, made.layer):
-            at = key(stage.name, inside)
-            self.order[at] = (stage.name, inside, stage.bitwise)
-            there = made.stages.get(stage.name)
+        locals_ = self.own_stages.compute(made, past)
+        wides = None if self.float64_stages is None else self.float64_stages.compute(made, past)
+        names = {name: stage_key(name, inside, made.piece, len(self.case.pieces())) for name in made.activations}
+        back = {name: default_backend[at] for name, at in names.items() if default_backend is not None and at in default_backend}
+        for stage in stages_at_layer(self.decoder, made.layer):
+            at = stage_key(stage.name, inside)
+            self.stage_order[at] = (stage.name, inside, stage.bitwise)
+            there = made.activations.get(stage.name)
             pairs: list[tuple[str, Tensor | None, Tensor | None]] = [
                 ("local", locals_.get(stage.name), there),
-                ("propagated", own.stages.get(stage.name), there),
+                ("propagated", own.activations.get(stage.name), there),
             ]
             if wides is not None:
                 pairs.append(("local floor", locals_.get(stage.name), wides.get(stage.name)))
-            if own64 is not None:
-                pairs.append(("propagated floor", own.stages.get(stage.name), own64.stages.get(stage.name)))
+            if float64_run is not None:
+                pairs.append(("propagated floor", own.activations.get(stage.name), float64_run.activations.get(stage.name)))
             if stage.name in back:
-                pairs.append(("backend", back[stage.name], own.stages.get(stage.name)))
+                pairs.append(("backend", back[stage.name], own.activations.get(stage.name)))
             for kind, x, y in pairs:
                 if x is None or y is None:
                     self.missing[kind, at] = f"{at}: not in the bundle: not run"
                 else:
-                    where = visible(stage.shape, y.shape, live, S, dead_keys=stage.name in JUDGED)
-                    self.sums.setdefault((kind, at), Difference()).add(x, y, where, S, stage.shape)
-        if "logits" in made.stages and "logits" in own.stages:
-            self.predictions.add(own.stages["logits"], made.stages["logits"], live[:, S:])
-        self.suspect(made, {"local": locals_, "propagated": own.stages, "backend": back}, S, T)
-        keep_past(self.past, made)
+                    where = valid_mask(stage.shape, y.shape, live, S, include_masked_keys=stage.name in MASK_SENSITIVE_STAGES)
+                    self.errors.setdefault((kind, at), ErrorAccumulator()).add(x, y, where, S, stage.shape)
+        if "logits" in made.activations and "logits" in own.activations:
+            self.predictions.add(own.activations["logits"], made.activations["logits"], live[:, S:])
+        self.suspect(made, {"local": locals_, "propagated": own.activations, "backend": back}, S, T)
+        store_past(self.past, made)
 
-    def suspect(self, made: Made, ours: Mapping[str, Mapping[str, Tensor]], S: int, T: int) -> None:
+    def suspect(self, made: LayerActivations, ours: Mapping[str, Mapping[str, Tensor]], S: int, T: int) -> None:
         """Keeps what is known of the first stage that is wrong by itself, and of the first at which our run parts."""
-        before, told = list(self.order), arguments(self.case, S, T)
+        before, told = list(self.stage_order), forward_arguments(self.case, S, T)
         for kind, stages in ours.items():
             held = self.suspects.get(kind)
-            last = len(before) if held is None else before.index(key(held.stage, held.layer))
-            for stage in table(self.decoder, made.layer):
-                at = key(stage.name, made.layer if 0 <= made.layer < len(self.decoder.blocks) else None)
-                if before.index(at) < last and (kind, at) in self.sums and self.parts(kind, at):
-                    vectors = self.ours.vectors[:, S : S + T]
+            last = len(before) if held is None else before.index(stage_key(held.stage, held.layer))
+            for stage in stages_at_layer(self.decoder, made.layer):
+                at = stage_key(stage.name, made.layer if 0 <= made.layer < len(self.decoder.layers) else None)
+                if before.index(at) < last and (kind, at) in self.errors and self.parts(kind, at):
+                    vectors = self.own_stages.embeddings[:, S : S + T]
                     self.suspects[kind] = Evidence(
-                        self.decoder, stage.name, self.order[at][1], stages[stage.name], made.stages[stage.name],
-                        {"x": vectors, "vectors": vectors} | made.stages, self.case.alive[:, : S + T],
-                        self.case.places[:, : S + T], told["bias"],
+                        self.decoder, stage.name, self.stage_order[at][1], stages[stage.name], made.activations[stage.name],
+                        {"x": vectors, "vectors": vectors} | made.activations, self.case.valid_mask[:, : S + T],
+                        self.case.position_ids[:, : S + T], told["bias"],
                     )  # fmt: skip
                     break
 
     def parts(self, kind: str, at: str) -> bool:
         """Whether a stage is wrong by itself, or parts in our run."""
-        found = self.finding(kind, at)
-        return found.far if kind == "propagated" else found.verdict == "fail"
+        found = self.stage_result(kind, at)
+        return found.exceeds_noise if kind == "propagated" else found.verdict == "fail"
 
     @property
     def evidence(self) -> Evidence | None:
         """What is known of the first divergence."""
-        found = first_divergence(self.findings())
+        found = first_divergence(self.results())
         return None if found is None else self.suspects.get(found.kind)
 
-    def findings(self) -> list[Finding]:
+    def results(self) -> list[StageResult]:
         """Local, propagated and, where it was run, the default back end, of every stage in the order of computation."""
         kinds = ("local", "propagated", "backend")
-        held = [(kind, at) for at in self.order for kind in kinds if kind != "backend" or (kind, at) in self.sums]
-        return [self.finding(kind, at) for kind, at in held]
+        held = [(kind, at) for at in self.stage_order for kind in kinds if kind != "backend" or (kind, at) in self.errors]
+        return [self.stage_result(kind, at) for kind, at in held]
 
-    def measured(self) -> Floors:
+    def measured_floors(self) -> NoiseFloors:
         """The floors that were found on the way."""
-        made = Floors()
-        for (kind, at), found in self.sums.items():
+        made = NoiseFloors()
+        for (kind, at), found in self.errors.items():
             if kind.endswith("floor"):
-                getattr(made, kind.split()[0])[at] = floor_of(found)
+                getattr(made, kind.split()[0])[at] = clamp_floor(found)
         return made
 
-    def floor(self, kind: str, at: str) -> float:
+    def get_floor(self, kind: str, at: str) -> float:
         """The floor told or found on the way; NaN, which nothing passes, where there is none."""
         if self.floors is not None:
             return getattr(self.floors, kind).get(at, math.nan)
-        found = self.sums.get((f"{kind} floor", at))
-        return math.nan if found is None else floor_of(found)
+        found = self.errors.get((f"{kind} floor", at))
+        return math.nan if found is None else clamp_floor(found)
 
-    def finding(self, kind: str, at: str) -> Finding:
+    def stage_result(self, kind: str, at: str) -> StageResult:
         """The verdict on one stage: local errors count everywhere, propagated ones at the logits."""
-        stage, layer, bitwise = self.order[at]
-        found = self.sums.get((kind, at))
+        stage, layer, bitwise = self.stage_order[at]
+        found = self.errors.get((kind, at))
         if found is None or (kind, at) in self.missing:
-            return Finding(self.case.name, stage, layer, kind, note=self.missing[kind, at])
-        noise = self.floor("local" if kind == "local" else "propagated", at)
-        floor = FAINT_ERROR / FACTOR if found.faint else max(noise, FLOOR)
-        good = found.equal if bitwise and kind == "local" else found.error <= FACTOR * floor
+            return StageResult(self.case.name, stage, layer, kind, note=self.missing[kind, at])
+        noise = self.get_floor("local" if kind == "local" else "propagated", at)
+        floor = TINY_ABS_ERROR / MAX_ERROR_IN_FLOORS if found.is_tiny else max(noise, MIN_FLOOR)
+        good = found.is_bitwise_equal if bitwise and kind == "local" else found.error <= MAX_ERROR_IN_FLOORS * floor
         verdict: Verdict = "pass" if good else "fail"
         if kind == "propagated" and stage != "logits":
             verdict = "shown"
-        return Finding(
+        return StageResult(
             self.case.name, stage, layer, kind, found.error, floor, found.max_abs, found.index, found.cosine,
-            found.equal, verdict, *(self.predictions.both if (kind, at) == ("propagated", "logits") else (None, None)),
-            note=found.shape,
+            found.is_bitwise_equal, verdict, *(self.predictions.kl_and_top1 if (kind, at) == ("propagated", "logits") else (None, None)),
+            note=found.shape_note,
         )  # fmt: skip
 
 
-def floor_of(found: Difference) -> float:
+def clamp_floor(error: ErrorAccumulator) -> float:
     """A floor is never below the least one, and of faint stages it is what their absolute rule allows."""
-    return max(found.error, FLOOR)
+    return max(error.error, MIN_FLOOR)
 
 
-def measure(decoder: Decoder, case: Case) -> Floors:
+def measure_floors(decoder: Decoder, case: ParityCase) -> NoiseFloors:
     """The floors of a case: our own float32 run against our own in float64."""
-    with peaked(decoder, case.peak):
-        twin = Widened.of(decoder)
-        comparison = Comparison(decoder, case, None, twin)
-        for own, wide in zip(stream(decoder, case), stream(twin, case), strict=True):
-            comparison.add(own, own, wide)
-    return comparison.measured()
+    with sharpened_queries(decoder, case.query_scale):
+        twin = Float64Decoder.from_decoder(decoder)
+        comparison = CaseComparison(decoder, case, None, twin)
+        for own, wide in zip(iterate_stages(decoder, case), iterate_stages(twin, case), strict=True):
+            comparison.add_layer(own, own, wide)
+    return comparison.measured_floors()
 
 
-def compare(
-    decoder: Decoder, reference: Mapping[str, Tensor], case: Case, floors: Floors | None = None
-) -> list[Finding]:
+def compare_stages(
+    decoder: Decoder, reference: Mapping[str, Tensor], case: ParityCase, floors: NoiseFloors | None = None
+) -> list[StageResult]:
     """Every stage of a case against a dictionary of the reference's; `floors` None measures them with this decoder."""
-    comparison = Comparison(decoder, case, floors or measure(decoder, case))
-    with peaked(decoder, case.peak):
-        for made, own in zip(replay(reference, case, decoder), stream(decoder, case), strict=True):
-            comparison.add(made, own)
-    return comparison.findings()
+    comparison = CaseComparison(decoder, case, floors or measure_floors(decoder, case))
+    with sharpened_queries(decoder, case.query_scale):
+        for made, own in zip(replay_stages(reference, case, decoder), iterate_stages(decoder, case), strict=True):
+            comparison.add_layer(made, own)
+    return comparison.results()
 
 
-def first_divergence(findings: list[Finding]) -> Finding | None:
+def first_divergence(results: list[StageResult]) -> StageResult | None:
     """The first stage, in order of computation, whose local error is too large.
 
     If every stage is right by itself and the run is wrong all the same, the way they are put together is: then the
     first stage at which the run parts from the reference. Last, where the default back end parts from the eager one.
     """
-    found = next((f for f in findings if f.kind == "local" and f.verdict == "fail"), None)
-    if found is None and any(f.kind == "propagated" and f.verdict == "fail" for f in findings):
-        found = next((f for f in findings if f.kind == "propagated" and f.far), None)
-    return found or next((f for f in findings if f.kind == "backend" and f.verdict == "fail"), None)
+    found = next((f for f in results if f.kind == "local" and f.verdict == "fail"), None)
+    if found is None and any(f.kind == "propagated" and f.verdict == "fail" for f in results):
+        found = next((f for f in results if f.kind == "propagated" and f.exceeds_noise), None)
+    return found or next((f for f in results if f.kind == "backend" and f.verdict == "fail"), None)

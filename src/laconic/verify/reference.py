@@ -11,65 +11,65 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.verify.record import PLACES, Record, attention
-from laconic.verify.traces import Case, Made, pulled
+from laconic.verify.record import MODULE_PATHS, HookRecorder, hooked_attention
+from laconic.verify.traces import ParityCase, LayerActivations, threaded_generator
 
-NAME = "laconic_parity"
+ATTENTION_NAME = "laconic_parity"
 
 
-class Transformers:
+class TransformersReference:
     """A checkpoint read by transformers; `stream` gives the stages of a case, a layer at a time."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         import transformers
 
         transformers.utils.logging.disable_progress_bar()  # it would write into our own
-        transformers.AttentionInterface.register(NAME, attention)
-        transformers.AttentionMaskInterface.register(NAME, transformers.masking_utils.eager_mask)
+        transformers.AttentionInterface.register(ATTENTION_NAME, hooked_attention)
+        transformers.AttentionMaskInterface.register(ATTENTION_NAME, transformers.masking_utils.eager_mask)
         load = transformers.AutoModelForCausalLM.from_pretrained
-        self.model: Any = load(str(folder), dtype=dtype, attn_implementation=NAME, local_files_only=True).eval()
-        self.cache: Any = transformers.DynamicCache
+        self.model: Any = load(str(folder), dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True).eval()
+        self.cache_class: Any = transformers.DynamicCache
         self.name = f"transformers {transformers.__version__}"
-        self.places = PLACES[self.model.config.model_type]
-        self.layers: list[Any] = list(self.model.get_submodule(self.places.layers))
+        self.paths = MODULE_PATHS[self.model.config.model_type]
+        self.layers: list[Any] = list(self.model.get_submodule(self.paths.layers))
         self.dtype = dtype
 
-    def stream(self, case: Case) -> Iterator[Made]:
+    def iterate_stages(self, case: ParityCase) -> Iterator[LayerActivations]:
         """What transformers makes of the case; always told where each slot stands."""
-        return pulled(lambda give: self.read(case, give))
+        return threaded_generator(lambda give: self.run_case(case, give))
 
-    def read(self, case: Case, give: Callable[[Made], None]) -> None:
+    def run_case(self, case: ParityCase, emit: Callable[[LayerActivations], None]) -> None:
         """Reads the pieces one after another on one cache of plain layers, which keeps every slot."""
-        self.reset()
-        cache, live = self.cache(), case.alive
-        record = Record(self.model, case, give)
-        with self.peaked(case.peak), record:
+        self.reset_rope()
+        cache, live = self.cache_class(), case.valid_mask
+        record = HookRecorder(self.model, case, emit)
+        with self.sharpened_queries(case.query_scale), record:
             for piece, (S, T) in enumerate(case.pieces()):
-                record.begin(piece, S, T)
+                record.start_piece(piece, S, T)
                 what = {"inputs_embeds": None if case.vectors is None else case.vectors[:, S : S + T].to(self.dtype)}
                 if case.ids is not None:
                     what = {"input_ids": case.ids[:, S : S + T]}
                 made = self.model(
                     **what,
                     attention_mask=live[:, : S + T].long(),
-                    position_ids=case.places[:, S : S + T],
+                    position_ids=case.position_ids[:, S : S + T],
                     past_key_values=cache,
                     use_cache=True,
                 )
-                give(record.endings(made.logits, live[:, S : S + T]))
+                emit(record.finish_piece(made.logits, live[:, S : S + T]))
 
-    def reset(self) -> None:
+    def reset_rope(self) -> None:
         """One slot at position 0: dynamic and long RoPE keep the table of the longest pass until a short one."""
         zero = torch.zeros(1, 1, dtype=torch.long)
         self.model(input_ids=zero, position_ids=zero, use_cache=False)
 
     @contextmanager
-    def peaked(self, factor: float) -> Iterator[None]:
+    def sharpened_queries(self, factor: float) -> Iterator[None]:
         """Queries times a power of two, by their weights, which come back to the same bits."""
         parts: list[Tensor] = []
         for layer in self.layers if factor != 1.0 else []:
-            module = layer.get_submodule(self.places.attention)
-            if self.places.fused:
+            module = layer.get_submodule(self.paths.attention)
+            if self.paths.fused:
                 D = module.embed_dim
                 parts += [module.c_attn.weight[:, :D], module.c_attn.bias[:D]]
             else:

@@ -64,7 +64,7 @@ def scores_seen(e: Evidence) -> str | None:
     ):
         if abs(factor + 1) < 1e-2:
             return "bias sign: subtracted"
-        scale = e.decoder.scale(e.layer or 0)
+        scale = e.decoder.attention_scale(e.layer or 0)
         before = ", that is before the scale" if abs(factor / scale - 1) < 1e-2 else ""
         return f"bias: added times {factor:.4g}{before}"
     return None

@@ -9,44 +9,44 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
-def parsed(name: str, text: str) -> ast.Module:
+def parse_text(name: str, text: str) -> ast.Module:
     """The tree of a text, made once."""
     return ast.parse(text, name)
 
 
-def tree(path: Path) -> ast.Module:
+def parse_file(path: Path) -> ast.Module:
     """The tree of a file as it is now."""
-    return parsed(str(path), path.read_text(encoding="utf-8"))
+    return parse_text(str(path), path.read_text(encoding="utf-8"))
 
 
-def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
+def iter_functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, FunctionNode]]:
     """Every function and method with its dotted name inside the module."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, Function | ast.ClassDef):
+        if isinstance(child, FunctionNode | ast.ClassDef):
             name = f"{prefix}{child.name}"
             if not isinstance(child, ast.ClassDef):
                 yield name, child
-            yield from functions(child, f"{name}.")
+            yield from iter_functions(child, f"{name}.")
         else:
-            yield from functions(child, prefix)
+            yield from iter_functions(child, prefix)
 
 
-def docstrings(path: Path) -> dict[str, str]:
+def function_docstrings(path: Path) -> dict[str, str]:
     """The docstring of every function of a file by its dotted name; empty where there is none."""
-    return {name: ast.get_docstring(node) or "" for name, node in functions(tree(path))}
+    return {name: ast.get_docstring(node) or "" for name, node in iter_functions(parse_file(path))}
 
 
-def imports(path: Path) -> dict[str, str]:
+def imported_names(path: Path) -> dict[str, str]:
     """Names of a file and the dotted things they stand for: `from tests import oracles as o` is o -> tests.oracles."""
-    return imported(tree(path))
+    return imported_names_of_tree(parse_file(path))
 
 
 @cache
-def imported(tree: ast.Module) -> dict[str, str]:
+def imported_names_of_tree(tree: ast.Module) -> dict[str, str]:
     """The same of a tree."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -57,29 +57,29 @@ def imported(tree: ast.Module) -> dict[str, str]:
     return found
 
 
-def module_file(root: Path, dotted: str) -> Path | None:
+def find_module(root: Path, dotted: str) -> Path | None:
     """The file of a dotted module below `root`."""
     path = root / Path(*dotted.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
-def uses(root: Path, path: Path, package: str) -> bool:
+def imports_package(root: Path, path: Path, package: str) -> bool:
     """Whether a file imports `package`, itself or by the test modules it imports."""
     todo, done = [path], set[Path]()
     while todo:
         file = todo.pop()
         done.add(file)
-        for dotted in imports(file).values():
+        for dotted in imported_names(file).values():
             if dotted.split(".")[0] == package:
                 return True
-            found = module_file(root, dotted) or module_file(root, dotted.rpartition(".")[0])
+            found = find_module(root, dotted) or find_module(root, dotted.rpartition(".")[0])
             if found and found not in done:
                 todo.append(found)
     return False
 
 
 @dataclass(frozen=True)
-class Entry:
+class OracleTableEntry:
     """`TABLE["C1"]` as a test takes it: the file that holds the table, and the names found under the key."""
 
     file: Path
@@ -87,19 +87,19 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Marked:
+class MarkedTest:
     """One test marked `equation(paper, id)`: what it takes from ORACLE and MISREAD, and every name it mentions."""
 
     file: Path
     name: str
-    oracles: tuple[Entry, ...]
-    misread: tuple[Entry, ...]
+    oracles: tuple[OracleTableEntry, ...]
+    misread: tuple[OracleTableEntry, ...]
     mentions: frozenset[str]
 
 
-def table(path: Path, name: str) -> dict[str, ast.expr]:
+def literal_table(path: Path, name: str) -> dict[str, ast.expr]:
     """A dictionary written out at the top of a file under `name`: its text keys and their expressions."""
-    for node in tree(path).body:
+    for node in parse_file(path).body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
@@ -110,34 +110,34 @@ def table(path: Path, name: str) -> dict[str, ast.expr]:
     return {}
 
 
-def names_under(path: Path, name: str, key: str) -> tuple[str, ...]:
+def entry_names(path: Path, name: str, key: str) -> tuple[str, ...]:
     """What stands in `name[key]` of a file: the keys of a dictionary written out, or the one function named."""
-    value = table(path, name).get(key)
+    value = literal_table(path, name).get(key)
     if isinstance(value, ast.Dict):
         return tuple(str(k.value) for k in value.keys if isinstance(k, ast.Constant))
     return (ast.unparse(value),) if isinstance(value, ast.Name | ast.Attribute) else ()
 
 
-def taken(root: Path, path: Path, node: ast.AST, name: str, key: str) -> tuple[Entry, ...]:
+def table_lookups(root: Path, path: Path, node: ast.AST, name: str, key: str) -> tuple[OracleTableEntry, ...]:
     """Every `name[key]` or `module.name[key]` inside `node`, followed to the file where the table stands."""
-    known, found = imports(path), dict[Entry, None]()
+    known, found = imported_names(path), dict[OracleTableEntry, None]()
     for part in ast.walk(node):
         if not (isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant) and part.slice.value == key):
             continue
         file: Path | None = None
         if isinstance(part.value, ast.Name) and known.get(part.value.id, "").endswith(f".{name}"):
-            file = module_file(root, known[part.value.id].rpartition(".")[0])
+            file = find_module(root, known[part.value.id].rpartition(".")[0])
         elif isinstance(part.value, ast.Name) and part.value.id == name:
             file = path
         elif isinstance(part.value, ast.Attribute) and part.value.attr == name:
             module = ast.unparse(part.value.value)
-            file = module_file(root, known.get(module, module))
+            file = find_module(root, known.get(module, module))
         if file is not None:
-            found[Entry(file, names_under(file, name, key))] = None
+            found[OracleTableEntry(file, entry_names(file, name, key))] = None
     return tuple(found)
 
 
-def marks(node: Function | ast.ClassDef) -> Iterator[tuple[str, str]]:
+def equation_marks(node: FunctionNode | ast.ClassDef) -> Iterator[tuple[str, str]]:
     """The (paper, id) of every `pytest.mark.equation` above a function or class."""
     for call in node.decorator_list:
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "equation":
@@ -146,18 +146,18 @@ def marks(node: Function | ast.ClassDef) -> Iterator[tuple[str, str]]:
                 yield texts[0], texts[1]
 
 
-def marked(root: Path, tests: Path) -> Mapping[tuple[str, str], tuple[Marked, ...]]:
+def find_marked_tests(root: Path, tests: Path) -> Mapping[tuple[str, str], tuple[MarkedTest, ...]]:
     """All marked tests below `tests` by (paper, id), in the order of their files."""
-    found: dict[tuple[str, str], list[Marked]] = {}
+    found: dict[tuple[str, str], list[MarkedTest]] = {}
     for path in sorted(tests.rglob("test_*.py")):
         if "equation(" not in path.read_text(encoding="utf-8"):
             continue
-        for node in ast.walk(tree(path)):
-            if not isinstance(node, Function | ast.ClassDef):
+        for node in ast.walk(parse_file(path)):
+            if not isinstance(node, FunctionNode | ast.ClassDef):
                 continue
-            for paper, id in marks(node):
+            for paper, id in equation_marks(node):
                 mentions = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
                 mentions |= {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
-                oracles, misread = (taken(root, path, node, name, id) for name in ("ORACLE", "MISREAD"))
-                found.setdefault((paper, id), []).append(Marked(path, node.name, oracles, misread, frozenset(mentions)))
+                oracles, misread = (table_lookups(root, path, node, name, id) for name in ("ORACLE", "MISREAD"))
+                found.setdefault((paper, id), []).append(MarkedTest(path, node.name, oracles, misread, frozenset(mentions)))
     return {key: tuple(tests) for key, tests in found.items()}
