@@ -8,10 +8,11 @@ from torch import Tensor
 
 from benchmarks.measure import ABSENT, PEERS, Scale, Table, clock_name, each, verdict
 from benchmarks.models import llama, middling
-from laconic import KVCache, Decoder
-from laconic.core import rope, stages
-from laconic.core.attention import build_attention_mask
-from laconic.core.block import EAGER_ACTIVATIONS, Block, ForwardContext, PastKeyValues
+from laconic import Decoder, KVCache
+from laconic.models import activations as models_activations
+from laconic.models import rope
+from laconic.models.attention import build_attention_mask
+from laconic.models.block import EAGER_ACTIVATIONS, Block, ForwardContext, PastKeyValues
 
 
 def filled(decoder: Decoder, batch: int, S: int) -> KVCache:
@@ -140,7 +141,7 @@ def want(scale: Scale) -> Table:
     """What stages cost, off and on."""
     big = middling(scale, scale.few_words)
     small = llama(5, 64, 512, heads=8, groups=4, feed=172)
-    layered = {stage.name for stage in stages.LAYER_ACTIVATIONS}
+    layered = {stage.name for stage in models_activations.LAYER_ACTIVATIONS}
     rows: list[tuple[str, ...]] = []
     cases = ((f"{scale.layers} × {scale.width}", big, scale.length, 3), ("5 × 64", small, 1, 12))
     for name, config, T, times in cases:

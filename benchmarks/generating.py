@@ -5,11 +5,11 @@ from itertools import islice
 from time import process_time
 
 from benchmarks.measure import ABSENT, CORPUS, Scale, Table, verdict
-from laconic.data import maths
-from laconic.data.graphs import iter_problems
-from laconic.data.multiplication import iter_products
-from laconic.data.settings import DataConfig
-from laconic.data.variants import interleave_variants, build_templates
+from laconic.config.data import DataConfig
+from laconic.data.generators.gsm_variants import build_templates, interleave_variants
+from laconic.data.generators.multiplication import iter_products
+from laconic.data.generators.prosqa import iter_problems
+from laconic.data.reasoning import load as reasoning_load
 
 ASKED = 20_000  # rows a minute
 
@@ -28,7 +28,7 @@ def generating(scale: Scale) -> Table:
 def variants(scale: Scale) -> tuple[str, ...]:
     """Of the local part of GSM8K-Aug."""
     how = DataConfig(source="maths", name=("gsm8k-aug-subset",), data_dir=str(CORPUS / "data"))
-    examples = maths.load_examples("gsm8k-aug-subset", "train", how, scale.made).examples
+    examples = reasoning_load.load_examples("gsm8k-aug-subset", "train", how, scale.made).examples
     began = process_time()
     found = build_templates(examples)
     name = f"variants of {len(found):,} templates, {process_time() - began:.1f} s to find them"

@@ -21,7 +21,7 @@ from benchmarks.decoding import ours_generate, theirs_generate
 from benchmarks.measure import ABSENT, PEERS, Table, load, machine
 from benchmarks.models import Pair, llama, pair, random_ids
 from laconic import DecoderConfig
-from laconic.core import slab
+from laconic.generation import static_cache
 
 # layers, width, V, H, G, F: 1b has the sizes of Llama 3.2 1B
 SIZES = {
@@ -75,12 +75,15 @@ def compiled_steps(backend: str) -> Iterator[None]:
 
     Without the layout of oneDNN, on which a graph of torch.compile cannot be built.
     """
-    eager, packed = slab.StaticCacheDecoder.step, slab.MIN_PACKED_NUMEL
-    slab.StaticCacheDecoder.step, slab.MIN_PACKED_NUMEL = torch.compile(eager, backend=backend, dynamic=True), sys.maxsize
+    eager, packed = static_cache.StaticCacheDecoder.step, static_cache.MIN_PACKED_NUMEL
+    static_cache.StaticCacheDecoder.step, static_cache.MIN_PACKED_NUMEL = (
+        torch.compile(eager, backend=backend, dynamic=True),
+        sys.maxsize,
+    )
     try:
         yield
     finally:
-        slab.StaticCacheDecoder.step, slab.MIN_PACKED_NUMEL = eager, packed
+        static_cache.StaticCacheDecoder.step, static_cache.MIN_PACKED_NUMEL = eager, packed
 
 
 def row(name: str, took: float, batch: int, new: int, least: float) -> tuple[str, ...]:

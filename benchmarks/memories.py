@@ -7,16 +7,16 @@ from typing import Any
 import torch
 
 from benchmarks.measure import ABSENT, Scale, Table, Way, clock, clock_name, race, verdict
-from laconic.core import state as values
-from laconic.methods import titans as definition
-from laconic.methods.chunked import ScanOptions, scan_chunks
-from laconic.methods.delta import Gates, chunk_gated_delta_rule, recurrent_gated_delta_rule
-from laconic.methods.hope_layer import SelfTitans, build_memories, mix_inputs
-from laconic.methods.hope_layer import initial_state as begin
-from laconic.methods.hope_naive import recurrent_self_titans as self_modifying
-from laconic.methods.packing import pack_left
-from laconic.methods.titans_layer import Titans, memory_start, compute_gates, scan_all_memories, initial_state
-from laconic.methods.titans_shape import Options
+from laconic.nested import state as values
+from laconic.nested.hope.hope_naive import recurrent_self_titans as self_modifying
+from laconic.nested.hope.layer import SelfTitans, build_memories, mix_inputs
+from laconic.nested.hope.layer import initial_state as begin
+from laconic.nested.recurrence.chunked_scan import ScanOptions, scan_chunks
+from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule, recurrent_gated_delta_rule
+from laconic.nested.recurrence.packing import pack_left
+from laconic.nested.titans import equations as definition
+from laconic.nested.titans.config import Options
+from laconic.nested.titans.layer import Titans, compute_gates, initial_state, memory_start, scan_all_memories
 
 CHUNK, HEADS = 64, 4
 FULL = ScanOptions("full", None, {}, False)

@@ -18,7 +18,7 @@ REPO = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(REPO))
 
-from laconic.core.decoder import Decoder  # noqa: E402
+from laconic.models.decoder import Decoder
 from tests.conftest import find_shared  # noqa: E402
 from tests.verify.angles import CHECKS  # noqa: E402
 from tests.verify.caught import found  # noqa: E402

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from laconic.core.contract import ReasoningBatch
-from laconic.core.decoder import Decoder, DecoderOutput
-from laconic.core.thoughts import LatentThoughts
+from laconic.batches import ReasoningBatch
+from laconic.latent.thoughts import LatentThoughts
+from laconic.models.decoder import Decoder, DecoderOutput
 
 UNSCORED = -100
 
@@ -40,7 +40,9 @@ def cross_entropy(decoder: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=UNSCORED)
 
 
-def kept_columns(decoder: Decoder, teacher: DecoderOutput, layer: int, batch: ReasoningBatch, M: int, lam: float) -> Tensor:
+def kept_columns(
+    decoder: Decoder, teacher: DecoderOutput, layer: int, batch: ReasoningBatch, M: int, lam: float
+) -> Tensor:
     """Chain columns [B, G, M] in time; slots without one hold column 0."""
     Nq, Nc = batch.question_ids.shape[1], batch.chain_ids.shape[1]
     q, k = teacher.activations[f"q_rot.{layer}"], teacher.activations[f"k_rot.{layer}"]
@@ -60,7 +62,9 @@ def kept_columns(decoder: Decoder, teacher: DecoderOutput, layer: int, batch: Re
     return index
 
 
-def kv_loss(teacher: DecoderOutput, student: DecoderOutput, kept: list[Tensor], batch: ReasoningBatch, M: int) -> Tensor:
+def kv_loss(
+    teacher: DecoderOutput, student: DecoderOutput, kept: list[Tensor], batch: ReasoningBatch, M: int
+) -> Tensor:
     """Half of keys and half of values, over slots that have a target."""
     Nq, Nc = batch.question_ids.shape[1], batch.chain_ids.shape[1]
     taught = torch.arange(M, device=kept[0].device) < batch.chain_mask.sum(1, keepdim=True)
@@ -80,7 +84,9 @@ def kv_loss(teacher: DecoderOutput, student: DecoderOutput, kept: list[Tensor], 
     return (terms[0] + terms[1]) / 2
 
 
-def hidden_loss(teacher: DecoderOutput, student: DecoderOutput, at_t: Tensor, at_s: Tensor, has: Tensor, L: int) -> Tensor:
+def hidden_loss(
+    teacher: DecoderOutput, student: DecoderOutput, at_t: Tensor, at_s: Tensor, has: Tensor, L: int
+) -> Tensor:
     """Smooth L1 over blocks, each divided by the teacher's spread."""
     rows, terms = has.nonzero()[:, 0], list[Tensor]()
     for l in range(1, L + 1):
@@ -90,7 +96,9 @@ def hidden_loss(teacher: DecoderOutput, student: DecoderOutput, at_t: Tensor, at
     return torch.stack(terms).mean()
 
 
-def plain_kava(decoder: Decoder, thoughts: LatentThoughts, batch: ReasoningBatch, weights: Weights | None = None) -> Tensor:
+def plain_kava(
+    decoder: Decoder, thoughts: LatentThoughts, batch: ReasoningBatch, weights: Weights | None = None
+) -> Tensor:
     """The loss of a step; `decoder.attention` says how attention is computed, eager in the plain way."""
     weights, L, M, B = weights or Weights(), decoder.config.num_hidden_layers, thoughts.num_latents, batch.B
     Nq, Nc = batch.question_ids.shape[1], batch.chain_ids.shape[1]
@@ -104,7 +112,9 @@ def plain_kava(decoder: Decoder, thoughts: LatentThoughts, batch: ReasoningBatch
     targets = torch.cat([blank, batch.question_target[:, None], batch.chain_targets, batch.answer_targets], 1)
     loss = cross_entropy(decoder, teacher.hidden_states, targets)
 
-    bot, slot, eot = (x.to(question[0].dtype).expand(B, 1, -1) for x in (thoughts.begin, thoughts.placeholder, thoughts.end))
+    bot, slot, eot = (
+        x.to(question[0].dtype).expand(B, 1, -1) for x in (thoughts.begin, thoughts.placeholder, thoughts.end)
+    )
     z = slot.expand(-1, M, -1)
     for t in range((thoughts.num_iterations or 0) + 1):
         if t:

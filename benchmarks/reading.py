@@ -9,11 +9,11 @@ from benchmarks.measure import Scale, Table, clock, clock_name, peak_allocated, 
 from benchmarks.models import middling
 from benchmarks.thinking import small
 from laconic import Decoder, DecoderConfig
-from laconic.core.contract import DocumentBatch
-from laconic.core.memory import SummaryMemory
-from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.settings import CompressionConfig
-from laconic.methods.summaries import SummaryParameters
+from laconic.batches import DocumentBatch
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.memory import SummaryMemory
+from laconic.compression.summary_tokens import SummaryParameters
+from laconic.config.methods import CompressionConfig
 
 MEBI = 2**20
 SHARE = 41  # tokens that a vector stands for, as 50 for 2,048 (AutoCompressors)

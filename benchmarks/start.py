@@ -21,7 +21,7 @@ def start(scale: Scale) -> Table:
     nothing = cpu("-c", "pass")
     rows = [("`python -c pass`", f"{nothing:.2f}", "–", "–")]
     for words in ("--help", "generate --help", "verify parity --help"):
-        took = cpu("-m", "laconic.cli", *words.split())
+        took = cpu("-m", "laconic.cli.main", *words.split())
         rows.append((f"`laconic {words}`", f"{took:.2f}", verdict(took, most=0.35), "–"))
     took, found = cpu("-c", IMPORTED), json.loads(child("-c", IMPORTED).out)
     rows.append(("`import laconic`", f"{took:.2f}", verdict(took, most=0.2), none_of(HEAVY, found)))
@@ -49,7 +49,7 @@ def parity(scale: Scale) -> Table:
     with tempfile.TemporaryDirectory() as scratch:
         page, facts = Path(scratch) / "report.html", Path(scratch) / "report.json"
         run = child(
-            "-m", "laconic.cli", "verify", "parity", str(STORIES), "--inputs", scale.parity,
+            "-m", "laconic.cli.main", "verify", "parity", str(STORIES), "--inputs", scale.parity,
             "--out", str(page), "--json", str(facts),
         )  # fmt: skip
     outcome = "passed" if run.code == 0 else f"missed: exit {run.code}"

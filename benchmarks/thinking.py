@@ -11,11 +11,11 @@ from benchmarks.measure import Scale, Table, clock, clock_name, peak_allocated, 
 from benchmarks.models import large, llama, middling, size
 from benchmarks.plain_kava import plain_kava
 from laconic import Decoder, DecoderConfig
-from laconic.core.answering import AnswerDecoding
-from laconic.core.contract import IGNORE_INDEX, AnswerBatch, ReasoningBatch
-from laconic.core.thoughts import LatentThoughts
-from laconic.methods.kava import Kava
-from laconic.methods.settings import DistillationConfig, KVSelectionConfig, KVDistillationConfig
+from laconic.batches import IGNORE_INDEX, AnswerBatch, ReasoningBatch
+from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
+from laconic.latent.answering import AnswerDecoding
+from laconic.latent.kava import Kava
+from laconic.latent.thoughts import LatentThoughts
 
 MEBI = 2**20
 PROMPT, ANSWER = 5, 2  # `The answer is:` and a number with its eos, in tokens

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import laconic
-from laconic.methods.cms_shape import Options
+from laconic.nested.cms.config import Options
 
 SHARED = Path(os.environ.get("LACONIC_DATA") or Path(__file__).resolve().parents[2] / "shared")
 donor = laconic.Decoder.from_pretrained(SHARED / "models/stories260k")

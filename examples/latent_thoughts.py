@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from laconic import KVCache, DecoderOutput
-from laconic.core.rollout import run_latent_rollout
-from laconic.methods.kava import kv_loss
-from laconic.methods.rkv import answer_logits, importance, select_top_m, redundancy, score, gather_selected
+from laconic import DecoderOutput, KVCache
+from laconic.latent.kava import kv_loss
+from laconic.latent.rkv import answer_logits, gather_selected, importance, redundancy, score, select_top_m
+from laconic.latent.rollout import run_latent_rollout
 
 
 class Own(nn.Module):

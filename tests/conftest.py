@@ -14,7 +14,13 @@ from jaxtyping import install_import_hook
 
 # Before anything imports laconic: annotated shapes in core and methods are checked, in each file of a function's first
 # calls, and of all of them where slow tests are run too.
-install_import_hook(["laconic.core", "laconic.methods"], "tests.shapes.sparing")
+install_import_hook(
+    [
+        f"laconic.{name}"
+        for name in ("batches", "interfaces", "models", "generation", "latent", "compression", "nested")
+    ],
+    "tests.shapes.sparing",
+)
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # child processes too
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

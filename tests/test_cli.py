@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from laconic import Decoder, DecoderConfig, cli
-from laconic.core.errors import CorruptArtifactError, NonFiniteError
+from laconic.errors import CorruptArtifactError, NonFiniteError
 from tests.conftest import needs
 
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
@@ -96,15 +96,15 @@ def test_export_merges_an_adapter(run, tmp_path):
     needs("peft")
     from peft import LoraConfig
 
-    from laconic.recipe import adapters
+    from laconic.experiment import lora
 
     Decoder(DecoderConfig.tiny("llama")).save_pretrained(tmp_path / "base")
-    model = adapters.add_adapter(Decoder.from_pretrained(tmp_path / "base"), LoraConfig(target_modules="all-linear", r=2))
+    model = lora.add_adapter(Decoder.from_pretrained(tmp_path / "base"), LoraConfig(target_modules="all-linear", r=2))
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora_B" in name:
                 p.normal_()
-    adapters.save_adapter(model, tmp_path / "adapter")
+    lora.save_adapter(model, tmp_path / "adapter")
     code, _, _ = run("export", tmp_path / "base", "--adapter", tmp_path / "adapter", "--out", tmp_path / "out")
     assert code == 0
     merged, base = Decoder.from_pretrained(tmp_path / "out"), Decoder.from_pretrained(tmp_path / "base")
@@ -174,7 +174,7 @@ def test_every_end_has_its_code(run, monkeypatch, error, code, said):
 
 
 def test_a_closed_pipe_ends_quietly(story):
-    command = f"{sys.executable} -m laconic.cli generate {story} Once --max-tokens 400"
+    command = f"{sys.executable} -m laconic.cli.main generate {story} Once --max-tokens 400"
     shell = f'{command} | head -c 5; echo " ${{PIPESTATUS[0]}}"'
     done = subprocess.run(
         ["bash", "-c", shell], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}

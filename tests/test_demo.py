@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from laconic.core.errors import UsageError
-from laconic.verbs import demo, gather, jobs
-from laconic.verbs.jobs import Failed, Job, Jobs
+from laconic.cli import demo, demo_report, jobs
+from laconic.cli.jobs import Failed, Job, Jobs
+from laconic.errors import UsageError
 from tests.conftest import REPO, needs
 from tests.evaluation.test_report import Page, outside
 
 TINY = (
-    "data.digits.operations=2", "data.digits.test_rows=60", "data.digits.valid_rows=60", "data.digits.rows=2000",
-    "validation.rows=60", "train.steps=8", "train.warmup_steps=2", "train.validate_every=4", "train.save_every=4",
+    "data.digits.num_operations=2", "data.digits.test_rows=60", "data.digits.valid_rows=60", "data.digits.train_rows=2000",
+    "validation.max_rows=60", "train.steps=8", "train.warmup_steps=2", "train.validate_every=4", "train.save_every=4",
 )  # fmt: skip
 ROUNDS = 3  # of demo-kava
 ROSTER = [entry for entry in demo.ENTRIES if entry.name in ("short", "chain", "kava", "nodistil")]
@@ -138,7 +138,7 @@ def made(out: Path) -> tuple[str, str]:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(told), redirect_stderr(said):
         patch.setattr(demo, "MIN_TEACHER_ACCURACY", 0.0)
         patch.setattr(demo, "SILENCE", 0.5)
-        patch.setattr(gather, "NUM_TIMED_QUESTIONS", 2)
+        patch.setattr(demo_report, "NUM_TIMED_QUESTIONS", 2)
         assert demo.run_demo(ROSTER, out, range(1), TINY) == 0
     return told.getvalue(), said.getvalue()
 
@@ -185,7 +185,7 @@ def test_a_second_time_nothing_is_trained_and_the_figures_are_the_same(
 ) -> None:
     out = done[0]
     monkeypatch.setattr(demo, "MIN_TEACHER_ACCURACY", 0.0)
-    monkeypatch.setattr(gather, "NUM_TIMED_QUESTIONS", 2)
+    monkeypatch.setattr(demo_report, "NUM_TIMED_QUESTIONS", 2)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
     assert demo.run_demo(ROSTER, out, [0], TINY, "json") == 0
     assert {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")} == before
@@ -202,7 +202,7 @@ def test_a_second_time_nothing_is_trained_and_the_figures_are_the_same(
 
 def test_a_folder_of_other_runs_is_refused_before_anything_starts(done: tuple[Path, str, str]) -> None:
     with pytest.raises(UsageError, match="was begun by another recipe; choose another --out, or remove it"):
-        demo.run_demo(ROSTER, done[0], [0], [*TINY, "train.batch=32"])
+        demo.run_demo(ROSTER, done[0], [0], [*TINY, "train.batch_size=32"])
 
 
 def test_nothing_is_distilled_from_a_chain_that_was_not_learned(
@@ -240,5 +240,8 @@ def test_flags() -> None:
         demo.DemoCommand(num_seeds=0).run()
     names = [entry.name for entry in demo.ENTRIES]
     assert set(demo.TABLE_ORDER) <= set(names)
-    assert {entry.name for entry in demo.ENTRIES if entry.fast_overrides is not None} >= {demo.TEACHER_ENTRY, demo.FOCUS_ENTRY}
+    assert {entry.name for entry in demo.ENTRIES if entry.fast_overrides is not None} >= {
+        demo.TEACHER_ENTRY,
+        demo.FOCUS_ENTRY,
+    }
     assert len(names) == len(set(names))

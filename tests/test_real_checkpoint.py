@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.core.decoder import Decoder
+from laconic.models.decoder import Decoder
 from tests.conftest import needs, shared_dir
 from tests.house.source import sandbox
 from tests.house.warm import laconic
@@ -16,26 +16,26 @@ RECIPE = """
 method = "kava"
 [model]
 name = "../shared/models/stories260k"
-[thinking]
-count = 4
-rounds = 3
+[latents]
+num_latents = 4
+jacobi_iterations = 3
 [data]
-kind = "maths"
+source = "catalog"
 name = "gsm8k"
 valid = "gsm8k-aug:valid"
-root = "../shared/data"
-rows = 64
+data_dir = "../shared/data"
+max_train_rows = 64
 max_tokens = 300
-too_long = "drop"
+on_too_long = "drop"
 [train]
-what = "lora"
+trainable = "lora"
 steps = 3
-batch = 4
-lr = 5e-3
+batch_size = 4
+learning_rate = 5e-3
 [lora]
-r = 4
+rank = 4
 [validation]
-rows = 4
+max_rows = 4
 max_tokens = 8
 """
 

@@ -4,19 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from laconic.core.cache import KVCache
-    from laconic.core.decoder import Decoder, DecoderOutput
-    from laconic.core.families import DecoderConfig
-    from laconic.core.generate import Generation, generate
-    from laconic.core.memory import SummaryMemory
-    from laconic.data.tokens import load_tokenizer
-    from laconic.methods.cms_layer import CMS
-    from laconic.methods.dgd_optimizer import DGD
-    from laconic.methods.hope_config import HopeConfig
-    from laconic.methods.hope_model import Hope, HopeAttention
-    from laconic.methods.m3_optimizer import M3
-    from laconic.methods.titans_layer import Titans
-    from laconic.recipe.learned import load_text_model
+    from laconic.compression.memory import SummaryMemory
+    from laconic.data.tokenizer import load_tokenizer
+    from laconic.experiment.nested_model import load_text_model
+    from laconic.generation.generate import Generation, generate
+    from laconic.models.cache import KVCache
+    from laconic.models.config import DecoderConfig
+    from laconic.models.decoder import Decoder, DecoderOutput
+    from laconic.nested.cms.layer import CMS
+    from laconic.nested.hope.config import HopeConfig
+    from laconic.nested.hope.model import Hope, HopeAttention
+    from laconic.nested.optim.dgd import DGD
+    from laconic.nested.optim.m3 import M3
+    from laconic.nested.titans.layer import Titans
 
 __version__ = "0.1.0"
 
@@ -41,22 +41,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Decoder": "laconic.core.decoder",
-    "DecoderConfig": "laconic.core.families",
-    "Cache": "laconic.core.cache",
-    "Seen": "laconic.core.decoder",
-    "Generation": "laconic.core.generate",
-    "generate": "laconic.core.generate",
-    "load_tokenizer": "laconic.data.tokens",
-    "load": "laconic.recipe.learned",
-    "Memory": "laconic.core.memory",
-    "CMS": "laconic.methods.cms_layer",
-    "DGD": "laconic.methods.dgd_optimizer",
-    "Hope": "laconic.methods.hope_model",
-    "HopeAttention": "laconic.methods.hope_model",
-    "HopeConfig": "laconic.methods.hope_config",
-    "M3": "laconic.methods.m3_optimizer",
-    "Titans": "laconic.methods.titans_layer",
+    "Decoder": "laconic.models.decoder",
+    "DecoderConfig": "laconic.models.config",
+    "Cache": "laconic.models.cache",
+    "Seen": "laconic.models.decoder",
+    "Generation": "laconic.generation.generate",
+    "generate": "laconic.generation.generate",
+    "load_tokenizer": "laconic.data.tokenizer",
+    "load": "laconic.experiment.nested_model",
+    "Memory": "laconic.compression.memory",
+    "CMS": "laconic.nested.cms.layer",
+    "DGD": "laconic.nested.optim.dgd",
+    "Hope": "laconic.nested.hope.model",
+    "HopeAttention": "laconic.nested.hope.model",
+    "HopeConfig": "laconic.nested.hope.config",
+    "M3": "laconic.nested.optim.m3",
+    "Titans": "laconic.nested.titans.layer",
 }
 
 

@@ -1,5 +1,5 @@
 """`python -m laconic`, which is what torchrun starts."""
 
-from laconic.cli import main
+from laconic.cli.main import main
 
 main()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 def write_file(path: Path, text: str) -> None:
     """Writes a file, whole or not at all."""
-    from laconic.core import artifact
+    from laconic.storage import atomic
 
-    artifact.write_file_atomically(path, lambda new: new.write_text(text, encoding="utf-8"))
+    atomic.write_file_atomically(path, lambda new: new.write_text(text, encoding="utf-8"))
     log_message(f"wrote {path}")
 
 

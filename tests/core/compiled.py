@@ -5,8 +5,8 @@ import sys
 
 import torch
 
-from laconic.core.cache import KVCache
-from laconic.core.decoder import Decoder
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
 from tests.core.readings import fresh, noise
 from tests.tolerances import error
 

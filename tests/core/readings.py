@@ -10,11 +10,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.core.cache import KVCache
-from laconic.core.decoder import Decoder, DecoderOutput
-from laconic.core.families import WEIGHT_NAMES, DecoderConfig
-from laconic.core.rope import RopeConfig
-from laconic.core.stages import MODEL_ACTIVATIONS, layer_activations
+from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
+from laconic.models.cache import KVCache
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.decoder import Decoder, DecoderOutput
+from laconic.models.rope import RopeConfig
 from tests.tolerances import FLOORS, LEAST_FLOOR, ORACLE, error, largest
 
 FAMILIES = tuple(WEIGHT_NAMES)

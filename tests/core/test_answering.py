@@ -3,13 +3,19 @@
 import pytest
 import torch
 
-from laconic.core.answering import AnswerDecoding, answer_from_cache, answer_from_latents, eval_no_grad, generate_answers
-from laconic.core.contract import ReasoningBatch
-from laconic.core.decoder import Decoder
-from laconic.core.families import DecoderConfig
-from laconic.core.generate import PassCounts, generate
-from laconic.core.sampling import SamplingConfig
-from laconic.core.thoughts import LatentThoughts
+from laconic.batches import ReasoningBatch
+from laconic.generation.generate import PassCounts, generate
+from laconic.generation.sampling import SamplingConfig
+from laconic.latent.answering import (
+    AnswerDecoding,
+    answer_from_cache,
+    answer_from_latents,
+    eval_no_grad,
+    generate_answers,
+)
+from laconic.latent.thoughts import LatentThoughts
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
 from tests.core.readings import FAMILIES, fresh
 
 EOS = 2
@@ -35,7 +41,9 @@ def writing(**changes: object) -> AnswerDecoding:
 
 def thinking(name: str, rounds: int | None, **changes: object) -> tuple[Decoder, LatentThoughts]:
     decoder, mode = fresh(name), "sequential" if rounds is None else "jacobi"
-    return decoder, LatentThoughts(decoder, num_latents=3, num_iterations=rounds, schedule=mode, control_init="normal", **changes)  # type: ignore[arg-type]
+    return decoder, LatentThoughts(
+        decoder, num_latents=3, num_iterations=rounds, schedule=mode, control_init="normal", **changes
+    )  # type: ignore[arg-type]
 
 
 def longhand(decoder: Decoder, thoughts: LatentThoughts, ids: torch.Tensor, told: AnswerDecoding) -> list[int]:
@@ -75,7 +83,9 @@ def test_latent_answers_batched_alone_and_by_hand(name: str, rounds: int | None)
             got.token_ids[b], got.texts[b], got.passes[b], got.cache_positions[b]
         )  # fmt: skip
         n, size = len(got.token_ids[b]), int(asked.question_mask[b].sum())
-        assert list(got.token_ids[b]) == longhand(decoder, thoughts, asked.question_ids[b, asked.question_mask[b]], told)
+        assert list(got.token_ids[b]) == longhand(
+            decoder, thoughts, asked.question_ids[b, asked.question_mask[b]], told
+        )
         assert got.passes[b] == (PassCounts(1, 0, 3, n) if rounds is None else PassCounts(0, 1, rounds, n))
         assert got.passes[b].total == 1 + (3 if rounds is None else rounds) + n
         assert got.cache_positions[b] == (size + 1 + 3 + 1 + 2, size + 1 + 3 + 1 + 2 + n - 1)
@@ -86,7 +96,10 @@ def test_as_many_rounds_as_thoughts_answer_like_one_after_the_other() -> None:
     (decoder, jacobi), (_, sequential) = thinking("llama", 3), thinking("llama", None)
     sequential.load_state_dict(jacobi.state_dict())
     asked = questions(4, 1, 6)
-    assert answer_from_latents(decoder, jacobi, asked, writing()).token_ids == answer_from_latents(decoder, sequential, asked, writing()).token_ids
+    assert (
+        answer_from_latents(decoder, jacobi, asked, writing()).token_ids
+        == answer_from_latents(decoder, sequential, asked, writing()).token_ids
+    )
 
 
 def test_written_answers_are_those_of_generation() -> None:
@@ -111,7 +124,10 @@ def test_draws_are_the_rows_own() -> None:
     decoder, thoughts = thinking("llama", 2)
     asked, hot = questions(4, 4, 4), SamplingConfig(temperature=3.0)
     got = answer_from_latents(decoder, thoughts, asked, writing(how=hot))
-    assert answer_from_latents(decoder, thoughts, asked.select_rows([2]), writing(how=hot)).token_ids[0] == got.token_ids[2]
+    assert (
+        answer_from_latents(decoder, thoughts, asked.select_rows([2]), writing(how=hot)).token_ids[0]
+        == got.token_ids[2]
+    )
     assert answer_from_latents(decoder, thoughts, asked, writing(how=hot, seed=1)).token_ids != got.token_ids
 
 
@@ -152,7 +168,9 @@ def test_answering_is_bit_equal_after_saving(tmp_path: object) -> None:
     with torch.no_grad():
         one, two = (t.think(decoder, question=decoder.embed(asked.question_ids)) for t in (thoughts, other))
     assert one.cache.equal(two.cache)
-    assert answer_from_latents(decoder, thoughts, asked, writing()) == answer_from_latents(decoder, other, asked, writing())
+    assert answer_from_latents(decoder, thoughts, asked, writing()) == answer_from_latents(
+        decoder, other, asked, writing()
+    )
 
 
 def test_passes_before_and_after_are_added() -> None:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from laconic.core import artifact
-from laconic.core.artifact import CorruptArtifactError
-from laconic.core.cache import KVCache
-from laconic.core.decoder import Decoder
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+from laconic.storage import atomic
+from laconic.storage.atomic import CorruptArtifactError
 from tests.core.readings import FAMILIES, Reading, alone, at_once, decoder_of, fresh, noise, readings, same, same_held
 
 SOME = pytest.mark.parametrize("name", [*FAMILIES, "llama, windows"])
@@ -251,12 +251,16 @@ TENSORS = dict(KVCache.empty(decoder_of("llama").config, 2).pad_left(3).tensors(
 def test_a_file_of_another_maker(changes: dict[str, torch.Tensor | None], odd: str, tmp_path: Path) -> None:
     decoder = fresh("llama")
     tensors = {name: t for name, t in {**TENSORS, **changes}.items() if t is not None}
-    artifact.save_artifact(tmp_path / "cache", tensors, "cache", {"model": decoder.fingerprint})
-    with pytest.raises(CorruptArtifactError, match=rf"/cache: {odd} is missing or does not fit a cache; take another copy$"):
+    atomic.save_artifact(tmp_path / "cache", tensors, "cache", {"model": decoder.fingerprint})
+    with pytest.raises(
+        CorruptArtifactError, match=rf"/cache: {odd} is missing or does not fit a cache; take another copy$"
+    ):
         KVCache.load(tmp_path / "cache", decoder)
 
 
 def test_a_file_that_names_no_model(tmp_path: Path) -> None:
-    artifact.save_artifact(tmp_path / "cache", TENSORS, "cache", {})
-    with pytest.raises(CorruptArtifactError, match=r"/cache was written for weights of no name, this model is [0-9a-f]+$"):
+    atomic.save_artifact(tmp_path / "cache", TENSORS, "cache", {})
+    with pytest.raises(
+        CorruptArtifactError, match=r"/cache was written for weights of no name, this model is [0-9a-f]+$"
+    ):
         KVCache.load(tmp_path / "cache", fresh("llama"))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.core.contract import Batch, DocumentBatch
+from laconic.batches import Batch, DocumentBatch
 
 Layout = tuple[list[int], int, int, list[tuple[int, int]]]
 
@@ -87,11 +87,17 @@ def test_a_window_has_itself_as_its_only_piece(layout: Layout) -> None:
     for piece in documents(*layout).sequential_parts:
         (again,) = piece.sequential_parts
         assert again.loss_mask.equal(piece.loss_mask)
-        assert (again.first_segment, again.carried_segments, again.segment_ends) == (piece.first_segment, piece.carried_segments, piece.segment_ends)
+        assert (again.first_segment, again.carried_segments, again.segment_ends) == (
+            piece.first_segment,
+            piece.carried_segments,
+            piece.segment_ends,
+        )
 
 
 def test_rows_are_taken_and_counted() -> None:
-    batch = replace(documents([3, 2], 2, 0, [(0, 5), (0, 2)]), num_facts=torch.tensor([4, 1]), loss_denominators={"scored": 5.0})
+    batch = replace(
+        documents([3, 2], 2, 0, [(0, 5), (0, 2)]), num_facts=torch.tensor([4, 1]), loss_denominators={"scored": 5.0}
+    )
     assert isinstance(batch, Batch)
     assert (batch.B, batch.num_tokens, batch.ids) == (2, 7, ("book 0", "book 1"))
     taken = batch.select_rows([1])

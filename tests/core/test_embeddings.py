@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.decoder import Decoder
-from laconic.core.embeddings import prompt_embeddings
-from laconic.core.errors import CorruptArtifactError, LaconicError, UsageError
-from laconic.core.memory import SummaryMemory
+from laconic.compression.memory import SummaryMemory
+from laconic.errors import CorruptArtifactError, LaconicError, UsageError
+from laconic.models.decoder import Decoder
+from laconic.models.embeddings import prompt_embeddings
 from tests.core.readings import decoder_of, noise, same
 from tests.core.test_memory import ABOUT
 
@@ -38,7 +38,11 @@ def test_what_is_handed_on_reads_as_memory_and_prompt_do(bos: int | None) -> Non
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        ({"width": 47}, CorruptArtifactError, "prompt embeddings: vectors of width 48, this model reads 48; load the run"),
+        (
+            {"width": 47},
+            CorruptArtifactError,
+            "prompt embeddings: vectors of width 48, this model reads 48; load the run",
+        ),
         ({"reader": "9" * 64}, CorruptArtifactError, "prompt embeddings: written for weights 9999…99, this model is "),
         ({"positions": "zero"}, UsageError, 'prompt embeddings: positions "zero" cannot be said there; compress with'),
         ({"bos": "sink"}, UsageError, 'prompt embeddings: the memory was written with bos "sink"; give the id'),

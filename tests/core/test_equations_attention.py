@@ -7,9 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from laconic.core.attention import apply_bias_and_mask, weighted_values, attention_probabilities, attention_scores, visibility_mask
-from laconic.core.block import Block
-from laconic.core.families import DecoderConfig
+from laconic.models.attention import (
+    apply_bias_and_mask,
+    attention_probabilities,
+    attention_scores,
+    visibility_mask,
+    weighted_values,
+)
+from laconic.models.block import Block
+from laconic.models.config import DecoderConfig
 from tests.oracles.compare import agree, distance
 from tests.oracles.llama_attention import MISREAD, ORACLE
 
@@ -91,8 +97,13 @@ def test_biased() -> None:
     a, bias = normal(B, H, T, P), normal(B, T, P)
     agree(apply_bias_and_mask, ORACLE["C13"], MISREAD["C13"], a, visible(), bias, margin=1e-1)
     agree(apply_bias_and_mask, ORACLE["C13"], {}, a, visible(), None)
-    assert torch.equal(apply_bias_and_mask(a, visible()[:1], bias[:1, :1]), apply_bias_and_mask(a, visible()[:1].expand(B, T, P), bias[:1, :1]))
-    assert gradcheck(lambda a, bias: apply_bias_and_mask(a, visible(), bias).masked_fill(~visible()[:, None], 0.0), (a, bias))
+    assert torch.equal(
+        apply_bias_and_mask(a, visible()[:1], bias[:1, :1]),
+        apply_bias_and_mask(a, visible()[:1].expand(B, T, P), bias[:1, :1]),
+    )
+    assert gradcheck(
+        lambda a, bias: apply_bias_and_mask(a, visible(), bias).masked_fill(~visible()[:, None], 0.0), (a, bias)
+    )
 
 
 @pytest.mark.equation("llama", "C14")
@@ -120,10 +131,14 @@ def test_removal_by_a_bias_of_minus_infinity_has_no_gradient_and_by_live_has() -
     s = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64, requires_grad=True)
     a = torch.zeros(1, 1, 1, 3, dtype=torch.float64)
     keep = torch.ones(1, 1, 3).bool()
-    (nan,) = torch.autograd.grad(attention_probabilities(apply_bias_and_mask(a, keep, s.log()[None, None]))[0, 0, 0, 0], s)
+    (nan,) = torch.autograd.grad(
+        attention_probabilities(apply_bias_and_mask(a, keep, s.log()[None, None]))[0, 0, 0, 0], s
+    )
     assert nan.isnan().any()
     safe = torch.where(s > 0, s, 1.0).log()[None, None]
-    (finite,) = torch.autograd.grad(attention_probabilities(apply_bias_and_mask(a, s[None, None] > 0, safe))[0, 0, 0, 0], s)
+    (finite,) = torch.autograd.grad(
+        attention_probabilities(apply_bias_and_mask(a, s[None, None] > 0, safe))[0, 0, 0, 0], s
+    )
     assert finite.isfinite().all()
 
 

@@ -7,10 +7,19 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.attention import build_attention_mask
-from laconic.core.block import ACTIVATIONS, Block, ForwardContext, gated_mlp_hidden, head_norm, layer_norm, mlp_hidden, rms_norm
-from laconic.core.families import DecoderConfig
-from laconic.core.rope import frequencies, rotate_pairs, cos_sin_tables
+from laconic.models.attention import build_attention_mask
+from laconic.models.block import (
+    ACTIVATIONS,
+    Block,
+    ForwardContext,
+    gated_mlp_hidden,
+    head_norm,
+    layer_norm,
+    mlp_hidden,
+    rms_norm,
+)
+from laconic.models.config import DecoderConfig
+from laconic.models.rope import cos_sin_tables, frequencies, rotate_pairs
 from tests import tolerances
 from tests.oracles import llama_block
 from tests.oracles.compare import agree, distance

@@ -5,9 +5,15 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.decoder import Decoder
-from laconic.core.families import DecoderConfig
-from laconic.core.places import default_position_ids, last_valid, next_token_probabilities, next_token, position_embedding
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.models.positions import (
+    default_position_ids,
+    last_valid,
+    next_token,
+    next_token_probabilities,
+    position_embedding,
+)
 from tests.oracles.compare import agree, distance
 from tests.oracles.llama_ends import MISREAD, ORACLE
 
@@ -82,4 +88,6 @@ def test_default_positions() -> None:
     for name, wrong in MISREAD["C22"].items():
         assert not torch.equal(wrong(LIVE, HELD, HELD_LIVE), want), name
     nothing = HELD[:, :0]
-    assert torch.equal(default_position_ids(LIVE, nothing, nothing.bool()), ORACLE["C22"](LIVE, nothing, nothing.bool()))
+    assert torch.equal(
+        default_position_ids(LIVE, nothing, nothing.bool()), ORACLE["C22"](LIVE, nothing, nothing.bool())
+    )

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.rollout import LatentRollout, initial_latents, run_latent_rollout, jacobi_update
-from laconic.core.thoughts import Projection
+from laconic.latent.rollout import LatentRollout, initial_latents, jacobi_update, run_latent_rollout
+from laconic.latent.thoughts import Projection
 from tests.core.readings import noise, same, small
 from tests.oracles import rollout_codi, rollout_pccot
 from tests.oracles.compare import agree

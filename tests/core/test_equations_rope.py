@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.rope import (
+from laconic.models.rope import (
     ROPE_SCALINGS,
     RopeConfig,
+    cos_sin_tables,
     default_frequencies,
     dynamic_frequencies,
     frequencies,
@@ -16,10 +17,9 @@ from laconic.core.rope import (
     llama3_frequencies,
     longrope_frequencies,
     rotate_pairs,
-    cos_sin_tables,
     yarn_frequencies,
 )
-from laconic.core.weights import half_split, interleave
+from laconic.models.weights import half_split, interleave
 from tests import tolerances
 from tests.conftest import needs
 from tests.oracles import llama_rope, llama_rotation
@@ -77,7 +77,9 @@ def test_linear() -> None:
 @pytest.mark.equation("llama", "C4c")
 @pytest.mark.parametrize("E", [6, 16])
 def test_dynamic(E: int) -> None:
-    agree(rows(dynamic_frequencies), llama_rope.ORACLE["C4c"], llama_rope.MISREAD["C4c"], DYNAMIC, E, LONGEST, **FLOAT32)
+    agree(
+        rows(dynamic_frequencies), llama_rope.ORACLE["C4c"], llama_rope.MISREAD["C4c"], DYNAMIC, E, LONGEST, **FLOAT32
+    )
 
 
 @pytest.mark.equation("llama", "C4c")
@@ -125,7 +127,15 @@ def test_yarn_fields(fields: dict[str, Any]) -> None:
 
 @pytest.mark.equation("llama", "C4f")
 def test_longrope() -> None:
-    agree(rows(longrope_frequencies), llama_rope.ORACLE["C4f"], llama_rope.MISREAD["C4f"], LONGROPE, 16, LONGEST, **FLOAT32)
+    agree(
+        rows(longrope_frequencies),
+        llama_rope.ORACLE["C4f"],
+        llama_rope.MISREAD["C4f"],
+        LONGROPE,
+        16,
+        LONGEST,
+        **FLOAT32,
+    )
 
 
 @pytest.mark.equation("llama", "C4f")
@@ -159,9 +169,13 @@ def test_tables(rope: RopeConfig) -> None:
 def test_tables_are_the_same_whatever_the_type() -> None:
     """The angle is float32 also in the float64 run: the table is part of the model."""
     p, omega = torch.tensor([[130000, 17, 4]]), frequencies(1e4, 16)
-    for narrow, wide in zip(cos_sin_tables(p, omega, 1.1, torch.float32), cos_sin_tables(p, omega, 1.1, torch.float64), strict=True):
+    for narrow, wide in zip(
+        cos_sin_tables(p, omega, 1.1, torch.float32), cos_sin_tables(p, omega, 1.1, torch.float64), strict=True
+    ):
         assert torch.equal(narrow.double(), wide)
-    for narrow, low in zip(cos_sin_tables(p, omega, 1.1, torch.float32), cos_sin_tables(p, omega, 1.1, torch.bfloat16), strict=True):
+    for narrow, low in zip(
+        cos_sin_tables(p, omega, 1.1, torch.float32), cos_sin_tables(p, omega, 1.1, torch.bfloat16), strict=True
+    ):
         assert torch.equal(narrow.bfloat16(), low)
 
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from laconic.core import block, config, fields
-from laconic.core.artifact import InputError
-from laconic.core.families import WEIGHT_NAMES, DecoderConfig, DropoutRates
-from laconic.core.rope import ROPE_SCALINGS, RopeConfig
+from laconic.models import block, fields, hf_config
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig, DropoutRates
+from laconic.models.rope import ROPE_SCALINGS, RopeConfig
+from laconic.storage.atomic import InputError
 from tests.conftest import needs
 
 FAMILIES = list(WEIGHT_NAMES)
@@ -79,7 +79,10 @@ def agree(ours: DecoderConfig, model: Any) -> None:
     for l, layer in enumerate(layers):
         agree_layer(ours, names, layer, l)
     if names.position_embedding:
-        assert model.get_submodule(names.position_embedding).weight.shape[0] == ours.max_position_embeddings + ours.position_offset
+        assert (
+            model.get_submodule(names.position_embedding).weight.shape[0]
+            == ours.max_position_embeddings + ours.position_offset
+        )
     final = model.get_submodule(names.final_norm)
     assert ours.norm_type == ("layer" if isinstance(final, nn.LayerNorm) else "rms")
     assert ours.norm_eps == (final.eps if ours.norm_type == "layer" else final.variance_epsilon)
@@ -313,7 +316,10 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     *((family, {"head_dim": 12, "num_key_value_heads": 1, "eps": 1e-3}) for family in ROTARY),
     *((family, {"rope": RopeConfig("linear", 500.0, factor=2.0)}) for family in ROTARY),
     ("llama", {"rope": RopeConfig("llama3", 5e5, 8.0, original_max_position_embeddings=32)}),
-    ("llama", {"rope": RopeConfig("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False, mscale=0.5)}),
+    (
+        "llama",
+        {"rope": RopeConfig("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False, mscale=0.5)},
+    ),
     ("llama", {"rope": RopeConfig("longrope", short_factor=(1.0,) * 8, long_factor=(2.0,) * 8, attention_factor=1.1)}),
     ("llama", {"rope": RopeConfig("dynamic", factor=2.0), "qkv_bias": True, "o_bias": True, "mlp_bias": True}),
     ("mistral", {"windows": (None, None)}),
@@ -576,7 +582,10 @@ def test_refused_by_name(source: dict[str, Any], message: str) -> None:
 
 
 REQUIRED = [
-    (family, row[0]) for family in FAMILIES for row in fields.FAMILY_FIELDS[family].values() if row[2] == fields.REQUIRED
+    (family, row[0])
+    for family in FAMILIES
+    for row in fields.FAMILY_FIELDS[family].values()
+    if row[2] == fields.REQUIRED
 ]
 
 
@@ -637,5 +646,5 @@ def test_a_whole_file_of_each_kind_of_value_refuses_nonsense() -> None:
                     said = str(error)
                 else:
                     said = key
-                    assert DecoderConfig.from_dict(config.to_hf_config(vars(made)) | {"model_type": family}) == made
+                    assert DecoderConfig.from_dict(hf_config.to_hf_config(vars(made)) | {"model_type": family}) == made
                 assert key in said or "num_attention_heads" in said, (source, said)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core import finite
-from laconic.core.decoder import DecoderOutput
-from laconic.core.errors import NonFiniteError
-from laconic.core.state import CMSState, LayerState, CMSLevelState, LinearMemoryState, OpenChunk, FastWeightState
+from laconic.errors import NonFiniteError
+from laconic.models.decoder import DecoderOutput
+from laconic.nested import nan_check
+from laconic.nested.state import CMSLevelState, CMSState, FastWeightState, LayerState, LinearMemoryState, OpenChunk
 
 
 def matrix(B: int = 3) -> LinearMemoryState:
@@ -20,7 +20,7 @@ def matrix(B: int = 3) -> LinearMemoryState:
 def state(B: int = 3) -> FastWeightState:
     none, zero = {"up_proj": torch.zeros(B, 2, 2)}, torch.zeros(B, dtype=torch.long)
     level = CMSLevelState(none, {"up_proj": torch.zeros(B, 2, 2)}, {}, {}, zero, zero)
-    layer = LayerState({"x": torch.zeros(B, 1, 2)}, {"memory": matrix(B)}, CMSState((level,)))
+    layer = LayerState({"x": torch.zeros(B, 1, 2)}, {"mixer": matrix(B)}, CMSState((level,)))
     return FastWeightState((layer, layer), torch.full((B,), 5))
 
 
@@ -54,26 +54,28 @@ class Spoiling:
 
 
 def test_a_part_is_named_with_row_and_token() -> None:
-    finite.check_finite(matrix())
+    nan_check.check_finite(matrix())
     m = matrix()
     bad = m.change.clone()
     bad[2, 0, 1, 1] = torch.nan
-    held = LayerState(memory={"memory": replace(m, change=bad)})
+    held = LayerState(memory={"mixer": replace(m, change=bad)})
     with pytest.raises(
         NonFiniteError,
         match=r"^state: not finite in memory.memory.now, row 2, at or before token 7; lower its step, or",
     ):
-        finite.check_finite(held)
+        nan_check.check_finite(held)
     whole = replace(state(), layers=(held, *state().layers))
     with pytest.raises(
         NonFiniteError, match=r"^state: not finite in memory memory of layer 0 \(now\), row 2 \(c\), at or be"
     ):
-        finite.check_finite(whole, ["a", "b", "c"])
+        nan_check.check_finite(whole, ["a", "b", "c"])
     opened = replace(
         state(), open_chunk=OpenChunk(torch.zeros(3, 0, dtype=torch.long), torch.zeros(3, dtype=torch.long), (held,))
     )
-    with pytest.raises(NonFiniteError, match=r"not finite in memory memory of layer 0 \(now\), row 2, at or before token 5"):
-        finite.check_finite(opened)
+    with pytest.raises(
+        NonFiniteError, match=r"not finite in memory memory of layer 0 \(now\), row 2, at or before token 5"
+    ):
+        nan_check.check_finite(opened)
 
 
 @pytest.mark.parametrize("token", [1, 2, 7, 12, 13])
@@ -86,14 +88,16 @@ def test_the_token_is_found_by_halves(token: int, gaps: bool) -> None:
     model = Spoiling(1, token)
     begun = model.start(2)
     if token > live[1].sum():
-        assert finite.find_first_bad_token(model, ids, begun, attention_mask=live) is None
-        assert cast(FastWeightState, finite.read_tokens_checked(model, ids, begun, attention_mask=live).cache).position.tolist() == [13, 7]
+        assert nan_check.find_first_bad_token(model, ids, begun, attention_mask=live) is None
+        assert cast(
+            FastWeightState, nan_check.read_tokens_checked(model, ids, begun, attention_mask=live).cache
+        ).position.tolist() == [13, 7]
         return
     says = rf"^state: not finite in level 0 of layer 1 \(up_proj\), row 1 \(b\), from token {token} on; lower its step"
     with pytest.raises(NonFiniteError, match=says):
-        finite.read_tokens_checked(model, ids, begun, attention_mask=live, row_names=["a", "b"])
+        nan_check.read_tokens_checked(model, ids, begun, attention_mask=live, row_names=["a", "b"])
     assert model.calls <= 7, "halves, not every token"
-    assert finite.read_tokens_checked(model, ids, begun, attention_mask=live, update_weights=False)
+    assert nan_check.read_tokens_checked(model, ids, begun, attention_mask=live, update_weights=False)
 
 
 def test_the_whole_is_said_where_its_halves_are_finite() -> None:
@@ -103,4 +107,4 @@ def test_the_whole_is_said_where_its_halves_are_finite() -> None:
     model.advance = lambda ids, *args, **how: once(ids, *args, **how) if ids.shape[1] == 3 else DecoderOutput(  # type: ignore[method-assign]
         ids.float()[..., None], replace(args[0], position=args[0].position + ids.shape[1]), {})  # fmt: skip
     with pytest.raises(NonFiniteError, match="row 0, at or before token 3; lower its step"):
-        finite.read_tokens_checked(model, torch.zeros(1, 3, dtype=torch.long), model.start(1))
+        nan_check.read_tokens_checked(model, torch.zeros(1, 3, dtype=torch.long), model.start(1))

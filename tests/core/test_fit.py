@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import UsageError
-from laconic.core.generate import generate
+from laconic.errors import UsageError
+from laconic.generation.generate import generate
 from tests.core.readings import FAMILIES, fresh, noise
 
 pytestmark = pytest.mark.usefixtures("as_users_call_it")

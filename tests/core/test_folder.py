@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.core import artifact
-from laconic.core.artifact import InputError, UsageError
-from laconic.core.decoder import Decoder
-from laconic.core.families import DecoderConfig
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.storage import atomic
+from laconic.storage.atomic import InputError, UsageError
 
 FILE = "model.safetensors"
 
@@ -22,11 +22,11 @@ def folder(tmp_path: Path) -> Path:
 
 def drop(folder: Path, n: int) -> tuple[str, ...]:
     """The first n names, whose tensors are no longer there."""
-    tensors = artifact.open_tensors(folder / FILE, artifact.read_safetensors_header(folder / FILE).tensors)
+    tensors = atomic.open_tensors(folder / FILE, atomic.read_safetensors_header(folder / FILE).tensors)
     gone = tuple(sorted(tensors))[:n]
     left = {name: tensor.clone() for name, tensor in tensors.items() if name not in gone}
     (folder / FILE).unlink()
-    artifact.save_tensors(folder / FILE, left, {"format": "pt"})
+    atomic.save_tensors(folder / FILE, left, {"format": "pt"})
     return gone
 
 

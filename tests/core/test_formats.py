@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.core import artifact
-from laconic.core.artifact import InputError, NonFiniteError, UnsafeFileError
-from laconic.core.decoder import Decoder
-from laconic.core.families import DecoderConfig
-from laconic.core.formats import gguf_to_hf, hf_to_gguf, hf_to_meta, meta_to_hf, read_llama2c, write_llama2c
-from laconic.core.weights import half_split, interleave
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.models.llama2c import gguf_to_hf, hf_to_gguf, hf_to_meta, meta_to_hf, read_llama2c, write_llama2c
+from laconic.models.weights import half_split, interleave
+from laconic.storage import atomic
+from laconic.storage.atomic import InputError, NonFiniteError, UnsafeFileError
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def story(shared: Path) -> Path:
 
 
 def stored(path: Path) -> dict[str, torch.Tensor]:
-    return artifact.open_tensors(path, artifact.read_safetensors_header(path).tensors)
+    return atomic.open_tensors(path, atomic.read_safetensors_header(path).tensors)
 
 
 def test_llama2c_gives_the_checkpoint(story: Path, tmp_path: Path) -> None:
     config, tensors = read_llama2c(story / "stories260K.bin")
     assert config == json.loads((story / "config.json").read_text())
-    artifact.save_tensors(tmp_path / "made", tensors, {"format": "pt"})
+    atomic.save_tensors(tmp_path / "made", tensors, {"format": "pt"})
     assert (tmp_path / "made").read_bytes() == (story / "model.safetensors").read_bytes()
 
 
@@ -99,7 +99,9 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("start", [b"PK\x03\x04", b"\x80\x02\x8a\n", b"\x80\x04\x95\x0f"])
 def test_a_pickle_is_not_opened(tmp_path: Path, start: bytes) -> None:
     (tmp_path / "x.bin").write_bytes(start + bytes(60))
-    with pytest.raises(UnsafeFileError, match=r"^x\.bin is a pickle or zip by its first bytes and can run code; not opened\."):
+    with pytest.raises(
+        UnsafeFileError, match=r"^x\.bin is a pickle or zip by its first bytes and can run code; not opened\."
+    ):
         Decoder.from_llama2c(tmp_path / "x.bin")
     (tmp_path / "pytorch_model.bin").write_bytes(bytes(64))
     with pytest.raises(UnsafeFileError, match=r"^pytorch_model\.bin is a pickle and can run code; not opened\."):

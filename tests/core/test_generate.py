@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import laconic
-from laconic.core import paths
-from laconic.core.decoder import Decoder
-from laconic.core.errors import InputError, NonFiniteError, UsageError
-from laconic.core.families import DecoderConfig
-from laconic.core.generate import Generation, PassCounts, generate, pad_left
+from laconic.errors import InputError, NonFiniteError, UsageError
+from laconic.generation import backends as generation_backends
+from laconic.generation.generate import Generation, PassCounts, generate, pad_left
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
 from tests.conftest import needs, shared_dir
 from tests.core.readings import FAMILIES, decoder_of, fresh
 from tests.tolerances import FLOORS, error
@@ -111,7 +111,9 @@ def test_greedy_ids_are_those_of_transformers(family: str, tmp_path: Path) -> No
             torch.tensor([row]), attention_mask=torch.ones(1, len(row)), max_new_tokens=16, do_sample=False,
             eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
-        assert ids_of(generate(decoder, input_ids=[row], max_tokens=16, eos_token_ids=())) == [asked[0, len(row) :].tolist()]
+        assert ids_of(generate(decoder, input_ids=[row], max_tokens=16, eos_token_ids=())) == [
+            asked[0, len(row) :].tolist()
+        ]
     asked = model.generate(
         torch.tensor([ROWS[0]]), attention_mask=torch.ones(1, 7), max_new_tokens=16, do_sample=False,
         eos_token_id=None, pad_token_id=0, repetition_penalty=1.3,
@@ -142,7 +144,9 @@ def test_a_seed_is_the_rows_own_wherever_it_stands() -> None:
     decoder = decoder_of("llama", torch.float32)
     seeds = [3, 1, 4, 1]
     one = generate(decoder, input_ids=[ROWS[0]] * 4, max_tokens=20, eos_token_ids=(), temperature=1.0, seed=seeds)
-    other = generate(decoder, input_ids=[ROWS[0]] * 4, max_tokens=20, eos_token_ids=(), temperature=1.0, seed=seeds[::-1])
+    other = generate(
+        decoder, input_ids=[ROWS[0]] * 4, max_tokens=20, eos_token_ids=(), temperature=1.0, seed=seeds[::-1]
+    )
     assert ids_of(one) == ids_of(other)[::-1]
     assert one[1].token_ids == one[3].token_ids
     assert len({tuple(g.token_ids) for g in one}) == 3
@@ -153,7 +157,10 @@ def test_a_seed_is_the_rows_own_wherever_it_stands() -> None:
 def test_a_then_b_is_b() -> None:
     used = fresh("llama")
     generate(used, input_ids=[[9, 8, 7, 6, 5]], max_tokens=20, temperature=1.0)
-    after, new = generate(used, input_ids=[ROWS[0]], max_tokens=20), generate(fresh("llama"), input_ids=[ROWS[0]], max_tokens=20)
+    after, new = (
+        generate(used, input_ids=[ROWS[0]], max_tokens=20),
+        generate(fresh("llama"), input_ids=[ROWS[0]], max_tokens=20),
+    )
     assert after[0].token_ids == new[0].token_ids
     assert after[0].logprobs == new[0].logprobs
     assert after[0].state.equal(new[0].state)
@@ -227,7 +234,14 @@ def test_a_prompt_may_begin_farther_on_than_what_is_held(family: str, chunk: int
     vectors = torch.randn(3, 4, 48, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     state = decoder(vectors).state
     found = generate(
-        decoder, input_ids=ROWS[:3], state=state, first_positions=4 + gaps, max_tokens=3, eos_token_ids=(), return_state=False, prefill_chunk_size=chunk
+        decoder,
+        input_ids=ROWS[:3],
+        state=state,
+        first_positions=4 + gaps,
+        max_tokens=3,
+        eos_token_ids=(),
+        return_state=False,
+        prefill_chunk_size=chunk,
     )
     for b, row in enumerate(ROWS[:3]):
         for t, token in enumerate(found[b].token_ids):
@@ -296,7 +310,9 @@ def test_a_row_may_end_with_a_later_eos() -> None:
     free = generate(decoder, input_ids=ROWS, max_tokens=30, eos_token_ids=())
     ends = tuple({g.token_ids[n] for g in free for n in (2, 4)})
     for count in (1, 2, 3):
-        for one, whole in zip(generate(decoder, input_ids=ROWS, max_tokens=30, eos_token_ids=ends, eos_count=count), free, strict=True):
+        for one, whole in zip(
+            generate(decoder, input_ids=ROWS, max_tokens=30, eos_token_ids=ends, eos_count=count), free, strict=True
+        ):
             at = [n for n, i in enumerate(whole.token_ids) if i in ends]
             assert one.token_ids == (whole.token_ids[: at[count - 1] + 1] if len(at) >= count else whole.token_ids)
             assert one.stop_reason == ("eos" if len(at) >= count else "length")
@@ -320,17 +336,31 @@ def test_what_is_banned_is_never_taken(settings: dict[str, Any]) -> None:
 def test_the_batch_shrinks_when_fewer_than_half_are_running(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = decoder_of("llama", torch.float32)
     widths: list[int] = []
-    step = paths.StaticCacheDecoder.step
-    monkeypatch.setattr(paths.StaticCacheDecoder, "step", lambda self, ids: widths.append(len(ids)) or step(self, ids))
+    step = generation_backends.StaticCacheDecoder.step
+    monkeypatch.setattr(
+        generation_backends.StaticCacheDecoder, "step", lambda self, ids: widths.append(len(ids)) or step(self, ids)
+    )
     free = generate(
-        decoder, input_ids=ROWS, max_tokens=12, eos_token_ids=(), temperature=1.0, seed=[1, 2, 3, 4], repetition_penalty=1.1
+        decoder,
+        input_ids=ROWS,
+        max_tokens=12,
+        eos_token_ids=(),
+        temperature=1.0,
+        seed=[1, 2, 3, 4],
+        repetition_penalty=1.1,
     )
     assert widths == [4] * 11
     ends = {g.token_ids[1] for g in free[:3]} - set(free[3].token_ids)
     assert len(ends) == 3
     widths.clear()
     found = generate(
-        decoder, input_ids=ROWS, max_tokens=12, eos_token_ids=tuple(ends), temperature=1.0, seed=[1, 2, 3, 4], repetition_penalty=1.1
+        decoder,
+        input_ids=ROWS,
+        max_tokens=12,
+        eos_token_ids=tuple(ends),
+        temperature=1.0,
+        seed=[1, 2, 3, 4],
+        repetition_penalty=1.1,
     )
     assert widths == [4] + [1] * 10
     assert found[3].token_ids == free[3].token_ids
@@ -395,7 +425,12 @@ def test_streaming_waits_for_whole_characters() -> None:
 def test_an_eos_ends_what_was_waiting() -> None:
     heard: list[str] = []
     (found,) = generate(
-        scripted(b"abc\x02"), Bytes(), ["x"], max_tokens=9, stop_strings="cd", on_token=lambda *what: heard.append(what[2])
+        scripted(b"abc\x02"),
+        Bytes(),
+        ["x"],
+        max_tokens=9,
+        stop_strings="cd",
+        on_token=lambda *what: heard.append(what[2]),
     )
     assert heard == ["a", "b", "", "c"]
     assert (found.text, found.token_ids, found.stop_reason) == ("abc", [*b"abc", 2], "eos")
@@ -538,7 +573,9 @@ def test_states_and_vectors_of_another_shape() -> None:
     with pytest.raises(ValueError, match="state has 2 rows, vectors 3"):
         generate(decoder, input_ids=[[1], [2], [3]], state=state, max_tokens=2)
     with pytest.raises(ValueError, match="state has 2 layers of 4 heads × 12, decoder 2 of 2 × 16"):
-        generate(decoder, input_ids=[[1]], state=decoder_of("gpt2", torch.float32)(torch.ones(1, 1, 48)).state, max_tokens=2)
+        generate(
+            decoder, input_ids=[[1]], state=decoder_of("gpt2", torch.float32)(torch.ones(1, 1, 48)).state, max_tokens=2
+        )
     with pytest.raises(ValueError, match="vectors have width 64, decoder 48"):
         generate(decoder, inputs_embeds=torch.zeros(1, 2, 64), max_tokens=2)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from laconic.core import keyed
+from laconic import rng
 
 WORD = 2**64 - 1
 
@@ -36,44 +36,48 @@ def test_golden_values() -> None:
     """The first is SplitMix64's own first word from seed 0."""
     keys = ((0,), (1,), (1, 2), (2, 1), (-1, 3))
     golden = [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1, 0xBCD9DBB49673066B, 0xE06DD043328BD285, 0x2E9F42F99DC9983]
-    assert [int(keyed.hash64(*key)) for key in keys] == golden
-    assert float(keyed.uniform(1, 2, 3)) == 0.814259011529328
-    assert keyed.permuted_index(5, 0, np.arange(10), 10).tolist() == [5, 9, 3, 8, 2, 0, 4, 1, 6, 7]
-    assert keyed.permuted_index(5, 1, np.arange(10), 10).tolist() == [4, 5, 9, 0, 6, 2, 3, 1, 8, 7]
-    assert keyed.permuted_index(0, 0, np.array([0, 1, 999_999]), 1_000_000).tolist() == [195592, 803304, 227820]
-    assert int(keyed.permuted_index(7, 3, 2**40, 2**41)) == 1791089761592
+    assert [int(rng.hash64(*key)) for key in keys] == golden
+    assert float(rng.uniform(1, 2, 3)) == 0.814259011529328
+    assert rng.permuted_index(5, 0, np.arange(10), 10).tolist() == [5, 9, 3, 8, 2, 0, 4, 1, 6, 7]
+    assert rng.permuted_index(5, 1, np.arange(10), 10).tolist() == [4, 5, 9, 0, 6, 2, 3, 1, 8, 7]
+    assert rng.permuted_index(0, 0, np.array([0, 1, 999_999]), 1_000_000).tolist() == [195592, 803304, 227820]
+    assert int(rng.permuted_index(7, 3, 2**40, 2**41)) == 1791089761592
 
 
 def test_the_same_in_plain_integers() -> None:
     for keys in ((3,), (2**63 - 1, -5), (0, 0, 0, 7)):
-        assert int(keyed.hash64(*keys)) == mixed(*keys)
+        assert int(rng.hash64(*keys)) == mixed(*keys)
     for n in (1, 2, 3, 17, 1000, 2**33 + 5):
         for i in {0, n // 2, n - 1}:
-            assert int(keyed.permuted_index(9, 4, i, n)) == placed(9, 4, i, n)
+            assert int(rng.permuted_index(9, 4, i, n)) == placed(9, 4, i, n)
 
 
 def test_arrays_are_their_elements() -> None:
     rows = np.arange(6).reshape(2, 3)
-    assert keyed.hash64(4, rows, 1).tolist() == [[int(keyed.hash64(4, int(i), 1)) for i in row] for row in rows]
-    assert keyed.permuted_index(1, 2, rows, 6).tolist() == [[int(keyed.permuted_index(1, 2, int(i), 6)) for i in row] for row in rows]
-    each = [[int(keyed.permuted_index(1, epoch, i, 6)) for i in range(6)] for epoch in (4, 9)]
-    assert keyed.permuted_index(1, np.array([[4], [9]]), np.arange(6), 6).tolist() == each
+    assert rng.hash64(4, rows, 1).tolist() == [[int(rng.hash64(4, int(i), 1)) for i in row] for row in rows]
+    assert rng.permuted_index(1, 2, rows, 6).tolist() == [
+        [int(rng.permuted_index(1, 2, int(i), 6)) for i in row] for row in rows
+    ]
+    each = [[int(rng.permuted_index(1, epoch, i, 6)) for i in range(6)] for epoch in (4, 9)]
+    assert rng.permuted_index(1, np.array([[4], [9]]), np.arange(6), 6).tolist() == each
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000])
 def test_every_row_once(n: int) -> None:
-    orders = {tuple(keyed.permuted_index(seed, epoch, np.arange(n), n).tolist()) for seed in range(3) for epoch in range(3)}
+    orders = {
+        tuple(rng.permuted_index(seed, epoch, np.arange(n), n).tolist()) for seed in range(3) for epoch in range(3)
+    }
     assert all(sorted(order) == list(range(n)) for order in orders)
     assert len(orders) == 9 or n < 7
 
 
 def test_orders_and_draws_look_random() -> None:
     n = 1000
-    orders = np.stack([keyed.permuted_index(0, epoch, np.arange(n), n) for epoch in range(200)])
+    orders = np.stack([rng.permuted_index(0, epoch, np.arange(n), n) for epoch in range(200)])
     assert abs(orders.mean(0) - (n - 1) / 2).max() < 5 * n / (12 * 200) ** 0.5
     fixed = (orders == np.arange(n)).sum(1)  # a Poisson of mean 1
     assert 0.7 < fixed.mean() < 1.3
-    draws = keyed.uniform(1, np.arange(100_000))
+    draws = rng.uniform(1, np.arange(100_000))
     assert 0 <= draws.min() <= draws.max() < 1
     counts = np.histogram(draws, 100, (0, 1))[0]
     assert ((counts - 1000) ** 2 / 1000).sum() < 160  # chi squared of 99 degrees: beyond with chance 1e-4
@@ -81,7 +85,7 @@ def test_orders_and_draws_look_random() -> None:
 
 def test_what_is_no_place() -> None:
     with pytest.raises(ValueError, match=r"^index: an order of 0 rows; give at least one$"):
-        keyed.permuted_index(0, 0, 0, 0)
+        rng.permuted_index(0, 0, 0, 0)
     for i in (-1, 5):
         with pytest.raises(ValueError, match=r"^index: place -?\d of 5 rows$"):
-            keyed.permuted_index(0, 0, i, 5)
+            rng.permuted_index(0, 0, i, 5)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.core.cache import KVCache
-from laconic.core.decoder import Decoder
-from laconic.core.stages import MODEL_ACTIVATIONS, layer_activations
+from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
 from tests.core.readings import (
     FAMILIES,
     SOME,
@@ -50,7 +50,9 @@ def test_reading_in_pieces_is_reading_at_once(name: str, reading: Reading) -> No
 def test_every_stage_in_pieces_is_that_stage_at_once(name: str, reading: Reading) -> None:
     decoder = decoder_of(name)
     letters = axes(decoder.config)
-    want = tuple(stage.name for stage in layer_activations(decoder.config)) + tuple(stage.name for stage in MODEL_ACTIVATIONS)
+    want = tuple(stage.name for stage in layer_activations(decoder.config)) + tuple(
+        stage.name for stage in MODEL_ACTIVATIONS
+    )
     once, pieces = at_once(decoder, reading, (*want, "hidden")), in_pieces(decoder, reading, (*want, "hidden"))
     assert {key.split(".")[0] for key in once.activations} == {*want, "hidden"}
     for key, whole in once.activations.items():
@@ -184,6 +186,8 @@ def test_padding_in_float32(name: str, reading: Reading) -> None:
 
     def compact(decoder: Decoder) -> Tensor:
         given = reading.to(decoder.token_embedding.weight.dtype)
-        return decoder.logits(torch.cat([alone(decoder, given, row).hidden_states[0] for row in range(len(reading.live))]))
+        return decoder.logits(
+            torch.cat([alone(decoder, given, row).hidden_states[0] for row in range(len(reading.live))])
+        )
 
     within_floor(name, padded, compact)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.core import attention
-from laconic.core.decoder import Decoder
+from laconic.models import attention
+from laconic.models.decoder import Decoder
 from tests.core.readings import (
     FAMILIES,
     SOME,
@@ -161,7 +161,9 @@ def test_is_causal_is_upper_left_aligned_and_we_do_not_use_it_on_a_state() -> No
 def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients(backend: str) -> None:
     q, k, v = (noise(seed, 1, 2, 3, 4).requires_grad_() for seed in (1, 2, 3))
     live = torch.tensor([[False, True, True]])
-    sight = attention.build_attention_mask(live, 0, all_valid=False, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
+    sight = attention.build_attention_mask(
+        live, 0, all_valid=False, window=None, bias=None, sdpa_only=False, dtype=torch.float64
+    )
     context = attention.ATTENTION_BACKENDS[backend](q, k, v, 0.5, sight, 0.0)
     assert torch.equal(context[0, 0], torch.zeros(8, dtype=torch.float64))
     context.square().sum().backward()
@@ -204,7 +206,9 @@ def test_flex_refuses_what_it_cannot_do() -> None:
         decoder(noise(1, 1, 3, 48, dtype=torch.float32))
     q = noise(1, 1, 2, 3, 4)
     live = torch.ones(1, 3, dtype=torch.bool)
-    sight = attention.build_attention_mask(live, 0, all_valid=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
+    sight = attention.build_attention_mask(
+        live, 0, all_valid=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64
+    )
     with pytest.raises(ValueError, match=r"^flex attention has no dropout; set dropout to 0 or use sdpa$"):
         attention.flex_attention_forward(q, q, q, 1.0, sight, 0.1)
 
@@ -217,4 +221,7 @@ def test_low_precision_back_ends_are_compared_by_nobody() -> None:
         decoder.attn_implementation = backend
         found.append(decoder.logits(decoder(vectors).hidden))
     assert BACKENDS < error(*found) < 0.1
-    assert at_once(decoder, Reading(vectors, torch.ones(1, 20, dtype=torch.bool), ())).hidden_states.dtype == torch.bfloat16
+    assert (
+        at_once(decoder, Reading(vectors, torch.ones(1, 20, dtype=torch.bool), ())).hidden_states.dtype
+        == torch.bfloat16
+    )

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.core.cache import KVCache
-from laconic.core.decoder import Decoder, DecoderOutput
-from laconic.core.stages import MODEL_ACTIVATIONS, layer_activations
+from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder, DecoderOutput
 from tests.core.readings import FAMILIES, SOME, Reading, at_once, decoder_of, fresh, noise, readings, within_floor
 
 EVERY = pytest.mark.parametrize("name", SOME)
@@ -69,7 +69,12 @@ def test_a_short_batch_of_eight_is_its_rows_within_the_floor(name: str, T: int) 
 @settings(max_examples=2)
 def test_want_changes_no_bit(name: str, reading: Reading, data: st.DataObject) -> None:
     decoder, reading = decoder_of(name, torch.float32), reading.to(torch.float32)
-    names = [stage.name for stage in (*layer_activations(decoder.config), *MODEL_ACTIVATIONS)] + ["hidden", "hidden.2", "probs.1", "k.0"]
+    names = [stage.name for stage in (*layer_activations(decoder.config), *MODEL_ACTIVATIONS)] + [
+        "hidden",
+        "hidden.2",
+        "probs.1",
+        "k.0",
+    ]
     plain = at_once(decoder, reading)
     assert plain.activations == {}
     for want in (("scores", "probs"), ("hidden",), tuple(data.draw(st.sets(st.sampled_from(names), min_size=1)))):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.cache import KVCache
-from laconic.core.config import DropoutRates
-from laconic.core.decoder import Decoder, DecoderOutput
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder, DecoderOutput
+from laconic.models.hf_config import DropoutRates
 from tests.core.readings import (
     FAMILIES,
     Reading,
@@ -37,7 +37,9 @@ def total(hidden: Tensor, state: KVCache, live: Tensor) -> Tensor:
     return sum(((x * noise(i, *x.shape, dtype=x.dtype)).sum() for i, x in enumerate([hidden[live], *heads])), 0)
 
 
-def gradients(decoder: Decoder, reading: Reading, way: Callable[[Decoder, Reading], list[DecoderOutput]]) -> list[Tensor]:
+def gradients(
+    decoder: Decoder, reading: Reading, way: Callable[[Decoder, Reading], list[DecoderOutput]]
+) -> list[Tensor]:
     """With respect to the vectors and every parameter that the total depends on."""
     vectors = reading.vectors.clone().requires_grad_()
     passes = way(decoder, Reading(vectors, reading.live, reading.cuts))

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.cache import KVCache
-from laconic.core.decoder import Decoder, DecoderOutput
-from laconic.core.rollout import LatentRollout, run_latent_rollout
-from laconic.core.thoughts import Projection
+from laconic.latent.rollout import LatentRollout, run_latent_rollout
+from laconic.latent.thoughts import Projection
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder, DecoderOutput
 from tests.core.readings import FAMILIES, all_same, fresh, held, noise, patterns, same, same_held, small
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -122,7 +122,9 @@ def test_padding_other_rows_and_the_way_of_reading_change_nothing(
     prefix = torch.cat([question, noise(1001, D).expand(B, 1, D)], 1)
     alive = torch.cat([live, torch.ones(B, 1, dtype=torch.bool)], 1)
     mode = "sequential" if rounds is None else "jacobi"
-    at_once = run_latent_rollout(tame(name), prefix, noise(1002, D), M, rounds, project=PROJECT, attention_mask=alive, schedule=mode)
+    at_once = run_latent_rollout(
+        tame(name), prefix, noise(1002, D), M, rounds, project=PROJECT, attention_mask=alive, schedule=mode
+    )
     same_rollout(at_once, apart)
     assert at_once.passes == apart.passes
     for row in range(B):

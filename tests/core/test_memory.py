@@ -8,22 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.core.errors import CorruptArtifactError, UsageError
-from laconic.core.memory import SummaryMemory
-from laconic.core.provenance import SourceDocument, MemoryMetadata
+from laconic.compression.memory import SummaryMemory
+from laconic.compression.memory_file import MemoryMetadata, SourceDocument
+from laconic.errors import CorruptArtifactError, UsageError
 from tests.core.readings import noise
 
 D = 5
 ABOUT = MemoryMetadata(
     laconic="0.1.0", reader="a" * 64, writer="b" * 64, family="llama", layers=2, width=D, vocab=90,
-    method={"reading": {"generator": "parallel", "memory": "accumulate"}, "halting": None},
+    method={"compression": {"summary": "parallel", "memory_policy": "accumulate"}, "stop_head": None},
     positions="contiguous", bos="none", recurrent=True, dtype="float32", tokenizer="c" * 64, created="2026-11-21",
 )  # fmt: skip
 
 Lengths = list[list[int]]  # of each block of each row
 
 
-def made(lengths: Lengths, seed: int = 0, *, gap: bool = False, soft: bool = False, known: bool = False) -> SummaryMemory:
+def made(
+    lengths: Lengths, seed: int = 0, *, gap: bool = False, soft: bool = False, known: bool = False
+) -> SummaryMemory:
     """A memory whose blocks have these lengths; `gap` puts dead slots that hold rubbish before and behind them."""
     B, N = len(lengths), len(lengths[0])
     memory = SummaryMemory.empty(B, D)
@@ -41,7 +43,9 @@ def made(lengths: Lengths, seed: int = 0, *, gap: bool = False, soft: bool = Fal
 def described(memory: SummaryMemory, name: str) -> MemoryMetadata:
     """Provenance of one document a row."""
     spans = [[n for n in row if n] for row in memory.segment_tokens.tolist()]
-    rows = [(SourceDocument(f"{name}.{b}", "d" * 64, sum(row), tuple(row)),) if row else () for b, row in enumerate(spans)]
+    rows = [
+        (SourceDocument(f"{name}.{b}", "d" * 64, sum(row), tuple(row)),) if row else () for b, row in enumerate(spans)
+    ]
     return replace(ABOUT, documents=tuple(rows))
 
 
@@ -141,7 +145,9 @@ def test_flat_and_back(asked: Lengths) -> None:
     ragged = memory.to_list()
     assert torch.equal(vectors, torch.cat(ragged))
     assert offsets.tolist() == [0, *torch.tensor([len(row) for row in ragged]).cumsum(0).tolist()]
-    back = SummaryMemory.from_ragged(vectors, offsets, memory.segment_ids[memory.valid], memory.segment_tokens, memory.metadata)
+    back = SummaryMemory.from_ragged(
+        vectors, offsets, memory.segment_ids[memory.valid], memory.segment_tokens, memory.metadata
+    )
     assert back.is_equal(memory.compact())
 
 
@@ -238,12 +244,12 @@ def test_types_and_names() -> None:
         (lambda m: SummaryMemory.concat_rows(m, SummaryMemory.empty(1, 3)), UsageError, "width 3 to vectors of 5; take memories of one model"),
         (lambda m: SummaryMemory.concat_segments(m, made([[1], [1]], known=True)), CorruptArtifactError, "join: one memory has no provenance; give"),
         (
-            lambda m: replace(m, provenance=replace(ABOUT, method={"reading": {"memory": "replace"}})).slice(1, 2),
+            lambda m: replace(m, provenance=replace(ABOUT, method={"compression": {"memory_policy": "replace"}})).slice(1, 2),
             UsageError,
             r"slice\(1, 2\): the last block of this memory took the others' place; take it whole",
         ),
         (
-            lambda m: replace(m, provenance=replace(ABOUT, method={"reading": {"generator": "pool"}})).crop(2),
+            lambda m: replace(m, provenance=replace(ABOUT, method={"compression": {"summary": "pool"}})).crop(2),
             UsageError,
             r"crop\(2\): vectors of generator pool stand each for a part of the text; compress with --n 2",
         ),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from laconic.core.nearest import edit_distance, nearest_key
+from laconic.models.nearest import edit_distance, nearest_key
 
 
 @pytest.mark.parametrize(
@@ -16,13 +16,13 @@ def test_distances_known_by_hand(a: str, b: str, n: int) -> None:
 @pytest.mark.parametrize(
     ("key", "meant"),
     [
-        ("train.lrr", "train.lr"),
-        ("traim.lr", "train.lr"),
-        ("lr", "train.lr"),
+        ("train.lrr", "train.learning_rate"),
+        ("traim.lr", "train.learning_rate"),
+        ("lr", "train.learning_rate"),
         ("optimizer.seed", "seed"),
         ("train.zzzzzz", None),
         ("x", None),
     ],
 )
 def test_the_path_first_then_its_last_part(key: str, meant: str | None) -> None:
-    assert nearest_key(key, ["seed", "train", "train.lr", "train.batch", "model.seed"]) == meant
+    assert nearest_key(key, ["seed", "train", "train.learning_rate", "train.batch_size", "model.init_seed"]) == meant

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 import laconic
-from laconic.core import state as values
-from laconic.core.errors import UsageError
-from laconic.core.generate import generate
-from laconic.core.state import FastWeightState
-from laconic.data.tokens import build_byte_tokenizer
-from laconic.methods import cms_shape
-from laconic.methods.hope_model import Hope, HopeAttention
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import UsageError
+from laconic.generation.generate import generate
+from laconic.nested import state as values
+from laconic.nested.cms import config as cms_config
+from laconic.nested.hope.model import Hope, HopeAttention
+from laconic.nested.state import FastWeightState
 from tests.core.readings import fresh
 from tests.methods.learned import near
 
@@ -22,8 +22,10 @@ V = 257
 
 
 def hope(seed: int = 1) -> Hope:
-    own = cms_shape.Options(inner_objective="associative", inner_lr=0.5)
-    made = Hope(laconic.HopeConfig.attention_free(V, 8, 2, chunk_sizes=(2, 4), num_heads=2, cms=own), seed).double().eval()
+    own = cms_config.Options(inner_objective="associative", inner_lr=0.5)
+    made = (
+        Hope(laconic.HopeConfig.attention_free(V, 8, 2, chunk_sizes=(2, 4), num_heads=2, cms=own), seed).double().eval()
+    )
     with torch.no_grad():
         for n, p in enumerate(made.parameters()):
             p.add_(0.2 * torch.randn(p.shape, generator=torch.Generator().manual_seed(n)).double())
@@ -31,7 +33,7 @@ def hope(seed: int = 1) -> Hope:
 
 
 def attending() -> HopeAttention:
-    own = cms_shape.Options(inner_lr=0.5, max_update_ratio=0.0)
+    own = cms_config.Options(inner_lr=0.5, max_update_ratio=0.0)
     return HopeAttention.from_decoder(fresh("llama").double(), (2, 4), options=own)
 
 
@@ -42,15 +44,27 @@ def ids_of(*lengths: int, vocab: int = 97) -> list[list[int]]:
 
 def floats(state: Any) -> list[Tensor]:
     """What is learned; caches aside, whose slots may stand elsewhere."""
-    return [x.double() for name, x in values.named_tensors(state) if "cache" not in name and not name.startswith("open")]
+    return [
+        x.double() for name, x in values.named_tensors(state) if "cache" not in name and not name.startswith("open")
+    ]
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_rows_together_are_rows_alone_and_the_state_has_read_all(which: int) -> None:
     model, rows = (hope(), attending())[which], ids_of(6, 3, 5)
-    both = generate(model, input_ids=rows, max_tokens=4, eos_token_ids=(), prefill_chunk_size=2, update_on_prompt=True, update_on_output=True)
+    both = generate(
+        model,
+        input_ids=rows,
+        max_tokens=4,
+        eos_token_ids=(),
+        prefill_chunk_size=2,
+        update_on_prompt=True,
+        update_on_output=True,
+    )
     for ids, together in zip(rows, both, strict=True):
-        (alone,) = generate(model, input_ids=[ids], max_tokens=4, eos_token_ids=(), update_on_prompt=True, update_on_output=True)
+        (alone,) = generate(
+            model, input_ids=[ids], max_tokens=4, eos_token_ids=(), update_on_prompt=True, update_on_output=True
+        )
         assert together.token_ids == alone.token_ids
         assert together.passes == (3, 0, 0, 4)
         seen = model.read_tokens(torch.tensor([ids + alone.token_ids]))
@@ -68,12 +82,18 @@ def test_what_teaches_unless_it_is_said() -> None:
     for model in (hope(), attending()):
         ids, sees = ids_of(6), isinstance(model, HopeAttention)
         found = generate(model, input_ids=ids, max_tokens=3, eos_token_ids=())[0]
-        asked = generate(model, input_ids=ids, max_tokens=3, eos_token_ids=(), update_on_prompt=not sees, update_on_output=not sees)[0]
+        asked = generate(
+            model, input_ids=ids, max_tokens=3, eos_token_ids=(), update_on_prompt=not sees, update_on_output=not sees
+        )[0]
         assert found.logprobs == asked.logprobs
-        other = generate(model, input_ids=ids, max_tokens=3, eos_token_ids=(), update_on_prompt=sees, update_on_output=sees)[0]
+        other = generate(
+            model, input_ids=ids, max_tokens=3, eos_token_ids=(), update_on_prompt=sees, update_on_output=sees
+        )[0]
         assert found.logprobs != other.logprobs
         assert values.states_equal(found.state, asked.state)
-        still = generate(model, input_ids=ids, max_tokens=3, eos_token_ids=(), update_on_prompt=False, update_on_output=False)[0].state
+        still = generate(
+            model, input_ids=ids, max_tokens=3, eos_token_ids=(), update_on_prompt=False, update_on_output=False
+        )[0].state
         start = model.initial_state(1)
         assert isinstance(still, FastWeightState)
         assert int(still.position) == 9
@@ -117,7 +137,9 @@ def test_what_belongs_to_one_kind_of_model_is_refused_by_the_other() -> None:
         generate(decoder, input_ids=ids, state=state, max_tokens=1)
     with pytest.raises(UsageError, match="learn: a llama decoder has no fast weights; give a Hope, or leave it out"):
         generate(decoder, input_ids=ids, max_tokens=1, update_on_prompt=True)
-    with pytest.raises(UsageError, match="start: a model that learns while it reads counts its own positions; leave it out"):
+    with pytest.raises(
+        UsageError, match="start: a model that learns while it reads counts its own positions; leave it out"
+    ):
         generate(model, input_ids=ids, max_tokens=1, first_positions=torch.tensor([0]))
     with pytest.raises(UsageError, match="2 prompts on a state of 1 rows; take or join its rows"):
         generate(model, input_ids=ids * 2, state=state, max_tokens=1)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.artifact import save_artifact
-from laconic.core.errors import CorruptArtifactError, NonFiniteError, UsageError
-from laconic.core.memory import SummaryMemory
-from laconic.core.provenance import FORMAT_VERSION, SourceDocument, MemoryMetadata, load_memory
+from laconic.compression.memory import SummaryMemory
+from laconic.compression.memory_file import FORMAT_VERSION, MemoryMetadata, SourceDocument, load_memory
+from laconic.errors import CorruptArtifactError, NonFiniteError, UsageError
+from laconic.storage.atomic import save_artifact
 from tests.core.test_memory import ABOUT, made
 
 FILE = "book.safetensors"
@@ -77,7 +77,9 @@ def test_the_first_reason_is_told(tmp_path: Path, first: int) -> None:
 
 def test_what_may_differ(tmp_path: Path) -> None:
     saved(tmp_path)
-    SummaryMemory.load(tmp_path / FILE, replace(ABOUT, laconic="9.9", created="later", dtype="float16", writer="f" * 64))
+    SummaryMemory.load(
+        tmp_path / FILE, replace(ABOUT, laconic="9.9", created="later", dtype="float16", writer="f" * 64)
+    )
 
 
 def rewritten(path: Path, about: dict[str, Any], tensors: dict[str, Any]) -> None:
@@ -99,7 +101,7 @@ def rewritten(path: Path, about: dict[str, Any], tensors: dict[str, Any]) -> Non
         ({"recurrent": 1}, "has no sound recurrent"),
         ({"method": []}, "has no sound method"),
         ({"method": {"reading": 5}}, "has no sound method"),
-        ({"method": {"reading": {"cap": 1}}}, "has no sound settings"),
+        ({"method": {"compression": {"max_vectors": 1}}}, "has no sound settings"),
         ({"documents": {"a": 1}}, "has no sound documents"),
         ({"documents": [[{}]]}, "has no sound documents"),
         ({"documents": None}, "has no sound documents"),
@@ -125,7 +127,9 @@ def test_provenance_that_is_none(tmp_path: Path, about: dict[str, Any], says: st
 
 def test_documents_are_cut_and_moved_with_their_blocks() -> None:
     one, two = SourceDocument("a", "s", 9, (4, 5)), SourceDocument("b", "t", 6, (3, 3))
-    both = MemoryMetadata.concat_segments([replace(ABOUT, documents=((one,),)), replace(ABOUT, documents=((two,),))], [0, 2])
+    both = MemoryMetadata.concat_segments(
+        [replace(ABOUT, documents=((one,),)), replace(ABOUT, documents=((two,),))], [0, 2]
+    )
     assert both.documents == ((one, replace(two, first=2)),)
     assert both.slice_segments(1, 3).documents == ((replace(one, segments=(5,)), replace(two, segments=(3,), first=1)),)
     assert both.slice_segments(2, 4).documents == ((two,),)
@@ -135,7 +139,9 @@ def test_documents_are_cut_and_moved_with_their_blocks() -> None:
 def test_what_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a soft memory has no lengths to write; harden it first"):
         made([[1]], soft=True).save(tmp_path / FILE)
-    with pytest.raises(UsageError, match="this memory has no provenance, so nobody could know who may read it; give it one"):
+    with pytest.raises(
+        UsageError, match="this memory has no provenance, so nobody could know who may read it; give it one"
+    ):
         made([[1]]).save(tmp_path / FILE)
     bad = made([[2]], known=True)
     bad.vectors[0, 1, 2] = torch.nan
@@ -147,7 +153,7 @@ def test_what_is_not_written(tmp_path: Path) -> None:
 def test_more_texts_than_a_header_holds_are_refused_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laconic.core.provenance.JSON_PARTS", 60)
+    monkeypatch.setattr("laconic.compression.memory_file.JSON_PARTS", 60)
     with pytest.raises(UsageError, match="2 texts are more than one file describes; write several"):
         saved(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.errors import UsageError
-from laconic.core.generate import PassCounts
-from laconic.core.rollout import LatentRollout, run_latent_rollout
+from laconic.errors import UsageError
+from laconic.generation.generate import PassCounts
+from laconic.latent.rollout import LatentRollout, run_latent_rollout
 from tests.core.readings import decoder_of, noise, same
 
 D, M = 48, 4
@@ -55,7 +55,9 @@ def test_what_comes_back_one_after_the_other() -> None:
 )
 def test_numbers_that_cannot_be_meant(rounds: int | None, mode: str, count: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        run_latent_rollout(decoder_of("llama"), noise(1, 1, 2, D), noise(2, D), count, rounds, project=project, schedule=mode)
+        run_latent_rollout(
+            decoder_of("llama"), noise(1, 1, 2, D), noise(2, D), count, rounds, project=project, schedule=mode
+        )
 
 
 @pytest.mark.parametrize("rounds", [0, 2])

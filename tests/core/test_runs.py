@@ -13,10 +13,10 @@ import filelock
 import pytest
 import torch
 
-from laconic.core import artifact, lock, manifest
-from laconic.core.errors import BusyError, CorruptArtifactError, NonFiniteError, DiskError, UnsafeFileError, UsageError
-from laconic.core.manifest import MANIFEST_FILE, FileEntry, ManifestWriter, NewerFormatError
-from laconic.core.runs import RunDirectory, check_name, truncate_partial_line
+from laconic.errors import BusyError, CorruptArtifactError, DiskError, NonFiniteError, UnsafeFileError, UsageError
+from laconic.storage import atomic, lock, manifest
+from laconic.storage.manifest import MANIFEST_FILE, FileEntry, ManifestWriter, NewerFormatError
+from laconic.storage.run_dir import RunDirectory, check_name, truncate_partial_line
 
 
 def fill(value: float) -> Callable[[ManifestWriter], None]:
@@ -40,7 +40,9 @@ def committed(path: Path, *steps: int) -> RunDirectory:
     ["", ".", "..", "-a", ".a", "a/b", "a\\b", "a.", "CON", "con.txt", "lpt1.x", "ä", "a" * 65, "a b", "a\n", "~"],
 )
 def test_names_that_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"is no name: begin with a letter or digit, then letters, digits, \. _ -, at most"):
+    with pytest.raises(
+        UsageError, match=r"is no name: begin with a letter or digit, then letters, digits, \. _ -, at most"
+    ):
         check_name(name)
 
 
@@ -67,7 +69,7 @@ def test_a_step_there_and_back(tmp_path: Path) -> None:
     for name, file in files.items():
         assert file == FileEntry(*manifest._hash_file(found.path / name))
     text = (found.path / MANIFEST_FILE).read_text()
-    assert text == artifact.to_canonical_json(json.loads(text))
+    assert text == atomic.to_canonical_json(json.loads(text))
     assert json.loads(text).keys() == {"format", "kind", "laconic", "step", "files", "bound", "sha256"}
 
 
@@ -83,7 +85,9 @@ def test_an_equal_step_is_left_and_another_refused(tmp_path: Path) -> None:
     with run.lock():
         run.commit_step(1, fill(1), {"data": "d"})
         for write, bound in ((fill(2), {"data": "d"}), (fill(1), {"data": "e"})):
-            with pytest.raises(BusyError, match=r"step-000001 exists and holds something else; resume from it, or choose"):
+            with pytest.raises(
+                BusyError, match=r"step-000001 exists and holds something else; resume from it, or choose"
+            ):
                 run.commit_step(1, write, bound)
         assert [p.name for p in run.steps_folder.iterdir()] == ["step-000001"]
     assert run.step_path(1).stat().st_ino == before
@@ -109,7 +113,7 @@ def torch_saved(folder: Path) -> None:
 
 def test_what_others_wrote_is_taken_up(tmp_path: Path) -> None:
     def write(files: ManifestWriter) -> None:
-        artifact.save_tensors(files.folder / "model.safetensors", {"a": torch.ones(2)}, {})
+        atomic.save_tensors(files.folder / "model.safetensors", {"a": torch.ones(2)}, {})
         (files.folder / "deep").mkdir()
         (files.folder / "deep" / "note.txt").write_text("1")
 
@@ -121,11 +125,11 @@ def test_what_others_wrote_is_taken_up(tmp_path: Path) -> None:
 
 def test_a_header_that_promises_other_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer's own mistake is found before the file counts."""
-    real = artifact.save_file
-    monkeypatch.setattr(
-        artifact, "save_file", lambda tensors, path, metadata: real({"z": torch.ones(1)}, path, metadata)
-    )
-    with pytest.raises(CorruptArtifactError, match=r"the header written promises other tensors than were given; try another disk$"):
+    real = atomic.save_file
+    monkeypatch.setattr(atomic, "save_file", lambda tensors, path, metadata: real({"z": torch.ones(1)}, path, metadata))
+    with pytest.raises(
+        CorruptArtifactError, match=r"the header written promises other tensors than were given; try another disk$"
+    ):
         ManifestWriter(tmp_path).add_tensors("a.safetensors", {"a": torch.ones(1)})
 
 
@@ -188,7 +192,9 @@ def test_a_listed_file_that_is_no_safetensors(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     with run.lock():
         run.commit_step(1, lambda files: files.add_bytes("a.safetensors", b"not at all"), {})
-    with pytest.raises(CorruptArtifactError, match=r"step-000001: as listed, but a\.safetensors: [\d,]+ bytes of header promised"):
+    with pytest.raises(
+        CorruptArtifactError, match=r"step-000001: as listed, but a\.safetensors: [\d,]+ bytes of header promised"
+    ):
         run.get_step(1)
 
 
@@ -206,7 +212,9 @@ def test_none_is_good(tmp_path: Path) -> None:
     for _ in range(2):  # the second time they are put aside already
         with run.lock(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with pytest.raises(CorruptArtifactError, match=r"/run: no step is good; take a copy, or choose another folder$"):
+            with pytest.raises(
+                CorruptArtifactError, match=r"/run: no step is good; take a copy, or choose another folder$"
+            ):
                 run.latest_valid_step()
 
 
@@ -217,7 +225,10 @@ def test_a_later_format_is_refused_and_stays(tmp_path: Path, monkeypatch: pytest
     monkeypatch.undo()
     text = (run.step_path(1) / MANIFEST_FILE).read_text().replace('"format":1', '"format":2')
     (run.step_path(1) / MANIFEST_FILE).write_text(text)
-    with run.lock(), pytest.raises(NewerFormatError, match=r"format 2 of laconic .*, this one reads format 1; take a newer"):
+    with (
+        run.lock(),
+        pytest.raises(NewerFormatError, match=r"format 2 of laconic .*, this one reads format 1; take a newer"),
+    ):
         run.latest_valid_step()
     assert run.step_numbers() == [1]
 
@@ -283,7 +294,7 @@ def test_nothing_is_deleted_on_the_word_of_a_bad_step(tmp_path: Path) -> None:
 
 HOLD = """
 import sys, time
-from laconic.core.runs import RunFolder
+from laconic.storage.run_dir import RunFolder
 with RunFolder(sys.argv[1]).held():
     print("held", flush=True)
     time.sleep(60)
@@ -325,7 +336,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ours = {**lock._describe_this_process(), "pid": int(gone.stdout)}
     for about, taken in (({**ours, "host": "elsewhere"}, False), (ours, True)):
         (run.path / "lock").write_text(f"{about['pid']}\n{about['host']}\n")
-        (run.path / "lock.json").write_text(artifact.to_canonical_json(about))
+        (run.path / "lock.json").write_text(atomic.to_canonical_json(about))
         if taken:
             with run.lock():
                 pass

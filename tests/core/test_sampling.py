@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from laconic.core.sampling import Sampler, SamplingConfig, sample_from_uniform, apply_filters, filter_min_p, apply_repetition_penalty, filter_top_k, filter_top_p
-from laconic.core.wording import IncrementalDetokenizer, stop_prefix_length
+from laconic.generation.sampling import (
+    Sampler,
+    SamplingConfig,
+    apply_filters,
+    apply_repetition_penalty,
+    filter_min_p,
+    filter_top_k,
+    filter_top_p,
+    sample_from_uniform,
+)
+from laconic.generation.text_stream import IncrementalDetokenizer, stop_prefix_length
 from tests.conftest import needs, shared_dir
 
 
@@ -51,7 +60,9 @@ def test_the_penalty_is_that_of_transformers(penalty: float) -> None:
     logits = logits_of(1)
     ids = torch.randint(0, 200, (6, 30), generator=torch.Generator().manual_seed(2))
     there = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
-    assert apply_repetition_penalty(logits, there, penalty).equal(RepetitionPenaltyLogitsProcessor(penalty)(ids, logits))
+    assert apply_repetition_penalty(logits, there, penalty).equal(
+        RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
+    )
 
 
 def test_ties() -> None:

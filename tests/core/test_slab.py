@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.core import paths, slab
-from laconic.core.cache import KVCache
-from laconic.core.decoder import Decoder
-from laconic.core.generate import generate, pad_left
-from laconic.core.paths import CacheBackend
-from laconic.core.prompt import build_prompt, prefill
+from laconic.generation import backends as generation_backends
+from laconic.generation import static_cache
+from laconic.generation.backends import CacheBackend
+from laconic.generation.generate import generate, pad_left
+from laconic.generation.prompt import build_prompt, prefill
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
 from tests.conftest import missing, needs
 from tests.core.readings import VARIANTS, decoder_of, fresh
 from tests.tolerances import FLOORS, LEAST_FLOOR, error
@@ -31,13 +32,18 @@ def walked(path: Any, ids: Tensor) -> Tensor:
 
 
 def both(
-    name: str, rows: list[list[int]], copies: int = slab.MAX_COPY_BYTES, steps: int = STEPS
+    name: str, rows: list[list[int]], copies: int = static_cache.MAX_COPY_BYTES, steps: int = STEPS
 ) -> tuple[Tensor, Tensor, float]:
     """What the slab gives, what the value gives, and the float32 floor of the latter."""
     ids = torch.randint(0, 97, (len(rows), steps), generator=torch.Generator().manual_seed(3))
     decoder, wide = decoder_of(name, torch.float32), decoder_of(name)
     with torch.inference_mode():
-        got = walked(slab.StaticCacheDecoder(slab.fuse_weights(decoder, copies), prefilled(decoder, rows), steps), ids)
+        got = walked(
+            static_cache.StaticCacheDecoder(
+                static_cache.fuse_weights(decoder, copies), prefilled(decoder, rows), steps
+            ),
+            ids,
+        )
         asked = walked(CacheBackend(decoder, prefilled(decoder, rows)), ids)
         floor = error(asked, walked(CacheBackend(wide, prefilled(wide, rows)), ids))
     return got, asked, max(floor, LEAST_FLOOR)
@@ -60,9 +66,9 @@ def test_modules_in_place_of_copies(name: str, copies: int) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "qwen2", "qwen3"])
 def test_the_layout_of_onednn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not slab.has_onednn_packing(torch.device("cpu")):
+    if not static_cache.has_onednn_packing(torch.device("cpu")):
         missing("needs a torch with oneDNN")
-    monkeypatch.setattr(slab, "MIN_PACKED_NUMEL", 0)
+    monkeypatch.setattr(static_cache, "MIN_PACKED_NUMEL", 0)
     got, asked, floor = both(name, ROWS)
     assert error(got, asked) <= FLOORS * floor
 
@@ -76,7 +82,7 @@ def test_rope_that_changes_with_length_on_the_way(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
 def test_a_full_slab_is_made_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slab, "MIN_NEW_SLOTS", 2)
+    monkeypatch.setattr(static_cache, "MIN_NEW_SLOTS", 2)
     got, asked, floor = both(name, ROWS, steps=40)
     assert error(got, asked) <= FLOORS * floor
 
@@ -89,7 +95,7 @@ def test_what_is_not_filled_yet_is_never_read(name: str, rows: list[list[int]]) 
     found: list[Tensor] = []
     with torch.inference_mode():
         for tail in (0.0, float("nan")):
-            made = slab.StaticCacheDecoder(slab.fuse_weights(decoder), prefilled(decoder, rows), STEPS)
+            made = static_cache.StaticCacheDecoder(static_cache.fuse_weights(decoder), prefilled(decoder, rows), STEPS)
             made.buffer[:, :, :, made.num_filled :] = tail
             found.append(walked(made, ids))
     assert torch.equal(*found)
@@ -101,7 +107,7 @@ def test_take_goes_on_with_some_rows(name: str) -> None:
     ids = torch.randint(0, 97, (4, 3), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
         one, other = (
-            slab.StaticCacheDecoder(slab.fuse_weights(decoder), prefilled(decoder, ROWS), 6),
+            static_cache.StaticCacheDecoder(static_cache.fuse_weights(decoder), prefilled(decoder, ROWS), 6),
             CacheBackend(decoder, prefilled(decoder, ROWS)),
         )
         for path in (one, other):
@@ -116,7 +122,7 @@ def test_take_goes_on_with_some_rows(name: str) -> None:
 def test_generation_is_the_same_on_both_paths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = decoder_of(name, torch.float32)
     fast = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=())
-    monkeypatch.setattr(paths, "plain", lambda decoder: False)
+    monkeypatch.setattr(generation_backends, "plain", lambda decoder: False)
     slow = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=())
     for one, other in zip(fast, slow, strict=True):
         assert one.token_ids == other.token_ids
@@ -155,13 +161,13 @@ def changed(what: str) -> Decoder:
 
 @pytest.mark.parametrize("what", ["linear", "mlp", "hook", "pre hook", "type", "training", "attention"])
 def test_what_is_not_plain_goes_the_first_way(what: str) -> None:
-    assert slab.is_stock_decoder(fresh("llama"))
-    assert not slab.is_stock_decoder(changed(what))
+    assert static_cache.is_stock_decoder(fresh("llama"))
+    assert not static_cache.is_stock_decoder(changed(what))
 
 
 def test_autocast_goes_the_first_way() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not slab.is_stock_decoder(fresh("llama"))
+        assert not static_cache.is_stock_decoder(fresh("llama"))
 
 
 @pytest.mark.parametrize("what", ["linear", "mlp", "hook", "attention"])
@@ -181,14 +187,16 @@ def test_weights_changed_between_two_generations() -> None:
     after, new = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=()), fresh("llama")
     with torch.no_grad():
         new.layers[0].part("q").weight.mul_(-3.0)
-    assert [g.token_ids for g in after] == [g.token_ids for g in generate(new, input_ids=ROWS, max_tokens=20, eos_token_ids=())]
+    assert [g.token_ids for g in after] == [
+        g.token_ids for g in generate(new, input_ids=ROWS, max_tokens=20, eos_token_ids=())
+    ]
     assert [g.token_ids for g in after] != [g.token_ids for g in before]
 
 
 def test_float64_and_bfloat16_go_the_second_way_too() -> None:
     for dtype in (torch.float64, torch.bfloat16):
         decoder = fresh("qwen3").to(dtype)
-        assert slab.is_stock_decoder(decoder)
+        assert static_cache.is_stock_decoder(decoder)
         found = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=())
         assert all(g.state.keys[0].dtype == dtype and g.last_hidden.dtype == dtype for g in found)
     wide = decoder_of("qwen3")
@@ -210,8 +218,10 @@ def test_an_adapter_is_what_runs() -> None:
             if "lora_B" in name:
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
     adapted.eval()
-    assert not slab.is_stock_decoder(adapted.base_model.model)
+    assert not static_cache.is_stock_decoder(adapted.base_model.model)
     found = generate(adapted.base_model.model, input_ids=ROWS, max_tokens=20, eos_token_ids=())
     merged = adapted.merge_and_unload().eval()
-    assert [g.token_ids for g in found] == [g.token_ids for g in generate(merged, input_ids=ROWS, max_tokens=20, eos_token_ids=())]
+    assert [g.token_ids for g in found] == [
+        g.token_ids for g in generate(merged, input_ids=ROWS, max_tokens=20, eos_token_ids=())
+    ]
     assert [g.token_ids for g in found] != [g.token_ids for g in plain]

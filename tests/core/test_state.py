@@ -6,11 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core import artifact, state
-from laconic.core.cache import KVCache
-from laconic.core.errors import CorruptArtifactError, UsageError
-from laconic.core.state import CMSState, MLPMemoryState, LowRankChange, LayerState, CMSLevelState, LinearMemoryState, OpenChunk, FastWeightState
-from laconic.core.state_file import load_state, save_state
+from laconic.errors import CorruptArtifactError, UsageError
+from laconic.models.cache import KVCache
+from laconic.nested import state
+from laconic.nested.state import (
+    CMSLevelState,
+    CMSState,
+    FastWeightState,
+    LayerState,
+    LinearMemoryState,
+    LowRankChange,
+    MLPMemoryState,
+    OpenChunk,
+)
+from laconic.nested.state_file import load_state, save_state
+from laconic.storage import atomic
 
 
 def noise(*shape: int) -> Tensor:
@@ -39,7 +49,7 @@ def whole(B: int = 3, R: int = 2, S: int = 4) -> FastWeightState:
                   torch.ones(B, S).bool())  # fmt: skip
     layer = LayerState(
         conv_tails={"x": noise(B, 3, 8)},
-        memory={"memory": matrix(B, True), "deep": MLPMemoryState(matrix(B), matrix(B))},
+        memory={"mixer": matrix(B, True), "deep": MLPMemoryState(matrix(B), matrix(B))},
         cms=CMSState((level(B, R), level(B, R))),
         cache=cache,
     )
@@ -118,12 +128,14 @@ def test_reset_of_one_part_leaves_the_others() -> None:
 
 def test_a_file_gives_back_the_bits(tmp_path: Path) -> None:
     held = whole()
-    save_state(held, tmp_path / "me.safetensors", memory_kind="hope", model_fingerprint="f" * 64, num_tokens=9, version="0")
+    save_state(
+        held, tmp_path / "me.safetensors", memory_kind="hope", model_fingerprint="f" * 64, num_tokens=9, version="0"
+    )
     found = load_state(tmp_path / "me.safetensors", memory_kind="hope", model_fingerprint="f" * 64)
     assert state.states_equal(found, held)
     assert type(found) is FastWeightState
     assert found.layers[1] == LayerState()
-    tensors, about = artifact.load_artifact(tmp_path / "me.safetensors", "laconic.state")
+    tensors, about = atomic.load_artifact(tmp_path / "me.safetensors", "laconic.state")
     assert len(tensors) == len({id(x) for _, x in state.named_tensors(held)}), "a tensor in two places is written once"
     assert {name: about[name] for name in ("schema", "holds", "tokens", "version")} == {
         "schema": 1, "holds": "hope", "tokens": 9, "version": "0",
@@ -135,10 +147,15 @@ def test_states_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     save_state(whole(), path, memory_kind="hope", model_fingerprint="3f2a" + "0" * 60)
     with pytest.raises(CorruptArtifactError, match="state: made by model 3f2a00000000…, this is 9c1b"):
         load_state(path, memory_kind="hope", model_fingerprint="9c1b" + "0" * 60)
-    assert state.states_equal(load_state(path, memory_kind="hope", model_fingerprint="9c1b", force=True), load_state(path, memory_kind="hope", model_fingerprint="", force=True))
-    with pytest.raises(CorruptArtifactError, match="holds hope of schema 1, asked was titans of schema 1; load it with what made"):
+    assert state.states_equal(
+        load_state(path, memory_kind="hope", model_fingerprint="9c1b", force=True),
+        load_state(path, memory_kind="hope", model_fingerprint="", force=True),
+    )
+    with pytest.raises(
+        CorruptArtifactError, match="holds hope of schema 1, asked was titans of schema 1; load it with what made"
+    ):
         load_state(path, memory_kind="titans", model_fingerprint="")
-    monkeypatch.setattr("laconic.core.state_file.SCHEMA_VERSION", 2)
+    monkeypatch.setattr("laconic.nested.state_file.SCHEMA_VERSION", 2)
     with pytest.raises(CorruptArtifactError, match="asked was hope of schema 2"):
         load_state(path, memory_kind="hope", model_fingerprint="")
 
@@ -156,7 +173,7 @@ def test_states_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_form_that_does_not_fit_its_tensors_is_refused(tmp_path: Path, shape: object, says: str) -> None:
     about = {"schema": 1, "holds": "hope", "model": "", "shape": shape}
     tensors = {"x": torch.zeros(2), "y": torch.zeros(3)}
-    artifact.save_artifact(tmp_path / "me.safetensors", tensors, "laconic.state", about)
+    atomic.save_artifact(tmp_path / "me.safetensors", tensors, "laconic.state", about)
     with pytest.raises(CorruptArtifactError, match=says):
         load_state(tmp_path / "me.safetensors", memory_kind="hope", model_fingerprint="")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.core.artifact import save_artifact
-from laconic.core.errors import CorruptArtifactError, UsageError
-from laconic.core.thoughts import LatentThoughts
+from laconic.errors import CorruptArtifactError, UsageError
+from laconic.latent.thoughts import LatentThoughts
+from laconic.storage.atomic import save_artifact
 from tests.core.readings import decoder_of, fresh, noise, same
 
 ABOUT = {"base": "b", "tokenizer": "t"}

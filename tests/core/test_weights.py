@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.core import artifact, weights
-from laconic.core.artifact import InputError, BusyError, LaconicError, NonFiniteError, UnsafeFileError, UsageError
-from laconic.core.decoder import Decoder
-from laconic.core.families import WEIGHT_NAMES, DecoderConfig
-from laconic.core.folder import plan_shards
+from laconic.models import weights
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.models.folder import plan_shards
+from laconic.storage import atomic
+from laconic.storage.atomic import BusyError, InputError, LaconicError, NonFiniteError, UnsafeFileError, UsageError
 from tests import tolerances
 from tests.conftest import REPO, missing, needs
 
@@ -34,7 +35,11 @@ def made(folder: Path, family: str = "llama", **changes: object) -> Path:
 def stored(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a folder, copied."""
     files = sorted(folder.glob("*.safetensors"))
-    return {n: t.clone() for f in files for n, t in artifact.open_tensors(f, artifact.read_safetensors_header(f).tensors).items()}
+    return {
+        n: t.clone()
+        for f in files
+        for n, t in atomic.open_tensors(f, atomic.read_safetensors_header(f).tensors).items()
+    }
 
 
 def change(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> Path:
@@ -347,7 +352,7 @@ def sharded(folder: Path) -> Path:
 
 def test_missing_shard(tmp_path: Path) -> None:
     shard = sorted(sharded(tmp_path / "a").glob("model-*"))[1]
-    names = list(artifact.read_safetensors_header(shard).tensors)
+    names = list(atomic.read_safetensors_header(shard).tensors)
     shard.unlink()
     with pytest.raises(InputError) as caught:
         Decoder.from_pretrained(tmp_path / "a")
@@ -450,7 +455,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 import torch
-from laconic.core.decoder import Decoder
+from laconic.models.decoder import Decoder
 
 def memory(what):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(what)) * 1024
@@ -493,7 +498,7 @@ def test_index_and_shards(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "a" / INDEX).read_text())
     total = sum(t.numel() for t in tensors.values())
     assert index["metadata"] == {"total_size": 4 * total, "total_parameters": total}
-    files = {f.name: artifact.read_safetensors_header(f) for f in sorted((tmp_path / "a").glob("model-*.safetensors"))}
+    files = {f.name: atomic.read_safetensors_header(f) for f in sorted((tmp_path / "a").glob("model-*.safetensors"))}
     assert index["weight_map"] == {name: file for file, header in files.items() for name in header.tensors}
     assert all(header.metadata == {"format": "pt"} for header in files.values())
     assert list(files) == [f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, len(files) + 1)]
@@ -558,7 +563,9 @@ def test_nothing_that_is_not_finite_is_saved(tmp_path: Path) -> None:
     decoder = Decoder(DecoderConfig.tiny("gpt2"))
     with torch.no_grad():
         decoder.get_parameter("transformer.h.0.mlp.c_fc.weight")[2, 1] = float("nan")
-    with pytest.raises(NonFiniteError, match=r"^transformer.h.0.mlp.c_fc.weight: 1 value not finite, first at \[1, 2\]$"):
+    with pytest.raises(
+        NonFiniteError, match=r"^transformer.h.0.mlp.c_fc.weight: 1 value not finite, first at \[1, 2\]$"
+    ):
         decoder.save_pretrained(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 

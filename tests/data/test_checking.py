@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from laconic.core.contract import ReasoningExample
-from laconic.data.checking import PART_NAMES, ScannedFile, audit_examples, compute_quantiles, scan_file, find_duplicates
-from laconic.data.tokens import load_tokenizer
+from laconic.batches import ReasoningExample
+from laconic.data.audit import PART_NAMES, ScannedFile, audit_examples, compute_quantiles, find_duplicates, scan_file
+from laconic.data.tokenizer import load_tokenizer
 from tests.conftest import needs
 
 ROWS = [
@@ -22,7 +22,12 @@ def quiet(name: str, done: int, total: int) -> None:
 
 def test_rows_are_counted():
     found = audit_examples(ScannedFile(ROWS, ""), None, None, quiet)
-    assert (found.num_rows, found.num_without_chain, found.num_without_number, found.majority_answer) == (3, 1, 1, ("8", 2 / 3))
+    assert (found.num_rows, found.num_without_chain, found.num_without_number, found.majority_answer) == (
+        3,
+        1,
+        1,
+        ("8", 2 / 3),
+    )
     assert found.duplicates == (("a", "c"),)
     assert (found.lengths, found.too_long, found.problems) == ({}, (), ())
     assert audit_examples(ScannedFile([], ""), None, None, quiet).majority_answer == ("", 0.0)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import InputError
-from laconic.data.columns import COLUMN_CONVERTERS, detect_columns, parse_icot_line, normalise_number
-from laconic.data.examples import read_examples
-from laconic.data.lines import RowError
-from laconic.data.settings import DataConfig
+from laconic.config.data import DataConfig
+from laconic.data.reasoning.columns import COLUMN_CONVERTERS, detect_columns, normalise_number, parse_icot_line
+from laconic.data.reasoning.read_examples import read_examples
+from laconic.data.strict_jsonl import RowError
+from laconic.errors import InputError
 
 HOW = DataConfig(path="rows.jsonl")
 ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -5,11 +5,18 @@ from typing import Any
 
 import pytest
 
-from laconic.core.contract import ReasoningExample
-from laconic.core.errors import InputError
-from laconic.data.contamination import merge_deduplicated, check_known_files, check_marks, check_dataset_names, check_overlap, normalise_question
-from laconic.data.maths import load_training_examples
-from laconic.data.settings import DataConfig
+from laconic.batches import ReasoningExample
+from laconic.config.data import DataConfig
+from laconic.data.reasoning.contamination import (
+    check_dataset_names,
+    check_known_files,
+    check_marks,
+    check_overlap,
+    merge_deduplicated,
+    normalise_question,
+)
+from laconic.data.reasoning.load import load_training_examples
+from laconic.errors import InputError
 
 
 def said(**more: Any) -> DataConfig:
@@ -54,25 +61,34 @@ def test_names_that_are_not() -> None:
 def test_a_file_that_is_held_out_elsewhere() -> None:
     with pytest.raises(InputError, match=r"^data\.name a\.jsonl is gsm8k:test: test rows are not trained on; take a"):
         check_known_files(said(name="a.jsonl"), {"a.jsonl": "gsm8k:test"})
-    with pytest.raises(InputError, match=r"^data\.valid a\.jsonl is gsm8k:test: test rows choose nothing; take rows of"):
+    with pytest.raises(
+        InputError, match=r"^data\.valid a\.jsonl is gsm8k:test: test rows choose nothing; take rows of"
+    ):
         check_known_files(said(valid="a.jsonl"), {"a.jsonl": "gsm8k:test"})
-    check_known_files(said(name="b.jsonl", valid="a.jsonl", test="c.jsonl"), {"a.jsonl": "svamp:valid", "c.jsonl": "x:test"})
+    check_known_files(
+        said(name="b.jsonl", valid="a.jsonl", test="c.jsonl"), {"a.jsonl": "svamp:valid", "c.jsonl": "x:test"}
+    )
 
 
 def test_rows_that_are_marked_as_held_out() -> None:
-    rows = [ReasoningExample("a", "?", (), "1", {"icot_split": "valid"}), ReasoningExample("b", "!", (), "1", {"icot_split": "train"})]
+    rows = [
+        ReasoningExample("a", "?", (), "1", {"icot_split": "valid"}),
+        ReasoningExample("b", "!", (), "1", {"icot_split": "train"}),
+    ]
     with pytest.raises(InputError, match=r"^x: 1 rows are the validation questions of GSM8K-Aug \(icot_split"):
         check_marks("x", rows, allow_overlap=False)
     check_marks("x", rows, allow_overlap=True)
     check_marks("x", rows[1:], allow_overlap=False)
-    with pytest.raises(InputError, match=r"questions of MultiArith \(in_multiarith = True\); data\.name = aggregate is"):
+    with pytest.raises(
+        InputError, match=r"questions of MultiArith \(in_multiarith = True\); data\.name = aggregate is"
+    ):
         check_marks("x", [ReasoningExample("a", "?", (), "1", {"in_multiarith": True})], allow_overlap=False)
 
 
 def test_held_out_questions_in_training_are_refused() -> None:
     train = [ReasoningExample("t1", "2 and\n2?", (), "4"), ReasoningExample("t2", "3 and 3?", (), "6")]
     held = [ReasoningExample("h1", "2  and 2? ", (), "4")]
-    with pytest.raises(InputError, match=r"held out \(t1 = h1\); take them out, or set data.allow_overlap"):
+    with pytest.raises(InputError, match=r"held out \(t1 = h1\); take them out, or set data.allow_contamination"):
         check_overlap(train, held)
     assert check_overlap(train, held, allow_overlap=True) == 1
     assert check_overlap(train[1:], held) == 0

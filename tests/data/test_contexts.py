@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import InputError
-from laconic.data.contexts import ContextQuestion, group_by_context, load_context_questions
+from laconic.errors import InputError
+from laconic.evaluation.compression.context_qa_data import ContextQuestion, group_by_context, load_context_questions
 from tests.conftest import needs
 
 ROWS: list[dict[str, Any]] = [

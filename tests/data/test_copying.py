@@ -6,10 +6,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from laconic.core.contract import IGNORE_INDEX, TrainingData
-from laconic.data.copying import SelectiveCopyingDataset
-from laconic.data.mqar import VOCABULARY
-from laconic.data.task_settings import SelectiveCopyingConfig
+from laconic.batches import IGNORE_INDEX, TrainingData
+from laconic.config.synthetic import SelectiveCopyingConfig
+from laconic.data.synthetic.mqar import VOCABULARY
+from laconic.data.synthetic.selective_copying import SelectiveCopyingDataset
 
 TASKS: list[dict[str, Any]] = [{}, {"counts": (2, 5), "length": 12, "values": 3}, {"counts": (1,), "length": 2}]
 
@@ -30,7 +30,9 @@ def test_every_document_obeys_the_rules(said: dict[str, Any]) -> None:
         assert all(int(value[1:]) < task.num_values for value in values)
         assert words[-N:] == ["k0"] * N
         assert words.count(".") == task.row_tokens - 2 * N
-        assert (batch.targets[row] != IGNORE_INDEX).nonzero()[:, 0].tolist() == [*range(task.row_tokens - N, task.row_tokens)]
+        assert (batch.targets[row] != IGNORE_INDEX).nonzero()[:, 0].tolist() == [
+            *range(task.row_tokens - N, task.row_tokens)
+        ]
         assert [VOCABULARY[i] for i in batch.targets[row, -N:].tolist()] == values
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from laconic.data.drift import permute_vocabulary
+from laconic.data.documents.vocabulary_drift import permute_vocabulary
 
 
 def test_each_stretch_is_permuted_by_one_map_of_its_own() -> None:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.data import encoding
-from laconic.data.encoding import tokenize_texts, join_windows, find_seam
-from laconic.data.streaming import TokenizedWindow
+from laconic.data.documents import tokenize
+from laconic.data.documents.streaming import TokenizedWindow
+from laconic.data.documents.tokenize import find_seam, join_windows, tokenize_texts
 from tests.conftest import shared_dir
 from tests.data.test_streaming import FOLDERS, WORDS, inner, tokenizer
 
@@ -16,7 +16,7 @@ from tests.data.test_streaming import FOLDERS, WORDS, inner, tokenizer
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of few characters, few of them at once."""
     for name, value in (("WINDOW", 300), ("SHARED", 150), ("AT_ONCE", 2000)):
-        monkeypatch.setattr(encoding, name, value)
+        monkeypatch.setattr(tokenize, name, value)
 
 
 def alone(name: str, text: str) -> list[int]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from laconic.core.contract import ReasoningExample
-from laconic.core.errors import InputError
-from laconic.data.examples import split_chain, most_common_answer, read_examples
+from laconic.batches import ReasoningExample
+from laconic.config.data import DataConfig
 from laconic.data.problems import EXCERPT_LENGTH, make_excerpt
-from laconic.data.settings import DataConfig
+from laconic.data.reasoning.read_examples import most_common_answer, read_examples, split_chain
+from laconic.errors import InputError
 
 HOW = DataConfig(path="rows.jsonl")
 ROW: dict[str, Any] = {"id": "a", "question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}
@@ -60,7 +60,11 @@ def test_chains(tmp_path: Path, field: str | None, split: str, chain: dict[str, 
 
 
 def test_prose_is_cut_as_codi_cuts_it() -> None:
-    assert split_chain("He has 2.  He gets 2.5 more. So 4.5.\n", "sentences") == ("He has 2", " He gets 2.5 more", "So 4.5")
+    assert split_chain("He has 2.  He gets 2.5 more. So 4.5.\n", "sentences") == (
+        "He has 2",
+        " He gets 2.5 more",
+        "So 4.5",
+    )
 
 
 def test_what_is_accepted_with_a_note(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from laconic.core.errors import InputError
-from laconic.data.excerpts import DocumentTails, segment_ends, sample_tails
-from laconic.data.passages import TokenArray
+from laconic.data.documents.dataset import TokenArray
+from laconic.errors import InputError
+from laconic.evaluation.compression.tails import DocumentTails, sample_tails, segment_ends
 
 
 def book(n: int, start: int = 0) -> TokenArray:

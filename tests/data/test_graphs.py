@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from laconic.data.graphs import NAMES, NOUNS, random_order, weighted_choice, generate_problem, iter_problems
+from laconic.data.generators.prosqa import NAMES, NOUNS, generate_problem, iter_problems, random_order, weighted_choice
 from tests.conftest import shared_dir
 
 MADE = list(islice(iter_problems(seed=0), 300))

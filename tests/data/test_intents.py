@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import InputError
-from laconic.data import intents
-from laconic.data.intents import IntentRows, Utterance, normalise_text, load_intents, build_stream, label_to_text
-from laconic.data.tokens import build_byte_tokenizer, load_tokenizer
+from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
+from laconic.errors import InputError
+from laconic.evaluation.class_incremental import intent_data
+from laconic.evaluation.class_incremental.intent_data import (
+    IntentRows,
+    Utterance,
+    build_stream,
+    label_to_text,
+    load_intents,
+    normalise_text,
+)
 from tests.conftest import needs, shared_dir
 
 LABELS = ("card_lost", "Top_up?", "PIN change", "pay_w2")
@@ -25,7 +32,7 @@ def rows(each: int = 6) -> list[Utterance]:
 
 
 def found(each: int = 6) -> IntentRows:
-    return intents.deduplicate_splits(rows(each), "four")
+    return intent_data.deduplicate_splits(rows(each), "four")
 
 
 @lru_cache
@@ -73,9 +80,11 @@ def test_texts_of_a_later_split_are_left_out_of_an_earlier_one() -> None:
     made = rows()
     made += [Utterance("Card_lost, ASKED: 0!", "card_lost", "train"), Utterance("both", "card_lost", "valid")]
     made += [Utterance("Both?", "card_lost", "train")]
-    got = intents.deduplicate_splits(made, "four")
+    got = intent_data.deduplicate_splits(made, "four")
     assert got.num_dropped == 1 + 1
-    assert {normalise_text(row.text) for row in got.train}.isdisjoint(normalise_text(row.text) for row in [*got.valid, *got.test])
+    assert {normalise_text(row.text) for row in got.train}.isdisjoint(
+        normalise_text(row.text) for row in [*got.valid, *got.test]
+    )
     assert normalise_text("Card_lost, ASKED: 0!") == normalise_text("card_lost asked 0")
 
 
@@ -93,7 +102,9 @@ def test_tasks_are_slices_of_the_shuffled_classes() -> None:
     assert orders[0] == build_stream(found(), tokenizer, 0, name="four", classes_per_task=2)
     labels = [item.label for item in orders[0].train[0]]
     assert labels != sorted(labels)  # shuffled within the task
-    limits = build_stream(found(), tokenizer, 0, name="four", classes_per_task=2, max_test_per_class=1, max_train_per_class=3)
+    limits = build_stream(
+        found(), tokenizer, 0, name="four", classes_per_task=2, max_test_per_class=1, max_train_per_class=3
+    )
     assert [len(task) for task in limits.test] == [2, 2]
     assert [Counter(item.label for item in task).most_common()[0][1] for task in limits.train] == [3, 3]
     other = build_stream(found(), tokenizer, 1, name="four", classes_per_task=2, max_test_per_class=1)
@@ -103,13 +114,13 @@ def test_tasks_are_slices_of_the_shuffled_classes() -> None:
 def test_options_are_chosen_on_rows_that_are_never_asked() -> None:
     tokenizer, got = build_byte_tokenizer(), found(20)
     asked = {row.text for row in got.test}
-    chosen = intents.use_validation_split(got)
+    chosen = intent_data.use_validation_split(got)
     assert Counter(row.label for row in chosen.test) == dict.fromkeys(LABELS, 2)  # a tenth
     assert len(chosen.train) == 72
     assert asked.isdisjoint(row.text for row in [*chosen.train, *chosen.test])
     with_valid = got._replace(valid=[Utterance("held", "card_lost", "valid")])
-    assert intents.use_validation_split(with_valid).test == with_valid.valid
-    assert intents.use_validation_split(with_valid).train == got.train
+    assert intent_data.use_validation_split(with_valid).test == with_valid.valid
+    assert intent_data.use_validation_split(with_valid).train == got.train
     made = build_stream(got, tokenizer, 0, name="four", classes_per_task=2, part="valid")
     assert [len(task) for task in made.test] == [4, 4]
 
@@ -144,9 +155,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"four: class card_lost has no test row; give each class some, with their split"
     ):
-        intents.deduplicate_splits([row for row in rows() if (row.label, row.part) != ("card_lost", "test")], "four")
+        intent_data.deduplicate_splits(
+            [row for row in rows() if (row.label, row.part) != ("card_lost", "test")], "four"
+        )
     with pytest.raises(InputError, match=r"four: two labels have the same words; rename one of them"):
-        intents.deduplicate_splits([*rows(), Utterance("a", "top up", "train"), Utterance("b", "top up", "test")], "four")
+        intent_data.deduplicate_splits(
+            [*rows(), Utterance("a", "top up", "train"), Utterance("b", "top up", "test")], "four"
+        )
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(InputError, match=r"a\.jsonl:1:1: label: no such field in .*; a row has text, label and split"):
         load_intents("banking77", tmp_path / "a.jsonl")

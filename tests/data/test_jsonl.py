@@ -2,9 +2,9 @@
 
 import pytest
 
-from laconic.core.contract import ReasoningExample
-from laconic.core.errors import InputError, BusyError
-from laconic.data.jsonl import example_to_row, write_jsonl
+from laconic.batches import ReasoningExample
+from laconic.data.generators.write_jsonl import example_to_row, write_jsonl
+from laconic.errors import BusyError, InputError
 
 ROWS = [{"id": f"r{i}", "question": f"Wie viele? {i} – ä"} for i in range(5)]
 
@@ -55,4 +55,10 @@ def test_what_belongs_to_a_file_is_written_with_it_or_neither(tmp_path):
 
 def test_an_example_keeps_its_marks():
     example = ReasoningExample("i", "Q?", ("<<1+1=2>>",), "2", {"template": "t"})
-    assert example_to_row(example) == {"id": "i", "question": "Q?", "steps": ["<<1+1=2>>"], "answer": "2", "template": "t"}
+    assert example_to_row(example) == {
+        "id": "i",
+        "question": "Q?",
+        "steps": ["<<1+1=2>>"],
+        "answer": "2",
+        "template": "t",
+    }

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.errors import InputError
-from laconic.data.labelled import LabelledText, order_demonstrations, load_labelled_texts
+from laconic.errors import InputError
+from laconic.evaluation.compression.icl_data import LabelledText, load_labelled_texts, order_demonstrations
 from tests.conftest import shared_dir
 
 ROWS = [LabelledText(f"text {i}", "abc"[(i % 6) // 3 + (i % 6 == 5)]) for i in range(60)]
@@ -34,7 +34,9 @@ def test_rows_of_a_part(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a\.jsonl: 0 labels in 0 rows of valid; give two or more"):
         load_labelled_texts(file, "valid")
     file.write_text('{"text": "a", "label": 3}\n')
-    with pytest.raises(InputError, match=r"a\.jsonl:1:24: label: no text: .* put it in quotes; a row has text and label"):
+    with pytest.raises(
+        InputError, match=r"a\.jsonl:1:24: label: no text: .* put it in quotes; a row has text and label"
+    ):
         load_labelled_texts(file)
 
 

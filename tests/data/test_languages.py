@@ -7,10 +7,17 @@ from typing import get_args
 import pytest
 import torch
 
-from laconic.core.contract import IGNORE_INDEX, TrainingData
-from laconic.data.languages import TOKEN_IDS, SYMBOL_SETS, VOCABULARY, FormalLanguageDataset, next_symbol_sets, build_languages_tokenizer
-from laconic.data.task_settings import LENGTH_PERIODS, FormalLanguage, FormalLanguagesConfig
-from laconic.data.tokens import load_tokenizer
+from laconic.batches import IGNORE_INDEX, TrainingData
+from laconic.config.synthetic import LENGTH_PERIODS, FormalLanguage, FormalLanguagesConfig
+from laconic.data.synthetic.formal_languages import (
+    SYMBOL_SETS,
+    TOKEN_IDS,
+    VOCABULARY,
+    FormalLanguageDataset,
+    build_languages_tokenizer,
+    next_symbol_sets,
+)
+from laconic.data.tokenizer import load_tokenizer
 from tests.oracles import languages as oracle
 
 LANGUAGES: tuple[FormalLanguage, ...] = get_args(FormalLanguage)
@@ -31,7 +38,9 @@ def test_what_may_follow_is_what_some_string_goes_on_with(language: FormalLangua
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_sets_of_longer_strings_hold_what_follows_in_them(language: FormalLanguage) -> None:
-    for string in FormalLanguageDataset(0, FormalLanguagesConfig(language=language, min_length=51, max_length=100)).generate_strings(range(30)):
+    for string in FormalLanguageDataset(
+        0, FormalLanguagesConfig(language=language, min_length=51, max_length=100)
+    ).generate_strings(range(30)):
         told = next_symbol_sets(language, string)
         assert len(told) == len(string) + 1
         assert all(symbol in each for symbol, each in zip((*string, "."), told, strict=True))
@@ -52,7 +61,11 @@ def test_strings_belong_and_their_lengths_are_even(language: FormalLanguage) -> 
 
 @pytest.mark.parametrize("language", ["parity", "shuffle2"])
 def test_every_string_of_a_length_is_drawn(language: FormalLanguage) -> None:
-    found = set(FormalLanguageDataset(2, FormalLanguagesConfig(language=language, min_length=4, max_length=4)).generate_strings(range(2000)))
+    found = set(
+        FormalLanguageDataset(2, FormalLanguagesConfig(language=language, min_length=4, max_length=4)).generate_strings(
+            range(2000)
+        )
+    )
     assert found == set(oracle.strings(language, 4))
 
 
@@ -103,5 +116,7 @@ def test_lengths_that_no_string_has_are_refused() -> None:
 
 
 def test_labels_train_and_text_does_not() -> None:
-    batch = FormalLanguageDataset(0, FormalLanguagesConfig(language="aa", min_length=2, max_length=6)).batch(range(8), 0, 0)
+    batch = FormalLanguageDataset(0, FormalLanguagesConfig(language="aa", min_length=2, max_length=6)).batch(
+        range(8), 0, 0
+    )
     assert not bool(torch.isin(batch.targets, batch.input_ids).any())

@@ -2,9 +2,9 @@
 
 import pytest
 
-from laconic.data.languages import build_languages_tokenizer
-from laconic.data.lengths import token_byte_lengths
-from laconic.data.tokens import build_byte_tokenizer, load_tokenizer
+from laconic.data.documents.token_bytes import token_byte_lengths
+from laconic.data.synthetic.formal_languages import build_languages_tokenizer
+from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
 from tests.conftest import shared_dir
 
 TEXTS = ["Once upon a time", "Grüße – ½ 日本 🦜\n\ttabs", "", "a  b"]

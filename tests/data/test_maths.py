@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import InputError
-from laconic.data.maths import get_answer_kind, load_held_out, load_examples, count_training_rows, load_training_examples
-from laconic.data.sets import DATASETS
-from laconic.data.settings import DataConfig
+from laconic.config.data import DataConfig
+from laconic.data.reasoning.catalog import DATASETS
+from laconic.data.reasoning.load import (
+    count_training_rows,
+    get_answer_kind,
+    load_examples,
+    load_held_out,
+    load_training_examples,
+)
+from laconic.errors import InputError
 from tests.conftest import needs
 
 Rows = list[dict[str, Any]]
@@ -59,13 +65,17 @@ def texts(read: Any) -> list[tuple[str, tuple[str, ...], str]]:
     return [(e.question, e.steps, e.answer) for e in read.examples]
 
 
-HERE = [name for name, one in DATASETS.items() if any(split.file for split in one.splits.values()) and name != "gsm8k-nl"]
+HERE = [
+    name for name, one in DATASETS.items() if any(split.file for split in one.splits.values()) and name != "gsm8k-nl"
+]
 
 
 @pytest.mark.parametrize("name", HERE)
 def test_local_sets(name: str, root: str) -> None:
     for part, split in DATASETS[name].splits.items():
-        read = load_examples(f"{name}:{part}", "train", said(root=root, sizes="any" if name == "gsm8k-aug" else "known"))
+        read = load_examples(
+            f"{name}:{part}", "train", said(root=root, sizes="any" if name == "gsm8k-aug" else "known")
+        )
         assert split.file is not None
         assert len(read.examples) == (split.marked_rows or split.file.num_rows)
         assert read.sha256 == split.file.sha256
@@ -145,7 +155,9 @@ def test_what_is_not_there(asked: str, message: str) -> None:
 
 
 def test_a_field_for_sets_that_have_their_own() -> None:
-    with pytest.raises(InputError, match=r"data\.field cot: sets known by name have their own chain; leave the key out"):
+    with pytest.raises(
+        InputError, match=r"data\.field cot: sets known by name have their own chain; leave the key out"
+    ):
         load_training_examples(said(field="cot"))
 
 

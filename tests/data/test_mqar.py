@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.contract import IGNORE_INDEX, TrainingData
-from laconic.data.mqar import VOCABULARY, MQARDataset, build_mqar_tokenizer
-from laconic.data.task_settings import MQARConfig
-from laconic.data.tokens import load_tokenizer
+from laconic.batches import IGNORE_INDEX, TrainingData
+from laconic.config.synthetic import MQARConfig
+from laconic.data.synthetic.mqar import VOCABULARY, MQARDataset, build_mqar_tokenizer
+from laconic.data.tokenizer import load_tokenizer
 
 TASKS: list[dict[str, Any]] = [
     {},

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from laconic.data.multiplication import build_row, iter_products
+from laconic.data.generators.multiplication import build_row, iter_products
 
 
 def number(digits: str) -> int:

@@ -5,10 +5,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from laconic.core.contract import DocumentBatch, TrainingData
-from laconic.core.errors import InputError
-from laconic.data.needles import FILLER, NEEDLE_KINDS, NeedleKind, NeedleDataset
-from laconic.data.tokens import Tokenizer, build_byte_tokenizer
+from laconic.batches import DocumentBatch, TrainingData
+from laconic.data.synthetic.needle_in_haystack import FILLER, NEEDLE_KINDS, NeedleDataset, NeedleKind
+from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer
+from laconic.errors import InputError
 
 BOOK = "".join(f"This is sentence {i} of a book. " for i in range(400))
 BYTES = build_byte_tokenizer()
@@ -48,7 +48,10 @@ def test_an_item_asks_for_what_is_hidden_in_it(kind: NeedleKind) -> None:
             hay = hay.replace(fact.to_sentence(), "")
         assert len(hay) == room
         assert hay in (FILLER * 20 if kind == "S-1" else BOOK + BOOK)
-        at = [text.index(fact.to_sentence()) - sum(len(other.to_sentence()) for other in facts[:i]) for i, fact in enumerate(facts)]
+        at = [
+            text.index(fact.to_sentence()) - sum(len(other.to_sentence()) for other in facts[:i])
+            for i, fact in enumerate(facts)
+        ]
         assert any(place == round(depth * room) and facts[i].is_target for i, place in enumerate(at))
 
 
@@ -95,7 +98,9 @@ def test_a_first_token_stands_first() -> None:
     inner.add_special_tokens(["<bos>"])
     begin = inner.token_to_id("<bos>")
     inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", begin)])
-    source = NeedleDataset(Tokenizer(inner, {"bos_token": "<bos>"}, None, "x"), kinds=("S-1",), lengths=(300,), items_per_cell=1)
+    source = NeedleDataset(
+        Tokenizer(inner, {"bos_token": "<bos>"}, None, "x"), kinds=("S-1",), lengths=(300,), items_per_cell=1
+    )
     prompt, told, _ = source.build_item(0)
     assert prompt[0] == begin
     assert begin not in prompt[1:]

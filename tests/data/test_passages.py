@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.core.contract import TrainingData
-from laconic.core.errors import InputError
-from laconic.data.passages import DocumentDataset, tokenize_documents
-from laconic.data.settings import TextConfig
-from laconic.data.text import Document
-from laconic.data.tokens import build_byte_tokenizer
+from laconic.batches import TrainingData
+from laconic.config.data import TextConfig
+from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
+from laconic.data.documents.load import Document
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import InputError
 
 BOOKS = [Document("long", ("a" * 700, "b" * 98)), Document("short", ("c" * 130,)), Document("tiny", ("d",))]
 FIXED: dict[str, Any] = {"tokens": 300, "segment": 100, "segments": "fixed"}
@@ -64,7 +64,9 @@ def test_fingerprints_tell_rows_apart() -> None:
         passages({**FIXED, "tokens": 200}),
         passages(fixed=True),
         passages(count=2),
-        DocumentDataset(BOOKS[:2], tokenize_documents(BOOKS[:2], build_byte_tokenizer()), TextConfig.model_validate(FIXED), 3, 1000),
+        DocumentDataset(
+            BOOKS[:2], tokenize_documents(BOOKS[:2], build_byte_tokenizer()), TextConfig.model_validate(FIXED), 3, 1000
+        ),
     ]
     assert len({each.fingerprint for each in made}) == len(made)
     assert passages().fingerprint == made[0].fingerprint
@@ -72,8 +74,13 @@ def test_fingerprints_tell_rows_apart() -> None:
 
 def test_some_rows_are_from_everywhere_and_always_the_same() -> None:
     book = [Document("long", ("x" * 5000,))]
-    ids, how = tokenize_documents(book, build_byte_tokenizer()), TextConfig(row_tokens=100, segment_tokens=50, segment_lengths="fixed")
-    found = [DocumentDataset(book, ids, how, seed, 1000, max_rows=10).batch(range(10), 0, 0).document_ids for seed in (0, 1)]
+    ids, how = (
+        tokenize_documents(book, build_byte_tokenizer()),
+        TextConfig(row_tokens=100, segment_tokens=50, segment_lengths="fixed"),
+    )
+    found = [
+        DocumentDataset(book, ids, how, seed, 1000, max_rows=10).batch(range(10), 0, 0).document_ids for seed in (0, 1)
+    ]
     assert found[0] == found[1]
     places = sorted(int(name.partition("@")[2]) for name in found[0])
     assert places[0] < 2500 < places[-1]

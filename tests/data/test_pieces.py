@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
-from laconic.core.contract import ReasoningExample
-from laconic.core.errors import InputError
-from laconic.data.pieces import EncodedExample, ReasoningEncoder, find_eos_token_id
-from laconic.data.reasoning import encode_example, answer_prefix_ids
-from laconic.data.settings import DataConfig
-from laconic.data.tokens import Tokenizer, load_tokenizer
+from laconic.batches import ReasoningExample
+from laconic.config.data import DataConfig
+from laconic.data.reasoning.dataset import answer_prefix_ids, encode_example
+from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder, find_eos_token_id
+from laconic.data.tokenizer import Tokenizer, load_tokenizer
+from laconic.errors import InputError
 from tests.conftest import shared_dir
 
 NAMES = ["gpt2", "gsm-bpe-2048", "gsm-bpe-4096", "stories260k"]
@@ -175,7 +175,11 @@ def test_chain_keeps_or_drops_the_last_step(name: str, form: str) -> None:
             row = encode_example(example, real(name), settings(name, format=form))
             assert len(set(row.chain_step_index)) == left
             assert row.chain_ids == every.chain_ids[: len(row.chain_ids)]
-            assert (row.question_ids, row.answer_ids, row.distill_column) == (every.question_ids, every.answer_ids, every.distill_column)
+            assert (row.question_ids, row.answer_ids, row.distill_column) == (
+                every.question_ids,
+                every.answer_ids,
+                every.distill_column,
+            )
 
 
 def test_prefix_spaces_go_from_every_piece_but_the_question() -> None:
@@ -183,7 +187,10 @@ def test_prefix_spaces_go_from_every_piece_but_the_question() -> None:
     encoder = ReasoningEncoder(stories, settings("stories260k"))
     assert [stories.backend.id_to_token(i) for i in encoder.encode_text("18").ids] == ["1", "8"]
     assert stories.backend.id_to_token(encoder.prefix_space_id) == "▁"
-    assert words("stories260k", encode_example(EXAMPLE, stories, settings("stories260k")).question_ids)[:2] == ["<s>", "▁"]
+    assert words("stories260k", encode_example(EXAMPLE, stories, settings("stories260k")).question_ids)[:2] == [
+        "<s>",
+        "▁",
+    ]
     assert all(ReasoningEncoder(real(name), settings(name)).prefix_space_id is None for name in NAMES[:3])
 
 
@@ -218,19 +225,27 @@ def test_unknown_words_of_numbers_are_no_prefix_space() -> None:
 
 def test_a_question_without_a_token_is_an_error() -> None:
     with pytest.raises(InputError, match=r"row row-1: question ' ': nothing of it is left by the tokenizer"):
-        encode_example(replace(EXAMPLE, question=" "), built(["The", "answer", "is:"], "[B] $A"), DataConfig(path="rows.jsonl"))
+        encode_example(
+            replace(EXAMPLE, question=" "), built(["The", "answer", "is:"], "[B] $A"), DataConfig(path="rows.jsonl")
+        )
 
 
 def test_no_eos_is_an_error_that_names_the_candidates() -> None:
-    with pytest.raises(InputError, match=r"files name no eos; set data.eos to one .* special tokens: <\|endoftext\|>"):
+    with pytest.raises(
+        InputError, match=r"files name no eos; set data.eos_token to one .* special tokens: <\|endoftext\|>"
+    ):
         find_eos_token_id(real("gsm-bpe-2048"), DataConfig(path="rows.jsonl"))
-    with pytest.raises(InputError, match=r"data.eos '<none>' is none of its tokens; set data.eos to one of its special"):
+    with pytest.raises(
+        InputError, match=r"data.eos_token '<none>' is none of its tokens; set data.eos_token to one of its special"
+    ):
         find_eos_token_id(real("gsm-bpe-2048"), DataConfig(path="rows.jsonl", eos_token="<none>"))
 
 
 def test_an_answer_without_a_number() -> None:
     example = replace(EXAMPLE, answer="True")
-    with pytest.raises(InputError, match=r"row row-1: answer 'True' holds no number; give one, or set data.answers"):
+    with pytest.raises(
+        InputError, match=r"row row-1: answer 'True' holds no number; give one, or set data.answer_type"
+    ):
         encode_example(example, real("gpt2"), settings("gpt2"))
     row = encode_example(example, real("gpt2"), settings("gpt2", answers="text"))
     assert words("gpt2", row.answer_ids)[row.distill_column : row.number_span[1]] == [":", "True"]
@@ -241,7 +256,8 @@ def test_every_shipped_row_is_encoded(shared: Path) -> None:
     for name in NAMES:
         encoder = ReasoningEncoder(real(name), settings(name))
         made: list[EncodedExample] = [
-            encoder.encode_example(ReasoningExample(r["id"], r["question"], tuple(r["steps"]), r["answer"])) for r in rows
+            encoder.encode_example(ReasoningExample(r["id"], r["question"], tuple(r["steps"]), r["answer"]))
+            for r in rows
         ]
         assert all(row.distill_column == len(encoder.answer_prompt_ids) - 1 for row in made)
         assert all(0 < row.number_span[0] < row.number_span[1] < len(row.answer_ids) for row in made)

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.core.contract import IGNORE_INDEX, ReasoningExample, ReasoningBatch, TrainingData
-from laconic.core.errors import InputError
-from laconic.data.examples import read_examples
-from laconic.data.pieces import EncodedExample
-from laconic.data.reasoning import ReasoningDataset, collate, pack_row, unpack_row
-from laconic.data.settings import DataConfig
-from laconic.data.synthetic import build_digits_tokenizer
+from laconic.batches import IGNORE_INDEX, ReasoningBatch, ReasoningExample, TrainingData
+from laconic.config.data import DataConfig
+from laconic.data.reasoning.dataset import ReasoningDataset, collate, pack_row, unpack_row
+from laconic.data.reasoning.encode import EncodedExample
+from laconic.data.reasoning.read_examples import read_examples
+from laconic.data.synthetic.digits import build_digits_tokenizer
+from laconic.errors import InputError
 from tests.conftest import shared_dir
 from tests.data.test_pieces import EXAMPLE, real, settings
 
@@ -166,7 +166,7 @@ def test_too_long_is_an_error_by_default() -> None:
         ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2", max_tokens=long - 1))
     assert str(caught.value) == (
         f"row row-0: question, chain and answer of 9 + 7 + 6 tokens, 1 more than data.max_tokens = {long - 1}; "
-        'set data.too_long = "drop", or "cut-question"'
+        'set data.on_too_long = "drop", or "cut-question"'
     )
 
 
@@ -175,7 +175,10 @@ def test_the_context_holds_thoughts_or_chain_whichever_is_longer() -> None:
     assert len(row.chain_ids) == 7
     for thoughts, longest in [(0, 7), (5, 7), (6, 8), (24, 26)]:
         need = len(row.question_ids) + longest + len(row.answer_ids)
-        assert len(ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2"), max_positions=need, num_latents=thoughts)) == 1
+        assert (
+            len(ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2"), max_positions=need, num_latents=thoughts))
+            == 1
+        )
         message = rf"1 more than the model's {need - 1} positions hold with {thoughts} thoughts"
         with pytest.raises(InputError, match=message):
             ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2"), max_positions=need - 1, num_latents=thoughts)
@@ -187,7 +190,9 @@ def test_drop_and_cut() -> None:
     fits = len(whole.get_row(0))
     dropped = ReasoningDataset(examples, real("stories260k"), settings("stories260k", max_tokens=fits, too_long="drop"))
     assert (dropped.counts.num_too_long, len(dropped)) == (1, 1)
-    cut = ReasoningDataset(examples, real("stories260k"), settings("stories260k", max_tokens=fits, too_long="cut-question"))
+    cut = ReasoningDataset(
+        examples, real("stories260k"), settings("stories260k", max_tokens=fits, too_long="cut-question")
+    )
     assert (cut.counts.num_truncated, len(cut)) == (1, 2)
     short, long = cut.get_row(1), whole.get_row(1)
     assert len(short) == fits
@@ -229,7 +234,9 @@ def test_rows_that_cannot_be_encoded() -> None:
 
 def test_unknown_words_are_counted() -> None:
     how: dict[str, Any] = {"kind": "digits", "format": "digits", "chain": "all"}
-    source = ReasoningDataset([ReasoningExample("a", "what 3 =", ("3",), "3")], build_digits_tokenizer(), DataConfig.model_validate(how))
+    source = ReasoningDataset(
+        [ReasoningExample("a", "what 3 =", ("3",), "3")], build_digits_tokenizer(), DataConfig.model_validate(how)
+    )
     assert source.counts.describe() == [
         "1 rows read",
         "1 rows kept",

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.core.contract import DocumentBatch, TrainingData
-from laconic.data.recall import VOCABULARY, FactRecallDataset, build_recall_tokenizer
-from laconic.data.settings import FactRecallConfig
-from laconic.data.tokens import load_tokenizer
+from laconic.batches import DocumentBatch, TrainingData
+from laconic.config.data import FactRecallConfig
+from laconic.data.synthetic.fact_recall import VOCABULARY, FactRecallDataset, build_recall_tokenizer
+from laconic.data.tokenizer import load_tokenizer
 
 TASKS: list[dict[str, Any]] = [
     {},
@@ -94,7 +94,9 @@ def test_a_document_is_its_place() -> None:
 
 
 def test_parts_and_seeds_differ() -> None:
-    sources = [FactRecallDataset(seed, FactRecallConfig(), part) for seed in (0, 1) for part in ("train", "valid", "test")]
+    sources = [
+        FactRecallDataset(seed, FactRecallConfig(), part) for seed in (0, 1) for part in ("train", "valid", "test")
+    ]
     assert [len(source) for source in sources[:3]] == [100_000, 1000, 2000]
     texts = {tuple(row) for source in sources for row in source.batch(range(300), 0, 0).input_ids.tolist()}
     assert len(texts) == 300 * len(sources)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from laconic.core.errors import UsageError
-from laconic.core.keyed import uniform
-from laconic.data.segmenting import SegmentBoundaries, min_segment_length, random_lengths
-from laconic.data.settings import TextConfig
+from laconic.config.data import TextConfig
+from laconic.data.documents.segments import SegmentBoundaries, min_segment_length, random_lengths
+from laconic.errors import UsageError
+from laconic.rng import uniform
 from tests.oracles.segmenting import MISREAD, ORACLE
 
 CASES = [(3072, 2, 2048), (3072, 2, 4096), (90, 5, 40), (61, 4, 25), (64, 3, 33)]  # the first two are the papers'
@@ -97,9 +97,9 @@ def test_drawn(said: dict[str, Any]) -> None:
         assert (how.min_segment_tokens or 2) <= lengths.min()
         assert lengths.max() <= (how.max_segment_tokens or 400)
         # every window's worth of segments has its share of the tokens
-        assert [ends[min(i + how.segments_per_window, len(ends)) - 1] for i in range(0, len(ends), how.segments_per_window)] == [
-            min(i + how.segments_per_window, len(ends)) * 100 for i in range(0, len(ends), how.segments_per_window)
-        ]
+        assert [
+            ends[min(i + how.segments_per_window, len(ends)) - 1] for i in range(0, len(ends), how.segments_per_window)
+        ] == [min(i + how.segments_per_window, len(ends)) * 100 for i in range(0, len(ends), how.segments_per_window)]
 
 
 def test_without_bounds_the_models_room_is_the_bound() -> None:
@@ -110,15 +110,29 @@ def test_without_bounds_the_models_room_is_the_bound() -> None:
 
 
 def test_bounds_that_leave_no_draw_are_refused() -> None:
-    line = "data.text.segment 100: from 100 to 100 tokens nothing is left to draw for 3 segments; take shorter ones, or"
+    line = "data.text.segment_tokens 100: from 100 to 100 tokens nothing is left to draw for 3 segments; take shorter ones, or"
     with pytest.raises(UsageError, match=line):
         SegmentBoundaries(TextConfig(row_tokens=600, segment_tokens=100), 0, 100)
-    with pytest.raises(UsageError, match=r"data\.text\.high 101: 0 of 300 draws from low 2 keep to it; raise it, or low"):
-        SegmentBoundaries(TextConfig(row_tokens=2000, segment_tokens=100, segments_per_window=20, min_segment_tokens=2, max_segment_tokens=101), 0, 400)
+    with pytest.raises(
+        UsageError, match=r"data\.text\.high 101: 0 of 300 draws from low 2 keep to it; raise it, or low"
+    ):
+        SegmentBoundaries(
+            TextConfig(
+                row_tokens=2000,
+                segment_tokens=100,
+                segments_per_window=20,
+                min_segment_tokens=2,
+                max_segment_tokens=101,
+            ),
+            0,
+            400,
+        )
 
 
 def test_a_draw_that_never_fits_ends() -> None:
-    cuts = SegmentBoundaries(TextConfig(row_tokens=600, segment_tokens=100, min_segment_tokens=2, max_segment_tokens=180), 0, 400)
+    cuts = SegmentBoundaries(
+        TextConfig(row_tokens=600, segment_tokens=100, min_segment_tokens=2, max_segment_tokens=180), 0, 400
+    )
     cuts.max_length = 99
     with pytest.raises(
         UsageError, match=r"data\.text\.high 99: none of 10,000 draws keeps to it; raise it, or lower segment"

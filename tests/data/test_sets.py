@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.errors import InputError
-from laconic.data.sets import CATALOG, GSM8K_AUG_TRAIN_SHA256, DATASETS, iter_whole_split_files, find_dataset, get_dataset, split_name
+from laconic.data.reasoning.catalog import (
+    CATALOG,
+    DATASETS,
+    GSM8K_AUG_TRAIN_SHA256,
+    find_dataset,
+    get_dataset,
+    iter_whole_split_files,
+    split_name,
+)
+from laconic.errors import InputError
 
 
 def test_files_are_those_of_the_readme(shared: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from laconic.data.settings import DataConfig, FactRecallConfig, TextConfig, is_row_file
+from laconic.config.data import DataConfig, FactRecallConfig, TextConfig, is_row_file
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, 'path: absent; kind "jsonl" needs a file of training rows'),
@@ -15,8 +15,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"path": "x", "format": "coconut"}, "takes every step; set chain"),
     ({"path": "x", "format": "icot"}, "takes every step; set chain"),
     ({"path": "x", "separator": "eos"}, 'of format "codi" alone, not'),
-    ({"path": "x", "name": "gsm8k"}, 'name: of kind "maths" or "text", not .jsonl.; set data.kind'),
-    ({"path": "x", "root": "data"}, 'root: of kind "maths", not .jsonl.; set data.kind'),
+    ({"path": "x", "name": "gsm8k"}, 'name: of kind "maths" or "text", not .jsonl.; set data.source'),
+    ({"path": "x", "root": "data"}, 'root: of kind "maths", not .jsonl.; set data.source'),
     ({"kind": "text"}, 'path: kind "text" needs a file of documents, or one data.name on the hub, and not both'),
     ({"kind": "text", "path": "x", "name": "y/z"}, "or one data.name on the hub, and not both"),
     ({"kind": "text", "name": ("y/z", "a/b")}, "or one data.name on the hub, and not both"),

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 
-from laconic.core.errors import InputError
-from laconic.data.streaming import decode_utf8, iter_token_ids, iter_token_chunks, disable_special_tokens
-from laconic.data.synthetic import build_digits_tokenizer
-from laconic.data.tokens import Tokenizer, build_byte_tokenizer, load_tokenizer
+from laconic.data.documents.streaming import decode_utf8, disable_special_tokens, iter_token_chunks, iter_token_ids
+from laconic.data.synthetic.digits import build_digits_tokenizer
+from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer, load_tokenizer
+from laconic.errors import InputError
 from tests.conftest import shared_dir
 
 FOLDERS = {"gpt2": "data/tokenizers/gpt2", "bpe": "data/tokenizers/gsm-bpe-2048", "llama": "models/stories260k"}

@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.core.contract import TrainingData
-from laconic.core.errors import InputError
-from laconic.data.examples import most_common_answer
-from laconic.data.reasoning import collate, encode_example, answer_prefix_ids
-from laconic.data.settings import DataConfig, DigitsConfig, SplitName
-from laconic.data.synthetic import VOCABULARY, DigitsDataset, generate_digit_examples, build_digits_tokenizer, generate_problems
-from laconic.data.tokens import load_tokenizer
+from laconic.batches import TrainingData
+from laconic.config.data import DataConfig, DigitsConfig, SplitName
+from laconic.data.reasoning.dataset import answer_prefix_ids, collate, encode_example
+from laconic.data.reasoning.read_examples import most_common_answer
+from laconic.data.synthetic.digits import (
+    VOCABULARY,
+    DigitsDataset,
+    build_digits_tokenizer,
+    generate_digit_examples,
+    generate_problems,
+)
+from laconic.data.tokenizer import load_tokenizer
+from laconic.errors import InputError
 
 PARTS: tuple[SplitName, ...] = ("test", "valid", "train")
 STYLES: list[dict[str, Any]] = [
@@ -45,7 +51,9 @@ def test_chains_and_answers_are_right(k: int) -> None:
 
 
 def test_each_style_writes_the_same_chain() -> None:
-    results, steps, bare, brackets, marks = (generate_digit_examples(0, 5, DigitsConfig(num_operations=3, **style)) for style in STYLES)
+    results, steps, bare, brackets, marks = (
+        generate_digit_examples(0, 5, DigitsConfig(num_operations=3, **style)) for style in STYLES
+    )
     for r, s, b, w, m in zip(results, steps, bare, brackets, marks, strict=True):
         before = [r.question[0], *r.steps]
         words = r.question.split()
@@ -63,7 +71,10 @@ def test_same_seed_same_rows() -> None:
     assert first[:10] == generate_digit_examples(7, 10, DigitsConfig())
     assert {e.question for e in first}.isdisjoint(e.question for e in generate_digit_examples(8, 30, DigitsConfig()))
     # Golden: the order of problems is part of what a run is bound to.
-    assert [e.question for e in generate_digit_examples(0, 2, DigitsConfig())] == ["8 * 1 * 5 - 9 * 5 =", "3 + 7 - 6 * 9 + 0 ="]
+    assert [e.question for e in generate_digit_examples(0, 2, DigitsConfig())] == [
+        "8 * 1 * 5 - 9 * 5 =",
+        "3 + 7 - 6 * 9 + 0 =",
+    ]
     assert DigitsDataset(0, DigitsConfig()).fingerprint != DigitsDataset(1, DigitsConfig()).fingerprint
     assert DigitsDataset(0, DigitsConfig()).fingerprint == DigitsDataset(0, DigitsConfig()).fingerprint
 
@@ -82,19 +93,26 @@ def test_a_share_of_the_steps_is_terse_and_says_so() -> None:
 
 
 def test_all_terse_is_a_task_of_its_own() -> None:
-    task, how = DigitsConfig(num_operations=3, chain_style="marks", results_only_fraction=1.0), DataConfig(source="digits", format="digits", chain_steps="all")
+    task, how = (
+        DigitsConfig(num_operations=3, chain_style="marks", results_only_fraction=1.0),
+        DataConfig(source="digits", format="digits", chain_steps="all"),
+    )
     example = generate_digit_examples(0, 1, task, "valid")[0]
     assert example.question.endswith("= :")
     assert example.steps == generate_digit_examples(0, 1, DigitsConfig(num_operations=3), "valid")[0].steps
     batch = DigitsDataset(0, task, "valid").batch([0], 0, 0)
     read = encode_example(example, build_digits_tokenizer(), how)
-    assert (batch.question_ids[0].tolist(), batch.chain_ids[0].tolist()) == (list(read.question_ids), list(read.chain_ids))
+    assert (batch.question_ids[0].tolist(), batch.chain_ids[0].tolist()) == (
+        list(read.question_ids),
+        list(read.chain_ids),
+    )
 
 
 def test_parts_share_no_problem_and_hold_each_once() -> None:
     sizes = {"test": 900, "valid": 900, "train": 7200}  # of 9,000 problems of two operations
     seen = [
-        {e.question for e in generate_digit_examples(seed, sizes[part], DigitsConfig(num_operations=2), part)} for seed, part in enumerate(PARTS)
+        {e.question for e in generate_digit_examples(seed, sizes[part], DigitsConfig(num_operations=2), part)}
+        for seed, part in enumerate(PARTS)
     ]
     assert [len(s) for s in seen] == list(sizes.values())
     assert len(set.union(*seen)) == 9000
@@ -156,7 +174,11 @@ def test_the_tokenizer_has_24_words_and_can_be_saved(tmp_path: Path) -> None:
     tokenizer.save(tmp_path)
     again = load_tokenizer(tmp_path)
     assert again.fingerprint == tokenizer.fingerprint == build_digits_tokenizer().fingerprint
-    assert (again.bos_token_id, again.eos_token_id, again.special_tokens) == (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.special_tokens)
+    assert (again.bos_token_id, again.eos_token_id, again.special_tokens) == (
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.special_tokens,
+    )
     for text in ("3 + 4 * 2 - 5 =", "3+5=8;8*2=6;", "<<3+4=7>>", "ans", "7"):
         assert again.encode(text) == tokenizer.encode(text)
     assert [VOCABULARY[i] for i in tokenizer.encode("<<3+4=7>>")] == ["<bos>", "<<", "3", "+", "4", "=", "7", ">>"]

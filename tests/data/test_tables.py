@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import InputError, DiskError, translate_os_errors
-from laconic.data.examples import read_examples
-from laconic.data.settings import DataConfig
-from laconic.data.tables import load_hub_split, iter_parquet_rows
+from laconic.config.data import DataConfig
+from laconic.data.parquet_and_hub import iter_parquet_rows, load_hub_split
+from laconic.data.reasoning.read_examples import read_examples
+from laconic.errors import DiskError, InputError, translate_os_errors
 from tests.conftest import needs
 
 HOW = DataConfig(path="rows.parquet")
@@ -55,7 +55,9 @@ def test_a_bad_row_of_parquet(tmp_path: Path, row: dict[str, Any], message: str)
 
 def test_rows_with_the_columns_of_published_sets(tmp_path: Path) -> None:
     row = {"question": "2?", "cot": "<<1+1=2>> <<2*1=2>>", "answer": "#### 2"}
-    read = read_examples(written(tmp_path, row, row | {"answer": None}), DataConfig(path="rows.parquet", chain_split="spaces"))
+    read = read_examples(
+        written(tmp_path, row, row | {"answer": None}), DataConfig(path="rows.parquet", chain_split="spaces")
+    )
     assert [(e.steps, e.answer) for e in read.examples] == [(("<<1+1=2>>", "<<2*1=2>>"), "2")]
     assert read.notes == ("rows.parquet: rows left out, whose answer is null",)
 
@@ -99,7 +101,10 @@ def test_an_error_of_the_disk_is_none_of_the_file(tmp_path: Path) -> None:
         def iter_batches(self, *_: object, **__: object) -> Any:
             raise OSError(errno.EIO, "Input/output error")
 
-    with pytest.raises(DiskError, match=r"rows\.parquet: Input/output error"), translate_os_errors(tmp_path / "rows.parquet"):
+    with (
+        pytest.raises(DiskError, match=r"rows\.parquet: Input/output error"),
+        translate_os_errors(tmp_path / "rows.parquet"),
+    ):
         list(iter_parquet_rows(Failing(), "rows.parquet"))
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import InputError
-from laconic.data import text
-from laconic.data.settings import DataConfig, SplitName, TextConfig
-from laconic.data.tables import TableRows
-from laconic.data.text import Document, load_documents, load_hub_documents, read_documents
+from laconic.config.data import DataConfig, SplitName, TextConfig
+from laconic.data.documents import load as documents_load
+from laconic.data.documents.load import Document, load_documents, load_hub_documents, read_documents
+from laconic.data.parquet_and_hub import TableRows
+from laconic.errors import InputError
 from tests.conftest import needs, shared_dir
 
 ROWS = [
@@ -47,7 +47,9 @@ def test_rows_of_one_book_are_one_document(tmp_path: Path) -> None:
 
 def test_other_fields_name_text_and_document(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"body": "x", "title": "t"}, {"body": "y", "title": "t"}])
-    assert read_documents(path, TextConfig(text_field="body", document_field="title"))[0] == [Document("t", ("x", "y"), "t")]
+    assert read_documents(path, TextConfig(text_field="body", document_field="title"))[0] == [
+        Document("t", ("x", "y"), "t")
+    ]
     assert [each.name for each in read_documents(path, TextConfig(text_field="body"))[0]] == ["a.jsonl:1", "a.jsonl:2"]
 
 
@@ -75,7 +77,7 @@ def test_parquet_and_hub_have_the_same_documents(tmp_path: Path, monkeypatch: py
     lines = read_documents(write(tmp_path / "a.jsonl", rows), TextConfig())[0]
     assert read_documents(str(tmp_path / "a.parquet"), TextConfig())[0] == lines
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(text, "hub", lambda *names: asked.append(names) or TableRows(4, rows))
+    monkeypatch.setattr(documents_load, "hub", lambda *names: asked.append(names) or TableRows(4, rows))
     assert load_hub_documents("some/books:validation", TextConfig(), "v1", None) == lines
     assert names(DataConfig(source="text", name=("some/books",)), "train") == ["emma"]
     assert asked == [("some/books", None, "validation", "v1"), ("some/books", None, "train", None)]

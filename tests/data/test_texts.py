@@ -2,8 +2,8 @@
 
 import pytest
 
-from laconic.core.errors import InputError
-from laconic.data.texts import iter_texts
+from laconic.data.documents.texts import iter_texts
+from laconic.errors import InputError
 
 
 def test_names_and_texts() -> None:

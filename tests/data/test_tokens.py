@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import laconic
-from laconic.core.errors import InputError, UnsafeFileError
-from laconic.data import template
-from laconic.data.tokens import build_byte_tokenizer, load_tokenizer
+from laconic.data import chat_template
+from laconic.data.tokenizer import build_byte_tokenizer, load_tokenizer
+from laconic.errors import InputError, UnsafeFileError
 from tests.conftest import needs, shared_dir
 
 TEXTS = ["Once upon a time", "", " a  b\n\n\tc", "it's naïve: 日本 😀", "hello<|endoftext|> world</s> <s>x", "x" * 700]
@@ -60,7 +60,11 @@ def compare(folder: Path) -> None:
         assert ours.encode(text) == ids
         assert ours.encode(text, add_special_tokens=False) == theirs(text, add_special_tokens=False).input_ids
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert (ours.vocab_size, ours.bos_token_id, ours.eos_token_id) == (len(theirs), theirs.bos_token_id, theirs.eos_token_id)
+    assert (ours.vocab_size, ours.bos_token_id, ours.eos_token_id) == (
+        len(theirs),
+        theirs.bos_token_id,
+        theirs.eos_token_id,
+    )
 
 
 def test_tokenizer_json(stories: Path) -> None:
@@ -196,9 +200,17 @@ def test_no_template(stories: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", UnsafeFileError, "more than 1 s"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            UnsafeFileError,
+            "more than 1 s",
+        ),
         ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", InputError, "RecursionError"),
-        ("{% for i in range(99999) %}{{ 'a' * 100 }}{% endfor %}", UnsafeFileError, "rendering made more than 1,000,000 bytes"),
+        (
+            "{% for i in range(99999) %}{{ 'a' * 100 }}{% endfor %}",
+            UnsafeFileError,
+            "rendering made more than 1,000,000 bytes",
+        ),
         ("{{ 'é' * 600000 }}", UnsafeFileError, "rendering made more than 1,000,000 bytes"),
         ("{{ 'a' * 2000000000 }}", UnsafeFileError, "rendering"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", UnsafeFileError, "SecurityError"),
@@ -223,11 +235,11 @@ def test_hostile_templates(text: str, kind: type[Exception], message: str, stori
 
 
 def test_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "START", 0.01)
-    assert template.render_chat_template("a", {}) == (None, "rendering did not end in 0.01 s")
-    monkeypatch.setattr(template, "START", 60.0)
-    monkeypatch.setattr(template.sys, "executable", "/bin/false")
-    assert template.render_chat_template("a", {}) == (None, "rendering ended without a text")
+    monkeypatch.setattr(chat_template, "START", 0.01)
+    assert chat_template.render_chat_template("a", {}) == (None, "rendering did not end in 0.01 s")
+    monkeypatch.setattr(chat_template, "START", 60.0)
+    monkeypatch.setattr(chat_template.sys, "executable", "/bin/false")
+    assert chat_template.render_chat_template("a", {}) == (None, "rendering ended without a text")
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "".join(map(chr, range(256)))])

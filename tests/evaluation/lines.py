@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from laconic.evaluation.reading import CompressionResult
-from laconic.evaluation.scored import DocumentResult, ConditionResult
+from laconic.evaluation.compression.evaluate import ConditionResult, DocumentResult
+from laconic.evaluation.compression.table import CompressionResult
 
 SCORED = (31, 8)
 
@@ -27,7 +27,12 @@ def fixed(d: int) -> dict[str, ConditionResult]:
 
 
 def line(
-    run: str, ways: Sequence[Mapping[str, ConditionResult]], *, seeds: int = 1, length: str = "stop", facts: bool = False
+    run: str,
+    ways: Sequence[Mapping[str, ConditionResult]],
+    *,
+    seeds: int = 1,
+    length: str = "stop",
+    facts: bool = False,
 ) -> CompressionResult:
     """A run on documents, alike for every seed."""
     rows = [row(f"book {d % 2}@{d}", each, 1 + d % 2 if facts else None) for d, each in enumerate(ways)]

@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 
-from laconic.core.decoder import Decoder
-from laconic.core.families import DecoderConfig
-from laconic.core.tasks import LabelledUtterance, ClassIncrementalStream
-from laconic.methods.cms_shape import Options
-from laconic.methods.hope_config import HopeConfig
-from laconic.methods.hope_model import Hope, HopeAttention
+from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.nested.cms.config import Options
+from laconic.nested.hope.config import HopeConfig
+from laconic.nested.hope.model import Hope, HopeAttention
 
 V, ARROW, END, FIRST = 24, 1, 2, 3
 WORDS = ((4,), (5, 6), (5, 7), (8, 9, 10), (9,), (10, 4))
@@ -42,7 +42,9 @@ def decoder(seed: int = 0, width: int = 16) -> Decoder:
 
 
 def attending(eta: float = 0.5, chunks: tuple[int, ...] = (4, 8), **how: Any) -> HopeAttention:
-    return HopeAttention.from_decoder(decoder(), chunks, "grow", options=Options(inner_lr=eta, associative_target="start", **how))
+    return HopeAttention.from_decoder(
+        decoder(), chunks, "grow", options=Options(inner_lr=eta, associative_target="start", **how)
+    )
 
 
 def remembering() -> Hope:

@@ -4,10 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.core import state as values
-from laconic.evaluation.approaches import SHRINKAGE, StatefulLearner, InContextLearner, NearestClassMean, last_hidden_states, clear_caches
-from laconic.evaluation.classes import score_after
-from laconic.evaluation.listening import CacheAsState
+from laconic.evaluation.class_incremental.learners import (
+    SHRINKAGE,
+    InContextLearner,
+    NearestClassMean,
+    StatefulLearner,
+    clear_caches,
+    last_hidden_states,
+)
+from laconic.evaluation.class_incremental.protocol import score_after
+from laconic.evaluation.streams.evaluate import CacheAsState
+from laconic.nested import state as values
 from tests import tolerances
 from tests.evaluation import streamed
 from tests.oracles import classes as oracle
@@ -31,7 +38,9 @@ def test_a_carried_state_learns_of_every_line(inner: str, predicted: str) -> Non
     assert own.state.layers[0].cache.S == 0
     assert int(own.state.position) == 0
     assert (own.state.open_chunk is None) == (inner == "associative")
-    assert own.state.open_chunk is None or int(own.state.open_chunk.num_tokens) == 0  # the line end has closed what was open
+    assert (
+        own.state.open_chunk is None or int(own.state.open_chunk.num_tokens) == 0
+    )  # the line end has closed what was open
     assert own.notes["state_bytes"] == values.num_bytes(own.state)
 
 
@@ -53,7 +62,9 @@ def test_a_model_without_attention_reads_its_lines_into_its_memory() -> None:
     assert int(own.state.position) == sum(len(TASKS.start_ids + TASKS.training_ids(item)) for item in TASKS.train[0])
     assert clear_caches(own.state) is own.state
     assert np.abs(own.score(ITEMS, [0]).scores - before).max() > 1e-4
-    blind = own.score([ITEMS[0], ITEMS[0]._replace(input_ids=(*ITEMS[0].input_ids[:1], *ITEMS[0].input_ids))], [0]).scores
+    blind = own.score(
+        [ITEMS[0], ITEMS[0]._replace(input_ids=(*ITEMS[0].input_ids[:1], *ITEMS[0].input_ids))], [0]
+    ).scores
     assert np.abs(blind[0] - blind[1]).max() > 1e-6  # a word more is seen
 
 

@@ -7,13 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.core import state as values
-from laconic.core.contract import StatefulLM
-from laconic.core.tasks import LabelledUtterance
-from laconic.evaluation.approaches import StatefulLearner, FrozenModel
-from laconic.evaluation.classes import ClassScores, run_joint, predict_class, run_stream, compute_correct, score_after
-from laconic.evaluation.labels import has_no_attention, repeat_state, score_labels
-from laconic.evaluation.listening import CacheAsState
+from laconic.batches import StatefulLM
+from laconic.evaluation.class_incremental.label_scoring import has_no_attention, repeat_state, score_labels
+from laconic.evaluation.class_incremental.learners import FrozenModel, StatefulLearner
+from laconic.evaluation.class_incremental.protocol import (
+    ClassScores,
+    compute_correct,
+    predict_class,
+    run_joint,
+    run_stream,
+    score_after,
+)
+from laconic.evaluation.class_incremental.tasks import LabelledUtterance
+from laconic.evaluation.streams.evaluate import CacheAsState
+from laconic.nested import state as values
 from tests.evaluation import streamed
 from tests.oracles import classes as oracle
 
@@ -63,8 +70,8 @@ def test_scores_are_the_loops_mean_log_probabilities(name: str) -> None:
 def test_many_labels_and_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = CacheAsState(streamed.decoder())
     whole = score_after(model, TASKS, model.initial_state(1), ITEMS)
-    monkeypatch.setattr("laconic.evaluation.labels.LABEL_BATCH", 8)
-    monkeypatch.setattr("laconic.evaluation.labels.PROMPT_BATCH", 5)
+    monkeypatch.setattr("laconic.evaluation.class_incremental.label_scoring.LABEL_BATCH", 8)
+    monkeypatch.setattr("laconic.evaluation.class_incremental.label_scoring.PROMPT_BATCH", 5)
     parts = score_after(model, TASKS, model.initial_state(1), ITEMS)
     np.testing.assert_allclose(parts.scores, whole.scores, atol=1e-5)
 
@@ -141,7 +148,9 @@ def test_a_fork_copies_what_rows_share_only_once() -> None:
         assert len(x) == 5, name
         assert x.stride(0) == 0 or x.numel() == 0
     again = repeat_state(repeat_state(state.state, 2), 3)
-    assert values.states_equal(values.map_tensors(again, torch.clone), values.repeat_rows(values.repeat_rows(state.state, 2), 3))
+    assert values.states_equal(
+        values.map_tensors(again, torch.clone), values.repeat_rows(values.repeat_rows(state.state, 2), 3)
+    )
 
 
 def test_the_prior_is_taken_off() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from laconic.evaluation.classes_shown import HEADER, build_table, mean_matrix, build_figures, format_metric
-from laconic.evaluation.forgetting import estimate_metrics, metrics_to_json
+from laconic.evaluation.class_incremental.metrics import estimate_metrics, metrics_to_json
+from laconic.evaluation.class_incremental.report import HEADER, build_figures, build_table, format_metric, mean_matrix
 from tests.conftest import needs
 
 A = [[0.9, None], [0.1, 0.7]]

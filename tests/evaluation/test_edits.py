@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.core.cache import KVCache
-from laconic.core.errors import UsageError
-from laconic.core.rollout import LatentRollout
-from laconic.evaluation import edits
-from laconic.evaluation.edits import InterventionInputs, InterventionSpec
-from laconic.evaluation.subject import InspectedRun, latent_keys_values
-from laconic.methods import codi
+from laconic.errors import UsageError
+from laconic.evaluation.inspection import interventions
+from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec
+from laconic.evaluation.inspection.subject import InspectedRun, latent_keys_values
+from laconic.latent import codi
+from laconic.latent.rollout import LatentRollout
+from laconic.models.cache import KVCache
 from tests.methods.batches import reasoning, trained
 from tests.tolerances import FLOAT32, ORACLE, error, largest
 
@@ -41,7 +41,7 @@ def same_cache(a: KVCache, b: KVCache) -> bool:
 
 def test_zeros_are_read_in_every_round_as_by_hand() -> None:
     run, batch = subject(), reasoning()
-    found = edits.run_intervention(run, batch, InterventionSpec("zero"), given(run, batch))
+    found = interventions.run_intervention(run, batch, InterventionSpec("zero"), given(run, batch))
     decoder, thoughts = run.decoder, run.thoughts
     with torch.no_grad():
         asked = decoder(decoder.embed(batch.question_ids), live=batch.question_mask).state
@@ -55,7 +55,7 @@ def test_zeros_are_read_in_every_round_as_by_hand() -> None:
 def test_a_listed_slot_alone_is_changed_and_those_behind_it_made_anew() -> None:
     run, batch = subject(), reasoning()
     made = given(run, batch)
-    edit = edits.make_intervention(InterventionSpec("zero", slots=(1,)), made)
+    edit = interventions.make_intervention(InterventionSpec("zero", slots=(1,)), made)
     traced = run.think(batch, edit=edit, trace=True)
     for t in (1, 2):
         read, before = traced.trace[t].thoughts, made.rollout.records[t].latents
@@ -68,10 +68,12 @@ def test_a_listed_slot_alone_is_changed_and_those_behind_it_made_anew() -> None:
 def test_a_swap_with_itself_changes_nothing(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning()
     made = given(run, batch, donors=batch)
-    same = edits.run_intervention(run, batch, InterventionSpec("swap"), made)
+    same = interventions.run_intervention(run, batch, InterventionSpec("swap"), made)
     assert same.cache.equal(made.rollout.cache)
     assert torch.equal(same.hidden_states, made.rollout.hidden_states)
-    assert same_cache(edits.run_intervention(run, batch, InterventionSpec("swap", "cache"), made).cache, made.rollout.cache)
+    assert same_cache(
+        interventions.run_intervention(run, batch, InterventionSpec("swap", "cache"), made).cache, made.rollout.cache
+    )
 
 
 @pytest.mark.parametrize("rounds", [0, ROUNDS, None])
@@ -79,27 +81,29 @@ def test_a_swap_reads_the_donors_vectors(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning()
     made = given(run, batch, donors=reasoning(((2, 1, 3), (7, 3, 3), (4, 4, 4)), seed=3))
     assert made.donor_rollout is not None
-    read = edits.run_intervention(run, batch, InterventionSpec("swap"), made).latents
+    read = interventions.run_intervention(run, batch, InterventionSpec("swap"), made).latents
     assert torch.equal(read, made.donor_rollout.latents)
-    some = edits.run_intervention(run, batch, InterventionSpec("swap", slots=(0,)), made).latents
+    some = interventions.run_intervention(run, batch, InterventionSpec("swap", slots=(0,)), made).latents
     assert torch.equal(some[:, 0], made.donor_rollout.latents[:, 0])
 
 
 @pytest.mark.parametrize("rounds", [0, ROUNDS, None])
-@pytest.mark.parametrize("where", edits.INTERVENTION_TARGETS)
+@pytest.mark.parametrize("where", interventions.INTERVENTION_TARGETS)
 def test_the_mean_over_one_question_is_itself(rounds: int | None, where: Any) -> None:
     run, batch = subject(rounds=rounds), reasoning(((4, 2, 3),))
     made = given(run, batch)
-    means = edits.compute_reference_means(run, [batch, batch])
+    means = interventions.compute_reference_means(run, [batch, batch])
     assert means.num_questions == 2
-    same = edits.run_intervention(run, batch, InterventionSpec("mean", where), InterventionInputs(made.rollout, made.row_index, means=means))
+    same = interventions.run_intervention(
+        run, batch, InterventionSpec("mean", where), InterventionInputs(made.rollout, made.row_index, means=means)
+    )
     assert same_cache(same.cache, made.rollout.cache)
 
 
 def test_means_are_those_of_all_rows_however_they_are_batched() -> None:
     run, batch = subject(), reasoning()
     rolled = run.think(batch, trace=True)
-    found = edits.compute_reference_means(run, [batch.select_rows([0]), batch.select_rows([1, 2])])
+    found = interventions.compute_reference_means(run, [batch.select_rows([0]), batch.select_rows([1, 2])])
     for t, trace in enumerate(rolled.trace):
         assert largest(found.vectors[t], trace.thoughts.mean(0)) < ORACLE
     mine = latent_keys_values(run.decoder, rolled)
@@ -111,13 +115,20 @@ def test_means_are_those_of_all_rows_however_they_are_batched() -> None:
 def test_a_shuffle_moves_every_slot_it_may() -> None:
     run, batch = subject(), reasoning()
     made = given(run, batch)
-    order = edits.shuffle_order(made, range(M))
+    order = interventions.shuffle_order(made, range(M))
     assert (order.sort(1).values == torch.arange(M)).all()
     assert (order != torch.arange(M)).all()
-    some = edits.shuffle_order(made, (0, 3))
+    some = interventions.shuffle_order(made, (0, 3))
     assert some.tolist() == [[3, 1, 2, 0]] * 3
     assert (
-        len({tuple(row) for seed in range(9) for row in edits.shuffle_order(given(run, batch, seed), range(M)).tolist()}) > 3
+        len(
+            {
+                tuple(row)
+                for seed in range(9)
+                for row in interventions.shuffle_order(given(run, batch, seed), range(M)).tolist()
+            }
+        )
+        > 3
     )
 
 
@@ -125,8 +136,8 @@ def test_a_shuffle_moves_every_slot_it_may() -> None:
 def test_a_shuffle_reads_the_vectors_of_other_slots(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning()
     made = given(run, batch)
-    traced = run.think(batch, edit=edits.make_intervention(InterventionSpec("shuffle"), made), trace=True)
-    order, t = edits.shuffle_order(made, range(M)), 0 if rounds is None else 1
+    traced = run.think(batch, edit=interventions.make_intervention(InterventionSpec("shuffle"), made), trace=True)
+    order, t = interventions.shuffle_order(made, range(M)), 0 if rounds is None else 1
     for b, row in enumerate(order.tolist()):
         assert error(traced.trace[t].thoughts[b], made.rollout.records[t].latents[b, row]) < ORACLE
 
@@ -141,8 +152,12 @@ def turned(x: np.ndarray, position: int) -> np.ndarray:
 def test_a_key_that_is_moved_in_the_cache_is_turned_to_its_new_place() -> None:
     run, batch = subject(), reasoning()
     made = given(run, batch)
-    own, mine, order = made.rollout, latent_keys_values(run.decoder, made.rollout), edits.shuffle_order(made, range(M))
-    found = edits.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), made).cache
+    own, mine, order = (
+        made.rollout,
+        latent_keys_values(run.decoder, made.rollout),
+        interventions.shuffle_order(made, range(M)),
+    )
+    found = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), made).cache
     assert torch.equal(found.positions, own.cache.positions)
     for l in range(len(found.keys)):
         assert torch.equal(found.keys[l][:, :, :-M], own.cache.keys[l][:, :, :-M])
@@ -158,7 +173,7 @@ def test_where_keys_are_not_turned_an_order_of_the_cache_is_nothing() -> None:
     """GPT-2: attention over the same keys and values in another order is the same."""
     run, batch = subject("gpt2"), reasoning()
     made = given(run, batch)
-    moved = edits.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), made).cache
+    moved = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), made).cache
     assert not moved.equal(made.rollout.cache)
     eot = run.thoughts.eot.expand(batch.B, 1, -1)
     with torch.no_grad():
@@ -169,8 +184,10 @@ def test_where_keys_are_not_turned_an_order_of_the_cache_is_nothing() -> None:
 def test_cache_edits_touch_the_listed_slots_alone(kind: Any) -> None:
     run, batch = subject(), reasoning()
     made = given(run, batch)
-    found = edits.run_intervention(run, batch, InterventionSpec(kind, "cache", (2,)), made).cache
-    for mine, theirs in zip((*found.keys, *found.values), (*made.rollout.cache.keys, *made.rollout.cache.values), strict=True):
+    found = interventions.run_intervention(run, batch, InterventionSpec(kind, "cache", (2,)), made).cache
+    for mine, theirs in zip(
+        (*found.keys, *found.values), (*made.rollout.cache.keys, *made.rollout.cache.values), strict=True
+    ):
         changed = (mine != theirs).any(-1).any(1).any(0)
         assert changed.nonzero()[:, 0].tolist() == [found.S - M + 2]
         if kind == "zero":
@@ -184,36 +201,42 @@ def test_noise_has_the_norms_of_what_it_replaces_and_is_a_rows_own() -> None:
     run, batch = subject(), reasoning()
     made = given(run, batch)
     like = torch.randn(3, M, 64, dtype=torch.float64) * 7
-    whole = edits.norm_matched_noise(like, made, 1)
+    whole = interventions.norm_matched_noise(like, made, 1)
     assert error(whole.norm(dim=-1), like.norm(dim=-1)) < ORACLE
-    alone = edits.norm_matched_noise(like[1:2], InterventionInputs(made.rollout, np.array([1])), 1)
+    alone = interventions.norm_matched_noise(like[1:2], InterventionInputs(made.rollout, np.array([1])), 1)
     assert torch.equal(alone[0], whole[1])
-    assert not torch.allclose(edits.norm_matched_noise(like, made, 2), whole)
-    assert not torch.allclose(edits.norm_matched_noise(like, InterventionInputs(made.rollout, made.row_index, 1), 1), whole)
-    many = edits.norm_matched_noise(torch.ones(1, 1, 4000, dtype=torch.float64), InterventionInputs(made.rollout, np.array([0])), 1)
+    assert not torch.allclose(interventions.norm_matched_noise(like, made, 2), whole)
+    assert not torch.allclose(
+        interventions.norm_matched_noise(like, InterventionInputs(made.rollout, made.row_index, 1), 1), whole
+    )
+    many = interventions.norm_matched_noise(
+        torch.ones(1, 1, 4000, dtype=torch.float64), InterventionInputs(made.rollout, np.array([0])), 1
+    )
     assert abs(float(many.mean())) < 0.1
     assert 2.5 < float((many**4).mean() / (many**2).mean() ** 2) < 3.5  # the kurtosis of a Gaussian is 3
 
 
 @pytest.mark.parametrize("n", [2, 3, 50])
 def test_donors_are_a_derangement_by_seed(n: int) -> None:
-    found = edits.choose_donors(n, 0)
+    found = interventions.choose_donors(n, 0)
     assert sorted(found.tolist()) == list(range(n))
     assert (found != np.arange(n)).all()
-    assert (found == edits.choose_donors(n, 0)).all()
-    assert n < 50 or (found != edits.choose_donors(n, 1)).any()
+    assert (found == interventions.choose_donors(n, 0)).all()
+    assert n < 50 or (found != interventions.choose_donors(n, 1)).any()
 
 
 def test_what_cannot_be_edited_is_refused() -> None:
     run, batch = subject(), reasoning()
     made = given(run, batch)
     with pytest.raises(UsageError, match="swap: 1 question has no other to take thoughts from; give more rows"):
-        edits.choose_donors(1, 0)
-    with pytest.raises(UsageError, match="shuffle: 1 slot has no other to change places with; name two or more, or all"):
-        edits.make_intervention(InterventionSpec("shuffle", slots=(0,)), made)
+        interventions.choose_donors(1, 0)
+    with pytest.raises(
+        UsageError, match="shuffle: 1 slot has no other to change places with; name two or more, or all"
+    ):
+        interventions.make_intervention(InterventionSpec("shuffle", slots=(0,)), made)
     for at in ((4,), (-1,), ()):
         with pytest.raises(UsageError, match="there are 4 thoughts, from 1; name some of them"):
-            edits.make_intervention(InterventionSpec("zero", slots=at), made)
-    for where in edits.INTERVENTION_TARGETS:
+            interventions.make_intervention(InterventionSpec("zero", slots=at), made)
+    for where in interventions.INTERVENTION_TARGETS:
         with pytest.raises(UsageError, match="swap: needs the thoughts on other questions, and there are none"):
-            edits.run_intervention(run, batch, InterventionSpec("swap", where), made)
+            interventions.run_intervention(run, batch, InterventionSpec("swap", where), made)

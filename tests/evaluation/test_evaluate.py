@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
-from laconic.core.contract import AnswerBatch, ReasoningExample
-from laconic.core.errors import InputError, BusyError, CorruptArtifactError
-from laconic.core.generate import PassCounts
-from laconic.evaluation.evaluate import ReasoningResult, evaluate_questions, load_answer_records, parse_answer_record
-from laconic.evaluation.protocols import DIGIT, extract_last_digit
+from laconic.batches import AnswerBatch, ReasoningExample
+from laconic.data.reasoning.answer_matching import DIGIT, extract_last_digit
+from laconic.errors import BusyError, CorruptArtifactError, InputError
+from laconic.evaluation.reasoning.evaluate import (
+    ReasoningResult,
+    evaluate_questions,
+    load_answer_records,
+    parse_answer_record,
+)
+from laconic.generation.generate import PassCounts
 
 EXAMPLES = [ReasoningExample(f"q{i}", f"{i} + 1 =", (), str((i + 1) % 10)) for i in range(23)]
 
@@ -76,7 +81,9 @@ def test_stopped_and_continued_asks_each_question_once(tmp_path: Path) -> None:
     part.write_text("".join(lines[:8]) + lines[8][:20])  # killed in the middle of a line
     with pytest.raises(BusyError, match="holds answers to other questions or of another step"):
         evaluate_questions(Sums(), Questions(), EXAMPLES, DIGIT, folder=folder, key={"step": "b"})
-    found = evaluate_questions(second, Questions(), EXAMPLES, DIGIT, batch_size=5, folder=folder, key={"step": "a"}, extra_files={"a": "b"})
+    found = evaluate_questions(
+        second, Questions(), EXAMPLES, DIGIT, batch_size=5, folder=folder, key={"step": "a"}, extra_files={"a": "b"}
+    )
     assert second.asked == list(range(8, 23))
     assert found == evaluate_questions(Sums(), Questions(), EXAMPLES, DIGIT)
     assert sorted(p.name for p in folder.parent.iterdir()) == ["digits"]
@@ -150,7 +157,10 @@ def test_two_ranks_give_the_rows_of_one_process(tmp_path: Path) -> None:
     assert found[0].records == found[1].records == alone.records
     assert sorted(asked[0].asked + asked[1].asked) == list(range(23))
     assert len(asked[0].asked) - len(asked[1].asked) in (0, 1)
-    assert evaluate_questions(Sums(0), Questions(), EXAMPLES, DIGIT, folder=tmp_path / "digits", key={"step": "a"}) == alone
+    assert (
+        evaluate_questions(Sums(0), Questions(), EXAMPLES, DIGIT, folder=tmp_path / "digits", key={"step": "a"})
+        == alone
+    )
     with ThreadPoolExecutor(2) as pool:  # what is there is read by the first and told to the other
         assert [again.records for again in pool.map(rank, range(2))] == [alone.records, alone.records]
     assert sorted(asked[0].asked + asked[1].asked) == list(range(23))
@@ -165,7 +175,9 @@ def test_questions_are_asked_in_an_order_of_their_own_and_rows_come_back_in_thei
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate_questions(first, Questions(), EXAMPLES, DIGIT, batch_size=5, folder=tmp_path / "a", order=order, before_batch=stop)
+        evaluate_questions(
+            first, Questions(), EXAMPLES, DIGIT, batch_size=5, folder=tmp_path / "a", order=order, before_batch=stop
+        )
     assert first.asked == order[:10]
     found = evaluate_questions(second, Questions(), EXAMPLES, DIGIT, batch_size=5, folder=tmp_path / "a", order=order)
     assert second.asked == order[10:]

@@ -3,7 +3,7 @@
 import re
 from xml.etree import ElementTree
 
-from laconic.evaluation import grids
+from laconic.evaluation.report import grids
 
 VALUES = [[0.0, 0.5, 1.0], [2.0, -1.0, 0.25]]
 

@@ -6,11 +6,11 @@ from itertools import combinations
 import pytest
 import torch
 
-from laconic.core.contract import ReasoningBatch
-from laconic.core.errors import InputError
-from laconic.core.generate import PassCounts
-from laconic.core.rollout import LatentRollout, PassRecord
-from laconic.evaluation.inspect import lcs_ratio, apply_logit_lens, share_in_chain, top_token_ids
+from laconic.batches import ReasoningBatch
+from laconic.errors import InputError
+from laconic.evaluation.inspection.logit_lens import apply_logit_lens, lcs_ratio, share_in_chain, top_token_ids
+from laconic.generation.generate import PassCounts
+from laconic.latent.rollout import LatentRollout, PassRecord
 
 WORDS = "abcdefgh"
 B, Nq, Nc, Na, M, D = 1, 3, 4, 2, 2, 8
@@ -36,7 +36,9 @@ def thought() -> LatentRollout:
     """Thoughts whose hidden states are one-hot, so that the head, the identity times 9, names them."""
     eye = torch.eye(D)
     passes = tuple(PassRecord(torch.zeros(1, M, D), eye[[t, t + 2]][None], None) for t in range(3))  # pyright: ignore
-    return LatentRollout(torch.zeros(1, M, D), passes[-1].hidden_states, eye[None, 7], None, PassCounts(0, 1, 2, 0), passes)  # pyright: ignore
+    return LatentRollout(
+        torch.zeros(1, M, D), passes[-1].hidden_states, eye[None, 7], None, PassCounts(0, 1, 2, 0), passes
+    )  # pyright: ignore
 
 
 def head(hidden: torch.Tensor) -> torch.Tensor:

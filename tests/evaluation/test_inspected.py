@@ -6,15 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from laconic.evaluation import findings, inspected
-from laconic.evaluation.edits import InterventionSpec
-from laconic.evaluation.findings import QuestionSummary, DatasetSummary
-from laconic.evaluation.inspect import TokenGuess, LogitLens
-from laconic.evaluation.looked import ChangedAnswer, QuestionInspection, SelectionScores
-from laconic.evaluation.protocols import CODI, DIGIT
-from laconic.evaluation.selected import ChainSelection
-from laconic.evaluation.similarity import KV_SPACES, SimilarityMap
-from laconic.evaluation.survey import AnswerLog, DatasetInspection
+from laconic.data.reasoning.answer_matching import CODI, DIGIT
+from laconic.evaluation.inspection import page as inspection_page
+from laconic.evaluation.inspection import summary as inspection_summary
+from laconic.evaluation.inspection.dataset import AnswerLog, DatasetInspection
+from laconic.evaluation.inspection.interventions import InterventionSpec
+from laconic.evaluation.inspection.kv_selection import ChainSelection
+from laconic.evaluation.inspection.kv_similarity import KV_SPACES, SimilarityMap
+from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
+from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspection, SelectionScores
+from laconic.evaluation.inspection.summary import DatasetSummary, QuestionSummary
 from tests.evaluation.test_report import LARGEST, Page, outside
 
 HOSTILE = '<script src="https://a.b/c.js"></script><img src=x onerror=1>'
@@ -63,89 +64,96 @@ SET = DatasetSummary("gsm", DIGIT, ("1", 0.5), (FIRST, SECOND), ("a note",))
 
 
 def test_changes_by_hand() -> None:
-    zero, swap = findings.compute_effects(FIRST, None, DIGIT)
-    assert (zero.accuracy.mean, zero.change.mean, zero.is_significant, zero.difference_to_first) == (0.5, 0.0, False, None)
+    zero, swap = inspection_summary.compute_effects(FIRST, None, DIGIT)
+    assert (zero.accuracy.mean, zero.change.mean, zero.is_significant, zero.difference_to_first) == (
+        0.5,
+        0.0,
+        False,
+        None,
+    )
     assert swap.donor_share is not None
     assert swap.donor_share.num_items == 3  # question 1 has its donor's answer anyway
     assert swap.donor_share.mean == pytest.approx(1 / 3)  # question 2, which is answered 2 now
-    other = findings.compute_effects(SECOND, FIRST, DIGIT)[0]
+    other = inspection_summary.compute_effects(SECOND, FIRST, DIGIT)[0]
     assert other.difference_to_first is not None
     assert (other.change.mean, other.difference_to_first.mean) == (0.0, 0.0)
 
 
 def test_words_of_right_and_wrong_answers() -> None:
-    found = findings.chain_word_rates(FIRST)
+    found = inspection_summary.chain_word_rates(FIRST)
     assert found["right"] == {"questions": 2, "spoken": 0.6, "elsewhere": 0.2, "common": pytest.approx(0.3)}
     assert found["wrong"] == {"questions": 1, "spoken": 0.1, "elsewhere": 0.1, "common": 0.1}
     assert found["all"]["questions"] == 3
-    assert findings.chain_word_rates(SECOND) == {}
+    assert inspection_summary.chain_word_rates(SECOND) == {}
 
 
 def test_where_little_is_right_an_edit_that_costs_nothing_says_nothing() -> None:
-    low, note = findings.list_caveats(SET)[0], findings.list_caveats(SET)[-1]
+    low, note = inspection_summary.list_caveats(SET)[0], inspection_summary.list_caveats(SET)[-1]
     assert low.startswith("a is not shown to be above the majority floor (50.0 % right, floor 50.0 %): where little")
     assert note == "a note"
-    assert "not shown to be above the majority floor" in inspected.render_inspection_page(SET)
+    assert "not shown to be above the majority floor" in inspection_page.render_inspection_page(SET)
     good = survey("c", [1, 1, 1, 1], [1, 1, 1, 1], READS)
-    assert findings.list_caveats(replace(SET, runs=(good,), majority_baseline=("1", 0.1))) == ["a note"]
+    assert inspection_summary.list_caveats(replace(SET, runs=(good,), majority_baseline=("1", 0.1))) == ["a note"]
 
 
 def test_answers_are_held_against_the_one_given() -> None:
     found = question(looked(1, 1, 2, 3))
-    assert findings.correctness_suffix("7 ", found) == ", right"
-    assert findings.correctness_suffix("8", found) == ", asked was 7"
-    assert findings.correctness_suffix("8", replace(found, gold=None)) == ""
-    assert findings.correctness_suffix("The answer is: 7", replace(found, protocol=CODI)) == ", right"
+    assert inspection_summary.correctness_suffix("7 ", found) == ", right"
+    assert inspection_summary.correctness_suffix("8", found) == ", asked was 7"
+    assert inspection_summary.correctness_suffix("8", replace(found, gold=None)) == ""
+    assert inspection_summary.correctness_suffix("The answer is: 7", replace(found, protocol=CODI)) == ", right"
 
 
 @pytest.mark.parametrize("found", [question(looked(2, 2, 3, 5), looked(2, 2, 3, 5, "other")), SET])
 def test_pages_and_json_hold_the_same_figures(found: QuestionSummary | DatasetSummary) -> None:
-    html = inspected.render_inspection_page(found)
+    html = inspection_page.render_inspection_page(found)
     page = Page(html)
     assert not outside(html)
     assert not page.problems
     assert not page.open
-    assert inspected.render_inspection_page(found) == html
-    assert json.loads(json.dumps(findings.summary_to_json(found), allow_nan=False))["notes"][-1] == "a note"
+    assert inspection_page.render_inspection_page(found) == html
+    assert json.loads(json.dumps(inspection_summary.summary_to_json(found), allow_nan=False))["notes"][-1] == "a note"
     text = " ".join(page.text.split())
-    both = findings.format_summary(found)
+    both = inspection_summary.format_summary(found)
     for name in ("run", "other") if isinstance(found, QuestionSummary) else ("a", "b"):
         assert name in text
         assert name in both
     said = ("diagonal less rest +0.125", "looking ahead 75.0 %", "t0 7", "the donor’s is 9", "7, right", "step 3",
             "one slot alone, in the vectors")  # fmt: skip
-    for words in said if isinstance(found, QuestionSummary) else ("slots 2", "no difference shown", "as trained", "50.0"):
+    for words in (
+        said if isinstance(found, QuestionSummary) else ("slots 2", "no difference shown", "as trained", "50.0")
+    ):
         assert words in text, words
 
 
 def test_a_page_of_real_size_stays_within_its_bound() -> None:
     """Llama 3.2 1B: 16 layers of 8 heads, 24 thoughts, a chain of 64 tokens; beside another run."""
     found = question(looked(16, 8, 24, 64), looked(16, 8, 24, 64, "other"))
-    assert len(inspected.render_inspection_page(found).encode()) <= LARGEST
+    assert len(inspection_page.render_inspection_page(found).encode()) <= LARGEST
 
 
 def test_text_of_others_is_text() -> None:
     side = looked(1, 1, 2, 3, HOSTILE)
-    html = inspected.render_inspection_page(question(replace(side, answer=HOSTILE), text=HOSTILE))
+    html = inspection_page.render_inspection_page(question(replace(side, answer=HOSTILE), text=HOSTILE))
     assert not outside(html)
     assert not [tag for tag, _ in Page(html).tags if tag in ("script", "img")]
     assert HOSTILE in Page(html).text
     hostile = replace(SET, name=HOSTILE, runs=(replace(FIRST, name=HOSTILE),))
-    assert not outside(inspected.render_inspection_page(hostile))
+    assert not outside(inspection_page.render_inspection_page(hostile))
 
 
 def test_without_a_teacher_there_are_words_and_edits_alone() -> None:
     words = LogitLens(("q",), (), "", (((TokenGuess("7", 1.0),) * 3,),))
     side = QuestionInspection("run", "coconut", None, "7", words, effects=(ChangedAnswer(ZERO, "7"),))
     found = QuestionSummary("q", "as given", (), None, None, (side,), DIGIT)
-    text = " ".join(Page(inspected.render_inspection_page(found)).text.split())
+    text = " ".join(Page(inspection_page.render_inspection_page(found)).text.split())
     assert "There is none." in text
     assert "in turn" in text
     assert "What selection keeps" not in text
     assert "Keys and values beside" not in text
-    assert "in turn" in findings.format_summary(found)
+    assert "in turn" in inspection_summary.format_summary(found)
 
 
 def test_what_is_kept_whole_is_said_in_words() -> None:
-    text = " ".join(Page(inspected.render_inspection_page(question(looked(1, 2, 4, 4)))).text.split())
+    text = " ".join(Page(inspection_page.render_inspection_page(question(looked(1, 2, 4, 4)))).text.split())
     assert "Everything: there are as many slots as chain tokens, so nothing is chosen." in text

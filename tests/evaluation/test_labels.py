@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.core.contract import StatefulLM
-from laconic.core.decoder import DecoderOutput
-from laconic.evaluation.classes import predict_class, score_after
-from laconic.evaluation.labels import ScoreArray, score_labels, count_common_prefix
-from laconic.evaluation.listening import CacheAsState
+from laconic.batches import StatefulLM
+from laconic.evaluation.class_incremental.label_scoring import ScoreArray, count_common_prefix, score_labels
+from laconic.evaluation.class_incremental.protocol import predict_class, score_after
+from laconic.evaluation.streams.evaluate import CacheAsState
+from laconic.models.decoder import DecoderOutput
 from tests.evaluation import streamed
 
 TASKS = streamed.tasks()
@@ -60,7 +60,7 @@ def test_the_best_is_the_best_of_all_that_are_read(which: int, among: Sequence[i
 
 
 def test_labels_that_cannot_be_the_best_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("laconic.evaluation.labels.CANDIDATE_BATCH", 2)
+    monkeypatch.setattr("laconic.evaluation.class_incremental.label_scoring.CANDIDATE_BATCH", 2)
     many = [(i, (7 * i) % 24) for i in range(20)]
     model = Counted(sure(CacheAsState(streamed.decoder())))
     whole = score_labels(model, model.start(1), PROMPTS, many)
@@ -91,6 +91,8 @@ def test_a_mean_is_not_what_its_first_words_say() -> None:
     # MISREAD: a bound taken for a score, which prefers labels of which little was read.
     model = sure(CacheAsState(streamed.decoder()))
     whole: ScoreArray = score_labels(model, model.initial_state(1), PROMPTS, WORDS)
-    first = score_labels(model, model.initial_state(1), PROMPTS, [words[:1] for words in WORDS]) / [len(w) for w in WORDS]
+    first = score_labels(model, model.initial_state(1), PROMPTS, [words[:1] for words in WORDS]) / [
+        len(w) for w in WORDS
+    ]
     assert (first >= whole - 1e-6).all()
     assert predict_class(first, range(7)).tolist() != predict_class(whole, range(7)).tolist()

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.evaluation import survey
-from laconic.evaluation.edits import InterventionSpec
-from laconic.evaluation.looked import inspect_question
-from laconic.evaluation.selected import best_token_per_slot
-from laconic.evaluation.subject import SelectorChoice, InspectedRun
+from laconic.evaluation.inspection import dataset as inspection_dataset
+from laconic.evaluation.inspection.interventions import InterventionSpec
+from laconic.evaluation.inspection.kv_selection import best_token_per_slot
+from laconic.evaluation.inspection.question import inspect_question
+from laconic.evaluation.inspection.subject import InspectedRun, SelectorChoice
 from tests.evaluation.test_survey import Rows, subject
 
 __all__ = ["subject"]  # the fixture
@@ -24,7 +24,9 @@ def test_a_question_is_thought_about_once(subject: InspectedRun) -> None:
         calls.append(edit is None)
         return subject.think(questions, edit, trace, rounds)
 
-    found = inspect_question(replace(subject, think=think), Rows().batch([0], 0, 0), [InterventionSpec("zero", "cache")])
+    found = inspect_question(
+        replace(subject, think=think), Rows().batch([0], 0, 0), [InterventionSpec("zero", "cache")]
+    )
     assert calls == [True]
     assert len(found.lens.passes) == 3
     assert found.selection is not None
@@ -43,9 +45,12 @@ def test_a_question_is_thought_about_once(subject: InspectedRun) -> None:
     ],
 )
 def test_slots_alone_are_those_asked_for(
-    subject: InspectedRun, asked: list[InterventionSpec], alone: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
+    subject: InspectedRun,
+    asked: list[InterventionSpec],
+    alone: list[tuple[str, str, int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(survey, "MIN_REFERENCE_QUESTIONS", 4)
+    monkeypatch.setattr(inspection_dataset, "MIN_REFERENCE_QUESTIONS", 4)
     found = inspect_question(subject, Rows().batch([0], 0, 0), asked, Rows())
     assert [each.spec for each in found.effects] == asked
     assert [(e.spec.kind, e.spec.target, *(e.spec.slots or ())) for e in found.slot_effects] == alone

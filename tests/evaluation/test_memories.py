@@ -8,9 +8,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from laconic.evaluation import contexts, memories, reading, recalled
-from laconic.evaluation.reading import CompressionResult
-from laconic.evaluation.told import ContextTaskResult
+from laconic.evaluation.compression import fact_recall, perplexity
+from laconic.evaluation.compression import report as compression_report
+from laconic.evaluation.compression import table as compression_table
+from laconic.evaluation.compression.context_qa import ContextTaskResult
+from laconic.evaluation.compression.table import CompressionResult
 from tests.evaluation.lines import fixed, line, said
 
 
@@ -39,7 +41,7 @@ def facts() -> CompressionResult:
 
 
 def test_what_a_way_saves_is_paired_by_document() -> None:
-    found = {w.condition: w for w in contexts.context_gains(books().documents_by_seed)}
+    found = {w.condition: w for w in perplexity.context_gains(books().documents_by_seed)}
     each = [1 - 0.01 * d for d in range(6)]
     mean, se = sum(each) / 6, (sum((x - sum(each) / 6) ** 2 for x in each) / 5 / 6) ** 0.5
     w = found["compressed"]
@@ -50,51 +52,59 @@ def test_what_a_way_saves_is_paired_by_document() -> None:
     assert found["untrained"].gain.mean == pytest.approx(0.45)
     assert found["untrained"].share_of_full is None
     assert found["full"].share_of_full == pytest.approx(1)
-    assert contexts.nll_by_position(books().documents_by_seed, "compressed") == pytest.approx([2 + 0.11 * 2.5] * 2)
+    assert perplexity.nll_by_position(books().documents_by_seed, "compressed") == pytest.approx([2 + 0.11 * 2.5] * 2)
 
 
 def test_documents_of_one_text_are_not_independent_where_there_are_texts_enough() -> None:
     apart = np.array([[1.0, 2.0, 4.0, 1.0, 0.0, 4.0]])
     sums = [1 + 2 - 4, 4 + 1 + 0 + 4 - 8]
-    assert contexts.clustered_standard_error(apart, list("aabbbb")) == pytest.approx((2 * sum(x * x for x in sums)) ** 0.5 / 6)
-    assert contexts.clustered_standard_error(apart) == contexts.clustered_standard_error(apart, list("abcdef"))
-    assert contexts.clustered_standard_error(apart) == pytest.approx(apart.std(ddof=1) / 6**0.5)
-    names = [f"text {d // 2}@{d}" for d in range(2 * contexts.MIN_TEXT_GROUPS)]
-    assert contexts.group_by_text(names) == [f"text {d // 2}" for d in range(2 * contexts.MIN_TEXT_GROUPS)]
-    assert contexts.group_by_text(names[:-2]) is None
+    assert perplexity.clustered_standard_error(apart, list("aabbbb")) == pytest.approx(
+        (2 * sum(x * x for x in sums)) ** 0.5 / 6
+    )
+    assert perplexity.clustered_standard_error(apart) == perplexity.clustered_standard_error(apart, list("abcdef"))
+    assert perplexity.clustered_standard_error(apart) == pytest.approx(apart.std(ddof=1) / 6**0.5)
+    names = [f"text {d // 2}@{d}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
+    assert perplexity.group_by_text(names) == [f"text {d // 2}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
+    assert perplexity.group_by_text(names[:-2]) is None
 
 
 def test_there_is_no_share_of_nothing() -> None:
     ways = [fixed(d) | {"full": said(3 + 0.1 * d + (-1) ** d, 0, ())} for d in range(6)]
-    assert {w.share_of_full for w in contexts.context_gains(line("stop", ways).documents_by_seed)} == {None}
+    assert {w.share_of_full for w in perplexity.context_gains(line("stop", ways).documents_by_seed)} == {None}
 
 
 def test_recall_by_facts_and_the_gap_between_soft_and_hard() -> None:
     rows = facts().pooled_documents
-    one, two = recalled.recall_by_facts(rows, "compressed")
-    assert (one.num_facts, one.num_documents, one.accuracy, one.mean_vectors, one.expected_vectors) == (1, 3, 30 / 39, 1, None)
+    one, two = fact_recall.recall_by_facts(rows, "compressed")
+    assert (one.num_facts, one.num_documents, one.accuracy, one.mean_vectors, one.expected_vectors) == (
+        1,
+        3,
+        30 / 39,
+        1,
+        None,
+    )
     assert (two.num_facts, two.accuracy, two.mean_vectors) == (2, 20 / 39, 2)
-    assert recalled.length_fact_correlation(rows, "compressed") == pytest.approx(1)
-    assert recalled.length_fact_correlation(rows, "soft") is None
-    gap = recalled.soft_hard_gap(rows)
+    assert fact_recall.length_fact_correlation(rows, "compressed") == pytest.approx(1)
+    assert fact_recall.length_fact_correlation(rows, "soft") is None
+    gap = fact_recall.soft_hard_gap(rows)
     assert gap is not None
     assert gap.nll == pytest.approx(-0.1)
     assert gap.accuracy == pytest.approx(1 - 25 / 39)
     assert (gap.expected_length, gap.num_vectors, gap.sampled_length) == pytest.approx((1.75, 0.25, 4 / 3))
-    assert recalled.length_histogram(rows, "compressed") == {1: 3, 2: 3}
-    assert recalled.soft_hard_gap(books().pooled_documents) is None
+    assert fact_recall.length_histogram(rows, "compressed") == {1: 3, 2: 3}
+    assert fact_recall.soft_hard_gap(books().pooled_documents) is None
 
 
 def test_lengths_begin_with_none_where_a_segment_kept_none() -> None:
     ways = [fixed(d) | {"compressed": said(2, 12, (2 * (d % 2),))} for d in range(4)]
-    (found,) = memories.length_histograms([memories.build_section(0, [line("before", ways)])])
+    (found,) = compression_report.length_histograms([compression_report.build_section(0, [line("before", ways)])])
     assert found[1] == [(0, 0.5), (1, 0), (2, 0.5), (3, 0), (4, 0)]
-    (found,) = memories.length_histograms([memories.build_section(0, [facts()])])
+    (found,) = compression_report.length_histograms([compression_report.build_section(0, [facts()])])
     assert found[1] == [(1, 0.5), (2, 0.5), (3, 0), (4, 0)]
 
 
 def test_the_page_says_what_the_figures_say() -> None:
-    text = memories.render_page([books(2), facts()], run_descriptions=[("stop", "autocompressor")])
+    text = compression_report.render_page([books(2), facts()], run_descriptions=[("stop", "autocompressor")])
     plain = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
     for asked in (
         "test, stop: 2.00 vectors a segment save +0.9750 ± 0.0076 nats a token (127.7 standard errors), 43.3 % of what",
@@ -127,7 +137,7 @@ def told(kind: str) -> ContextTaskResult:
 
 
 def test_answers_and_labels_stand_on_the_page_beside_the_papers() -> None:
-    text = memories.render_page([], [told("labels"), told("answers")])
+    text = compression_report.render_page([], [told("labels"), told("answers")])
     plain = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
     for asked in (
         "Labels behind demonstrations: file 3 texts, 2 labels.", "the majority floor is 66.7 %",
@@ -146,14 +156,16 @@ def test_a_plain_run_beside_is_the_control_of_those_that_read_the_same() -> None
     run = books(2)
     plain = line("plain", [{"none": said(4, 0, ()), "full": said(1.5, 0, ())} for _ in range(6)])
     plain = replace(plain, description={"method": "plain"})
-    other = replace(line("other", [{"none": said(4, 0, ()), "full": said(9, 0, ())}] * 5), description={"method": "plain"})
-    found = reading.add_controls([run, other, plain])
+    other = replace(
+        line("other", [{"none": said(4, 0, ()), "full": said(9, 0, ())}] * 5), description={"method": "plain"}
+    )
+    found = compression_table.add_controls([run, other, plain])
     assert found[1:] == [other, plain]
     worths = {w.condition: w for w in found[0].gains}
     assert worths["full-tuned"].nll.mean == pytest.approx(1.5)
     assert worths["full-tuned"].gain.mean == pytest.approx(1.75)  # against the run's own no context
     assert worths["full-tuned"].gain.num_seeds == 2
-    text = memories.render_page(found)
+    text = compression_report.render_page(found)
     plain_text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
     for asked in ("whole text, full-tuned", "the plain run beside", "trained as long saves +1.7500 with the whole text",
                   "–·– stop: whole text, full-tuned"):  # fmt: skip

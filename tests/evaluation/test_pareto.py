@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from laconic.evaluation import pareto
-from laconic.evaluation.pareto import TEXT_END, FIXED_LENGTH, LEARNED_LENGTH, ORACLE_LENGTH
+from laconic.evaluation.compression import pareto
+from laconic.evaluation.compression.pareto import FIXED_LENGTH, LEARNED_LENGTH, ORACLE_LENGTH, TEXT_END
 from tests.evaluation.lines import fixed, line, said
 
 N = 8

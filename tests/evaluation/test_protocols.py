@@ -4,22 +4,22 @@ from decimal import Decimal
 
 import pytest
 
-from laconic.core.contract import ReasoningExample
-from laconic.core.errors import InputError, UsageError
-from laconic.evaluation.protocols import (
+from laconic.batches import ReasoningExample
+from laconic.data.reasoning.answer_matching import (
     COCONUT,
     CODI,
     DIGIT,
     PROTOCOLS,
     TEXT,
-    max_answer_tokens,
     check_format,
     check_gold,
     decimal_protocol,
     default_protocol,
+    max_answer_tokens,
     pccot_protocol,
     require_one_protocol,
 )
+from laconic.errors import InputError, UsageError
 
 NUMBERS: list[tuple[str, float | None, str | None]] = [
     ("18", 18, "18"),
@@ -119,7 +119,9 @@ def test_a_gold_answer_that_cannot_be_judged_is_an_error_at_load() -> None:
 
 
 def test_a_protocol_that_cannot_read_a_format_is_refused() -> None:
-    with pytest.raises(UsageError, match="--protocol pccot: runs/x writes answers in format coconut; judge them by codi"):
+    with pytest.raises(
+        UsageError, match="--protocol pccot: runs/x writes answers in format coconut; judge them by codi"
+    ):
         check_format(pccot_protocol(), "coconut", "runs/x")
     with pytest.raises(UsageError, match="--protocol coconut: runs/x writes answers in format pccot"):
         check_format(COCONUT, "pccot", "runs/x")
@@ -142,9 +144,15 @@ def test_budgets_are_the_papers() -> None:
 
 
 def test_each_format_has_a_protocol_of_its_own() -> None:
-    names = [default_protocol(format, text_answers=False).name for format in ("pccot", "codi", "coconut", "icot", "digits")]
+    names = [
+        default_protocol(format, text_answers=False).name for format in ("pccot", "codi", "coconut", "icot", "digits")
+    ]
     assert names == ["pccot", "codi", "coconut", "coconut", "last digit"]
-    assert [default_protocol(format, text_answers=True) for format in ("pccot", "codi", "icot")] == [TEXT, TEXT, COCONUT]
+    assert [default_protocol(format, text_answers=True) for format in ("pccot", "codi", "icot")] == [
+        TEXT,
+        TEXT,
+        COCONUT,
+    ]
 
 
 def test_questions_as_codi_puts_them_and_its_sampling() -> None:

@@ -8,13 +8,13 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from laconic.evaluation import report
-from laconic.evaluation.inspect import TokenGuess, LogitLens
-from laconic.evaluation.looked import QuestionInspection
-from laconic.evaluation.report import MethodResult, ComparisonReport
-from laconic.evaluation.selected import ChainSelection
-from laconic.evaluation.similarity import SimilarityMap
-from laconic.evaluation.timing import Latency
+from laconic.evaluation.inspection.kv_selection import ChainSelection
+from laconic.evaluation.inspection.kv_similarity import SimilarityMap
+from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
+from laconic.evaluation.inspection.question import QuestionInspection
+from laconic.evaluation.reasoning.latency import Latency
+from laconic.evaluation.report import runs_table
+from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
 from tests.conftest import needs
 
 N, M, NC = 200, 3, 6
@@ -102,7 +102,7 @@ def outside(html: str) -> list[str]:
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_the_page_is_one_file_that_asks_for_nothing(seeds: int) -> None:
     needs("matplotlib")
-    html = report.render_report(made(seeds))
+    html = runs_table.render_report(made(seeds))
     page = Page(html)
     assert not outside(html)
     assert "http" not in html
@@ -123,7 +123,7 @@ def test_the_search_for_requests_sees_them() -> None:
 
 def test_drawings_have_a_text_and_ids_of_their_own() -> None:
     needs("matplotlib")
-    page = Page(report.render_report(made()))
+    page = Page(runs_table.render_report(made()))
     drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
     assert len(drawings) == 2
     for attributes in drawings:
@@ -131,11 +131,11 @@ def test_drawings_have_a_text_and_ids_of_their_own() -> None:
         assert "KaVa" in str(attributes["aria-label"])
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    assert report.render_report(made()) == report.render_report(made())
+    assert runs_table.render_report(made()) == runs_table.render_report(made())
 
 
 def test_what_the_page_says() -> None:
-    text = " ".join(Page(report.render_report(made())).text.split())
+    text = " ".join(Page(runs_table.render_report(made())).text.split())
     for said in (
         "Thoughts & chains", "95.0 %", "n=1", "21", "1 place + 2 think + 2 answer", "9 → 11", "12.3", "in 18.0 %",
         "Question", "3 of 3 slots name a word", "A limit <of> mine.", "laconic demo --seeds 1", "a quickstart",
@@ -145,26 +145,28 @@ def test_what_the_page_says() -> None:
 
 
 def test_a_headline_needs_three_seeds() -> None:
-    one, two, three = (report.result_cells(made(n).results[2])[0] for n in (1, 2, 3))
+    one, two, three = (runs_table.result_cells(made(n).results[2])[0] for n in (1, 2, 3))
     assert (one, two, three) == ("95.0 %", "95.0 %", "95.0 ± 0.0 %")
-    assert any("Seeds: 2 runs of each" in text for text in report.list_caveats(made(2)))
-    assert not any("Seeds:" in text for text in report.list_caveats(made(3)))
+    assert any("Seeds: 2 runs of each" in text for text in runs_table.list_caveats(made(2)))
+    assert not any("Seeds:" in text for text in runs_table.list_caveats(made(3)))
 
 
 def test_limits_come_from_the_figures() -> None:
-    told = report.list_caveats(made(3))
+    told = runs_table.list_caveats(made(3))
     assert any(text.startswith("That KaVa does more than random: no difference shown") for text in told)
     assert not any("Passes are not saved" in text or "cache is not shorter" in text for text in told)
     page = made(3)
     short = [
-        replace(line, mean_passes=(1, 0, 0, 5), mean_cache_positions=(9.0, 10.0)) if line.name == "chain" else line for line in page.results
+        replace(line, mean_passes=(1, 0, 0, 5), mean_cache_positions=(9.0, 10.0)) if line.name == "chain" else line
+        for line in page.results
     ]
-    told = report.list_caveats(replace(page, results=short))
+    told = runs_table.list_caveats(replace(page, results=short))
     assert "Passes are not saved: KaVa takes 5 a question, the chain 6." not in told
     short = [
-        replace(line, mean_passes=(1, 0, 0, 4), mean_cache_positions=(9.0, 10.0)) if line.name == "chain" else line for line in page.results
+        replace(line, mean_passes=(1, 0, 0, 4), mean_cache_positions=(9.0, 10.0)) if line.name == "chain" else line
+        for line in page.results
     ]
-    told = report.list_caveats(replace(page, results=short))
+    told = runs_table.list_caveats(replace(page, results=short))
     assert "Passes are not saved: KaVa takes 5 a question, the chain 5." in told
     assert "The cache is not shorter: 11 positions at the end, 10 with the chain." in told
 
@@ -172,21 +174,21 @@ def test_limits_come_from_the_figures() -> None:
 def test_seeds_that_are_missing_are_left_out_of_a_comparison() -> None:
     page = made(3)
     fewer = replace(page.results[1], correct=page.results[1].correct[:2])
-    found = report.compare_to_focus(replace(page, results=[page.results[0], fewer, *page.results[2:]]))
+    found = runs_table.compare_to_focus(replace(page, results=[page.results[0], fewer, *page.results[2:]]))
     assert [c.difference.num_seeds for c in found] == [3, 2, 3]
-    assert report.compare_to_focus(replace(page, focus="nobody")) == []
+    assert runs_table.compare_to_focus(replace(page, focus="nobody")) == []
 
 
 def test_without_matplotlib_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    html = report.render_report(made())
+    html = runs_table.render_report(made())
     assert "<svg" not in html
     assert "pip install &#39;laconic[report]&#39;" in html or "pip install 'laconic[report]'" in html
 
 
 def test_a_page_without_a_question_or_runs_that_were_stopped() -> None:
     page = replace(made(), inspection=None, results=made().results[:1], recipe_differences=[], caveats=[])
-    html = report.render_report(page)
+    html = runs_table.render_report(page)
     assert "looked into" not in html
     assert "Differences" not in html
 
@@ -195,10 +197,10 @@ def test_everything_kept_is_said_in_words() -> None:
     page = made()
     assert page.inspection is not None
     whole = replace(page.inspection, selections=(ChainSelection("rkv", np.ones((2, 2, NC), dtype=bool)),))
-    text = Page(report.render_report(replace(page, inspection=whole))).text
+    text = Page(runs_table.render_report(replace(page, inspection=whole))).text
     assert "as many slots as chain tokens, so nothing was chosen" in " ".join(text.split())
 
 
 def test_numbers_for_people() -> None:
-    assert [report.format_count(x) for x in (3.0, 3.004, 3.25)] == ["3", "3", "3.2"]
-    assert report.format_passes((1, 0, 4, 2)) == "1 read + 4 think + 2 answer"
+    assert [runs_table.format_count(x) for x in (3.0, 3.004, 3.25)] == ["3", "3", "3.2"]
+    assert runs_table.format_passes((1, 0, 4, 2)) == "1 read + 4 think + 2 answer"

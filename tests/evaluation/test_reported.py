@@ -2,22 +2,31 @@
 
 import tomllib
 
-from laconic.evaluation.reported import load_paper_figures, find_paper_figures, format_paper_figures
+from laconic.evaluation.report.paper_figures import find_paper_figures, format_paper_figures, load_paper_figures
 from tests.conftest import REPO
 
 
 def test_figures_are_found_by_the_row_of_a_recipe() -> None:
     assert format_paper_figures(find_paper_figures("kava table 6", "1b aug", "gsm8k")) == "56.5 [P]"
-    assert format_paper_figures(find_paper_figures("codi table scripts", "llama1b-aug", "gsm8k")) == "55.6 [P v1] · 53.9 [P v2]"
+    assert (
+        format_paper_figures(find_paper_figures("codi table scripts", "llama1b-aug", "gsm8k"))
+        == "55.6 [P v1] · 53.9 [P v2]"
+    )
     assert format_paper_figures(find_paper_figures("codi table scripts", "gpt2-aug", "multiarith")) == "92.8 [CODI]"
-    assert find_paper_figures("kava table 6", "1b aug", "gsm8k-aug") == find_paper_figures("kava table 6", "1b aug", "gsm8k")
+    assert find_paper_figures("kava table 6", "1b aug", "gsm8k-aug") == find_paper_figures(
+        "kava table 6", "1b aug", "gsm8k"
+    )
 
 
 def test_what_is_not_known_stays_so() -> None:
     for name in ("gsm-hard", "svamp", "svamp-300", "gsm8k-aug:valid", "gsm8k-nl"):
         assert format_paper_figures(find_paper_figures("kava table 6", "1b aug", name)) == "not known"
     assert format_paper_figures(find_paper_figures("kava table baselines", "nocot 3b aug", "gsm8k")) == "not known"
-    assert format_paper_figures(find_paper_figures("ours", "1b aug", "gsm8k")) == format_paper_figures(find_paper_figures(None, None, "gsm8k")) == "–"
+    assert (
+        format_paper_figures(find_paper_figures("ours", "1b aug", "gsm8k"))
+        == format_paper_figures(find_paper_figures(None, None, "gsm8k"))
+        == "–"
+    )
 
 
 def test_every_row_is_one_that_a_recipe_names() -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from laconic.evaluation import reported_reading
-from laconic.evaluation.reported_reading import MeasuredInterval, compare_paper_row, load_compression_tables
+from laconic.evaluation.report import reported_reading
+from laconic.evaluation.report.reported_reading import MeasuredInterval, compare_paper_row, load_compression_tables
 from tests.evaluation.lines import line, said
 
 

@@ -9,11 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.contract import DocumentBatch
-from laconic.core.errors import InputError, BusyError
-from laconic.core.memory import SummaryMemory
-from laconic.evaluation import scored
-from laconic.evaluation.scored import ALL_TOKENS, CompressedContext, DocumentResult, ContextTail, ContextCondition
+from laconic.batches import DocumentBatch
+from laconic.compression.memory import SummaryMemory
+from laconic.errors import BusyError, InputError
+from laconic.evaluation.compression import evaluate as compression_evaluate
+from laconic.evaluation.compression.evaluate import (
+    ALL_TOKENS,
+    CompressedContext,
+    ContextCondition,
+    ContextTail,
+    DocumentResult,
+)
 
 CPU, V = torch.device("cpu"), 11
 
@@ -81,7 +87,7 @@ def loop(found: DocumentBatch, b: int, before: float, start: int) -> tuple[list[
 
 def test_each_way_scores_the_same_tokens_behind_what_it_says() -> None:
     source = Made()
-    rows = scored.evaluate_batch(scored.split_context(source.batch(range(5), 0, 0)), ways())
+    rows = compression_evaluate.evaluate_batch(compression_evaluate.split_context(source.batch(range(5), 0, 0)), ways())
     found = source.batch(range(5), 0, 0)
     for b, row in enumerate(rows):
         n = 1 + b % 2
@@ -96,19 +102,23 @@ def test_each_way_scores_the_same_tokens_behind_what_it_says() -> None:
             assert said.nll == pytest.approx((sum(nats[:31]), sum(nats[31:])), rel=1e-5)
             assert (said.num_correct, said.context_size) == (right, held)
         assert row.conditions["compressed"].vectors_per_segment == (n, n)
-        assert scored.parse_result(row.to_json_line()) == row
+        assert compression_evaluate.parse_result(row.to_json_line()) == row
 
 
 def test_rows_are_kept_gone_on_with_and_read_again(tmp_path: Path) -> None:
     source, folder = Made(), tmp_path / "test"
 
     def evaluate(source: Made, key: str = "a") -> list[DocumentResult]:
-        return scored.evaluate_conditions(source, ways(), CPU, batch_size=2, folder=folder, key={"step": key})
+        return compression_evaluate.evaluate_conditions(
+            source, ways(), CPU, batch_size=2, folder=folder, key={"step": key}
+        )
 
-    whole = scored.evaluate_conditions(Made(), ways(), CPU, batch_size=5)
+    whole = compression_evaluate.evaluate_conditions(Made(), ways(), CPU, batch_size=5)
     part = tmp_path / ".part-test"
     with pytest.raises(ZeroDivisionError):
-        scored.evaluate_conditions(source, ways(), CPU, batch_size=2, folder=folder, key={"step": "a"}, progress=lambda *_: 1 // 0)
+        compression_evaluate.evaluate_conditions(
+            source, ways(), CPU, batch_size=2, folder=folder, key={"step": "a"}, progress=lambda *_: 1 // 0
+        )
     assert len((part / "answers.jsonl").read_text().splitlines()) == 2
     with pytest.raises(BusyError, match="holds answers to other questions or of another step"):
         evaluate(Made(), "b")
@@ -126,4 +136,4 @@ def test_documents_cut_short_are_no_split() -> None:
     found = Made().batch(range(2), 0, 0)
     found.attention_mask[0, 0] = False
     with pytest.raises(InputError, match="some of them cut short; give whole ones, two at least"):
-        scored.split_context(found)
+        compression_evaluate.split_context(found)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.evaluation import selected
-from laconic.evaluation.selected import ChainSelection, classify_tokens
-from laconic.evaluation.subject import SelectorChoice, TeacherChain
+from laconic.evaluation.inspection import kv_selection
+from laconic.evaluation.inspection.kv_selection import ChainSelection, classify_tokens
+from laconic.evaluation.inspection.subject import SelectorChoice, TeacherChain
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def left(chosen: dict[str, list[list[int]]], M: int, matched: tuple[int, ...] = 
 
 
 def test_selections_are_of_the_layers_matched() -> None:
-    (found,) = selected.chain_selections(left({"rkv": [[0, 2], [1]]}, 3), 0, 4)
+    (found,) = kv_selection.chain_selections(left({"rkv": [[0, 2], [1]]}, 3), 0, 4)
     assert found.name == "rkv"
     assert found.mask.tolist() == [[[True, False, True, False], [False, True, False, False]]]
     assert found.token_shares == (0.5, 0.5, 0.5, 0.0)
-    assert selected.chain_selections(left({"rkv": [[0]]}, 1, (0, 1)), 0, 2)[0].mask.shape == (2, 1, 2)
+    assert kv_selection.chain_selections(left({"rkv": [[0]]}, 1, (0, 1)), 0, 2)[0].mask.shape == (2, 1, 2)
 
 
 def held(heads: int, n: int, kept: int, seed: int) -> np.ndarray:
@@ -58,15 +58,17 @@ def test_overlap_against_loops() -> None:
     a, b = held(4, 9, 3, 1), held(4, 9, 3, 2)
     sets = [set(np.flatnonzero(head)) for head in a[0]]
     pairs = [len(x & y) / 3 for i, x in enumerate(sets) for j, y in enumerate(sets) if i != j]
-    assert selected.selection_overlap(a) == pytest.approx(sum(pairs) / len(pairs))
+    assert kv_selection.selection_overlap(a) == pytest.approx(sum(pairs) / len(pairs))
     others = [set(np.flatnonzero(head)) for head in b[0]]
-    assert selected.selection_overlap(a, b) == pytest.approx(sum(len(x & y) / 3 for x, y in zip(sets, others, strict=True)) / 4)
-    assert selected.selection_overlap(a[:, :1]) == 1.0
-    assert selected.selection_overlap(a, a) == 1.0
+    assert kv_selection.selection_overlap(a, b) == pytest.approx(
+        sum(len(x & y) / 3 for x, y in zip(sets, others, strict=True)) / 4
+    )
+    assert kv_selection.selection_overlap(a[:, :1]) == 1.0
+    assert kv_selection.selection_overlap(a, a) == 1.0
 
 
 def test_independent_draws_overlap_by_chance() -> None:
-    found = [selected.selection_overlap(held(2, 12, 4, seed)) for seed in range(2000)]
+    found = [kv_selection.selection_overlap(held(2, 12, 4, seed)) for seed in range(2000)]
     assert np.mean(found) == pytest.approx(4 / 12, abs=0.02)
 
 
@@ -75,11 +77,11 @@ def test_habits_by_hand() -> None:
     rkv = ChainSelection("rkv", np.array([[[False, True, False, True, False], [False, False, True, True, False]]]))
     random = ChainSelection("random", np.array([[[True, True, False, False, False]] * 2]))
     whole = (ChainSelection("rkv", np.ones((1, 2, 2), bool)), ChainSelection("random", np.ones((1, 2, 2), bool)))
-    found = selected.compute_selector_statistics([(kinds, (rkv, random)), (("result", "word"), whole), ((), whole)])
+    found = kv_selection.compute_selector_statistics([(kinds, (rkv, random)), (("result", "word"), whole), ((), whole)])
     first, second = found
     assert (first.name, second.name, first.num_chains) == ("rkv", "random", 1)
     assert first.class_shares == {"operand": 0.5, "operator": 0.5, "result": 1.0, "bracket": 0.0}
     assert first.part_shares == (0.0, 0.5, 0.5, 1.0, 0.0)
     assert (first.head_overlap, first.random_overlap, first.chance_overlap) == (0.5, 0.25, 0.4)
     assert (second.head_overlap, second.random_overlap) == (1.0, 1.0)
-    assert selected.compute_selector_statistics([(("result", "word"), whole)]) == ()
+    assert kv_selection.compute_selector_statistics([(("result", "word"), whole)]) == ()

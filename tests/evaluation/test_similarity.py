@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from laconic.evaluation import similarity
-from laconic.evaluation.subject import SelectorChoice, TeacherChain, LatentKeysValues
+from laconic.evaluation.inspection import kv_similarity
+from laconic.evaluation.inspection.subject import LatentKeysValues, SelectorChoice, TeacherChain
 from tests.tolerances import ORACLE
 
 L, G, M, N, E = 2, 3, 4, 6, 5
@@ -24,24 +24,26 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def test_similarity_against_loops() -> None:
     student, teacher = drawn(L, G, M, E), drawn(L, G, N, E)
-    found = similarity.cosine_maps(list(student), list(teacher))
+    found = kv_similarity.cosine_maps(list(student), list(teacher))
     for l in range(L):
         for m in range(M):
             for i in range(N):
                 each = [cosine(student[l, g, m], teacher[l, g, i]) for g in range(G)]
                 assert found[l, m, i].item() == pytest.approx(sum(each) / G, abs=ORACLE)
-    low = similarity.cosine_maps(list(student.bfloat16()), list(teacher.bfloat16()))
+    low = kv_similarity.cosine_maps(list(student.bfloat16()), list(teacher.bfloat16()))
     assert low.dtype == torch.float32
 
 
 def test_contrast_and_look_ahead_by_hand() -> None:
     map = torch.tensor([[0.5, 0.9, 0.1], [0.2, 0.4, 0.3]])
-    assert similarity.diagonal_contrast(map) == pytest.approx((0.5 + 0.4) / 2 - (0.9 + 0.1 + 0.2 + 0.3) / 4)
-    assert similarity.look_ahead_share(map) == 0.5  # slot 1 is likest to column 2, slot 2 to its own
-    assert similarity.look_ahead_share(map.T) == 0.0  # of three slots two have a column, and slot 3 cannot look ahead
-    assert similarity.diagonal_contrast(torch.ones(1, 1)) == 0.0
+    assert kv_similarity.diagonal_contrast(map) == pytest.approx((0.5 + 0.4) / 2 - (0.9 + 0.1 + 0.2 + 0.3) / 4)
+    assert kv_similarity.look_ahead_share(map) == 0.5  # slot 1 is likest to column 2, slot 2 to its own
+    assert (
+        kv_similarity.look_ahead_share(map.T) == 0.0
+    )  # of three slots two have a column, and slot 3 cannot look ahead
+    assert kv_similarity.diagonal_contrast(torch.ones(1, 1)) == 0.0
     shifted = torch.eye(4).roll(1, 1)  # each slot the next column, the last one the first
-    assert similarity.look_ahead_share(shifted) == 0.75
+    assert kv_similarity.look_ahead_share(shifted) == 0.75
 
 
 def left(index: torch.Tensor, live: torch.Tensor, **more: object) -> TeacherChain:
@@ -58,9 +60,11 @@ def test_maps_are_of_the_chain_and_of_what_each_head_kept() -> None:
     live = torch.tensor([True, True, False]).expand(1, G, 3)
     made = left(index, live)
     slots = LatentKeysValues(*(tuple(drawn(1, G, 3, E) for _ in range(L)) for _ in range(3)))
-    maps = {(map.space, map.baseline): map for map in similarity.similarity_maps(slots, made, 0, 5)}
-    assert set(maps) == {(what, against) for what in similarity.KV_SPACES for against in ("chain", "kept")}
-    for own, theirs, what in zip(slots, (made.keys, made.keys_before_rope, made.values), similarity.KV_SPACES, strict=True):
+    maps = {(map.space, map.baseline): map for map in kv_similarity.similarity_maps(slots, made, 0, 5)}
+    assert set(maps) == {(what, against) for what in kv_similarity.KV_SPACES for against in ("chain", "kept")}
+    for own, theirs, what in zip(
+        slots, (made.keys, made.keys_before_rope, made.values), kv_similarity.KV_SPACES, strict=True
+    ):
         chain, kept = maps[what, "chain"], maps[what, "kept"]
         assert (len(chain.mean), len(chain.mean[0])) == (3, 5)  # the sixth column is padding
         assert (len(kept.mean), len(kept.mean[0])) == (3, 2)
@@ -70,4 +74,4 @@ def test_maps_are_of_the_chain_and_of_what_each_head_kept() -> None:
                 for j in range(2):
                     each = [cosine(own[l][0, g, m], theirs[l][0, g, int(index[0, g, j])]) for g in range(G)]
                     assert kept.layers[l][m][j] == pytest.approx(sum(each) / G, abs=ORACLE)
-        assert chain.diagonal_contrast == similarity.diagonal_contrast(torch.tensor(chain.mean, dtype=torch.float64))
+        assert chain.diagonal_contrast == kv_similarity.diagonal_contrast(torch.tensor(chain.mean, dtype=torch.float64))

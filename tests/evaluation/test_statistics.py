@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from laconic.core import keyed
+from laconic import rng
 from laconic.evaluation import statistics
 
 CLAIMS = 0.08  # share of comparisons of equal distributions that may end in a claim; nominal 5 %
@@ -35,7 +35,9 @@ def test_interval_of_one_run_is_the_binomial_one(right: int, n: int) -> None:
     scores = np.arange(n) < right
     found = statistics.estimate_mean(scores)
     low, high = (binomial_quantile(n, right / n, q) / n for q in (0.025, 0.975))
-    slack = 4 * math.sqrt(0.025 * 0.975 / statistics.NUM_RESAMPLES) / NormalDist().pdf(1.96)  # of the quantile of 10,000 draws
+    slack = (
+        4 * math.sqrt(0.025 * 0.975 / statistics.NUM_RESAMPLES) / NormalDist().pdf(1.96)
+    )  # of the quantile of 10,000 draws
     width = math.sqrt(right / n * (1 - right / n) / n)
     assert abs(found.low - low) <= slack * width + 1 / n
     assert abs(found.high - high) <= slack * width + 1 / n
@@ -61,7 +63,7 @@ def test_interval_over_seeds_alone() -> None:
 
 
 def test_the_same_runs_give_the_same_interval() -> None:
-    scores = keyed.uniform(1, np.arange(3)[:, None], np.arange(50)[None]) < 0.4
+    scores = rng.uniform(1, np.arange(3)[:, None], np.arange(50)[None]) < 0.4
     assert statistics.estimate_mean(scores) == statistics.estimate_mean(scores.copy())
     golden = statistics.estimate_mean(np.arange(50) < 30)
     assert (golden.low, golden.high) == (pytest.approx(0.46), pytest.approx(0.74))
@@ -69,11 +71,11 @@ def test_the_same_runs_give_the_same_interval() -> None:
 
 def equal_runs(trial: int, R: int, N: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
     """Two methods that are one: each seed has an accuracy of its own, each question a difficulty of its own."""
-    hard = keyed.uniform(7, trial, np.arange(N)) - 0.5
+    hard = rng.uniform(7, trial, np.arange(N)) - 0.5
     made = []
     for method in range(2):
-        shift = spread * np.array([NormalDist().inv_cdf(u) for u in keyed.uniform(8, trial, method, np.arange(R))])
-        draws = keyed.uniform(9, trial, method, np.arange(R)[:, None], np.arange(N)[None])
+        shift = spread * np.array([NormalDist().inv_cdf(u) for u in rng.uniform(8, trial, method, np.arange(R))])
+        draws = rng.uniform(9, trial, method, np.arange(R)[:, None], np.arange(N)[None])
         made.append(draws < 0.5 + 0.6 * hard[None] + shift[:, None])
     return made[0], made[1]
 
@@ -168,7 +170,9 @@ def test_the_mean_of_sets_is_plain_and_its_interval_is_of_independent_sets() -> 
     )
     none = statistics.macro_average([a < 0, b < 0])
     assert none.low == 0
-    assert none.high == pytest.approx((statistics.estimate_proportion(a < 0).high + statistics.estimate_proportion(b < 0).high) / 2)
+    assert none.high == pytest.approx(
+        (statistics.estimate_proportion(a < 0).high + statistics.estimate_proportion(b < 0).high) / 2
+    )
     alike = statistics.macro_average([b, b])  # two sets of one size are not drawn alike
     assert alike.high - alike.low < 0.8 * (statistics.estimate_mean(b).high - statistics.estimate_mean(b).low)
     seeds = statistics.macro_average([np.stack([a, ~a, a]), np.stack([b, b, b])])

@@ -9,16 +9,22 @@ from typing import Any, cast
 import pytest
 import torch
 
-from laconic.core import state as values
-from laconic.core.contract import DocumentBatch
-from laconic.core.errors import InputError
-from laconic.core.state import FastWeightState
-from laconic.evaluation import streaming_books
-from laconic.evaluation.cells import OVERALL
-from laconic.evaluation.in_order import drop_cache
-from laconic.evaluation.listening import StreamRecord, StreamItemResult
-from laconic.evaluation.streaming_books import evaluate_books, compute_paired_gains, retained_share, evaluate_levels, split_sections
-from laconic.methods.ablations import freeze_levels
+from laconic.batches import DocumentBatch
+from laconic.errors import InputError
+from laconic.evaluation.streams import books
+from laconic.evaluation.streams.books import (
+    compute_paired_gains,
+    evaluate_books,
+    evaluate_levels,
+    retained_share,
+    split_sections,
+)
+from laconic.evaluation.streams.evaluate import StreamItemResult, StreamRecord
+from laconic.evaluation.streams.metrics import OVERALL
+from laconic.evaluation.streams.passages import drop_cache
+from laconic.nested import state as values
+from laconic.nested.ablations import freeze_levels
+from laconic.nested.state import FastWeightState
 from tests.evaluation.streamed import V, attending, remembering
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -46,7 +52,9 @@ class Sections:
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
         text = torch.stack([self.rows[i][1] for i in rows])
         live = torch.ones_like(text, dtype=torch.bool)
-        return DocumentBatch(text, live, live.clone(), (W,), torch.tensor([*rows]), tuple(self.rows[i][0] for i in rows))
+        return DocumentBatch(
+            text, live, live.clone(), (W,), torch.tensor([*rows]), tuple(self.rows[i][0] for i in rows)
+        )
 
 
 def learners() -> list[Any]:
@@ -86,7 +94,7 @@ def test_every_fifth_section_before_after_and_after_another(which: int) -> None:
 def test_kept_and_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, source, device = attending(eta=2.0), Sections(), torch.device("cpu")
     asked = evaluate_books(model, source, device)
-    one, calls = streaming_books.evaluate_book, list[int]()
+    one, calls = books.evaluate_book, list[int]()
 
     def stopping(*args: Any) -> list[StreamRecord]:
         calls.append(1)
@@ -94,7 +102,7 @@ def test_kept_and_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             raise KeyboardInterrupt
         return one(*args)
 
-    monkeypatch.setattr(streaming_books, "evaluate_book", stopping)
+    monkeypatch.setattr(books, "evaluate_book", stopping)
     with pytest.raises(KeyboardInterrupt):
         evaluate_books(model, source, device, folder=tmp_path / "books")
     assert evaluate_books(model, source, device, folder=tmp_path / "books") == asked

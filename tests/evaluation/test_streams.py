@@ -12,18 +12,25 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from laconic.core import state as values
-from laconic.core.contract import DocumentBatch, StatefulLM
-from laconic.core.decoder import Decoder, DecoderOutput
-from laconic.core.errors import InputError, BusyError
-from laconic.core.families import DecoderConfig
-from laconic.core.state import CMSState, LayerState, CMSLevelState, FastWeightState
-from laconic.evaluation import stream_table
-from laconic.evaluation.cells import merge_sums, score_mqar, contiguous_slices
-from laconic.evaluation.in_order import group_rows_by_text
-from laconic.evaluation.listening import CacheAsState, StreamRecord, StreamItemResult, fork_state, score_tokens, parse_stream_record
-from laconic.evaluation.stream_table import StreamResult, result_to_json, build_stream_table
-from laconic.evaluation.streams import evaluate_stream, list_conditions
+from laconic.batches import DocumentBatch, StatefulLM
+from laconic.errors import BusyError, InputError
+from laconic.evaluation.streams import table as streams_table
+from laconic.evaluation.streams.evaluate import (
+    CacheAsState,
+    StreamItemResult,
+    StreamRecord,
+    fork_state,
+    parse_stream_record,
+    score_tokens,
+)
+from laconic.evaluation.streams.metrics import contiguous_slices, merge_sums, score_mqar
+from laconic.evaluation.streams.passages import group_rows_by_text
+from laconic.evaluation.streams.table import StreamResult, build_stream_table, result_to_json
+from laconic.evaluation.streams.tasks import evaluate_stream, list_conditions
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder, DecoderOutput
+from laconic.nested import state as values
+from laconic.nested.state import CMSLevelState, CMSState, FastWeightState, LayerState
 
 CPU = torch.device("cpu")
 V = 16
@@ -129,7 +136,9 @@ def test_a_string_is_right_where_all_of_it_is() -> None:
 
 def test_a_needle_is_a_run_and_each_is_counted() -> None:
     # a haystack with 1→9, 2→8 and the answers 9 and 4 5, of which the second is no more than half right
-    found = replace(documents([[1, 9, 7, 2, 4, 2, 8, 1, 9, 3, 4, 5]], ["MV@12@0.5#3"], [[8, 10, 11]]), segment_ends=(8, 12))
+    found = replace(
+        documents([[1, 9, 7, 2, 4, 2, 8, 1, 9, 3, 4, 5]], ["MV@12@0.5#3"], [[8, 10, 11]]), segment_ends=(8, 12)
+    )
     (row,) = evaluate_stream(Remembers(), "needle", Fixed(found), CPU, batch_size=1)
     told = row.conditions["learn"].sums
     assert told == dict.fromkeys(("all", "MV", "MV, 12 tokens", "MV, depth 0.5"), (1, 2))
@@ -155,7 +164,9 @@ def test_an_answer_teaches_only_where_nothing_else_remembers_it() -> None:
             seen = super().advance(ids, state, live=live, learn=learn)
             made = cast(FastWeightState, cast(Any, seen.cache))
             cache = CacheAsState(Decoder(self.config)).initial_state(len(ids)).layers[0].cache
-            return DecoderOutput(seen.hidden_states, cast(Any, replace(made, layers=(replace(made.layers[0], cache=cache),))), {})
+            return DecoderOutput(
+                seen.hidden_states, cast(Any, replace(made, layers=(replace(made.layers[0], cache=cache),))), {}
+            )
 
     for model, taught in ((Notes(), [True, True]), (WithCache(), [True, False])):
         calls.clear()
@@ -175,7 +186,9 @@ def test_items_begin_on_a_fork_and_change_nothing() -> None:
     assert [row.conditions["still"].sums["all"] for row in rows] == [(2, 2), (0, 2)]
     assert values.states_equal(before, kept)
     assert fork_state(model, before, 3).position.tolist() == [5, 5, 5]
-    assert rows == evaluate_stream(model, "needle", Fixed(found), CPU, batch_size=1, prefix_state=before)  # no item sees another
+    assert rows == evaluate_stream(
+        model, "needle", Fixed(found), CPU, batch_size=1, prefix_state=before
+    )  # no item sees another
 
 
 def text_of(n: int = 40, W: int = 8) -> DocumentBatch:
@@ -220,7 +233,9 @@ def test_stretches_that_do_not_follow_are_refused() -> None:
     assert sorted(ordered) == [[f"a@{t}" for t in range(0, 40, 8)], [f"b@{t}" for t in range(0, 20, 8)]]
     for gone in (0, 1):
         kept = [i for i in range(8) if i != gone]
-        with pytest.raises(InputError, match="its stretches do not follow one another from the start; ask for all rows"):
+        with pytest.raises(
+            InputError, match="its stretches do not follow one another from the start; ask for all rows"
+        ):
             group_rows_by_text(Fixed(whole.select_rows(kept)))
 
 
@@ -244,7 +259,9 @@ def test_a_decoder_is_heard_with_its_cache_for_a_state() -> None:
 
 def test_rows_are_kept_and_read_again(tmp_path: Path) -> None:
     found = documents([[1, 9, 1, 9]], ["a"], [[3]], facts=torch.tensor([1]))
-    rows = evaluate_stream(Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path / "x", key={"run": "r"})
+    rows = evaluate_stream(
+        Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path / "x", key={"run": "r"}
+    )
 
     class Broken(Remembers):
         def advance(
@@ -256,12 +273,16 @@ def test_rows_are_kept_and_read_again(tmp_path: Path) -> None:
     assert again == rows
     assert parse_stream_record(rows[0].to_json_line()) == rows[0]
     with pytest.raises(BusyError, match="is the evaluation of other questions or of another step"):
-        evaluate_stream(Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path / "x", key={"run": "other"})
+        evaluate_stream(
+            Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path / "x", key={"run": "other"}
+        )
 
 
 def row(id: str, right: float, long: bool) -> StreamRecord:
     cells = {"all": (right, 2.0)} | ({"16 pairs": (right, 2.0)} if long else {"8 pairs": (right, 2.0)})
-    return StreamRecord(id, {"learn": StreamItemResult(cells, (3.0, 1.0), 100), "still": StreamItemResult(cells, (0.0, 0.0), 50)})
+    return StreamRecord(
+        id, {"learn": StreamItemResult(cells, (3.0, 1.0), 100), "still": StreamItemResult(cells, (0.0, 0.0), 50)}
+    )
 
 
 def test_figures_are_means_over_items_and_seeds() -> None:
@@ -287,4 +308,4 @@ def test_the_table_says_what_was_measured() -> None:
     assert "50.0 %" in lines[1]
     assert "3, 1" in lines[1]
     assert any("0.7500 ± 0.3536" in line for line in lines)
-    assert "nats" in stream_table.LEGEND
+    assert "nats" in streams_table.LEGEND

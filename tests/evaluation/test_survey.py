@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.core.answering import AnswerDecoding, answer_from_cache
-from laconic.core.contract import ReasoningExample, ReasoningBatch
-from laconic.core.errors import InputError
-from laconic.evaluation import edits, survey
-from laconic.evaluation.edits import InterventionSpec
-from laconic.evaluation.inspect import lcs_ratio, share_in_chain
-from laconic.evaluation.protocols import DIGIT
-from laconic.evaluation.subject import SelectorChoice, TeacherChain, InspectedRun
-from laconic.methods import codi
+from laconic.batches import ReasoningBatch, ReasoningExample
+from laconic.data.reasoning.answer_matching import DIGIT
+from laconic.errors import InputError
+from laconic.evaluation.inspection import dataset as inspection_dataset
+from laconic.evaluation.inspection import interventions
+from laconic.evaluation.inspection.interventions import InterventionSpec
+from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain
+from laconic.evaluation.inspection.subject import InspectedRun, SelectorChoice, TeacherChain
+from laconic.latent import codi
+from laconic.latent.answering import AnswerDecoding, answer_from_cache
 from tests.methods.batches import kava, reasoning
 
 SIZES = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (2, 5, 3), (6, 4, 3))
@@ -61,14 +62,16 @@ def subject() -> InspectedRun:
 EXAMPLES = [ReasoningExample(str(i), f"question {i}", (), str(i)) for i in range(len(SIZES))]
 
 
-def asked(subject: InspectedRun, batch: int, monkeypatch: pytest.MonkeyPatch) -> survey.DatasetInspection:
-    monkeypatch.setattr(survey, "MIN_REFERENCE_QUESTIONS", 4)
-    return survey.inspect_dataset(
+def asked(subject: InspectedRun, batch: int, monkeypatch: pytest.MonkeyPatch) -> inspection_dataset.DatasetInspection:
+    monkeypatch.setattr(inspection_dataset, "MIN_REFERENCE_QUESTIONS", 4)
+    return inspection_dataset.inspect_dataset(
         subject, Rows(), EXAMPLES, DIGIT, [SWAP, ZERO, InterventionSpec("mean")], iterations=(0, 2), batch_size=batch
     )
 
 
-def test_every_question_is_counted_once_whatever_the_batches(subject: InspectedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_question_is_counted_once_whatever_the_batches(
+    subject: InspectedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, parts = asked(subject, 5, monkeypatch), asked(subject, 2, monkeypatch)
     assert whole.baseline == parts.baseline
     assert whole.by_intervention == parts.by_intervention
@@ -88,11 +91,14 @@ def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, mo
         batch = Rows().batch([i], 0, 0)
         own = subject.think(batch, trace=True)
         theirs = subject.think(Rows().batch([int(found.donors[i])], 0, 0), trace=True)
-        given = edits.InterventionInputs(own, np.array([i]), donor_rollout=theirs)
+        given = interventions.InterventionInputs(own, np.array([i]), donor_rollout=theirs)
         plain = subject.answer_from_cache(batch, own.cache, own.passes).texts[0]
-        swapped = edits.run_intervention(subject, batch, SWAP, given)
+        swapped = interventions.run_intervention(subject, batch, SWAP, given)
         assert found.baseline.predictions[i] == plain
-        assert found.by_intervention[SWAP].predictions[i] == subject.answer_from_cache(batch, swapped.cache, swapped.passes).texts[0]
+        assert (
+            found.by_intervention[SWAP].predictions[i]
+            == subject.answer_from_cache(batch, swapped.cache, swapped.passes).texts[0]
+        )
         top = subject.logits(own.hidden_states[0]).argmax(-1).tolist()
         chain = batch.chain_ids[0, batch.chain_mask[0]].tolist()
         if chain:
@@ -104,35 +110,43 @@ def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, mo
 
 def test_answers_that_become_the_donors() -> None:
     """Of four questions one has its donor's answer anyway, and one donor has none."""
-    made = survey.AnswerLog(["1", "2", "2", None], [True] * 4)
-    swapped = survey.AnswerLog(["2", "2", "1", "1"], [False] * 4)
-    found = survey.DatasetInspection(
+    made = inspection_dataset.AnswerLog(["1", "2", "2", None], [True] * 4)
+    swapped = inspection_dataset.AnswerLog(["2", "2", "1", "1"], [False] * 4)
+    found = inspection_dataset.DatasetInspection(
         "run", "kava", made, {SWAP: swapped}, {}, np.array([1, 2, 3, 0]), 2, np.zeros((4, 3)), {}, {}, ()
     )
-    assert found.changed_to_donor(SWAP, DIGIT).tolist() == [1.0, 1.0]  # row 0 took "2"; row 3, without an answer, took "1"
+    assert found.changed_to_donor(SWAP, DIGIT).tolist() == [
+        1.0,
+        1.0,
+    ]  # row 0 took "2"; row 3, without an answer, took "1"
     assert len(replace(found, donors=None).changed_to_donor(SWAP, DIGIT)) == 0
 
 
 def test_a_mean_needs_its_questions(subject: InspectedRun) -> None:
     with pytest.raises(InputError, match="mean: 5 questions, a mean is taken over 256; give a set that has as many"):
-        survey.inspect_dataset(subject, Rows(), EXAMPLES, DIGIT, [InterventionSpec("mean")])
+        inspection_dataset.inspect_dataset(subject, Rows(), EXAMPLES, DIGIT, [InterventionSpec("mean")])
 
 
 def test_chains_kept_whole_are_counted_apart(subject: InspectedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     found = asked(subject, 5, monkeypatch)
-    assert (found.num_unreduced_chains, found.selector_statistics[0].num_chains) == (2, 2)  # of 3 and 4 tokens; of 6 and 5, and one row has no chain
-    without = survey.inspect_dataset(replace(subject, teacher_chain=None), Rows(), EXAMPLES, DIGIT, [])
+    assert (found.num_unreduced_chains, found.selector_statistics[0].num_chains) == (
+        2,
+        2,
+    )  # of 3 and 4 tokens; of 6 and 5, and one row has no chain
+    without = inspection_dataset.inspect_dataset(replace(subject, teacher_chain=None), Rows(), EXAMPLES, DIGIT, [])
     assert (without.map_statistics, without.selector_statistics, without.donors) == ({}, (), None)
     assert without.baseline == found.baseline
 
 
 def test_chance_is_taken_of_questions_that_have_a_chain() -> None:
     """Of four questions two have a chain: each is held against the other's, whatever the seed."""
-    found = survey.InspectionAccumulator(top_ids=[(1, 2), (3, 4), (5, 6), (7, 8)], chain_ids=[(1, 2), (), (5, 1, 2), ()])
+    found = inspection_dataset.InspectionAccumulator(
+        top_ids=[(1, 2), (3, 4), (5, 6), (7, 8)], chain_ids=[(1, 2), (), (5, 1, 2), ()]
+    )
     for seed in range(8):
-        made = survey.compute_chain_word_rates(found, seed)
+        made = inspection_dataset.compute_chain_word_rates(found, seed)
         assert made[0].tolist() == [1.0, 1.0, 1.0]
         assert made[2].tolist() == [0.5, 0.0, 1 / 3]
         assert np.isnan(made[[1, 3]]).all()
-    one = survey.InspectionAccumulator(top_ids=[(1, 2), (3, 4)], chain_ids=[(1, 2), ()])
-    assert np.isnan(survey.compute_chain_word_rates(one, 0)).all()  # nothing to hold it against
+    one = inspection_dataset.InspectionAccumulator(top_ids=[(1, 2), (3, 4)], chain_ids=[(1, 2), ()])
+    assert np.isnan(inspection_dataset.compute_chain_word_rates(one, 0)).all()  # nothing to hold it against

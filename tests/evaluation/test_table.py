@@ -9,13 +9,20 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from laconic.core.errors import InputError, UsageError
-from laconic.core.generate import PassCounts
-from laconic.evaluation import table
-from laconic.evaluation.evaluate import ReasoningResult, AnswerRecord
-from laconic.evaluation.reported import PaperFigure
-from laconic.evaluation.table import COT_CONDITION, ReasoningRow, ReasoningTable, changed_subset, compare_to_baseline, macro_averages
-from laconic.evaluation.timing import Latency, Throughput
+from laconic.errors import InputError, UsageError
+from laconic.evaluation.reasoning import table
+from laconic.evaluation.reasoning.evaluate import AnswerRecord, ReasoningResult
+from laconic.evaluation.reasoning.latency import Latency, Throughput
+from laconic.evaluation.reasoning.table import (
+    COT_CONDITION,
+    ReasoningRow,
+    ReasoningTable,
+    changed_subset,
+    compare_to_baseline,
+    macro_averages,
+)
+from laconic.evaluation.report.paper_figures import PaperFigure
+from laconic.generation.generate import PassCounts
 
 PASSES = PassCounts(0, 1, 3, 2)
 
@@ -29,7 +36,9 @@ def result(right: np.ndarray, passes: PassCounts = PASSES, end: int = 60, protoc
     return ReasoningResult(tuple(rows), protocol, 2048)
 
 
-def line(set: str, run: str, right: np.ndarray, way: str = "", seeds: tuple[int, ...] = (0,), **more: object) -> ReasoningRow:
+def line(
+    set: str, run: str, right: np.ndarray, way: str = "", seeds: tuple[int, ...] = (0,), **more: object
+) -> ReasoningRow:
     rights = np.atleast_2d(right)
     return ReasoningRow(set, run, way, seeds, tuple(result(each) for each in rights), **more)  # pyright: ignore
 
@@ -67,8 +76,14 @@ def test_a_line_has_passes_cache_papers_and_time() -> None:
 
 
 def test_a_difference_is_one_only_after_holm_and_where_its_interval_leaves_0_out() -> None:
-    found = compare_to_baseline(ReasoningTable([line("a", "x", A), line("a", "y", B), line("b", "x", B), line("b", "y", B)], "y"))
-    assert [(each.dataset, each.run, each.baseline) for each in found] == [("a", "x", "y"), ("b", "x", "y"), (table.MEAN_TITLE, "x", "y")]
+    found = compare_to_baseline(
+        ReasoningTable([line("a", "x", A), line("a", "y", B), line("b", "x", B), line("b", "y", B)], "y")
+    )
+    assert [(each.dataset, each.run, each.baseline) for each in found] == [
+        ("a", "x", "y"),
+        ("b", "x", "y"),
+        (table.MEAN_TITLE, "x", "y"),
+    ]
     assert [each.is_significant for each in found] == [True, False, True]
     assert found[0].text.startswith("+15.0 points (n=1, interval +1")
     assert found[1].text == "no difference shown (n=1, interval +0.0 to +0.0)"
@@ -90,7 +105,12 @@ def test_the_mean_over_sets_leaves_parts_out() -> None:
     hard = line("gsm-hard", "x", A)
     part = changed_subset(hard, [i >= 50 for i in range(200)])
     assert part is not None
-    assert (part.dataset, part.is_subset, part.accuracy.mean, part.accuracy.num_items) == ("gsm-hard, changed", True, 70 / 150, 150)
+    assert (part.dataset, part.is_subset, part.accuracy.mean, part.accuracy.num_items) == (
+        "gsm-hard, changed",
+        True,
+        70 / 150,
+        150,
+    )
     found = macro_averages(ReasoningTable([hard, part, line("svamp", "x", B), line("svamp", "x", A, COT_CONDITION)]))
     assert [(title, estimate.mean) for title, estimate in found] == [("x", pytest.approx(0.525))]
     assert changed_subset(hard, [True] * 200) is changed_subset(hard, [False] * 200) is None
@@ -106,7 +126,9 @@ def test_it_says_where_neither_cache_nor_passes_are_saved() -> None:
         ReasoningTable([line("a", "x", A), longer])
     )
     best = replace(chain, results=(result(A, PassCounts(1, 0, 0, 30), end=90),))
-    assert not table.list_caveats(ReasoningTable([line("a", "x", THREE, seeds=(0, 1, 2)), replace(best, seeds=(0, 1, 2))]))[1:]
+    assert not table.list_caveats(
+        ReasoningTable([line("a", "x", THREE, seeds=(0, 1, 2)), replace(best, seeds=(0, 1, 2))])
+    )[1:]
 
 
 def test_two_protocols_or_other_questions_are_no_column() -> None:
@@ -119,7 +141,9 @@ def test_two_protocols_or_other_questions_are_no_column() -> None:
 
 def test_json_holds_what_the_table_does() -> None:
     lines = [line("a", "x", A, paper=()), line("a", "y", B), line("b", "x", B), line("b", "y", B)]
-    found = json.loads(json.dumps(table.table_to_json(ReasoningTable(lines, "y", [("device", "cpu")], ["a note"])), allow_nan=False))
+    found = json.loads(
+        json.dumps(table.table_to_json(ReasoningTable(lines, "y", [("device", "cpu")], ["a note"])), allow_nan=False)
+    )
     assert (found["schema"], found["protocol"], found["facts"], found["notes"]) == (
         1, "codi", {"device": "cpu"}, ["a note"]
     )  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from laconic.evaluation import timing
+from laconic.evaluation.reasoning import latency
 
 
 class Source:
@@ -27,7 +27,7 @@ class Source:
 def test_one_at_a_time_after_ten_others_in_turn(count: int, total: int, warm: list[int]) -> None:
     asked = list[tuple[str, int]]()
     puts: Any = [(lambda batch, name=name: asked.append((name, *batch)), Source()) for name in "ab"]
-    found = timing.measure_latencies(puts, count, total)
+    found = latency.measure_latencies(puts, count, total)
     assert asked == [(name, i) for i in (*warm, *range(min(count, total))) for name in "ab"]
     assert [each.num_questions for each in found] == [min(count, total)] * 2
     assert all(0 < each.median <= each.p90 for each in found)
@@ -40,7 +40,7 @@ def test_one_at_a_time_after_ten_others_in_turn(count: int, total: int, warm: li
 def test_batches_of_64_are_full(count: int, total: int, batches: int, warm: int) -> None:
     asked = list[list[int]]()
     answer: Any = asked.append
-    found = timing.measure_throughput(answer, Source(), count, total)  # pyright: ignore
+    found = latency.measure_throughput(answer, Source(), count, total)  # pyright: ignore
     assert (found.batch_size, found.questions_per_second > 0) == (64, True)
     assert asked == [
         [(warm + i) % total for i in range(64)],
@@ -51,7 +51,7 @@ def test_batches_of_64_are_full(count: int, total: int, batches: int, warm: int)
 def test_a_set_of_few_questions_is_one_batch() -> None:
     asked = list[list[int]]()
     answer: Any = asked.append
-    assert timing.measure_throughput(answer, Source(), 5, 30).batch_size == 30  # pyright: ignore
+    assert latency.measure_throughput(answer, Source(), 5, 30).batch_size == 30  # pyright: ignore
     assert asked == [list(range(30))] * 2
 
 
@@ -60,6 +60,6 @@ def test_a_set_of_few_questions_is_one_batch() -> None:
     [(200, 50, 64, 0), (127, 50, 64, 1), (200, 191, 64, 1), (200, 128, 64, 0), (191, 128, 64, 1), (40, 5, 40, 2)],
 )
 def test_sets_too_small_for_it_are_named(total: int, count: int, batch: int, said: int) -> None:
-    found = timing.timing_caveats(total, timing.Latency(1.0, 1.0, count), timing.Throughput(1.0, batch))
+    found = latency.timing_caveats(total, latency.Latency(1.0, 1.0, count), latency.Throughput(1.0, batch))
     assert len(found) == said
     assert not said or "asked before" in found[-1]

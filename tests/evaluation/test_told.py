@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from laconic.evaluation import told
-from laconic.evaluation.told import ContextTaskResult
+from laconic.evaluation.compression import context_qa
+from laconic.evaluation.compression.context_qa import ContextTaskResult
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from laconic.evaluation.told import ContextTaskResult
     ],
 )
 def test_scores_of_an_answer(said: str, answers: tuple[str, ...], asked: tuple[float, float, float]) -> None:
-    assert [score(said, answers) for score in told.METRICS.values()] == pytest.approx(list(asked))
+    assert [score(said, answers) for score in context_qa.METRICS.values()] == pytest.approx(list(asked))
 
 
 def line(id: int, part: str, seed: int, balanced: bool, label: int, nats: list[float], without: list[float]) -> str:
@@ -47,7 +47,7 @@ def test_calibration_and_order_are_chosen_on_validation_rows_alone() -> None:
     assert (way.accuracy, way.std, way.accuracies) == (pytest.approx(1 / 3), 0, pytest.approx((1 / 3, 1 / 3)))
     assert (found.majority_accuracy, found.num_labels, found.num_items) == (2 / 3, 2, 3)
     row = json.loads(plain)
-    assert (told.choose_label(row, "way", False), told.choose_label(row, "way", True)) == (0, 1)
+    assert (context_qa.choose_label(row, "way", False), context_qa.choose_label(row, "way", True)) == (0, 1)
     other = [text.replace('"balanced": false, "label": 0', '"balanced": false, "label": 1') for text in valid]
     (way,) = labels([*valid, *test], [*other, *test]).icl_scores
     assert way.variants == ("neither", "calibrated")
@@ -68,7 +68,12 @@ def test_answers_are_paired_with_those_without_context_and_errors_are_over_conte
     ]  # fmt: skip
     found = ContextTaskResult("run", "file", "answers", True, (0,), [lines])
     none, compressed = found.condition_scores  # the whole text did not fit once
-    assert (none.condition, compressed.condition, compressed.context_size, found.num_items) == ("none", "compressed", 2, 4)
+    assert (none.condition, compressed.condition, compressed.context_size, found.num_items) == (
+        "none",
+        "compressed",
+        2,
+        4,
+    )
     x = compressed.metrics["match"]
     assert (x.mean.mean, x.gain) == (0.75, 0.5)
     d, e = [2 - 1.5, 1 - 1.5], [1 - 1.0, 1 - 1.0]  # what the two contexts have more than their share

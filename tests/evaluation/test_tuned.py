@@ -7,11 +7,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from laconic.core.tasks import LabelledUtterance
-from laconic.evaluation.classes import run_stream
-from laconic.evaluation.forgetting import compute_metrics
-from laconic.evaluation.listening import CacheAsState
-from laconic.evaluation.tuned import EWCPenalty, ReplayReservoir, FinetunedLearner, FinetuneConfig, first_per_class, compute_line_loss
+from laconic.evaluation.class_incremental.finetune_baselines import (
+    EWCPenalty,
+    FinetuneConfig,
+    FinetunedLearner,
+    ReplayReservoir,
+    compute_line_loss,
+    first_per_class,
+)
+from laconic.evaluation.class_incremental.metrics import compute_metrics
+from laconic.evaluation.class_incremental.protocol import run_stream
+from laconic.evaluation.class_incremental.tasks import LabelledUtterance
+from laconic.evaluation.streams.evaluate import CacheAsState
 from tests import tolerances
 from tests.evaluation import streamed
 from tests.oracles import classes as oracle
@@ -31,7 +38,9 @@ def test_the_loss_of_lines_is_the_loops(predicted: str) -> None:
         for t in range(begin, len(row)):
             total -= oracle.log_probability(logits[t - 1], row[t])
             count += 1
-    assert compute_line_loss(model, TASKS, batch, predicted).item() == pytest.approx(total / count, rel=tolerances.FLOAT32)
+    assert compute_line_loss(model, TASKS, batch, predicted).item() == pytest.approx(
+        total / count, rel=tolerances.FLOAT32
+    )
 
 
 def test_tuning_learns_and_leaves_the_model_as_it_was() -> None:
@@ -50,7 +59,9 @@ def test_tuning_learns_and_leaves_the_model_as_it_was() -> None:
 def test_what_was_tuned_on_a_task_before_is_forgotten() -> None:
     """Not a claim but a check of the road: the tasks that come later take over, as everybody finds."""
     stream = streamed.tasks(each=24, held=6)
-    own = FinetunedLearner(CacheAsState(streamed.decoder(width=32)), stream, FinetuneConfig(learning_rate=3e-3, batch_size=4))
+    own = FinetunedLearner(
+        CacheAsState(streamed.decoder(width=32)), stream, FinetuneConfig(learning_rate=3e-3, batch_size=4)
+    )
     found = compute_metrics(run_stream(own, stream).matrices["seen"])
     assert found.plasticity > 0.8
     assert found.forgetting is not None
@@ -67,7 +78,12 @@ def test_the_penalty_is_the_loops_and_nothing_before_the_first_task() -> None:
 
 
 def ewc(weight: float = 100.0) -> FinetunedLearner:
-    return FinetunedLearner(CacheAsState(streamed.decoder()), TASKS, FinetuneConfig(ewc_weight=weight, batch_size=4, fisher_per_class=2), ewc=EWCPenalty())
+    return FinetunedLearner(
+        CacheAsState(streamed.decoder()),
+        TASKS,
+        FinetuneConfig(ewc_weight=weight, batch_size=4, fisher_per_class=2),
+        ewc=EWCPenalty(),
+    )
 
 
 def squares(own: FinetunedLearner, items: Sequence[LabelledUtterance], labels: Sequence[int]) -> torch.Tensor:
@@ -147,7 +163,12 @@ def test_the_reservoir_holds_each_example_as_often() -> None:
 
 
 def test_half_of_a_batch_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = FinetunedLearner(CacheAsState(streamed.decoder()), TASKS, FinetuneConfig(batch_size=4, replay_per_class=1), replay=ReplayReservoir(1, 0))
+    own = FinetunedLearner(
+        CacheAsState(streamed.decoder()),
+        TASKS,
+        FinetuneConfig(batch_size=4, replay_per_class=1),
+        replay=ReplayReservoir(1, 0),
+    )
     seen: list[list[int]] = []
     monkeypatch.setattr(own, "step", lambda batch: seen.append([item.label for item in batch]))
     own.learn(TASKS.train[0])

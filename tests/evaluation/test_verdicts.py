@@ -2,11 +2,19 @@
 
 import pytest
 
-from laconic.evaluation import reported_learning
-from laconic.evaluation.cells import OVERALL
-from laconic.evaluation.listening import StreamRecord, StreamItemResult
-from laconic.evaluation.stream_table import StreamResult
-from laconic.evaluation.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, TOO_WIDE, judge_at_least, judge_equal, worst_verdict
+from laconic.evaluation.report import reported_learning
+from laconic.evaluation.report.verdicts import (
+    NOT_REPRODUCED,
+    NOT_RUN,
+    REPRODUCED,
+    TOO_WIDE,
+    judge_at_least,
+    judge_equal,
+    worst_verdict,
+)
+from laconic.evaluation.streams.evaluate import StreamItemResult, StreamRecord
+from laconic.evaluation.streams.metrics import OVERALL
+from laconic.evaluation.streams.table import StreamResult
 
 
 def test_an_interval_reaches_a_figure_or_does_not_or_is_too_wide() -> None:

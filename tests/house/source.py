@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.conftest import REPO, find_shared, shared_dir
 
 LACONIC = f"""laconic() {{ "{sys.executable}" -c 'import sys; sys.argv[0] = "laconic"
-from laconic.cli import main; sys.exit(main())' "$@"; }}"""
+from laconic.cli.main import main; sys.exit(main())' "$@"; }}"""
 
 
 def texts(*folders: str) -> Iterator[tuple[Path, str]]:

@@ -13,13 +13,13 @@ from tests.house.source import imported, texts, trees
 
 IN_CORE = {"laconic", "torch", "numpy", "safetensors", "jaxtyping"} | set(sys.stdlib_module_names)
 EXCEPTED_IN_CORE = {
-    ("src/laconic/core/weights.py", "huggingface_hub"),  # lazily, when a hub name is given in place of a folder
-    ("src/laconic/core/lock.py", "filelock"),  # whoever writes to a run holds its lock, and torch brings the library
+    ("src/laconic/models/weights.py", "huggingface_hub"),  # lazily, when a hub name is given in place of a folder
+    ("src/laconic/storage/lock.py", "filelock"),  # whoever writes to a run holds its lock, and torch brings the library
 }
 # These may import laconic inside functions.
 DOORS = (
     "src/laconic/__init__.py",
-    "src/laconic/cli.py",
+    "src/laconic/cli/main.py",
     "src/laconic/verbs/",
     "src/laconic/console.py",
     "src/laconic/serving/",

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.errors import InputError
-from laconic.verify import ledger
-from laconic.verify.papers import default_root, load_ledger
+from laconic.errors import InputError
+from laconic.verification import ledger
+from laconic.verification.paper_ledger import default_root, load_ledger
 from tests.conftest import REPO
 
 TOML = """
@@ -72,8 +72,8 @@ def test_twice():
 """
 
 RECIPE = """
-source = "toy table 6"
-row = "small"
+paper_table = "toy table 6"
+table_row = "small"
 rate = 0.1
 std = true
 more = 1
@@ -154,8 +154,8 @@ def test_a_whole_checkout_has_no_findings(tmp_path: Path) -> None:
         ("src/laconic/recipes/small.toml", "0.1", "0.2", 5, "rate is 0.2, the table has 0.1; say why under [differs]"),
         ("src/laconic/recipes/small.toml", "std = true", "", 5, "std is 'absent', the table has True"),
         ("src/laconic/recipes/small.toml", "std = true", "std = 1", 5, "std is 1, the table has True"),
-        ("src/laconic/recipes/small.toml", "[loss]", '[differs]\nrate = "x"\n[loss]', 5, "which does not differ"),
-        ("src/laconic/recipes/small.toml", "[loss]", '[differs]\nx = "x"\n[loss]', 5, "which the row does not have"),
+        ("src/laconic/recipes/small.toml", "[loss]", '[deviations]\nrate = "x"\n[loss]', 5, "which does not differ"),
+        ("src/laconic/recipes/small.toml", "[loss]", '[deviations]\nx = "x"\n[loss]', 5, "which the row does not have"),
         ("src/laconic/recipes/small.toml", "table 6", "table 7", 5, "no such row"),
         ("src/laconic/recipes/small.toml", 'row = "small"', "", 5, "no such row"),
         ("src/laconic/recipes/small.toml", "toy table 6", "mine", 5, 'or source = "ours"'),
@@ -173,7 +173,7 @@ def test_a_fault_is_found(tmp_path: Path, name: str, old: str, new: str, number:
 def test_a_difference_with_its_reason_passes(tmp_path: Path) -> None:
     root = checkout(tmp_path)
     edit(root, "src/laconic/recipes/small.toml", "rate = 0.1", "rate = 0.2")
-    edit(root, "src/laconic/recipes/small.toml", "[loss]", '[differs]\nrate = "one GPU"\n[loss]')
+    edit(root, "src/laconic/recipes/small.toml", "[loss]", '[deviations]\nrate = "one GPU"\n[loss]')
     assert ledger.check_ledger(root) == []
 
 

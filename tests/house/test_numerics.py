@@ -5,42 +5,42 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import UsageError
-from laconic.recipe.read import load_recipe
-from laconic.recipe.schema import Recipe, find_field, flatten
+from laconic.config.load import load_recipe
+from laconic.config.recipe import Recipe, find_field, flatten
+from laconic.errors import UsageError
 from tests.conftest import REPO
 
 PAGE = (REPO / "docs" / "numerics.md").read_text()
 # What the papers leave open: the recipe that stands for it, its key, our choice, the others.
 OPEN: tuple[tuple[str, str, Any, tuple[str, ...]], ...] = (
-    ("kava-llama1b-aug", "distilling.codi_loss", "smooth_l1", ("l1", "mse")),
-    ("kava-llama1b-aug", "distilling.codi_layers", "blocks", ("all", "last")),
-    ("kava-llama1b-aug", "distilling.codi_norm", "layer", ("none", "global")),
-    ("kava-llama1b-aug", "matching.kv_norm", "layer", ("none", "global", "own")),
-    ("kava-llama1b-aug", "matching.kv_reduction", "mean", ("row_mean", "paper_sum")),
-    ("kava-llama1b-aug", "matching.kv_loss", "smooth_l1", ("l1", "mse")),
-    ("kava-llama1b-aug", "distilling.ce_reduction", "token", ("row",)),
-    ("kava-llama1b-aug", "keeping.importance_norm", "chain", ("renormalised", "full")),
-    ("kava-llama1b-aug", "keeping.answer_rows", "answer", ("number", "predict")),
-    ("kava-llama1b-aug", "keeping.group_pool", "max", ("mean",)),
-    ("kava-llama1b-aug", "keeping.redundancy_divisor", "count", ("others",)),
-    ("kava-llama1b-aug", "keeping.kept_order", "time", ("score",)),
-    ("kava-llama1b-aug", "matching.key_space", "post_rope", ("pre_rope",)),
-    ("kava-llama1b-aug", "matching.short_chain", "mask", ("zero", "repeat")),
+    ("kava-llama1b-aug", "distillation.hidden_loss", "smooth_l1", ("l1", "mse")),
+    ("kava-llama1b-aug", "distillation.hidden_layers", "blocks", ("all", "last")),
+    ("kava-llama1b-aug", "distillation.hidden_scale", "layer", ("none", "global")),
+    ("kava-llama1b-aug", "kv_distillation.scale", "layer", ("none", "global", "own")),
+    ("kava-llama1b-aug", "kv_distillation.reduction", "mean", ("row_mean", "paper_sum")),
+    ("kava-llama1b-aug", "kv_distillation.distance", "smooth_l1", ("l1", "mse")),
+    ("kava-llama1b-aug", "distillation.ce_reduction", "token", ("row",)),
+    ("kava-llama1b-aug", "kv_selection.importance_norm", "chain", ("renormalised", "full")),
+    ("kava-llama1b-aug", "kv_selection.importance_queries", "answer", ("number", "predict")),
+    ("kava-llama1b-aug", "kv_selection.head_pooling", "max", ("mean",)),
+    ("kava-llama1b-aug", "kv_selection.redundancy_divisor", "count", ("others",)),
+    ("kava-llama1b-aug", "kv_selection.slot_order", "time", ("score",)),
+    ("kava-llama1b-aug", "kv_distillation.key_space", "post_rope", ("pre_rope",)),
+    ("kava-llama1b-aug", "kv_distillation.short_chain_targets", "mask", ("zero", "repeat")),
     ("kava-llama1b-aug", "data.format", "pccot", ("codi",)),
-    ("kava-llama1b-aug", "lora.modules", "all", ("attention",)),
-    ("pccot-gpt2-aug", "train.warmup", 0.03, ("0.05",)),
-    ("pccot-gpt2-aug", "train.clip", 1.0, ("2.0",)),
-    ("kava-llama1b-aug", "thinking.project", "pccot", ("codi", "none")),
-    ("cot-llama1b-aug", "data.chain", "all", ("drop_last",)),
-    ("kava-llama1b-aug", "distilling.share_question", True, ("false",)),
-    ("kava-llama1b-aug", "distilling.codi_target", "same_pass", ("second_pass",)),
-    ("kava-llama1b-aug", "thinking.control", "vectors", ("rows",)),
+    ("kava-llama1b-aug", "lora.target_modules", "all", ("attention",)),
+    ("pccot-gpt2-aug", "train.warmup_ratio", 0.03, ("0.05",)),
+    ("pccot-gpt2-aug", "train.max_grad_norm", 1.0, ("2.0",)),
+    ("kava-llama1b-aug", "latents.projection", "pccot", ("codi", "none")),
+    ("cot-llama1b-aug", "data.chain_steps", "all", ("drop_last",)),
+    ("kava-llama1b-aug", "distillation.share_question_cache", True, ("false",)),
+    ("kava-llama1b-aug", "distillation.teacher_pass", "same_pass", ("second_pass",)),
+    ("kava-llama1b-aug", "latents.control_tokens", "vectors", ("rows",)),
     ("codi-llama1b-aug", "data.separator", "none", ("eos",)),
-    ("kava-llama1b-aug", "data.drop_negative", False, ("true",)),
+    ("kava-llama1b-aug", "data.require_leading_digit", False, ("true",)),
     ("kava-llama1b-aug", "data.max_tokens", None, ("200",)),
-    ("codi-gpt2-aug-nl", "data.split", "sentences", ("lines",)),
-    ("coconut-gpt2-aug", "staging.pad_latent_to_max", True, ("false",)),
+    ("codi-gpt2-aug-nl", "data.chain_split", "sentences", ("lines",)),
+    ("coconut-gpt2-aug", "coconut.pad_latent_to_max", True, ("false",)),
     ("kava-llama1b-aug", "seed", 0, ("1", "2")),
 )
 
@@ -72,4 +72,4 @@ def test_what_the_papers_leave_open_is_switched_by_its_key(
 
 def test_thoughts_made_one_by_one_have_no_rounds() -> None:
     with pytest.raises(UsageError, match=r"thinking\.rounds: 3: sequential thoughts have no rounds"):
-        load_recipe("kava-llama1b-aug", ["thinking.mode=sequential"])
+        load_recipe("kava-llama1b-aug", ["latents.schedule=sequential"])

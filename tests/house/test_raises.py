@@ -12,18 +12,24 @@ from tests.house.source import texts, trees
 
 # (file, the raise as `ast.unparse` prints it) -> why no test quotes it. An entry that fits nothing fails.
 ALLOWED: dict[tuple[str, str], str] = {
-    ("src/laconic/verify/traces.py", "raise Abandoned"): "no error but a signal: it ends the thread behind a generator",
     (
-        "src/laconic/recipe/read.py",
+        "src/laconic/verification/traces.py",
+        "raise Abandoned",
+    ): "no error but a signal: it ends the thread behind a generator",
+    (
+        "src/laconic/config/load.py",
         "raise Usage('\\n'.join(dict.fromkeys(draft.faults)))",
     ): "a list of faults, each of which tests/recipe/test_read.py quotes",
     (
-        "src/laconic/data/texts.py",
+        "src/laconic/data/documents/texts.py",
         "raise BadInput(f'{file}:{number}:{fault.column}: {fault.text}')",
     ): "a fault, each of which tests/data/test_texts.py quotes",
-    ("src/laconic/verify/traces.py", "raise made"): "hands on what a thread raised",
+    ("src/laconic/verification/traces.py", "raise made"): "hands on what a thread raised",
     ("src/laconic/training/signals.py", "raise Interrupted"): "no error but a signal, caught by the loop",
-    ("src/laconic/recipe/asking.py", "raise Interrupted"): "no error but a signal to several ranks; Preempted says so",
+    (
+        "src/laconic/evaluation/reasoning/run.py",
+        "raise Interrupted",
+    ): "no error but a signal to several ranks; Preempted says so",
 }
 
 ENOUGH = 20  # characters of a message that a test must quote; all of it if it is shorter

@@ -22,7 +22,7 @@ from tests.house.source import settings
 
 FORKED = multiprocessing.get_context("fork")
 LATE = (  # what every child would import anew
-    "laconic.cli", "laconic.recipe.build", "laconic.verify.parity", "torch._dynamo", "torch.distributed.fsdp",
+    "laconic.cli.main", "laconic.experiment.build", "laconic.verification.parity", "torch._dynamo", "torch.distributed.fsdp",
     "torch.distributed.checkpoint", "torch.distributed._tools.mem_tracker", "rich.table", "peft",
     "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto",
 )  # fmt: skip
@@ -60,7 +60,7 @@ def forked(name: str, inside: Path, work: Callable[[], Any], arguments: list[str
 
 def main() -> None:
     """The command line, as its entry point runs it."""
-    from laconic.cli import main
+    from laconic.cli.main import main
 
     main()
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from laconic.core.contract import IGNORE_INDEX, ReasoningBatch
-from laconic.core.decoder import Decoder
-from laconic.core.thoughts import LatentThoughts
-from laconic.methods.kava import Kava
-from laconic.methods.settings import DistillationConfig, KVSelectionConfig, KVDistillationConfig
+from laconic.batches import IGNORE_INDEX, ReasoningBatch
+from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
+from laconic.latent.kava import Kava
+from laconic.latent.thoughts import LatentThoughts
+from laconic.models.decoder import Decoder
 from tests.core.readings import fresh
 
 EOS = 2
@@ -32,7 +32,9 @@ def padded(ids: Sequence[Tensor], width: int, left: bool) -> tuple[Tensor, Tenso
     return out, live
 
 
-def reasoning(sizes: Sequence[tuple[int, int, int]] = SIZES, *, seed: int = 0, pads: int = 0, V: int = 97) -> ReasoningBatch:
+def reasoning(
+    sizes: Sequence[tuple[int, int, int]] = SIZES, *, seed: int = 0, pads: int = 0, V: int = 97
+) -> ReasoningBatch:
     """Rows of (question, chain, answer) tokens, `pads` columns more than needed in every part; the answer's number
     begins at its third token, if it has one, and each row draws its ids by its own size and place."""
     parts: list[list[Tensor]] = [[], [], []]
@@ -67,7 +69,9 @@ def trained(name: str, *, M: int = 4, rounds: int | None = 2, **settings: object
     """A decoder in float64 whose every weight matters, with thoughts; both to be trained."""
     decoder = fresh(name).double()
     mode = "sequential" if rounds is None else "jacobi"
-    thoughts = LatentThoughts(decoder, num_latents=M, num_iterations=rounds, schedule=mode, control_init="normal", **settings)  # type: ignore[arg-type]
+    thoughts = LatentThoughts(
+        decoder, num_latents=M, num_iterations=rounds, schedule=mode, control_init="normal", **settings
+    )  # type: ignore[arg-type]
     with torch.no_grad():
         thoughts.vectors.mul_(10)
     return decoder, thoughts.double()

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.contract import DocumentBatch
-from laconic.core.memory import SummaryMemory
-from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.settings import StopHeadConfig, CompressionConfig
-from laconic.methods.summaries import SummaryParameters
+from laconic.batches import DocumentBatch
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.memory import SummaryMemory
+from laconic.compression.summary_tokens import SummaryParameters
+from laconic.config.methods import CompressionConfig, StopHeadConfig
 from tests.core.readings import fresh, noise
 
 EOS, V = 2, 97

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from laconic.core import state as values
+from laconic.nested import state as values
 from tests.core.readings import noise
 from tests.tolerances import MEMORY
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.contract import DocumentBatch, Method, next_token_targets
-from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.objective import mark_priced_segments
-from laconic.methods.windows import WindowRun
+from laconic.batches import DocumentBatch, Method, next_token_targets
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.halting.losses import mark_priced_segments
+from laconic.compression.training_window import WindowRun
 from tests import tolerances
 from tests.core.readings import all_same, same
 from tests.methods.documents import compressor, documents, gradients, some, whole
@@ -95,12 +95,18 @@ def test_dead_columns_change_nothing_where_lengths_are_learned(head: dict[str, A
     method = both({"generator": generator, "length": "stop"}, head)
     tight, wide = documents(step=9), documents(step=9, pads=1)
     (loss, found, _), (padded, again, _) = whole(method, tight), whole(method, wide)
-    same(padded, loss, tolerances.FLOAT32 if method.has_soft_lengths or head["estimator"] == "straight" else tolerances.ORACLE)
+    same(
+        padded,
+        loss,
+        tolerances.FLOAT32 if method.has_soft_lengths or head["estimator"] == "straight" else tolerances.ORACLE,
+    )
     assert all(g.isfinite().all() for g in again.values())
     assert found["summaries.u"].any()
 
 
-def alone(method: AutoCompressor, batch: DocumentBatch, totals: dict[str, float]) -> tuple[Tensor, list[dict[str, Tensor]]]:
+def alone(
+    method: AutoCompressor, batch: DocumentBatch, totals: dict[str, float]
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """The rows one by one, of the sums of all."""
     total, found = torch.zeros((), dtype=torch.float64), []
     for b in range(batch.B):
@@ -149,7 +155,14 @@ def test_a_checkpointed_unit_is_the_plain_one_bit_for_bit(generator: str) -> Non
 
 def nats_of(method: AutoCompressor, batch: DocumentBatch) -> list[Tensor]:
     """Nats of each segment of a window."""
-    course = WindowRun(method.segment_model, batch, method.segment_model.empty_memory(batch.B), method.training_phase(batch.step), 0, "length").run()
+    course = WindowRun(
+        method.segment_model,
+        batch,
+        method.segment_model.empty_memory(batch.B),
+        method.training_phase(batch.step),
+        0,
+        "length",
+    ).run()
     return [n.sum() for n in course.segment_losses]
 
 
@@ -206,7 +219,9 @@ def test_nothing_is_penalised_that_nobody_reads() -> None:
     for penalise in ("read", "all"):
         method = both({"length": "stop"}, {"estimator": "soft", "harden": 0.0, "penalise": penalise})
         batch = documents(((5, 4, 5), (4, 5, 0), (3, 0, 0)), step=9)
-        found[penalise] = mark_priced_segments(WindowRun(method.segment_model, batch, method.segment_model.empty_memory(3), "both", 0, "length"))
+        found[penalise] = mark_priced_segments(
+            WindowRun(method.segment_model, batch, method.segment_model.empty_memory(3), "both", 0, "length")
+        )
         assert method.loss_denominators(batch)["compressions"] == found[penalise].sum()
     assert found["read"].tolist() == [[True, True, False], [True, False, False], [False] * 3]
     assert found["all"].tolist() == [[True] * 3, [True, True, False], [True, False, False]]

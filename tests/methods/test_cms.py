@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from laconic.core import state as values
-from laconic.core import state_file
-from laconic.core.block import Block
-from laconic.core.errors import UsageError
-from laconic.core.families import DecoderConfig
-from laconic.core.state import LowRankChange, LayerState
-from laconic.methods.changes import where_rows, to_dense, smaller_form, frobenius_norm, add, scale
-from laconic.methods.cms import chunk_sizes, place_levels
-from laconic.methods.cms_layer import CMS
-from laconic.methods.cms_levels import LinearRecords, linear_errors, clip_error
-from laconic.methods.cms_reading import forward_levels, accumulate_tokens, require_levels, tokens_to_boundary
-from laconic.methods.cms_shape import Options
+from laconic.errors import UsageError
+from laconic.models.block import Block
+from laconic.models.config import DecoderConfig
+from laconic.nested import state as values
+from laconic.nested import state_file
+from laconic.nested.cms.config import Options
+from laconic.nested.cms.equations import chunk_sizes, place_levels
+from laconic.nested.cms.forward import accumulate_tokens, forward_levels, require_levels, tokens_to_boundary
+from laconic.nested.cms.layer import CMS
+from laconic.nested.cms.level import LinearRecords, clip_error, linear_errors
+from laconic.nested.cms.low_rank_updates import add, frobenius_norm, scale, smaller_form, to_dense, where_rows
+from laconic.nested.state import LayerState, LowRankChange
 from tests.core.readings import noise
 from tests.methods.learned import near, slopes, stirred
 
@@ -191,7 +191,9 @@ def test_one_level_is_the_mlp_bit_for_bit(family: str) -> None:
             how = Options(inner_objective="associative", structure=structure, residual=link, associative_target="start")
             made = CMS.from_mlp(mlp, (8,), how, act=config.activation)
             assert torch.equal(made(x)[0], asked)
-        grown = CMS.from_mlp(mlp, (8, 16), Options(inner_objective="associative", structure=structure), act=config.activation)
+        grown = CMS.from_mlp(
+            mlp, (8, 16), Options(inner_objective="associative", structure=structure), act=config.activation
+        )
         assert torch.equal(grown(x)[0], asked)
         assert dict(grown.named_parameters())[f"levels.0.{grown.shape.projections[-1]}.weight"] is next(
             p for name, p in mlp.named_parameters() if name == f"{grown.shape.projections[-1]}.weight"
@@ -255,7 +257,10 @@ def test_forks_resets_and_rows_are_their_own(tmp_path: Path) -> None:
     memory = layer((2, 4), structure="nested", inner_optimizer="momentum")
     _, state = memory(noise(9, 3, 5, D))
     state_file.save_state(state, tmp_path / "me.safetensors", memory_kind="cms", model_fingerprint="m")
-    assert values.states_equal(state_file.load_state(tmp_path / "me.safetensors", memory_kind="cms", model_fingerprint="m"), values.detach(state))
+    assert values.states_equal(
+        state_file.load_state(tmp_path / "me.safetensors", memory_kind="cms", model_fingerprint="m"),
+        values.detach(state),
+    )
     both, more = values.repeat_rows(values.select_rows(state, [1]), 2), noise(10, 2, 4, D)
     y, after = memory(more, both)
     near([y[1:]], [memory(more[1:], values.select_rows(state, [1]))[0]])
@@ -281,7 +286,10 @@ def test_errors_of_a_loss_teach_a_layer_that_stands_alone() -> None:
     z, deeper = forward_levels(two.params, levels[1], y, notes[1])
     loss = z.square().sum()
     for memory, own, read, held in zip((one, two), notes, (inputs, deeper), levels, strict=True):
-        pairs = {name.rpartition(".")[2]: clip_error(pair, 0.0) for name, pair in linear_errors(loss, own, retain_graph=True).items()}
+        pairs = {
+            name.rpartition(".")[2]: clip_error(pair, 0.0)
+            for name, pair in linear_errors(loss, own, retain_graph=True).items()
+        }
         states.append(accumulate_tokens(memory.params, held, [pairs], read))
     for memory, found in zip((one, two), states, strict=True):
         for name, change in found[0].moved.items():
@@ -335,16 +343,22 @@ def test_options_that_cannot_be_meant_are_refused(how: dict[str, Any], says: str
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"cms: frequencies \[4, 2\]; they are relative to the slowest level's, the last"):
+    with pytest.raises(
+        UsageError, match=r"cms: frequencies \[4, 2\]; they are relative to the slowest level's, the last"
+    ):
         chunk_sizes((4, 2), 8)
-    with pytest.raises(UsageError, match="cms: frequency 3 does not divide the slowest chunk, 8; choose divisors of it"):
+    with pytest.raises(
+        UsageError, match="cms: frequency 3 does not divide the slowest chunk, 8; choose divisors of it"
+    ):
         chunk_sizes((3, 1), 8)
     with pytest.raises(UsageError, match=r"cms: map \[0, 3\]; place depth takes 2 numbers from 0 to 1"):
         place_levels(2, (4, 8), "depth", [0, 3])
     with pytest.raises(UsageError, match="cms: Linear has no parts; an MLP has up_proj and down_proj"):
         CMS.from_mlp(nn.Linear(3, 3))
     how = Options(inner_objective="associative", level_order="slow_first")
-    with pytest.raises(UsageError, match="cms: level 0 is the MLP there was, and slow_first would run another before it"):
+    with pytest.raises(
+        UsageError, match="cms: level 0 is the MLP there was, and slow_first would run another before it"
+    ):
         CMS.from_mlp(layer().get_submodule("levels.0"), (4, 8), how)
     with pytest.raises(UsageError, match=r"cms: the state holds no levels; begin with start\(params, batch\)"):
         layer()(noise(0, 1, 2, D), LayerState(conv_tails={"x": torch.zeros(1, 1, 1)}))

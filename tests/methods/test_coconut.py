@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from laconic.core.answering import AnswerDecoding
-from laconic.core.contract import ReasoningBatch
-from laconic.core.errors import UsageError
-from laconic.core.generate import PassCounts
-from laconic.core.keyed import uniform
-from laconic.core.thoughts import LatentThoughts
-from laconic.methods.coconut import Coconut
-from laconic.methods.settings import CoconutConfig
+from laconic.batches import ReasoningBatch
+from laconic.config.methods import CoconutConfig
+from laconic.errors import UsageError
+from laconic.generation.generate import PassCounts
+from laconic.latent.answering import AnswerDecoding
+from laconic.latent.coconut import Coconut
+from laconic.latent.thoughts import LatentThoughts
+from laconic.rng import uniform
 from tests.core.readings import all_same, fresh, same
 from tests.methods.batches import EOS, gradients, reasoning
 
@@ -23,7 +23,9 @@ def method(name: str = "llama", **how: object) -> Coconut:
     staging = CoconutConfig(**({"per_step": 2, "epochs_per_stage": 3, "max_stage": 2} | how))  # type: ignore[arg-type]
     decoder = fresh(name).double()
     count = staging.max_stage * staging.latents_per_step
-    thoughts = LatentThoughts(decoder, num_latents=count, schedule="sequential", projection="none", control_init="normal")
+    thoughts = LatentThoughts(
+        decoder, num_latents=count, schedule="sequential", projection="none", control_init="normal"
+    )
     return Coconut(decoder, thoughts, staging, steps_per_epoch=5)
 
 

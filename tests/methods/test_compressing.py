@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.errors import UsageError
-from laconic.core.generate import generate
-from laconic.core.memory import SummaryMemory
-from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.stopping import StopRule
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.halting.inference import StopRule
+from laconic.compression.memory import SummaryMemory
+from laconic.errors import UsageError
+from laconic.generation.generate import generate
 from tests import tolerances
 from tests.core.readings import noise, same
 from tests.methods.documents import compressor, documents, some
@@ -143,7 +143,10 @@ def test_independent_segments_may_be_joined() -> None:
     apart = SummaryMemory.concat_segments(*(method.compress(text, live) for text, live in segments_of()))
     assert one_by_one.is_equal(apart)
     linked = compressor()
-    there = compressed(linked).vectors - SummaryMemory.concat_segments(*(linked.compress(t, l) for t, l in segments_of())).vectors
+    there = (
+        compressed(linked).vectors
+        - SummaryMemory.concat_segments(*(linked.compress(t, l) for t, l in segments_of())).vectors
+    )
     assert there.abs().max() > 1e-3
 
 

@@ -4,12 +4,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from laconic.core.answering import AnswerDecoding
-from laconic.core.contract import IGNORE_INDEX, ReasoningBatch
-from laconic.core.decoder import Decoder
-from laconic.core.errors import UsageError
-from laconic.core.generate import PassCounts
-from laconic.methods.cot import Cot, NoCot, find_answer_offset, drop_chain_prefix, build_student_targets, build_teacher_targets
+from laconic.batches import IGNORE_INDEX, ReasoningBatch
+from laconic.errors import UsageError
+from laconic.generation.generate import PassCounts
+from laconic.latent.answering import AnswerDecoding
+from laconic.latent.cot import (
+    Cot,
+    NoCot,
+    build_student_targets,
+    build_teacher_targets,
+    drop_chain_prefix,
+    find_answer_offset,
+)
+from laconic.models.decoder import Decoder
 from tests.core.readings import all_same, fresh, same
 from tests.methods.batches import EOS, gradients, reasoning
 
@@ -52,7 +59,9 @@ def test_micro_batches_add_up(kind: type[Cot] | type[NoCot]) -> None:
     method = kind(fresh("llama").double())
     whole = method(BATCH)
     parts = [BATCH.select_rows([0, 1]), BATCH.select_rows([2])]
-    totals = {name: sum(method.loss_denominators(part)[name] for part in parts) for name in method.loss_denominators(BATCH)}
+    totals = {
+        name: sum(method.loss_denominators(part)[name] for part in parts) for name in method.loss_denominators(BATCH)
+    }
     steps = [method(ReasoningBatch(**{**vars(part), "totals": totals})) for part in parts]
     same(sum(step.loss for step in steps), whole.loss)
     for name in whole.parts:

@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from laconic.methods.delta import Gates, ChunkOutput, cap_step, limit_step, chunk_gated_delta_rule, clip_state_norm, vector_norm, recurrent_gated_delta_rule
+from laconic.nested.recurrence.gated_delta_rule import (
+    ChunkOutput,
+    Gates,
+    cap_step,
+    chunk_gated_delta_rule,
+    clip_state_norm,
+    limit_step,
+    recurrent_gated_delta_rule,
+    vector_norm,
+)
 from tests.core.readings import noise
 from tests.methods.learned import near
 

@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import laconic
-from laconic.core.errors import NonFiniteError, UsageError
-from laconic.methods import dgd
-from laconic.methods.dgd import dgd_embedding, dgd_joint, dgd_mean, dgd_row, dgd_sequential, objective
-from laconic.methods.dgd_optimizer import DGD, get_statistics
+from laconic.errors import NonFiniteError, UsageError
+from laconic.nested.optim import dgd_equations
+from laconic.nested.optim.dgd import DGD, get_statistics
+from laconic.nested.optim.dgd_equations import dgd_embedding, dgd_joint, dgd_mean, dgd_row, dgd_sequential, objective
 from tests.core.readings import noise
 from tests.tolerances import ORACLE, largest
 from tests.training.several import well
@@ -46,11 +46,11 @@ def slope(of: Callable[[Tensor], Tensor], W: Tensor) -> float:
 @given(st.integers(0, 10**6), LENGTHS, STEPS)
 def test_one_step_is_the_minimiser_for_any_input(seed: int, length: float, eta: float) -> None:
     W, X, D = pairs(seed, 1, 5, 3, length)
-    for new in (dgd.dgd(W, X[0], D[0], eta), dgd_joint(W, X, D, eta), dgd_mean(W, X, D, eta)):
+    for new in (dgd_equations.dgd(W, X[0], D[0], eta), dgd_joint(W, X, D, eta), dgd_mean(W, X, D, eta)):
         scale = max(1.0, length**2, 1 / eta) * (1 + W.abs().max().item() + D.abs().max().item()) ** 2
         assert slope(lambda V: objective(V, W, X, D, eta), new) <= 10 * ORACLE * scale
     row = torch.stack([dgd_row(w, X[0], d, eta) for w, d in zip(W, D[0], strict=True)])
-    assert largest(row, dgd.dgd(W, X[0], D[0], eta)) <= ORACLE
+    assert largest(row, dgd_equations.dgd(W, X[0], D[0], eta)) <= ORACLE
 
 
 @given(st.integers(0, 10**6), st.floats(1e-3, 10.0), st.floats(1e-3, 10.0), st.integers(1, 9))
@@ -77,7 +77,7 @@ def test_without_errors_no_step_expands(seed: int, length: float, eta: float) ->
     size = torch.linalg.matrix_norm(W, 2) * (1 + ORACLE)
     for form in (dgd_joint, dgd_mean, dgd_sequential):
         assert torch.linalg.matrix_norm(form(W, X, 0 * D, eta), 2) <= size
-    assert torch.linalg.matrix_norm(dgd.dgd(W, X[0], 0 * D[0], eta), 2) <= size
+    assert torch.linalg.matrix_norm(dgd_equations.dgd(W, X[0], 0 * D[0], eta), 2) <= size
 
 
 def test_a_table_is_a_map_of_one_hot_inputs() -> None:
@@ -126,9 +126,11 @@ def test_a_step_beyond_the_numbers_is_said() -> None:
 def test_weights_of_a_window_are_shares() -> None:
     W, X, D = pairs(0, 1, 4, 3, 2.0)
     window = torch.stack([W, W])
-    assert largest(dgd.ggd(W, X[0], D[0], 0.7, window=window), dgd.dgd(W, X[0], D[0], 0.7)) <= ORACLE
+    assert (
+        largest(dgd_equations.ggd(W, X[0], D[0], 0.7, window=window), dgd_equations.dgd(W, X[0], D[0], 0.7)) <= ORACLE
+    )
     with pytest.raises(UsageError, match="weights sum to 3; w_i are shares of the window, sum 1"):
-        dgd.ggd(W, X[0], D[0], 0.7, window=window, weights=torch.tensor([1.0, 2.0]).double())
+        dgd_equations.ggd(W, X[0], D[0], 0.7, window=window, weights=torch.tensor([1.0, 2.0]).double())
 
 
 # dgd-tiny: inputs correlated .9 from one to the next, of norms .3 to 3, a map 16 -> 8 learned from 2,000 of them.
@@ -172,8 +174,8 @@ def test_online_regression_settles_at_half_its_target_and_the_controls_diverge()
     X, Y = stream()
     quarter = 0.25 * 0.5 * Y[-500:].square().sum(1).mean().item()
     found = {name: [online(X, Y, lambda W, x, d, s=step, e=eta: s(W, x, d, e)) for eta in etas] for name, step in {
-        "minimiser": dgd.dgd, "target": partial(dgd.ggd, value="target"), "plain": partial(dgd.ggd, objective="dot"),
-        "printed": partial(dgd.dgd, form="printed"), "short": partial(dgd.dgd, form="short"),
+        "minimiser": dgd_equations.dgd, "target": partial(dgd_equations.ggd, value="target"), "plain": partial(dgd_equations.ggd, objective="dot"),
+        "printed": partial(dgd_equations.dgd, form="printed"), "short": partial(dgd_equations.dgd, form="short"),
     }.items()}  # fmt: skip
     assert all(map(math.isfinite, (*found["minimiser"], *found["target"])))
     assert all(round(loss, 3) == 0.121 and loss == pytest.approx(quarter, rel=0.01) for loss in found["minimiser"][2:])
@@ -202,8 +204,8 @@ def loss_of(net: nn.Module, ids: Tensor = IDS, asked: Tensor = ASKED) -> Tensor:
 
 
 def test_recording_changes_no_bit_and_plain_undoes_it() -> None:
-    bare, net = model(), dgd.record_inputs(model())
-    assert dgd.record_inputs(net) is net
+    bare, net = model(), dgd_equations.record_inputs(model())
+    assert dgd_equations.record_inputs(net) is net
     losses = [loss_of(m) for m in (bare, net)]
     for loss in losses:
         loss.backward()
@@ -213,10 +215,10 @@ def test_recording_changes_no_bit_and_plain_undoes_it() -> None:
         assert torch.equal(p.grad, q.grad)
     assert isinstance(net[1], nn.Linear)
     assert list(net.state_dict()) == list(bare.state_dict())
-    dgd.stop_recording(net)
+    dgd_equations.stop_recording(net)
     assert [type(m) for m in net] == [type(m) for m in bare]
     assert not any(hasattr(p, "recording") for p in net.parameters())
-    assert not any(hasattr(p, "recording") for p in copy.deepcopy(dgd.record_inputs(net)).parameters())
+    assert not any(hasattr(p, "recording") for p in copy.deepcopy(dgd_equations.record_inputs(net)).parameters())
 
 
 def recorded(net: nn.Module, backward: Callable[[], None]) -> list[tuple[Tensor, int]]:
@@ -227,7 +229,7 @@ def recorded(net: nn.Module, backward: Callable[[], None]) -> list[tuple[Tensor,
 
 
 def test_recording_adds_up_as_gradients_do_and_once_under_checkpointing() -> None:
-    net = dgd.record_inputs(model())
+    net = dgd_equations.record_inputs(model())
 
     def apart() -> None:
         for ids, asked in zip(IDS, ASKED, strict=True):
@@ -246,7 +248,7 @@ def test_recording_adds_up_as_gradients_do_and_once_under_checkpointing() -> Non
 
 
 def test_positions_without_an_error_do_not_erase() -> None:
-    net = dgd.record_inputs(nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 9)).double())
+    net = dgd_equations.record_inputs(nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 9)).double())
     asked = ASKED.clone()
     asked[:, 2:] = -100
     found = recorded(net, lambda: loss_of(net, IDS, asked).backward())
@@ -276,7 +278,7 @@ def by_hand(net: nn.Sequential, unit: bool, rides: bool) -> tuple[Tensor, Tensor
 @pytest.mark.parametrize("rides", [True, False])
 @pytest.mark.parametrize("value", ["minus_delta", "target"])
 def test_a_step_of_the_optimizer_is_the_equation(batch: Any, unit: bool, rides: bool, value: Any) -> None:
-    net = dgd.record_inputs(model())
+    net = dgd_equations.record_inputs(model())
     whole, X, D = by_hand(net, unit, rides)
     inputs, bias = "unit" if unit else "raw", "rides" if rides else "gd"
     optimizer = DGD(net.parameters(), 0.8, batch=batch, inputs=inputs, bias=bias, value=value, erase=0.5)
@@ -292,7 +294,7 @@ def test_a_step_of_the_optimizer_is_the_equation(batch: Any, unit: bool, rides: 
 
 
 def test_a_sum_over_positions_is_divided_by_them() -> None:
-    nets = [dgd.record_inputs(model()) for _ in range(2)]
+    nets = [dgd_equations.record_inputs(model()) for _ in range(2)]
     for net, loss in zip(nets, ("mean", "sum"), strict=True):
         optimizer = DGD(net.parameters(), 0.8, loss=loss, adam_lr=1e-9)
         (loss_of(net) * (12 if loss == "sum" else 1)).backward()
@@ -302,7 +304,7 @@ def test_a_sum_over_positions_is_divided_by_them() -> None:
 
 def test_few_positions_are_kept_as_rows_and_give_the_same_step() -> None:
     for n, rows in ((4, True), (12, False)):
-        net = dgd.record_inputs(nn.Linear(6, 3, bias=False).double())
+        net = dgd_equations.record_inputs(nn.Linear(6, 3, bias=False).double())
         x, d, W = noise(1, n, 6), noise(2, n, 3), net.weight.detach().clone()
         optimizer = DGD(net.parameters(), 2.0, inputs="raw")
         (net(x) * d).sum().div(n).backward()
@@ -326,13 +328,13 @@ def steps(net: nn.Module, optimizer: torch.optim.Optimizer, n: int) -> list[floa
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.3}, {"value": "target", "momentum": 0.5}], ids=str)
 def test_it_learns_and_goes_on_bit_for_bit(settings: dict[str, Any]) -> None:
-    net = dgd.record_inputs(model())
+    net = dgd_equations.record_inputs(model())
     optimizer = DGD(net.named_parameters(), 0.5, adam_lr=1e-2, **settings)
     losses = steps(net, optimizer, 10)
     held, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(net.state_dict())
     rest = steps(net, optimizer, 10)
     assert rest[-1] < 0.7 * losses[0]
-    other = dgd.record_inputs(model(seed=1))
+    other = dgd_equations.record_inputs(model(seed=1))
     other.load_state_dict(weights)
     resumed = DGD(other.named_parameters(), 0.1, **settings)
     resumed.load_state_dict(held)
@@ -344,7 +346,7 @@ def test_a_shared_weight_and_vectors_go_to_adamw() -> None:
     net = model()
     net[4] = nn.Linear(4, 9)
     net[4].weight = net[0].weight
-    optimizer = DGD(dgd.record_inputs(net).parameters())
+    optimizer = DGD(dgd_equations.record_inputs(net).parameters())
     rules = {id(p): group["rule"] for group in optimizer.param_groups for p in group["params"]}
     assert [rules[id(p)] for p in net.parameters()] == ["adamw", "dgd", "dgd", "adamw", "adamw", "adamw"]
     assert type(net[4]) is nn.Linear
@@ -353,7 +355,7 @@ def test_a_shared_weight_and_vectors_go_to_adamw() -> None:
 def test_two_maps_of_one_weight_add_their_inputs_and_no_frozen_bias_moves() -> None:
     first, second = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
     second.weight = first.weight
-    net = dgd.record_inputs(nn.Sequential(first, nn.Tanh(), second))
+    net = dgd_equations.record_inputs(nn.Sequential(first, nn.Tanh(), second))
     optimizer = DGD(net.parameters())
     rules = {id(p): group["rule"] for group in optimizer.param_groups for p in group["params"]}
     assert [rules[id(p)] for p in (first.weight, first.bias, second.bias)] == ["dgd", "adamw", "adamw"]
@@ -363,7 +365,7 @@ def test_two_maps_of_one_weight_add_their_inputs_and_no_frozen_bias_moves() -> N
     frozen = nn.Linear(4, 3).double()
     frozen.bias.requires_grad_(False)
     W, b, x, d = frozen.weight.detach().clone(), frozen.bias.detach().clone(), noise(1, 5, 4), noise(2, 5, 3)
-    optimizer = DGD(dgd.record_inputs(frozen).parameters(), 0.7, inputs="raw")
+    optimizer = DGD(dgd_equations.record_inputs(frozen).parameters(), 0.7, inputs="raw")
     (frozen(x) * d).sum().div(5).backward()
     optimizer.step()
     assert torch.equal(frozen.bias, b)
@@ -371,13 +373,13 @@ def test_two_maps_of_one_weight_add_their_inputs_and_no_frozen_bias_moves() -> N
 
 
 def test_what_is_not_recorded_is_named() -> None:
-    net = dgd.record_inputs(model())
+    net = dgd_equations.record_inputs(model())
     net.append(nn.Linear(9, 2))
     with pytest.raises(UsageError, match=r"DGD: 5\.weight was not recorded; call dgd\.record\(model\) first"):
         DGD(net.named_parameters())
     with pytest.raises(UsageError, match=r"a parameter \[2, 9\] was not recorded"):
         DGD(net.parameters())
-    both = dgd.record_inputs(nn.ModuleList([nn.MultiheadAttention(4, 2), nn.Linear(2, 2)]))
+    both = dgd_equations.record_inputs(nn.ModuleList([nn.MultiheadAttention(4, 2), nn.Linear(2, 2)]))
     named = r"DGD: 0\.out_proj\.weight is a map with a forward of its own, not recorded; give it rule='adamw'"
     with pytest.raises(UsageError, match=named):
         DGD(both.parameters())
@@ -387,15 +389,17 @@ def test_what_is_not_recorded_is_named() -> None:
 
 def test_a_model_without_maps_has_nothing_to_record() -> None:
     with pytest.raises(UsageError, match=r"record: no nn\.Linear and no nn\.Embedding in this model; give one"):
-        dgd.record_inputs(nn.LayerNorm(3))
+        dgd_equations.record_inputs(nn.LayerNorm(3))
 
 
 def test_a_gradient_without_inputs_is_said() -> None:
-    net = dgd.record_inputs(model())
+    net = dgd_equations.record_inputs(model())
     optimizer = DGD(net.parameters())
     loss_of(net).backward()
     optimizer.step()
-    with pytest.raises(UsageError, match=r"DGD: 0\.weight has a gradient and no inputs beside it; step once after each"):
+    with pytest.raises(
+        UsageError, match=r"DGD: 0\.weight has a gradient and no inputs beside it; step once after each"
+    ):
         optimizer.step()
 
 
@@ -418,20 +422,22 @@ def test_settings_that_cannot_be_meant(settings: dict[str, Any], message: str) -
     jaxtyping.config.update("jaxtyping_disable", True)  # the words are for those who check no types
     try:
         with pytest.raises(UsageError, match=message):
-            DGD(dgd.record_inputs(model()).parameters(), **settings)
+            DGD(dgd_equations.record_inputs(model()).parameters(), **settings)
         with pytest.raises(UsageError, match='ggd: value \'u\'; there are "minus_delta", "target", or a function'):
-            dgd.ggd(torch.ones(2, 2), torch.ones(2), torch.ones(2), 0.1, value="u")  # pyright: ignore
+            dgd_equations.ggd(torch.ones(2, 2), torch.ones(2), torch.ones(2), 0.1, value="u")  # pyright: ignore
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def test_groups_that_cannot_be_meant() -> None:
-    net = dgd.record_inputs(model())
+    net = dgd_equations.record_inputs(model())
     with pytest.raises(UsageError, match="optimizer: no parameter was given; hand over"):
         DGD([])
     with pytest.raises(UsageError, match="DGD: rule 'sgd'; there are dgd, adamw"):
         DGD([{"params": list(net.parameters()), "rule": "sgd"}])
-    with pytest.raises(UsageError, match=r"DGD: a parameter \[6\] belongs to no recorded map; give its group rule='adamw'"):
+    with pytest.raises(
+        UsageError, match=r"DGD: a parameter \[6\] belongs to no recorded map; give its group rule='adamw'"
+    ):
         DGD([{"params": [net[2].weight], "rule": "dgd"}])
 
 
@@ -445,13 +451,13 @@ def step_of_two() -> list[float]:
 
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    net = dgd.record_inputs(model())
+    net = dgd_equations.record_inputs(model())
     replica, optimizer = DistributedDataParallel(net), DGD(net.parameters(), 0.8)
     rows = slice(rank, None, world)
     loss_of(replica, torch.cat([IDS, IDS[:1]])[rows], torch.cat([ASKED, ASKED[:1]])[rows]).backward()
     optimizer.step()
     found = net[1].weight.flatten().tolist()
-    bare = dgd.record_inputs(model())
+    bare = dgd_equations.record_inputs(model())
     refused = DGD(bare.parameters(), 0.8, batch="mean")
     loss_of(bare).backward()
     with pytest.raises(UsageError, match="several ranks add up X'X, which batch='joint' alone can do with"):
@@ -463,7 +469,7 @@ def step_of_two() -> list[float]:
 
 @pytest.mark.loopback
 def test_two_replicas_take_the_step_of_one(tmp_path: Path) -> None:
-    net = dgd.record_inputs(model())
+    net = dgd_equations.record_inputs(model())
     optimizer = DGD(net.parameters(), 0.8)
     loss_of(net, torch.cat([IDS, IDS[:1]]), torch.cat([ASKED, ASKED[:1]])).backward()
     optimizer.step()

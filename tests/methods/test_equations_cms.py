@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.block import rms_norm
-from laconic.core.state import LayerState
-from laconic.methods.changes import to_dense
-from laconic.methods.cms import aggregate, chain, chunk_sizes, place_levels
-from laconic.methods.cms_levels import level_mlp
-from laconic.methods.cms_reading import forward_with_state, require_levels, initial_state
-from laconic.methods.cms_shape import Options, CMSParams, CMSShape
-from laconic.methods.hope_reading import hope_block
+from laconic.models.block import rms_norm
+from laconic.nested.cms.config import CMSParams, CMSShape, Options
+from laconic.nested.cms.equations import aggregate, chain, chunk_sizes, place_levels
+from laconic.nested.cms.forward import forward_with_state, initial_state, require_levels
+from laconic.nested.cms.level import level_mlp
+from laconic.nested.cms.low_rank_updates import to_dense
+from laconic.nested.hope.forward import hope_block
+from laconic.nested.state import LayerState
 from tests.core.readings import noise
 from tests.oracles.cms import MISREAD, ORACLE
 from tests.oracles.compare import agree

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.methods import dgd as ours
+from laconic.nested.optim import dgd_equations as ours
 from tests.oracles.compare import agree
 from tests.oracles.dgd import MISREAD, ORACLE
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.decoder import DecoderOutput
-from laconic.methods import codi, pccot
-from laconic.methods.settings import DistillationConfig
+from laconic.config.methods import DistillationConfig
+from laconic.latent import codi, pccot
+from laconic.models.decoder import DecoderOutput
 from tests.oracles import codi as oracle
 from tests.oracles import pccot as blocks
 from tests.oracles.codi import MISREAD, ORACLE, differentiated, with_gradient

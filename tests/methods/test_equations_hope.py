@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.state import LinearMemoryState
-from laconic.methods.chunked import ScanOptions, scan_chunks
-from laconic.methods.hope import dot_value, l2_value, memory_loss_gradient, mlp_memory, self_generated_values
-from laconic.methods.hope_layer import initial_state
-from laconic.methods.hope_learner import SelfModifyingMemories
-from laconic.methods.hope_shape import Options, SelfTitansParams, SelfTitansShape
+from laconic.nested.hope.equations import dot_value, l2_value, memory_loss_gradient, mlp_memory, self_generated_values
+from laconic.nested.hope.hope_shape import Options, SelfTitansParams, SelfTitansShape
+from laconic.nested.hope.layer import initial_state
+from laconic.nested.hope.memories import SelfModifyingMemories
+from laconic.nested.recurrence.chunked_scan import ScanOptions, scan_chunks
+from laconic.nested.state import LinearMemoryState
 from tests.core.readings import noise
 from tests.oracles.compare import agree
 from tests.oracles.hope import MISREAD, ORACLE
@@ -55,7 +55,9 @@ def test_static_projections() -> None:
     def of(x: Tensor, q: Tensor, k: Tensor, v: Tensor, M: Tensor, keep: Tensor, step: Tensor) -> Tensor:
         rows = torch.zeros(2, H, E, dtype=torch.float64)
         memory = learned(named(k, v, M, rows, torch.stack([keep.logit(), step.logit()])), inner=(), decay_to="zero")
-        return memory.step_chunk(initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None)[0]
+        return memory.step_chunk(initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None)[
+            0
+        ]
 
     agree(of, ORACLE["76-78"], MISREAD["76-78"], x, q, k, v, M, keep, step)
 
@@ -105,7 +107,9 @@ def test_memories_write_themselves(objective: str, to_start: bool) -> None:
             named(*starts, rows, biases), objective=objective, decay_to="start" if to_start else "zero",
             chunk_memory=C, chunk_projections=C,
         )  # fmt: skip
-        return scan_chunks(memory, initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None, FULL)[0]
+        return scan_chunks(
+            memory, initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None, FULL
+        )[0]
 
     x, q, starts, rows, biases = drawn()
     agree(of, ORACLE["88,90,96"], MISREAD["88,90,96"], x, q, starts, rows, biases, 3, objective, to_start)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.methods import kava
-from laconic.methods.cot import masked_cross_entropy
-from laconic.methods.kava import pad_short_chain, kv_loss
-from laconic.methods.rkv import SelectedColumns
-from laconic.methods.settings import DistillationConfig
+from laconic.config.methods import DistillationConfig
+from laconic.latent import kava
+from laconic.latent.cot import masked_cross_entropy
+from laconic.latent.kava import kv_loss, pad_short_chain
+from laconic.latent.rkv import SelectedColumns
 from tests.methods.batches import reasoning
 from tests.oracles import kava as oracle
 from tests.oracles.codi import with_gradient
@@ -99,7 +99,11 @@ def test_a_short_chain_is_masked_zeroed_or_repeated() -> None:
 def test_nll(reduction: Any) -> None:
     """Over logits of a whole grid with pads before, between and behind; the eos of every row is the pad's id."""
     V, batch = 11, reasoning(((3, 3, 3), (2, 1, 4), (3, 0, 2)), pads=1, V=11)
-    parts = ((batch.question_ids, batch.question_mask), (batch.chain_ids, batch.chain_mask), (batch.answer_ids, batch.answer_mask))
+    parts = (
+        (batch.question_ids, batch.question_mask),
+        (batch.chain_ids, batch.chain_mask),
+        (batch.answer_ids, batch.answer_mask),
+    )
     Nq, Nc, Na = (part[0].shape[1] for part in parts)
 
     def ours(logits: Tensor, question: Any, chain: Any, answer: Any, reduction: Any) -> Tensor:
@@ -109,7 +113,9 @@ def test_nll(reduction: Any) -> None:
     logits = torch.randn(3, Nq + Nc + Na, V, dtype=torch.float64)
     agree(flowing(ours), ORACLE["5a,5b"], MISREAD["5a,5b"], logits, *parts, reduction)
     targets = torch.tensor([[1, -100, 3]])
-    assert gradcheck(lambda x: masked_cross_entropy(lambda h: h, x, targets, reduction).loss, logits[:1, :3].clone().requires_grad_())
+    assert gradcheck(
+        lambda x: masked_cross_entropy(lambda h: h, x, targets, reduction).loss, logits[:1, :3].clone().requires_grad_()
+    )
 
 
 @pytest.mark.equation("kava", "5")

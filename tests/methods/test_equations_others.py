@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.rollout import run_sequential_rollout
-from laconic.core.thoughts import LatentThoughts
-from laconic.methods.coconut import Coconut
-from laconic.methods.icot import tokens_to_remove
-from laconic.methods.settings import CoconutConfig
+from laconic.config.methods import CoconutConfig
+from laconic.latent.coconut import Coconut
+from laconic.latent.icot import tokens_to_remove
+from laconic.latent.rollout import run_sequential_rollout
+from laconic.latent.thoughts import LatentThoughts
 from tests.core.readings import noise, small
 from tests.methods.batches import reasoning
 from tests.oracles import coconut as coconut_oracle
@@ -38,7 +38,9 @@ def test_how_often_more_is_removed() -> None:
     u = (torch.arange(10**5, dtype=torch.float64) + 0.5) / 10**5
     o = tokens_to_remove(0.0, u, torch.full((10**5,), 200))
     assert [round(float((o == n).double().mean()), 4) for n in range(3)] == [0.9817, 0.018, 0.0003]
-    assert tokens_to_remove(0.0, torch.tensor([1 - 2**-53], dtype=torch.float64), torch.tensor([200]), 0.1).tolist() == [99]
+    assert tokens_to_remove(
+        0.0, torch.tensor([1 - 2**-53], dtype=torch.float64), torch.tensor([200]), 0.1
+    ).tolist() == [99]
 
 
 def method(batch_stage: int) -> Coconut:
@@ -68,7 +70,9 @@ def case(coconut: Coconut) -> Case:
 
     bot, end = (coconut.latent_thoughts.vectors[i].detach().clone().requires_grad_() for i in (0, 2))
     head = decoder.get_parameter("lm_head.weight").detach()
-    return Case(lambda x: seen(x, False), lambda x: seen(x, True), decoder.token_embedding.weight, head, bot, end, rows, 1, 2)
+    return Case(
+        lambda x: seen(x, False), lambda x: seen(x, True), decoder.token_embedding.weight, head, bot, end, rows, 1, 2
+    )
 
 
 @pytest.mark.equation("coconut", "1")
@@ -87,6 +91,8 @@ def test_coconut() -> None:
 
     def latents(question: Tensor, bot: Tensor) -> Tensor:
         prefix = torch.cat([question, bot.expand(1, 1, D)], 1)
-        return torch.einsum("bmd,d->m", run_sequential_rollout(decoder, prefix, 3, lambda x: x).hidden_states, noise(3, D))
+        return torch.einsum(
+            "bmd,d->m", run_sequential_rollout(decoder, prefix, 3, lambda x: x).hidden_states, noise(3, D)
+        )
 
     assert gradcheck(latents, (noise(1, 1, 2, D).requires_grad_(), noise(2, D).requires_grad_()))

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.contract import DocumentBatch
-from laconic.core.memory import SummaryMemory
-from laconic.methods import segments
-from laconic.methods.policies import max_memory_vectors
-from laconic.methods.retrieval import choice, fused, order, replug
-from laconic.methods.settings import CompressionConfig
-from laconic.methods.units import SegmentModel
+from laconic.batches import DocumentBatch
+from laconic.compression import segment as compression_segment
+from laconic.compression.memory import SummaryMemory
+from laconic.compression.memory_policy import max_memory_vectors
+from laconic.compression.retrieval import choice, fused, order, replug
+from laconic.compression.segment_model import SegmentModel
+from laconic.config.methods import CompressionConfig
 from tests.core.readings import fresh, noise, small
 from tests.methods.documents import compressor, documents
 from tests.oracles import autocompressor as oracle
@@ -58,7 +58,7 @@ def test_read(name: str) -> None:
     decoder, zero, reading = fresh(name).double(), name == "opt", CompressionConfig(max_vectors=3)
 
     def of(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, e: Tensor, zero: bool) -> Any:
-        seen = segments.read_segment(decoder, reading, memory_of(memory, held), words, live, e)
+        seen = compression_segment.read_segment(decoder, reading, memory_of(memory, held), words, live, e)
         return seen.summary_states, seen.text_states.masked_fill(~live[..., None], 0.0)
 
     told = {n: wrong for n, wrong in MISREAD["AC2"].items() if zero or n not in TABLE}
@@ -74,7 +74,9 @@ def test_read_by_finite_differences() -> None:
     leaves = [noise(i, *shape).requires_grad_() for i, shape in enumerate(((1, 3, 8), (1, 3, 8), (2, 8)))]
 
     def of(memory: Tensor, words: Tensor, e: Tensor) -> Tensor:
-        return segments.read_segment(decoder, CompressionConfig(max_vectors=2), memory_of(memory, held), words, live, e).summary_states
+        return compression_segment.read_segment(
+            decoder, CompressionConfig(max_vectors=2), memory_of(memory, held), words, live, e
+        ).summary_states
 
     assert gradcheck(of, leaves)
 
@@ -107,7 +109,10 @@ def rows_of(batch: DocumentBatch) -> list[Any]:
     pieces = batch.sequential_parts
     windows = [[piece.first_segment + i for i in range(len(piece.segment_ends))] for piece in pieces]
     again = [batch.windows[1] if piece.first_segment else 0 for piece in pieces]
-    ids = [[batch.input_ids[b, s][batch.attention_mask[b, s]].tolist() for s in batch.segment_slices] for b in range(batch.B)]
+    ids = [
+        [batch.input_ids[b, s][batch.attention_mask[b, s]].tolist() for s in batch.segment_slices]
+        for b in range(batch.B)
+    ]
     return [(text, windows, again) for text in ids]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.methods.rkv import answer_logits, importance, select_top_m, redundancy, score, gather_selected
+from laconic.latent.rkv import answer_logits, gather_selected, importance, redundancy, score, select_top_m
 from tests import tolerances
 from tests.oracles.compare import agree, distance
 from tests.oracles.rkv import MISREAD, ORACLE

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.memory import SummaryMemory
-from laconic.methods import segments
-from laconic.methods.policies import SegmentVectors, drop_oldest_segments, exceeds_budget
-from laconic.methods.segments import replace_last_with_trigger
-from laconic.methods.settings import CompressionConfig
-from laconic.methods.summaries import SummaryParameters, pool_spans, select_top_columns
-from laconic.methods.units import mask_trigger_targets
+from laconic.compression import segment as compression_segment
+from laconic.compression.memory import SummaryMemory
+from laconic.compression.memory_policy import SegmentVectors, drop_oldest_segments, exceeds_budget
+from laconic.compression.segment import replace_last_with_trigger
+from laconic.compression.segment_model import mask_trigger_targets
+from laconic.compression.summary_tokens import SummaryParameters, pool_spans, select_top_columns
+from laconic.config.methods import CompressionConfig
 from tests.core.readings import noise, small
 from tests.methods.documents import compressor
 from tests.oracles import summaries as oracle
@@ -69,7 +69,10 @@ class Mapped(torch.nn.Module):
 def test_maps_as_they_start() -> None:
     """Of a fresh mlp the inner map gives nothing; none is the state itself."""
     decoder, z = small("llama"), noise(1, 3, 8)
-    kinds = {kind: SummaryParameters(decoder, CompressionConfig(max_vectors=2, summary_map=kind), eos_token_id=2) for kind in ("none", "scale", "mlp")}
+    kinds = {
+        kind: SummaryParameters(decoder, CompressionConfig(max_vectors=2, summary_map=kind), eos_token_id=2)
+        for kind in ("none", "scale", "mlp")
+    }
     assert torch.equal(kinds["none"].map_to_vectors(z), z)
     assert torch.equal(kinds["mlp"].map_to_vectors(z), kinds["scale"].map_to_vectors(z))
     rms = kinds["scale"].map_to_vectors(z).square().mean(1).sqrt()
@@ -104,14 +107,16 @@ class Written(torch.nn.Module):
         self.inside = inside
 
     def forward(self, decoder: Any, memory: SummaryMemory, words: Tensor, live: Tensor, n: int) -> Tensor:
-        return segments.compress_segment(decoder, self.inside, memory, words, live, n).summary_states
+        return compression_segment.compress_segment(decoder, self.inside, memory, words, live, n).summary_states
 
 
 @pytest.mark.equation("halting", "VL2")
 @pytest.mark.slow
 def test_self_feeding_by_finite_differences() -> None:
     decoder = small("llama")
-    summaries = SummaryParameters(decoder, CompressionConfig(max_vectors=2, summary="self"), eos_token_id=2).requires_grad_(False)
+    summaries = SummaryParameters(
+        decoder, CompressionConfig(max_vectors=2, summary="self"), eos_token_id=2
+    ).requires_grad_(False)
     live, empty = LIVE[:1, :3], SummaryMemory.empty(1, 8, torch.float64)
     words, start, steps = noise(1, 1, 3, 8), noise(2, 8), noise(3, 2, 8)
 

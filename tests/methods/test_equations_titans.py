@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.state import MLPMemoryState, LayerState, LinearMemoryState
-from laconic.methods.delta import Gates
-from laconic.methods.fast_weights import UpdateRule, MLPStart, zero_state
-from laconic.methods.packing import pack_left
-from laconic.methods.titans import chunk_update, loss_gradient, project_qkv, read_memory, recurrent_step
-from laconic.methods.titans_layer import prepend_persistent
+from laconic.nested.recurrence.gated_delta_rule import Gates
+from laconic.nested.recurrence.memory_cells import MLPStart, UpdateRule, zero_state
+from laconic.nested.recurrence.packing import pack_left
+from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState
+from laconic.nested.titans.equations import chunk_update, loss_gradient, project_qkv, read_memory, recurrent_step
+from laconic.nested.titans.layer import prepend_persistent
 from tests.core.readings import noise
 from tests.oracles.compare import agree
 from tests.oracles.titans import MISREAD, ORACLE
@@ -98,7 +98,7 @@ def test_opened() -> None:
 
     def of(persistent: Tensor, x: Tensor, count: list[int], live: Tensor) -> tuple[Tensor, Tensor]:
         zero = torch.zeros(4, 1, 1, 1, dtype=torch.float64)
-        state = LayerState(memory={"memory": LinearMemoryState(zero, zero, None, torch.tensor(count))})
+        state = LayerState(memory={"mixer": LinearMemoryState(zero, zero, None, torch.tensor(count))})
         rows = pack_left(*prepend_persistent({"persistent": persistent}, state, x, live, True))
         assert rows.lengths is not None
         return rows.x, torch.tensor(rows.lengths).double()

@@ -7,30 +7,36 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.methods.estimators import (
+from laconic.compression.halting.estimators import (
     PriceState,
-    sample_column,
-    length_entropy,
+    best_length_label,
+    cost_to_go,
     entropy_floor_penalty,
-    mark_priced_everywhere,
+    expected_memory_size,
+    exploration_mixture,
     first_slots_mask,
     kl_geometric,
-    mean_field_slots,
-    exploration_mixture,
-    expected_memory_size,
+    length_entropy,
     length_penalty,
-    ponder_loss,
-    penalty_ramp,
-    best_length_label,
-    ratio_penalty,
+    mark_priced_everywhere,
     mark_priced_if_read,
+    mean_field_slots,
+    penalty_ramp,
+    ponder_loss,
+    ratio_penalty,
     reinforce_row_baseline,
     reinforce_two_samples,
+    sample_column,
     straight_through_slots,
     update_price,
-    cost_to_go,
 )
-from laconic.methods.halting import StopPosition, mask_disallowed_stops, expected_length, log_survival_gate, length_probs
+from laconic.compression.halting.stop_distribution import (
+    StopPosition,
+    expected_length,
+    length_probs,
+    log_survival_gate,
+    mask_disallowed_stops,
+)
 from tests import tolerances
 from tests.methods.test_halting import EVERY, golden, logits, told
 from tests.oracles.compare import agree, distance
@@ -48,7 +54,11 @@ def test_penalty() -> None:
     E = 1 + 3 * torch.rand(3, 4).double()
     agree(of, ORACLE["VL8"], MISREAD["VL8"], E, SCORED, HARD, 0.3, (63, 100, 0.5, 0.25))
     assert gradcheck(lambda E: length_penalty(E, mark_priced_if_read(SCORED), 0.3), E.requires_grad_())
-    assert mark_priced_if_read(SCORED).tolist() == [[True, True, True, False], [True, True, False, False], [True] + [False] * 3]
+    assert mark_priced_if_read(SCORED).tolist() == [
+        [True, True, True, False],
+        [True, True, False, False],
+        [True] + [False] * 3,
+    ]
     rise = [penalty_ramp(step, 8, 0.5, 0.25) for step in range(8)]
     assert rise == [0, 0, 0, 0, 0, 0.5, 1, 1]
     assert [penalty_ramp(step, 4, 0.5, 0.0) for step in range(4)] == [0, 0, 1, 1]
@@ -133,7 +143,11 @@ def test_the_divergence_is_price_less_entropy(form: Any) -> None:
 
 
 def test_a_length_that_never_occurs_has_no_entropy_and_no_slope() -> None:
-    for a in (mask_disallowed_stops(logits(2, 4), (1, 4)), torch.full((2, 4), -800.0).double(), torch.full((2, 4), 90.0)):
+    for a in (
+        mask_disallowed_stops(logits(2, 4), (1, 4)),
+        torch.full((2, 4), -800.0).double(),
+        torch.full((2, 4), 90.0),
+    ):
         a = a.clone().requires_grad_()
         (slope,) = torch.autograd.grad((length_entropy(a) + kl_geometric(a, 0.25)).sum(), a)
         assert slope.isfinite().all()

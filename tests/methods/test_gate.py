@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.decoder import Decoder
-from laconic.core.families import WEIGHT_NAMES, DecoderConfig
-from laconic.methods.halting import attention_gate_bias, scale_by_survival
+from laconic.compression.halting.stop_distribution import attention_gate_bias, scale_by_survival
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.models.decoder import Decoder
 from tests import tolerances
 from tests.oracles.compare import distance
 

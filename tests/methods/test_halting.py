@@ -8,28 +8,28 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.core.errors import UsageError
-from laconic.core.memory import SummaryMemory
-from laconic.methods import halting
-from laconic.methods.halting import (
+from laconic.compression.halting import stop_distribution
+from laconic.compression.halting.stop_distribution import (
     StopPosition,
-    mask_disallowed_stops,
-    solve_initial_bias,
+    attention_gate_bias,
     draw_uniforms,
     expected_length,
     fixed_length,
-    log_survival_gate,
-    attention_gate_bias,
-    log_survival,
-    uniform_length,
-    length_probs,
     length_by_quantile,
     length_by_sampling,
-    scale_by_survival,
-    stop_logit,
     length_by_threshold,
+    length_probs,
+    log_survival,
+    log_survival_gate,
+    mask_disallowed_stops,
+    scale_by_survival,
+    solve_initial_bias,
+    stop_logit,
+    uniform_length,
     vocabulary_stop_logit,
 )
+from laconic.compression.memory import SummaryMemory
+from laconic.errors import UsageError
 from tests import tolerances
 from tests.oracles.compare import agree, distance, relative
 from tests.oracles.halting import MISREAD, ORACLE
@@ -181,7 +181,9 @@ def test_budget(b: int) -> None:
 
     def of(log_s: Tensor, block: Tensor, b: int) -> Tensor:
         slot = torch.arange(9.0).expand(2, 9)[..., None]
-        memory = SummaryMemory(slot, block >= 0, block, log_s.float().masked_fill(block < 0, 0.0), torch.full((2, 3), 5))
+        memory = SummaryMemory(
+            slot, block >= 0, block, log_s.float().masked_fill(block < 0, 0.0), torch.full((2, 3), 5)
+        )
         kept = memory.keep_top_vectors(b)
         return torch.zeros(2, 10).scatter(1, torch.where(kept.valid, kept.vectors[..., 0].long(), 9), 1.0)[:, :9]
 
@@ -294,7 +296,7 @@ def test_lengths_not_allowed_never_occur(index: StopPosition) -> None:
     a = mask_disallowed_stops(logits(3, 6).requires_grad_(), lengths, index)
     least = int(index == "after")
     found = {n + least for n in range(6 + 1 - least) if bool((length_probs(a, index)[:, n] > 0).any())}
-    assert found == set(halting.length_support(lengths, index))
+    assert found == set(stop_distribution.length_support(lengths, index))
     N = torch.cat([length_by_quantile(a, q, index) for q in (0.01, 0.3, 0.6, 0.99)])
     drawn = length_by_sampling(a.repeat(200, 1), torch.rand(600, 6), index)
     assert {*N.tolist(), *drawn.tolist()} <= found
@@ -305,7 +307,9 @@ def test_lengths_not_allowed_never_occur(index: StopPosition) -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(UsageError, match=r"lengths 1, 2 at 3 places: the longest must be as many as there are"):
         mask_disallowed_stops(logits(2, 3), (1, 2))
-    with pytest.raises(UsageError, match=r"start 0\.2: a mean of 0\.8 vectors; lengths are 1 to 4, choose between them"):
+    with pytest.raises(
+        UsageError, match=r"start 0\.2: a mean of 0\.8 vectors; lengths are 1 to 4, choose between them"
+    ):
         solve_initial_bias(0.2, (1, 2, 3, 4))
     assert solve_initial_bias(0.2, (4,)) == 0.0
 

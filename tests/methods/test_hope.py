@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.core import state as values
-from laconic.core.errors import UsageError
-from laconic.core.state import LinearMemoryState
-from laconic.methods.delta import Gates
-from laconic.methods.fast_weights import UpdateRule
-from laconic.methods.hope_layer import SelfTitans, build_memories, mix_inputs, initial_state
-from laconic.methods.hope_naive import recurrent_self_titans
-from laconic.methods.hope_shape import Options
-from laconic.methods.learning_settings import ALL_PROJECTIONS
-from laconic.methods.titans import TitansMemory
-from laconic.methods.titans_layer import gate_and_project
+from laconic.config.nested import ALL_PROJECTIONS
+from laconic.errors import UsageError
+from laconic.nested import state as values
+from laconic.nested.hope.hope_naive import recurrent_self_titans
+from laconic.nested.hope.hope_shape import Options
+from laconic.nested.hope.layer import SelfTitans, build_memories, initial_state, mix_inputs
+from laconic.nested.recurrence.gated_delta_rule import Gates
+from laconic.nested.recurrence.memory_cells import UpdateRule
+from laconic.nested.state import LinearMemoryState
+from laconic.nested.titans.equations import TitansMemory
+from laconic.nested.titans.layer import gate_and_project
 from tests.core.readings import noise
 from tests.methods.learned import near, same_state, slopes, stirred
 
@@ -47,7 +47,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         "mix": draw(st.sampled_from(("map", "none"))),
         "inner": draw(st.sampled_from(((), ALL_PROJECTIONS, ("k",), ("v", "step"), ("keep", "k")))),
         "inner_query": draw(st.booleans()),
-        "memory": draw(st.sampled_from(("linear", "affine", "mlp"))),
+        "mixer": draw(st.sampled_from(("linear", "affine", "mlp"))),
         "objective": draw(st.sampled_from(("dot", "l2"))),
         "factor": draw(st.sampled_from((1, 2))),
         "erase": draw(st.booleans()),

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from laconic.core import state as values
-from laconic.core.decoder import Decoder
-from laconic.core.errors import InputError, CorruptArtifactError, UsageError
-from laconic.core.generate import generate
-from laconic.core.state import FastWeightState
-from laconic.methods import cms_shape, hope_shape, titans_shape
-from laconic.methods.changes import to_dense
-from laconic.methods.cms_reading import require_levels
-from laconic.methods.hope_config import HopeConfig
-from laconic.methods.hope_model import Hope, HopeAttention
+from laconic.errors import CorruptArtifactError, InputError, UsageError
+from laconic.generation.generate import generate
+from laconic.models.decoder import Decoder
+from laconic.nested import state as values
+from laconic.nested.cms import config as cms_config
+from laconic.nested.cms.forward import require_levels
+from laconic.nested.cms.low_rank_updates import to_dense
+from laconic.nested.hope import hope_shape
+from laconic.nested.hope.config import HopeConfig
+from laconic.nested.hope.model import Hope, HopeAttention
+from laconic.nested.state import FastWeightState
+from laconic.nested.titans import config as titans_config
 from tests.core.readings import fresh
 from tests.methods.learned import near
 
@@ -35,15 +37,17 @@ def ids_of(B: int, T: int, seed: int = 0) -> Tensor:
 def attention(inner: str = "task", family: str = "llama", **how: Any) -> HopeAttention:
     """A small decoder's weights in float64, its two layers of chunks 2 and 4."""
     place = how.pop("place", "depth")
-    own = cms_shape.Options(inner_objective=cast(Any, inner), **(CMS | how))
+    own = cms_config.Options(inner_objective=cast(Any, inner), **(CMS | how))
     made = HopeAttention.from_decoder(fresh(family).double(), (2, 4), place, options=own)
     assert isinstance(made, HopeAttention)
     return made
 
 
 def hope(inner: str = "task", memory: Any = MEMORY, **how: Any) -> Hope:
-    own = cms_shape.Options(inner_objective=cast(Any, inner), **(CMS | how))
-    shape = HopeConfig.attention_free(V, 8, 2, chunk_sizes=(2, 4), num_heads=2, memory=memory, memory_chunk_size=3, cms=own)
+    own = cms_config.Options(inner_objective=cast(Any, inner), **(CMS | how))
+    shape = HopeConfig.attention_free(
+        V, 8, 2, chunk_sizes=(2, 4), num_heads=2, memory=memory, memory_chunk_size=3, cms=own
+    )
     made = Hope(shape, 1).double().eval()
     with torch.no_grad():
         for n, p in enumerate(made.parameters()):
@@ -52,7 +56,7 @@ def hope(inner: str = "task", memory: Any = MEMORY, **how: Any) -> Hope:
 
 
 def titans(inner: str = "task", **how: Any) -> Hope:
-    return hope(inner, titans_shape.Options(mlp_width=3, num_persistent_tokens=1), **how)
+    return hope(inner, titans_config.Options(mlp_width=3, num_persistent_tokens=1), **how)
 
 
 def models(inner: str) -> list[Hope]:
@@ -84,7 +88,9 @@ def test_with_steps_of_0_it_is_the_donor_bit_for_bit(family: str, place: Any, in
     live = torch.tensor([[True] * 9, [False] * 3 + [True] * 6])
     padded = donor(donor.embed(ids), live=live)
     for structure in ("sequential", "nested", "independent"):
-        how = cms_shape.Options(inner_objective=inner, inner_lr=0.0, structure=cast(Any, structure), associative_target="start")
+        how = cms_config.Options(
+            inner_objective=inner, inner_lr=0.0, structure=cast(Any, structure), associative_target="start"
+        )
         made = HopeAttention.from_decoder(donor, (2, 4), place, options=how)
         seen = made.read_tokens(ids)
         assert torch.equal(made.logits(seen.hidden_states), donor.logits(asked.hidden))
@@ -103,7 +109,9 @@ def test_with_steps_that_come_to_0_nothing_moves(inner: str) -> None:
                 p.fill_(-1e4)
     hidden, state = read(made, ids)
     near([hidden], [donor(donor.embed(ids)).hidden], within=1e-12)
-    assert not any(to_dense(x).any() for layer in state.layers for level in require_levels(layer) for x in level.change.values())
+    assert not any(
+        to_dense(x).any() for layer in state.layers for level in require_levels(layer) for x in level.change.values()
+    )
     assert all(level.num_updates.all() for layer in state.layers for level in require_levels(layer))
 
 
@@ -192,12 +200,21 @@ def test_what_is_not_taught_is_no_target_and_passes_gradients_on(which: int, cut
 
 def wide(which: int) -> Hope:
     """With one chunk of 4 tokens for every level."""
-    own = cms_shape.Options(inner_objective="task", **CMS)
+    own = cms_config.Options(inner_objective="task", **CMS)
     if not which:
         made = HopeAttention.from_decoder(fresh("llama").double(), (4,), "depth", options=own)
         assert isinstance(made, HopeAttention)
         return made
-    return Hope(HopeConfig.attention_free(V, 8, 2, chunk_sizes=(4,), num_heads=2, memory=MEMORY, memory_chunk_size=9, cms=own), 1).double().eval()
+    return (
+        Hope(
+            HopeConfig.attention_free(
+                V, 8, 2, chunk_sizes=(4,), num_heads=2, memory=MEMORY, memory_chunk_size=9, cms=own
+            ),
+            1,
+        )
+        .double()
+        .eval()
+    )
 
 
 def test_taught_is_refused_where_no_level_learns_of_ids() -> None:
@@ -352,7 +369,9 @@ def test_levels_are_added_to_those_there_are() -> None:
         copied = small.add_levels((2, 4), "copy").get_parameter(first.replace("levels.0", "levels.1"))
         assert torch.equal(copied, small.get_parameter(first))
         assert copied.data_ptr() != small.get_parameter(first).data_ptr()
-    with pytest.raises(UsageError, match=r"hope: levels of chunks \[2\] cannot grow to \[4, 8\]; keep them, and add slower"):
+    with pytest.raises(
+        UsageError, match=r"hope: levels of chunks \[2\] cannot grow to \[4, 8\]; keep them, and add slower"
+    ):
         small.add_levels((4, 8))
     donor = fresh("llama")
     copies = HopeAttention.from_decoder(donor, (2, 4), "grow", new_level_init="copy")
@@ -361,7 +380,7 @@ def test_levels_are_added_to_those_there_are() -> None:
     assert one is not two
     assert any(one is p for p in donor.parameters())
     with pytest.raises(UsageError, match="hope: a level of zeros in a plain chain wipes out what was before it"):
-        HopeAttention.from_decoder(donor, (2, 4), "grow", options=cms_shape.Options(residual="plain"))
+        HopeAttention.from_decoder(donor, (2, 4), "grow", options=cms_config.Options(residual="plain"))
 
 
 def test_it_is_called_as_a_decoder_is() -> None:
@@ -383,11 +402,13 @@ def test_it_is_called_as_a_decoder_is() -> None:
         with pytest.raises(UsageError, match="hope: the state has 1 layers, the model 2; load its own"):
             model.read_tokens(ids, short)
     with pytest.raises(UsageError, match="hope: chunks of 1 layers, the decoder has 2; give each its levels"):
-        HopeConfig(fresh("llama").config, ((2,),), cms_shape.Options())
+        HopeConfig(fresh("llama").config, ((2,),), cms_config.Options())
     with pytest.raises(UsageError, match="hope: heads of 3; those of Titans share the width, leave head out"):
-        HopeConfig.attention_free(V, 8, 1, num_heads=2, head_dim=3, memory=titans_shape.Options())
-    with pytest.raises(UsageError, match="hope: grow keeps the donor's MLP first, and slow_first would run another before"):
-        HopeAttention.from_decoder(fresh("llama"), (2, 4), "grow", options=cms_shape.Options(level_order="slow_first"))
+        HopeConfig.attention_free(V, 8, 1, num_heads=2, head_dim=3, memory=titans_config.Options())
+    with pytest.raises(
+        UsageError, match="hope: grow keeps the donor's MLP first, and slow_first would run another before"
+    ):
+        HopeAttention.from_decoder(fresh("llama"), (2, 4), "grow", options=cms_config.Options(level_order="slow_first"))
 
 
 @pytest.mark.slow
@@ -404,5 +425,7 @@ def test_what_is_written_is_read() -> None:
             _, after = read(model, torch.tensor([prompt + alone.token_ids]))
             near(changes(cast(FastWeightState, alone.state)), changes(after))
             near(changes(cast(FastWeightState, one.state)), changes(after))
-        drawn, again = (generate(model, input_ids=prompts, max_tokens=3, temperature=1.0, seed=[1, 2]) for _ in range(2))
+        drawn, again = (
+            generate(model, input_ids=prompts, max_tokens=3, temperature=1.0, seed=[1, 2]) for _ in range(2)
+        )
         assert [one.token_ids for one in drawn] == [one.token_ids for one in again]

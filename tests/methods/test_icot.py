@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from laconic.core.answering import AnswerDecoding
-from laconic.core.contract import ReasoningBatch
-from laconic.core.errors import UsageError
-from laconic.core.keyed import uniform
-from laconic.methods.cot import Cot, NoCot
-from laconic.methods.icot import Icot
-from laconic.methods.settings import ICoTConfig
+from laconic.batches import ReasoningBatch
+from laconic.config.methods import ICoTConfig
+from laconic.errors import UsageError
+from laconic.latent.answering import AnswerDecoding
+from laconic.latent.cot import Cot, NoCot
+from laconic.latent.icot import Icot
+from laconic.rng import uniform
 from tests.core.readings import all_same, fresh, same
 from tests.methods.batches import gradients, reasoning
 
@@ -35,7 +35,12 @@ def test_one_more_goes_after_so_many_steps_and_then_all() -> None:
     assert method(remove_all_from=None).scheduled_removal(1000) == 100
     assert method(remove_all_from=0).scheduled_removal(0) == math.inf
     assert method(steps_per_epoch=3).scheduled_removal(2) == 2  # fewer steps than tokens: one each step
-    assert [method(steps_per_epoch=20).scheduled_removal(step) for step in (1, 2, 3, 4)] == [0, 1, 1, 2]  # round(2.5) is 2
+    assert [method(steps_per_epoch=20).scheduled_removal(step) for step in (1, 2, 3, 4)] == [
+        0,
+        1,
+        1,
+        2,
+    ]  # round(2.5) is 2
 
 
 def test_what_is_left_is_keyed_by_seed_epoch_and_row() -> None:

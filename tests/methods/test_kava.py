@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.answering import AnswerDecoding
-from laconic.core.contract import Method, ReasoningBatch
-from laconic.core.errors import UsageError
-from laconic.methods import codi
-from laconic.methods.codi import Codi
-from laconic.methods.cot import Cot
-from laconic.methods.kava import Kava, TeacherTargets
-from laconic.methods.pccot import Pccot
-from laconic.methods.settings import DistillationConfig, KVSelectionConfig, KVDistillationConfig
+from laconic.batches import Method, ReasoningBatch
+from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
+from laconic.errors import UsageError
+from laconic.latent import codi
+from laconic.latent.answering import AnswerDecoding
+from laconic.latent.codi import Codi
+from laconic.latent.cot import Cot
+from laconic.latent.kava import Kava, TeacherTargets
+from laconic.latent.pccot import Pccot
 from tests import tolerances
 from tests.core.readings import all_same, same
 from tests.methods.batches import gradients, kava, reasoning, trained
@@ -66,7 +66,9 @@ def test_a_teacher_that_no_term_looks_at_reads_nothing() -> None:
     bare = {"student": 0.0, "teacher": 0.0, "alpha1": 0.0}
     crop = kava(distilling=bare, keeping={"select": "crop"})(reasoning(ROWS))  # wants no stage, only the cache
     assert set(crop.parts) == {"kv", "kept"}
-    with pytest.raises(UsageError, match="every weight of the loss is 0, so nothing would be learned; give student one"):
+    with pytest.raises(
+        UsageError, match="every weight of the loss is 0, so nothing would be learned; give student one"
+    ):
         kava(distilling=bare, alpha2=0.0)(reasoning(ROWS))
 
 
@@ -277,7 +279,10 @@ def test_thoughts_and_answers() -> None:
     found = method.answer(batch, writing)
     assert [p[:3] for p in found.passes] == [(0, 1, 2)] * 4
     assert method.answer(batch, writing, with_cot=True) == Cot(method.decoder).answer(batch, writing)
-    for other in (Codi(*trained("llama", rounds=None), DistillationConfig()), Pccot(*trained("llama"), DistillationConfig())):
+    for other in (
+        Codi(*trained("llama", rounds=None), DistillationConfig()),
+        Pccot(*trained("llama"), DistillationConfig()),
+    ):
         assert len(other.answer(batch, writing).texts) == 4
         assert other.think(batch).latents.shape == (4, 4, 48)
 

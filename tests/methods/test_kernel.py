@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.methods import delta as room
-from laconic.methods import kernel
-from laconic.methods.delta import Gates, chunk_gated_delta_rule, recurrent_gated_delta_rule
+from laconic.nested.recurrence import gated_delta_rule as room
+from laconic.nested.recurrence import kernel
+from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule, recurrent_gated_delta_rule
 from tests.conftest import needs
 from tests.core.readings import noise
 from tests.methods.learned import near
@@ -56,10 +56,16 @@ def test_our_letters_are_its(monkeypatch: pytest.MonkeyPatch, anchored: bool, ra
 def test_what_is_not_its_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     (S, k, u, q), gates, _, _ = drawn()
     monkeypatch.setattr(room, "KERNEL", None)
-    told = [chunk_gated_delta_rule(S, k, u, q, gates, erase=gates.step_size, read="before"), chunk_gated_delta_rule(S, k, u, q, gates)]
+    told = [
+        chunk_gated_delta_rule(S, k, u, q, gates, erase=gates.step_size, read="before"),
+        chunk_gated_delta_rule(S, k, u, q, gates),
+    ]
     monkeypatch.setattr(room, "KERNEL", lambda **_: pytest.fail("it cannot say this"))
     monkeypatch.setattr(room, "fits", lambda *_: True)
-    found = [chunk_gated_delta_rule(S, k, u, q, gates, erase=gates.step_size, read="before"), chunk_gated_delta_rule(S, k, u, q, gates)]
+    found = [
+        chunk_gated_delta_rule(S, k, u, q, gates, erase=gates.step_size, read="before"),
+        chunk_gated_delta_rule(S, k, u, q, gates),
+    ]
     assert all(x.S.equal(y.S) for x, y in zip(found, told, strict=True))
     monkeypatch.undo()
     assert not kernel.fits(S.float(), k, u), "on a CPU"

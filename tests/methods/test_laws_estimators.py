@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.contract import DocumentBatch, next_token_targets
-from laconic.core.memory import SummaryMemory
-from laconic.methods import windows
-from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.halting import length_probs
-from laconic.methods.settings import StopHeadConfig, CompressionConfig
-from laconic.methods.summaries import SummaryParameters
+from laconic.batches import DocumentBatch, next_token_targets
+from laconic.compression import training_window
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.halting.stop_distribution import length_probs
+from laconic.compression.memory import SummaryMemory
+from laconic.compression.summary_tokens import SummaryParameters
+from laconic.config.methods import CompressionConfig, StopHeadConfig
 from tests import tolerances
 from tests.core.readings import fresh
 from tests.oracles.compare import distance
@@ -69,11 +69,17 @@ def worlds(
             yield found, chance, cost + nats.detach() + BETA * n
 
 
-def exact(reader: AutoCompressor, batch: DocumentBatch) -> tuple[tuple[Tensor, ...], list[dict[tuple[int, ...], float]]]:
+def exact(
+    reader: AutoCompressor, batch: DocumentBatch
+) -> tuple[tuple[Tensor, ...], list[dict[tuple[int, ...], float]]]:
     """Gradient of the mean cost to the head, and the chance of every world of each row."""
     total, chances = torch.zeros(()).double(), []
     for row in range(batch.B):
-        found = list(worlds(reader, batch.select_rows([row]), reader.segment_model.empty_memory(1), 0, (), torch.ones(()).double()))
+        found = list(
+            worlds(
+                reader, batch.select_rows([row]), reader.segment_model.empty_memory(1), 0, (), torch.ones(()).double()
+            )
+        )
         total = total + torch.stack([chance * cost for _, chance, cost in found]).sum()
         chances.append({lengths: float(chance.detach()) for lengths, chance, _ in found})
     return head(reader, total / batch.loss_mask.sum()), chances
@@ -96,7 +102,7 @@ def test_two_draws_over_every_outcome(generator: str, w: int, K: int, monkeypatc
     found = [torch.zeros_like(x) for x in want]
     for pair in product(chances, repeat=2):
         script = iter([n for lengths in pair for n in lengths])
-        monkeypatch.setattr(windows, "drawn", lambda p, u, script=script: torch.tensor([next(script) - 1]))
+        monkeypatch.setattr(training_window, "drawn", lambda p, u, script=script: torch.tensor([next(script) - 1]))
         for sum_, part in zip(found, head(reader, reader(batch).loss), strict=True):
             sum_ += chances[pair[0]] * chances[pair[1]] * part
     assert distance(tuple(found), want) < tolerances.ORACLE
@@ -115,7 +121,9 @@ def test_a_row_that_has_ended_is_paid_for_no_more() -> None:
     """Of three segments the second row has two: its second compression is read by nobody."""
     reader, batch = method("parallel", 3, estimator="ponder", joint=True), documents(3)
     whole = head(reader, reader(batch).loss * batch.loss_mask.sum())
-    parts = [head(reader, reader(row).loss * row.loss_mask.sum()) for row in (batch.select_rows([0]), batch.select_rows([1]))]
+    parts = [
+        head(reader, reader(row).loss * row.loss_mask.sum()) for row in (batch.select_rows([0]), batch.select_rows([1]))
+    ]
     summed = tuple(a + b for a, b in zip(*parts, strict=True))
     assert distance(whole, summed) < tolerances.ORACLE
     want, _ = exact(reader, batch.select_rows([1]))

@@ -8,31 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.core.memory import SummaryMemory
-from laconic.methods.estimators import (
-    sample_column,
+from laconic.compression.halting.estimators import (
+    cost_to_go,
     exploration_mixture,
     length_penalty,
-    ponder_loss,
     mark_priced_if_read,
+    ponder_loss,
     reinforce_row_baseline,
     reinforce_two_samples,
+    sample_column,
     straight_through_slots,
-    cost_to_go,
 )
-from laconic.methods.halting import (
+from laconic.compression.halting.stop_distribution import (
     StopPosition,
-    mask_disallowed_stops,
     expected_length,
-    log_survival_gate,
-    length_log_probs,
-    log_survival,
-    length_probs,
     length_by_quantile,
     length_by_sampling,
-    length_support,
     length_by_threshold,
+    length_log_probs,
+    length_probs,
+    length_support,
+    log_survival,
+    log_survival_gate,
+    mask_disallowed_stops,
 )
+from laconic.compression.memory import SummaryMemory
 from tests import tolerances
 from tests.oracles.compare import distance
 
@@ -147,7 +147,9 @@ def test_two_draws_are_unbiased_and_ponder_is_exact(table: Tensor) -> None:
     nats = torch.stack([torch.zeros(2, B).double(), table[N - 1]], -1)
     E = torch.stack([expected_length(a.expand(B, K)), torch.zeros(B).double()], -1)
     G = cost_to_go(nats, (BETA * E * counted).expand(2, B, 2))
-    estimate = reinforce_two_samples(log_p, chance[:, None] * G, counted) + length_penalty(chance[:, None] * E, counted, BETA)
+    estimate = reinforce_two_samples(log_p, chance[:, None] * G, counted) + length_penalty(
+        chance[:, None] * E, counted, BETA
+    )
     assert distance(torch.autograd.grad(estimate, a)[0], want) < tolerances.ORACLE
     found = ponder_loss(a[None], table[None], tuple(range(1, K + 1)), BETA)[0]
     assert distance(torch.autograd.grad(found, a)[0], want) < tolerances.ORACLE

@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from laconic.core import state as values
-from laconic.core.contract import IGNORE_INDEX, DocumentBatch, LocatesNonFinite, Method, AfterUpdateHook
-from laconic.core.errors import UsageError
-from laconic.core.state import FastWeightState
-from laconic.methods import hope_shape, titans_shape
-from laconic.methods.changes import to_dense
-from laconic.methods.cms_reading import require_levels
-from laconic.methods.hope_config import HopeConfig
-from laconic.methods.hope_model import Hope
-from laconic.methods.learner import NestedLanguageModel, check_levels
-from laconic.methods.learning_settings import InnerLoopConfig, CMSConfig
-from laconic.methods.telemetry import DeadLevelMonitor
+from laconic.batches import IGNORE_INDEX, AfterUpdateHook, DocumentBatch, LocatesNonFinite, Method
+from laconic.config.nested import CMSConfig, InnerLoopConfig
+from laconic.errors import UsageError
+from laconic.nested import state as values
+from laconic.nested.cms.forward import require_levels
+from laconic.nested.cms.low_rank_updates import to_dense
+from laconic.nested.hope import hope_shape
+from laconic.nested.hope.config import HopeConfig
+from laconic.nested.hope.model import Hope
+from laconic.nested.language_model import NestedLanguageModel, check_levels
+from laconic.nested.metrics import DeadLevelMonitor
+from laconic.nested.state import FastWeightState
+from laconic.nested.titans import config as titans_config
 from tests.methods.learned import near
 from tests.methods.test_hope_model import MEMORY, attention, changes, hope, ids_of, titans
 
@@ -97,9 +98,16 @@ def test_the_control_learns_nothing_but_slow_weights() -> None:
     for inner in ("task", "associative"):
         learner, text = NestedLanguageModel(hope(inner), InnerLoopConfig(enabled=False)), ids_of(2, 9)
         step = learner(documents(text))
-        near([step.loss], [NestedLanguageModel(hope(inner, eta=0.0), InnerLoopConfig(enabled=False))(documents(text)).loss], within=1e-2)
+        near(
+            [step.loss],
+            [NestedLanguageModel(hope(inner, eta=0.0), InnerLoopConfig(enabled=False))(documents(text)).loss],
+            within=1e-2,
+        )
         assert not any(
-            to_dense(x).any() for layer in step.state.layers for level in require_levels(layer) for x in level.change.values()
+            to_dense(x).any()
+            for layer in step.state.layers
+            for level in require_levels(layer)
+            for x in level.change.values()
         )
         assert not any(x.any() for layer in step.state.layers for _, x in values.named_tensors(layer.memory))
         step.loss.backward()
@@ -163,7 +171,10 @@ def test_sizes_are_those_of_the_change() -> None:
 
 def test_gates_and_norms_begin_where_the_options_say() -> None:
     memory = hope_shape.Options(decay_half_life=7.0, memory_lr_init=0.25)
-    learner = NestedLanguageModel(Hope(HopeConfig.attention_free(97, 8, 2, chunk_sizes=(4,), num_heads=2, memory=memory)), InnerLoopConfig(enabled=False))
+    learner = NestedLanguageModel(
+        Hope(HopeConfig.attention_free(97, 8, 2, chunk_sizes=(4,), num_heads=2, memory=memory)),
+        InnerLoopConfig(enabled=False),
+    )
     parts = learner(documents(ids_of(2, 6))).parts
     for name, asked in (
         ("memory_half_life", 7.0), ("projections_half_life", 7.0), ("memory_step", 0.25), ("projections_step", 0.02),
@@ -176,7 +187,10 @@ def test_gates_and_norms_begin_where_the_options_say() -> None:
 
 def told_of(memory: Any) -> dict[str, float]:
     """Of one chunk, so that no write is let go before its end."""
-    return {name: float(x) for name, x in NestedLanguageModel(hope("associative", memory))(documents(ids_of(2, 3))).parts.items()}
+    return {
+        name: float(x)
+        for name, x in NestedLanguageModel(hope("associative", memory))(documents(ids_of(2, 3))).parts.items()
+    }
 
 
 @pytest.mark.parametrize("kind", ["linear", "affine", "mlp"])
@@ -203,7 +217,7 @@ def test_steps_that_would_overshoot_are_counted(half_life: float, share: float) 
 def test_the_guard_of_titans_is_counted() -> None:
     for depth in (1, 2):
         for guard, share in ((1e-3, 1.0), (1e3, 0.0)):
-            options = titans_shape.Options(memory_depth=depth, mlp_width=3, max_memory_norm=guard, global_chunk_size=6)
+            options = titans_config.Options(memory_depth=depth, mlp_width=3, max_memory_norm=guard, global_chunk_size=6)
             assert told_of(options)["memory_guarded"] == share
 
 
@@ -211,7 +225,9 @@ def test_the_rank_is_that_of_the_factors() -> None:
     """Chunks of 2 and 4 tokens in maps of 8 by 16: an outer product for every token learned, until it is folded."""
     step = NestedLanguageModel(hope("associative"))(documents(ids_of(1, 5)))
     level = require_levels(step.state.layers[0])[0]
-    widths = [x.right.shape[1] if isinstance(x, values.LowRankChange) else min(x.shape[1:]) for x in level.change.values()]
+    widths = [
+        x.right.shape[1] if isinstance(x, values.LowRankChange) else min(x.shape[1:]) for x in level.change.values()
+    ]
     assert step.parts["level0_rank"] == sum(widths) / len(widths)
     assert step.parts["level1_rank"] == 4
 
@@ -262,7 +278,9 @@ def test_what_is_not_finite_is_found() -> None:
 def test_levels_that_no_gradient_reaches_are_refused() -> None:
     levels = CMSConfig(chunk_sizes=(4, 16))
     check_levels(levels, 17, InnerLoopConfig())
-    with pytest.raises(UsageError, match=r"levels.chunks: level 1 has chunk 16, rows have 16 tokens between two updates"):
+    with pytest.raises(
+        UsageError, match=r"cms.chunk_sizes: level 1 has chunk 16, rows have 16 tokens between two updates"
+    ):
         check_levels(levels, 16, InnerLoopConfig())
     for learning in (InnerLoopConfig(allow_untrained_level=True), InnerLoopConfig(enabled=False)):
         check_levels(levels, 16, learning)

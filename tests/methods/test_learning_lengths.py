@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.contract import DocumentBatch
-from laconic.methods import windows
-from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.estimators import penalty_ramp
-from laconic.methods.halting import mask_disallowed_stops, length_probs, length_support
-from laconic.methods.stopping import StopRule
-from laconic.methods.summaries import SummaryParameters
+from laconic.batches import DocumentBatch
+from laconic.compression import training_window
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.halting.estimators import penalty_ramp
+from laconic.compression.halting.inference import StopRule
+from laconic.compression.halting.stop_distribution import length_probs, length_support, mask_disallowed_stops
+from laconic.compression.summary_tokens import SummaryParameters
 from tests import tolerances
 from tests.core.readings import all_same, same
 from tests.methods.documents import compressor, documents, gradients, some
@@ -26,13 +26,20 @@ AT_ONCE = {"penalty_start": 0.0, "penalty_ramp": 0.0}
 
 def exact(method: AutoCompressor, batch: DocumentBatch) -> Tensor:
     """The mean of J over the lengths of the one compression of a window of two, by reading each: a law's own loop."""
-    how, piece, lengths, empty = method.stop_head_config, batch.sequential_parts[0], method.config.possible_lengths, method.segment_model.empty_memory(batch.B)
+    how, piece, lengths, empty = (
+        method.stop_head_config,
+        batch.sequential_parts[0],
+        method.config.possible_lengths,
+        method.segment_model.empty_memory(batch.B),
+    )
     assert how is not None
     first, second = ((piece.input_ids[:, s], piece.attention_mask[:, s]) for s in piece.segment_slices)
     written = method.segment_model.compress_segment(empty, *first, lengths[-1])
-    a = mask_disallowed_stops(method.summaries.stop_logits(method.decoder, written.summary_states), lengths, how.stop_position)
+    a = mask_disallowed_stops(
+        method.summaries.stop_logits(method.decoder, written.summary_states), lengths, how.stop_position
+    )
     P, total = length_probs(a, how.stop_position), torch.zeros(batch.B).double()
-    targets = windows.build_window_targets(method.segment_model, piece)[:, piece.segment_slices[1]]
+    targets = training_window.build_window_targets(method.segment_model, piece)[:, piece.segment_slices[1]]
     for n in length_support(lengths, how.stop_position):
         kept = method.segment_model.select_vectors(written, first[1], torch.full((batch.B,), n))
         memory = method.segment_model.update_memory(empty, kept, first[1].sum(1))
@@ -70,7 +77,7 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
         laws.append(p)
         return torch.tensor([next(columns)])
 
-    monkeypatch.setattr(windows, "drawn", chosen)
+    monkeypatch.setattr(training_window, "drawn", chosen)
     sums: list[Tensor] | None = None
     for pair in product(range(2 + (index == "before")), repeat=2):
         columns = expanded(pair, batch)
@@ -95,7 +102,9 @@ def test_gates_teach_head_and_writer_at_once(estimator: str) -> None:
     for cut in ("flow", "cut"):
         how = {"estimator": estimator, "head_gradient": cut, "harden": 0.0, "penalise": "read"}
         method = compressor(halting=how, length="stop")
-        course = windows.WindowRun(method.segment_model, BATCH.sequential_parts[0], method.segment_model.empty_memory(2), "both", 1, "length").run()
+        course = training_window.WindowRun(
+            method.segment_model, BATCH.sequential_parts[0], method.segment_model.empty_memory(2), "both", 1, "length"
+        ).run()
         assert head(method, course.segment_losses[1].sum())[0].any()
         assert course.a[0] is not None
         tokens = method.summaries.tokens
@@ -148,7 +157,9 @@ def test_the_classifier_learns_the_cheapest_length() -> None:
     step = method(BATCH)
     found = gradients(method, step.loss)
     assert {name for name, g in found.items() if g.any()} == {"summaries.ratio.weight", "summaries.ratio.bias"}
-    course = windows.WindowRun(method.segment_model, BATCH, method.segment_model.empty_memory(2), "head", 1, "length").run()
+    course = training_window.WindowRun(
+        method.segment_model, BATCH, method.segment_model.empty_memory(2), "head", 1, "length"
+    ).run()
     trials = course.trial_losses[0]
     assert trials is not None
     piece = BATCH.sequential_parts[0]
@@ -156,14 +167,20 @@ def test_the_classifier_learns_the_cheapest_length() -> None:
     for n in (1, 2, 3):
         memory = method.compress(*first, rule=StopRule("fixed", num_vectors=n))
         targets = course.targets[:, piece.segment_slices[1]]
-        same(trials[:, n - 1], method.segment_model.segment_loss(method.segment_model.read_segment(memory, *second), targets).nll)
+        same(
+            trials[:, n - 1],
+            method.segment_model.segment_loss(method.segment_model.read_segment(memory, *second), targets).nll,
+        )
 
 
 def test_the_classifier_has_the_heads_rate() -> None:
     """The same at the start; the gradient of what it holds is as many times larger as that is smaller."""
     one, ten = (compressor(halting={"price": 0.4, "head_lr": rate}, length="ratio") for rate in (1.0, 10.0))
     for name in ("weight", "bias"):
-        drawn = [getattr(SummaryParameters(m.decoder, m.config, m.stop_head_config, eos_token_id=0).ratio, name) for m in (one, ten)]
+        drawn = [
+            getattr(SummaryParameters(m.decoder, m.config, m.stop_head_config, eos_token_id=0).ratio, name)
+            for m in (one, ten)
+        ]
         same(10 * drawn[1], drawn[0])
         getattr(ten.summaries.ratio, name).data = getattr(one.summaries.ratio, name).data / 10
     slow, fast = (gradients(method, method(BATCH).loss) for method in (one, ten))
@@ -175,7 +192,9 @@ def test_the_classifier_has_the_heads_rate() -> None:
 def test_draws_are_the_documents_own() -> None:
     """The same document draws the same lengths in any batch, others in another epoch."""
     method, batch = compressor(length="nested", cap=50), documents(((3, 3, 3),) * 4, windows=(3, 1))
-    lengths = lambda b: windows.WindowRun(method.segment_model, b, method.segment_model.empty_memory(b.B), "lengths", 1, "length").predetermined_lengths(0)  # noqa: E731
+    lengths = lambda b: training_window.WindowRun(
+        method.segment_model, b, method.segment_model.empty_memory(b.B), "lengths", 1, "length"
+    ).predetermined_lengths(0)  # noqa: E731
     drawn = lengths(batch)
     assert drawn is not None
     turned = lengths(batch.select_rows([2, 0]))
@@ -201,13 +220,16 @@ def test_the_published_formulas() -> None:
     hidden = method.read_text(batch.input_ids[:, :4])
     assert method.summaries.logits(method.decoder, hidden).shape[-1] == 99
     assert method.eval().summaries.logits(method.decoder, hidden).shape[-1] == 97
-    targets = windows.build_window_targets(method.segment_model, batch)
+    targets = training_window.build_window_targets(method.segment_model, batch)
     assert (targets >= 0).sum(1).tolist() == [6, 5]  # 4 tokens a segment: two that predict, the last two not
     a = [compressor(halting=how, **reading).eval() for _ in range(2)]
     memory = a[0].compress(batch.input_ids[:, :4])
     assert memory.num_vectors.max() <= 3
     sampled = StopRule("sample", uniforms=torch.zeros(2, 3).double())
-    assert a[1].compress(batch.input_ids[:, :4], rule=sampled).num_vectors.tolist() == [0, 0]  # split: what stops is not kept
+    assert a[1].compress(batch.input_ids[:, :4], rule=sampled).num_vectors.tolist() == [
+        0,
+        0,
+    ]  # split: what stops is not kept
 
 
 def test_the_price_begins_late() -> None:
@@ -244,7 +266,9 @@ def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
     how = {"estimator": "soft", "harden": 0.0, "gate": gate, "penalty": "ratio", "alpha": 1.0}
     method = compressor(halting=how, length="stop", memory=memory)
     piece = documents(((4, 4, 3), (3, 4, 4)), step=9).sequential_parts[0]
-    course = windows.WindowRun(method.segment_model, piece, method.segment_model.empty_memory(2), "both", 1, "length").run()
+    course = training_window.WindowRun(
+        method.segment_model, piece, method.segment_model.empty_memory(2), "both", 1, "length"
+    ).run()
     first, second, third = ((piece.input_ids[:, s], piece.attention_mask[:, s]) for s in piece.segment_slices)
     held = method.compress(*first, rule=StopRule("soft"))
     assert held.log_s is not None
@@ -255,8 +279,12 @@ def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
     same(found, method.read_text(*second, hard.get(gate, held)), tolerances.FLOAT32)
     assert torch.allclose(found, method.read_text(*second, hard["none"])) == (gate == "none")
     held = method.compress(*second, held, StopRule("soft"))
-    targets = windows.build_window_targets(method.segment_model, piece)[:, piece.segment_slices[2]]
-    same(course.segment_losses[2], method.segment_model.segment_loss(method.read_text(*third, held), targets).nll, tolerances.FLOAT32)
+    targets = training_window.build_window_targets(method.segment_model, piece)[:, piece.segment_slices[2]]
+    same(
+        course.segment_losses[2],
+        method.segment_model.segment_loss(method.read_text(*third, held), targets).nll,
+        tolerances.FLOAT32,
+    )
     assert held.num_vectors.tolist() == ([6, 6] if memory == "accumulate" else [3, 3])
 
 
@@ -269,7 +297,14 @@ def test_lengths_are_reckoned_in_float32(estimator: str) -> None:
         if narrow:
             method.decoder.to(torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16, not narrow):
-            course = windows.WindowRun(method.segment_model, BATCH.sequential_parts[0], method.segment_model.empty_memory(2), "both", 1, "length").run()
+            course = training_window.WindowRun(
+                method.segment_model,
+                BATCH.sequential_parts[0],
+                method.segment_model.empty_memory(2),
+                "both",
+                1,
+                "length",
+            ).run()
             loss = method(BATCH).loss
         assert course.a[0] is not None
         assert course.a[0].dtype == torch.float32

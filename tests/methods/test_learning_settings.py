@@ -8,38 +8,46 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from laconic.core.errors import UsageError
-from laconic.methods import cms_shape, hope_shape, titans_shape
-from laconic.methods.learning_settings import (
+from laconic.config.nested import (
+    CMSConfig,
     CMSOptions,
     InnerLoopConfig,
-    CMSConfig,
     MixerConfig,
     SelfModifyingOptions,
     TitansOptions,
 )
-from laconic.methods.starts import half_life_bias
+from laconic.errors import UsageError
+from laconic.nested.cms import config as cms_config
+from laconic.nested.hope import hope_shape
+from laconic.nested.init import half_life_bias
+from laconic.nested.titans import config as titans_config
 
 
 def test_layers_take_what_recipes_say() -> None:
     assert hope_shape.Options is SelfModifyingOptions
-    assert titans_shape.Options is TitansOptions
-    assert cms_shape.Options is CMSOptions
+    assert titans_config.Options is TitansOptions
+    assert cms_config.Options is CMSOptions
     assert MixerConfig().options == SelfModifyingOptions()
     assert MixerConfig(kind="titans").options == TitansOptions()
     assert MixerConfig(kind="attention").options is None
-    assert CMSConfig(chunk_sizes=(4, 8), inner_lr=0.5, inner_objective="associative").options == CMSOptions(inner_lr=0.5, inner_objective="associative")
+    assert CMSConfig(chunk_sizes=(4, 8), inner_lr=0.5, inner_objective="associative").options == CMSOptions(
+        inner_lr=0.5, inner_objective="associative"
+    )
 
 
 def test_no_torch_is_imported() -> None:
-    asked = "import sys, laconic.methods.learning_settings; sys.exit('torch' in sys.modules)"
+    asked = "import sys, laconic.config.nested; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
     "table",
     [
-        MixerConfig(num_heads=2, self_modifying=SelfModifyingOptions(max_projection_norm=0.0, momentum=True, adaptive_projections=("k",)), titans=TitansOptions(max_memory_norm=0.0)),
+        MixerConfig(
+            num_heads=2,
+            self_modifying=SelfModifyingOptions(max_projection_norm=0.0, momentum=True, adaptive_projections=("k",)),
+            titans=TitansOptions(max_memory_norm=0.0),
+        ),
         CMSConfig(chunk_sizes=(2, 4), max_update_ratio=0.0, max_error_norm=0.0, inner_lr=0.0, donor_map=(0, 1)),
         InnerLoopConfig(outer_gradient="truncated", truncate_after=2),
     ],
@@ -61,9 +69,18 @@ def test_every_option_is_described() -> None:
             lambda: MixerConfig(self_modifying=SelfModifyingOptions(decay_half_life=1e9)),
             r"keep_half_life 1e\+09 lets nothing go in float32, and the cap then lets nothing be written; take cap=0",
         ),
-        (lambda: MixerConfig(self_modifying=SelfModifyingOptions(memory_chunk_size=48)), "self: chunks 48 and 64; one divides the other"),
-        (lambda: MixerConfig(kind="titans", chunk_size=0), "titans: chunk 0 was asked for; a chunk has at least 1 token"),
-        (lambda: CMSConfig(chunk_sizes=(4, 6)), "chunk 4 does not divide 6, the next; chunks ascend, each divides the next"),
+        (
+            lambda: MixerConfig(self_modifying=SelfModifyingOptions(memory_chunk_size=48)),
+            "self: chunks 48 and 64; one divides the other",
+        ),
+        (
+            lambda: MixerConfig(kind="titans", chunk_size=0),
+            "titans: chunk 0 was asked for; a chunk has at least 1 token",
+        ),
+        (
+            lambda: CMSConfig(chunk_sizes=(4, 6)),
+            "chunk 4 does not divide 6, the next; chunks ascend, each divides the next",
+        ),
         (lambda: CMSConfig(chunk_sizes=()), r"chunks \[\]; give one a level, each of at least 1 token"),
         (lambda: InnerLoopConfig(outer_gradient="truncated"), "horizon None: gradient truncated has one, others none"),
         (lambda: InnerLoopConfig(truncate_after=3), "horizon 3: gradient truncated has one, others none"),

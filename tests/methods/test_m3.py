@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import laconic
-from laconic.core.decoder import Decoder
-from laconic.core.errors import UsageError
-from laconic.core.families import DecoderConfig
-from laconic.methods import dgd
-from laconic.methods.m3 import newton_schulz
-from laconic.methods.m3_optimizer import M3
+from laconic.errors import UsageError
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.nested.optim import dgd_equations
+from laconic.nested.optim.m3 import M3
+from laconic.nested.optim.m3_equations import newton_schulz
 from tests.core.readings import noise
 from tests.tolerances import FLOAT32, ORACLE, RECOMPUTE, largest
 from tests.training.several import well
@@ -190,7 +190,9 @@ def test_settings_that_cannot_be_meant(settings: dict[str, Any], message: str) -
 
 
 def test_what_is_no_matrix_is_said() -> None:
-    with pytest.raises(UsageError, match=r"newton_schulz: a matrix \[o, i\] is asked, this has shape \[5\]; vectors go by"):
+    with pytest.raises(
+        UsageError, match=r"newton_schulz: a matrix \[o, i\] is asked, this has shape \[5\]; vectors go by"
+    ):
         newton_schulz(torch.ones(5))
     with pytest.raises(UsageError, match=r"M3: a parameter \[6\] is no matrix; give its group rule='adamw'"):
         M3([{"params": [model()[0].bias], "rule": "m3"}])
@@ -235,7 +237,7 @@ def shards() -> dict[str, list[float]]:
     net = model()
     fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     with pytest.raises(UsageError, match=r"record: 0\.weight lies in shards, its inputs on several ranks"):
-        dgd.record_inputs(net)
+        dgd_equations.record_inputs(net)
     optimizer = M3(net.parameters(), lr=0.02, slow_every=2)
     steps(net, optimizer, 5)
     held = optimizer.state_dict()["state"][0]

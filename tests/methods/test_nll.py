@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.methods.cot import masked_cross_entropy, count_scored
+from laconic.latent.cot import count_scored, masked_cross_entropy
 
 V, D = 7, 5
 
@@ -21,7 +21,10 @@ def test_parts_of_a_batch_add_up_to_it(reduction: str, total: float) -> None:
     head, hidden, targets = batch()
     assert count_scored(targets, reduction) == total
     whole = masked_cross_entropy(lambda h: h @ head.mT, hidden, targets, reduction)
-    parts = [masked_cross_entropy(lambda h: h @ head.mT, hidden[i : i + 1], targets[i : i + 1], reduction, total) for i in range(3)]
+    parts = [
+        masked_cross_entropy(lambda h: h @ head.mT, hidden[i : i + 1], targets[i : i + 1], reduction, total)
+        for i in range(3)
+    ]
     for name in ("loss", "right"):
         torch.testing.assert_close(sum(getattr(part, name) for part in parts), getattr(whole, name))
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from laconic.core.decoder import Decoder
-from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.settings import CompressionConfig
-from laconic.methods.summaries import SummaryParameters
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.summary_tokens import SummaryParameters
+from laconic.config.methods import CompressionConfig
+from laconic.models.decoder import Decoder
 from tests import tolerances
 from tests.conftest import needs
 from tests.core.readings import fresh, same

@@ -7,17 +7,23 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.core.answering import AnswerDecoding
-from laconic.core.contract import ReasoningBatch
-from laconic.core.decoder import Decoder
-from laconic.core.thoughts import LatentThoughts
-from laconic.methods.coconut import Coconut
-from laconic.methods.codi import Codi
-from laconic.methods.cot import Cot, NoCot
-from laconic.methods.icot import Icot
-from laconic.methods.kava import Kava
-from laconic.methods.pccot import Pccot
-from laconic.methods.settings import DistillationConfig, KVSelectionConfig, KVDistillationConfig, ICoTConfig, CoconutConfig
+from laconic.batches import ReasoningBatch
+from laconic.config.methods import (
+    CoconutConfig,
+    DistillationConfig,
+    ICoTConfig,
+    KVDistillationConfig,
+    KVSelectionConfig,
+)
+from laconic.latent.answering import AnswerDecoding
+from laconic.latent.coconut import Coconut
+from laconic.latent.codi import Codi
+from laconic.latent.cot import Cot, NoCot
+from laconic.latent.icot import Icot
+from laconic.latent.kava import Kava
+from laconic.latent.pccot import Pccot
+from laconic.latent.thoughts import LatentThoughts
+from laconic.models.decoder import Decoder
 from tests.core.readings import fresh
 from tests.methods.batches import reasoning
 
@@ -27,18 +33,26 @@ BATCH = reasoning(((5, 6, 4),))
 
 def thoughts(decoder: Decoder, rounds: int | None, project: str = "pccot") -> LatentThoughts:
     mode = "sequential" if rounds is None else "jacobi"
-    return LatentThoughts(decoder, num_latents=M, num_iterations=rounds, schedule=mode, projection=project, control_init="normal")  # type: ignore[arg-type]
+    return LatentThoughts(
+        decoder, num_latents=M, num_iterations=rounds, schedule=mode, projection=project, control_init="normal"
+    )  # type: ignore[arg-type]
 
 
 METHODS: dict[str, tuple[Callable[[Decoder], nn.Module], int]] = {  # and the decoder calls of a training step
     "nocot": (NoCot, 1),
     "cot": (Cot, 1),
     "icot": (lambda d: Icot(d, ICoTConfig(), steps_per_epoch=8), 1),
-    "coconut": (lambda d: Coconut(d, thoughts(d, None, "none"), CoconutConfig(max_stage=2), steps_per_epoch=8), 1 + 0 + 1),
+    "coconut": (
+        lambda d: Coconut(d, thoughts(d, None, "none"), CoconutConfig(max_stage=2), steps_per_epoch=8),
+        1 + 0 + 1,
+    ),
     "codi": (lambda d: Codi(d, thoughts(d, None), DistillationConfig()), 1 + 1 + M + 1 + 1),
     "pccot": (lambda d: Pccot(d, thoughts(d, T), DistillationConfig()), 1 + 1 + T + 1 + 1),
     "pause": (lambda d: Pccot(d, thoughts(d, 0), DistillationConfig()), 1 + 1 + 0 + 1 + 1),
-    "kava": (lambda d: Kava(d, thoughts(d, T), DistillationConfig(), KVSelectionConfig(), KVDistillationConfig()), T + 4),
+    "kava": (
+        lambda d: Kava(d, thoughts(d, T), DistillationConfig(), KVSelectionConfig(), KVDistillationConfig()),
+        T + 4,
+    ),
 }
 
 

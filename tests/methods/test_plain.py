@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.plain_kava import plain_kava
-from laconic.methods.kava import Kava
+from laconic.latent.kava import Kava
 from tests.core.readings import SOME, all_same, same
 from tests.methods.batches import gradients, kava, reasoning
 

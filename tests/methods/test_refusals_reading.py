@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.artifact import save_artifact
-from laconic.core.errors import CorruptArtifactError, UsageError
-from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.settings import StopHeadConfig, CompressionConfig
-from laconic.methods.stopping import StopRule
-from laconic.methods.summaries import SummaryParameters
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.halting.inference import StopRule
+from laconic.compression.summary_tokens import SummaryParameters
+from laconic.config.methods import CompressionConfig, StopHeadConfig
+from laconic.errors import CorruptArtifactError, UsageError
+from laconic.storage.atomic import save_artifact
 from tests.core.readings import fresh
 from tests.methods.documents import compressor, documents
 
@@ -39,10 +39,26 @@ def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("table", "given", "message"),
     [
-        (CompressionConfig, {"generator": "pool", "length": "stop"}, 'with generator "pool": a prefix of its spans is a prefix'),
-        (CompressionConfig, {"generator": "select", "length": "nested"}, '" with generator "select": it has fixed and ratio'),
-        (CompressionConfig, {"budget": 9}, 'budget 9 with memory "accumulate": budgeted and fifo need one, others none'),
-        (CompressionConfig, {"recurrent": False, "memory": "replace"}, 'memory "replace": the older memory would be lost unread'),
+        (
+            CompressionConfig,
+            {"generator": "pool", "length": "stop"},
+            'with generator "pool": a prefix of its spans is a prefix',
+        ),
+        (
+            CompressionConfig,
+            {"generator": "select", "length": "nested"},
+            '" with generator "select": it has fixed and ratio',
+        ),
+        (
+            CompressionConfig,
+            {"budget": 9},
+            'budget 9 with memory "accumulate": budgeted and fifo need one, others none',
+        ),
+        (
+            CompressionConfig,
+            {"recurrent": False, "memory": "replace"},
+            'memory "replace": the older memory would be lost unread',
+        ),
         (CompressionConfig, {"trigger": "replace"}, 'trigger "replace" with generator "parallel": it is self\'s'),
         (CompressionConfig, {"cap": 4, "allowed": (2, 8)}, r"allowed \[2, 8\]: ascending lengths from 1 to cap 4"),
         (
@@ -51,7 +67,11 @@ def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) ->
             'kappa 3 with length "nested": it is the fixed length; leave it out',
         ),
         (CompressionConfig, {"kappa": 60}, "kappa 60: none of the lengths"),
-        (StopHeadConfig, {"stop_head": "vocabulary"}, 'control "vectors": it is a row of the vocabulary; control = "rows"'),
+        (
+            StopHeadConfig,
+            {"stop_head": "vocabulary"},
+            'control "vectors": it is a row of the vocabulary; control = "rows"',
+        ),
         (
             StopHeadConfig,
             {"control_in_softmax": True},
@@ -71,7 +91,10 @@ def test_summary_tokens_start_as_a_row_that_there_is() -> None:
     decoder = fresh("llama")
     with pytest.raises(UsageError, match='summary_init "eos": the model names no such id; take "normal"'):
         SummaryParameters(decoder, CompressionConfig(), eos_token_id=None)
-    drawn, copied = (SummaryParameters(decoder, CompressionConfig(summary_init=how), eos_token_id=2).tokens for how in ("normal", "eos"))
+    drawn, copied = (
+        SummaryParameters(decoder, CompressionConfig(summary_init=how), eos_token_id=2).tokens
+        for how in ("normal", "eos")
+    )
     assert drawn is not None
     assert copied is not None
     assert drawn.abs().max() < 0.2
@@ -160,7 +183,11 @@ def test_a_length_that_is_not_allowed() -> None:
 
 
 def test_summaries_are_saved_and_belong_to_their_settings(tmp_path: Path) -> None:
-    decoder, reading, how = fresh("llama"), CompressionConfig(max_vectors=3, length_policy="stop", summary="self"), StopHeadConfig()
+    decoder, reading, how = (
+        fresh("llama"),
+        CompressionConfig(max_vectors=3, length_policy="stop", summary="self"),
+        StopHeadConfig(),
+    )
     saved, path = SummaryParameters(decoder, reading, how, eos_token_id=2, seed=1), tmp_path / "summaries.safetensors"
     saved.save(path, {"base": "b"})
     other = SummaryParameters(decoder, reading, how, eos_token_id=2, seed=2).load(path, {"base": "b"})
@@ -168,7 +195,9 @@ def test_summaries_are_saved_and_belong_to_their_settings(tmp_path: Path) -> Non
     assert AutoCompressor(decoder, other, reading, how, total_steps=1).compress(TEXT).num_segments == 1
     scalars = {name: x.reshape(()) if x.numel() == 1 else x for name, x in saved.state_dict().items()}
     save_artifact(path, scalars, "summaries", {"base": "b", "settings": saved.settings})  # as files once had them
-    assert torch.equal(SummaryParameters(decoder, reading, how, eos_token_id=2, seed=2).load(path, {"base": "b"}).b, saved.b)
+    assert torch.equal(
+        SummaryParameters(decoder, reading, how, eos_token_id=2, seed=2).load(path, {"base": "b"}).b, saved.b
+    )
     other_way = CompressionConfig(max_vectors=2, length_policy="stop", summary="self", summary_map="none")
     with pytest.raises(CorruptArtifactError) as told:
         SummaryParameters(decoder, other_way, how, eos_token_id=2).load(path, {"base": "b"})
@@ -176,7 +205,11 @@ def test_summaries_are_saved_and_belong_to_their_settings(tmp_path: Path) -> Non
         f"{path} has settings.reading.cap 3, asked was 2; settings.reading.adapter null, asked was none; "
         "take what it was made with"
     )
-    with pytest.raises(CorruptArtifactError, match=r"; settings\.halting a table, asked was null; take what it was made with"):
-        SummaryParameters(decoder, CompressionConfig(max_vectors=3, summary="self"), None, eos_token_id=2).load(path, {"base": "b"})
+    with pytest.raises(
+        CorruptArtifactError, match=r"; settings\.halting a table, asked was null; take what it was made with"
+    ):
+        SummaryParameters(decoder, CompressionConfig(max_vectors=3, summary="self"), None, eos_token_id=2).load(
+            path, {"base": "b"}
+        )
     with pytest.raises(CorruptArtifactError, match="has base b, asked was c; take what it was made with"):
         other.load(path, {"base": "c"})

@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from laconic.core.cache import KVCache
-from laconic.core.contract import ReasoningBatch
-from laconic.core.decoder import Decoder, DecoderOutput
-from laconic.methods import codi, rkv
-from laconic.methods.rkv import answer_logits, select_answer_rows, select_tokens, importance, select_top_m, redundancy, score
-from laconic.methods.settings import KVSelectionConfig
+from laconic.batches import ReasoningBatch
+from laconic.config.methods import KVSelectionConfig
+from laconic.latent import codi, rkv
+from laconic.latent.rkv import (
+    answer_logits,
+    importance,
+    redundancy,
+    score,
+    select_answer_rows,
+    select_tokens,
+    select_top_m,
+)
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder, DecoderOutput
 from tests.core.readings import SOME, decoder_of, noise, same
 from tests.methods.batches import reasoning
 
@@ -240,7 +248,11 @@ def test_what_is_not_asked_for_is_not_computed(
         whole = getattr(rkv, name)
         monkeypatch.setattr(rkv, name, lambda *a, n=name, f=whole: (called.add(n), f(*a))[1])
     select_tokens(decoder, batch, teacher, 0, KVSelectionConfig(**settings), 3, 0)
-    assert ("importance_in" in called, "redundancy" in called) == asked == rkv.get_needed_scores(KVSelectionConfig(**settings))
+    assert (
+        ("importance_in" in called, "redundancy" in called)
+        == asked
+        == rkv.get_needed_scores(KVSelectionConfig(**settings))
+    )
 
 
 def test_what_is_kept_has_no_gradient() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from laconic.methods.settings import LatentConfig
+from laconic.config.methods import LatentConfig
 
 
 def test_rounds_and_mode_go_together() -> None:

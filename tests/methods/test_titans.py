@@ -8,16 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core import state as values
-from laconic.core.errors import UsageError
-from laconic.core.state import MLPMemoryState, LayerState
-from laconic.methods import chunked, hope_layer, titans, titans_layer
-from laconic.methods.chunked import check_inputs
-from laconic.methods.delta import Gates
-from laconic.methods.hope_layer import SelfTitans
-from laconic.methods.packing import pack_left
-from laconic.methods.titans_layer import Titans, memory_start, gate_and_project, compute_gates, initial_state
-from laconic.methods.titans_shape import Options
+from laconic.errors import UsageError
+from laconic.nested import state as values
+from laconic.nested.hope import layer as hope_layer
+from laconic.nested.hope.layer import SelfTitans
+from laconic.nested.recurrence import chunked_scan
+from laconic.nested.recurrence.chunked_scan import check_inputs
+from laconic.nested.recurrence.gated_delta_rule import Gates
+from laconic.nested.recurrence.packing import pack_left
+from laconic.nested.state import LayerState, MLPMemoryState
+from laconic.nested.titans import equations as titans_equations
+from laconic.nested.titans import layer as titans_layer
+from laconic.nested.titans.config import Options
+from laconic.nested.titans.layer import Titans, compute_gates, gate_and_project, initial_state, memory_start
 from tests.core.readings import noise
 from tests.methods.learned import near, same_state, slopes, stirred
 
@@ -34,9 +37,9 @@ def token_by_token(memory: Titans, x: Tensor) -> Tensor:
     """The layer by the definition of its memory."""
     params, o = memory.params, memory.shape.options
     w, begin = params.weights, initial_state(memory.params, len(x))
-    found = titans.project_qkv(x, w, begin.conv_tails, H, None)
+    found = titans_equations.project_qkv(x, w, begin.conv_tails, H, None)
     gates, _ = compute_gates(params, begin, pack_left(x, None), dict(begin.conv_tails))
-    y = titans.recurrent_titans(
+    y = titans_equations.recurrent_titans(
         memory_start(w, "memory"), found.k, found.v, found.q, Gates(*gates), memory.shape.chunk_size,
         factor=o.loss_factor, read=o.read_at, max_norm=o.max_memory_norm or None,
     )  # fmt: skip
@@ -197,7 +200,7 @@ def test_long_texts_are_read_by_stretches(module: ModuleType, memory: Any, monke
     memory, x = stirred(memory), noise(21, 2, 9, D)
     live = torch.arange(9) < torch.tensor([[9], [3]])
     whole, after = memory(x, live=live)
-    for place in (chunked, module):
+    for place in (chunked_scan, module):
         monkeypatch.setattr(place, "STRETCH", 4)
     read: list[int] = []
     monkeypatch.setattr(module, "packed", lambda x, live: read.append(x.shape[1]) or pack_left(x, live))
@@ -230,7 +233,7 @@ def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it() -> N
     x = noise(19, 8, T, 64)
     x[:, -1] = x[:, 2]
     params = memory.double().params
-    found = titans.project_qkv(x, params.weights, initial_state(params, 8).conv_tails, 2, None)
+    found = titans_equations.project_qkv(x, params.weights, initial_state(params, 8).conv_tails, 2, None)
     near_by = (found.k @ found.q[:, :, -1:].mT)[:, :, : T - window, 0].argmax(-1)
     assert ((near_by >= 2) & (near_by < 2 + window)).all()
 
@@ -239,12 +242,18 @@ def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it() -> N
 def test_two_layers_do_not_run_away_as_training_begins(chunk: int) -> None:
     """With no guard and the print's factor; a first step of 0.5, which a matrix bears, ends in infinities."""
     x = noise(20, 1, 256, 32, dtype=torch.float32)
-    for options, stays in (Options(max_memory_norm=0.0, loss_factor=2), True), (Options(max_memory_norm=0.0, loss_factor=2, lr_init=0.5), False):
+    for options, stays in (
+        (Options(max_memory_norm=0.0, loss_factor=2), True),
+        (Options(max_memory_norm=0.0, loss_factor=2, lr_init=0.5), False),
+    ):
         memory = Titans(32, 2, chunk, options)
         with torch.no_grad():
             found = memory(x)[1].memory["memory"]
         assert isinstance(found, MLPMemoryState)
-        moved = [(found.W1.change, memory.get_parameter("memory.W1")), (found.W2.change, memory.get_parameter("memory.W2"))]
+        moved = [
+            (found.W1.change, memory.get_parameter("memory.W1")),
+            (found.W2.change, memory.get_parameter("memory.W2")),
+        ]
         assert all(bool(change.norm() < start.norm()) is stays for change, start in moved)
 
 
@@ -299,5 +308,7 @@ def test_calls_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=says):
             memory(x, **more)
-    with pytest.raises(UsageError, match=r"titans: live is \[2, 2\], the vectors are \[2, 3, 6\]; give one of \[B, T\]"):
+    with pytest.raises(
+        UsageError, match=r"titans: live is \[2, 2\], the vectors are \[2, 3, 6\]; give one of \[B, T\]"
+    ):
         check_inputs("titans", D, state, noise(0, 2, 3, D), torch.ones(2, 2).bool(), "full", None)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core import state as values
-from laconic.core.state import LayerState
-from laconic.methods.titans_attention import mac, mag, mal
-from laconic.methods.titans_layer import Titans, initial_state
-from laconic.methods.titans_shape import Options
+from laconic.nested import state as values
+from laconic.nested.state import LayerState
+from laconic.nested.titans.attention_variants import mac, mag, mal
+from laconic.nested.titans.config import Options
+from laconic.nested.titans.layer import Titans, initial_state
 from tests.core.readings import noise
 from tests.methods.learned import near, stirred
 from tests.oracles.compare import agree

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import UsageError
-from laconic.methods.ablations import build_ablations, freeze_levels
-from laconic.methods.changes import to_dense
-from laconic.methods.cms_reading import require_levels
-from laconic.methods.learner import NestedLanguageModel
-from laconic.methods.telemetry import group_gates
-from laconic.methods.worth import measure_level_contribution
+from laconic.errors import UsageError
+from laconic.nested.ablations import build_ablations, freeze_levels
+from laconic.nested.cms.forward import require_levels
+from laconic.nested.cms.low_rank_updates import to_dense
+from laconic.nested.language_model import NestedLanguageModel
+from laconic.nested.metrics import group_gates
+from laconic.nested.worth import measure_level_contribution
 from tests.methods.test_hope_model import MEMORY, attention, hope, ids_of, read, titans
 from tests.methods.test_learner import documents
 

@@ -9,20 +9,20 @@ family = "llama"
 tokenizer = "bytes"
 hidden_size = 8
 num_hidden_layers = 1
-[memory]
-heads = 1
-head = 8
-[levels]
-chunks = [4, 8]
-inner = "associative"
+[mixer]
+num_heads = 1
+head_dim = 8
+[cms]
+chunk_sizes = [4, 8]
+inner_objective = "associative"
 [data]
-kind = "text"
+source = "text"
 path = "books.jsonl"
-text = { tokens = 16, segment = 8 }
+text = { row_tokens = 16, segment_tokens = 8 }
 [train]
-what = "full"
+trainable = "full"
 steps = 1
-batch = 2
+batch_size = 2
 """
 
 

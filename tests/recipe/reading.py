@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from laconic.core.decoder import Decoder
-from laconic.core.families import DecoderConfig
-from laconic.data.tokens import build_byte_tokenizer
-from laconic.methods.autocompressor import AutoCompressor
-from laconic.methods.settings import StopHeadConfig, CompressionConfig
-from laconic.methods.summaries import SummaryParameters
-from laconic.recipe.reader import TextCompressor
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.compression.summary_tokens import SummaryParameters
+from laconic.config.methods import CompressionConfig, StopHeadConfig
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.experiment.compressor import TextCompressor
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
 
 BOS = 7  # of these models; a tokenizer of bytes has none
 

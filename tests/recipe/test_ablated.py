@@ -11,34 +11,34 @@ from tests.recipe.books import lay
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 LARGER = (
-    "model.num_hidden_layers=2", "memory.heads=2", "memory.head=4", "data.text.tokens=32", "data.text.segment=16",
+    "model.num_hidden_layers=2", "mixer.num_heads=2", "mixer.head_dim=4", "data.text.row_tokens=32", "data.text.segment_tokens=16",
     "train.steps=2",
 )  # fmt: skip
-TITANS = "memory.mixer=titans"
+TITANS = "mixer.kind=titans"
 KEYS = [
-    ["levels.eta=0.0"],  # without CMS
-    ["levels.chunks=[8]"],
-    ["levels.chunks=[4, 8, 16]"],
-    ["levels.chunks=[16]"],  # lowest chunk
-    ["levels.inner=task"],
-    ["levels.structure=nested"],
-    ["levels.structure=independent"],
-    ["memory.self.erase=false"],  # without DGD
-    ["memory.self.momentum=true", "memory.self.cap=0"],
-    ["memory.self.keep_half_life=1e9", "memory.self.cap=0"],  # without decay
-    ["memory.self.decay_to=zero"],
-    ["memory.self.inner=[]"],
-    *[[f"memory.self.inner={list(rest)}".replace("'", '"')] for rest in (
+    ["cms.inner_lr=0.0"],  # without CMS
+    ["cms.chunk_sizes=[8]"],
+    ["cms.chunk_sizes=[4, 8, 16]"],
+    ["cms.chunk_sizes=[16]"],  # lowest chunk
+    ["cms.inner_objective=task"],
+    ["cms.structure=nested"],
+    ["cms.structure=independent"],
+    ["mixer.self_modifying.delta_rule=false"],  # without DGD
+    ["mixer.self_modifying.momentum=true", "mixer.self_modifying.max_projection_norm=0"],
+    ["mixer.self_modifying.decay_half_life=1e9", "mixer.self_modifying.max_projection_norm=0"],  # without decay
+    ["mixer.self_modifying.decay_target=zero"],
+    ["mixer.self_modifying.adaptive_projections=[]"],
+    *[[f"mixer.self_modifying.adaptive_projections={list(rest)}".replace("'", '"')] for rest in (
         ("v", "step", "keep"), ("k", "step", "keep"), ("k", "v"))],
-    ["memory.self.inner_query=true"],
-    ["memory.self.memory=mlp"],
-    ["memory.self.objective=l2", "memory.self.groups=1", "memory.self.read=boundary"],
-    ["memory.mixer=attention"],
-    [TITANS, "memory.titans.momentum=false"],
-    [TITANS, "memory.titans.depth=1"],
-    [TITANS, "memory.titans.conv=1"],
-    [TITANS, "memory.titans.persistent=2"],
-    ["learning.learn=false"],
+    ["mixer.self_modifying.adaptive_query=true"],
+    ["mixer.self_modifying.memory_kind=mlp"],
+    ["mixer.self_modifying.objective=l2", "mixer.self_modifying.gate_groups=1", "mixer.self_modifying.read_at=boundary"],
+    ["mixer.kind=attention"],
+    [TITANS, "mixer.titans.momentum=false"],
+    [TITANS, "mixer.titans.memory_depth=1"],
+    [TITANS, "mixer.titans.conv_kernel_size=1"],
+    [TITANS, "mixer.titans.num_persistent_tokens=2"],
+    ["inner_loop.enabled=false"],
 ]  # fmt: skip
 
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from laconic.core.artifact import InputError, BusyError, NonFiniteError, UnsafeFileError, save_tensors
-from laconic.core.decoder import Decoder
-from laconic.recipe import adapters
+from laconic.experiment import lora
+from laconic.models.decoder import Decoder
+from laconic.storage.atomic import BusyError, InputError, NonFiniteError, UnsafeFileError, save_tensors
 from tests.conftest import needs
 from tests.core.readings import FAMILIES, fresh
 from tests.tolerances import FLOAT32, error
@@ -83,20 +83,20 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_trained_here_read_there_and_merged(folder: Path, kind: str) -> None:
     base = ours(Decoder.from_pretrained(folder))
-    model = adapters.add_adapter(Decoder.from_pretrained(folder), settings(kind))
+    model = lora.add_adapter(Decoder.from_pretrained(folder), settings(kind))
     assert error(ours(model), base) == 0 or kind == "DoRA"
     logits = trained(model, ours)
     assert error(logits, base) > 1e-2
-    adapters.save_adapter(model, folder.parent / "adapter")
+    lora.save_adapter(model, folder.parent / "adapter")
     said = json.loads((folder.parent / "adapter" / "adapter_config.json").read_text())
     assert (said["task_type"], said["base_model_name_or_path"]) == ("CAUSAL_LM", str(folder))
     there = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), folder.parent / "adapter").eval()
     assert error(theirs(there), logits) <= FLOAT32
-    again = adapters.load_adapter(Decoder.from_pretrained(folder), folder.parent / "adapter")
+    again = lora.load_adapter(Decoder.from_pretrained(folder), folder.parent / "adapter")
     assert error(ours(again), logits) == 0
     assert not any(p.requires_grad for p in again.parameters())
 
-    plain = adapters.merge_adapter(model)
+    plain = lora.merge_adapter(model)
     assert error(ours(plain), logits) <= FLOAT32
     kept = {name: (type(module), p.shape) for name, module in plain.named_modules() for p in module.parameters(False)}
     asked = Decoder.from_pretrained(folder)
@@ -117,32 +117,32 @@ def test_trained_there_read_here(folder: Path, kind: str) -> None:
     model = get_peft_model(reference, asked)
     logits = trained(model, theirs)
     model.save_pretrained(folder.parent / "adapter")
-    here = adapters.load_adapter(Decoder.from_pretrained(folder), folder.parent / "adapter")
+    here = lora.load_adapter(Decoder.from_pretrained(folder), folder.parent / "adapter")
     assert error(ours(here), logits) <= FLOAT32
-    assert error(ours(adapters.merge_adapter(here)), logits) <= FLOAT32
+    assert error(ours(lora.merge_adapter(here)), logits) <= FLOAT32
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_linear_is_the_maps_of_the_blocks(name: str) -> None:
     decoder = fresh(name)
     maps = {key for key, module in decoder.named_modules() if isinstance(module, nn.Linear)}
-    model = adapters.add_adapter(decoder, settings("LoRA"))
+    model = lora.add_adapter(decoder, settings("LoRA"))
     wrapped = {key.removesuffix(".base_layer") for key, _ in decoder.named_modules() if key.endswith(".base_layer")}
     assert wrapped == maps - {"lm_head"}
     assert {p.requires_grad for key, p in model.named_parameters() if "lora_" not in key} == {False}
 
 
 def test_an_adapter_stays_float32_on_a_bfloat16_base_and_may_be_trained_on(tmp_path: Path) -> None:
-    model = adapters.add_adapter(fresh("llama").bfloat16(), settings("LoRA"))
+    model = lora.add_adapter(fresh("llama").bfloat16(), settings("LoRA"))
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
-    adapters.save_adapter(model, tmp_path / "adapter")
-    again = adapters.load_adapter(fresh("llama"), tmp_path / "adapter", trainable=True)
+    lora.save_adapter(model, tmp_path / "adapter")
+    again = lora.load_adapter(fresh("llama"), tmp_path / "adapter", trainable=True)
     assert {key.split(".")[-3] for key, p in again.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
 
 
 def test_disabled_it_is_the_base() -> None:
     base = ours(fresh("gpt2"))
-    model = adapters.add_adapter(fresh("gpt2"), settings("token rows"))
+    model = lora.add_adapter(fresh("gpt2"), settings("token rows"))
     trained(model, ours)
     assert error(ours(model), base) > 1e-2
     with model.disable_adapter():
@@ -150,7 +150,7 @@ def test_disabled_it_is_the_base() -> None:
 
 
 def saved(folder: Path, decoder: Decoder, targets: Any = "all-linear", kind: str = "LoRA") -> Path:
-    adapters.save_adapter(adapters.add_adapter(decoder, settings(kind, targets)), folder)
+    lora.save_adapter(lora.add_adapter(decoder, settings(kind, targets)), folder)
     return folder
 
 
@@ -167,26 +167,26 @@ def test_an_adapter_of_another_size(tmp_path: Path, targets: Any, other: dict[st
     folder, decoder = saved(tmp_path / "a", fresh("llama", **other), targets), fresh("llama")
     before = decoder.state_dict().keys()
     with pytest.raises(InputError, match=rf"^adapter is for {named}, this is llama 48 × 2$"):
-        adapters.load_adapter(decoder, folder)
+        lora.load_adapter(decoder, folder)
     assert decoder.state_dict().keys() == before
 
 
 def test_an_adapter_of_another_family_or_with_other_heads(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^adapter is for opt 48 × 2, this is llama 48 × 2$"):
-        adapters.load_adapter(fresh("llama"), saved(tmp_path / "a", fresh("opt"), ["q_proj"]))
+        lora.load_adapter(fresh("llama"), saved(tmp_path / "a", fresh("opt"), ["q_proj"]))
     with pytest.raises(InputError, match=r"^adapter is for llama 48 × 2, this is gpt2 48 × 2$"):
-        adapters.load_adapter(fresh("gpt2"), saved(tmp_path / "d", fresh("llama"), ["q_proj"]))
+        lora.load_adapter(fresh("gpt2"), saved(tmp_path / "d", fresh("llama"), ["q_proj"]))
     with pytest.raises(
         InputError, match=r"does not fit its settings: 2 tensors, first .*k_proj\.lora_B\.weight: \[32, 4\]"
     ):
-        adapters.load_adapter(fresh("llama", num_key_value_heads=1), saved(tmp_path / "b", fresh("llama"), ["k_proj"]))
-    adapters.load_adapter(fresh("mistral"), saved(tmp_path / "c", fresh("llama")))  # same names, same sizes
+        lora.load_adapter(fresh("llama", num_key_value_heads=1), saved(tmp_path / "b", fresh("llama"), ["k_proj"]))
+    lora.load_adapter(fresh("mistral"), saved(tmp_path / "c", fresh("llama")))  # same names, same sizes
 
 
 def test_an_adapter_of_some_layers(tmp_path: Path) -> None:
     some = LoraConfig(r=2, target_modules=["q_proj"], layers_to_transform=[0])
-    adapters.save_adapter(adapters.add_adapter(fresh("llama"), some), tmp_path / "a")
-    assert adapters.load_adapter(fresh("llama"), tmp_path / "a").peft_config["default"].layers_to_transform == [0]
+    lora.save_adapter(lora.add_adapter(fresh("llama"), some), tmp_path / "a")
+    assert lora.load_adapter(fresh("llama"), tmp_path / "a").peft_config["default"].layers_to_transform == [0]
 
 
 REFUSED = [
@@ -202,12 +202,12 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_settings_that_cannot_be_meant(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        adapters.add_adapter(fresh("llama"), LoraConfig(**{"r": 2, "target_modules": ["q_proj"], **changes}))
+        lora.add_adapter(fresh("llama"), LoraConfig(**{"r": 2, "target_modules": ["q_proj"], **changes}))
     assert message in str(caught.value)
 
 
 def test_a_pattern_is_a_target() -> None:
-    model = adapters.add_adapter(fresh("llama"), LoraConfig(r=2, target_modules=r".*\.1\.self_attn\.[qv]_proj"))
+    model = lora.add_adapter(fresh("llama"), LoraConfig(r=2, target_modules=r".*\.1\.self_attn\.[qv]_proj"))
     assert len([key for key, _ in model.named_parameters() if "lora_A" in key]) == 2
 
 
@@ -215,11 +215,11 @@ def test_a_pattern_is_a_target() -> None:
 def test_a_whole_embedding_is_saved_only_where_the_head_is_its_own(name: str, tmp_path: Path) -> None:
     asked = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=[name])
     with pytest.raises(InputError, match=r"this model's head is tied to it, .*use trainable_token_indices$"):
-        adapters.add_adapter(fresh("llama", tie_word_embeddings=True), asked)
-    model = adapters.add_adapter(fresh("llama"), asked)
+        lora.add_adapter(fresh("llama", tie_word_embeddings=True), asked)
+    model = lora.add_adapter(fresh("llama"), asked)
     logits = trained(model, ours)
-    adapters.save_adapter(model, tmp_path / "a")
-    assert error(ours(adapters.load_adapter(fresh("llama"), tmp_path / "a")), logits) <= FLOAT32
+    lora.save_adapter(model, tmp_path / "a")
+    assert error(ours(lora.load_adapter(fresh("llama"), tmp_path / "a")), logits) <= FLOAT32
 
 
 def test_folders_that_are_no_adapter(tmp_path: Path) -> None:
@@ -227,32 +227,33 @@ def test_folders_that_are_no_adapter(tmp_path: Path) -> None:
     with pytest.raises(BusyError, match="exists and is not empty"):
         saved(folder, fresh("llama"))
     tensors = dict(
-        adapters.artifact.open_tensors(
-            folder / adapters.ADAPTER_WEIGHTS_FILE, adapters.artifact.read_safetensors_header(folder / adapters.ADAPTER_WEIGHTS_FILE).tensors
+        lora.artifact.open_tensors(
+            folder / lora.ADAPTER_WEIGHTS_FILE,
+            lora.artifact.read_safetensors_header(folder / lora.ADAPTER_WEIGHTS_FILE).tensors,
         )
     )
     first = min(tensors)
-    (folder / adapters.ADAPTER_WEIGHTS_FILE).unlink()
+    (folder / lora.ADAPTER_WEIGHTS_FILE).unlink()
     with pytest.raises(
         InputError, match=r"has adapter_config.json but no adapter_model.safetensors; was the download cut\?"
     ):
-        adapters.load_adapter(fresh("llama"), folder)
-    (folder / adapters.ADAPTER_PICKLE_FILE).write_bytes(b"\x80\x04")
+        lora.load_adapter(fresh("llama"), folder)
+    (folder / lora.ADAPTER_PICKLE_FILE).write_bytes(b"\x80\x04")
     with pytest.raises(
         UnsafeFileError, match=r"^adapter_model.bin is a pickle and can run code; not opened\. Save it as safetensors"
     ):
-        adapters.load_adapter(fresh("llama"), folder)
-    save_tensors(folder / adapters.ADAPTER_WEIGHTS_FILE, {key: x for key, x in tensors.items() if key != first}, {})
+        lora.load_adapter(fresh("llama"), folder)
+    save_tensors(folder / lora.ADAPTER_WEIGHTS_FILE, {key: x for key, x in tensors.items() if key != first}, {})
     with pytest.raises(InputError, match=rf"1 tensors, first {first}: nothing, asked is \[4, 48\]$"):
-        adapters.load_adapter(fresh("llama"), folder)
-    (folder / adapters.ADAPTER_WEIGHTS_FILE).unlink()
-    save_file({**tensors, first: tensors[first] / 0}, folder / adapters.ADAPTER_WEIGHTS_FILE)
+        lora.load_adapter(fresh("llama"), folder)
+    (folder / lora.ADAPTER_WEIGHTS_FILE).unlink()
+    save_file({**tensors, first: tensors[first] / 0}, folder / lora.ADAPTER_WEIGHTS_FILE)
     with pytest.raises(NonFiniteError, match="not finite, first at"):
-        adapters.load_adapter(fresh("llama"), folder)
-    file = json.loads((folder / adapters.ADAPTER_CONFIG_FILE).read_text())
-    (folder / adapters.ADAPTER_CONFIG_FILE).write_text(json.dumps(file | {"peft_type": "IA3"}))
+        lora.load_adapter(fresh("llama"), folder)
+    file = json.loads((folder / lora.ADAPTER_CONFIG_FILE).read_text())
+    (folder / lora.ADAPTER_CONFIG_FILE).write_text(json.dumps(file | {"peft_type": "IA3"}))
     with pytest.raises(InputError, match=r'^adapter_config.json: peft_type "IA3"; known: LORA, also as rsLoRA, DoRA'):
-        adapters.load_adapter(fresh("llama"), folder)
-    (folder / adapters.ADAPTER_CONFIG_FILE).unlink()
+        lora.load_adapter(fresh("llama"), folder)
+    (folder / lora.ADAPTER_CONFIG_FILE).unlink()
     with pytest.raises(InputError, match=r"^no adapter_config.json in "):
-        adapters.load_adapter(fresh("llama"), folder)
+        lora.load_adapter(fresh("llama"), folder)

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.decoder import Decoder, DecoderOutput
-from laconic.core.families import DecoderConfig
-from laconic.core.memory import SummaryMemory
-from laconic.recipe.bill import compute_cost, format_bytes
-from laconic.recipe.compressing import CompressionJob, resolve_length_rule
+from laconic.compression.memory import SummaryMemory
+from laconic.experiment.compress import CompressionJob, resolve_length_rule
+from laconic.experiment.cost import compute_cost, format_bytes
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder, DecoderOutput
 from tests.recipe.reading import reader
 
 TEXT = "A stitch in time saves nine, so mend it while you may, and do not wait for the tenth of them."

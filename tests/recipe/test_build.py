@@ -7,23 +7,23 @@ from typing import Any, cast
 import pytest
 import torch
 
-from laconic.core.decoder import Decoder
-from laconic.core.errors import InputError, CorruptArtifactError, UsageError
-from laconic.core.manifest import ManifestWriter
-from laconic.core.runs import RunDirectory
-from laconic.data.synthetic import build_digits_tokenizer
-from laconic.evaluation.protocols import CODI, TEXT
-from laconic.methods.coconut import Coconut
-from laconic.methods.icot import Icot
-from laconic.recipe import models
-from laconic.recipe.begin import init_run
-from laconic.recipe.build import Experiment, build_experiment
-from laconic.recipe.methods import build_method
-from laconic.recipe.opened import load_run
-from laconic.recipe.read import load_recipe
-from laconic.recipe.rows import load_held_out
-from laconic.recipe.saving import load_weights_into
-from laconic.recipe.schema import LoraConfig
+from laconic.config.load import load_recipe
+from laconic.config.recipe import LoraConfig
+from laconic.data.reasoning.answer_matching import CODI, TEXT
+from laconic.data.synthetic.digits import build_digits_tokenizer
+from laconic.errors import CorruptArtifactError, InputError, UsageError
+from laconic.experiment import build_model
+from laconic.experiment.build import Experiment, build_experiment
+from laconic.experiment.build_data import load_held_out
+from laconic.experiment.load_run import load_run
+from laconic.experiment.methods import build_method
+from laconic.experiment.model_checkpoint import load_weights_into
+from laconic.experiment.run_init import init_run
+from laconic.latent.coconut import Coconut
+from laconic.latent.icot import Icot
+from laconic.models.decoder import Decoder
+from laconic.storage.manifest import ManifestWriter
+from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint, sharded
 from tests.conftest import needs
 from tests.core.readings import FAMILIES, fresh
@@ -43,22 +43,26 @@ def built(path: Path, *keys: str) -> Experiment:
 
 
 def test_a_new_decoder_is_drawn_as_the_recipe_says(tiny: Path) -> None:
-    decoder = built(tiny, "model.hidden_size=64", "model.init_words=0.7", "model.num_hidden_layers=2").parts.decoder
+    decoder = built(
+        tiny, "model.hidden_size=64", "model.embedding_init_std=0.7", "model.num_hidden_layers=2"
+    ).parts.decoder
     std = {name: p.std().item() for name, p in decoder.named_parameters() if p.ndim == 2}
     assert std["model.embed_tokens.weight"] == pytest.approx(0.7, rel=0.1)
     assert std["lm_head.weight"] == pytest.approx(0.02, rel=0.1)
     assert std["model.layers.0.self_attn.q_proj.weight"] == pytest.approx(64**-0.5, rel=0.1)
     assert std["model.layers.1.mlp.down_proj.weight"] == pytest.approx((128 * 4) ** -0.5, rel=0.1)
-    plain = built(tiny, "model.init=range", "model.seed=4").parts.decoder
+    plain = built(tiny, "model.init=normal", "model.init_seed=4").parts.decoder
     assert plain.token_embedding.weight.std().item() == pytest.approx(0.02, rel=0.2)
-    assert torch.equal(built(tiny, "seed=4", "model.init=range").parts.decoder.token_embedding.weight, plain.token_embedding.weight)
+    assert torch.equal(
+        built(tiny, "seed=4", "model.init=normal").parts.decoder.token_embedding.weight, plain.token_embedding.weight
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("modules", ["all", "attention"])
 def test_the_maps_that_an_adapter_is_put_on(family: str, modules: str) -> None:
     needs("peft")
-    model = models.add_lora(fresh(family), LoraConfig(rank=2, target_modules=modules), 0)
+    model = build_model.add_lora(fresh(family), LoraConfig(rank=2, target_modules=modules), 0)
     wrapped = {name.split(".lora_A")[0].rsplit(".", 2)[-1] for name, _ in model.named_parameters() if "lora_A" in name}
     attention = {"gpt2": {"c_attn", "c_proj"}, "opt": {"q_proj", "k_proj", "v_proj", "out_proj"}}
     rest = {"gpt2": {"c_fc"}, "opt": {"fc1", "fc2"}}
@@ -80,7 +84,7 @@ def test_the_maps_that_an_adapter_is_put_on(family: str, modules: str) -> None:
 )
 def test_what_learns(tiny: Path, what: str, learns: set[str]) -> None:
     needs("peft")
-    method = built(tiny, f"train.what={what}").method
+    method = built(tiny, f"train.trainable={what}").method
     found = {
         "thoughts" if name.startswith("thoughts") else "lora" if "lora_" in name else "decoder"
         for name, p in method.named_parameters()
@@ -93,14 +97,16 @@ def test_thoughts_that_would_stay_as_they_start_are_refused(tiny: Path) -> None:
     made = built(tiny)
     assert made.parts.latents is not None
     made.parts.latents.vectors.requires_grad_(False)
-    with pytest.raises(UsageError, match=r"^method kava would leave vectors of the thoughts as it starts; leave it out$"):
+    with pytest.raises(
+        UsageError, match=r"^method kava would leave vectors of the thoughts as it starts; leave it out$"
+    ):
         build_method(made.parts, made.recipe, 1)
 
 
-ICOT = ("method=icot", "removing.remove_per_epoch=25", "train.micro=4")
+ICOT = ("method=icot", "icot.tokens_removed_per_epoch=25", "train.micro_batch_size=4")
 COCONUT = (
-    "method=coconut", "thinking.mode=sequential", "thinking.project=none", "thinking.count=2",
-    "staging.per_step=1", "staging.max_stage=2", "staging.epochs_per_stage=1",
+    "method=coconut", "latents.schedule=sequential", "latents.projection=none", "latents.num_latents=2",
+    "coconut.latents_per_step=1", "coconut.max_stage=2", "coconut.epochs_per_stage=1",
 )  # fmt: skip
 
 
@@ -117,10 +123,10 @@ def test_curricula_are_said_built_and_validated(tiny: Path, keys: tuple[str, ...
 
 
 def test_icot_restarts_only_while_a_chain_is_left(tiny: Path) -> None:
-    method = built(tiny, *ICOT, "removing.remove_all_from=9").method  # an epoch has 25 steps, a chain 2 tokens
+    method = built(tiny, *ICOT, "icot.remove_all_after=9").method  # an epoch has 25 steps, a chain 2 tokens
     assert isinstance(method, Icot)
     assert (method.steps_per_removal, method.max_chain_length) == (1, 2)
-    terse = built(tiny, *ICOT, "data.digits.style=steps", "data.digits.terse=0.5").method
+    terse = built(tiny, *ICOT, "data.digits.chain_style=equations", "data.digits.results_only_fraction=0.5").method
     assert isinstance(terse, Icot)
     assert terse.max_chain_length == 12
 
@@ -134,7 +140,7 @@ def test_how_a_loss_is_averaged_is_said_by_the_table_of_its_method(tiny: Path, m
 
 
 def test_control_vectors_start_from_a_text(tiny: Path) -> None:
-    made = built(tiny, "thinking.control_init=copy:+-")
+    made = built(tiny, "latents.control_init=copy:+-")
     rows = made.parts.decoder.token_embedding.weight[build_digits_tokenizer().encode("+-", add_special_tokens=False)]
     assert made.parts.latents is not None
     torch.testing.assert_close(made.parts.latents.begin, rows.mean(0))
@@ -148,7 +154,7 @@ def test_rows_of_files(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text(
         text.replace('kind = "digits"', 'path = "train.jsonl"\nvalid = "valid.jsonl"\nprompt = "ans"')
     )
-    made = built(tmp_path / "f.toml", "train.batch=4")
+    made = built(tmp_path / "f.toml", "train.batch_size=4")
     assert len(made.training_data) == 8
     assert cast(Any, made.training_data).longest == 1
     assert "8 rows read" in made.notes
@@ -157,7 +163,7 @@ def test_rows_of_files(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"data\.test: absent; name the file of rows that are held out"):
         load_held_out(made.recipe, made.parts.tokenizer, 256, "test")
     with pytest.raises(InputError, match="8 of 8 rows are left, a batch asks for 16"):
-        built(tmp_path / "f.toml", "train.batch=16")
+        built(tmp_path / "f.toml", "train.batch_size=16")
 
 
 def test_weights_of_another_size_are_not_copied(tmp_path: Path) -> None:
@@ -175,8 +181,10 @@ def test_a_model_part_is_read_back_as_it_was(tiny: Path, tmp_path: Path, what: s
     start = tmp_path / "runs/start"
     made = built(tiny, "method=cot")
     commit(made, start, shards=False)
-    tiny.write_text(TINY[TINY.index("[thinking]") :].join(['method = "kava"\n[model]\nstart = "runs/start"\n', ""]))
-    made = built(tiny, f"train.what={what}", "lora.r=2", "thinking.control_init=normal")
+    tiny.write_text(
+        TINY[TINY.index("[latents]") :].join(['method = "kava"\n[model]\ninit_from_run = "runs/start"\n', ""])
+    )
+    made = built(tiny, f"train.trainable={what}", "lora.rank=2", "latents.control_init=normal")
     with torch.no_grad():
         for p in made.method.parameters():
             if p.requires_grad:
@@ -191,7 +199,7 @@ def test_a_model_part_is_read_back_as_it_was(tiny: Path, tmp_path: Path, what: s
     with torch.no_grad():
         loss = made.method.eval()(batch).loss
         assert torch.equal(found.method(batch).loss, loss)
-    again = built(tiny, f"train.what={what}", "lora.r=2", "thinking.control_init=normal")
+    again = built(tiny, f"train.trainable={what}", "lora.rank=2", "latents.control_init=normal")
     checkpoint.load_model(tmp_path / "runs/b/steps/step-000001", again.checkpoint, again.method)
     with torch.no_grad():
         assert torch.equal(again.method.eval()(batch).loss, loss)
@@ -234,11 +242,11 @@ def test_what_is_right() -> None:
 
 
 def test_a_decoder_for_a_measurement_is_finite() -> None:
-    decoder = models.build_random_decoder(fresh("gpt2").config, CPU)
+    decoder = build_model.build_random_decoder(fresh("gpt2").config, CPU)
     assert isinstance(decoder, Decoder)
     assert decoder(decoder.embed(torch.arange(4)[None])).hidden.isfinite().all()
 
 
 def test_a_name_that_the_hub_does_not_give() -> None:
     with pytest.raises(InputError, match="org/none: the hub gives no configuration: "):
-        models.download_config_and_tokenizer("org/none", None)
+        build_model.download_config_and_tokenizer("org/none", None)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.contract import DocumentBatch
-from laconic.core.errors import InputError, CorruptArtifactError, UsageError
-from laconic.data.tokens import build_byte_tokenizer
-from laconic.recipe.models import load_model_tokenizer
-from laconic.recipe.read import load_recipe
-from laconic.recipe.rows import load_held_out, max_segment_tokens, load_training_rows
-from laconic.recipe.schema import Recipe
+from laconic.batches import DocumentBatch
+from laconic.config.load import load_recipe
+from laconic.config.recipe import Recipe
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import CorruptArtifactError, InputError, UsageError
+from laconic.experiment.build_data import load_held_out, load_training_rows, max_segment_tokens
+from laconic.experiment.build_model import load_model_tokenizer
 
 SMALL = """method = "autocompressor"
 seed = 5
@@ -19,25 +19,25 @@ seed = 5
 family = "llama"
 tokenizer = "bytes"
 max_position_embeddings = 512
-[reading]
-cap = 4
+[compression]
+max_vectors = 4
 [data]
-kind = "text"
+source = "text"
 path = "books.jsonl"
-text = { tokens = 240, segment = 60 }
+text = { row_tokens = 240, segment_tokens = 60 }
 [train]
 steps = 2
-batch = 4
-lr = 1e-3
-what = "full"
+batch_size = 4
+learning_rate = 1e-3
+trainable = "full"
 """
-RECALL = ("data.kind=recall", "model.tokenizer=recall", "data.recall.rows=50")
+RECALL = ("data.source=recall", "model.tokenizer=recall", "data.recall.train_rows=50")
 
 
 def recipe(tmp_path: Path, *more: str) -> Recipe:
     rows = [{"book": f"b{i % 10}", "text": f"{i} " + chr(97 + i % 26) * 90} for i in range(60)]
     (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = SMALL.replace('path = "books.jsonl"\n', "") if any("data.kind" in key for key in more) else SMALL
+    text = SMALL.replace('path = "books.jsonl"\n', "") if any("data.source" in key for key in more) else SMALL
     (tmp_path / "small.toml").write_text(text)
     return load_recipe(tmp_path / "small.toml", more)[0]
 
@@ -60,7 +60,7 @@ def test_books_are_read_and_held_out(tmp_path: Path) -> None:
     assert "valid: 1 documents held out" in rows.notes[0]
     assert len(load_held_out(found, tokenizer, 512, "test", 2).source) == 2
     with pytest.raises(InputError, match="24 stretches of 240 tokens in 8 documents, a batch asks for 100"):
-        load_training_rows(recipe(tmp_path, "train.batch=100"), tokenizer, 512)
+        load_training_rows(recipe(tmp_path, "train.batch_size=100"), tokenizer, 512)
 
 
 def test_recall_has_its_own_tokenizer(tmp_path: Path) -> None:
@@ -71,7 +71,9 @@ def test_recall_has_its_own_tokenizer(tmp_path: Path) -> None:
     batch = rows.source.batch([3], 0, 0)
     assert isinstance(batch, DocumentBatch)
     assert batch.num_facts is not None
-    with pytest.raises(CorruptArtifactError, match=r"generated recall documents need the tokenizer .*; take a file of rows"):
+    with pytest.raises(
+        CorruptArtifactError, match=r"generated recall documents need the tokenizer .*; take a file of rows"
+    ):
         load_training_rows(found, build_byte_tokenizer(), 512)
 
 
@@ -79,9 +81,9 @@ def test_recall_has_its_own_tokenizer(tmp_path: Path) -> None:
     ("more", "room"),
     [
         ((), 512 - 3 * 4 - 4 - 2),  # four segments: the last reads the vectors of three, and room for its own
-        (("reading.memory=replace",), 512 - 4 - 4 - 2),
-        (("reading.memory=fifo", "reading.budget=20"), 512 - 20 - 4 - 2),
-        (("reading.positions=zero",), 512),
+        (("compression.memory_policy=replace",), 512 - 4 - 4 - 2),
+        (("compression.memory_policy=fifo", "compression.max_memory_vectors=20"), 512 - 20 - 4 - 2),
+        (("compression.summary_positions=zero",), 512),
     ],
 )
 def test_room_of_a_segment(more: tuple[str, ...], room: int, tmp_path: Path) -> None:
@@ -90,15 +92,17 @@ def test_room_of_a_segment(more: tuple[str, ...], room: int, tmp_path: Path) -> 
 
 def test_segments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     found = recipe(tmp_path)
-    with pytest.raises(UsageError, match=r"data\.text\.segment 60: from 60 to 61 tokens nothing is left to draw for 3 seg"):
+    with pytest.raises(
+        UsageError, match=r"data\.text\.segment 60: from 60 to 61 tokens nothing is left to draw for 3 seg"
+    ):
         load_training_rows(found, load_model_tokenizer(found.model), 79)
 
 
 def test_a_window_of_one_is_refused_at_its_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
-        recipe(tmp_path, "data.text.window=1")
+        recipe(tmp_path, "data.text.segments_per_window=1")
     assert str(error.value) == (
-        "data.text.window=1: 1 leaves no segment that reads a summary inside its own window, so nothing would learn to "
+        "data.text.segments_per_window=1: 1 leaves no segment that reads a summary inside its own window, so nothing would learn to "
         "compress; use 2 or more"
     )
 
@@ -110,14 +114,17 @@ def test_documents_are_for_methods_that_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=asked):
         recipe(tmp_path, "method=nocot")
     with pytest.raises(UsageError, match="its documents have no segments to make vectors of; take text or recall"):
-        recipe(tmp_path, "data.kind=mqar")
+        recipe(tmp_path, "data.source=mqar")
 
 
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        (("reading.generator=self", "reading.length=nested"), 'generator "self" and length "nested"'),
-        (("reading.memory=budgeted", "reading.budget=200"), 'memory "budgeted"'),
+        (
+            ("compression.summary=autoregressive", "compression.length_policy=nested_dropout"),
+            'generator "self" and length "nested"',
+        ),
+        (("compression.memory_policy=budgeted", "compression.max_memory_vectors=200"), 'memory "budgeted"'),
     ],
 )
 def test_shards_need_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str, ...], why: str) -> None:
@@ -125,7 +132,11 @@ def test_shards_need_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str,
     with pytest.raises(UsageError, match=f"{said}{why}, and wait for ever; take "):
         recipe(tmp_path, "train.parallel=fsdp", *keys)
     recipe(tmp_path, "train.parallel=ddp", *keys)
-    for fine in ((), ("reading.generator=self", "reading.length=fixed"), ("reading.length=stop",)):
+    for fine in (
+        (),
+        ("compression.summary=autoregressive", "compression.length_policy=fixed"),
+        ("compression.length_policy=stop_head",),
+    ):
         recipe(tmp_path, "train.parallel=fsdp", *fine)
 
 
@@ -140,7 +151,7 @@ def test_shards_need_equal_passes_on_every_rank(tmp_path: Path, keys: tuple[str,
 def test_generated_streams_have_a_tokenizer_of_their_own(
     tmp_path: Path, kind: str, words: str, first: str, said: str
 ) -> None:
-    asked = ("method=plain", f"data.kind={kind}", f"model.tokenizer={words}", f"data.{kind}.rows=50")
+    asked = ("method=plain", f"data.source={kind}", f"model.tokenizer={words}", f"data.{kind}.rows=50")
     found = recipe(tmp_path, *asked)
     tokenizer = load_model_tokenizer(found.model)
     rows, held = load_training_rows(found, tokenizer, 512), load_held_out(found, tokenizer, 512, "test", 20)
@@ -154,8 +165,10 @@ def test_generated_streams_have_a_tokenizer_of_their_own(
 
 
 def test_a_text_drifts_after_so_many_tokens(tmp_path: Path) -> None:
-    plain, moving = (recipe(tmp_path, *more) for more in ((), ("data.text.drift=100",)))
-    one, other = (load_training_rows(each, build_byte_tokenizer(), 512).source.batch(range(24), 0, 0) for each in (plain, moving))
+    plain, moving = (recipe(tmp_path, *more) for more in ((), ("data.text.vocabulary_drift_every=100",)))
+    one, other = (
+        load_training_rows(each, build_byte_tokenizer(), 512).source.batch(range(24), 0, 0) for each in (plain, moving)
+    )
     assert isinstance(one, DocumentBatch)
     assert isinstance(other, DocumentBatch)
     assert one.ids == other.ids

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from laconic.core.decoder import Decoder
-from laconic.core.errors import UsageError
-from laconic.core.families import DecoderConfig
-from laconic.data.tokens import build_byte_tokenizer
-from laconic.evaluation.classes_shown import build_table
-from laconic.evaluation.tuned import FinetuneConfig
-from laconic.methods.cms_shape import Options
-from laconic.methods.hope_config import HopeConfig
-from laconic.methods.hope_model import Hope, HopeAttention
-from laconic.recipe.incremental import METHODS, plan_class_incremental
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import UsageError
+from laconic.evaluation.class_incremental.finetune_baselines import FinetuneConfig
+from laconic.evaluation.class_incremental.report import build_table
+from laconic.evaluation.class_incremental.run import METHODS, plan_class_incremental
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.nested.cms.config import Options
+from laconic.nested.hope.config import HopeConfig
+from laconic.nested.hope.model import Hope, HopeAttention
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 257, "intermediate_size": 32}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 128}
@@ -48,7 +48,14 @@ def test_every_method_on_two_orders(rows: Path) -> None:
     model = HopeAttention.from_decoder(decoder(), (4, 8), "grow", options=Options(associative_target="start"))
     said: list[str] = []
     found = incremental(
-        model, build_byte_tokenizer(), "banking77", rows, orders=(0, 1), task=2, how=FinetuneConfig(batch_size=4), note=said.append
+        model,
+        build_byte_tokenizer(),
+        "banking77",
+        rows,
+        orders=(0, 1),
+        task=2,
+        how=FinetuneConfig(batch_size=4),
+        note=said.append,
     )
     assert list(found["methods"]) == list(METHODS)
     assert found["tasks"] == [2, 2]
@@ -69,7 +76,9 @@ def test_what_a_model_lacks_is_left_out(rows: Path) -> None:
     tokenizer = build_byte_tokenizer()
     plain = incremental(decoder(), tokenizer, "banking77", rows, orders=(0,), task=2, methods=("frozen", "icl"))
     assert list(plain["methods"]) == ["frozen", "icl"]
-    with pytest.raises(UsageError, match=r"classes: method learner was asked for, the model does not learn while it reads;"):
+    with pytest.raises(
+        UsageError, match=r"classes: method learner was asked for, the model does not learn while it reads;"
+    ):
         incremental(decoder(), tokenizer, "banking77", rows, orders=(0,), task=2, methods=("learner",))
     with pytest.raises(UsageError, match=r"classes: no method finetun; did you mean finetune\?"):
         incremental(decoder(), tokenizer, "banking77", rows, orders=(0,), task=2, methods=("finetun",))

@@ -11,27 +11,27 @@ import pytest
 import torch
 
 from laconic import cli
-from laconic.core import state as values
-from laconic.core.decoder import Decoder
-from laconic.core.errors import UsageError
-from laconic.core.families import DecoderConfig
-from laconic.core.runs import RunDirectory
-from laconic.data.lanes import StatefulBatches
-from laconic.data.passages import tokenize_documents
-from laconic.data.text import Document
-from laconic.data.tokens import build_byte_tokenizer
-from laconic.methods.hope_config import HopeConfig
-from laconic.methods.hope_model import Hope, HopeAttention
-from laconic.methods.learner import NestedLanguageModel
-from laconic.methods.learning_settings import CMSOptions, InnerLoopConfig, SelfModifyingOptions, TitansOptions
-from laconic.recipe import learners
-from laconic.recipe.build import build_experiment
-from laconic.recipe.need_learning import kept, state_bytes
-from laconic.recipe.opened import load_run, load_initial_decoder
-from laconic.recipe.plan import plan, told
-from laconic.recipe.read import load_recipe
-from laconic.recipe.schema import Recipe
-from laconic.recipe.watching import score_lanes
+from laconic.config.load import load_recipe
+from laconic.config.nested import CMSOptions, InnerLoopConfig, SelfModifyingOptions, TitansOptions
+from laconic.config.recipe import Recipe
+from laconic.data.documents.dataset import tokenize_documents
+from laconic.data.documents.load import Document
+from laconic.data.documents.stateful_batches import StatefulBatches
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import UsageError
+from laconic.evaluation.validation_documents import score_lanes
+from laconic.experiment import build_nested
+from laconic.experiment.build import build_experiment
+from laconic.experiment.dry_run import plan, told
+from laconic.experiment.load_run import load_initial_decoder, load_run
+from laconic.experiment.need_learning import kept, state_bytes
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.nested import state as values
+from laconic.nested.hope.config import HopeConfig
+from laconic.nested.hope.model import Hope, HopeAttention
+from laconic.nested.language_model import NestedLanguageModel
+from laconic.storage.run_dir import RunDirectory
 from tests.training.ground import same
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -45,30 +45,30 @@ hidden_size = 16
 num_hidden_layers = 1
 num_attention_heads = 2
 max_position_embeddings = 64
-[memory]
-heads = 2
-[memory.self]
-chunk_memory = 8
-chunk_projections = 8
-[levels]
-chunks = [8]
-inner = "associative"
+[mixer]
+num_heads = 2
+[mixer.self_modifying]
+memory_chunk_size = 8
+projection_chunk_size = 8
+[cms]
+chunk_sizes = [8]
+inner_objective = "associative"
 [data]
-kind = "text"
+source = "text"
 path = "books.jsonl"
-text = { tokens = 32, segment = 16 }
+text = { row_tokens = 32, segment_tokens = 16 }
 [validation]
-rows = 4
-batch = 2
+max_rows = 4
+batch_size = 2
 [train]
 steps = 4
-batch = 2
-lr = 1e-2
-carry = true
+batch_size = 2
+learning_rate = 1e-2
+stateful = true
 save_every = 2
 keep_every = 2
 """
-ATTENTION = "memory.mixer=attention"
+ATTENTION = "mixer.kind=attention"
 Run = Callable[..., str]
 
 
@@ -128,7 +128,7 @@ def test_a_resumed_run_is_the_one_that_never_stopped_fast_weights_included(run: 
     assert held.parts.decoder.hope_config == whole.hope_config
     ids = torch.arange(20)[None]
     assert torch.equal(whole.read_tokens(ids).hidden_states, held.parts.decoder.read_tokens(ids).hidden_states)
-    again, _ = load_initial_decoder(load_recipe("small.toml", ["model.start=never"])[0], CPU)
+    again, _ = load_initial_decoder(load_recipe("small.toml", ["model.init_from_run=never"])[0], CPU)
     assert torch.equal(whole.read_tokens(ids).hidden_states, cast(Hope, again).eval().read_tokens(ids).hidden_states)
 
 
@@ -136,9 +136,13 @@ def test_a_new_model_is_what_its_tables_say(folder: Path) -> None:
     hope = load_initial_decoder(recipe(), CPU)[0]
     assert type(hope) is Hope
     assert hope.hope_config.chunk_sizes == ((8,),)
-    titans = load_initial_decoder(recipe("memory.mixer=titans", "memory.chunk=4", "levels.gated=false"), CPU)[0]
+    titans = load_initial_decoder(recipe("mixer.kind=titans", "mixer.chunk_size=4", "cms.gated_mlp=false"), CPU)[0]
     assert isinstance(titans, Hope)
-    assert (titans.hope_config.mixer, titans.hope_config.memory_chunk_size, len(titans.hope_config.mlp_projections)) == ("titans", 4, 2)
+    assert (
+        titans.hope_config.mixer,
+        titans.hope_config.memory_chunk_size,
+        len(titans.hope_config.mlp_projections),
+    ) == ("titans", 4, 2)
     titans.save_pretrained(folder / "titans")
     assert Hope.from_pretrained(folder / "titans").hope_config == titans.hope_config
     assert type(load_initial_decoder(recipe(ATTENTION), CPU)[0]) is HopeAttention
@@ -150,15 +154,17 @@ def test_a_new_model_is_what_its_tables_say(folder: Path) -> None:
 
 def test_a_donor_keeps_its_bits_until_its_levels_move(folder: Path) -> None:
     path = donor(folder)
-    asked = (f"model.name={path}", ATTENTION, "levels.chunks=[4, 8]")
+    asked = (f"model.name={path}", ATTENTION, "cms.chunk_sizes=[4, 8]")
     made = load_initial_decoder(recipe(*asked), CPU)[0]
     assert isinstance(made, HopeAttention)
     assert made.hope_config.chunk_sizes == ((4,), (4,), (8,))
     ids = torch.arange(24)[None]
-    still = cast(Hope, load_initial_decoder(recipe(*asked, "levels.eta=0.0"), CPU)[0])
+    still = cast(Hope, load_initial_decoder(recipe(*asked, "cms.inner_lr=0.0"), CPU)[0])
     plain = Decoder.from_pretrained(path)
     assert torch.equal(still.read_tokens(ids).hidden_states, plain(plain.embed(ids)).hidden)
-    with pytest.raises(UsageError, match=r'memory\.mixer "self": a decoder that is given keeps its attention; set mixer = '):
+    with pytest.raises(
+        UsageError, match=r'memory\.mixer "self": a decoder that is given keeps its attention; set mixer = '
+    ):
         load_initial_decoder(recipe(f"model.name={path}"), CPU)
 
 
@@ -167,27 +173,39 @@ def test_a_model_that_learns_is_what_it_was_made_as(folder: Path) -> None:
     build_byte_tokenizer().save(folder / "made")
     asked = f"model.name={folder}/made"
     assert cast(Hope, load_initial_decoder(recipe(asked), CPU)[0]).hope_config.chunk_sizes == ((8,),)
-    assert learners.read_decoder_config(folder / "made").hidden_size == 16
-    slower = cast(Hope, load_initial_decoder(recipe(asked, "levels.chunks=[8, 16]"), CPU)[0])
+    assert build_nested.read_decoder_config(folder / "made").hidden_size == 16
+    slower = cast(Hope, load_initial_decoder(recipe(asked, "cms.chunk_sizes=[8, 16]"), CPU)[0])
     assert slower.hope_config.chunk_sizes == ((8, 16),)
     made = Hope.from_pretrained(folder / "made")
     ids = torch.arange(7)[None]
     assert torch.equal(slower.eval().read_tokens(ids).hidden_states, made.read_tokens(ids).hidden_states)
-    with pytest.raises(UsageError, match=r"\[levels\] differs from what the model was made with; leave the table out, or "):
-        load_initial_decoder(recipe(asked, "levels.chunks=[4]"), CPU)
-    with pytest.raises(UsageError, match=r"\[memory\] differs from what the model was made with; leave the table out, or "):
-        load_initial_decoder(recipe(asked, "memory.self.chunk_memory=16"), CPU)
-    with pytest.raises(UsageError, match=r"method plain: the model it begins with learns while it reads; take method hope"):
-        load_initial_decoder(recipe(asked, "method=plain", "train.carry=false"), CPU)
+    with pytest.raises(
+        UsageError, match=r"\[levels\] differs from what the model was made with; leave the table out, or "
+    ):
+        load_initial_decoder(recipe(asked, "cms.chunk_sizes=[4]"), CPU)
+    with pytest.raises(
+        UsageError, match=r"\[memory\] differs from what the model was made with; leave the table out, or "
+    ):
+        load_initial_decoder(recipe(asked, "mixer.self_modifying.memory_chunk_size=16"), CPU)
+    with pytest.raises(
+        UsageError, match=r"method plain: the model it begins with learns while it reads; take method hope"
+    ):
+        load_initial_decoder(recipe(asked, "method=plain", "train.stateful=false"), CPU)
 
 
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
-        ("train.what=lora", ': "lora" with method hope: the starts of its fast weights are its weights, which no ada'),
+        (
+            "train.trainable=lora",
+            ': "lora" with method hope: the starts of its fast weights are its weights, which no ada',
+        ),
         ("train.parallel=fsdp", ': "fsdp" with method hope: its fast weights are no shards; take "ddp"'),
-        ("train.recompute=1", ": 1 with method hope: chunks are what is computed again; set memory.self.checkpoint"),
-        ("model.family=gpt2", ': "gpt2" with memory.mixer "self": a model without attention has Llama\'s norms and ML'),
+        (
+            "train.activation_checkpointing=1",
+            ": 1 with method hope: chunks are what is computed again; set mixer.self_modifying.activation_checkpointing",
+        ),
+        ("model.family=gpt2", ': "gpt2" with mixer.kind "self": a model without attention has Llama\'s norms and ML'),
     ],
 )
 def test_what_does_not_go_together_is_said(folder: Path, asked: str, line: str) -> None:
@@ -197,17 +215,23 @@ def test_what_does_not_go_together_is_said(folder: Path, asked: str, line: str) 
 
 
 def test_what_is_carried_is_learned(folder: Path) -> None:
-    line = r'true with method plain and data.kind "text": what goes from batch to batch is what method hope has learned'
+    line = (
+        r'true with method plain and data.source "text": what goes from batch to batch is what method hope has learned'
+    )
     with pytest.raises(UsageError, match=line):
         recipe("method=plain")
 
 
 def test_rows_that_do_not_fit_are_refused(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"data\.text\.tokens 128: attention reads a row at once, and the model has 64 pos"):
-        load_initial_decoder(recipe(ATTENTION, "data.text.tokens=128"), CPU)
-    assert load_initial_decoder(recipe("data.text.tokens=128"), CPU)
-    with pytest.raises(UsageError, match=r"levels\.chunks: level 0 has chunk 64, rows have 32 tokens between two updates"):
-        build_experiment(recipe("levels.chunks=[64]"), CPU)
+    with pytest.raises(
+        UsageError, match=r"data\.text\.tokens 128: attention reads a row at once, and the model has 64 pos"
+    ):
+        load_initial_decoder(recipe(ATTENTION, "data.text.row_tokens=128"), CPU)
+    assert load_initial_decoder(recipe("data.text.row_tokens=128"), CPU)
+    with pytest.raises(
+        UsageError, match=r"levels\.chunks: level 0 has chunk 64, rows have 32 tokens between two updates"
+    ):
+        build_experiment(recipe("cms.chunk_sizes=[64]"), CPU)
 
 
 def test_lanes_are_validated_on_what_the_batch_before_gave(folder: Path) -> None:
@@ -241,7 +265,7 @@ def test_a_plan_counts_what_learns_and_what_is_carried(folder: Path) -> None:
 
 def held(shape: HopeConfig, tokens: int) -> float:
     """Numbers that a pass keeps for its backward pass, parameters left out."""
-    model, found = learners.model_class(shape)(shape, 0), dict[int, int]()
+    model, found = build_nested.model_class(shape)(shape, 0), dict[int, int]()
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def pack(x: torch.Tensor) -> torch.Tensor:
@@ -258,7 +282,7 @@ def held(shape: HopeConfig, tokens: int) -> float:
 
 SHAPES: dict[str, dict[str, Any]] = {
     "still": {"cms": CMSOptions(inner_lr=0.0)},
-    "levels": {"cms": CMSOptions(inner_objective="associative")},
+    "cms": {"cms": CMSOptions(inner_objective="associative")},
     "recomputed": {"cms": CMSOptions(inner_lr=0.0), "memory": SelfModifyingOptions(activation_checkpointing=True, memory_chunk_size=16,
                                                                                projection_chunk_size=16)},
     "titans": {"cms": CMSOptions(inner_lr=0.0), "memory": TitansOptions(), "chunk": 16},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from laconic.recipe.lines import keys, line_of
+from laconic.config.lines import keys, line_of
 
 TEXT = '''# a comment = not a key
 method = "kava"

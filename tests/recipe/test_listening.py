@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core.contract import DocumentBatch
-from laconic.core.errors import InputError
-from laconic.evaluation.listening import CacheAsState, StreamRecord
-from laconic.evaluation.streams import evaluate_stream
-from laconic.methods.hope_model import Hope
-from laconic.recipe import models, rows
-from laconic.recipe.listening import StreamRequest, build_requests, stateful_model
-from laconic.recipe.methods import build_method
-from laconic.recipe.opened import LoadedRun, load_initial_decoder
-from laconic.recipe.read import load_recipe
+from laconic.batches import DocumentBatch
+from laconic.config.load import load_recipe
+from laconic.errors import InputError
+from laconic.evaluation.streams.evaluate import CacheAsState, StreamRecord
+from laconic.evaluation.streams.run import StreamRequest, build_requests, stateful_model
+from laconic.evaluation.streams.tasks import evaluate_stream
+from laconic.experiment import build_data, build_model
+from laconic.experiment.load_run import LoadedRun, load_initial_decoder
+from laconic.experiment.methods import build_method
+from laconic.nested.hope.model import Hope
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 CPU = torch.device("cpu")
@@ -28,20 +28,20 @@ tokenizer = "{kind}"
 hidden_size = 8
 num_hidden_layers = 1
 num_attention_heads = 1
-[memory]
-heads = 1
-[memory.self]
-chunk_memory = 8
-chunk_projections = 8
-[levels]
-chunks = [8]
-inner = "associative"
+[mixer]
+num_heads = 1
+[mixer.self_modifying]
+memory_chunk_size = 8
+projection_chunk_size = 8
+[cms]
+chunk_sizes = [8]
+inner_objective = "associative"
 [data]
 {data}
 [train]
 steps = 1
-batch = 1
-what = "full"
+batch_size = 1
+trainable = "full"
 """
 TEXT = """kind = "text"
 path = "books.jsonl"
@@ -56,13 +56,20 @@ def run(folder: Path, kind: str, *keys: str) -> LoadedRun:
     (folder / "small.toml").write_text(SMALL.replace("{kind}", kind).replace("{data}", data))
     recipe = load_recipe(folder / "small.toml", keys)[0]
     decoder, tokenizer = load_initial_decoder(recipe, CPU)
-    parts = models.build_parts(recipe, decoder, tokenizer, "")
+    parts = build_model.build_parts(recipe, decoder, tokenizer, "")
     return LoadedRun(folder, recipe, 0, parts, build_method(parts, recipe, 1).eval())
 
 
 def heard(found: LoadedRun, one: StreamRequest) -> list[StreamRecord]:
     """What a run makes of what is asked."""
-    return evaluate_stream(stateful_model(found), one.stream, one.source, CPU, batch_size=one.batch_size, bytes_per_token=one.bytes_per_token)
+    return evaluate_stream(
+        stateful_model(found),
+        one.stream,
+        one.source,
+        CPU,
+        batch_size=one.batch_size,
+        bytes_per_token=one.bytes_per_token,
+    )
 
 
 def ids_of(one: StreamRequest) -> Tensor:
@@ -71,7 +78,7 @@ def ids_of(one: StreamRequest) -> Tensor:
 
 
 def test_pairs_and_strings_are_the_recipes(tmp_path: Path) -> None:
-    mqar = run(tmp_path, "mqar", "data.mqar.pairs=[2]", "data.mqar.length=8")
+    mqar = run(tmp_path, "mqar", "data.mqar.num_pairs=[2]", "data.mqar.row_tokens=8")
     (one,) = build_requests(mqar, "test", 3)
     told = heard(mqar, one)
     assert [row.id for row in told] == [f"mqar-test-{i:06d}" for i in range(3)]
@@ -79,12 +86,18 @@ def test_pairs_and_strings_are_the_recipes(tmp_path: Path) -> None:
     assert {cell.partition(",")[0] for cell in told[0].conditions["learn"].sums} == {"all", "2 pairs"}
     assert told[0].conditions["learn"].level_updates == (1,)
     assert told[0].conditions["still"].level_updates == (0,)
-    copying = run(tmp_path, "copying", "data.copying.counts=[2]", "data.copying.length=8", "model.tokenizer=mqar")
+    copying = run(
+        tmp_path, "copying", "data.copying.num_copied=[2]", "data.copying.row_tokens=8", "model.tokenizer=mqar"
+    )
     (one,) = build_requests(copying, "copying", 3)
     told = heard(copying, one)
     assert [row.id for row in told] == [f"copying-test-{i:06d}" for i in range(3)]
-    assert {cell: n for cell, (_, n) in told[0].conditions["learn"].sums.items()} == {"all": 2, "2 values": 2, "whole": 1}
-    strings = run(tmp_path, "languages", "data.languages.language=anbn", "data.languages.high=20")
+    assert {cell: n for cell, (_, n) in told[0].conditions["learn"].sums.items()} == {
+        "all": 2,
+        "2 values": 2,
+        "whole": 1,
+    }
+    strings = run(tmp_path, "languages", "data.formal_languages.language=anbn", "data.formal_languages.max_length=20")
     near, far = build_requests(strings, "languages", 2)
     assert [row.id for row in heard(strings, near)] == ["anbn-test-000000", "anbn-test-000001"]
     assert (near.name, far.name) == ("languages-bin-0", "languages-bin-1")
@@ -103,9 +116,9 @@ def test_texts_are_whole_documents_and_needles_lie_in_them(tmp_path: Path) -> No
 
 
 def test_held_out_texts_drift_as_those_of_training_do(tmp_path: Path) -> None:
-    plain, drifting = (run(tmp_path, "bytes", *keys) for keys in ((), ("data.text.drift=16",)))
+    plain, drifting = (run(tmp_path, "bytes", *keys) for keys in ((), ("data.text.vocabulary_drift_every=16",)))
     ids = [ids_of(build_requests(each, "ppl", None)[0]) for each in (plain, drifting)]
-    own = rows.encode_documents(drifting.recipe, drifting.parts.tokenizer, "test")[1][0]
+    own = build_data.encode_documents(drifting.recipe, drifting.parts.tokenizer, "test")[1][0]
     assert ids[1].tolist() == own[: len(ids[1])].tolist()
     assert ids[0].tolist() != ids[1].tolist()
 
@@ -121,7 +134,7 @@ def test_a_plain_run_is_read_with_its_cache(tmp_path: Path) -> None:
 
 def test_streams_that_a_run_has_not_are_refused(tmp_path: Path) -> None:
     found = run(tmp_path, "mqar")
-    with pytest.raises(InputError, match=r"is a run of data.kind mqar; it has no texts of its own"):
+    with pytest.raises(InputError, match=r"is a run of data.source mqar; it has no texts of its own"):
         build_requests(found, "ppl", None)
-    with pytest.raises(InputError, match=r"is a run of data.kind mqar; its own sets are test and valid"):
+    with pytest.raises(InputError, match=r"is a run of data.source mqar; its own sets are test and valid"):
         build_requests(found, "languages", None)

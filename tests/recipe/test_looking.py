@@ -6,16 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.answering import AnswerDecoding
-from laconic.core.block import apply_rope
-from laconic.core.contract import ReasoningExample
-from laconic.data.pieces import ReasoningEncoder
-from laconic.evaluation.protocols import DIGIT
-from laconic.recipe import looking, models
-from laconic.recipe.methods import build_questions_batch, build_method
-from laconic.recipe.opened import LoadedRun, load_initial_decoder
-from laconic.recipe.questions import load_question_set, single_question
-from laconic.recipe.read import load_recipe
+from laconic.batches import ReasoningExample
+from laconic.config.load import load_recipe
+from laconic.data.reasoning.answer_matching import DIGIT
+from laconic.data.reasoning.encode import ReasoningEncoder
+from laconic.evaluation.inspection import run as inspection_run
+from laconic.evaluation.reasoning.question_sets import load_question_set, single_question
+from laconic.experiment import build_model
+from laconic.experiment.load_run import LoadedRun, load_initial_decoder
+from laconic.experiment.methods import build_method, build_questions_batch
+from laconic.latent.answering import AnswerDecoding
+from laconic.models.block import apply_rope
 from tests.verbs.test_train import TINY
 
 CPU = torch.device("cpu")
@@ -25,12 +26,12 @@ QUESTIONS = ("3 + 4 * 2 =", "7 * 3 + 1 =")
 def opened(folder: Path, *keys: str) -> LoadedRun:
     """A run as it begins, of the digits task with marks in its chains."""
     text = TINY.replace("operations = 2,", 'operations = 2, style = "marks", test_rows = 9,')
-    if "thinking.mode=sequential" in keys:
+    if "latents.schedule=sequential" in keys:
         text = text.replace("rounds = 1\n", "")
     (folder / "tiny.toml").write_text(text)
     recipe = load_recipe(folder / "tiny.toml", keys)[0]
     decoder, tokenizer = load_initial_decoder(recipe, CPU)
-    parts = models.build_parts(recipe, decoder, tokenizer, "")
+    parts = build_model.build_parts(recipe, decoder, tokenizer, "")
     return LoadedRun(folder, recipe, 0, parts, build_method(parts, recipe, 10).eval())
 
 
@@ -42,9 +43,9 @@ def writing(run: LoadedRun) -> AnswerDecoding:
 
 CHANGED = {
     "kava": (),
-    "codi": ("method=codi", "thinking.mode=sequential"),
-    "coconut": ("method=coconut", "thinking.mode=sequential", "thinking.project=none",
-                "staging.max_stage=1", "staging.per_step=2"),
+    "codi": ("method=codi", "latents.schedule=sequential"),
+    "coconut": ("method=coconut", "latents.schedule=sequential", "latents.projection=none",
+                "coconut.max_stage=1", "coconut.latents_per_step=2"),
 }  # fmt: skip
 
 
@@ -52,7 +53,7 @@ CHANGED = {
 def test_what_follows_thoughts_is_the_methods_own_answer(tmp_path: Path, method: str) -> None:
     run = opened(tmp_path, *CHANGED[method])
     told = writing(run)
-    found = looking.load_inspected_run(run, "run", CPU, told)
+    found = inspection_run.load_inspected_run(run, "run", CPU, told)
     batch = build_questions_batch(run.parts, run.recipe, QUESTIONS)
     rolled = found.think(batch, trace=True)
     answers = run.method.answer(batch, told)  # pyright: ignore
@@ -63,7 +64,7 @@ def test_what_follows_thoughts_is_the_methods_own_answer(tmp_path: Path, method:
 
 def test_other_rounds_are_for_one_call(tmp_path: Path) -> None:
     run = opened(tmp_path)
-    found = looking.load_inspected_run(run, "run", CPU, writing(run))
+    found = inspection_run.load_inspected_run(run, "run", CPU, writing(run))
     batch = build_questions_batch(run.parts, run.recipe, QUESTIONS)
     assert found.think(batch, rounds=0).passes.latent == 0
     assert found.think(batch).passes.latent == found.num_iterations == 1
@@ -71,12 +72,12 @@ def test_other_rounds_are_for_one_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("space", ["pre_rope", "post_rope"])
 def test_every_selector_goes_by_the_teachers_one_pass(tmp_path: Path, space: str) -> None:
-    run = opened(tmp_path, f"matching.key_space={space}", "keeping.lam=0.3")
+    run = opened(tmp_path, f"kv_distillation.key_space={space}", "kv_selection.importance_weight=0.3")
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([0, 3], 0, 0)
-    left = looking.teacher_chain_function(run, run.recipe)(batch)
+    left = inspection_run.teacher_chain_function(run, run.recipe)(batch)
     taught = run.method.teach(batch)  # pyright: ignore
     assert (left.policy, left.matched_layers, left.is_distilled) == ("rkv", (0,), True)
-    assert tuple(left.choices) == looking.INSPECTED_POLICIES
+    assert tuple(left.choices) == inspection_run.INSPECTED_POLICIES
     mine, I, R = left.choices["rkv"], left.I[0], left.R[0]
     assert torch.equal(mine.tokens[0].index, taught.kept[0].index)
     assert torch.equal(mine.S[0], taught.S[0])
@@ -93,7 +94,7 @@ def test_every_selector_goes_by_the_teachers_one_pass(tmp_path: Path, space: str
 def test_keys_before_rotation_become_those_after_it(tmp_path: Path) -> None:
     run = opened(tmp_path)
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([1], 0, 0)
-    left, decoder = looking.teacher_chain_function(run, run.recipe)(batch), run.parts.decoder
+    left, decoder = inspection_run.teacher_chain_function(run, run.recipe)(batch), run.parts.decoder
     Nq, Nc = batch.question.shape[1], batch.chain.shape[1]
     positions = torch.arange(Nq + Nc)[None]
     live = torch.ones_like(positions, dtype=torch.bool)
@@ -102,9 +103,12 @@ def test_keys_before_rotation_become_those_after_it(tmp_path: Path) -> None:
 
 
 def test_a_run_that_matches_nothing_is_shown_by_the_recipe_of_another(tmp_path: Path) -> None:
-    run, other = opened(tmp_path, "method=pccot"), opened(tmp_path, "keeping.select=crop", "matching.kv_layers=[0]")
+    run, other = (
+        opened(tmp_path, "method=pccot"),
+        opened(tmp_path, "kv_selection.policy=crop", "kv_distillation.layers=[0]"),
+    )
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([0], 0, 0)
-    left = looking.load_inspected_run(run, "run", CPU, writing(run), other.recipe).teacher_chain
+    left = inspection_run.load_inspected_run(run, "run", CPU, writing(run), other.recipe).teacher_chain
     assert left is not None
     assert (left(batch).policy, left(batch).matched_layers, left(batch).is_distilled) == ("crop", (0,), False)
 
@@ -115,21 +119,25 @@ def test_a_written_chain_is_cut_before_its_prompt(tmp_path: Path) -> None:
     row = encoder.encode_example(ReasoningExample("q", QUESTIONS[0], (), "4"))
     ids = run.parts.tokenizer.encode("<<7>> 4 ; 3 ans 4 <eos>")[1:]
     words = [run.parts.tokenizer.decode([i]) for i in ids]
-    made = looking.append_generated_chain(encoder, row, ids, [ids[-1]])
+    made = inspection_run.append_generated_chain(encoder, row, ids, [ids[-1]])
     assert [words[ids.index(i)] for i in made.chain_ids] == ["<<", "7", ">>", "4", ";", "3"]
     assert made.chain_step_index == (0, 0, 0, 1, 1, 2)
     assert (made.answer_ids, made.number_span, made.distill_column) == (tuple(ids[6:]), (1, 2), 0)
     for unfinished in (ids[:-1], ids[:5], [*ids[:7], ids[-1]]):  # no end, no prompt, no number
-        found = looking.append_generated_chain(encoder, row, unfinished, [ids[-1]])
+        found = inspection_run.append_generated_chain(encoder, row, unfinished, [ids[-1]])
         assert (found.answer_ids, found.number_span) == (row.answer_ids, row.number_span)
         assert found.chain_ids == tuple(i for i in unfinished if i != ids[-1])
 
 
 def test_a_chain_of_ones_own_is_cut_as_in_training(tmp_path: Path) -> None:
-    found: list[looking.QuestionWithChain] = []
-    for keys in ((), ("data.chain=drop_last",)):
+    found: list[inspection_run.QuestionWithChain] = []
+    for keys in ((), ("data.chain_steps=drop_last",)):
         run = opened(tmp_path, *keys)
-        found.append(looking.with_given_chain(run, single_question(run, QUESTIONS[0], ("< < 7 > >", "< < 4 > >"), "4", DIGIT)))
+        found.append(
+            inspection_run.with_given_chain(
+                run, single_question(run, QUESTIONS[0], ("< < 7 > >", "< < 4 > >"), "4", DIGIT)
+            )
+        )
     whole, short = found
     assert (whole.batch.chain_ids.shape[1], short.batch.chain_ids.shape[1]) == (10, 5)
     assert whole.chain_source == "as given"

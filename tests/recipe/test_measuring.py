@@ -2,11 +2,11 @@
 
 import torch
 
-from laconic.core.memory import SummaryMemory
-from laconic.evaluation.scored import ContextTail
-from laconic.methods.settings import StopHeadConfig
-from laconic.methods.stopping import StopRule
-from laconic.recipe.measuring import AutoCompressorReader
+from laconic.compression.halting.inference import StopRule
+from laconic.compression.memory import SummaryMemory
+from laconic.config.methods import StopHeadConfig
+from laconic.evaluation.compression.evaluate import ContextTail
+from laconic.evaluation.compression.run import AutoCompressorReader
 from tests.recipe.reading import reader
 
 LENGTHS = (1, 2, 4)

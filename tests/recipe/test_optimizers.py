@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import UsageError
-from laconic.core.runs import RunDirectory
-from laconic.recipe.build import build_experiment
-from laconic.recipe.optimizers import optimizer
-from laconic.recipe.read import load_recipe
-from laconic.recipe.schema import Recipe
+from laconic.config.load import load_recipe
+from laconic.config.recipe import Recipe
+from laconic.errors import UsageError
+from laconic.experiment.build import build_experiment
+from laconic.experiment.optimizers import optimizer
+from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
 from tests.training.ground import lines, same
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 CPU = torch.device("cpu")
-SMALL = """method = "plain"
+SMALL = """method = "lm"
 seed = 5
 [model]
 family = "llama"
@@ -27,15 +27,15 @@ hidden_size = 16
 num_hidden_layers = 1
 num_attention_heads = 2
 [data]
-kind = "text"
+source = "text"
 path = "books.jsonl"
-text = { tokens = 48, segment = 16 }
+text = { row_tokens = 48, segment_tokens = 16 }
 [train]
 steps = 4
-batch = 4
-micro = 2
-lr = 1e-2
-warmup = 0.5
+batch_size = 4
+micro_batch_size = 2
+learning_rate = 1e-2
+warmup_ratio = 0.5
 save_every = 2
 keep_every = 2
 """
@@ -82,9 +82,15 @@ def test_matrices_are_moved_by_what_is_named(tmp_path: Path) -> None:
 
 def test_what_an_optimizer_does_not_do_is_said(tmp_path: Path) -> None:
     asked = recipe(tmp_path, "train.optimizer=dgd", "train.weight_decay=0.1")
-    with pytest.raises(UsageError, match=r"train\.weight_decay 0\.1 with dgd: its erasing is its decay; leave the key out"):
+    with pytest.raises(
+        UsageError, match=r"train\.weight_decay 0\.1 with dgd: its erasing is its decay; leave the key out"
+    ):
         optimizer(build_experiment(asked, CPU).method, asked.train)
-    with pytest.raises(UsageError, match=r'parallel=fsdp: "fsdp" with optimizer m3: it moves whole matrices; take "ddp"'):
+    with pytest.raises(
+        UsageError, match=r'parallel=fsdp: "fsdp" with optimizer m3: it moves whole matrices; take "ddp"'
+    ):
         recipe(tmp_path, "train.optimizer=m3", "train.parallel=fsdp")
-    with pytest.raises(UsageError, match=r'"dgd" with method hope: its maps read starts and changes together, which no map'):
+    with pytest.raises(
+        UsageError, match=r'"dgd" with method hope: its maps read starts and changes together, which no map'
+    ):
         recipe(tmp_path, "train.optimizer=dgd", "method=hope")

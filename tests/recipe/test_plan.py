@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.core.decoder import Decoder
-from laconic.core.errors import InputError, OutOfMemoryError
-from laconic.core.families import DecoderConfig
-from laconic.data.settings import DataConfig
-from laconic.data.synthetic import build_digits_tokenizer
-from laconic.recipe import models, pace, sketch
-from laconic.recipe import plan as planning
-from laconic.recipe.lengths import SAMPLE, STEP, Blank, at_hand, foreseen, pieces
-from laconic.recipe.need import Need, counted, followed, need, tracked
-from laconic.recipe.opened import load_config_and_tokenizer
-from laconic.recipe.plan import plan, told
-from laconic.recipe.read import load_recipe
-from laconic.recipe.schema import Recipe
+from laconic.config.data import DataConfig
+from laconic.config.load import load_recipe
+from laconic.config.recipe import Recipe
+from laconic.data.synthetic.digits import build_digits_tokenizer
+from laconic.errors import InputError, OutOfMemoryError
+from laconic.experiment import build_model, pace, sketch
+from laconic.experiment import dry_run as planning
+from laconic.experiment.dry_run import plan, told
+from laconic.experiment.lengths import SAMPLE, STEP, Blank, at_hand, foreseen, pieces
+from laconic.experiment.load_run import load_config_and_tokenizer
+from laconic.experiment.need import Need, counted, followed, need, tracked
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
 from tests.conftest import REPO, needs
 from tests.recipe.test_presets import folder_of
 from tests.tolerances import FLOAT32, error
@@ -38,17 +38,17 @@ hidden_size = 32
 num_hidden_layers = 6
 num_attention_heads = 4
 num_key_value_heads = 2
-[thinking]
-count = 2
-rounds = 1
+[latents]
+num_latents = 2
+jacobi_iterations = 1
 [data]
-kind = "digits"
+source = "digits"
 format = "digits"
-chain = "all"
-digits = { operations = 2, rows = 400 }
+chain_steps = "all"
+digits = { num_operations = 2, train_rows = 400 }
 [train]
 steps = 4
-batch = 16
+batch_size = 16
 """
 
 
@@ -97,7 +97,7 @@ def test_without_the_tracker_memory_comes_by_formula(tiny: Any, monkeypatch: pyt
 
 @pytest.mark.parametrize(("recompute", "off"), [(0, 0.02), (1, 0.1)])
 def test_two_layers_tell_what_all_take(tiny: Any, recompute: int, off: float) -> None:
-    recipe = tiny("nocot", f"train.recompute={recompute}")
+    recipe = tiny("nocot", f"train.activation_checkpointing={recompute}")
     config, tokenizer, batch = wide(recipe)
     whole, _ = followed(recipe, config, tokenizer, batch, CPU)
     found = tracked(recipe, config, tokenizer, [batch], CPU) * batch.B
@@ -140,12 +140,12 @@ def test_what_is_held_is_weights_and_moments(tiny: Any) -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_lora_stands_as_peft_puts_it(tiny: Any, family: str, modules: str) -> None:
     needs("peft")
-    keys = ["train.what=lora", "lora.r=4", f"lora.modules={modules}", "lora.dropout=0"]
+    keys = ["train.trainable=lora", "lora.rank=4", f"lora.target_modules={modules}", "lora.dropout=0"]
     recipe = tiny(
         "nocot", f"model.family={family}", *(["model.num_key_value_heads=4"] if family == "gpt2" else []), *keys
     )
     config, tokenizer = load_config_and_tokenizer(recipe)
-    theirs = models.build_parts(recipe, Decoder(config, seed=0), tokenizer, "").decoder
+    theirs = build_model.build_parts(recipe, Decoder(config, seed=0), tokenizer, "").decoder
     method = sketch.filled(sketch.sketched(recipe, config, tokenizer, 1), CPU)
     ours: Any = method.decoder
     learn = [sorted(tuple(p.shape) for p in each.parameters() if p.requires_grad) for each in (theirs, ours)]
@@ -229,7 +229,7 @@ def test_pieces_go_from_the_narrowest_to_the_widest() -> None:
 
 
 def test_time_goes_by_rows_or_by_a_product(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = tiny("nocot", "train.batch=64")
+    recipe = tiny("nocot", "train.batch_size=64")
     config, tokenizer, batch = wide(recipe)
     sketched = sketch.sketched(recipe, config, tokenizer, 1)
     found = pace.pace(recipe, config, sketched, batch, CPU, 8)
@@ -251,25 +251,27 @@ def test_time_goes_by_rows_or_by_a_product(tiny: Any, monkeypatch: pytest.Monkey
 def test_a_run_to_begin_with_may_still_be_made(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "openai-community/gpt2")
     recipe, notes = load_recipe("coconut-gpt2-aug", [f"model.name={folder}"])
-    assert notes == ["model.name takes the place of model.start"]
+    assert notes == ["model.name takes the place of model.init_from_run"]
     assert recipe.model.init_from_run is None
     assert (
-        load_config_and_tokenizer(load_recipe("demo-kava", [f"model.start={tmp_path}/demo-cot"])[0])[1].fingerprint
+        load_config_and_tokenizer(load_recipe("demo-kava", [f"model.init_from_run={tmp_path}/demo-cot"])[0])[
+            1
+        ].fingerprint
         == build_digits_tokenizer().fingerprint
     )
     with pytest.raises(InputError, match=r"no run, and no recipe of its name; train it first, or give model\.name"):
-        load_config_and_tokenizer(load_recipe("demo-kava", [f"model.start={tmp_path}/mine"])[0])
+        load_config_and_tokenizer(load_recipe("demo-kava", [f"model.init_from_run={tmp_path}/mine"])[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model", "layers", "keys"),
     [
-        ("codi-gpt2-aug", "openai-community/gpt2", {"n_layer": 3}, ("train.batch=8", "train.micro=8")),
-        ("cot-coconut-gpt2-aug", "openai-community/gpt2", {"n_layer": 3}, ("train.batch=16", "train.micro=8")),
+        ("codi-gpt2-aug", "openai-community/gpt2", {"n_layer": 3}, ("train.batch_size=8", "train.micro_batch_size=8")),
+        ("cot-coconut-gpt2-aug", "openai-community/gpt2", {"n_layer": 3}, ("train.batch_size=16", "train.micro_batch_size=8")),
         (
             "kava-qwen05b-aug", "Qwen/Qwen2.5-0.5B-Instruct", {"num_hidden_layers": 3, "vocab_size": 50304},
-            ("train.batch=8",),
+            ("train.batch_size=8",),
         ),
     ],
 )  # fmt: skip
@@ -289,10 +291,15 @@ def test_memory_foretold_is_memory_taken(
 
 
 def test_configurations_of_other_depth_are_the_same_but_for_it(tiny: Any) -> None:
-    recipe = tiny("kava", "matching.kv_layers=[1, 5]")
+    recipe = tiny("kava", "kv_distillation.layers=[1, 5]")
     config = load_config_and_tokenizer(recipe)[0]
     few, small = sketch.shallow(recipe, config, 2)
-    assert small == replace(config, num_hidden_layers=2, sliding_windows=config.sliding_windows[:2], attention_scales=config.attention_scales[:2])
+    assert small == replace(
+        config,
+        num_hidden_layers=2,
+        sliding_windows=config.sliding_windows[:2],
+        attention_scales=config.attention_scales[:2],
+    )
     assert few.kv_distillation is not None
     assert few.kv_distillation.layers == (1,)
     assert sketch.shallow(recipe, config, 1)[0].kv_distillation.layers == (0,)  # type: ignore[union-attr]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.recipe.plan import plan
-from laconic.recipe.read import SHIPPED_RECIPES, load_recipe
-from laconic.recipe.schema import flatten
-from laconic.verify.ledger import OWN_SOURCE
+from laconic.config.load import SHIPPED_RECIPES, load_recipe
+from laconic.config.recipe import flatten
+from laconic.experiment.dry_run import plan
+from laconic.verification.ledger import OWN_SOURCE
 from tests.conftest import shared_dir
 
 LLAMA = {
@@ -108,50 +108,61 @@ TABLE_6 = {
 }
 # What the other public runs have, one line each: keys of a recipe.
 CODI = {
-    "thinking.count": 6, "thinking.mode": "sequential", "thinking.project": "codi", "distilling.codi_norm": "layer",
-    "distilling.codi_layers": "all", "train.weight_decay": 0.1, "train.batch": 128, "train.clip": 2.0, "seed": 11,
-    "train.warmup": 0.03, "train.schedule": "cosine", "train.precision": "bfloat16", "lora.r": 128,
+    "latents.num_latents": 6, "latents.schedule": "sequential", "latents.projection": "codi", "distillation.hidden_scale": "layer",
+    "distillation.hidden_layers": "all", "train.weight_decay": 0.1, "train.batch_size": 128, "train.max_grad_norm": 2.0, "seed": 11,
+    "train.warmup_ratio": 0.03, "train.lr_schedule": "cosine", "train.precision": "bfloat16", "lora.rank": 128,
 }  # fmt: skip
-GPT2 = {"distilling.alpha1": 1.0, "train.lr": 3e-3, "train.epochs": 40.0}
-LLAMA1B = {"distilling.alpha1": 20.0, "train.lr": 8e-4, "train.epochs": 10.0}
+GPT2 = {"distillation.hidden_weight": 1.0, "train.learning_rate": 3e-3, "train.epochs": 40.0}
+LLAMA1B = {"distillation.hidden_weight": 20.0, "train.learning_rate": 8e-4, "train.epochs": 10.0}
 PCCOT = {
-    "thinking.count": 24, "thinking.rounds": 3, "thinking.project": "none", "distilling.codi_layers": "blocks",
-    "train.batch": 128, "train.warmup": 0.03, "train.clip": 1.0,
+    "latents.num_latents": 24, "latents.jacobi_iterations": 3, "latents.projection": "none", "distillation.hidden_layers": "blocks",
+    "train.batch_size": 128, "train.warmup_ratio": 0.03, "train.max_grad_norm": 1.0,
 }  # fmt: skip
-COCONUT = {"train.what": "full", "train.lr": 1e-4, "train.weight_decay": 0.01, "train.batch": 128, "train.micro": 32}
-ICOT = {"train.what": "full", "removing.remove_per_epoch": 8.0, "train.batch": 32, "train.clip": 1.0}
+COCONUT = {
+    "train.trainable": "full",
+    "train.learning_rate": 1e-4,
+    "train.weight_decay": 0.01,
+    "train.batch_size": 128,
+    "train.micro_batch_size": 32,
+}
+ICOT = {
+    "train.trainable": "full",
+    "icot.tokens_removed_per_epoch": 8.0,
+    "train.batch_size": 32,
+    "train.max_grad_norm": 1.0,
+}
 RUNS: dict[str, dict[str, Any]] = {
-    "codi-gpt2-aug": CODI | GPT2 | {"thinking.project_width": 768, "train.micro": 64},
-    "codi-gpt2-aug-nl": CODI | GPT2 | {"thinking.project_width": 768, "train.micro": 64},
+    "codi-gpt2-aug": CODI | GPT2 | {"latents.projection_width": 768, "train.micro_batch_size": 64},
+    "codi-gpt2-aug-nl": CODI | GPT2 | {"latents.projection_width": 768, "train.micro_batch_size": 64},
     "codi-llama1b-aug": CODI | LLAMA1B | {
-        "thinking.project_width": 2048, "train.micro": 32, "data.max_tokens": 200, "data.drop_negative": True,
+        "latents.projection_width": 2048, "train.micro_batch_size": 32, "data.max_tokens": 200, "data.require_leading_digit": True,
     },
     "codi-llama1b-aug-nl": CODI | LLAMA1B | {
-        "thinking.project_width": 2048, "train.epochs": 3.0, "data.max_tokens": 256, "data.drop_negative": True,
+        "latents.projection_width": 2048, "train.epochs": 3.0, "data.max_tokens": 256, "data.require_leading_digit": True,
     },
     "pccot-gpt2-aug": PCCOT | GPT2 | {
-        "distilling.codi_norm": "layer", "train.weight_decay": 0.01, "train.validate_every": 200,
+        "distillation.hidden_scale": "layer", "train.weight_decay": 0.01, "train.validate_every": 200,
     },
     "pccot-llama1b-aug": PCCOT | LLAMA1B | {
-        "distilling.codi_norm": "global", "train.weight_decay": 0.1, "lora.modules": "all",
+        "distillation.hidden_scale": "global", "train.weight_decay": 0.1, "lora.target_modules": "all",
     },
     "coconut-gpt2-aug": COCONUT | {
-        "staging.per_step": 2, "staging.epochs_per_stage": 3, "staging.max_stage": 3, "staging.first_stage": 1,
+        "coconut.latents_per_step": 2, "coconut.epochs_per_stage": 3, "coconut.max_stage": 3, "coconut.first_stage": 1,
         "train.epochs": 22.0, "train.precision": "float32", "model.dtype": "float32",
     },
     "cot-coconut-gpt2-aug": COCONUT | {"train.epochs": 25.0, "method": "cot"},
-    "coconut-llama1b-aug": {"train.what": "full", "train.lr": 1e-5, "train.epochs": 5.0},
-    "cot-coconut-llama1b-aug": {"train.what": "full", "train.lr": 1e-5, "train.epochs": 5.0},
+    "coconut-llama1b-aug": {"train.trainable": "full", "train.learning_rate": 1e-5, "train.epochs": 5.0},
+    "cot-coconut-llama1b-aug": {"train.trainable": "full", "train.learning_rate": 1e-5, "train.epochs": 5.0},
     "coconut-gpt2-prosqa": COCONUT | {
-        "staging.per_step": 1, "staging.epochs_per_stage": 5, "staging.max_stage": 6, "staging.first_stage": 0,
+        "coconut.latents_per_step": 1, "coconut.epochs_per_stage": 5, "coconut.max_stage": 6, "coconut.first_stage": 0,
         "train.epochs": 50.0,
     },
     "icot-mistral7b-aug": ICOT | {
-        "train.lr": 1e-5, "train.epochs": 80.0, "train.micro": 16, "removing.remove_all_from": 39,
+        "train.learning_rate": 1e-5, "train.epochs": 80.0, "train.micro_batch_size": 16, "icot.remove_all_after": 39,
         "data.max_tokens": 150, "train.precision": "bfloat16",
     },
-    "cot-gpt2-aug": {"train.lr": 3e-3, "train.weight_decay": 0.01, "train.epochs": 40.0},
-    **{f"icot-gpt2-mult{n}": ICOT | {"train.lr": 5e-5, "train.epochs": 200.0} for n in (4, 5, 7, 9)},
+    "cot-gpt2-aug": {"train.learning_rate": 3e-3, "train.weight_decay": 0.01, "train.epochs": 40.0},
+    **{f"icot-gpt2-mult{n}": ICOT | {"train.learning_rate": 5e-5, "train.epochs": 200.0} for n in (4, 5, 7, 9)},
 }  # fmt: skip
 
 
@@ -180,7 +191,9 @@ def folder_of(root: Path, model: str) -> Path:
 
 
 def test_every_run_of_the_papers_has_its_recipe() -> None:
-    papers = {path.stem for path in SHIPPED_RECIPES.glob("*.toml") if load_recipe(path.stem)[0].paper_table != OWN_SOURCE}
+    papers = {
+        path.stem for path in SHIPPED_RECIPES.glob("*.toml") if load_recipe(path.stem)[0].paper_table != OWN_SOURCE
+    }
     assert papers == PRESETS | READING | LEARNING
 
 
@@ -200,14 +213,21 @@ def test_kava_is_its_table(name: str) -> None:
     alpha1, alpha2, loss, std, lam, project, lr, decay, epochs = TABLE_6[name]
     found = said(f"kava-{name}")
     norms = ("layer", "layer") if std else ("none", "global")
-    assert (found["matching.kv_norm"], found["distilling.codi_norm"]) == norms
-    assert found["thinking.project"] == ("pccot" if project else "none")
-    keys = ("distilling.alpha1", "matching.alpha2", "matching.kv_loss", "keeping.lam", "train.lr", "train.weight_decay")
+    assert (found["kv_distillation.scale"], found["distillation.hidden_scale"]) == norms
+    assert found["latents.projection"] == ("pccot" if project else "none")
+    keys = (
+        "distillation.hidden_weight",
+        "kv_distillation.weight",
+        "kv_distillation.distance",
+        "kv_selection.importance_weight",
+        "train.learning_rate",
+        "train.weight_decay",
+    )
     assert tuple(found[key] for key in keys) == (alpha1, alpha2, loss, lam, lr, decay)
     common = {
-        "train.epochs": epochs, "thinking.count": 24, "thinking.rounds": 3, "train.batch": 128, "train.clip": 2.0,
-        "train.schedule": "cosine", "train.betas": [0.9, 0.999], "train.precision": "bfloat16", "train.warmup": 0.03,
-        "lora.r": 128, "lora.alpha": 32, "lora.dropout": 0.1, "data.chain": "drop_last", "train.what": "lora",
+        "train.epochs": epochs, "latents.num_latents": 24, "latents.jacobi_iterations": 3, "train.batch_size": 128, "train.max_grad_norm": 2.0,
+        "train.lr_schedule": "cosine", "train.betas": [0.9, 0.999], "train.precision": "bfloat16", "train.warmup_ratio": 0.03,
+        "lora.rank": 128, "lora.alpha": 32, "lora.dropout": 0.1, "data.chain_steps": "drop_last", "train.trainable": "lora",
     }  # fmt: skip
     assert {key: found[key] for key in common} == common
     assert found["data.name"] == [f"whynlp/gsm8k-{name.partition('-')[2]}"]
@@ -216,7 +236,7 @@ def test_kava_is_its_table(name: str) -> None:
         assert {key: base[key] for key in base if key.startswith(("train.", "lora.", "model."))} == {
             key: found[key] for key in found if key.startswith(("train.", "lora.", "model."))
         }
-        assert base["data.chain"] == "all"
+        assert base["data.chain_steps"] == "all"
 
 
 @pytest.mark.parametrize("name", RUNS)

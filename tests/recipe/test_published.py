@@ -14,10 +14,10 @@ from torch import Tensor
 
 import laconic
 from laconic import cli
-from laconic.core.errors import InputError, UnsafeFileError, UsageError
-from laconic.core.memory import SummaryMemory
-from laconic.data.tokens import build_byte_tokenizer
-from laconic.recipe.published import SUMMARY_EMBEDDING, is_published
+from laconic.compression.memory import SummaryMemory
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import InputError, UnsafeFileError, UsageError
+from laconic.experiment.load_autocompressor import SUMMARY_EMBEDDING, is_published
 from tests import tolerances
 from tests.conftest import needs
 from tests.core.readings import same
@@ -170,7 +170,9 @@ def test_what_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> None:
     ):
         laconic.load_text_model(made)
     (made / "model.safetensors").rename(made / "pytorch_model.bin")
-    with pytest.raises(UnsafeFileError, match=r"pytorch_model.bin is a pickle and can run code; not opened. In an environment"):
+    with pytest.raises(
+        UnsafeFileError, match=r"pytorch_model.bin is a pickle and can run code; not opened. In an environment"
+    ):
         laconic.load_text_model(made)
     said(made, summary_length=0)  # as the authors' models of full attention have it
     assert not is_published(made)

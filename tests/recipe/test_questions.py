@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from laconic.core.errors import InputError, UsageError
-from laconic.data.maths import load_examples
-from laconic.data.settings import DataConfig
-from laconic.evaluation.protocols import CODI, TEXT
-from laconic.recipe import models
-from laconic.recipe.questions import check_unique_titles, load_question_set, single_question
-from laconic.recipe.schema import Recipe
+from laconic.config.data import DataConfig
+from laconic.config.recipe import Recipe
+from laconic.data.reasoning.answer_matching import CODI, TEXT
+from laconic.data.reasoning.load import load_examples
+from laconic.errors import InputError, UsageError
+from laconic.evaluation.reasoning.question_sets import check_unique_titles, load_question_set, single_question
+from laconic.experiment import build_model
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def run(shared: Path) -> Any:
             folder="run",
             recipe=Recipe.model_construct(data=DataConfig.model_validate(data), method="kava", thinking=None),
             parts=SimpleNamespace(
-                tokenizer=models.load_tokenizer(shared / "models" / "stories260k"),
+                tokenizer=build_model.load_tokenizer(shared / "models" / "stories260k"),
                 decoder=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=2000)),
             ),
         )
@@ -49,7 +49,11 @@ def test_rows_come_with_their_chains_where_these_are_asked_for(run: Any, shared:
     assert [each.answer for each in whole.examples] == [each.answer for each in gold]
     assert chain(made, whole.source) == "".join(gold[0].steps[:-1])
     assert chain(made, plain.source) == ""
-    assert (whole.max_question_tokens, list(whole.order), whole.has_text_answers) == (plain.max_question_tokens, list(plain.order), False)
+    assert (whole.max_question_tokens, list(whole.order), whole.has_text_answers) == (
+        plain.max_question_tokens,
+        list(plain.order),
+        False,
+    )
     with pytest.raises(InputError, match=r"valid: run names no data.valid; name a set or a file"):
         load_question_set(made, "valid", CODI)
 
@@ -75,7 +79,9 @@ def test_one_question_is_a_set_of_one(run: Any) -> None:
 
 def test_two_places_of_one_name_are_refused(run: Any, tmp_path: Path) -> None:
     recipe = run(valid=str(tmp_path / "a/own.jsonl")).recipe
-    check_unique_titles(recipe, ("gsm8k", "openai/gsm8k", "gsm8k:valid", "valid", f"{tmp_path}/a/../a/own.jsonl"), "run")
+    check_unique_titles(
+        recipe, ("gsm8k", "openai/gsm8k", "gsm8k:valid", "valid", f"{tmp_path}/a/../a/own.jsonl"), "run"
+    )
     for names in (("valid", f"{tmp_path}/own.jsonl"), ("gsm8k", "gsm8k.jsonl"), ("gsm8k:valid", "gsm8k-valid.jsonl")):
         with pytest.raises(UsageError, match=r"are both called .*; rename one of the files"):
             check_unique_titles(recipe, names, "run")

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import InputError, CorruptArtifactError, LaconicError, UsageError
-from laconic.core.memory import SummaryMemory
-from laconic.recipe.reader import TextCompressor, current_time
+from laconic.compression.memory import SummaryMemory
+from laconic.errors import CorruptArtifactError, InputError, LaconicError, UsageError
+from laconic.experiment.compressor import TextCompressor, current_time
 from tests.core.readings import FAMILIES
 from tests.recipe.reading import reader
 from tests.tolerances import FLOORS, ORACLE, largest
@@ -114,7 +114,9 @@ def test_one_memory_is_shared_by_all_prompts_and_one_prompt_is_asked_of_all() ->
         g.token_ids for g in each
     ]
     shared = run.generate(prompts, memory.select_rows([1]), max_tokens=3)
-    assert [g.token_ids for g in run.generate(prompts, memory.select_rows([1, 1, 1]), max_tokens=3)] == [g.token_ids for g in shared]
+    assert [g.token_ids for g in run.generate(prompts, memory.select_rows([1, 1, 1]), max_tokens=3)] == [
+        g.token_ids for g in shared
+    ]
     asked = run.generate(["Why"], memory, max_tokens=3)
     assert [g.token_ids for g in run.generate(["Why"] * 3, memory, max_tokens=3)] == [g.token_ids for g in asked]
     assert run.generate(["Why"], max_tokens=3)[0].token_ids
@@ -131,7 +133,9 @@ def test_what_is_asked_for_rules_over_what_the_run_has() -> None:
     assert many.tolist() != drawn[0][0]  # the draws are of the third text now
     low, high = (int(run.compress(text, quantile=q).num_vectors) for q in (0.05, 0.95))
     assert low < int(run.compress(text).num_vectors) < high
-    assert int(run.compress(text, threshold=0.01).num_vectors) < int(run.compress(text, stop_rule="threshold", threshold=0.99).num_vectors)
+    assert int(run.compress(text, threshold=0.01).num_vectors) < int(
+        run.compress(text, stop_rule="threshold", threshold=0.99).num_vectors
+    )
     assert run.compress(text, segment_tokens=8).num_segments == 2 * run.compress(text).num_segments - 1
 
 
@@ -148,7 +152,11 @@ REFUSED = [
     (lambda r: r.compress(["a"], budget=0), UsageError, "budget 0: give 1 vector or more"),
     (lambda r: r.compress(["a"], q=1.0), UsageError, "q 1.0: give a probability between 0 and 1, neither of them"),
     (lambda r: r.compress(["a"], n=3), UsageError, "n 3: lengths 1, 2, 4 are allowed; choose one of them"),
-    (lambda r: r.compress(["a " * 80], segment=140), UsageError, "segment: 0 vectors, 140 tokens and 4 places, llama has"),
+    (
+        lambda r: r.compress(["a " * 80], segment=140),
+        UsageError,
+        "segment: 0 vectors, 140 tokens and 4 places, llama has",
+    ),
     (
         lambda r: r.compress(["a " * 300], n=4),
         UsageError,

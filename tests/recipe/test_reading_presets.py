@@ -6,42 +6,47 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.recipe.plan import plan
-from laconic.recipe.read import SHIPPED_RECIPES, load_recipe
-from laconic.recipe.schema import flatten
+from laconic.config.load import SHIPPED_RECIPES, load_recipe
+from laconic.config.recipe import flatten
+from laconic.experiment.dry_run import plan
 from tests.recipe.test_presets import PARAMETERS, READING, folder_of
 
 OPT = {
-    "reading.generator": "parallel", "reading.length": "fixed", "reading.kappa": 50, "reading.positions": "zero",
-    "data.text.overlap": 0, "train.what": "full", "train.lr": 2e-5, "train.warmup_steps": 1000, "train.clip": 1.0,
-    "train.schedule": "linear", "train.weight_decay": 0.0, "train.betas": [0.9, 0.999], "train.precision": "bfloat16",
+    "compression.summary": "parallel", "compression.length_policy": "fixed", "compression.num_vectors": 50, "compression.summary_positions": "zero",
+    "data.text.segment_overlap": 0, "train.trainable": "full", "train.learning_rate": 2e-5, "train.warmup_steps": 1000, "train.max_grad_norm": 1.0,
+    "train.lr_schedule": "linear", "train.weight_decay": 0.0, "train.betas": [0.9, 0.999], "train.precision": "bfloat16",
 }  # fmt: skip
-RANDOM = {"data.text.segments": "random", "data.text.low": 1024, "data.text.high": 2048, "data.text.window": 2}
-FIXED = {"data.text.segments": "fixed", "data.text.segment": 2048, "reading.memory": "replace"}
-LONG = {"data.text.tokens": 30_720, "train.batch": 4}
+RANDOM = {
+    "data.text.segment_lengths": "random",
+    "data.text.min_segment_tokens": 1024,
+    "data.text.max_segment_tokens": 2048,
+    "data.text.segments_per_window": 2,
+}
+FIXED = {"data.text.segment_lengths": "fixed", "data.text.segment_tokens": 2048, "compression.memory_policy": "replace"}
+LONG = {"data.text.row_tokens": 30_720, "train.batch_size": 4}
 RUNS: dict[str, dict[str, Any]] = {
     "ac-opt-2.7b-6k": OPT | RANDOM | {
-        "model.name": "facebook/opt-2.7b", "reading.memory": "accumulate", "data.text.tokens": 6144, "train.batch": 16,
+        "model.name": "facebook/opt-2.7b", "compression.memory_policy": "accumulate", "data.text.row_tokens": 6144, "train.batch_size": 16,
     },
-    "ac-opt-2.7b-30k": OPT | RANDOM | LONG | {"model.name": "facebook/opt-2.7b", "reading.memory": "accumulate"},
-    "ac-opt-1.3b-30k": OPT | RANDOM | LONG | {"model.name": "facebook/opt-1.3b", "reading.memory": "accumulate"},
+    "ac-opt-2.7b-30k": OPT | RANDOM | LONG | {"model.name": "facebook/opt-2.7b", "compression.memory_policy": "accumulate"},
+    "ac-opt-1.3b-30k": OPT | RANDOM | LONG | {"model.name": "facebook/opt-1.3b", "compression.memory_policy": "accumulate"},
     "rmt-opt-2.7b-8k": OPT | FIXED | {
-        "model.name": "facebook/opt-2.7b", "data.text.tokens": 8192, "data.text.window": 4, "train.batch": 16,
+        "model.name": "facebook/opt-2.7b", "data.text.row_tokens": 8192, "data.text.segments_per_window": 4, "train.batch_size": 16,
     },
-    "rmt-opt-1.3b-30k": OPT | FIXED | LONG | {"model.name": "facebook/opt-1.3b", "data.text.window": 15},
+    "rmt-opt-1.3b-30k": OPT | FIXED | LONG | {"model.name": "facebook/opt-1.3b", "data.text.segments_per_window": 15},
     "ac-llama-2-7b-6k": OPT | {
-        "model.name": "meta-llama/Llama-2-7b-hf", "reading.positions": "contiguous", "reading.memory": "accumulate",
-        "data.text.tokens": 6144, "data.text.segments": "random", "data.text.low": 2, "train.what": "lora",
-        "train.lr": 8e-4, "train.warmup_steps": 5000, "train.batch": 32, "lora.r": 16, "lora.alpha": 16,
-        "lora.dropout": 0.05, "lora.modules": "attention",
+        "model.name": "meta-llama/Llama-2-7b-hf", "compression.summary_positions": "contiguous", "compression.memory_policy": "accumulate",
+        "data.text.row_tokens": 6144, "data.text.segment_lengths": "random", "data.text.min_segment_tokens": 2, "train.trainable": "lora",
+        "train.learning_rate": 8e-4, "train.warmup_steps": 5000, "train.batch_size": 32, "lora.rank": 16, "lora.alpha": 16,
+        "lora.dropout": 0.05, "lora.target_modules": "attention",
     },
     "read-compat": {
-        "reading.trigger": "replace", "reading.adapter": "none", "reading.steps": False, "reading.memory": "replace",
-        "reading.generator": "self", "reading.length": "stop", "reading.cap": 50, "halting.stop_head": "vocabulary",
-        "halting.control": "rows", "halting.control_in_softmax": True, "halting.index": "split",
-        "halting.gate": "scale", "halting.penalty": "ratio", "halting.alpha": 1.0, "halting.penalise": "all",
-        "halting.price": 0.0, "halting.estimator": "soft", "halting.stop": "sample", "data.text.segments": "fixed",
-        "train.lr": 2e-5,
+        "compression.trigger_placement": "replace", "compression.summary_map": "none", "compression.step_embedding": False, "compression.memory_policy": "replace",
+        "compression.summary": "self", "compression.length_policy": "stop", "compression.max_vectors": 50, "stop_head.head": "vocabulary",
+        "stop_head.control_tokens": "rows", "stop_head.control_tokens_in_softmax": True, "stop_head.stop_position": "split",
+        "stop_head.soft_gate": "scale", "stop_head.cost_kind": "ratio", "stop_head.ratio_memory_weight": 1.0, "stop_head.cost_on": "all",
+        "stop_head.length_cost": 0.0, "stop_head.estimator": "soft", "stop_head.stop_rule": "sample", "data.text.segment_lengths": "fixed",
+        "train.learning_rate": 2e-5,
     },
 }  # fmt: skip
 GB = {"ac-opt-2.7b-30k": 75, "ac-opt-1.3b-30k": 38}  # of a GPU, reported for training on rows of 30,720 tokens
@@ -67,10 +72,12 @@ def test_a_recipe_is_its_run(name: str) -> None:
 
 
 def test_the_small_one_has_the_formulas_of_the_large() -> None:
-    small, large = (flatten(load_recipe(name)[0].model_dump(mode="json")) for name in ("read-recall-compat", "read-compat"))
+    small, large = (
+        flatten(load_recipe(name)[0].model_dump(mode="json")) for name in ("read-recall-compat", "read-compat")
+    )
     formulas = {key for key in small if key.startswith(("reading.", "halting."))}
     differ = {key for key in formulas if small[key] != large[key]}
-    assert differ == {"reading.cap", "reading.positions"}  # Llama has no table of positions
+    assert differ == {"compression.max_vectors", "compression.summary_positions"}  # Llama has no table of positions
     task = flatten(load_recipe("read-recall")[0].model_dump(mode="json"))
     others = {key for key in small if not key.startswith(("reading.", "halting."))}
     assert {key for key in others if small[key] != task[key]} == set()

@@ -6,36 +6,36 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.core.errors import InputError
-from laconic.data.settings import DataConfig
-from laconic.evaluation.protocols import CODI
-from laconic.recipe.models import load_model_tokenizer
-from laconic.recipe.opened import recipe_fingerprint
-from laconic.recipe.read import load_recipe
-from laconic.recipe.rows import load_file_rows, load_held_out, default_answer_matcher, load_training_rows
-from laconic.verbs.train import TrainCommand
+from laconic.cli.train import TrainCommand
+from laconic.config.data import DataConfig
+from laconic.config.load import load_recipe
+from laconic.data.reasoning.answer_matching import CODI
+from laconic.errors import InputError
+from laconic.experiment.build_data import default_answer_matcher, load_file_rows, load_held_out, load_training_rows
+from laconic.experiment.build_model import load_model_tokenizer
+from laconic.experiment.load_run import recipe_fingerprint
 
 SMALL = """method = "kava"
 [model]
 name = "MODEL"
-[thinking]
-count = 4
-rounds = 2
+[latents]
+num_latents = 4
+jacobi_iterations = 2
 [data]
-kind = "maths"
+source = "catalog"
 name = ["aggregate", "rows.jsonl"]
 valid = "gsm8k-aug:valid"
-root = "data"
-sizes = "any"
-too_long = "drop"
-rows = 24
+data_dir = "data"
+size_check = "off"
+on_too_long = "drop"
+max_train_rows = 24
 [validation]
-rows = 2
+max_rows = 2
 max_tokens = 4
 [train]
 steps = 2
-batch = 4
-lr = 1e-3
+batch_size = 4
+learning_rate = 1e-3
 """
 
 
@@ -55,7 +55,7 @@ def test_paths_and_names(small: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     data = load_recipe(small)[0].data
     assert data.name == ("aggregate", str(tmp_path / "rows.jsonl"))  # files lie by the recipe, names stay names
     assert (data.valid, data.data_dir) == ("gsm8k-aug:valid", str(tmp_path / "data"))
-    data = load_recipe(small, ["data.name=whynlp/gsm8k-aug", "data.valid=held.jsonl", "data.root=there"])[0].data
+    data = load_recipe(small, ["data.name=whynlp/gsm8k-aug", "data.valid=held.jsonl", "data.data_dir=there"])[0].data
     assert data.name == ("whynlp/gsm8k-aug",)
     assert (data.valid, data.data_dir) == (str(tmp_path / "here/held.jsonl"), str(tmp_path / "here/there"))
     data = load_recipe(small, ['data.name=["gsm8k", "a/b.parquet"]'])[0].data
@@ -63,13 +63,13 @@ def test_paths_and_names(small: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_where_the_files_lie_makes_no_other_run(small: Path) -> None:
-    recipes = [load_recipe(small, [f"data.root={root}"])[0] for root in ("a", "b")]
+    recipes = [load_recipe(small, [f"data.data_dir={root}"])[0] for root in ("a", "b")]
     assert recipe_fingerprint(recipes[0]) == recipe_fingerprint(recipes[1])
     assert recipe_fingerprint(load_recipe(small, ["data.name=gsm8k"])[0]) != recipe_fingerprint(recipes[0])
 
 
 def test_rows_of_sets(small: Path) -> None:
-    recipe = load_recipe(small, ['data.name=["gsm8k-aug", "gsm8k"]', "data.rows=300"])[0]
+    recipe = load_recipe(small, ['data.name=["gsm8k-aug", "gsm8k"]', "data.max_train_rows=300"])[0]
     tokenizer = load_model_tokenizer(recipe.model)
     rows = load_training_rows(recipe, tokenizer, 512)
     assert len(rows.examples) == 300
@@ -96,7 +96,9 @@ def test_rules_hold_for_a_file_too(small: Path, more: dict[str, str], message: s
         (folder / f"{name}.jsonl").write_text(row.replace("QUESTION", question))
     placed = {key: folder / ("data" if "/" in name else ".") / name for key, name in more.items()}
     with pytest.raises(InputError, match=message):
-        load_file_rows(DataConfig.model_validate({"path": f"{folder}/rows.jsonl"} | {key: str(at) for key, at in placed.items()}))
+        load_file_rows(
+            DataConfig.model_validate({"path": f"{folder}/rows.jsonl"} | {key: str(at) for key, at in placed.items()})
+        )
 
 
 def test_digits_are_not_judged_as_one_number(small: Path) -> None:

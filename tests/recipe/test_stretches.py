@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.contract import DocumentBatch
-from laconic.core.decoder import Decoder
-from laconic.core.errors import InputError, UsageError
-from laconic.recipe import pace, sketch, stretches
-from laconic.recipe import plan as planning
-from laconic.recipe.lengths import foreseen
-from laconic.recipe.models import check_context_length, build_config, load_model_tokenizer
-from laconic.recipe.need import followed, settled, tracked
-from laconic.recipe.opened import load_config_and_tokenizer
-from laconic.recipe.plan import plan, told
-from laconic.recipe.read import load_recipe
-from laconic.recipe.rows import load_training_rows
-from laconic.recipe.schema import Recipe
+from laconic.batches import DocumentBatch
+from laconic.config.load import load_recipe
+from laconic.config.recipe import Recipe
+from laconic.errors import InputError, UsageError
+from laconic.experiment import dry_run as planning
+from laconic.experiment import pace, sketch, stretches
+from laconic.experiment.build_data import load_training_rows
+from laconic.experiment.build_model import build_config, check_context_length, load_model_tokenizer
+from laconic.experiment.dry_run import plan, told
+from laconic.experiment.lengths import foreseen
+from laconic.experiment.load_run import load_config_and_tokenizer
+from laconic.experiment.need import followed, settled, tracked
+from laconic.models.decoder import Decoder
 
 CPU = torch.device("cpu")
 TINY = """method = "autocompressor"
@@ -29,15 +29,15 @@ hidden_size = 32
 num_hidden_layers = 6
 num_attention_heads = 4
 max_position_embeddings = 256
-[reading]
-cap = 4
+[compression]
+max_vectors = 4
 [data]
-kind = "text"
+source = "text"
 path = "text.txt"
-text = { tokens = 120, segment = 30, segments = "fixed", window = 2, overlap = 0 }
+text = { row_tokens = 120, segment_tokens = 30, segment_lengths = "fixed", segments_per_window = 2, segment_overlap = 0 }
 [train]
 steps = 5
-batch = 3
+batch_size = 3
 """
 
 
@@ -69,10 +69,14 @@ def test_documents_that_are_not_at_hand_are_as_long_as_they_can_be(tiny: Any) ->
     assert "text.txt is not at hand: rows of 120 tokens, as many as the steps ask for" in found.notes[0]
     batch = first(recipe)[2]
     assert (batch.segment_ends, int(batch.attention_mask.sum())) == ((30, 60, 90, 120), 360)
-    drawn = tiny("data.text.segments=random", "data.name=a/b")
+    drawn = tiny("data.text.segment_lengths=random", "data.name=a/b")
     assert first(drawn, step=1)[2].segment_ends != first(drawn, step=2)[2].segment_ends
     with pytest.raises(InputError, match=r"no file .*text\.txt"):
-        foreseen(tiny("data.text.held=0").model_copy(update={"train": whole_epochs(recipe)}), load_config_and_tokenizer(recipe)[1], 256)
+        foreseen(
+            tiny("data.text.held_out_fraction=0").model_copy(update={"train": whole_epochs(recipe)}),
+            load_config_and_tokenizer(recipe)[1],
+            256,
+        )
 
 
 def whole_epochs(recipe: Recipe) -> Any:
@@ -81,7 +85,7 @@ def whole_epochs(recipe: Recipe) -> Any:
 
 
 def test_documents_at_hand_are_counted(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = tiny("data.text.held=0", text="word " * 250)
+    recipe = tiny("data.text.held_out_fraction=0", text="word " * 250)
     config, tokenizer = load_config_and_tokenizer(recipe)
     found, real = foreseen(recipe, tokenizer, 256), load_training_rows(recipe, tokenizer, 256).source
     lengths = [int(real.batch([i], 0, 0).num_tokens) for i in range(len(real))]
@@ -95,8 +99,8 @@ def test_documents_at_hand_are_counted(tiny: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_document_that_is_looked_at_in_part_is_counted_by_its_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    from laconic.data.text import Document
-    from laconic.data.tokens import build_byte_tokenizer
+    from laconic.data.documents.load import Document
+    from laconic.data.tokenizer import build_byte_tokenizer
 
     monkeypatch.setattr(stretches, "LOOK", 20)
     found = stretches.tokens_of(
@@ -109,9 +113,9 @@ def test_a_document_that_is_looked_at_in_part_is_counted_by_its_characters(monke
 @pytest.mark.parametrize(
     "keys",
     [
-        (), ("data.text.window=3", "data.text.overlap=1"), ("reading.memory=replace",), ("reading.recurrent=false",),
-        ("reading.generator=self", "model.family=opt"), ("reading.generator=pool",),
-        ("reading.memory=fifo", "reading.budget=6"), ("method=plain",),
+        (), ("data.text.segments_per_window=3", "data.text.segment_overlap=1"), ("compression.memory_policy=replace",), ("compression.reread_memory=false",),
+        ("compression.summary=autoregressive", "model.family=opt"), ("compression.summary=pool",),
+        ("compression.memory_policy=fifo", "compression.max_memory_vectors=6"), ("method=plain",),
     ],
 )  # fmt: skip
 def test_positions_are_those_that_are_read(tiny: Any, keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,12 +133,14 @@ def test_positions_are_those_that_are_read(tiny: Any, keys: tuple[str, ...], mon
     for piece in batch.sequential_parts:
         state = method(piece, state).state
     found = sum(pace.reads(recipe, piece).positions for piece in batch.sequential_parts)
-    fifo = "reading.budget=6" in keys  # a block that does not go in whole is dropped, so fewer stand before a segment
+    fifo = (
+        "compression.max_memory_vectors=6" in keys
+    )  # a block that does not go in whole is dropped, so fewer stand before a segment
     assert (seen[0] <= found <= 1.05 * seen[0]) if fifo else (found == seen[0])
 
 
 def test_while_the_head_learns_nothing_has_a_gradient(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = tiny("reading.length=stop", "halting.estimator=ponder", "train.batch=1")
+    recipe = tiny("compression.length_policy=stop_head", "stop_head.estimator=ponder", "train.batch_size=1")
     config, tokenizer, batch = first(recipe, 1, 4)
     reads = [pace.reads(recipe, piece, head=True) for piece in batch.sequential_parts]
     assert sum(read.positions for read in reads) == 0
@@ -160,13 +166,17 @@ def test_while_the_head_learns_nothing_has_a_gradient(tiny: Any, monkeypatch: py
     [
         ((), 0.05),
         pytest.param(
-            ("reading.generator=self", "reading.length=stop", "halting.estimator=soft"), 0.05, marks=pytest.mark.slow
+            ("compression.summary=autoregressive", "compression.length_policy=stop_head", "stop_head.estimator=soft"),
+            0.05,
+            marks=pytest.mark.slow,
         ),
-        pytest.param(("reading.checkpoint_segments=true",), 0.15, marks=pytest.mark.slow),
+        pytest.param(("compression.checkpoint_segments=true",), 0.15, marks=pytest.mark.slow),
     ],
 )
 def test_two_layers_tell_what_all_take(tiny: Any, keys: tuple[str, ...], off: float) -> None:
-    recipe = settled(tiny(*keys, "data.text.tokens=120", "data.text.segment=60", "reading.cap=2"))
+    recipe = settled(
+        tiny(*keys, "data.text.row_tokens=120", "data.text.segment_tokens=60", "compression.max_vectors=2")
+    )
     config, tokenizer, batch = first(recipe)
     whole, _ = followed(recipe, config, tokenizer, batch, CPU)
     assert abs(tracked(recipe, config, tokenizer, [batch], CPU) * batch.B / whole - 1) < off
@@ -176,7 +186,7 @@ def test_two_layers_tell_what_all_take(tiny: Any, keys: tuple[str, ...], off: fl
 def test_segments_computed_again_take_less(tiny: Any) -> None:
     found = [
         tracked(recipe, *first(recipe)[:2], [first(recipe)[2]], CPU)
-        for recipe in (tiny(), tiny("reading.checkpoint_segments=true"))
+        for recipe in (tiny(), tiny("compression.checkpoint_segments=true"))
     ]
     assert found[1] < 0.75 * found[0]
 
@@ -187,25 +197,25 @@ def test_segments_computed_again_take_less(tiny: Any) -> None:
         (("model.max_position_embeddings=40",),
          r'12 vectors, 30 tokens and 4 places, llama has 40 positions: memory that accumulates ends after 2 segments of'
          r' 30; take memory "budgeted", "fifo" or "replace"$'),
-        (("model.max_position_embeddings=33", "reading.memory=replace"),
+        (("model.max_position_embeddings=33", "compression.memory_policy=replace"),
          r"4 vectors, 30 tokens and 4 places, llama has 33 positions; take shorter segments$"),
-        (("model.max_position_embeddings=60", "data.text.segments=random", "data.text.high=50"),
+        (("model.max_position_embeddings=60", "data.text.segment_lengths=random", "data.text.max_segment_tokens=50"),
          r"12 vectors, 50 tokens and 4 places, llama has 60 positions"),
         (("model.max_position_embeddings=50", "method=plain"),
          r"^data\.text\.window 2 of 30 tokens: plain text is read at once, and the model has 50 positions; lower one "),
-        (("data.kind=recall", "model.tokenizer=recall", "model.max_position_embeddings=20"),
+        (("data.source=recall", "model.tokenizer=recall", "model.max_position_embeddings=20"),
          r"4 vectors, 16 tokens and 4 places, llama has 20 positions"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_before_anything_is_read(tiny: Any, keys: tuple[str, ...], said: str) -> None:
-    recipe = tiny(*keys) if "data.kind=recall" not in keys else recalls(tiny, keys)
+    recipe = tiny(*keys) if "data.source=recall" not in keys else recalls(tiny, keys)
     with pytest.raises(UsageError, match=said):
         check_context_length(recipe, build_config(recipe.model, 300))
 
 
 def recalls(tiny: Any, keys: tuple[str, ...]) -> Recipe:
     """The same on the recall task, which has no file."""
-    made = tiny(*(key for key in keys if key != "data.kind=recall"))
+    made = tiny(*(key for key in keys if key != "data.source=recall"))
     data = made.data.model_copy(update={"kind": "recall", "path": None})
     return made.model_copy(update={"data": data})
 

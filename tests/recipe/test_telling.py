@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import InputError
-from laconic.core.memory import SummaryMemory
-from laconic.data.contexts import ContextQuestion
-from laconic.data.labelled import LabelledText, order_demonstrations
-from laconic.recipe import telling
-from laconic.recipe.telling import ContextQA, ICLClassification
+from laconic.compression.memory import SummaryMemory
+from laconic.errors import InputError
+from laconic.evaluation.compression import context_qa_run
+from laconic.evaluation.compression.context_qa_data import ContextQuestion
+from laconic.evaluation.compression.context_qa_run import ContextQA, ICLClassification
+from laconic.evaluation.compression.icl_data import LabelledText, order_demonstrations
 from tests.recipe.reading import reader
 
 
@@ -63,10 +63,10 @@ def behind(model: Any, memory: SummaryMemory, ids: list[int], end: list[int]) ->
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_options_have_the_nats_they_have_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = reader(family, segment=40)
-    monkeypatch.setattr(telling, "TEXT_DEMO_TOKENS", (30, 500))
-    monkeypatch.setattr(telling, "LABEL_BATCH_SIZE", 2)
+    monkeypatch.setattr(context_qa_run, "TEXT_DEMO_TOKENS", (30, 500))
+    monkeypatch.setattr(context_qa_run, "LABEL_BATCH_SIZE", 2)
     work = ICLClassification(model, rows(8), {"valid": rows(1), "test": [*rows(2), LabelledText("t9", "only here")]})
-    assert len(work.items) == 2 * telling.NUM_ORDERS * 4
+    assert len(work.items) == 2 * context_qa_run.NUM_ORDERS * 4
     assert work.labels == ["a", "bb", "only here"]
     line = json.loads(work.run_items(range(1, 2))[0])
     named = [f"{what} of {n} segment{'s' * (n > 1)}" for n in (1, 2, 3) for what in ("vectors", "last tokens", "text")]
@@ -90,7 +90,7 @@ def test_options_have_the_nats_they_have_alone(family: str, monkeypatch: pytest.
 
 
 def test_texts_for_which_there_is_no_room_are_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "TEXT_DEMO_TOKENS", (30, 9999))
+    monkeypatch.setattr(context_qa_run, "TEXT_DEMO_TOKENS", (30, 9999))
     work = ICLClassification(reader(segment=40, room=64), rows(20), {"valid": rows(2), "test": rows(2)})
     assert [shots.condition for shots in work.build_contexts(0, True) if shots.ids] == [
         "last tokens of 1 segment", "text of 1 segment", "last tokens of 2 segments", "last tokens of 3 segments",
@@ -99,7 +99,7 @@ def test_texts_for_which_there_is_no_room_are_no_way(monkeypatch: pytest.MonkeyP
 
 
 def test_rows_are_dealt_out_where_a_file_says_no_parts() -> None:
-    shown, asked = telling.split_demonstrations(rows(20), 4)
+    shown, asked = context_qa_run.split_demonstrations(rows(20), 4)
     names = [row.text for part in (shown, *asked.values()) for row in part]
     assert sorted(names) == sorted(row.text for row in rows(20))
     assert {part: len(some) for part, some in asked.items()} == {"valid": 4, "test": 4}
@@ -107,7 +107,7 @@ def test_rows_are_dealt_out_where_a_file_says_no_parts() -> None:
 
 def test_rows_for_validation_are_taken_out_of_those_for_training_where_a_file_has_none() -> None:
     every = [row._replace(split="test" if i % 2 else "train") for i, row in enumerate(rows(20))]
-    shown, asked = telling.split_demonstrations(every, 3)
+    shown, asked = context_qa_run.split_demonstrations(every, 3)
     assert {row.split for row in (*shown, *asked["valid"])} == {"train"}
     assert (len(shown), len(asked["valid"])) == (7, 3)
     assert not {*shown} & {*asked["valid"]}
@@ -116,6 +116,6 @@ def test_rows_for_validation_are_taken_out_of_those_for_training_where_a_file_ha
 
 
 def test_segments_hold_whole_rows() -> None:
-    assert telling.pack_rows([[1, 2], [3] * 9, [4, 5], [6]], 4, 2) == [[1, 2, 4, 5], [6]]
+    assert context_qa_run.pack_rows([[1, 2], [3] * 9, [4, 5], [6]], 4, 2) == [[1, 2, 4, 5], [6]]
     with pytest.raises(InputError, match="demonstrations: none has 4 tokens or fewer; take a run of longer segments"):
-        telling.pack_rows([[3] * 9], 4, 2)
+        context_qa_run.pack_rows([[3] * 9], 4, 2)

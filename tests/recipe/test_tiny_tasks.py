@@ -29,14 +29,14 @@ def said(number: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *keys: str)
 def test_parity_is_learned_by_what_learns_while_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert right(tmp_path / "learns", monkeypatch, "hope-tiny-parity") >= 0.99
     short = ("train.steps=600", "train.save_every=600", "train.validate_every=600")
-    assert right(tmp_path / "still", monkeypatch, "hope-tiny-parity", *short, "learning.learn=false") <= 0.7
+    assert right(tmp_path / "still", monkeypatch, "hope-tiny-parity", *short, "inner_loop.enabled=false") <= 0.7
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_pairs_are_not_guessed_by_what_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = ("train.steps=700", "train.save_every=700", "train.validate_every=700")
-    still = right(tmp_path / "still", monkeypatch, "hope-tiny-recall", *short, "learning.learn=false")
+    still = right(tmp_path / "still", monkeypatch, "hope-tiny-recall", *short, "inner_loop.enabled=false")
     assert still <= 0.1  # chance is one value in 32
     assert right(tmp_path / "learns", monkeypatch, "hope-tiny-recall", *short) >= still + 0.15
 
@@ -56,9 +56,9 @@ def few_books(folder: Path, shared: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_levels_learn_what_symbols_mean_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
-    steps = ("train.steps=12", "train.save_every=12", "train.validate_every=12", "validation.rows=8")
+    steps = ("train.steps=12", "train.save_every=12", "train.validate_every=12", "validation.max_rows=8")
     short = (f"data.path={few_books(tmp_path, shared)}", *steps)
-    still = said("nats", tmp_path / "still", monkeypatch, "cms-tiny-drift", *short, "levels.eta=0")
+    still = said("nats", tmp_path / "still", monkeypatch, "cms-tiny-drift", *short, "cms.inner_lr=0")
     assert said("nats", tmp_path / "learns", monkeypatch, "cms-tiny-drift", *short) <= still - 0.5
 
 
@@ -68,11 +68,17 @@ def test_a_real_model_reads_a_book_no_worse_for_learning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path
 ) -> None:
     """One update of no size: the donor's weights, which learn while they read."""
-    steps = ("train.steps=1", "train.save_every=1", "train.validate_every=1", "train.lr=1e-9", "train.batch=1")
+    steps = (
+        "train.steps=1",
+        "train.save_every=1",
+        "train.validate_every=1",
+        "train.learning_rate=1e-9",
+        "train.batch_size=1",
+    )
     own = (f"data.path={few_books(tmp_path, shared)}", f"model.name={shared / 'models/stories260k'}")
-    donor = said("nats", tmp_path / "donor", monkeypatch, "hope-attention-tiny", *own, *steps, "levels.eta=0")
+    donor = said("nats", tmp_path / "donor", monkeypatch, "hope-attention-tiny", *own, *steps, "cms.inner_lr=0")
     assert (
-        said("nats", tmp_path / "learns", monkeypatch, "hope-attention-tiny", *own, *steps, "levels.eta=0.1")
+        said("nats", tmp_path / "learns", monkeypatch, "hope-attention-tiny", *own, *steps, "cms.inner_lr=0.1")
         <= donor - 0.1
     )
 
@@ -81,5 +87,7 @@ def test_a_real_model_reads_a_book_no_worse_for_learning(
 @pytest.mark.usefixtures("unchecked")
 def test_a_decoder_is_trained_by_m3_as_by_adamw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
     own = f"data.path={few_books(tmp_path, shared)}"
-    adamw = said("nats", tmp_path / "adamw", monkeypatch, "m3-tiny", own, "train.optimizer=adamw", "train.lr=1e-2")
+    adamw = said(
+        "nats", tmp_path / "adamw", monkeypatch, "m3-tiny", own, "train.optimizer=adamw", "train.learning_rate=1e-2"
+    )
     assert said("nats", tmp_path / "m3", monkeypatch, "m3-tiny", own) <= adamw + 0.05

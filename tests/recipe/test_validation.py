@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import InputError
-from laconic.data.settings import DataConfig
-from laconic.evaluation.protocols import COCONUT, CODI, DIGIT, TEXT
-from laconic.recipe.build import build_experiment
-from laconic.recipe.read import load_recipe
-from laconic.recipe.rows import default_answer_matcher
-from laconic.recipe.validation import build_validation
+from laconic.config.data import DataConfig
+from laconic.config.load import load_recipe
+from laconic.data.reasoning.answer_matching import COCONUT, CODI, DIGIT, TEXT
+from laconic.errors import InputError
+from laconic.evaluation.validation import build_validation
+from laconic.experiment.build import build_experiment
+from laconic.experiment.build_data import default_answer_matcher
 from tests.verbs.test_train import TINY
 
 CPU = torch.device("cpu")

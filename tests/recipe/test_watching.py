@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.methods.autocompressor import AutoCompressor
-from laconic.recipe.build import build_experiment
-from laconic.recipe.read import load_recipe
-from laconic.recipe.watching import warn_collapsed_lengths
+from laconic.compression.autocompressor import AutoCompressor
+from laconic.config.load import load_recipe
+from laconic.evaluation.validation_documents import warn_collapsed_lengths
+from laconic.experiment.build import build_experiment
 
 RECALL = """
-source = "ours"
+paper_table = "ours"
 method = "{method}"
 [model]
 family = "llama"
@@ -23,19 +23,19 @@ num_attention_heads = 2
 max_position_embeddings = 64
 {tables}
 [data]
-kind = "recall"
+source = "recall"
 [data.recall]
-length = 8
-facts = [1, 2]
-queries = 2
-rows = 40
+segment_tokens = 8
+num_facts = [1, 2]
+num_queries = 2
+train_rows = 40
 valid_rows = 7
 [validation]
-rows = 7
-batch = 3
+max_rows = 7
+batch_size = 3
 [train]
 steps = 1
-batch = 4
+batch_size = 4
 """
 READING = '[reading]\ncap = 4\nsummary_init = "normal"\nlength = "stop"\n'
 

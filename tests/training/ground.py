@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.core import manifest
-from laconic.core.runs import RunDirectory
+from laconic.config.training import TrainingConfig
+from laconic.storage import manifest
+from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
-from laconic.training.running import TrainingResult
-from laconic.training.settings import TrainingConfig
+from laconic.training.run import TrainingResult
 from tests.training.toy import Points, Toy
 
 STEPS = 12

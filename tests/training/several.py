@@ -14,7 +14,7 @@ import jaxtyping
 import torch
 from torch.distributed import TCPStore
 
-from laconic.core.errors import LaconicError
+from laconic.errors import LaconicError
 from tests.house.warm import ready
 
 PATIENCE = 60.0  # seconds until ranks that hang are killed

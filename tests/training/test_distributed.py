@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.core.contract import ReasoningBatch, StepOutput
-from laconic.core.errors import InputError, BusyError, CorruptArtifactError, LaconicError, DiskError, UsageError
-from laconic.core.manifest import ManifestWriter
-from laconic.core.runs import RunDirectory
-from laconic.data.passages import DocumentDataset, tokenize_documents
-from laconic.data.settings import TextConfig
-from laconic.data.text import Document
-from laconic.data.tokens import build_byte_tokenizer
+from laconic.batches import ReasoningBatch, StepOutput
+from laconic.config.data import TextConfig
+from laconic.config.training import TrainingConfig
+from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
+from laconic.data.documents.load import Document
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import BusyError, CorruptArtifactError, DiskError, InputError, LaconicError, UsageError
+from laconic.storage.manifest import ManifestWriter
+from laconic.storage.run_dir import RunDirectory
 from laconic.training import sharded
-from laconic.training.agreement import error_from_json, error_to_json
 from laconic.training.checkpoint import StateDictIO, load_model, load_tensors
 from laconic.training.distributed import check_config, init_ranks
 from laconic.training.loop import train
+from laconic.training.rank_sync import error_from_json, error_to_json
 from laconic.training.ranks import SingleProcess, map_over_ranks
-from laconic.training.settings import TrainingConfig
 from tests.methods.batches import kava, reasoning
 from tests.methods.documents import compressor
 from tests.tolerances import RECOMPUTE, error
@@ -94,7 +94,9 @@ def every(step: Path) -> dict[str, torch.Tensor]:
         if folder.is_dir()
         for name, t in sharded.read_shards(folder).items()
     }
-    return found | {f"{file.name} {name}": t for file in step.glob("*.safetensors") for name, t in load_tensors(file).items()}
+    return found | {
+        f"{file.name} {name}": t for file in step.glob("*.safetensors") for name, t in load_tensors(file).items()
+    }
 
 
 def alike(one: Path, other: Path) -> bool:
@@ -158,8 +160,12 @@ def test_documents_of_any_length_in_shards(tmp_path: Path, reading: dict[str, An
 
     def source(whole: bool) -> DocumentDataset:
         books = [Document(str(i), (chr(97 + i) * n,)) for i, n in enumerate((40, 12, 9, 33, 21, 6))]
-        text = TextConfig(row_tokens=40, segment_tokens=10, segment_lengths="fixed", segments_per_window=2, segment_overlap=0)
-        return DocumentDataset(books, tokenize_documents(books, build_byte_tokenizer()), text, 0, 100, pad_to_row_tokens=whole)
+        text = TextConfig(
+            row_tokens=40, segment_tokens=10, segment_lengths="fixed", segments_per_window=2, segment_overlap=0
+        )
+        return DocumentDataset(
+            books, tokenize_documents(books, build_byte_tokenizer()), text, 0, 100, pad_to_row_tokens=whole
+        )
 
     def settings(**more: Any) -> TrainingConfig:
         return how(steps=3, batch=2, micro=1, lr=1e-3, weight_decay=0.0, **more)
@@ -246,7 +252,9 @@ def test_shards_are_the_tensors(tmp_path: Path) -> None:
     assert not list(folder.glob("**/.metadata"))
     other, model = Toy(0.0), StateDictIO(Toy(0.0))
     other.first.requires_grad_(False)
-    with pytest.raises(CorruptArtifactError, match=r"first.bias is in its shards or among what is trained, not in both; take its "):
+    with pytest.raises(
+        CorruptArtifactError, match=r"first.bias is in its shards or among what is trained, not in both; take its "
+    ):
         load_model(folder, model, other)
     with pytest.raises(CorruptArtifactError, match=r"first.bias is \[8\], the run has \[9\]; take its recipe"):
         sharded.read_shards(folder / "model", lambda name, shape: torch.empty([n + 1 for n in shape]))
@@ -313,7 +321,7 @@ def test_an_error_on_one_rank_is_the_error_of_both(tmp_path: Path) -> None:
 
 def test_an_error_is_of_the_class_it_was_whatever_else_is_imported() -> None:
     """The demo's own error has two arguments and the code of a bug until it is made."""
-    from laconic.verbs.jobs import Failed
+    from laconic.cli.jobs import Failed
 
     assert issubclass(Failed, LaconicError)
     for raised in (LaconicError("a bug"), InputError("a row"), BusyError("a run")):
@@ -375,7 +383,9 @@ def test_ranks_answer_at_their_own_pace(tmp_path: Path, parallel: Any) -> None:
     method = Toy(0.0)
     train(method, Points(), how(steps=4), seed=5)
     with torch.no_grad():
-        alone = map_over_ranks(SingleProcess(), 5, lambda mine: [float(method.eval()(Points().batch([i], 0, 0)).loss) for i in mine])
+        alone = map_over_ranks(
+            SingleProcess(), 5, lambda mine: [float(method.eval()(Points().batch([i], 0, 0)).loss) for i in mine]
+        )
     assert [one[f"{i}"] / (i + 1) for i in range(5)] == pytest.approx(alone, rel=RECOMPUTE)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from laconic.training.log import MetricsWriter
+from laconic.training.metrics import MetricsWriter
 
 
 def test_lines(tmp_path: Path) -> None:

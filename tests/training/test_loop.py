@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import InputError, BusyError, CorruptArtifactError, UsageError
-from laconic.core.runs import RunDirectory
+from laconic.config.training import EarlyStopConfig
+from laconic.errors import BusyError, CorruptArtifactError, InputError, UsageError
+from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
-from laconic.training.settings import EarlyStopConfig
 from laconic.training.step import compute_update_index
 from tests.tolerances import RECOMPUTE, error
 from tests.training.ground import how, lines, parameters, trained
@@ -147,7 +147,9 @@ def test_resume_never_and_a_step_by_name(tmp_path: Path) -> None:
 
 def test_other_rows_are_not_taken_for_these(tmp_path: Path) -> None:
     trained(tmp_path / "run")
-    with pytest.raises(CorruptArtifactError, match=r"step-000012 was made with data 0+7, this run has 0+8; take those again$"):
+    with pytest.raises(
+        CorruptArtifactError, match=r"step-000012 was made with data 0+7, this run has 0+8; take those again$"
+    ):
         trained(tmp_path / "run", source=Points(seed=8))
 
 
@@ -165,7 +167,9 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "run")
     toy = Toy()
     toy.first.requires_grad_(False)
-    with pytest.raises(CorruptArtifactError, match=r"an optimizer of groups of \[2, 4\] tensors, this run trains \[1, 3\]; "):
+    with pytest.raises(
+        CorruptArtifactError, match=r"an optimizer of groups of \[2, 4\] tensors, this run trains \[1, 3\]; "
+    ):
         trained(tmp_path / "run", method=toy, model=Whole(toy))
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.core import keyed
-from laconic.core.errors import UsageError
+from laconic import rng
+from laconic.config.training import TrainingConfig
+from laconic.errors import UsageError
 from laconic.training.loop import train
 from laconic.training.optim import build_adamw, learning_rate_at
-from laconic.training.settings import TrainingConfig
 from tests.training.toy import Points, Rows, Toy
 
 
@@ -31,7 +31,7 @@ def by_hand(toy: Toy, points: Points, seed: int, steps: int) -> list[float]:
     norms: list[float] = []
     for step in range(steps):
         epoch, i = divmod(step, len(points) // 8)
-        rows = [int(keyed.permuted_index(seed, epoch, 8 * i + j, len(points))) for j in range(8)]
+        rows = [int(rng.permuted_index(seed, epoch, 8 * i + j, len(points))) for j in range(8)]
         for piece in (rows[0:3], rows[3:6], rows[6:8]):
             found = toy.second(toy.dropout(toy.norm(torch.relu(toy.first(points.x[piece])))))
             far = (found - points.y[piece]).abs()

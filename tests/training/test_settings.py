@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from laconic.training.settings import TrainingConfig
+from laconic.config.training import TrainingConfig
 
 
 @pytest.mark.parametrize(
@@ -41,5 +41,5 @@ def test_length() -> None:
 
 
 def test_no_torch() -> None:
-    command = "import laconic.training.settings, sys; sys.exit('torch' in sys.modules)"
+    command = "import laconic.config.training, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.core.contract import StepOutput
+from laconic.batches import StepOutput
 
 
 @dataclass(frozen=True)

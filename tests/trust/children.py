@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 
-from laconic.core.errors import LaconicError
+from laconic.errors import LaconicError
 
 
 class Child:

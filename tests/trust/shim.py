@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import safetensors
 
-from laconic.core import artifact
+from laconic.storage import atomic
 
 CALLS = (
     "os.open",
@@ -33,7 +33,7 @@ class Shim:
         self.fails, self.fault = -1, 0
         for name in CALLS:
             where, _, what = name.rpartition(".")
-            owner: Any = {"os": os, "artifact": artifact, "Path": Path}[where]
+            owner: Any = {"os": os, "artifact": atomic, "Path": Path}[where]
             monkeypatch.setattr(owner, what, self.around(name, getattr(owner, what)))
 
     def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.core import manifest
-from laconic.core.cache import KVCache
-from laconic.core.contract import StepOutput
-from laconic.core.errors import NonFiniteError
-from laconic.core.runs import RunDirectory
+from laconic.batches import StepOutput
+from laconic.errors import NonFiniteError
+from laconic.models.cache import KVCache
+from laconic.storage import manifest
+from laconic.storage.run_dir import RunDirectory
 from tests.training.ground import how, lines, parameters, trained
 from tests.training.toy import Points, Rows, Toy
 

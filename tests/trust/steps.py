@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from laconic.core import artifact, manifest
-from laconic.core.errors import BusyError, CorruptArtifactError
-from laconic.core.manifest import ManifestWriter
-from laconic.core.runs import RunDirectory
+from laconic.errors import BusyError, CorruptArtifactError
+from laconic.storage import atomic, manifest
+from laconic.storage.manifest import ManifestWriter
+from laconic.storage.run_dir import RunDirectory
 from tests.trust.children import Child, die
 
 
@@ -51,7 +51,7 @@ def whole(run: RunDirectory, least: int, most: int) -> None:
     assert found is not None
     assert list(run.steps_folder.glob(".bad-*")) == [], "a step that was half written had a name"
     assert least <= found.step <= most, f"step {found.step} is newest, {least} was committed"
-    tensors = artifact.open_tensors(found.path / "model.safetensors", ["a", "b"])
+    tensors = atomic.open_tensors(found.path / "model.safetensors", ["a", "b"])
     assert bool((tensors["a"] == found.step).all())
     assert len(tensors["b"]) == found.step
 
@@ -78,10 +78,10 @@ def killed_at_a_drawn_time(path: Path, draw: int) -> None:
 
 # What each of the seven steps of a commit begins with.
 BEGINNINGS: dict[str, tuple[Any, str]] = {
-    "room": (artifact, "ask_room"),
+    "room": (atomic, "ask_room"),
     "folder": (Path, "mkdir"),
-    "finite": (artifact, "check_finite"),
-    "files": (artifact, "save_file"),
+    "finite": (atomic, "check_finite"),
+    "files": (atomic, "save_file"),
     "manifest": (ManifestWriter, "seal"),
     "rename": (os, "rename"),
     "latest": (RunDirectory, "_point"),
@@ -274,7 +274,7 @@ def nothing_infinite_is_committed(path: Path) -> None:
     def write(files: ManifestWriter) -> None:
         files.add_tensors("model.safetensors", {"a": torch.tensor([1.0, float("nan")])})
 
-    with run.lock(), suppress(artifact.NonFiniteError):
+    with run.lock(), suppress(atomic.NonFiniteError):
         run.commit_step(2, write, {})
     assert run.step_numbers() == [1]
     assert manifest.verify_folder(run.step_path(1), "step", 1).step == 1

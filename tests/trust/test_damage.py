@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.core import artifact
-from laconic.core.artifact import CorruptArtifactError
+from laconic.storage import atomic
+from laconic.storage.atomic import CorruptArtifactError
 from tests.trust.limits import LIMITS
 
 
 def small(path: Path) -> bytes:
     tensors = {f"keys.{l}": torch.randn(1, 2, 5, 4) for l in range(3)} | {"live": torch.ones(1, 5, dtype=torch.bool)}
-    artifact.save_artifact(path, tensors, "cache", {"model": "3f9a", "positions": [0, 1, 2]})
+    atomic.save_artifact(path, tensors, "cache", {"model": "3f9a", "positions": [0, 1, 2]})
     return path.read_bytes()
 
 
 def refused(path: Path, content: bytes) -> bool:
     path.write_bytes(content)
     try:
-        artifact.load_artifact(path, "cache")
+        atomic.load_artifact(path, "cache")
     except CorruptArtifactError:
         return True
     return False
@@ -62,17 +62,19 @@ def turned(whole: bytes, n: int) -> bytes:
 def test_tensors_exchanged_are_found(tmp_path: Path) -> None:
     path = tmp_path / "cache.safetensors"
     small(path)
-    header = artifact.read_safetensors_header(path)
-    tensors = artifact.open_tensors(path, header.tensors)
+    header = atomic.read_safetensors_header(path)
+    tensors = atomic.open_tensors(path, header.tensors)
     tensors["keys.0"], tensors["keys.1"] = tensors["keys.1"], tensors["keys.0"]
-    artifact.write_file_atomically(path, lambda new: artifact.save_tensors(new, tensors, header.metadata))
-    with pytest.raises(CorruptArtifactError, match=r": digest [0-9a-f]{64} promised, [0-9a-f]{64} found; take another copy"):
-        artifact.load_artifact(path, "cache")
+    atomic.write_file_atomically(path, lambda new: atomic.save_tensors(new, tensors, header.metadata))
+    with pytest.raises(
+        CorruptArtifactError, match=r": digest [0-9a-f]{64} promised, [0-9a-f]{64} found; take another copy"
+    ):
+        atomic.load_artifact(path, "cache")
 
 
 def test_without_the_digest_a_turned_bit_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard is what finds it."""
     path = tmp_path / "cache.safetensors"
-    monkeypatch.setattr(artifact, "_hash_artifact", lambda text, tensors: "0" * 64)
+    monkeypatch.setattr(atomic, "_hash_artifact", lambda text, tensors: "0" * 64)
     whole = small(path)
     assert not refused(path, turned(whole, 8 * len(whole) - 40))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.core.errors import InputError
-from laconic.data.examples import read_examples
-from laconic.data.lines import MAX_LINE_BYTES
+from laconic.config.data import DataConfig
 from laconic.data.problems import EXCERPT_LENGTH, MAX_REPORTED, ROWS_PER_SKIP
-from laconic.data.settings import DataConfig
+from laconic.data.reasoning.read_examples import read_examples
+from laconic.data.strict_jsonl import MAX_LINE_BYTES
+from laconic.errors import InputError
 from tests.trust.limits import LIMITS
 
 GOOD = b'{"question": "2 and 2?", "steps": ["<<2+2=4>>"], "answer": "4"}\n'
@@ -168,7 +168,12 @@ def test_at_most_one_row_in_a_thousand_is_skipped(tmp_path: Path) -> None:
 
 
 def test_numbers_stand_once() -> None:
-    held = {"data_line": MAX_LINE_BYTES, "data_shown": MAX_REPORTED, "data_excerpt": EXCERPT_LENGTH, "data_skipped": ROWS_PER_SKIP}
+    held = {
+        "data_line": MAX_LINE_BYTES,
+        "data_shown": MAX_REPORTED,
+        "data_excerpt": EXCERPT_LENGTH,
+        "data_skipped": ROWS_PER_SKIP,
+    }
     assert {name: LIMITS[name] for name in held} == held
 
 

@@ -11,23 +11,23 @@ import pytest
 import safetensors
 import torch
 
-from laconic.core import artifact
-from laconic.core.artifact import DiskError
+from laconic.storage import atomic
+from laconic.storage.atomic import DiskError
 from tests.trust.shim import FAULTS, Shim
 
 
 def write_folder(folder: Path) -> None:
-    artifact.save_tensors(folder / "model.safetensors", {"a": torch.ones(3)}, {"format": "pt"})
+    atomic.save_tensors(folder / "model.safetensors", {"a": torch.ones(3)}, {"format": "pt"})
     with (folder / "config.json").open("w") as file:
         file.write("{}")
 
 
 def save_file(path: Path) -> None:
-    artifact.save_artifact(path, {"a": torch.ones(3)}, "cache", {"version": "new"})
+    atomic.save_artifact(path, {"a": torch.ones(3)}, "cache", {"version": "new"})
 
 
 COMMITS: dict[str, Callable[[Path], None]] = {
-    "folder": lambda target: artifact.write_folder_atomically(target, write_folder),
+    "folder": lambda target: atomic.write_folder_atomically(target, write_folder),
     "file": save_file,
 }
 
@@ -47,7 +47,7 @@ def test_every_call_of_a_commit_may_fail(
         home = tmp_path / f"{n}"
         home.mkdir()
         if kind == "file":
-            artifact.save_artifact(home / "out", {"a": torch.zeros(3)}, "cache", {"version": "old"})
+            atomic.save_artifact(home / "out", {"a": torch.zeros(3)}, "cache", {"version": "old"})
         with monkeypatch.context() as patch:
             shim = Shim(patch)
             shim.fails, shim.fault = n, fault
@@ -60,7 +60,7 @@ def test_every_call_of_a_commit_may_fail(
             assert there == (["out"] if n > last else []), f"call {n}, {calls[n]}"
         else:
             assert there == ["out"], f"call {n}, {calls[n]}"
-            version = artifact.load_artifact(home / "out", "cache")[1]["version"]
+            version = atomic.load_artifact(home / "out", "cache")[1]["version"]
             assert version == ("new" if n > last else "old"), f"call {n}, {calls[n]}"
 
 
@@ -82,7 +82,7 @@ def test_a_real_limit_on_file_size(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(DiskError, match="File too large while a tensor was written"):
-            artifact.save_artifact(tmp_path / "out", {"a": torch.ones(1000)}, "cache", {})
+            atomic.save_artifact(tmp_path / "out", {"a": torch.ones(1000)}, "cache", {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
@@ -91,9 +91,9 @@ def test_a_real_limit_on_file_size(tmp_path: Path) -> None:
 
 def test_a_full_disk_names_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 70, 30))  # type: ignore[attr-defined]
-    artifact.save_artifact(tmp_path / "out", {"a": torch.ones(3)}, "cache", {})
+    atomic.save_artifact(tmp_path / "out", {"a": torch.ones(3)}, "cache", {})
     with pytest.raises(DiskError, match=r": 35 bytes are asked for to write 16, 30 are free"):
-        artifact.save_artifact(tmp_path / "more", {"a": torch.ones(4)}, "cache", {})
+        atomic.save_artifact(tmp_path / "more", {"a": torch.ones(4)}, "cache", {})
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
@@ -112,7 +112,7 @@ def test_an_error_that_is_none_of_the_file_system_stays(tmp_path: Path, monkeypa
     def fail(*args: Any, **named: Any) -> None:
         raise safetensors.SafetensorError("something else")
 
-    monkeypatch.setattr(artifact, "save_file", fail)
+    monkeypatch.setattr(atomic, "save_file", fail)
     with pytest.raises(safetensors.SafetensorError, match="something else"):
-        artifact.save_artifact(tmp_path / "out", {"a": torch.ones(3)}, "cache", {})
+        atomic.save_artifact(tmp_path / "out", {"a": torch.ones(3)}, "cache", {})
     assert list(tmp_path.iterdir()) == []

@@ -1,23 +1,24 @@
 """The numbers that the code holds are those of limits.toml."""
 
-from laconic.core import artifact, lock, manifest, runs, strict
-from laconic.training import running, step
+from laconic.storage import atomic, lock, manifest, run_dir, strict_json
+from laconic.training import run as training_run
+from laconic.training import step
 from tests.trust.limits import LIMITS
 
 
 def test_numbers_stand_once() -> None:
     held = {
-        "header_bytes": strict.MAX_HEADER_BYTES,
-        "json_depth": strict.MAX_JSON_DEPTH,
-        "json_integer": strict.MAX_JSON_INTEGER,
-        "json_parts": strict.MAX_JSON_PARTS,
-        "room": artifact.FREE_SPACE_FACTOR,
-        "artifact_format": artifact.FORMAT_VERSION,
+        "header_bytes": strict_json.MAX_HEADER_BYTES,
+        "json_depth": strict_json.MAX_JSON_DEPTH,
+        "json_integer": strict_json.MAX_JSON_INTEGER,
+        "json_parts": strict_json.MAX_JSON_PARTS,
+        "room": atomic.FREE_SPACE_FACTOR,
+        "artifact_format": atomic.FORMAT_VERSION,
         "manifest_format": manifest.FORMAT_VERSION,
-        "least_steps": runs.MIN_RETAINED_STEPS,
+        "least_steps": run_dir.MIN_RETAINED_STEPS,
         "halvings": step.MAX_HALVINGS,
-        "skips": running.MAX_SKIPS,
-        "skip_window": running.SKIP_WINDOW,
+        "skips": training_run.MAX_SKIPS,
+        "skip_window": training_run.SKIP_WINDOW,
     }
     assert {name: LIMITS[name] for name in held} == held
     assert LIMITS["busy_seconds"] > lock.LOCK_TIMEOUT

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.errors import InputError, CorruptArtifactError, LaconicError, UnsafeFileError
-from laconic.core.memory import SummaryMemory
+from laconic.compression.memory import SummaryMemory
+from laconic.errors import CorruptArtifactError, InputError, LaconicError, UnsafeFileError
 from tests.core.test_memory import ABOUT, made
 from tests.core.test_provenance import FILE, rewritten
 from tests.trust.limits import LIMITS
@@ -73,12 +73,14 @@ SPOILT: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "tensors"), SPOILT)
 def test_tensors_that_do_not_fit_together(path: Path, name: str, tensors: dict[str, Any]) -> None:
     rewritten(path, {}, tensors)
-    with pytest.raises(CorruptArtifactError, match=rf"^memory: {FILE}: {name} is missing or does not fit the others; take another"):
+    with pytest.raises(
+        CorruptArtifactError, match=rf"^memory: {FILE}: {name} is missing or does not fit the others; take another"
+    ):
         SummaryMemory.load(path)
 
 
 def test_numbers_that_are_not_finite(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("laconic.core.artifact.check_finite", lambda *_: None)
+    monkeypatch.setattr("laconic.storage.atomic.check_finite", lambda *_: None)
     rewritten(path, {}, {"vectors": VECTORS.masked_fill(torch.eye(8, 5).bool(), torch.inf)})
     with pytest.raises(CorruptArtifactError, match=r"vectors: 5 values not finite, first at \[0, 0\]; compress again"):
         SummaryMemory.load(path)
@@ -86,7 +88,12 @@ def test_numbers_that_are_not_finite(path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("content", "error"),
-    [(b"PK\x03\x04" + b"x" * 90, UnsafeFileError), (b"\x80\x04" + b"x" * 90, UnsafeFileError), (b"", CorruptArtifactError), (b"{}" * 50, CorruptArtifactError)],
+    [
+        (b"PK\x03\x04" + b"x" * 90, UnsafeFileError),
+        (b"\x80\x04" + b"x" * 90, UnsafeFileError),
+        (b"", CorruptArtifactError),
+        (b"{}" * 50, CorruptArtifactError),
+    ],
 )
 def test_what_is_no_safetensors_file(path: Path, content: bytes, error: type[LaconicError]) -> None:
     path.write_bytes(content)

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from laconic.core import artifact, lock, manifest
-from laconic.core.manifest import ManifestWriter
-from laconic.core.runs import RunDirectory
-from laconic.training import checkpoint, running
-from laconic.training.log import MetricsWriter
+from laconic.storage import atomic, lock, manifest
+from laconic.storage.manifest import ManifestWriter
+from laconic.storage.run_dir import RunDirectory
+from laconic.training import checkpoint
+from laconic.training import run as training_run
+from laconic.training.metrics import MetricsWriter
 from laconic.training.step import Updater
 from tests.trust import steps, test_resume
 from tests.trust.spoiling import stops
@@ -31,11 +32,15 @@ class Guard(NamedTuple):
 
 def unsynced(what: Callable[[int], bool]) -> Callable[[Patch], None]:
     """Syncs everything but files, or but folders."""
-    sync = artifact.fsync_path
-    return lambda patch: patch.setattr(artifact, "fsync_path", lambda path: None if what(path.stat().st_mode) else sync(path))
+    sync = atomic.fsync_path
+    return lambda patch: patch.setattr(
+        atomic, "fsync_path", lambda path: None if what(path.stat().st_mode) else sync(path)
+    )
 
 
-def in_place(self: RunDirectory, number: int, write: Callable[[ManifestWriter], None], bound: Any, expected: int = 0) -> Path:
+def in_place(
+    self: RunDirectory, number: int, write: Callable[[ManifestWriter], None], bound: Any, expected: int = 0
+) -> Path:
     """A commit that writes where the step will lie."""
     files = ManifestWriter(self.step_path(number))
     files.folder.mkdir()
@@ -44,7 +49,9 @@ def in_place(self: RunDirectory, number: int, write: Callable[[ManifestWriter], 
     return files.folder
 
 
-def manifest_after(self: RunDirectory, number: int, write: Callable[[ManifestWriter], None], bound: Any, expected: int = 0) -> Path:
+def manifest_after(
+    self: RunDirectory, number: int, write: Callable[[ManifestWriter], None], bound: Any, expected: int = 0
+) -> Path:
     """A commit that gives the step its name before its manifest."""
     files = ManifestWriter(self.steps_folder / f".tmp-{uuid.uuid4().hex}")
     files.folder.mkdir()
@@ -72,14 +79,15 @@ def uncut(patch: Patch) -> None:
     def made(self: MetricsWriter, path: Path, start_: int = 0, track: str | None = None) -> None:
         start(self, path, path.stat().st_size if path.exists() else 0, track)
 
-    patch.setattr(running, "Metrics", type("Uncut", (MetricsWriter,), {"__init__": made}))
+    patch.setattr(training_run, "Metrics", type("Uncut", (MetricsWriter,), {"__init__": made}))
 
 
 GUARDS: dict[str, Guard] = {
     "file fsync": Guard(unsynced(stat.S_ISREG), steps.survives_a_power_cut),
     "directory fsync": Guard(unsynced(stat.S_ISDIR), steps.survives_a_power_cut),
     "rename": Guard(
-        lambda patch: patch.setattr(RunDirectory, "commit_step", in_place), lambda path: steps.killed_before(path, "files")
+        lambda patch: patch.setattr(RunDirectory, "commit_step", in_place),
+        lambda path: steps.killed_before(path, "files"),
     ),
     "manifest last": Guard(
         lambda patch: patch.setattr(RunDirectory, "commit_step", manifest_after),
@@ -97,7 +105,9 @@ GUARDS: dict[str, Guard] = {
         lambda patch: patch.setattr(manifest, "hash_json", lambda value: "0"),
         lambda path: steps.every_flip_is_found(path, 100),
     ),
-    "lock": Guard(lambda patch: patch.setattr(lock, "lock_folder", lambda folder: contextlib.nullcontext()), steps.one_writer),
+    "lock": Guard(
+        lambda patch: patch.setattr(lock, "lock_folder", lambda folder: contextlib.nullcontext()), steps.one_writer
+    ),
     "chmod by umask": Guard(
         lambda patch: patch.setattr(Path, "chmod", lambda self, mode: None),
         lambda path: steps.modes_follow(path, 0o027),
@@ -110,7 +120,7 @@ GUARDS: dict[str, Guard] = {
         lambda path: stops(path, "input"),
     ),
     "finite scan at commit": Guard(
-        lambda patch: patch.setattr(artifact, "check_finite", lambda name, tensor: None),
+        lambda patch: patch.setattr(atomic, "check_finite", lambda name, tensor: None),
         steps.nothing_infinite_is_committed,
     ),
     "cut of metrics.jsonl": Guard(uncut, test_resume.metrics_are_cut),

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.contract import StepOutput
-from laconic.core.errors import NonFiniteError
-from laconic.core.runs import RunDirectory
-from laconic.training import running
+from laconic.batches import StepOutput
+from laconic.errors import NonFiniteError
+from laconic.storage.run_dir import RunDirectory
+from laconic.training import run as training_run
 from laconic.training.loop import replay, train
 from tests.training.ground import how, lines, parameters, same, trained
 from tests.training.toy import Points, Rows, Toy
@@ -61,7 +61,7 @@ def test_skipping(tmp_path: Path) -> None:
 
 
 def test_a_skip_is_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "SKIP_WINDOW", 6)
+    monkeypatch.setattr(training_run, "SKIP_WINDOW", 6)
     trained(tmp_path / "run", how(nonfinite="skip"), method=Spoilt("input", (0, 1, 2, 8)))
 
 

@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.core.cache import KVCache
-from laconic.core.contract import ReasoningBatch, StepOutput
-from laconic.core.errors import PreemptedError
-from laconic.core.runs import RunDirectory
-from laconic.core.state import LayerState, LinearMemoryState, OpenChunk, FastWeightState
-from laconic.methods.coconut import Coconut
-from laconic.methods.codi import Codi
-from laconic.methods.cot import Cot, NoCot
-from laconic.methods.icot import Icot
-from laconic.methods.pccot import Pccot
-from laconic.methods.settings import DistillationConfig, ICoTConfig, CoconutConfig
+from laconic.batches import ReasoningBatch, StepOutput
+from laconic.config.methods import CoconutConfig, DistillationConfig, ICoTConfig
+from laconic.config.training import TrainingConfig
+from laconic.errors import PreemptedError
+from laconic.latent.coconut import Coconut
+from laconic.latent.codi import Codi
+from laconic.latent.cot import Cot, NoCot
+from laconic.latent.icot import Icot
+from laconic.latent.pccot import Pccot
+from laconic.models.cache import KVCache
+from laconic.nested.state import FastWeightState, LayerState, LinearMemoryState, OpenChunk
+from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint
-from laconic.training.settings import TrainingConfig
 from tests.core.readings import fresh
 from tests.methods import batches
 from tests.training.ground import STEPS, how, lines, same, trained
@@ -95,7 +95,9 @@ def test_after_kill_9_often(tmp_path: Path) -> None:
         killed_and_resumed(tmp_path / f"run-{draw}", tmp_path / "never", draw, settings)
 
 
-def from_an_older_step(path: Path, step: int, settings: TrainingConfig, make: Callable[[], nn.Module], **named: Any) -> None:
+def from_an_older_step(
+    path: Path, step: int, settings: TrainingConfig, make: Callable[[], nn.Module], **named: Any
+) -> None:
     """A copy of a whole run goes back to `step` and comes to the same end."""
     trained(path / "never", settings, method=make(), **named)
     shutil.copytree(path / "never", path / "run")
@@ -178,9 +180,11 @@ class Learning(Toy):
         step = super().forward(batch)
         now = torch.linspace(0, 1, 30).reshape(1, 1, 5, 6).mT * step.loss.detach().sin()
         count = torch.full((1,), batch.step)
-        own = LayerState(memory={"memory": LinearMemoryState(now, now, None, count)}, conv_tails={"x": now[:, 0]})
+        own = LayerState(memory={"mixer": LinearMemoryState(now, now, None, count)}, conv_tails={"x": now[:, 0]})
         none = torch.zeros(1, 0, dtype=torch.long)
-        return step._replace(state=FastWeightState((own, LayerState()), count, OpenChunk(none, count, (own, LayerState()))))
+        return step._replace(
+            state=FastWeightState((own, LayerState()), count, OpenChunk(none, count, (own, LayerState())))
+        )
 
 
 def test_carried_fast_weights(tmp_path: Path) -> None:
@@ -221,7 +225,9 @@ MAKERS: Mapping[str, Callable[[], nn.Module]] = {
         CoconutConfig(latents_per_step=1, max_stage=2, epochs_per_stage=1),
         steps_per_epoch=1,
     ),
-    "codi": lambda: Codi(*batches.trained("llama", rounds=None, project="codi", project_dropout=0.2), DistillationConfig()),
+    "codi": lambda: Codi(
+        *batches.trained("llama", rounds=None, project="codi", project_dropout=0.2), DistillationConfig()
+    ),
     "pccot": lambda: Pccot(*batches.trained("llama"), DistillationConfig()),
     "kava": lambda: batches.kava(keeping={"select": "random"}),
 }

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core import manifest
-from laconic.core.errors import CorruptArtifactError, UnsafeFileError
-from laconic.core.manifest import ManifestWriter
-from laconic.core.runs import RunDirectory
-from laconic.core.strict import to_canonical_json
+from laconic.errors import CorruptArtifactError, UnsafeFileError
+from laconic.storage import manifest
+from laconic.storage.manifest import ManifestWriter
+from laconic.storage.run_dir import RunDirectory
+from laconic.storage.strict_json import to_canonical_json
 from tests.trust import steps
 from tests.trust.children import Child
 from tests.trust.limits import LIMITS

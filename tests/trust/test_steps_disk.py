@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.errors import LaconicError, DiskError
-from laconic.core.runs import RunDirectory
-from laconic.training.log import MetricsWriter
+from laconic.errors import DiskError, LaconicError
+from laconic.storage.run_dir import RunDirectory
+from laconic.training.metrics import MetricsWriter
 from tests.trust import steps
 from tests.trust.shim import FAULTS, Shim
 

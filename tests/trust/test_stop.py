@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core.contract import StepOutput
-from laconic.core.errors import PreemptedError
-from laconic.core.runs import RunDirectory
+from laconic.batches import StepOutput
+from laconic.config.training import TrainingConfig
+from laconic.errors import PreemptedError
+from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
-from laconic.training.settings import TrainingConfig
 from tests.training.ground import how, same, trained
 from tests.training.toy import Points, Rows, Toy
 from tests.trust.children import Child
@@ -91,7 +91,9 @@ def test_a_signal_during_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "commit_step", signalled)
-        with pytest.raises(PreemptedError, match=r"^SIGTERM: step 4 of 12 is committed in .*; run the same command again"):
+        with pytest.raises(
+            PreemptedError, match=r"^SIGTERM: step 4 of 12 is committed in .*; run the same command again"
+        ):
             trained(tmp_path / "run")
     trained(tmp_path / "run")
     trained(tmp_path / "never")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from laconic.core.errors import UsageError
-from laconic.verbs.arguments import short_run_names, parse_ints, seed_run_name, split_commas
+from laconic.cli.arguments import parse_ints, seed_run_name, short_run_names, split_commas
+from laconic.errors import UsageError
 
 
 def test_words_and_numbers_between_commas() -> None:

@@ -14,13 +14,13 @@ import torch
 
 import laconic
 from laconic import cli
-from laconic.core.errors import DiskError
-from laconic.core.memory import SummaryMemory
-from laconic.data import streaming
-from laconic.recipe import going
-from laconic.recipe.compressing import CompressionJob, resolve_length_rule
-from laconic.recipe.reader import TextCompressor
-from laconic.verbs.compress import CompressCommand
+from laconic.cli.compress import CompressCommand
+from laconic.compression.memory import SummaryMemory
+from laconic.data.documents import streaming
+from laconic.errors import DiskError
+from laconic.experiment import resumable_stream
+from laconic.experiment.compress import CompressionJob, resolve_length_rule
+from laconic.experiment.compressor import TextCompressor
 from tests.recipe.reading import reader
 
 Run = Callable[..., tuple[int, str, str]]
@@ -32,21 +32,21 @@ hidden_size = 16
 num_hidden_layers = 1
 num_attention_heads = 2
 max_position_embeddings = 256
-[reading]
-cap = 4
-length = "stop"
-[halting]
-start = 0.6
+[compression]
+max_vectors = 4
+length_policy = "stop_head"
+[stop_head]
+initial_mean_fraction = 0.6
 [data]
-kind = "text"
+source = "text"
 path = "books.jsonl"
 [data.text]
-tokens = 48
-segment = 16
-segments = "fixed"
+row_tokens = 48
+segment_tokens = 16
+segment_lengths = "fixed"
 [train]
 steps = 1
-batch = 2
+batch_size = 2
 """
 BOOK = "Chapter one. " + " ".join(f"Sentence {i} stands here." for i in range(12))
 KEYS = {
@@ -64,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tiny.toml").write_text(RECIPE)
     (folder / "book.txt").write_text(BOOK)
     (folder / "rows.jsonl").write_text("".join(json.dumps({"text": BOOK[: 40 * n]}) + "\n" for n in (1, 3, 2)))
-    for name, keys in (("run", ()), ("other", ("seed=1", "model.seed=1"))):
+    for name, keys in (("run", ()), ("other", ("seed=1", "model.init_seed=1"))):
         command = ["laconic", "train", str(folder / "tiny.toml"), "--out", str(folder / name), *keys]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", command)
@@ -192,10 +192,12 @@ def test_what_is_resumed_is_as_if_never_stopped(
 def test_a_budget_is_shared_out_when_resumed_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("compress", "run", "book.txt", "--out", "a.safetensors", "--budget", "11")[0] == 0
     assert int(SummaryMemory.load("a.safetensors").num_vectors) == 11
-    grid = going.pad_rows
-    monkeypatch.setattr(going, "pad_rows", lambda ids, device: grid(ids, device) if len(ids[0]) == 16 else 1 / 0)
+    grid = resumable_stream.pad_rows
+    monkeypatch.setattr(
+        resumable_stream, "pad_rows", lambda ids, device: grid(ids, device) if len(ids[0]) == 16 else 1 / 0
+    )
     assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--budget", "11", "--every", "1")[0] == 70
-    monkeypatch.setattr(going, "pad_rows", grid)
+    monkeypatch.setattr(resumable_stream, "pad_rows", grid)
     assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--budget", "11", "--resume")[0] == 0
     assert torch.equal(SummaryMemory.load("a.safetensors").vectors, SummaryMemory.load("b.safetensors").vectors)
 
@@ -329,7 +331,7 @@ def test_memories_are_of_runs_that_read(run: Run, book: str, tmp_path: Path) -> 
 def test_a_run_of_another_method_keeps_no_memory(run: Run, tmp_path: Path) -> None:
     (tmp_path / "digits.toml").write_text(
         'method = "cot"\n[model]\nfamily = "llama"\ntokenizer = "digits"\nhidden_size = 16\nnum_hidden_layers = 1\n'
-        'num_attention_heads = 2\n[data]\nkind = "digits"\nformat = "digits"\n[train]\nsteps = 1\nbatch = 2\n'
+        'num_attention_heads = 2\n[data]\nsource = "digits"\nformat = "digits"\n[train]\nsteps = 1\nbatch_size = 2\n'
     )
     assert run("train", "digits.toml", "--out", "thinks")[0] == 0
     (tmp_path / "a.txt").write_text("a")
@@ -344,7 +346,7 @@ def test_no_folder_and_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch, tm
     def full(*_: object) -> None:
         raise DiskError("x.safetensors: No space left on device; 900 bytes to write, 0 free")
 
-    monkeypatch.setattr("laconic.core.provenance.save_artifact", full)
+    monkeypatch.setattr("laconic.compression.memory_file.save_artifact", full)
     refused(run, 74, "No space left on device", "compress", "run", "book.txt", "--out", "x.safetensors")
     assert not list(tmp_path.iterdir())
 

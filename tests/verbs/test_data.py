@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from laconic import cli
-from laconic.data.settings import DataConfig
-from laconic.data.tokens import build_byte_tokenizer
+from laconic.config.data import DataConfig
+from laconic.data.tokenizer import build_byte_tokenizer
 from tests.conftest import shared_dir
 
 
@@ -141,12 +141,16 @@ def test_a_row_with_a_special_token_is_a_fault(run, tmp_path, root):
 @pytest.fixture
 def few(monkeypatch, root) -> None:
     """The first 700 training questions in place of 17,204, which take seconds; the held-out ones are GSM8K-Aug's."""
-    from laconic.data import maths
+    from laconic.data.reasoning import load as reasoning_load
 
-    read = maths.load_examples("gsm8k-aug-subset", "train", DataConfig(source="maths", name=("gsm8k-aug-subset",), data_dir=str(root)), 700)
-    held = maths.load_examples("gsm8k-aug:valid", "valid", DataConfig(source="maths", name=("gsm8k-aug",), data_dir=str(root)))
-    monkeypatch.setattr(maths, "load_training_examples", lambda how: read)
-    monkeypatch.setattr(maths, "load_examples", lambda asked, part, how: held)
+    read = reasoning_load.load_examples(
+        "gsm8k-aug-subset", "train", DataConfig(source="maths", name=("gsm8k-aug-subset",), data_dir=str(root)), 700
+    )
+    held = reasoning_load.load_examples(
+        "gsm8k-aug:valid", "valid", DataConfig(source="maths", name=("gsm8k-aug",), data_dir=str(root))
+    )
+    monkeypatch.setattr(reasoning_load, "load_training_examples", lambda how: read)
+    monkeypatch.setattr(reasoning_load, "load_examples", lambda asked, part, how: held)
 
 
 def test_variants_are_made_without_a_held_out_template(run, tmp_path, root, few):

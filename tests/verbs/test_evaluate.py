@@ -13,21 +13,22 @@ import pytest
 import torch
 
 from laconic import cli
-from laconic.core.contract import AnswerBatch
-from laconic.evaluation.evaluate import load_answer_records
-from laconic.recipe import asking, looking
-from laconic.recipe.opened import load_run
-from laconic.recipe.questions import load_question_set, single_question
-from laconic.verbs.inspect import InspectCommand
-from laconic.verbs.train import TrainCommand
+from laconic.batches import AnswerBatch
+from laconic.cli.inspect import InspectCommand
+from laconic.cli.train import TrainCommand
+from laconic.evaluation.inspection import run as inspection_run
+from laconic.evaluation.reasoning import run as reasoning_run
+from laconic.evaluation.reasoning.evaluate import load_answer_records
+from laconic.evaluation.reasoning.question_sets import load_question_set, single_question
+from laconic.experiment.load_run import load_run
 from tests.conftest import REPO, shared_dir
 from tests.verbs.test_train import TINY
 
 Run = Callable[..., tuple[int, str, str]]
 WORDS = """method = "kava"
-source = "kava table 6"
-row = "1b aug"
-differs = { "model.family" = "it is small" }
+paper_table = "kava table 6"
+table_row = "1b aug"
+deviations = { "model.family" = "it is small" }
 [model]
 family = "llama"
 tokenizer = "{tokenizer}"
@@ -35,25 +36,25 @@ hidden_size = 16
 num_hidden_layers = 1
 num_attention_heads = 2
 max_position_embeddings = 400
-[thinking]
-count = 2
-rounds = 1
+[latents]
+num_latents = 2
+jacobi_iterations = 1
 [data]
 path = "{rows}"
 valid = "{rows}"
 format = "pccot"
-eos = "<|endoftext|>"
-drop_negative = true
-allow_overlap = true
+eos_token = "<|endoftext|>"
+require_leading_digit = true
+allow_contamination = true
 [validation]
-rows = 2
+max_rows = 2
 max_tokens = 4
 [train]
 steps = 2
-batch = 4
+batch_size = 4
 save_every = 1
 validate_every = 1
-best = "accuracy"
+best_metric = "accuracy"
 """
 
 
@@ -112,7 +113,7 @@ def test_a_run_on_its_own_test_in_every_way(run: Run, runs: Path, monkeypatch: p
     rows = load_answer_records(folder)
     assert [row.is_correct for row in rows].count(True) / 24 == ways["as trained"]["accuracy"]["mean"]
     assert (folder / "recipe.toml").read_text() == (runs / "digits/recipe.toml").read_text()
-    monkeypatch.setattr(asking, "answer", None)  # whoever asks again fails
+    monkeypatch.setattr(reasoning_run, "answer", None)  # whoever asks again fails
     assert told(run, *asked)["sets"][0]["runs"][0]["accuracy"] == ways["as trained"]["accuracy"]
 
 
@@ -162,36 +163,39 @@ def test_protocols_give_their_prompt_and_budget(runs: Path) -> None:
     longest = max(len(row) for row in Path(path).read_text().splitlines())
 
     def how(run: Any, name: str | None, teacher: bool = False) -> tuple[int, int]:
-        asked = load_question_set(run, path, asking.choose_protocol(run.recipe, name))
+        asked = load_question_set(run, path, reasoning_run.choose_protocol(run.recipe, name))
         assert asked.max_question_tokens < longest
         first: Any = asked.source.batch(list(asked.order[:1]), 0, 0)
         assert int(first.question_live.sum()) == asked.max_question_tokens
-        found = asking.decoding_for(run, asked, with_cot=teacher)
+        found = reasoning_run.decoding_for(run, asked, with_cot=teacher)
         return found.max_tokens, len(found.answer_prompt)
 
-    assert asking.choose_protocol(kava.recipe, None).name == "pccot"
+    assert reasoning_run.choose_protocol(kava.recipe, None).name == "pccot"
     assert how(kava, None) == how(kava, "decimal") == (10, 5)
     assert how(kava, "codi") == (256, 0)
     assert how(kava, "codi", teacher=True) == (256, 5)
     assert how(plain, "codi") == (256, 0)
-    asked = load_question_set(kava, path, asking.choose_protocol(kava.recipe, "codi"))
+    asked = load_question_set(kava, path, reasoning_run.choose_protocol(kava.recipe, "codi"))
     long = replace(asked, max_question_tokens=300)
-    assert asking.decoding_for(kava, long).max_tokens == 400 - 300 - 4
+    assert reasoning_run.decoding_for(kava, long).max_tokens == 400 - 300 - 4
     cut = "own: answers of kava have 96 tokens at most, not 256: its context ends"
-    assert asking.budget_warnings(kava, long, "kava") == [cut]
-    assert not asking.budget_warnings(kava, asked, "kava")
+    assert reasoning_run.budget_warnings(kava, long, "kava") == [cut]
+    assert not reasoning_run.budget_warnings(kava, asked, "kava")
 
 
 def test_a_question_looked_into_is_asked_as_evaluation_asks(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, given = load_run(runs / "kava/seed-0", torch.device("cpu")), list[Any]()
-    monkeypatch.setattr(looking, "load_inspected_run", lambda *args: given.append(args[3]))
+    monkeypatch.setattr(inspection_run, "load_inspected_run", lambda *args: given.append(args[3]))
     path = str(REPO / "examples/own.jsonl")
     for name in ("codi", "pccot"):
-        protocol = asking.choose_protocol(run.recipe, name)
-        alone, whole = single_question(run, " Two  balls?", (), None, protocol), load_question_set(run, path, protocol, with_chains=True)
+        protocol = reasoning_run.choose_protocol(run.recipe, name)
+        alone, whole = (
+            single_question(run, " Two  balls?", (), None, protocol),
+            load_question_set(run, path, protocol, with_chains=True),
+        )
         assert alone.examples[0].question == protocol.format_question(" Two  balls?")
         InspectCommand("kava").build_subjects([run, run], [alone, whole], torch.device("cpu"))
-        asked = asking.decoding_for(run, load_question_set(run, path, protocol))
+        asked = reasoning_run.decoding_for(run, load_question_set(run, path, protocol))
         assert [(how.max_tokens, how.prompt) for how in given[-2:]] == [(asked.max_tokens, asked.answer_prompt)] * 2
     assert [len(how.prompt) for how in given] == [0, 0, 5, 5]
 
@@ -215,11 +219,11 @@ def test_files_of_one_name_are_refused_and_one_file_is_asked_once(run: Run, tmp_
 def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from laconic.verbs import answers
+    from laconic.evaluation.reasoning import cli_runs as reasoning_cli_runs
 
     lines = [f'{{"question": "What is {i} + 4?", "answer": "{i + 4}"}}\n' for i in range(70)]
     (tmp_path / "seventy.jsonl").write_text("".join(lines))
-    real, reads, asked = asking.answer_questions, list[str](), list[tuple[int, float]]()
+    real, reads, asked = reasoning_run.answer_questions, list[str](), list[tuple[int, float]]()
 
     def answer(method: Any, questions: Any, how: Any, *, teacher: bool = False) -> AnswerBatch:
         asked.append((questions.B, how.how.temperature))
@@ -229,8 +233,8 @@ def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
         reads.append(name)
         return load_question_set(run, name, *rest, **more)
 
-    monkeypatch.setattr(asking, "answer", answer)
-    monkeypatch.setattr(answers, "question_set", read)
+    monkeypatch.setattr(reasoning_run, "answer", answer)
+    monkeypatch.setattr(reasoning_cli_runs, "question_set", read)
     on = str(tmp_path / "seventy.jsonl")
     found = told(run, "plain", "--on", on, "--protocol", "codi-sampled", "--latency", 5)
     assert reads == [on]
@@ -243,7 +247,7 @@ def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
 def test_a_signal_ends_with_75_and_the_same_command_goes_on(
     run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = asking.answer_questions, list[int]()
+    real, calls = reasoning_run.answer_questions, list[int]()
 
     def answer(method: Any, questions: Any, told: Any, *, teacher: bool = False) -> AnswerBatch:
         calls.append(questions.B)
@@ -251,7 +255,7 @@ def test_a_signal_ends_with_75_and_the_same_command_goes_on(
             os.kill(os.getpid(), signal.SIGTERM)
         return real(method, questions, told, teacher=teacher)
 
-    monkeypatch.setattr(asking, "answer", answer)
+    monkeypatch.setattr(reasoning_run, "answer", answer)
     asked = ("digits", "--on", "valid", "--batch", 5, "--rows", 15, "--device", "cpu")
     code, out, err = run(*asked)
     assert (code, out) == (75, "")
@@ -265,13 +269,13 @@ def test_a_signal_ends_with_75_and_the_same_command_goes_on(
 
 
 def test_a_signal_while_time_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from laconic.verbs import answers
+    from laconic.evaluation.reasoning import cli_runs as reasoning_cli_runs
 
     def latencies(*rest: object, **more: object) -> None:
-        raise answers.SignalInterruptError
+        raise reasoning_cli_runs.SignalInterruptError
 
-    monkeypatch.setattr(answers, "latencies", latencies)
-    monkeypatch.setattr(answers.StopSignal, "signal_name", "SIGINT")
+    monkeypatch.setattr(reasoning_cli_runs, "latencies", latencies)
+    monkeypatch.setattr(reasoning_cli_runs.StopSignal, "signal_name", "SIGINT")
     code, _, err = run("digits", "--latency", 3, "--device", "cpu")
     assert code == 75
     assert "SIGINT: while test was timed; the answers are kept, time it again" in err
@@ -298,7 +302,7 @@ def test_a_signal_while_time_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch)
         (("kava", "--on", "svanp"), 66, "no data set svanp; did you mean svamp?"),
         (("kava", "--on", "valid", "--step", "9"), 2, "has no step 9; there: "),
         (("kava", "--on", "valid", "--step", "last"), 2, "such step of kava/seed-0; write newest, best, or a number"),
-        (("digits", "--step", "best"), 2, "--step best: no such step of digits; its recipe has no train.best"),
+        (("digits", "--step", "best"), 2, "--step best: no such step of digits; its recipe has no train.best_metric"),
         (("kava", "--on", "gsm8k:dev", "--root", "."), 66, "gsm8k has no split dev"),
     ],
 )  # fmt: skip
@@ -317,9 +321,9 @@ def test_a_protocol_that_does_not_fit_the_data_is_refused(run: Run) -> None:
 
 def test_the_best_step_is_that_of_the_runs_own_validation(run: Run, runs: Path) -> None:
     best = json.loads((runs / "kava/seed-0/steps/step-000002/progress.json").read_text())["best"][0][1]
-    assert asking.resolve_step(runs / "kava/seed-0", "best") == best
-    assert asking.resolve_step(runs / "kava/seed-0", "1") == 1
-    assert asking.resolve_step(runs / "kava/seed-0", "newest") == 2
+    assert reasoning_run.resolve_step(runs / "kava/seed-0", "best") == best
+    assert reasoning_run.resolve_step(runs / "kava/seed-0", "1") == 1
+    assert reasoning_run.resolve_step(runs / "kava/seed-0", "newest") == 2
 
 
 def test_time_is_taken_in_one_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import torch
 
 import laconic
 from laconic import cli
-from laconic.core import weights
-from laconic.methods.hope_model import Hope
+from laconic.models import weights
+from laconic.nested.hope.model import Hope
 from tests.recipe.books import RECIPE
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -37,22 +37,22 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
             cli.main()
         return int(end.value.code or 0), capsys.readouterr().err.strip()
 
-    assert call("train", "books.toml", "--out", "small", "levels.chunks=[4]")[0] == 0
+    assert call("train", "books.toml", "--out", "small", "cms.chunk_sizes=[4]")[0] == 0
     return call
 
 
 def test_levels_grow_from_run_to_run_and_not_inside_one(run: Run) -> None:
-    code, said = run("train", "books.toml", "--out", "small", "levels.chunks=[4, 8]")
+    code, said = run("train", "books.toml", "--out", "small", "cms.chunk_sizes=[4, 8]")
     assert code == 2
     assert said.endswith("was begun by another recipe; choose another --out, or change back\n"
-                         "levels.chunks: [4] there, [4, 8] asked")  # fmt: skip
+                         "cms.chunk_sizes: [4] there, [4, 8] asked")  # fmt: skip
     code, said = run("train", "grown.toml", "--out", "grown")
     assert code == 0, said
     small, grown = (Hope.from_pretrained(f"{name}/steps/step-000001") for name in ("small", "grown"))
     assert (small.hope_config.chunk_sizes, grown.hope_config.chunk_sizes) == (((4,),), ((4, 8),))
     added = grown.get_parameter("model.layers.0.mlp.levels.1.down_proj.weight")
     assert 0 < added.abs().max() < 2e-3, "it began at zero, and was trained one step"
-    assert run("train", "grown.toml", "--out", "bad", "levels.chunks=[8, 16]")[0] == 2
+    assert run("train", "grown.toml", "--out", "bad", "cms.chunk_sizes=[8, 16]")[0] == 2
 
 
 def test_a_folder_is_exported_as_a_run_is(run: Run) -> None:

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 from laconic import cli
-from laconic.core.errors import DiskError, UsageError
-from laconic.evaluation import survey
-from laconic.recipe import asking, questions
-from laconic.verbs import inspect
+from laconic.cli import inspect
+from laconic.errors import DiskError, UsageError
+from laconic.evaluation.inspection import dataset as inspection_dataset
+from laconic.evaluation.reasoning import question_sets
+from laconic.evaluation.reasoning import run as reasoning_run
 from tests.evaluation.test_report import Page, outside
 from tests.verbs.test_train import TINY
 
 Run = Callable[..., tuple[int, str, str]]
 MARKS = 'valid_rows = 20, test_rows = 40, style = "marks"'
-RECIPE = TINY.replace("valid_rows = 20", MARKS).replace("[validation]\nrows = 4\nmax_tokens = 6\n", "")
+RECIPE = TINY.replace("valid_rows = 20", MARKS).replace("[validation]\nmax_rows = 4\nmax_tokens = 6\n", "")
 QUESTION = "3 + 4 * 2 ="
 
 
@@ -30,17 +31,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "tiny.toml").write_text(RECIPE)
     (folder / "in-turn.toml").write_text(RECIPE.replace("rounds = 1\n", 'mode = "sequential"\nproject = "none"\n'))
-    staged = ("method=coconut", "staging.max_stage=1", "staging.per_step=2")
+    staged = ("method=coconut", "coconut.max_stage=1", "coconut.latents_per_step=2")
     for recipe, name, keys in (
         ("tiny", "kava", ()),
-        ("tiny", "nodistil", ("distilling.alpha1=0.0", "matching.alpha2=0.0")),
+        ("tiny", "nodistil", ("distillation.hidden_weight=0.0", "kv_distillation.weight=0.0")),
         ("tiny", "chain", ("method=cot",)),
-        ("in-turn", "coconut", (*staged, "staging.first_stage=1")),
+        ("in-turn", "coconut", (*staged, "coconut.first_stage=1")),
         ("in-turn", "early", staged),
     ):
         command = ["laconic", "train", str(folder / f"{recipe}.toml"), "--out", str(folder / name)]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", [*command, "train.steps=1", "train.batch=2", *keys])
+            patch.setattr(sys, "argv", [*command, "train.steps=1", "train.batch_size=2", *keys])
             with pytest.raises(SystemExit) as end:
                 cli.main()
         assert not end.value.code
@@ -51,8 +52,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) -> Run:
     """The command with runs by their names, in an empty folder: its exit code, standard output, standard error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(survey, "MIN_REFERENCE_QUESTIONS", 16)
-    monkeypatch.setattr(asking, "token_budget", lambda run, asked, teacher: 12 if teacher else 2)  # untrained: no end
+    monkeypatch.setattr(inspection_dataset, "MIN_REFERENCE_QUESTIONS", 16)
+    monkeypatch.setattr(
+        reasoning_run, "token_budget", lambda run, asked, teacher: 12 if teacher else 2
+    )  # untrained: no end
 
     def call(name: str, *args: object) -> tuple[int, str, str]:
         there = [runs / str(arg) if (runs / str(arg)).is_dir() else arg for arg in (name, *args)]
@@ -141,12 +144,12 @@ def test_a_set_beside_another_run(run: Run, tmp_path: Path) -> None:
 
 
 def test_without_other_questions_mean_and_swap_are_left_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "MIN_REFERENCE_QUESTIONS", 256)
+    monkeypatch.setattr(inspection_dataset, "MIN_REFERENCE_QUESTIONS", 256)
     code, out, _ = run("kava", QUESTION)
     assert code == 0
     assert "mean is left out: the recipe has 20 validation rows, it asks for 256." in out
     assert "mean in vectors" not in out
-    monkeypatch.setattr(questions, "RECIPE_SPLITS", ())  # as where the recipe's rows are gone
+    monkeypatch.setattr(question_sets, "RECIPE_SPLITS", ())  # as where the recipe's rows are gone
     code, out, _ = run("kava", QUESTION, "--out", "a.html")
     assert code == 0
     assert "mean and swap are left out, they need other questions of the recipe" in out
@@ -202,18 +205,18 @@ def test_a_page_that_cannot_be_written_is_known_before_and_costs_no_finding(
     code, out, err = run("kava", QUESTION, "--edits", "zero")
     assert (code, err) == (74, "laconic: no room for the page\n")
     assert "zero in vectors:" in out
-    monkeypatch.setattr("laconic.recipe.opened.load_run", None)  # whoever loads a run fails
+    monkeypatch.setattr("laconic.experiment.load_run.load_run", None)  # whoever loads a run fails
     assert run("kava", QUESTION, "--out", ".")[0] == 2
 
 
 def test_other_questions_come_from_the_root_that_is_given(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, roots = questions.load_question_set, list[Any]()
+    whole, roots = question_sets.load_question_set, list[Any]()
 
     def read(run: Any, name: str, *rest: Any, **more: Any) -> Any:
         roots.append((name, more["root"]))
         return whole(run, name, *rest, **more)
 
-    monkeypatch.setattr(questions, "load_question_set", read)
+    monkeypatch.setattr(question_sets, "load_question_set", read)
     assert run("kava", QUESTION, "--edits", "swap", "--root", "elsewhere")[0] == 0
     assert roots == [("valid", "elsewhere")]
 
@@ -228,22 +231,22 @@ def test_runs_that_cannot_be_compared() -> None:
 
     with pytest.raises(UsageError, match="--beside b: its tokenizer is another one; compare runs of the same words"):
         inspect.check_comparable([made(), made(tokenizer="other")])
-    with pytest.raises(UsageError, match=r"data.chain is drop_last, of b all; compare runs of the same rows"):
+    with pytest.raises(UsageError, match=r"data.chain_steps is drop_last, of b all; compare runs of the same rows"):
         inspect.check_comparable([made(), made(chain="drop_last")])
     inspect.check_comparable([made(), made()])
 
 
 def test_runs_that_leave_out_different_rows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = questions.load_question_set
+    whole = question_sets.load_question_set
 
     def fewer(run: Any, *rest: Any, **more: Any) -> Any:
         rows = whole(run, *rest, **more)
         return replace(rows, examples=rows.examples[int("nodistil" in str(run.folder)) :])
 
-    monkeypatch.setattr(questions, "load_question_set", fewer)
+    monkeypatch.setattr(question_sets, "load_question_set", fewer)
     code, _, err = run("kava", "--on", "test", "--beside", "nodistil")
     assert code == 2
-    assert "--beside: the runs leave out different rows of the set (data.too_long); compare others" in err
+    assert "--beside: the runs leave out different rows of the set (data.on_too_long); compare others" in err
 
 
 def test_a_chain_that_the_model_has_no_positions_for(run: Run) -> None:

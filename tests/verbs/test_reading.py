@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from laconic import cli
-from laconic.core.errors import InputError, UsageError
-from laconic.evaluation import kept, scored
-from laconic.recipe import measuring
-from laconic.verbs import reading, telling
-from laconic.verbs.report import ReportCommand
-from laconic.verbs.train import TrainCommand
+from laconic.cli.report import ReportCommand
+from laconic.cli.train import TrainCommand
+from laconic.errors import InputError, UsageError
+from laconic.evaluation import results_store
+from laconic.evaluation.compression import cli_files
+from laconic.evaluation.compression import cli_runs as compression_cli_runs
+from laconic.evaluation.compression import evaluate as compression_evaluate
+from laconic.evaluation.compression import run as compression_run
 from tests.verbs.test_train import TINY
 
 RECALL = """method = "autocompressor"
@@ -28,18 +30,18 @@ hidden_size = 16
 num_hidden_layers = 1
 num_attention_heads = 2
 max_position_embeddings = 64
-[reading]
-length = "stop"
-cap = 3
+[compression]
+length_policy = "stop_head"
+max_vectors = 3
 summary_init = "normal"
-[halting]
-price = 0.1
+[stop_head]
+length_cost = 0.1
 [data]
-kind = "recall"
-recall = { rows = 40, test_rows = 12, facts = [1, 2] }
+source = "recall"
+recall = { train_rows = 40, test_rows = 12, num_facts = [1, 2] }
 [train]
 steps = 2
-batch = 4
+batch_size = 4
 """
 TEXT = """method = "autocompressor"
 [model]
@@ -49,18 +51,18 @@ hidden_size = 16
 num_hidden_layers = 1
 num_attention_heads = 2
 max_position_embeddings = 512
-[reading]
-length = "nested"
-cap = 4
-allowed = [1, 4]
+[compression]
+length_policy = "nested_dropout"
+max_vectors = 4
+allowed_lengths = [1, 4]
 summary_init = "normal"
 [data]
-kind = "text"
+source = "text"
 path = "books.jsonl"
-text = { tokens = 128, segment = 64, segments = "fixed", window = 2, overlap = 0, held = 0.3 }
+text = { row_tokens = 128, segment_tokens = 64, segment_lengths = "fixed", segments_per_window = 2, segment_overlap = 0, held_out_fraction = 0.3 }
 [train]
 steps = 1
-batch = 2
+batch_size = 2
 """
 Run = Callable[..., tuple[int, str, str]]
 
@@ -111,7 +113,7 @@ def test_recall_in_every_way_is_kept_and_read_again(run: Run, runs: Path, monkey
     ]  # fmt: skip
     assert (line["set"], line["documents"], line["length"]) == ("test", 12, "stop")
     folder = runs / "facts/evaluations/test-reading-step-2"
-    rows = [scored.parse_result(text) for text in kept.read_lines(folder)]
+    rows = [compression_evaluate.parse_result(text) for text in results_store.read_lines(folder)]
     assert {row.num_facts for row in rows} == {1, 2}
     assert all(sum(row.scored_tokens) == 8 for row in rows)
     nats = {way["way"]: way["nats"]["mean"] for way in line["ways"]}
@@ -119,8 +121,10 @@ def test_recall_in_every_way_is_kept_and_read_again(run: Run, runs: Path, monkey
         assert nats[way] == pytest.approx(sum(sum(row.conditions[way].nll) / 8 for row in rows) / 12)
     assert {row.conditions["n = 2"].vectors_per_segment for row in rows} == {(2,)}
     assert all(0 < row.conditions["soft"].expected_lengths[0] <= 3 for row in rows)
-    assert line["gap"]["expected"] == pytest.approx(sum(row.conditions["soft"].expected_lengths[0] for row in rows) / 12)
-    monkeypatch.setattr(scored, "evaluate_batch", None)  # whoever reads again fails
+    assert line["gap"]["expected"] == pytest.approx(
+        sum(row.conditions["soft"].expected_lengths[0] for row in rows) / 12
+    )
+    monkeypatch.setattr(compression_evaluate, "evaluate_batch", None)  # whoever reads again fails
     assert told(run, "facts") == [line]
     code, out, _ = run("facts")
     assert code == 0
@@ -129,14 +133,14 @@ def test_recall_in_every_way_is_kept_and_read_again(run: Run, runs: Path, monkey
 
 
 def test_a_signal_ends_it_and_what_is_read_is_kept(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "BATCH_TOKENS", 5 * (16 + 16))
-    read = scored.evaluate_batch
+    monkeypatch.setattr(compression_run, "BATCH_TOKENS", 5 * (16 + 16))
+    read = compression_evaluate.evaluate_batch
 
     def second(*given: Any) -> Any:
-        monkeypatch.setattr(scored, "evaluate_batch", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        monkeypatch.setattr(compression_evaluate, "evaluate_batch", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         return read(*given)
 
-    monkeypatch.setattr(scored, "evaluate_batch", second)
+    monkeypatch.setattr(compression_evaluate, "evaluate_batch", second)
     code, _, err = run("facts", "--rows", 9)
     assert code == 75
     assert "SIGTERM: facts, test: what is read is kept; run the same command again to go on" in err
@@ -197,8 +201,8 @@ def files(folder: Path) -> tuple[str, str]:
 def test_files_of_questions_and_of_labels(
     run: Run, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laconic.recipe.telling.NUM_ORDERS", 1)
-    monkeypatch.setattr("laconic.recipe.telling.TEXT_DEMO_TOKENS", ())
+    monkeypatch.setattr("laconic.evaluation.compression.context_qa_run.NUM_ORDERS", 1)
+    monkeypatch.setattr("laconic.evaluation.compression.context_qa_run.TEXT_DEMO_TOKENS", ())
     asked, labelled = files(tmp_path)
     code, out, err = run("books/seed-0", "--on", f"{asked},{labelled}", "--rows", 2, "--format", "json")
     assert code == 0, err
@@ -219,8 +223,10 @@ def test_files_of_questions_and_of_labels(
     for title in ("Labels behind demonstrations: labelled", "contexts: asked", "when that was compressed"):
         assert title in text, title
     assert run("books/seed-1", "--on", asked, "--rows", 1)[0] == 0
-    with pytest.raises(InputError, match="books: its seeds were asked other rows of asked; evaluate them in one command"):
-        telling.load_file_results({"books": "books"})
+    with pytest.raises(
+        InputError, match="books: its seeds were asked other rows of asked; evaluate them in one command"
+    ):
+        cli_files.load_file_results({"books": "books"})
     shutil.rmtree(runs / "books/seed-1/evaluations/asked-answers-step-1-first-1")
     kept = {path.name for path in (runs / "books/seed-0/evaluations").iterdir()}
     assert {"asked-answers-step-1-query-aware", "labelled-labels-step-1-first-2"} <= kept
@@ -228,7 +234,7 @@ def test_files_of_questions_and_of_labels(
 
 def test_a_signal_amid_a_file_keeps_what_is_asked(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, _ = files(tmp_path)
-    monkeypatch.setattr(telling.ContextQA, "run_items", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(cli_files.ContextQA, "run_items", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code, _, err = run("books/seed-1", "--on", asked)
     assert code == 75
     assert "asked.jsonl: what is asked is kept; the same command goes on" in err
@@ -276,8 +282,10 @@ def test_a_page_of_what_is_kept(
     for each in folder.glob("test-16-*"):
         each.rename(folder / "aside")
     (runs / "books.toml").write_text(TEXT)
-    monkeypatch.setattr(reading, "find_latest_folders", lambda run: {"x": next((run / "evaluations").glob("test-64-*"))})
-    monkeypatch.setattr(kept, "read_lines", lambda f: [ROW.replace("ID", f.parent.parent.name)])
+    monkeypatch.setattr(
+        compression_cli_runs, "find_latest_folders", lambda run: {"x": next((run / "evaluations").glob("test-64-*"))}
+    )
+    monkeypatch.setattr(results_store, "read_lines", lambda f: [ROW.replace("ID", f.parent.parent.name)])
     said = "its seeds read other documents of x; evaluate them in one command"
     assert said in report("books")[1]
 

@@ -13,7 +13,7 @@ from tests.recipe.books import lay
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 Run = Callable[..., tuple[int, str]]
-WILD = ("levels.eta=1e30", "levels.clip=0")  # finite, and nothing bounds what it moves
+WILD = ("cms.inner_lr=1e30", "cms.max_update_ratio=0")  # finite, and nothing bounds what it moves
 
 
 @pytest.fixture
@@ -35,24 +35,24 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 @pytest.mark.parametrize(
     ("says", "keys"),
     [
-        ("levels.chunks=[0]: [0]; give one a level, each of at least 1 token", ["levels.chunks=[0]"]),
-        ("chunk 16 does not divide 24, the next; chunks ascend, each divides", ["levels.chunks=[16, 24]"]),
-        ("chunk 8 does not divide 4, the next; chunks ascend, each divides", ["levels.chunks=[8, 4]"]),
-        ("memory.self: chunk 0 was asked for; a chunk has at least 1 token", ["memory.self.chunk_memory=0"]),
-        ("memory.self: chunks 24 and 64; one divides the other", ["memory.self.chunk_memory=24"]),
-        ("one group has one chunk, 16 and 64 were asked for", ["memory.self.groups=1", "memory.self.chunk_memory=16"]),
-        ("memory.self: step_max 3.0 is beyond 2, where an erase overshoots; lower it", ["memory.self.step_max=3"]),
-        ("keep_half_life 1e+09 lets nothing go in float32, and the cap", ["memory.self.keep_half_life=1e9"]),
-        ("step_memory 0.5 is not below step_max 0.5, which a sigmoid never reaches", ["memory.self.step_max=0.5"]),
-        ("levels.eta=-1: ", ["levels.eta=-1"]),
-        ("memory.titans: chunk 0 was asked for", ["memory.mixer=titans", "memory.chunk=0"]),
+        ("cms.chunk_sizes=[0]: [0]; give one a level, each of at least 1 token", ["cms.chunk_sizes=[0]"]),
+        ("chunk 16 does not divide 24, the next; chunks ascend, each divides", ["cms.chunk_sizes=[16, 24]"]),
+        ("chunk 8 does not divide 4, the next; chunks ascend, each divides", ["cms.chunk_sizes=[8, 4]"]),
+        ("mixer.self_modifying: chunk 0 was asked for; a chunk has at least 1 token", ["mixer.self_modifying.memory_chunk_size=0"]),
+        ("mixer.self_modifying: chunks 24 and 64; one divides the other", ["mixer.self_modifying.memory_chunk_size=24"]),
+        ("one group has one chunk, 16 and 64 were asked for", ["mixer.self_modifying.gate_groups=1", "mixer.self_modifying.memory_chunk_size=16"]),
+        ("mixer.self_modifying: step_max 3.0 is beyond 2, where an erase overshoots; lower it", ["mixer.self_modifying.max_lr=3"]),
+        ("keep_half_life 1e+09 lets nothing go in float32, and the cap", ["mixer.self_modifying.decay_half_life=1e9"]),
+        ("step_memory 0.5 is not below step_max 0.5, which a sigmoid never reaches", ["mixer.self_modifying.max_lr=0.5"]),
+        ("cms.inner_lr=-1: ", ["cms.inner_lr=-1"]),
+        ("mixer.titans: chunk 0 was asked for", ["mixer.kind=titans", "mixer.chunk_size=0"]),
         ("step_max 1.5 times factor 2 is beyond 2, where one write overshoots further than it was off; lower it",
-         ["memory.mixer=titans", "memory.titans.step_max=1.5", "memory.titans.factor=2"]),
+         ["mixer.kind=titans", "mixer.titans.max_lr=1.5", "mixer.titans.loss_factor=2"]),
         ("step_start 0.5 is not below step_max 0.5, which a sigmoid never reaches",
-         ["memory.mixer=titans", "memory.titans.step_max=0.5", "memory.titans.depth=1"]),
-        ("reset_every 100 is no multiple of the chunk, 64", ["memory.mixer=titans", "memory.titans.reset_every=100"]),
-        ("levels.chunks: level 1 has chunk 64, rows have 16 tokens between two updates", ["levels.chunks=[4, 64]"]),
-        ("levels.meta=full: full reads a level's chunk again by", ["levels.meta=full", "levels.inner=task"]),
+         ["mixer.kind=titans", "mixer.titans.max_lr=0.5", "mixer.titans.memory_depth=1"]),
+        ("reset_every 100 is no multiple of the chunk, 64", ["mixer.kind=titans", "mixer.titans.reset_every=100"]),
+        ("cms.chunk_sizes: level 1 has chunk 64, rows have 16 tokens between two updates", ["cms.chunk_sizes=[4, 64]"]),
+        ("cms.meta_gradient=full: full reads a level's chunk again by", ["cms.meta_gradient=full", "cms.inner_objective=task"]),
     ],
 )  # fmt: skip
 def test_recipes_that_cannot_be_meant(run: Run, says: str, keys: list[str]) -> None:
@@ -73,7 +73,7 @@ def test_an_inner_loop_that_is_not_finite_stops_training(run: Run) -> None:
 
 def test_an_inner_loop_that_is_not_finite_stops_reading(run: Run) -> None:
     """A level too slow to be updated in training, whose step is wild."""
-    slow = ("levels.chunks=[64]", "learning.allow_untrained_level=true")
+    slow = ("cms.chunk_sizes=[64]", "inner_loop.allow_untrained_level=true")
     assert run("train", "books.toml", "--out", "wild", *WILD, *slow)[0] == 0
     place = "laconic: state: not finite in level 0 of layer 0 ("
     text = "It stands here. " * 5

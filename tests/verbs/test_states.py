@@ -13,16 +13,16 @@ import torch
 
 import laconic
 from laconic import cli
-from laconic.core import state as values
-from laconic.core import state_file
-from laconic.core.errors import CorruptArtifactError, DiskError, UsageError
-from laconic.core.state import FastWeightState
-from laconic.data.tokens import build_byte_tokenizer
-from laconic.methods import cms_shape
-from laconic.methods.hope_model import Hope, HopeAttention
-from laconic.recipe import learned as learned_room
-from laconic.recipe.learned import NestedTextModel
-from laconic.recipe.studying import StateReadingJob
+from laconic.data.tokenizer import build_byte_tokenizer
+from laconic.errors import CorruptArtifactError, DiskError, UsageError
+from laconic.experiment import nested_model as learned_room
+from laconic.experiment.nested_model import NestedTextModel
+from laconic.experiment.read_into_state import StateReadingJob
+from laconic.nested import state as values
+from laconic.nested import state_file
+from laconic.nested.cms import config as cms_config
+from laconic.nested.hope.model import Hope, HopeAttention
+from laconic.nested.state import FastWeightState
 from tests.core.readings import fresh
 from tests.recipe.reading import reader
 from tests.tolerances import FLOAT32, error
@@ -30,7 +30,7 @@ from tests.tolerances import FLOAT32, error
 pytestmark = pytest.mark.usefixtures("unchecked")
 Run = Callable[..., tuple[int, str, str]]
 BOOK = "Chapter one. " + " ".join(f"Sentence {i} stands here." for i in range(6))
-LOCAL = cms_shape.Options(inner_objective="associative", inner_lr=0.5)
+LOCAL = cms_config.Options(inner_objective="associative", inner_lr=0.5)
 
 
 def hope(seed: int) -> Hope:
@@ -273,7 +273,9 @@ def test_states_of_others_and_files_that_are_none(run: Run, place: Path, me: str
     refused(run, 76, says, "generate", "other", *asked, me)
     says = "is a memory (summary vectors) of format 1, asked was a state (fast weights) of format 1; open it with what"
     refused(run, 76, says, "generate", "hope", *asked, "vectors.safetensors")
-    with pytest.raises(CorruptArtifactError, match=r"is a state \(fast weights\) of format 1, asked was a memory \(summary"):
+    with pytest.raises(
+        CorruptArtifactError, match=r"is a state \(fast weights\) of format 1, asked was a memory \(summary"
+    ):
         reader().load(me)
     content = bytearray(Path(me).read_bytes())
     content[-1] ^= 1
@@ -293,7 +295,9 @@ def test_newer_schemas_and_other_tokenizers(run: Run, place: Path, me: str, monk
     refused(run, 76, says, "inspect", "newer.safetensors")
     other = NestedTextModel(model.model, build_byte_tokenizer())
     other.tokenizer.fingerprint = "0123456789abcdef"
-    with pytest.raises(CorruptArtifactError, match=r"was read with tokenizer .*…, this is 0123456789ab…; take that one"):
+    with pytest.raises(
+        CorruptArtifactError, match=r"was read with tokenizer .*…, this is 0123456789ab…; take that one"
+    ):
         other.load(me)
 
 
@@ -323,9 +327,13 @@ def test_what_belongs_to_other_models(run: Run, place: Path) -> None:
     says = "no text is given; give one to read"
     refused(run, 2, says, "compress", "hope", "none.jsonl", "--out", "x.safetensors")
     still = NestedTextModel(hope(1), build_byte_tokenizer(), update_weights=False)
-    with pytest.raises(UsageError, match=r"learning.learn is false in this run: its fast weights stand still; give a run"):
+    with pytest.raises(
+        UsageError, match=r"inner_loop.enabled is false in this run: its fast weights stand still; give a run"
+    ):
         still.compress(["a"])
-    assert values.states_equal(still.generate(["ab"], max_tokens=2)[0].state.layers[0].cms, still.model.initial_state(1).layers[0].cms)
+    assert values.states_equal(
+        still.generate(["ab"], max_tokens=2)[0].state.layers[0].cms, still.model.initial_state(1).layers[0].cms
+    )
     with pytest.raises(UsageError, match="is no run but a checkpoint, which has no steps; leave it out"):
         laconic.load_text_model(place / "hope", step=3)
 
@@ -335,7 +343,7 @@ def test_a_full_disk_leaves_what_was_there(run: Run, place: Path, me: str, monke
         raise DiskError("x.safetensors: No space left on device; 900 bytes to write, 0 free")
 
     with monkeypatch.context() as patch:
-        patch.setattr("laconic.core.artifact.save_artifact", full)
+        patch.setattr("laconic.storage.atomic.save_artifact", full)
         ended = run("compress", "hope", "book.txt", "--out", "x.safetensors")
         assert (ended[0], ended[1]) == (74, "")
         assert "No space left on device" in ended[2]

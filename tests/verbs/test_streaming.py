@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from laconic import cli
-from laconic.evaluation import reported_learning
-from laconic.evaluation.cells import OVERALL
-from laconic.evaluation.kept import load_partial, commit_results, partial_folder
-from laconic.evaluation.listening import StreamRecord, StreamItemResult
-from laconic.evaluation.reported_learning import reproduction_verdicts
-from laconic.evaluation.stream_table import StreamResult
-from laconic.evaluation.verdicts import NOT_REPRODUCED, NOT_RUN, FIGURE_ONLY, REPRODUCED
-from laconic.recipe.incremental import ClassIncrementalPlan
-from laconic.verbs.streaming import kept_found
+from laconic.evaluation.class_incremental.run import ClassIncrementalPlan
+from laconic.evaluation.report import reported_learning
+from laconic.evaluation.report.reported_learning import reproduction_verdicts
+from laconic.evaluation.report.verdicts import FIGURE_ONLY, NOT_REPRODUCED, NOT_RUN, REPRODUCED
+from laconic.evaluation.results_store import commit_results, load_partial, partial_folder
+from laconic.evaluation.streams.cli_runs import kept_found
+from laconic.evaluation.streams.evaluate import StreamItemResult, StreamRecord
+from laconic.evaluation.streams.metrics import OVERALL
+from laconic.evaluation.streams.table import StreamResult
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 Run = Callable[..., tuple[int, str, str]]
@@ -32,23 +32,23 @@ hidden_size = 8
 num_hidden_layers = 1
 num_attention_heads = 2
 max_position_embeddings = 64
-[memory]
-mixer = "self"
-heads = 1
-head = 8
-[levels]
-chunks = [8, 16]
-inner = "associative"
-[learning]
+[mixer]
+kind = "self_modifying"
+num_heads = 1
+head_dim = 8
+[cms]
+chunk_sizes = [8, 16]
+inner_objective = "associative"
+[inner_loop]
 allow_untrained_level = true
 [data]
 {data}
 [train]
-what = "full"
+trainable = "full"
 steps = 2
-batch = 2
+batch_size = 2
 """
-TEXT = 'kind = "text"\npath = "books.jsonl"\n[data.text]\ntokens = 32\nsegment = 16'
+TEXT = 'kind = "text"\npath = "books.jsonl"\n[data.text]\nrow_tokens = 32\nsegment_tokens = 16'
 PAIRS = 'kind = "mqar"\nmqar = { pairs = [2], length = 8, test_rows = 6 }'
 
 
@@ -93,8 +93,8 @@ def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.
     assert {path.name for path in (place / "hope" / "evaluations").iterdir()} == {
         "lock", "test-stream-step-2-first-5", "books-stream-step-2-first-5",
     }  # fmt: skip
-    monkeypatch.setattr("laconic.evaluation.listening.score_tokens", None)  # nothing is read twice
-    monkeypatch.setattr("laconic.evaluation.streaming_books.evaluate_book", None)
+    monkeypatch.setattr("laconic.evaluation.streams.evaluate.score_tokens", None)  # nothing is read twice
+    monkeypatch.setattr("laconic.evaluation.streams.books.evaluate_book", None)
     told = json.loads(run("evaluate", "hope", "plain", "--on", "test,books", "--rows", "5", "--format", "json")[1])
     ways = {(line["run"], line["stream"]): set(line["ways"]) for line in told["streams"]}
     assert ways[("hope", "ppl (test)")] == {"learn, carry", "learn, reset", "still, carry", "still, reset"}
@@ -130,9 +130,9 @@ def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.
     ("code", "says", "args"),
     [
         (2, "--on x: of runs that learn while they read the sets are test, valid, mqar", ["hope", "--on", "x"]),
-        (66, "--on mqar: hope is a run of data.kind text; its own sets are test and valid", ["hope", "--on", "mqar"]),
-        (66, "pairs is a run of data.kind mqar; it has no texts of its own", ["pairs", "--on", "ppl"]),
-        (66, "pairs is a run of data.kind mqar; it has no texts of its own", ["pairs", "--on", "needle"]),
+        (66, "--on mqar: hope is a run of data.source text; its own sets are test and valid", ["hope", "--on", "mqar"]),
+        (66, "pairs is a run of data.source mqar; it has no texts of its own", ["pairs", "--on", "ppl"]),
+        (66, "pairs is a run of data.source mqar; it has no texts of its own", ["pairs", "--on", "needle"]),
         (2, "plain: levels are of method hope, this is plain; leave them out", ["plain", "--on", "levels"]),
         (2, "--latency: of runs that answer questions; these read documents", ["hope", "--latency", "5"]),
         (66, "every fifth is held out; give longer texts or more rows", ["hope", "--on", "books", "--rows", "2"]),
@@ -145,7 +145,9 @@ def test_what_is_refused_is_one_line(run: Run, code: int, says: str, args: list[
 
 
 def measured(row: str | None, right: float, n: int = 400) -> StreamResult:
-    rows = [StreamRecord(str(i), {"learn": StreamItemResult({OVERALL: (float(i < right * n), 1)}, (), 0)}) for i in range(n)]
+    rows = [
+        StreamRecord(str(i), {"learn": StreamItemResult({OVERALL: (float(i < right * n), 1)}, (), 0)}) for i in range(n)
+    ]
     return StreamResult("languages (test-bin-0)", "run", (0,), [rows], {"row": row})
 
 
@@ -167,7 +169,7 @@ def test_a_signal_among_classes_keeps_whole_courses(run: Run, place: Path, monke
         return whole(plan, order, n, note)
 
     monkeypatch.setattr(ClassIncrementalPlan, "run_one", struck)
-    monkeypatch.setattr("laconic.recipe.incremental.METHODS", ("ncm", "finetune"))
+    monkeypatch.setattr("laconic.evaluation.class_incremental.run.METHODS", ("ncm", "finetune"))
     code, _, err = run(*args)
     assert code == 75, err
     assert "SIGTERM: plain, banking77: whole courses are kept; run the same command again to go on" in err
@@ -214,7 +216,9 @@ def test_words_on_papers_are_computed() -> None:
     assert reproduction_verdicts(table, [measured("hope languages", 1.0)])[hope] == REPRODUCED
     assert reproduction_verdicts(table, [measured("hope languages", 0.5)])[hope] == NOT_REPRODUCED
     assert set(reproduction_verdicts(table, [measured("hope languages", 1.0)])) == {REPRODUCED, NOT_RUN}
-    assert [word for x in reported_learning.load_paper_tables() for word in reproduction_verdicts(x, []) if word != NOT_RUN] == [FIGURE_ONLY] * 3
+    assert [
+        word for x in reported_learning.load_paper_tables() for word in reproduction_verdicts(x, []) if word != NOT_RUN
+    ] == [FIGURE_ONLY] * 3
 
 
 def test_tables_are_whole() -> None:
@@ -230,7 +234,7 @@ def test_a_learner_beside_another_method(run: Run, place: Path, monkeypatch: pyt
     fake.mkdir()
     (fake / "recipe.toml").write_text(
         'method = "cot"\n[model]\nfamily = "llama"\ntokenizer = "digits"\nhidden_size = 16\nnum_hidden_layers = 1\n'
-        'num_attention_heads = 2\n[data]\nkind = "digits"\nformat = "digits"\n[train]\nsteps = 1\nbatch = 2\n'
+        'num_attention_heads = 2\n[data]\nsource = "digits"\nformat = "digits"\n[train]\nsteps = 1\nbatch_size = 2\n'
     )
     assert run("train", "thinks/recipe.toml", "--out", "digits")[0] == 0
     ended, _, err = run("evaluate", "digits", "hope", "--on", "test")

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from laconic import cli
-from laconic.core import artifact
-from laconic.core.decoder import Decoder
-from laconic.core.families import DecoderConfig
-from laconic.core.runs import RunDirectory
-from laconic.data.synthetic import build_digits_tokenizer
-from laconic.recipe.opened import load_run
-from laconic.verbs.train import normalise_args
+from laconic.cli.train import normalise_args
+from laconic.data.synthetic.digits import build_digits_tokenizer
+from laconic.experiment.load_run import load_run
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.storage import atomic
+from laconic.storage.run_dir import RunDirectory
 from tests.conftest import REPO, needs
 from tests.tolerances import FLOAT32, error
 
@@ -33,20 +33,20 @@ tokenizer = "digits"
 hidden_size = 16
 num_hidden_layers = 1
 num_attention_heads = 2
-[thinking]
-count = 2
-rounds = 1
+[latents]
+num_latents = 2
+jacobi_iterations = 1
 [data]
-kind = "digits"
+source = "digits"
 format = "digits"
-chain = "all"
-digits = { operations = 2, rows = 200, valid_rows = 20 }
+chain_steps = "all"
+digits = { num_operations = 2, train_rows = 200, valid_rows = 20 }
 [validation]
-rows = 4
+max_rows = 4
 max_tokens = 6
 [train]
 steps = 4
-batch = 8
+batch_size = 8
 save_every = 2
 """
 ON_BASE = TINY.replace(
@@ -111,23 +111,23 @@ def test_a_run_has_its_recipe_its_environment_and_its_steps(run: Run, tmp_path: 
 
 
 def test_a_run_made_longer_is_the_run_that_was_longer_and_is_not_made_shorter(run: Run) -> None:
-    assert run("train", "tiny.toml", "--out", "runs/long", "train.steps=6", "train.schedule=constant")[0] == 0
-    assert run("train", "tiny.toml", "--out", "runs/a", "train.schedule=constant")[0] == 0
-    assert run("train", "tiny.toml", "--out", "runs/a", "train.schedule=constant", "train.steps=6")[0] == 0
+    assert run("train", "tiny.toml", "--out", "runs/long", "train.steps=6", "train.lr_schedule=constant")[0] == 0
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.lr_schedule=constant")[0] == 0
+    assert run("train", "tiny.toml", "--out", "runs/a", "train.lr_schedule=constant", "train.steps=6")[0] == 0
     assert weights("runs/a", 6) == weights("runs/long", 6)
-    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.schedule=constant")
+    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.lr_schedule=constant")
     assert code == 2
     assert "train.steps: 6 there, 4 asked; a run is made longer, not shorter" in err
 
 
 def test_another_recipe_is_refused_key_by_key(run: Run, tmp_path: Path) -> None:
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
-    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.lr=3", "thinking.count=3")
+    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.learning_rate=3", "latents.num_latents=3")
     assert code == 2
     assert err.splitlines() == [
         f"laconic: {tmp_path}/runs/a was begun by another recipe; choose another --out, or change back",
-        "thinking.count: 2 there, 3 asked",
-        "train.lr: 0.001 there, 3.0 asked",
+        "latents.num_latents: 2 there, 3 asked",
+        "train.learning_rate: 0.001 there, 3.0 asked",
     ]
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1", "train.log_every=3")[0] == 0
 
@@ -164,7 +164,7 @@ def test_a_directory_in_use_and_a_full_disk(run: Run, tmp_path: Path, monkeypatc
         code, _, err = run("train", "tiny.toml", "--out", "runs/a")
         assert code == 73
         assert f"is held by process {os.getpid()} on" in err
-    monkeypatch.setattr(artifact, "free", lambda path: 1000)
+    monkeypatch.setattr(atomic, "free", lambda path: 1000)
     code, _, err = run("train", "tiny.toml", "--out", "runs/b")
     assert code == 74
     assert "1,000 are free" in err
@@ -196,8 +196,8 @@ def test_seeds_are_runs_of_their_own_and_json_is_one_object(run: Run) -> None:
 
 def test_a_run_starts_from_another_and_one_word_changes_its_method(run: Run) -> None:
     assert run("train", "tiny.toml", "--out", "runs/a", "method=cot", "train.steps=1")[0] == 0
-    text = TINY[TINY.index("[thinking]") :]
-    Path("next.toml").write_text(f'method = "kava"\n[model]\nstart = "runs/a"\n{text}')
+    text = TINY[TINY.index("[latents]") :]
+    Path("next.toml").write_text(f'method = "kava"\n[model]\ninit_from_run = "runs/a"\n{text}')
     for method in ("kava", "pccot", "nocot"):
         code, _, err = run("train", "next.toml", "--out", f"runs/{method}", "method=" + method, "train.steps=1")
         assert code == 0, err
@@ -212,7 +212,7 @@ def test_the_plan_reads_no_weight(run: Run, base: Path) -> None:
     assert (code, err) == (0, "")
     for word in ("parameters", "of which", "rows         200", "4, 25 an epoch", "at the peak", "8 rows, measured"):
         assert word in out
-    told = json.loads(run("train", "lora.toml", "--plan", "--format", "json", "train.what=full")[1])
+    told = json.loads(run("train", "lora.toml", "--plan", "--format", "json", "train.trainable=full")[1])
     assert told["trainable"] == told["parameters"]
     assert told["lengths"]["question"] == {"p50": 7, "p90": 7, "max": 7}
     assert not Path("runs").exists()
@@ -224,7 +224,7 @@ def test_an_adapter_of_a_run_is_read_by_peft_and_exported_merged(run: Run, base:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    assert run("train", "lora.toml", "--out", "runs/a", "lora.r=4", "train.lr=0.05")[0] == 0
+    assert run("train", "lora.toml", "--out", "runs/a", "lora.rank=4", "train.learning_rate=0.05")[0] == 0
     step = Path("runs/a/steps/step-000004")
     ids = torch.arange(12)[None]
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), step).eval()
@@ -270,7 +270,7 @@ def test_a_run_answers_as_its_method_does_or_by_chain(run: Run) -> None:
 
 
 def test_a_step_belongs_to_its_recipe_its_tokenizer_and_its_base(run: Run, base: Path) -> None:
-    assert run("train", "lora.toml", "--out", "runs/a", "train.steps=1", "lora.r=2")[0] == 0
+    assert run("train", "lora.toml", "--out", "runs/a", "train.steps=1", "lora.rank=2")[0] == 0
     recipe = Path("runs/a/recipe.toml")
     text = recipe.read_text()
     recipe.write_text(text.replace('method = "kava"', 'method = "pccot"'))
@@ -285,7 +285,7 @@ def test_a_step_belongs_to_its_recipe_its_tokenizer_and_its_base(run: Run, base:
     config = DecoderConfig.tiny("llama", vocab_size=build_digits_tokenizer().vocab_size)
     Decoder(config, seed=3).save_pretrained(base.parent / "third")
     (base / "model.safetensors").write_bytes((base.parent / "third/model.safetensors").read_bytes())
-    for command in (("generate", "runs/a", "1 + 1 ="), ("train", "lora.toml", "--out", "runs/a", "lora.r=2")):
+    for command in (("generate", "runs/a", "1 + 1 ="), ("train", "lora.toml", "--out", "runs/a", "lora.rank=2")):
         code, _, err = run(*command)
         assert code == 76
         assert "base" in err
@@ -293,17 +293,17 @@ def test_a_step_belongs_to_its_recipe_its_tokenizer_and_its_base(run: Run, base:
 
 
 def test_another_tokenizer_is_refused_with_both_hashes(run: Run, base: Path) -> None:
-    assert run("train", "lora.toml", "--out", "runs/a", "train.steps=1", "lora.r=2")[0] == 0
+    assert run("train", "lora.toml", "--out", "runs/a", "train.steps=1", "lora.rank=2")[0] == 0
     path = base / "tokenizer.json"
     path.write_text(path.read_text().replace('"ans": 17', '"sna": 17').replace('"*": 12', '"ans": 12'))
-    code, _, err = run("train", "lora.toml", "--out", "runs/a", "lora.r=2")
+    code, _, err = run("train", "lora.toml", "--out", "runs/a", "lora.rank=2")
     assert code == 76
     assert "tokenizer" in err
     assert len([word for word in err.replace(",", " ").replace(";", " ").split() if len(word) == 64]) == 2
 
 
 def test_no_run_no_step_and_a_tokenizer_without_the_words(run: Run, base: Path) -> None:
-    assert run("train", "tiny.toml", "model.start=base", "model.family=llama")[0] == 2
+    assert run("train", "tiny.toml", "model.init_from_run=base", "model.family=llama")[0] == 2
     Path("from.toml").write_text(ON_BASE.replace('name = "base"', 'start = "base"'))
     assert "has no recipe.toml; give the folder of a run" in run("train", "from.toml")[2]
     (base / "recipe.toml").write_text(TINY)
@@ -322,12 +322,12 @@ def test_no_run_no_step_and_a_tokenizer_without_the_words(run: Run, base: Path) 
     assert run("train", "lora.toml", "--plan", "model.name=few")[::2] == (code, err)
     Path("text.toml").write_text(ON_BASE.replace('kind = "digits"\nformat = "digits"', 'path = "rows.jsonl"'))
     Path("rows.jsonl").write_text('{"question": "1 + 1", "steps": [], "answer": "2"}\n' * 8)
-    code, _, err = run("train", "text.toml", "--out", "runs/e", "model.name=base", "data.digits.rows=9")
+    code, _, err = run("train", "text.toml", "--out", "runs/e", "model.name=base", "data.digits.train_rows=9")
     assert (code, "the tokenizer has no word for 'The answer is:'" in err) == (66, True)
 
 
 def test_a_number_that_is_not_finite_ends_the_run_and_its_step_is_repeated(run: Run) -> None:
-    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.lr=1e30", "train.clip=1e30")
+    code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.learning_rate=1e30", "train.max_grad_norm=1e30")
     assert code == 65
     assert "not finite; the update was not applied" in err
     (incident,) = Path("runs/a/incidents").iterdir()
@@ -341,11 +341,14 @@ def test_a_number_that_is_not_finite_ends_the_run_and_its_step_is_repeated(run: 
 
 def test_sizes_that_do_not_go_together(run: Run) -> None:
     for keys, said in (
-        (("data.max_tokens=300",), "data.max_tokens 300 and thinking.count 2 are 302 positions, the model has 256"),
-        (("matching.kv_layers=[0, 4]",), "matching.kv_layers names layer 4, the model has 1, from 0"),
+        (
+            ("data.max_tokens=300",),
+            "data.max_tokens 300 and latents.num_latents 2 are 302 positions, the model has 256",
+        ),
+        (("kv_distillation.layers=[0, 4]",), "kv_distillation.layers names layer 4, the model has 1, from 0"),
         (("model.num_attention_heads=3",), "model.num_attention_heads 3 does not divide model.hidden_size 16"),
-        (("thinking.control_init=copy:zero",), "the tokenizer has no word for a part of it; copy another text"),
-        (("thinking.control_init=zeros",), 'thinking.control_init "zeros": write mean, normal, or copy:TEXT'),
+        (("latents.control_init=copy:zero",), "the tokenizer has no word for a part of it; copy another text"),
+        (("latents.control_init=zeros",), 'latents.control_init "zeros": write mean, normal, or copy:TEXT'),
     ):
         code, _, err = run("train", "tiny.toml", *keys)
         assert code == 2
@@ -354,7 +357,7 @@ def test_sizes_that_do_not_go_together(run: Run) -> None:
 
 def test_a_generated_row_longer_than_the_context(run: Run) -> None:
     code, _, err = run("train", "tiny.toml", "model.max_position_embeddings=13")
-    said = "a row of 14 positions, the model has 13; take fewer data.digits.operations or thoughts"
+    said = "a row of 14 positions, the model has 13; take fewer data.digits.num_operations or thoughts"
     assert (code, err) == (66, f"laconic: {said}\n")
 
 
@@ -365,10 +368,10 @@ def test_keys_are_told_from_flags_wherever_they_stand() -> None:
         "o",
         "--plan",
         "-h",
-        "train.lr=-1",
+        "train.learning_rate=-1",
         "r.toml",
         "a=1",
-        "keeping.random_shared=false",
+        "kv_selection.share_random_draw=false",
     ]
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from laconic import cli
-from laconic.core.runs import RunDirectory
-from laconic.recipe.opened import load_run
+from laconic.experiment.load_run import load_run
+from laconic.storage.run_dir import RunDirectory
 from tests.conftest import REPO
 from tests.tolerances import RECOMPUTE
 from tests.training.several import ends
@@ -59,7 +59,7 @@ def test_two_ranks_train_as_one(tmp_path: Path, parallel: Any) -> None:
 
 
 def test_a_bad_recipe_ends_all_ranks_alike(tmp_path: Path) -> None:
-    found = ends(tmp_path, lambda: command("train", "tiny.toml", "--out", "two", "train.batch=1"))
+    found = ends(tmp_path, lambda: command("train", "tiny.toml", "--out", "two", "train.batch_size=1"))
     assert [end.said for end in found] == [2, 2]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from laconic.core import rope
-from laconic.core.rope import RopeConfig
+from laconic.models import rope
+from laconic.models.rope import RopeConfig
 
 E, THETA, START, T = 16, 10000.0, 90, 12
 

@@ -9,12 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from laconic.core.decoder import Decoder
-from laconic.verify.causes import likely
-from laconic.verify.low import ErrorRatios
-from laconic.verify.parity import ParityCase, CaseComparison, StageResult, first_divergence, measure_floors, replay_stages, trace_stages
-from laconic.verify.run import run_default_backend
-from laconic.verify.traces import LayerActivations, iterate_stages
+from laconic.models.decoder import Decoder
+from laconic.verification.causes import likely
+from laconic.verification.low_precision import ErrorRatios
+from laconic.verification.parity import (
+    CaseComparison,
+    ParityCase,
+    StageResult,
+    first_divergence,
+    measure_floors,
+    replay_stages,
+    trace_stages,
+)
+from laconic.verification.run import run_default_backend
+from laconic.verification.traces import LayerActivations, iterate_stages
 from tests.verify.mutants import MUTANTS, Mutant, case, fixture, patched, spoiled
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core import attention, block, places, rope, weights
-from laconic.core.cache import KVCache
-from laconic.core.decoder import Decoder
-from laconic.core.families import DecoderConfig
-from laconic.core.rope import RopeConfig
-from laconic.verify.parity import ParityCase
+from laconic.models import attention, block, rope, weights
+from laconic.models import positions as models_positions
+from laconic.models.cache import KVCache
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.models.rope import RopeConfig
+from laconic.verification.parity import ParityCase
 from tests.verify import wrong
 
 Patch = tuple[Any, str, Any]
@@ -176,12 +177,12 @@ FURTHER = (
            one(block.Block, "normed", wrong.exchanged_normed), family="qwen3"),
     Mutant("Qwen2 bias dropped", "further", "q", "bias: a constant vector", spoil=no_query_bias, family="qwen2"),
     Mutant("OPT offset 0", "further", "embed", "places: row p +0 of the table is added, the reference adds row p +2",
-           one(places, "places", wrong.row_p), family="opt", layer=None),
+           one(models_positions, "places", wrong.row_p), family="opt", layer=None),
     Mutant("OPT scaled twice", "further", "scores",
            "scale: scores are times 0.0833333, the reference's 0.288675; scaled twice",
            one(attention, "scores", wrong.scaled_twice), family="opt"),
     Mutant("positions that count padding", "further", "q_rot", "padding: positions count dead slots",
-           one(places, "default_positions", wrong.counting_padding), case="padded"),
+           one(models_positions, "default_positions", wrong.counting_padding), case="padded"),
     Mutant("GPT-2 erf GELU", "further", "mid", "activation: gelu, the reference's gelu_new", config=changed(act="gelu"),
            family="gpt2"),
     Mutant("GPT-2 map not transposed", "further", "attn_out", "orientation",
@@ -214,7 +215,7 @@ FURTHER = (
            one(*SEEN, wrong.dead_seen), case="padded"),
     Mutant("tied head not tied", "further", "logits", "tie: the reference's head is the words' matrix", layer=None,
            changes={"tie_word_embeddings": True}, config=changed(tie_word_embeddings=False), spoil=drawn_head),
-    Mutant("logits of the last column", "further", "last_logits", "last column", one(places,
+    Mutant("logits of the last column", "further", "last_logits", "last column", one(models_positions,
            "last_live", wrong.last_column),
            case="padded", layer=None),
 )  # fmt: skip

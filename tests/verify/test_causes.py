@@ -7,13 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.core import attention, stages
-from laconic.core.decoder import Decoder
-from laconic.verify.causes import ALIKE, MEANS, RULES, bisection, likely
-from laconic.verify.evidence import Evidence, pairs, turns, unpaired
-from laconic.verify.parity import CaseComparison, StageResult, first_divergence, measure_floors, replay_stages, trace_stages
-from laconic.verify.run import run_parity
-from laconic.verify.traces import stage_key, iterate_stages
+from laconic.models import activations as models_activations
+from laconic.models import attention
+from laconic.models.decoder import Decoder
+from laconic.verification.causes import ALIKE, MEANS, RULES, bisection, likely
+from laconic.verification.evidence import Evidence, pairs, turns, unpaired
+from laconic.verification.parity import (
+    CaseComparison,
+    StageResult,
+    first_divergence,
+    measure_floors,
+    replay_stages,
+    trace_stages,
+)
+from laconic.verification.run import run_parity
+from laconic.verification.traces import iterate_stages, stage_key
 from tests.conftest import needs
 from tests.verify import wrong
 from tests.verify.mutants import case, fixture
@@ -27,7 +35,9 @@ def told(family: str, kind: str, at: tuple[str, int | None, int], make: Make, **
     stage, layer, piece = at
     decoder, what = fixture(family, **changes), case(kind)
     row = len(decoder.layers) if layer is None else layer
-    made = next(m for m in replay_stages(trace_stages(decoder, what), what, decoder) if (m.piece, m.layer) == (piece, row))
+    made = next(
+        m for m in replay_stages(trace_stages(decoder, what), what, decoder) if (m.piece, m.layer) == (piece, row)
+    )
     S, T = what.pieces()[piece]
     right = {**made.activations, "vectors": what.embed(decoder)[:, S : S + T]}
     with torch.no_grad():
@@ -132,7 +142,7 @@ def test_other_shapes_and_absent_stages_are_told_as_such() -> None:
 
 
 def test_every_stage_has_rules_and_words() -> None:
-    names = {stage.name for stage in (*stages.LAYER_ACTIVATIONS, *stages.MODEL_ACTIVATIONS)}
+    names = {stage.name for stage in (*models_activations.LAYER_ACTIVATIONS, *models_activations.MODEL_ACTIVATIONS)}
     assert names <= {ALIKE.get(name, name) for name in names} | set(ALIKE)
     assert {ALIKE.get(name, name) for name in names} == set(MEANS)
     assert set(RULES) == names - {"token", "next_probs"}

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from laconic.core.errors import BusyError
-from laconic.core.families import WEIGHT_NAMES
-from laconic.verify import golden
-from laconic.verify.golden import TENSOR_FILE, BUNDLE_DIR, METADATA_FILE, NotRunError, load_bundle
-from laconic.verify.page import page
-from laconic.verify.run import run_parity
-from laconic.verify.tiny import build_tiny_decoder
+from laconic.errors import BusyError
+from laconic.models.config import WEIGHT_NAMES
+from laconic.verification import golden
+from laconic.verification.golden import BUNDLE_DIR, METADATA_FILE, TENSOR_FILE, NotRunError, load_bundle
+from laconic.verification.page import page
+from laconic.verification.run import run_parity
+from laconic.verification.tiny_models import build_tiny_decoder
 from tests.conftest import needs
 
 LLAMA = BUNDLE_DIR / "tiny-llama"
@@ -193,7 +193,7 @@ def test_missing_numbers_and_stages_are_found(copy: Path):
 
 def test_a_long_case_finds_what_the_small_one_cannot(monkeypatch: pytest.MonkeyPatch):
     """A window of 128 where there is none shows beyond 128 slots only."""
-    from laconic.core import attention
+    from laconic.models import attention
 
     right = attention.visibility_mask
     monkeypatch.setattr(attention, "visibility_mask", lambda live, S, window: right(live, S, window or 128))
@@ -220,7 +220,7 @@ def test_written_and_read(tmp_path: Path):
 
 def test_no_bundle_is_written_where_we_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     needs("transformers")
-    from laconic.core import block
+    from laconic.models import block
 
     right = block.rms_norm
     monkeypatch.setattr(block, "rms_norm", lambda x, weight, eps: right(x, weight, 1e-2))

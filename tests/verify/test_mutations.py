@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from laconic.verify.parity import compare_stages, first_divergence, stage_key
-from laconic.verify.reference import TransformersReference
+from laconic.verification.hf_reference import TransformersReference
+from laconic.verification.parity import compare_stages, first_divergence, stage_key
 from tests.conftest import needs
 from tests.verify.angles import CHECKS
 from tests.verify.caught import compared, found, reference, right

@@ -11,20 +11,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.core.decoder import Decoder
-from laconic.core.errors import InputError, UsageError
-from laconic.core.families import WEIGHT_NAMES
-from laconic.verify import difference as difference_module
-from laconic.verify.cases import REQUIRED_INPUTS, build_inputs
-from laconic.verify.difference import ErrorAccumulator, PredictionAgreement, valid_mask
-from laconic.verify.low import ErrorRatios
-from laconic.verify.page import page
-from laconic.verify.parity import ParityCase, StageResult, compare_stages, first_divergence, local_stage, measure_floors, trace_stages
-from laconic.verify.report import ParityReport, format_number
-from laconic.verify.run import open_reference, run_parity
-from laconic.verify.tiny import ROPE_VARIANTS, build_tiny_decoder, tiny_configs
-from laconic.verify.traces import sharpened_queries, threaded_generator, iterate_stages
-from laconic.verify.twin import Float64Decoder
+from laconic.errors import InputError, UsageError
+from laconic.models.config import WEIGHT_NAMES
+from laconic.models.decoder import Decoder
+from laconic.verification import error as difference_module
+from laconic.verification.error import ErrorAccumulator, PredictionAgreement, valid_mask
+from laconic.verification.float64_copy import Float64Decoder
+from laconic.verification.inputs import REQUIRED_INPUTS, build_inputs
+from laconic.verification.low_precision import ErrorRatios
+from laconic.verification.page import page
+from laconic.verification.parity import (
+    ParityCase,
+    StageResult,
+    compare_stages,
+    first_divergence,
+    local_stage,
+    measure_floors,
+    trace_stages,
+)
+from laconic.verification.report import ParityReport, format_number
+from laconic.verification.run import open_reference, run_parity
+from laconic.verification.tiny_models import ROPE_VARIANTS, build_tiny_decoder, tiny_configs
+from laconic.verification.traces import iterate_stages, sharpened_queries, threaded_generator
 from tests.conftest import needs
 from tests.verify.test_reference import compared
 
@@ -268,7 +276,7 @@ def test_low_precision_by_ratio(dtype: str):
 
 
 def test_what_is_wrong_in_bfloat16_only(monkeypatch: pytest.MonkeyPatch):
-    from laconic.core import attention
+    from laconic.models import attention
 
     decoder = build_tiny_decoder("llama").bfloat16()
     right = attention.attention_probabilities
@@ -355,7 +363,9 @@ def test_report_as_table_json_and_page(monkeypatch: pytest.MonkeyPatch):
 
 def test_what_did_not_run_is_said_once():
     report = ParityReport("m", "r", "float32", problems=["no bundle: not run"] * 2)
-    report.results = [StageResult(case, "q", 1, "local", note="q.1: not in the bundle: not run") for case in ("I1", "I2")]
+    report.results = [
+        StageResult(case, "q", 1, "local", note="q.1: not in the bundle: not run") for case in ("I1", "I2")
+    ]
     assert report.summary() == "Not run: no bundle; q.1: not in the bundle."
 
 

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.core import rope
-from laconic.core.decoder import Decoder
-from laconic.core.families import WEIGHT_NAMES
-from laconic.verify.cases import build_inputs
-from laconic.verify.parity import CaseComparison, first_divergence
-from laconic.verify.reference import TransformersReference
-from laconic.verify.tiny import ROPE_VARIANTS, build_tiny_decoder
-from laconic.verify.traces import ParityCase, sharpened_queries, iterate_stages
-from laconic.verify.twin import Float64Decoder
+from laconic.models import rope
+from laconic.models.config import WEIGHT_NAMES
+from laconic.models.decoder import Decoder
+from laconic.verification.float64_copy import Float64Decoder
+from laconic.verification.hf_reference import TransformersReference
+from laconic.verification.inputs import build_inputs
+from laconic.verification.parity import CaseComparison, first_divergence
+from laconic.verification.tiny_models import ROPE_VARIANTS, build_tiny_decoder
+from laconic.verification.traces import ParityCase, iterate_stages, sharpened_queries
 from tests.conftest import ALIKE, needs
 
 SIZES = {"hidden_size": 42, "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 83}
@@ -50,7 +50,9 @@ def compared(decoder: Decoder, reference: TransformersReference, case: ParityCas
     twin = Float64Decoder.from_decoder(decoder)
     comparison = CaseComparison(decoder, case, None, twin)
     with torch.no_grad(), sharpened_queries(decoder, case.query_scale):
-        for row in zip(reference.iterate_stages(case), iterate_stages(decoder, case), iterate_stages(twin, case), strict=True):
+        for row in zip(
+            reference.iterate_stages(case), iterate_stages(decoder, case), iterate_stages(twin, case), strict=True
+        ):
             comparison.add_layer(*row)
     return comparison
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from laconic.core.errors import UsageError
-from laconic.verify import golden, record
-from laconic.verify.reference import TransformersReference
-from laconic.verify.run import run_parity
-from laconic.verify.tiny import build_tiny_decoder
+from laconic.errors import UsageError
+from laconic.verification import golden, hf_hooks
+from laconic.verification.hf_reference import TransformersReference
+from laconic.verification.run import run_parity
+from laconic.verification.tiny_models import build_tiny_decoder
 from tests.conftest import needs
 
 
@@ -26,7 +26,9 @@ def test_settings_that_cannot_be_meant(asked, said):
 
 
 def test_a_bundle_says_nothing_of_low_precision():
-    report = run_parity("tiny:llama", dtype="bfloat16", reference=str(golden.find_shipped_bundle(build_tiny_decoder("llama"))))
+    report = run_parity(
+        "tiny:llama", dtype="bfloat16", reference=str(golden.find_shipped_bundle(build_tiny_decoder("llama")))
+    )
     assert not report.is_ok
     assert report.problems == ["a bundle holds float32: bfloat16 not run; use --reference transformers"]
 
@@ -46,10 +48,10 @@ def test_a_reference_that_attends_in_another_way_is_an_error(monkeypatch, tmp_pa
     decoder = build_tiny_decoder("llama")
     decoder.save_pretrained(tmp_path / "model")
     reference = TransformersReference(tmp_path / "model", torch.float32)
-    from laconic.verify.cases import build_inputs
+    from laconic.verification.inputs import build_inputs
 
     case = build_inputs(decoder).cases[0]
     list(reference.iterate_stages(case))
-    monkeypatch.setattr(record.math, "inf", 3.0)
+    monkeypatch.setattr(hf_hooks.math, "inf", 3.0)
     with pytest.raises(RuntimeError, match="does not attend as this adapter believes; it needs an update"):
         list(reference.iterate_stages(case))

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from laconic.core import attention, block, rope
-from laconic.core.attention import AttentionMask, capture_nothing
-from laconic.core.cache import KVCache
-from laconic.core.rope import RopeConfig
+from laconic.models import attention, block, rope
+from laconic.models.attention import AttentionMask, capture_nothing
+from laconic.models.cache import KVCache
+from laconic.models.rope import RopeConfig
 
 # Norms
 
@@ -218,16 +218,23 @@ def one_layer_unrotated(self: Any, y: Tensor, past: Any, frame: Any, *rest: Any)
     return attention_right(self, y, past, frame._replace(cos=None, sin=None) if self.index == 1 else frame, *rest)
 
 
-def new_before_old(self: Any, y: Tensor, past: Any, frame: Any, note: Any = capture_nothing, wants: bool = False) -> Any:
+def new_before_old(
+    self: Any, y: Tensor, past: Any, frame: Any, note: Any = capture_nothing, wants: bool = False
+) -> Any:
     q, k, v = self.heads(y, note)
-    q, k = note("q_rot", rope.rotate_pairs(q, frame.cos, frame.sin)), note("k_rot", rope.rotate_pairs(k, frame.cos, frame.sin))
+    q, k = (
+        note("q_rot", rope.rotate_pairs(q, frame.cos, frame.sin)),
+        note("k_rot", rope.rotate_pairs(k, frame.cos, frame.sin)),
+    )
     if past is not None:
         k, v = torch.cat([k, past[0]], 2), torch.cat([v, past[1]], 2)
     k, v = note("k_cache", k), note("v_cache", v)
     return note("attn_out", self.output(self.context(q, k, v, frame, note, wants))), k, v
 
 
-def normed_after_rotation(self: Any, y: Tensor, past: Any, frame: Any, note: Any = capture_nothing, wants: bool = False) -> Any:
+def normed_after_rotation(
+    self: Any, y: Tensor, past: Any, frame: Any, note: Any = capture_nothing, wants: bool = False
+) -> Any:
     q, k, v = self.project(y)
     q, k, v = note("q", note("q_raw", q)), note("k", note("k_raw", k)), note("v", v)
     q, k = (self.normed(rope.rotate_pairs(x, frame.cos, frame.sin), role) for x, role in ((q, "q_norm"), (k, "k_norm")))

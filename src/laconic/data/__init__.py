@@ -1,1 +1,1 @@
-"""Text in and out: tokenizers now, data sets as they come."""
+"""Data sets, tokenizers and batches."""

@@ -38,7 +38,11 @@ def make_excerpt(text: str, column: int = 1) -> str:
     start = max(0, min(column - 1 - EXCERPT_LENGTH // 4, len(text) - EXCERPT_LENGTH))
     cut = "".join(map(escape_character, text[start : start + EXCERPT_LENGTH]))
     shown = ("…" if start else "") + cut
-    return shown if len(shown) <= EXCERPT_LENGTH and start + EXCERPT_LENGTH >= len(text) else shown[: EXCERPT_LENGTH - 1] + "…"
+    return (
+        shown
+        if len(shown) <= EXCERPT_LENGTH and start + EXCERPT_LENGTH >= len(text)
+        else shown[: EXCERPT_LENGTH - 1] + "…"
+    )
 
 
 def escape_character(c: str) -> str:

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from laconic.core.errors import InputError, translate_os_errors
-from laconic.data.lines import MAX_LINE_BYTES, RowError, decode_line, locate_fields, locate_field, parse_row
-from laconic.data.problems import RowProblem, make_excerpt, format_problems
-from laconic.data.tables import read_parquet
+from laconic.data.parquet_and_hub import read_parquet
+from laconic.data.problems import RowProblem, format_problems, make_excerpt
+from laconic.data.strict_jsonl import MAX_LINE_BYTES, RowError, decode_line, locate_field, locate_fields, parse_row
+from laconic.errors import InputError, translate_os_errors
 
 T = TypeVar("T")
 RowConverter = Callable[[dict[str, Any], str, str], T]  # of a row, its text and its name; raises Fault
-NumberedRow = tuple[int, str | RowError, dict[str, Any]]  # its number from 1, its text or what is wrong with it, the object
+NumberedRow = tuple[
+    int, str | RowError, dict[str, Any]
+]  # its number from 1, its text or what is wrong with it, the object
 
 
 def read_rows(path: str | Path, convert: RowConverter[T], max_rows: int | None = None) -> tuple[list[T], list[str]]:
@@ -28,7 +30,9 @@ def read_rows(path: str | Path, convert: RowConverter[T], max_rows: int | None =
     if file.suffix == ".parquet":
         return convert_rows(file.name, number_table_rows(read_parquet(file).rows), convert, max_rows, is_table=True), []
     with translate_os_errors(file), file.open("rb") as stream:
-        found = convert_rows(file.name, parse_lines(iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b""), notes), convert, max_rows)
+        found = convert_rows(
+            file.name, parse_lines(iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b""), notes), convert, max_rows
+        )
     return found, [f"{file.name}: {text}" + (f" ({n:,} lines)" if n > 1 else "") for text, n in notes.items()]
 
 
@@ -56,7 +60,9 @@ def number_table_rows(rows: Iterable[dict[str, Any]]) -> Iterator[NumberedRow]:
         yield number, json.dumps(row, ensure_ascii=False, default=str), row
 
 
-def convert_rows(name: str, rows: Iterable[NumberedRow], convert: RowConverter[T], max_rows: int | None, *, is_table: bool = False) -> list[T]:
+def convert_rows(
+    name: str, rows: Iterable[NumberedRow], convert: RowConverter[T], max_rows: int | None, *, is_table: bool = False
+) -> list[T]:
     """What is made of the rows, or all their faults. Raises `BadInput`."""
     found: list[T] = []
     problems: list[RowProblem] = []
@@ -91,7 +97,9 @@ def require_text(row: Mapping[str, Any], field: str, text: str, accepted: str) -
         raise RowError(1, "missing fields", f"{field}: no such field in {make_excerpt(text)}; {accepted}")
     value, column = row[field], locate_field(text, field)[1]
     if not isinstance(value, str):
-        raise RowError(column, "wrong types", f"{field}: no text: {make_excerpt(text, column)}; put it in quotes; {accepted}")
+        raise RowError(
+            column, "wrong types", f"{field}: no text: {make_excerpt(text, column)}; put it in quotes; {accepted}"
+        )
     if not value.strip():
         raise RowError(column, "empty fields", f"{field}: empty: {make_excerpt(text, column)}; give a text")
     return value

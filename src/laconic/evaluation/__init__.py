@@ -1,1 +1,1 @@
-"""Evaluation: answers judged, figures with intervals, pages; it knows no method."""
+"""Evaluation of trained runs: metrics, statistics, results store and reports."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from laconic.core import keyed
+from laconic import rng
 
 NUM_RESAMPLES = 10_000
 RNG_KEY = 20_261_121  # of every draw made here: the same runs give the same interval, anywhere
@@ -62,7 +62,7 @@ def resample_weights(n: int, draws: int, stream: int) -> NDArray[np.float32]:
     counts = np.empty((draws, n), dtype=np.float32)
     for start in range(0, draws, 1000):  # a thousand at a time: the indices are eight bytes each
         rows = np.arange(start, min(start + 1000, draws))
-        at = (keyed.uniform(RNG_KEY, stream, rows[:, None], np.arange(n)[None]) * n).astype(np.int64)
+        at = (rng.uniform(RNG_KEY, stream, rows[:, None], np.arange(n)[None]) * n).astype(np.int64)
         flat = np.bincount((at + n * np.arange(len(rows))[:, None]).ravel(), minlength=n * len(rows))
         counts[rows] = flat.reshape(len(rows), n)
     return counts - 1
@@ -164,7 +164,9 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
 def find_significant(differences: Sequence[Difference]) -> list[bool]:
     """Whether each difference in a table may be called one: after Holm, and only if its interval leaves 0 out."""
     adjusted = holm_adjust([d.p for d in differences])
-    return [p <= 1 - CONFIDENCE + 1e-12 and not d.low <= 0 <= d.high for d, p in zip(differences, adjusted, strict=True)]
+    return [
+        p <= 1 - CONFIDENCE + 1e-12 and not d.low <= 0 <= d.high for d, p in zip(differences, adjusted, strict=True)
+    ]
 
 
 def describe_difference(difference: Difference, is_significant: bool) -> str:

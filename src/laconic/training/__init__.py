@@ -1,1 +1,1 @@
-"""Training: one loop, run directories, checkpoints, ranks; it knows no method."""
+"""Training loop, checkpoints and distributed ranks."""

@@ -8,12 +8,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from laconic.core import artifact
-from laconic.core.contract import MethodState
-from laconic.core.errors import CorruptArtifactError
-from laconic.core.manifest import ManifestWriter
-from laconic.core.state_file import flatten_tree, unflatten_tree
-from laconic.core.strict import read_safetensors_header, read_json
+from laconic.batches import MethodState
+from laconic.errors import CorruptArtifactError
+from laconic.nested.state_file import flatten_tree, unflatten_tree
+from laconic.storage import atomic
+from laconic.storage.manifest import ManifestWriter
+from laconic.storage.strict_json import read_json, read_safetensors_header
 from laconic.training import sharded
 from laconic.training.ranks import Ranks
 
@@ -51,7 +51,9 @@ def load_model(folder: Path, model_io: ModelIO, method: nn.Module) -> None:
     found = sharded.read_shards(folder / SHARDS_FOLDER, lambda name, shape: trained.get(name, torch.empty(shape)))
     odd = min(found.keys() ^ trained.keys(), default=None)
     if odd:
-        raise CorruptArtifactError(f"{folder}: {odd} is in its shards or among what is trained, not in both; take its recipe")
+        raise CorruptArtifactError(
+            f"{folder}: {odd} is in its shards or among what is trained, not in both; take its recipe"
+        )
 
 
 class StateDictIO:
@@ -129,9 +131,13 @@ def load_training_state(
     about = read_json(folder / "optimizer.json")
     there, here = ([len(group["params"]) for group in groups] for groups in (about["groups"], held["param_groups"]))
     if there != here:
-        raise CorruptArtifactError(f"{folder}: an optimizer of groups of {there} tensors, this run trains {here}; take its recipe")
+        raise CorruptArtifactError(
+            f"{folder}: an optimizer of groups of {there} tensors, this run trains {here}; take its recipe"
+        )
     state: dict[int, Tensors] = {}
-    for name, tensor in load_optimizer_tensors(folder, [p for group in optimizer.param_groups for p in group["params"]]).items():
+    for name, tensor in load_optimizer_tensors(
+        folder, [p for group in optimizer.param_groups for p in group["params"]]
+    ).items():
         place, _, what = name.partition(".")
         state.setdefault(int(place), {})[what] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": held["param_groups"]})
@@ -171,7 +177,7 @@ def load_optimizer_tensors(folder: Path, parameters: list[Tensor]) -> Tensors:
 
 def load_tensors(path: Path) -> Tensors:
     """Every tensor of a file of ours, in memory of its own."""
-    return {name: t.clone() for name, t in artifact.open_tensors(path, read_safetensors_header(path).tensors).items()}
+    return {name: t.clone() for name, t in atomic.open_tensors(path, read_safetensors_header(path).tensors).items()}
 
 
 def get_random_state() -> Tensors:

@@ -20,14 +20,14 @@ from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImport
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.core.contract import StepOutput
-from laconic.core.decoder import Decoder
-from laconic.core.errors import LaconicError, UsageError, translate_os_errors
-from laconic.core.manifest import FileEntry, ManifestWriter
-from laconic.core.runs import RunDirectory
-from laconic.training.agreement import RankChannel
-from laconic.training.ranks import SingleProcess, Ranks
-from laconic.training.settings import TrainingConfig
+from laconic.batches import StepOutput
+from laconic.config.training import TrainingConfig
+from laconic.errors import LaconicError, UsageError, translate_os_errors
+from laconic.models.decoder import Decoder
+from laconic.storage.manifest import FileEntry, ManifestWriter
+from laconic.storage.run_dir import RunDirectory
+from laconic.training.rank_sync import RankChannel
+from laconic.training.ranks import Ranks, SingleProcess
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -68,9 +68,13 @@ def init_ranks(config: TrainingConfig | None, device: torch.device) -> Iterator[
 def check_config(config: TrainingConfig, world_size: int) -> None:
     """Raises `Usage` (2) for settings that so many ranks cannot have."""
     if config.batch_size < world_size:
-        raise UsageError(f"batch {config.batch_size}: fewer rows than the {world_size} ranks; take a larger batch or fewer ranks")
+        raise UsageError(
+            f"batch {config.batch_size}: fewer rows than the {world_size} ranks; take a larger batch or fewer ranks"
+        )
     if config.stateful:
-        raise UsageError(f"carry: the state goes from step to step in one process, there are {world_size} ranks; start one")
+        raise UsageError(
+            f"carry: the state goes from step to step in one process, there are {world_size} ranks; start one"
+        )
     if config.parallel == "fsdp" and config.precision == "float16":
         raise UsageError('precision "float16" with parallel "fsdp": the scaler sees one shard; take "bfloat16"')
 
@@ -164,7 +168,12 @@ class DistributedRanks:
             yield
 
     def commit_step(
-        self, run: RunDirectory, step: int, write: Callable[[ManifestWriter], None], fingerprints: Mapping[str, str], expected_bytes: int
+        self,
+        run: RunDirectory,
+        step: int,
+        write: Callable[[ManifestWriter], None],
+        fingerprints: Mapping[str, str],
+        expected_bytes: int,
     ) -> Path:
         """Rank 0 names the folder, all write into it and say how they fared; rank 0 seals it if all are well."""
         error, named = None, False
@@ -206,7 +215,9 @@ class DDPForward(nn.Module):
     def __init__(self, method: nn.Module) -> None:
         super().__init__()
         self.method = method
-        self.unused_parameter = nn.Parameter(torch.zeros(()))  # never used; else DDP warns that it was asked to look for such
+        self.unused_parameter = nn.Parameter(
+            torch.zeros(())
+        )  # never used; else DDP warns that it was asked to look for such
 
     def forward(self, batch: Any, state: Any) -> StepOutput:
         step: StepOutput = self.method(batch, state)

@@ -7,15 +7,15 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from laconic.core.contract import TrainingData
-from laconic.core.errors import InputError
-from laconic.core.runs import RunDirectory
-from laconic.training import checkpoint, incident
+from laconic.batches import TrainingData
+from laconic.config.training import TrainingConfig
+from laconic.errors import InputError
+from laconic.storage.run_dir import RunDirectory
+from laconic.training import checkpoint, nonfinite_report
 from laconic.training.checkpoint import ModelIO, StateDictIO
 from laconic.training.optim import build_adamw
-from laconic.training.ranks import SingleProcess, Ranks
-from laconic.training.running import TrainingResult, Resume, TrainingRun, ProgressFn, ValidateFn, choose_start
-from laconic.training.settings import TrainingConfig
+from laconic.training.ranks import Ranks, SingleProcess
+from laconic.training.run import ProgressFn, Resume, TrainingResult, TrainingRun, ValidateFn, choose_start
 from laconic.training.signals import handle_signals
 from laconic.training.step import OptimizerBuilder, compute_update_index
 
@@ -53,7 +53,9 @@ def train(
     with deterministic_kernels(config, torch.device(device)), handle_signals() as stop:
         model_io, ranks = model_io or StateDictIO(method), ranks or SingleProcess()
         start = choose_start(run, resume, ranks) if run else None
-        training = TrainingRun(method, data, config, run, seed, model_io, fingerprints or {}, ranks, device, start, build_optimizer)
+        training = TrainingRun(
+            method, data, config, run, seed, model_io, fingerprints or {}, ranks, device, start, build_optimizer
+        )
         training.open_metrics(tracker_project)
         try:
             training.run_to_end(stop, validate, report_progress)
@@ -81,13 +83,15 @@ def replay(
         model_io, ranks = model_io or StateDictIO(method), ranks or SingleProcess()
         earlier = [number for number in run.step_numbers() if number < step]
         start = run.get_step(earlier[-1]) if earlier else None
-        running = TrainingRun(method, data, config, None, seed, model_io, fingerprints or {}, ranks, device, start, build_optimizer)
+        running = TrainingRun(
+            method, data, config, None, seed, model_io, fingerprints or {}, ranks, device, start, build_optimizer
+        )
         while running.progress.step < step - 1:
             running.advance()
         at = compute_update_index(config, seed, step - 1, len(data))
         before = checkpoint.get_random_state()
         did = running.updater.update(data, at)
-        return incident.build_report(running.updater, data, at, did, before)
+        return nonfinite_report.build_report(running.updater, data, at, did, before)
 
 
 @contextmanager

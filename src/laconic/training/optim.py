@@ -8,8 +8,8 @@ import math
 import torch
 from torch import nn
 
-from laconic.core.errors import UsageError
-from laconic.training.settings import TrainingConfig
+from laconic.config.training import TrainingConfig
+from laconic.errors import UsageError
 
 
 def build_adamw(method: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
@@ -21,7 +21,9 @@ def build_adamw(method: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.learning_rate, betas=config.betas, eps=config.eps)
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=config.learning_rate, betas=config.betas, eps=config.eps
+    )
 
 
 def learning_rate_at(config: TrainingConfig, step: int, num_steps: int) -> float:

@@ -8,8 +8,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from laconic.core.manifest import ManifestWriter
-from laconic.core.runs import RunDirectory
+from laconic.storage.manifest import ManifestWriter
+from laconic.storage.run_dir import RunDirectory
 
 JsonT = TypeVar("JsonT")  # what JSON holds
 
@@ -74,7 +74,12 @@ class Ranks(Protocol):
         ...
 
     def commit_step(
-        self, run: RunDirectory, step: int, write: Callable[[ManifestWriter], None], fingerprints: Mapping[str, str], expected_bytes: int
+        self,
+        run: RunDirectory,
+        step: int,
+        write: Callable[[ManifestWriter], None],
+        fingerprints: Mapping[str, str],
+        expected_bytes: int,
     ) -> Path:
         """`RunFolder.commit` of what all ranks write: a step of every rank's files, or none."""
         ...
@@ -119,7 +124,12 @@ class SingleProcess:
         return run.lock()
 
     def commit_step(
-        self, run: RunDirectory, step: int, write: Callable[[ManifestWriter], None], fingerprints: Mapping[str, str], expected_bytes: int
+        self,
+        run: RunDirectory,
+        step: int,
+        write: Callable[[ManifestWriter], None],
+        fingerprints: Mapping[str, str],
+        expected_bytes: int,
     ) -> Path:
         return run.commit_step(step, write, fingerprints, expected_bytes)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from laconic.core.errors import CorruptArtifactError, translate_os_errors
-from laconic.core.manifest import ManifestWriter
-from laconic.core.strict import read_safetensors_header
+from laconic.errors import CorruptArtifactError, translate_os_errors
+from laconic.storage.manifest import ManifestWriter
+from laconic.storage.strict_json import read_safetensors_header
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
@@ -39,7 +39,9 @@ def write_shards(writer: ManifestWriter, name: str, tensors: Mapping[str, Tensor
         except CheckpointException as error:
             error = first_failure(error)
             raise error from None
-        writer.add_existing(path.relative_to(writer.folder).as_posix() for path in folder.glob(f"shard-{rank + 1:05d}-*"))
+        writer.add_existing(
+            path.relative_to(writer.folder).as_posix() for path in folder.glob(f"shard-{rank + 1:05d}-*")
+        )
 
 
 def first_failure(error: "CheckpointException") -> BaseException:
@@ -66,7 +68,9 @@ def read_shards(folder: Path, allocate: Callable[[str, tuple[int, ...]], Tensor]
         shape = tuple(about.size)
         found[name] = allocate(name, shape) if allocate else torch.empty(shape, dtype=about.properties.dtype)
         if tuple(found[name].shape) != shape:
-            raise CorruptArtifactError(f"{folder}: {name} is {list(shape)}, the run has {list(found[name].shape)}; take its recipe")
+            raise CorruptArtifactError(
+                f"{folder}: {name} is {list(shape)}, the run has {list(found[name].shape)}; take its recipe"
+            )
     apart = any(isinstance(tensor, DTensor) for tensor in found.values())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process may read, too

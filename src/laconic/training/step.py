@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from laconic.core import keyed
-from laconic.core.contract import Batch, Method, TrainingData, MethodState, AfterUpdateHook, StepOutput
-from laconic.core.errors import OutOfMemoryError
+from laconic import rng
+from laconic.batches import AfterUpdateHook, Batch, Method, MethodState, StepOutput, TrainingData
+from laconic.config.training import TrainingConfig
+from laconic.errors import OutOfMemoryError
 from laconic.training import checkpoint
 from laconic.training.optim import build_adamw, learning_rate_at
 from laconic.training.ranks import Ranks
-from laconic.training.settings import TrainingConfig
 
 MAX_HALVINGS = 3  # of the micro-batch in one run
 OptimizerBuilder = Callable[[nn.Module, TrainingConfig], torch.optim.Optimizer]
@@ -37,7 +37,9 @@ def compute_update_index(config: TrainingConfig, seed: int, step: int, num_rows:
     """
     epoch, i = divmod(step, config.updates_per_epoch(num_rows))
     places = np.arange(i * config.batch_size, min((i + 1) * config.batch_size, num_rows))
-    return UpdateIndex(step, epoch, tuple((places if config.stateful else keyed.permuted_index(seed, epoch, places, num_rows)).tolist()))
+    return UpdateIndex(
+        step, epoch, tuple((places if config.stateful else rng.permuted_index(seed, epoch, places, num_rows)).tolist())
+    )
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,10 @@ class Updater:
         whose sums are divided by infinity.
         """
         rows, world = index.rows[self.ranks.rank :: self.ranks.world_size], self.ranks.world_size
-        pieces = [rows[i : i + self.micro_batch_size] for i in range(0, math.ceil(len(index.rows) / world), self.micro_batch_size)]
+        pieces = [
+            rows[i : i + self.micro_batch_size]
+            for i in range(0, math.ceil(len(index.rows) / world), self.micro_batch_size)
+        ]
         found: list[Any] = [data.batch(piece or index.rows[:1], index.epoch, index.step) for piece in pieces]
         counts = [cast(Method, self.method).loss_denominators(batch) for batch in found]
         own = [i for i, piece in enumerate(pieces) if piece]
@@ -144,7 +149,9 @@ class Updater:
 
     def autocast(self) -> torch.autocast:
         """The type of number that the method computes in."""
-        return torch.autocast(self.device.type, PRECISION_DTYPES[self.config.precision], self.config.precision != "float32")
+        return torch.autocast(
+            self.device.type, PRECISION_DTYPES[self.config.precision], self.config.precision != "float32"
+        )
 
     def collect_metrics(
         self, loss: Tensor, terms: Mapping[str, Tensor], norm: Tensor, states: list[MethodState]
@@ -191,7 +198,9 @@ class Updater:
         self.optimizer.zero_grad()
         alone = self.ranks.world_size == 1  # of several, the others are amid an exchange of gradients
         if self._num_halvings == MAX_HALVINGS or self.micro_batch_size == 1 or self.states or not alone:
-            raise OutOfMemoryError(f"no memory for a micro-batch of {self.micro_batch_size} rows; {MEMORY_ADVICE}") from error
+            raise OutOfMemoryError(
+                f"no memory for a micro-batch of {self.micro_batch_size} rows; {MEMORY_ADVICE}"
+            ) from error
         self._num_halvings += 1
         self.micro_batch_size = max(1, self.micro_batch_size // 2)
 

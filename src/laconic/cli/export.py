@@ -1,0 +1,69 @@
+"""`laconic export`: a model in Hugging Face layout."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg
+
+from laconic.cli.arguments import DtypeName, parse_dtype
+from laconic.console import log_message, status
+from laconic.errors import UsageError
+
+if TYPE_CHECKING:
+    from laconic.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class ExportCommand:
+    """Writes a model in Hugging Face layout, which transformers, vLLM and SGLang load as it is.
+
+    Example: laconic export stories260K.bin --out stories260k
+    """
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    """a checkpoint (folder or hub name), a run of laconic train, or a llama2.c file (.bin)"""
+    out: Path
+    """the folder to write; it must not exist, or be empty"""
+    adapter: Path | None = None
+    """folder of an adapter in the layout of peft, to be merged into the weights"""
+    dtype: DtypeName | None = None
+    """type of the numbers written; by default as stored"""
+    shard_bytes: float = 5e9
+    """bytes of one file at most"""
+
+    def run(self) -> int:
+        """Loads, merges, writes."""
+        from laconic.experiment import build_nested, lora
+        from laconic.experiment.load_run import is_run_dir
+        from laconic.models import weights
+        from laconic.models.decoder import Decoder
+
+        with status(f"loading {self.model}"):
+            if is_run_dir(self.model):
+                decoder = self.load_run_decoder()
+            elif self.model.endswith(".bin"):
+                decoder = Decoder.from_llama2c(self.model)
+            else:
+                folder = weights.find_checkpoint(self.model)
+                dtype = parse_dtype(self.dtype) or weights.stored_dtype(folder)
+                decoder = build_nested.load_decoder(folder, dtype, weights.resolve_device("cpu"))
+            if self.adapter is not None:
+                decoder = lora.merge_adapter(lora.load_adapter(decoder, self.adapter))
+        with status(f"writing {self.out}"):
+            decoder.save_pretrained(self.out, dtype=parse_dtype(self.dtype), max_shard_bytes=self.shard_bytes)
+        log_message(f"wrote {self.out}: {sum(p.numel() for p in decoder.parameters()):,} parameters")
+        return 0
+
+    def load_run_decoder(self) -> "Decoder":
+        """The decoder of a run's newest step, its adapter merged."""
+        import torch
+
+        from laconic.experiment.load_run import load_run
+
+        if self.adapter is not None:
+            raise UsageError(f"--adapter: {self.model} is a run, which has its own; leave it out")
+        run = load_run(self.model, torch.device("cpu"))
+        if run.parts.latents is not None:
+            log_message("laconic: the thoughts are no part of this layout; they stay in the run")
+        return run.merged_decoder()

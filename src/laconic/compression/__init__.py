@@ -1,0 +1,1 @@
+"""Context compression: AutoCompressors, summary vectors and memory files."""

@@ -1,0 +1,1 @@
+"""Learned number of summary vectors: stop distribution, gradient estimators and losses."""

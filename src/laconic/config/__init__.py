@@ -1,0 +1,1 @@
+"""Recipe schema and recipe loading; imports no torch."""

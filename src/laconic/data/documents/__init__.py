@@ -1,0 +1,1 @@
+"""Documents: loading, tokenization, segmentation and batching."""

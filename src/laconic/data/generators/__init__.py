@@ -1,0 +1,1 @@
+"""Generators of reasoning data sets, written as JSONL."""

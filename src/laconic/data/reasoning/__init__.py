@@ -1,0 +1,1 @@
+"""Questions with chains of thought and answers: loading, encoding, batching, answer matching."""

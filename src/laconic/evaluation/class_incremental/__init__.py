@@ -1,0 +1,1 @@
+"""Class-incremental learning: protocol, learners, baselines and metrics."""

@@ -1,0 +1,1 @@
+"""Evaluation of compressors: perplexity, question answering and Pareto curves."""

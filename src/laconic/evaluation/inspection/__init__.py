@@ -1,0 +1,1 @@
+"""Inspection of latent thoughts: logit lens, KV selection and interventions."""

@@ -1,0 +1,1 @@
+"""Accuracy of reasoning runs on question sets."""

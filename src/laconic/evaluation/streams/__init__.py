@@ -1,0 +1,1 @@
+"""Evaluation of models that learn while they read."""

@@ -1,0 +1,1 @@
+"""From recipe to model, data and run; loading of runs and checkpoints."""

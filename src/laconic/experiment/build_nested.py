@@ -1,0 +1,176 @@
+"""Decoders whose layers learn while they read, as a recipe says: new, on a donor's weights, or as they were made."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from laconic.config.nested import CMSConfig, MixerConfig
+from laconic.config.recipe import ModelConfig, Recipe
+from laconic.errors import UsageError
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.nested.cms.equations import place_levels
+from laconic.nested.hope.config import MODEL_TYPE, UNLIMITED_POSITIONS, HopeConfig
+from laconic.nested.hope.model import Hope, HopeAttention
+from laconic.nested.language_model import check_levels
+from laconic.storage.atomic import read_json
+
+
+def nested_options(recipe: Recipe) -> tuple[MixerConfig, CMSConfig]:
+    """What a recipe of method hope says of memories and levels."""
+    return recipe.mixer or MixerConfig(), recipe.cms or CMSConfig()
+
+
+def read_saved_config(folder: Path | None) -> HopeConfig | None:
+    """What a folder holds, where that learns while it reads."""
+    if folder is None or read_json(folder / "config.json").get("model_type") != MODEL_TYPE:
+        return None
+    return HopeConfig.from_folder(folder)
+
+
+def read_decoder_config(folder: Path) -> DecoderConfig:
+    """A decoder's sizes as a folder has them, of either kind."""
+    shape = read_saved_config(folder)
+    return DecoderConfig.from_folder(folder) if shape is None else shape.decoder
+
+
+def adapt_config(recipe: Recipe, config: DecoderConfig) -> DecoderConfig:
+    """The sizes of a new model: without attention it has no heads and no bound on its positions."""
+    memory, D = nested_options(recipe)[0], config.hidden_size
+    if memory.kind == "attention":
+        return config
+    one = DecoderConfig.tiny(
+        config.family, hidden_size=D, num_attention_heads=1, num_key_value_heads=1, head_dim=D + D % 2,
+        num_hidden_layers=config.num_hidden_layers, intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size, max_position_embeddings=UNLIMITED_POSITIONS,
+    )  # fmt: skip
+    return replace(one, tie_word_embeddings=config.tie_word_embeddings)
+
+
+def build_hope_config(recipe: Recipe, config: DecoderConfig, *, donor: bool) -> HopeConfig:
+    """What a recipe makes of a decoder's sizes: a donor's levels as `cms.donor_layout` says, else all in every layer."""
+    memory, levels = nested_options(recipe)
+    heads, L = (memory.num_heads, memory.head_dim, memory.chunk_size), config.num_hidden_layers
+    if not donor:
+        return HopeConfig(config, (levels.chunk_sizes,) * L, levels.options, memory.options, *heads, levels.gated_mlp)
+    placed = tuple(
+        one.chunk_sizes for one in place_levels(L, levels.chunk_sizes, levels.donor_layout, levels.donor_map)
+    )
+    return HopeConfig(config, placed, levels.options, memory.options, *heads)
+
+
+def model_class(shape: HopeConfig) -> type[Hope]:
+    """The class of a model: with attention or without."""
+    return HopeAttention if shape.memory is None else Hope
+
+
+def build_nested_model(recipe: Recipe, config: DecoderConfig, seed: int) -> Hope:
+    """A model of these sizes, drawn from the seed."""
+    shape = build_hope_config(recipe, config, donor=False)
+    model = model_class(shape)(shape, seed)
+    if recipe.model.init == "fan_in":
+        init_nested_weights(model, recipe.model, seed)
+    return model
+
+
+@torch.no_grad()
+def init_nested_weights(model: Hope, how: ModelConfig, seed: int) -> None:
+    """As `models.draw` has it; what a memory is made of stays as the memory draws it."""
+    names, L = model.weight_names, model.config.num_hidden_layers
+    generator = torch.Generator().manual_seed(seed)
+    maps, ends = model.hope_config.mlp_projections, (names.o.rpartition(".")[2], model.hope_config.mlp_projections[-1])
+    for name, p in model.named_parameters():
+        module, last = name.removesuffix(".weight"), name.removesuffix(".weight").rpartition(".")[2]
+        inside = ".memory." in name or (".mlp." in name and last not in maps)
+        if p.ndim != 2 or (inside and last not in ends):
+            continue
+        std = p.shape[1] ** -0.5
+        if module == names.token_embedding:
+            std = how.embedding_init_std
+        elif module == names.head:
+            std = how.head_init_std
+        elif last in ends:
+            std /= math.sqrt(2 * L)
+        p.copy_(torch.randn(p.shape, generator=generator, device="cpu") * std)
+
+
+def prepare_decoder(recipe: Recipe, decoder: Decoder) -> Decoder:
+    """The decoder that a run begins with: of method hope one that learns, or a donor whose MLPs do so from now on.
+
+    Raises `Usage` (2) where the recipe asks for another model than the one there is.
+    """
+    if recipe.method != "hope":
+        if isinstance(decoder, Hope):
+            raise UsageError(
+                f"method {recipe.method}: the model it begins with learns while it reads; take method hope"
+            )
+        return decoder
+    memory, levels = nested_options(recipe)
+    if isinstance(decoder, Hope):
+        grows = asks_for_growth(levels, decoder.hope_config)
+        decoder = decoder.add_levels(levels.chunk_sizes, levels.new_level_init) if grows else decoder
+        check_same_options(recipe, decoder.hope_config)
+        return decoder
+    if memory.kind != "attention":
+        raise UsageError(
+            f'mixer.kind "{memory.kind}": a decoder that is given keeps its attention; set mixer = "attention", or '
+            "model.family for a new model"
+        )
+    return HopeAttention.from_decoder(
+        decoder, levels.chunk_sizes, levels.donor_layout, levels.donor_map, levels.options, levels.new_level_init
+    )
+
+
+def asks_for_growth(levels: CMSConfig, shape: HopeConfig) -> bool:
+    """Whether a recipe asks for the levels of a model, the same in every layer, and slower ones after them."""
+    there = shape.chunk_sizes[0]
+    alike, more = set(shape.chunk_sizes) == {there}, len(levels.chunk_sizes) > len(there)
+    return levels != CMSConfig() and alike and more and levels.chunk_sizes[: len(there)] == there
+
+
+def check_same_options(recipe: Recipe, shape: HopeConfig) -> None:
+    """Raises `Usage` (2) where tables say something, and something else than what a model was made with."""
+    memory, levels = nested_options(recipe)
+    L = shape.decoder.num_hidden_layers
+    found = (shape.memory, shape.num_heads, shape.head_dim, shape.memory_chunk_size)
+    if memory != MixerConfig() and (memory.options, memory.num_heads, memory.head_dim, memory.chunk_size) != found:
+        raise UsageError("[memory] differs from what the model was made with; leave the table out, or take a new model")
+    placed = tuple(
+        one.chunk_sizes for one in place_levels(L, levels.chunk_sizes, levels.donor_layout, levels.donor_map)
+    )
+    same = shape.chunk_sizes in (placed, (levels.chunk_sizes,) * L) and (levels.options, levels.gated_mlp) == (
+        shape.cms,
+        shape.gated_mlp,
+    )
+    if levels != CMSConfig() and not same:
+        raise UsageError("[levels] differs from what the model was made with; leave the table out, or take a new model")
+
+
+def check_levels_trainable(recipe: Recipe, tokens: int | None) -> None:
+    """Raises `Usage` (2) for a level whose step no outer gradient reaches in rows of so many tokens, lanes or not."""
+    if recipe.method == "hope" and recipe.inner_loop is not None and tokens is not None:
+        check_levels(
+            nested_options(recipe)[1],
+            recipe.data.text.row_tokens if recipe.train.stateful else tokens,
+            recipe.inner_loop,
+        )
+
+
+def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """A checkpoint of either kind, whose weights may be trained: memory of their own, not the file's."""
+    shape = read_saved_config(folder)
+    made = Decoder if shape is None else model_class(shape)
+    decoder = made.from_pretrained(folder, dtype, device)
+    for p in decoder.parameters():
+        p.data = p.data.clone()
+    return decoder
+
+
+def build_meta_model(recipe: Recipe, config: DecoderConfig) -> Decoder:
+    """The model of a recipe without numbers: call it where tensors are made on meta."""
+    if recipe.method != "hope":
+        return Decoder(config, seed=None)
+    shape = build_hope_config(recipe, config, donor=recipe.model.family is None)
+    return model_class(shape)(shape, seed=None)

@@ -1,0 +1,94 @@
+"""What a compression cost and what it saves, in tokens, positions and bytes."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from laconic.compression.memory import SummaryMemory
+from laconic.models.config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class CompressionCost:
+    """Of all texts together: tokens read in segments, the vectors they became, and what both take.
+
+    `file` is bytes of the vectors in a file; `text_cache` and `vector_cache` are bytes of keys and values, 2 L G E a
+    position, that text and vectors hold; `spent` are positions that went through the decoder, `saved` those that a use
+    no longer reads. `pays_after` is the number of uses from which `saved` is more than `spent`; None: never.
+    """
+
+    num_texts: int
+    num_tokens: int
+    num_segments: int
+    num_vectors: int
+    mean_vectors: float
+    min_vectors: int
+    max_vectors: int
+    tokens_per_vector: float | None
+    file_bytes: int
+    text_cache_bytes: int
+    vector_cache_bytes: int
+    positions_spent: int
+    positions_saved_per_use: int
+    break_even_uses: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return dict(vars(self))
+
+    def to_lines(self) -> list[str]:
+        """As a person reads it."""
+        ratio = "" if self.tokens_per_vector is None else f", {self.tokens_per_vector:.1f} tokens a vector"
+        pays = "never pays" if self.break_even_uses is None else f"pays after {format_times(self.break_even_uses)}"
+        return [
+            f"read       {self.num_tokens:,} tokens in {format_count(self.num_segments, 'segment')}"
+            + (f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""),
+            f"vectors    {self.num_vectors:,}: {self.mean_vectors:.2f} a segment, {self.min_vectors} to {self.max_vectors}{ratio}",
+            f"bytes      {format_bytes(self.file_bytes)} of vectors; cache {format_bytes(self.vector_cache_bytes)} in place of "
+            f"{format_bytes(self.text_cache_bytes)}",
+            f"positions  {self.positions_spent:,} spent, {self.positions_saved_per_use:,} saved each time it is read; {pays}",
+        ]
+
+
+def compute_cost(memory: SummaryMemory, config: DecoderConfig, width: int, spent: int) -> CompressionCost:
+    """Of a memory with its provenance; `width` is bytes of a number in the cache."""
+    spans = memory.segment_tokens
+    read = memory.vectors_per_segment[spans > 0]
+    tokens, vectors, segments = int(spans.sum()), int(memory.valid.sum()), len(read)
+    position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * width
+    saved = tokens - vectors
+    return CompressionCost(
+        num_texts=memory.B,
+        num_tokens=tokens,
+        num_segments=segments,
+        num_vectors=vectors,
+        mean_vectors=vectors / max(segments, 1),
+        min_vectors=int(read.min()) if segments else 0,
+        max_vectors=int(read.max()) if segments else 0,
+        tokens_per_vector=tokens / vectors if vectors else None,
+        file_bytes=memory.num_bytes,
+        text_cache_bytes=tokens * position,
+        vector_cache_bytes=vectors * position,
+        positions_spent=spent,
+        positions_saved_per_use=saved,
+        break_even_uses=math.floor(spent / saved) + 1 if saved > 0 else None,
+    )
+
+
+def format_count(n: int, what: str) -> str:
+    """A number with its noun."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def format_times(n: int) -> str:
+    """How often."""
+    return "1 use" if n == 1 else f"{n:,} uses"
+
+
+def format_bytes(n: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:,.0f} {unit}" if unit == "bytes" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:,.1f} GiB"

@@ -1,0 +1,177 @@
+"""A committed run as a decoder with its method, for answers; and the decoder that a run begins with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from laconic.config.load import SHIPPED_RECIPES, load_recipe
+from laconic.config.recipe import Recipe, explicit_values
+from laconic.data.tokenizer import Tokenizer, load_tokenizer
+from laconic.errors import CorruptArtifactError, InputError
+from laconic.experiment import build_model, build_nested, lora
+from laconic.experiment.build_model import ModelParts
+from laconic.experiment.methods import build_method, set_stage
+from laconic.experiment.model_checkpoint import ModelCheckpoint
+from laconic.models import weights
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.storage import manifest
+from laconic.storage.atomic import read_json
+from laconic.storage.run_dir import RunDirectory, StepFolder
+from laconic.training import checkpoint
+
+RECIPE_FILE = "recipe.toml"
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run at one of its steps."""
+
+    folder: Path
+    recipe: Recipe
+    step: int
+    parts: ModelParts
+    method: nn.Module
+
+    def merged_decoder(self) -> Decoder:
+        """The decoder by itself: an adapter is added to its weights, and is gone afterwards."""
+        return lora.merge_adapter(self.parts.adapter) if self.parts.adapter is not None else self.parts.decoder
+
+
+def is_run_dir(path: str | Path) -> bool:
+    """Whether a path is the folder of a run."""
+    return (Path(path) / RECIPE_FILE).is_file()
+
+
+def load_run(path: str | Path, device: torch.device, step: int | None = None) -> LoadedRun:
+    """The newest good step of a run, or the one asked for.
+
+    Raises `BadInput` (66) where there is none, `Damaged` (76) with both hashes where the step belongs to another
+    recipe, tokenizer or base than the run says.
+    """
+    folder = Path(path)
+    if not is_run_dir(folder):
+        raise InputError(f"{folder} has no {RECIPE_FILE}; give the folder of a run")
+    recipe, _ = load_recipe(folder / RECIPE_FILE)
+    found = latest_step(folder) if step is None else RunDirectory(folder).get_step(step)
+    check_fingerprint(found, "recipe", recipe_fingerprint(recipe))
+    tokenizer = load_tokenizer(found.path)
+    check_fingerprint(found, "tokenizer", tokenizer.fingerprint)
+    shards = (found.path / checkpoint.SHARDS_FOLDER).is_dir()
+    parts = (build_parts_for_shards if shards else restore_parts)(recipe, found, tokenizer, device)
+    method = build_method(parts, recipe, 1).to(device)
+    if shards:
+        checkpoint.load_model(found.path, ModelCheckpoint(parts, recipe.method, recipe.train.trainable), method)
+    if recipe.coconut is not None:
+        progress = read_json(found.path / checkpoint.PROGRESS_FILE)
+        set_stage(method, progress["epoch"] - (progress["index"] == 0))
+    return LoadedRun(folder, recipe, found.step, parts, method.eval())
+
+
+def latest_step(folder: Path) -> StepFolder:
+    """The newest good step of a run."""
+    found = RunDirectory(folder).latest_valid_step()
+    if found is None:
+        raise InputError(f"{folder} has no step yet; let laconic train commit one")
+    return found
+
+
+def check_fingerprint(step: StepFolder, name: str, expected: str) -> None:
+    """Raises `Damaged` unless the step is bound to what is at hand."""
+    theirs = step.manifest.fingerprints.get(name)
+    if theirs != expected:
+        raise CorruptArtifactError(
+            f"{step.path} belongs to the {name} {theirs}, this one is {expected}; take the one that it was made with"
+        )
+
+
+def restore_parts(recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device: torch.device) -> ModelParts:
+    """Decoder, adapter and what is learned beside it as the step has them.
+
+    What was trained asks for gradients as it did, since torch takes other kernels for what does not.
+    """
+    if recipe.train.trainable == "full":
+        decoder = build_nested.load_decoder(step.path, getattr(torch, recipe.model.dtype), device)
+        base = decoder.fingerprint
+    else:
+        decoder, _ = load_initial_decoder(recipe, device)
+        base = decoder.fingerprint
+        check_fingerprint(step, "base", base)
+    thoughts = build_model.build_latents(decoder, tokenizer, recipe)
+    summaries = build_model.build_summary_parameters(decoder, tokenizer, recipe)
+    decoder.requires_grad_(recipe.train.trainable == "full")
+    adapter = lora.load_adapter(decoder, step.path, trainable=True) if recipe.train.trainable == "lora" else None
+    parts = ModelParts(decoder, tokenizer, thoughts, adapter, base, summaries)
+    for name, module in parts.extra_modules.items():
+        module.load(step.path / name, ModelCheckpoint(parts, recipe.method, recipe.train.trainable).fingerprints)
+    return parts
+
+
+def build_parts_for_shards(recipe: Recipe, step: StepFolder, tokenizer: Tokenizer, device: torch.device) -> ModelParts:
+    """Decoder, adapter and all beside, with all that is trained still to be filled from the step's shards."""
+    if recipe.train.trainable == "full":
+        decoder = build_model.build_random_decoder(DecoderConfig.from_folder(step.path), device).to(
+            getattr(torch, recipe.model.dtype)
+        )
+        return build_model.build_parts(recipe, decoder, tokenizer, "")
+    decoder, _ = load_initial_decoder(recipe, device)
+    base = decoder.fingerprint
+    check_fingerprint(step, "base", base)
+    return build_model.build_parts(recipe, decoder, tokenizer, base)
+
+
+def load_config_and_tokenizer(recipe: Recipe) -> tuple[DecoderConfig, Tokenizer]:
+    """The sizes and the tokenizer that a run begins with; no weight is read."""
+    model = recipe.model
+    if model.init_from_run is not None:
+        if not is_run_dir(model.init_from_run):
+            return load_config_and_tokenizer(load_recipe(read_planned_recipe(model.init_from_run))[0])
+        before, _ = load_recipe(Path(model.init_from_run) / RECIPE_FILE)
+        folder = latest_step(Path(model.init_from_run)).path
+        if before.train.trainable != "full":
+            return load_config_and_tokenizer(before)
+        return build_nested.read_decoder_config(folder), load_tokenizer(folder)
+    if model.name is not None and not Path(model.name).is_dir():
+        model = model.model_copy(
+            update={"name": str(build_model.download_config_and_tokenizer(model.name, model.revision))}
+        )
+    tokenizer = build_model.load_model_tokenizer(model)
+    config = build_model.load_decoder_config(recipe, tokenizer, Path(model.name) if model.name else None)
+    build_model.check_vocabulary(tokenizer, config)
+    return config, tokenizer
+
+
+def read_planned_recipe(start: str) -> str:
+    """The recipe of a run that is still to be made: it bears its name. Raises `BadInput` (66) where there is none."""
+    name = Path(start).name
+    if not (SHIPPED_RECIPES / f"{name}.toml").is_file():
+        raise InputError(
+            f"model.init_from_run {start}: no run, and no recipe of its name; train it first, or give model.name"
+        )
+    return name
+
+
+def load_initial_decoder(recipe: Recipe, device: torch.device) -> tuple[Decoder, Tokenizer]:
+    """The decoder that training begins with, and its tokenizer."""
+    model, dtype = recipe.model, getattr(torch, recipe.model.dtype)
+    if model.init_from_run is not None:
+        found = load_run(model.init_from_run, device)
+        build_model.check_context_length(recipe, found.parts.decoder.config)
+        return build_nested.prepare_decoder(recipe, found.merged_decoder()), found.parts.tokenizer
+    tokenizer = build_model.load_model_tokenizer(model)
+    folder = weights.find_checkpoint(model.name, model.revision) if model.name is not None else None
+    config = build_model.load_decoder_config(recipe, tokenizer, folder)
+    build_model.check_vocabulary(tokenizer, config)
+    build_model.check_context_length(recipe, config)
+    if folder is None:
+        return build_model.build_decoder(recipe, config).to(device, dtype), tokenizer
+    decoder = build_nested.prepare_decoder(recipe, build_nested.load_decoder(folder, dtype, device))
+    decoder.name_or_path = str(model.name)
+    return decoder, tokenizer
+
+
+def recipe_fingerprint(recipe: Recipe) -> str:
+    """SHA-256 of all in a recipe that can change what is learned."""
+    return manifest.hash_json(explicit_values(recipe))

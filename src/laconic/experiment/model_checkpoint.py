@@ -1,0 +1,82 @@
+"""The model part of a step: written into its folder, and read back into the modules that are there."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from laconic.errors import CorruptArtifactError
+from laconic.experiment import lora
+from laconic.experiment.build_model import ModelParts
+from laconic.models.decoder import Decoder
+from laconic.storage.manifest import ManifestWriter
+
+
+class ModelCheckpoint:
+    """The decoder or its adapter, what is learned beside it and the tokenizer of a run (training.checkpoint.Model)."""
+
+    def __init__(self, parts: ModelParts, method: str, trainable: str) -> None:
+        self.parts, self.method, self.trainable = parts, method, trainable
+
+    def save(self, writer: ManifestWriter) -> None:
+        """Writes what was trained, in the layouts that transformers and peft read."""
+        folder, parts = writer.folder, self.parts
+        if self.trainable == "full":
+            write_then_move(folder, parts.decoder.save_pretrained)
+        if parts.adapter is not None:
+            adapter = parts.adapter
+            write_then_move(folder, lambda new: lora.save_adapter(adapter, new))
+        for name, module in parts.extra_modules.items():
+            module.save(folder / name, self.fingerprints)
+        parts.tokenizer.save(folder)
+
+    def save_config_files(self, writer: ManifestWriter) -> None:
+        """What stands beside the tensors where they lie in shards."""
+        parts = self.parts
+        if self.trainable == "full":
+            writer.add_text("config.json", json.dumps(parts.decoder.config.to_config_json(), indent=2) + "\n")
+        if parts.adapter is not None:
+            lora.save_adapter_config(parts.adapter, writer.folder)
+        parts.tokenizer.save(writer.folder)
+
+    def load(self, folder: Path) -> None:
+        """Reads that back; parameters keep their type and place. Raises `BadInput` (66), `Damaged` (76)."""
+        parts = self.parts
+        if self.trainable == "full":
+            load_weights_into(parts.decoder, folder)
+        if parts.adapter is not None:
+            lora.load_adapter_weights(parts.adapter, folder)
+        for name, module in parts.extra_modules.items():
+            module.load(folder / name, self.fingerprints)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What stands beside a decoder belongs to: the method that trained it, the decoder, its tokenizer."""
+        base = self.parts.decoder.fingerprint if self.trainable == "full" else self.parts.base
+        return {"method": self.method, "base": base, "tokenizer": self.parts.tokenizer.fingerprint}
+
+
+def write_then_move(folder: Path, write: Callable[[Path], None]) -> None:
+    """What `write` makes of a new folder, moved up into this one."""
+    new = folder / ".model"
+    write(new)
+    for path in new.iterdir():
+        os.replace(path, folder / path.name)
+    new.rmdir()
+
+
+@torch.no_grad()
+def load_weights_into(decoder: Decoder, folder: Path) -> None:
+    """The weights of a folder into a decoder's own parameters."""
+    first = decoder.token_embedding.weight
+    found = type(decoder).from_pretrained(folder, first.dtype, first.device)
+    sizes = [{name: tuple(p.shape) for name, p in module.named_parameters()} for module in (found, decoder)]
+    if sizes[0] != sizes[1]:
+        raise CorruptArtifactError(
+            f"{folder}: its weights are of another model than the recipe's; take the recipe it was made by"
+        )
+    stored = dict(found.named_parameters())
+    for name, p in decoder.named_parameters():
+        p.copy_(stored[name])

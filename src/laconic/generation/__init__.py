@@ -1,0 +1,1 @@
+"""Text generation: decode loop, sampling, static-cache decoding and text streaming."""

@@ -1,0 +1,1 @@
+"""Latent reasoning: KaVa, PCCoT, CODI, Coconut, iCoT, and chain-of-thought baselines."""

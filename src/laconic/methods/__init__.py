@@ -1,1 +1,0 @@
-"""Methods: one paper each, its equations as functions in its order and letters."""

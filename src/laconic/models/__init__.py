@@ -1,0 +1,1 @@
+"""Llama-family decoder, KV cache, weights and Hugging Face configuration."""

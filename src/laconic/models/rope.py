@@ -1,0 +1,154 @@
+"""Rotary positions: frequencies, their six scalings, the table of angles, and the rotation.
+
+RoPE (arXiv:2104.09864), YaRN (arXiv:2309.00071), LongRoPE (arXiv:2402.13753), Llama 3 (arXiv:2407.21783).
+
+Symbols: theta base of the frequencies; omega frequency of a pair; a factor on cos and sin; f factor of a scaling;
+P0 positions of the pretraining; Pmax positions of the model; n longest row so far; E width of a head.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """How positions turn queries and keys, in the words of a Hugging Face `rope_parameters`."""
+
+    kind: str = "default"
+    theta: float = 10000.0
+    factor: float | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int | None = None
+    max_position_embeddings: int = 2048
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    @property
+    def pretrained_positions(self) -> int:
+        """P0, which is Pmax where the file does not say."""
+        return self.original_max_position_embeddings or self.max_position_embeddings
+
+    @property
+    def scaling_factor(self) -> float:
+        """f, which is Pmax / P0 where the file does not say."""
+        return self.factor or self.max_position_embeddings / self.pretrained_positions
+
+
+ScaledFrequencies = tuple[Float[Tensor, "*rows half"], float]
+
+
+def frequencies(theta: float | Tensor, E: int, device: torch.device | None = None) -> Float[Tensor, "*rows half"]:
+    """Eq. C3: omega_i = theta^(-2i/E), i = 0 .. E/2 - 1, in float32; `theta` may hold one base a row, [B, 1]."""
+    return 1.0 / theta ** (torch.arange(0, E, 2, device=device).float() / E)
+
+
+def default_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:
+    """Eq. C4a: omega as it is, a = 1."""
+    return frequencies(rope.theta, E, longest.device), 1.0
+
+
+def linear_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:
+    """Eq. C4b: omega / f, a = 1."""
+    return frequencies(rope.theta, E, longest.device) / rope.scaling_factor, 1.0
+
+
+def dynamic_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:
+    """Eq. C4c: theta <- theta (f n / Pmax - (f - 1))^(E/(E-2)), n = max(longest, Pmax), per row; a = 1."""
+    n = longest.clamp(min=rope.max_position_embeddings)[:, None]
+    growth = (rope.scaling_factor * n / rope.max_position_embeddings) - (rope.scaling_factor - 1)
+    growth = torch.where(n > rope.max_position_embeddings, growth, 1.0)
+    return frequencies(rope.theta * growth ** (E / (E - 2)), E, longest.device), 1.0
+
+
+def llama3_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:
+    """Eq. C4d: long waves divided by f, short ones kept, the band between blended; a = 1."""
+    omega, low, high = frequencies(rope.theta, E, longest.device), rope.low_freq_factor, rope.high_freq_factor
+    wave = 2 * math.pi / omega
+    s = (rope.pretrained_positions / wave - low) / (high - low)
+    between = (1 - s) * omega / rope.scaling_factor + s * omega
+    scaled = torch.where(wave > rope.pretrained_positions / low, omega / rope.scaling_factor, between)
+    return torch.where(wave < rope.pretrained_positions / high, omega, scaled), 1.0
+
+
+def yarn_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:
+    """Eq. C4e: omega' = (omega / f) ramp + omega (1 - ramp); a = `attention_factor`, else by f and mscales."""
+
+    def dim(rotations: float) -> float:
+        return E * math.log(rope.pretrained_positions / (2 * math.pi * rotations)) / (2 * math.log(rope.theta))
+
+    lo, hi = dim(rope.beta_fast), dim(rope.beta_slow)
+    if rope.truncate:
+        lo, hi = math.floor(lo), math.ceil(hi)
+    lo, hi = max(lo, 0), min(hi, E - 1)
+    hi = hi + 0.001 if lo == hi else hi
+    ramp = ((torch.arange(E // 2, device=longest.device).float() - lo) / (hi - lo)).clamp(0, 1)
+    wave = rope.theta ** (torch.arange(0, E, 2, device=longest.device).float() / E)
+    kept = 1 - ramp  # the order of operations is transformers', to the bit
+    return (1.0 / (rope.scaling_factor * wave)) * (1 - kept) + (1.0 / wave) * kept, yarn_attention_factor(rope)
+
+
+def yarn_attention_factor(rope: RopeConfig) -> float:
+    """a of Eq. C4e: m(f, mscale) / m(f, mscale_all_dim) if both are set, else m(f, 1); m(f, c) = 0.1 c ln f + 1."""
+
+    def m(c: float) -> float:
+        return 0.1 * c * math.log(rope.scaling_factor) + 1.0 if rope.scaling_factor > 1 else 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return m(rope.mscale) / m(rope.mscale_all_dim)
+    return m(1.0)
+
+
+def longrope_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:
+    """Eq. C4f: omega_i / g_i, g the long list where longest > P0, else the short one, per row; a grows with ln f."""
+    short, long = (torch.tensor(g, device=longest.device).float() for g in (rope.short_factor, rope.long_factor))
+    g = torch.where(longest[:, None] > rope.pretrained_positions, long, short)
+    omega = 1.0 / (g * rope.theta ** (torch.arange(0, E, 2, device=longest.device).float() / E))
+    if rope.attention_factor is not None:
+        return omega, rope.attention_factor
+    a = (
+        math.sqrt(1 + math.log(rope.scaling_factor) / math.log(rope.pretrained_positions))
+        if rope.scaling_factor > 1
+        else 1.0
+    )
+    return omega, a
+
+
+ROPE_SCALINGS: dict[str, Callable[[RopeConfig, int, Tensor], ScaledFrequencies]] = {
+    "default": default_frequencies,
+    "linear": linear_frequencies,
+    "dynamic": dynamic_frequencies,
+    "llama3": llama3_frequencies,
+    "yarn": yarn_frequencies,
+    "longrope": longrope_frequencies,
+}
+
+
+def cos_sin_tables(
+    p: Int[Tensor, "B T"], omega: Float[Tensor, "*rows half"], a: float, dtype: torch.dtype
+) -> tuple[Float[Tensor, "B 1 T E"], Float[Tensor, "B 1 T E"]]:
+    """Eq. C5: a cos(p omega) and a sin(p omega), doubled to E; the angle in float32 also when `dtype` is wider."""
+    angle = p[:, :, None].float() * omega.reshape(-1, 1, omega.shape[-1])
+    angle = torch.cat([angle, angle], -1)[:, None]
+    return (angle.cos() * a).to(dtype), (angle.sin() * a).to(dtype)
+
+
+def rotate_pairs(
+    x: Float[Tensor, "B N T E"], cos: Float[Tensor, "#B 1 T E"], sin: Float[Tensor, "#B 1 T E"]
+) -> Float[Tensor, "B N T E"]:
+    """Eq. C6: y = x cos + [-x_hi, x_lo] sin, pairs (i, i + E/2)."""
+    lo, hi = x.chunk(2, -1)
+    return x * cos + torch.cat([-hi, lo], -1) * sin

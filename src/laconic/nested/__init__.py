@@ -1,0 +1,1 @@
+"""Nested learning: fast weights at several time scales (CMS, Hope, Titans) and its optimizers."""

@@ -1,0 +1,1 @@
+"""Continuum memory system: MLP levels updated at different frequencies (arXiv:2512.24695)."""

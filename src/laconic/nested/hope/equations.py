@@ -1,0 +1,82 @@
+"""Self-modifying Titans: keys, values and gates come from memories that are written by their own values.
+
+Nested Learning arXiv:2512.24695 (76 to 96); VisionHOPE arXiv:2609.33325 for the cap. Linear memories share keys, and
+each value is the memory's own, so that every one is its start times the same matrix: M_t = M_0 P_t, with one P for a
+group. An affine memory is z + (M_0 P + Q) z, with one Q beside P.
+
+Symbols: □ one of the memories k, v, step, keep, q and memory; x input of a head, k keys, v values, q queries [E]; P_c
+the state at the chunk's first token, from which all of a chunk is generated; u what a write adds along its key.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from laconic.nested.recurrence.gated_delta_rule import Gates, PerToken, decay_gate
+from laconic.nested.recurrence.memory_cells import UpdateRule, Vectors, write_linear
+from laconic.nested.state import LinearMemoryState
+
+
+def gate_logit(p: Vectors, row: Float[Tensor, "H E"], bias: Float[Tensor, " H"]) -> PerToken:
+    """A gate memory of one row at every token, before its activation."""
+    return (p * row[:, None]).sum(-1) + bias[:, None]
+
+
+def bounded_step_size(a: PerToken, max_step: float, form: Literal["sigmoid", "softplus"]) -> PerToken:
+    """step_max σ(a), or without a largest softplus(a)."""
+    return max_step * a.sigmoid() if form == "sigmoid" else F.softplus(a)
+
+
+def compute_gates(
+    p: Mapping[str, Vectors], w: Mapping[str, Tensor], group: str, max_step: float, form: Literal["sigmoid", "softplus"]
+) -> Gates:
+    """keep and step of a group; momentum, where there is one, is static."""
+    keep = decay_gate(gate_logit(p["keep"], w[f"keep.{group}.weight"], w[f"keep.{group}.bias"]))
+    step = bounded_step_size(gate_logit(p["step"], w[f"step.{group}.weight"], w[f"step.{group}.bias"]), max_step, form)
+    if f"momentum.{group}.bias" not in w:
+        return Gates(keep, step)
+    return Gates(keep, step, decay_gate(gate_logit(p["x"], w[f"momentum.{group}.weight"], w[f"momentum.{group}.bias"])))
+
+
+def self_generated_values(v: Vectors, change: Float[Tensor, "B H E E"], differentiable: bool = True) -> Vectors:
+    """Eq. 84,87,95: v̂_□ = M_□,0 P_c v for every □; here P_c v, to which each start is applied where it is read."""
+    own = v + v @ change.mT
+    return own if differentiable else own.detach()
+
+
+def memory_loss_gradient(y: Vectors, v: Vectors, factor: int = 1) -> Vectors:
+    """Eq. 85: the gradient of factor/2 ‖M(k) - v̂‖² at the memory's output y; the square is summed over E."""
+    return factor * (y - v)
+
+
+def dot_value(v: Vectors) -> Vectors:
+    """Eq. 92: descent on -⟨M k, v̂⟩ adds v̂ kᵀ; the print subtracts it."""
+    return v
+
+
+def l2_value(v: Vectors, at_key: Vectors, factor: int = 1) -> Vectors:
+    """Eq. 93: descent on ½‖M k - v̂‖² adds (v̂ - M_c k) kᵀ."""
+    return -memory_loss_gradient(at_key, v, factor)
+
+
+def self_modifying_write(
+    start: Float[Tensor, "H O I"] | None,
+    m: LinearMemoryState,
+    k: Vectors,
+    u: Float[Tensor, "B H T O"],
+    q: Vectors | None,
+    gates: Gates,
+    rule: UpdateRule,
+    erase: bool,
+    valid: Bool[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, "B H T O"] | None, LinearMemoryState]:
+    """Eq. 88,90,96: M_t = M_{t-1}(keep I - step k kᵀ) + step u kᵀ over one chunk, and what the queries read of it."""
+    return write_linear(start, m, k, u, q, gates, rule, erase=gates.step_size if erase else None, valid=valid)
+
+
+def mlp_memory(z: Vectors, W1: Float[Tensor, "*B H E F"], W2: Float[Tensor, "*B H F E"]) -> Vectors:
+    """Eq. 89,91: M(z) = z + W1 σ(W2 z), σ = SiLU."""
+    return z + F.silu(z @ W2.mT) @ W1.mT

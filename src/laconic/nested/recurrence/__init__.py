@@ -1,0 +1,1 @@
+"""Chunk-wise recurrences of matrix and MLP memories."""

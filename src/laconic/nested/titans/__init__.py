@@ -1,0 +1,1 @@
+"""Titans: neural long-term memory (arXiv:2501.00663)."""

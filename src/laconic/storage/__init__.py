@@ -1,0 +1,1 @@
+"""Files on disk: atomic writes, manifests, locks, run directories, untrusted JSON."""

@@ -1,0 +1,1 @@
+"""Stage-by-stage parity of the decoder with reference implementations."""
