@@ -15,7 +15,7 @@ from laconic import cli
 from laconic.cli.report import ReportCommand
 from laconic.cli.train import TrainCommand
 from laconic.errors import InputError, UsageError
-from laconic.evaluation import results_store
+from laconic.evaluation import line_store as results_store
 from laconic.evaluation.compression import cli_files
 from laconic.evaluation.compression import cli_runs as compression_cli_runs
 from laconic.evaluation.compression import evaluate as compression_evaluate

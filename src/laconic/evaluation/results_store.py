@@ -1,107 +1,290 @@
-"""What an evaluation keeps on disk: a line for each row, written as they come, and committed as a folder."""
+"""Evaluation results: one record per item and condition, stored as JSON lines, resumable and committed atomically.
+
+A finished evaluation is a folder in `RUN/evaluations` with `records.jsonl` (one `EvalRecord` per line), `result.json`
+(metadata and summary figures), a copy of the recipe and a manifest. While it runs, finished units of work are appended
+to a hidden folder beside it, one line per unit, so that the same command resumes where it stopped.
+"""
 
 import io
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
+from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from laconic.errors import BusyError
+from laconic.errors import BusyError, CorruptArtifactError, InputError
 from laconic.storage import manifest
 from laconic.storage.atomic import write_file_atomically, write_folder_atomically
+from laconic.storage.manifest import hash_json
+from laconic.storage.strict_json import to_canonical_json
+from laconic.training.ranks import Ranks, SingleProcess
 
-REMOVE_HINT = "remove it, or give your file of questions another name"
-RECORDS_FILE, KEY_FILE, RESULT_FILE = "answers.jsonl", "key.json", "result.json"
+EVALUATIONS_FOLDER = "evaluations"
+RECORDS_FILE, RESULT_FILE, UNITS_FILE, METADATA_FILE = "records.jsonl", "result.json", "units.jsonl", "metadata.json"
+SCHEMA = 1
+REMOVE_HINT = "remove it to evaluate again, or give your file another name"
+
+EvalKind = Literal["reasoning", "compression", "context_qa", "streams", "class_incremental"]
+ProgressCallback = Callable[[str, int, int], None]  # name, done, total
+
+
+@dataclass(frozen=True)
+class EvalRecord:
+    """The metrics of one item under one condition.
+
+    Attributes:
+        task: Name of the data set or stream.
+        run: Name of the run that was evaluated.
+        seed: Training seed of the run.
+        step: Training step of the checkpoint.
+        item: Identifier of the item within the task.
+        condition: How the item was evaluated, for example "cot" or "learn, carry".
+        metrics: Values that JSON can hold.
+    """
+
+    task: str
+    run: str
+    seed: int
+    step: int
+    item: str
+    condition: str
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class EvalMetadata:
+    """What an evaluation measured; stored in `result.json`.
+
+    Attributes:
+        kind: Which evaluation pipeline wrote it.
+        task: Name of the data set or stream.
+        run: Name of the run.
+        seed: Training seed of the run.
+        step: Training step of the checkpoint.
+        limit: Number of items, where the task was cut to its first ones.
+        shots: Number of training examples per class, where it was limited.
+        variant: Options that make this a different evaluation of the same task, for example the protocol.
+        key: Everything else that the results depend on, such as hashes of the checkpoint and of the data.
+    """
+
+    kind: EvalKind
+    task: str
+    run: str = ""
+    seed: int = 0
+    step: int = 0
+    limit: int | None = None
+    shots: int | None = None
+    variant: Mapping[str, str] = field(default_factory=dict[str, str])
+    key: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def new_record(self, item: str, condition: str, metrics: Mapping[str, Any]) -> EvalRecord:
+        """Return the record of one item under one condition."""
+        return EvalRecord(self.task, self.run, self.seed, self.step, item, condition, metrics)
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the folder in `evaluations`: unique per task, variant, step and limits. It is never parsed."""
+        parts = [self.kind, self.task, *self.variant.values(), f"step-{self.step}"]
+        parts += [f"{name}-{n}" for name, n in (("limit", self.limit), ("shots", self.shots)) if n is not None]
+        return "-".join(filter(None, map(folder_safe_name, parts)))
+
+    @property
+    def group(self) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+        """What evaluations of one run at different steps and limits have in common."""
+        return self.kind, self.task, tuple(sorted(self.variant.items()))
+
+    @property
+    def rank(self) -> tuple[int, float, float]:
+        """Sort key: the latest step first, then the most items, then the most training examples."""
+        return self.step, inf if self.limit is None else self.limit, inf if self.shots is None else self.shots
+
+
+class StoredEvaluation(NamedTuple):
+    """A committed evaluation: its folder, its metadata and its summary figures."""
+
+    folder: Path
+    metadata: EvalMetadata
+    figures: Mapping[str, Any]
+
+
+def folder_safe_name(name: str) -> str:
+    """Replace the characters that a folder name should not have."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._") else "-" for c in name).strip("-")
 
 
 def run_resumable(
     folder: Path | None,
-    mark: str,
-    count: int,
-    compute: Callable[[range], Sequence[str]],
+    metadata: EvalMetadata,
+    num_units: int,
+    evaluate: Callable[[Sequence[int]], Sequence[Sequence[EvalRecord]]],
     *,
     batch_size: int,
-    summarize: Callable[[Sequence[str]], Mapping[str, Any]] | None = None,
+    order: Sequence[int] | None = None,
+    summarize: Callable[[Sequence[EvalRecord]], Mapping[str, Any]] | None = None,
     extra_files: Mapping[str, str] | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> list[str]:
-    """The lines of `count` rows, `batch` of them made at once; with a folder they are kept, and gone on with.
+    progress: ProgressCallback | None = None,
+    before_batch: Callable[[], None] | None = None,
+    ranks: Ranks | None = None,
+) -> list[EvalRecord]:
+    """Evaluate every unit, or load what an earlier call with the same metadata stored.
 
-    `result` are the figures that lie beside them. Raises `Busy` (73) for a folder of another `mark`.
+    Args:
+        folder: The run's `evaluations` folder; None keeps nothing on disk.
+        metadata: What is evaluated. A stored evaluation with other metadata under the same name is refused.
+        num_units: Number of units of work, usually items.
+        evaluate: Returns the records of each of the given units.
+        batch_size: Number of units per call, on each rank.
+        order: Order of evaluation; records are stored in order of the units all the same.
+        summarize: Returns the figures that are stored in `result.json`.
+        extra_files: Further text files to store, by name.
+        progress: Called with the task, the number of finished units and their total.
+        before_batch: Called before each batch; may raise to interrupt.
+        ranks: Processes that share each batch; the first one writes.
+
+    Returns:
+        The records of all units, in order of the units.
+
+    Raises:
+        BusyError: The folder or its partial results belong to other metadata.
+        CorruptArtifactError: A stored file was changed.
     """
-    if folder is not None and (there := load_committed(folder, mark)):
-        return there
-    part = None if folder is None else partial_folder(folder)
-    found = [] if part is None else load_partial(part, mark)
-    with (part / RECORDS_FILE).open("a", encoding="utf-8") if part else io.StringIO() as file:
-        while len(found) < count:
-            made = compute(range(len(found), min(len(found) + batch_size, count)))
-            file.writelines(made)
+    ranks = ranks or SingleProcess()
+    target = None if folder is None else folder / metadata.folder_name
+    if target is not None:
+        stored = ranks.run_on_rank_zero(lambda: _read_committed(target, metadata))
+        if stored:
+            return [parse_record(line) for line in stored]
+    order = range(num_units) if order is None else order
+    partial = None if target is None else partial_folder(target)
+    lines = [] if partial is None else ranks.run_on_rank_zero(lambda: _load_partial(partial, metadata))
+    with (partial / UNITS_FILE).open("a", encoding="utf-8") if partial and ranks.rank == 0 else io.StringIO() as file:
+        while len(lines) < num_units:
+            if before_batch:
+                before_batch()
+            indices = order[len(lines) : len(lines) + batch_size * ranks.world_size]
+            own = indices[ranks.rank :: ranks.world_size]
+            parts = ranks.all_gather([_format_unit(unit) for unit in evaluate(own)] if own else [])
+            new = [parts[i % ranks.world_size][i // ranks.world_size] for i in range(len(indices))]
+            file.writelines(new)
             file.flush()
-            found += made
+            lines += new
             if progress:
-                progress("", len(found), count)
-    if folder is not None:
-        commit_results(folder, found, summarize(found) if summarize else {}, extra_files or {})
-    return found
+                progress(metadata.task, len(lines), num_units)
+    units = sorted(zip(order, lines, strict=True), key=lambda unit: unit[0])
+    records = [EvalRecord(**record) for _, line in units for record in json.loads(line)]
+    if target is not None:
+        figures = summarize(records) if summarize else {}
+        ranks.run_on_rank_zero(lambda: _commit(target, metadata, records, figures, extra_files or {}))
+    return records
 
 
 def partial_folder(folder: Path) -> Path:
-    """Where the lines of an evaluation lie until it is whole."""
-    return folder.with_name(f".part-{folder.name}")
+    """Return where the units of an unfinished evaluation lie."""
+    return folder.with_name(f".partial-{folder.name}")
 
 
-def load_partial(partial: Path, mark: str) -> list[str]:
-    """The lines of an evaluation that was stopped, in the order of asking; a half last line is cut off."""
-    answers, key = partial / RECORDS_FILE, partial / KEY_FILE
-    if not key.exists():
+def format_record(record: EvalRecord) -> str:
+    """Return a record as one line of JSON."""
+    return to_canonical_json(asdict(record)) + "\n"
+
+
+def parse_record(line: str) -> EvalRecord:
+    """Parse a line of `records.jsonl`."""
+    return EvalRecord(**json.loads(line))
+
+
+def load_records(folder: Path) -> list[EvalRecord]:
+    """Load the records of a committed evaluation.
+
+    Raises:
+        CorruptArtifactError: A file is missing or was changed.
+    """
+    manifest.verify_folder(folder, "evaluation")
+    return [parse_record(line) for line in (folder / RECORDS_FILE).read_text(encoding="utf-8").splitlines()]
+
+
+def list_evaluations(folder: Path) -> list[StoredEvaluation]:
+    """List the committed evaluations in a run's `evaluations` folder.
+
+    Raises:
+        InputError: A folder was written by an incompatible version.
+    """
+    found: list[StoredEvaluation] = []
+    for path in sorted(folder.glob(f"*/{RESULT_FILE}")):
+        if path.parent.name.startswith("."):
+            continue
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result.get("schema") != SCHEMA or "metadata" not in result:
+            raise InputError(f"{path}: written by an incompatible version; {REMOVE_HINT}")
+        found.append(StoredEvaluation(path.parent, EvalMetadata(**result["metadata"]), result["figures"]))
+    return found
+
+
+def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], StoredEvaluation]:
+    """Return one evaluation per task and variant: of the latest step, the one with the most items."""
+    latest: dict[tuple[Any, ...], StoredEvaluation] = {}
+    for stored in list_evaluations(folder):
+        metadata = stored.metadata
+        current = latest.get(metadata.group)
+        if metadata.kind == kind and (current is None or metadata.rank > current.metadata.rank):
+            latest[metadata.group] = stored
+    return latest
+
+
+def _format_unit(records: Sequence[EvalRecord]) -> str:
+    """Return the records of a unit as one line of the partial results."""
+    return to_canonical_json([asdict(record) for record in records]) + "\n"
+
+
+def _metadata_text(metadata: EvalMetadata) -> str:
+    return to_canonical_json(asdict(metadata))
+
+
+def _load_partial(partial: Path, metadata: EvalMetadata) -> list[str]:
+    """Return the finished units of an interrupted evaluation, after dropping a half-written last line."""
+    units, mark = partial / UNITS_FILE, partial / METADATA_FILE
+    text = _metadata_text(metadata)
+    if not mark.exists():
         partial.mkdir(parents=True, exist_ok=True)
-        write_file_atomically(key, lambda new: new.write_text(mark, encoding="utf-8"))
-    elif key.read_text(encoding="utf-8") != mark:
-        raise BusyError(f"{partial} holds answers to other questions or of another step; {REMOVE_HINT}")
-    whole = answers.read_text(encoding="utf-8").splitlines(keepends=True) if answers.exists() else []
-    if whole and not whole[-1].endswith("\n"):
-        whole.pop()
-        write_file_atomically(answers, lambda new: new.write_text("".join(whole), encoding="utf-8"))
-    return whole
-
-
-def commit_results(
-    folder: Path, lines: Sequence[str], result: Mapping[str, Any], extra_files: Mapping[str, str]
-) -> None:
-    """The folder of an evaluation: answers, figures, what they belong to, and a manifest of all that."""
-    part = partial_folder(folder)
-    mark, answers = (part / KEY_FILE).read_text(encoding="utf-8"), "".join(lines)
-
-    def write(new: Path) -> None:
-        files = manifest.ManifestWriter(new)
-        for name, text in {**extra_files, KEY_FILE: mark, RECORDS_FILE: answers}.items():
-            files.add_text(name, text)
-        files.add_json(RESULT_FILE, result)
-        files.finish("evaluation", 0, {"key": sha256(mark.encode()).hexdigest()})
-
-    write_folder_atomically(folder, write, len(answers))
-    shutil.rmtree(part)
-
-
-def load_committed(folder: Path, mark: str) -> list[str]:
-    """The lines of an evaluation that is done, and that is of this key; none where there is no such folder."""
-    if not folder.exists():
-        return []
-    lines = read_lines(folder)
-    if (folder / KEY_FILE).read_text(encoding="utf-8") != mark:
-        raise BusyError(f"{folder} is the evaluation of other questions or of another step; {REMOVE_HINT}")
+        write_file_atomically(mark, lambda new: new.write_text(text, encoding="utf-8"))
+    elif mark.read_text(encoding="utf-8") != text:
+        raise BusyError(f"{partial} holds partial results of another checkpoint or other data; {REMOVE_HINT}")
+    lines = units.read_text(encoding="utf-8").splitlines(keepends=True) if units.exists() else []
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+        write_file_atomically(units, lambda new: new.write_text("".join(lines), encoding="utf-8"))
     return lines
 
 
-def read_lines(folder: Path) -> list[str]:
-    """The lines of an evaluation that is done. Raises `Damaged` (76) if a file is not as it was written."""
+def _read_committed(folder: Path, metadata: EvalMetadata) -> list[str]:
+    """Return the lines of a committed evaluation with this metadata; empty where there is no such folder."""
+    if not folder.exists():
+        return []
     manifest.verify_folder(folder, "evaluation")
+    result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
+    if to_canonical_json(result.get("metadata")) != _metadata_text(metadata):
+        raise BusyError(f"{folder} is the evaluation of another checkpoint or of other data; {REMOVE_HINT}")
     return (folder / RECORDS_FILE).read_text(encoding="utf-8").splitlines(keepends=True)
 
 
-def read_result(folder: Path) -> str:
-    """The figures beside the lines, as JSON. Raises `Damaged` (76) if a file is not as it was written."""
-    manifest.verify_folder(folder, "evaluation")
-    return (folder / RESULT_FILE).read_text(encoding="utf-8")
+def _commit(
+    folder: Path,
+    metadata: EvalMetadata,
+    records: Sequence[EvalRecord],
+    figures: Mapping[str, Any],
+    extra_files: Mapping[str, str],
+) -> None:
+    """Write the folder of a finished evaluation and remove the partial results."""
+    text = "".join(map(format_record, records))
+
+    def write(new: Path) -> None:
+        files = manifest.ManifestWriter(new)
+        for name, content in {**extra_files, RECORDS_FILE: text}.items():
+            files.add_text(name, content)
+        files.add_json(RESULT_FILE, {"schema": SCHEMA, "metadata": asdict(metadata), "figures": dict(figures)})
+        files.finish("evaluation", 0, {"metadata": hash_json(asdict(metadata))})
+
+    write_folder_atomically(folder, write, len(text))
+    shutil.rmtree(partial_folder(folder))

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from laconic.evaluation.class_incremental.metrics import METRIC_NAMES, AccuracyRows
 from laconic.evaluation.report import grids
-from laconic.evaluation.report.plots import label_line_ends, percent_axes, series_color, to_svg
+from laconic.evaluation.report.old_plots import label_line_ends, percent_axes, series_color, to_svg
 
 ClassIncrementalResults = Mapping[str, Any]  # what `recipe.incremental` gives
 HEADER = ("method", "AA", "AA, all classes", "BWT", "forgetting", "plasticity", "AA, less prior", "updates", "state")

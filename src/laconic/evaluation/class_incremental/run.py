@@ -9,7 +9,7 @@ from typing import Any, Literal
 from laconic.batches import StatefulLM
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError, UsageError
-from laconic.evaluation import results_store
+from laconic.evaluation import line_store as results_store
 from laconic.evaluation.class_incremental.finetune_baselines import (
     EWCPenalty,
     FinetuneConfig,

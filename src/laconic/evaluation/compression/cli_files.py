@@ -11,7 +11,7 @@ from laconic.cli.arguments import seed_run_name
 from laconic.config.load import load_recipe
 from laconic.console import progress
 from laconic.errors import InputError, PreemptedError, UsageError
-from laconic.evaluation import results_store
+from laconic.evaluation import line_store as results_store
 from laconic.evaluation.compression.context_qa import ContextTaskResult
 from laconic.evaluation.compression.context_qa_data import load_context_questions
 from laconic.evaluation.compression.context_qa_run import ContextQA, ICLClassification, split_demonstrations

@@ -13,7 +13,7 @@ from laconic.config.load import load_recipe
 from laconic.config.recipe import DOCUMENT_METHODS, Recipe
 from laconic.console import progress, status
 from laconic.errors import InputError, PreemptedError, UsageError, translate_os_errors
-from laconic.evaluation import results_store
+from laconic.evaluation import line_store as results_store
 from laconic.evaluation.compression import cli_files
 from laconic.evaluation.compression import evaluate as compression_evaluate
 from laconic.evaluation.compression import table as compression_table

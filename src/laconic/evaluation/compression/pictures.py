@@ -15,7 +15,7 @@ from laconic.evaluation.compression.perplexity import (
     nll_per_document,
 )
 from laconic.evaluation.compression.table import CompressionResult
-from laconic.evaluation.report.plots import new_axes, series_color, to_svg
+from laconic.evaluation.report.old_plots import new_axes, series_color, to_svg
 
 SERIES_KINDS = (FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH)
 CONDITION_TITLES = {

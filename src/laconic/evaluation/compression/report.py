@@ -25,10 +25,10 @@ from laconic.evaluation.compression.pictures import (
     plot_positions,
 )
 from laconic.evaluation.compression.table import CompressionResult
-from laconic.evaluation.report import plots as report_plots
+from laconic.evaluation.report import old_plots as report_plots
 from laconic.evaluation.report import reported_reading
 from laconic.evaluation.report.html import load_template
-from laconic.evaluation.report.plots import has_matplotlib
+from laconic.evaluation.report.old_plots import has_matplotlib
 from laconic.evaluation.report.runs_table import MIN_SEEDS, format_count, format_percent
 
 CAVEATS = (

@@ -14,7 +14,8 @@ import numpy as np
 from laconic.batches import AnswerBatch, ReasoningExample, TrainingData
 from laconic.data.reasoning import answer_matching
 from laconic.errors import InputError
-from laconic.evaluation import results_store, statistics
+from laconic.evaluation import line_store as results_store
+from laconic.evaluation import statistics
 from laconic.generation.generate import PassCounts
 from laconic.storage.atomic import to_canonical_json
 

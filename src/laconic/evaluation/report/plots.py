@@ -1,178 +1,182 @@
-"""Curves and sweeps as SVG inside the page, in its own colours, so that they follow light and dark."""
+"""Plots for HTML pages: matplotlib figures as SVG images in a light and a dark version (extra `report`).
 
+A page shows the version that fits the reader's colour scheme. The same data gives the same bytes.
+"""
+
+import base64
 import io
-import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
-if TYPE_CHECKING:
-    from laconic.evaluation.report.runs_table import MethodResult
-
-# Light and dark by the order of lines: told apart by those who do not see red and green as two (after Okabe and Ito).
-COLORS = (
-    ("#1b1f24", "#e6e9ed"),
-    ("#8a5a00", "#e6a532"),
-    ("#767f8a", "#98a2ad"),
-    ("#0f766e", "#4cc3b5"),
-    ("#9a3f8f", "#de8fd4"),
-    ("#1f5fd0", "#78a9ff"),
-    ("#b3441e", "#ff9466"),
-    ("#4d7c0f", "#a3d65c"),
-)
-TEXT_COLOR, GRID_COLOR = "#0a0b0c", "#0d0e0f"  # stand-ins that become the page's own
+STYLE_SHEET = Path(__file__).with_name("laconic.mplstyle")
+# Colour cycles for both schemes, distinguishable without red-green vision (after Okabe and Ito).
+DARK_CYCLE = ("e6e9ed", "e6a532", "98a2ad", "4cc3b5", "de8fd4", "78a9ff", "ff9466", "a3d65c")
+DARK_TEXT, DARK_LINE = "9aa4b0", "363d46"
+NUM_COLORS = len(DARK_CYCLE)
+CELL_INCHES = 0.19
+Points = Sequence[tuple[float, float]]
 
 
-def series_color(i: int) -> str:
-    """The stand-in of a line's colour."""
-    return f"#0c{i % len(COLORS):02x}fe"
+@dataclass(frozen=True)
+class PlotSeries:
+    """One line of a plot: (x, y) points; `color` is its place in the colour cycle.
 
+    `lower` and `upper`, if given, are the ends of an interval around each point.
+    """
 
-def plot_results(results: Sequence["MethodResult"], floor: float) -> list[tuple[str, str, Markup]]:
-    """Title, what it shows, and the drawing; none without matplotlib (extra `report`) or without anything to draw."""
-    if not has_matplotlib():
-        return []
-    made: list[tuple[str, str, Markup]] = []
-    if any(line.learning_curves for line in results):
-        text = "Share right on validation problems, one line a seed."
-        made.append(("While they learn", text, plot_learning_curves(results, floor)))
-    if any(len(line.iteration_sweep) > 1 for line in results):
-        text = "The trained model in fewer or more rounds; ring: as trained."
-        made.append(("Rounds at test time", text, plot_iteration_sweep(results, floor)))
-    return made
-
-
-def plot_learning_curves(results: Sequence["MethodResult"], floor: float) -> Markup:
-    """Accuracy over training steps."""
-    figure, axes = percent_axes("training steps")
-    ends: list[tuple[float, float, str, int]] = []
-    for line in results:
-        i = line.color_index
-        for curve in line.learning_curves:
-            steps, shares = np.array(curve).T
-            axes.plot(steps, 100 * shares, color=series_color(i), linewidth=1.6)
-        if any(line.learning_curves):
-            last = [curve[-1] for curve in line.learning_curves if curve]
-            ends.append((max(x for x, _ in last), 100 * float(np.mean([y for _, y in last])), line.title, i))
-    draw_floor(axes, floor)
-    label_line_ends(axes, ends)
-    told = "; ".join(f"{title} ends at {y:.0f} %" for _, y, title, _ in ends)
-    return to_svg(figure, f"Share right over training steps. {told}.", "curves")
-
-
-def plot_iteration_sweep(results: Sequence["MethodResult"], floor: float) -> Markup:
-    """Accuracy over test-time rounds."""
-    figure, axes = percent_axes("rounds of thinking, T")
-    ends: list[tuple[float, float, str, int]] = []
-    told: list[str] = []
-    for line in results:
-        i = line.color_index
-        if len(line.iteration_sweep) < 2:
-            continue
-        rounds = sorted(line.iteration_sweep)
-        shares = [100 * float(np.mean(line.iteration_sweep[t])) for t in rounds]
-        axes.plot(rounds, shares, color=series_color(i), linewidth=1.6, marker="o", markersize=3.5, clip_on=False)
-        if line.trained_iterations is not None and line.trained_iterations in line.iteration_sweep:
-            at = 100 * float(np.mean(line.iteration_sweep[line.trained_iterations]))
-            axes.plot(
-                [line.trained_iterations],
-                [at],
-                "o",
-                markersize=10,
-                markerfacecolor="none",
-                markeredgecolor=series_color(i),
-                clip_on=False,
-            )
-        ends.append((rounds[-1], shares[-1], line.title, i))
-        told.append(f"{line.title}: " + ", ".join(f"T={t} {y:.0f} %" for t, y in zip(rounds, shares, strict=True)))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    draw_floor(axes, floor)
-    label_line_ends(axes, ends)
-    return to_svg(figure, f"Share right by test-time rounds. {'; '.join(told)}.", "sweep")
+    label: str
+    points: Points
+    color: int = 0
+    linestyle: str = "-"
+    marker: str | None = None
 
 
 def has_matplotlib() -> bool:
-    """Whether matplotlib is there (extra `report`)."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    """Return whether plots can be drawn (extra `report`)."""
+    return find_spec("matplotlib") is not None
 
 
-def new_axes(
+def render_plot(draw: Callable[[Any], None], alt_text: str, size: tuple[float, float] = (5.6, 3.4), layout: str = "constrained") -> Markup:
+    """Draw a figure for light and dark pages.
+
+    Args:
+        draw: Called with an empty matplotlib `Figure`, once for each colour scheme.
+        alt_text: What the plot shows, for readers who cannot see it.
+        size: Width and height in inches.
+        layout: Matplotlib's layout engine.
+
+    Returns:
+        A `<picture>` element with both images embedded.
+    """
+    light, dark = (_to_data_uri(draw, size, layout, is_dark) for is_dark in (False, True))
+    return Markup(
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<img src="{light}" alt="{escape(alt_text)}" width="{96 * size[0]:.0f}" height="{96 * size[1]:.0f}"></picture>'
+    )
+
+
+def plot_lines(
+    series: Sequence[PlotSeries],
+    *,
     x_label: str,
-    y_label: str | None,
-    size: tuple[float, float] = (5.6, 3.4),
-    area: tuple[float, float, float, float] = (0.13, 0.14, 0.85, 0.82),
-) -> tuple[Any, Any]:
-    """An empty plot in the page's colours: its size in inches, and left, bottom, width and height of the axes in it."""
+    y_label: str,
+    alt_text: str,
+    is_log: bool = False,
+    is_percent: bool = False,
+    floor: float | None = None,
+) -> Markup:
+    """Draw lines with a legend.
+
+    Args:
+        series: The lines; those without points are left out.
+        x_label: Label of the x axis.
+        y_label: Label of the y axis.
+        alt_text: Title for readers who cannot see the plot; the last value of each line is appended.
+        is_log: Use a logarithmic y axis if all values are positive.
+        is_percent: The y axis goes from 0 to 100.
+        floor: Height of a dashed reference line.
+    """
+    shown = [line for line in series if line.points]
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for line in shown:
+            x, y = np.array(sorted(line.points)).T
+            marker = line.marker or ("o" if len(x) < 12 else "")
+            style = "none" if line.linestyle == "none" else line.linestyle
+            axes.plot(x, y, color=f"C{line.color}", linestyle=style, marker=marker, label=line.label)
+        if floor is not None:
+            axes.axhline(floor, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle=(0, (2, 3)))
+        if is_log and all(y > 0 for line in shown for _, y in line.points):
+            axes.set_yscale("log")
+        if is_percent:
+            axes.set_ylim(-2, 102)
+        axes.set(xlabel=x_label, ylabel=y_label)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+
+    ends = "; ".join(f"{line.label} ends at {sorted(line.points)[-1][1]:.4g}" for line in shown)
+    return render_plot(draw, f"{alt_text}: {ends}.", (7.4, 3.4))
+
+
+def plot_heat_maps(
+    panels: Sequence[tuple[str, Sequence[Sequence[float]]]],
+    row_labels: Sequence[str],
+    column_labels: Sequence[str],
+    alt_text: str,
+    *,
+    value_range: tuple[float, float] | None = None,
+    mark_max: bool = False,
+) -> Markup:
+    """Draw heat maps with common labels, one under the other.
+
+    Args:
+        panels: Title and values [rows, columns] of each map.
+        row_labels: Labels of the rows.
+        column_labels: Labels of the columns, shown over the first map.
+        alt_text: What the maps show, for readers who cannot see them.
+        value_range: Values of the lightest and the darkest cell; None scales each map by itself.
+        mark_max: Put a dot on the largest cell of each row.
+    """
+    columns = [show_whitespace(label) for label in column_labels]
+    left, top = (0.15 + 0.085 * max(map(len, labels), default=0) for labels in (row_labels, columns))
+    map_width, map_height = CELL_INCHES * len(columns), CELL_INCHES * len(row_labels)
+    width, height = left + map_width + 0.1, top + 0.3 * (len(panels) > 0) + len(panels) * (map_height + 0.3)
+
+    def draw(figure: Any) -> None:
+        for i, (title, values) in enumerate(panels):
+            bottom = (len(panels) - i - 1) * (map_height + 0.3) + 0.05
+            area = (left / width, bottom / height, map_width / width, map_height / height)
+            low, high = value_range or find_value_range([values])
+            axes = figure.add_axes(area)
+            axes.imshow(np.asarray(values, dtype=float), vmin=low, vmax=max(high, low + 1e-9), aspect="auto")
+            axes.grid(visible=False)
+            axes.set_yticks(range(len(row_labels)), row_labels)
+            axes.set_xticks(range(len(columns)) if i == 0 else (), columns if i == 0 else (), rotation=90)
+            axes.xaxis.tick_top()
+            axes.set_title(title, loc="left", y=1, pad=top * 72 if i == 0 else 4)
+            if mark_max:
+                best = np.argmax(np.asarray(values), axis=1)
+                axes.plot(best, range(len(best)), "o", color="C6", markersize=3)
+
+    return render_plot(draw, alt_text, (width, height), layout="none")
+
+
+def find_value_range(maps: Sequence[Sequence[Sequence[float]]]) -> tuple[float, float]:
+    """Return the least and the largest value of maps that are to be compared."""
+    cells = [x for values in maps for row in values for x in row]
+    return (min(cells), max(cells)) if cells else (0.0, 1.0)
+
+
+def show_whitespace(token: str) -> str:
+    """Make spaces and line ends of a token visible."""
+    return token.replace(" ", "␣").replace("\n", "⏎") or "␣"
+
+
+def _to_data_uri(draw: Callable[[Any], None], size: tuple[float, float], layout: str, is_dark: bool) -> str:
+    """Draw a figure in one colour scheme and return it as a data URI."""
+    import matplotlib as mpl
+    from cycler import cycler
+    from matplotlib import style
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size)
-    axes = figure.add_axes(area)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(GRID_COLOR)
-    axes.grid(axis="y", color=GRID_COLOR, linewidth=0.6)
-    axes.tick_params(which="both", colors=TEXT_COLOR, labelsize=9, length=0)
-    axes.set_axisbelow(True)
-    axes.set_xlabel(x_label, color=TEXT_COLOR, fontsize=9)
-    if y_label is not None:
-        axes.set_ylabel(y_label, color=TEXT_COLOR, fontsize=9)
-    return figure, axes
-
-
-def percent_axes(x_label: str) -> tuple[Any, Any]:
-    """An empty plot, 0 to 100 %, with room for names at its right edge."""
-    figure, axes = new_axes(x_label, None, (5.2, 3.3), (0.088, 0.14, 0.59, 0.82))
-    axes.set_ylim(0, 102)
-    axes.set_yticks(range(0, 101, 20), [f"{y} %" if y == 100 else str(y) for y in range(0, 101, 20)])
-    return figure, axes
-
-
-def draw_floor(axes: Any, floor: float) -> None:
-    """The majority floor."""
-    axes.axhline(100 * floor, color=TEXT_COLOR, linewidth=0.9, linestyle=(0, (2, 3)))
-
-
-def label_line_ends(axes: Any, ends: Sequence[tuple[float, float, str, int]]) -> None:
-    """The name of each line in its colour behind the plot, at the height of its end, pushed apart where too near."""
-    gap, top = 6.2, 99.0
-    heights: list[float] = []
-    order = sorted(ends, key=lambda end: end[1], reverse=True)
-    for _, y, _, _ in order:
-        heights.append(min(y, top) if not heights else min(y, heights[-1] - gap))
-    low = 1.5 - min(heights, default=1.5)
-    for n in range(len(heights) - 1, -1, -1):  # what fell below the axis goes up again, and pushes those above it
-        heights[n] = heights[n] + max(0.0, low) if n == len(heights) - 1 else max(heights[n], heights[n + 1] + gap)
-    for (_, y, title, i), height in zip(order, heights, strict=True):
-        axes.annotate(
-            f"{title} {y:.0f}", (1.0, y), xytext=(1.02, height), xycoords=("axes fraction", "data"),
-            textcoords=("axes fraction", "data"), color=series_color(i), fontsize=9.5, va="center", annotation_clip=False,
-        )  # fmt: skip
-
-
-def to_svg(figure: Any, alt_text: str, id_prefix: str) -> Markup:
-    """The drawing as an element with its text for those who do not see it; the same figure gives the same bytes."""
-    import matplotlib as mpl
-
-    held = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": id_prefix}):
-        figure.savefig(held, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    drawn = held.getvalue()
-    drawn = drawn[drawn.index("<svg") :]
-    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
-    for side in ("width", "height"):
-        drawn = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", drawn, count=1)
-    drawn = re.sub(r' xmlns(:xlink)?="[^"]*"', "", drawn)
-    drawn = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", drawn)
-    drawn = re.sub(r'\bid="([^"]*)"', rf'id="{id_prefix}-\1"', drawn)
-    drawn = re.sub(r'(xlink:)?href="#([^"]*)"', rf'href="#{id_prefix}-\2"', drawn)
-    drawn = re.sub(r"url\(#([^)]*)\)", rf"url(#{id_prefix}-\1)", drawn)
-    for i in range(len(COLORS)):
-        drawn = drawn.replace(series_color(i), f"var(--s{i})")
-    drawn = drawn.replace(TEXT_COLOR, "var(--soft)").replace(GRID_COLOR, "var(--line)")
-    return Markup(drawn.replace("<svg", f'<svg role="img" aria-label="{escape(alt_text)}"', 1).strip())
+    text, line = f"#{DARK_TEXT}", f"#{DARK_LINE}"
+    dark = {
+        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), text),
+        **dict.fromkeys(("axes.edgecolor", "grid.color"), line),
+        "axes.prop_cycle": cycler(color=[f"#{color}" for color in DARK_CYCLE]),
+        "image.cmap": "Blues_r",
+    }
+    with mpl.rc_context(), style.context(STYLE_SHEET):
+        if is_dark:
+            mpl.rcParams.update(dark)
+        figure = Figure(figsize=size, layout=layout)
+        draw(figure)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -10,7 +10,7 @@ from laconic.evaluation import statistics
 from laconic.evaluation.inspection.kv_similarity import KV_SPACES
 from laconic.evaluation.inspection.question import QuestionInspection
 from laconic.evaluation.reasoning.latency import Latency
-from laconic.evaluation.report import plots as report_plots
+from laconic.evaluation.report import old_plots as report_plots
 from laconic.evaluation.report.html import load_template
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
 from laconic.generation.generate import PassCounts

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from laconic.batches import DocumentBatch, StatefulLM, TrainingData
 from laconic.errors import InputError
-from laconic.evaluation import results_store
+from laconic.evaluation import line_store as results_store
 from laconic.evaluation.streams.evaluate import (
     StreamCondition,
     StreamItemResult,

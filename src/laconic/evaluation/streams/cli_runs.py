@@ -12,7 +12,7 @@ from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.console import log_message, progress
 from laconic.errors import InputError, PreemptedError, UsageError
-from laconic.evaluation import results_store
+from laconic.evaluation import line_store as results_store
 from laconic.evaluation.class_incremental import report as class_incremental_report
 from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
 from laconic.evaluation.class_incremental.run import load_results, plan_class_incremental

@@ -7,10 +7,10 @@ import numpy as np
 from markupsafe import Markup
 
 from laconic.evaluation.class_incremental import report as class_incremental_report
-from laconic.evaluation.report import plots as report_plots
+from laconic.evaluation.report import old_plots as report_plots
 from laconic.evaluation.report import reported_learning
 from laconic.evaluation.report.html import load_template
-from laconic.evaluation.report.plots import has_matplotlib, new_axes, series_color, to_svg
+from laconic.evaluation.report.old_plots import has_matplotlib, new_axes, series_color, to_svg
 from laconic.evaluation.report.runs_table import MIN_SEEDS
 from laconic.evaluation.streams import table as streams_table
 from laconic.evaluation.streams.table import StreamResult, estimate_metrics, metric_scores

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from laconic.batches import DocumentBatch, StatefulLM, TrainingData
-from laconic.evaluation import results_store
+from laconic.evaluation import line_store as results_store
 from laconic.evaluation.streams.evaluate import (
     CacheAsState,
     StreamCondition,

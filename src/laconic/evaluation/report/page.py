@@ -1,0 +1,85 @@
+"""HTML pages: one template for all of them; a page is self-contained, runs no script and follows light and dark mode."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+NO_PLOTS = "Plots need matplotlib: pip install 'laconic[report]'."
+
+
+class PageSection(NamedTuple):
+    """A section of a page. Strings become paragraphs and are escaped; `Markup` blocks come from the functions below."""
+
+    title: str
+    blocks: Sequence[str | Markup]
+
+
+class PageTable(NamedTuple):
+    """A table; the first `num_text_columns` columns are aligned left, the others right.
+
+    `header` may be empty. Cells are escaped unless they are `Markup`.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+    num_text_columns: int = 1
+
+
+class PagePlot(NamedTuple):
+    """A plot with its title and caption; `image` comes from `laconic.evaluation.report.plots`."""
+
+    title: str
+    caption: str
+    image: Markup
+
+
+def render_page(title: str, sections: Sequence[PageSection], lead: Sequence[str] = ()) -> str:
+    """Return a whole page.
+
+    Args:
+        title: Title and main heading.
+        sections: The sections in order; those without blocks are left out.
+        lead: Paragraphs under the heading.
+    """
+    template = _environment().get_template("page.html")
+    return template.render(title=title, lead=lead, sections=[section for section in sections if section.blocks])
+
+
+def render_table(table: PageTable) -> Markup:
+    """Return a table that scrolls sideways where it is wider than the page."""
+    return _render_macro("table", table)
+
+
+def render_list(items: Sequence[str]) -> Markup:
+    """Return a bulleted list."""
+    return _render_macro("bullets", items)
+
+
+def render_plots(plots: Sequence[PagePlot]) -> Markup:
+    """Return plots side by side where the page is wide enough."""
+    return _render_macro("figures", plots)
+
+
+def render_details(summary: str, blocks: Sequence[str | Markup]) -> Markup:
+    """Return blocks that are folded until the reader opens them."""
+    return _render_macro("details", summary, blocks)
+
+
+def facts_table(facts: Sequence[tuple[str, str]]) -> Markup:
+    """Return names and values as a table without a header."""
+    return render_table(PageTable((), facts, num_text_columns=2))
+
+
+def _environment() -> Environment:
+    loader = FileSystemLoader(Path(__file__).parent)
+    return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+
+
+def _render_macro(name: str, *arguments: Any) -> Markup:
+    """Render one of the macros in `blocks.html`."""
+    module: Any = _environment().get_template("blocks.html").module
+    return getattr(module, name)(*arguments)
