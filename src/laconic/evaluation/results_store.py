@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from laconic.errors import BusyError, CorruptArtifactError, InputError
+from laconic.errors import BusyError, InputError
 from laconic.storage import manifest
 from laconic.storage.atomic import write_file_atomically, write_folder_atomically
 from laconic.storage.manifest import hash_json

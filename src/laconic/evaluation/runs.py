@@ -94,7 +94,9 @@ def seed_runs(path: str | Path) -> list[Path]:
         return [folder]
     found = [each for each in folder.glob("seed-*") if each.name[5:].isdecimal() and is_run_dir(each)]
     if not found:
-        raise InputError(f"{folder} is no run directory and has no seed-N directories; give one that laconic train wrote")
+        raise InputError(
+            f"{folder} is no run directory and has no seed-N directories; give one that laconic train wrote"
+        )
     return sorted(found, key=lambda each: int(each.name[5:]))
 
 
@@ -219,6 +221,9 @@ def load_stored_tasks(paths: Sequence[str], kind: EvalKind) -> list[StoredTask]:
 def describe_runs(descriptions: Mapping[str, tuple[Mapping[str, Any], Sequence[int]]]) -> list[tuple[str, str]]:
     """Return what each run is as one line per run, from its title, properties and seeds."""
     return [
-        (title, ", ".join(f"{k} {v}" for k, v in {**about, "seeds": ", ".join(map(str, seeds))}.items() if v is not None))
+        (
+            title,
+            ", ".join(f"{k} {v}" for k, v in {**about, "seeds": ", ".join(map(str, seeds))}.items() if v is not None),
+        )
         for title, (about, seeds) in descriptions.items()
     ]

@@ -42,7 +42,9 @@ def has_matplotlib() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def render_plot(draw: Callable[[Any], None], alt_text: str, size: tuple[float, float] = (5.6, 3.4), layout: str = "constrained") -> Markup:
+def render_plot(
+    draw: Callable[[Any], None], alt_text: str, size: tuple[float, float] = (5.6, 3.4), layout: str = "constrained"
+) -> Markup:
     """Draw a figure for light and dark pages.
 
     Args:
