@@ -236,7 +236,7 @@ def test_stopped_it_leaves_no_child_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_flags() -> None:
-    with pytest.raises(UsageError, match="--seeds 0: give at least one"):
+    with pytest.raises(UsageError, match="--num-seeds 0: give at least one"):
         demo.DemoCommand(num_seeds=0).run()
     names = [entry.name for entry in demo.ENTRIES]
     assert set(demo.TABLE_ORDER) <= set(names)

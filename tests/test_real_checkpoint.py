@@ -62,7 +62,7 @@ def test_the_adapter_learns_and_the_base_stays(inside: Path) -> None:
 
 
 def test_it_is_evaluated_on_real_questions(inside: Path) -> None:
-    done = laconic("laconic evaluate run --on gsm8k,multiarith --rows 3 --protocol decimal --format json", inside)
+    done = laconic("laconic evaluate run --tasks gsm8k,multiarith --limit 3 --protocol decimal --format json", inside)
     assert done.returncode == 0, done.stderr
     sets = {found["set"].partition(":")[0]: found for found in json.loads(done.stdout)["sets"]}
     assert set(sets) == {"gsm8k", "multiarith"}

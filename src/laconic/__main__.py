@@ -1,4 +1,4 @@
-"""`python -m laconic`, which is what torchrun starts."""
+"""`python -m laconic`, the module that torchrun starts."""
 
 from laconic.cli.main import main
 

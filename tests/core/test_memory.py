@@ -251,7 +251,7 @@ def test_types_and_names() -> None:
         (
             lambda m: replace(m, provenance=replace(ABOUT, method={"compression": {"summary": "pool"}})).crop(2),
             UsageError,
-            r"crop\(2\): vectors of generator pool stand each for a part of the text; compress with --n 2",
+            r"crop\(2\): vectors of generator pool stand each for a part of the text; compress with --vectors 2",
         ),
         (
             lambda m: SummaryMemory.concat_segments(

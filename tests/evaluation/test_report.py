@@ -57,7 +57,7 @@ def made(seeds: int = 1) -> ComparisonReport:
         caveats=["A limit <of> mine."],
         recipe_differences=[("chain", "all", "a quickstart")],
         facts=[("versions", "laconic 0")],
-        command="laconic demo --seeds 1",
+        command="laconic demo --num-seeds 1",
         inspection=looked,
     )
 
@@ -138,7 +138,7 @@ def test_what_the_page_says() -> None:
     text = " ".join(Page(runs_table.render_report(made())).text.split())
     for said in (
         "Thoughts & chains", "95.0 %", "n=1", "21", "1 place + 2 think + 2 answer", "9 → 11", "12.3", "in 18.0 %",
-        "Question", "3 of 3 slots name a word", "A limit <of> mine.", "laconic demo --seeds 1", "a quickstart",
+        "Question", "3 of 3 slots name a word", "A limit <of> mine.", "laconic demo --num-seeds 1", "a quickstart",
         "over PCCoT", "+65.0 points (n=1,", "no difference shown (n=1, interval",
     ):  # fmt: skip
         assert said in text, said

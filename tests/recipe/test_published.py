@@ -131,7 +131,7 @@ def test_a_text_is_compressed_and_asked_about_by_commands(
 ) -> None:
     (tmp_path / "book.txt").write_text(TEXT)
     out = tmp_path / "book.safetensors"
-    assert run("compress", folder, tmp_path / "book.txt", "--out", out, "--segment", 20)[0] == 0
+    assert run("compress", folder, tmp_path / "book.txt", "--out", out, "--segment-tokens", 20)[0] == 0
     assert SummaryMemory.load(out).vectors_per_segment.tolist() == [[3, 3, 3]]
     asked = ("--max-tokens", 3, "--format", "json")
     reader = laconic.load_text_model(folder)
@@ -140,7 +140,7 @@ def test_a_text_is_compressed_and_asked_about_by_commands(
         assert code == 0
         expected = reader.generate([PROMPT], memory, max_tokens=3)[0]
         assert json.loads(said)["generations"][0]["ids"] == expected.token_ids
-    assert run("generate", folder, PROMPT, "--teacher")[0] == 2
+    assert run("generate", folder, PROMPT, "--with-cot")[0] == 2
 
 
 def test_what_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> None:

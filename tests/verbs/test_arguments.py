@@ -10,11 +10,11 @@ from laconic.errors import UsageError
 
 def test_words_and_numbers_between_commas() -> None:
     assert split_commas(" a, b,,a ,c") == ("a", "b", "c")
-    assert parse_ints("--rounds", "0, 3,0") == (0, 3)
-    assert parse_ints("--rounds", None) == ()
+    assert parse_ints("--jacobi-iterations", "0, 3,0") == (0, 3)
+    assert parse_ints("--jacobi-iterations", None) == ()
     for text in ("two", "-1", "", "1,x"):
-        with pytest.raises(UsageError, match=f"--slots {text}: write whole numbers with commas between them, 1,2 say"):
-            parse_ints("--slots", text)
+        with pytest.raises(UsageError, match=f"--latents {text}: write whole numbers with commas between them, 1,2 say"):
+            parse_ints("--latents", text)
 
 
 def test_names_of_runs_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

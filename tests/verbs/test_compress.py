@@ -113,7 +113,7 @@ def test_a_file_a_stream_and_python_are_one_memory(run: Run, place: Path, monkey
 
 
 def test_the_bill(run: Run) -> None:
-    code, out, _ = run("compress", "run", "book.txt", "--out", "x.safetensors", "--n", "2", "--format", "json")
+    code, out, _ = run("compress", "run", "book.txt", "--out", "x.safetensors", "--vectors", "2", "--format", "json")
     told = json.loads(out)
     assert code == 0
     assert told["schema"] == 1
@@ -131,7 +131,7 @@ def test_the_bill(run: Run) -> None:
 
 
 def test_lines_are_rows(run: Run, place: Path) -> None:
-    whole = run("compress", "run", "rows.jsonl", "--out", "rows.safetensors", "--batch", "2")
+    whole = run("compress", "run", "rows.jsonl", "--out", "rows.safetensors", "--batch-size", "2")
     assert whole[0] == 0
     assert "of 3 texts" in whole[1]
     rows = SummaryMemory.load("rows.safetensors")
@@ -161,7 +161,7 @@ class Stopped(Exception):
 def test_what_is_resumed_is_as_if_never_stopped(
     run: Run, monkeypatch: pytest.MonkeyPatch, source: str, after: int
 ) -> None:
-    asked = ("--stop", "sample", "--seed", "3", "--batch", "2")
+    asked = ("--stop-rule", "sample", "--seed", "3", "--batch-size", "2")
     assert run("compress", "run", source, "--out", "whole.safetensors", *asked)[0] == 0
     taken = 0
     step = CompressionJob.advance
@@ -174,7 +174,7 @@ def test_what_is_resumed_is_as_if_never_stopped(
         return step(self, segment)
 
     monkeypatch.setattr(CompressionJob, "advance", counted)
-    every = ("--every", "2")
+    every = ("--save-every", "2")
     assert run("compress", "run", source, "--out", "part.safetensors", *asked, *every)[0] == 70
     assert not Path("part.safetensors").exists()
     assert Path("part.safetensors.part").exists()
@@ -190,15 +190,15 @@ def test_what_is_resumed_is_as_if_never_stopped(
 
 
 def test_a_budget_is_shared_out_when_resumed_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("compress", "run", "book.txt", "--out", "a.safetensors", "--budget", "11")[0] == 0
+    assert run("compress", "run", "book.txt", "--out", "a.safetensors", "--total-vectors", "11")[0] == 0
     assert int(SummaryMemory.load("a.safetensors").num_vectors) == 11
     grid = resumable_stream.pad_rows
     monkeypatch.setattr(
         resumable_stream, "pad_rows", lambda ids, device: grid(ids, device) if len(ids[0]) == 16 else 1 / 0
     )
-    assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--budget", "11", "--every", "1")[0] == 70
+    assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--total-vectors", "11", "--save-every", "1")[0] == 70
     monkeypatch.setattr(resumable_stream, "pad_rows", grid)
-    assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--budget", "11", "--resume")[0] == 0
+    assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--total-vectors", "11", "--resume")[0] == 0
     assert torch.equal(SummaryMemory.load("a.safetensors").vectors, SummaryMemory.load("b.safetensors").vectors)
 
 
@@ -264,17 +264,17 @@ def refused(run: Run, code: int, says: str, *args: object) -> None:
 @pytest.mark.parametrize(
     ("code", "says", "args"),
     [
-        (2, "q 1.5: give a probability between 0 and 1, neither of them", ["book.txt", "--q", "1.5"]),
-        (2, "tau 0.0: give a probability between 0 and 1", ["book.txt", "--tau", "0"]),
-        (2, "n 0: lengths 1, 2, 3, 4 are allowed; choose one of them", ["book.txt", "--n", "0"]),
-        (2, "n and budget given; one of them says", ["book.txt", "--n", "2", "--budget", "9"]),
-        (2, "budget 0: give 1 vector or more", ["book.txt", "--budget", "0"]),
-        (2, "segment 0: give 1 token or more", ["book.txt", "--segment", "0"]),
-        (2, "segment: 0 vectors, 256 tokens and 4 places, llama has 256", ["book.txt", "--segment", "256", "--n", "4"]),
-        (2, "--batch 0 --every None: give 1 or more", ["rows.jsonl", "--batch", "0"]),
-        (2, "--batch 8 --every 0: give 1 or more", ["book.txt", "--every", "0"]),
+        (2, "q 1.5: give a probability between 0 and 1, neither of them", ["book.txt", "--quantile", "1.5"]),
+        (2, "tau 0.0: give a probability between 0 and 1", ["book.txt", "--threshold", "0"]),
+        (2, "n 0: lengths 1, 2, 3, 4 are allowed; choose one of them", ["book.txt", "--vectors", "0"]),
+        (2, "n and budget given; one of them says", ["book.txt", "--vectors", "2", "--total-vectors", "9"]),
+        (2, "budget 0: give 1 vector or more", ["book.txt", "--total-vectors", "0"]),
+        (2, "segment 0: give 1 token or more", ["book.txt", "--segment-tokens", "0"]),
+        (2, "segment: 0 vectors, 256 tokens and 4 places, llama has 256", ["book.txt", "--segment-tokens", "256", "--vectors", "4"]),
+        (2, "--batch-size 0 --save-every None: give 1 or more", ["rows.jsonl", "--batch-size", "0"]),
+        (2, "--batch-size 8 --save-every 0: give 1 or more", ["book.txt", "--save-every", "0"]),
         (66, "no file gone.txt; give a text, a .jsonl, or - for standard input", ["gone.txt"]),
-        (66, "--resume: no x.safetensors.part; --every N keeps one while it reads", ["book.txt", "--resume"]),
+        (66, "--resume: no x.safetensors.part; --save-every N keeps one while it reads", ["book.txt", "--resume"]),
         (66, "empty.txt: empty; give a text to compress", ["empty.txt"]),
         (66, "binary.txt: byte 3 is NUL, so it is no text; give a file of text in UTF-8", ["binary.txt"]),
         (66, "latin.txt: byte 6 is not UTF-8; give a whole file of text, saved as UTF-8", ["latin.txt"]),
@@ -301,7 +301,7 @@ def test_what_is_refused_is_one_line_and_leaves_no_file(
 
 def test_a_text_longer_than_a_memory_can_become_is_told_of_at_once(run: Run, tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text(BOOK * 4)
-    code, out, err = run("compress", "run", "long.txt", "--out", "x.safetensors", "--n", "4")
+    code, out, err = run("compress", "run", "long.txt", "--out", "x.safetensors", "--vectors", "4")
     first, last = err.strip().splitlines()
     assert (code, out) == (2, "")
     assert first.startswith("the text has about 75 segments; a memory of 4 vectors of each ends after 60 of 16 tokens")
@@ -365,7 +365,7 @@ def test_what_is_gone_on_from_is_the_same_text_and_the_same_question(run: Run, t
     (tmp_path / "a.txt").write_text(BOOK[:20])
     refused(run, 66, "--resume: the text is not the one that was begun", *asked)
     (tmp_path / "a.txt").write_text(BOOK)
-    refused(run, 73, "was begun with n None, asked is 2; ask the same, or remove it", *asked, "--n", "2")
+    refused(run, 73, "was begun with n None, asked is 2; ask the same, or remove it", *asked, "--vectors", "2")
     refused(run, 73, "was begun with weights ", "compress", "other", *asked[2:])
     assert run(*asked)[0] == 0
 

@@ -61,19 +61,19 @@ def test_documents_are_looked_over(run, tmp_path):
     rows = [{"book": book, "split": part, "text": text} for book, part, text in texts]
     (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (tmp_path / "book.txt").write_text("A text of 21 letters.", encoding="utf-8")
-    counted = ("--text", "--tokenizer", ".", "--context", 10, "--format", "json")
+    counted = ("--documents", "--tokenizer", ".", "--max-length", 10, "--format", "json")
     told = json.loads(run("check", "books.jsonl", *counted)[1])
     assert (told["parts"], told["sections"], told["twice"]) == ({"train": 2, "test": 1}, 4, 1)
     assert told["tokens"] == {"p50": 10, "p90": 21, "p99": 21, "most": 21}
     assert told["rows"] == 1 + 1 + 2  # the last token of the longest has nothing to predict it
     assert len(told["sha256"]) == 64
     assert json.loads(run("check", "book.txt", *counted)[1])["parts"] == {"unsaid": 1}
-    code, out, _ = run("check", "books.jsonl", "--text")
+    code, out, _ = run("check", "books.jsonl", "--documents")
     assert code == 0
     assert "         2  documents, part train" in out
     assert "         1  sections that stood before" in out
     (tmp_path / "bad.jsonl").write_text('{"text": ""}\n{"words": "a"}\n', encoding="utf-8")
-    code, _, err = run("check", "bad.jsonl", "--text")
+    code, _, err = run("check", "bad.jsonl", "--documents")
     assert code == 66
     assert "bad.jsonl:1:10: text: empty" in err
     assert "bad.jsonl:2:1: text: no such field" in err
@@ -103,7 +103,7 @@ def test_faults_are_listed_with_their_places_and_end_with_66(run, tmp_path):
 
 def test_lengths_are_told_by_part_under_a_tokenizer(run, root):
     tokenizer = root / "tokenizers" / "gpt2"
-    asked = ("gsm8k-aug:valid", "--root", root, "--tokenizer", tokenizer, "--context", 150)
+    asked = ("gsm8k-aug:valid", "--data-dir", root, "--tokenizer", tokenizer, "--max-length", 150)
     code, out, err = run("check", *asked, "--format", "json")
     told = json.loads(out)
     assert (code, told["rows"], told["faults"], err) == (0, 500, [], "")
@@ -124,11 +124,11 @@ def test_what_cannot_be_checked_ends_with_a_line(run, tmp_path, root):
     code, _, err = run("check", "nowhere.jsonl")
     assert (code, err) == (66, "laconic: nowhere.jsonl: no such file; give a file of rows, or a set that "
                            "laconic data list names\n")  # fmt: skip
-    code, _, err = run("check", "gsm8k-agu", "--root", root)
+    code, _, err = run("check", "gsm8k-agu", "--data-dir", root)
     assert code == 66
     assert "did you mean gsm8k-aug?" in err
-    code, _, err = run("check", "empty.jsonl", "--context", 9)
-    assert (code, err) == (2, "laconic: --context 9: counted in tokens; name a --tokenizer\n")
+    code, _, err = run("check", "empty.jsonl", "--max-length", 9)
+    assert (code, err) == (2, "laconic: --max-length 9: counted in tokens; name a --tokenizer\n")
 
 
 def test_a_row_with_a_special_token_is_a_fault(run, tmp_path, root):
@@ -154,7 +154,7 @@ def few(monkeypatch, root) -> None:
 
 
 def test_variants_are_made_without_a_held_out_template(run, tmp_path, root, few):
-    asked = ("make", "gsm-variants", "--rows", 1000, "--held", 0.25, "--root", root)
+    asked = ("make", "gsm-variants", "--rows", 1000, "--held-out-fraction", 0.25, "--data-dir", root)
     code, out, err = run(*asked, "--out", "a.jsonl")
     assert code == 0
     assert "a.jsonl: 1,000 rows of " in out
@@ -173,7 +173,7 @@ def test_variants_are_made_without_a_held_out_template(run, tmp_path, root, few)
 
 
 def test_questions_as_they_are_come_first(run, tmp_path, root, few):
-    code, out, _ = run("make", "gsm-variants", "--rows", 900, "--originals", "--root", root, "--out", "a.jsonl")
+    code, out, _ = run("make", "gsm-variants", "--rows", 900, "--include-originals", "--data-dir", root, "--out", "a.jsonl")
     made, held = rows_of(tmp_path / "a.jsonl"), rows_of(tmp_path / "a.held.jsonl")
     first = [row for row in made if "template" not in row]
     assert code == 0
@@ -184,21 +184,21 @@ def test_questions_as_they_are_come_first(run, tmp_path, root, few):
 
 
 def test_too_few_rows_for_a_variant_are_said_to_be_originals(run, tmp_path, root, few):
-    _, out, _ = run("make", "gsm-variants", "--rows", 9, "--originals", "--held", 0, "--root", root, "--out", "a.jsonl")
+    _, out, _ = run("make", "gsm-variants", "--rows", 9, "--include-originals", "--held-out-fraction", 0, "--data-dir", root, "--out", "a.jsonl")
     assert out == "a.jsonl: 9 of 700 questions as they are, and no variant; ask for more --rows\n"
     assert not any("template" in row for row in rows_of(tmp_path / "a.jsonl"))
 
 
 def test_doubtful_templates_are_taken_if_asked(run, root, few):
     _, out, err = run(
-        "make", "gsm-variants", "--rows", 9, "--doubtful", "--held", 0, "--root", root, "--out", "a.jsonl"
+        "make", "gsm-variants", "--rows", 9, "--allow-ambiguous", "--held-out-fraction", 0, "--data-dir", root, "--out", "a.jsonl"
     )
     assert out == "a.jsonl: 9 rows of 415 templates\n"
     assert "doubtful" not in err
 
 
 def test_templates_that_give_too_few_rows(run, tmp_path, root, few):
-    asked = ("make", "gsm-variants", "--rows", 1000, "--held", 0.999, "--root", root, "--out", "a.jsonl")
+    asked = ("make", "gsm-variants", "--rows", 1000, "--held-out-fraction", 0.999, "--data-dir", root, "--out", "a.jsonl")
     code, _, err = run(*asked)
     assert code == 66
     assert "rows asked, there are " in err
@@ -207,7 +207,7 @@ def test_templates_that_give_too_few_rows(run, tmp_path, root, few):
 
 @pytest.mark.slow
 def test_variants_of_all_questions(run, tmp_path, root):
-    code, out, err = run("make", "gsm-variants", "--rows", 17_000, "--originals", "--root", root, "--out", "a.jsonl")
+    code, out, err = run("make", "gsm-variants", "--rows", 17_000, "--include-originals", "--data-dir", root, "--out", "a.jsonl")
     made, held = rows_of(tmp_path / "a.jsonl"), rows_of(tmp_path / "a.held.jsonl")
     assert code == 0
     assert "17,204 questions, 8,715 templates, 744 left out as doubtful" in err
@@ -216,7 +216,7 @@ def test_variants_of_all_questions(run, tmp_path, root):
 
 
 def test_products_leave_out_the_published_pairs(run, tmp_path, root):
-    code, out, _ = run("make", "mult-4", "--rows", 300, "--root", root, "--out", "m.jsonl")
+    code, out, _ = run("make", "mult-4", "--rows", 300, "--data-dir", root, "--out", "m.jsonl")
     assert (code, out) == (0, "m.jsonl: 300 products\n")
     shipped = [row for part in ("valid", "test") for row in rows_of(root / "multiplication" / f"4x4-{part}.jsonl")]
     made = rows_of(tmp_path / "m.jsonl")
@@ -224,14 +224,14 @@ def test_products_leave_out_the_published_pairs(run, tmp_path, root):
     assert not {(r["a"], r["b"]) for r in made} & {(r["a"], r["b"]) for r in shipped}
     code, _, err = run("make", "mult-4", "--rows", 300, "--out", "m.jsonl")
     assert code == 2
-    assert "mult-4: no --root; name the folder of the sets' files, whose pairs are left out" in err
+    assert "mult-4: no --data-dir; name the folder of the sets' files, whose pairs are left out" in err
 
 
 def test_graphs_are_made(run, tmp_path, root):
     code, out, _ = run("make", "prosqa", "--rows", 20, "--out", "p.jsonl")
     assert (code, out) == (0, "p.jsonl: 20 graphs\n")
     before = (tmp_path / "p.jsonl").read_bytes()
-    assert run("make", "prosqa", "--rows", 20, "--out", "p.jsonl", "--root", root)[0] == 0
+    assert run("make", "prosqa", "--rows", 20, "--out", "p.jsonl", "--data-dir", root)[0] == 0
     assert (tmp_path / "p.jsonl").read_bytes() == before
     assert run("check", "p.jsonl")[0] == 0
 
@@ -247,7 +247,7 @@ def test_what_is_not_made_here(run, what, said):
     ("flags", "code", "said"),
     [
         (("--rows", "0", "--out", "x.jsonl"), 2, "--rows 0: give at least 1"),
-        (("--rows", "9", "--out", "x.jsonl", "--held", "1"), 2, "--held 1: give a share of at least 0 and below 1"),
+        (("--rows", "9", "--out", "x.jsonl", "--held-out-fraction", "1"), 2, "--held-out-fraction 1: give a share of at least 0 and below 1"),
         (("--rows", "9", "--out", "no/x.jsonl"), 66, "no/x.jsonl: no folder no to write into; make it first"),
         (("--rows", "9"), 2, "--out"),
     ],

@@ -95,7 +95,7 @@ def told(run: Run, *args: object) -> dict[str, Any]:
 
 
 def test_a_run_on_its_own_test_in_every_way(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ("digits", "--teacher", "--rounds", "0,3")
+    asked = ("digits", "--with-cot", "--jacobi-iterations", "0,3")
     found = told(run, *asked)
     assert found["protocol"] == "last digit"
     (test,) = found["sets"]
@@ -118,8 +118,8 @@ def test_a_run_on_its_own_test_in_every_way(run: Run, runs: Path, monkeypatch: p
 
 
 def test_seeds_sets_and_papers(run: Run, runs: Path) -> None:
-    data = ("--on", "gsm8k,gsm-hard,svamp:test", "--root", shared_dir() / "data", "--rows", 12, "--device", "cpu")
-    code, out, err = run("kava", *data, "--against", "plain")
+    data = ("--tasks", "gsm8k,gsm-hard,svamp:test", "--data-dir", shared_dir() / "data", "--limit", 12, "--device", "cpu")
+    code, out, err = run("kava", *data, "--baseline", "plain")
     assert code == 0, err
     for text in (
         "gsm8k: 12 questions", "gsm-hard, changed: 11 questions", "always “18”", "n=1: the intervals", "kava  ",
@@ -138,7 +138,7 @@ def test_seeds_sets_and_papers(run: Run, runs: Path) -> None:
 def test_papers_stand_beside_whole_sets_and_time_is_taken(run: Run, tmp_path: Path) -> None:
     line = '{"question": "What is 3 + 4?", "answer": "7"}\n{"question": "What is 3 - 9?", "answer": "-6"}\n'
     (tmp_path / "own.jsonl").write_text(line)
-    found = told(run, "kava", "--on", tmp_path / "own.jsonl", "--protocol", "decimal", "--latency", 5, "--rounds", 0)
+    found = told(run, "kava", "--tasks", tmp_path / "own.jsonl", "--protocol", "decimal", "--latency", 5, "--jacobi-iterations", 0)
     (own,) = found["sets"]
     assert (own["set"], own["questions"]) == ("own", 2)  # drop_negative is of training
     assert own["runs"][0]["papers"] == "not known"
@@ -206,12 +206,12 @@ def test_files_of_one_name_are_refused_and_one_file_is_asked_once(run: Run, tmp_
         line = f'{{"question": "What is {folder}?", "answer": "7", "rationale": "no step"}}\n'
         (tmp_path / folder / "own.jsonl").write_text(line)
     a, b = tmp_path / "a/own.jsonl", tmp_path / "b/own.jsonl"
-    code, out, err = run("plain", "--on", f"{a},{b}", "--device", "cpu")
+    code, out, err = run("plain", "--tasks", f"{a},{b}", "--device", "cpu")
     assert (code, out) == (2, "")
-    assert err == f"laconic: --on: {a} and {b} are both called own; rename one of the files\n"
-    same = told(run, "plain", "--on", f"{a},{tmp_path}/b/../a/own.jsonl")
+    assert err == f"laconic: --tasks: {a} and {b} are both called own; rename one of the files\n"
+    same = told(run, "plain", "--tasks", f"{a},{tmp_path}/b/../a/own.jsonl")
     assert [each["questions"] for each in same["sets"]] == [1]
-    code, _, err = run("plain", "--on", b, "--device", "cpu")
+    code, _, err = run("plain", "--tasks", b, "--device", "cpu")
     assert code == 73
     assert "of other questions or of another step; remove it, or give your file of questions another name" in err
 
@@ -236,7 +236,7 @@ def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
     monkeypatch.setattr(reasoning_run, "answer", answer)
     monkeypatch.setattr(reasoning_cli_runs, "question_set", read)
     on = str(tmp_path / "seventy.jsonl")
-    found = told(run, "plain", "--on", on, "--protocol", "codi-sampled", "--latency", 5)
+    found = told(run, "plain", "--tasks", on, "--protocol", "codi-sampled", "--latency", 5)
     assert reads == [on]
     assert asked == [(64, 0.1), (6, 0.1), *[(1, 0.0)] * 15, (64, 0.0), (64, 0.0)]
     (line,) = found["sets"][0]["runs"]
@@ -256,7 +256,7 @@ def test_a_signal_ends_with_75_and_the_same_command_goes_on(
         return real(method, questions, told, teacher=teacher)
 
     monkeypatch.setattr(reasoning_run, "answer", answer)
-    asked = ("digits", "--on", "valid", "--batch", 5, "--rows", 15, "--device", "cpu")
+    asked = ("digits", "--tasks", "valid", "--batch-size", 5, "--limit", 15, "--device", "cpu")
     code, out, err = run(*asked)
     assert (code, out) == (75, "")
     kept = "SIGTERM: digits, valid: what is answered is kept; run the same command again to go on"
@@ -286,24 +286,24 @@ def test_a_signal_while_time_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch)
     [
         ((), 2, "no run given; laconic evaluate RUN"),
         (("gone",), 66, "gone is no run, and holds no seed-N that is one; give what laconic train wrote"),
-        (("digits", "--rows", 0), 2, "--rows 0: too few; give 1 or more"),
-        (("digits", "--rounds", "two"), 2, "--rounds two: write whole numbers with commas between them, 1,2 say"),
-        (("digits", "--on", ","), 2, "--on: no set given; name one, test say"),
-        (("digits", "--protocol", "decimal", "--tol", "small"), 2, "--tol small: write a number, as 0.001"),
-        (("digits", "--protocol", "codi", "--tol", "0.1"), 2, "--tol 0.1: protocol codi has no tolerance; give"),
-        (("digits", "--tol", "0.1"), 2, "--tol 0.1: the protocols of recipes have no tolerance; give --protocol dec"),
-        (("digits", "--protocol", "decimal", "--tol", "-1"), 2, "tolerance -1: give 0 or a positive number"),
-        (("digits", "--on", "gsm8k"), 2, "trained on generated digits, and has words for no other; ask test"),
+        (("digits", "--limit", 0), 2, "--limit 0: too few; give 1 or more"),
+        (("digits", "--jacobi-iterations", "two"), 2, "--jacobi-iterations two: write whole numbers with commas between them, 1,2 say"),
+        (("digits", "--tasks", ","), 2, "--tasks: no set given; name one, test say"),
+        (("digits", "--protocol", "decimal", "--tolerance", "small"), 2, "--tolerance small: write a number, as 0.001"),
+        (("digits", "--protocol", "codi", "--tolerance", "0.1"), 2, "--tolerance 0.1: protocol codi has no tolerance; give"),
+        (("digits", "--tolerance", "0.1"), 2, "--tolerance 0.1: the protocols of recipes have no tolerance; give --protocol dec"),
+        (("digits", "--protocol", "decimal", "--tolerance", "-1"), 2, "tolerance -1: give 0 or a positive number"),
+        (("digits", "--tasks", "gsm8k"), 2, "trained on generated digits, and has words for no other; ask test"),
         (("digits", "--protocol", "pccot"), 2, "--protocol pccot: digits writes answers in format digits"),
         (("kava", "digits"), 2, "figures of the protocols last digit and pccot do not go into one column"),
-        (("plain", "--teacher"), 2, "--teacher: nocot learned no chain beside its answers; give a run of codi"),
-        (("plain", "--rounds", "1"), 2, "--rounds 1: plain makes no thoughts in rounds; ask a run of pccot or kava"),
+        (("plain", "--with-cot"), 2, "--with-cot: nocot learned no chain beside its answers; give a run of codi"),
+        (("plain", "--jacobi-iterations", "1"), 2, "--jacobi-iterations 1: plain makes no thoughts in rounds; ask a run of pccot or kava"),
         (("kava",), 66, "test: kava/seed-0 names no data.test; name a set or a file"),
-        (("kava", "--on", "svanp"), 66, "no data set svanp; did you mean svamp?"),
-        (("kava", "--on", "valid", "--step", "9"), 2, "has no step 9; there: "),
-        (("kava", "--on", "valid", "--step", "last"), 2, "such step of kava/seed-0; write newest, best, or a number"),
-        (("digits", "--step", "best"), 2, "--step best: no such step of digits; its recipe has no train.best_metric"),
-        (("kava", "--on", "gsm8k:dev", "--root", "."), 66, "gsm8k has no split dev"),
+        (("kava", "--tasks", "svanp"), 66, "no data set svanp; did you mean svamp?"),
+        (("kava", "--tasks", "valid", "--checkpoint", "9"), 2, "has no step 9; there: "),
+        (("kava", "--tasks", "valid", "--checkpoint", "last"), 2, "such step of kava/seed-0; write latest, best, or a number"),
+        (("digits", "--checkpoint", "best"), 2, "--checkpoint best: no such step of digits; its recipe has no train.best_metric"),
+        (("kava", "--tasks", "gsm8k:dev", "--data-dir", "."), 66, "gsm8k has no split dev"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_one_line(run: Run, args: tuple[str, ...], code: int, said: str) -> None:
@@ -314,7 +314,7 @@ def test_what_cannot_be_asked_is_one_line(run: Run, args: tuple[str, ...], code:
 
 
 def test_a_protocol_that_does_not_fit_the_data_is_refused(run: Run) -> None:
-    code, out, err = run("kava", "--on", "prosqa", "--protocol", "codi", "--root", shared_dir() / "data")
+    code, out, err = run("kava", "--tasks", "prosqa", "--protocol", "codi", "--data-dir", shared_dir() / "data")
     assert (code, out, err.count("\n")) == (66, "", 1)
     assert "prosqa: the answer of prosqa-test-0000 is 'Sally is a sterpus.', protocol codi asks for a number" in err
 
@@ -323,7 +323,7 @@ def test_the_best_step_is_that_of_the_runs_own_validation(run: Run, runs: Path) 
     best = json.loads((runs / "kava/seed-0/steps/step-000002/progress.json").read_text())["best"][0][1]
     assert reasoning_run.resolve_step(runs / "kava/seed-0", "best") == best
     assert reasoning_run.resolve_step(runs / "kava/seed-0", "1") == 1
-    assert reasoning_run.resolve_step(runs / "kava/seed-0", "newest") == 2
+    assert reasoning_run.resolve_step(runs / "kava/seed-0", "latest") == 2
 
 
 def test_time_is_taken_in_one_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,12 +342,12 @@ def test_two_ranks_give_the_rows_of_one_process(run: Run, runs: Path, tmp_path: 
         (runs / "two" / name).symlink_to(runs / "digits" / name)
 
     def command() -> int:
-        sys.argv = ["laconic", "evaluate", "two", "--batch", "4", "--device", "cpu", "--format", "json"]
+        sys.argv = ["laconic", "evaluate", "two", "--batch-size", "4", "--device", "cpu", "--format", "json"]
         with pytest.raises(SystemExit) as end:
             cli.main()
         return int(end.value.code or 0)
 
     assert [end.said for end in ends(tmp_path, command)] == [0, 0]
-    assert run("digits", "--batch", "4", "--device", "cpu")[0] == 0
+    assert run("digits", "--batch-size", "4", "--device", "cpu")[0] == 0
     name = "evaluations/test-last-digit-step-4"
     assert load_answer_records(runs / "two" / name) == load_answer_records(runs / "digits" / name)

@@ -85,7 +85,7 @@ def sound(html: str) -> Page:
 
 
 def test_one_question_beside_a_run_without_distillation(run: Run, tmp_path: Path) -> None:
-    code, out, err = run("kava", QUESTION, "--beside", "nodistil")
+    code, out, err = run("kava", QUESTION, "--baseline", "nodistil")
     assert (code, err) == (0, "wrote inspect.html\n")
     for text in (QUESTION, "chain, as the run's own teacher writes it", "the teacher writes:", "kava (kava) answers",
                  "nodistil (kava) answers", "placeholders", "round 1", "zero in vectors:", "swap in"):  # fmt: skip
@@ -99,7 +99,7 @@ def test_one_question_beside_a_run_without_distillation(run: Run, tmp_path: Path
 
 def test_a_chain_of_the_users_own_as_json(run: Run, tmp_path: Path) -> None:
     steps = ["< < 7 > >", "< < 4 > >"]
-    asked = ("kava", QUESTION, "--answer", "4", "--format", "json", "--edits", "zero,swap", "--slots", "2", "--chain")
+    asked = ("kava", QUESTION, "--answer", "4", "--format", "json", "--interventions", "zero,swap", "--latents", "2", "--chain")
     code, out, err = run(*asked, *steps)
     assert (code, err) == (0, "")
     assert not (tmp_path / "inspect.html").exists()
@@ -119,8 +119,8 @@ def test_a_chain_of_the_users_own_as_json(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_set_beside_another_run(run: Run, tmp_path: Path) -> None:
-    asked = ("kava", "--on", "test", "--rows", 6, "--batch", 4, "--rounds", "0,1", "--edits", "zero,mean,swap")
-    code, out, _ = run(*asked, "--beside", "nodistil", "--out", "set.html", "--format", "json")
+    asked = ("kava", "--task", "test", "--limit", 6, "--batch-size", 4, "--jacobi-iterations", "0,1", "--interventions", "zero,mean,swap")
+    code, out, _ = run(*asked, "--baseline", "nodistil", "--out", "set.html", "--format", "json")
     assert code == 0
     found = json.loads(out)
     assert (found["set"], found["questions"], found["protocol"]) == ("test", 6, "last digit")
@@ -137,7 +137,7 @@ def test_a_set_beside_another_run(run: Run, tmp_path: Path) -> None:
     text = " ".join(page.text.split())
     for said in ("6 questions of test", "Rounds at test time", "as trained", "Words in the thoughts", "chance"):
         assert said in text, said
-    out = run(*asked, "--where", "cache")[1]
+    out = run(*asked, "--intervene-on", "cache")[1]
     assert out.startswith("6 questions of test, judged by last digit; majority floor")
     for said in ("kava (kava): ", "zero in cache", "right by rounds: 0: ", "of slots name a word of the chain"):
         assert said in out, said
@@ -162,7 +162,7 @@ def test_a_method_without_a_teacher(run: Run, tmp_path: Path) -> None:
                  "Method coconut has no teacher, so there are no maps and no selection."):  # fmt: skip
         assert said in out, said
     assert not outside((tmp_path / "inspect.html").read_text(encoding="utf-8"))
-    code, out, _ = run("coconut", "--on", "valid", "--rows", 3, "--edits", "zero,shuffle")
+    code, out, _ = run("coconut", "--task", "valid", "--limit", 3, "--interventions", "zero,shuffle")
     assert code == 0
     assert "shuffle in vectors" in out
 
@@ -172,20 +172,20 @@ def test_a_method_without_a_teacher(run: Run, tmp_path: Path) -> None:
     [
         (("chain", QUESTION), "method cot has no thoughts to look into; give a run of codi, pccot, kava"),
         (("early", QUESTION), "at step 1 its stage has no latents yet; look into a later step"),
-        (("kava",), "give either a question or --on SET; laconic inspect RUN QUESTION"),
-        (("kava", QUESTION, "--on", "test"), "give either a question or --on SET; laconic inspect RUN QUESTION"),
-        (("kava", "--on", "test", "--answer", "4"), "--chain and --answer belong to a question; a set brings its own"),
-        (("kava", "--on", "test", "--rows", "1"), "--rows 1 --batch 64: give two questions or more, one at once or"),
-        (("kava", "--on", "gsm8k"), "and has words for no other; ask test"),
-        (("kava", QUESTION, "--edits", "zero,turn"), "--edits turn: no such kind; there are zero, mean, shuffle, swap"),
-        (("kava", QUESTION, "--where", "head"), "--where head: no such kind; there are vectors, cache"),
-        (("kava", QUESTION, "--slots", "a"), "--slots a: write whole numbers with commas between them, 1,2 say"),
-        (("kava", QUESTION, "--rounds", "2"), "--rounds 2: rounds are tried over a set; give --on SET in place of a"),
+        (("kava",), "give either a question or --task SET; laconic inspect RUN QUESTION"),
+        (("kava", QUESTION, "--task", "test"), "give either a question or --task SET; laconic inspect RUN QUESTION"),
+        (("kava", "--task", "test", "--answer", "4"), "--chain and --answer belong to a question; a set brings its own"),
+        (("kava", "--task", "test", "--limit", "1"), "--limit 1 --batch-size 64: give two questions or more, one at once or"),
+        (("kava", "--task", "gsm8k"), "and has words for no other; ask test"),
+        (("kava", QUESTION, "--interventions", "zero,turn"), "--interventions turn: no such kind; there are zero, mean, shuffle, swap"),
+        (("kava", QUESTION, "--intervene-on", "head"), "--intervene-on head: no such kind; there are vectors, cache"),
+        (("kava", QUESTION, "--latents", "a"), "--latents a: write whole numbers with commas between them, 1,2 say"),
+        (("kava", QUESTION, "--jacobi-iterations", "2"), "--jacobi-iterations 2: rounds are tried over a set; give --task SET in place of a"),
         (
             ("kava", QUESTION, "--out", "gone/a.html"),
             "--out gone/a.html: a file in a folder that is there is asked",
         ),
-        (("kava", QUESTION, "--slots", "0"), "slots [0]: there are 2 thoughts, from 1; name some of them"),
+        (("kava", QUESTION, "--latents", "0"), "slots [0]: there are 2 thoughts, from 1; name some of them"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(run: Run, args: tuple[str, ...], told: str) -> None:
@@ -202,7 +202,7 @@ def test_a_page_that_cannot_be_written_is_known_before_and_costs_no_finding(
         raise DiskError("no room for the page")
 
     monkeypatch.setattr(inspect, "write", full)
-    code, out, err = run("kava", QUESTION, "--edits", "zero")
+    code, out, err = run("kava", QUESTION, "--interventions", "zero")
     assert (code, err) == (74, "laconic: no room for the page\n")
     assert "zero in vectors:" in out
     monkeypatch.setattr("laconic.experiment.load_run.load_run", None)  # whoever loads a run fails
@@ -217,7 +217,7 @@ def test_other_questions_come_from_the_root_that_is_given(run: Run, monkeypatch:
         return whole(run, name, *rest, **more)
 
     monkeypatch.setattr(question_sets, "load_question_set", read)
-    assert run("kava", QUESTION, "--edits", "swap", "--root", "elsewhere")[0] == 0
+    assert run("kava", QUESTION, "--interventions", "swap", "--data-dir", "elsewhere")[0] == 0
     assert roots == [("valid", "elsewhere")]
 
 
@@ -229,7 +229,7 @@ def test_runs_that_cannot_be_compared() -> None:
             folder="b", parts=SimpleNamespace(tokenizer=tokenizer), recipe=SimpleNamespace(data=SimpleNamespace(**data))
         )
 
-    with pytest.raises(UsageError, match="--beside b: its tokenizer is another one; compare runs of the same words"):
+    with pytest.raises(UsageError, match="--baseline b: its tokenizer is another one; compare runs of the same words"):
         inspect.check_comparable([made(), made(tokenizer="other")])
     with pytest.raises(UsageError, match=r"data.chain_steps is drop_last, of b all; compare runs of the same rows"):
         inspect.check_comparable([made(), made(chain="drop_last")])
@@ -244,9 +244,9 @@ def test_runs_that_leave_out_different_rows(run: Run, monkeypatch: pytest.Monkey
         return replace(rows, examples=rows.examples[int("nodistil" in str(run.folder)) :])
 
     monkeypatch.setattr(question_sets, "load_question_set", fewer)
-    code, _, err = run("kava", "--on", "test", "--beside", "nodistil")
+    code, _, err = run("kava", "--task", "test", "--baseline", "nodistil")
     assert code == 2
-    assert "--beside: the runs leave out different rows of the set (data.on_too_long); compare others" in err
+    assert "--baseline: the runs leave out different rows of the set (data.on_too_long); compare others" in err
 
 
 def test_a_chain_that_the_model_has_no_positions_for(run: Run) -> None:

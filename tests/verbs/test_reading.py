@@ -141,7 +141,7 @@ def test_a_signal_ends_it_and_what_is_read_is_kept(run: Run, runs: Path, monkeyp
         return read(*given)
 
     monkeypatch.setattr(compression_evaluate, "evaluate_batch", second)
-    code, _, err = run("facts", "--rows", 9)
+    code, _, err = run("facts", "--limit", 9)
     assert code == 75
     assert "SIGTERM: facts, test: what is read is kept; run the same command again to go on" in err
     assert (
@@ -150,7 +150,7 @@ def test_a_signal_ends_it_and_what_is_read_is_kept(run: Run, runs: Path, monkeyp
 
 
 def test_tails_and_excerpts_of_held_out_books(run: Run) -> None:
-    lines = told(run, "books", "plain", "--on", "test,excerpt", "--rows", 3)
+    lines = told(run, "books", "plain", "--tasks", "test,excerpt", "--limit", 3)
     sets = [line["set"] for line in lines if line["run"] == "books"]
     assert sets == [
         "test-16",
@@ -179,8 +179,8 @@ def test_tails_and_excerpts_of_held_out_books(run: Run) -> None:
     ("asked", "said"),
     [
         (("facts", "digits"), "facts reads documents, digits answers questions; evaluate them by themselves"),
-        (("facts", "--on", "gsm8k"), "--on gsm8k: of runs that read documents the sets are"),
-        (("facts", "--teacher"), "--teacher: of runs that answer questions; these read documents, leave it out"),
+        (("facts", "--tasks", "gsm8k"), "--tasks gsm8k: of runs that read documents the sets are"),
+        (("facts", "--with-cot"), "--with-cot: of runs that answer questions; these read documents, leave it out"),
     ],
 )
 def test_what_is_not_for_documents_is_refused(run: Run, asked: tuple[str, ...], said: str) -> None:
@@ -204,17 +204,17 @@ def test_files_of_questions_and_of_labels(
     monkeypatch.setattr("laconic.evaluation.compression.context_qa_run.NUM_ORDERS", 1)
     monkeypatch.setattr("laconic.evaluation.compression.context_qa_run.TEXT_DEMO_TOKENS", ())
     asked, labelled = files(tmp_path)
-    code, out, err = run("books/seed-0", "--on", f"{asked},{labelled}", "--rows", 2, "--format", "json")
+    code, out, err = run("books/seed-0", "--tasks", f"{asked},{labelled}", "--limit", 2, "--format", "json")
     assert code == 0, err
     answers, labels = json.loads(out)["files"]
     assert (answers["kind"], answers["rows"], answers["contexts"]) == ("answers", 2, 2)
     assert [each["way"] for each in answers["ways"]] == ["none", "compressed", "truncated", "full"]
     assert (labels["kind"], labels["rows"], labels["ways"][0]["way"]) == ("labels", 2, "zero-shot")
     assert len(labels["ways"][0]["each"]) == 1
-    code, out, _ = run("books/seed-0", "--on", asked, "--query-aware")
+    code, out, _ = run("books/seed-0", "--tasks", asked, "--query-aware")
     assert code == 0
     assert "2 rows, the question stood before the context" in out
-    code, out, _ = run("books/seed-0", "--on", labelled, "--rows", 2)
+    code, out, _ = run("books/seed-0", "--tasks", labelled, "--limit", 2)
     assert "majority floor " in out
     monkeypatch.setattr(sys, "argv", ["laconic", "report", "books/seed-0", "--out", "files.html"])
     with pytest.raises(SystemExit):
@@ -222,7 +222,7 @@ def test_files_of_questions_and_of_labels(
     text = (runs / "files.html").read_text()
     for title in ("Labels behind demonstrations: labelled", "contexts: asked", "when that was compressed"):
         assert title in text, title
-    assert run("books/seed-1", "--on", asked, "--rows", 1)[0] == 0
+    assert run("books/seed-1", "--tasks", asked, "--limit", 1)[0] == 0
     with pytest.raises(
         InputError, match="books: its seeds were asked other rows of asked; evaluate them in one command"
     ):
@@ -235,7 +235,7 @@ def test_files_of_questions_and_of_labels(
 def test_a_signal_amid_a_file_keeps_what_is_asked(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, _ = files(tmp_path)
     monkeypatch.setattr(cli_files.ContextQA, "run_items", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    code, _, err = run("books/seed-1", "--on", asked)
+    code, _, err = run("books/seed-1", "--tasks", asked)
     assert code == 75
     assert "asked.jsonl: what is asked is kept; the same command goes on" in err
 
@@ -243,8 +243,8 @@ def test_a_signal_amid_a_file_keeps_what_is_asked(run: Run, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
-        (("plain", "--on", "x.jsonl"), 2, "a plain model has no memory to be asked; give runs of autocompressor"),
-        (("facts", "--on", "x.jsonl"), 66, "--on x.jsonl: no such file; give one of rows, or test, valid, excerpt"),
+        (("plain", "--tasks", "x.jsonl"), 2, "a plain model has no memory to be asked; give runs of autocompressor"),
+        (("facts", "--tasks", "x.jsonl"), 66, "--tasks x.jsonl: no such file; give one of rows, or test, valid, excerpt"),
         (("digits", "--query-aware"), 2, "--query-aware: of runs that read documents; these answer questions"),
     ],
 )
@@ -255,7 +255,7 @@ def test_files_that_cannot_be_asked(run: Run, args: tuple[str, ...], code: int, 
 
 
 def test_recall_has_no_excerpt(run: Run) -> None:
-    code, _, err = run("facts", "--on", "excerpt")
+    code, _, err = run("facts", "--tasks", "excerpt")
     assert code == 66
     assert "excerpt: the recall task is no text to take one from; ask for test" in err
 
@@ -273,7 +273,7 @@ def test_a_page_of_what_is_kept(
         66, "laconic: digits: nothing read of documents is kept; run laconic evaluate on them first\n"
     )  # fmt: skip
     assert report()[0] == 2
-    assert run("facts")[0] == run("books", "plain", "--rows", 3)[0] == 0
+    assert run("facts")[0] == run("books", "plain", "--limit", 3)[0] == 0
     assert report("facts", "books", "plain", "--out", "page.html")[0] == 0
     text = (runs / "page.html").read_text()
     for asked in ("test: 12 documents", "test-64: 3 documents", "Recall by the number of facts", "full-tuned"):

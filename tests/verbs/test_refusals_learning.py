@@ -81,7 +81,7 @@ def test_an_inner_loop_that_is_not_finite_stops_reading(run: Run) -> None:
         ("row 0 (book.txt), from token 65 on", ("compress", "wild", "book.txt", "--out", "a.safetensors")),
         ("row 0, from token 65 on", ("generate", "wild", text, "--max-tokens", "2", "--learn")),
         ("row 0 (prompt 0), at or before token ", ("generate", "wild", text[:62], "--max-tokens", "9", "--learn")),
-        ("row 0 (b", ("evaluate", "wild", "--on", "test")),
+        ("row 0 (b", ("evaluate", "wild", "--tasks", "test")),
     ):
         code, said = run(*args)
         assert code == 65, said

@@ -127,7 +127,7 @@ def test_a_file_a_stream_and_python_are_one_state(run: Run, place: Path, monkeyp
 
 
 def test_the_bill_and_rows(run: Run, place: Path) -> None:
-    code, out, _ = run("compress", "hope", "rows.jsonl", "--out", "x.safetensors", "--batch", "2", "--format", "json")
+    code, out, _ = run("compress", "hope", "rows.jsonl", "--out", "x.safetensors", "--batch-size", "2", "--format", "json")
     told = json.loads(out)
     assert code == 0
     assert (told["kind"], told["bytes"]) == ("state", Path("x.safetensors").stat().st_size)
@@ -151,7 +151,7 @@ class Stopped(Exception):
 def test_what_is_resumed_is_as_if_never_stopped(
     run: Run, monkeypatch: pytest.MonkeyPatch, place: Path, source: str, after: int
 ) -> None:
-    asked = ("compress", "hope", source, "--batch", "2")
+    asked = ("compress", "hope", source, "--batch-size", "2")
     assert run(*asked, "--out", "whole.safetensors")[0] == 0
     taken, step = 0, StateReadingJob.advance
 
@@ -163,7 +163,7 @@ def test_what_is_resumed_is_as_if_never_stopped(
         return step(self, piece)
 
     monkeypatch.setattr(StateReadingJob, "advance", counted)
-    assert run(*asked, "--out", "part.safetensors", "--every", "2")[0] == 70
+    assert run(*asked, "--out", "part.safetensors", "--save-every", "2")[0] == 70
     assert not Path("part.safetensors").exists()
     assert Path("part.safetensors.part").exists()
     code, _, err = run(*asked, "--out", "part.safetensors", "--resume")
@@ -189,14 +189,14 @@ def test_what_is_gone_on_from_is_the_same_text_and_question(run: Run, tmp_path: 
     refused(run, 66, says, *asked)
     (tmp_path / "a.txt").write_text(BOOK)
     refused(run, 73, "was begun with weights ", "compress", "other", *asked[2:])
-    refused(run, 66, "--resume: no y.safetensors.part; --every N keeps one while it reads",
+    refused(run, 66, "--resume: no y.safetensors.part; --save-every N keeps one while it reads",
             "compress", "hope", "a.txt", "--out", "y.safetensors", "--resume")  # fmt: skip
 
 
 def test_from_one_day_to_the_next(run: Run, place: Path, me: str) -> None:
     before = Path(me).read_bytes()
     asked = ("generate", "hope", "Who", "--memory", me, "--max-tokens", "4")
-    code, out, err = run(*asked, "--learn", "--save", "new.safetensors")
+    code, out, err = run(*asked, "--learn", "--save-state", "new.safetensors")
     assert code == 0
     assert "4 tokens in 5 passes" in err
     assert f"wrote new.safetensors, {Path('new.safetensors').stat().st_size:,} bytes: {len(BOOK) + 7} tokens" in err
@@ -209,7 +209,7 @@ def test_from_one_day_to_the_next(run: Run, place: Path, me: str) -> None:
     near(new, once(model, model.tokenizer.encode(BOOK + "Who") + found.token_ids))
     names = [[document.name for document in row] for row in learned_room.read_documents("new.safetensors")]
     assert names == [["book.txt", "prompt and answer"]]
-    assert run(*asked, "--learn", "--save", me)[0] == 0, "--save writes over a file, as --out does"
+    assert run(*asked, "--learn", "--save-state", me)[0] == 0, "--save-state writes over a file, as --out does"
     assert values.states_equal(model.load(me), new)
     assert run("generate", "hope", "a", "bc", "--memory", me, "--max-tokens", "2")[0] == 0
 
@@ -217,7 +217,7 @@ def test_from_one_day_to_the_next(run: Run, place: Path, me: str) -> None:
 def test_prompts_and_rows(run: Run, place: Path) -> None:
     assert run("compress", "hope", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
     asked = ("generate", "hope", "x", "--memory", "rows.safetensors", "--max-tokens", "2", "--format", "json")
-    told = json.loads(run(*asked, "--learn", "--save", "after.safetensors")[1])["generations"]
+    told = json.loads(run(*asked, "--learn", "--save-state", "after.safetensors")[1])["generations"]
     assert [row["prompt"] for row in told] == [f"[rows.jsonl:{i}] x" for i in (1, 2, 3)]
     model = learner(place)
     assert model.load("after.safetensors").position.tolist() == [43, 123, 83]
@@ -304,8 +304,8 @@ def test_newer_schemas_and_other_tokenizers(run: Run, place: Path, me: str, monk
 @pytest.mark.parametrize(
     ("says", "args"),
     [
-        ("--save new.safetensors: nothing is learned that could be kept; add --learn", ["--save", "new.safetensors"]),
-        ("--save no/x.safetensors: there is no folder no; make it first", ["--learn", "--save", "no/x.safetensors"]),
+        ("--save-state new.safetensors: nothing is learned that could be kept; add --learn", ["--save-state", "new.safetensors"]),
+        ("--save-state no/x.safetensors: there is no folder no; make it first", ["--learn", "--save-state", "no/x.safetensors"]),
         ("--memory: 2 files; fast weights are one state, give one file", ["--memory", "a", "--memory", "b"]),
         ("--chat: not of a model that learns while it reads; leave it out", ["--chat"]),
         ("--allow-missing: not of a model that learns while it reads", ["--allow-missing", "x"]),
@@ -318,9 +318,9 @@ def test_what_cannot_be_meant_of_a_learner(run: Run, says: str, args: list[str])
 def test_what_belongs_to_other_models(run: Run, place: Path) -> None:
     says = "has no fast weights; give a run of method hope, or leave it out"
     refused(run, 2, f"--learn: {place / 'donor'} {says}", "generate", "donor", "x", "--learn", "--max-tokens", "1")
-    refused(run, 2, f"--save: {place / 'donor'} {says}", "generate", "donor", "x", "--save", "a", "--max-tokens", "1")
-    says = f"--n: of runs of autocompressor; {place / 'hope'} keeps fast weights of one size, leave it out"
-    refused(run, 2, says, "compress", "hope", "book.txt", "--out", "x.safetensors", "--n", "2")
+    refused(run, 2, f"--save-state: {place / 'donor'} {says}", "generate", "donor", "x", "--save-state", "a", "--max-tokens", "1")
+    says = f"--vectors: of runs of autocompressor; {place / 'hope'} keeps fast weights of one size, leave it out"
+    refused(run, 2, says, "compress", "hope", "book.txt", "--out", "x.safetensors", "--vectors", "2")
     Path("empty.txt").write_text("")
     refused(run, 66, "empty.txt: empty; give a text", "compress", "hope", "empty.txt", "--out", "x.safetensors")
     Path("none.jsonl").write_text("")
@@ -348,6 +348,6 @@ def test_a_full_disk_leaves_what_was_there(run: Run, place: Path, me: str, monke
         assert (ended[0], ended[1]) == (74, "")
         assert "No space left on device" in ended[2]
         before = Path(me).read_bytes()
-        ended = run("generate", "hope", "x", "--memory", me, "--learn", "--save", me, "--max-tokens", "1")
+        ended = run("generate", "hope", "x", "--memory", me, "--learn", "--save-state", me, "--max-tokens", "1")
         assert ended[0] == 74
         assert Path(me).read_bytes() == before

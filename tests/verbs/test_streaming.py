@@ -85,7 +85,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pla
 
 
 def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, err = run("evaluate", "hope", "plain", "--on", "test,books", "--rows", "5")
+    code, out, err = run("evaluate", "hope", "plain", "--tasks", "test,books", "--limit", "5")
     assert code == 0, err
     assert "hope, books: after saves " in out
     assert "nats a token against fresh on one item" in out
@@ -95,14 +95,14 @@ def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.
     }  # fmt: skip
     monkeypatch.setattr("laconic.evaluation.streams.evaluate.score_tokens", None)  # nothing is read twice
     monkeypatch.setattr("laconic.evaluation.streams.books.evaluate_book", None)
-    told = json.loads(run("evaluate", "hope", "plain", "--on", "test,books", "--rows", "5", "--format", "json")[1])
+    told = json.loads(run("evaluate", "hope", "plain", "--tasks", "test,books", "--limit", "5", "--format", "json")[1])
     ways = {(line["run"], line["stream"]): set(line["ways"]) for line in told["streams"]}
     assert ways[("hope", "ppl (test)")] == {"learn, carry", "learn, reset", "still, carry", "still, reset"}
     assert ways[("plain", "ppl (test)")] == {"plain"}
     assert ways[("plain", "books")] == {"fresh", "after"}, "there is one book only"
     monkeypatch.undo()
     monkeypatch.chdir(place)
-    code, out, _ = run("evaluate", "hope", "--on", "levels", "--rows", "2")
+    code, out, _ = run("evaluate", "hope", "--tasks", "levels", "--limit", "2")
     assert code == 0
     for part in (
         "without chunk 8",
@@ -129,13 +129,13 @@ def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("code", "says", "args"),
     [
-        (2, "--on x: of runs that learn while they read the sets are test, valid, mqar", ["hope", "--on", "x"]),
-        (66, "--on mqar: hope is a run of data.source text; its own sets are test and valid", ["hope", "--on", "mqar"]),
-        (66, "pairs is a run of data.source mqar; it has no texts of its own", ["pairs", "--on", "ppl"]),
-        (66, "pairs is a run of data.source mqar; it has no texts of its own", ["pairs", "--on", "needle"]),
-        (2, "plain: levels are of method hope, this is plain; leave them out", ["plain", "--on", "levels"]),
+        (2, "--tasks x: of runs that learn while they read the sets are test, valid, mqar", ["hope", "--tasks", "x"]),
+        (66, "--tasks mqar: hope is a run of data.source text; its own sets are test and valid", ["hope", "--tasks", "mqar"]),
+        (66, "pairs is a run of data.source mqar; it has no texts of its own", ["pairs", "--tasks", "ppl"]),
+        (66, "pairs is a run of data.source mqar; it has no texts of its own", ["pairs", "--tasks", "needle"]),
+        (2, "plain: levels are of method hope, this is plain; leave them out", ["plain", "--tasks", "levels"]),
         (2, "--latency: of runs that answer questions; these read documents", ["hope", "--latency", "5"]),
-        (66, "every fifth is held out; give longer texts or more rows", ["hope", "--on", "books", "--rows", "2"]),
+        (66, "every fifth is held out; give longer texts or more rows", ["hope", "--tasks", "books", "--limit", "2"]),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_one_line(run: Run, code: int, says: str, args: list[str]) -> None:
@@ -159,7 +159,7 @@ def test_a_signal_among_classes_keeps_whole_courses(run: Run, place: Path, monke
         for i in range(n)
     ]
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    args = ("evaluate", "plain", "--on", "banking77", "--root", "rows.jsonl", "--examples", "2", "--rows", "1")
+    args = ("evaluate", "plain", "--tasks", "banking77", "--data-dir", "rows.jsonl", "--shots", "2", "--limit", "1")
     whole, made = ClassIncrementalPlan.run_one, list[str]()
 
     def struck(plan: ClassIncrementalPlan, order: int, n: int, note: Any) -> str:
@@ -198,8 +198,8 @@ def test_a_signal_among_classes_keeps_whole_courses(run: Run, place: Path, monke
 @pytest.mark.parametrize(
     ("says", "args"),
     [
-        ("--examples: of clinc150 and banking77, whose classes are learned in turn; leave it out", ["--examples", "3"]),
-        ("--examples 0: too few; give 1 or more", ["--examples", "0", "--on", "clinc150"]),
+        ("--shots: of clinc150 and banking77, whose classes are learned in turn; leave it out", ["--shots", "3"]),
+        ("--shots 0: too few; give 1 or more", ["--shots", "0", "--tasks", "clinc150"]),
     ],
 )
 def test_examples_that_cannot_be_meant(run: Run, says: str, args: list[str]) -> None:
@@ -237,6 +237,6 @@ def test_a_learner_beside_another_method(run: Run, place: Path, monkeypatch: pyt
         'num_attention_heads = 2\n[data]\nsource = "digits"\nformat = "digits"\n[train]\nsteps = 1\nbatch_size = 2\n'
     )
     assert run("train", "thinks/recipe.toml", "--out", "digits")[0] == 0
-    ended, _, err = run("evaluate", "digits", "hope", "--on", "test")
+    ended, _, err = run("evaluate", "digits", "hope", "--tasks", "test")
     assert ended == 2
     assert "digits: method cot is no language model of streams; evaluate it alone" in err

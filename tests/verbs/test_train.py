@@ -138,7 +138,7 @@ def test_another_recipe_is_refused_key_by_key(run: Run, tmp_path: Path) -> None:
         (("--resume", "never"), 73, "has 1 steps; resume, or choose another folder"),
         (("--resume", "step-9"), 2, "has no step 9; there: 1"),
         (("--resume", "soon"), 2, "--resume soon: write auto, never, or step-N"),
-        (("--seeds", "0"), 2, "--seeds 0: give at least one"),
+        (("--num-seeds", "0"), 2, "--num-seeds 0: give at least one"),
         (("--resme", "auto"), 2, "resme=auto: no such key; did you mean resume?"),
         (("--train.lr",), 2, "--train.lr: no value; write --train.lr VALUE"),
         (("--replay", "runs/a/incidents/step-1"), 66, "is no incident of a run; give RUN/incidents/step-N"),
@@ -187,7 +187,7 @@ def test_metrics_are_copied_to_a_tracker_that_is_there(run: Run, monkeypatch: py
 
 
 def test_seeds_are_runs_of_their_own_and_json_is_one_object(run: Run) -> None:
-    code, out, _ = run("train", "tiny.toml", "--seeds", 2, "--train.steps", 1, "--format", "json")
+    code, out, _ = run("train", "tiny.toml", "--num-seeds", 2, "--train.steps", 1, "--format", "json")
     told = json.loads(out)
     assert code == 0
     assert [entry["out"] for entry in told["runs"]] == ["runs/tiny/seed-0", "runs/tiny/seed-1"]
@@ -253,7 +253,7 @@ def test_a_run_answers_as_its_method_does_or_by_chain(run: Run) -> None:
     (found,) = told["generations"]
     assert (told["method"], told["step"], found["text"]) == ("kava", 1, out.splitlines()[0])
     assert (found["passes"]["place"], found["passes"]["think"]) == (1, 1)
-    by_chain = json.loads(run("generate", "runs/a", question, "--teacher", "--format", "json", "--max-tokens", 5)[1])
+    by_chain = json.loads(run("generate", "runs/a", question, "--with-cot", "--format", "json", "--max-tokens", 5)[1])
     assert by_chain["generations"][0]["passes"]["think"] == 0
     for flags, said in (
         (("--dtype", "float16"), "--dtype: not of a run, whose recipe says it; leave it out"),
@@ -262,8 +262,8 @@ def test_a_run_answers_as_its_method_does_or_by_chain(run: Run) -> None:
         assert run("generate", "runs/a", question, *flags)[::2][0] == 2
         assert said in run("generate", "runs/a", question, *flags)[2]
     assert (
-        "--teacher: gone is no run; give the folder that laconic train wrote"
-        in run("generate", "gone", "x", "--teacher")[2]
+        "--with-cot: gone is no run; give the folder that laconic train wrote"
+        in run("generate", "gone", "x", "--with-cot")[2]
     )
     assert run("export", "runs/a", "--out", "out")[0] == 0
     assert Path("out/model.safetensors").read_bytes() == weights("runs/a", 1)

@@ -1,1 +1,1 @@
-"""The command line: flags and printing."""
+"""The `laconic` command line: flags and printing; one module a command."""

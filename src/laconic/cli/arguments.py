@@ -1,24 +1,23 @@
-"""Arguments that several verbs take: text in UTF-8, numbers between commas, types and runs by name."""
+"""Parse arguments that several commands share: UTF-8 text, comma-separated lists, dtypes."""
 
 import os
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from laconic.errors import UsageError
 
 DtypeName = Literal["float32", "float64", "bfloat16", "float16"]
+OutputFormat = Literal["human", "json"]
 
 
 def parse_dtype(name: DtypeName | None) -> Any:
-    """The torch type of a name."""
+    """Return the torch dtype of a name; None for None."""
     import torch
 
     return None if name is None else getattr(torch, name)
 
 
 def to_utf8(text: str) -> str:
-    """An argument as UTF-8, whatever the locale took it for."""
+    """Decode a command-line argument as UTF-8, whatever the locale is."""
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeError:
@@ -26,27 +25,13 @@ def to_utf8(text: str) -> str:
 
 
 def split_commas(text: str) -> tuple[str, ...]:
-    """What stands between commas, each once."""
-    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    """Split a comma-separated list, dropping duplicates and empty items."""
+    return tuple(dict.fromkeys(item.strip() for item in text.split(",") if item.strip()))
 
 
 def parse_ints(flag: str, text: str | None) -> tuple[int, ...]:
-    """Whole numbers between commas, each once."""
-    found = () if text is None else split_commas(text)
-    if text is not None and not (found and all(word.isdecimal() for word in found)):
-        raise UsageError(f"{flag} {text}: write whole numbers with commas between them, 1,2 say")
-    return tuple(dict.fromkeys(map(int, found)))
-
-
-def short_run_names(paths: Sequence[str | Path]) -> list[str]:
-    """Short names of runs that differ: the last parts of their paths; seed-0 alone names none."""
-    for n in (1, 2, 3):
-        short = ["/".join(Path(path).resolve().parts[-n:]) for path in paths]
-        if len(set(short)) == len(short) and not any(name.startswith("seed-") for name in short):
-            return short
-    return list(map(str, paths))
-
-
-def seed_run_name(name: str, path: str | Path, folder: Path) -> str:
-    """The name of a run in the folder of several seeds that is called `name`."""
-    return name if folder == Path(path) else f"{name}/{folder.name}"
+    """Parse comma-separated non-negative integers; raise `UsageError` (2) naming `flag` for anything else."""
+    items = () if text is None else split_commas(text)
+    if text is not None and not (items and all(item.isdecimal() for item in items)):
+        raise UsageError(f"{flag} {text}: expected comma-separated integers, for example 1,2")
+    return tuple(dict.fromkeys(map(int, items)))

@@ -83,11 +83,11 @@ class CompressCommand:
     save_every: int | None = None
     """keep what is done beside the file each so many segments, so that --resume can go on from there"""
     resume: bool = False
-    """go on with what --every has kept; the result is that of an uninterrupted command"""
+    """go on with what --save-every has kept; the result is that of an uninterrupted command"""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """type of the vectors in the file; by default the model's"""
     seed: int = 0
-    """of the draws of --stop sample"""
+    """of the draws of --stop-rule sample"""
     device: str = "cpu"
     """cpu, cuda, cuda:1, …"""
     format: Literal["human", "json"] = "human"
@@ -137,7 +137,7 @@ class CompressCommand:
     def validate(self) -> None:
         """Raises `Usage` (2) for what cannot be meant, before anything is loaded."""
         if self.batch_size < 1 or (self.save_every is not None and self.save_every < 1):
-            raise UsageError(f"--batch {self.batch_size} --every {self.save_every}: give 1 or more")
+            raise UsageError(f"--batch-size {self.batch_size} --save-every {self.save_every}: give 1 or more")
         if self.source != "-" and not Path(to_utf8(self.source)).is_file():
             raise InputError(f"no file {to_utf8(self.source)}; give a text, a .jsonl, or - for standard input")
         if not self.out.resolve().parent.is_dir():
@@ -150,7 +150,8 @@ class CompressCommand:
 
     def resume_key(self, reader: "TextCompressor") -> dict[str, Any]:
         """All that the result depends on besides the text."""
-        asked = {name: getattr(self, name) for name in ("stop", "q", "tau", "n", "budget", "seed")}
+        names = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors", "seed")
+        asked = {name: getattr(self, name) for name in names}
         rows = {
             "segment": self.segment_tokens or reader.segment_tokens,
             "batch": self.batch_size if self.is_jsonl else None,
@@ -160,7 +161,7 @@ class CompressCommand:
     def resume_from_partial(self, job: "CompressionJob", key: dict[str, Any]) -> None:
         """What was kept becomes where this command begins. Raises `BadInput` (66) where nothing is."""
         if not self.partial_path.is_file():
-            raise InputError(f"--resume: no {self.partial_path}; --every N keeps one while it reads")
+            raise InputError(f"--resume: no {self.partial_path}; --save-every N keeps one while it reads")
         job.load(self.partial_path, key)
         log_message(f"going on after {job.tokens:,} tokens")
 
@@ -214,10 +215,10 @@ class CompressCommand:
         if self.format == "json":
             about = {"schema": 1, "model": self.model, "source": self.source, "out": str(self.out)}
             bytes_ = self.out.stat().st_size
-            print(json.dumps(about | {"bytes": bytes_, "seconds": round(seconds, 3), "bill": found.plain()}))
+            print(json.dumps(about | {"bytes": bytes_, "seconds": round(seconds, 3), "bill": found.to_json()}))
             return
-        print("\n".join(found.lines()))
-        rate = f"{found.tokens / seconds:,.0f} tokens/s"
+        print("\n".join(found.to_lines()))
+        rate = f"{found.num_tokens / seconds:,.0f} tokens/s"
         log_message(f"wrote {self.out}, {self.out.stat().st_size:,} bytes, {seconds:.1f} s, {rate}")
 
 
@@ -230,6 +231,6 @@ def warn_if_too_long(reader: "TextCompressor", source_progress: SourceProgress, 
     if likely > most:
         log_message(
             f"the text has about {likely:,} segments; a memory of {reader.method.config.fixed_length} vectors of each ends "
-            f"after {most:,} of {segment} tokens. A part of the text, fewer vectors (--n), or a run whose memory is "
+            f"after {most:,} of {segment} tokens. A part of the text, fewer vectors (--vectors), or a run whose memory is "
             "budgeted, fifo or replace goes further"
         )

@@ -84,7 +84,7 @@ def dataset_to_json(found: "DatasetInfo") -> dict[str, Any]:
 class DataCheckCommand:
     """Looks rows over: faults, what stands twice, lengths in tokens, rows that would be cut.
 
-    Example: laconic data check train.jsonl --tokenizer meta-llama/Llama-3.2-1B --context 256
+    Example: laconic data check train.jsonl --tokenizer meta-llama/Llama-3.2-1B --max-length 256
     """
 
     file: Annotated[Positional[str], arg(metavar="FILE")]
@@ -95,7 +95,7 @@ class DataCheckCommand:
     """tokens of question, chain and answer; longer rows would be cut. Of texts: tokens of a row"""
     documents: bool = False
     """the file holds documents: a text, or rows of .jsonl or .parquet whose field text is one"""
-    data_root: Path | None = None
+    data_dir: Path | None = None
     """folder of the sets' files, for a set by name; without it they come by the hub"""
     format: Literal["human", "json"] = "human"
     """json: one object, and nothing else, on standard output"""
@@ -107,7 +107,7 @@ class DataCheckCommand:
         from laconic.models.weights import find_checkpoint
 
         if self.max_length is not None and self.tokenizer is None:
-            raise UsageError(f"--context {self.max_length}: counted in tokens; name a --tokenizer")
+            raise UsageError(f"--max-length {self.max_length}: counted in tokens; name a --tokenizer")
         with status("loading the tokenizer"):
             tokenizer = None if self.tokenizer is None else load_tokenizer(find_checkpoint(self.tokenizer))
         if self.documents:
@@ -132,7 +132,7 @@ class DataCheckCommand:
         if is_row_file(self.file) or Path(self.file).is_file():
             return scan_file(Path(self.file))
         how = DataConfig(
-            source="maths", name=(self.file,), data_dir=None if self.data_root is None else str(self.data_root)
+            source="maths", name=(self.file,), data_dir=None if self.data_dir is None else str(self.data_dir)
         )
         read = reasoning_load.load_examples(self.file, "train", how)
         return ScannedFile(read.examples, read.sha256, (), read.notes)

@@ -35,7 +35,7 @@ class OutputFile(NamedTuple):
 class DataMakeCommand:
     """Writes generated rows as JSONL, one object a line; the same arguments write the same bytes.
 
-    Example: laconic data make gsm-variants --rows 200000 --out variants.jsonl --root ../shared/data
+    Example: laconic data make gsm-variants --rows 200000 --out variants.jsonl --data-dir ../shared/data
     """
 
     generator: Annotated[Positional[str], arg(metavar="WHAT")]
@@ -44,7 +44,7 @@ class DataMakeCommand:
     """how many rows to write"""
     out: Path
     """the file to write; one that is there is kept if it is equal, else refused"""
-    data_root: Path | None = None
+    data_dir: Path | None = None
     """folder of the data sets' files; the rows that they hold out are left out. gsm-variants without it: by the hub"""
     seed: int = 0
     """another seed gives other rows; the same templates are held out"""
@@ -70,7 +70,7 @@ class DataMakeCommand:
         if self.rows < 1:
             raise UsageError(f"--rows {self.rows}: give at least 1")
         if not 0 <= self.held_out_fraction < 1:
-            raise UsageError(f"--held {self.held_out_fraction:g}: give a share of at least 0 and below 1")
+            raise UsageError(f"--held-out-fraction {self.held_out_fraction:g}: give a share of at least 0 and below 1")
         if not self.out.absolute().parent.is_dir():
             raise InputError(f"{self.out}: no folder {self.out.parent} to write into; make it first")
         files = self.gsm_variant_files() if self.generator == "gsm-variants" else [self.generator_file()]
@@ -123,7 +123,7 @@ class DataMakeCommand:
         from laconic.data.generators.gsm_variants import build_templates, mask_numbers
         from laconic.data.reasoning import load as reasoning_load
 
-        how = self.data_config(("gsm8k-aug" if self.data_root is None else "gsm8k-aug-subset", "gsm8k"))
+        how = self.data_config(("gsm8k-aug" if self.data_dir is None else "gsm8k-aug-subset", "gsm8k"))
         with status("reading"):
             sources = reasoning_load.load_training_examples(how).examples
             asked = {example.question for name in HELD_OUT_SETS for example in load_split(name, how)}
@@ -140,12 +140,12 @@ class DataMakeCommand:
         from laconic.data.generators.prosqa import iter_problems
 
         if self.generator == "prosqa":
-            asked = {e.question for e in self.load_held_out("prosqa")} if self.data_root else set[str]()
+            asked = {e.question for e in self.load_held_out("prosqa")} if self.data_dir else set[str]()
             rows = (row for row in iter_problems(self.seed) if row["question"] not in asked)
             return OutputFile(self.out, "graphs", self.rows, islice(rows, self.rows))
-        if self.data_root is None:
+        if self.data_dir is None:
             raise UsageError(
-                f"{self.generator}: no --root; name the folder of the sets' files, whose pairs are left out"
+                f"{self.generator}: no --data-dir; name the folder of the sets' files, whose pairs are left out"
             )
         pairs = [(example.metadata["a"], example.metadata["b"]) for example in self.load_held_out(self.generator)]
         rows = iter_products(int(self.generator[-1]), self.seed, pairs)
@@ -160,7 +160,7 @@ class DataMakeCommand:
         """How sets are read."""
         from laconic.config.data import DataConfig
 
-        return DataConfig(source="maths", name=names, data_dir=None if self.data_root is None else str(self.data_root))
+        return DataConfig(source="maths", name=names, data_dir=None if self.data_dir is None else str(self.data_dir))
 
 
 def load_split(name: str, how: "DataConfig") -> "tuple[ReasoningExample, ...]":

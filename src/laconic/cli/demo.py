@@ -117,7 +117,7 @@ class DemoCommand:
     def run(self) -> int:
         """0 when everything is trained, asked and written; 1 where no chain was learned well enough to distil from."""
         if self.num_seeds < 1:
-            raise UsageError(f"--seeds {self.num_seeds}: give at least one")
+            raise UsageError(f"--num-seeds {self.num_seeds}: give at least one")
         roster = [fast_entry(entry) for entry in ENTRIES if entry.fast_overrides is not None] if self.fast else ENTRIES
         out = self.out or Path("runs") / ("demo-fast" if self.fast else "demo")
         return run_demo(roster, out, range(self.num_seeds), FAST_OVERRIDES if self.fast else (), self.format)

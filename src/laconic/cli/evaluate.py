@@ -23,7 +23,7 @@ class EvaluateCommand:
 
     Answers are kept in RUN/evaluations; the same command goes on where it was stopped, and asks nothing twice.
 
-    Example: laconic evaluate runs/kava --on gsm8k,gsm-hard,svamp,multiarith --protocol codi --root ../shared/data
+    Example: laconic evaluate runs/kava --tasks gsm8k,gsm-hard,svamp,multiarith --protocol codi --data-dir ../shared/data
     """
 
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN")]
@@ -33,12 +33,12 @@ class EvaluateCommand:
     test and valid are the recipe's own. Of runs that read documents: test, valid, and excerpt, whose tails are copied
     from what stands before them; files of context, question, answer, or of text, label. Of runs that learn while they
     read, and plain ones beside them: test, mqar, copying, languages, needle, ppl, books, levels (without each part in
-    turn), clinc150, banking77 (these two are long: give --rows and --examples)"""
+    turn), clinc150, banking77 (these two are long: give --limit and --shots)"""
     protocol: Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None = None
     """how answers are asked for and judged; by default the one of the recipe's format"""
     tolerance: str | None = None
     """protocol decimal: how far from the gold number an answer may be; by default 0.001"""
-    data_root: str | None = None
+    data_dir: str | None = None
     """folder of the sets' files, as ../shared/data; by default the recipe's data.data_dir, else the hub"""
     limit: int | None = None
     """ask the first so many questions of each set; of texts the first so many stretches, of a class so many examples"""
@@ -50,8 +50,8 @@ class EvaluateCommand:
     """ask with so many rounds of thoughts too; several with commas between"""
     baseline: str | None = None
     """a run that the others are compared with, question by question"""
-    checkpoint: str = "newest"
-    """newest, best (by the run's own validation), or its number"""
+    checkpoint: str = "latest"
+    """latest, best (by the run's own validation), or its number"""
     batch_size: int = 64
     """questions asked at once, by each rank"""
     latency: int = 0
@@ -88,10 +88,10 @@ class EvaluateCommand:
                     datasets=split_commas(to_utf8(self.tasks)),
                     protocol=self.protocol,
                     tolerance=parse_tolerance(self.tolerance, self.protocol),
-                    root=self.data_root,
+                    root=self.data_dir,
                     limit=self.limit,
                     with_cot=self.with_cot,
-                    iterations=parse_ints("--rounds", self.jacobi_iterations),
+                    iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
                     checkpoint=self.checkpoint,
                     batch_size=self.batch_size,
                     num_timed=self.latency,
@@ -115,21 +115,21 @@ class EvaluateCommand:
         runs, sets = tuple(map(to_utf8, self.runs)), split_commas(to_utf8(self.tasks))
         if not streams_cli_runs.should_run_streams(runs, sets):
             return False
-        self.refuse_question_flags("root")
+        self.refuse_question_flags("data_dir")
         with handle_signals() as stop:
             how = compression_cli_runs.CompressionEvalRequest(
                 runs, sets, self.limit, self.checkpoint, False, device, stop
             )
             streams_cli_runs.print_results(
-                streams_cli_runs.run_evaluations(how, self.data_root, self.shots), self.format == "json"
+                streams_cli_runs.run_evaluations(how, self.data_dir, self.shots), self.format == "json"
             )
         return True
 
     def refuse_question_flags(self, but: str | None = None) -> None:
         """Raises `Usage` (2) for flags that belong to questions."""
-        flags = ("protocol", "tol", "root", "teacher", "rounds", "against", "latency")
+        flags = ("protocol", "tolerance", "data_dir", "with_cot", "jacobi_iterations", "baseline", "latency")
         if given := next((flag for flag in flags if flag != but and getattr(self, flag)), None):
-            raise UsageError(f"--{given}: of runs that answer questions; these read documents, leave it out")
+            raise UsageError(f"--{given.replace('_', '-')}: of runs that answer questions; these read documents, leave it out")
 
     def evaluate_documents(self, device: "torch.device") -> int:
         """The same of runs that read documents. Raises `Usage` (2) for flags that belong to questions."""
@@ -153,18 +153,18 @@ class EvaluateCommand:
         """Raises `Usage` (2) for flags that cannot be meant."""
         if not self.runs:
             raise UsageError("no run given; laconic evaluate RUN")
-        least = {"rows": 1, "examples": 1, "batch": 1, "latency": 0}
+        least = {"limit": 1, "shots": 1, "batch_size": 1, "latency": 0}
         for name, value in ((name, getattr(self, name)) for name in least):
             if value is not None and value < least[name]:
-                raise UsageError(f"--{name} {value}: too few; give {least[name]} or more")
+                raise UsageError(f"--{name.replace('_', '-')} {value}: too few; give {least[name]} or more")
         if self.shots is not None and not set(split_commas(self.tasks)) & {"clinc150", "banking77"}:
-            raise UsageError("--examples: of clinc150 and banking77, whose classes are learned in turn; leave it out")
+            raise UsageError("--shots: of clinc150 and banking77, whose classes are learned in turn; leave it out")
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError("--latency: time is taken in one process; ask first with torchrun, then time without it")
-        parse_ints("--rounds", self.jacobi_iterations)
+        parse_ints("--jacobi-iterations", self.jacobi_iterations)
         parse_tolerance(self.tolerance, self.protocol)
         if not split_commas(self.tasks):
-            raise UsageError("--on: no set given; name one, test say")
+            raise UsageError("--tasks: no set given; name one, test say")
 
 
 def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:
@@ -173,11 +173,11 @@ def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:
         return None
     if protocol != "decimal":
         asked = f"protocol {protocol} has" if protocol else "the protocols of recipes have"
-        raise UsageError(f"--tol {text}: {asked} no tolerance; give --protocol decimal, or leave it out")
+        raise UsageError(f"--tolerance {text}: {asked} no tolerance; give --protocol decimal, or leave it out")
     try:
         return Decimal(text)
     except InvalidOperation:
-        raise UsageError(f"--tol {text}: write a number, as 0.001") from None
+        raise UsageError(f"--tolerance {text}: write a number, as 0.001") from None
 
 
 def print_table(found: "ReasoningTable") -> None:

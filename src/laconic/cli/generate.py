@@ -33,7 +33,7 @@ class GenerateCommand:
     """a file of laconic compress to stand before the prompts; several are joined, the first one the oldest; of a model
     that learns while it reads, the state of its fast weights, one file"""
     learn: bool = False
-    """of a model that learns while it reads: let the prompts teach it, and keep what it has learned with --save"""
+    """of a model that learns while it reads: let the prompts teach it, and keep what it has learned with --save-state"""
     save_state: Path | None = None
     """with --learn: the file to write the state to, as it is after prompt and answer"""
     max_tokens: int = 128
@@ -84,14 +84,14 @@ class GenerateCommand:
             from laconic.cli.nested import generate_text
 
             return generate_text(self, prompts)
-        if given := "--learn" if self.learn else "--save" if self.save_state is not None else None:
+        if given := "--learn" if self.learn else "--save-state" if self.save_state is not None else None:
             raise UsageError(f"{given}: {self.model} has no fast weights; give a run of method hope, or leave it out")
         if (read := is_compressor(self.model)) or is_run_dir(self.model):
             return self.generate_with_memory(prompts) if read or self.memory else self.answer_questions(prompts)
         if self.memory:
             raise UsageError(f"--memory: {self.model} is no run; give the one that wrote it")
         if self.with_cot:
-            raise UsageError(f"--teacher: {self.model} is no run; give the folder that laconic train wrote")
+            raise UsageError(f"--with-cot: {self.model} is no run; give the folder that laconic train wrote")
         with status(f"loading {self.model}"):
             decoder = laconic.Decoder.from_pretrained(
                 self.model,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from laconic.cli.arguments import parse_ints, short_run_names, split_commas, to_utf8
+from laconic.cli.arguments import parse_ints, split_commas, to_utf8
 from laconic.console import progress, status, write_file
 from laconic.errors import InputError, LaconicError, UsageError
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InspectCommand:
-    """Looks into the thoughts of a run: of one question, or over a set of them (--on); or into a file of a memory.
+    """Looks into the thoughts of a run: of one question, or over a set of them (--task); or into a file of a memory.
 
-    Example: laconic inspect runs/kava "3 + 4 * 2 - 1 + 9 =" --beside runs/nodistil
+    Example: laconic inspect runs/kava "3 + 4 * 2 - 1 + 9 =" --baseline runs/nodistil
     """
 
     model: Annotated[Positional[str], arg(metavar="RUN")]
@@ -38,7 +38,7 @@ class InspectCommand:
     """the right answer, if you know it"""
     task: str | None = None
     """a set in place of a question: a name of laconic data list, a file, or test or valid of the run's own recipe"""
-    data_root: str | None = None
+    data_dir: str | None = None
     """folder of the data sets' files, of those too that edits take other questions from; by default the recipe's, else
     the hub"""
     limit: int = 256
@@ -123,12 +123,12 @@ class InspectCommand:
     def validate(self) -> None:
         """Raises `Usage` (2) for what cannot be meant."""
         if (self.question is None) == (self.task is None):
-            raise UsageError("give either a question or --on SET; laconic inspect RUN QUESTION")
+            raise UsageError("give either a question or --task SET; laconic inspect RUN QUESTION")
         if self.task is not None and (self.chain or self.answer is not None):
             raise UsageError("--chain and --answer belong to a question; a set brings its own, leave them out")
         if self.question is not None and self.jacobi_iterations is not None:
             raise UsageError(
-                f"--rounds {self.jacobi_iterations}: rounds are tried over a set; give --on SET in place of a question"
+                f"--jacobi-iterations {self.jacobi_iterations}: rounds are tried over a set; give --task SET in place of a question"
             )
         if self.page_path is not None and (self.page_path.is_dir() or not self.page_path.parent.is_dir()):
             raise UsageError(
@@ -136,7 +136,7 @@ class InspectCommand:
             )
         if self.limit < 2 or self.batch_size < 1:
             raise UsageError(
-                f"--rows {self.limit} --batch {self.batch_size}: give two questions or more, one at once or more"
+                f"--limit {self.limit} --batch-size {self.batch_size}: give two questions or more, one at once or more"
             )
 
     def build_subjects(self, runs: "Sequence[LoadedRun]", sets: "Sequence[QuestionSet]", device: Any) -> list[Any]:
@@ -172,7 +172,7 @@ class InspectCommand:
         )
         others, why = None, list[str]()
         if {each.kind for each in interventions} & {"mean", "swap"}:
-            others, why = reference_questions(first, protocol, self.data_root)
+            others, why = reference_questions(first, protocol, self.data_dir)
         sides = [inspect_question(subject, asked.batch, interventions, others, seed=self.seed) for subject in subjects]
         notes = [*why, *describe_limits(runs, len(sides[0].lens.chain))]
         if subjects[0].left is None:
@@ -197,12 +197,12 @@ class InspectCommand:
             max(self.limit, MIN_REFERENCE_QUESTIONS),
         )
         sets = [
-            load_question_set(run, name, protocol, root=self.data_root, limit=most, with_chains=True) for run in runs
+            load_question_set(run, name, protocol, root=self.data_dir, limit=most, with_chains=True) for run in runs
         ]
         asked = [[example.id for example in each.examples] for each in sets]
         if any(ids != asked[0] for ids in asked):
             raise UsageError(
-                "--beside: the runs leave out different rows of the set (data.on_too_long); compare others"
+                "--baseline: the runs leave out different rows of the set (data.on_too_long); compare others"
             )
         surveys: list[Any] = []
         with progress("inspecting") as show:
@@ -222,11 +222,11 @@ def parse_interventions(kinds: str, wheres: str, slots: str | None) -> "list[Int
     """The edits asked for. Raises `Usage` (2) for a name that is none, or a slot that is no number."""
     from laconic.evaluation.inspection.interventions import INTERVENTION_KINDS, INTERVENTION_TARGETS, InterventionSpec
 
-    for flag, text, known in (("--edits", kinds, INTERVENTION_KINDS), ("--where", wheres, INTERVENTION_TARGETS)):
+    for flag, text, known in (("--interventions", kinds, INTERVENTION_KINDS), ("--intervene-on", wheres, INTERVENTION_TARGETS)):
         odd = next((name for name in split_commas(text) if name not in known), None)
         if odd is not None:
             raise UsageError(f"{flag} {odd}: no such kind; there are {', '.join(known)}")
-    at = None if slots is None else tuple(n - 1 for n in parse_ints("--slots", slots))
+    at = None if slots is None else tuple(n - 1 for n in parse_ints("--latents", slots))
     wanted: list[Any] = []
     for kind in split_commas(kinds):
         wanted += [InterventionSpec(kind, where, at) for where in split_commas(wheres)]  # pyright: ignore
@@ -239,7 +239,7 @@ def iteration_counts(asked: str | None, run: "LoadedRun") -> Sequence[int]:
     if thoughts is None or thoughts.num_iterations is None:
         return []
     if asked is not None:
-        return parse_ints("--rounds", asked)
+        return parse_ints("--jacobi-iterations", asked)
     return sorted({*range(thoughts.num_iterations + 3), thoughts.num_latents})
 
 
@@ -248,12 +248,12 @@ def check_comparable(runs: "Sequence[LoadedRun]") -> None:
     first = runs[0]
     for run in runs[1:]:
         if run.parts.tokenizer.fingerprint != first.parts.tokenizer.fingerprint:
-            raise UsageError(f"--beside {run.folder}: its tokenizer is another one; compare runs of the same words")
+            raise UsageError(f"--baseline {run.folder}: its tokenizer is another one; compare runs of the same words")
         ours, theirs = first.recipe.data, run.recipe.data
         odd = next((key for key in ("kind", "format", "chain") if getattr(ours, key) != getattr(theirs, key)), None)
         if odd:
             raise UsageError(
-                f"--beside {run.folder}: data.{odd} is {getattr(theirs, odd)}, of {first.folder} {getattr(ours, odd)}; "
+                f"--baseline {run.folder}: data.{odd} is {getattr(theirs, odd)}, of {first.folder} {getattr(ours, odd)}; "
                 "compare runs of the same rows"
             )
 
@@ -281,7 +281,7 @@ def describe_limits(runs: "Sequence[LoadedRun]", chain: int | None) -> list[str]
         "it. The edits show whether the answer depends on the thoughts, not on what in them."
     ]
     if len(runs) == 1:
-        found.append("No run without distillation stands beside it (--beside): what is seen may be so without any.")
+        found.append("No run without distillation stands beside it (--baseline): what is seen may be so without any.")
     M = runs[0].recipe.latents.num_latents if runs[0].recipe.latents else 0
     if chain is not None and 0 < chain <= M:
         found.append(f"{M} thoughts stand for {chain} chain tokens, so nothing is chosen.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from laconic.generation.generate import Generation
     from laconic.nested.state import FastWeightState
 
-VECTOR_FLAGS = ("stop", "q", "tau", "n", "budget", "segment", "dtype", "seed")  # flags of summary vectors
+VECTOR_FLAGS = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors", "segment_tokens", "dtype", "seed")
 
 
 def compress_text(command: "CompressCommand") -> int:
@@ -26,7 +26,7 @@ def compress_text(command: "CompressCommand") -> int:
     given = next((flag for flag in VECTOR_FLAGS if getattr(command, flag)), None)
     if given:
         raise UsageError(
-            f"--{given}: of runs of autocompressor; {command.model} keeps fast weights of one size, leave it out"
+            f"--{given.replace('_', '-')}: of runs of autocompressor; {command.model} keeps fast weights of one size, leave it out"
         )
     from laconic.experiment.nested_model import load_nested
     from laconic.experiment.state_report import compute_state_cost, format_reports
@@ -73,7 +73,7 @@ def resume_key(command: "CompressCommand", learned: "NestedTextModel") -> dict[s
 def resume_from_partial(command: "CompressCommand", study: "StateReadingJob", key: dict[str, Any]) -> None:
     """What was kept becomes where this command begins. Raises `BadInput` (66) where nothing is."""
     if not command.partial_path.is_file():
-        raise InputError(f"--resume: no {command.partial_path}; --every N keeps one while it reads")
+        raise InputError(f"--resume: no {command.partial_path}; --save-every N keeps one while it reads")
     study.load(command.partial_path, key)
     log_message(f"going on after {study.tokens:,} tokens")
 
@@ -130,10 +130,10 @@ def validate_generate(command: "GenerateCommand") -> None:
         raise UsageError(f"--memory: {len(command.memory)} files; fast weights are one state, give one file")
     if command.save_state is not None and not command.learn:
         raise UsageError(
-            f"--save {command.save_state}: nothing is learned that could be kept; add --learn, or leave it out"
+            f"--save-state {command.save_state}: nothing is learned that could be kept; add --learn, or leave it out"
         )
     if command.save_state is not None and not command.save_state.resolve().parent.is_dir():
-        raise UsageError(f"--save {command.save_state}: there is no folder {command.save_state.parent}; make it first")
+        raise UsageError(f"--save-state {command.save_state}: there is no folder {command.save_state.parent}; make it first")
 
 
 def state_row_titles(documents: "Sequence[Sequence[ReadDocument]]", rows: int) -> list[str]:

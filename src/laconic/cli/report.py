@@ -6,7 +6,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import short_run_names, to_utf8
+from laconic.cli.arguments import to_utf8
+from laconic.evaluation.run_names import short_run_names
 from laconic.errors import InputError, UsageError
 
 
@@ -16,7 +17,7 @@ class ReportCommand:
 
     Runs that learn while they read, and plain ones asked the same streams, get a page of their own kind.
 
-    Example: laconic evaluate runs/stop runs/fixed --on test && laconic report runs/stop runs/fixed --out report.html
+    Example: laconic evaluate runs/stop runs/fixed --tasks test && laconic report runs/stop runs/fixed --out report.html
     """
 
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN")]

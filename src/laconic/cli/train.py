@@ -90,7 +90,7 @@ class TrainCommand:
             yield recipe, out
             return
         if self.num_seeds < 1:
-            raise UsageError(f"--seeds {self.num_seeds}: give at least one")
+            raise UsageError(f"--num-seeds {self.num_seeds}: give at least one")
         for seed in range(self.num_seeds):
             yield recipe.model_copy(update={"seed": seed}), out / f"seed-{seed}"
 

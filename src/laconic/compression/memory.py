@@ -240,7 +240,7 @@ class SummaryMemory:
         generator = "parallel" if self.metadata is None else self.metadata.generator
         if generator in ("pool", "select"):
             raise UsageError(
-                f"crop({n}): vectors of generator {generator} stand each for a part of the text; compress with --n {n}"
+                f"crop({n}): vectors of generator {generator} stand each for a part of the text; compress with --vectors {n}"
             )
         if n < 0:
             raise UsageError(f"crop({n}): give 0 or more")

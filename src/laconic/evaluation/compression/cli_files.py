@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from laconic.cli.arguments import seed_run_name
+from laconic.evaluation.run_names import seed_run_name
 from laconic.config.load import load_recipe
 from laconic.console import progress
 from laconic.errors import InputError, PreemptedError, UsageError
@@ -72,7 +72,7 @@ def evaluate_file(
 ) -> list[str]:
     """The lines of a run on a file. Raises `Preempted` (75) after a signal: what is asked is kept."""
     if not file.is_file():
-        raise InputError(f"--on {file}: no such file; give one of rows, or {', '.join(HELD_OUT_SETS)}")
+        raise InputError(f"--tasks {file}: no such file; give one of rows, or {', '.join(HELD_OUT_SETS)}")
     reader, kind = as_compressor(run), detect_kind(file)
     if kind == "answers":
         questions = load_context_questions(file)[:limit]

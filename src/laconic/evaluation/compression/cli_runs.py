@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from laconic.cli.arguments import seed_run_name, short_run_names
+from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.config.load import load_recipe
 from laconic.config.recipe import DOCUMENT_METHODS, Recipe
 from laconic.console import progress, status
@@ -64,7 +64,7 @@ def run_evaluations(request: CompressionEvalRequest) -> list[CompressionResult]:
     for name in request.sets:
         if name not in cli_files.HELD_OUT_SETS and not cli_files.is_row_file(name):
             raise UsageError(
-                f"--on {name}: of runs that read documents the sets are {', '.join(cli_files.HELD_OUT_SETS)}, and files of rows"
+                f"--tasks {name}: of runs that read documents the sets are {', '.join(cli_files.HELD_OUT_SETS)}, and files of rows"
             )
     titles = short_run_names(request.runs)
     found = [

@@ -175,7 +175,7 @@ def reference_means_of(run: InspectedRun, source: TrainingData, batch_size: int)
     if len(source) < MIN_REFERENCE_QUESTIONS:
         raise InputError(
             f"mean: {len(source)} questions, a mean is taken over {MIN_REFERENCE_QUESTIONS}; give a set that has as many, "
-            "or leave mean out of --edits"
+            "or leave mean out of --interventions"
         )
     places = np.arange(MIN_REFERENCE_QUESTIONS)
     return interventions.compute_reference_means(

@@ -156,7 +156,7 @@ def replacement_vectors(
 def zeros_for(kind: InterventionKind, like: Tensor) -> Tensor:
     """Zeros; raises `Usage` (2) where an edit asks for what is not given."""
     if kind != "zero":
-        raise UsageError(f"{kind}: needs the thoughts on other questions, and there are none; give --on SET")
+        raise UsageError(f"{kind}: needs the thoughts on other questions, and there are none; give --task SET")
     return torch.zeros_like(like)
 
 

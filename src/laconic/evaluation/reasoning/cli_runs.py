@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from laconic.cli.arguments import seed_run_name, short_run_names
+from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.config.load import load_recipe
 from laconic.console import progress, status
 from laconic.data.reasoning import answer_matching
@@ -110,7 +110,7 @@ def check_request(request: ReasoningRequest, paths: Sequence[str]) -> None:
     if request.with_cot and not any(recipe.method in COT_TEACHER_METHODS for recipe in recipes.values()):
         methods = ", ".join(sorted({recipe.method for recipe in recipes.values()}))
         raise UsageError(
-            f"--teacher: {methods} learned no chain beside its answers; give a run of {', '.join(COT_TEACHER_METHODS)}"
+            f"--with-cot: {methods} learned no chain beside its answers; give a run of {', '.join(COT_TEACHER_METHODS)}"
         )
     for folder, recipe in recipes.items():
         check_unique_titles(recipe, request.datasets, str(folder))

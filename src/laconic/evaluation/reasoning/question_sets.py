@@ -127,7 +127,7 @@ def resolve_set(recipe: Recipe, name: str, run: str) -> str:
     """The set or file that a name stands for: the recipe's own test or valid, or itself."""
     data = recipe.data
     if data.source == "digits" and name not in RECIPE_SPLITS:
-        raise UsageError(f"--on {name}: {run} was trained on generated digits, and has words for no other; ask test")
+        raise UsageError(f"--tasks {name}: {run} was trained on generated digits, and has words for no other; ask test")
     path = getattr(data, name) if name in RECIPE_SPLITS and data.source != "digits" else name
     if path is None:
         raise InputError(f"{name}: {run} names no data.{name}; name a set or a file")
@@ -158,7 +158,7 @@ def check_unique_titles(recipe: Recipe, names: Sequence[str], run: str) -> None:
         asked = str(Path(path).resolve()) if is_row_file(path) else set_title(path)
         other = places.setdefault(folder_safe_name(set_title(path)), asked)
         if other != asked:
-            raise UsageError(f"--on: {other} and {asked} are both called {set_title(path)}; rename one of the files")
+            raise UsageError(f"--tasks: {other} and {asked} are both called {set_title(path)}; rename one of the files")
 
 
 def folder_safe_name(name: str) -> str:

@@ -43,16 +43,16 @@ def seed_runs(path: str | Path) -> list[Path]:
 
 
 def resolve_step(folder: Path, asked: str) -> int:
-    """The number of a step by what a user calls it: newest, best (by the run's validation), or the number itself."""
+    """The number of a step by what a user calls it: latest, best (by the run's validation), or the number itself."""
     if asked.isdecimal():
         return int(asked)
     found = latest_step(folder)
-    if asked == "newest":
+    if asked == "latest":
         return found.step
     best = read_json(found.path / checkpoint.PROGRESS_FILE)["best"] if asked == "best" else None
     if not best:
-        why = "its recipe has no train.best_metric" if asked == "best" else "write newest, best, or a number"
-        raise UsageError(f"--step {asked}: no such step of {folder}; {why}")
+        why = "its recipe has no train.best_metric" if asked == "best" else "write latest, best, or a number"
+        raise UsageError(f"--checkpoint {asked}: no such step of {folder}; {why}")
     return int(best[0][1])
 
 
@@ -197,7 +197,7 @@ def check_iterations(recipe: Recipe, iterations: int, run: str) -> None:
     """Raises `Usage` (2) for a run that makes no thoughts in rounds."""
     thinking = recipe.latents if "thinking" in METHOD_TABLES[recipe.method] else None
     if thinking is None or thinking.jacobi_iterations is None:
-        raise UsageError(f"--rounds {iterations}: {run} makes no thoughts in rounds; ask a run of pccot or kava")
+        raise UsageError(f"--jacobi-iterations {iterations}: {run} makes no thoughts in rounds; ask a run of pccot or kava")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from laconic.cli.arguments import seed_run_name, short_run_names
+from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.console import log_message, progress
@@ -80,7 +80,7 @@ def run_evaluations(
     """
     odd = next((name for name in request.sets if name not in KNOWN_SETS), None)
     if odd is not None:
-        raise UsageError(f"--on {odd}: of runs that learn while they read the sets are {', '.join(KNOWN_SETS)}")
+        raise UsageError(f"--tasks {odd}: of runs that learn while they read the sets are {', '.join(KNOWN_SETS)}")
     measured, classes = list[StreamResult](), list[ClassIncrementalRun]()
     for path, title in zip(request.runs, short_run_names(request.runs), strict=True):
         seeds, rows = list[int](), dict[tuple[str, str], list[Sequence[StreamRecord]]]()
