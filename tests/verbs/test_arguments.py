@@ -13,7 +13,9 @@ def test_words_and_numbers_between_commas() -> None:
     assert parse_ints("--jacobi-iterations", "0, 3,0") == (0, 3)
     assert parse_ints("--jacobi-iterations", None) == ()
     for text in ("two", "-1", "", "1,x"):
-        with pytest.raises(UsageError, match=f"--latents {text}: write whole numbers with commas between them, 1,2 say"):
+        with pytest.raises(
+            UsageError, match=f"--latents {text}: write whole numbers with commas between them, 1,2 say"
+        ):
             parse_ints("--latents", text)
 
 

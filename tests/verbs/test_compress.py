@@ -196,7 +196,10 @@ def test_a_budget_is_shared_out_when_resumed_too(run: Run, monkeypatch: pytest.M
     monkeypatch.setattr(
         resumable_stream, "pad_rows", lambda ids, device: grid(ids, device) if len(ids[0]) == 16 else 1 / 0
     )
-    assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--total-vectors", "11", "--save-every", "1")[0] == 70
+    assert (
+        run("compress", "run", "book.txt", "--out", "b.safetensors", "--total-vectors", "11", "--save-every", "1")[0]
+        == 70
+    )
     monkeypatch.setattr(resumable_stream, "pad_rows", grid)
     assert run("compress", "run", "book.txt", "--out", "b.safetensors", "--total-vectors", "11", "--resume")[0] == 0
     assert torch.equal(SummaryMemory.load("a.safetensors").vectors, SummaryMemory.load("b.safetensors").vectors)
@@ -270,7 +273,11 @@ def refused(run: Run, code: int, says: str, *args: object) -> None:
         (2, "n and budget given; one of them says", ["book.txt", "--vectors", "2", "--total-vectors", "9"]),
         (2, "budget 0: give 1 vector or more", ["book.txt", "--total-vectors", "0"]),
         (2, "segment 0: give 1 token or more", ["book.txt", "--segment-tokens", "0"]),
-        (2, "segment: 0 vectors, 256 tokens and 4 places, llama has 256", ["book.txt", "--segment-tokens", "256", "--vectors", "4"]),
+        (
+            2,
+            "segment: 0 vectors, 256 tokens and 4 places, llama has 256",
+            ["book.txt", "--segment-tokens", "256", "--vectors", "4"],
+        ),
         (2, "--batch-size 0 --save-every None: give 1 or more", ["rows.jsonl", "--batch-size", "0"]),
         (2, "--batch-size 8 --save-every 0: give 1 or more", ["book.txt", "--save-every", "0"]),
         (66, "no file gone.txt; give a text, a .jsonl, or - for standard input", ["gone.txt"]),

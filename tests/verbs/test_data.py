@@ -173,7 +173,9 @@ def test_variants_are_made_without_a_held_out_template(run, tmp_path, root, few)
 
 
 def test_questions_as_they_are_come_first(run, tmp_path, root, few):
-    code, out, _ = run("make", "gsm-variants", "--rows", 900, "--include-originals", "--data-dir", root, "--out", "a.jsonl")
+    code, out, _ = run(
+        "make", "gsm-variants", "--rows", 900, "--include-originals", "--data-dir", root, "--out", "a.jsonl"
+    )
     made, held = rows_of(tmp_path / "a.jsonl"), rows_of(tmp_path / "a.held.jsonl")
     first = [row for row in made if "template" not in row]
     assert code == 0
@@ -184,21 +186,54 @@ def test_questions_as_they_are_come_first(run, tmp_path, root, few):
 
 
 def test_too_few_rows_for_a_variant_are_said_to_be_originals(run, tmp_path, root, few):
-    _, out, _ = run("make", "gsm-variants", "--rows", 9, "--include-originals", "--held-out-fraction", 0, "--data-dir", root, "--out", "a.jsonl")
+    _, out, _ = run(
+        "make",
+        "gsm-variants",
+        "--rows",
+        9,
+        "--include-originals",
+        "--held-out-fraction",
+        0,
+        "--data-dir",
+        root,
+        "--out",
+        "a.jsonl",
+    )
     assert out == "a.jsonl: 9 of 700 questions as they are, and no variant; ask for more --rows\n"
     assert not any("template" in row for row in rows_of(tmp_path / "a.jsonl"))
 
 
 def test_doubtful_templates_are_taken_if_asked(run, root, few):
     _, out, err = run(
-        "make", "gsm-variants", "--rows", 9, "--allow-ambiguous", "--held-out-fraction", 0, "--data-dir", root, "--out", "a.jsonl"
+        "make",
+        "gsm-variants",
+        "--rows",
+        9,
+        "--allow-ambiguous",
+        "--held-out-fraction",
+        0,
+        "--data-dir",
+        root,
+        "--out",
+        "a.jsonl",
     )
     assert out == "a.jsonl: 9 rows of 415 templates\n"
     assert "doubtful" not in err
 
 
 def test_templates_that_give_too_few_rows(run, tmp_path, root, few):
-    asked = ("make", "gsm-variants", "--rows", 1000, "--held-out-fraction", 0.999, "--data-dir", root, "--out", "a.jsonl")
+    asked = (
+        "make",
+        "gsm-variants",
+        "--rows",
+        1000,
+        "--held-out-fraction",
+        0.999,
+        "--data-dir",
+        root,
+        "--out",
+        "a.jsonl",
+    )
     code, _, err = run(*asked)
     assert code == 66
     assert "rows asked, there are " in err
@@ -207,7 +242,9 @@ def test_templates_that_give_too_few_rows(run, tmp_path, root, few):
 
 @pytest.mark.slow
 def test_variants_of_all_questions(run, tmp_path, root):
-    code, out, err = run("make", "gsm-variants", "--rows", 17_000, "--include-originals", "--data-dir", root, "--out", "a.jsonl")
+    code, out, err = run(
+        "make", "gsm-variants", "--rows", 17_000, "--include-originals", "--data-dir", root, "--out", "a.jsonl"
+    )
     made, held = rows_of(tmp_path / "a.jsonl"), rows_of(tmp_path / "a.held.jsonl")
     assert code == 0
     assert "17,204 questions, 8,715 templates, 744 left out as doubtful" in err
@@ -247,7 +284,11 @@ def test_what_is_not_made_here(run, what, said):
     ("flags", "code", "said"),
     [
         (("--rows", "0", "--out", "x.jsonl"), 2, "--rows 0: give at least 1"),
-        (("--rows", "9", "--out", "x.jsonl", "--held-out-fraction", "1"), 2, "--held-out-fraction 1: give a share of at least 0 and below 1"),
+        (
+            ("--rows", "9", "--out", "x.jsonl", "--held-out-fraction", "1"),
+            2,
+            "--held-out-fraction 1: give a share of at least 0 and below 1",
+        ),
         (("--rows", "9", "--out", "no/x.jsonl"), 66, "no/x.jsonl: no folder no to write into; make it first"),
         (("--rows", "9"), 2, "--out"),
     ],

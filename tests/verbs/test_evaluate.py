@@ -118,7 +118,16 @@ def test_a_run_on_its_own_test_in_every_way(run: Run, runs: Path, monkeypatch: p
 
 
 def test_seeds_sets_and_papers(run: Run, runs: Path) -> None:
-    data = ("--tasks", "gsm8k,gsm-hard,svamp:test", "--data-dir", shared_dir() / "data", "--limit", 12, "--device", "cpu")
+    data = (
+        "--tasks",
+        "gsm8k,gsm-hard,svamp:test",
+        "--data-dir",
+        shared_dir() / "data",
+        "--limit",
+        12,
+        "--device",
+        "cpu",
+    )
     code, out, err = run("kava", *data, "--baseline", "plain")
     assert code == 0, err
     for text in (
@@ -138,7 +147,18 @@ def test_seeds_sets_and_papers(run: Run, runs: Path) -> None:
 def test_papers_stand_beside_whole_sets_and_time_is_taken(run: Run, tmp_path: Path) -> None:
     line = '{"question": "What is 3 + 4?", "answer": "7"}\n{"question": "What is 3 - 9?", "answer": "-6"}\n'
     (tmp_path / "own.jsonl").write_text(line)
-    found = told(run, "kava", "--tasks", tmp_path / "own.jsonl", "--protocol", "decimal", "--latency", 5, "--jacobi-iterations", 0)
+    found = told(
+        run,
+        "kava",
+        "--tasks",
+        tmp_path / "own.jsonl",
+        "--protocol",
+        "decimal",
+        "--latency",
+        5,
+        "--jacobi-iterations",
+        0,
+    )
     (own,) = found["sets"]
     assert (own["set"], own["questions"]) == ("own", 2)  # drop_negative is of training
     assert own["runs"][0]["papers"] == "not known"

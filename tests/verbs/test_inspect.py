@@ -99,7 +99,19 @@ def test_one_question_beside_a_run_without_distillation(run: Run, tmp_path: Path
 
 def test_a_chain_of_the_users_own_as_json(run: Run, tmp_path: Path) -> None:
     steps = ["< < 7 > >", "< < 4 > >"]
-    asked = ("kava", QUESTION, "--answer", "4", "--format", "json", "--interventions", "zero,swap", "--latents", "2", "--chain")
+    asked = (
+        "kava",
+        QUESTION,
+        "--answer",
+        "4",
+        "--format",
+        "json",
+        "--interventions",
+        "zero,swap",
+        "--latents",
+        "2",
+        "--chain",
+    )
     code, out, err = run(*asked, *steps)
     assert (code, err) == (0, "")
     assert not (tmp_path / "inspect.html").exists()
@@ -119,7 +131,19 @@ def test_a_chain_of_the_users_own_as_json(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_set_beside_another_run(run: Run, tmp_path: Path) -> None:
-    asked = ("kava", "--task", "test", "--limit", 6, "--batch-size", 4, "--jacobi-iterations", "0,1", "--interventions", "zero,mean,swap")
+    asked = (
+        "kava",
+        "--task",
+        "test",
+        "--limit",
+        6,
+        "--batch-size",
+        4,
+        "--jacobi-iterations",
+        "0,1",
+        "--interventions",
+        "zero,mean,swap",
+    )
     code, out, _ = run(*asked, "--baseline", "nodistil", "--out", "set.html", "--format", "json")
     assert code == 0
     found = json.loads(out)
@@ -174,13 +198,25 @@ def test_a_method_without_a_teacher(run: Run, tmp_path: Path) -> None:
         (("early", QUESTION), "at step 1 its stage has no latents yet; look into a later step"),
         (("kava",), "give either a question or --task SET; laconic inspect RUN QUESTION"),
         (("kava", QUESTION, "--task", "test"), "give either a question or --task SET; laconic inspect RUN QUESTION"),
-        (("kava", "--task", "test", "--answer", "4"), "--chain and --answer belong to a question; a set brings its own"),
-        (("kava", "--task", "test", "--limit", "1"), "--limit 1 --batch-size 64: give two questions or more, one at once or"),
+        (
+            ("kava", "--task", "test", "--answer", "4"),
+            "--chain and --answer belong to a question; a set brings its own",
+        ),
+        (
+            ("kava", "--task", "test", "--limit", "1"),
+            "--limit 1 --batch-size 64: give two questions or more, one at once or",
+        ),
         (("kava", "--task", "gsm8k"), "and has words for no other; ask test"),
-        (("kava", QUESTION, "--interventions", "zero,turn"), "--interventions turn: no such kind; there are zero, mean, shuffle, swap"),
+        (
+            ("kava", QUESTION, "--interventions", "zero,turn"),
+            "--interventions turn: no such kind; there are zero, mean, shuffle, swap",
+        ),
         (("kava", QUESTION, "--intervene-on", "head"), "--intervene-on head: no such kind; there are vectors, cache"),
         (("kava", QUESTION, "--latents", "a"), "--latents a: write whole numbers with commas between them, 1,2 say"),
-        (("kava", QUESTION, "--jacobi-iterations", "2"), "--jacobi-iterations 2: rounds are tried over a set; give --task SET in place of a"),
+        (
+            ("kava", QUESTION, "--jacobi-iterations", "2"),
+            "--jacobi-iterations 2: rounds are tried over a set; give --task SET in place of a",
+        ),
         (
             ("kava", QUESTION, "--out", "gone/a.html"),
             "--out gone/a.html: a file in a folder that is there is asked",

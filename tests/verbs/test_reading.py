@@ -244,7 +244,11 @@ def test_a_signal_amid_a_file_keeps_what_is_asked(run: Run, tmp_path: Path, monk
     ("args", "code", "said"),
     [
         (("plain", "--tasks", "x.jsonl"), 2, "a plain model has no memory to be asked; give runs of autocompressor"),
-        (("facts", "--tasks", "x.jsonl"), 66, "--tasks x.jsonl: no such file; give one of rows, or test, valid, excerpt"),
+        (
+            ("facts", "--tasks", "x.jsonl"),
+            66,
+            "--tasks x.jsonl: no such file; give one of rows, or test, valid, excerpt",
+        ),
         (("digits", "--query-aware"), 2, "--query-aware: of runs that read documents; these answer questions"),
     ],
 )

@@ -127,7 +127,9 @@ def test_a_file_a_stream_and_python_are_one_state(run: Run, place: Path, monkeyp
 
 
 def test_the_bill_and_rows(run: Run, place: Path) -> None:
-    code, out, _ = run("compress", "hope", "rows.jsonl", "--out", "x.safetensors", "--batch-size", "2", "--format", "json")
+    code, out, _ = run(
+        "compress", "hope", "rows.jsonl", "--out", "x.safetensors", "--batch-size", "2", "--format", "json"
+    )
     told = json.loads(out)
     assert code == 0
     assert (told["kind"], told["bytes"]) == ("state", Path("x.safetensors").stat().st_size)
@@ -304,8 +306,14 @@ def test_newer_schemas_and_other_tokenizers(run: Run, place: Path, me: str, monk
 @pytest.mark.parametrize(
     ("says", "args"),
     [
-        ("--save-state new.safetensors: nothing is learned that could be kept; add --learn", ["--save-state", "new.safetensors"]),
-        ("--save-state no/x.safetensors: there is no folder no; make it first", ["--learn", "--save-state", "no/x.safetensors"]),
+        (
+            "--save-state new.safetensors: nothing is learned that could be kept; add --learn",
+            ["--save-state", "new.safetensors"],
+        ),
+        (
+            "--save-state no/x.safetensors: there is no folder no; make it first",
+            ["--learn", "--save-state", "no/x.safetensors"],
+        ),
         ("--memory: 2 files; fast weights are one state, give one file", ["--memory", "a", "--memory", "b"]),
         ("--chat: not of a model that learns while it reads; leave it out", ["--chat"]),
         ("--allow-missing: not of a model that learns while it reads", ["--allow-missing", "x"]),
@@ -318,7 +326,18 @@ def test_what_cannot_be_meant_of_a_learner(run: Run, says: str, args: list[str])
 def test_what_belongs_to_other_models(run: Run, place: Path) -> None:
     says = "has no fast weights; give a run of method hope, or leave it out"
     refused(run, 2, f"--learn: {place / 'donor'} {says}", "generate", "donor", "x", "--learn", "--max-tokens", "1")
-    refused(run, 2, f"--save-state: {place / 'donor'} {says}", "generate", "donor", "x", "--save-state", "a", "--max-tokens", "1")
+    refused(
+        run,
+        2,
+        f"--save-state: {place / 'donor'} {says}",
+        "generate",
+        "donor",
+        "x",
+        "--save-state",
+        "a",
+        "--max-tokens",
+        "1",
+    )
     says = f"--vectors: of runs of autocompressor; {place / 'hope'} keeps fast weights of one size, leave it out"
     refused(run, 2, says, "compress", "hope", "book.txt", "--out", "x.safetensors", "--vectors", "2")
     Path("empty.txt").write_text("")

@@ -129,7 +129,9 @@ class EvaluateCommand:
         """Raises `Usage` (2) for flags that belong to questions."""
         flags = ("protocol", "tolerance", "data_dir", "with_cot", "jacobi_iterations", "baseline", "latency")
         if given := next((flag for flag in flags if flag != but and getattr(self, flag)), None):
-            raise UsageError(f"--{given.replace('_', '-')}: of runs that answer questions; these read documents, leave it out")
+            raise UsageError(
+                f"--{given.replace('_', '-')}: of runs that answer questions; these read documents, leave it out"
+            )
 
     def evaluate_documents(self, device: "torch.device") -> int:
         """The same of runs that read documents. Raises `Usage` (2) for flags that belong to questions."""

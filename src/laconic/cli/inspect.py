@@ -222,7 +222,10 @@ def parse_interventions(kinds: str, wheres: str, slots: str | None) -> "list[Int
     """The edits asked for. Raises `Usage` (2) for a name that is none, or a slot that is no number."""
     from laconic.evaluation.inspection.interventions import INTERVENTION_KINDS, INTERVENTION_TARGETS, InterventionSpec
 
-    for flag, text, known in (("--interventions", kinds, INTERVENTION_KINDS), ("--intervene-on", wheres, INTERVENTION_TARGETS)):
+    for flag, text, known in (
+        ("--interventions", kinds, INTERVENTION_KINDS),
+        ("--intervene-on", wheres, INTERVENTION_TARGETS),
+    ):
         odd = next((name for name in split_commas(text) if name not in known), None)
         if odd is not None:
             raise UsageError(f"{flag} {odd}: no such kind; there are {', '.join(known)}")

@@ -133,7 +133,9 @@ def validate_generate(command: "GenerateCommand") -> None:
             f"--save-state {command.save_state}: nothing is learned that could be kept; add --learn, or leave it out"
         )
     if command.save_state is not None and not command.save_state.resolve().parent.is_dir():
-        raise UsageError(f"--save-state {command.save_state}: there is no folder {command.save_state.parent}; make it first")
+        raise UsageError(
+            f"--save-state {command.save_state}: there is no folder {command.save_state.parent}; make it first"
+        )
 
 
 def state_row_titles(documents: "Sequence[Sequence[ReadDocument]]", rows: int) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import to_utf8
-from laconic.evaluation.run_names import short_run_names
 from laconic.errors import InputError, UsageError
+from laconic.evaluation.run_names import short_run_names
 
 
 @dataclass(frozen=True)

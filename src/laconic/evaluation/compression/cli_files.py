@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from laconic.evaluation.run_names import seed_run_name
 from laconic.config.load import load_recipe
 from laconic.console import progress
 from laconic.errors import InputError, PreemptedError, UsageError
@@ -17,6 +16,7 @@ from laconic.evaluation.compression.context_qa_data import load_context_question
 from laconic.evaluation.compression.context_qa_run import ContextQA, ICLClassification, split_demonstrations
 from laconic.evaluation.compression.icl_data import load_labelled_texts
 from laconic.evaluation.reasoning import run as reasoning_run
+from laconic.evaluation.run_names import seed_run_name
 from laconic.experiment.compressor import as_compressor
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun
 from laconic.storage import lock

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.config.load import load_recipe
 from laconic.config.recipe import DOCUMENT_METHODS, Recipe
 from laconic.console import progress, status
@@ -21,6 +20,7 @@ from laconic.evaluation.compression.context_qa import ContextTaskResult
 from laconic.evaluation.compression.run import CompressionEvalSet, build_eval_sets
 from laconic.evaluation.compression.table import CompressionResult
 from laconic.evaluation.reasoning import run as reasoning_run
+from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_run
 from laconic.storage import lock
 from laconic.training.signals import SignalInterruptError, StopSignal

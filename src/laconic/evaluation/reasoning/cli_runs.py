@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.config.load import load_recipe
 from laconic.console import progress, status
 from laconic.data.reasoning import answer_matching
@@ -29,6 +28,7 @@ from laconic.evaluation.reasoning.table import (
 )
 from laconic.evaluation.report.paper_figures import find_paper_figures
 from laconic.evaluation.report.recipe_diff import recipe_differences
+from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.evaluation.validation import COT_TEACHER_METHODS
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_run
 from laconic.storage import lock

@@ -7,7 +7,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.console import log_message, progress
@@ -19,6 +18,7 @@ from laconic.evaluation.class_incremental.run import load_results, plan_class_in
 from laconic.evaluation.compression import cli_runs as compression_cli_runs
 from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.evaluation.reasoning.question_sets import folder_safe_name
+from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.evaluation.streams import books
 from laconic.evaluation.streams import report as streams_report
 from laconic.evaluation.streams import run as streams_run

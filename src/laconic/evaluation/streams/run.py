@@ -68,7 +68,9 @@ def build_requests(run: LoadedRun, name: str, count: int | None) -> list[StreamR
     if stream == "needle":
         return [needle_request(run, count)]
     if stream not in SYNTHETIC_STREAMS or kind != stream:
-        raise InputError(f"--tasks {name}: {run.folder} is a run of data.source {kind}; its own sets are test and valid")
+        raise InputError(
+            f"--tasks {name}: {run.folder} is a run of data.source {kind}; its own sets are test and valid"
+        )
     made = build_data.load_held_out(recipe, run.parts.tokenizer, UNLIMITED_POSITIONS, part, count).source
     found = [StreamRequest(name, SYNTHETIC_STREAMS[stream], made, max(MAX_BATCH_TOKENS // made.max_length, 1))]
     if stream == "languages":
