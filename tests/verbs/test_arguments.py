@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from laconic.cli.arguments import parse_ints, seed_run_name, short_run_names, split_commas
+from laconic.cli.arguments import parse_ints, split_commas
+from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.errors import UsageError
 
 
@@ -14,7 +15,7 @@ def test_words_and_numbers_between_commas() -> None:
     assert parse_ints("--jacobi-iterations", None) == ()
     for text in ("two", "-1", "", "1,x"):
         with pytest.raises(
-            UsageError, match=f"--latents {text}: write whole numbers with commas between them, 1,2 say"
+            UsageError, match=f"--latents {text}: expected comma-separated integers"
         ):
             parse_ints("--latents", text)
 

@@ -307,7 +307,7 @@ def test_a_signal_while_time_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch)
         ((), 2, "no run given; laconic evaluate RUN"),
         (("gone",), 66, "gone is no run, and holds no seed-N that is one; give what laconic train wrote"),
         (("digits", "--limit", 0), 2, "--limit 0: too few; give 1 or more"),
-        (("digits", "--jacobi-iterations", "two"), 2, "--jacobi-iterations two: write whole numbers with commas between them, 1,2 say"),
+        (("digits", "--jacobi-iterations", "two"), 2, "--jacobi-iterations two: expected comma-separated integers, for example 1,2"),
         (("digits", "--tasks", ","), 2, "--tasks: no set given; name one, test say"),
         (("digits", "--protocol", "decimal", "--tolerance", "small"), 2, "--tolerance small: write a number, as 0.001"),
         (("digits", "--protocol", "codi", "--tolerance", "0.1"), 2, "--tolerance 0.1: protocol codi has no tolerance; give"),

@@ -212,7 +212,7 @@ def test_a_method_without_a_teacher(run: Run, tmp_path: Path) -> None:
             "--interventions turn: no such kind; there are zero, mean, shuffle, swap",
         ),
         (("kava", QUESTION, "--intervene-on", "head"), "--intervene-on head: no such kind; there are vectors, cache"),
-        (("kava", QUESTION, "--latents", "a"), "--latents a: write whole numbers with commas between them, 1,2 say"),
+        (("kava", QUESTION, "--latents", "a"), "--latents a: expected comma-separated integers, for example 1,2"),
         (
             ("kava", QUESTION, "--jacobi-iterations", "2"),
             "--jacobi-iterations 2: rounds are tried over a set; give --task SET in place of a",

@@ -13,6 +13,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from laconic.cli.arguments import parse_ints, split_commas, to_utf8
 from laconic.console import progress, status, write_file
 from laconic.errors import InputError, LaconicError, UsageError
+from laconic.evaluation.run_names import short_run_names
 
 if TYPE_CHECKING:
     from laconic.data.reasoning.answer_matching import AnswerProtocol
