@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from laconic.cli.arguments import parse_ints, split_commas
-from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.errors import UsageError
+from laconic.evaluation.run_names import seed_run_name, short_run_names
 
 
 def test_words_and_numbers_between_commas() -> None:
@@ -14,9 +14,7 @@ def test_words_and_numbers_between_commas() -> None:
     assert parse_ints("--jacobi-iterations", "0, 3,0") == (0, 3)
     assert parse_ints("--jacobi-iterations", None) == ()
     for text in ("two", "-1", "", "1,x"):
-        with pytest.raises(
-            UsageError, match=f"--latents {text}: expected comma-separated integers"
-        ):
+        with pytest.raises(UsageError, match=f"--latents {text}: expected comma-separated integers"):
             parse_ints("--latents", text)
 
 
