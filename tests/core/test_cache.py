@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
+from laconic.errors import CorruptArtifactError
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
-from laconic.storage.atomic import CorruptArtifactError
 from tests.core.readings import FAMILIES, Reading, alone, at_once, decoder_of, fresh, noise, readings, same, same_held
 
 SOME = pytest.mark.parametrize("name", [*FAMILIES, "llama, windows"])

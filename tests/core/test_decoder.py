@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from laconic.errors import InputError
 from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.hf_config import DropoutRates
-from laconic.storage.atomic import InputError
 from tests.core.readings import FAMILIES, VARIANTS, axes, decoder_of, fresh, noise, same
 from tests.tolerances import FLOAT32, error
 

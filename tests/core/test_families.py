@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from laconic.errors import InputError
 from laconic.models import block, fields, hf_config
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig, DropoutRates
 from laconic.models.rope import ROPE_SCALINGS, RopeConfig
-from laconic.storage.atomic import InputError
 from tests.conftest import needs
 
 FAMILIES = list(WEIGHT_NAMES)

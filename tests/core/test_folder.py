@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from laconic.errors import InputError, UsageError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
-from laconic.storage.atomic import InputError, UsageError
 
 FILE = "model.safetensors"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from laconic.errors import InputError, NonFiniteError, UnsafeFileError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.llama2c import gguf_to_hf, hf_to_gguf, hf_to_meta, meta_to_hf, read_llama2c, write_llama2c
 from laconic.models.weights import half_split, interleave
 from laconic.storage import atomic
-from laconic.storage.atomic import InputError, NonFiniteError, UnsafeFileError
 
 
 @pytest.fixture

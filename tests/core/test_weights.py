@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from laconic.errors import BusyError, InputError, LaconicError, NonFiniteError, UnsafeFileError, UsageError
 from laconic.models import weights
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.folder import plan_shards
 from laconic.storage import atomic
-from laconic.storage.atomic import BusyError, InputError, LaconicError, NonFiniteError, UnsafeFileError, UsageError
 from tests import tolerances
 from tests.conftest import REPO, missing, needs
 

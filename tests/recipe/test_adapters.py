@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from laconic.errors import BusyError, InputError, NonFiniteError, UnsafeFileError
 from laconic.experiment import lora
 from laconic.models.decoder import Decoder
-from laconic.storage.atomic import BusyError, InputError, NonFiniteError, UnsafeFileError, save_tensors
+from laconic.storage.atomic import save_tensors
 from tests.conftest import needs
 from tests.core.readings import FAMILIES, fresh
 from tests.tolerances import FLOAT32, error

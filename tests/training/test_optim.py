@@ -10,7 +10,8 @@ from laconic import rng
 from laconic.config.training import TrainingConfig
 from laconic.errors import UsageError
 from laconic.training.loop import train
-from laconic.training.optim import build_adamw, learning_rate_at
+from laconic.training.optim import build_adamw
+from laconic.training.step import learning_rate_at
 from tests.training.toy import Points, Rows, Toy
 
 

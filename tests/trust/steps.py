@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from laconic.errors import BusyError, CorruptArtifactError
+from laconic.errors import BusyError, CorruptArtifactError, NonFiniteError
 from laconic.storage import atomic, manifest
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
@@ -274,7 +274,7 @@ def nothing_infinite_is_committed(path: Path) -> None:
     def write(files: ManifestWriter) -> None:
         files.add_tensors("model.safetensors", {"a": torch.tensor([1.0, float("nan")])})
 
-    with run.lock(), suppress(atomic.NonFiniteError):
+    with run.lock(), suppress(NonFiniteError):
         run.commit_step(2, write, {})
     assert run.step_numbers() == [1]
     assert manifest.verify_folder(run.step_path(1), "step", 1).step == 1

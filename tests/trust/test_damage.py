@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.storage import atomic
-from laconic.storage.atomic import CorruptArtifactError
+from laconic.errors import CorruptArtifactError
+from laconic.storage import atomic, strict_json
 from tests.trust.limits import LIMITS
 
 
@@ -62,7 +62,7 @@ def turned(whole: bytes, n: int) -> bytes:
 def test_tensors_exchanged_are_found(tmp_path: Path) -> None:
     path = tmp_path / "cache.safetensors"
     small(path)
-    header = atomic.read_safetensors_header(path)
+    header = strict_json.read_safetensors_header(path)
     tensors = atomic.open_tensors(path, header.tensors)
     tensors["keys.0"], tensors["keys.1"] = tensors["keys.1"], tensors["keys.0"]
     atomic.write_file_atomically(path, lambda new: atomic.save_tensors(new, tensors, header.metadata))

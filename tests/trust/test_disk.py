@@ -11,8 +11,8 @@ import pytest
 import safetensors
 import torch
 
+from laconic.errors import DiskError
 from laconic.storage import atomic
-from laconic.storage.atomic import DiskError
 from tests.trust.shim import FAULTS, Shim
 
 

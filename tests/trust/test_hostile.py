@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from laconic.errors import LaconicError
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.storage.atomic import LaconicError
 from tests.trust.hostile import CASES
 from tests.trust.limits import LIMITS
 

@@ -10,7 +10,6 @@ def test_numbers_stand_once() -> None:
     held = {
         "header_bytes": strict_json.MAX_HEADER_BYTES,
         "json_depth": strict_json.MAX_JSON_DEPTH,
-        "json_integer": strict_json.MAX_JSON_INTEGER,
         "json_parts": strict_json.MAX_JSON_PARTS,
         "room": atomic.FREE_SPACE_FACTOR,
         "artifact_format": atomic.FORMAT_VERSION,

@@ -137,7 +137,7 @@ def test_any_manifest_is_a_typed_error(tmp_path: Path) -> None:
     for _ in range(LIMITS["parsed"]):
         fields = json.loads(json.dumps(whole))
         del fields["sha256"]
-        where = chance.choice([fields, fields["files"], fields["bound"], *fields["files"].values()])
+        where = chance.choice([fields, fields["files"], fields["fingerprints"], *fields["files"].values()])
         key = chance.choice([*where, "more"])
         if chance.random() < 0.3:
             where.pop(key, None)

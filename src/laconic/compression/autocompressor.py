@@ -32,8 +32,8 @@ from laconic.compression.summary_tokens import NO_MEAN_LENGTH, SummaryParameters
 from laconic.compression.training_window import TrainingPhase, WindowRun
 from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import UsageError
-from laconic.latent.answering import eval_no_grad
 from laconic.models.decoder import Decoder
+from laconic.models.modes import eval_no_grad
 
 BIASED_ESTIMATORS = ("soft", "straight")
 

@@ -6,7 +6,7 @@ Symbols: N tokens scored; p the model's softmax. A window is read at once, with 
 from torch import nn
 
 from laconic.batches import DocumentBatch, StepOutput
-from laconic.latent.cot import count_scored, masked_cross_entropy
+from laconic.losses import count_scored, masked_cross_entropy
 from laconic.models.decoder import Decoder
 
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from laconic.compression.halting.stop_distribution import solve_initial_bias, stop_logit, vocabulary_stop_logit
 from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import UsageError
-from laconic.latent.thoughts import NORMAL_STD, build_seeded_linear
 from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
+from laconic.models.init import NORMAL_STD, build_seeded_linear
 from laconic.storage import atomic
 
 TRIGGER_ROW, STOP_ROW = 0, 1  # of the control rows

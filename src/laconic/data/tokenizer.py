@@ -9,9 +9,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from laconic.data import chat_template as data_chat_template
-from laconic.errors import translate_os_errors
-from laconic.storage.atomic import InputError, UnsafeFileError, read_json, resolve_inside
-from laconic.storage.strict_json import to_canonical_json
+from laconic.errors import InputError, UnsafeFileError, translate_os_errors
+from laconic.storage.strict_json import read_json, resolve_inside, to_canonical_json
 
 SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")

@@ -18,7 +18,7 @@ from laconic.config.recipe import Recipe
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.experiment.build_data import load_held_out
 from laconic.experiment.build_model import ModelParts
-from laconic.latent.answering import eval_no_grad
+from laconic.models.modes import eval_no_grad
 from laconic.training.ranks import Ranks, map_over_ranks
 
 COLLAPSED_SPREAD, NEVER_STOPS_FRACTION = (

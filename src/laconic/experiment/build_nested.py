@@ -15,7 +15,7 @@ from laconic.nested.cms.equations import place_levels
 from laconic.nested.hope.config import MODEL_TYPE, UNLIMITED_POSITIONS, HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.language_model import check_levels
-from laconic.storage.atomic import read_json
+from laconic.storage.strict_json import read_json
 
 
 def nested_options(recipe: Recipe) -> tuple[MixerConfig, CMSConfig]:

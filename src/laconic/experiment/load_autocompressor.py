@@ -19,7 +19,7 @@ from laconic.errors import InputError, UnsafeFileError
 from laconic.experiment.build_model import check_vocabulary
 from laconic.models.decoder import Decoder
 from laconic.models.folder import INDEX_FILE, PICKLE_SUFFIXES, SINGLE_FILE, index_tensors
-from laconic.storage.atomic import read_json
+from laconic.storage.strict_json import read_json
 
 SUMMARY_EMBEDDING, SUMMARY_LENGTH_KEY, ACCUMULATE_KEY = "embed_summary.weight", "summary_length", "accumulate_summary"
 TRAINED_SEGMENT_TOKENS = 1536  # tokens of a segment, the mean with which the paper's models were trained

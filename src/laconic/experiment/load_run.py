@@ -18,8 +18,8 @@ from laconic.models import weights
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.storage import manifest
-from laconic.storage.atomic import read_json
 from laconic.storage.run_dir import RunDirectory, StepFolder
+from laconic.storage.strict_json import read_json
 from laconic.training import checkpoint
 
 RECIPE_FILE = "recipe.toml"

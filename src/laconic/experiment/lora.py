@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import nn
 
+from laconic.errors import InputError, UnsafeFileError
 from laconic.models.config import WEIGHT_NAMES
 from laconic.models.decoder import Decoder
-from laconic.storage import atomic
-from laconic.storage.atomic import InputError, UnsafeFileError
+from laconic.storage import atomic, strict_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -105,15 +105,15 @@ def read_adapter_shapes(folder: Path) -> TensorShapes:
         raise InputError(f"{folder} has {ADAPTER_CONFIG_FILE} but no {ADAPTER_WEIGHTS_FILE}; was the download cut?")
     return {
         name: entry.shape
-        for name, entry in atomic.read_safetensors_header(
-            atomic.resolve_inside(folder, ADAPTER_WEIGHTS_FILE)
+        for name, entry in strict_json.read_safetensors_header(
+            strict_json.resolve_inside(folder, ADAPTER_WEIGHTS_FILE)
         ).tensors.items()
     }
 
 
 def load_finite_tensors(folder: Path, found: TensorShapes) -> dict[str, torch.Tensor]:
     """Those tensors, or `NonFinite` (65)."""
-    tensors = atomic.open_tensors(atomic.resolve_inside(folder, ADAPTER_WEIGHTS_FILE), found)
+    tensors = atomic.open_tensors(strict_json.resolve_inside(folder, ADAPTER_WEIGHTS_FILE), found)
     for name, tensor in tensors.items():
         atomic.check_finite(name, tensor)
     return tensors
@@ -131,7 +131,7 @@ def read_adapter_config(folder: Path) -> "LoraConfig":
     """The adapter_config.json of a folder, of LoRA and its kin."""
     from peft import LoraConfig, PeftConfig
 
-    file = atomic.read_json(folder / ADAPTER_CONFIG_FILE)
+    file = strict_json.read_json(folder / ADAPTER_CONFIG_FILE)
     kind = file.get("peft_type")
     if kind != "LORA":
         raise InputError(

@@ -1,15 +1,16 @@
-"""CODI: one model teaches itself to think without words, by one hidden state where the answer begins.
+"""CODI: self-distillation of a chain of thought into latents through hidden states at the token before the answer.
 
-CODI arXiv:2502.21074; what PCCoT and KaVa share with it stands here too.
+CODI arXiv:2502.21074. PCCoT and KaVa extend the same training step.
 
-Symbols: h_t, h_s hidden states of teacher and student at the distillation token, l over layers (0 what the first block
-reads, L after the final norm); sigma their spread; CE_s, CE_t cross-entropies of student and teacher; gamma `alpha1`.
-The question is read once; the teacher goes on with chain and answer, the student with bot, thoughts, eot and answer.
+Symbols: h_t, h_s hidden states of teacher and student at the distillation token, l over layers (0 the input of the first
+block, L after the final norm); sigma their standard deviation; CE_s, CE_t cross-entropies of student and teacher; gamma
+the weight `hidden_weight`. One model is both: after the question, the teacher reads chain and answer, the student bot,
+latents, eot and answer.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,21 +20,16 @@ from torch import Tensor, nn
 from laconic.batches import AnswerBatch, ReasoningBatch, StepOutput
 from laconic.config.methods import Distance, DistillationConfig, ScaleKind
 from laconic.errors import UsageError
-from laconic.latent.answering import AnswerDecoding, answer_from_latents, eval_no_grad
-from laconic.latent.cot import (
-    build_student_targets,
-    build_teacher_targets,
-    count_scored,
-    generate_with_chain,
-    masked_cross_entropy,
-)
-from laconic.latent.rollout import ForwardFn, Intervention, LatentRollout
+from laconic.latent.answering import AnswerDecoding, answer_from_latents, generate_with_chain
+from laconic.latent.rollout import Intervention, LatentRollout
 from laconic.latent.thoughts import LatentThoughts
+from laconic.losses import build_student_targets, build_teacher_targets, count_scored, masked_cross_entropy
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
+from laconic.models.modes import eval_no_grad
 
-MIN_STD = 1e-6  # no spread is taken smaller
+MIN_STD = 1e-6
 DISTANCES = {
     "smooth_l1": partial(F.smooth_l1_loss, reduction="none"),
     "l1": partial(F.l1_loss, reduction="none"),
@@ -43,7 +39,7 @@ LossTerms = dict[str, Tensor]
 
 
 def masked_std(x: Float[Tensor, "*shape"], valid: Bool[Tensor, "*#shape"]) -> Float[Tensor, ""]:
-    """The standard deviation, with n - 1, of all live elements together; 1 if there are fewer than two."""
+    """Return the standard deviation, with n - 1, of all valid elements; 1 if there are fewer than two."""
     valid = valid.expand_as(x)
     n = valid.sum()
     mean = (x * valid).sum() / n.clamp(min=1)
@@ -51,11 +47,11 @@ def masked_std(x: Float[Tensor, "*shape"], valid: Bool[Tensor, "*#shape"]) -> Fl
     return var.clamp(min=MIN_STD**2).sqrt().where(n > 1, 1.0)
 
 
-def compute_layer_scales(x: Sequence[Tensor], valid: Tensor, norm: ScaleKind) -> Float[Tensor, " n"]:
-    """What the distance in each of n layers is divided by, before the power."""
-    if norm == "layer":
+def compute_layer_scales(x: Sequence[Tensor], valid: Tensor, scale: ScaleKind) -> Float[Tensor, " n"]:
+    """Return the divisor of the distance in each of n layers: sigma of the layer, sigma of all layers, or 1."""
+    if scale == "layer":
         return torch.stack([masked_std(layer, valid) for layer in x])
-    return (masked_std(torch.stack(tuple(x)), valid) if norm == "global" else x[0].new_ones(())).expand(len(x))
+    return (masked_std(torch.stack(tuple(x)), valid) if scale == "global" else x[0].new_ones(())).expand(len(x))
 
 
 def hidden_loss(
@@ -63,43 +59,54 @@ def hidden_loss(
     h_s: Float[Tensor, "n B D"],
     has_target: Bool[Tensor, " B"],
     *,
-    loss: Distance = "smooth_l1",
-    norm: ScaleKind = "layer",
-    power: int = 1,
+    distance: Distance = "smooth_l1",
+    scale: ScaleKind = "layer",
     denominator: float | None = None,
 ) -> Float[Tensor, ""]:
-    """Eq. 2: L = 1/n sum over l of 1/sigma_l mean_{b,d} d(h_s,l - sg h_t,l), over the `total` rows that have one."""
+    """Eq. 2: L = 1/n sum over l of 1/sigma_l mean_{b,d} d(h_s,l - sg h_t,l).
+
+    Args:
+        h_t: Hidden states of the teacher in n layers; gradients stop here.
+        h_s: Hidden states of the student.
+        has_target: Rows that have a distillation token.
+        distance: Elementwise distance d.
+        scale: Divisor of each layer's distance.
+        denominator: Number of rows with a distillation token in the whole optimizer step.
+    """
     h_t, h_s = h_t.detach().to(accumulation_dtype(h_t.dtype)), h_s.to(accumulation_dtype(h_s.dtype))
     denominator = float(has_target.sum()) if denominator is None else denominator
-    each = (DISTANCES[loss](h_s, h_t) * has_target[:, None]).sum((1, 2)) / (h_t.shape[2] * (denominator or 1.0))
-    return (each / compute_layer_scales(h_t.unbind(), has_target[:, None], norm) ** power).mean()
+    layers = (DISTANCES[distance](h_s, h_t) * has_target[:, None]).sum((1, 2)) / (h_t.shape[2] * (denominator or 1.0))
+    return (layers / compute_layer_scales(h_t.unbind(), has_target[:, None], scale)).mean()
 
 
-def combine_losses(student: Tensor, teacher: Tensor, codi: Tensor, config: DistillationConfig) -> Float[Tensor, ""]:
-    """Eq. 3: L = CE_s + gamma L_CODI + CE_t, the cross-entropies by their weights, 1 in the paper."""
-    return config.student_ce_weight * student + config.teacher_ce_weight * teacher + config.hidden_weight * codi
+def combine_losses(student: Tensor, teacher: Tensor, hidden: Tensor, config: DistillationConfig) -> Float[Tensor, ""]:
+    """Eq. 3: L = CE_s + gamma L_CODI + CE_t; the cross-entropies have weights, 1 in the paper."""
+    weighted = config.student_ce_weight * student + config.teacher_ce_weight * teacher
+    return weighted + config.hidden_weight * hidden
 
 
 class TeacherStudentPasses(NamedTuple):
-    """The two parts of one model on a batch: what each pass saw; `target` is the teacher's that L_CODI goes by."""
+    """Outputs of every pass of a training step; `distill_target` is the teacher pass that L_CODI compares with."""
 
     question: DecoderOutput
     teacher: DecoderOutput | None
     distill_target: DecoderOutput | None
+    latents: list[DecoderOutput]
     student: DecoderOutput
 
 
 def encode_question(decoder: Decoder, batch: ReasoningBatch, cache: KVCache | None = None) -> DecoderOutput:
-    """The pass that teacher and student continue."""
-    return decoder(decoder.embed(batch.question_ids), cache, live=batch.question_mask)
+    """Read the question, which teacher and student both continue."""
+    return decoder(decoder.embed(batch.question_ids), cache, attention_mask=batch.question_mask)
 
 
 def encode_chain(
     decoder: Decoder, batch: ReasoningBatch, cache: KVCache, capture: tuple[str, ...] = ()
 ) -> DecoderOutput:
-    """The teacher's pass: chain and answer."""
-    ids, live = torch.cat([batch.chain_ids, batch.answer_ids], 1), torch.cat([batch.chain_mask, batch.answer_mask], 1)
-    return decoder(decoder.embed(ids), cache, live=live, want=capture)
+    """Read chain and answer after the question: the teacher's pass."""
+    input_ids = torch.cat([batch.chain_ids, batch.answer_ids], 1)
+    mask = torch.cat([batch.chain_mask, batch.answer_mask], 1)
+    return decoder(decoder.embed(input_ids), cache, attention_mask=mask, capture=capture)
 
 
 def encode_answer(
@@ -109,11 +116,11 @@ def encode_answer(
     cache: KVCache,
     capture: tuple[str, ...] = (),
 ) -> DecoderOutput:
-    """The student's pass: eot and answer."""
-    words = decoder.embed(batch.answer_ids)
-    eot = latent_thoughts.end.to(words.dtype).expand(batch.B, 1, -1)
-    live = F.pad(batch.answer_mask, (1, 0), value=True)
-    return decoder(torch.cat([eot, words], 1), cache, live=live, want=capture)
+    """Read eot and answer after the latents: the student's pass."""
+    answer = decoder.embed(batch.answer_ids)
+    eot = latent_thoughts.end.to(answer.dtype).expand(batch.B, 1, -1)
+    mask = F.pad(batch.answer_mask, (1, 0), value=True)
+    return decoder(torch.cat([eot, answer], 1), cache, attention_mask=mask, capture=capture)
 
 
 def run_teacher_and_student(
@@ -123,49 +130,58 @@ def run_teacher_and_student(
     config: DistillationConfig,
     cache: KVCache | None = None,
     *,
-    capture: tuple[str, ...] = (),
+    capture_teacher: tuple[str, ...] = (),
+    capture_latents: tuple[str, ...] = (),
     needs_teacher_cache: bool = False,
-    forward_fn: ForwardFn | None = None,
 ) -> TeacherStudentPasses:
-    """Every pass of a training step that a term of the loss looks at; `reader` reads the thoughts.
+    """Run the passes that the terms of the loss need.
 
-    `want` names further stages of the teacher; `chosen`: its cache is looked at, whatever the weights are.
+    Args:
+        decoder: The model.
+        latent_thoughts: Its control vectors and projection.
+        batch: Questions with chains and answers.
+        config: Weights; a pass that only enters terms of weight 0 is skipped.
+        cache: KV cache of what precedes the questions.
+        capture_teacher: Names of further activations to capture in the teacher's pass.
+        capture_latents: Names of activations to capture in every pass over the latents.
+        needs_teacher_cache: Run the teacher's pass whatever the weights.
     """
-    states = distilled_layer_names(decoder, config)
+    hidden_names = distilled_layer_names(decoder, config)
     question = encode_question(decoder, batch, cache)
-    second = config.teacher_pass == "second_pass" and bool(states)
-    wanted = capture if second else (*states, *capture)
-    teacher = target = (
-        encode_chain(decoder, batch, question.cache, wanted)
-        if config.teacher_ce_weight or wanted or needs_teacher_cache
-        else None
-    )
-    if second:
+    is_second_pass = config.teacher_pass == "second_pass" and bool(hidden_names)
+    captured = capture_teacher if is_second_pass else (*hidden_names, *capture_teacher)
+    teacher = target = None
+    if config.teacher_ce_weight or captured or needs_teacher_cache:
+        teacher = target = encode_chain(decoder, batch, question.cache, captured)
+    if is_second_pass:
         with torch.no_grad():
-            again = question if config.share_question_cache else encode_question(decoder, batch, cache)
-            target = encode_chain(decoder, batch, again.cache, states)
-    own = question if config.share_question_cache else encode_question(decoder, batch, cache)
-    rolled = latent_thoughts.think(decoder, own.cache, forward_fn=forward_fn)
-    return TeacherStudentPasses(
-        question, teacher, target, encode_answer(decoder, latent_thoughts, batch, rolled.cache, states)
-    )
+            target = encode_chain(decoder, batch, question.cache, hidden_names)
+    latent_passes: list[DecoderOutput] = []
+
+    def forward(*args: Any, **kwargs: Any) -> DecoderOutput:
+        latent_passes.append(decoder(*args, **kwargs, capture=capture_latents))
+        return latent_passes[-1]
+
+    rollout = latent_thoughts.think(decoder, question.cache, forward_fn=forward)
+    student = encode_answer(decoder, latent_thoughts, batch, rollout.cache, hidden_names)
+    return TeacherStudentPasses(question, teacher, target, latent_passes, student)
 
 
 def distilled_layer_names(decoder: Decoder, config: DistillationConfig) -> tuple[str, ...]:
-    """The stages that L_CODI compares; none if it has no weight."""
+    """Return the names of the hidden states that L_CODI compares; none if its weight is 0."""
     L = decoder.config.num_hidden_layers
     first = {"all": 0, "blocks": 1, "last": L}[config.hidden_layers]
     return tuple(f"hidden.{l}" for l in range(first, L + 1)) if config.hidden_weight else ()
 
 
 def gather_column(output: DecoderOutput, names: tuple[str, ...], column: Int[Tensor, " B"]) -> Float[Tensor, "n B D"]:
-    """Hidden states of one column of each row."""
+    """Return the named hidden states at one column of each row."""
     rows = torch.arange(len(column), device=column.device)
     return torch.stack([output.activations[name][rows, column] for name in names])
 
 
 def count_denominators(batch: ReasoningBatch, config: DistillationConfig) -> dict[str, float]:
-    """Rows, tokens (or rows) scored in each cross-entropy, and rows that have a distillation token."""
+    """Return the number of rows, of scored tokens in each cross-entropy, and of rows with a distillation token."""
     return {
         "rows": float(batch.B),
         "student": count_scored(build_student_targets(batch), config.ce_reduction),
@@ -181,109 +197,95 @@ def compute_loss_terms(
     outputs: TeacherStudentPasses,
     config: DistillationConfig,
 ) -> LossTerms:
-    """The terms of the loss that have a weight, and how often either part's likeliest token was right."""
-    sums: Mapping[str, float] = batch.loss_denominators or count_denominators(batch, config)
+    """Return the loss terms whose weight is not 0, and the accuracy of student and teacher."""
+    denominators: Mapping[str, float] = batch.loss_denominators or count_denominators(batch, config)
     logits = partial(latent_thoughts.logits, decoder)
-    found: LossTerms = {}
+    terms: LossTerms = {}
     if config.student_ce_weight:
-        said = masked_cross_entropy(
-            logits, outputs.student.hidden_states, build_student_targets(batch), config.ce_reduction, sums["student"]
-        )
-        found |= {"student": said.loss, "student_right": said.accuracy}
+        targets, hidden = build_student_targets(batch), outputs.student.hidden_states
+        result = masked_cross_entropy(logits, hidden, targets, config.ce_reduction, denominators["student"])
+        terms |= {"student": result.loss, "student_right": result.accuracy}
     if config.teacher_ce_weight and outputs.teacher:
+        targets = build_teacher_targets(batch)
         hidden = torch.cat([outputs.question.hidden_states[:, -1:], outputs.teacher.hidden_states], 1)
-        said = masked_cross_entropy(logits, hidden, build_teacher_targets(batch), config.ce_reduction, sums["teacher"])
-        found |= {"teacher": said.loss, "teacher_right": said.accuracy}
+        result = masked_cross_entropy(logits, hidden, targets, config.ce_reduction, denominators["teacher"])
+        terms |= {"teacher": result.loss, "teacher_right": result.accuracy}
     if config.hidden_weight and outputs.distill_target:
         names, column = distilled_layer_names(decoder, config), batch.distill_column.clamp(min=0)
-        h_t = gather_column(outputs.distill_target, names, batch.chain_ids.shape[1] + column)
-        h_s = gather_column(outputs.student, names, 1 + column)
-        found["codi"] = hidden_loss(
-            h_t,
-            h_s,
+        terms["codi"] = hidden_loss(
+            gather_column(outputs.distill_target, names, batch.chain_ids.shape[1] + column),
+            gather_column(outputs.student, names, 1 + column),
             batch.distill_column >= 0,
-            loss=config.hidden_loss,
-            norm=config.hidden_scale,
-            power=config.hidden_scale_power,
-            denominator=sums["codi"],
+            distance=config.hidden_loss,
+            scale=config.hidden_scale,
+            denominator=denominators["codi"],
         )
-    return found
+    return terms
 
 
 def ordered_terms(terms: LossTerms, *names: str) -> tuple[Tensor, ...]:
-    """Terms of the loss in the order asked for; one that was not computed is 0. Raises `Usage` (2) if none was."""
+    """Return the named terms in order, 0 for those not computed.
+
+    Raises:
+        UsageError: If no term was computed.
+    """
     if not terms:
-        raise UsageError("every weight of the loss is 0, so nothing would be learned; give student one")
+        raise UsageError("every loss weight is 0, so nothing would be trained; set student_ce_weight")
     zero = next(iter(terms.values())).new_zeros(())
     return tuple(terms.get(name, zero) for name in names)
 
 
 def make_output(loss: Tensor, terms: LossTerms) -> StepOutput:
-    """The loss with its parts cut from the graph."""
-    return StepOutput(loss, {name: part.detach() for name, part in terms.items()})
-
-
-def think_no_grad(
-    decoder: Decoder,
-    latent_thoughts: LatentThoughts,
-    questions: ReasoningBatch,
-    intervention: Intervention | None = None,
-    record_passes: bool = False,
-) -> LatentRollout:
-    """The thoughts on questions, without gradients and dropout."""
-    with eval_no_grad(decoder, latent_thoughts):
-        return latent_thoughts.think(
-            decoder, encode_question(decoder, questions).cache, intervention=intervention, record_passes=record_passes
-        )
-
-
-def answer_with_method(
-    decoder: Decoder,
-    latent_thoughts: LatentThoughts,
-    questions: ReasoningBatch,
-    decoding: AnswerDecoding,
-    with_cot: bool,
-) -> AnswerBatch:
-    """The answer after the thoughts, or by the same weights after a chain written out."""
-    return (
-        generate_with_chain(decoder, questions, decoding)
-        if with_cot
-        else answer_from_latents(decoder, latent_thoughts, questions, decoding)
-    )
+    """Return the loss with its detached terms."""
+    return StepOutput(loss, {name: term.detach() for name, term in terms.items()})
 
 
 class Codi(nn.Module):
-    """CODI whole: thoughts made one after the other, distilled at one token."""
+    """CODI: sequential latents, distilled at one token.
+
+    Args:
+        decoder: The model, teacher and student in one.
+        latent_thoughts: Control vectors and projection with the sequential schedule.
+        config: Loss weights and distances.
+
+    Raises:
+        UsageError: If the latents have another schedule.
+    """
+
+    schedules: ClassVar[tuple[str, ...]] = ("sequential",)
 
     def __init__(self, decoder: Decoder, latent_thoughts: LatentThoughts, config: DistillationConfig) -> None:
         super().__init__()
-        if latent_thoughts.schedule != "sequential":
+        if latent_thoughts.schedule not in self.schedules:
+            name = type(self).__name__.lower()
             raise UsageError(
-                f"codi: thoughts of mode {latent_thoughts.schedule}; choose sequential, or the method pccot"
+                f"{name} requires latents with schedule {self.schedules[0]}, not {latent_thoughts.schedule}"
             )
         self.decoder, self.latent_thoughts, self.config = decoder, latent_thoughts, config
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """What the sums of the loss are divided by."""
+        """Return the counts that the sums of the loss are divided by."""
         return count_denominators(batch, self.config)
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Loss and parts of a batch; `state` is what stands before the questions."""
-        both = run_teacher_and_student(self.decoder, self.latent_thoughts, batch, self.config, state)
-        found = compute_loss_terms(self.decoder, self.latent_thoughts, batch, both, self.config)
-        student, teacher, kd = ordered_terms(found, "student", "teacher", "codi")
-        return make_output(combine_losses(student, teacher, kd, self.config), found)
-
-    def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
-        """Never: one phase."""
-        return False
+        """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions."""
+        outputs = run_teacher_and_student(self.decoder, self.latent_thoughts, batch, self.config, state)
+        terms = compute_loss_terms(self.decoder, self.latent_thoughts, batch, outputs, self.config)
+        student, teacher, hidden = ordered_terms(terms, "student", "teacher", "codi")
+        return make_output(combine_losses(student, teacher, hidden, self.config), terms)
 
     def think(
         self, questions: ReasoningBatch, intervention: Intervention | None = None, record_passes: bool = False
     ) -> LatentRollout:
-        """The thoughts on questions."""
-        return think_no_grad(self.decoder, self.latent_thoughts, questions, intervention, record_passes)
+        """Return the latents after the questions, without gradients and dropout."""
+        with eval_no_grad(self.decoder, self.latent_thoughts):
+            cache = encode_question(self.decoder, questions).cache
+            return self.latent_thoughts.think(
+                self.decoder, cache, intervention=intervention, record_passes=record_passes
+            )
 
     def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
-        """The answer after the thoughts; of the teacher, after a chain."""
-        return answer_with_method(self.decoder, self.latent_thoughts, questions, decoding, with_cot)
+        """Decode the answers after the latents, or with the same weights after a written chain."""
+        if with_cot:
+            return generate_with_chain(self.decoder, questions, decoding)
+        return answer_from_latents(self.decoder, self.latent_thoughts, questions, decoding)

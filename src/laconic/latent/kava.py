@@ -1,59 +1,67 @@
-"""KaVa: PCCoT, and the student's keys and values at its slots drawn to those that the teacher's chain leaves behind.
+"""KaVa: distill the KV cache of a written chain, compressed by R-KV, into the keys and values of the latents.
 
-KaVa arXiv:2510.02312. Equations 1 to 3 are `methods.rkv`, 5a and 5b `methods.cot.nll`.
+KaVa arXiv:2510.02312. Equations 1 to 3 are in `latent.rkv`, 5a and 5b in `losses.masked_cross_entropy`.
 
-Symbols: K_t, V_t the teacher's keys and values on the chain, K~, V~ those kept; K_s, V_s the student's at the slots of
-its last round; d a distance; alpha2 the weight of L_KV. G heads of keys, M slots, E width of a head, L layers.
+Symbols: K_t, V_t the teacher's keys and values on the chain, K~, V~ the selected ones; K_s, V_s the student's at the
+latents of the last iteration; d a distance; alpha2 the weight of L_KV. G KV heads, M latents, E head size, L layers.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from laconic.batches import AnswerBatch, ReasoningBatch, StepOutput
+from laconic.batches import ReasoningBatch, StepOutput
 from laconic.config.methods import Distance, DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.errors import UsageError
-from laconic.latent import codi, pccot, rkv
-from laconic.latent.answering import AnswerDecoding, eval_no_grad
+from laconic.latent import codi, rkv
 from laconic.latent.rkv import LayerSelection, SelectedColumns
-from laconic.latent.rollout import ForwardFn, Intervention, LatentRollout, LatentSchedule
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.attention import accumulation_dtype
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
+from laconic.models.modes import eval_no_grad
 
 LayerTensors = Sequence[Float[Tensor, "B G M E"]]
 KVReduction = Literal["mean", "row_mean", "paper_sum"]
-KVNorm = Literal["layer", "global", "own", "none"]
+KVScale = Literal["layer", "global", "own", "none"]
 
 
 def pad_short_chain(
     columns: SelectedColumns, mode: Literal["mask", "zero", "repeat"]
 ) -> tuple[SelectedColumns, Bool[Tensor, "B G M"]]:
-    """What slots beyond a short chain are taught: nothing, zeros, or the kept tokens spread; and which are taught."""
+    """Return the columns to distill into each slot, and which slots have a target.
+
+    Slots beyond a chain shorter than M have no target ("mask"), zeros as targets ("zero"), or the selected tokens
+    spread over all slots ("repeat").
+    """
     if mode == "mask":
         return columns, columns.valid
     if mode == "zero":
         return columns, torch.ones_like(columns.valid)
     M, n = columns.valid.shape[2], columns.valid.sum(2, keepdim=True)
     index = columns.index.gather(2, torch.arange(M, device=n.device) * n // M)
-    live = (n > 0).expand_as(columns.valid)
-    return SelectedColumns(index, live), live
+    valid = (n > 0).expand_as(columns.valid)
+    return SelectedColumns(index, valid), valid
 
 
 def compute_row_weights(
     target_mask: Bool[Tensor, "B G M"], L: int, E: int, reduction: KVReduction, denominator: float | None
 ) -> Float[Tensor, " B"]:
-    """What the sum of a row over l, g, m and e is multiplied by; `total` is of tokens taught, or else of rows."""
-    (B, G, M), own = target_mask.shape, target_mask.sum((1, 2), dtype=torch.float64)
+    """Return the factor of each row's sum over layers, heads, slots and E.
+
+    "mean" averages over all targets, "row_mean" over each row and then rows, "paper_sum" divides by rows and M only.
+    The denominator counts targets for "mean", else rows.
+    """
+    (B, G, M), counts = target_mask.shape, target_mask.sum((1, 2), dtype=torch.float64)
     if reduction == "mean":
-        tokens = float(own.sum()) / G if denominator is None else denominator
-        return torch.ones_like(own) / ((tokens or 1.0) * L * G * E)
+        tokens = float(counts.sum()) / G if denominator is None else denominator
+        return torch.ones_like(counts) / ((tokens or 1.0) * L * G * E)
     rows = float(B) if denominator is None else denominator
-    return 1 / ((rows or 1.0) * (own.clamp(min=1) * L * E if reduction == "row_mean" else torch.full_like(own, M)))
+    per_row = counts.clamp(min=1) * L * E if reduction == "row_mean" else torch.full_like(counts, M)
+    return 1 / ((rows or 1.0) * per_row)
 
 
 def key_or_value_loss(
@@ -61,19 +69,20 @@ def key_or_value_loss(
     student: LayerTensors,
     target_mask: Bool[Tensor, "B G M"],
     weights: Float[Tensor, " B"],
-    loss: Distance,
-    norm: KVNorm,
-    power: int,
+    distance: Distance,
+    scale: KVScale,
+    scale_power: int,
 ) -> Float[Tensor, ""]:
-    """Keys or values alone: the weighted sum over rows of d between a detached target and the student."""
-    live = target_mask[..., None]
+    """Return the weighted sum over rows of d between detached targets and the student, for keys or for values."""
+    mask = target_mask[..., None]
     target = [x.detach().to(accumulation_dtype(x.dtype)) for x in target]
     student = [x.to(accumulation_dtype(x.dtype)) for x in student]
-    if norm == "own":
-        target, student = ([x / codi.masked_std(x, live) ** power for x in layers] for layers in (target, student))
-    sigma = codi.compute_layer_scales(target, live, "none" if norm == "own" else norm) ** power
-    each = [(codi.DISTANCES[loss](s, t) * live).sum((1, 2, 3)) for s, t in zip(student, target, strict=True)]
-    return (torch.stack(each) * weights.to(sigma.dtype) / sigma[:, None]).sum()
+    if scale == "own":
+        target, student = ([x / codi.masked_std(x, mask) ** scale_power for x in xs] for xs in (target, student))
+    sigma = codi.compute_layer_scales(target, mask, "none" if scale == "own" else scale) ** scale_power
+    d = codi.DISTANCES[distance]
+    layers = [(d(s, t) * mask).sum((1, 2, 3)) for s, t in zip(student, target, strict=True)]
+    return (torch.stack(layers) * weights.to(sigma.dtype) / sigma[:, None]).sum()
 
 
 def kv_loss(
@@ -83,33 +92,41 @@ def kv_loss(
     v_s: LayerTensors,
     target_mask: Bool[Tensor, "B G M"],
     *,
-    loss: Distance = "smooth_l1",
+    distance: Distance = "smooth_l1",
     reduction: KVReduction = "mean",
-    norm: KVNorm = "none",
-    power: int = 1,
-    terms: Literal["both", "k", "v"] = "both",
+    scale: KVScale = "none",
+    scale_power: int = 1,
     denominator: float | None = None,
 ) -> Float[Tensor, ""]:
-    """Eq. 4: L_KV = 1/2 [mean d(sg K~ - K_s) + mean d(sg V~ - V_s)], means over taught (b, l, g, m) and E."""
+    """Eq. 4: L_KV = 1/2 [mean d(sg K~ - K_s) + mean d(sg V~ - V_s)], means over targets (b, l, g, m) and E.
+
+    Args:
+        k_target: Selected keys of the teacher, K~, in every layer; gradients stop here.
+        v_target: Selected values, V~.
+        k_s: The student's keys at the latents.
+        v_s: The student's values.
+        target_mask: Slots that have a target.
+        distance: Elementwise distance d.
+        reduction: See `compute_row_weights`.
+        scale: Divisor of the distance: sigma of each layer, of all layers, each side by its own, or 1.
+        scale_power: Power of sigma.
+        denominator: Number of targets (or rows) in the whole optimizer step.
+    """
     weights = compute_row_weights(target_mask, len(k_s), k_s[0].shape[3], reduction, denominator)
-    sides = {"k": (k_target, k_s), "v": (v_target, v_s)}
-    chosen = [sides[name] for name in ("k", "v") if terms in (name, "both")]
-    each = [key_or_value_loss(target, student, target_mask, weights, loss, norm, power) for target, student in chosen]
-    return torch.stack(each).sum() / 2
+    keys = key_or_value_loss(k_target, k_s, target_mask, weights, distance, scale, scale_power)
+    values = key_or_value_loss(v_target, v_s, target_mask, weights, distance, scale, scale_power)
+    return (keys + values) / 2
 
 
 def combine_losses(
     student: Tensor, teacher: Tensor, kd: Tensor, kv: Tensor, config: DistillationConfig, alpha2: float
 ) -> Float[Tensor, ""]:
     """Eq. 5: L = CE_s + CE_t + alpha1 L_CODI + alpha2 L_KV."""
-    return pccot.combine_losses(student, teacher, kd, config) + alpha2 * kv
+    return codi.combine_losses(student, teacher, kd, config) + alpha2 * kv
 
 
 class TeacherTargets(NamedTuple):
-    """What the teacher leaves in every layer: keys and values on the chain, those kept, and the scores behind it.
-
-    `matched` are the layers whose slots are drawn to what is kept there.
-    """
+    """Keys and values of the chain, selected columns and scores in every layer, for inspection."""
 
     k_t: tuple[Float[Tensor, "B G Nc E"], ...]
     v_t: tuple[Float[Tensor, "B G Nc E"], ...]
@@ -120,27 +137,22 @@ class TeacherTargets(NamedTuple):
     distilled_layers: tuple[int, ...]
 
 
-def record_forward(decoder: Decoder, capture: tuple[str, ...]) -> tuple[ForwardFn, list[DecoderOutput]]:
-    """The decoder as a reader that leaves behind what each of its passes saw."""
-    passes: list[DecoderOutput] = []
+class Kava(codi.Codi):
+    """KaVa: latents of either schedule, distilled at one token and by keys and values.
 
-    def read(vectors: Tensor, state: KVCache | None = None, *, live: Tensor | None = None) -> DecoderOutput:
-        passes.append(decoder(vectors, state, live=live, want=capture))
-        return passes[-1]
+    Args:
+        decoder: The model, teacher and student in one.
+        latent_thoughts: Control vectors and projection.
+        config: Weights of the cross-entropies and of the hidden-state loss.
+        selection_config: Which chain tokens are selected.
+        kv_config: Weight, distance and layers of L_KV.
+        seed: Seed of the policy "random".
 
-    return read, passes
+    Raises:
+        UsageError: If `kv_config` names layers that the decoder does not have.
+    """
 
-
-def group_passes_by_iteration(
-    passes: list[DecoderOutput], schedule: LatentSchedule, which: Literal["last", "all"]
-) -> list[list[DecoderOutput]]:
-    """The passes that wrote the slots, round by round; thoughts made one after the other are one round of many."""
-    rounds = [passes] if schedule == "sequential" else [[seen] for seen in passes[1:] or passes]
-    return rounds if which == "all" else rounds[-1:]
-
-
-class Kava(nn.Module):
-    """KaVa whole: `keeping` says which tokens of the chain are kept, `matching` how the slots are drawn to them."""
+    schedules: ClassVar[tuple[str, ...]] = ("jacobi", "sequential")
 
     def __init__(
         self,
@@ -151,109 +163,88 @@ class Kava(nn.Module):
         kv_config: KVDistillationConfig,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(decoder, latent_thoughts, config)
         L = decoder.config.num_hidden_layers
         self.layers = tuple(range(L)) if kv_config.layers is None else kv_config.layers
         if not self.layers or max(self.layers) >= L:
-            raise UsageError(f"kv_layers {list(self.layers)}: the decoder has layers 0 to {L - 1}; name some of them")
-        self.decoder, self.latent_thoughts = decoder, latent_thoughts
-        self.config, self.selection_config, self.kv_config, self.seed = config, selection_config, kv_config, seed
+            raise UsageError(f"layers {list(self.layers)}: choose one or more of the decoder's layers 0 to {L - 1}")
+        self.selection_config, self.kv_config, self.seed = selection_config, kv_config, seed
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """What the sums of the loss are divided by."""
+        """Return the counts that the sums of the loss are divided by."""
         length, M = batch.chain_mask.sum(1), self.latent_thoughts.num_latents
-        short = {"mask": length.clamp(max=M), "zero": torch.full_like(length, M), "repeat": (length > 0) * M}
-        return codi.count_denominators(batch, self.config) | {
-            "kv": float(short[self.kv_config.short_chain_targets].sum())
-        }
+        targets = {"mask": length.clamp(max=M), "zero": torch.full_like(length, M), "repeat": (length > 0) * M}
+        kv = float(targets[self.kv_config.short_chain_targets].sum())
+        return codi.count_denominators(batch, self.config) | {"kv": kv}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
-        """Loss and parts of a batch; `state` is what stands before the questions."""
-        pre = tuple(f"k.{l}" for l in self.layers if self.kv_config.key_space == "pre_rope")
-        asked = self.kv_config.weight and rkv.get_needed_scores(self.selection_config)[0]
-        queries = tuple(f"q_rot.{l}" for l in self.layers if asked)
-        reader, passes = record_forward(self.decoder, pre if self.kv_config.weight else ())
-        want = (*queries, *pre) if self.kv_config.weight else ()
-        both = codi.run_teacher_and_student(
+        """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions."""
+        weight = self.kv_config.weight
+        keys = tuple(f"k.{l}" for l in self.layers if weight and self.kv_config.key_space == "pre_rope")
+        needs_queries = weight and rkv.get_needed_scores(self.selection_config)[0]
+        queries = tuple(f"q_rot.{l}" for l in self.layers if needs_queries)
+        outputs = codi.run_teacher_and_student(
             self.decoder,
             self.latent_thoughts,
             batch,
             self.config,
             state,
-            capture=want,
-            needs_teacher_cache=bool(self.kv_config.weight),
-            forward_fn=reader,
+            capture_teacher=(*queries, *keys),
+            capture_latents=keys,
+            needs_teacher_cache=bool(weight),
         )
-        found = codi.compute_loss_terms(self.decoder, self.latent_thoughts, batch, both, self.config)
-        if self.kv_config.weight and both.teacher:
-            found |= self.compute_kv_terms(batch, both.teacher, passes)
-        student, teacher, kd, kv = codi.ordered_terms(found, "student", "teacher", "codi", "kv")
-        return codi.make_output(combine_losses(student, teacher, kd, kv, self.config, self.kv_config.weight), found)
+        terms = codi.compute_loss_terms(self.decoder, self.latent_thoughts, batch, outputs, self.config)
+        if weight and outputs.teacher:
+            terms |= self.compute_kv_terms(batch, outputs.teacher, outputs.latents)
+        student, teacher, kd, kv = codi.ordered_terms(terms, "student", "teacher", "codi", "kv")
+        return codi.make_output(combine_losses(student, teacher, kd, kv, self.config, weight), terms)
 
     def compute_kv_terms(
-        self, batch: ReasoningBatch, teacher: DecoderOutput, passes: list[DecoderOutput]
+        self, batch: ReasoningBatch, teacher: DecoderOutput, latent_passes: list[DecoderOutput]
     ) -> codi.LossTerms:
-        """L_KV, and the mean share of slots that hold a kept token."""
-        how, M = self.kv_config, self.latent_thoughts.num_latents
-        sums = batch.loss_denominators or self.loss_denominators(batch)
-        chosen = [self.select_tokens(batch, teacher, l) for l in self.layers]
-        targets = [pad_short_chain(c.columns, how.short_chain_targets) for c in chosen]
-        k_kept = [rkv.gather_selected(c.k_t, kept) for c, (kept, _) in zip(chosen, targets, strict=True)]
-        v_kept = [rkv.gather_selected(c.v_t, kept) for c, (kept, _) in zip(chosen, targets, strict=True)]
-        losses = [
-            kv_loss(
-                k_kept,
-                v_kept,
-                *self.gather_latent_kv(round),
-                targets[0][1],
-                loss=how.distance,
-                reduction=how.reduction,
-                norm=how.scale,
-                power=how.scale_power,
-                terms=how.terms,
-                denominator=sums["kv" if how.reduction == "mean" else "rows"],
-            )
-            for round in group_passes_by_iteration(passes, self.latent_thoughts.schedule, how.iterations)
-        ]
-        share = chosen[0].columns.valid[:, 0].sum() / (M * (sums["rows"] or 1.0))
-        return {"kv": torch.stack(losses).mean(), "kept": share}
+        """Return L_KV and the mean share of slots that have a selected token."""
+        config, denominators = self.kv_config, batch.loss_denominators or self.loss_denominators(batch)
+        selections = [self.select_tokens(batch, teacher, layer) for layer in self.layers]
+        targets = [pad_short_chain(s.columns, config.short_chain_targets) for s in selections]
+        k_target = [rkv.gather_selected(s.k_t, c) for s, (c, _) in zip(selections, targets, strict=True)]
+        v_target = [rkv.gather_selected(s.v_t, c) for s, (c, _) in zip(selections, targets, strict=True)]
+        loss = kv_loss(
+            k_target,
+            v_target,
+            *self.gather_latent_kv(latent_passes),
+            targets[0][1],
+            distance=config.distance,
+            reduction=config.reduction,
+            scale=config.scale,
+            scale_power=config.scale_power,
+            denominator=denominators["kv" if config.reduction == "mean" else "rows"],
+        )
+        M, valid = self.latent_thoughts.num_latents, selections[0].columns.valid
+        return {"kv": loss, "kept": valid[:, 0].sum() / (M * (denominators["rows"] or 1.0))}
 
     def select_tokens(
         self, batch: ReasoningBatch, teacher: DecoderOutput, layer: int, all_scores: bool = False
     ) -> LayerSelection:
-        """What a layer keeps of the chain."""
-        M, space = self.latent_thoughts.num_latents, self.kv_config.key_space
+        """Select the chain tokens of one layer."""
+        M, key_space = self.latent_thoughts.num_latents, self.kv_config.key_space
         return rkv.select_tokens(
-            self.decoder, batch, teacher, layer, self.selection_config, M, self.seed, space, all_scores
+            self.decoder, batch, teacher, layer, self.selection_config, M, self.seed, key_space, all_scores
         )
 
     def gather_latent_kv(self, passes: list[DecoderOutput]) -> tuple[list[Tensor], list[Tensor]]:
-        """The student's keys and values at its slots, the last columns that a round wrote."""
-        M, state = self.latent_thoughts.num_latents, passes[-1].cache
-        keys = [state.keys[l] for l in self.layers]
-        if self.kv_config.key_space == "pre_rope":
-            keys = [torch.cat([seen.activations[f"k.{l}"] for seen in passes], 2) for l in self.layers]
-        return [k[:, :, -M:] for k in keys], [state.values[l][:, :, -M:] for l in self.layers]
-
-    def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:
-        """Never: one phase."""
-        return False
-
-    def think(
-        self, questions: ReasoningBatch, intervention: Intervention | None = None, record_passes: bool = False
-    ) -> LatentRollout:
-        """The thoughts on questions."""
-        return codi.think_no_grad(self.decoder, self.latent_thoughts, questions, intervention, record_passes)
-
-    def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
-        """The answer after the thoughts; of the teacher, after a chain."""
-        return codi.answer_with_method(self.decoder, self.latent_thoughts, questions, decoding, with_cot)
+        """Return the student's keys and values at the latents, the last M columns."""
+        M, cache = self.latent_thoughts.num_latents, passes[-1].cache
+        keys = [cache.keys[l] for l in self.layers]
+        if self.kv_config.key_space == "pre_rope":  # not in the cache; a sequential rollout has one latent per pass
+            last = passes if self.latent_thoughts.schedule == "sequential" else passes[-1:]
+            keys = [torch.cat([output.activations[f"k.{l}"] for output in last], 2) for l in self.layers]
+        return [k[:, :, -M:] for k in keys], [cache.values[l][:, :, -M:] for l in self.layers]
 
     def compute_teacher_targets(self, batch: ReasoningBatch) -> TeacherTargets:
-        """What the teacher's pass on a batch leaves to be matched, in every layer, with all scores."""
+        """Return what a batch's teacher pass provides for distillation, in every layer, with all scores."""
         with eval_no_grad(self.decoder):
             question = codi.encode_question(self.decoder, batch).cache
             teacher = codi.encode_chain(self.decoder, batch, question, ("q_rot", "k"))
             layers = range(self.decoder.config.num_hidden_layers)
-            every = zip(*(self.select_tokens(batch, teacher, l, all_scores=True) for l in layers), strict=True)
-            return TeacherTargets(*every, distilled_layers=self.layers)
+            selections = zip(*(self.select_tokens(batch, teacher, l, all_scores=True) for l in layers), strict=True)
+            return TeacherTargets(*selections, distilled_layers=self.layers)

@@ -1,10 +1,10 @@
-"""The latent rollout: M thoughts in place of a written chain, all at once in rounds, or one after the other.
+"""Latent rollout: M continuous thoughts in place of a written chain, computed in parallel or one after the other.
 
-PCCoT arXiv:2506.18582 (Jacobi), CODI arXiv:2502.21074 and Coconut arXiv:2412.06769 (sequential), pause tokens
-arXiv:2310.02226 (rounds = 0).
+PCCoT arXiv:2506.18582 (Jacobi iteration), CODI arXiv:2502.21074 and Coconut arXiv:2412.06769 (sequential), pause tokens
+arXiv:2310.02226 (no iterations).
 
-Symbols: z_1 … z_M thoughts, the vectors read in the slots; h_L the hidden state after the final norm; prj `project`;
-bot the last vector of `prefix`; T `rounds`. Nothing is detached.
+Symbols: z_1 … z_M the latents, which are vectors read in place of embeddings; h_L the hidden state after the final norm;
+prj the projection; bot the last vector of the prefix; T the number of Jacobi iterations. Nothing is detached.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from laconic.generation.generate import PassCounts
 from laconic.models.cache import KVCache
 from laconic.models.decoder import DecoderOutput
 
-ForwardFn = Callable[..., DecoderOutput]
+ForwardFn = Callable[..., DecoderOutput]  # called like Decoder.forward
 ProjectFn = Callable[[Tensor], Tensor]
 Intervention = Callable[[Tensor, int], Tensor]
 LatentSchedule = Literal["jacobi", "sequential"]
 
 
 class PassRecord(NamedTuple):
-    """One pass over the slots: the vectors it read, what came out, and the cache it left."""
+    """One pass over the latents: the vectors read, the hidden states, and the cache after it."""
 
     latents: Float[Tensor, "B M D"]
     hidden_states: Float[Tensor, "B M D"]
@@ -34,9 +34,16 @@ class PassRecord(NamedTuple):
 
 
 class LatentRollout(NamedTuple):
-    """Thoughts as read in the last pass, its hidden states and its cache; `start` is the hidden state at bot.
+    """Result of a rollout.
 
-    `trace[t]` is pass t, of which 0 reads the placeholders; thoughts made one after the other have one entry.
+    Attributes:
+        latents: Vectors read in the last pass.
+        hidden_states: Hidden states of the last pass, after the final norm.
+        begin_hidden: Hidden state at bot.
+        cache: KV cache of prefix and latents.
+        passes: Number of decoder calls.
+        records: If requested, pass t of the Jacobi iteration, where pass 0 reads the placeholders; a sequential rollout
+            has a single entry.
     """
 
     latents: Float[Tensor, "B M D"]
@@ -61,20 +68,34 @@ def run_latent_rollout(
     intervention: Intervention | None = None,
     record_passes: bool = False,
 ) -> LatentRollout:
-    """M thoughts after `prefix`, whose last vector is bot; `state` is what was read before it, `live` its padding.
+    """Compute M latents after a prefix.
 
-    `edit(z, t)` changes thoughts just before they are read: in round t the [B, M, D] (t = 0 where the placeholders
-    are the thoughts); one after the other, z_t as [B, 1, D]. A round starts from what the last one read unedited.
-    Raises `Usage` (2) for numbers that cannot be meant, for rounds of thoughts made one after the other.
+    Args:
+        decoder: Called like `Decoder.forward`.
+        prefix: Vectors to read first; the last one is bot.
+        placeholder: Vector read in every latent's position in the first pass of the Jacobi iteration.
+        M: Number of latents.
+        num_iterations: Jacobi iterations T after the placeholder pass; None for a sequential rollout.
+        project: Map from a hidden state to the next vector.
+        cache: KV cache of what precedes the prefix.
+        attention_mask: True at real vectors of the prefix.
+        schedule: "jacobi" computes all latents at once in each iteration, "sequential" one after the other.
+        intervention: Changes latents just before they are read. It is called with all of them and the iteration t (0
+            for the placeholders if there are no iterations), or with z_m of shape [B, 1, D] and m. The next iteration
+            starts from the unchanged latents.
+        record_passes: Return a `PassRecord` of every pass.
+
+    Raises:
+        UsageError: If M is not positive, or the number of iterations does not fit the schedule.
     """
     if M < 1:
-        raise UsageError(f"{M} thoughts; give at least one")
+        raise UsageError(f"num_latents={M}; at least one is required")
     if schedule == "sequential":
         if num_iterations is not None:
-            raise UsageError(f"rounds {num_iterations}: thoughts made one after the other have none; leave them out")
+            raise UsageError(f"num_iterations={num_iterations}: a sequential rollout has no iterations; leave it out")
         return run_sequential_rollout(decoder, prefix, M, project, cache, attention_mask, intervention, record_passes)
     if num_iterations is None or num_iterations < 0:
-        raise UsageError(f"rounds {num_iterations}: Jacobi thoughts need a number of rounds, 0 or more")
+        raise UsageError(f"num_iterations={num_iterations}: the Jacobi schedule requires 0 or more")
     return run_jacobi_rollout(
         decoder, prefix, placeholder, M, num_iterations, project, cache, attention_mask, intervention, record_passes
     )
@@ -92,34 +113,39 @@ def run_jacobi_rollout(
     intervention: Intervention | None = None,
     record_passes: bool = False,
 ) -> LatentRollout:
-    """Placeholders read once behind `prefix`, then all thoughts `rounds` times, each time on the prefix alone."""
-    (B, Np, D), held = prefix.shape, 0 if cache is None else cache.S
+    """Read the placeholders after the prefix, then all latents in every iteration, each time after the prefix only."""
+    (B, Np, D), num_past = prefix.shape, 0 if cache is None else cache.S
     z = placeholder.to(prefix.dtype).expand(B, M, D)
-    read = intervention(z, 0) if intervention is not None and num_iterations == 0 else z
-    alive = None if attention_mask is None else torch.cat([attention_mask, attention_mask.new_ones(B, M)], 1)
-    seen = decoder(torch.cat([prefix, read], 1), cache, live=alive)
-    base, start, hidden = seen.cache.crop(held + Np), seen.hidden_states[:, Np - 1], seen.hidden_states[:, Np:]
-    passes = [PassRecord(read, hidden, seen.cache)]
+    latents = intervention(z, 0) if intervention is not None and num_iterations == 0 else z
+    mask = None if attention_mask is None else torch.cat([attention_mask, attention_mask.new_ones(B, M)], 1)
+    output = decoder(torch.cat([prefix, latents], 1), cache, attention_mask=mask)
+    prefix_cache = output.cache.crop(num_past + Np)
+    begin_hidden, hidden_states = output.hidden_states[:, Np - 1], output.hidden_states[:, Np:]
+    records = [PassRecord(latents, hidden_states, output.cache)]
     for t in range(1, num_iterations + 1):
-        z = initial_latents(seen.hidden_states[:, Np - 1 :], project) if t == 1 else jacobi_update(z, hidden, project)
-        read = z if intervention is None else intervention(z, t)
-        seen = decoder(read, base)
-        hidden = seen.hidden_states
-        passes.append(PassRecord(read, hidden, seen.cache))
+        if t == 1:
+            z = initial_latents(output.hidden_states[:, Np - 1 :], project)
+        else:
+            z = jacobi_update(z, hidden_states, project)
+        latents = z if intervention is None else intervention(z, t)
+        output = decoder(latents, prefix_cache)
+        hidden_states = output.hidden_states
+        records.append(PassRecord(latents, hidden_states, output.cache))
+    passes = PassCounts(0, 1, num_iterations, 0)
     return LatentRollout(
-        read, hidden, start, seen.cache, PassCounts(0, 1, num_iterations, 0), tuple(passes) if record_passes else ()
+        latents, hidden_states, begin_hidden, output.cache, passes, tuple(records) if record_passes else ()
     )
 
 
 def initial_latents(hidden_states: Float[Tensor, "B N D"], project: ProjectFn) -> Float[Tensor, "B M D"]:
-    """Eq. 1: z_m = prj(h_L at its left neighbour), at bot and placeholders 1 … M-1; `hidden` is of bot and all M."""
+    """Eq. 1: z_m = prj(h_L of its left neighbor); `hidden_states` are those of bot and all M placeholders."""
     return project(hidden_states[:, :-1])
 
 
 def jacobi_update(
     z: Float[Tensor, "B M D"], hidden_states: Float[Tensor, "B M D"], project: ProjectFn
 ) -> Float[Tensor, "B M D"]:
-    """Eq. 2: z_m = prj(h_L of slot m-1 in the pass that read z) for m = 2 … M, and z_1 stays."""
+    """Eq. 2: z_m = prj(h_L of z_(m-1) in the last pass) for m = 2 … M; z_1 depends on bot only and stays."""
     return torch.cat([z[:, :1], project(hidden_states[:, :-1])], 1) if z.shape[1] > 1 else z
 
 
@@ -133,18 +159,19 @@ def run_sequential_rollout(
     intervention: Intervention | None = None,
     record_passes: bool = False,
 ) -> LatentRollout:
-    """Eq. 1: z_1 = prj(h_L(bot)), z_{m+1} = prj(h_L(z_m)), each read on all before it; z_{M+1} is not made."""
-    seen = decoder(prefix, cache, live=attention_mask)
-    start = seen.hidden_states[:, -1]
-    thoughts: list[Tensor] = []
-    hidden = [seen.hidden_states[:, -1:]]
+    """Eq. 1: z_1 = prj(h_L(bot)), z_(m+1) = prj(h_L(z_m)), each read after all before it; M may be 0."""
+    output = decoder(prefix, cache, attention_mask=attention_mask)
+    begin_hidden = output.hidden_states[:, -1]
+    latents: list[Tensor] = []
+    hidden_states = [output.hidden_states[:, -1:]]
     for m in range(1, M + 1):
-        z = project(hidden[-1])
-        thoughts.append(z if intervention is None else intervention(z, m))
-        seen = decoder(thoughts[-1], seen.cache)
-        hidden.append(seen.hidden_states)
-    none = seen.hidden_states[:, :0]  # so that there may be no thoughts at all, at Coconut's first stage
-    whole = PassRecord(torch.cat([none, *thoughts], 1), torch.cat([none, *hidden[1:]], 1), seen.cache)
+        z = project(hidden_states[-1])
+        latents.append(z if intervention is None else intervention(z, m))
+        output = decoder(latents[-1], output.cache)
+        hidden_states.append(output.hidden_states)
+    empty = output.hidden_states[:, :0]  # Coconut's first stage has no latents
+    record = PassRecord(torch.cat([empty, *latents], 1), torch.cat([empty, *hidden_states[1:]], 1), output.cache)
+    records = (record,) if record_passes else ()
     return LatentRollout(
-        whole.latents, whole.hidden_states, start, seen.cache, PassCounts(1, 0, M, 0), (whole,) if record_passes else ()
+        record.latents, record.hidden_states, begin_hidden, output.cache, PassCounts(1, 0, M, 0), records
     )

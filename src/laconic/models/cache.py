@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from laconic.errors import CorruptArtifactError
 from laconic.models.config import DecoderConfig
 from laconic.storage import atomic
 
@@ -206,12 +207,10 @@ class KVCache:
         tensors, about = atomic.load_artifact(Path(path), "cache")
         model = about.get("model", "of no name")
         if model != decoder.fingerprint:
-            raise atomic.CorruptArtifactError(
-                f"{path} was written for weights {model}, this model is {decoder.fingerprint}"
-            )
+            raise CorruptArtifactError(f"{path} was written for weights {model}, this model is {decoder.fingerprint}")
         odd = first_invalid_tensor(tensors)
         if odd:
-            raise atomic.CorruptArtifactError(f"{path}: {odd} is missing or does not fit a cache; take another copy")
+            raise CorruptArtifactError(f"{path}: {odd} is missing or does not fit a cache; take another copy")
         layers = range((len(tensors) - 2) // 2)
         return cls(
             tuple(tensors[f"keys.{i}"] for i in layers),

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from laconic.errors import InputError
 from laconic.models.fields import ARCHITECTURES, FAMILY_FIELDS
 from laconic.models.hf_config import DropoutRates, parse_hf_config, to_hf_config
 from laconic.models.rope import RopeConfig
-from laconic.storage.atomic import InputError, read_json
+from laconic.storage.strict_json import read_json
 
 __all__ = ["DecoderConfig", "DropoutRates", "WeightNames", "WEIGHT_NAMES"]
 

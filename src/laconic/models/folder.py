@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from laconic.errors import InputError, UnsafeFileError
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.storage import atomic
-from laconic.storage.atomic import InputError, TensorSpec, UnsafeFileError
-from laconic.storage.strict_json import is_printable
+from laconic.storage import atomic, strict_json
+from laconic.storage.strict_json import TensorSpec, is_printable
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pth", ".pt", ".ckpt")
@@ -103,17 +103,17 @@ def index_tensors(folder: Path) -> dict[str, StoredTensor]:
     if (folder / SINGLE_FILE).exists() or (folder / SINGLE_FILE).is_symlink():
         files = {SINGLE_FILE: [""]}
     elif (folder / INDEX_FILE).exists():
-        files = _read_index(atomic.read_json(atomic.resolve_inside(folder, INDEX_FILE)))
+        files = _read_index(strict_json.read_json(strict_json.resolve_inside(folder, INDEX_FILE)))
     else:
         refuse_pickle(folder)
         raise InputError(f"{folder} has config.json but no model.safetensors and no index; was the download cut?")
     found: dict[str, StoredTensor] = {}
     for shard, names in files.items():
         refuse_pickle(folder, shard)
-        path = atomic.resolve_inside(folder, shard)
+        path = strict_json.resolve_inside(folder, shard)
         if not path.exists():
             raise InputError(f"{shard} is named by the index and not there ({len(names)} tensors, first {names[0]})")
-        for name, entry in atomic.read_safetensors_header(path).tensors.items():
+        for name, entry in strict_json.read_safetensors_header(path).tensors.items():
             if name in found:
                 raise InputError(f"{name} lies in {found[name].path.name} and in {shard}; fetch them again")
             found[name] = StoredTensor(path, name, entry)

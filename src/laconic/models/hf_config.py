@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from laconic.errors import InputError
 from laconic.models.fields import (
     COUNT,
     DEFAULT_TOKEN_IDS,
@@ -31,7 +32,6 @@ from laconic.models.fields import (
     choice_field,
 )
 from laconic.models.rope import RopeConfig
-from laconic.storage.atomic import InputError
 
 JsonObject = Mapping[str, Any]
 

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laconic.errors import translate_os_errors
+from laconic.errors import InputError, translate_os_errors
 from laconic.models.config import DecoderConfig
 from laconic.models.folder import refuse_pickle
 from laconic.models.rope import RopeConfig, frequencies
 from laconic.models.weights import half_split, interleave
 from laconic.storage import atomic
-from laconic.storage.atomic import InputError
 from laconic.storage.strict_json import check_not_pickle
 
 META_NAMES = {

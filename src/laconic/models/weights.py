@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
+from laconic.errors import InputError, UsageError
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.folder import (
     INDEX_FILE,
@@ -23,8 +24,7 @@ from laconic.models.folder import (
     plan_shards,
     transposed_weights,
 )
-from laconic.storage import atomic
-from laconic.storage.atomic import InputError, UsageError
+from laconic.storage import atomic, strict_json
 
 FINGERPRINT_SAMPLES = 1024  # elements of a tensor that enter the fingerprint
 COMPANION_FILES = (
@@ -172,7 +172,9 @@ def _sample_tensor(name: str, tensor: Tensor) -> bytes:
         at.insert(0, places % width)
         places = places // width
     flat = tensor.detach()[tuple(at)] if at else tensor.detach().reshape(1)
-    return f"{atomic.to_canonical_json([name, list(tensor.shape)])}\n".encode() + flat.float().cpu().numpy().tobytes()
+    return (
+        f"{strict_json.to_canonical_json([name, list(tensor.shape)])}\n".encode() + flat.float().cpu().numpy().tobytes()
+    )
 
 
 def _combine_samples(samples: Mapping[str, bytes]) -> str:
@@ -219,7 +221,7 @@ def save_weights(
             (new / INDEX_FILE).write_text(_index(shards, width, state), encoding="utf-8")
         for name in COMPANION_FILES:
             if source_folder and (source_folder / name).is_file():
-                shutil.copyfile(atomic.resolve_inside(source_folder, name), new / name)
+                shutil.copyfile(strict_json.resolve_inside(source_folder, name), new / name)
 
     atomic.write_folder_atomically(folder, write, sum(width.values()))
 

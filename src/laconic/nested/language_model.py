@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from laconic.batches import DocumentBatch, StepOutput
 from laconic.config.nested import CMSConfig, InnerLoopConfig, find_untrained_level
 from laconic.errors import UsageError
-from laconic.latent.cot import count_scored, masked_cross_entropy
+from laconic.losses import count_scored, masked_cross_entropy
 from laconic.nested import nan_check
 from laconic.nested import state as values
 from laconic.nested.hope.model import Hope

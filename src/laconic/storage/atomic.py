@@ -1,4 +1,8 @@
-"""Every artifact on disk: written beside its name, synced, renamed; single files carry their own digest."""
+"""Write files and folders atomically, and save tensors with a digest.
+
+Everything is first written under a temporary name in the same folder, synced to disk and then renamed, so that a
+reader sees either the old version or the complete new one.
+"""
 
 import hashlib
 import os
@@ -20,50 +24,41 @@ from laconic.errors import (
     CorruptArtifactError,
     DiskError,
     InputError,
-    LaconicError,
     NonFiniteError,
-    UnsafeFileError,
-    UsageError,
     free_bytes,
     translate_os_errors,
 )
-from laconic.storage.strict_json import (
-    SafetensorsHeader,
-    TensorSpec,
-    parse_json,
-    read_json,
-    read_safetensors_header,
-    resolve_inside,
-    to_canonical_json,
-)
+from laconic.storage.strict_json import SafetensorsHeader, parse_json, read_safetensors_header, to_canonical_json
 
-FREE_SPACE_FACTOR = 2.2  # free space asked for, in expected bytes
-FORMAT_VERSION = 1  # of single-file artifacts; newer ones are refused
-KIND_LABELS = {"memory": "memory (summary vectors)", "laconic.state": "state (fast weights)"}  # kinds a person gives
-
-__all__ = [
-    "LaconicError", "UsageError", "NonFiniteError", "InputError", "BusyError", "DiskError", "CorruptArtifactError", "UnsafeFileError",
-    "TensorSpec", "SafetensorsHeader", "to_canonical_json", "read_safetensors_header", "resolve_inside", "parse_json", "read_json",
-    "check_finite", "open_tensors", "save_tensors", "unshare_tensors", "check_free_space", "fsync_path",
-    "write_folder_atomically", "write_file_atomically", "save_artifact", "load_artifact", "read_artifact_kind", "load_into_module",
-]  # fmt: skip
+FREE_SPACE_FACTOR = 2.2  # free space required before a write, as a multiple of the expected bytes
+FORMAT_VERSION = 1  # of single-file artifacts
+KIND_LABELS = {"memory": "memory (summary vectors)", "laconic.state": "state (fast weights)"}
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """Raises `NonFinite` with the count and the first index if a floating tensor holds NaN or infinity."""
+    """Raise `NonFiniteError` with the count and the first index if a floating-point tensor holds NaN or infinity."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return
     values = tensor.detach().float() if tensor.itemsize == 1 else tensor.detach()
-    low, high = values.aminmax()  # NaN wins; allocates nothing
+    low, high = values.aminmax()  # propagates NaN and allocates no mask
     if bool(low.isfinite() & high.isfinite()):
         return
     bad = (~values.isfinite()).nonzero()
-    values_are = "value" if len(bad) == 1 else "values"
-    raise NonFiniteError(f"{name}: {len(bad):,} {values_are} not finite, first at {list(map(int, bad[0]))}")
+    noun = "value" if len(bad) == 1 else "values"
+    raise NonFiniteError(f"{name}: {len(bad):,} {noun} not finite, first at {list(map(int, bad[0]))}")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file of finite tensors with the mode that any new file gets; call it inside a commit."""
+    """Write a safetensors file of finite tensors; call it inside an atomic write.
+
+    Args:
+        path: File to write.
+        tensors: Tensors by name; shared and non-contiguous ones are copied.
+        metadata: Strings for the `__metadata__` entry of the header.
+
+    Raises:
+        NonFiniteError: If a tensor holds NaN or infinity; nothing is written.
+    """
     for name, tensor in tensors.items():
         check_finite(name, tensor)
     path.touch()
@@ -75,31 +70,38 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         if number is None:
             raise
         n = int(number[1])
-        raise OSError(n, f"{os.strerror(n)} while a tensor was written") from error
-    path.chmod(mode)  # safetensors makes its files 0600
+        raise OSError(n, f"{os.strerror(n)} while writing a tensor") from error
+    path.chmod(mode)  # safetensors creates its files with mode 0600
 
 
 def open_tensors(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
-    """The tensors named, mapped from a file whose header was checked; all of them hold one mapping of the file."""
+    """Return the named tensors, memory-mapped; check the header with `read_safetensors_header` first."""
     with cast(Any, safe_open)(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in names}
 
 
 def unshare_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors on the CPU, contiguous, no two on the same bytes, which safetensors would refuse."""
-    found = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    """Return the tensors on the CPU, contiguous and without shared memory, as safetensors requires."""
+    result = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     end = 0
-    for name, tensor in sorted(found.items(), key=lambda item: item[1].data_ptr()):
+    for name, tensor in sorted(result.items(), key=lambda item: item[1].data_ptr()):
         if tensor.data_ptr() < end:
-            found[name] = tensor.clone()
+            result[name] = tensor.clone()
         end = max(end, tensor.data_ptr() + tensor.nbytes)
-    return found
+    return result
 
 
 def write_folder_atomically(target: Path, write: Callable[[Path], None], expected_bytes: int = 0) -> None:
-    """A whole folder or none: `write` fills a hidden sibling, which is synced and then renamed to `target`.
+    """Create a complete folder or none.
 
-    `target` may be an empty folder; anything else there is `Busy`. `expected` is the number of bytes to come.
+    Args:
+        target: Folder to create; it may exist only if it is empty.
+        write: Fills the temporary folder that it is given, which is then synced and renamed to `target`.
+        expected_bytes: Size of what `write` will write, for the check of free space.
+
+    Raises:
+        BusyError: If `target` exists and is not empty.
+        DiskError: If there is too little free space or the file system fails.
     """
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise BusyError(f"{target} exists and is not empty")
@@ -122,7 +124,16 @@ def write_folder_atomically(target: Path, write: Callable[[Path], None], expecte
 
 
 def write_file_atomically(path: Path, write: Callable[[Path], object], expected_bytes: int = 0) -> None:
-    """The new file or the old one, nothing between: `write` fills a hidden sibling, which then takes the name."""
+    """Create or replace a file; on any failure the old file stays.
+
+    Args:
+        path: File to create or replace.
+        write: Writes the temporary file whose path it is given.
+        expected_bytes: Size of what `write` will write, for the check of free space.
+
+    Raises:
+        DiskError: If there is too little free space or the file system fails.
+    """
     temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
     with translate_os_errors(path, expected_bytes):
         check_free_space(path.parent, expected_bytes)
@@ -137,16 +148,15 @@ def write_file_atomically(path: Path, write: Callable[[Path], object], expected_
 
 
 def check_free_space(folder: Path, expected_bytes: int) -> None:
-    """Raises `NoSpace` where `expected` bytes and their reserve do not fit."""
-    if FREE_SPACE_FACTOR * expected_bytes > free_bytes(folder):
-        asked = int(FREE_SPACE_FACTOR * expected_bytes)
-        raise DiskError(
-            f"{folder}: {asked:,} bytes are asked for to write {expected_bytes:,}, {free_bytes(folder):,} are free"
-        )
+    """Raise `DiskError` if less than `FREE_SPACE_FACTOR` times the expected bytes are free."""
+    available = free_bytes(folder)
+    if FREE_SPACE_FACTOR * expected_bytes > available:
+        required = int(FREE_SPACE_FACTOR * expected_bytes)
+        raise DiskError(f"{folder}: {required:,} bytes required to write {expected_bytes:,}, {available:,} are free")
 
 
 def fsync_path(path: Path) -> None:
-    """What was written to a file, or the names in a folder, is on the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -154,84 +164,118 @@ def fsync_path(path: Path) -> None:
         os.close(handle)
 
 
-def save_artifact(path: Path, tensors: Mapping[str, Tensor], kind: str, about: Mapping[str, object]) -> None:
-    """One safetensors file that knows what it is: canonical JSON `laconic`, and a `digest` of JSON, names and bytes."""
-    held = unshare_tensors(tensors)
-    text = to_canonical_json({**about, "format": FORMAT_VERSION, "kind": kind})
-    metadata = {"laconic": text, "digest": _hash_artifact(text, held)}
-    write_file_atomically(path, lambda new: save_tensors(new, held, metadata), sum(t.nbytes for t in held.values()))
+def save_artifact(path: Path, tensors: Mapping[str, Tensor], kind: str, metadata: Mapping[str, object]) -> None:
+    """Write a self-describing safetensors file atomically.
+
+    Args:
+        path: File to create or replace.
+        tensors: Finite tensors by name.
+        kind: Type of artifact, for example "memory"; `load_artifact` asks for the same one.
+        metadata: Any JSON values; stored as canonical JSON under the header key `laconic`, beside a `digest` of that
+            JSON and of all tensors.
+    """
+    copies = unshare_tensors(tensors)
+    text = to_canonical_json({**metadata, "format": FORMAT_VERSION, "kind": kind})
+    header = {"laconic": text, "digest": _hash_artifact(text, copies)}
+    write_file_atomically(path, lambda new: save_tensors(new, copies, header), sum(t.nbytes for t in copies.values()))
 
 
 def load_artifact(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors, mapped, and what `save_artifact` was told about them; `Damaged` before any tensor is handed out."""
-    header, about = read_artifact_header(path)
-    metadata = header.metadata
-    if about.get("format") != FORMAT_VERSION or about.get("kind") != kind:
-        there = f"{KIND_LABELS.get(str(about.get('kind')), about.get('kind'))} of format {about.get('format')}"
-        asked = KIND_LABELS.get(kind, kind)
-        raise CorruptArtifactError(
-            f"{path} is a {there}, asked was a {asked} of format {FORMAT_VERSION}; open it with what made it"
-        )
+    """Open a file written by `save_artifact` and verify its digest.
+
+    Args:
+        path: The file.
+        kind: The expected type of artifact.
+
+    Returns:
+        The memory-mapped tensors by name, and the metadata.
+
+    Raises:
+        InputError: If there is no such file.
+        CorruptArtifactError: If it is of another kind or format, or was changed since it was written.
+    """
+    header, metadata = read_artifact_header(path)
+    actual, version = metadata.get("kind"), metadata.get("format")
+    if version != FORMAT_VERSION or actual != kind:
+        label = f"{KIND_LABELS.get(str(actual), actual)} of format {version}"
+        expected = f"{KIND_LABELS.get(kind, kind)} of format {FORMAT_VERSION}"
+        raise CorruptArtifactError(f"{path} is a {label}, expected a {expected}; use the command that wrote it")
     with translate_os_errors(path):
         tensors = open_tensors(path, header.tensors)
-    found = _hash_artifact(metadata["laconic"], tensors)
-    if metadata != {"laconic": metadata["laconic"], "digest": found}:
-        raise CorruptArtifactError(
-            f"{path}: digest {metadata.get('digest')} promised, {found} found; take another copy"
-        )
-    return tensors, about
+    digest = _hash_artifact(header.metadata["laconic"], tensors)
+    if header.metadata != {"laconic": header.metadata["laconic"], "digest": digest}:
+        stored = header.metadata.get("digest")
+        raise CorruptArtifactError(f"{path}: digest {digest} does not match the stored {stored}; take another copy")
+    return tensors, metadata
 
 
 def read_artifact_kind(path: Path) -> str:
-    """What a file of ours says it is; nothing else of it is looked at. Raises as `open_artifact` does."""
+    """Return the type of artifact that a file claims to be, without verifying it."""
     return str(read_artifact_header(path)[1].get("kind"))
 
 
 def read_artifact_header(path: Path) -> tuple[SafetensorsHeader, dict[str, Any]]:
-    """The header of a file, and what it says of itself. Raises `BadInput` (66) for no file, `Damaged` (76)."""
+    """Return the safetensors header and the laconic metadata of a file.
+
+    Raises:
+        InputError: If there is no such file.
+        CorruptArtifactError: If it was not written by `save_artifact`.
+    """
     if not path.is_file():
         raise InputError(f"no {path.name} in {path.parent}")
     try:
         header = read_safetensors_header(path)
         return header, parse_json(header.metadata.get("laconic", "").encode(), f"{path.name}: metadata")
     except InputError as error:
-        raise CorruptArtifactError(f"no artifact of laconic: {error}") from None
+        raise CorruptArtifactError(f"not written by laconic: {error}") from None
 
 
-def load_into_module(module: nn.Module, path: Path, kind: str, about: Mapping[str, object]) -> None:
-    """A saved artifact into a module. Raises `Damaged` (76) where a setting of `about` or a tensor does not fit."""
-    tensors, found = load_artifact(path, kind)
-    other = "; ".join(diff_settings({name: found.get(name) for name in about}, about))
-    if other:
-        raise CorruptArtifactError(f"{path} has {other}; take what it was made with")
-    own = module.state_dict()
-    for name in own.keys() & tensors.keys():
-        if own[name].numel() == 1 == tensors[name].numel():  # what is one number now was a scalar once
-            tensors[name] = tensors[name].reshape(own[name].shape)
-    odd = min(own.keys() ^ tensors.keys(), default=None) or next(
-        (name for name, t in own.items() if t.shape != tensors[name].shape), None
+def load_into_module(module: nn.Module, path: Path, kind: str, metadata: Mapping[str, object]) -> None:
+    """Copy the tensors of an artifact into a module.
+
+    Args:
+        module: Module that has exactly the tensors of the file.
+        path: File written by `save_artifact`.
+        kind: The expected type of artifact.
+        metadata: Values that the file's metadata must have.
+
+    Raises:
+        CorruptArtifactError: If a value of `metadata` or a tensor does not match.
+    """
+    tensors, stored = load_artifact(path, kind)
+    mismatch = "; ".join(diff_settings({name: stored.get(name) for name in metadata}, metadata))
+    if mismatch:
+        raise CorruptArtifactError(f"{path} does not match this model: {mismatch}; load it with its own settings")
+    current = module.state_dict()
+    for name in current.keys() & tensors.keys():
+        if current[name].numel() == 1 == tensors[name].numel():  # scalars may be stored with shape [] or [1]
+            tensors[name] = tensors[name].reshape(current[name].shape)
+    bad = min(current.keys() ^ tensors.keys(), default=None) or next(
+        (name for name, t in current.items() if t.shape != tensors[name].shape), None
     )
-    if odd:
-        raise CorruptArtifactError(f"{path}: {odd} is missing, unexpected or of another shape; take another copy")
+    if bad:
+        raise CorruptArtifactError(f"{path}: {bad} is missing, unexpected or of another shape; take another copy")
     module.load_state_dict(tensors)
 
 
 def diff_settings(actual: object, expected: object, name: str = "") -> list[str]:
-    """Each dotted name under which two values of JSON differ, with both; a table beside none is not opened."""
-    leaf = f"{name} {_format_value(actual)}, asked was {_format_value(expected)}"
+    """Return a line for each dotted name under which two JSON values differ."""
     if isinstance(actual, Mapping) and isinstance(expected, Mapping):
-        one, other = cast(Mapping[str, object], actual), cast(Mapping[str, object], expected)
-        keys = [(key, f"{name}.{key}".lstrip(".")) for key in dict.fromkeys([*other, *one])]
-        return [each for key, inner in keys for each in diff_settings(one.get(key), other.get(key), inner)]
-    return [] if actual == expected else [leaf]
+        left, right = cast(Mapping[str, object], actual), cast(Mapping[str, object], expected)
+        keys = [(key, f"{name}.{key}".lstrip(".")) for key in dict.fromkeys([*right, *left])]
+        return [line for key, inner in keys for line in diff_settings(left.get(key), right.get(key), inner)]
+    if actual == expected:
+        return []
+    return [f"{name} is {_format_value(cast(object, actual))}, expected {_format_value(expected)}"]
 
 
 def _format_value(value: object) -> str:
+    """Return a JSON value as one short text."""
     return "a table" if isinstance(value, Mapping) else value if isinstance(value, str) else to_canonical_json(value)
 
 
 def _hash_artifact(metadata_json: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over the text and, in the order of names, each tensor's name, type, shape and bytes."""
+    """Return the SHA-256 of the metadata and, in order of names, each tensor's name, dtype, shape and bytes."""
     digest = hashlib.sha256(metadata_json.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{to_canonical_json([name, str(tensor.dtype), list(tensor.shape)])}\n".encode())

@@ -1,4 +1,4 @@
-"""One writer a folder: the kernel's lock, freed by any death of its holder, and who that is for the others."""
+"""Exclusive folder lock; the operating system releases it if the process dies."""
 
 import os
 import platform
@@ -15,75 +15,56 @@ from laconic.errors import BusyError, DiskError, LaconicError, translate_os_erro
 from laconic.storage.atomic import write_file_atomically
 from laconic.storage.strict_json import read_json, to_canonical_json
 
-LOCK_TIMEOUT = 0.5  # seconds until a lock that is held is refused
+LOCK_TIMEOUT = 0.5  # seconds
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Generator[None]:
-    """Holds `folder`/lock; raises `Busy` (73) naming pid, host and start where somebody else does.
+    """Hold the lock of a folder, and name this process in `lock.json`.
 
-    On a file system without locks `NoSpace` (74), unless LACONIC_SOFT_LOCK=1 asks for a file in their place: it is
-    stale only if its host is ours and its process is gone.
+    With LACONIC_SOFT_LOCK=1 a marker file replaces the kernel's lock, for file systems that have none.
+
+    Raises:
+        BusyError: If another process holds the lock; the message names its pid, host and start time.
+        DiskError: If the file system has no locks.
     """
-    path, about = folder / "lock", folder / "lock.json"
-    soft = os.environ.get("LACONIC_SOFT_LOCK") == "1"
-    lock = SoftFileLock(path, LOCK_TIMEOUT) if soft else FileLock(path, LOCK_TIMEOUT, mode=0o666 & ~_umask())
+    path, holder_path = folder / "lock", folder / "lock.json"
+    if os.environ.get("LACONIC_SOFT_LOCK") == "1":
+        lock = SoftFileLock(path, LOCK_TIMEOUT)
+    else:
+        lock = FileLock(path, LOCK_TIMEOUT, mode=0o666 & ~_get_umask())
     try:
         with translate_os_errors(path):
-            if soft and _is_holder_dead(about):
-                path.unlink(missing_ok=True)
             try:
                 lock.acquire()
-            except Timeout:  # which is an OSError
-                raise BusyError(
-                    f"{folder} is held by {_format_holder(about)}; wait for it, or choose another folder"
-                ) from None
+            except Timeout:  # a subclass of OSError
+                holder = _describe_holder(holder_path)
+                raise BusyError(f"{folder} is locked by {holder}; wait for it or choose another folder") from None
     except NotImplementedError:
-        raise DiskError(f"{folder}: no locks on this file system; move it, or set LACONIC_SOFT_LOCK=1") from None
+        raise DiskError(f"{folder}: this file system has no locks; move it or set LACONIC_SOFT_LOCK=1") from None
     try:
-        write_file_atomically(
-            about, lambda new: new.write_text(to_canonical_json(_describe_this_process()), encoding="utf-8")
-        )
+        start = datetime.now(UTC).isoformat(timespec="seconds")
+        process = {"pid": os.getpid(), "host": platform.node(), "start": start, "command": shlex.join(sys.argv)}
+        write_file_atomically(holder_path, lambda new: new.write_text(to_canonical_json(process), encoding="utf-8"))
         yield
     finally:
-        about.unlink(missing_ok=True)
+        holder_path.unlink(missing_ok=True)
         lock.release()
 
 
-def _umask() -> int:
-    before = os.umask(0o077)
-    os.umask(before)
-    return before
+def _get_umask() -> int:
+    """Return the process's umask, which can only be read by setting it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
-def _describe_this_process() -> dict[str, object]:
-    start = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"pid": os.getpid(), "host": platform.node(), "start": start, "command": shlex.join(sys.argv)}
-
-
-def _read_holder(holder_path: Path) -> dict[str, object]:
+def _describe_holder(path: Path) -> str:
+    """Return pid, host and start time of the process that holds the lock, as far as they are known."""
     try:
-        return read_json(holder_path)
-    except (LaconicError, OSError):
-        return {}
-
-
-def _format_holder(holder_path: Path) -> str:
-    """Who `about` says the holder is; its first moments have no name."""
-    there = _read_holder(holder_path)
-    return f"process {there.get('pid', '?')} on {there.get('host', 'an unknown host')} since {there.get('start', '?')}"
-
-
-def _is_holder_dead(holder_path: Path) -> bool:
-    """Whether the holder was a process of this machine that has ended."""
-    there = _read_holder(holder_path)
-    pid = there.get("pid")
-    if there.get("host") != platform.node() or not isinstance(pid, int):
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
+        holder = read_json(path)
+    except (LaconicError, OSError):  # not written yet, or just deleted
+        holder = {}
+    return (
+        f"process {holder.get('pid', '?')} on {holder.get('host', 'an unknown host')} since {holder.get('start', '?')}"
+    )

@@ -1,4 +1,4 @@
-"""A run's directory: steps that are whole or absent, the newest good one, what is kept, and who may write."""
+"""Run directory: atomically committed training steps, the latest valid one, retention, and the writer's lock."""
 
 import os
 import re
@@ -12,26 +12,31 @@ from typing import NamedTuple
 
 from laconic.errors import BusyError, CorruptArtifactError, UsageError, translate_os_errors
 from laconic.storage import atomic, lock, manifest
-from laconic.storage.manifest import Manifest, ManifestWriter
+from laconic.storage.manifest import Manifest, ManifestWriter, UnsupportedFormatError
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED_NAMES = {"CON", "PRN", "AUX", "NUL"} | {f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10)}
 STEP_PATTERN = re.compile(r"step-(\d{6,})")
-MIN_RETAINED_STEPS = 2  # steps that are never deleted, the newest
+MIN_RETAINED_STEPS = 2
 
 
 def check_name(name: str) -> str:
-    """The name of a run, memory, adapter or session, or `Usage` (2): letters, digits, . _ - and no more than 64."""
+    """Return the name of a run, memory, adapter or session if it is valid on every operating system.
+
+    Raises:
+        UsageError: If it is not 1 to 64 letters, digits, dots, underscores and hyphens, or is reserved by Windows.
+    """
     stem = PureWindowsPath(name).name.partition(".")[0].upper()
     if not NAME_PATTERN.fullmatch(name) or name.endswith(".") or stem in RESERVED_NAMES:
         raise UsageError(
-            f"{name[:80]!r} is no name: begin with a letter or digit, then letters, digits, . _ -, at most 64"
+            f"{name[:80]!r} is not a valid name; start with a letter or digit, "
+            "then use letters, digits, '.', '_' and '-', at most 64"
         )
     return name
 
 
 class StepFolder(NamedTuple):
-    """A step all of whose files are as its manifest says."""
+    """A committed step whose files were verified against its manifest."""
 
     step: int
     path: Path
@@ -39,7 +44,10 @@ class StepFolder(NamedTuple):
 
 
 class RunDirectory:
-    """runs/NAME. Reading takes no lock, since committed steps do not change; write inside `with run.held():`."""
+    """The directory of a training run.
+
+    Committed steps never change, so reading needs no lock; write inside `with run.lock():`.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).resolve()
@@ -49,7 +57,12 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Generator["RunDirectory"]:
-        """Makes the folder, holds its lock and sweeps; raises `Busy` (73) where another process writes."""
+        """Create the directory, hold its lock and remove what an interrupted writer left.
+
+        Raises:
+            BusyError: If another process holds the lock.
+            DiskError: If the directory cannot be created or the file system has no locks.
+        """
         with translate_os_errors(self.path):
             self.steps_folder.mkdir(parents=True, exist_ok=True)
             for folder in (self.path, self.path.parent):
@@ -63,7 +76,7 @@ class RunDirectory:
                 self._is_locked = False
 
     def remove_leftovers(self) -> None:
-        """Removes what a writer that was killed left: temporary folders, half a line of metrics.jsonl."""
+        """Delete temporary folders and the partial last line of metrics.jsonl."""
         with translate_os_errors(self.path):
             for folder in (self.path, self.steps_folder):
                 for path in (*folder.glob(".tmp-*"), *folder.glob(".trash-*")):
@@ -73,12 +86,12 @@ class RunDirectory:
                 truncate_partial_line(metrics)
 
     def step_numbers(self) -> list[int]:
-        """Steps that have a folder, oldest first; whether they are good is not asked."""
-        there = self.steps_folder.iterdir() if self.steps_folder.is_dir() else ()
-        return sorted(int(found[1]) for path in there if (found := STEP_PATTERN.fullmatch(path.name)))
+        """Return the numbers of all step folders in ascending order, without verifying them."""
+        paths = self.steps_folder.iterdir() if self.steps_folder.is_dir() else ()
+        return sorted(int(match[1]) for path in paths if (match := STEP_PATTERN.fullmatch(path.name)))
 
     def step_path(self, step: int) -> Path:
-        """Where a step lies or will lie."""
+        """Return the folder of a step, whether or not it exists."""
         return self.steps_folder / f"step-{step:06d}"
 
     def commit_step(
@@ -88,22 +101,33 @@ class RunDirectory:
         fingerprints: Mapping[str, str],
         expected_bytes: int = 0,
     ) -> Path:
-        """A whole step or none: `write` fills it file by file, the manifest comes last, then it takes its name.
+        """Write a complete step or none.
 
-        An equal step is left as it is; another one under the same number is `Busy` (73). `expected` is the number of
-        bytes to come. Raises `NonFinite` (65) before anything has its name, `NoSpace` (74).
+        Args:
+            step: Number of the step.
+            write: Adds every file to the writer that it is given; the manifest is written after it.
+            fingerprints: SHA-256 of recipe, data and base weights, stored in the manifest.
+            expected_bytes: Size of what `write` will write, for the check of free space.
+
+        Returns:
+            The step's folder. If an equal step exists already, it is left as it is.
+
+        Raises:
+            BusyError: If a different step with this number exists.
+            DiskError: If there is too little free space or the file system fails.
+            NonFiniteError: If a tensor holds NaN or infinity.
         """
-        self._require_lock("commit")
+        self._require_lock("commit_step")
         final = self.step_path(step)
         with translate_os_errors(final, expected_bytes):
             atomic.check_free_space(self.steps_folder, expected_bytes)
             temporary = self.steps_folder / f".tmp-{final.name}-{uuid.uuid4().hex}"
             try:
                 temporary.mkdir()
-                files = ManifestWriter(temporary)
-                write(files)
-                made = files.finish("step", step, fingerprints)
-                if not self._is_committed(final, made):
+                writer = ManifestWriter(temporary)
+                write(writer)
+                new = writer.finish("step", step, fingerprints)
+                if not self._is_committed(final, new):
                     os.rename(temporary, final)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -113,94 +137,105 @@ class RunDirectory:
         self._write_latest(final)
         return final
 
-    def _is_committed(self, final: Path, made: Manifest) -> bool:
-        """Whether an equal step has the name already."""
+    def _is_committed(self, final: Path, new: Manifest) -> bool:
+        """Return whether an equal step exists; raise `BusyError` for a different one."""
         if not final.exists():
             return False
         with suppress(CorruptArtifactError):
-            if manifest.read_manifest(final).canonical_text == made.canonical_text:
+            if manifest.read_manifest(final).canonical_text == new.canonical_text:
                 return True
-        raise BusyError(f"{final} exists and holds something else; resume from it, or choose another folder")
+        raise BusyError(f"{final} exists with other contents; resume from it or choose another folder")
 
     def _write_latest(self, final: Path) -> None:
-        """`latest`, a hint for people and scripts."""
-        atomic.write_file_atomically(
-            self.path / "latest", lambda new: new.write_text(final.name + "\n", encoding="utf-8")
-        )
+        """Write the file `latest`, a hint for people and scripts that laconic itself never reads."""
+        path = self.path / "latest"
+        atomic.write_file_atomically(path, lambda new: new.write_text(final.name + "\n", encoding="utf-8"))
 
     def latest_valid_step(self) -> StepFolder | None:
-        """The newest good step, None if there never was one. Raises `Damaged` (76) if none of those there is good.
+        """Return the newest step that passes verification, or None if the run has no steps.
 
-        A bad one is passed over with a warning and, by a writer, renamed to .bad-…, so that its number is free.
+        A corrupt step is skipped with a warning; while the lock is held it is also renamed to `.bad-…`, so that its
+        number can be written again.
+
+        Raises:
+            CorruptArtifactError: If there are steps but none is valid.
+            UnsupportedFormatError: If the newest step was written with another format.
         """
-        for number in reversed(self.step_numbers()):
+        for step in reversed(self.step_numbers()):
             try:
-                return self.get_step(number)
-            except manifest.NewerFormatError:
+                return self.get_step(step)
+            except UnsupportedFormatError:
                 raise
             except CorruptArtifactError as error:
-                warnings.warn(f"{error}; the step before it is taken")
+                warnings.warn(f"{error}; using the step before it")
                 if self._is_locked:
-                    self._rename_bad(self.step_path(number))
+                    self._rename_bad(self.step_path(step))
         if any(self.steps_folder.glob(".bad-step-*")) or self.step_numbers():
-            raise CorruptArtifactError(f"{self.path}: no step is good; take a copy, or choose another folder")
+            raise CorruptArtifactError(f"{self.path}: no valid step; restore a copy or choose another folder")
         return None
 
     def get_step(self, step: int) -> StepFolder:
-        """One step by its number, never another. Raises `Damaged` (76), `Usage` (2) if there is none."""
+        """Verify and return one step.
+
+        Raises:
+            CorruptArtifactError: If it fails verification.
+            UsageError: If there is no such step.
+        """
         folder = self.step_path(step)
         if not folder.is_dir():
-            there = ", ".join(map(str, self.step_numbers())) or "none"
-            raise UsageError(f"{self.path} has no step {step}; there: {there}")
+            available = ", ".join(map(str, self.step_numbers())) or "none"
+            raise UsageError(f"{self.path} has no step {step}; available: {available}")
         return StepFolder(step, folder, manifest.verify_folder(folder, "step", step))
 
     def discard_after(self, step: int) -> None:
-        """Puts the later steps aside, with a warning, so that the run can go on from this one."""
-        self._require_lock("forget_after")
+        """Rename all later steps to `.bad-…`, with a warning, so that the run can continue from this one."""
+        self._require_lock("discard_after")
         later = [n for n in self.step_numbers() if n > step]
         for n in later:
             self._rename_bad(self.step_path(n))
         if later:
-            warnings.warn(f"{self.path}: steps {', '.join(map(str, later))} are put aside, as .bad-step-…")
+            warnings.warn(f"{self.path}: renamed the later steps {', '.join(map(str, later))} to .bad-step-…")
 
     def _rename_bad(self, folder: Path) -> None:
+        """Rename a step folder to a free name that starts with `.bad-`."""
         bad = folder.with_name(f".bad-{folder.name}")
         with translate_os_errors(folder):
             os.rename(folder, bad if not bad.exists() else bad.with_name(f"{bad.name}-{uuid.uuid4().hex}"))
             atomic.fsync_path(self.steps_folder)
 
     def prune_steps(self, keep: Collection[int]) -> None:
-        """Deletes all steps but `keep` and the two newest, once the newest has been read back and found good."""
-        self._require_lock("retain")
-        spare = [number for number in self.step_numbers()[:-MIN_RETAINED_STEPS] if number not in keep]
-        if not spare:
+        """Delete all steps but `keep` and the newest two, after verifying the newest one."""
+        self._require_lock("prune_steps")
+        surplus = [step for step in self.step_numbers()[:-MIN_RETAINED_STEPS] if step not in keep]
+        if not surplus:
             return
         try:
             self.get_step(self.step_numbers()[-1])
         except CorruptArtifactError as error:
-            warnings.warn(f"{error}; nothing is deleted")
+            warnings.warn(f"{error}; no step is deleted")
             return
-        for number in spare:
-            trash = self.steps_folder / f".trash-{self.step_path(number).name}-{uuid.uuid4().hex}"
+        for step in surplus:
+            trash = self.steps_folder / f".trash-{self.step_path(step).name}-{uuid.uuid4().hex}"
             with translate_os_errors(trash):
-                os.rename(self.step_path(number), trash)
+                os.rename(self.step_path(step), trash)
                 shutil.rmtree(trash)
 
     def _require_lock(self, operation: str) -> None:
+        """Raise `ValueError` unless the lock is held."""
         if not self._is_locked:
-            raise ValueError(f"{operation}: the run is not held; write inside `with run.held():`")
+            raise ValueError(f"{operation} requires the lock; call it inside `with run.lock():`")
 
 
 def truncate_partial_line(path: Path) -> None:
-    """Cuts what follows the last line end of a file: a line whose writer was killed."""
+    """Remove what follows the last line end of a file, which an interrupted writer left."""
     with path.open("rb+") as file:
         size = end = file.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - 65536)
             file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
+            line_end = file.read(end - start).rfind(b"\n")
+            if line_end >= 0:
+                end = start + line_end + 1
                 break
             end = start
         if end < size:
@@ -208,6 +243,7 @@ def truncate_partial_line(path: Path) -> None:
 
 
 def _remove_path(path: Path) -> None:
+    """Delete a file, link or folder."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,22 +1,22 @@
-"""Reading what strangers wrote: names of files, JSON, headers of safetensors; refused before a byte is allocated."""
+"""Validate untrusted file names, JSON and safetensors headers before anything large is allocated."""
 
 import json
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NoReturn, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from laconic.errors import InputError, UnsafeFileError, translate_os_errors
 
-MAX_HEADER_BYTES = 100_000_000  # largest safetensors header and largest JSON file that is read
+MAX_HEADER_BYTES = 100_000_000  # of a safetensors header or a JSON file
 MAX_JSON_DEPTH = 64
-MAX_JSON_PARTS = 500_000  # commas and brackets; about a second of reading, some 80,000 tensors in one file
-MAX_JSON_INTEGER = 2**53
-MAX_NAME_LENGTH = 1000  # characters of the longest name
+MAX_JSON_PARTS = 500_000  # commas and brackets; about a second of parsing, or 80,000 tensors in one file
+MAX_INTEGER_DIGITS = 100
+MAX_NAME_LENGTH = 1000
 
 DTYPES = {
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
@@ -27,32 +27,35 @@ DTYPES = {
 
 
 def resolve_inside(root: Path, name: str) -> Path:
-    """The file that `name`, found in a file of the folder `root`, means; a name or link that leads out is refused.
+    """Return the path of a file name that was read from a file inside `root`.
 
-    The one link followed out of a folder is that of a hub snapshot into the blobs of its own repository.
+    The only link that may lead out of a folder is that of a Hugging Face hub snapshot to the blobs of its repository.
+
+    Raises:
+        UnsafeFileError: If the name or a link leads out of `root`, or to something that is not a regular file.
     """
     for rule in (PurePosixPath(name), PureWindowsPath(name)):
         if not is_printable(name) or rule.drive or rule.root or ".." in rule.parts or not rule.parts:
-            raise UnsafeFileError(f"{name[:80]!r} is no name of a file inside {root}; not opened")
+            raise UnsafeFileError(f"{name[:80]!r} is not the name of a file inside {root}; not opened")
     try:
         home, path = root.resolve(), (root / name).resolve()
-        odd = path.exists() and not path.is_file()
-    except (OSError, RuntimeError) as error:  # a loop of links, a name too long
-        raise UnsafeFileError(f"{root / name} cannot be followed ({error}); not opened") from None
+        is_special = path.exists() and not path.is_file()
+    except (OSError, RuntimeError) as error:  # a loop of links, a name that is too long
+        raise UnsafeFileError(f"{root / name} cannot be resolved ({error}); not opened") from None
     if not path.is_relative_to(home) and path.parent != _hub_blobs_folder(home):
-        raise UnsafeFileError(f"{root / name} leads out of its folder, to {path}; not opened. Put a copy there")
-    if odd:
-        raise UnsafeFileError(f"{root / name} is no regular file; not opened")
+        raise UnsafeFileError(f"{root / name} leads out of its folder, to {path}; not opened. Copy the file there")
+    if is_special:
+        raise UnsafeFileError(f"{root / name} is not a regular file; not opened")
     return path
 
 
 def is_printable(name: str) -> bool:
-    """Whether a name can stand in a message: printable, so without NUL, line ends and turned text, and not too long."""
+    """Return whether a name is short and free of control characters, line ends and changes of text direction."""
     return 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
 
 
 def _hub_blobs_folder(home: Path) -> Path | None:
-    """Where a snapshot of the hub's cache, models--ORG--NAME/snapshots/COMMIT, keeps its files."""
+    """Return the blobs folder of a hub snapshot, models--ORG--NAME/snapshots/COMMIT, or None."""
     snapshot = next((p for p in (home, *home.parents) if p.parent.name == "snapshots"), None)
     if snapshot is None or not snapshot.parent.parent.name.startswith("models--"):
         return None
@@ -60,25 +63,35 @@ def _hub_blobs_folder(home: Path) -> Path | None:
 
 
 def to_canonical_json(value: object) -> str:
-    """JSON in one spelling: sorted keys, no spaces, no NaN."""
+    """Return JSON with sorted keys and no spaces; raise `ValueError` for NaN and infinity."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def read_json(path: Path, max_parts: int = MAX_JSON_PARTS) -> dict[str, Any]:
-    """The object in a JSON file, read strictly: see `parse_json`."""
+    """Read the object in a JSON file; see `parse_json`."""
     if not path.is_file():
         raise InputError(f"no {path.name} in {path.parent}")
     with translate_os_errors(path):
         if path.stat().st_size > MAX_HEADER_BYTES:
-            raise InputError(f"{path.name} has {path.stat().st_size:,} bytes, {MAX_HEADER_BYTES:,} are read")
+            raise InputError(f"{path.name} has {path.stat().st_size:,} bytes; the limit is {MAX_HEADER_BYTES:,}")
         return parse_json(path.read_bytes(), path.name, max_parts)
 
 
 def parse_json(data: bytes, label: str, max_parts: int = MAX_JSON_PARTS) -> dict[str, Any]:
-    """The object in `data`: UTF-8, depth 64, no key twice, no NaN or infinity, integers to 2^53, no lone surrogate."""
-    there = sum(map(data.count, (b",", b"[", b"{")))
-    if there > max_parts:
-        raise InputError(f"{label}: {there:,} parts, {max_parts:,} are read")
+    """Parse a JSON object from an untrusted source.
+
+    Args:
+        data: UTF-8 text.
+        label: Name of the source, for error messages.
+        max_parts: Limit on the number of commas and brackets.
+
+    Raises:
+        InputError: For invalid JSON, repeated keys, NaN, infinity, unpaired surrogates, and values that are nested too
+            deeply or are too long.
+    """
+    parts = sum(map(data.count, (b",", b"[", b"{")))
+    if parts > max_parts:
+        raise InputError(f"{label}: {parts:,} values; the limit is {max_parts:,}")
     try:
         value: object = json.loads(
             data.decode(),
@@ -95,45 +108,50 @@ def parse_json(data: bytes, label: str, max_parts: int = MAX_JSON_PARTS) -> dict
     except RecursionError:
         raise InputError(f"{label}: nested deeper than {MAX_JSON_DEPTH}") from None
     except ValueError as error:
-        raise InputError(f"{label}: not strict JSON: {error}") from None
+        raise InputError(f"{label}: invalid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{label}:1:1: a JSON object is asked for")
+        raise InputError(f"{label}:1:1: expected a JSON object")
     return cast(dict[str, Any], value)
 
 
 def _check_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Return the pairs as a dict; raise `ValueError` for a repeated key."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
         seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"key {twice[:80]!r} stands twice")
-    return found
+        duplicate = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"duplicate key {duplicate[:80]!r}")
+    return result
 
 
 def _reject_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
+    """Raise `ValueError` for NaN and infinity."""
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _parse_integer(text: str) -> int:
-    if len(text) > 17 or abs(int(text)) > MAX_JSON_INTEGER:
-        raise ValueError(f"integer {text[:20]} is beyond 2^53")
+    """Return an integer of at most `MAX_INTEGER_DIGITS` digits."""
+    if len(text) > MAX_INTEGER_DIGITS:
+        raise ValueError(f"integer {text[:20]}… has {len(text):,} digits")
     return int(text)
 
 
 def _parse_float(text: str) -> float:
+    """Return a finite float."""
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is beyond the range of numbers")
+        raise ValueError(f"{text[:20]} is out of range")
     return value
 
 
 def _check_tree(value: object) -> None:
+    """Raise `ValueError` for values nested too deeply and for strings with an unpaired surrogate."""
     level: list[Any] = [value]
     for depth in range(MAX_JSON_DEPTH + 2):
         below: list[Any] = []
         for item in level:
             if isinstance(item, str) and not item.isascii() and any("\ud800" <= c <= "\udfff" for c in item):
-                raise ValueError("a lone surrogate stands in a string")
+                raise ValueError("a string holds an unpaired surrogate")
             if isinstance(item, dict | list) and depth >= MAX_JSON_DEPTH:
                 raise ValueError(f"nested deeper than {MAX_JSON_DEPTH}")
             if isinstance(item, dict):
@@ -146,7 +164,7 @@ def _check_tree(value: object) -> None:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a file, as its header promises it."""
+    """Type, shape and byte range of one tensor in a safetensors file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -156,16 +174,21 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class SafetensorsHeader:
-    """What the header of a safetensors file promises, checked against the length of the file."""
+    """Header of a safetensors file, checked against the length of the file."""
 
     tensors: dict[str, TensorSpec]
     metadata: dict[str, str]
 
 
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
-    """The header of a safetensors file: dense, no key twice, known types, bytes as shapes ask and as the file has.
+    """Read and validate the header of a safetensors file without loading a tensor.
 
-    Nothing is allocated or mapped before all of it holds; otherwise `BadInput`.
+    The safetensors library checks that byte ranges are dense and agree with types, shapes and the file's length; this
+    adds what it accepts: repeated keys, unprintable names, and more dimensions than torch has.
+
+    Raises:
+        InputError: If the file is missing or invalid.
+        UnsafeFileError: If it is a pickle or zip file.
     """
     if not path.is_file():
         raise InputError(f"no {path.name} in {path.parent}")
@@ -175,48 +198,37 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
         n = int.from_bytes(start, "little")
         if n > min(size - 8, MAX_HEADER_BYTES):
             check_not_pickle(path.name, start)
-            there = f"file has {size:,}" if n > size - 8 else f"at most {MAX_HEADER_BYTES:,} are read"
-            raise InputError(f"{path.name}: {n:,} bytes of header promised, {there}; fetch it again")
+            limit = f"the file has {size:,}" if n > size - 8 else f"the limit is {MAX_HEADER_BYTES:,}"
+            raise InputError(f"{path.name}: header of {n:,} bytes, but {limit}; download it again")
         fields = parse_json(file.read(n), f"{path.name}: header")
-    metadata = cast(dict[str, Any], fields.pop("__metadata__", {}))
-    if type(metadata) is not dict or not all(type(text) is str for text in metadata.values()):
-        raise InputError(f"{path.name}: header: __metadata__ is not a table of texts")
-    tensors = {name: _parse_tensor_spec(path.name, name, field) for name, field in fields.items()}
-    _check_dense(path.name, tensors, size - 8 - n)
-    return SafetensorsHeader(tensors, metadata)
+        for name in fields:
+            if not is_printable(name):
+                raise InputError(f"{path.name}: header: {name[:80]!r} is not a valid tensor name; download it again")
+        try:
+            with cast(Any, safe_open)(path, framework="numpy"):  # does not map the file into a tensor
+                pass
+        except SafetensorError as error:
+            raise InputError(f"{path.name}: {str(error)[:200]}; download it again") from None
+    metadata = cast(dict[str, str], fields.pop("__metadata__", None) or {})
+    return SafetensorsHeader(
+        {name: _parse_tensor_spec(path.name, name, field) for name, field in fields.items()}, metadata
+    )
 
 
 def check_not_pickle(name: str, start: bytes) -> None:
-    """Raises `Unsafe` (77) for the first bytes of a pickle or zip."""
+    """Raise `UnsafeFileError` if these are the first bytes of a pickle or zip file."""
     if start.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         raise UnsafeFileError(
-            f"{name} is a pickle or zip by its first bytes and can run code; not opened. "
-            "Save it as safetensors with transformers' save_pretrained in an environment you trust"
+            f"{name} is a pickle or zip file, which can run code; not opened. "
+            "Convert it with transformers' save_pretrained in an environment you trust"
         )
 
 
-def _parse_tensor_spec(file: str, name: str, field: Any) -> TensorSpec:
-    if not is_printable(name):
-        raise InputError(f"{file}: header: {name[:80]!r} is no name of a tensor; fetch it again")
-    try:
-        dtype, (start, end) = DTYPES[field["dtype"]], field["data_offsets"]
-        shape = cast(tuple[int, ...], tuple(field["shape"]))
-        sound = len(field) == 3 and len(shape) <= 64 and all(type(n) is int and n >= 0 for n in (*shape, start, end))
-    except (KeyError, TypeError, ValueError):
-        sound, dtype, shape, start, end = False, torch.uint8, (), 0, 0
-    if not sound:
-        raise InputError(f"{file}: header: {name}: no known type, shape and place: {str(field)[:80]}; fetch it again")
-    if math.prod(shape) * dtype.itemsize != end - start:
-        raise InputError(f"{file}: header: {name}: {end - start:,} bytes for {dtype} {list(shape)}; fetch it again")
-    return TensorSpec(dtype, shape, start, end)
-
-
-def _check_dense(file: str, tensors: Mapping[str, TensorSpec], size: int) -> None:
-    end = 0
-    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
-        if entry.start != end:
-            what = "gap before" if entry.start > end else "overlap at"
-            raise InputError(f"{file}: header: {what} {name}, byte {min(entry.start, end):,}; fetch it again")
-        end = entry.end
-    if end != size:
-        raise InputError(f"{file}: header promises {end:,} bytes of data, file has {size:,}; fetch it again")
+def _parse_tensor_spec(file: str, name: str, field: dict[str, Any]) -> TensorSpec:
+    """Return a header entry that the safetensors library accepted, in torch's terms."""
+    dtype, shape = DTYPES.get(field["dtype"]), tuple(field["shape"])
+    if dtype is None or len(shape) > 64:
+        raise InputError(
+            f"{file}: {name}: type {field['dtype']} with {len(shape)} dimensions is not supported by torch"
+        )
+    return TensorSpec(dtype, shape, *field["data_offsets"])

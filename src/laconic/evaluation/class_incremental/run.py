@@ -31,7 +31,7 @@ from laconic.evaluation.streams.evaluate import CacheAsState
 from laconic.models.decoder import Decoder
 from laconic.models.nearest import closest_word
 from laconic.nested.hope.model import Hope
-from laconic.storage.atomic import to_canonical_json
+from laconic.storage.strict_json import to_canonical_json
 
 METHODS = ("learner", "frozen", "icl", "ncm", "ncm-shared", "finetune", "ewc", "replay", "joint")
 NUM_ORDERS = 5

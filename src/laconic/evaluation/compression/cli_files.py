@@ -20,7 +20,7 @@ from laconic.evaluation.run_names import seed_run_name
 from laconic.experiment.compressor import as_compressor
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun
 from laconic.storage import lock
-from laconic.storage.atomic import to_canonical_json
+from laconic.storage.strict_json import to_canonical_json
 from laconic.training.signals import SignalInterruptError, StopSignal
 
 FileKind = Literal["answers", "labels"]

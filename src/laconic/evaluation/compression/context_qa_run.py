@@ -17,7 +17,7 @@ from laconic.evaluation.compression.context_qa_data import ContextQuestion, grou
 from laconic.evaluation.compression.icl_data import LabelledText, order_demonstrations
 from laconic.experiment.compressor import TextCompressor
 from laconic.generation.generate import generate
-from laconic.storage.atomic import to_canonical_json
+from laconic.storage.strict_json import to_canonical_json
 
 MAX_DEMO_SEGMENTS = 3  # segments of demonstrations, at most
 TEXT_DEMO_TOKENS = (150, 750)  # tokens of demonstrations as text

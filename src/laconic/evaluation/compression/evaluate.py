@@ -18,7 +18,7 @@ from laconic.batches import DocumentBatch, TrainingData
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import InputError
 from laconic.evaluation import line_store as results_store
-from laconic.storage.atomic import to_canonical_json
+from laconic.storage.strict_json import to_canonical_json
 
 BUCKET_TOKENS = 32  # positions of a tail whose nats are kept as one number
 MAX_LOGITS = 1 << 22  # logits computed at once

@@ -25,7 +25,7 @@ from laconic.evaluation.compression.tails import EXCERPT_TOKENS, DocumentTails, 
 from laconic.experiment import build_data, build_model
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.methods import build_method
-from laconic.storage.atomic import to_canonical_json
+from laconic.storage.strict_json import to_canonical_json
 
 EXCERPT = "excerpt"
 CONTEXT_QUARTERS = (1, 4, 8, 12)  # quarters of a segment: how much text stands before a tail

@@ -21,12 +21,12 @@ from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import answer_questions, require
 from laconic.generation.generate import PassCounts
 from laconic.latent import rkv
-from laconic.latent.answering import AnswerDecoding, answer_from_cache, eval_no_grad
+from laconic.latent.answering import AnswerDecoding, answer_from_cache, find_answer_offset
 from laconic.latent.coconut import Coconut
-from laconic.latent.cot import find_answer_offset
 from laconic.latent.kava import Kava, TeacherTargets
 from laconic.latent.rollout import Intervention, LatentRollout
 from laconic.models.cache import KVCache
+from laconic.models.modes import eval_no_grad
 
 INSPECTED_POLICIES = ("rkv", "cosine", "attention", "crop", "uniform", "random")
 STEP_ENDINGS = (">>", ";", "\n")  # in the last token of a step that a teacher writes

@@ -17,7 +17,7 @@ from laconic.errors import InputError
 from laconic.evaluation import line_store as results_store
 from laconic.evaluation import statistics
 from laconic.generation.generate import PassCounts
-from laconic.storage.atomic import to_canonical_json
+from laconic.storage.strict_json import to_canonical_json
 
 AnswerFunction = Callable[[Any], AnswerBatch]
 ProgressCallback = Callable[[str, int, int], None]

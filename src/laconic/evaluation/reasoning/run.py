@@ -22,8 +22,8 @@ from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, is_run_dir, late
 from laconic.experiment.methods import answer_decoding, answer_questions
 from laconic.latent.answering import AnswerDecoding
 from laconic.storage import manifest
-from laconic.storage.atomic import read_json
 from laconic.storage.run_dir import RunDirectory
+from laconic.storage.strict_json import read_json
 from laconic.training import checkpoint
 from laconic.training.ranks import Ranks, SingleProcess
 from laconic.training.signals import SignalInterruptError, StopSignal

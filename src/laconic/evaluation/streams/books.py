@@ -28,7 +28,7 @@ from laconic.evaluation.streams.metrics import OVERALL, score_passage
 from laconic.evaluation.streams.passages import drop_cache, evaluate_passages, group_rows_by_text
 from laconic.nested import state as values
 from laconic.nested.state import FastWeightState
-from laconic.storage.atomic import to_canonical_json
+from laconic.storage.strict_json import to_canonical_json
 
 HELD_OUT_EVERY = 5  # of so many sections one is held out
 FRESH, AFTER_READING, AFTER_OTHER_BOOK = "fresh", "after", "after another"

@@ -28,7 +28,7 @@ from laconic.evaluation.streams.evaluate import StreamRecord, parse_stream_recor
 from laconic.evaluation.streams.table import StreamResult
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun
 from laconic.storage import lock
-from laconic.storage.atomic import to_canonical_json
+from laconic.storage.strict_json import to_canonical_json
 from laconic.training.signals import SignalInterruptError
 
 NESTED_METHOD = "hope"

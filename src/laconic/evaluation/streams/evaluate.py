@@ -21,7 +21,7 @@ from laconic.models.decoder import Decoder, DecoderOutput
 from laconic.nested import nan_check
 from laconic.nested import state as values
 from laconic.nested.state import FastWeightState, LayerState
-from laconic.storage.atomic import to_canonical_json
+from laconic.storage.strict_json import to_canonical_json
 
 READ_CHUNK = 1024  # columns read in one call
 MAX_LOGITS = 1 << 22  # logits computed at once

@@ -26,7 +26,7 @@ from laconic.evaluation.streams.metrics import score_copying, score_languages, s
 from laconic.evaluation.streams.passages import evaluate_passages, group_rows_by_text
 from laconic.nested import state as values
 from laconic.nested.state import FastWeightState
-from laconic.storage.atomic import to_canonical_json
+from laconic.storage.strict_json import to_canonical_json
 
 StreamName = Literal["mqar", "copying", "languages", "needle", "ppl"]
 SCORERS = {"mqar": score_mqar, "copying": score_copying, "languages": score_languages, "needle": score_needle}

@@ -19,7 +19,7 @@ from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.nested.cms import config as cms_config
 from laconic.nested.hope import hope_shape
 from laconic.nested.titans import config as titans_config
-from laconic.storage.atomic import read_json
+from laconic.storage.strict_json import read_json
 
 OptionsT = TypeVar("OptionsT", bound=ConfigModel)
 MODEL_TYPE = "hope"

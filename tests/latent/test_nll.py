@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.latent.cot import count_scored, masked_cross_entropy
+from laconic.losses import count_scored, masked_cross_entropy
 
 V, D = 7, 5
 

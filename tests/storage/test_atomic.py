@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.storage import atomic
-from laconic.storage.atomic import (
+from laconic.errors import (
     BusyError,
     CorruptArtifactError,
     DiskError,
@@ -20,6 +19,7 @@ from laconic.storage.atomic import (
     UnsafeFileError,
     UsageError,
 )
+from laconic.storage import atomic, strict_json
 
 FILE = "model.safetensors"
 
@@ -74,31 +74,31 @@ def test_codes() -> None:
 def test_json_that_is_refused(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "config.json").write_bytes(text)
     with pytest.raises(InputError) as caught:
-        atomic.read_json(tmp_path / "config.json")
+        strict_json.read_json(tmp_path / "config.json")
     assert message in str(caught.value)
 
 
 def test_json_that_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(b'{"a": ' * 64 + b"1" + b"}" * 64)
-    assert "a" in atomic.read_json(path)
+    assert "a" in strict_json.read_json(path)
     path.write_text(json.dumps({"a": [9007199254740992, -1, 1e-5, "\U0001f600", None, True]}))
-    assert atomic.read_json(path) == json.loads(path.read_text())
+    assert strict_json.read_json(path) == json.loads(path.read_text())
 
 
 def test_json_missing_or_too_long(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^no config\.json in "):
-        atomic.read_json(tmp_path / "config.json")
+        strict_json.read_json(tmp_path / "config.json")
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(100_000_001)
     with pytest.raises(InputError, match=r"config\.json has 100,000,001 bytes, 100,000,000 are read"):
-        atomic.read_json(tmp_path / "config.json")
+        strict_json.read_json(tmp_path / "config.json")
 
 
 def test_canonical() -> None:
-    assert atomic.to_canonical_json({"b": [1, 2.5], "a": "é"}) == '{"a":"\\u00e9","b":[1,2.5]}'
+    assert strict_json.to_canonical_json({"b": [1, 2.5], "a": "é"}) == '{"a":"\\u00e9","b":[1,2.5]}'
     with pytest.raises(ValueError, match="not JSON compliant"):
-        atomic.to_canonical_json(float("nan"))
+        strict_json.to_canonical_json(float("nan"))
 
 
 def test_header_that_is_read(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_header_that_is_read(tmp_path: Path) -> None:
         "d": torch.ones(()),
     }
     atomic.save_tensors(tmp_path / FILE, tensors, {"format": "pt"})
-    header = atomic.read_safetensors_header(tmp_path / FILE)
+    header = strict_json.read_safetensors_header(tmp_path / FILE)
     assert header.metadata == {"format": "pt"}
     assert {name: (e.dtype, e.shape) for name, e in header.tensors.items()} == {
         name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()
@@ -149,7 +149,7 @@ def test_header_that_is_read(tmp_path: Path) -> None:
 )
 def test_header_that_is_refused(tmp_path: Path, header: object, size: int, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        atomic.read_safetensors_header(raw(tmp_path / FILE, header, b"\0" * size))
+        strict_json.read_safetensors_header(raw(tmp_path / FILE, header, b"\0" * size))
     assert str(caught.value).startswith(FILE)
     assert message in str(caught.value)
 
@@ -174,7 +174,7 @@ def test_header_that_is_refused(tmp_path: Path, header: object, size: int, messa
 def test_no_safetensors_at_all(tmp_path: Path, content: bytes, kind: type[LaconicError], message: str) -> None:
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(kind) as caught:
-        atomic.read_safetensors_header(tmp_path / FILE)
+        strict_json.read_safetensors_header(tmp_path / FILE)
     assert message in str(caught.value)
 
 
@@ -183,9 +183,9 @@ def test_header_too_long_or_missing(tmp_path: Path) -> None:
         file.write((100_000_001).to_bytes(8, "little"))
         file.truncate(100_000_100)
     with pytest.raises(InputError, match=r"100,000,001 bytes of header promised, at most 100,000,000 are read"):
-        atomic.read_safetensors_header(tmp_path / FILE)
+        strict_json.read_safetensors_header(tmp_path / FILE)
     with pytest.raises(InputError, match=r"no other\.safetensors in "):
-        atomic.read_safetensors_header(tmp_path / "other.safetensors")
+        strict_json.read_safetensors_header(tmp_path / "other.safetensors")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e5m2])
@@ -357,7 +357,7 @@ UNPRINTABLE = ("a\0", "a\nb", "\x1b[2J", "\u202etxt", "a" * 1001)
 @pytest.mark.parametrize("name", OUTWARD + UNPRINTABLE)
 def test_names_that_lead_out(tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsafeFileError, match=r"^'.*' is no name of a file inside .*; not opened$"):
-        atomic.resolve_inside(tmp_path, name)
+        strict_json.resolve_inside(tmp_path, name)
 
 
 def test_names_that_stay(tmp_path: Path) -> None:
@@ -365,22 +365,22 @@ def test_names_that_stay(tmp_path: Path) -> None:
     (tmp_path / "deep" / "a").write_text("1")
     (tmp_path / "link").symlink_to("deep/a")
     for name in ("deep/a", "deep//a", "./deep/a", "link"):
-        assert atomic.resolve_inside(tmp_path, name) == (tmp_path / "deep" / "a").resolve()
+        assert strict_json.resolve_inside(tmp_path, name) == (tmp_path / "deep" / "a").resolve()
     for name in ("none", "%2e%2e/a", "\u2024\u2024/a", "~", "é", "CON"):
-        assert atomic.resolve_inside(tmp_path, name).is_relative_to(tmp_path.resolve())
+        assert strict_json.resolve_inside(tmp_path, name).is_relative_to(tmp_path.resolve())
     (tmp_path / "out").symlink_to(tmp_path.parent)
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(UnsafeFileError, match=r"out/a leads out of its folder, to .*; not opened\. Put a copy there$"):
-        atomic.resolve_inside(tmp_path, "out/a")
+        strict_json.resolve_inside(tmp_path, "out/a")
     with pytest.raises(UnsafeFileError, match=r"/deep is no regular file; not opened$"):
-        atomic.resolve_inside(tmp_path, "deep")
+        strict_json.resolve_inside(tmp_path, "deep")
     for name in ("loop", "a" * 300):
         with pytest.raises(UnsafeFileError, match=r" cannot be followed \(.*\); not opened$"):
-            atomic.resolve_inside(tmp_path, name)
+            strict_json.resolve_inside(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["", *UNPRINTABLE])
 def test_names_of_tensors(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=r"header: '.*' is no name of a tensor; fetch it again$") as caught:
-        atomic.read_safetensors_header(raw(tmp_path / FILE, {name: entry([1], 0, 4)}, b"\0" * 4))
+        strict_json.read_safetensors_header(raw(tmp_path / FILE, {name: entry([1], 0, 4)}, b"\0" * 4))
     assert str(caught.value).isprintable()

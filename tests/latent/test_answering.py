@@ -6,16 +6,11 @@ import torch
 from laconic.batches import ReasoningBatch
 from laconic.generation.generate import PassCounts, generate
 from laconic.generation.sampling import SamplingConfig
-from laconic.latent.answering import (
-    AnswerDecoding,
-    answer_from_cache,
-    answer_from_latents,
-    eval_no_grad,
-    generate_answers,
-)
+from laconic.latent.answering import AnswerDecoding, answer_from_cache, answer_from_latents, generate_answers
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
+from laconic.models.modes import eval_no_grad
 from tests.core.readings import FAMILIES, fresh
 
 EOS = 2

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from laconic.errors import BusyError, CorruptArtifactError, DiskError, NonFiniteError, UnsafeFileError, UsageError
-from laconic.storage import atomic, lock, manifest
-from laconic.storage.manifest import MANIFEST_FILE, FileEntry, ManifestWriter, NewerFormatError
+from laconic.storage import lock, manifest, strict_json
+from laconic.storage.manifest import MANIFEST_FILE, FileEntry, ManifestWriter, UnsupportedFormatError
 from laconic.storage.run_dir import RunDirectory, check_name, truncate_partial_line
 
 
@@ -69,8 +69,8 @@ def test_a_step_there_and_back(tmp_path: Path) -> None:
     for name, file in files.items():
         assert file == FileEntry(*manifest._hash_file(found.path / name))
     text = (found.path / MANIFEST_FILE).read_text()
-    assert text == atomic.to_canonical_json(json.loads(text))
-    assert json.loads(text).keys() == {"format", "kind", "laconic", "step", "files", "bound", "sha256"}
+    assert text == strict_json.to_canonical_json(json.loads(text))
+    assert json.loads(text).keys() == {"format", "kind", "laconic", "step", "files", "fingerprints", "sha256"}
 
 
 def test_no_step_at_all(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_later_format_is_refused_and_stays(tmp_path: Path, monkeypatch: pytest
     (run.step_path(1) / MANIFEST_FILE).write_text(text)
     with (
         run.lock(),
-        pytest.raises(NewerFormatError, match=r"format 2 of laconic .*, this one reads format 1; take a newer"),
+        pytest.raises(UnsupportedFormatError, match=r"format 2 of laconic .*, this one reads format 1; take a newer"),
     ):
         run.latest_valid_step()
     assert run.step_numbers() == [1]
@@ -336,7 +336,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ours = {**lock._describe_this_process(), "pid": int(gone.stdout)}
     for about, taken in (({**ours, "host": "elsewhere"}, False), (ours, True)):
         (run.path / "lock").write_text(f"{about['pid']}\n{about['host']}\n")
-        (run.path / "lock.json").write_text(atomic.to_canonical_json(about))
+        (run.path / "lock.json").write_text(strict_json.to_canonical_json(about))
         if taken:
             with run.lock():
                 pass

@@ -7,15 +7,9 @@ import torch.nn.functional as F
 from laconic.batches import IGNORE_INDEX, ReasoningBatch
 from laconic.errors import UsageError
 from laconic.generation.generate import PassCounts
-from laconic.latent.answering import AnswerDecoding
-from laconic.latent.cot import (
-    Cot,
-    NoCot,
-    build_student_targets,
-    build_teacher_targets,
-    drop_chain_prefix,
-    find_answer_offset,
-)
+from laconic.latent.answering import AnswerDecoding, find_answer_offset
+from laconic.latent.cot import Cot, NoCot, drop_chain_prefix
+from laconic.losses import build_student_targets, build_teacher_targets
 from laconic.models.decoder import Decoder
 from tests.core.readings import all_same, fresh, same
 from tests.methods.batches import EOS, gradients, reasoning

@@ -9,9 +9,9 @@ from torch.autograd import gradcheck
 
 from laconic.config.methods import DistillationConfig
 from laconic.latent import kava
-from laconic.latent.cot import masked_cross_entropy
 from laconic.latent.kava import kv_loss, pad_short_chain
 from laconic.latent.rkv import SelectedColumns
+from laconic.losses import masked_cross_entropy
 from tests.methods.batches import reasoning
 from tests.oracles import kava as oracle
 from tests.oracles.codi import with_gradient

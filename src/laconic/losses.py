@@ -1,0 +1,71 @@
+"""Cross-entropy over the scored tokens of a batch, and the targets of a question with chain and answer.
+
+KaVa arXiv:2510.02312, equations 5a and 5b. Symbols: N scored tokens; p the model's softmax.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from laconic.batches import IGNORE_INDEX, ReasoningBatch
+from laconic.models.attention import accumulation_dtype
+
+CrossEntropyReduction = Literal["token", "row"]
+LogitsFn = Callable[[Tensor], Tensor]
+
+
+class LossAndAccuracy(NamedTuple):
+    """A cross-entropy in nats, and the share of the same tokens whose most likely id is the target."""
+
+    loss: Float[Tensor, ""]
+    accuracy: Float[Tensor, ""]
+
+
+def count_scored(targets: Int[Tensor, "B T"], reduction: CrossEntropyReduction = "token") -> float:
+    """Return the denominator of a cross-entropy: scored tokens, or rows that have one."""
+    scored = targets != IGNORE_INDEX
+    return float((scored if reduction == "token" else scored.any(1)).sum())
+
+
+def masked_cross_entropy(
+    logits: LogitsFn,
+    hidden_states: Float[Tensor, "B T D"],
+    targets: Int[Tensor, "B T"],
+    reduction: CrossEntropyReduction = "token",
+    denominator: float | None = None,
+) -> LossAndAccuracy:
+    """Eq. 5a, 5b: -(1/N) sum log p(target | all before), over the scored tokens.
+
+    Args:
+        logits: Map from hidden states to logits; called for scored positions only.
+        hidden_states: Hidden states after the final norm.
+        targets: Id that each position predicts, `IGNORE_INDEX` where nothing is scored.
+        reduction: Mean over tokens, or over rows of the mean over each row's tokens.
+        denominator: N of the whole optimizer step, if this is a micro-batch of it.
+    """
+    scored = targets != IGNORE_INDEX
+    denominator = count_scored(targets, reduction) if denominator is None else denominator
+    positions = scored.nonzero(as_tuple=True)
+    rows, labels = logits(hidden_states[positions]), targets[positions]
+    rows = rows.to(accumulation_dtype(rows.dtype))
+    nats = F.cross_entropy(rows, labels, reduction="none")
+    correct = (rows.detach().argmax(-1) == labels).to(nats.dtype)
+    if reduction == "row":
+        share = (scored.to(nats.dtype) / scored.sum(1, keepdim=True).clamp(min=1))[positions]
+        nats, correct = nats * share, correct * share
+    return LossAndAccuracy(nats.sum() / (denominator or 1.0), correct.sum() / (denominator or 1.0))
+
+
+def build_teacher_targets(batch: ReasoningBatch) -> Int[Tensor, "B T"]:
+    """Return what the last question token, the chain and the answer predict."""
+    return torch.cat([batch.question_target[:, None], batch.chain_targets, batch.answer_targets], 1)
+
+
+def build_student_targets(batch: ReasoningBatch) -> Int[Tensor, "B T"]:
+    """Return what the last token before the answer and the answer predict if no chain stands between."""
+    first = batch.answer_ids[:, :1].masked_fill(~batch.answer_mask[:, :1], IGNORE_INDEX)
+    return torch.cat([first, batch.answer_targets], 1)
