@@ -20,13 +20,12 @@ from laconic.latent.rkv import (
     importance,
     redundancy,
     score,
-    select_answer_rows,
     select_tokens,
     select_top_m,
 )
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
-from tests.core.readings import SOME, decoder_of, noise, same
+from tests.core.readings import decoder_of, noise, same
 from tests.methods.batches import reasoning
 
 G, H, E, NA = 2, 4, 3, 2
@@ -122,42 +121,6 @@ def test_scores_are_float32_under_autocast_too(dtype: torch.dtype) -> None:
 def taught(family: str, batch: ReasoningBatch, want: tuple[str, ...] = ("q_rot", "k")) -> tuple[Decoder, DecoderOutput]:
     decoder = decoder_of(family)
     return decoder, codi.encode_chain(decoder, batch, codi.encode_question(decoder, batch).cache, want)
-
-
-@pytest.mark.parametrize("family", SOME)
-@pytest.mark.parametrize("pool", ["max", "mean"])
-def test_importance_over_all_keys_is_the_attention_of_the_pass(family: str, pool: Any) -> None:
-    """Its probabilities, mean over the answer's rows, heads pooled; `renormalised` has the sum 1 on the chain."""
-    batch = reasoning(pads=1)
-    decoder, teacher = taught(family, batch, ("q_rot", "probs"))
-    start, Nc, rows = batch.question_ids.shape[1], batch.chain_ids.shape[1], batch.answer_mask.double()
-    for layer in range(2):
-        p = teacher.activations[f"probs.{layer}"][:, :, Nc:, start : start + Nc]
-        mean = (p * (rows / rows.sum(1, keepdim=True))[:, None, :, None]).sum(2)
-        heads = mean.unflatten(1, (decoder.config.num_key_value_heads, -1))
-        full = heads.amax(2) if pool == "max" else heads.mean(2)
-        how = KVSelectionConfig(importance_norm="full", head_pooling=pool)
-        same(rkv.compute_layer_importance(decoder, batch, teacher, layer, how), full)
-        norm = rkv.compute_layer_importance(
-            decoder, batch, teacher, layer, how.model_copy(update={"importance_norm": "renormalised"})
-        )
-        same(norm, (full / full.sum(-1, keepdim=True)).nan_to_num(0.0))
-
-
-def test_answer_rows() -> None:
-    """Prompt of two, number of two, eos: all five; number and eos; the rows that predict these."""
-    batch = reasoning(((2, 3, 5), (2, 2, 4)), pads=1)
-    found = {which: select_answer_rows(batch, which).int().tolist() for which in ("answer", "number", "predict")}  # type: ignore[arg-type]
-    assert found == {
-        "answer": [[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0]],
-        "number": [[0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 0]],
-        "predict": [[0, 1, 1, 1, 0, 0], [0, 1, 1, 0, 0, 0]],
-    }
-    rows = select_answer_rows(batch, "predict")
-    assert batch.distill_column.tolist() == rows.int().argmax(1).tolist()
-    k, q = noise(0, 2, G, 4, E), noise(1, 2, H, 6, E)
-    each = [importance(answer_logits(q, k, 1.0), batch.chain_mask, select_answer_rows(batch, w)) for w in found]  # type: ignore[arg-type]
-    assert len({tuple(x.flatten().tolist()) for x in each}) == 3
 
 
 def selected(select: str, M: int = 3, **more: Any) -> list[list[list[int]]]:
