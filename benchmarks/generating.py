@@ -27,7 +27,7 @@ def generating(scale: Scale) -> Table:
 
 def variants(scale: Scale) -> tuple[str, ...]:
     """Of the local part of GSM8K-Aug."""
-    how = DataConfig(source="maths", name=("gsm8k-aug-subset",), data_dir=str(CORPUS / "data"))
+    how = DataConfig(source="catalog", name=("gsm8k-aug-subset",), data_dir=str(CORPUS / "data"))
     examples = reasoning_load.load_examples("gsm8k-aug-subset", "train", how, scale.made).examples
     began = process_time()
     found = build_templates(examples)

@@ -166,7 +166,7 @@ def test_too_long_is_an_error_by_default() -> None:
         ReasoningDataset(rows("18"), real("gpt2"), settings("gpt2", max_tokens=long - 1))
     assert str(caught.value) == (
         f"row row-0: question, chain and answer of 9 + 7 + 6 tokens, 1 more than data.max_tokens = {long - 1}; "
-        'set data.on_too_long = "drop", or "cut-question"'
+        'set data.on_too_long = "drop", or "truncate_question"'
     )
 
 
@@ -191,7 +191,7 @@ def test_drop_and_cut() -> None:
     dropped = ReasoningDataset(examples, real("stories260k"), settings("stories260k", max_tokens=fits, too_long="drop"))
     assert (dropped.counts.num_too_long, len(dropped)) == (1, 1)
     cut = ReasoningDataset(
-        examples, real("stories260k"), settings("stories260k", max_tokens=fits, too_long="cut-question")
+        examples, real("stories260k"), settings("stories260k", max_tokens=fits, too_long="truncate_question")
     )
     assert (cut.counts.num_truncated, len(cut)) == (1, 2)
     short, long = cut.get_row(1), whole.get_row(1)

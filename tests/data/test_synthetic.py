@@ -81,7 +81,7 @@ def test_same_seed_same_rows() -> None:
 
 def test_a_share_of_the_steps_is_terse_and_says_so() -> None:
     """A step is terse or not as a whole, so that no row is padded; its questions end with the colon."""
-    source = DigitsDataset(0, DigitsConfig(num_operations=3, chain_style="marks", results_only_fraction=0.4))
+    source = DigitsDataset(0, DigitsConfig(num_operations=3, chain_style="bracket_tokens", results_only_fraction=0.4))
     lengths = [source.batch(range(4), 0, step).chain_ids.shape[1] for step in range(400)]
     assert set(lengths) == {3, 15}
     assert 0.3 < lengths.count(3) / 400 < 0.5
@@ -94,7 +94,7 @@ def test_a_share_of_the_steps_is_terse_and_says_so() -> None:
 
 def test_all_terse_is_a_task_of_its_own() -> None:
     task, how = (
-        DigitsConfig(num_operations=3, chain_style="marks", results_only_fraction=1.0),
+        DigitsConfig(num_operations=3, chain_style="bracket_tokens", results_only_fraction=1.0),
         DataConfig(source="digits", format="digits", chain_steps="all"),
     )
     example = generate_digit_examples(0, 1, task, "valid")[0]

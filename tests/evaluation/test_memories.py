@@ -155,10 +155,8 @@ def test_answers_and_labels_stand_on_the_page_beside_the_papers() -> None:
 def test_a_plain_run_beside_is_the_control_of_those_that_read_the_same() -> None:
     run = books(2)
     plain = line("plain", [{"none": said(4, 0, ()), "full": said(1.5, 0, ())} for _ in range(6)])
-    plain = replace(plain, description={"method": "plain"})
-    other = replace(
-        line("other", [{"none": said(4, 0, ()), "full": said(9, 0, ())}] * 5), description={"method": "plain"}
-    )
+    plain = replace(plain, description={"method": "lm"})
+    other = replace(line("other", [{"none": said(4, 0, ()), "full": said(9, 0, ())}] * 5), description={"method": "lm"})
     found = compression_table.add_controls([run, other, plain])
     assert found[1:] == [other, plain]
     worths = {w.condition: w for w in found[0].gains}

@@ -46,7 +46,7 @@ def test_kv_loss() -> None:
 
 @pytest.mark.equation("kava", "4")
 @pytest.mark.parametrize(("loss", "reduction"), [("smooth_l1", "mean"), ("l1", "row_mean"), ("mse", "paper_sum")])
-@pytest.mark.parametrize(("norm", "power"), [("none", 1), ("layer", 1), ("layer", 2), ("global", 1), ("own", 1)])
+@pytest.mark.parametrize(("norm", "power"), [("none", 1), ("layer", 1), ("layer", 2), ("global", 1), ("each_side", 1)])
 def test_every_form_of_the_kv_loss(loss: str, reduction: str, norm: str, power: int) -> None:
     how = {"loss": loss, "reduction": reduction, "norm": norm, "power": power}
     changes = ({"loss": "l1" if loss != "l1" else "mse"}, {"norm": "none" if norm != "none" else "layer"},
@@ -68,7 +68,7 @@ def test_nothing_taught_is_zero_with_finite_gradients() -> None:
     kept, state = sides(M), sides(M)
     leaves = [x.requires_grad_() for xs in state for x in xs]
     for reduction in ("mean", "row_mean", "paper_sum"):
-        for norm in ("none", "layer", "global", "own"):
+        for norm in ("none", "layer", "global", "each_side"):
             loss = kv_loss(*kept, *state, torch.zeros(B, G, M).bool(), reduction=reduction, norm=norm, denominator=0.0)
             assert float(loss.detach()) == 0
             assert not any(g.any() for g in torch.autograd.grad(loss, leaves))
@@ -77,7 +77,7 @@ def test_nothing_taught_is_zero_with_finite_gradients() -> None:
 def test_equal_slots_have_finite_gradients_under_their_own_spread() -> None:
     """A spread of 0 has no slope, and is not divided by."""
     kept, state = sides(M), [[torch.ones(B, G, M, E, dtype=torch.float64, requires_grad=True)] * L] * 2
-    loss = kv_loss(*kept, *state, LIVE, norm="own")
+    loss = kv_loss(*kept, *state, LIVE, norm="each_side")
     assert all(g.isfinite().all() for g in torch.autograd.grad(loss, state[0][:1]))
 
 

@@ -112,7 +112,11 @@ def test_no_term_reaches_the_teacher(term: str) -> None:
 
 @pytest.mark.parametrize("name", ["loss", "norm", "reduction"])
 def test_a_batch_without_any_chain_is_finite(name: str) -> None:
-    forms = {"loss": {}, "norm": {"kv_norm": "layer"}, "reduction": {"kv_reduction": "row_mean", "kv_norm": "own"}}
+    forms = {
+        "loss": {},
+        "norm": {"kv_norm": "layer"},
+        "reduction": {"kv_reduction": "row_mean", "kv_norm": "each_side"},
+    }
     method, batch = kava(**forms[name]), reasoning(((3, 0, 4), (2, 0, 3)))
     found = method(batch)
     assert float(found.parts["kv"]) == float(found.parts["kept"]) == 0

@@ -63,7 +63,7 @@ def test_a_batch_is_its_rows_one_by_one(cell: dict[str, Any], name: str) -> None
         same(states[b], method.read_text(question, None, single)[0])
 
 
-@pytest.mark.parametrize("generator", ["parallel", "self"])
+@pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
 def test_a_scripted_stop(generator: str) -> None:
     """Lengths 1 and 3: a row that has stopped is latched, and is what it would be by itself."""
     method = made({"generator": generator, "length": "stop"})
@@ -92,7 +92,7 @@ def test_the_loop_ends_when_every_row_has_stopped(monkeypatch: pytest.MonkeyPatc
         assert len(calls) == passes
 
 
-@pytest.mark.parametrize("generator", ["parallel", "self"])
+@pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
 def test_the_first_vectors_do_not_know_of_the_rest(generator: str) -> None:
     method, text = made({"generator": generator, "length": "nested"}), torch.tensor([[4, 5, 6, 7]])
     longest = method.compress(text)

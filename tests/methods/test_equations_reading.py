@@ -32,7 +32,7 @@ def memory_of(vectors: Tensor, live: Tensor) -> SummaryMemory:
 
 
 @pytest.mark.equation("autocompressor", "AC1")
-@pytest.mark.parametrize(("generator", "trigger"), [("parallel", False), ("self", True)])
+@pytest.mark.parametrize(("generator", "trigger"), [("parallel", False), ("autoregressive", True)])
 def test_room(generator: Any, trigger: bool) -> None:
     reading = CompressionConfig(summary=generator, max_vectors=5)
 

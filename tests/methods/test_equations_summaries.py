@@ -115,7 +115,7 @@ class Written(torch.nn.Module):
 def test_self_feeding_by_finite_differences() -> None:
     decoder = small("llama")
     summaries = SummaryParameters(
-        decoder, CompressionConfig(max_vectors=2, summary="self"), eos_token_id=2
+        decoder, CompressionConfig(max_vectors=2, summary="autoregressive"), eos_token_id=2
     ).requires_grad_(False)
     live, empty = LIVE[:1, :3], SummaryMemory.empty(1, 8, torch.float64)
     words, start, steps = noise(1, 1, 3, 8), noise(2, 8), noise(3, 2, 8)

@@ -34,7 +34,7 @@ from tests import tolerances
 from tests.oracles.compare import agree, distance, relative
 from tests.oracles.halting import MISREAD, ORACLE
 
-EVERY = pytest.mark.parametrize("index", ["after", "before", "split"])
+EVERY = pytest.mark.parametrize("index", ["after", "before", "mixture"])
 LAM = (0.1, 0.2, 0.4, 0.7)  # the golden values' lam_t
 
 
@@ -125,7 +125,7 @@ def test_bias_start(K: int, lam: float, b: float) -> None:
     assert distance(expected_length(started), torch.full((2,), 0.9 * K, dtype=torch.float64)) < tolerances.ORACLE
 
 
-@pytest.mark.parametrize("index", ["after", "before", "split"])
+@pytest.mark.parametrize("index", ["after", "before", "mixture"])
 @pytest.mark.parametrize("lengths", [(1, 2, 4, 8), (3, 6), tuple(range(1, 7))])
 def test_the_start_is_that_of_the_lengths_allowed(index: StopPosition, lengths: tuple[int, ...]) -> None:
     K = lengths[-1]

@@ -20,12 +20,12 @@ from tests.core.readings import fresh
 from tests.oracles.compare import distance
 
 BETA, TOKENS = 0.7, 4
-GENERATOR = pytest.mark.parametrize("generator", ["parallel", "self"])
+GENERATOR = pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
 
 
 def method(generator: str, K: int, **halting: Any) -> AutoCompressor:
     """A reader in float64 whose head tells states apart."""
-    reading = CompressionConfig(summary=generator, length_policy="stop", max_vectors=K, summary_init="normal")  # type: ignore[arg-type]
+    reading = CompressionConfig(summary=generator, length_policy="stop_head", max_vectors=K, summary_init="normal")  # type: ignore[arg-type]
     how, decoder = StopHeadConfig(length_cost=BETA, **halting), fresh("llama").double()
     summaries = SummaryParameters(decoder, reading, how, eos_token_id=None).double()
     assert summaries.u is not None
@@ -96,7 +96,7 @@ def head(reader: AutoCompressor, loss: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize(("w", "K"), [(2, 3), pytest.param(3, 2, marks=pytest.mark.slow)])
 def test_two_draws_over_every_outcome(generator: str, w: int, K: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All pairs of worlds, each by its chance; in longer windows later stops hang on what was written before."""
-    reader, batch = method(generator, K, estimator="sample", joint=True, explore=0.0), documents(w).select_rows([0])
+    reader, batch = method(generator, K, estimator="reinforce", joint=True, explore=0.0), documents(w).select_rows([0])
     want, (chances,) = exact(reader, batch)
     assert abs(sum(chances.values()) - 1) < tolerances.ORACLE
     found = [torch.zeros_like(x) for x in want]

@@ -36,7 +36,7 @@ from laconic.compression.memory import SummaryMemory
 from tests import tolerances
 from tests.oracles.compare import distance
 
-EVERY = pytest.mark.parametrize("index", ["after", "before", "split"])
+EVERY = pytest.mark.parametrize("index", ["after", "before", "mixture"])
 BETA = 0.3
 
 
@@ -69,7 +69,7 @@ def test_the_law_of_lengths(a: Tensor, index: StopPosition) -> None:
 def test_the_mean_of_sampled_lengths(index: StopPosition) -> None:
     """10^5 draws of N: their mean within 4 standard errors, each share within 5; kept by s_{t+1} under "split"."""
     a = torch.tensor([[-1.5, -0.4, 0.3, -2.0, 0.1]]).double()
-    kept: StopPosition = "before" if index == "split" else index
+    kept: StopPosition = "before" if index == "mixture" else index
     N = length_by_sampling(a.expand(100_000, -1), torch.rand(100_000, 5).double(), index).double()
     error = float(N.std()) / len(N) ** 0.5
     assert abs(float(N.mean()) - expected_length(a, kept).item()) < 4 * error

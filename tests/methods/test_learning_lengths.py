@@ -68,7 +68,7 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
     index: str, joint: bool, explore: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every pair of lengths that the two draws can give, each by its probability, row by row."""
-    how = {"estimator": "sample", "price": 0.3, "joint": joint, "explore": explore, "index": index} | AT_ONCE
+    how = {"estimator": "reinforce", "price": 0.3, "joint": joint, "explore": explore, "index": index} | AT_ONCE
     method = compressor(halting=how, length="stop", cap=2)
     batch = documents(((4, 4),), windows=(2, 0), step=9)
     laws, columns = list[Tensor](), iter(())
@@ -96,7 +96,7 @@ def expanded(pair: tuple[int, int], batch: DocumentBatch) -> Iterator[int]:
     return iter([pair[0]] * n + [pair[1]] * n)
 
 
-@pytest.mark.parametrize("estimator", ["soft", "straight"])
+@pytest.mark.parametrize("estimator", ["soft", "straight_through"])
 def test_gates_teach_head_and_writer_at_once(estimator: str) -> None:
     """Through log s and on into the state that the head read; with a cut it ends at the head."""
     for cut in ("flow", "cut"):
@@ -208,7 +208,7 @@ def test_draws_are_the_documents_own() -> None:
 def test_the_published_formulas() -> None:
     """Raw states fed back, the trigger in the last token's place, a row of the vocabulary as stop, s z as gate."""
     how = {"estimator": "soft", "stop_head": "vocabulary", "control": "rows", "control_in_softmax": True,
-           "gate": "scale", "index": "split", "penalty": "ratio", "alpha": 1.0, "penalise": "all",
+           "gate": "scale_vectors", "index": "split", "penalty": "ratio", "alpha": 1.0, "penalise": "all",
            "stop": "threshold", "tau": 0.5, "harden": 0.0, "price": 1.0}  # fmt: skip
     reading = {"generator": "self", "length": "stop", "memory": "replace", "adapter": "none", "steps": False,
                "trigger": "replace"}  # fmt: skip
@@ -254,12 +254,12 @@ def test_soft_memory_at_the_edge() -> None:
     assert soft.block_lengths.tolist() == [[3, 3]]
     assert hard.log_s is None
     assert hard.block_lengths.sum() < 6
-    straight = compressor(halting={"estimator": "straight"}, length="stop")(batch).state
+    straight = compressor(halting={"estimator": "straight_through"}, length="stop")(batch).state
     assert straight is not None
     assert straight.log_s is None
 
 
-@pytest.mark.parametrize("gate", ["bias", "scale", "none"])
+@pytest.mark.parametrize("gate", ["attention_bias", "scale_vectors", "none"])
 @pytest.mark.parametrize("memory", ["accumulate", "replace"])
 def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
     """In a window and by the stop of that name alike; scaled it is s sigma, hard, and without a gate sigma, hard."""
@@ -288,7 +288,7 @@ def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
     assert held.num_vectors.tolist() == ([6, 6] if memory == "accumulate" else [3, 3])
 
 
-@pytest.mark.parametrize("estimator", some(["soft", "ponder", "sample", "straight"], 4))
+@pytest.mark.parametrize("estimator", some(["soft", "ponder", "reinforce", "straight_through"], 4))
 def test_lengths_are_reckoned_in_float32(estimator: str) -> None:
     """Whatever the decoder runs in: its own type, or autocast, checkpointed as a unit."""
     for narrow in (True, False):

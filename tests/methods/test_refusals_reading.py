@@ -77,7 +77,11 @@ def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) ->
             {"control_in_softmax": True},
             'control_in_softmax with control "vectors": there are no rows to score; c',
         ),
-        (StopHeadConfig, {"gate": "scale"}, 'gate "scale" with estimator "ponder": soft reading alone has a gate'),
+        (
+            StopHeadConfig,
+            {"gate": "scale_vectors"},
+            'gate "scale_vectors" with estimator "ponder": soft reading alone has a gate',
+        ),
         (StopHeadConfig, {"gate": "none"}, 'gate "none" with estimator "ponder": soft reading alone has a gate'),
         (StopHeadConfig, {"index": "split"}, 'index "split" with estimator "ponder": the original\'s, of soft alone'),
     ],
@@ -158,7 +162,11 @@ def test_segments_that_do_not_fit(sizes: dict[str, Any], reading: dict[str, Any]
     ("length", "how", "message"),
     [
         ("nested", StopRule("quantile"), 'stop "quantile": lengths of this model are of kind "nested"; ask for a numb'),
-        ("stop", StopRule("ratio"), 'stop "ratio": lengths of this model are of kind "stop"; ask for a number'),
+        (
+            "stop",
+            StopRule("classifier"),
+            'stop "classifier": lengths of this model are of kind "stop"; ask for a number',
+        ),
         (
             "fixed",
             StopRule("fixed", num_vectors=2),
@@ -170,7 +178,7 @@ def test_segments_that_do_not_fit(sizes: dict[str, Any], reading: dict[str, Any]
     ],
 )
 def test_ways_to_stop_that_were_not_learned(length: str, how: StopRule, message: str) -> None:
-    method = compressor(halting={} if length == "stop" else None, length=length)
+    method = compressor(halting={} if length == "stop_head" else None, length=length)
     with pytest.raises(UsageError, match=message):
         method.compress(TEXT, rule=how)
 
@@ -185,7 +193,7 @@ def test_a_length_that_is_not_allowed() -> None:
 def test_summaries_are_saved_and_belong_to_their_settings(tmp_path: Path) -> None:
     decoder, reading, how = (
         fresh("llama"),
-        CompressionConfig(max_vectors=3, length_policy="stop", summary="self"),
+        CompressionConfig(max_vectors=3, length_policy="stop_head", summary="autoregressive"),
         StopHeadConfig(),
     )
     saved, path = SummaryParameters(decoder, reading, how, eos_token_id=2, seed=1), tmp_path / "summaries.safetensors"
@@ -198,7 +206,9 @@ def test_summaries_are_saved_and_belong_to_their_settings(tmp_path: Path) -> Non
     assert torch.equal(
         SummaryParameters(decoder, reading, how, eos_token_id=2, seed=2).load(path, {"base": "b"}).b, saved.b
     )
-    other_way = CompressionConfig(max_vectors=2, length_policy="stop", summary="self", summary_map="none")
+    other_way = CompressionConfig(
+        max_vectors=2, length_policy="stop_head", summary="autoregressive", summary_map="none"
+    )
     with pytest.raises(CorruptArtifactError) as told:
         SummaryParameters(decoder, other_way, how, eos_token_id=2).load(path, {"base": "b"})
     assert str(told.value) == (
@@ -208,8 +218,8 @@ def test_summaries_are_saved_and_belong_to_their_settings(tmp_path: Path) -> Non
     with pytest.raises(
         CorruptArtifactError, match=r"; settings\.halting a table, asked was null; take what it was made with"
     ):
-        SummaryParameters(decoder, CompressionConfig(max_vectors=3, summary="self"), None, eos_token_id=2).load(
-            path, {"base": "b"}
-        )
+        SummaryParameters(
+            decoder, CompressionConfig(max_vectors=3, summary="autoregressive"), None, eos_token_id=2
+        ).load(path, {"base": "b"})
     with pytest.raises(CorruptArtifactError, match="has base b, asked was c; take what it was made with"):
         other.load(path, {"base": "c"})

@@ -1,6 +1,6 @@
 """Oracles of the learned number of vectors, as loops in float64 from the formulas alone, and misreadings of them.
 
-Lengths are those of one compression a row: lists of stop logits a_1..a_K; `index` is "after", "before" or "split".
+Lengths are those of one compression a row: lists of stop logits a_1..a_K; `index` is "after", "before" or "mixture".
 """
 
 import math

@@ -31,7 +31,7 @@ def side(target: list[Tensor], student: list[Tensor], live: Tensor, how: dict[st
     for t, s in zip(target, student, strict=True):
         sigma = {"none": lambda: 1.0, "own": lambda: 1.0, "layer": lambda: spread(t), "global": lambda: everything}  # noqa: B023
         by = sigma[norm]() ** power
-        by_t, by_s = (spread(t) ** power, spread(s) ** power) if norm == "own" else (1.0, 1.0)
+        by_t, by_s = (spread(t) ** power, spread(s) ** power) if norm == "each_side" else (1.0, 1.0)
         for b, g, m in slots:
             each = DISTANCES[how.get("loss", "smooth_l1")](s[b, g, m] / by_s - t[b, g, m] / by_t)
             rows[b] = rows[b] + each.sum() / by
@@ -175,7 +175,7 @@ MISREAD = {
         "sum for mean": differentiated(lambda *a: kv_loss(*a[:4], {**a[4], "reduction": "paper_sum"})),
         "mean of row means": differentiated(lambda *a: kv_loss(*a[:4], {**a[4], "reduction": "row_mean"})),
         "teacher not detached": misread(detach=False),
-        "both divided by their own sigma": differentiated(lambda *a: normed(*a, "own")),
+        "both divided by their own sigma": differentiated(lambda *a: normed(*a, "each_side")),
         "divided by sigma where none is asked": differentiated(lambda *a: normed(*a, "layer")),
         "sigma over the head width": differentiated(over_width),
         "K and V of another pass": differentiated(

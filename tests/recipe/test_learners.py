@@ -146,7 +146,7 @@ def test_a_new_model_is_what_its_tables_say(folder: Path) -> None:
     titans.save_pretrained(folder / "titans")
     assert Hope.from_pretrained(folder / "titans").hope_config == titans.hope_config
     assert type(load_initial_decoder(recipe(ATTENTION), CPU)[0]) is HopeAttention
-    one, two = (load_initial_decoder(recipe(f"model.init={init}", ATTENTION), CPU)[0] for init in ("range", "fan_in"))
+    one, two = (load_initial_decoder(recipe(f"model.init={init}", ATTENTION), CPU)[0] for init in ("normal", "fan_in"))
     name = "model.layers.0.mlp.levels.0.gate_proj.weight"
     std = [float(model.get_parameter(name).detach().std()) for model in (one, two)]
     assert std == pytest.approx([0.02, 16**-0.5], rel=0.15)
@@ -163,7 +163,7 @@ def test_a_donor_keeps_its_bits_until_its_levels_move(folder: Path) -> None:
     plain = Decoder.from_pretrained(path)
     assert torch.equal(still.read_tokens(ids).hidden_states, plain(plain.embed(ids)).hidden)
     with pytest.raises(
-        UsageError, match=r'memory\.mixer "self": a decoder that is given keeps its attention; set mixer = '
+        UsageError, match=r'memory\.mixer "self_modifying": a decoder that is given keeps its attention; set mixer = '
     ):
         load_initial_decoder(recipe(f"model.name={path}"), CPU)
 
@@ -205,7 +205,10 @@ def test_a_model_that_learns_is_what_it_was_made_as(folder: Path) -> None:
             "train.activation_checkpointing=1",
             ": 1 with method hope: chunks are what is computed again; set mixer.self_modifying.activation_checkpointing",
         ),
-        ("model.family=gpt2", ': "gpt2" with mixer.kind "self": a model without attention has Llama\'s norms and ML'),
+        (
+            "model.family=gpt2",
+            ': "gpt2" with mixer.kind "self_modifying": a model without attention has Llama\'s norms and ML',
+        ),
     ],
 )
 def test_what_does_not_go_together_is_said(folder: Path, asked: str, line: str) -> None:

@@ -42,10 +42,10 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "read-compat": {
         "compression.trigger_placement": "replace", "compression.summary_map": "none", "compression.step_embedding": False, "compression.memory_policy": "replace",
-        "compression.summary": "self", "compression.length_policy": "stop", "compression.max_vectors": 50, "stop_head.head": "vocabulary",
-        "stop_head.control_tokens": "rows", "stop_head.control_tokens_in_softmax": True, "stop_head.stop_position": "split",
-        "stop_head.soft_gate": "scale", "stop_head.cost_kind": "ratio", "stop_head.ratio_memory_weight": 1.0, "stop_head.cost_on": "all",
-        "stop_head.length_cost": 0.0, "stop_head.estimator": "soft", "stop_head.stop_rule": "sample", "data.text.segment_lengths": "fixed",
+        "compression.summary": "autoregressive", "compression.length_policy": "stop_head", "compression.max_vectors": 50, "stop_head.head": "vocabulary",
+        "stop_head.control_tokens": "vocabulary", "stop_head.control_tokens_in_softmax": True, "stop_head.stop_position": "mixture",
+        "stop_head.soft_gate": "scale_vectors", "stop_head.cost_kind": "ratio", "stop_head.ratio_memory_weight": 1.0, "stop_head.cost_on": "all",
+        "stop_head.length_cost": 0.0, "stop_head.estimator": "soft", "stop_head.stop_rule": "reinforce", "data.text.segment_lengths": "fixed",
         "train.learning_rate": 2e-5,
     },
 }  # fmt: skip
@@ -62,7 +62,7 @@ def test_a_recipe_is_its_run(name: str) -> None:
     found = flatten(recipe.model_dump(mode="json", exclude_none=True))
     assert {key: found.get(key) for key in RUNS[name]} == RUNS[name]
     assert (notes, recipe.unused_tables) == ([], [])
-    assert (recipe.train.best_metric, recipe.train.best_mode) == ("nats", "smallest")
+    assert (recipe.train.best_metric, recipe.train.best_mode) == ("nats", "min")
     text = (SHIPPED_RECIPES / f"{name}.toml").read_text()
     assert "[C]" in text
     assert "[?]" in text

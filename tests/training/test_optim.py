@@ -87,7 +87,7 @@ def test_only_matrices_decay() -> None:
 def test_nothing_to_train() -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(UsageError, match=r"^train: what = thoughts leaves no parameter to train; unfreeze some$"):
-        build_adamw(frozen, TrainingConfig(steps=1, trainable="thoughts"))
+        build_adamw(frozen, TrainingConfig(steps=1, trainable="latents"))
 
 
 def test_rows_of_the_toy_are_as_given() -> None:

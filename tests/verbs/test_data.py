@@ -144,10 +144,10 @@ def few(monkeypatch, root) -> None:
     from laconic.data.reasoning import load as reasoning_load
 
     read = reasoning_load.load_examples(
-        "gsm8k-aug-subset", "train", DataConfig(source="maths", name=("gsm8k-aug-subset",), data_dir=str(root)), 700
+        "gsm8k-aug-subset", "train", DataConfig(source="catalog", name=("gsm8k-aug-subset",), data_dir=str(root)), 700
     )
     held = reasoning_load.load_examples(
-        "gsm8k-aug:valid", "valid", DataConfig(source="maths", name=("gsm8k-aug",), data_dir=str(root))
+        "gsm8k-aug:valid", "valid", DataConfig(source="catalog", name=("gsm8k-aug",), data_dir=str(root))
     )
     monkeypatch.setattr(reasoning_load, "load_training_examples", lambda how: read)
     monkeypatch.setattr(reasoning_load, "load_examples", lambda asked, part, how: held)

@@ -77,7 +77,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.toml").write_text(text)
     assert TrainCommand(str(folder / "facts.toml"), out=folder / "facts", device="cpu").run() == 0
     assert TrainCommand(str(folder / "text.toml"), out=folder / "books", num_seeds=2, device="cpu").run() == 0
-    assert TrainCommand(str(folder / "text.toml"), ("method=plain",), out=folder / "plain", device="cpu").run() == 0
+    assert TrainCommand(str(folder / "text.toml"), ("method=plain",), out=folder / "lm", device="cpu").run() == 0
     assert TrainCommand(str(folder / "digits.toml"), out=folder / "digits", device="cpu").run() == 0
     return folder
 

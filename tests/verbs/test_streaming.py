@@ -60,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "books.toml").write_text(RECIPE.format(words="bytes", data=TEXT))
     (folder / "pairs.toml").write_text(RECIPE.format(words="mqar", data=PAIRS))
-    for recipe, name, keys in (("books", "hope", ()), ("books", "plain", ("method=plain",)), ("pairs", "pairs", ())):
+    for recipe, name, keys in (("books", "hope", ()), ("books", "lm", ("method=plain",)), ("pairs", "pairs", ())):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             patch.setattr(sys, "argv", ["laconic", "train", f"{recipe}.toml", "--out", name, *keys])
@@ -133,7 +133,7 @@ def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.
         (66, "--tasks mqar: hope is a run of data.source text; its own sets are test and valid", ["hope", "--tasks", "mqar"]),
         (66, "pairs is a run of data.source mqar; it has no texts of its own", ["pairs", "--tasks", "ppl"]),
         (66, "pairs is a run of data.source mqar; it has no texts of its own", ["pairs", "--tasks", "needle"]),
-        (2, "plain: levels are of method hope, this is plain; leave them out", ["plain", "--tasks", "levels"]),
+        (2, "plain: levels are of method hope, this is plain; leave them out", ["lm", "--tasks", "levels"]),
         (2, "--latency: of runs that answer questions; these read documents", ["hope", "--latency", "5"]),
         (66, "every fifth is held out; give longer texts or more rows", ["hope", "--tasks", "books", "--limit", "2"]),
     ],

@@ -132,7 +132,7 @@ class DataCheckCommand:
         if is_row_file(self.file) or Path(self.file).is_file():
             return scan_file(Path(self.file))
         how = DataConfig(
-            source="maths", name=(self.file,), data_dir=None if self.data_dir is None else str(self.data_dir)
+            source="catalog", name=(self.file,), data_dir=None if self.data_dir is None else str(self.data_dir)
         )
         read = reasoning_load.load_examples(self.file, "train", how)
         return ScannedFile(read.examples, read.sha256, (), read.notes)

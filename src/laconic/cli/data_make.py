@@ -160,7 +160,7 @@ class DataMakeCommand:
         """How sets are read."""
         from laconic.config.data import DataConfig
 
-        return DataConfig(source="maths", name=names, data_dir=None if self.data_dir is None else str(self.data_dir))
+        return DataConfig(source="catalog", name=names, data_dir=None if self.data_dir is None else str(self.data_dir))
 
 
 def load_split(name: str, how: "DataConfig") -> "tuple[ReasoningExample, ...]":

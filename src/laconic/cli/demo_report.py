@@ -168,7 +168,7 @@ def describe_limits(run: LoadedRun, chain: Path) -> list[str]:
     if M >= N:
         found.append(f"Selection: {M} thoughts stand for {N} chain tokens, so R-KV has nothing to choose here.")
     digits = run.recipe.data.digits
-    if digits.chain_style == "marks":
+    if digits.chain_style == "bracket_tokens":
         found.append(
             "The chain is made for this: four of the five tokens of a step are marks, so that much of it is redundant."
         )

@@ -35,7 +35,7 @@ from laconic.errors import UsageError
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
 
-BIASED_ESTIMATORS = ("soft", "straight")
+BIASED_ESTIMATORS = ("soft", "straight_through")
 
 
 class AutoCompressor(nn.Module):
@@ -65,9 +65,9 @@ class AutoCompressor(nn.Module):
 
     def training_phase(self, step: int) -> TrainingPhase:
         """What learns at an update: the decoder on given lengths, both, or the head alone."""
-        if self.stop_head_config is None or self.config.length_policy not in ("stop", "ratio"):
+        if self.stop_head_config is None or self.config.length_policy not in ("stop_head", "classifier"):
             return "lengths"
-        if self.stop_head_config.joint_training or self.stop_head_config.estimator in ("soft", "straight"):
+        if self.stop_head_config.joint_training or self.stop_head_config.estimator in ("soft", "straight_through"):
             return "both"
         return "head" if step >= self.head_only_step else "lengths"
 
@@ -107,10 +107,13 @@ class AutoCompressor(nn.Module):
         memory = self.segment_model.empty_memory(batch.B) if state is None else state
         phase, how = self.training_phase(batch.step), self.stop_head_config
         twice = (
-            how is not None and phase != "lengths" and how.estimator == "sample" and how.reinforce_baseline == "draws"
+            how is not None
+            and phase != "lengths"
+            and how.estimator == "reinforce"
+            and how.reinforce_baseline == "draws"
         )
         streams: tuple[RandomStream, ...] = (
-            ("length", "second") if twice and self.config.length_policy == "stop" else ("length",)
+            ("length", "second") if twice and self.config.length_policy == "stop_head" else ("length",)
         )
         courses = [WindowRun(self.segment_model, batch, memory, phase, self.seed, stream).run() for stream in streams]
         sums = batch.loss_denominators or self.loss_denominators(batch)
@@ -165,7 +168,7 @@ class AutoCompressor(nn.Module):
         found["length"] = hard.sum() / rows
         if (
             self.stop_head_config is None
-            or self.config.length_policy != "stop"
+            or self.config.length_policy != "stop_head"
             or self.training_phase(window.batch.step) == "lengths"
         ):
             return found
@@ -196,7 +199,7 @@ class AutoCompressor(nn.Module):
     def has_soft_lengths(self) -> bool:
         """Whether lengths are soft while they are learned."""
         return (
-            self.config.length_policy == "stop"
+            self.config.length_policy == "stop_head"
             and self.stop_head_config is not None
             and self.stop_head_config.estimator == "soft"
         )

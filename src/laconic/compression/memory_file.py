@@ -87,12 +87,12 @@ class MemoryMetadata:
     @property
     def generator(self) -> str | None:
         """How the vectors arose: parallel, self, pool, select; None where the settings do not say."""
-        return self.method.get("reading", {}).get("generator")
+        return self.method.get("compression", {}).get("summary")
 
     @property
     def is_overwriting(self) -> bool:
         """Whether a block may stand for the text of older ones too."""
-        return self.method.get("reading", {}).get("memory") in OVERWRITING_POLICIES
+        return self.method.get("compression", {}).get("memory_policy") in OVERWRITING_POLICIES
 
     def select_rows(self, rows: Sequence[int]) -> "MemoryMetadata":
         """That of some rows."""
@@ -168,7 +168,7 @@ class MemoryMetadata:
             "recurrent": bool,
         }
         odd = next((name for name, kind in kinds.items() if type(data.get(name)) is not kind), None)
-        if odd is None and not isinstance(data["method"].get("reading"), dict):
+        if odd is None and not isinstance(data["method"].get("compression"), dict):
             odd = "method"
         try:
             rows = tuple(tuple(SourceDocument.from_json(each) for each in row) for row in data["documents"])

@@ -54,9 +54,10 @@ def update_memory(
 
 def num_summary_positions(config: CompressionConfig) -> int:
     """Columns that compressing adds behind a text."""
-    return {"parallel": config.fixed_length, "self": config.fixed_length + (config.trigger_placement == "insert")}.get(
-        config.summary, 0
-    )
+    return {
+        "parallel": config.fixed_length,
+        "autoregressive": config.fixed_length + (config.trigger_placement == "insert"),
+    }.get(config.summary, 0)
 
 
 def max_memory_vectors(

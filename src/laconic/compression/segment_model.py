@@ -91,10 +91,10 @@ class SegmentModel:
     def apply_gate(self, memory: SummaryMemory) -> SummaryMemory:
         """A memory as it is read: what is soft has its bias, or scaled vectors (CP5), or is read as if it were hard."""
         how = self.summaries.stop_head_config
-        gate = how.soft_gate if how is not None and self.config.length_policy == "stop" else "bias"
-        if memory.log_s is None or gate == "bias":
+        gate = how.soft_gate if how is not None and self.config.length_policy == "stop_head" else "attention_bias"
+        if memory.log_s is None or gate == "attention_bias":
             return memory
-        vectors = scale_by_survival(memory.vectors, memory.log_s) if gate == "scale" else memory.vectors
+        vectors = scale_by_survival(memory.vectors, memory.log_s) if gate == "scale_vectors" else memory.vectors
         return replace(memory, vectors=vectors, log_s=None)
 
     def read_segment(
@@ -185,7 +185,7 @@ class SegmentModel:
         """The vectors of a segment whose length is decided: hard."""
         K = (
             compressed.summary_states.shape[1]
-            if self.config.summary in ("parallel", "self")
+            if self.config.summary in ("parallel", "autoregressive")
             else self.config.fixed_length
         )
         if self.config.summary == "pool":

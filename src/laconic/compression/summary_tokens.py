@@ -48,7 +48,7 @@ class SummaryParameters(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if stop_head_config is None and config.length_policy in ("stop", "ratio"):
+        if stop_head_config is None and config.length_policy in ("stop_head", "classifier"):
             raise UsageError(
                 f'length "{config.length_policy}" without the table halting: it says how the length is learned'
             )
@@ -69,16 +69,16 @@ class SummaryParameters(nn.Module):
         """Summary tokens, or the trigger with its steps; control rows; the score by which tokens are selected."""
         reading, D = self.config, self.width
         row = torch.zeros(D)
-        if reading.summary_init == "eos" and reading.summary in ("parallel", "self"):
+        if reading.summary_init == "eos" and reading.summary in ("parallel", "autoregressive"):
             if eos_token_id is None:
                 raise UsageError('summary_init "eos": the model names no such id; take "normal"')
             row = row if table.is_meta else table[eos_token_id].cpu()
-        rows = self.stop_head_config is not None and self.stop_head_config.control_tokens == "rows"
+        rows = self.stop_head_config is not None and self.stop_head_config.control_tokens == "vocabulary"
         self.control = nn.Parameter(self.init_noisy_copies(row, 2, generator)) if rows else None
         self.tokens = (
             nn.Parameter(self.init_noisy_copies(row, self.K, generator)) if reading.summary == "parallel" else None
         )
-        loops = reading.summary == "self"
+        loops = reading.summary == "autoregressive"
         self.start = nn.Parameter(self.init_noisy_copies(row, 1, generator)[0]) if loops and not rows else None
         self.steps = (
             nn.Parameter(torch.zeros(self.K, D, dtype=self.param_dtype)) if loops and reading.step_embedding else None
@@ -111,7 +111,7 @@ class SummaryParameters(nn.Module):
     def add_heads(self, generator: torch.Generator) -> None:
         """The stop head, at a mean length of `start` K, or the classifier of lengths; the price and its mean length."""
         reading, how, D = self.config, self.stop_head_config, self.width
-        own = how is not None and reading.length_policy == "stop" and how.head == "own"
+        own = how is not None and reading.length_policy == "stop_head" and how.head == "linear"
         self.u = nn.Parameter(torch.zeros(D, dtype=self.param_dtype)) if own else None
         self.b = nn.Parameter(torch.zeros(1, dtype=self.param_dtype)) if own else None
         self.initial_bias = (
@@ -121,7 +121,7 @@ class SummaryParameters(nn.Module):
         )
         ratio = (
             build_seeded_linear(D, len(reading.possible_lengths), generator).to(self.param_dtype)
-            if reading.length_policy == "ratio"
+            if reading.length_policy == "classifier"
             else None
         )
         if ratio is not None and how is not None:

@@ -144,20 +144,20 @@ class WindowRun:
         index, reading = self.batch.row_index, self.config
         if reading.length_policy == "fixed":
             return torch.full_like(index, reading.fixed_length)
-        if reading.length_policy == "stop" and self.phase != "lengths":
+        if reading.length_policy == "stop_head" and self.phase != "lengths":
             return None
         return uniform_length(self.draw_uniforms("nested", i, 1)[:, 0], reading.possible_lengths)
 
     def num_summary_positions(self, N: Int[Tensor, " B"] | None) -> int:
         """Places of a compression: as many as are kept, all where a head or a trial looks at them."""
-        loops = self.config.summary in ("parallel", "self")
+        loops = self.config.summary in ("parallel", "autoregressive")
         return int(N.max()) if N is not None and loops and self.phase == "lengths" else self.config.fixed_length
 
     def needs_trials(self, i: int) -> bool:
         """Whether the next segment is read with every length of this one."""
         learns = self.stop_head_config is not None and self.phase != "lengths" and i < self.w - 1
         return learns and (
-            self.config.length_policy == "ratio"
+            self.config.length_policy == "classifier"
             or (self.stop_head_config is not None and self.stop_head_config.estimator == "ponder")
         )
 
@@ -207,9 +207,9 @@ class WindowRun:
         self.hard_lengths[:, i] = self.inference_lengths(a.detach(), N).masked_fill(tokens == 0, 0)
         vectors = unit.summaries.map_to_vectors(z)
         there = first_slots_mask(N, a.shape[1]) & (tokens > 0)[:, None]
-        if how.estimator in ("ponder", "sample"):
+        if how.estimator in ("ponder", "reinforce"):
             return SegmentVectors(vectors, there)
-        if how.estimator == "straight":
+        if how.estimator == "straight_through":
             slots = straight_through_slots(a, N, how.stop_position)
             return SegmentVectors(vectors, there, None if slots.log_s is None else slots.log_s.float())
         return self.soft_vectors(vectors, a, there, tokens > 0)

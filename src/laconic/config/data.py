@@ -8,7 +8,7 @@ from laconic.config.synthetic import ConfigModel, FormalLanguagesConfig, MQARCon
 
 SplitName = Literal["test", "valid", "train"]
 RowFormat = Literal["pccot", "codi", "coconut", "icot", "digits"]
-SYNTHETIC_DOCUMENTS = ("recall", "mqar", "copying", "languages")  # documents made when they are asked for
+SYNTHETIC_DOCUMENTS = ("recall", "mqar", "copying", "formal_languages")  # documents made when they are asked for
 ROW_FILE_SUFFIXES = (
     ".jsonl",
     ".json",
@@ -31,7 +31,7 @@ class DigitsConfig(ConfigModel):
     """The generated task: operations on digits from left to right, of every result the last digit."""
 
     num_operations: Annotated[int, Field(ge=1, le=12)] = Field(default=4, description="k, operations in a question")
-    chain_style: Literal["results", "steps", "brackets", "marks"] = Field(
+    chain_style: Literal["results", "equations", "brackets", "bracket_tokens"] = Field(
         default="results",
         description="a step of the chain: 8; 3+5=8 and step_end; <<3+5=8>>; < < 8 > >, where each mark is a token",
     )
@@ -99,7 +99,7 @@ class TextConfig(ConfigModel):
                 f"tokens {self.row_tokens}: one segment of {self.mean_segment_tokens}, which nothing reads; ask for more"
             )
         if self.segment_lengths == "fixed":
-            given = next((key for key in ("low", "high") if getattr(self, key)), None)
+            given = next((key for key in ("min_segment_tokens", "max_segment_tokens") if getattr(self, key)), None)
             if given:
                 raise ValueError(f'{given}: of segments "random" alone; leave it out')
         elif self.row_tokens % self.mean_segment_tokens:
@@ -182,8 +182,8 @@ def check_segments_per_window(segments_per_window: int) -> None:
 class DataConfig(ConfigModel):
     """Where rows come from, and what is made of one."""
 
-    source: Literal["jsonl", "maths", "digits", "text", "recall", "mqar", "copying", "languages"] = Field(
-        default="jsonl",
+    source: Literal["file", "catalog", "digits", "text", "recall", "mqar", "copying", "formal_languages"] = Field(
+        default="file",
         description="a file with one JSON object a line, sets known by name, or generated; "
         "of documents: text of a file or of the hub, or generated",
     )
@@ -204,8 +204,8 @@ class DataConfig(ConfigModel):
         default=None, description="maths: folder of the sets' files; absent: they come by the hub"
     )
     revision: str | None = Field(default=None, description="commit or branch on the hub, of what is trained on")
-    size_check: Literal["known", "any"] = Field(
-        default="known", description="maths: whether a set must have as many rows as it is known to have"
+    size_check: Literal["strict", "off"] = Field(
+        default="strict", description="maths: whether a set must have as many rows as it is known to have"
     )
     digits: DigitsConfig = Field(default=DigitsConfig(), description="digits: the task")
     text: TextConfig = Field(default=TextConfig(), description="text: documents and their segments")
@@ -241,7 +241,9 @@ class DataConfig(ConfigModel):
     max_tokens: PositiveInt | None = Field(
         default=None, description="tokens of question, chain and answer; absent: the context"
     )
-    on_too_long: Literal["error", "drop", "cut-question"] = Field(default="error", description="a row over its budget")
+    on_too_long: Literal["error", "drop", "truncate_question"] = Field(
+        default="error", description="a row over its budget"
+    )
     on_invalid_row: Literal["error", "skip"] = Field(
         default="error", description="a row that cannot be read; at most 0.1 % are skipped"
     )
@@ -275,16 +277,16 @@ class DataConfig(ConfigModel):
         given = next((key for key in files if getattr(self, key)), None)
         if given:
             raise ValueError(f'{given} {getattr(self, given)!r}: kind "{self.source}" reads no file; leave the key out')
-        takes = {"name": ("maths", "text"), "root": ("maths",), "revision": ("maths", "text")}
+        takes = {"name": ("catalog", "text"), "data_dir": ("catalog",), "revision": ("catalog", "text")}
         given = next((key for key, kinds in takes.items() if getattr(self, key) and self.source not in kinds), None)
         if given:
             kinds = " or ".join(f'"{kind}"' for kind in takes[given])
             raise ValueError(f"{given}: of kind {kinds}, not {self.source!r}; set data.source")
-        if self.source == "maths" and not self.name:
+        if self.source == "catalog" and not self.name:
             raise ValueError('name: absent; kind "maths" needs the sets trained on, as laconic data list has them')
-        if self.source == "jsonl" and self.path is None:
+        if self.source == "file" and self.path is None:
             raise ValueError('path: absent; kind "jsonl" needs a file of training rows')
-        if self.source == "maths" and self.path is not None:
+        if self.source == "catalog" and self.path is not None:
             raise ValueError(f'path {self.path!r}: kind "maths" takes files by data.name; leave the key out')
         if self.source == "text" and (self.path is None) == (len(self.name or ()) != 1):
             raise ValueError('path: kind "text" needs a file of documents, or one data.name on the hub, and not both')

@@ -146,7 +146,7 @@ def replace_origin(draft: RecipeDraft, keys: Sequence[str]) -> None:
         table, asked = draft.content.get(origins[0].partition(".")[0]), [key for key in origins if key in keys]
         if not isinstance(table, dict) or len(asked) != 1:
             continue
-        if asked[0].startswith("data.") and table.get("kind") != "text":
+        if asked[0].startswith("data.") and table.get("source") != "text":
             continue
         old = [key for key in origins if key != asked[0] and table.pop(key.partition(".")[2], None) is not None]
         draft.notes.extend(f"{asked[0]} takes the place of {key}" for key in old)
@@ -218,11 +218,13 @@ def validate(draft: RecipeDraft) -> Recipe:
 def add_default_tables(content: Content) -> None:
     """The tables that the method reads are there, if only with their defaults, some of which go by the method."""
     train = content.get("train")
-    for name in required_tables(str(content.get("method")), train.get("what", "") if isinstance(train, dict) else ""):
+    for name in required_tables(
+        str(content.get("method")), train.get("trainable", "") if isinstance(train, dict) else ""
+    ):
         content.setdefault(name, {})
     data = content.get("data")
     if content.get("method") in FULL_CHAIN_METHODS and isinstance(data, dict):
-        data.setdefault("chain", "all")
+        data.setdefault("chain_steps", "all")
 
 
 def explain_errors(draft: RecipeDraft, errors: Sequence[Mapping[str, Any]]) -> None:

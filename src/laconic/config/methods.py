@@ -42,7 +42,7 @@ class LatentConfig(ConfigModel):
     projection_init_scale: Literal["unit", "embedding"] = Field(
         "unit", description="weight of the last LayerNorm at the start: 1, or the RMS of the embedding table"
     )
-    control_tokens: Literal["vectors", "rows"] = Field(
+    control_tokens: Literal["vectors", "vocabulary"] = Field(
         "vectors", description="bot, slot, eot: vectors, or vocabulary rows"
     )
     control_init: str = Field("mean", description="mean, normal, or copy:TEXT (mean of the rows of TEXT's tokens)")
@@ -98,7 +98,7 @@ class KVSelectionConfig(ConfigModel):
     )
     head_pooling: Literal["max", "mean"] = Field("max", description="query heads of a group, pooled")
     redundancy_divisor: Literal["count", "others"] = Field("count", description="N_C, or N_C - 1")
-    slot_order: Literal["time", "score"] = Field("time", description="slots in order of the chain, or of score")
+    slot_order: Literal["position", "score"] = Field("position", description="slots in order of the chain, or of score")
     share_random_draw: bool = Field(True, description="random: one draw for all layers and heads of a row")
 
 
@@ -110,7 +110,7 @@ class KVDistillationConfig(ConfigModel):
     reduction: Literal["mean", "row_mean", "paper_sum"] = Field(
         "mean", description="over all that is taught; row by row; the sum as it is printed, L G E times larger"
     )
-    scale: Literal["layer", "global", "own", "none"] = Field(
+    scale: Literal["layer", "global", "each_side", "none"] = Field(
         "none", description="what the loss is divided by: sigma of each layer, of all, each side by its own, or 1"
     )
     scale_power: Literal[1, 2] = Field(1, description="power of sigma")
@@ -149,11 +149,11 @@ class CoconutConfig(LossConfig):
 class CompressionConfig(ConfigModel):
     """How a document becomes summary vectors, segment by segment: one cell of the grid of generator, length, memory."""
 
-    summary: Literal["parallel", "self", "pool", "select"] = Field(
+    summary: Literal["parallel", "autoregressive", "pool", "select"] = Field(
         "parallel",
         description="learned tokens after the text; hidden states fed back; means over equal spans; the best tokens",
     )
-    length_policy: Literal["fixed", "nested", "stop", "ratio"] = Field(
+    length_policy: Literal["fixed", "nested_dropout", "stop_head", "classifier"] = Field(
         "fixed", description="kappa; drawn in training, any at inference; learned stop; a classifier over allowed"
     )
     memory_policy: Literal["accumulate", "replace", "budgeted", "fifo"] = Field(
@@ -181,7 +181,7 @@ class CompressionConfig(ConfigModel):
         "insert", description="self: the trigger stands after the text, or in place of its last token"
     )
     adapter_scope: Literal["both", "write"] = Field("both", description="lora: the adapter also reads, or only writes")
-    loss_reduction: Literal["token", "windows"] = Field(
+    loss_reduction: Literal["token", "window"] = Field(
         "token", description="loss: nats over all scored tokens of the step, or the sum of the windows' means"
     )
     checkpoint_segments: bool = Field(False, description="text pass and loop of a segment are computed again backward")
@@ -191,11 +191,11 @@ class CompressionConfig(ConfigModel):
 
     @model_validator(mode="after")
     def check_combination(self) -> "CompressionConfig":
-        if self.summary == "pool" and self.length_policy == "stop":
+        if self.summary == "pool" and self.length_policy == "stop_head":
             raise ValueError(
                 'length "stop" with generator "pool": a prefix of its spans is a prefix of the text; take ratio'
             )
-        if self.summary == "select" and self.length_policy in ("nested", "stop"):
+        if self.summary == "select" and self.length_policy in ("nested_dropout", "stop_head"):
             raise ValueError(f'length "{self.length_policy}" with generator "select": it has fixed and ratio')
         if (self.max_memory_vectors is None) == (self.memory_policy in ("budgeted", "fifo")):
             raise ValueError(
@@ -205,7 +205,7 @@ class CompressionConfig(ConfigModel):
             raise ValueError(
                 f'recurrent false with memory "{self.memory_policy}": the older memory would be lost unread'
             )
-        if self.trigger_placement == "replace" and self.summary != "self":
+        if self.trigger_placement == "replace" and self.summary != "autoregressive":
             raise ValueError(f'trigger "replace" with generator "{self.summary}": it is self\'s')
         outside = [n for n in self.possible_lengths if n > self.max_vectors]
         if outside or list(self.possible_lengths) != sorted(set(self.possible_lengths)):
@@ -233,20 +233,22 @@ class CompressionConfig(ConfigModel):
     @property
     def resolved_summary_map(self) -> Literal["none", "scale", "mlp"]:
         """The adapter, or the generator's own."""
-        return self.summary_map or ("scale" if self.summary == "self" else "none")
+        return self.summary_map or ("scale" if self.summary == "autoregressive" else "none")
 
 
 class StopHeadConfig(ConfigModel):
     """How the number of vectors of a segment is learned, and when a compression stops."""
 
-    estimator: Literal["ponder", "sample", "soft", "straight"] = Field(
+    estimator: Literal["ponder", "reinforce", "soft", "straight_through"] = Field(
         "ponder", description="the stop head's gradient: every length read; two draws; mean field; straight through"
     )
     stop_rule: Literal["quantile", "threshold", "sample"] = Field("quantile", description="how a hard length is found")
     stop_quantile: OpenFraction = Field(0.5, description="quantile: stop where so much of the probability lies behind")
     stop_threshold: OpenFraction = Field(0.5, description="threshold: stop at the first stop probability this large")
     length_cost: NonNegative = Field(0.0, description="beta, nats a vector costs; lambda where penalty is ratio")
-    cost_kind: Literal["vectors", "ratio"] = Field("vectors", description="price of a vector, or of the share kept")
+    cost_kind: Literal["per_vector", "ratio"] = Field(
+        "per_vector", description="price of a vector, or of the share kept"
+    )
     ratio_memory_weight: NonNegative = Field(
         0.0, description="ratio: weight of the old memory in what the vectors are compared with"
     )
@@ -269,14 +271,14 @@ class StopHeadConfig(ConfigModel):
         3.0, description="own head, classifier: its rate over that of all else; a row of the vocabulary has none"
     )
     initial_mean_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.9, description="E[N] / K at the start")
-    stop_position: Literal["after", "before", "split"] = Field(
+    stop_position: Literal["after", "before", "mixture"] = Field(
         "after", description="stop after writing, before it, or the original's mixture"
     )
-    soft_gate: Literal["bias", "scale", "none"] = Field(
-        "bias", description="soft: log survival on the logits, vectors scaled (for comparison), or nothing"
+    soft_gate: Literal["attention_bias", "scale_vectors", "none"] = Field(
+        "attention_bias", description="soft: log survival on the logits, vectors scaled (for comparison), or nothing"
     )
-    head: Literal["own", "vocabulary"] = Field("own", description="own head, or a word's share of the vocabulary")
-    control_tokens: Literal["vectors", "rows"] = Field(
+    head: Literal["linear", "vocabulary"] = Field("linear", description="own head, or a word's share of the vocabulary")
+    control_tokens: Literal["vectors", "vocabulary"] = Field(
         "vectors", description="trigger and stop: vectors, or vocabulary rows"
     )
     control_tokens_in_softmax: bool = Field(False, description="rows: scored beside the words in training")
@@ -293,21 +295,21 @@ class StopHeadConfig(ConfigModel):
 
     @model_validator(mode="after")
     def check_combination(self) -> "StopHeadConfig":
-        if self.head == "vocabulary" and self.control_tokens != "rows":
+        if self.head == "vocabulary" and self.control_tokens != "vocabulary":
             raise ValueError(
                 'stop_head "vocabulary" with control "vectors": it is a row of the vocabulary; control = "rows"'
             )
-        if self.control_tokens_in_softmax and self.control_tokens != "rows":
+        if self.control_tokens_in_softmax and self.control_tokens != "vocabulary":
             raise ValueError('control_in_softmax with control "vectors": there are no rows to score; control = "rows"')
-        if self.soft_gate != "bias" and self.estimator != "soft":
+        if self.soft_gate != "attention_bias" and self.estimator != "soft":
             raise ValueError(
                 f'gate "{self.soft_gate}" with estimator "{self.estimator}": soft reading alone has a gate'
             )
-        if self.stop_position == "split" and self.estimator != "soft":
+        if self.stop_position == "mixture" and self.estimator != "soft":
             raise ValueError(f'index "split" with estimator "{self.estimator}": the original\'s, of soft alone')
         return self
 
     @property
     def detaches_head_input(self) -> bool:
         """Whether the stop head's gradient ends at the state it reads."""
-        return (self.head_gradient or ("cut" if self.estimator in ("ponder", "sample") else "flow")) == "cut"
+        return (self.head_gradient or ("cut" if self.estimator in ("ponder", "reinforce") else "flow")) == "cut"

@@ -17,7 +17,7 @@ NewLevelInit = Literal["zero", "copy"]
 OuterGradient = Literal["full", "truncated", "first_order", "none"]
 InnerOptimizer = Literal["gd", "momentum", "delta_momentum", "muon", "dgd"]
 LevelConnection = Literal["residual", "plain"]
-MixerKind = Literal["self", "titans", "attention"]
+MixerKind = Literal["self_modifying", "titans", "attention"]
 DonorLayout = Literal["depth", "grow", "chain"]
 ReadPosition = Literal["after", "before", "boundary"]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -35,8 +35,8 @@ class SelfModifyingOptions(ConfigModel):
         default="map", description="input: mapped and convolved, or split in heads"
     )
     conv_kernel_size: PositiveInt = Field(default=4, description="tokens of the convolution's window")
-    init: Literal["drawn", "window"] = Field(
-        default="drawn", description="drawn; or a key as that of its window's sum, a query as that of its own token"
+    init: Literal["random", "window"] = Field(
+        default="random", description="drawn; or a key as that of its window's sum, a query as that of its own token"
     )
     adaptive_projections: tuple[AdaptiveProjection, ...] = Field(
         default=ALL_PROJECTIONS, description="projections that modify themselves; none: baseline"
@@ -102,7 +102,7 @@ class SelfModifyingOptions(ConfigModel):
             return 'begins "window" is of a mapped input and a static query; take mix="map", inner_query=false'
         if self.max_lr > 2:
             return f"step_max {self.max_lr} is beyond 2, where an erase overshoots; lower it"
-        for name in ("step_memory", "step_projections") if self.lr_form == "sigmoid" else ():
+        for name in ("memory_lr_init", "projection_lr_init") if self.lr_form == "sigmoid" else ():
             if getattr(self, name) >= self.max_lr:
                 return (
                     f"{name} {getattr(self, name)} is not below step_max {self.max_lr}, which a sigmoid never reaches"
@@ -236,7 +236,7 @@ class MixerConfig(ConfigModel):
     """What a layer has in the place of attention."""
 
     kind: MixerKind = Field(
-        default="self", description="self-modifying memory; Titans; or attention, as Hope-Attention has it"
+        default="self_modifying", description="self-modifying memory; Titans; or attention, as Hope-Attention has it"
     )
     num_heads: PositiveInt = Field(default=4, description="heads of the memory; attention has the decoder's")
     head_dim: PositiveInt | None = Field(
@@ -248,7 +248,9 @@ class MixerConfig(ConfigModel):
 
     @model_validator(mode="after")
     def check_options(self) -> "MixerConfig":
-        found = {"self": self.self_modifying.error, "titans": self.titans.find_error(self.chunk_size)}.get(self.kind)
+        found = {"self_modifying": self.self_modifying.error, "titans": self.titans.find_error(self.chunk_size)}.get(
+            self.kind
+        )
         if found:
             raise ValueError(f"{self.kind}: {found}")
         return self
@@ -256,7 +258,7 @@ class MixerConfig(ConfigModel):
     @property
     def options(self) -> SelfModifyingOptions | TitansOptions | None:
         """Those of the mixer; None for attention."""
-        return {"self": self.self_modifying, "titans": self.titans, "attention": None}[self.kind]
+        return {"self_modifying": self.self_modifying, "titans": self.titans, "attention": None}[self.kind]
 
 
 class CMSConfig(CMSOptions):

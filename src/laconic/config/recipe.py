@@ -26,28 +26,28 @@ from laconic.config.methods import (
 from laconic.config.nested import CMSConfig, InnerLoopConfig, MixerConfig
 from laconic.config.training import TrainingConfig
 
-MethodName = Literal["cot", "nocot", "icot", "coconut", "codi", "pccot", "kava", "autocompressor", "plain", "hope"]
+MethodName = Literal["cot", "nocot", "icot", "coconut", "codi", "pccot", "kava", "autocompressor", "lm", "hope"]
 # The tables that a method reads. What else is given is kept and noted, so that one word changes the method.
 METHOD_TABLES: Mapping[str, tuple[str, ...]] = {
-    "cot": ("scoring",),
-    "nocot": ("scoring",),
-    "icot": ("removing",),
-    "coconut": ("thinking", "staging"),
-    "codi": ("thinking", "distilling"),
-    "pccot": ("thinking", "distilling"),
-    "kava": ("thinking", "distilling", "keeping", "matching"),
-    "autocompressor": ("reading", "halting"),
-    "plain": (),
-    "hope": ("memory", "levels", "learning"),
+    "cot": ("loss",),
+    "nocot": ("loss",),
+    "icot": ("icot",),
+    "coconut": ("latents", "coconut"),
+    "codi": ("latents", "distillation"),
+    "pccot": ("latents", "distillation"),
+    "kava": ("latents", "distillation", "kv_selection", "kv_distillation"),
+    "autocompressor": ("compression", "stop_head"),
+    "lm": (),
+    "hope": ("mixer", "cms", "inner_loop"),
 }
 # Methods that read documents, and the kinds of data that are documents.
 DOCUMENT_METHODS, DOCUMENT_SOURCES = (
-    ("autocompressor", "plain", "hope"),
-    ("text", "recall", "mqar", "copying", "languages"),
+    ("autocompressor", "lm", "hope"),
+    ("text", "recall", "mqar", "copying", "formal_languages"),
 )
 SEGMENTED_SOURCES = ("text", "recall")  # of these, kinds whose documents have segments, which become vectors
 # Tokenizers by name; a folder of such a name is written ./digits.
-BUILT_IN_TOKENIZERS = ("digits", "recall", "bytes", "mqar", "languages")
+BUILT_IN_TOKENIZERS = ("digits", "recall", "bytes", "mqar", "formal_languages")
 # Methods whose chain is what they are taught to write: it keeps its last step unless a recipe says otherwise.
 FULL_CHAIN_METHODS = ("cot", "icot", "coconut")
 # Fields that hold paths; a "name" is one only where such a folder is there, "rows" where it ends as files of rows do or
@@ -64,7 +64,7 @@ PATH_KEYS: Mapping[str, Literal["path", "name", "rows"]] = {
 }
 # Keys that cannot change what is learned: a run may be continued with other values. A longer run learns more, not else.
 RESUMABLE_KEYS = (
-    *("source", "row", "differs", "data.data_dir", "train.steps", "train.epochs"),
+    *("paper_table", "table_row", "deviations", "data.data_dir", "train.steps", "train.epochs"),
     *("train.parallel", "train.keep_best", "train.keep_every", "train.save_every", "train.log_every"),
 )
 PositiveSize = Annotated[int, Field(ge=1)]
@@ -80,7 +80,8 @@ class ModelConfig(ConfigModel):
         None, description="family of a new decoder, of the sizes below"
     )
     tokenizer: str | None = Field(
-        None, description='"digits", "recall", "bytes", "mqar", "languages"; else a folder or hub name; absent: its own'
+        None,
+        description='"digits", "recall", "bytes", "mqar", "formal_languages"; else a folder or hub name; absent: its own',
     )
     init_seed: int | None = Field(None, ge=0, description="of a new decoder's weights; absent: the run's seed")
     hidden_size: PositiveSize = Field(64, description="D, numbers in a vector")
@@ -93,7 +94,7 @@ class ModelConfig(ConfigModel):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="of the weights as they are held; those of adapter, control vectors and map are float32"
     )
-    init: Literal["range", "fan_in"] = Field(
+    init: Literal["normal", "fan_in"] = Field(
         "fan_in", description="normal(0, 0.02); or std 1/sqrt(inputs), outputs of a residual branch / sqrt(2 L)"
     )
     embedding_init_std: float = Field(0.5, gt=0, description="fan_in: std of the table of words")
@@ -101,7 +102,7 @@ class ModelConfig(ConfigModel):
 
     @model_validator(mode="after")
     def check_origin(self) -> "ModelConfig":
-        given = [key for key in ("name", "start", "family") if getattr(self, key) is not None]
+        given = [key for key in ("name", "init_from_run", "family") if getattr(self, key) is not None]
         if len(given) != 1:
             there = " and ".join(given) or "none of them"
             raise ValueError(f"given: {there}; one of name, start, family says where the decoder comes from")
@@ -165,15 +166,15 @@ class Recipe(ConfigModel):
         missing = [name for name in required_tables(self.method, self.train.trainable) if getattr(self, name) is None]
         if missing:
             raise ValueError(f"{missing[0]}: absent; method {self.method} reads this table")
-        if self.train.trainable == "thoughts" and "thinking" not in METHOD_TABLES[self.method]:
-            raise ValueError(f'train.trainable "thoughts": method {self.method} has none, so nothing would be trained')
+        if self.train.trainable == "latents" and "latents" not in METHOD_TABLES[self.method]:
+            raise ValueError(f'train.trainable "latents": method {self.method} has none, so nothing would be trained')
         how, kv = self.distillation, self.kv_distillation if self.method == "kava" else None
         weights = (how.student_ce_weight, how.hidden_weight, kv.weight if kv else 0.0) if how else (1.0,)
-        if "distilling" in METHOD_TABLES[self.method] and not any(weights):
+        if "distillation" in METHOD_TABLES[self.method] and not any(weights):
             raise ValueError(
                 "distillation.student_ce_weight: 0, as every other weight that the thoughts learn by; give one of them"
             )
-        given = [key for key in ("stop_when", "best") if getattr(self.train, key) is not None]
+        given = [key for key in ("early_stop", "best_metric") if getattr(self.train, key) is not None]
         if given and self.validation is None:
             raise ValueError(f"train.{given[0]}: its number comes from [validation]; add that table")
         if self.latents and self.latents.jacobi_iterations == 0 and self.latents.projection != "none":
@@ -196,7 +197,7 @@ class Recipe(ConfigModel):
                 f"vectors of; take {' or '.join(SEGMENTED_SOURCES)}"
             )
         how = self.compression if self.method == "autocompressor" else None
-        drawn = how and how.summary == "self" and how.length_policy != "fixed"
+        drawn = how and how.summary == "autoregressive" and how.length_policy != "fixed"
         if how and self.train.parallel == "fsdp" and (drawn or how.memory_policy == "budgeted"):
             why = f'generator "self" and length "{how.length_policy}"' if drawn else 'memory "budgeted"'
             raise ValueError(

@@ -25,7 +25,7 @@ class EarlyStopConfig(ConfigModel):
 class TrainingConfig(ConfigModel):
     """How a method is trained: one of `steps` and `epochs` says how long."""
 
-    trainable: Literal["full", "lora", "thoughts"] = Field(
+    trainable: Literal["full", "lora", "latents"] = Field(
         "full", description="everything; adapter, control vectors and projection; control vectors and projection alone"
     )
     steps: PositiveInt | None = Field(None, description="updates; or give epochs")
@@ -76,7 +76,7 @@ class TrainingConfig(ConfigModel):
     best_metric: str | None = Field(
         None, description="number of the validation that keep_best goes by; absent: none is best"
     )
-    best_mode: Literal["largest", "smallest"] = Field("largest", description="which value of it is best")
+    best_mode: Literal["max", "min"] = Field("max", description="which value of it is best")
     log_every: PositiveInt = Field(1, description="steps between lines of metrics.jsonl")
     validate_every: PositiveInt | None = Field(None, description="steps between validations; absent: at the end alone")
     early_stop: EarlyStopConfig | None = Field(None, description="end early: { metric = ..., at_least = ... }")

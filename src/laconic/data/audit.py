@@ -128,7 +128,7 @@ def add_token_lengths(
     progress: ProgressCallback,
 ) -> AuditResult:
     """The same with lengths, and the faults of rows that cannot be encoded."""
-    encoder = ReasoningEncoder(tokenizer, AUDIT_CONFIG.model_copy(update={"eos": fallback_eos_token(tokenizer)}))
+    encoder = ReasoningEncoder(tokenizer, AUDIT_CONFIG.model_copy(update={"eos_token": fallback_eos_token(tokenizer)}))
     counts: dict[str, list[int]] = {part: [] for part in PART_NAMES}
     faults, over, unknown = list(result.problems), [], 0
     for done, example in enumerate(examples):

@@ -80,7 +80,7 @@ def build_document_validation(
 def has_stop_head_started(method: AutoCompressor, step: int) -> bool:
     """Whether a stop head has learned anything by an update, and its price counts in full."""
     how, u = method.stop_head_config, method.summaries.u
-    if how is None or method.config.length_policy != "stop" or (u is not None and not bool(u.detach().any())):
+    if how is None or method.config.length_policy != "stop_head" or (u is not None and not bool(u.detach().any())):
         return False
     if method.training_phase(step) == "both":
         return penalty_ramp(step, method.total_steps, how.cost_start, how.cost_ramp) == 1.0

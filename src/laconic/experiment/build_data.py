@@ -57,7 +57,7 @@ def load_training_rows(
         made = DigitsDataset(recipe.seed, data.digits, "train", drop_last=data.chain_steps == "drop_last")
         check_row_lengths(made, recipe.latents.num_latents if recipe.latents else 0, context)
         return RowSet(made, (), DIGIT)
-    read = reasoning_load.load_training_examples(data) if data.source == "maths" else load_file_rows(data)
+    read = reasoning_load.load_training_examples(data) if data.source == "catalog" else load_file_rows(data)
     M = recipe.latents.num_latents if recipe.latents else 0
     made = ReasoningDataset(
         read.examples,
@@ -125,7 +125,14 @@ def segment_boundaries(recipe: Recipe) -> TextConfig:
     text = recipe.data.text
     if recipe.method != "hope":
         return text
-    return text.model_copy(update={"segments": "fixed", "segment": text.row_tokens, "low": None, "high": None})
+    return text.model_copy(
+        update={
+            "segment_lengths": "fixed",
+            "segment_tokens": text.row_tokens,
+            "min_segment_tokens": None,
+            "max_segment_tokens": None,
+        }
+    )
 
 
 def build_synthetic(
@@ -138,7 +145,7 @@ def build_synthetic(
     if data.source == "copying":
         check_synthetic_tokenizer(tokenizer, build_mqar_tokenizer(), "documents to copy from")
         return SelectiveCopyingDataset(seed, data.copying, part, count)
-    if data.source == "languages":
+    if data.source == "formal_languages":
         check_synthetic_tokenizer(tokenizer, build_languages_tokenizer(), "strings")
         return FormalLanguageDataset(seed, data.formal_languages, part, count)
     check_synthetic_tokenizer(tokenizer, build_recall_tokenizer(), "recall documents")
@@ -201,7 +208,7 @@ def load_held_out(
         )
     examples = (
         reasoning_load.load_held_out(data, part, count)
-        if data.source == "maths"
+        if data.source == "catalog"
         else load_held_out_file(data, part, count)
     ).examples
     M = recipe.latents.num_latents if recipe.latents else 0
@@ -226,4 +233,4 @@ def default_answer_matcher(data: DataConfig) -> AnswerProtocol:
 
 def has_text_answers(data: DataConfig) -> bool:
     """Whether answers are no numbers, but the whole text of one."""
-    return data.answer_type == "text" or (data.source == "maths" and reasoning_load.get_answer_kind(data) != "number")
+    return data.answer_type == "text" or (data.source == "catalog" and reasoning_load.get_answer_kind(data) != "number")

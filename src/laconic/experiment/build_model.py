@@ -170,7 +170,7 @@ def attention_projection_names(decoder: Decoder) -> list[str]:
 def build_latents(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> LatentThoughts | None:
     """The control vectors and the map of a recipe, as they start; None where the method has none."""
     how = recipe.latents
-    if how is None or "thinking" in recipe.unused_tables:
+    if how is None or "latents" in recipe.unused_tables:
         return None
     given: dict[str, Any] = how.model_dump()
     start = given["control_init"]
@@ -183,12 +183,13 @@ def build_latents(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> Lat
         given["control_init"] = tuple(ids)
     elif start not in ("mean", "normal"):
         raise UsageError(f'latents.control_init "{start}": write mean, normal, or copy:TEXT')
+    given["num_iterations"] = given.pop("jacobi_iterations")
     return LatentThoughts(decoder, **given, seed=recipe.seed)
 
 
 def build_summary_parameters(decoder: Decoder, tokenizer: Tokenizer, recipe: Recipe) -> SummaryParameters | None:
     """Summary tokens, maps and heads of a recipe, as they start; None where the method has none."""
-    if recipe.compression is None or "reading" in recipe.unused_tables:
+    if recipe.compression is None or "compression" in recipe.unused_tables:
         return None
     eos = tokenizer.special_token_id("eos_token")
     if eos is None and decoder.config.eos_token_ids:
@@ -241,7 +242,7 @@ def check_segment_fits(recipe: Recipe, limit: int, config: DecoderConfig) -> Non
     """Raises `Usage` (2) where a segment of a row, with the longest memory that can stand before it, does not fit."""
     how, task, text = recipe.compression, recipe.data.recall, recipe.data.text
     if (
-        recipe.method == "plain"
+        recipe.method == "lm"
         and recipe.data.source == "text"
         and text.segments_per_window * text.mean_segment_tokens > limit
     ):

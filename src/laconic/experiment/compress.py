@@ -97,7 +97,7 @@ class CompressionJob(ResumableReading[SummaryMemory]):
     def extra_positions(self, before: SummaryMemory, after: SummaryMemory) -> Int[Tensor, " B"]:
         """Positions beside the text's own that compressing a segment put through the decoder, of each row."""
         reading, N = self.method.config, after.vectors_per_segment[:, -1]
-        none, loop = torch.zeros_like(N), reading.summary == "self"
+        none, loop = torch.zeros_like(N), reading.summary == "autoregressive"
         lead = (
             none
             + self.method.segment_model.prefix_length * (reading.bos == "sink")

@@ -85,7 +85,7 @@ def foreseen(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Foreseen:
 
 def at_hand(data: DataConfig) -> bool:
     """Whether all rows trained on lie in files."""
-    return data.source != "maths" or all(reasoning_load.is_local(name, data) for name in data.name or ())
+    return data.source != "catalog" or all(reasoning_load.is_local(name, data) for name in data.name or ())
 
 
 def kind_of(data: DataConfig) -> Kind | None:
@@ -102,7 +102,7 @@ def sampled(recipe: Recipe, tokenizer: Tokenizer, context: int) -> Foreseen:
     """The first rows, looked at one by one, and how many there are in all."""
     data = recipe.data
     n = min((count for count in (counted(data), data.max_train_rows) if count is not None), default=None)
-    asked = {"rows": None if n is None else min(n, SAMPLE), "valid": None, "test": None}
+    asked = {"max_train_rows": None if n is None else min(n, SAMPLE), "valid": None, "test": None}
     rows = load_training_rows(recipe.model_copy(update={"data": data.model_copy(update=asked)}), tokenizer, context)
     source, notes = cast(ReasoningDataset, rows.source), rows.notes
     lengths = source.lengths.astype(np.int64)
@@ -147,7 +147,7 @@ def assumed(data: DataConfig, kind: Kind) -> Foreseen:
         "so both are assumed; data.name=FILE counts yours"
     ]
     if over.any():
-        what = {"drop": "left out", "cut-question": "cut", "error": "an error"}[data.on_too_long]
+        what = {"drop": "left out", "truncate_question": "cut", "error": "an error"}[data.on_too_long]
         notes.append(f"about {over.mean():.2%} of the rows are over {data.max_tokens} tokens: {what}")
     return Foreseen(n, Blank(rows), rows, tuple(notes), True)
 

@@ -65,7 +65,7 @@ def load_published(path: str | Path, device: torch.device) -> PublishedAutoCompr
     check_vocabulary(tokenizer, decoder.config)
     memory = "accumulate" if grows else "replace"
     reading = CompressionConfig.model_validate(
-        {"cap": kappa, "memory": memory, "summary_init": "normal", "bos": "none"}
+        {"max_vectors": kappa, "memory_policy": memory, "summary_init": "normal", "bos": "none"}
     )
     summaries = SummaryParameters(decoder, reading, eos_token_id=None)
     assert summaries.tokens is not None

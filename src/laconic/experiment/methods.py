@@ -73,7 +73,7 @@ METHOD_FACTORIES: Mapping[str, MethodFactory] = {
         bos_token_id=parts.tokenizer.special_token_id("bos_token"),
         base_model_context=parts.adapter.disable_adapter if parts.adapter is not None else None,
     ),
-    "plain": lambda parts, recipe, sizes: LanguageModelBaseline(parts.decoder),
+    "lm": lambda parts, recipe, sizes: LanguageModelBaseline(parts.decoder),
     "hope": lambda parts, recipe, sizes: NestedLanguageModel(cast(Hope, parts.decoder), require(recipe.inner_loop)),
 }
 

@@ -80,7 +80,7 @@ def settled(recipe: Recipe) -> Recipe:
     if recipe.compression is None:
         return recipe
     return recipe.model_copy(
-        update={"compression": recipe.compression.model_copy(update={"length": "fixed", "kappa": None})}
+        update={"compression": recipe.compression.model_copy(update={"length_policy": "fixed", "num_vectors": None})}
     )
 
 

@@ -67,7 +67,7 @@ def reads(recipe: Recipe, piece: Batch, head: bool = False) -> Reads:
     asked, chain, answer = (part.shape[1] for part in (batch.question_ids, batch.chain_ids, batch.answer_ids))
     how = recipe.latents
     scored = answer * (1 if recipe.method == "nocot" else 2) + chain
-    if how is None or "thinking" in recipe.unused_tables:
+    if how is None or "latents" in recipe.unused_tables:
         return Reads(asked + answer + (0 if recipe.method == "nocot" else chain), asked, scored)
     rounds = how.num_latents if how.schedule == "sequential" else how.jacobi_iterations or 0
     think = 1 + how.num_latents + (rounds * how.num_latents if how.schedule == "jacobi" else 0)
@@ -80,11 +80,11 @@ def read_documents(recipe: Recipe, piece: DocumentBatch, head: bool) -> Reads:
     """The same of a window: the memory that can stand before each segment, its text, and places behind it."""
     how, texts = recipe.compression, [s.stop - s.start for s in piece.segment_slices]
     scored = int(piece.loss_mask.sum(1).max())
-    if how is None or "reading" in recipe.unused_tables:
+    if how is None or "compression" in recipe.unused_tables:
         return Reads(sum(texts), 0, scored)
-    together, loops = how.reread_memory and how.adapter_scope == "both", how.summary == "self"
+    together, loops = how.reread_memory and how.adapter_scope == "both", how.summary == "autoregressive"
     compressions = max(len(texts) - 1, piece.carried_segments or 0)
-    if recipe.stop_head and recipe.stop_head.cost_on == "all" and how.length_policy == "stop":
+    if recipe.stop_head and recipe.stop_head.cost_on == "all" and how.length_policy == "stop_head":
         compressions = len(texts)
     positions = joined = 0
     for i, text in enumerate(texts):
@@ -143,7 +143,7 @@ def pace(
 def measured(recipe: Recipe, method: nn.Module, batch: Batch, device: torch.device, n: int) -> float:
     """Seconds of an update of n rows with random weights, after one that warms up."""
     at = cast(ReasoningBatch | DocumentBatch, batch)
-    how = recipe.train.model_copy(update={"batch": n, "micro": n})
+    how = recipe.train.model_copy(update={"batch_size": n, "micro_batch_size": n})
     updating, source = Updater(filled(method, device), how, 3, SingleProcess(), device, optimizer), Fixed(batch)
     updating.update(source, UpdateIndex(at.step, at.epoch, tuple(range(n))))
     settled(device)

@@ -58,7 +58,7 @@ def plainly(recipe: Recipe) -> Recipe:
         )
     if recipe.latents is None:
         return recipe
-    return recipe.model_copy(update={"latents": recipe.latents.model_copy(update={"project_scale": "unit"})})
+    return recipe.model_copy(update={"latents": recipe.latents.model_copy(update={"projection_init_scale": "unit"})})
 
 
 def adapt(decoder: Decoder, how: LoraConfig) -> None:
@@ -84,7 +84,7 @@ def shallow(recipe: Recipe, config: DecoderConfig, depth: int) -> tuple[Recipe, 
         return recipe, few
     kept = tuple(layer for layer in layers if layer < depth) or (0,)
     return recipe.model_copy(
-        update={"kv_distillation": recipe.kv_distillation.model_copy(update={"kv_layers": kept})}
+        update={"kv_distillation": recipe.kv_distillation.model_copy(update={"layers": kept})}
     ), few
 
 

@@ -26,7 +26,7 @@ from laconic.models.modes import eval_no_grad
 
 LayerTensors = Sequence[Float[Tensor, "B G M E"]]
 KVReduction = Literal["mean", "row_mean", "paper_sum"]
-KVScale = Literal["layer", "global", "own", "none"]
+KVScale = Literal["layer", "global", "each_side", "none"]
 
 
 def pad_short_chain(
@@ -77,9 +77,9 @@ def key_or_value_loss(
     mask = target_mask[..., None]
     target = [x.detach().to(accumulation_dtype(x.dtype)) for x in target]
     student = [x.to(accumulation_dtype(x.dtype)) for x in student]
-    if scale == "own":
+    if scale == "each_side":
         target, student = ([x / codi.masked_std(x, mask) ** scale_power for x in xs] for xs in (target, student))
-    sigma = codi.compute_layer_scales(target, mask, "none" if scale == "own" else scale) ** scale_power
+    sigma = codi.compute_layer_scales(target, mask, "none" if scale == "each_side" else scale) ** scale_power
     d = codi.DISTANCES[distance]
     layers = [(d(s, t) * mask).sum((1, 2, 3)) for s, t in zip(student, target, strict=True)]
     return (torch.stack(layers) * weights.to(sigma.dtype) / sigma[:, None]).sum()

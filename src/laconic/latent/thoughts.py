@@ -38,7 +38,7 @@ class LatentThoughts(nn.Module):
         projection_width: Inner width of CODI's map; the decoder's width by default.
         projection_dropout: Dropout before CODI's map.
         projection_init_scale: Initial weight of the map's LayerNorm: 1, or the RMS of the embeddings.
-        control_tokens: "vectors" keeps bot, placeholder and eot out of the vocabulary. "rows" also scores them if the
+        control_tokens: "vectors" keeps bot, placeholder and eot out of the vocabulary. "vocabulary" also scores them if the
             embeddings are tied, as tokens appended to the vocabulary would be; they are never targets.
         control_init: Start from the mean embedding, from normal noise, or from the mean embedding of some token ids.
         seed: Seed of the random initial values.
@@ -57,7 +57,7 @@ class LatentThoughts(nn.Module):
         projection_width: int | None = None,
         projection_dropout: float = 0.0,
         projection_init_scale: Literal["unit", "embedding"] = "unit",
-        control_tokens: Literal["vectors", "rows"] = "vectors",
+        control_tokens: Literal["vectors", "vocabulary"] = "vectors",
         control_init: Literal["mean", "normal"] | tuple[int, ...] = "mean",
         seed: int = 0,
     ) -> None:

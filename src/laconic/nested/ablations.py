@@ -100,7 +100,7 @@ def build_ablations(model: Hope) -> dict[str, Hope]:
     if o.gate_groups == 2:
         found["without decay"] = modify_model(model, fill_value=override_gate("keep.memory", -ZERO_STEP_BIAS))
     if o.delta_rule:
-        found["without erase"] = modify_model(model, {"erase": False})
+        found["without erase"] = modify_model(model, {"delta_rule": False})
     return found | freeze_projections(model, o)
 
 
@@ -109,7 +109,7 @@ def freeze_projections(model: Hope, options: SelfModifyingOptions) -> dict[str, 
     found: dict[str, Hope] = {}
     for name in options.adaptive_projections if len(options.adaptive_names) > 1 else ():
         found[f"static {name}"] = modify_model(
-            model, {"inner": tuple(each for each in options.adaptive_projections if each != name)}
+            model, {"adaptive_projections": tuple(each for each in options.adaptive_projections if each != name)}
         )
     if options.adaptive_names and options.gate_groups == 2:
         found["static projections"] = modify_model(model, fill_value=override_gate("step.projections", ZERO_STEP_BIAS))

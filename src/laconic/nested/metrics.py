@@ -208,7 +208,7 @@ def memories_with_guard(memory: SelfTitans | Titans, guard: float) -> list[tuple
             for name in memory.shape.memory_chunk_sizes
         ]
     own = hope_layer.build_memories(memory.params, "none")
-    shape = replace(own.shape, options=own.shape.options.model_copy(update={"guard": guard}))
+    shape = replace(own.shape, options=own.shape.options.model_copy(update={"max_memory_norm": guard}))
     group = shape.group_of("memory")
     return [(replace(own, shape=shape), [name for name, of in own.state_groups.items() if of == group])]
 

@@ -215,7 +215,7 @@ class TrainingRun:
         """Puts a validated step into the list of the best; whether it has a place there."""
         if not math.isfinite(value):
             return False
-        sign = -1 if self.config.best_mode == "largest" else 1
+        sign = -1 if self.config.best_mode == "max" else 1
         best = sorted([*self.progress.best, (value, step)], key=lambda item: (sign * item[0], item[1]))
         self.progress.best = best[: self.config.keep_best]
         return (value, step) in self.progress.best

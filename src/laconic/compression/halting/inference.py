@@ -29,7 +29,7 @@ from laconic.compression.segment_model import SegmentModel
 from laconic.errors import UsageError
 
 STOP_HEAD_RULES = ("quantile", "threshold", "sample")
-RuleName = Literal["quantile", "threshold", "sample", "fixed", "ratio", "soft"]
+RuleName = Literal["quantile", "threshold", "sample", "fixed", "classifier", "soft"]
 
 
 class StopRule(NamedTuple):
@@ -48,15 +48,19 @@ class StopRule(NamedTuple):
 def default_rule(model: SegmentModel) -> StopRule:
     """The lengths that a compression has where nothing else is asked for."""
     how, length = model.summaries.stop_head_config, model.config.length_policy
-    if length == "stop" and how is not None:
+    if length == "stop_head" and how is not None:
         return StopRule(how.stop_rule, how.stop_quantile, how.stop_threshold)
-    return StopRule("ratio") if length == "ratio" else StopRule("fixed", num_vectors=model.config.fixed_length)
+    return (
+        StopRule("classifier") if length == "classifier" else StopRule("fixed", num_vectors=model.config.fixed_length)
+    )
 
 
 def check_rule(model: SegmentModel, rule: StopRule) -> None:
     """Raises `Usage` (2) for a way to stop that a model has not learned, or numbers that cannot be meant."""
     length, K = model.config.length_policy, model.config.fixed_length
-    if (rule.name in (*STOP_HEAD_RULES, "soft") and length != "stop") or (rule.name == "ratio" and length != "ratio"):
+    if (rule.name in (*STOP_HEAD_RULES, "soft") and length != "stop_head") or (
+        rule.name == "classifier" and length != "classifier"
+    ):
         raise UsageError(
             f'stop "{rule.name}": lengths of this model are of kind "{length}"; ask for a number of vectors'
         )
@@ -131,7 +135,7 @@ def select_vectors(
         return model.select_vectors(
             compressed, attention_mask, torch.full_like(attention_mask[:, 0], num_vectors, dtype=torch.long)
         )
-    if rule.name == "ratio":
+    if rule.name == "classifier":
         lengths = torch.tensor(model.config.possible_lengths, device=attention_mask.device)
         return model.select_vectors(
             compressed, attention_mask, lengths[model.summaries.length_logits(compressed.first_state).argmax(1)]

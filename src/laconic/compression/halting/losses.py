@@ -49,14 +49,14 @@ def length_loss(
     denominators: Mapping[str, float],
 ) -> Float[Tensor, ""]:
     """The classifier's loss, or price and estimator of the stop head."""
-    if windows[0].config.length_policy == "ratio":
+    if windows[0].config.length_policy == "classifier":
         return classifier_loss(windows[0], windows[0].model.summaries, beta, denominators["compressions"])
     price = torch.stack(
         [length_cost(c, config, beta, omega, weight, denominators["compressions"]) for c in windows]
     ).mean()
     if config.estimator == "ponder":
         return price + ponder_correction(windows[0], config, weight)
-    if config.estimator == "sample":
+    if config.estimator == "reinforce":
         score = reinforce_loss(windows, config, omega * beta, weight)
         return price + score - score.detach()  # its value means nothing
     return price

@@ -22,7 +22,7 @@ from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype
 from laconic.rng import uniform
 
-StopPosition = Literal["after", "before", "split"]
+StopPosition = Literal["after", "before", "mixture"]
 RandomStream = Literal["nested", "length", "second", "harden"]
 STREAM_KEYS: dict[RandomStream, int] = {"nested": 1, "length": 2, "second": 3, "harden": 4}
 """Streams of draws: lengths of `nested`; those a head draws, and their second; which windows are read hard."""
@@ -116,7 +116,7 @@ def solve_initial_bias(
     K = allowed_lengths[-1]
     places, least = (
         allowed_stop_positions(K, allowed_lengths, stop_position),
-        length_support(allowed_lengths, stop_position)[0] if stop_position != "split" else allowed_lengths[0],
+        length_support(allowed_lengths, stop_position)[0] if stop_position != "mixture" else allowed_lengths[0],
     )
     if least == K:
         return 0.0

@@ -52,7 +52,7 @@ class FilterCounts:
             "long": 'rows left out: over their budget of tokens (too_long = "drop")',
             "bad": 'rows left out: they cannot be encoded (on_bad = "skip")',
             "kept": "rows kept",
-            "cut": 'questions cut at their left (too_long = "cut-question")',
+            "cut": 'questions cut at their left (too_long = "truncate_question")',
             "empty": "rows without a chain",
             "short": f"rows whose chain has fewer than {num_latents} tokens, one a thought",
             "unknown": "tokens of questions and chains that the tokenizer has no word for",
@@ -148,7 +148,7 @@ class ReasoningDataset:
         if self.config.on_too_long == "drop":
             self.counts.num_too_long += 1
             return None
-        if self.config.on_too_long == "cut-question" and over <= spare:
+        if self.config.on_too_long == "truncate_question" and over <= spare:
             self.counts.num_truncated += 1
             return replace(
                 row,
@@ -157,7 +157,7 @@ class ReasoningDataset:
             )
         parts = f"{len(row.question_ids)} + {len(row.chain_ids)} + {len(row.answer_ids)}"
         say = (
-            'set data.on_too_long = "drop", or "cut-question"'
+            'set data.on_too_long = "drop", or "truncate_question"'
             if self.config.on_too_long == "error"
             else "an answer is not cut"
         )

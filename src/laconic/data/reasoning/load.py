@@ -103,7 +103,7 @@ def merge_training_files(
     found = [*reads.items(), *((str(getattr(config, part)), read) for part, read in held_out.items())]
     whole = {name: all_of[read.sha256] for name, read in found if read.sha256 in all_of}
     check_known_files(
-        config, {name: split for name, split in whole.items() if config.source == "jsonl" or is_row_file(name)}
+        config, {name: split for name, split in whole.items() if config.source == "file" or is_row_file(name)}
     )
     for name, read in reads.items():
         check_marks(name, read.examples, config.allow_contamination)
@@ -184,22 +184,22 @@ def load_from_file(
     assert file is not None
     if not path.is_file():
         raise InputError(f"{label}: no file {path}; data.data_dir is the folder that holds {file.path}")
-    if config.size_check == "known" and file.num_rows != split.published_rows:
+    if config.size_check == "strict" and file.num_rows != split.published_rows:
         raise InputError(
             f"{label}: {file.path} holds {file.num_rows:,} rows, the set {split.published_rows:,}; "
-            'data.size_check = "any" takes what is there, gsm8k-aug-subset names just these'
+            'data.size_check = "off" takes what is there, gsm8k-aug-subset names just these'
         )
     with gc_disabled():
         read = read_examples(path, apply_dataset_fields(config, info))
     there = len(read.examples) + len(read.skipped)
-    if config.size_check == "any":
+    if config.size_check == "off":
         return take_first(filter_marked(note_size(read, label, there, split), split), max_rows)
     if there != file.num_rows:
         raise size_error(label, there, file.num_rows)
     if read.sha256 != file.sha256:
         raise InputError(
             f"{label}: {path} is not the file known: SHA-256 {read.sha256[:12]}…, not {file.sha256[:12]}…; "
-            'copy it again, or set data.size_check = "any"'
+            'copy it again, or set data.size_check = "off"'
         )
     return take_first(filter_marked(read, split), max_rows)
 
@@ -216,7 +216,7 @@ def load_from_hub(
     table = load_hub_split(
         info.hub_repo, info.hub_config, split.hub_split, config.revision if info.hub_repo in trained else None
     )
-    if config.size_check == "known" and split.published_rows not in (None, table.num_rows):
+    if config.size_check == "strict" and split.published_rows not in (None, table.num_rows):
         raise size_error(label, table.num_rows, split.published_rows or 0)
     columns = info.columns if info.splits else None
     reader = ExampleReader(
@@ -234,7 +234,7 @@ def load_from_hub(
 
 def size_error(label: str, num_rows: int, expected: int) -> InputError:
     return InputError(
-        f'{label}: {num_rows:,} rows, the set has {expected:,}; fetch it again, or set data.size_check = "any"'
+        f'{label}: {num_rows:,} rows, the set has {expected:,}; fetch it again, or set data.size_check = "off"'
     )
 
 
@@ -249,8 +249,8 @@ def note_size(read: ExamplesFile, label: str, num_rows: int, split: DatasetSplit
 
 def apply_dataset_fields(config: DataConfig, info: DatasetInfo) -> DataConfig:
     """How the rows of a set are read: by its own chain."""
-    chain = {"field": info.chain_field, "split": info.chain_split} if info.splits else {}
-    return config.model_copy(update={**chain, "closed": False})
+    chain = {"chain_field": info.chain_field, "chain_split": info.chain_split} if info.splits else {}
+    return config.model_copy(update={**chain, "forbid_unknown_fields": False})
 
 
 def hub_split_name(split: str) -> str:
@@ -301,7 +301,7 @@ def load_union(label: str, info: DatasetInfo, config: DataConfig, max_rows: int 
     reads = [load_examples(member, "train", config) for member in info.members]
     examples, notes = merge_deduplicated(info.members, [read.examples for read in reads])
     size = info.splits["train"].published_rows
-    if config.size_check == "known" and len(examples) != size:
+    if config.size_check == "strict" and len(examples) != size:
         raise size_error(label, len(examples), size or 0)
     return combine_files(reads, examples[:max_rows], notes)
 

@@ -108,7 +108,7 @@ def format_steps(
     """The chain as the task's style writes it."""
     if config.chain_style == "results" or config.results_only_fraction == 1:
         return tuple(map(str, results))
-    if config.chain_style == "marks":
+    if config.chain_style == "bracket_tokens":
         return tuple(f"< < {r} > >" for r in results)
     begin, end = ("<<", ">>") if config.chain_style == "brackets" else ("", config.step_end)
     before = [digits[0], *results]
@@ -195,7 +195,12 @@ class DigitsDataset:
     def chain_ids(self, made: DigitProblems, terse: bool) -> tuple[IntArray, IntArray]:
         """The steps as ids [n, Nc], and the number of the step of each column [Nc]."""
         before = np.concatenate([made.digits[:, :1], made.results[:, :-1]], axis=1)
-        written = {"results": "r", "steps": "asb=r" + self.config.step_end, "brackets": "(asb=r)", "marks": "<<r>>"}
+        written = {
+            "results": "r",
+            "equations": "asb=r" + self.config.step_end,
+            "brackets": "(asb=r)",
+            "bracket_tokens": "<<r>>",
+        }
         ids = "r" if terse else written[self.config.chain_style]
         columns = {"r": made.results, "a": before, "s": made.operators + TOKEN_IDS["+"], "b": made.digits[:, 1:]}
         words = {

@@ -52,7 +52,7 @@ def evaluate_files(
         seeds, lines = list[int](), dict[str, list[list[str]]]()
         for folder in reasoning_run.seed_runs(path):
             run = load_run(folder)
-            if run.recipe.method == "plain":
+            if run.recipe.method == "lm":
                 raise UsageError(f"{folder}: a plain model has no memory to be asked; give runs of autocompressor")
             seeds.append(run.recipe.seed)
             with lock.lock_folder(folder / reasoning_run.EVALUATIONS_FOLDER):

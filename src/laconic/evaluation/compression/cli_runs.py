@@ -150,10 +150,10 @@ def describe_recipe(recipe: Recipe) -> dict[str, Any]:
     """What a run is, as far as its figures depend on it."""
     how = recipe.compression
     found: dict[str, Any] = {"method": recipe.method, "kind": recipe.data.source, "row": recipe.table_row}
-    if how is None or recipe.method == "plain":
+    if how is None or recipe.method == "lm":
         return found | {"length": None}
     cell = {"generator": how.summary, "length": how.length_policy, "memory": how.memory_policy, "cap": how.fixed_length}
-    if how.length_policy != "stop" or recipe.stop_head is None:
+    if how.length_policy != "stop_head" or recipe.stop_head is None:
         return found | cell
     halting = recipe.stop_head
     return found | cell | {"estimator": halting.estimator, "gate": halting.soft_gate, "stop_head": halting.head,

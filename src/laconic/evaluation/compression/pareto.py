@@ -93,7 +93,7 @@ def classify_condition(result: CompressionResult, condition: str) -> str | None:
     if condition.startswith("n = ") or (condition == "compressed" and result.run_info.get("length") == "fixed"):
         return FIXED_LENGTH
     learned = condition in ("compressed", "sampled") or condition.startswith("quantile")
-    return LEARNED_LENGTH if learned and result.run_info.get("length") in ("stop", "ratio") else None
+    return LEARNED_LENGTH if learned and result.run_info.get("length") in ("stop_head", "classifier") else None
 
 
 def pareto_points(result: CompressionResult) -> list[ParetoPoint]:

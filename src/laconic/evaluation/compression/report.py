@@ -164,7 +164,7 @@ def length_histograms(sections: Sequence[ReportSection]) -> list[tuple[Compressi
     found: list[tuple[CompressionResult, list[tuple[int, float]]]] = []
     for each in sections:
         for line in each.results:
-            if line.run_info.get("length") in ("stop", "ratio"):
+            if line.run_info.get("length") in ("stop_head", "classifier"):
                 counts = fact_recall.length_histogram(line.pooled_documents, "compressed")
                 total, lengths = sum(counts.values()), range(min(1, *counts), int(line.run_info["cap"]) + 1)
                 found.append((line, [(n, counts.get(n, 0) / total) for n in lengths]))

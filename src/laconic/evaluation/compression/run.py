@@ -182,7 +182,7 @@ def length_conditions(reader: AutoCompressorReader) -> list[ContextCondition]:
             ContextCondition(name, reader, reader.with_rule(StopRule("fixed", num_vectors=n))),
             ContextCondition(f"end, {name}", reader, end_tokens=name),
         ]
-    if reading.length_policy != "stop":
+    if reading.length_policy != "stop_head":
         return found
     for q in QUANTILES:
         found.append(ContextCondition(f"quantile {q:g}", reader, reader.with_rule(StopRule("quantile", quantile=q))))

@@ -54,13 +54,13 @@ class CompressionResult:
 
 def add_controls(results: Sequence[CompressionResult]) -> list[CompressionResult]:
     """The lines; those of runs that compress know the first plain run that read the same documents as a control."""
-    plain = [line for line in results if line.run_info.get("method") == "plain"]
+    plain = [line for line in results if line.run_info.get("method") == "lm"]
     found: list[CompressionResult] = []
     for line in results:
         control = next(
             (each for each in plain if (each.dataset, each.document_keys) == (line.dataset, line.document_keys)), None
         )
-        compresses = line.run_info.get("method") != "plain"
+        compresses = line.run_info.get("method") != "lm"
         rows = (
             add_control(line.documents_by_seed, control.documents_by_seed)
             if control is not None and compresses

@@ -61,7 +61,7 @@ def load_question_set(
         resolve_set(run.recipe, name, str(run.folder)),
         evaluation_data_config(data, root, name in RECIPE_SPLITS),
     )
-    file = name in RECIPE_SPLITS and data.source == "jsonl"
+    file = name in RECIPE_SPLITS and data.source == "file"
     read = (
         read_examples(path, how, limit)
         if file
@@ -136,9 +136,9 @@ def resolve_set(recipe: Recipe, name: str, run: str) -> str:
 
 def evaluation_data_config(data: DataConfig, root: str | None, is_recipe_split: bool) -> DataConfig:
     """How rows are read to be asked: all of them; a chain is the recipe's field of its `own` rows alone."""
-    asks = {"closed": False, "rows": None, "drop_negative": False, "max_tokens": None}
+    asks = {"forbid_unknown_fields": False, "max_train_rows": None, "require_leading_digit": False, "max_tokens": None}
     field = data.chain_field if is_recipe_split else None
-    return data.model_copy(update={**asks, "field": field, "root": data.data_dir if root is None else root})
+    return data.model_copy(update={**asks, "chain_field": field, "data_dir": data.data_dir if root is None else root})
 
 
 def set_title(asked: str) -> str:

@@ -195,7 +195,7 @@ def results_folder_name(
 
 def check_iterations(recipe: Recipe, iterations: int, run: str) -> None:
     """Raises `Usage` (2) for a run that makes no thoughts in rounds."""
-    thinking = recipe.latents if "thinking" in METHOD_TABLES[recipe.method] else None
+    thinking = recipe.latents if "latents" in METHOD_TABLES[recipe.method] else None
     if thinking is None or thinking.jacobi_iterations is None:
         raise UsageError(
             f"--jacobi-iterations {iterations}: {run} makes no thoughts in rounds; ask a run of pccot or kava"

@@ -36,5 +36,5 @@ def shipped_recipes() -> Mapping[tuple[str, str], Sequence[str]]:
     for path in sorted(SHIPPED_RECIPES.glob("*.toml")):
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         if "row" in content:
-            found.setdefault((content["source"], content["row"]), []).append(path.stem)
+            found.setdefault((content["paper_table"], content["table_row"]), []).append(path.stem)
     return found

@@ -69,7 +69,7 @@ def should_run_streams(runs: Sequence[str], datasets: Sequence[str]) -> bool:
 
 def is_language_model(recipe: Recipe) -> bool:
     """Whether a run is a language model that streams may ask."""
-    return recipe.method in (NESTED_METHOD, "plain")
+    return recipe.method in (NESTED_METHOD, "lm")
 
 
 def run_evaluations(

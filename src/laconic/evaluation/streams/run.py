@@ -23,10 +23,14 @@ from laconic.nested.hope.config import UNLIMITED_POSITIONS
 from laconic.nested.hope.model import Hope
 
 RECIPE_SPLITS = ("test", "valid")
-STREAM_NAMES = ("mqar", "copying", "languages", "needle", "ppl", "books", "levels")
+STREAM_NAMES = ("mqar", "copying", "formal_languages", "needle", "ppl", "books", "levels")
 MAX_BATCH_TOKENS = 32_768  # tokens of items read at once
-SYNTHETIC_STREAMS: dict[str, StreamName] = {"mqar": "mqar", "copying": "copying", "languages": "languages"}
-LONG_STRING_BIN = {"low": 51, "high": 100}  # lengths of strings beyond those of training
+SYNTHETIC_STREAMS: dict[str, StreamName] = {
+    "mqar": "mqar",
+    "copying": "copying",
+    "formal_languages": "formal_languages",
+}
+LONG_STRING_BIN = {"min_length": 51, "max_length": 100}  # lengths of strings beyond those of training
 NEEDLE_LENGTHS = (128, 256, 512, 1024)  # tokens of a haystack, of models that see no further: small ones
 LONG_NEEDLE_LENGTHS = (4096, 8192, 16384)
 NEEDLES_PER_CELL = 5  # needles of a cell
@@ -73,13 +77,13 @@ def build_requests(run: LoadedRun, name: str, count: int | None) -> list[StreamR
         )
     made = build_data.load_held_out(recipe, run.parts.tokenizer, UNLIMITED_POSITIONS, part, count).source
     found = [StreamRequest(name, SYNTHETIC_STREAMS[stream], made, max(MAX_BATCH_TOKENS // made.max_length, 1))]
-    if stream == "languages":
+    if stream == "formal_languages":
         far = FormalLanguageDataset(
             build_data.HELD_OUT_EPOCH, recipe.data.formal_languages.model_copy(update=LONG_STRING_BIN), part, count
         )
         found = [
             found[0]._replace(name=f"{name}-bin-0"),
-            StreamRequest(f"{name}-bin-1", "languages", far, found[0].batch_size),
+            StreamRequest(f"{name}-bin-1", "formal_languages", far, found[0].batch_size),
         ]
     return found
 
@@ -91,7 +95,14 @@ def held_out_texts(run: LoadedRun, part: SplitName, count: int | None) -> Docume
         raise InputError(f"{run.folder} is a run of data.source {run.recipe.data.source}; it has no texts of its own")
     found, every, _ = build_data.encode_documents(run.recipe, run.parts.tokenizer, part)
     ids = [each[: None if count is None else count * how.row_tokens] for each in every]
-    whole = how.model_copy(update={"segments": "fixed", "segment": how.row_tokens, "low": None, "high": None})
+    whole = how.model_copy(
+        update={
+            "segment_lengths": "fixed",
+            "segment_tokens": how.row_tokens,
+            "min_segment_tokens": None,
+            "max_segment_tokens": None,
+        }
+    )
     return DocumentDataset(found, ids, whole, run.recipe.seed, UNLIMITED_POSITIONS, fixed_segments=True)
 
 

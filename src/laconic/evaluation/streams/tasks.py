@@ -28,8 +28,8 @@ from laconic.nested import state as values
 from laconic.nested.state import FastWeightState
 from laconic.storage.strict_json import to_canonical_json
 
-StreamName = Literal["mqar", "copying", "languages", "needle", "ppl"]
-SCORERS = {"mqar": score_mqar, "copying": score_copying, "languages": score_languages, "needle": score_needle}
+StreamName = Literal["mqar", "copying", "formal_languages", "needle", "ppl"]
+SCORERS = {"mqar": score_mqar, "copying": score_copying, "formal_languages": score_languages, "needle": score_needle}
 
 
 def list_conditions(model: StatefulLM, name: StreamName) -> tuple[StreamCondition, ...]:

@@ -161,7 +161,7 @@ class HopeConfig:
 
 ARCHITECTURES = {False: "Hope", True: "HopeAttention"}
 MIXER_OPTIONS: dict[MixerKind, type[Any]] = {
-    "self": hope_shape.Options,
+    "self_modifying": hope_shape.Options,
     "titans": titans_config.Options,
     "attention": NoneType,
 }
