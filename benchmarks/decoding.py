@@ -15,7 +15,12 @@ GOAL = 1.5  # where the least ratio asked of a model is smaller
 
 def ours_generate(found: Pair, ids: Tensor, new: int) -> list[list[int]]:
     """Greedy continuations by `laconic.generate`, no id ending them."""
-    return [g.token_ids for g in laconic.generate(found.ours, input_ids=ids, max_tokens=new, eos_token_ids=())]
+    return [
+        g.token_ids
+        for g in laconic.generate(
+            found.ours, input_ids=ids, config=laconic.GenerationConfig(max_tokens=new, eos_token_ids=())
+        )
+    ]
 
 
 def theirs_generate(found: Pair, ids: Tensor, new: int, cache: str | None = None) -> list[list[int]]:

@@ -9,6 +9,7 @@ from peft import LoraConfig
 
 from laconic import Decoder, DecoderConfig, generate
 from laconic.experiment.lora import add_adapter, load_adapter, merge_adapter, save_adapter
+from laconic.generation.config import GenerationConfig
 
 config = DecoderConfig.tiny("qwen3", initializer_range=0.2)
 sentence = torch.tensor([[1, 40, 41, 42, 43, 44, 45, 46]])
@@ -28,4 +29,4 @@ with tempfile.TemporaryDirectory() as folder:
     save_adapter(model, Path(folder) / "adapter")  # the two files that peft loads onto a transformers model
     decoder = merge_adapter(load_adapter(Decoder(config, seed=0), Path(folder) / "adapter")).eval()
 
-print("continued:", generate(decoder, input_ids=[[1, 40]], max_tokens=6)[0].token_ids)
+print("continued:", generate(decoder, input_ids=[[1, 40]], config=GenerationConfig(max_tokens=6))[0].token_ids)

@@ -1,4 +1,7 @@
-"""The public names of laconic, resolved on first use so that `import laconic` stays fast and does not import torch."""
+"""Language models that use few vectors instead of many tokens: latent reasoning, context compression, nested learning.
+
+The names below are loaded on first use, so that `import laconic` stays fast and does not import torch.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from laconic.compression.memory import SummaryMemory
     from laconic.data.tokenizer import load_tokenizer
-    from laconic.experiment.nested_model import load_text_model
+    from laconic.experiment.nested_model import load_text_model as load
+    from laconic.generation.config import GenerationConfig
     from laconic.generation.generate import Generation, generate
     from laconic.models.cache import KVCache
     from laconic.models.config import DecoderConfig
@@ -23,13 +27,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Decoder",
     "DecoderConfig",
-    "KVCache",
     "DecoderOutput",
-    "SummaryMemory",
+    "KVCache",
+    "GenerationConfig",
     "Generation",
     "generate",
+    "load",
     "load_tokenizer",
-    "load_text_model",
+    "SummaryMemory",
     "CMS",
     "DGD",
     "Hope",
@@ -40,16 +45,17 @@ __all__ = [
     "__version__",
 ]
 
-_MODULES = {
+_LOCATIONS = {
     "Decoder": "laconic.models.decoder",
     "DecoderConfig": "laconic.models.config",
-    "Cache": "laconic.models.cache",
-    "Seen": "laconic.models.decoder",
+    "DecoderOutput": "laconic.models.decoder",
+    "KVCache": "laconic.models.cache",
+    "GenerationConfig": "laconic.generation.config",
     "Generation": "laconic.generation.generate",
     "generate": "laconic.generation.generate",
+    "load": "laconic.experiment.nested_model:load_text_model",
     "load_tokenizer": "laconic.data.tokenizer",
-    "load": "laconic.experiment.nested_model",
-    "Memory": "laconic.compression.memory",
+    "SummaryMemory": "laconic.compression.memory",
     "CMS": "laconic.nested.cms.layer",
     "DGD": "laconic.nested.optim.dgd",
     "Hope": "laconic.nested.hope.model",
@@ -61,9 +67,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _LOCATIONS:
         raise AttributeError(f"module 'laconic' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    value = getattr(import_module(_MODULES[name]), name)
+    module, _, attribute = _LOCATIONS[name].partition(":")
+    value = getattr(import_module(module), attribute or name)
     globals()[name] = value
     return value
 

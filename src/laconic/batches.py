@@ -1,26 +1,27 @@
-"""What data, methods, training and evaluation hand to one another: examples, batches, steps, answers.
+"""Batches that data, methods, training and evaluation hand to one another.
 
-Shapes: B rows; Nq, Nc, Na columns of question, chain and answer, of which the live ones are a row's own.
+Shapes: B rows; Nq, Nc, Na columns of question, chain and answer; T columns of documents. A mask is True at real
+tokens and False at padding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from laconic.generation.generate import PassCounts
-from laconic.interfaces import StatefulLM as StatefulLM
-
-IGNORE_INDEX = -100  # the target of a token whose successor nobody scores; what F.cross_entropy ignores
+IGNORE_INDEX = -100  # target of a position that is not scored; F.cross_entropy's ignore_index
 
 
 @dataclass(frozen=True)
 class ReasoningExample:
-    """A question with its chain of steps and its answer, as text; `flags` are marks of its source, kept for reports."""
+    """A question with its chain of thought (a tuple of steps) and its answer, as text.
+
+    `metadata` holds source-specific fields (difficulty, subset, …) that reports group by.
+    """
 
     id: str
     question: str
@@ -31,14 +32,23 @@ class ReasoningExample:
 
 @dataclass(frozen=True)
 class ReasoningBatch:
-    """A batch on a grid: every part begins at the same column in each row; padding is known by `*_live` alone.
+    """A batch of questions, chains and answers; each part starts at the same column in every row.
 
-    Questions are padded left, chains and answers right. Targets stand where they are predicted, -100 where nothing is
-    scored: `next_question` is what the last question token predicts, in order of live tokens. `chain_step` numbers
-    the step of each chain token from 0. `number` marks the answer's tokens that hold a character of the number;
-    `distil` is the column before the first of them, -1 where a format has none. `index` is the place of a row in its
-    set, `epoch` and `step` say when it is read: together the key of all that is drawn for it. `totals` are the counts
-    of the whole optimizer step (`Method.totals`, summed over micro-batches and ranks); None: the batch is the step.
+    Questions are padded on the left, chains and answers on the right. A target is stored at the position that
+    predicts it; IGNORE_INDEX marks positions that are not scored.
+
+    Args:
+        question_ids: Question tokens; `question_mask` marks the real ones. The same for `chain` and `answer`.
+        chain_step_index: Number of the reasoning step of each chain token, from 0.
+        question_target: The token that the last question token predicts.
+        chain_targets: The token that each chain token predicts.
+        answer_targets: The token that each answer token predicts.
+        distill_column: Column of the answer token before the first one of the number; -1 if the format has none.
+        answer_number_mask: Answer tokens that contain a character of the number.
+        row_index: Index of each row in its data set. With `epoch` and `step` it seeds everything random of the row.
+        ids: Names of the rows.
+        loss_denominators: Denominators of the whole optimizer step (`Method.loss_denominators` summed over
+            micro-batches and ranks); None if this batch is the whole step.
     """
 
     question_ids: Int[Tensor, "B Nq"]
@@ -61,47 +71,54 @@ class ReasoningBatch:
 
     @property
     def B(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.question_ids.shape[0]
 
     @property
     def num_tokens(self) -> int:
-        """Live tokens of question, chain and answer."""
-        return sum(int(live.sum()) for live in (self.question_mask, self.chain_mask, self.answer_mask))
-
-    def to(self, device: torch.device | str) -> "ReasoningBatch":
-        """The same batch elsewhere."""
-        return self.map_tensors(lambda t: t.to(device))
+        """Number of real tokens in questions, chains and answers."""
+        return sum(int(mask.sum()) for mask in (self.question_mask, self.chain_mask, self.answer_mask))
 
     @property
     def sequential_parts(self) -> "tuple[ReasoningBatch, ...]":
-        """What is run one after another in an optimizer step: all at once."""
+        """Parts that an optimizer step runs one after another: the batch itself."""
         return (self,)
 
+    def to(self, device: torch.device | str) -> "ReasoningBatch":
+        """Move every tensor to a device."""
+        return self.map_tensors(lambda t: t.to(device))
+
     def select_rows(self, rows: Sequence[int]) -> "ReasoningBatch":
-        """Some of the rows; `totals` stay those of the whole step."""
-        at = torch.as_tensor(rows, dtype=torch.long, device=self.question_ids.device)
+        """Return some of the rows; `loss_denominators` stay those of the whole step."""
+        index = torch.as_tensor(rows, dtype=torch.long, device=self.question_ids.device)
         ids = tuple(self.ids[i] for i in rows) if self.ids else ()
-        return replace(self.map_tensors(lambda t: t.index_select(0, at)), ids=ids)
+        return replace(self.map_tensors(lambda t: t.index_select(0, index)), ids=ids)
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "ReasoningBatch":
-        """`function` of every tensor."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: function(t) for name, t in found.items() if isinstance(t, Tensor)})
+        """Apply `function` to every tensor."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: function(t) for name, t in values.items() if isinstance(t, Tensor)})
 
 
 @dataclass(frozen=True)
 class DocumentBatch:
-    """Documents on a grid, cut into segments at the same columns in every row; of one that has ended, none is live.
+    """A batch of documents, cut into segments at the same columns in every row; ended documents are padded.
 
-    A `scored` token is a target: it is predicted by the live token before it in its window. `cuts` are the exclusive
-    ends of the segments' columns, the last is T. `windows` are (w, o): segments in a window, and how many of them the
-    next window reads again. `first` is the number of the first segment within the document; with the place `index` of
-    a row in its set it keys what is drawn for a segment. `handed` says how many of a window's segments are in the
-    memory given to the next one, None for the last. `facts` are how many a document of the recall task holds. `totals`
-    as in `Reasoning`. `labels` are what each token predicts where that is not its successor, -100 for nothing. `fresh`
-    are the rows that begin a document, of batches whose rows go on where the same rows of the last batch ended; None:
-    every row stands alone.
+    Args:
+        input_ids: Tokens; `attention_mask` marks the real ones.
+        loss_mask: Tokens that are targets. A target is predicted by the real token before it in its window.
+        segment_ends: Exclusive end column of each segment; the last is T.
+        row_index: Index of each row in its data set.
+        document_ids: Names of the documents.
+        loss_denominators: As in ReasoningBatch.
+        first_segment: Number of the first segment within its document; with `row_index` it seeds the segment.
+        carried_segments: How many of this window's segments are in the memory passed to the next window; None for
+            the last window.
+        windows: (segments per window, segments that the next window reads again).
+        num_facts: Facts per document, in the fact recall task.
+        labels: The token that each token predicts where it is not the next one; IGNORE_INDEX for none.
+        document_starts: Rows that begin a new document, when rows continue where the previous batch ended. None:
+            every row is a document of its own.
     """
 
     input_ids: Int[Tensor, "B T"]
@@ -122,17 +139,15 @@ class DocumentBatch:
 
     @property
     def B(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.input_ids.shape[0]
 
     @property
     def targets(self) -> Int[Tensor, "B T"]:
-        """What each token predicts: its label, or the next live token if that one is scored; else -100."""
-        return (
-            next_token_targets(self.input_ids, self.attention_mask, self.loss_mask)
-            if self.labels is None
-            else self.labels
-        )
+        """The token that each token predicts: its label, or the next real token if that is scored."""
+        if self.labels is not None:
+            return self.labels
+        return next_token_targets(self.input_ids, self.attention_mask, self.loss_mask)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -141,7 +156,7 @@ class DocumentBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Live tokens."""
+        """Number of real tokens."""
         return int(self.attention_mask.sum())
 
     @property
@@ -151,10 +166,10 @@ class DocumentBatch:
 
     @property
     def sequential_parts(self) -> "tuple[DocumentBatch, ...]":
-        """The windows in order, as section 5 of the method has them; what is scored in one is scored in no other.
+        """The windows in order (AutoCompressor, section 5); every target is scored in exactly one of them.
 
-        The first token of a window is not scored, since nothing before it is there to predict it; with an overlap
-        nothing of what is read again is.
+        The first token of a window is not scored, because no token before it predicts it. Segments that are read
+        again because of the overlap are not scored again.
         """
         w, o = self.windows
         last = max(len(self.segment_ends) - w, 0)
@@ -162,136 +177,86 @@ class DocumentBatch:
         return tuple(self._window_batch(start, start != starts[-1]) for start in starts)
 
     def _window_batch(self, start: int, has_next: bool) -> "DocumentBatch":
-        """The window that begins with a segment; whether another one follows."""
+        """Return the window that begins with segment `start`."""
         w, o = self.windows
         ends = (0, *self.segment_ends)[start : start + w + 1]
-        begin, again = ends[0], ends[o] if start else ends[0]
-        cut = self.map_tensors(lambda t: t[:, begin : ends[-1]] if t.ndim == 2 else t)
-        new = torch.arange(begin, ends[-1], device=self.input_ids.device) >= again
-        predicted = cut.attention_mask.cumsum(1) > 1
+        begin, first_new = ends[0], ends[o] if start else ends[0]
+        window = self.map_tensors(lambda t: t[:, begin : ends[-1]] if t.ndim == 2 else t)
+        is_new = torch.arange(begin, ends[-1], device=self.input_ids.device) >= first_new
+        is_predicted = window.attention_mask.cumsum(1) > 1
         return replace(
-            cut,
-            loss_mask=cut.loss_mask & cut.attention_mask & predicted & new,
+            window,
+            loss_mask=window.loss_mask & window.attention_mask & is_predicted & is_new,
             segment_ends=tuple(end - begin for end in ends[1:]),
             first_segment=self.first_segment + start,
             carried_segments=w - o if has_next else self.carried_segments,
         )
 
     def to(self, device: torch.device | str) -> "DocumentBatch":
-        """The same batch elsewhere."""
+        """Move every tensor to a device."""
         return self.map_tensors(lambda t: t.to(device))
 
     def select_rows(self, rows: Sequence[int]) -> "DocumentBatch":
-        """Some of the rows; `totals` stay those of the whole step."""
-        at = torch.as_tensor(rows, dtype=torch.long, device=self.input_ids.device)
+        """Return some of the rows; `loss_denominators` stay those of the whole step."""
+        index = torch.as_tensor(rows, dtype=torch.long, device=self.input_ids.device)
         names = tuple(self.document_ids[i] for i in rows) if self.document_ids else ()
-        return replace(self.map_tensors(lambda t: t.index_select(0, at)), document_ids=names)
+        return replace(self.map_tensors(lambda t: t.index_select(0, index)), document_ids=names)
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "DocumentBatch":
-        """`function` of every tensor."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: function(t) for name, t in found.items() if isinstance(t, Tensor)})
+        """Apply `function` to every tensor."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: function(t) for name, t in values.items() if isinstance(t, Tensor)})
 
 
 def next_token_targets(
     input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]
 ) -> Int[Tensor, "B T"]:
-    """What each live token predicts: the next live token if that one is scored, across segments too."""
+    """Return the next real token of each real token if that one is scored, else IGNORE_INDEX.
+
+    Args:
+        input_ids: Tokens.
+        attention_mask: True at real tokens; padding between two real tokens is skipped.
+        loss_mask: True at tokens that are targets.
+    """
     T = input_ids.shape[1]
-    at = torch.arange(T, device=input_ids.device).expand_as(input_ids)
-    here = F.pad(at.masked_fill(~attention_mask, T), (0, 1), value=T)[:, 1:]
-    following = here.flip(1).cummin(1).values.flip(1)
-    there = following.clamp(max=T - 1)
-    told = attention_mask & (following < T) & loss_mask.gather(1, there)
-    return input_ids.gather(1, there).masked_fill(~told, IGNORE_INDEX)
+    columns = torch.arange(T, device=input_ids.device).expand_as(input_ids)
+    shifted = F.pad(columns.masked_fill(~attention_mask, T), (0, 1), value=T)[:, 1:]
+    following = shifted.flip(1).cummin(1).values.flip(1)
+    index = following.clamp(max=T - 1)
+    scored = attention_mask & (following < T) & loss_mask.gather(1, index)
+    return input_ids.gather(1, index).masked_fill(~scored, IGNORE_INDEX)
 
 
-@runtime_checkable
-class MethodState(Protocol):
-    """What one step hands to the next, a cache or a memory: a value, with a name for each of its tensors."""
+class PassCounts(NamedTuple):
+    """Decoder calls that a row took part in before it ended.
 
-    def detach(self) -> Any: ...
-    def to(self, device: torch.device | str) -> Any: ...
-    def tensors(self) -> Mapping[str, Tensor]: ...
+    `prompt`: chunks of the prompt; `latent_setup`: the pass that reads question and placeholders; `latent`: passes
+    that update latent thoughts; `answer`: generated tokens that were read.
+    """
 
+    prompt: int
+    latent_setup: int
+    latent: int
+    answer: int
 
-class StepOutput(NamedTuple):
-    """What a method makes of a batch: the loss to descend, its parts (detached, unweighted) by name, and the state."""
-
-    loss: Float[Tensor, ""]
-    metrics: Mapping[str, Tensor]
-    state: MethodState | None = None
+    @property
+    def total(self) -> int:
+        """Sum of all four."""
+        return sum(self)
 
 
 @dataclass(frozen=True)
 class AnswerBatch:
-    """Answers to B questions: `texts`, their `ids`, the passes each took, and the cache slots it held.
+    """Answers to B questions.
 
-    `held` is (when the answer began, at its end), live positions of the row.
+    Args:
+        texts: Decoded answers.
+        token_ids: Generated ids of each row.
+        passes: Decoder calls of each row.
+        cache_positions: Per row, the number of cached positions when the answer began and when it ended.
     """
 
     texts: tuple[str, ...]
     token_ids: tuple[tuple[int, ...], ...]
     passes: tuple[PassCounts, ...]
     cache_positions: tuple[tuple[int, int], ...]
-
-
-@runtime_checkable
-class Batch(Protocol):
-    """A batch as the loop sees it: `Reasoning`, `Documents`. `pieces` are run in order within one optimizer step."""
-
-    @property
-    def B(self) -> int: ...
-    @property
-    def ids(self) -> tuple[str, ...]: ...
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def sequential_parts(self) -> tuple[Any, ...]: ...
-    def to(self, device: torch.device | str) -> Any: ...
-
-
-@runtime_checkable
-class TrainingData(Protocol):
-    """Rows that a run is trained on; `batch` is a pure function of its arguments."""
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the rows, bound into every step of a run."""
-        ...
-
-    def __len__(self) -> int: ...
-    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Batch: ...
-
-
-@runtime_checkable
-class Method(Protocol):
-    """One paper's way to train and to answer; a torch module, whose trainable parameters are what is learned."""
-
-    def loss_denominators(self, batch: Any) -> Mapping[str, float]:
-        """What the sums of the loss are divided by; summed over micro-batches and ranks, it comes back in `batch`."""
-        ...
-
-    def __call__(self, batch: Any, state: Any = None) -> StepOutput: ...
-
-    def resets_optimizer_state(self, batch: Any) -> bool:
-        """Whether the optimizer forgets its moments before this step (iCoT, Coconut)."""
-        ...
-
-
-@runtime_checkable
-class LocatesNonFinite(Protocol):
-    """A method that can say where in a batch, read on a state, numbers stop being finite."""
-
-    def locate_nonfinite(self, batch: Any, state: Any) -> str:
-        """The place in words; empty where this is not its to say."""
-        ...
-
-
-@runtime_checkable
-class AfterUpdateHook(Protocol):
-    """A method that sets something by what an update gave."""
-
-    def after_update(self, metrics: Mapping[str, float]) -> None:
-        """Called once an update has been applied, with its loss and parts over all ranks."""
-        ...

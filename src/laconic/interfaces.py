@@ -1,25 +1,136 @@
-"""A model that learns while it reads, as generation and evaluation ask it, whatever paper it is of."""
+"""Protocols between the packages: what the training loop asks of data and methods, and generation of models."""
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import DecoderOutput
-from laconic.nested.state import FastWeightState
+
+
+@runtime_checkable
+class MethodState(Protocol):
+    """Immutable state that one training step passes to the next, such as a cache or a memory."""
+
+    def detach(self) -> Any: ...
+    def to(self, device: torch.device | str) -> Any: ...
+    def tensors(self) -> Mapping[str, Tensor]: ...
+
+
+class StepOutput(NamedTuple):
+    """Result of a training step: the loss, its detached unweighted metrics by name, and the new state."""
+
+    loss: Float[Tensor, ""]
+    metrics: Mapping[str, Tensor]
+    state: MethodState | None = None
+
+
+@runtime_checkable
+class Batch(Protocol):
+    """A batch as the training loop sees it; `sequential_parts` run in order within one optimizer step."""
+
+    @property
+    def B(self) -> int: ...
+    @property
+    def ids(self) -> tuple[str, ...]: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def sequential_parts(self) -> tuple[Any, ...]: ...
+    def to(self, device: torch.device | str) -> Any: ...
+
+
+@runtime_checkable
+class TrainingData(Protocol):
+    """Rows to train on; `batch` is a pure function of its arguments."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the rows, stored with every checkpoint of a run."""
+        ...
+
+    def __len__(self) -> int: ...
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Batch: ...
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A paper's training objective: a torch module whose trainable parameters are what is trained."""
+
+    def loss_denominators(self, batch: Any) -> Mapping[str, float]:
+        """Return the denominators of the loss terms. Their sums over micro-batches and ranks come back in `batch`."""
+        ...
+
+    def __call__(self, batch: Any, state: Any = None) -> StepOutput: ...
+
+
+@runtime_checkable
+class ResetsOptimizer(Protocol):
+    """Optional part of a method: reset the optimizer's moments before some steps (iCoT, Coconut)."""
+
+    def resets_optimizer_state(self, batch: Any) -> bool: ...
+
+
+@runtime_checkable
+class LocatesNonFinite(Protocol):
+    """Optional part of a method: find where in a batch the numbers stop being finite."""
+
+    def locate_nonfinite(self, batch: Any, state: Any) -> str:
+        """Describe the place; empty if the method cannot tell."""
+        ...
+
+
+@runtime_checkable
+class AfterUpdateHook(Protocol):
+    """Optional part of a method: react to the metrics of an optimizer update."""
+
+    def after_update(self, metrics: Mapping[str, float]) -> None:
+        """Receive loss and metrics over all ranks after an update was applied."""
+        ...
+
+
+@runtime_checkable
+class ChecksFiniteState(Protocol):
+    """Optional part of a `StatefulLM`: check the numbers of a state."""
+
+    def check_finite_state(self, state: Any, row_names: Sequence[str] = ()) -> None:
+        """Raise NonFiniteError naming the layer, memory and row of the first non-finite tensor."""
+        ...
+
+
+@runtime_checkable
+class RecurrentState(Protocol):
+    """Immutable state of a `StatefulLM`, one row per sequence."""
+
+    @property
+    def position(self) -> Int[Tensor, " B"]:
+        """Tokens read so far, per row."""
+        ...
+
+    @property
+    def attention_cache(self) -> KVCache | None:
+        """KV cache of the first layer with attention; None for a model without attention."""
+        ...
+
+    def select_rows(self, rows: Sequence[int]) -> Self: ...
+    def tensors(self) -> Mapping[str, Tensor]: ...
 
 
 @runtime_checkable
 class StatefulLM(Protocol):
-    """Reads ids on a `State`, which is a value: what reads on an old one is a fork, and changes nothing.
+    """Language model that updates fast weights while it reads. Reusing an old state forks it.
 
-    With `learn` False fast weights stand still, while convolutions, cache and position move on; ids where `taught` is
-    False are no targets of what is learned. `Seen.state` is the new state; `logits` are of `Seen.hidden`.
+    With `update_weights=False` fast weights stay as they are, while convolutions, cache and position advance. Tokens
+    where `target_mask` is False are not targets of the inner loss. `DecoderOutput.cache` is the new state.
     """
 
     @property
     def config(self) -> DecoderConfig: ...
-    def initial_state(self, batch_size: int) -> FastWeightState: ...
+    def initial_state(self, batch_size: int) -> Any: ...
     def read_tokens(
         self,
         input_ids: Tensor,

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.batches import Batch, DocumentBatch
+from laconic.batches import DocumentBatch
+from laconic.interfaces import Batch
 
 Layout = tuple[list[int], int, int, list[tuple[int, int]]]
 

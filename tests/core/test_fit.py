@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from laconic.errors import UsageError
+from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from tests.core.readings import FAMILIES, fresh, noise
 
@@ -80,6 +81,6 @@ def test_generation(named: dict[str, Any], message: str) -> None:
 
 def test_vectors_to_generate_from() -> None:
     with pytest.raises(ValueError, match=r"^vectors are \[3, 48\]; give \[B, T, D\]$"):
-        generate(fresh("llama"), inputs_embeds=x(3, 48), max_tokens=2)
+        generate(fresh("llama"), inputs_embeds=x(3, 48), config=GenerationConfig(max_tokens=2))
     with pytest.raises(ValueError, match=r"^vectors are float64, weights float32; convert one of them$"):
-        generate(fresh("llama"), inputs_embeds=x(1, 3, 48).double(), max_tokens=2)
+        generate(fresh("llama"), inputs_embeds=x(1, 3, 48).double(), config=GenerationConfig(max_tokens=2))

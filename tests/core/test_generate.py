@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import laconic
+from laconic.batches import PassCounts
 from laconic.errors import InputError, NonFiniteError, UsageError
 from laconic.generation import backends as generation_backends
-from laconic.generation.generate import Generation, PassCounts, generate, pad_left
+from laconic.generation.config import GenerationConfig
+from laconic.generation.generate import Generation, generate, pad_left
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from tests.conftest import needs, shared_dir
@@ -88,7 +90,9 @@ def test_llama2c_says_the_same_character_for_character() -> None:
     for line in map(json.loads, lines):
         ids = tokenizer.encode(line["prompt"])
         assert ids[0] == 1
-        (found,) = generate(decoder, tokenizer, [line["prompt"]], max_tokens=201 - len(ids), eos_token_ids=1)
+        (found,) = generate(
+            decoder, tokenizer, [line["prompt"]], config=GenerationConfig(max_tokens=201 - len(ids), eos_token_ids=1)
+        )
         kept = [i for i in found.token_ids if i != 1]
         assert tokenizer.decode(ids + kept) == line["greedy_200"]
         assert line["prompt"] + found.text == line["greedy_200"]
@@ -111,14 +115,16 @@ def test_greedy_ids_are_those_of_transformers(family: str, tmp_path: Path) -> No
             torch.tensor([row]), attention_mask=torch.ones(1, len(row)), max_new_tokens=16, do_sample=False,
             eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
-        assert ids_of(generate(decoder, input_ids=[row], max_tokens=16, eos_token_ids=())) == [
+        assert ids_of(generate(decoder, input_ids=[row], config=GenerationConfig(max_tokens=16, eos_token_ids=()))) == [
             asked[0, len(row) :].tolist()
         ]
     asked = model.generate(
         torch.tensor([ROWS[0]]), attention_mask=torch.ones(1, 7), max_new_tokens=16, do_sample=False,
         eos_token_id=None, pad_token_id=0, repetition_penalty=1.3,
     )  # fmt: skip
-    got = generate(decoder, input_ids=[ROWS[0]], max_tokens=16, eos_token_ids=(), repetition_penalty=1.3)
+    got = generate(
+        decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=16, eos_token_ids=(), repetition_penalty=1.3)
+    )
     assert ids_of(got) == [asked[0, 7:].tolist()]
 
 
@@ -129,10 +135,10 @@ def test_greedy_ids_are_those_of_transformers(family: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_is_its_rows(family: str, settings: dict[str, Any]) -> None:
     decoder = decoder_of(family, torch.float32)
-    together = generate(decoder, input_ids=ROWS, max_tokens=10, **settings)
+    together = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=10, **settings))
     for b, row in enumerate(ROWS):
         own = {**settings, "seed": settings.get("seed", [0] * 4)[b]}
-        (alone,) = generate(decoder, input_ids=[row], max_tokens=10, **own)
+        (alone,) = generate(decoder, input_ids=[row], config=GenerationConfig(max_tokens=10, **own))
         assert together[b].token_ids == alone.token_ids
         assert together[b].stop_reason == alone.stop_reason
         assert together[b].passes == alone.passes
@@ -143,23 +149,33 @@ def test_a_batch_is_its_rows(family: str, settings: dict[str, Any]) -> None:
 def test_a_seed_is_the_rows_own_wherever_it_stands() -> None:
     decoder = decoder_of("llama", torch.float32)
     seeds = [3, 1, 4, 1]
-    one = generate(decoder, input_ids=[ROWS[0]] * 4, max_tokens=20, eos_token_ids=(), temperature=1.0, seed=seeds)
+    one = generate(
+        decoder,
+        input_ids=[ROWS[0]] * 4,
+        config=GenerationConfig(max_tokens=20, eos_token_ids=(), temperature=1.0, seed=seeds),
+    )
     other = generate(
-        decoder, input_ids=[ROWS[0]] * 4, max_tokens=20, eos_token_ids=(), temperature=1.0, seed=seeds[::-1]
+        decoder,
+        input_ids=[ROWS[0]] * 4,
+        config=GenerationConfig(max_tokens=20, eos_token_ids=(), temperature=1.0, seed=seeds[::-1]),
     )
     assert ids_of(one) == ids_of(other)[::-1]
     assert one[1].token_ids == one[3].token_ids
     assert len({tuple(g.token_ids) for g in one}) == 3
-    same = generate(decoder, input_ids=[ROWS[0]] * 2, max_tokens=20, eos_token_ids=(), temperature=1.0, seed=4)
+    same = generate(
+        decoder,
+        input_ids=[ROWS[0]] * 2,
+        config=GenerationConfig(max_tokens=20, eos_token_ids=(), temperature=1.0, seed=4),
+    )
     assert ids_of(same) == [one[2].token_ids] * 2
 
 
 def test_a_then_b_is_b() -> None:
     used = fresh("llama")
-    generate(used, input_ids=[[9, 8, 7, 6, 5]], max_tokens=20, temperature=1.0)
+    generate(used, input_ids=[[9, 8, 7, 6, 5]], config=GenerationConfig(max_tokens=20, temperature=1.0))
     after, new = (
-        generate(used, input_ids=[ROWS[0]], max_tokens=20),
-        generate(fresh("llama"), input_ids=[ROWS[0]], max_tokens=20),
+        generate(used, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=20)),
+        generate(fresh("llama"), input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=20)),
     )
     assert after[0].token_ids == new[0].token_ids
     assert after[0].logprobs == new[0].logprobs
@@ -173,7 +189,7 @@ def test_nothing_given_is_changed() -> None:
     state = decoder(vectors).state.detach()
     tensors = [*decoder.parameters(), vectors, *state.tensors().values()]
     before = [(t._version, t.clone()) for t in tensors]
-    generate(decoder, inputs_embeds=vectors, state=state, max_tokens=5)
+    generate(decoder, inputs_embeds=vectors, state=state, config=GenerationConfig(max_tokens=5))
     assert all(t._version == version and t.equal(copy) for t, (version, copy) in zip(tensors, before, strict=True))
 
 
@@ -183,7 +199,7 @@ def test_nothing_given_is_changed() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pieces_vectors_and_tensors_are_the_same_prompt(family: str) -> None:
     decoder = decoder_of(family, torch.float32)
-    asked = generate(decoder, input_ids=ROWS, max_tokens=7)
+    asked = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=7))
     ids, live = pad_left(ROWS, 13)
     assert live.sum(1).tolist() == [7, 1, 6, 3]
     assert ids[1].tolist() == [13] * 6 + [7]
@@ -199,28 +215,38 @@ def test_pieces_vectors_and_tensors_are_the_same_prompt(family: str) -> None:
         {"vectors": decoder.embed(right), "live": right_live, "chunk": 2},
     ]
     for prompt in prompts:
-        found = generate(decoder, **prompt, max_tokens=7)
+        found = generate(decoder, config=GenerationConfig(max_tokens=7, **prompt))
         assert ids_of(found) == ids_of(asked)
         for one, other in zip(found, asked, strict=True):
             assert one.state.positions.equal(other.state.positions)
             assert one.passes.prompt == -(-7 // prompt.get("chunk", 512))
     whole = torch.tensor([ROWS[0], ROWS[0][::-1]])
-    assert ids_of(generate(decoder, input_ids=whole, max_tokens=9)) == ids_of(
-        generate(decoder, input_ids=whole.tolist(), max_tokens=9)
+    assert ids_of(generate(decoder, input_ids=whole, config=GenerationConfig(max_tokens=9))) == ids_of(
+        generate(decoder, input_ids=whole.tolist(), config=GenerationConfig(max_tokens=9))
     )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_state_is_gone_on_from(family: str) -> None:
     decoder = decoder_of(family, torch.float32)
-    (whole,) = generate(decoder, input_ids=[ROWS[0]], max_tokens=20, eos_token_ids=())
-    (first,) = generate(decoder, input_ids=[ROWS[0]], max_tokens=8, eos_token_ids=())
-    (second,) = generate(decoder, input_ids=[first.token_ids[-1:]], state=first.state, max_tokens=12, eos_token_ids=())
+    (whole,) = generate(decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=20, eos_token_ids=()))
+    (first,) = generate(decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=8, eos_token_ids=()))
+    (second,) = generate(
+        decoder,
+        input_ids=[first.token_ids[-1:]],
+        state=first.state,
+        config=GenerationConfig(max_tokens=12, eos_token_ids=()),
+    )
     assert first.token_ids + second.token_ids == whole.token_ids
     assert second.state.positions.equal(whole.state.positions)
     question = decoder(decoder.embed(torch.tensor([ROWS[0]]))).state
-    forked = generate(decoder, input_ids=ROWS, state=question.fork(4), max_tokens=9, eos_token_ids=())
-    asked = [generate(decoder, input_ids=[ROWS[0] + row], max_tokens=9, eos_token_ids=())[0] for row in ROWS]
+    forked = generate(
+        decoder, input_ids=ROWS, state=question.fork(4), config=GenerationConfig(max_tokens=9, eos_token_ids=())
+    )
+    asked = [
+        generate(decoder, input_ids=[ROWS[0] + row], config=GenerationConfig(max_tokens=9, eos_token_ids=()))[0]
+        for row in ROWS
+    ]
     assert ids_of(forked) == ids_of(asked)
     for one, other in zip(forked, asked, strict=True):
         assert one.state.positions.equal(other.state.positions)
@@ -238,10 +264,7 @@ def test_a_prompt_may_begin_farther_on_than_what_is_held(family: str, chunk: int
         input_ids=ROWS[:3],
         state=state,
         first_positions=4 + gaps,
-        max_tokens=3,
-        eos_token_ids=(),
-        return_state=False,
-        prefill_chunk_size=chunk,
+        config=GenerationConfig(max_tokens=3, eos_token_ids=(), return_state=False, prefill_chunk_size=chunk),
     )
     for b, row in enumerate(ROWS[:3]):
         for t, token in enumerate(found[b].token_ids):
@@ -255,14 +278,19 @@ def test_dead_slots_of_a_state_stay_where_they_are() -> None:
     decoder = decoder_of("llama", torch.float32)
     state = decoder(decoder.embed(torch.tensor([ROWS[0]]))).state
     live = torch.tensor([[True, False, True, True, False, True, True]])
-    (found,) = generate(decoder, input_ids=[[4, 4]], state=state.with_live(live), max_tokens=3, eos_token_ids=())
+    (found,) = generate(
+        decoder,
+        input_ids=[[4, 4]],
+        state=state.with_live(live),
+        config=GenerationConfig(max_tokens=3, eos_token_ids=()),
+    )
     assert found.state.valid.tolist() == [live[0].tolist() + [True] * 4]
     assert found.state.positions[0].tolist() == list(range(11))
 
 
 def test_state_and_hidden_may_be_learned_from() -> None:
     decoder = fresh("llama")
-    (found,) = generate(decoder, input_ids=[ROWS[0]], max_tokens=4, eos_token_ids=())
+    (found,) = generate(decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=4, eos_token_ids=()))
     assert not found.last_hidden.is_inference()
     assert not any(t.is_inference() for t in found.state.tensors().values())
     seen = decoder(found.last_hidden[None, None].requires_grad_(), found.state)
@@ -272,14 +300,17 @@ def test_state_and_hidden_may_be_learned_from() -> None:
 
 def test_states_need_not_be_kept() -> None:
     decoder = decoder_of("llama", torch.float32)
-    kept, bare = (generate(decoder, input_ids=ROWS, max_tokens=5, return_state=keep) for keep in (True, False))
+    kept, bare = (
+        generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=5, return_state=keep))
+        for keep in (True, False)
+    )
     assert ids_of(kept) == ids_of(bare)
     assert {(g.state.B, g.state.S) for g in bare} == {(1, 0)}
     assert decoder(torch.zeros(1, 2, 48), bare[0].state).state.S == 2
 
 
 def test_no_rows_no_generations() -> None:
-    assert generate(decoder_of("llama", torch.float32), input_ids=[], max_tokens=3) == []
+    assert generate(decoder_of("llama", torch.float32), input_ids=[], config=GenerationConfig(max_tokens=3)) == []
 
 
 # --- how a row ends
@@ -287,11 +318,11 @@ def test_no_rows_no_generations() -> None:
 
 def test_eos_stops_and_rows_leave() -> None:
     decoder = decoder_of("llama", torch.float32)
-    free = generate(decoder, input_ids=ROWS, max_tokens=30, eos_token_ids=())
+    free = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=30, eos_token_ids=()))
     assert {g.stop_reason for g in free} == {"length"}
     assert {len(g.token_ids) for g in free} == {30}
     ends = tuple({g.token_ids[n] for g, n in zip(free[:3], (2, 4, 6), strict=True)})
-    stopped = generate(decoder, input_ids=ROWS, max_tokens=30, eos_token_ids=ends)
+    stopped = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=30, eos_token_ids=ends))
     for row, one, whole in zip(ROWS, stopped, free, strict=True):
         n = next((n for n, i in enumerate(whole.token_ids) if i in ends), 29) + 1
         assert one.token_ids == whole.token_ids[:n]
@@ -301,17 +332,23 @@ def test_eos_stops_and_rows_leave() -> None:
         assert one.passes.total == n
         assert one.decoder_calls == 1 + max(len(g.token_ids) for g in stopped) - 1
         assert one.state.valid.shape == (1, len(row) + n - 1)
-    (single,) = generate(decoder, input_ids=[ROWS[0]], max_tokens=30, eos_token_ids=free[0].token_ids[2])
+    (single,) = generate(
+        decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=30, eos_token_ids=free[0].token_ids[2])
+    )
     assert single.token_ids == free[0].token_ids[: free[0].token_ids.index(free[0].token_ids[2]) + 1]
 
 
 def test_a_row_may_end_with_a_later_eos() -> None:
     decoder = decoder_of("llama", torch.float32)
-    free = generate(decoder, input_ids=ROWS, max_tokens=30, eos_token_ids=())
+    free = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=30, eos_token_ids=()))
     ends = tuple({g.token_ids[n] for g in free for n in (2, 4)})
     for count in (1, 2, 3):
         for one, whole in zip(
-            generate(decoder, input_ids=ROWS, max_tokens=30, eos_token_ids=ends, eos_count=count), free, strict=True
+            generate(
+                decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=30, eos_token_ids=ends, eos_count=count)
+            ),
+            free,
+            strict=True,
         ):
             at = [n for n, i in enumerate(whole.token_ids) if i in ends]
             assert one.token_ids == (whole.token_ids[: at[count - 1] + 1] if len(at) >= count else whole.token_ids)
@@ -320,16 +357,20 @@ def test_a_row_may_end_with_a_later_eos() -> None:
 
 def test_an_eos_that_ends_nothing_is_text() -> None:
     said = scripted(b"ab\x02cd\x02e")
-    (got,) = generate(said, Bytes(), input_ids=[[9]], max_tokens=9, eos_token_ids=2, eos_count=2)
+    (got,) = generate(
+        said, Bytes(), input_ids=[[9]], config=GenerationConfig(max_tokens=9, eos_token_ids=2, eos_count=2)
+    )
     assert got.text == "ab\x02cd"
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 3.0}, {"min_tokens": 3}])
 def test_what_is_banned_is_never_taken(settings: dict[str, Any]) -> None:
     decoder = decoder_of("llama", torch.float32)
-    free = generate(decoder, input_ids=ROWS, max_tokens=12, **settings)
+    free = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=12, **settings))
     banned = {i for g in free for i in g.token_ids[:2]}
-    got = generate(decoder, input_ids=ROWS, max_tokens=12, suppress_token_ids=sorted(banned), **settings)
+    got = generate(
+        decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=12, suppress_token_ids=sorted(banned), **settings)
+    )
     assert not banned.intersection(i for g in got for i in g.token_ids)
 
 
@@ -343,11 +384,9 @@ def test_the_batch_shrinks_when_fewer_than_half_are_running(monkeypatch: pytest.
     free = generate(
         decoder,
         input_ids=ROWS,
-        max_tokens=12,
-        eos_token_ids=(),
-        temperature=1.0,
-        seed=[1, 2, 3, 4],
-        repetition_penalty=1.1,
+        config=GenerationConfig(
+            max_tokens=12, eos_token_ids=(), temperature=1.0, seed=[1, 2, 3, 4], repetition_penalty=1.1
+        ),
     )
     assert widths == [4] * 11
     ends = {g.token_ids[1] for g in free[:3]} - set(free[3].token_ids)
@@ -356,11 +395,9 @@ def test_the_batch_shrinks_when_fewer_than_half_are_running(monkeypatch: pytest.
     found = generate(
         decoder,
         input_ids=ROWS,
-        max_tokens=12,
-        eos_token_ids=tuple(ends),
-        temperature=1.0,
-        seed=[1, 2, 3, 4],
-        repetition_penalty=1.1,
+        config=GenerationConfig(
+            max_tokens=12, eos_token_ids=tuple(ends), temperature=1.0, seed=[1, 2, 3, 4], repetition_penalty=1.1
+        ),
     )
     assert widths == [4] + [1] * 10
     assert found[3].token_ids == free[3].token_ids
@@ -369,17 +406,25 @@ def test_the_batch_shrinks_when_fewer_than_half_are_running(monkeypatch: pytest.
 
 def test_the_config_names_the_eos() -> None:
     said = scripted(b"ab\x02cd")
-    assert generate(said, input_ids=[[9]], max_tokens=5)[0].token_ids == [*b"ab", 2]
-    assert generate(said, input_ids=[[9]], max_tokens=5, eos_token_ids=())[0].token_ids == [*b"ab\x02cd"]
+    assert generate(said, input_ids=[[9]], config=GenerationConfig(max_tokens=5))[0].token_ids == [*b"ab", 2]
+    assert generate(said, input_ids=[[9]], config=GenerationConfig(max_tokens=5, eos_token_ids=()))[0].token_ids == [
+        *b"ab\x02cd"
+    ]
 
 
 def test_min_tokens_holds_eos_back() -> None:
     decoder = decoder_of("llama", torch.float32)
-    (free,) = generate(decoder, input_ids=[ROWS[0]], max_tokens=20, eos_token_ids=())
-    (held,) = generate(decoder, input_ids=[ROWS[0]], max_tokens=20, min_tokens=5, eos_token_ids=free.token_ids[:1])
+    (free,) = generate(decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=20, eos_token_ids=()))
+    (held,) = generate(
+        decoder,
+        input_ids=[ROWS[0]],
+        config=GenerationConfig(max_tokens=20, min_tokens=5, eos_token_ids=free.token_ids[:1]),
+    )
     assert free.token_ids[0] not in held.token_ids[:5]
     assert len(held.token_ids) >= 5
-    (not_held,) = generate(decoder, input_ids=[ROWS[0]], max_tokens=20, eos_token_ids=free.token_ids[:1])
+    (not_held,) = generate(
+        decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=20, eos_token_ids=free.token_ids[:1])
+    )
     assert not_held.token_ids == free.token_ids[:1]
 
 
@@ -398,10 +443,7 @@ def test_min_tokens_holds_eos_back() -> None:
 )
 def test_stop_strings(stop: Any, text: str, tokens: int) -> None:
     heard: list[str] = []
-    (found,) = generate(
-        scripted(b"hello world!"), Bytes(), ["x"], max_tokens=12, stop_strings=stop, eos_token_ids=(),
-        on_token=lambda row, token, piece, logprob: heard.append(piece),
-    )  # fmt: skip
+    (found,) = generate(scripted(b"hello world!"), Bytes(), ["x"], config=GenerationConfig(max_tokens=12, stop_strings=stop, eos_token_ids=(), on_token=lambda row, token, piece, logprob: heard.append(piece)))  # fmt: skip
     assert found.text == text == "".join(heard)
     assert len(found.token_ids) == tokens == len(heard)
     assert found.stop_reason == ("length" if text == "hello world!" else "stop")
@@ -410,15 +452,12 @@ def test_stop_strings(stop: Any, text: str, tokens: int) -> None:
 def test_streaming_waits_for_whole_characters() -> None:
     text = "aé日😀b"
     heard: list[tuple[int, int, str, float]] = []
-    (found,) = generate(
-        scripted(text.encode()), Bytes(), ["x"], max_tokens=len(text.encode()), eos_token_ids=(),
-        on_token=lambda *what: heard.append(what),
-    )  # fmt: skip
+    (found,) = generate(scripted(text.encode()), Bytes(), ["x"], config=GenerationConfig(max_tokens=len(text.encode()), eos_token_ids=(), on_token=lambda *what: heard.append(what)))  # fmt: skip
     assert [piece for _, _, piece, _ in heard] == ["a", "", "é", "", "", "日", "", "", "", "😀", "b"]
     assert found.text == text
     assert [token for _, token, _, _ in heard] == found.token_ids
     assert [logprob for *_, logprob in heard] == found.logprobs
-    (cut,) = generate(scripted(text.encode()), Bytes(), ["x"], max_tokens=2, eos_token_ids=())
+    (cut,) = generate(scripted(text.encode()), Bytes(), ["x"], config=GenerationConfig(max_tokens=2, eos_token_ids=()))
     assert cut.text == "a\ufffd"
 
 
@@ -428,16 +467,16 @@ def test_an_eos_ends_what_was_waiting() -> None:
         scripted(b"abc\x02"),
         Bytes(),
         ["x"],
-        max_tokens=9,
-        stop_strings="cd",
-        on_token=lambda *what: heard.append(what[2]),
+        config=GenerationConfig(max_tokens=9, stop_strings="cd", on_token=lambda *what: heard.append(what[2])),
     )
     assert heard == ["a", "b", "", "c"]
     assert (found.text, found.token_ids, found.stop_reason) == ("abc", [*b"abc", 2], "eos")
 
 
 def test_a_character_cut_between_prompt_and_continuation() -> None:
-    (found,) = generate(scripted(b"\xa9!"), Bytes(), input_ids=[[0xC3]], max_tokens=2, eos_token_ids=())
+    (found,) = generate(
+        scripted(b"\xa9!"), Bytes(), input_ids=[[0xC3]], config=GenerationConfig(max_tokens=2, eos_token_ids=())
+    )
     assert found.text == "é!"
 
 
@@ -446,10 +485,7 @@ def test_streams_of_a_batch_add_up() -> None:
     decoder, tokenizer = laconic.Decoder.from_pretrained(folder), laconic.load_tokenizer(folder)
     prompts = ["Once upon a time", "Lily", ""]
     heard: list[list[Any]] = [[], [], []]
-    found = generate(
-        decoder, tokenizer, prompts, max_tokens=60, temperature=1.2, seed=[1, 2, 3], stop_strings=["She", "\n"],
-        on_token=lambda row, *what: heard[row].append(what),
-    )  # fmt: skip
+    found = generate(decoder, tokenizer, prompts, config=GenerationConfig(max_tokens=60, temperature=1.2, seed=[1, 2, 3], stop_strings=["She", "\n"], on_token=lambda row, *what: heard[row].append(what)))  # fmt: skip
     for prompt, one, pieces in zip(prompts, found, heard, strict=True):
         assert "".join(piece for _, piece, _ in pieces) == one.text
         assert [token for token, _, _ in pieces] == one.token_ids
@@ -460,7 +496,11 @@ def test_streams_of_a_batch_add_up() -> None:
 
 def test_text_needs_a_tokenizer_and_ids_do_not() -> None:
     heard: list[Any] = []
-    (found,) = generate(scripted(b"ab"), input_ids=[[1]], max_tokens=2, on_token=lambda *what: heard.append(what))
+    (found,) = generate(
+        scripted(b"ab"),
+        input_ids=[[1]],
+        config=GenerationConfig(max_tokens=2, on_token=lambda *what: heard.append(what)),
+    )
     assert found.text == ""
     assert [what[1:3] for what in heard] == [(97, ""), (98, "")]
 
@@ -468,7 +508,9 @@ def test_text_needs_a_tokenizer_and_ids_do_not() -> None:
 def test_log_probabilities_are_of_the_unfiltered_distribution() -> None:
     decoder = decoder_of("llama", torch.float32)
     for settings in SETTINGS.values():
-        (found,) = generate(decoder, input_ids=[ROWS[0]], max_tokens=6, **{**settings, "seed": 5})
+        (found,) = generate(
+            decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=6, **{**settings, "seed": 5})
+        )
         ids = torch.tensor([ROWS[0] + found.token_ids])
         logits = decoder.logits(decoder(decoder.embed(ids)).hidden)[0, 6:-1]
         asked = logits.log_softmax(-1).gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
@@ -481,25 +523,41 @@ def test_log_probabilities_are_of_the_unfiltered_distribution() -> None:
 def test_the_last_position_of_a_table_is_used_and_no_more() -> None:
     decoder = decoder_of("gpt2", torch.float32)
     row = [3] * 100
-    assert len(generate(decoder, input_ids=[row, [5]], max_tokens=28, eos_token_ids=())[0].token_ids) == 28
+    assert (
+        len(
+            generate(decoder, input_ids=[row, [5]], config=GenerationConfig(max_tokens=28, eos_token_ids=()))[
+                0
+            ].token_ids
+        )
+        == 28
+    )
     with pytest.raises(UsageError, match=r"^prompt 100 \+ max_tokens 29 > 128 positions of gpt2; shorten by 1$"):
-        generate(decoder, input_ids=[[5], row], max_tokens=29)
+        generate(decoder, input_ids=[[5], row], config=GenerationConfig(max_tokens=29))
     state = decoder(decoder.embed(torch.tensor([row]))).state
     with pytest.raises(UsageError, match=r"^prompt 101 \+ max_tokens 1,100 > 128 positions of gpt2; shorten by 1,073$"):
-        generate(decoder, input_ids=[[5]], state=state, max_tokens=1100)
+        generate(decoder, input_ids=[[5]], state=state, config=GenerationConfig(max_tokens=1100))
 
 
 def test_rope_goes_on_beyond_its_positions_with_one_warning() -> None:
     decoder = decoder_of("llama", torch.float32)
     with pytest.warns(UserWarning, match="position 128 ≥ 128 of llama") as told:
-        assert len(generate(decoder, input_ids=[[3] * 120], max_tokens=30, eos_token_ids=())[0].token_ids) == 30
+        assert (
+            len(
+                generate(decoder, input_ids=[[3] * 120], config=GenerationConfig(max_tokens=30, eos_token_ids=()))[
+                    0
+                ].token_ids
+            )
+            == 30
+        )
     assert len(told) == 1
     with pytest.warns(UserWarning, match="position 128 ≥ 128 of llama") as told:
-        generate(decoder, input_ids=[[3] * 130], max_tokens=9, eos_token_ids=())
+        generate(decoder, input_ids=[[3] * 130], config=GenerationConfig(max_tokens=9, eos_token_ids=()))
     assert len(told) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        generate(decoder, input_ids=[[3] * 120], max_tokens=9, eos_token_ids=())  # the ninth is not read
+        generate(
+            decoder, input_ids=[[3] * 120], config=GenerationConfig(max_tokens=9, eos_token_ids=())
+        )  # the ninth is not read
 
 
 # --- errors
@@ -544,40 +602,45 @@ def test_settings_that_cannot_be_meant(settings: dict[str, Any], message: str) -
 def test_an_empty_prompt() -> None:
     message = "^prompt 2 is empty and the tokenizer adds no first token; give text, ids or vectors$"
     with pytest.raises(UsageError, match=message):
-        generate(decoder_of("llama", torch.float32), Letters(), ["a", "b", ""], max_tokens=3)
+        generate(decoder_of("llama", torch.float32), Letters(), ["a", "b", ""], config=GenerationConfig(max_tokens=3))
 
 
 def test_a_prompt_that_is_one_text() -> None:
     decoder = decoder_of("llama", torch.float32)
-    assert ids_of(generate(decoder, Letters(), "ab", max_tokens=3)) == ids_of(
-        generate(decoder, Letters(), ["ab"], max_tokens=3)
+    assert ids_of(generate(decoder, Letters(), "ab", config=GenerationConfig(max_tokens=3))) == ids_of(
+        generate(decoder, Letters(), ["ab"], config=GenerationConfig(max_tokens=3))
     )
 
 
 def test_ids_that_are_no_words() -> None:
     with pytest.raises(InputError, match=r"^ids\[1, 2\] = 700, vocabulary 97$"):
-        generate(decoder_of("llama", torch.float32), input_ids=[[1], [0, 1, 700, 900]], max_tokens=3)
+        generate(
+            decoder_of("llama", torch.float32), input_ids=[[1], [0, 1, 700, 900]], config=GenerationConfig(max_tokens=3)
+        )
     with pytest.raises(InputError, match=r"^ids\[0, 0\] = -1, vocabulary 97$"):
-        generate(decoder_of("llama", torch.float32), input_ids=[[-1]], max_tokens=3)
+        generate(decoder_of("llama", torch.float32), input_ids=[[-1]], config=GenerationConfig(max_tokens=3))
 
 
 def test_a_tokenizer_of_another_model() -> None:
     message = "^tokenizer has 256 ids, model has 97 rows; grow the model or take its own tokenizer$"
     with pytest.raises(InputError, match=message):
-        generate(decoder_of("llama", torch.float32), Bytes(), ["a"], max_tokens=3)
+        generate(decoder_of("llama", torch.float32), Bytes(), ["a"], config=GenerationConfig(max_tokens=3))
 
 
 def test_states_and_vectors_of_another_shape() -> None:
     decoder = decoder_of("llama", torch.float32)
     state = decoder(decoder.embed(torch.tensor([[1], [2]]))).state
     with pytest.raises(ValueError, match="state has 2 rows, vectors 3"):
-        generate(decoder, input_ids=[[1], [2], [3]], state=state, max_tokens=2)
+        generate(decoder, input_ids=[[1], [2], [3]], state=state, config=GenerationConfig(max_tokens=2))
     with pytest.raises(ValueError, match="state has 2 layers of 4 heads × 12, decoder 2 of 2 × 16"):
         generate(
-            decoder, input_ids=[[1]], state=decoder_of("gpt2", torch.float32)(torch.ones(1, 1, 48)).state, max_tokens=2
+            decoder,
+            input_ids=[[1]],
+            state=decoder_of("gpt2", torch.float32)(torch.ones(1, 1, 48)).state,
+            config=GenerationConfig(max_tokens=2),
         )
     with pytest.raises(ValueError, match="vectors have width 64, decoder 48"):
-        generate(decoder, inputs_embeds=torch.zeros(1, 2, 64), max_tokens=2)
+        generate(decoder, inputs_embeds=torch.zeros(1, 2, 64), config=GenerationConfig(max_tokens=2))
 
 
 def test_logits_that_are_no_numbers() -> None:
@@ -585,4 +648,4 @@ def test_logits_that_are_no_numbers() -> None:
     with torch.no_grad():
         decoder.get_parameter("model.norm.weight").fill_(float("nan"))
     with pytest.raises(NonFiniteError, match=r"^row 0, token 0: logits are not finite; check the weights$"):
-        generate(decoder, input_ids=[[1]], max_tokens=2)
+        generate(decoder, input_ids=[[1]], config=GenerationConfig(max_tokens=2))

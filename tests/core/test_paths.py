@@ -9,6 +9,7 @@ from torch import Tensor
 import laconic
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import UsageError
+from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.nested import state as values
 from laconic.nested.cms import config as cms_config
@@ -55,15 +56,15 @@ def test_rows_together_are_rows_alone_and_the_state_has_read_all(which: int) -> 
     both = generate(
         model,
         input_ids=rows,
-        max_tokens=4,
-        eos_token_ids=(),
-        prefill_chunk_size=2,
-        update_on_prompt=True,
-        update_on_output=True,
+        config=GenerationConfig(
+            max_tokens=4, eos_token_ids=(), prefill_chunk_size=2, update_on_prompt=True, update_on_output=True
+        ),
     )
     for ids, together in zip(rows, both, strict=True):
         (alone,) = generate(
-            model, input_ids=[ids], max_tokens=4, eos_token_ids=(), update_on_prompt=True, update_on_output=True
+            model,
+            input_ids=[ids],
+            config=GenerationConfig(max_tokens=4, eos_token_ids=(), update_on_prompt=True, update_on_output=True),
         )
         assert together.token_ids == alone.token_ids
         assert together.passes == (3, 0, 0, 4)
@@ -81,18 +82,26 @@ def test_what_teaches_unless_it_is_said() -> None:
     """Without attention a text is seen by what is learned of it; with attention nothing is, unless asked."""
     for model in (hope(), attending()):
         ids, sees = ids_of(6), isinstance(model, HopeAttention)
-        found = generate(model, input_ids=ids, max_tokens=3, eos_token_ids=())[0]
+        found = generate(model, input_ids=ids, config=GenerationConfig(max_tokens=3, eos_token_ids=()))[0]
         asked = generate(
-            model, input_ids=ids, max_tokens=3, eos_token_ids=(), update_on_prompt=not sees, update_on_output=not sees
+            model,
+            input_ids=ids,
+            config=GenerationConfig(
+                max_tokens=3, eos_token_ids=(), update_on_prompt=not sees, update_on_output=not sees
+            ),
         )[0]
         assert found.logprobs == asked.logprobs
         other = generate(
-            model, input_ids=ids, max_tokens=3, eos_token_ids=(), update_on_prompt=sees, update_on_output=sees
+            model,
+            input_ids=ids,
+            config=GenerationConfig(max_tokens=3, eos_token_ids=(), update_on_prompt=sees, update_on_output=sees),
         )[0]
         assert found.logprobs != other.logprobs
         assert values.states_equal(found.state, asked.state)
         still = generate(
-            model, input_ids=ids, max_tokens=3, eos_token_ids=(), update_on_prompt=False, update_on_output=False
+            model,
+            input_ids=ids,
+            config=GenerationConfig(max_tokens=3, eos_token_ids=(), update_on_prompt=False, update_on_output=False),
         )[0].state
         start = model.initial_state(1)
         assert isinstance(still, FastWeightState)
@@ -103,13 +112,19 @@ def test_what_teaches_unless_it_is_said() -> None:
 
 def test_a_state_goes_on_and_is_not_changed() -> None:
     model, (first, second) = hope(), ids_of(5, 4)
-    one = generate(model, input_ids=[first], max_tokens=2, eos_token_ids=())[0]
+    one = generate(model, input_ids=[first], config=GenerationConfig(max_tokens=2, eos_token_ids=()))[0]
     before = values.map_tensors(cast(FastWeightState, one.state), torch.clone)
-    two = generate(model, input_ids=[second], state=one.state, max_tokens=2, eos_token_ids=())[0]
-    whole = generate(model, input_ids=[first + one.token_ids + second], max_tokens=2, eos_token_ids=())[0]
+    two = generate(model, input_ids=[second], state=one.state, config=GenerationConfig(max_tokens=2, eos_token_ids=()))[
+        0
+    ]
+    whole = generate(
+        model, input_ids=[first + one.token_ids + second], config=GenerationConfig(max_tokens=2, eos_token_ids=())
+    )[0]
     assert two.token_ids == whole.token_ids
     assert values.states_equal(one.state, before)
-    empty = generate(model, input_ids=[first], max_tokens=2, eos_token_ids=(), return_state=False)[0]
+    empty = generate(
+        model, input_ids=[first], config=GenerationConfig(max_tokens=2, eos_token_ids=(), return_state=False)
+    )[0]
     assert values.states_equal(empty.state, model.initial_state(1))
     assert empty.passes.answer == 1
 
@@ -118,28 +133,42 @@ def test_texts_stop_strings_and_draws_are_those_of_every_decoder() -> None:
     model, tokenizer, heard = hope(), build_byte_tokenizer(), []
     prompts = ["Once", "Twice upon"]
     found = laconic.generate(
-        model, tokenizer, prompts, max_tokens=6, temperature=1.0, seed=[1, 2], on_token=lambda *x: heard.append(x)
+        model,
+        tokenizer,
+        prompts,
+        config=laconic.GenerationConfig(
+            max_tokens=6, temperature=1.0, seed=[1, 2], on_token=lambda *x: heard.append(x)
+        ),
     )
     assert [each.text for each in found] == ["".join(x[2] for x in heard if x[0] == row) for row in range(2)]
-    again = laconic.generate(model, tokenizer, prompts[1:], max_tokens=6, temperature=1.0, seed=2)
+    again = laconic.generate(
+        model, tokenizer, prompts[1:], config=laconic.GenerationConfig(max_tokens=6, temperature=1.0, seed=2)
+    )
     assert again[0].token_ids == found[1].token_ids
-    vectors = generate(model, inputs_embeds=model.embed(torch.tensor(ids_of(4))), max_tokens=2, eos_token_ids=())
-    assert vectors[0].token_ids == generate(model, input_ids=ids_of(4), max_tokens=2, eos_token_ids=())[0].token_ids
+    vectors = generate(
+        model,
+        inputs_embeds=model.embed(torch.tensor(ids_of(4))),
+        config=GenerationConfig(max_tokens=2, eos_token_ids=()),
+    )
+    assert (
+        vectors[0].token_ids
+        == generate(model, input_ids=ids_of(4), config=GenerationConfig(max_tokens=2, eos_token_ids=()))[0].token_ids
+    )
 
 
 def test_what_belongs_to_one_kind_of_model_is_refused_by_the_other() -> None:
     model, decoder, ids = hope(), fresh("llama"), ids_of(3)
-    cache = generate(decoder, input_ids=ids, max_tokens=1)[0].state
-    state = generate(model, input_ids=ids, max_tokens=1)[0].state
+    cache = generate(decoder, input_ids=ids, config=GenerationConfig(max_tokens=1))[0].state
+    state = generate(model, input_ids=ids, config=GenerationConfig(max_tokens=1))[0].state
     with pytest.raises(UsageError, match="state holds a cache, the model keeps fast weights; give one of its own"):
-        generate(model, input_ids=ids, state=cache, max_tokens=1)
+        generate(model, input_ids=ids, state=cache, config=GenerationConfig(max_tokens=1))
     with pytest.raises(UsageError, match="state holds fast weights, the model keeps a cache; give one of its own"):
-        generate(decoder, input_ids=ids, state=state, max_tokens=1)
+        generate(decoder, input_ids=ids, state=state, config=GenerationConfig(max_tokens=1))
     with pytest.raises(UsageError, match="learn: a llama decoder has no fast weights; give a Hope, or leave it out"):
-        generate(decoder, input_ids=ids, max_tokens=1, update_on_prompt=True)
+        generate(decoder, input_ids=ids, config=GenerationConfig(max_tokens=1, update_on_prompt=True))
     with pytest.raises(
         UsageError, match="start: a model that learns while it reads counts its own positions; leave it out"
     ):
-        generate(model, input_ids=ids, max_tokens=1, first_positions=torch.tensor([0]))
+        generate(model, input_ids=ids, first_positions=torch.tensor([0]), config=GenerationConfig(max_tokens=1))
     with pytest.raises(UsageError, match="2 prompts on a state of 1 rows; take or join its rows"):
-        generate(model, input_ids=ids * 2, state=state, max_tokens=1)
+        generate(model, input_ids=ids * 2, state=state, config=GenerationConfig(max_tokens=1))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from laconic.generation.config import GenerationConfig
 from laconic.generation.sampling import (
     Sampler,
-    SamplingConfig,
     apply_filters,
     apply_repetition_penalty,
     filter_min_p,
@@ -46,7 +46,7 @@ def test_filters_keep_what_those_of_transformers_keep(seed: int) -> None:
     for p in (0.001, 0.1, 0.5, 0.9, 0.95, 0.999):
         assert kept(filter_top_p(logits, p)).equal(kept(TopPLogitsWarper(p)(none, logits)))
         assert kept(filter_min_p(logits, p)).equal(kept(MinPLogitsWarper(p)(none, logits)))
-    how = SamplingConfig(0.7, 40, 0.9, 0.05)
+    how = GenerationConfig(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05)
     chain = TopKLogitsWarper(40)(none, logits / 0.7)
     chain = MinPLogitsWarper(0.05)(none, TopPLogitsWarper(0.9)(none, chain))
     assert kept(apply_filters(logits, how)).equal(kept(chain))
@@ -67,7 +67,7 @@ def test_the_penalty_is_that_of_transformers(penalty: float) -> None:
 
 def test_ties() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
-    ids, _ = Sampler(SamplingConfig(), [0], [[]], [])(logits, block_eos=False)
+    ids, _ = Sampler(GenerationConfig(), [0], [[]], [])(logits, block_eos=False)
     assert ids.tolist() == [1]
     assert kept(filter_top_k(logits, 1)).tolist() == [[False, True, True, False]]
 
@@ -82,7 +82,7 @@ def test_a_draw_lands_in_proportion_and_never_where_nothing_is() -> None:
 
 
 def test_the_penalty_remembers_prompt_and_continuation() -> None:
-    sampler = Sampler(SamplingConfig(repetition_penalty=10.0), [0, 0], [[3], [1]], [])
+    sampler = Sampler(GenerationConfig(repetition_penalty=10.0), [0, 0], [[3], [1]], [])
     logits = torch.tensor([[0.1, 0.3, 0.5, 0.6]] * 2)
     told = [sampler(logits, block_eos=False)[0].tolist() for _ in range(3)]
     assert told == [[2, 3], [1, 2], [0, 0]]
@@ -91,7 +91,7 @@ def test_the_penalty_remembers_prompt_and_continuation() -> None:
 
 
 def test_held_ids_wait() -> None:
-    sampler = Sampler(SamplingConfig(), [0], [[]], [2, 3])
+    sampler = Sampler(GenerationConfig(), [0], [[]], [2, 3])
     logits = torch.tensor([[0.1, 0.3, 0.5, 0.6]])
     assert sampler(logits, block_eos=True)[0].tolist() == [1]
     assert sampler(logits, block_eos=False)[0].tolist() == [3]
@@ -140,5 +140,5 @@ def test_pieces_of_a_real_tokenizer_are_its_text() -> None:
 @pytest.mark.parametrize("temperature", [1e-30, 1e-39, 1e-45])
 def test_the_smallest_temperatures_are_greedy(temperature: float) -> None:
     logits = torch.randn(3, 50)
-    sampler = Sampler(SamplingConfig(temperature), [0, 1, 2], [[], [], []], [])
+    sampler = Sampler(GenerationConfig(temperature=temperature), [0, 1, 2], [[], [], []], [])
     assert torch.equal(sampler(logits, block_eos=False)[0], logits.argmax(-1))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from laconic.generation import backends as generation_backends
 from laconic.generation import static_cache
 from laconic.generation.backends import CacheBackend
+from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate, pad_left
 from laconic.generation.prompt import build_prompt, prefill
 from laconic.models.cache import KVCache
@@ -121,9 +122,9 @@ def test_take_goes_on_with_some_rows(name: str) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_generation_is_the_same_on_both_paths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = decoder_of(name, torch.float32)
-    fast = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=())
+    fast = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
     monkeypatch.setattr(generation_backends, "plain", lambda decoder: False)
-    slow = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=())
+    slow = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
     for one, other in zip(fast, slow, strict=True):
         assert one.token_ids == other.token_ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
@@ -173,7 +174,7 @@ def test_autocast_goes_the_first_way() -> None:
 @pytest.mark.parametrize("what", ["linear", "mlp", "hook", "attention"])
 def test_a_part_that_was_replaced_is_what_runs(what: str) -> None:
     decoder = changed(what)
-    (got,) = generate(decoder, input_ids=[ROWS[0]], max_tokens=5, eos_token_ids=())
+    (got,) = generate(decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=5, eos_token_ids=()))
     ids = list(ROWS[0])
     for token in got.token_ids:
         assert int(decoder.logits(decoder(decoder.embed(torch.tensor([ids]))).hidden[:, -1]).argmax()) == token
@@ -182,13 +183,16 @@ def test_a_part_that_was_replaced_is_what_runs(what: str) -> None:
 
 def test_weights_changed_between_two_generations() -> None:
     decoder = fresh("llama")
-    before = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=())
+    before = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
     decoder.layers[0].part("q").weight.data.mul_(-3.0)  # which no version counter sees
-    after, new = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=()), fresh("llama")
+    after, new = (
+        generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=())),
+        fresh("llama"),
+    )
     with torch.no_grad():
         new.layers[0].part("q").weight.mul_(-3.0)
     assert [g.token_ids for g in after] == [
-        g.token_ids for g in generate(new, input_ids=ROWS, max_tokens=20, eos_token_ids=())
+        g.token_ids for g in generate(new, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
     ]
     assert [g.token_ids for g in after] != [g.token_ids for g in before]
 
@@ -197,10 +201,10 @@ def test_float64_and_bfloat16_go_the_second_way_too() -> None:
     for dtype in (torch.float64, torch.bfloat16):
         decoder = fresh("qwen3").to(dtype)
         assert static_cache.is_stock_decoder(decoder)
-        found = generate(decoder, input_ids=ROWS, max_tokens=20, eos_token_ids=())
+        found = generate(decoder, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
         assert all(g.state.keys[0].dtype == dtype and g.last_hidden.dtype == dtype for g in found)
     wide = decoder_of("qwen3")
-    one = generate(wide, input_ids=ROWS, max_tokens=20, eos_token_ids=())
+    one = generate(wide, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
     for row, g in zip(ROWS, one, strict=True):
         ids, live = pad_left([row + g.token_ids])
         logits = wide.logits(wide(wide.embed(ids), live=live).hidden[0, len(row) - 1 : -1])
@@ -211,7 +215,7 @@ def test_an_adapter_is_what_runs() -> None:
     needs("peft")
     from peft import LoraConfig, get_peft_model
 
-    plain = generate(fresh("llama"), input_ids=ROWS, max_tokens=20, eos_token_ids=())
+    plain = generate(fresh("llama"), input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
     adapted: Any = get_peft_model(fresh("llama"), LoraConfig(r=4, target_modules=["q_proj", "up_proj"]))
     with torch.no_grad():
         for name, p in adapted.named_parameters():
@@ -219,9 +223,9 @@ def test_an_adapter_is_what_runs() -> None:
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
     adapted.eval()
     assert not static_cache.is_stock_decoder(adapted.base_model.model)
-    found = generate(adapted.base_model.model, input_ids=ROWS, max_tokens=20, eos_token_ids=())
+    found = generate(adapted.base_model.model, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
     merged = adapted.merge_and_unload().eval()
     assert [g.token_ids for g in found] == [
-        g.token_ids for g in generate(merged, input_ids=ROWS, max_tokens=20, eos_token_ids=())
+        g.token_ids for g in generate(merged, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
     ]
     assert [g.token_ids for g in found] != [g.token_ids for g in plain]

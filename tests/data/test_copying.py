@@ -6,10 +6,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from laconic.batches import IGNORE_INDEX, TrainingData
+from laconic.batches import IGNORE_INDEX
 from laconic.config.synthetic import SelectiveCopyingConfig
 from laconic.data.synthetic.mqar import VOCABULARY
 from laconic.data.synthetic.selective_copying import SelectiveCopyingDataset
+from laconic.interfaces import TrainingData
 
 TASKS: list[dict[str, Any]] = [{}, {"counts": (2, 5), "length": 12, "values": 3}, {"counts": (1,), "length": 2}]
 

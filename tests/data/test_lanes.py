@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from laconic.batches import IGNORE_INDEX, DocumentBatch, TrainingData
+from laconic.batches import IGNORE_INDEX, DocumentBatch
 from laconic.config.training import TrainingConfig
 from laconic.data.documents.dataset import tokenize_documents
 from laconic.data.documents.load import Document
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
+from laconic.interfaces import TrainingData
 from laconic.training.step import compute_update_index
 
 T, LENGTHS = 8, (41, 8, 1, 64, 30, 9)

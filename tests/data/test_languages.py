@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
-from laconic.batches import IGNORE_INDEX, TrainingData
+from laconic.batches import IGNORE_INDEX
 from laconic.config.synthetic import LENGTH_PERIODS, FormalLanguage, FormalLanguagesConfig
 from laconic.data.synthetic.formal_languages import (
     SYMBOL_SETS,
@@ -18,6 +18,7 @@ from laconic.data.synthetic.formal_languages import (
     next_symbol_sets,
 )
 from laconic.data.tokenizer import load_tokenizer
+from laconic.interfaces import TrainingData
 from tests.oracles import languages as oracle
 
 LANGUAGES: tuple[FormalLanguage, ...] = get_args(FormalLanguage)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.batches import IGNORE_INDEX, TrainingData
+from laconic.batches import IGNORE_INDEX
 from laconic.config.synthetic import MQARConfig
 from laconic.data.synthetic.mqar import VOCABULARY, MQARDataset, build_mqar_tokenizer
 from laconic.data.tokenizer import load_tokenizer
+from laconic.interfaces import TrainingData
 
 TASKS: list[dict[str, Any]] = [
     {},

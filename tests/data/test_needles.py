@@ -5,10 +5,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from laconic.batches import DocumentBatch, TrainingData
+from laconic.batches import DocumentBatch
 from laconic.data.synthetic.needle_in_haystack import FILLER, NEEDLE_KINDS, NeedleDataset, NeedleKind
 from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer
 from laconic.errors import InputError
+from laconic.interfaces import TrainingData
 
 BOOK = "".join(f"This is sentence {i} of a book. " for i in range(400))
 BYTES = build_byte_tokenizer()

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.batches import TrainingData
 from laconic.config.data import TextConfig
 from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
 from laconic.data.documents.load import Document
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError
+from laconic.interfaces import TrainingData
 
 BOOKS = [Document("long", ("a" * 700, "b" * 98)), Document("short", ("c" * 130,)), Document("tiny", ("d",))]
 FIXED: dict[str, Any] = {"tokens": 300, "segment": 100, "segments": "fixed"}

@@ -10,13 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.batches import IGNORE_INDEX, ReasoningBatch, ReasoningExample, TrainingData
+from laconic.batches import IGNORE_INDEX, ReasoningBatch, ReasoningExample
 from laconic.config.data import DataConfig
 from laconic.data.reasoning.dataset import ReasoningDataset, collate, pack_row, unpack_row
 from laconic.data.reasoning.encode import EncodedExample
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.errors import InputError
+from laconic.interfaces import TrainingData
 from tests.conftest import shared_dir
 from tests.data.test_pieces import EXAMPLE, real, settings
 

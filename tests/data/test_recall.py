@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.batches import DocumentBatch, TrainingData
+from laconic.batches import DocumentBatch
 from laconic.config.data import FactRecallConfig
 from laconic.data.synthetic.fact_recall import VOCABULARY, FactRecallDataset, build_recall_tokenizer
 from laconic.data.tokenizer import load_tokenizer
+from laconic.interfaces import TrainingData
 
 TASKS: list[dict[str, Any]] = [
     {},

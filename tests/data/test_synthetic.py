@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.batches import TrainingData
 from laconic.config.data import DataConfig, DigitsConfig, SplitName
 from laconic.data.reasoning.dataset import answer_prefix_ids, collate, encode_example
 from laconic.data.reasoning.read_examples import most_common_answer
@@ -21,6 +20,7 @@ from laconic.data.synthetic.digits import (
 )
 from laconic.data.tokenizer import load_tokenizer
 from laconic.errors import InputError
+from laconic.interfaces import TrainingData
 
 PARTS: tuple[SplitName, ...] = ("test", "valid", "train")
 STYLES: list[dict[str, Any]] = [

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.batches import StatefulLM
 from laconic.evaluation.class_incremental.label_scoring import has_no_attention, repeat_state, score_labels
 from laconic.evaluation.class_incremental.learners import FrozenModel, StatefulLearner
 from laconic.evaluation.class_incremental.protocol import (
@@ -20,6 +19,7 @@ from laconic.evaluation.class_incremental.protocol import (
 )
 from laconic.evaluation.class_incremental.tasks import LabelledUtterance
 from laconic.evaluation.streams.evaluate import CacheAsState
+from laconic.interfaces import StatefulLM
 from laconic.nested import state as values
 from tests.evaluation import streamed
 from tests.oracles import classes as oracle

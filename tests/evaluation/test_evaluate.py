@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from laconic.batches import AnswerBatch, ReasoningExample
+from laconic.batches import AnswerBatch, PassCounts, ReasoningExample
 from laconic.data.reasoning.answer_matching import DIGIT, extract_last_digit
 from laconic.errors import BusyError, CorruptArtifactError, InputError
 from laconic.evaluation.reasoning.evaluate import (
@@ -19,7 +19,6 @@ from laconic.evaluation.reasoning.evaluate import (
     load_answer_records,
     parse_answer_record,
 )
-from laconic.generation.generate import PassCounts
 
 EXAMPLES = [ReasoningExample(f"q{i}", f"{i} + 1 =", (), str((i + 1) % 10)) for i in range(23)]
 

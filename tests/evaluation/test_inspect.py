@@ -6,10 +6,9 @@ from itertools import combinations
 import pytest
 import torch
 
-from laconic.batches import ReasoningBatch
+from laconic.batches import PassCounts, ReasoningBatch
 from laconic.errors import InputError
 from laconic.evaluation.inspection.logit_lens import apply_logit_lens, lcs_ratio, share_in_chain, top_token_ids
-from laconic.generation.generate import PassCounts
 from laconic.latent.rollout import LatentRollout, PassRecord
 
 WORDS = "abcdefgh"

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.batches import StatefulLM
 from laconic.evaluation.class_incremental.label_scoring import ScoreArray, count_common_prefix, score_labels
 from laconic.evaluation.class_incremental.protocol import predict_class, score_after
 from laconic.evaluation.streams.evaluate import CacheAsState
+from laconic.interfaces import StatefulLM
 from laconic.models.decoder import DecoderOutput
 from tests.evaluation import streamed
 

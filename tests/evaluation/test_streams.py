@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from laconic.batches import DocumentBatch, StatefulLM
+from laconic.batches import DocumentBatch
 from laconic.errors import BusyError, InputError
 from laconic.evaluation.streams import table as streams_table
 from laconic.evaluation.streams.evaluate import (
@@ -27,6 +27,7 @@ from laconic.evaluation.streams.metrics import contiguous_slices, merge_sums, sc
 from laconic.evaluation.streams.passages import group_rows_by_text
 from laconic.evaluation.streams.table import StreamResult, build_stream_table, result_to_json
 from laconic.evaluation.streams.tasks import evaluate_stream, list_conditions
+from laconic.interfaces import StatefulLM
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput
 from laconic.nested import state as values

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from laconic.batches import PassCounts
 from laconic.errors import InputError, UsageError
 from laconic.evaluation.reasoning import table
 from laconic.evaluation.reasoning.evaluate import AnswerRecord, ReasoningResult
@@ -22,7 +23,6 @@ from laconic.evaluation.reasoning.table import (
     macro_averages,
 )
 from laconic.evaluation.report.paper_figures import PaperFigure
-from laconic.generation.generate import PassCounts
 
 PASSES = PassCounts(0, 1, 3, 2)
 

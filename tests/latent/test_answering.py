@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from laconic.batches import ReasoningBatch
-from laconic.generation.generate import PassCounts, generate
-from laconic.generation.sampling import SamplingConfig
+from laconic.batches import PassCounts, ReasoningBatch
+from laconic.generation.config import GenerationConfig
+from laconic.generation.generate import generate
 from laconic.latent.answering import AnswerDecoding, answer_from_cache, answer_from_latents, generate_answers
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.config import DecoderConfig
@@ -101,7 +101,7 @@ def test_written_answers_are_those_of_generation() -> None:
     decoder, asked = fresh("llama"), questions(4, 1, 6, pads=1)
     rows = [[*asked.question_ids[b, asked.question_mask[b]].tolist(), 9] for b in range(3)]
     got = generate_answers(decoder, asked, writing(), prefix_ids=(9,), answer_offset=lambda ids: 2)
-    for b, g in enumerate(generate(decoder, input_ids=rows, max_tokens=6, eos_token_ids=EOS)):
+    for b, g in enumerate(generate(decoder, input_ids=rows, config=GenerationConfig(max_tokens=6, eos_token_ids=EOS))):
         n = len(g.token_ids)
         assert got.token_ids[b] == tuple(g.token_ids)
         assert got.passes[b] == PassCounts(1, 0, 0, n - 1)
@@ -117,7 +117,7 @@ def test_a_long_question_is_one_pass() -> None:
 def test_draws_are_the_rows_own() -> None:
     """They depend on the seed and on the row's place in its set, not on the batch it comes in."""
     decoder, thoughts = thinking("llama", 2)
-    asked, hot = questions(4, 4, 4), SamplingConfig(temperature=3.0)
+    asked, hot = questions(4, 4, 4), GenerationConfig(temperature=3.0)
     got = answer_from_latents(decoder, thoughts, asked, writing(how=hot))
     assert (
         answer_from_latents(decoder, thoughts, asked.select_rows([2]), writing(how=hot)).token_ids[0]

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from laconic.batches import ReasoningBatch
+from laconic.batches import PassCounts, ReasoningBatch
 from laconic.config.methods import CoconutConfig
 from laconic.errors import UsageError
-from laconic.generation.generate import PassCounts
 from laconic.latent.answering import AnswerDecoding
 from laconic.latent.coconut import Coconut
 from laconic.latent.thoughts import LatentThoughts

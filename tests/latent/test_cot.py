@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from laconic.batches import IGNORE_INDEX, ReasoningBatch
+from laconic.batches import IGNORE_INDEX, PassCounts, ReasoningBatch
 from laconic.errors import UsageError
-from laconic.generation.generate import PassCounts
 from laconic.latent.answering import AnswerDecoding, find_answer_offset
 from laconic.latent.cot import Cot, NoCot, drop_chain_prefix
 from laconic.losses import build_student_targets, build_teacher_targets

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.batches import Method, ReasoningBatch
+from laconic.batches import ReasoningBatch
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.errors import UsageError
+from laconic.interfaces import Method
 from laconic.latent import codi
 from laconic.latent.answering import AnswerDecoding
 from laconic.latent.codi import Codi

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from laconic.batches import PassCounts
 from laconic.errors import UsageError
-from laconic.generation.generate import PassCounts
 from laconic.latent.rollout import LatentRollout, run_latent_rollout
 from tests.core.readings import decoder_of, noise, same
 

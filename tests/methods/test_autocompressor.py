@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from laconic.batches import DocumentBatch, Method, next_token_targets
+from laconic.batches import DocumentBatch, next_token_targets
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.halting.losses import mark_priced_segments
 from laconic.compression.training_window import WindowRun
+from laconic.interfaces import Method
 from tests import tolerances
 from tests.core.readings import all_same, same
 from tests.methods.documents import compressor, documents, gradients, some, whole

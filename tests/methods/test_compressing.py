@@ -11,6 +11,7 @@ from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.halting.inference import StopRule
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import UsageError
+from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from tests import tolerances
 from tests.core.readings import noise, same
@@ -161,7 +162,9 @@ def test_generation_goes_on_from_a_memory(name: str, bos: str) -> None:
     before, prompts = method.build_prompt(memory), [[20, 21, 22], [23, 24]]
     with torch.inference_mode():
         state = method.decoder(before.inputs_embeds, live=before.attention_mask, positions=before.position_ids).state
-    found = generate(method.decoder, input_ids=prompts, state=state, max_tokens=4, eos_token_ids=())
+    found = generate(
+        method.decoder, input_ids=prompts, state=state, config=GenerationConfig(max_tokens=4, eos_token_ids=())
+    )
     for b, prompt in enumerate(prompts):
         row = list(prompt)
         for got in found[b].token_ids:

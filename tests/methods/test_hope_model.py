@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from laconic.errors import CorruptArtifactError, InputError, UsageError
+from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.decoder import Decoder
 from laconic.nested import state as values
@@ -417,15 +418,24 @@ def test_what_is_written_is_read() -> None:
     for model in models("task"):
         ids, live = ids_of(2, 6), torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]]).bool()
         prompts = [ids[row, live[row]].tolist() for row in range(2)]
-        both = generate(model, input_ids=prompts, max_tokens=4, update_on_prompt=True, update_on_output=True)
+        both = generate(
+            model,
+            input_ids=prompts,
+            config=GenerationConfig(max_tokens=4, update_on_prompt=True, update_on_output=True),
+        )
         for prompt, one in zip(prompts, both, strict=True):
-            (alone,) = generate(model, input_ids=[prompt], max_tokens=4, update_on_prompt=True, update_on_output=True)
+            (alone,) = generate(
+                model,
+                input_ids=[prompt],
+                config=GenerationConfig(max_tokens=4, update_on_prompt=True, update_on_output=True),
+            )
             assert one.token_ids == alone.token_ids
             assert one.passes == (1, 0, 0, len(alone.token_ids))
             _, after = read(model, torch.tensor([prompt + alone.token_ids]))
             near(changes(cast(FastWeightState, alone.state)), changes(after))
             near(changes(cast(FastWeightState, one.state)), changes(after))
         drawn, again = (
-            generate(model, input_ids=prompts, max_tokens=3, temperature=1.0, seed=[1, 2]) for _ in range(2)
+            generate(model, input_ids=prompts, config=GenerationConfig(max_tokens=3, temperature=1.0, seed=[1, 2]))
+            for _ in range(2)
         )
         assert [one.token_ids for one in drawn] == [one.token_ids for one in again]

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from laconic.batches import IGNORE_INDEX, AfterUpdateHook, DocumentBatch, LocatesNonFinite, Method
+from laconic.batches import IGNORE_INDEX, DocumentBatch
 from laconic.config.nested import CMSConfig, InnerLoopConfig
 from laconic.errors import UsageError
+from laconic.interfaces import AfterUpdateHook, LocatesNonFinite, Method
 from laconic.nested import state as values
 from laconic.nested.cms.forward import require_levels
 from laconic.nested.cms.low_rank_updates import to_dense

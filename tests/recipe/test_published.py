@@ -18,6 +18,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import InputError, UnsafeFileError, UsageError
 from laconic.experiment.load_autocompressor import SUMMARY_EMBEDDING, is_published
+from laconic.generation.config import GenerationConfig
 from tests import tolerances
 from tests.conftest import needs
 from tests.core.readings import same
@@ -107,7 +108,9 @@ def test_it_writes_and_reads_as_a_loop_over_transformers(folder: Path, grows: bo
     memory, expected = reader.compress([TEXT], segment=SEGMENT), theirs.memory(ids, grows)
     assert memory.num_vectors.tolist() == [len(expected)]
     same(memory.vectors[0], expected, tolerances.FLOAT32)
-    assert reader.generate([PROMPT], memory, max_tokens=6)[0].token_ids == theirs.continued(expected, asked, 6)
+    assert reader.generate([PROMPT], memory, config=GenerationConfig(max_tokens=6))[0].token_ids == theirs.continued(
+        expected, asked, 6
+    )
     assert reader.segment_tokens == (128 if folder.name == "opt" else 64)
     assert reader.metadata.positions == ("zero" if folder.name == "opt" else "contiguous")
     assert reader.method.config.memory_policy == ("accumulate" if grows else "replace")
@@ -138,7 +141,7 @@ def test_a_text_is_compressed_and_asked_about_by_commands(
     for memory, words in ((reader.compress([TEXT], segment=20), ("--memory", out)), (None, ())):
         code, said = run("generate", folder, PROMPT, *words, *asked)
         assert code == 0
-        expected = reader.generate([PROMPT], memory, max_tokens=3)[0]
+        expected = reader.generate([PROMPT], memory, config=GenerationConfig(max_tokens=3))[0]
         assert json.loads(said)["generations"][0]["ids"] == expected.token_ids
     assert run("generate", folder, PROMPT, "--with-cot")[0] == 2
 

@@ -8,6 +8,7 @@ import torch
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import CorruptArtifactError, InputError, LaconicError, UsageError
 from laconic.experiment.compressor import TextCompressor, current_time
+from laconic.generation.config import GenerationConfig
 from tests.core.readings import FAMILIES
 from tests.recipe.reading import reader
 from tests.tolerances import FLOORS, ORACLE, largest
@@ -87,7 +88,7 @@ def test_generating_equals_full_passes(family: str, bos: str) -> None:
     for positions in PLACES[reader(family).decoder.config.position_encoding]:
         run = reader(family, positions=positions, bos=bos, length="stop")
         memory, prompts = run.compress(TEXTS[:2]), ["And then", "Why?"]
-        found = run.generate(prompts, memory, max_tokens=3)
+        found = run.generate(prompts, memory, config=GenerationConfig(max_tokens=3))
         for row, text in enumerate(prompts):
             ids = run.tokenizer.encode(text, add_special_tokens=False)
             assert greedy(run, memory.select_rows([row]), ids, 3) == found[row].token_ids
@@ -109,17 +110,20 @@ def greedy(run: TextCompressor, memory: SummaryMemory, ids: list[int], n: int) -
 def test_one_memory_is_shared_by_all_prompts_and_one_prompt_is_asked_of_all() -> None:
     run = reader(length="stop", positions="reserved")
     memory, prompts = run.compress(TEXTS), ["Why", "And what then?", "."]
-    each = run.generate(prompts, memory, max_tokens=3)
-    assert [run.generate([p], memory.select_rows([i]), max_tokens=3)[0].token_ids for i, p in enumerate(prompts)] == [
-        g.token_ids for g in each
+    each = run.generate(prompts, memory, config=GenerationConfig(max_tokens=3))
+    assert [
+        run.generate([p], memory.select_rows([i]), config=GenerationConfig(max_tokens=3))[0].token_ids
+        for i, p in enumerate(prompts)
+    ] == [g.token_ids for g in each]
+    shared = run.generate(prompts, memory.select_rows([1]), config=GenerationConfig(max_tokens=3))
+    assert [
+        g.token_ids for g in run.generate(prompts, memory.select_rows([1, 1, 1]), config=GenerationConfig(max_tokens=3))
+    ] == [g.token_ids for g in shared]
+    asked = run.generate(["Why"], memory, config=GenerationConfig(max_tokens=3))
+    assert [g.token_ids for g in run.generate(["Why"] * 3, memory, config=GenerationConfig(max_tokens=3))] == [
+        g.token_ids for g in asked
     ]
-    shared = run.generate(prompts, memory.select_rows([1]), max_tokens=3)
-    assert [g.token_ids for g in run.generate(prompts, memory.select_rows([1, 1, 1]), max_tokens=3)] == [
-        g.token_ids for g in shared
-    ]
-    asked = run.generate(["Why"], memory, max_tokens=3)
-    assert [g.token_ids for g in run.generate(["Why"] * 3, memory, max_tokens=3)] == [g.token_ids for g in asked]
-    assert run.generate(["Why"], max_tokens=3)[0].token_ids
+    assert run.generate(["Why"], config=GenerationConfig(max_tokens=3))[0].token_ids
 
 
 def test_what_is_asked_for_rules_over_what_the_run_has() -> None:
@@ -163,13 +167,17 @@ REFUSED = [
         "memory that accumulates ends after 28 segments of 16; take memory",
     ),
     (
-        lambda r: r.generate(["a", "b"], r.compress(["x", "y", "z"]), max_tokens=1),
+        lambda r: r.generate(["a", "b"], r.compress(["x", "y", "z"]), config=GenerationConfig(max_tokens=1)),
         UsageError,
         "2 prompts on a memory of 3 texts; give one prompt, or as many as texts",
     ),
-    (lambda r: r.generate([""], r.compress(["x"]), max_tokens=1), UsageError, "prompt 0 is empty; give text"),
     (
-        lambda r: r.generate(["a"], reader(seed=3).compress(["x"]), max_tokens=1),
+        lambda r: r.generate([""], r.compress(["x"]), config=GenerationConfig(max_tokens=1)),
+        UsageError,
+        "prompt 0 is empty; give text",
+    ),
+    (
+        lambda r: r.generate(["a"], reader(seed=3).compress(["x"]), config=GenerationConfig(max_tokens=1)),
         CorruptArtifactError,
         r"memory: the one given was written for weights [0-9a-f]{4}…[0-9a-f]{2} \(llama, width \d+\), this model is",
     ),

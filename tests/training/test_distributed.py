@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.batches import ReasoningBatch, StepOutput
+from laconic.batches import ReasoningBatch
 from laconic.config.data import TextConfig
 from laconic.config.training import TrainingConfig
 from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
 from laconic.data.documents.load import Document
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import BusyError, CorruptArtifactError, DiskError, InputError, LaconicError, UsageError
+from laconic.interfaces import StepOutput
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import sharded

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laconic.batches import StepOutput
+from laconic.interfaces import StepOutput
 
 
 @dataclass(frozen=True)

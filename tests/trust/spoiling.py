@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.batches import StepOutput
 from laconic.errors import NonFiniteError
+from laconic.interfaces import StepOutput
 from laconic.models.cache import KVCache
 from laconic.storage import manifest
 from laconic.storage.run_dir import RunDirectory

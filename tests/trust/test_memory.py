@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.batches import StepOutput
 from laconic.errors import OutOfMemoryError
+from laconic.interfaces import StepOutput
 from laconic.training.loop import train
 from laconic.training.optim import build_adamw
 from tests.tolerances import RECOMPUTE, error

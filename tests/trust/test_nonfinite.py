@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.batches import StepOutput
 from laconic.errors import NonFiniteError
+from laconic.interfaces import StepOutput
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import run as training_run
 from laconic.training.loop import replay, train

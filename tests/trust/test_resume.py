@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.batches import ReasoningBatch, StepOutput
+from laconic.batches import ReasoningBatch
 from laconic.config.methods import CoconutConfig, DistillationConfig, ICoTConfig
 from laconic.config.training import TrainingConfig
 from laconic.errors import PreemptedError
+from laconic.interfaces import StepOutput
 from laconic.latent.coconut import Coconut
 from laconic.latent.codi import Codi
 from laconic.latent.cot import Cot, NoCot

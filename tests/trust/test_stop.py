@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.batches import StepOutput
 from laconic.config.training import TrainingConfig
 from laconic.errors import PreemptedError
+from laconic.interfaces import StepOutput
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
 from tests.training.ground import how, same, trained

@@ -18,6 +18,7 @@ from laconic.errors import CorruptArtifactError, DiskError, UsageError
 from laconic.experiment import nested_model as learned_room
 from laconic.experiment.nested_model import NestedTextModel
 from laconic.experiment.read_into_state import StateReadingJob
+from laconic.generation.config import GenerationConfig
 from laconic.nested import state as values
 from laconic.nested import state_file
 from laconic.nested.cms import config as cms_config
@@ -204,7 +205,7 @@ def test_from_one_day_to_the_next(run: Run, place: Path, me: str) -> None:
     assert f"wrote new.safetensors, {Path('new.safetensors').stat().st_size:,} bytes: {len(BOOK) + 7} tokens" in err
     assert Path(me).read_bytes() == before
     model = learner(place)
-    (found,) = model.generate(["Who"], model.load(me), learn=True, max_tokens=4)
+    (found,) = model.generate(["Who"], model.load(me), config=GenerationConfig(update_on_prompt=True, max_tokens=4))
     assert out == "Who" + found.text + "\n"
     new = model.load("new.safetensors")
     assert values.states_equal(new, found.state)
@@ -223,7 +224,11 @@ def test_prompts_and_rows(run: Run, place: Path) -> None:
     assert [row["prompt"] for row in told] == [f"[rows.jsonl:{i}] x" for i in (1, 2, 3)]
     model = learner(place)
     assert model.load("after.safetensors").position.tolist() == [43, 123, 83]
-    alone = model.generate(["x"], values.select_rows(model.load("rows.safetensors"), [1]), learn=True, max_tokens=2)
+    alone = model.generate(
+        ["x"],
+        values.select_rows(model.load("rows.safetensors"), [1]),
+        config=GenerationConfig(update_on_prompt=True, max_tokens=2),
+    )
     assert told[1]["ids"] == alone[0].token_ids
     says = "2 prompts on a state of 3 rows; give one prompt, or as many as rows"
     refused(run, 2, says, "generate", "hope", "x", "y", "--memory", "rows.safetensors", "--max-tokens", "2")
@@ -245,10 +250,12 @@ def test_attention_begins_anew_where_it_has_no_room(run: Run, place: Path) -> No
     assert all(level.updates.item() for layer in state.layers for level in cast(Any, layer.cms).levels)
     code, _, _ = run("generate", "attending", "Who", "--memory", "a.safetensors", "--max-tokens", "50")
     assert code == 0
-    still = model.generate(["Who"], state, max_tokens=50)[0].state
+    still = model.generate(["Who"], state, config=GenerationConfig(max_tokens=50))[0].state
     for layer, before in zip(cast(FastWeightState, still).layers, state.layers, strict=True):
         assert values.states_equal(layer.cms, before.cms), "without --learn the levels stand still"
-    moved = model.generate(["Who stands here?"], state, learn=True, max_tokens=2)[0].state
+    moved = model.generate(["Who stands here?"], state, config=GenerationConfig(update_on_prompt=True, max_tokens=2))[
+        0
+    ].state
     levels = cast(Any, cast(FastWeightState, moved).layers[0].cms).levels
     assert int(levels[0].updates) > int(cast(Any, state.layers[0].cms).levels[0].updates)
 
@@ -351,7 +358,8 @@ def test_what_belongs_to_other_models(run: Run, place: Path) -> None:
     ):
         still.compress(["a"])
     assert values.states_equal(
-        still.generate(["ab"], max_tokens=2)[0].state.layers[0].cms, still.model.initial_state(1).layers[0].cms
+        still.generate(["ab"], config=GenerationConfig(max_tokens=2))[0].state.layers[0].cms,
+        still.model.initial_state(1).layers[0].cms,
     )
     with pytest.raises(UsageError, match="is no run but a checkpoint, which has no steps; leave it out"):
         laconic.load_text_model(place / "hope", step=3)

@@ -13,6 +13,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from laconic.cli.arguments import DtypeName, parse_dtype, to_utf8
 from laconic.console import log_message, status
 from laconic.errors import UsageError
+from laconic.generation.config import GenerationConfig
 
 if TYPE_CHECKING:
     from laconic import Decoder, Generation, SummaryMemory
@@ -105,21 +106,13 @@ class GenerateCommand:
             tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) for prompt in prompts if self.chat
         ]
         start = time.perf_counter()
+        chat_ids = [tokenizer.encode(turn, add_special_tokens=False) for turn in turns]
         written = laconic.generate(
             decoder,
             tokenizer,
             None if self.chat else prompts,
-            input_ids=[tokenizer.encode(turn, add_special_tokens=False) for turn in turns] if self.chat else None,
-            max_tokens=self.max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            stop_strings=self.stop_string,
-            seed=self.seed,
-            on_token=self.make_streamer(prompts),
+            input_ids=chat_ids if self.chat else None,
+            config=self.generation_config(self.make_streamer(prompts)),
         )
         self.print_generations(prompts, written, decoder, time.perf_counter() - start)
         return 0
@@ -142,9 +135,14 @@ class GenerateCommand:
             else prompts
         )
         start = time.perf_counter()
-        written = reader.generate(
-            prompts,
-            memory,
+        streamer = self.make_streamer(prompts) if rows == 1 else None
+        written = reader.generate(prompts, memory, config=self.generation_config(streamer))
+        self.print_generations(asked, written, reader.decoder, time.perf_counter() - start)
+        return 0
+
+    def generation_config(self, on_token: Callable[[int, int, str, float], None] | None = None) -> GenerationConfig:
+        """Return the options of generation that the flags set."""
+        return GenerationConfig(
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
             temperature=self.temperature,
@@ -152,12 +150,10 @@ class GenerateCommand:
             top_p=self.top_p,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
-            stop=self.stop_string,
+            stop_strings=self.stop_string,
             seed=self.seed,
-            on_token=self.make_streamer(prompts) if rows == 1 else None,
+            on_token=on_token,
         )
-        self.print_generations(asked, written, reader.decoder, time.perf_counter() - start)
-        return 0
 
     def refuse_checkpoint_flags(self, others: dict[str, object]) -> None:
         """Raises `Usage` (2) for what the recipe of a run says, or what is not of a run."""
@@ -170,13 +166,12 @@ class GenerateCommand:
         """Answers of a run: by its method, or by chain."""
         from laconic.experiment.load_run import load_run
         from laconic.experiment.methods import answer_decoding, answer_questions, build_questions_batch
-        from laconic.generation.sampling import SamplingConfig
         from laconic.models.weights import resolve_device
 
         self.refuse_checkpoint_flags({"chat": self.chat, "stop": self.stop_string, "min_tokens": self.min_tokens})
         with status(f"loading {self.model}"):
             run = load_run(self.model, resolve_device(self.device))
-        how = SamplingConfig(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
+        how = self.generation_config()
         told = answer_decoding(run.parts, run.recipe, self.max_tokens, how, self.seed)
         start = time.perf_counter()
         found = answer_questions(

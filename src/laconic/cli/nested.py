@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -107,12 +108,9 @@ def generate_text(command: "GenerateCommand", prompts: list[str]) -> int:
     heads = state_row_titles(before, rows)
     called = [f"{head}{prompts[0]}" for head in heads] if rows > 1 and len(prompts) == 1 else prompts
     start = time.perf_counter()
-    written = learned.generate(
-        prompts, state, learn=command.learn, max_tokens=command.max_tokens, min_tokens=command.min_tokens,
-        temperature=command.temperature, top_k=command.top_k, top_p=command.top_p, min_p=command.min_p,
-        repetition_penalty=command.repetition_penalty, stop=command.stop_string, seed=command.seed,
-        on_token=command.make_streamer(prompts) if rows == 1 else None,
-    )  # fmt: skip
+    streamer = command.make_streamer(prompts) if rows == 1 else None
+    config = replace(command.generation_config(streamer), update_on_prompt=command.learn or None)
+    written = learned.generate(prompts, state, config=config)
     command.print_generations(called, written, learned.model, time.perf_counter() - start)
     if command.save_state is not None:
         save_generated_state(command, learned, prompts, written, before)

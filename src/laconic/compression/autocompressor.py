@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from laconic.batches import IGNORE_INDEX, DocumentBatch, StepOutput, next_token_targets
+from laconic.batches import IGNORE_INDEX, DocumentBatch, next_token_targets
 from laconic.compression.halting import inference as halting_inference
 from laconic.compression.halting.estimators import PriceState, length_entropy, penalty_ramp, update_price
 from laconic.compression.halting.inference import StopRule
@@ -32,6 +32,7 @@ from laconic.compression.summary_tokens import NO_MEAN_LENGTH, SummaryParameters
 from laconic.compression.training_window import TrainingPhase, WindowRun
 from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import UsageError
+from laconic.interfaces import StepOutput
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
 

@@ -5,7 +5,8 @@ Symbols: N tokens scored; p the model's softmax. A window is read at once, with 
 
 from torch import nn
 
-from laconic.batches import DocumentBatch, StepOutput
+from laconic.batches import DocumentBatch
+from laconic.interfaces import StepOutput
 from laconic.losses import count_scored, masked_cross_entropy
 from laconic.models.decoder import Decoder
 

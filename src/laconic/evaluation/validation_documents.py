@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from laconic.batches import IGNORE_INDEX, DocumentBatch, MethodState, StepOutput, next_token_targets
+from laconic.batches import IGNORE_INDEX, DocumentBatch, next_token_targets
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.halting.estimators import penalty_ramp
 from laconic.compression.halting.inference import StopRule, default_rule
@@ -18,6 +18,7 @@ from laconic.config.recipe import Recipe
 from laconic.data.documents.stateful_batches import StatefulBatches
 from laconic.experiment.build_data import load_held_out
 from laconic.experiment.build_model import ModelParts
+from laconic.interfaces import MethodState, StepOutput
 from laconic.models.modes import eval_no_grad
 from laconic.training.ranks import Ranks, map_over_ranks
 

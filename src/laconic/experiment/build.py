@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from laconic.batches import TrainingData
 from laconic.config.recipe import Recipe
 from laconic.evaluation.validation import build_validation
 from laconic.experiment import build_model, build_nested
@@ -15,6 +14,7 @@ from laconic.experiment.build_model import ModelParts
 from laconic.experiment.load_run import load_initial_decoder, recipe_fingerprint
 from laconic.experiment.methods import build_method
 from laconic.experiment.model_checkpoint import ModelCheckpoint
+from laconic.interfaces import TrainingData
 from laconic.training.ranks import Ranks
 
 Validate = Callable[[int], Mapping[str, float]]

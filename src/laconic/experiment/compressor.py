@@ -27,7 +27,8 @@ from laconic.experiment.compress import CompressionJob, resolve_length_rule
 from laconic.experiment.load_autocompressor import is_published, load_published
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, is_run_dir, load_run
 from laconic.experiment.resumable_stream import TokenStream
-from laconic.generation.generate import Generation, OnToken, generate
+from laconic.generation.config import GREEDY, GenerationConfig
+from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import pad_left
 from laconic.models import weights
 from laconic.models.cache import KVCache
@@ -197,20 +198,16 @@ class TextCompressor:
         prompts: Sequence[str],
         memory: SummaryMemory | None = None,
         *,
-        max_tokens: int,
-        min_tokens: int = 0,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: Sequence[str] = (),
-        seed: int = 0,
-        on_token: OnToken | None = None,
+        config: GenerationConfig = GREEDY,
     ) -> list[Generation]:
-        """Prompts continued on a memory, as `laconic.generate` does without: see there, and `asked` for the rows."""
+        """Continue prompts on a memory: one prompt per row, one prompt for all rows, or one row for all prompts.
+
+        `config` is as in :func:`laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids.
+        """
         found = MemoryPrompts([self.tokenizer.encode(text) for text in prompts], None, None)
         found = found if memory is None else self.prepare_prompts(prompts, memory)
+        if config.eos_token_ids is None:
+            config = replace(config, eos_token_ids=self.stop_token_ids)
         with self.reading_mode():
             return generate(
                 self.decoder,
@@ -218,17 +215,7 @@ class TextCompressor:
                 input_ids=found.prompt_ids,
                 state=found.cache,
                 first_positions=found.positions,
-                eos_token_ids=self.stop_token_ids,
-                max_tokens=max_tokens,
-                min_tokens=min_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                stop_strings=stop,
-                seed=seed,
-                on_token=on_token,
+                config=config,
             )
 
 

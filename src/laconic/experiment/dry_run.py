@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.batches import Batch
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
@@ -21,6 +20,7 @@ from laconic.experiment.need import SHARE, counted, need, settled, tracked
 from laconic.experiment.need_learning import state_bytes
 from laconic.experiment.pace import Pace, flop, pace, reads
 from laconic.experiment.sketch import sketched
+from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig
 from laconic.nested.language_model import NestedLanguageModel
 

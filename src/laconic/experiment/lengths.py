@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from laconic import rng
-from laconic.batches import IGNORE_INDEX, ReasoningBatch, TrainingData
+from laconic.batches import IGNORE_INDEX, ReasoningBatch
 from laconic.config.data import DataConfig, is_row_file
 from laconic.config.recipe import DOCUMENT_SOURCES, Recipe
 from laconic.data.reasoning import load as reasoning_load
@@ -21,6 +21,7 @@ from laconic.data.reasoning.dataset import ReasoningDataset, pad_rows
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.build_data import load_training_rows
 from laconic.experiment.stretches import stretches
+from laconic.interfaces import TrainingData
 
 SAMPLE = 2000  # rows looked at, of a file that has more
 STEP = 9  # tokens of a step of a chain whose steps are not at hand

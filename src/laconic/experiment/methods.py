@@ -13,7 +13,7 @@ from laconic.data.reasoning.dataset import answer_prefix_ids, collate
 from laconic.data.reasoning.encode import ReasoningEncoder, find_eos_token_id
 from laconic.errors import UsageError
 from laconic.experiment.build_model import ModelParts
-from laconic.generation.sampling import SamplingConfig
+from laconic.generation.config import GenerationConfig
 from laconic.latent.answering import AnswerDecoding
 from laconic.latent.coconut import Coconut
 from laconic.latent.codi import Codi
@@ -109,12 +109,12 @@ def build_method(
 
 
 def answer_decoding(
-    parts: ModelParts, recipe: Recipe, max_tokens: int, how: SamplingConfig | None = None, seed: int = 0
+    parts: ModelParts, recipe: Recipe, max_tokens: int, how: GenerationConfig | None = None, seed: int = 0
 ) -> AnswerDecoding:
     """How answers of a recipe's format are written and ended; greedily unless `how` says else."""
     tokenizer = parts.tokenizer
     eos, prompt = find_eos_token_id(tokenizer, recipe.data), answer_prefix_ids(tokenizer, recipe.data)
-    return AnswerDecoding(max_tokens, (eos,), tokenizer.decode, tuple(prompt), how or SamplingConfig(), seed)
+    return AnswerDecoding(max_tokens, (eos,), tokenizer.decode, tuple(prompt), how or GenerationConfig(), seed)
 
 
 def build_questions_batch(parts: ModelParts, recipe: Recipe, questions: Sequence[str]) -> ReasoningBatch:

@@ -12,13 +12,14 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from laconic.batches import Batch, DocumentBatch, Method, MethodState, StepOutput
+from laconic.batches import DocumentBatch
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment import build_nested
 from laconic.experiment.need_learning import kept
 from laconic.experiment.pace import Reads
 from laconic.experiment.sketch import shallow, sketched
+from laconic.interfaces import Batch, Method, MethodState, StepOutput
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.training.step import PRECISION_DTYPES

@@ -1,7 +1,7 @@
 """A model that learns while it reads, with its tokenizer: texts become a state, on which prompts are answered."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,8 @@ from laconic.experiment.compressor import TextCompressor, current_time
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, is_run_dir, load_run
 from laconic.experiment.read_into_state import ReadDocument, StateReadingJob, fit_attention_window
 from laconic.experiment.resumable_stream import TokenStream
-from laconic.generation.generate import Generation, OnToken, generate
+from laconic.generation.config import GREEDY, GenerationConfig
+from laconic.generation.generate import Generation, generate
 from laconic.models import weights
 from laconic.nested import state as values
 from laconic.nested import state_file
@@ -90,52 +91,32 @@ class NestedTextModel:
         prompts: Sequence[str],
         state: FastWeightState | None = None,
         *,
-        learn: bool = False,
-        max_tokens: int,
-        min_tokens: int = 0,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: Sequence[str] = (),
-        seed: int = 0,
-        on_token: OnToken | None = None,
+        config: GenerationConfig = GREEDY,
     ) -> list[Generation]:
-        """Prompts continued on a state of as many rows, or of one for all; one prompt goes to all rows.
+        """Continue prompts on a state: one prompt per row, one prompt for all rows, or one row for all prompts.
 
-        `learn` lets the prompt teach; a model without attention learns of prompt and answer in any case, since it would
-        not see them. The state that is given is never changed: what comes of it is in every `Generation.state`.
-        Raises `Usage` (2) for other numbers of rows, and as `laconic.generate` does.
+        `config` is as in :func:`laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids. With
+        `config.update_on_prompt` the prompt updates the fast weights; a model without attention always updates them,
+        because it could not condition on the prompt otherwise. The given state is never changed; each
+        `Generation.state` is the state after its row.
+
+        Raises:
+            UsageError: The numbers of prompts and rows do not fit, and as in `laconic.generate`.
         """
         ids = [self.tokenizer.encode(text) for text in prompts]
         if state is not None:
             rows = len(state.position)
             if len(ids) != rows and 1 not in (rows, len(ids)):
-                raise UsageError(f"{len(ids)} prompts on a state of {rows} rows; give one prompt, or as many as rows")
+                raise UsageError(f"{len(ids)} prompts on a state of {rows} rows; pass one prompt, or one per row")
             ids = ids * rows if len(ids) == 1 else ids
             state = values.select_rows(state, [0] * len(ids)) if rows == 1 else state
-            state = fit_attention_window(self.model, state, max(map(len, ids)) + max_tokens, self.attention_window)
-        teaches = False if not self.update_weights else True if learn else None
-        return generate(
-            self.model,
-            self.tokenizer,
-            input_ids=ids,
-            state=state,
-            update_on_prompt=teaches,
-            update_on_output=None if self.update_weights else False,
-            eos_token_ids=self.stop_token_ids,
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            stop_strings=stop,
-            seed=seed,
-            on_token=on_token,
-        )
+            num_positions = max(map(len, ids)) + config.max_tokens
+            state = fit_attention_window(self.model, state, num_positions, self.attention_window)
+        if config.eos_token_ids is None:
+            config = replace(config, eos_token_ids=self.stop_token_ids)
+        if not self.update_weights:
+            config = replace(config, update_on_prompt=False, update_on_output=False)
+        return generate(self.model, self.tokenizer, input_ids=ids, state=state, config=config)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

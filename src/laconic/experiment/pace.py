@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from laconic.batches import Batch, DocumentBatch, ReasoningBatch
+from laconic.batches import DocumentBatch, ReasoningBatch
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.memory_policy import num_summary_positions
 from laconic.config.recipe import Recipe
@@ -17,6 +17,7 @@ from laconic.experiment.build_data import max_memory_slots
 from laconic.experiment.need_learning import work
 from laconic.experiment.optimizers import optimizer
 from laconic.experiment.sketch import filled
+from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig
 from laconic.training.ranks import SingleProcess
 from laconic.training.step import PRECISION_DTYPES, UpdateIndex, Updater

@@ -1,54 +1,59 @@
-"""Generation: a prompt read in pieces, then one token a step until each row has come to its end."""
+"""Text generation: prefill the prompt in chunks, then decode one token per step until every row has ended."""
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, SupportsIndex, cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from laconic.batches import PassCounts
 from laconic.errors import NonFiniteError, UsageError
-from laconic.generation import backends as generation_backends
-from laconic.generation.prompt import InputIds, Prompt, Tokenizer, build_prompt, check_vocabulary, pad_left, prefill
-from laconic.generation.sampling import Number, Sampler, SamplingConfig, check_range
+from laconic.generation.backends import (
+    StatefulBackend,
+    as_recurrent,
+    choose_backend,
+    clone_outside_inference,
+    empty_state,
+    final_state,
+)
+from laconic.generation.config import GREEDY, GenerationConfig, check_range
+from laconic.generation.prompt import (
+    InputIds,
+    Prompt,
+    TokenizerLike,
+    build_prompt,
+    check_vocabulary,
+    prefill,
+)
+from laconic.generation.sampling import Sampler
 from laconic.generation.text_stream import IncrementalDetokenizer
-from laconic.interfaces import StatefulLM
+from laconic.interfaces import RecurrentState, StatefulLM
 from laconic.models import input_checks
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
-from laconic.nested.state import FastWeightState
 
-__all__ = ["Generation", "PassCounts", "generate", "pad_left"]
-
-OnToken = Callable[[int, int, str, float], None]
 StopReason = Literal["eos", "stop", "length"]
-
-
-class PassCounts(NamedTuple):
-    """Decoder calls in which a row was not finished: pieces of the prompt, thoughts placed, thoughts, tokens."""
-
-    prompt: int
-    latent_setup: int
-    latent: int
-    answer: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return sum(self)
 
 
 @dataclass(frozen=True)
 class Generation:
     """The continuation of one row, without its prompt.
 
-    `ids` end with the eos that ended them, which `text` does not hold. `logprobs` in nats, before any filter. `state`
-    is what was read: the prompt and every id but the last, of a model that learns while it reads that one too;
-    `hidden` [D] is the vector that gave that last id. `calls` counts the decoder calls of the whole batch.
+    Args:
+        text: Decoded text, without the end-of-sequence id or stop string that ended it. Empty without a tokenizer.
+        token_ids: Generated ids, including the end-of-sequence id that ended the row.
+        logprobs: Log probability of each id in nats, before temperature and filters.
+        passes: Decoder calls of this row.
+        stop_reason: "eos", "stop" (a stop string) or "length".
+        state: Cache of the prompt and every id but the last; for models with fast weights, their state after the
+            last id too. Pass it to `generate` to continue.
+        last_hidden: Hidden state [D] that the last id was chosen from.
+        decoder_calls: Decoder calls of the whole batch.
     """
 
     text: str
@@ -56,208 +61,181 @@ class Generation:
     logprobs: list[float]
     passes: PassCounts
     stop_reason: StopReason
-    state: KVCache | FastWeightState
+    state: KVCache | RecurrentState
     last_hidden: Tensor
     decoder_calls: int
 
 
 def generate(
     decoder: Decoder,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: TokenizerLike | None = None,
     prompts: Sequence[str] | None = None,
     *,
     input_ids: InputIds | None = None,
     inputs_embeds: Float[Tensor, "B T D"] | None = None,
     attention_mask: Shaped[Tensor, "B T"] | None = None,
-    state: KVCache | FastWeightState | None = None,
+    state: KVCache | RecurrentState | None = None,
     first_positions: Int[Tensor, " B"] | None = None,
-    update_on_prompt: bool | None = None,
-    update_on_output: bool | None = None,
-    max_tokens: int,
-    min_tokens: int = 0,
-    temperature: Number = 0.0,
-    top_k: int = 0,
-    top_p: Number = 1.0,
-    min_p: Number = 0.0,
-    repetition_penalty: Number = 1.0,
-    stop_strings: str | Sequence[str] = (),
-    eos_token_ids: int | Sequence[int] | None = None,
-    eos_count: int = 1,
-    suppress_token_ids: Sequence[int] = (),
-    seed: int | Sequence[int] = 0,
-    prefill_chunk_size: int = 512,
-    return_state: bool = True,
-    on_token: OnToken | None = None,
+    config: GenerationConfig = GREEDY,
 ) -> list[Generation]:
-    """Continues `prompts`, `ids` or `vectors` (one of them; `live` goes with vectors), on `state` if it is given.
+    """Continue a batch of prompts.
 
-    `start` is the position of each row's first token; by default the one behind the last that `state` holds.
-    `temperature` 0 takes the likeliest id. `seed` is every row's, or a list of one each: what a row draws depends on
-    its own alone. A row ends with an id of `eos` (default: the config's; `()` for none), the first or the one that
-    `eos_count` says, before a string of `stop`, or at `max_tokens`; before `min_tokens` no eos is taken, and never an
-    id that is `banned`. The prompt is read `chunk` positions at once. Without `keep_state` every `state` is empty.
-    `on_token(row, id, text, logprob)` hears of each token; its texts are whole characters and add up to the text.
+    Rows are independent: each result equals that of its prompt alone. Greedy unless `config.temperature` is set.
 
-    A model that learns while it reads has a `State`; `learn` and `learn_answer` say whether the prompt and what is
-    written teach it. None: only where it has no attention, and would not see them otherwise.
+    Args:
+        decoder: A decoder, or a model with fast weights such as :class:`laconic.Hope`.
+        tokenizer: Needed for `prompts`, for `text` in the results, and for stop strings.
+        prompts: Texts. Pass exactly one of `prompts`, `input_ids` and `inputs_embeds`.
+        input_ids: One list of ids per row, or a tensor with `attention_mask`.
+        inputs_embeds: Embeddings, for example latent thoughts or summary vectors.
+        attention_mask: True at real tokens of tensor inputs.
+        state: Cache or fast weights to continue from; one row per prompt.
+        first_positions: Position of each row's first token; by default the one after the last cached position.
+        config: Length, sampling, stop conditions and streaming.
 
-    Raises `Usage` (2) for settings, `BadInput` (66) for ids and tokenizers that do not fit, `NonFinite` (65).
+    Returns:
+        One :class:`Generation` per row.
+
+    Raises:
+        UsageError: Options or inputs do not fit one another (exit code 2).
+        InputError: An id is outside the vocabulary, or the tokenizer belongs to another model (66).
+        NonFiniteError: The model's logits or fast weights are not finite (65).
+
+    Example:
+        >>> import laconic
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
+        >>> config = laconic.GenerationConfig(max_tokens=5, eos_token_ids=())
+        >>> len(laconic.generate(decoder, input_ids=[[1, 17, 42]], config=config)[0].token_ids)
+        5
     """
-    how = SamplingConfig(temperature, top_k, top_p, min_p, repetition_penalty)
-    stop_strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
-    check_settings(max_tokens, min_tokens, prefill_chunk_size, eos_count, stop_strings, tokenizer)
+    if config.stop_list and tokenizer is None:
+        raise UsageError("stop_strings need a tokenizer; pass one, or use eos_token_ids")
     if tokenizer is not None:
         check_vocabulary(tokenizer, decoder.config.vocab_size)
     with torch.inference_mode():
         prompt = build_prompt(decoder, tokenizer, prompts, input_ids, inputs_embeds, attention_mask)
         if not prompt.token_ids:
             return []
-        prompt = prompt._replace(
-            first_positions=None if first_positions is None else first_positions.to(prompt.attention_mask.device)
-        )
-        seeds = [seed] * len(prompt.token_ids) if isinstance(seed, int) else list(seed)
-        if len(seeds) != len(prompt.token_ids):
-            raise UsageError(
-                f"seed has {len(seeds)} entries, there are {len(prompt.token_ids)} rows; give one each or one for all"
-            )
-        prompt = prompt._replace(
-            update_flags=resolve_update_flags(decoder, state, first_positions, update_on_prompt, update_on_output)
-        )
-        first = check_max_length(decoder, prompt, state, max_tokens)
-        ends = (
-            decoder.config.eos_token_ids
-            if eos_token_ids is None
-            else (eos_token_ids,)
-            if isinstance(eos_token_ids, int)
-            else tuple(eos_token_ids)
-        )
-        V = decoder.config.vocab_size
-        for name, ids_given in (("eos", ends if eos_token_ids is not None else ()), ("banned", suppress_token_ids)):
-            for i in ids_given:
-                check_range(name, i, 0 <= i < V, f"in [0, vocabulary {V})")
+        if first_positions is not None:
+            prompt = prompt._replace(first_positions=first_positions.to(prompt.attention_mask.device))
+        prompt = prompt._replace(update_flags=resolve_update_flags(decoder, state, first_positions, config))
+        first_new_position = check_max_length(decoder, prompt, state, config.max_tokens)
+        sampler = build_sampler(decoder, prompt, config)
         decode = None if tokenizer is None else tokenizer.decode
-        rows = [
+        sequences = [
             SequenceState(
-                b,
-                IncrementalDetokenizer(decode, row, stop_strings) if decode else None,
-                ends,
-                eos_count,
-                max_tokens,
-                on_token,
+                index,
+                IncrementalDetokenizer(decode, ids, config.stop_list) if decode else None,
+                resolve_eos(decoder, config),
+                config,
             )
-            for b, row in enumerate(prompt.token_ids)
+            for index, ids in enumerate(prompt.token_ids)
         ]
-        sampler = Sampler(how, seeds, prompt.token_ids, [end for end in ends if end < V], suppress_token_ids)
-        return decode_loop(decoder, prompt, state, prefill_chunk_size, rows, sampler, min_tokens, first, return_state)
+        return decode_loop(decoder, prompt, state, sequences, sampler, config, first_new_position)
 
 
-def check_settings(
-    max_tokens: int,
-    min_tokens: int,
-    prefill_chunk_size: int,
-    eos_count: int,
-    stop_strings: Sequence[str],
-    tokenizer: Tokenizer | None,
-) -> None:
-    """Raises `Usage` for numbers and stop strings that cannot be meant."""
-    numbers: dict[str, object] = {
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
-        "chunk": prefill_chunk_size,
-        "eos_count": eos_count,
-    }
-    for name, value in numbers.items():
-        if not isinstance(value, SupportsIndex):
-            raise UsageError(f"{name} {value!r}: must be an integer")
-    check_range("max_tokens", max_tokens, max_tokens >= 1, "≥ 1")
-    check_range("min_tokens", min_tokens, 0 <= min_tokens <= max_tokens, f"in [0, max_tokens {max_tokens}]")
-    check_range("chunk", prefill_chunk_size, prefill_chunk_size >= 1, "≥ 1")
-    check_range("eos_count", eos_count, eos_count >= 1, "≥ 1")
-    if "" in stop_strings:
-        raise UsageError("stop: an empty string stops everything; leave it out")
-    if stop_strings and tokenizer is None:
-        raise UsageError("stop strings given without a tokenizer; give one, or eos ids")
+def resolve_eos(decoder: Decoder, config: GenerationConfig) -> tuple[int, ...]:
+    """Return the ids that end a row: those of the options, else those of the model's configuration."""
+    eos = config.eos_token_ids
+    if eos is None:
+        return decoder.config.eos_token_ids
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def build_sampler(decoder: Decoder, prompt: Prompt, config: GenerationConfig) -> Sampler:
+    """Check ids and seeds against model and prompt, and return the sampler."""
+    V, rows = decoder.config.vocab_size, len(prompt.token_ids)
+    eos = resolve_eos(decoder, config)
+    option_ids = (
+        ("eos_token_ids", eos if config.eos_token_ids is not None else ()),
+        ("suppress_token_ids", config.suppress_token_ids),
+    )
+    for name, ids in option_ids:
+        for i in ids:
+            check_range(name, i, 0 <= i < V, f"in [0, {V}), the vocabulary")
+    seeds = [config.seed] * rows if isinstance(config.seed, int) else list(config.seed)
+    if len(seeds) != rows:
+        raise UsageError(f"seed has {len(seeds)} entries for {rows} rows; pass one per row or a single int")
+    return Sampler(config, seeds, prompt.token_ids, [i for i in eos if i < V], config.suppress_token_ids)
 
 
 def resolve_update_flags(
     decoder: Decoder,
-    state: KVCache | FastWeightState | None,
+    state: KVCache | RecurrentState | None,
     first_positions: Tensor | None,
-    update_on_prompt: bool | None,
-    update_on_output: bool | None,
+    config: GenerationConfig,
 ) -> tuple[bool, bool]:
-    """Whether prompt and answer teach. Raises `Usage` for a state of another kind, and for what only one kind has."""
-    learns = isinstance(decoder, StatefulLM)
-    if state is not None and isinstance(state, FastWeightState) != learns:
-        kinds = ("a cache", "fast weights")
-        raise UsageError(f"state holds {kinds[not learns]}, the model keeps {kinds[learns]}; give one of its own")
-    if not learns and (update_on_prompt or update_on_output):
-        raise UsageError(f"learn: a {decoder.config.family} decoder has no fast weights; give a Hope, or leave it out")
-    if learns and first_positions is not None:
-        raise UsageError("start: a model that learns while it reads counts its own positions; leave it out")
-    needed = learns and generation_backends.has_no_attention(
-        decoder.initial_state(1) if state is None else generation_backends.as_fast_weights(state)
-    )
-    return (
-        needed if update_on_prompt is None else update_on_prompt,
-        needed if update_on_output is None else update_on_output,
-    )
+    """Return whether prompt and output update fast weights; by default only for models without attention.
 
-
-def check_max_length(decoder: Decoder, prompt: Prompt, state: KVCache | FastWeightState | None, max_tokens: int) -> int:
-    """The position of the first token to come, of the longest row.
-
-    Raises `Usage` where a learned table has too few positions for `max_tokens` more.
+    Raises UsageError for a state of the wrong kind, and for options that this kind of model does not have.
     """
-    held = torch.zeros(len(prompt.attention_mask), dtype=torch.long, device=prompt.attention_mask.device)
-    if isinstance(state, FastWeightState):
-        if len(state.position) != len(held):
-            raise UsageError(f"{len(held)} prompts on a state of {len(state.position)} rows; take or join its rows")
-        state = next((layer.cache for layer in state.layers if layer.cache is not None), None)
+    is_stateful = isinstance(decoder, StatefulLM)
+    if state is not None and isinstance(state, RecurrentState) != is_stateful:
+        kinds = ("a KV cache", "fast weights")
+        raise UsageError(f"state is {kinds[not is_stateful]}, the model has {kinds[is_stateful]}; pass a matching one")
+    if not is_stateful and (config.update_on_prompt or config.update_on_output):
+        raise UsageError(f"update_on_prompt: a {decoder.config.family} decoder has no fast weights; use a Hope model")
+    if is_stateful and first_positions is not None:
+        raise UsageError("first_positions: a model with fast weights counts its own positions; leave it out")
+    default = False
+    if is_stateful:
+        before = decoder.initial_state(1) if state is None else state
+        default = as_recurrent(before).attention_cache is None
+    return (
+        default if config.update_on_prompt is None else config.update_on_prompt,
+        default if config.update_on_output is None else config.update_on_output,
+    )
+
+
+def check_max_length(decoder: Decoder, prompt: Prompt, state: KVCache | RecurrentState | None, max_tokens: int) -> int:
+    """Return the position of the first new token of the longest row.
+
+    Raises UsageError if a learned position table is too short for `max_tokens` more.
+    """
+    rows, device = len(prompt.attention_mask), prompt.attention_mask.device
+    cache = state if isinstance(state, KVCache) else None
+    if cache is not None:
+        input_checks.check_cache(decoder.config, cache, rows)
     elif state is not None:
-        input_checks.check_cache(decoder.config, state, len(prompt.attention_mask))
-    if state is not None:
-        held = 1 + F.pad(state.positions.masked_fill(~state.valid, -1), (1, 0), value=-1).amax(1)
-    held = held if prompt.first_positions is None else prompt.first_positions
-    first, config = int((held + prompt.attention_mask.sum(1)).amax()), decoder.config
-    over = first + max_tokens - config.max_position_embeddings
-    if over > 0 and config.position_encoding == "table":
+        recurrent = as_recurrent(state)
+        if len(recurrent.position) != rows:
+            raise UsageError(f"{rows} prompts on a state of {len(recurrent.position)} rows; select or concatenate rows")
+        cache = recurrent.attention_cache
+    start = torch.zeros(rows, dtype=torch.long, device=device)
+    if prompt.first_positions is not None:
+        start = prompt.first_positions
+    elif cache is not None:
+        start = 1 + F.pad(cache.positions.masked_fill(~cache.valid, -1), (1, 0), value=-1).amax(1)
+    first, config = int((start + prompt.attention_mask.sum(1)).amax()), decoder.config
+    excess = first + max_tokens - config.max_position_embeddings
+    if excess > 0 and config.position_encoding == "table":
         raise UsageError(
-            f"prompt {first:,} + max_tokens {max_tokens:,} > {config.max_position_embeddings:,} positions of "
-            f"{config.family}; shorten by {over:,}"
+            f"prompt of {first:,} positions + max_tokens={max_tokens:,} exceeds the {config.max_position_embeddings:,} "
+            f"positions of {config.family}; shorten by {excess:,}"
         )
     return first
 
 
 class SequenceState:
-    """One continuation in the making."""
+    """One running row: its ids, log probabilities, text, and why it ended."""
 
     def __init__(
         self,
         index: int,
         detokenizer: IncrementalDetokenizer | None,
-        eos_token_ids: Sequence[int],
-        eos_count: int,
-        max_tokens: int,
-        on_token: OnToken | None,
+        eos_token_ids: tuple[int, ...],
+        config: GenerationConfig,
     ) -> None:
-        self.index, self.detokenizer, self.eos_token_ids, self.max_tokens = (
-            index,
-            detokenizer,
-            eos_token_ids,
-            max_tokens,
-        )
-        self.remaining_eos, self.on_token = eos_count, on_token
+        self.index, self.detokenizer, self.eos_token_ids, self.config = index, detokenizer, eos_token_ids, config
+        self.remaining_eos = config.eos_count
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.stop_reason: StopReason | None = None
 
     def append(self, token: int, logprob: float) -> StopReason | None:
-        """One more id, and why it is the last, if it is. Raises `NonFinite` for a probability that is no number."""
+        """Add an id; return the reason if it is the last one. Raise NonFiniteError for a NaN log probability."""
         if not math.isfinite(logprob):
-            raise NonFiniteError(
-                f"row {self.index}, token {len(self.token_ids)}: logits are not finite; check the weights"
-            )
+            raise NonFiniteError(f"row {self.index}, token {len(self.token_ids)}: logits are not finite")
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         text = ""
@@ -268,73 +246,63 @@ class SequenceState:
             text = self.detokenizer.append(token)
         if self.detokenizer is not None and self.detokenizer.found_stop:
             self.stop_reason = "stop"
-        elif self.stop_reason is None and len(self.token_ids) == self.max_tokens:
+        elif self.stop_reason is None and len(self.token_ids) == self.config.max_tokens:
             self.stop_reason = "length"
         if self.stop_reason and self.detokenizer is not None:
             text += self.detokenizer.flush()
-        if self.on_token is not None:
-            self.on_token(self.index, token, text, logprob)
+        if self.config.on_token is not None:
+            self.config.on_token(self.index, token, text, logprob)
         return self.stop_reason
 
     def to_generation(
-        self, state: KVCache | FastWeightState, last_hidden: Tensor, prefill_passes: int, last_id_read: bool
+        self, state: KVCache | RecurrentState, last_hidden: Tensor, prefill_passes: int, last_id_read: bool
     ) -> Generation:
-        """What is handed back when the row has ended; `whole`: its last id was read too."""
+        """Return the finished row. `last_id_read`: its last id was read too, as fast weights need."""
         assert self.stop_reason is not None
-        text, n = "" if self.detokenizer is None else self.detokenizer.text, len(self.token_ids) - (not last_id_read)
-        return Generation(
-            text,
-            self.token_ids,
-            self.logprobs,
-            PassCounts(prefill_passes, 0, 0, n),
-            self.stop_reason,
-            state,
-            last_hidden,
-            0,
-        )
+        text = "" if self.detokenizer is None else self.detokenizer.text
+        passes = PassCounts(prefill_passes, 0, 0, len(self.token_ids) - (not last_id_read))
+        return Generation(text, self.token_ids, self.logprobs, passes, self.stop_reason, state, last_hidden, 0)
 
 
 def decode_loop(
     decoder: Decoder,
     prompt: Prompt,
-    state: KVCache | FastWeightState | None,
-    prefill_chunk_size: int,
+    state: KVCache | RecurrentState | None,
     sequences: list[SequenceState],
     sampler: Sampler,
-    min_tokens: int,
+    config: GenerationConfig,
     first_new_position: int,
-    return_state: bool = True,
 ) -> list[Generation]:
-    """Reads the prompt, then goes on until every row has its reason to end; `first` is where the longest goes on."""
-    max_tokens, Pmax = sequences[0].max_tokens, decoder.config.max_position_embeddings
-    hidden, held, pieces = prefill(decoder, prompt, state, prefill_chunk_size)
-    logits, path = (
-        decoder.logits(hidden),
-        generation_backends.choose_backend(decoder, held, max_tokens - 1, prompt.update_flags[1]),
-    )
-    nothing, done = generation_backends.empty_state(decoder, hidden), dict[int, Generation]()
-    S, whole = state.S if isinstance(state, KVCache) else 0, return_state and isinstance(held, FastWeightState)
-    for t in range(max_tokens):
-        if decoder.config.position_encoding == "rope" and t == max(0, Pmax + 1 - first_new_position):
-            warnings.warn(f"position {Pmax:,} ≥ {Pmax:,} of {decoder.config.family}: farther than it was trained")
-        ids, logprobs = sampler(logits, block_eos=t < min_tokens)
-        told = torch.stack([ids.double(), logprobs.double()], 1).cpu()  # the one wait of a step
-        chosen = cast(list[tuple[float, float]], told.numpy().tolist())
-        for place, row in enumerate(sequences):
-            if isinstance(path, generation_backends.StatefulBackend) and not math.isfinite(chosen[place][1]):
-                path.check_finite(place)
-            if row.stop_reason is None and row.append(int(chosen[place][0]), chosen[place][1]):
-                kept = generation_backends.final_state(path, place, row.token_ids[-1], S) if return_state else nothing
-                done[row.index] = row.to_generation(
-                    kept, generation_backends.clone_outside_inference(hidden[place]), pieces, whole
+    """Prefill, then decode until every row has ended; `first_new_position` is that of the longest row."""
+    model, Pmax = decoder.config, decoder.config.max_position_embeddings
+    hidden, state_after, prefill_passes = prefill(decoder, prompt, state, config.prefill_chunk_size)
+    logits = decoder.logits(hidden)
+    backend = choose_backend(decoder, state_after, config.max_tokens - 1, prompt.update_flags[1])
+    empty, finished = empty_state(decoder, hidden), dict[int, Generation]()
+    S = state.S if isinstance(state, KVCache) else 0
+    last_id_read = config.return_state and isinstance(state_after, RecurrentState)
+    for t in range(config.max_tokens):
+        if model.position_encoding == "rope" and t == max(0, Pmax + 1 - first_new_position):
+            warnings.warn(f"position {Pmax:,} exceeds the {Pmax:,} positions that this {model.family} was trained on")
+        ids, logprobs = sampler(logits, block_eos=t < config.min_tokens)
+        step = torch.stack([ids.double(), logprobs.double()], 1).cpu()  # the only device synchronisation of a step
+        tokens = cast(list[tuple[float, float]], step.numpy().tolist())
+        for row, sequence in enumerate(sequences):
+            token, logprob = tokens[row]
+            if isinstance(backend, StatefulBackend) and not math.isfinite(logprob):
+                backend.check_finite(row)
+            if sequence.stop_reason is None and sequence.append(int(token), logprob):
+                row_state = final_state(backend, row, int(token), S) if config.return_state else empty
+                finished[sequence.index] = sequence.to_generation(
+                    row_state, clone_outside_inference(hidden[row]), prefill_passes, last_id_read
                 )
-        left = [place for place, row in enumerate(sequences) if row.stop_reason is None]
-        if not left:
+        running = [row for row, sequence in enumerate(sequences) if sequence.stop_reason is None]
+        if not running:
             break
-        if 2 * len(left) < len(sequences):
-            path.select_rows(left)
-            sampler.select_rows(left)
-            sequences, ids = [sequences[place] for place in left], ids[left]
-        hidden, logits = path.step(ids)
-    calls = pieces + max(g.passes.answer for g in done.values())
-    return [replace(done[b], decoder_calls=calls) for b in sorted(done)]
+        if 2 * len(running) < len(sequences):
+            backend.select_rows(running)
+            sampler.select_rows(running)
+            sequences, ids = [sequences[row] for row in running], ids[running]
+        hidden, logits = backend.step(ids)
+    calls = prefill_passes + max(g.passes.answer for g in finished.values())
+    return [replace(finished[b], decoder_calls=calls) for b in sorted(finished)]

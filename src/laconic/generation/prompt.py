@@ -1,4 +1,4 @@
-"""What generation starts from: texts, ids or vectors, checked, padded on the left, and read in pieces."""
+"""Prompts: validate and left-pad texts, ids or embeddings, and prefill the model with them in chunks."""
 
 from collections.abc import Sequence, Sized
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -8,30 +8,28 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from laconic.errors import InputError, UsageError
-from laconic.interfaces import StatefulLM
+from laconic.interfaces import ChecksFiniteState, RecurrentState, StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
 from laconic.models.input_checks import check_inputs_embeds, dtype_name
 from laconic.models.positions import last_valid
-from laconic.nested import nan_check
-from laconic.nested.state import FastWeightState
 
 InputIds = Sequence[Sequence[int]] | Shaped[Tensor, "B T"]
 
 
 @runtime_checkable
-class Tokenizer(Protocol):
-    """What generation asks of a tokenizer; where it also says its `vocab_size`, that must fit the model."""
+class TokenizerLike(Protocol):
+    """The part of a tokenizer that generation needs. If it has a `vocab_size`, that must fit the model."""
 
     def encode(self, text: str, /) -> list[int]: ...
     def decode(self, ids: list[int], /) -> str: ...
 
 
 class Prompt(NamedTuple):
-    """What is read before the first token: `ids` [B, T] or `vectors` [B, T, D], and the ids of each row, if any.
+    """A validated prompt: `input_ids` [B, T] or `inputs_embeds` [B, T, D], and the ids of each row without padding.
 
-    `start` is the position of each row's first; None: behind the last that is held. `learn` says whether it teaches,
-    and what is written after it, of a model that learns while it reads.
+    `first_positions` are the positions of each row's first token; None continues after the last cached position.
+    `update_flags` say whether prompt and output update fast weights.
     """
 
     input_ids: Tensor | None
@@ -43,161 +41,179 @@ class Prompt(NamedTuple):
 
     @property
     def position_ids(self) -> Int[Tensor, "B T"] | None:
-        """Where each stands, if that is said; what is dead stands at 0."""
-        return (
-            None
-            if self.first_positions is None
-            else (self.first_positions[:, None] + self.attention_mask.cumsum(1) - 1) * self.attention_mask
-        )
+        """Positions of the prompt if `first_positions` is set; padding gets 0."""
+        if self.first_positions is None:
+            return None
+        return (self.first_positions[:, None] + self.attention_mask.cumsum(1) - 1) * self.attention_mask
 
 
 class PrefillResult(NamedTuple):
-    """A prompt read: the vector of each row's last live position, the new state, and how many passes it took."""
+    """Hidden state of each row's last token, the new state, and the number of forward passes."""
 
     last_hidden: Float[Tensor, "B D"]
-    state: KVCache | FastWeightState
+    state: KVCache | RecurrentState
     num_passes: int
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad_token_id: int = 0) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Rows of ids at the right end of one matrix, and where it is `live`."""
+    """Return the rows right-aligned in one matrix, and its attention mask."""
     T = max(map(len, rows), default=0)
     ids = [[pad_token_id] * (T - len(row)) + list(row) for row in rows]
-    live = [[False] * (T - len(row)) + [True] * len(row) for row in rows]
+    mask = [[False] * (T - len(row)) + [True] * len(row) for row in rows]
     shape, cpu = (len(rows), T), "cpu"
     return (
         torch.tensor(ids, dtype=torch.long, device=cpu).view(shape),
-        torch.tensor(live, dtype=torch.bool, device=cpu).view(shape),
+        torch.tensor(mask, dtype=torch.bool, device=cpu).view(shape),
     )
 
 
 def build_prompt(
     decoder: Decoder,
-    tokenizer: Tokenizer | None,
+    tokenizer: TokenizerLike | None,
     prompts: Sequence[str] | None,
     input_ids: InputIds | None,
     inputs_embeds: Tensor | None,
     attention_mask: Tensor | None,
 ) -> Prompt:
-    """The one of `prompts`, `ids` and `vectors` that is given, on the decoder's device.
+    """Validate the one of `prompts`, `input_ids` and `inputs_embeds` that is given and move it to the model's device.
 
-    Raises `Usage` for none or two of them, for a row without a live position; `BadInput` for ids that are no words.
+    Raises:
+        UsageError: None or several of them are given, a row is empty, or the mask does not fit.
+        InputError: An id is outside the vocabulary.
     """
-    given = [
-        name for name, x in (("prompts", prompts), ("ids", input_ids), ("vectors", inputs_embeds)) if x is not None
-    ]
-    if len(given) != 1:
-        raise UsageError(f"{' and '.join(given) or 'no prompt'} given; give one of prompts, ids and vectors")
-    if attention_mask is not None and attention_mask.dtype != torch.bool:
-        raise UsageError(f"live is {dtype_name(attention_mask)}; give booleans, mask.bool() say")
+    check_one_input(prompts, input_ids, inputs_embeds)
     if input_ids is not None:
         check_nested_ids(input_ids)
     if inputs_embeds is not None:
         check_inputs_embeds(decoder.config, inputs_embeds)
-    for what, x in (("ids", input_ids), ("vectors", inputs_embeds)):
-        if attention_mask is not None and isinstance(x, Tensor) and attention_mask.shape != x.shape[:2]:
-            raise UsageError(f"live is {list(attention_mask.shape)}, {what} are {list(x.shape[:2])}")
+    check_mask(attention_mask, inputs_embeds if input_ids is None else input_ids)
+    device = decoder.token_embedding.weight.device
+    if inputs_embeds is not None:
+        shape = inputs_embeds.shape[:2]
+        mask = torch.ones(shape, dtype=torch.bool) if attention_mask is None else attention_mask
+        check_nonempty_rows(mask)
+        return Prompt(None, inputs_embeds.to(device), mask.to(device), [[] for _ in range(len(mask))])
     if isinstance(input_ids, Tensor):
         if input_ids.is_floating_point():
-            raise UsageError(f"ids are {dtype_name(input_ids)}; did you mean vectors=?")
-        alive = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
-        input_ids = [[int(i) for i in row[there]] for row, there in zip(input_ids.cpu(), alive.cpu(), strict=True)]
-    elif attention_mask is not None and inputs_embeds is None:
-        raise UsageError(f"live given with {given[0]}, whose padding is made here; give live with vectors")
-    if inputs_embeds is not None:
-        alive = torch.ones(inputs_embeds.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask
-        check_nonempty_rows(alive)
-        device = decoder.token_embedding.weight.device
-        return Prompt(None, inputs_embeds.to(device), alive.to(device), [[] for _ in range(len(alive))])
+            raise UsageError(f"input_ids are {dtype_name(input_ids)}; pass embeddings as inputs_embeds")
+        mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
+        input_ids = [[int(i) for i in row[real]] for row, real in zip(input_ids.cpu(), mask.cpu(), strict=True)]
     rows = encode_prompts(tokenizer, prompts) if prompts is not None else [list(row) for row in input_ids or ()]
     check_ids(rows, decoder.config.vocab_size)
-    padded, alive = pad_left(rows)
-    check_nonempty_rows(alive)
-    device = decoder.token_embedding.weight.device
-    return Prompt(padded.to(device), None, alive.to(device), rows)
+    padded, mask = pad_left(rows)
+    check_nonempty_rows(mask)
+    return Prompt(padded.to(device), None, mask.to(device), rows)
+
+
+def check_one_input(prompts: object, input_ids: object, inputs_embeds: object) -> None:
+    """Raise UsageError unless exactly one input is given."""
+    inputs = {"prompts": prompts, "input_ids": input_ids, "inputs_embeds": inputs_embeds}
+    present = [name for name, x in inputs.items() if x is not None]
+    if len(present) != 1:
+        raise UsageError(f"{' and '.join(present) or 'no prompt'} given; pass one of prompts, input_ids, inputs_embeds")
+
+
+def check_mask(attention_mask: Tensor | None, inputs: object) -> None:
+    """Raise UsageError for a mask that is not boolean, or does not have the shape of a tensor of ids or embeddings."""
+    if attention_mask is None:
+        return
+    if attention_mask.dtype != torch.bool:
+        raise UsageError(f"attention_mask is {dtype_name(attention_mask)}; pass mask.bool()")
+    if not isinstance(inputs, Tensor):
+        raise UsageError("attention_mask needs a tensor of input_ids or inputs_embeds; lists and texts are padded here")
+    if attention_mask.shape != inputs.shape[:2]:
+        raise UsageError(f"attention_mask is {list(attention_mask.shape)}, the inputs are {list(inputs.shape[:2])}")
 
 
 def check_nested_ids(ids: Sequence[object] | Tensor) -> None:
-    """Raises `Usage` for ids that are not one list a row."""
+    """Raise UsageError for ids that are not one list per row."""
     shape = list(ids.shape) if isinstance(ids, Tensor) else [len(ids)]
     if len(shape) != 2 if isinstance(ids, Tensor) else not all(isinstance(row, Sized) for row in ids):
-        raise UsageError(f"ids are {shape}; give one list a row, [[…]]")
+        raise UsageError(f"input_ids are {shape}; pass one list per row: [[…]]")
 
 
-def encode_prompts(tokenizer: Tokenizer | None, prompts: Sequence[str]) -> list[list[int]]:
-    """Texts as ids. Raises `Usage` for a text of none, and where there is no tokenizer."""
+def encode_prompts(tokenizer: TokenizerLike | None, prompts: Sequence[str]) -> list[list[int]]:
+    """Encode texts. Raise UsageError without a tokenizer, and for a text without tokens."""
     if tokenizer is None:
-        raise UsageError("prompts given without a tokenizer; give one, or ids")
+        raise UsageError("prompts need a tokenizer; pass one, or input_ids")
     rows = [list(tokenizer.encode(text)) for text in ([prompts] if isinstance(prompts, str) else prompts)]
     for b, row in enumerate(rows):
         if not row:
-            raise UsageError(f"prompt {b} is empty and the tokenizer adds no first token; give text, ids or vectors")
+            raise UsageError(f"prompt {b} is empty and the tokenizer adds no BOS token; pass text, ids or embeddings")
     return rows
 
 
 def check_ids(rows: list[list[int]], vocab_size: int) -> None:
-    """Raises `BadInput` for an id that has no row in the embedding matrix."""
+    """Raise InputError for an id outside the vocabulary."""
     for b, row in enumerate(rows):
         if row and not (min(row) >= 0 and max(row) < vocab_size):
             t = next(t for t, i in enumerate(row) if not 0 <= i < vocab_size)
-            raise InputError(f"ids[{b}, {t}] = {row[t]}, vocabulary {vocab_size}")
+            raise InputError(f"input_ids[{b}, {t}] = {row[t]} is outside the vocabulary of {vocab_size}")
 
 
 def check_nonempty_rows(attention_mask: Tensor) -> None:
-    """Raises `Usage` for a row that nothing can follow."""
-    dead = (~attention_mask.any(1)).nonzero()
-    if len(dead):
-        raise UsageError(f"row {int(dead[0])} has no live position")
+    """Raise UsageError for a row without a real token."""
+    empty = (~attention_mask.any(1)).nonzero()
+    if len(empty):
+        raise UsageError(f"row {int(empty[0])} of the prompt has no token")
 
 
-def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises `BadInput` if the tokenizer, where it says how many ids it has, has more than the model has rows."""
+def check_vocabulary(tokenizer: TokenizerLike, vocab_size: int) -> None:
+    """Raise InputError if the tokenizer has more ids than the model has embeddings."""
     size = getattr(tokenizer, "vocab_size", 0)
     if size > vocab_size:
         raise InputError(
-            f"tokenizer has {size} ids, model has {vocab_size} rows; grow the model or take its own tokenizer"
+            f"the tokenizer has {size} ids, the model {vocab_size} embeddings; "
+            "resize the vocabulary or use the model's own tokenizer"
         )
 
 
-def prefill(
-    decoder: Decoder, prompt: Prompt, state: KVCache | FastWeightState | None, chunk_size: int
-) -> PrefillResult:
-    """Reads the prompt `chunk` positions at once; logits are the caller's, of the last vectors only."""
-    hidden: Tensor | None = None
-    whole, T = bool(prompt.attention_mask.all()), prompt.attention_mask.shape[1]
-    piece = prefill_state if isinstance(decoder, StatefulLM) else prefill_cache
+def prefill(decoder: Decoder, prompt: Prompt, state: KVCache | RecurrentState | None, chunk_size: int) -> PrefillResult:
+    """Read the prompt, `chunk_size` positions per pass. The caller computes logits, for the last position only."""
+    last_hidden: Tensor | None = None
+    all_valid, T = bool(prompt.attention_mask.all()), prompt.attention_mask.shape[1]
+    read_chunk = prefill_state if isinstance(decoder, StatefulLM) else prefill_cache
     for start in range(0, T, chunk_size):
-        here = slice(start, start + chunk_size)
-        live = prompt.attention_mask[:, here]
-        seen = piece(decoder, prompt, here, state, None if whole else live)
-        last, state = last_valid(seen.hidden_states, live), seen.cache
-        hidden = last if hidden is None else torch.where(live.any(1, keepdim=True), last, hidden)
-    assert hidden is not None
+        columns = slice(start, start + chunk_size)
+        mask = prompt.attention_mask[:, columns]
+        output = read_chunk(decoder, prompt, columns, state, None if all_valid else mask)
+        hidden, state = last_valid(output.hidden_states, mask), output.cache
+        last_hidden = hidden if last_hidden is None else torch.where(mask.any(1, keepdim=True), hidden, last_hidden)
+    assert last_hidden is not None
     assert state is not None
-    return PrefillResult(hidden, state, -(-T // chunk_size))
+    return PrefillResult(last_hidden, state, -(-T // chunk_size))
 
 
 def prefill_cache(
     decoder: Decoder, prompt: Prompt, columns: slice, state: Any, attention_mask: Tensor | None
 ) -> DecoderOutput:
-    """A piece of the prompt on a cache."""
-    positions = prompt.position_ids
-    vectors = decoder.embed(prompt.input_ids[:, columns]) if prompt.input_ids is not None else prompt.inputs_embeds
-    assert vectors is not None
-    vectors = vectors if prompt.input_ids is not None else vectors[:, columns]
-    return decoder(vectors, state, live=attention_mask, positions=None if positions is None else positions[:, columns])
+    """Read some columns of the prompt into a KV cache."""
+    position_ids = prompt.position_ids
+    if prompt.input_ids is not None:
+        embeds = decoder.embed(prompt.input_ids[:, columns])
+    else:
+        assert prompt.inputs_embeds is not None
+        embeds = prompt.inputs_embeds[:, columns]
+    return decoder(
+        embeds,
+        state,
+        attention_mask=attention_mask,
+        position_ids=None if position_ids is None else position_ids[:, columns],
+    )
 
 
 def prefill_state(
     decoder: Decoder, prompt: Prompt, columns: slice, state: Any, attention_mask: Tensor | None
 ) -> DecoderOutput:
-    """A piece of the prompt on fast weights; vectors are no words, and have no targets to learn the task of."""
-    learner: Any = decoder
-    if prompt.input_ids is not None:
-        ids = prompt.input_ids[:, columns]
-        before = learner.start(len(ids)) if state is None else state
-        return nan_check.read_tokens_checked(
-            learner, ids, before, attention_mask=attention_mask, update_weights=prompt.update_flags[0]
-        )
-    assert prompt.inputs_embeds is not None
-    return learner(prompt.inputs_embeds[:, columns], state, live=attention_mask, learn=prompt.update_flags[0])
+    """Read some columns of the prompt into fast weights. Embeddings have no ids, so no next-token targets."""
+    model: Any = decoder
+    update_weights = prompt.update_flags[0]
+    if prompt.input_ids is None:
+        assert prompt.inputs_embeds is not None
+        embeds = prompt.inputs_embeds[:, columns]
+        return model(embeds, state, attention_mask=attention_mask, update_weights=update_weights)
+    ids = prompt.input_ids[:, columns]
+    output = model.read_tokens(ids, state, attention_mask=attention_mask, update_weights=update_weights)
+    if update_weights and isinstance(model, ChecksFiniteState):
+        model.check_finite_state(output.cache)
+    return output

@@ -1,14 +1,20 @@
-"""Ids into text while they come: whole characters only, nothing after a stop string."""
+"""Incremental detokenization: emit whole characters only, and nothing from a stop string on."""
 
 from collections.abc import Callable, Sequence
 
-REPLACEMENT_CHARACTER = "\ufffd"  # what an incomplete character decodes to
+REPLACEMENT_CHARACTER = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 
 
 class IncrementalDetokenizer:
-    """The text of one continuation, handed out in pieces; their sum is `text`.
+    """Text of one continuation, emitted in pieces that concatenate to `text`.
 
-    Decoding looks at the last two pieces only: the earlier of them settles whether the later begins with a space.
+    Each step decodes only the ids of the last two pieces; the earlier one decides whether the later one begins with
+    a space.
+
+    Args:
+        decode: Tokenizer's decode function.
+        prompt_ids: Ids of the prompt, which may end within a character.
+        stop_strings: The text ends before the first of these.
     """
 
     def __init__(
@@ -21,47 +27,44 @@ class IncrementalDetokenizer:
         self.found_stop = False
 
     def append(self, token: int) -> str:
-        """The piece that this id completes, often nothing; `stopped` says that a stop string was found."""
+        """Add an id and return the text that is now certain, often none; set `found_stop` at a stop string."""
         self.token_ids.append(token)
         piece = self.new_text()
         if piece.endswith(REPLACEMENT_CHARACTER):
             return ""
         if piece:
-            if not self.decoded_prefix.endswith(
-                REPLACEMENT_CHARACTER
-            ):  # as it may where a prompt ends within a character
+            if not self.decoded_prefix.endswith(REPLACEMENT_CHARACTER):  # the prompt may end within a character
                 self.start = self.num_decoded
             self.num_decoded = len(self.token_ids)
             self.decoded_prefix = self.decode(self.token_ids[self.start :])
         return self.emit(piece)
 
     def flush(self) -> str:
-        """What was waiting for more: an unfinished character, the beginning of a stop string."""
+        """Return the pending text: an incomplete character, or the beginning of a stop string."""
         rest = "" if self.found_stop else self.pending + self.new_text()
         self.text += rest
         return rest
 
     def new_text(self) -> str:
-        """The text since the last piece."""
-        return (
-            self.decode(self.token_ids[self.start :])[len(self.decoded_prefix.rstrip(REPLACEMENT_CHARACTER)) :]
-            if self.token_ids
-            else ""
-        )
+        """Decode the text since the last piece."""
+        if not self.token_ids:
+            return ""
+        return self.decode(self.token_ids[self.start :])[len(self.decoded_prefix.rstrip(REPLACEMENT_CHARACTER)) :]
 
     def emit(self, piece: str) -> str:
-        """As much as cannot belong to a stop string, or what stands before one."""
+        """Return the text that cannot belong to a stop string, or the text before one."""
         text = self.pending + piece
-        found = [at for at in map(text.find, self.stop_strings) if at >= 0]
-        if found:
-            self.found_stop, ready = True, text[: min(found)]
+        matches = [index for index in map(text.find, self.stop_strings) if index >= 0]
+        if matches:
+            self.found_stop, ready = True, text[: min(matches)]
         else:
-            ready = text[: len(text) - max((stop_prefix_length(text, stop) for stop in self.stop_strings), default=0)]
+            overlap = max((stop_prefix_length(text, stop) for stop in self.stop_strings), default=0)
+            ready = text[: len(text) - overlap]
             self.pending = text[len(ready) :]
         self.text += ready
         return ready
 
 
 def stop_prefix_length(text: str, stop: str) -> int:
-    """How many last characters of `text` are the first of `stop`."""
+    """Return how many characters at the end of `text` are a prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

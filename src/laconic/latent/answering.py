@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.batches import AnswerBatch, ReasoningBatch
-from laconic.generation.generate import Generation, PassCounts, generate
-from laconic.generation.sampling import SamplingConfig
+from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
+from laconic.generation.config import GenerationConfig
+from laconic.generation.generate import Generation, generate
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
@@ -41,7 +41,7 @@ class AnswerDecoding:
     eos_token_ids: tuple[int, ...]
     decode: Callable[[list[int]], str]
     answer_prompt: tuple[int, ...] = ()
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sampling: GenerationConfig = field(default_factory=GenerationConfig)
     seed: int = 0
 
 
@@ -152,17 +152,9 @@ def decode_on_cache(
     sampling, pad = decoding.sampling, decoder.config.pad_token_id
     suppressed = () if pad is None or pad in decoding.eos_token_ids or pad >= decoder.config.vocab_size else (pad,)
     seeds = hash64(decoding.seed, questions.row_index.cpu().numpy())
-    return generate(
-        decoder,
-        inputs_embeds=inputs_embeds,
-        attention_mask=attention_mask,
-        state=cache,
+    config = replace(
+        sampling,
         max_tokens=decoding.max_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
         eos_token_ids=decoding.eos_token_ids,
         eos_count=eos_count,
         suppress_token_ids=suppressed,
@@ -170,6 +162,7 @@ def decode_on_cache(
         prefill_chunk_size=inputs_embeds.shape[1],
         return_state=False,
     )
+    return generate(decoder, inputs_embeds=inputs_embeds, attention_mask=attention_mask, state=cache, config=config)
 
 
 def pack_answers(

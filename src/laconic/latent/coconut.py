@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from laconic.batches import AnswerBatch, ReasoningBatch, StepOutput
+from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
 from laconic.config.methods import CoconutConfig
 from laconic.errors import UsageError
-from laconic.generation.generate import PassCounts
+from laconic.interfaces import StepOutput
 from laconic.latent.answering import AnswerDecoding, answer_from_cache, count_expected_eos, find_answer_offset
 from laconic.latent.cot import check_no_teacher, drop_chain_prefix, make_single_loss_output
 from laconic.latent.rollout import Intervention, LatentRollout, run_sequential_rollout

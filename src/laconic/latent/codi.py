@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from laconic.batches import AnswerBatch, ReasoningBatch, StepOutput
+from laconic.batches import AnswerBatch, ReasoningBatch
 from laconic.config.methods import Distance, DistillationConfig, ScaleKind
 from laconic.errors import UsageError
+from laconic.interfaces import StepOutput
 from laconic.latent.answering import AnswerDecoding, answer_from_latents, generate_with_chain
 from laconic.latent.rollout import Intervention, LatentRollout
 from laconic.latent.thoughts import LatentThoughts

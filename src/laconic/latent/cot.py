@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from laconic.batches import IGNORE_INDEX, AnswerBatch, ReasoningBatch, StepOutput
+from laconic.batches import IGNORE_INDEX, AnswerBatch, ReasoningBatch
 from laconic.errors import UsageError
+from laconic.interfaces import StepOutput
 from laconic.latent.answering import AnswerDecoding, generate_answers, generate_with_chain
 from laconic.losses import (
     CrossEntropyReduction,

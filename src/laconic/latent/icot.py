@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from laconic.batches import AnswerBatch, ReasoningBatch, StepOutput
+from laconic.batches import AnswerBatch, ReasoningBatch
 from laconic.config.methods import ICoTConfig
+from laconic.interfaces import StepOutput
 from laconic.latent.answering import AnswerDecoding, generate_with_chain
 from laconic.latent.cot import check_no_teacher, drop_chain_prefix, encode_batch, make_single_loss_output
 from laconic.losses import build_teacher_targets, count_scored, masked_cross_entropy

@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laconic.batches import ReasoningBatch, StepOutput
+from laconic.batches import ReasoningBatch
 from laconic.config.methods import Distance, DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.errors import UsageError
+from laconic.interfaces import StepOutput
 from laconic.latent import codi, rkv
 from laconic.latent.rkv import LayerSelection, SelectedColumns
 from laconic.latent.thoughts import LatentThoughts

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from laconic.batches import PassCounts
 from laconic.errors import UsageError
-from laconic.generation.generate import PassCounts
 from laconic.models.cache import KVCache
 from laconic.models.decoder import DecoderOutput
 

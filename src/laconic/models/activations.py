@@ -52,14 +52,14 @@ def masked_scores(where: BlockContext, a: Tensor) -> Tensor:
 
 
 LAYER_ACTIVATIONS: tuple[Activation, ...] = (
-    Activation("norm1", "norm", "C1, C2", ("x",), "B T D", lambda at, x: at.block.part("norm1")(x)),
-    Activation("q_raw", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project(y)[0]),
-    Activation("k_raw", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project(y)[1]),
-    Activation("q", "QKV", "C9, C10", ("q_raw",), "B H T E", lambda at, x: at.block.normed(x, "q_norm")),
-    Activation("k", "QKV", "C9, C10", ("k_raw",), "B G T E", lambda at, x: at.block.normed(x, "k_norm")),
-    Activation("v", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project(y)[2]),
-    Activation("q_rot", "RoPE", "C3–C6", ("q",), "B H T E", lambda at, q: apply_rope(q, at.frame)),
-    Activation("k_rot", "RoPE", "C3–C6", ("k",), "B G T E", lambda at, k: apply_rope(k, at.frame)),
+    Activation("norm1", "norm", "C1, C2", ("x",), "B T D", lambda at, x: at.block.submodule("norm1")(x)),
+    Activation("q_raw", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project_qkv(y)[0]),
+    Activation("k_raw", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project_qkv(y)[1]),
+    Activation("q", "QKV", "C9, C10", ("q_raw",), "B H T E", lambda at, x: at.block.normalize_heads(x, "q_norm")),
+    Activation("k", "QKV", "C9, C10", ("k_raw",), "B G T E", lambda at, x: at.block.normalize_heads(x, "k_norm")),
+    Activation("v", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project_qkv(y)[2]),
+    Activation("q_rot", "RoPE", "C3–C6", ("q",), "B H T E", lambda at, q: apply_rope(q, at.context)),
+    Activation("k_rot", "RoPE", "C3–C6", ("k",), "B G T E", lambda at, k: apply_rope(k, at.context)),
     Activation("k_cache", "KV cache", "–", ("k_rot",), "B G P E", lambda at, k: concat_past(k, at.past, 0), True),
     Activation("v_cache", "KV cache", "–", ("v",), "B G P E", lambda at, v: concat_past(v, at.past, 1), True),
     Activation(
@@ -68,7 +68,7 @@ LAYER_ACTIVATIONS: tuple[Activation, ...] = (
         "C11",
         ("q_rot", "k_cache"),
         "B H T P",
-        lambda at, q, k: attention.attention_scores(q, k, at.block.config.score_scale[at.block.index]),
+        lambda at, q, k: attention.attention_scores(q, k, at.block.config.attention_scales[at.block.index]),
     ),
     Activation("scores_seen", "scores", "C12, C13", ("scores",), "B H T P", masked_scores),
     Activation(
@@ -77,26 +77,33 @@ LAYER_ACTIVATIONS: tuple[Activation, ...] = (
     Activation(
         "context", "attention", "C15", ("probs", "v_cache"), "B T HE", lambda at, p, v: attention.weighted_values(p, v)
     ),
-    Activation("attn_out", "attention", "C16", ("context",), "B T D", lambda at, c: at.block.output(c)),
+    Activation("attn_out", "attention", "C16", ("context",), "B T D", lambda at, c: at.block.project_output(c)),
     Activation("resid1", "block", "C19", ("x", "attn_out"), "B T D", lambda at, x, out: x + out),
-    Activation("norm2", "norm", "C1, C2", ("resid1",), "B T D", lambda at, r: at.block.part("norm2")(r)),
-    Activation("gate", "FFN", "C17", ("norm2",), "B T F", lambda at, y: at.block.part("gate")(y)),
-    Activation("up", "FFN", "C17, C18", ("norm2",), "B T F", lambda at, y: at.block.part("up")(y)),
-    Activation("mid", "FFN", "C17, C18", ("up", "gate"), "B T F", lambda at, up, gate: at.block.mid(up, gate)),
-    Activation("mlp_out", "FFN", "C17, C18", ("mid",), "B T D", lambda at, m: at.block.part("down")(m)),
+    Activation("norm2", "norm", "C1, C2", ("resid1",), "B T D", lambda at, r: at.block.submodule("norm2")(r)),
+    Activation("gate", "FFN", "C17", ("norm2",), "B T F", lambda at, y: at.block.submodule("gate")(y)),
+    Activation("up", "FFN", "C17, C18", ("norm2",), "B T F", lambda at, y: at.block.submodule("up")(y)),
+    Activation("mid", "FFN", "C17, C18", ("up", "gate"), "B T F", lambda at, up, gate: at.block.mlp_hidden(up, gate)),
+    Activation("mlp_out", "FFN", "C17, C18", ("mid",), "B T D", lambda at, m: at.block.submodule("down")(m)),
     Activation("resid2", "block", "C19", ("resid1", "mlp_out"), "B T D", lambda at, r, out: r + out),
 )
 """What every layer makes, in order of computation."""
 
 MODEL_ACTIVATIONS: tuple[Activation, ...] = (
-    Activation("embed", "foundation", "C8", ("vectors", "positions"), "B T D", lambda model, x, p: model.placed(x, p)),
+    Activation(
+        "embed",
+        "foundation",
+        "C8",
+        ("inputs_embeds", "position_ids"),
+        "B T D",
+        lambda model, x, p: model.add_positions(x, p),
+    ),
     Activation("final_norm", "norm", "C1, C2", ("x",), "B T D", lambda model, x: model.final_norm(x)),
     Activation("logits", "logits", "C20", ("final_norm",), "B T V", lambda model, h: model.logits(h)),
     Activation(
         "last_logits",
         "next token",
         "C21",
-        ("logits", "live"),
+        ("logits", "attention_mask"),
         "B V",
         lambda model, a, live: models_positions.last_valid(a, live),
         True,
@@ -116,10 +123,10 @@ MODEL_ACTIVATIONS: tuple[Activation, ...] = (
 """What a pass makes once: `embed` before the layers, the others after them."""
 
 
-UNGATED_MLP_HIDDEN = Activation("mid", "FFN", "C17, C18", ("up",), "B T F", lambda at, up: at.block.mid(up))
+UNGATED_MLP_HIDDEN = Activation("mid", "FFN", "C17, C18", ("up",), "B T F", lambda at, up: at.block.mlp_hidden(up))
 UNNORMED_HEADS: dict[str, Activation] = {
-    "q": Activation("q", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project(y)[0]),
-    "k": Activation("k", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project(y)[1]),
+    "q": Activation("q", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project_qkv(y)[0]),
+    "k": Activation("k", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project_qkv(y)[1]),
 }
 
 

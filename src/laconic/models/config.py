@@ -75,7 +75,10 @@ class DecoderConfig:
         H, G, E, L = self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.num_hidden_layers
         if H % G:
             raise InputError(f"num_key_value_heads {G} does not divide num_attention_heads {H}")
-        for name, length in (("windows", len(self.sliding_windows)), ("score_scale", len(self.attention_scales))):
+        for name, length in (
+            ("sliding_windows", len(self.sliding_windows)),
+            ("attention_scales", len(self.attention_scales)),
+        ):
             if length != L:
                 raise InputError(f"{name} has {length} entries for {L} layers")
         if self.rope is None:
@@ -120,7 +123,11 @@ class DecoderConfig:
         new = {"architectures": [ARCHITECTURES[self.family]], "model_type": self.family}
         file = self.updated_source() if self.source else {**new, **to_hf_config(vars(self))}
         kept = DecoderConfig.from_dict(file)
-        lost = [name for name in differing_fields(self, kept) if not (self.source and name in ("bos", "eos", "pad"))]
+        lost = [
+            name
+            for name in differing_fields(self, kept)
+            if not (self.source and name in ("bos_token_id", "eos_token_ids", "pad_token_id"))
+        ]
         if lost:
             raise InputError(f"a config.json of {self.family} cannot say this {', '.join(lost)}; change it back")
         return file

@@ -328,7 +328,7 @@ class Decoder(nn.Module):
 
     def capture_final(self, hidden_states: Tensor, attention_mask: Tensor, names: frozenset[str]) -> dict[str, Tensor]:
         """The stages after the last layer that are asked for."""
-        made = {"final_norm": hidden_states, "live": attention_mask}
+        made = {"final_norm": hidden_states, "attention_mask": attention_mask}
         for stage in models_activations.MODEL_ACTIVATIONS[2:]:
             if not names - {"embed"} - made.keys():
                 break

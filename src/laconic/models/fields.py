@@ -97,8 +97,8 @@ GATED_FIELDS: dict[str, FieldRow] = {
     "num_key_value_heads": ("num_key_value_heads", SIZE, REQUIRED),
     "head_dim": ("head_dim", SIZE, None),
     "max_position_embeddings": ("max_position_embeddings", SIZE, 32768),
-    "eps": ("rms_norm_eps", AMOUNT, 1e-6),
-    "act": ("hidden_act", ACT, "silu"),
+    "norm_eps": ("rms_norm_eps", AMOUNT, 1e-6),
+    "activation": ("hidden_act", ACT, "silu"),
     "tie_word_embeddings": ("tie_word_embeddings", FLAG, False),
     "initializer_range": ("initializer_range", AMOUNT, 0.02),
     "dropout.attention": ("attention_dropout", SHARE, 0.0),
@@ -127,8 +127,8 @@ FAMILY_FIELDS: dict[str, dict[str, FieldRow]] = {
         "vocab_size": ("vocab_size", SIZE, REQUIRED),
         "intermediate_size": ("n_inner", SIZE, None),
         "max_position_embeddings": ("n_positions", SIZE, 1024),
-        "eps": ("layer_norm_epsilon", AMOUNT, 1e-5),
-        "act": ("activation_function", ACT, "gelu_new"),
+        "norm_eps": ("layer_norm_epsilon", AMOUNT, 1e-5),
+        "activation": ("activation_function", ACT, "gelu_new"),
         "tie_word_embeddings": ("tie_word_embeddings", FLAG, True),
         "initializer_range": ("initializer_range", AMOUNT, 0.02),
         "dropout.embedding": ("embd_pdrop", SHARE, 0.1),
@@ -145,7 +145,7 @@ FAMILY_FIELDS: dict[str, dict[str, FieldRow]] = {
         "qkv_bias": ("enable_bias", FLAG, True),
         "o_bias": ("enable_bias", FLAG, True),
         "mlp_bias": ("enable_bias", FLAG, True),
-        "act": ("activation_function", ACT, "relu"),
+        "activation": ("activation_function", ACT, "relu"),
         "tie_word_embeddings": ("tie_word_embeddings", FLAG, True),
         "initializer_range": ("init_std", AMOUNT, 0.02),
         "dropout.attention": ("attention_dropout", SHARE, 0.0),
@@ -153,16 +153,16 @@ FAMILY_FIELDS: dict[str, dict[str, FieldRow]] = {
     },
 }
 
-RMS = {"norm": "rms", "place": "rope", "offset": 0, "qk_norm": False, "gated": True}
-LAYER = {"norm": "layer", "place": "table", "qk_norm": False, "gated": False, "rope": None}
+RMS = {"norm_type": "rms", "position_encoding": "rope", "position_offset": 0, "qk_norm": False, "gated_mlp": True}
+LAYER = {"norm_type": "layer", "position_encoding": "table", "qk_norm": False, "gated_mlp": False, "rope": None}
 BARE = {"qkv_bias": False, "o_bias": False, "mlp_bias": False}
 FAMILY_CONSTANTS: dict[str, dict[str, Any]] = {  # what no file of the family says
     "llama": RMS,
     "mistral": RMS | BARE,
     "qwen2": RMS | BARE | {"qkv_bias": True},
     "qwen3": RMS | {"qk_norm": True, "mlp_bias": False},
-    "gpt2": LAYER | {"offset": 0, "qkv_bias": True, "o_bias": True, "mlp_bias": True},
-    "opt": LAYER | {"offset": 2, "eps": 1e-5},
+    "gpt2": LAYER | {"position_offset": 0, "qkv_bias": True, "o_bias": True, "mlp_bias": True},
+    "opt": LAYER | {"position_offset": 2, "norm_eps": 1e-5},
 }
 DEFAULT_TOKEN_IDS: dict[str, tuple[int | None, int | None, int | None]] = {  # bos, eos, pad if absent
     "llama": (1, 2, None),

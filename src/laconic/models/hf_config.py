@@ -85,13 +85,16 @@ def parse_hf_config(source: JsonObject, generation: JsonObject) -> dict[str, Any
     found = {ours: get_typed(source, *row) for ours, row in FAMILY_FIELDS[family].items()}
     found |= derived_sizes(family, found, source)
     dropout = DropoutRates(*(found.pop(f"dropout.{part}", 0.0) for part in ("embedding", "attention", "residual")))
-    more: dict[str, Any] = {"dropout": dropout, "windows": sliding_windows(family, source, found["num_hidden_layers"])}
+    more: dict[str, Any] = {
+        "dropout": dropout,
+        "sliding_windows": sliding_windows(family, source, found["num_hidden_layers"]),
+    }
     more |= {
-        "score_scale": attention_scales(
+        "attention_scales": attention_scales(
             found["head_dim"], found["num_hidden_layers"], **score_scale_flags(family, source)
         )
     }
-    if FAMILY_CONSTANTS[family]["place"] == "rope":
+    if FAMILY_CONSTANTS[family]["position_encoding"] == "rope":
         more["rope"] = parse_rope(source, found["max_position_embeddings"])
     more["dtype"] = get_typed(source, "dtype", DTYPE) or get_typed(
         source, "torch_dtype", DTYPE, DTYPE.convert("float32")
@@ -140,9 +143,9 @@ def special_token_ids(family: str, file: JsonObject, generation: JsonObject) -> 
     """bos, eos, pad: from generation_config.json where it has them; a negative id is none."""
     bos, eos, pad = DEFAULT_TOKEN_IDS[family]
     return {
-        "bos": next(iter(token_ids(file, generation, "bos_token_id", ID, bos)), None),
-        "eos": token_ids(file, generation, "eos_token_id", IDS, eos),
-        "pad": next(iter(token_ids(file, generation, "pad_token_id", ID, pad)), None),
+        "bos_token_id": next(iter(token_ids(file, generation, "bos_token_id", ID, bos)), None),
+        "eos_token_ids": token_ids(file, generation, "eos_token_id", IDS, eos),
+        "pad_token_id": next(iter(token_ids(file, generation, "pad_token_id", ID, pad)), None),
     }
 
 
@@ -231,9 +234,9 @@ def to_hf_config(config: JsonObject) -> dict[str, Any]:
     file = {key: flat[ours] for ours, (key, _, _) in FAMILY_FIELDS[family].items()}
     if config["rope"] is not None:
         file["rope_parameters"] = rope_to_hf(config["rope"])
-    eos = config["eos"]
-    file |= windows_to_hf(family, config["windows"]) | scale_to_hf(config)
-    file |= {"bos_token_id": config["bos"], "pad_token_id": config["pad"]}
+    eos = config["eos_token_ids"]
+    file |= windows_to_hf(family, config["sliding_windows"]) | scale_to_hf(config)
+    file |= {"bos_token_id": config["bos_token_id"], "pad_token_id": config["pad_token_id"]}
     file |= {"eos_token_id": eos[0] if len(eos) == 1 else list(eos) or None}
     return file | {"dtype": str(config["dtype"]).removeprefix("torch.")}
 
@@ -260,5 +263,5 @@ def scale_to_hf(config: JsonObject) -> dict[str, Any]:
     """GPT-2's two switches of the scale of scores."""
     if config["family"] != "gpt2":
         return {}
-    by_layer = not math.isclose(config["score_scale"][0], config["score_scale"][-1])
-    return {"scale_attn_weights": config["score_scale"][0] != 1.0, "scale_attn_by_inverse_layer_idx": by_layer}
+    by_layer = not math.isclose(config["attention_scales"][0], config["attention_scales"][-1])
+    return {"scale_attn_weights": config["attention_scales"][0] != 1.0, "scale_attn_by_inverse_layer_idx": by_layer}

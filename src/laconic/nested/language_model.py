@@ -13,9 +13,10 @@ from typing import NamedTuple, cast
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from laconic.batches import DocumentBatch, StepOutput
+from laconic.batches import DocumentBatch
 from laconic.config.nested import CMSConfig, InnerLoopConfig, find_untrained_level
 from laconic.errors import UsageError
+from laconic.interfaces import StepOutput
 from laconic.losses import count_scored, masked_cross_entropy
 from laconic.nested import nan_check
 from laconic.nested import state as values

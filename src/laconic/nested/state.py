@@ -124,6 +124,15 @@ class FastWeightState:
         """Every tensor under its name on disk, one that stands in two places once."""
         return unique_tensors(self)
 
+    @property
+    def attention_cache(self) -> KVCache | None:
+        """KV cache of the first layer with attention; None for a model without attention."""
+        return next((layer.cache for layer in self.layers if layer.cache is not None), None)
+
+    def select_rows(self, rows: Sequence[int]) -> "FastWeightState":
+        """Return some of the rows, in this order; repeats are allowed."""
+        return select_rows(self, rows)
+
 
 def detached_copy(x: Tensor) -> Tensor:
     """A copy cut from the graph, row after row."""

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from laconic.batches import MethodState
 from laconic.errors import CorruptArtifactError
+from laconic.interfaces import MethodState
 from laconic.nested.state_file import flatten_tree, unflatten_tree
 from laconic.storage import atomic
 from laconic.storage.manifest import ManifestWriter

@@ -20,9 +20,9 @@ from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImport
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.batches import StepOutput
 from laconic.config.training import TrainingConfig
 from laconic.errors import LaconicError, UsageError, translate_os_errors
+from laconic.interfaces import StepOutput
 from laconic.models.decoder import Decoder
 from laconic.storage.manifest import FileEntry, ManifestWriter
 from laconic.storage.run_dir import RunDirectory

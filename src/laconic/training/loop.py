@@ -7,9 +7,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from laconic.batches import TrainingData
 from laconic.config.training import TrainingConfig
 from laconic.errors import InputError
+from laconic.interfaces import TrainingData
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint, nonfinite_report
 from laconic.training.checkpoint import ModelIO, StateDictIO

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.module_tracker import ModuleTracker
 
-from laconic.batches import Batch, LocatesNonFinite, TrainingData
+from laconic.interfaces import Batch, LocatesNonFinite, TrainingData
 from laconic.storage import atomic
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory

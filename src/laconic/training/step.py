@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from laconic import rng
-from laconic.batches import AfterUpdateHook, Batch, Method, MethodState, StepOutput, TrainingData
 from laconic.config.training import TrainingConfig
 from laconic.errors import OutOfMemoryError
+from laconic.interfaces import AfterUpdateHook, Batch, Method, MethodState, ResetsOptimizer, StepOutput, TrainingData
 from laconic.training import checkpoint
 from laconic.training.optim import build_adamw, learning_rate_at
 from laconic.training.ranks import Ranks
@@ -85,7 +85,8 @@ class Updater:
                     raise
                 self.halve_micro_batch(error)
                 checkpoint.set_random_state(start)
-        self.reset_pending |= cast(Method, self.method).resets_optimizer_state(batches[0])
+        if isinstance(self.method, ResetsOptimizer):
+            self.reset_pending |= self.method.resets_optimizer_state(batches[0])
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
         norm = self.ranks.gradient_norm([p.grad for p in self.method.parameters() if p.grad is not None])

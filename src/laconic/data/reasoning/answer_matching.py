@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from laconic.batches import ReasoningExample
 from laconic.errors import InputError, UsageError
-from laconic.generation.sampling import SamplingConfig
+from laconic.generation.config import GenerationConfig
 
 NUMBER_PATTERN = re.compile(r"-?\d+\.?\d*")
 SIGNED_NUMBER = re.compile(r"([-+−]?)\$?([-+−]?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)((?:[eE][-+−]?\d+)?)")
 ANSWER_PROMPT = "The answer is:"
-GREEDY, SAMPLED = SamplingConfig(), SamplingConfig(temperature=0.1, top_k=40, top_p=0.95)
+GREEDY = GenerationConfig()
+SAMPLED = GenerationConfig(temperature=0.1, top_k=40, top_p=0.95)
 MAX_DIGITS = 1000  # of a number that is compared exactly; no budget of tokens writes more
 DEFAULT_TOLERANCE = Decimal("0.001")
 MAX_CHAIN_TOKENS = 256  # tokens of a chain with its answer
@@ -41,7 +42,7 @@ class AnswerProtocol(NamedTuple):
     expected_answer: str = "a text"
     formats: tuple[str, ...] = ()
     format_question: Callable[[str], str] = str
-    sampling: SamplingConfig = GREEDY
+    sampling: GenerationConfig = GREEDY
 
 
 def extract_last_digit(text: str) -> str | None:

@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic import rng
-from laconic.batches import IGNORE_INDEX, StatefulLM
+from laconic.batches import IGNORE_INDEX
 from laconic.evaluation.class_incremental.label_scoring import get_device, get_module, pad_right, read_ids
 from laconic.evaluation.class_incremental.protocol import ClassScores, score_after
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance
+from laconic.interfaces import StatefulLM
 
 REPLAY_KEY, LABEL_KEY, BATCH_KEY = 1, 2, 100  # what draws are made for; batches from 100 on, a number a step
 

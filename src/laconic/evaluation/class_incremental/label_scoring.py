@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from laconic.batches import StatefulLM
 from laconic.evaluation.class_incremental.tasks import TokenIds
+from laconic.interfaces import StatefulLM
 from laconic.nested import nan_check
 from laconic.nested import state as values
 from laconic.nested.state import FastWeightState

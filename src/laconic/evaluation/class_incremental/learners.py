@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from laconic.batches import StatefulLM
 from laconic.evaluation.class_incremental.label_scoring import (
     PROMPT_BATCH,
     get_device,
@@ -23,6 +22,7 @@ from laconic.evaluation.class_incremental.label_scoring import (
 )
 from laconic.evaluation.class_incremental.protocol import ClassScores, score_after
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance, TokenIds
+from laconic.interfaces import StatefulLM
 from laconic.nested import nan_check
 from laconic.nested import state as values
 from laconic.nested.state import FastWeightState, LayerState

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from laconic import rng
-from laconic.batches import StatefulLM
 from laconic.evaluation.class_incremental.label_scoring import ScoreArray, get_device, read_ids, score_labels
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance, TokenIds
+from laconic.interfaces import StatefulLM
 from laconic.nested.state import FastWeightState
 
 

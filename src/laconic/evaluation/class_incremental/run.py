@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from laconic.batches import StatefulLM
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError, UsageError
 from laconic.evaluation import line_store as results_store
@@ -28,6 +27,7 @@ from laconic.evaluation.class_incremental.metrics import estimate_metrics, metri
 from laconic.evaluation.class_incremental.protocol import ClassIncrementalLearner, StreamResult, run_joint, run_stream
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream
 from laconic.evaluation.streams.evaluate import CacheAsState
+from laconic.interfaces import StatefulLM
 from laconic.models.decoder import Decoder
 from laconic.models.nearest import closest_word
 from laconic.nested.hope.model import Hope

@@ -16,6 +16,7 @@ from laconic.errors import InputError
 from laconic.evaluation.compression.context_qa_data import ContextQuestion, group_by_context
 from laconic.evaluation.compression.icl_data import LabelledText, order_demonstrations
 from laconic.experiment.compressor import TextCompressor
+from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.storage.strict_json import to_canonical_json
 
@@ -56,7 +57,7 @@ class ContextQA:
             self.compressor.tokenizer.encode(f"{row.context}\n", add_special_tokens=False),
             int(memory.num_vectors[0]),
         )
-        (behind,) = self.compressor.generate([asked], memory, max_tokens=row.max_new_tokens)
+        (behind,) = self.compressor.generate([asked], memory, config=GenerationConfig(max_tokens=row.max_new_tokens))
         found = [
             ("none", self.generate_after_ids([], asked, row.max_new_tokens), 0),
             ("compressed", behind.text, n),
@@ -87,8 +88,7 @@ class ContextQA:
                 reader.decoder,
                 reader.tokenizer,
                 input_ids=[ids],
-                eos_token_ids=reader.stop_token_ids,
-                max_tokens=max_tokens,
+                config=GenerationConfig(eos_token_ids=reader.stop_token_ids, max_tokens=max_tokens),
             )
         return found.text
 

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.batches import DocumentBatch, TrainingData
+from laconic.batches import DocumentBatch
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import InputError
 from laconic.evaluation import line_store as results_store
+from laconic.interfaces import TrainingData
 from laconic.storage.strict_json import to_canonical_json
 
 BUCKET_TOKENS = 32  # positions of a tail whose nats are kept as one number

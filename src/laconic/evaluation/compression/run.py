@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.batches import DocumentBatch, TrainingData
+from laconic.batches import DocumentBatch
 from laconic.compression.autocompressor import AutoCompressor
 from laconic.compression.halting.estimators import best_length_label
 from laconic.compression.halting.inference import StopRule, default_rule
@@ -25,6 +25,7 @@ from laconic.evaluation.compression.tails import EXCERPT_TOKENS, DocumentTails, 
 from laconic.experiment import build_data, build_model
 from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.methods import build_method
+from laconic.interfaces import TrainingData
 from laconic.storage.strict_json import to_canonical_json
 
 EXCERPT = "excerpt"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laconic.batches import AnswerBatch, ReasoningBatch, ReasoningExample, TrainingData
+from laconic.batches import AnswerBatch, ReasoningBatch, ReasoningExample
 from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import InputError
 from laconic.evaluation.inspection import interventions, kv_selection, kv_similarity
@@ -18,6 +18,7 @@ from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain, 
 from laconic.evaluation.inspection.subject import InspectedRun, latent_keys_values
 from laconic.evaluation.reasoning.evaluate import match_answers
 from laconic.evaluation.statistics import ScoreMatrix
+from laconic.interfaces import TrainingData
 from laconic.latent.rollout import LatentRollout
 
 MIN_REFERENCE_QUESTIONS = 256  # questions that a mean is taken over, at least

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from laconic.batches import ReasoningBatch, TrainingData
+from laconic.batches import ReasoningBatch
 from laconic.evaluation.inspection import dataset as inspection_dataset
 from laconic.evaluation.inspection import interventions, kv_selection, kv_similarity
 from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec
@@ -15,6 +15,7 @@ from laconic.evaluation.inspection.kv_selection import ChainSelection
 from laconic.evaluation.inspection.kv_similarity import MapRows, SimilarityMap, to_rows
 from laconic.evaluation.inspection.logit_lens import LogitLens, apply_logit_lens
 from laconic.evaluation.inspection.subject import InspectedRun, TeacherChain, latent_keys_values
+from laconic.interfaces import TrainingData
 from laconic.latent.rollout import LatentRollout
 
 MAX_DONOR_TRIES = 8  # other questions, of which one with another answer is the donor

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from laconic.batches import AnswerBatch, ReasoningBatch
+from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.config.recipe import Recipe
 from laconic.data.reasoning.dataset import ReasoningDataset, collate
@@ -19,7 +19,6 @@ from laconic.evaluation.reasoning.run import decoding_for, flush_denormals, with
 from laconic.evaluation.validation import COT_TEACHER_METHODS
 from laconic.experiment.load_run import LoadedRun
 from laconic.experiment.methods import answer_questions, require
-from laconic.generation.generate import PassCounts
 from laconic.latent import rkv
 from laconic.latent.answering import AnswerDecoding, answer_from_cache, find_answer_offset
 from laconic.latent.coconut import Coconut

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from laconic.batches import AnswerBatch, ReasoningBatch
-from laconic.generation.generate import PassCounts
+from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
 from laconic.latent.rollout import LatentRollout
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from laconic.batches import AnswerBatch, ReasoningExample, TrainingData
+from laconic.batches import AnswerBatch, PassCounts, ReasoningExample
 from laconic.data.reasoning import answer_matching
 from laconic.errors import InputError
 from laconic.evaluation import line_store as results_store
 from laconic.evaluation import statistics
-from laconic.generation.generate import PassCounts
+from laconic.interfaces import TrainingData
 from laconic.storage.strict_json import to_canonical_json
 
 AnswerFunction = Callable[[Any], AnswerBatch]

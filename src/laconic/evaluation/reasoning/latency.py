@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from laconic.batches import TrainingData
 from laconic.evaluation.reasoning.evaluate import AnswerFunction
+from laconic.interfaces import TrainingData
 
 WARMUP_QUESTIONS = 10  # questions asked before time counts
 THROUGHPUT_BATCH = 64  # questions at once, where throughput is taken

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from laconic.batches import ReasoningExample, TrainingData
+from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, is_row_file
 from laconic.config.recipe import Recipe
 from laconic.data.reasoning import answer_matching
@@ -18,6 +18,7 @@ from laconic.data.reasoning.read_examples import read_examples
 from laconic.errors import InputError, UsageError
 from laconic.experiment.build_data import has_text_answers, load_held_out
 from laconic.experiment.load_run import LoadedRun
+from laconic.interfaces import TrainingData
 
 RECIPE_SPLITS = ("test", "valid")  # the sets that a recipe itself names
 

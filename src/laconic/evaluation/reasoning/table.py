@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from laconic.batches import PassCounts
 from laconic.data.reasoning import answer_matching
 from laconic.errors import InputError
 from laconic.evaluation import statistics
@@ -21,7 +22,6 @@ from laconic.evaluation.report.runs_table import (
     format_percent,
 )
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
-from laconic.generation.generate import PassCounts
 
 MEAN_TITLE = "mean of sets"
 COT_CONDITION = "chain"  # the way of the same weights with the chain written out

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from laconic.batches import PassCounts
 from laconic.evaluation import statistics
 from laconic.evaluation.inspection.kv_similarity import KV_SPACES
 from laconic.evaluation.inspection.question import QuestionInspection
@@ -13,7 +14,6 @@ from laconic.evaluation.reasoning.latency import Latency
 from laconic.evaluation.report import old_plots as report_plots
 from laconic.evaluation.report.html import load_template
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
-from laconic.generation.generate import PassCounts
 
 MIN_SEEDS = 3  # seeds below which no headline is made
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from laconic.batches import DocumentBatch, StatefulLM, TrainingData
+from laconic.batches import DocumentBatch
 from laconic.errors import InputError
 from laconic.evaluation import line_store as results_store
 from laconic.evaluation.streams.evaluate import (
@@ -26,6 +26,7 @@ from laconic.evaluation.streams.evaluate import (
 )
 from laconic.evaluation.streams.metrics import OVERALL, score_passage
 from laconic.evaluation.streams.passages import drop_cache, evaluate_passages, group_rows_by_text
+from laconic.interfaces import StatefulLM, TrainingData
 from laconic.nested import state as values
 from laconic.nested.state import FastWeightState
 from laconic.storage.strict_json import to_canonical_json

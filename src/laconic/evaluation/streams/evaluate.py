@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.batches import IGNORE_INDEX, DocumentBatch, StatefulLM
+from laconic.batches import IGNORE_INDEX, DocumentBatch
 from laconic.evaluation.streams.metrics import MetricSums
+from laconic.interfaces import StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from laconic.batches import DocumentBatch, StatefulLM, TrainingData
+from laconic.batches import DocumentBatch
 from laconic.errors import InputError
 from laconic.evaluation.streams.evaluate import (
     StreamCondition,
@@ -18,6 +18,7 @@ from laconic.evaluation.streams.evaluate import (
     score_tokens,
 )
 from laconic.evaluation.streams.metrics import MetricSums, merge_sums, score_passage
+from laconic.interfaces import StatefulLM, TrainingData
 from laconic.nested import state as values
 from laconic.nested.state import FastWeightState
 

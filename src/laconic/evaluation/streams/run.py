@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from laconic.batches import StatefulLM, TrainingData
 from laconic.config.data import SplitName
 from laconic.data.documents.dataset import DocumentDataset, tokenize_documents
 from laconic.data.documents.load import load_documents
@@ -18,6 +17,7 @@ from laconic.evaluation.streams.evaluate import CacheAsState
 from laconic.evaluation.streams.tasks import StreamName
 from laconic.experiment import build_data
 from laconic.experiment.load_run import LoadedRun
+from laconic.interfaces import StatefulLM, TrainingData
 from laconic.nested.ablations import build_ablations
 from laconic.nested.hope.config import UNLIMITED_POSITIONS
 from laconic.nested.hope.model import Hope

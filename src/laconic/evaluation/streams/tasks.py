@@ -10,7 +10,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from laconic.batches import DocumentBatch, StatefulLM, TrainingData
+from laconic.batches import DocumentBatch
 from laconic.evaluation import line_store as results_store
 from laconic.evaluation.streams.evaluate import (
     CacheAsState,
@@ -24,6 +24,7 @@ from laconic.evaluation.streams.evaluate import (
 )
 from laconic.evaluation.streams.metrics import score_copying, score_languages, score_mqar, score_needle
 from laconic.evaluation.streams.passages import evaluate_passages, group_rows_by_text
+from laconic.interfaces import StatefulLM, TrainingData
 from laconic.nested import state as values
 from laconic.nested.state import FastWeightState
 from laconic.storage.strict_json import to_canonical_json

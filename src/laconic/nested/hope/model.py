@@ -33,6 +33,7 @@ from laconic.nested.hope.forward import collect_activations, forward_pass
 from laconic.nested.hope.init import check_growth, copy_donor_weights, init_added_levels, replace_sublayers
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.task_updates import empty_open_chunk, flush_open_chunk, mask_untaught, read_and_learn
+from laconic.nested.nan_check import check_finite
 from laconic.nested.state import FastWeightState, LayerState
 from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.layer import Titans
@@ -213,6 +214,10 @@ class Hope(Decoder):
         opened = empty_open_chunk(found.layers, words) if self.has_task_objective else None
         after = FastWeightState(found.layers, state.position + added, opened)
         return DecoderOutput(hidden, cast(Any, after), collect_activations(capture, inputs_embeds, found, hidden))
+
+    def check_finite_state(self, state: FastWeightState, row_names: Sequence[str] = ()) -> None:
+        """Raise NonFiniteError naming the layer, memory and row of the first non-finite tensor."""
+        check_finite(state, row_names)
 
     def check_state(self, state: FastWeightState, B: int) -> None:
         """Raises `Usage` (2) for a state of another model or of other rows."""

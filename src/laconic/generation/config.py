@@ -1,0 +1,96 @@
+"""Options of text generation: length, sampling, stop conditions, streaming."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import SupportsIndex
+
+from laconic.errors import UsageError
+
+Number = float | int
+OnToken = Callable[[int, int, str, float], None]
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """Options of :func:`laconic.generate`.
+
+    Args:
+        max_tokens: Largest number of new tokens per row.
+        min_tokens: No end-of-sequence id is taken before this many new tokens.
+        temperature: 0 takes the most likely id (greedy); otherwise logits are divided by it and an id is sampled.
+        top_k: Sample from the k most likely ids; 0 turns the filter off.
+        top_p: Sample from the smallest set of ids whose probabilities add up to at least this; 1 turns it off.
+        min_p: Sample from ids at least this many times as likely as the most likely one; 0 turns it off.
+        repetition_penalty: Penalty on ids that occur in the prompt or the output (arXiv:1909.05858); 1 turns it off.
+        stop_strings: A row ends before the first of these strings in its text; needs a tokenizer.
+        eos_token_ids: Ids that end a row. None: those of the model's configuration; ``()``: none.
+        eos_count: A row ends at its ``eos_count``-th end-of-sequence id; earlier ones are part of the output.
+        suppress_token_ids: Ids that are never generated.
+        seed: Seed of every row, or a sequence with one seed per row. A row's samples depend on its own seed alone.
+        prefill_chunk_size: Prompt positions per forward pass.
+        return_state: Whether each result holds the state after its row; otherwise the state is empty.
+        update_on_prompt: For models with fast weights: whether reading the prompt updates them. None: only if the
+            model has no attention, and so could not condition on the prompt otherwise.
+        update_on_output: The same for the generated tokens.
+        on_token: Called as ``on_token(row, token_id, text, logprob)`` for every new token. The texts are whole
+            characters and concatenate to the row's text.
+
+    Raises:
+        UsageError: A value is out of range (exit code 2).
+
+    Example:
+        >>> from laconic import GenerationConfig
+        >>> GenerationConfig(max_tokens=32, temperature=0.7, top_p=0.95).top_p
+        0.95
+    """
+
+    max_tokens: int = 128
+    min_tokens: int = 0
+    temperature: Number = 0.0
+    top_k: int = 0
+    top_p: Number = 1.0
+    min_p: Number = 0.0
+    repetition_penalty: Number = 1.0
+    stop_strings: str | Sequence[str] = ()
+    eos_token_ids: int | Sequence[int] | None = None
+    eos_count: int = 1
+    suppress_token_ids: Sequence[int] = ()
+    seed: int | Sequence[int] = 0
+    prefill_chunk_size: int = 512
+    return_state: bool = True
+    update_on_prompt: bool | None = None
+    update_on_output: bool | None = None
+    on_token: OnToken | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "min_tokens", "prefill_chunk_size", "eos_count"):
+            value = getattr(self, name)
+            if not isinstance(value, SupportsIndex):
+                raise UsageError(f"{name}={value!r} must be an integer")
+        check_range("max_tokens", self.max_tokens, self.max_tokens >= 1, "≥ 1")
+        in_range = 0 <= self.min_tokens <= self.max_tokens
+        check_range("min_tokens", self.min_tokens, in_range, f"in [0, max_tokens={self.max_tokens}]")
+        check_range("prefill_chunk_size", self.prefill_chunk_size, self.prefill_chunk_size >= 1, "≥ 1")
+        check_range("eos_count", self.eos_count, self.eos_count >= 1, "≥ 1")
+        check_range("temperature", self.temperature, 0 <= self.temperature < math.inf, "≥ 0")
+        check_range("top_k", self.top_k, self.top_k >= 0, "≥ 0")
+        check_range("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]")
+        check_range("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]")
+        check_range("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "> 0")
+        if "" in self.stop_list:
+            raise UsageError("stop_strings contains an empty string, which would end every row at once; remove it")
+
+    @property
+    def stop_list(self) -> tuple[str, ...]:
+        """The stop strings as a tuple."""
+        return (self.stop_strings,) if isinstance(self.stop_strings, str) else tuple(self.stop_strings)
+
+
+GREEDY = GenerationConfig()
+
+
+def check_range(name: str, value: Number, is_valid: bool, rule: str) -> None:
+    """Raise UsageError naming the option, its value and the allowed range."""
+    if not is_valid:
+        raise UsageError(f"{name}={value:g} must be {rule}")
