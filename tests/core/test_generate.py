@@ -13,7 +13,8 @@ from laconic.batches import PassCounts
 from laconic.errors import InputError, NonFiniteError, UsageError
 from laconic.generation import backends as generation_backends
 from laconic.generation.config import GenerationConfig
-from laconic.generation.generate import Generation, generate, pad_left
+from laconic.generation.generate import Generation, generate
+from laconic.generation.prompt import pad_left
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from tests.conftest import needs, shared_dir

@@ -10,8 +10,8 @@ from laconic.generation import backends as generation_backends
 from laconic.generation import static_cache
 from laconic.generation.backends import CacheBackend
 from laconic.generation.config import GenerationConfig
-from laconic.generation.generate import generate, pad_left
-from laconic.generation.prompt import build_prompt, prefill
+from laconic.generation.generate import generate
+from laconic.generation.prompt import build_prompt, pad_left, prefill
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from tests.conftest import missing, needs

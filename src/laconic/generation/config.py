@@ -11,6 +11,12 @@ Number = float | int
 OnToken = Callable[[int, int, str, float], None]
 
 
+def check_range(name: str, value: Number, is_valid: bool, rule: str) -> None:
+    """Raise UsageError naming the option, its value and the allowed range."""
+    if not is_valid:
+        raise UsageError(f"{name}={value:g} must be {rule}")
+
+
 @dataclass(frozen=True)
 class GenerationConfig:
     """Options of :func:`laconic.generate`.
@@ -88,9 +94,3 @@ class GenerationConfig:
 
 
 GREEDY = GenerationConfig()
-
-
-def check_range(name: str, value: Number, is_valid: bool, rule: str) -> None:
-    """Raise UsageError naming the option, its value and the allowed range."""
-    if not is_valid:
-        raise UsageError(f"{name}={value:g} must be {rule}")
