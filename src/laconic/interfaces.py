@@ -69,6 +69,16 @@ class Method(Protocol):
 
 
 @runtime_checkable
+class CarriesState(Protocol):
+    """Optional part of a method: its state continues from one training step to the next."""
+
+    @property
+    def state_types(self) -> Mapping[str, type]:
+        """Dataclasses that the state consists of, by name, so that it can be loaded."""
+        ...
+
+
+@runtime_checkable
 class ResetsOptimizer(Protocol):
     """Optional part of a method: reset the optimizer's moments before some steps (iCoT, Coconut)."""
 

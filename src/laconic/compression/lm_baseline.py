@@ -29,7 +29,3 @@ class LanguageModelBaseline(nn.Module):
         hidden = self.decoder(self.decoder.embed(batch.input_ids), live=batch.attention_mask).hidden
         said = masked_cross_entropy(self.decoder.logits, hidden, targets, denominator=total)
         return StepOutput(said.loss, {"nats": said.loss.detach(), "right": said.accuracy.detach()})
-
-    def resets_optimizer_state(self, batch: DocumentBatch) -> bool:
-        """Never: one phase."""
-        return False

@@ -15,6 +15,7 @@ from laconic.nested import state as values
 from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import carry_state
 from laconic.nested.state import FastWeightState
+from laconic.storage.tensor_tree import flatten_tree, unflatten_tree
 
 
 class ReadDocument(NamedTuple):
@@ -69,11 +70,11 @@ class StateReadingJob(ResumableReading[FastWeightState]):
 
     def to_tensors(self, held: FastWeightState, prefix: str) -> tuple[Mapping[str, Tensor], Any]:
         """As a state's file has it."""
-        return state_file.flatten_tree(held, prefix)
+        return flatten_tree(held, prefix)
 
     def from_tensors(self, form: Any, tensors: Mapping[str, Tensor], prefix: str) -> FastWeightState:
         """From its form, which names its tensors."""
-        return values.to(state_file.unflatten_tree(form, tensors, set(tensors)), self.device)
+        return values.to(unflatten_tree(form, tensors, set(tensors), state_file.NODE_TYPES), self.device)
 
 
 def fit_attention_window(model: Hope, state: FastWeightState, num_new_tokens: int, window: int) -> FastWeightState:

@@ -23,6 +23,7 @@ from laconic.nested import state as values
 from laconic.nested.hope.model import Hope
 from laconic.nested.metrics import DeadLevelMonitor, level_chunk_sizes, reading_metrics
 from laconic.nested.state import FastWeightState
+from laconic.nested.state_file import NODE_TYPES
 
 
 class LMInputs(NamedTuple):
@@ -46,6 +47,8 @@ class NestedLanguageModel(nn.Module):
     With `inner_loop.enabled` False nothing learns but the slow weights: the control. Nothing of a batch is read of the
     state before but where `fresh` says that rows go on.
     """
+
+    state_types = NODE_TYPES
 
     def __init__(self, decoder: Hope, config: InnerLoopConfig | None = None) -> None:
         super().__init__()
@@ -99,10 +102,6 @@ class NestedLanguageModel(nn.Module):
         """Warns once of each level that does not move (contract.Steered)."""
         if self.config.enabled and not self.decoder.hope_config.cms_shape(0).is_frozen:
             self.dead_level_monitor.observe(metrics)
-
-    def resets_optimizer_state(self, batch: DocumentBatch) -> bool:
-        """Never: one phase."""
-        return False
 
 
 def prepare_state(decoder: Hope, batch: DocumentBatch, state: FastWeightState | None) -> FastWeightState:

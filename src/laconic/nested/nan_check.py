@@ -13,7 +13,8 @@ from torch import Tensor
 from laconic.errors import NonFiniteError
 from laconic.interfaces import StatefulLM
 from laconic.models.decoder import DecoderOutput
-from laconic.nested.state import FastWeightState, unique_tensors
+from laconic.nested.state import FastWeightState
+from laconic.storage.tensor_tree import unique_tensors
 
 ADVICE = "lower its step, or keep clip, cap and guard on"
 

@@ -1,11 +1,8 @@
 """A state on disk: one safetensors file that knows what kind of memory it holds and which weights it belongs to."""
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from laconic.errors import CorruptArtifactError
 from laconic.models.cache import KVCache
@@ -18,9 +15,9 @@ from laconic.nested.state import (
     LowRankChange,
     MLPMemoryState,
     OpenChunk,
-    unique_tensors,
 )
 from laconic.storage import atomic
+from laconic.storage.tensor_tree import flatten_tree, unflatten_tree
 
 ARTIFACT_KIND = "laconic.state"  # of the artifact
 SCHEMA_VERSION = 1
@@ -76,12 +73,6 @@ def save_state(
     atomic.save_artifact(Path(path), tensors, ARTIFACT_KIND, {**about, "shape": shape})
 
 
-def flatten_tree(state: object, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
-    """The tensors of a tree, each once and by name, and its form as JSON, of which `built` makes it again."""
-    tensors = {prefix + name: tensor for name, tensor in unique_tensors(state).items()}
-    return tensors, build_tree_spec(state, {id(tensor): name for name, tensor in tensors.items()})
-
-
 def load_state(path: str | Path, *, memory_kind: str, model_fingerprint: str, force: bool = False) -> Any:
     """What `save` wrote, bit for bit. Raises `Damaged` (76) for another schema or kind, or a file that was changed.
 
@@ -105,47 +96,9 @@ def read_state_file(path: str | Path, memory_kind: str) -> LoadedState:
             f"state: {path} holds {there}, asked was {memory_kind} of schema {SCHEMA_VERSION}; load it with what made it"
         )
     left = set(tensors)
-    state = unflatten_tree(about.get("shape"), tensors, left)
+    state = unflatten_tree(about.get("shape"), tensors, left, NODE_TYPES)
     rows = {x.shape[:1] for x in tensors.values()}
     if left or len(rows) > 1:
         odd = f"{min(left)} stands nowhere in it" if left else "its tensors have different numbers of rows"
         raise CorruptArtifactError(f"state: {path}: {odd}; take another copy")
     return LoadedState(state, about)
-
-
-def build_tree_spec(tree: object, names: Mapping[int, str]) -> Any:
-    """The form of a tree as JSON, each tensor by the name it is written under."""
-    if isinstance(tree, Tensor):
-        return names[id(tree)]
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return {"is": type(tree).__name__} | {
-            f.name: build_tree_spec(getattr(tree, f.name), names) for f in fields(tree)
-        }
-    if isinstance(tree, Mapping):
-        return {"of": {name: build_tree_spec(item, names) for name, item in cast(Mapping[str, Any], tree).items()}}
-    if isinstance(tree, tuple):
-        return [build_tree_spec(item, names) for item in cast(tuple[Any, ...], tree)]
-    return None
-
-
-def unflatten_tree(spec: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
-    """The tree that `described` had in hand; `left` loses the names it uses. Raises `Damaged` (76) for another."""
-    if spec is None:
-        return None
-    if isinstance(spec, str) and spec in tensors:
-        unused.discard(spec)
-        return tensors[spec]
-    if isinstance(spec, list):
-        return tuple(unflatten_tree(item, tensors, unused) for item in cast(list[Any], spec))
-    if isinstance(spec, dict):
-        parts = cast(dict[str, Any], spec)
-        made = NODE_TYPES.get(str(parts.get("is")))
-        if made is not None and parts.keys() == {"is", *(f.name for f in fields(made))}:
-            return made(**{f.name: unflatten_tree(parts[f.name], tensors, unused) for f in fields(made)})
-        if parts.keys() == {"of"} and isinstance(parts["of"], dict):
-            return {
-                name: unflatten_tree(item, tensors, unused) for name, item in cast(dict[str, Any], parts["of"]).items()
-            }
-    raise CorruptArtifactError(
-        f"state: {str(cast(object, spec))[:80]!r} is no part of a state and no tensor in the file; take another copy"
-    )

@@ -1,4 +1,4 @@
-"""What a step of a run holds beside the model: optimizer, random numbers, carried state, and how far it was."""
+"""Contents of a training step on disk: model, optimizer, random states, carried states and progress."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,33 +8,52 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from laconic.errors import CorruptArtifactError
 from laconic.interfaces import MethodState
-from laconic.nested.state_file import flatten_tree, unflatten_tree
+from laconic.errors import CorruptArtifactError
 from laconic.storage import atomic
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.strict_json import read_json, read_safetensors_header
+from laconic.storage.tensor_tree import flatten_tree, unflatten_tree
 from laconic.training import sharded
 from laconic.training.ranks import Ranks
+from laconic.training.step import get_random_state, set_random_state
 
 Tensors = dict[str, Tensor]
-SHARDS_FOLDER = "model"  # folder of shards in place of the model's files
+SHARDS_FOLDER = "model"  # in place of the model's file, if it is sharded
 PROGRESS_FILE = "progress.json"
 
 
 class ModelIO(Protocol):
-    """How the model part of a step is written, and read back into the live modules, bit for bit."""
+    """Writes the model of a step, and loads it back into the live modules bit for bit."""
 
     def save(self, writer: ManifestWriter) -> None: ...
     def save_config_files(self, writer: ManifestWriter) -> None:
-        """What `save` writes beside tensors, where these lie in shards: config.json, tokenizer.json."""
+        """Write what accompanies the tensors of a sharded model: config.json, tokenizer.json."""
         ...
 
     def load(self, folder: Path) -> None: ...
 
 
+class StateDictIO:
+    """Stores all tensors of a module in model.safetensors."""
+
+    def __init__(self, method: nn.Module) -> None:
+        self.method = method
+
+    def save(self, writer: ManifestWriter) -> None:
+        """Write the tensors."""
+        writer.add_tensors("model.safetensors", self.method.state_dict())
+
+    def save_config_files(self, writer: ManifestWriter) -> None:
+        """Write nothing: there are no such files."""
+
+    def load(self, folder: Path) -> None:
+        """Load the tensors; the names must be equal."""
+        self.method.load_state_dict(load_tensors(folder / "model.safetensors"))
+
+
 def save_model(writer: ManifestWriter, model_io: ModelIO, method: nn.Module, ranks: Ranks) -> None:
-    """The model part of a step: as `model` writes it, or what is trained in shards, with the rest of that part."""
+    """Write the model, or this rank's shards of the trainable parameters."""
     if ranks.is_sharded:
         tensors = {name: p for name, p in method.named_parameters() if p.requires_grad}
         sharded.write_shards(writer, SHARDS_FOLDER, tensors, ranks.rank)
@@ -43,43 +62,36 @@ def save_model(writer: ManifestWriter, model_io: ModelIO, method: nn.Module, ran
 
 
 def load_model(folder: Path, model_io: ModelIO, method: nn.Module) -> None:
-    """The model part of a step, into a method that is whole on this rank."""
+    """Load the model of a step, sharded or not, into a method that is whole on this rank.
+
+    Raises:
+        CorruptArtifactError: If the shards hold other parameters than the trainable ones.
+    """
     if not (folder / SHARDS_FOLDER).is_dir():
         model_io.load(folder)
         return
     trained = {name: p.detach() for name, p in method.named_parameters() if p.requires_grad}
-    found = sharded.read_shards(folder / SHARDS_FOLDER, lambda name, shape: trained.get(name, torch.empty(shape)))
-    odd = min(found.keys() ^ trained.keys(), default=None)
-    if odd:
-        raise CorruptArtifactError(
-            f"{folder}: {odd} is in its shards or among what is trained, not in both; take its recipe"
-        )
-
-
-class StateDictIO:
-    """All tensors of a module under its own names in model.safetensors."""
-
-    def __init__(self, method: nn.Module) -> None:
-        self.method = method
-
-    def save(self, writer: ManifestWriter) -> None:
-        """Writes them."""
-        writer.add_tensors("model.safetensors", self.method.state_dict())
-
-    def save_config_files(self, writer: ManifestWriter) -> None:
-        """There is no more."""
-
-    def load(self, folder: Path) -> None:
-        """Copies them in; every name must be there and no other."""
-        self.method.load_state_dict(load_tensors(folder / "model.safetensors"))
+    stored = sharded.read_shards(folder / SHARDS_FOLDER, lambda name, shape: trained.get(name, torch.empty(shape)))
+    bad = min(stored.keys() ^ trained.keys(), default=None)
+    if bad:
+        raise CorruptArtifactError(f"{folder}: {bad} is either stored or trainable, not both; use the run's own recipe")
 
 
 @dataclass
 class Progress:
-    """How far a run is: `step` updates were tried; `best` holds (metric, step), the best first.
+    """Progress of a run.
 
-    `micro` is the micro-batch in use, `restart` an optimizer's restart that is still due, `validated` the last step
-    that was, `bytes` the part of metrics.jsonl that belongs to the step.
+    Attributes:
+        step: Updates tried.
+        epoch: Epoch of the next update.
+        row_offset: Rows of that epoch already used.
+        micro_batch_size: Micro-batch in use.
+        skipped_steps: Recent updates skipped because they were not finite.
+        num_overflows: Updates skipped because the loss scale was too high.
+        reset_pending: The optimizer state must be cleared before the next applied update.
+        best: (metric, step) of the best validated steps, best first.
+        validated_step: Last step that was validated.
+        metrics_bytes: Length of metrics.jsonl that belongs to the step.
     """
 
     step: int = 0
@@ -102,21 +114,21 @@ def save_training_state(
     progress: Progress,
     ranks: Ranks,
 ) -> None:
-    """Everything of a step but its model: of each rank its shards and random numbers, of the first the rest."""
-    held = optimizer.state_dict()
-    moments = {f"{i}.{name}": t for i, kept in held["state"].items() for name, t in kept.items()}
+    """Write everything but the model: shards and random state of every rank, the rest on rank 0."""
+    stored = optimizer.state_dict()
+    tensors = {f"{i}.{name}": t for i, entries in stored["state"].items() for name, t in entries.items()}
     if ranks.is_sharded:
-        sharded.write_shards(writer, "optimizer", moments, ranks.rank)
+        sharded.write_shards(writer, "optimizer", tensors, ranks.rank)
     writer.add_tensors(f"rng-{ranks.rank:05d}.safetensors", get_random_state())
     if ranks.rank > 0:
         return
     if not ranks.is_sharded:
-        writer.add_tensors("optimizer.safetensors", moments)
-    writer.add_json("optimizer.json", {"groups": held["param_groups"], "scaler": scaler.state_dict()})
+        writer.add_tensors("optimizer.safetensors", tensors)
+    writer.add_json("optimizer.json", {"groups": stored["param_groups"], "scaler": scaler.state_dict()})
     if states:
-        parts = [flatten_tree(state, f"{i}.") for i, state in enumerate(states)]
-        writer.add_tensors("state.safetensors", {name: t for tensors, _ in parts for name, t in tensors.items()})
-        writer.add_json("state.json", {"states": [form for _, form in parts]})
+        trees = [flatten_tree(state, f"{i}.") for i, state in enumerate(states)]
+        writer.add_tensors("state.safetensors", {name: t for parts, _ in trees for name, t in parts.items()})
+        writer.add_json("state.json", {"states": [spec for _, spec in trees]})
     writer.add_json(PROGRESS_FILE, asdict(progress))
 
 
@@ -124,75 +136,72 @@ def load_training_state(
     folder: Path,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
+    state_types: Mapping[str, type],
     rank: int = 0,
 ) -> tuple[Progress, list[MethodState]]:
-    """Puts a step's optimizer and random numbers back; gives its progress and the states carried."""
-    held = optimizer.state_dict()
-    about = read_json(folder / "optimizer.json")
-    there, here = ([len(group["params"]) for group in groups] for groups in (about["groups"], held["param_groups"]))
-    if there != here:
+    """Restore optimizer, loss scale and random state of a step.
+
+    Args:
+        folder: Folder of the step.
+        optimizer: Optimizer of the same parameters.
+        scaler: Loss scaler.
+        state_types: Dataclasses that the method's carried states consist of, by name.
+        rank: Rank whose random state to restore; a rank without one keeps its seed.
+
+    Returns:
+        The progress, and the carried state of each micro-batch.
+
+    Raises:
+        CorruptArtifactError: If the optimizer has other parameters.
+    """
+    current = optimizer.state_dict()
+    settings = read_json(folder / "optimizer.json")
+    theirs, ours = ([len(g["params"]) for g in groups] for groups in (settings["groups"], current["param_groups"]))
+    if theirs != ours:
         raise CorruptArtifactError(
-            f"{folder}: an optimizer of groups of {there} tensors, this run trains {here}; take its recipe"
+            f"{folder}: optimizer groups of {theirs} tensors, this run trains {ours}; use the run's own recipe"
         )
     state: dict[int, Tensors] = {}
-    for name, tensor in load_optimizer_tensors(
-        folder, [p for group in optimizer.param_groups for p in group["params"]]
-    ).items():
-        place, _, what = name.partition(".")
-        state.setdefault(int(place), {})[what] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": held["param_groups"]})
-    if about["scaler"]:
-        scaler.load_state_dict(about["scaler"])
-    random = folder / f"rng-{rank:05d}.safetensors"
-    if random.exists():  # else there are more ranks than there were: this one goes on from its seed
-        set_random_state(load_tensors(random))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, tensor in load_optimizer_tensors(folder, parameters).items():
+        position, _, key = name.partition(".")
+        state.setdefault(int(position), {})[key] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": current["param_groups"]})
+    if settings["scaler"]:
+        scaler.load_state_dict(settings["scaler"])
+    random_state = folder / f"rng-{rank:05d}.safetensors"
+    if random_state.exists():
+        set_random_state(load_tensors(random_state))
     progress = Progress(**read_json(folder / PROGRESS_FILE))
     progress.best = [(value, step) for value, step in progress.best]
-    return progress, load_carried_states(folder)
+    return progress, load_carried_states(folder, state_types)
 
 
-def load_carried_states(folder: Path) -> list[MethodState]:
-    """The states that a step gave to the next, of each micro-batch one."""
+def load_carried_states(folder: Path, state_types: Mapping[str, type]) -> list[MethodState]:
+    """Return the state of each micro-batch that the next step continues from."""
     if not (folder / "state.safetensors").exists():
         return []
-    tensors, forms = load_tensors(folder / "state.safetensors"), read_json(folder / "state.json")
-    return [unflatten_tree(form, tensors, set(tensors)) for form in forms["states"]]
+    tensors, specs = load_tensors(folder / "state.safetensors"), read_json(folder / "state.json")["states"]
+    return [unflatten_tree(spec, tensors, set(tensors), state_types) for spec in specs]
 
 
 def load_optimizer_tensors(folder: Path, parameters: list[Tensor]) -> Tensors:
-    """The optimizer's tensors of a step by their names, each laid out as its parameter."""
+    """Return the optimizer's tensors of a step by name, each distributed like its parameter."""
 
-    def parameter(name: str) -> Tensor:
+    def parameter_of(name: str) -> Tensor:
         return parameters[int(name.partition(".")[0])].detach()
 
-    def like(name: str, shape: tuple[int, ...]) -> Tensor:
-        p = parameter(name)
+    def allocate(name: str, shape: tuple[int, ...]) -> Tensor:
+        p = parameter_of(name)
         return torch.zeros_like(p) if p.shape == shape else torch.zeros(shape)
 
     if (folder / "optimizer").is_dir():
-        return sharded.read_shards(folder / "optimizer", like)
-    found = load_tensors(folder / "optimizer.safetensors")
-    return {name: sharded.distribute_like(tensor, parameter(name)) for name, tensor in found.items()}
+        return sharded.read_shards(folder / "optimizer", allocate)
+    stored = load_tensors(folder / "optimizer.safetensors")
+    return {name: sharded.distribute_like(tensor, parameter_of(name)) for name, tensor in stored.items()}
 
 
 def load_tensors(path: Path) -> Tensors:
-    """Every tensor of a file of ours, in memory of its own."""
-    return {name: t.clone() for name, t in atomic.open_tensors(path, read_safetensors_header(path).tensors).items()}
-
-
-def get_random_state() -> Tensors:
-    """The streams of torch and of each of its devices; Python's and numpy's are drawn from by nothing in laconic."""
-    devices = torch.cuda.get_rng_state_all() if _is_cuda_initialized() else []
-    return {"torch": torch.get_rng_state(), **{f"cuda.{i}": state for i, state in enumerate(devices)}}
-
-
-def set_random_state(state: Mapping[str, Tensor]) -> None:
-    """Puts the streams where `random_state` found them."""
-    torch.set_rng_state(state["torch"])
-    for name, there in state.items():
-        if name.startswith("cuda.") and _is_cuda_initialized():
-            torch.cuda.set_rng_state(there, int(name.partition(".")[2]))
-
-
-def _is_cuda_initialized() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    """Return copies of all tensors of a safetensors file."""
+    tensors = atomic.open_tensors(path, read_safetensors_header(path).tensors)
+    return {name: tensor.clone() for name, tensor in tensors.items()}

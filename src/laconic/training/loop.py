@@ -1,4 +1,4 @@
-"""The training loop, which knows no method: `train` a run to its end, `replay` an update that went wrong."""
+"""Train a method to the end of its run, or repeat an update that was not finite; independent of the method."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ from laconic.config.training import TrainingConfig
 from laconic.errors import InputError
 from laconic.interfaces import TrainingData
 from laconic.storage.run_dir import RunDirectory
-from laconic.training import checkpoint, nonfinite_report
+from laconic.training import nonfinite_report
 from laconic.training.checkpoint import ModelIO, StateDictIO
 from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks, SingleProcess
 from laconic.training.run import ProgressFn, Resume, TrainingResult, TrainingRun, ValidateFn, choose_start
 from laconic.training.signals import handle_signals
-from laconic.training.step import OptimizerBuilder, compute_update_index
+from laconic.training.step import OptimizerBuilder, compute_update_index, get_random_state
 
 
 def train(
@@ -37,19 +37,38 @@ def train(
     resume: Resume = "auto",
     tracker_project: str | None = None,
 ) -> TrainingResult:
-    """Trains until the steps are done or `how.stop_when` is reached; with a `run`, which the caller holds, on disk.
+    """Train until all steps are done or `config.early_stop` is reached.
 
-    `model` writes and reads the model part of a step; default: all tensors of the method as they are called there.
-    `bound` are SHA-256 values of what a step belongs to (recipe, base); the rows' is added. `optimizer` makes that of
-    what is trained. `resume`: "auto" goes on from the newest good step, "never" refuses a directory with steps, a
-    number is that step. A resumed run equals the one that never stopped, bit for bit, on the same build, device type
-    and layout.
+    A resumed run equals an uninterrupted one bit for bit, on the same build, device type and number of ranks.
 
-    Raises `NonFinite` (65) with an incident, `BadInput` (66), `OutOfMemory` (71), `Busy` (73), `NoSpace` (74),
-    `Preempted` (75) after a signal, `Damaged` (76).
+    Args:
+        method: Module that implements `Method`.
+        data: Rows to train on.
+        config: Steps, batch sizes, optimizer, checkpoints.
+        run: Directory to save steps in; the caller holds its lock.
+        seed: Seed of the order of rows and of all random numbers.
+        model_io: Saves and loads the model of a step; by default all tensors of the method.
+        fingerprints: SHA-256 of recipe and base weights, to which those of the data are added. Steps with other ones
+            are not resumed.
+        validate: Called with the epoch; returns metrics.
+        report_progress: Called after every update with a text, the updates done and their total.
+        ranks: Processes that train together; by default this one alone.
+        device: Device to train on.
+        build_optimizer: Builds the optimizer of the trainable parameters.
+        resume: "auto" continues from the latest valid step, "never" refuses a run that has steps, a number names one.
+        tracker_project: trackio project to log to.
+
+    Raises:
+        BusyError: If `resume` is "never" and the run has steps.
+        CorruptArtifactError: If no step is valid or one belongs to other data, recipe or base weights.
+        DiskError: If a step cannot be written.
+        InputError: If there are fewer rows than a batch has.
+        NonFiniteError: If a number is not finite; a report is written.
+        OutOfMemoryError: If memory does not suffice.
+        PreemptedError: After a signal; the current step is committed.
     """
     if len(data) < config.batch_size:
-        raise InputError(f"train: {len(data)} rows, a batch has {config.batch_size}; take a smaller batch or more rows")
+        raise InputError(f"{len(data)} rows are fewer than batch_size = {config.batch_size}; lower it or add rows")
     with deterministic_kernels(config, torch.device(device)), handle_signals() as stop:
         model_io, ranks = model_io or StateDictIO(method), ranks or SingleProcess()
         start = choose_start(run, resume, ranks) if run else None
@@ -78,37 +97,39 @@ def replay(
     device: torch.device | str = "cpu",
     build_optimizer: OptimizerBuilder = build_adamw,
 ) -> dict[str, Any]:
-    """Goes to the update that gave incidents/step-N, by N = `step`, and repeats it; what it gives is the incident."""
+    """Repeat the update saved in incidents/step-N, where N is `step`, and return its report.
+
+    The other arguments are those of `train`.
+    """
     with deterministic_kernels(config, torch.device(device)):
         model_io, ranks = model_io or StateDictIO(method), ranks or SingleProcess()
         earlier = [number for number in run.step_numbers() if number < step]
         start = run.get_step(earlier[-1]) if earlier else None
-        running = TrainingRun(
+        training = TrainingRun(
             method, data, config, None, seed, model_io, fingerprints or {}, ranks, device, start, build_optimizer
         )
-        while running.progress.step < step - 1:
-            running.advance()
-        at = compute_update_index(config, seed, step - 1, len(data))
-        before = checkpoint.get_random_state()
-        did = running.updater.update(data, at)
-        return nonfinite_report.build_report(running.updater, data, at, did, before)
+        while training.progress.step < step - 1:
+            training.advance()
+        index = compute_update_index(config, seed, step - 1, len(data))
+        random_state = get_random_state()
+        result = training.updater.update(data, index)
+        return nonfinite_report.build_report(training.updater, data, index, result, random_state)
 
 
 @contextmanager
 def deterministic_kernels(config: TrainingConfig, device: torch.device) -> Iterator[None]:
-    """Deterministic kernels inside: on a CPU always, on a GPU where the recipe asks for them.
+    """Use deterministic kernels inside this context: always on a CPU, on a GPU if the recipe asks for them.
 
-    On a CPU numbers below the normal range count as 0 too: sharp attention is full of them, and each costs a
-    hundred others.
+    On a CPU subnormal numbers are flushed to zero, because sharp attention produces many and they are slow.
     """
-    before, memory = torch.are_deterministic_algorithms_enabled(), cast(Any, torch.utils.deterministic)
-    fill = memory.fill_uninitialized_memory
+    before, options = torch.are_deterministic_algorithms_enabled(), cast(Any, torch.utils.deterministic)
+    fill = options.fill_uninitialized_memory
     torch.use_deterministic_algorithms(before or config.deterministic or device.type == "cpu")
-    memory.fill_uninitialized_memory = False
+    options.fill_uninitialized_memory = False
     torch.set_flush_denormal(device.type == "cpu")
     try:
         yield
     finally:
         torch.set_flush_denormal(False)
         torch.use_deterministic_algorithms(before)
-        memory.fill_uninitialized_memory = fill
+        options.fill_uninitialized_memory = fill

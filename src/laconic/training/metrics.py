@@ -1,4 +1,4 @@
-"""metrics.jsonl: one object a line, the source of truth; a tracker's page is a copy."""
+"""Write metrics.jsonl, one JSON object per line; an experiment tracker only receives copies."""
 
 import importlib
 import math
@@ -13,20 +13,26 @@ from laconic.storage.strict_json import to_canonical_json
 
 
 class MetricsWriter:
-    """The lines of one run from byte `start` on; what lies behind it belongs to steps that are no more."""
+    """Appends to the metrics of a run.
+
+    Args:
+        path: The file.
+        start: Bytes to keep; what follows belongs to steps that were not committed.
+        tracker_project: Project to log to with trackio, or None.
+    """
 
     def __init__(self, path: Path, start: int = 0, tracker_project: str | None = None) -> None:
         self.path = path
         with translate_os_errors(path):
             self.file = path.open("ab")
-            there = self.file.tell()
-            self.file.truncate(min(start, there))
-        if there < start:
-            warnings.warn(f"{path} has {there:,} bytes, the step was saved with {start:,}; lines are lost")
+            length = self.file.tell()
+            self.file.truncate(min(start, length))
+        if length < start:
+            warnings.warn(f"{path} has {length:,} bytes, but the step was saved with {start:,}; some lines are lost")
         self.tracker = _start_tracker(tracker_project, path.parent.name) if tracker_project else None
 
     def write(self, values: Mapping[str, object]) -> None:
-        """Appends a line; a number that is not finite becomes null."""
+        """Append a line; NaN and infinity become null."""
         with translate_os_errors(self.path):
             self.file.write((to_canonical_json(_replace_nonfinite(values)) + "\n").encode())
             self.file.flush()
@@ -34,25 +40,27 @@ class MetricsWriter:
             self.tracker.log({name: value for name, value in values.items() if isinstance(value, int | float)})
 
     def flush_to_disk(self) -> int:
-        """The bytes that are on the disk for good, once they are."""
+        """Sync the file to disk and return its length."""
         with translate_os_errors(self.path):
             os.fsync(self.file.fileno())
             return self.file.tell()
 
     def close(self) -> None:
-        """No line follows."""
+        """Close the file and the tracker."""
         self.file.close()
         if self.tracker:
             self.tracker.finish()
 
 
 def _replace_nonfinite(value: Any) -> Any:
+    """Return a value with None for NaN and infinity."""
     if isinstance(value, Mapping):
         return {name: _replace_nonfinite(inner) for name, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _start_tracker(project: str, name: str) -> Any:
+    """Start a trackio run and return the module."""
     trackio = importlib.import_module("trackio")
     trackio.init(project=project, name=name)
     return trackio

@@ -1,4 +1,4 @@
-"""Where a run depends on how many processes train together; one process alone is the default."""
+"""Interface to the processes that train together, and its implementation for a single process."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 
-JsonT = TypeVar("JsonT")  # what JSON holds
+JsonT = TypeVar("JsonT")
+WriteFn = Callable[[ManifestWriter], None]
 
 
 class Ranks(Protocol):
-    """The processes of one run. Rank r takes rows `r::world` of a batch; sums of loss are divided by global totals.
+    """The processes of one run; rank r trains on rows `r::world_size` of a batch.
 
-    Every call but `wrap` and `scaled` is made by all ranks, in the same order.
+    All ranks make the same calls in the same order, except `wrap` and `scale_loss`.
     """
 
     @property
@@ -26,62 +27,57 @@ class Ranks(Protocol):
     def world_size(self) -> int: ...
     @property
     def is_sharded(self) -> bool:
-        """Whether parameters and optimizer lie in shards, each rank holding its own."""
+        """Whether each rank holds a shard of parameters and optimizer."""
         ...
 
     def wrap(self, method: nn.Module) -> nn.Module:
-        """What is called in place of the method, so that gradients are summed over ranks."""
+        """Return the module to call in place of the method, so that gradients are summed over ranks."""
         ...
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """The loss that is descended, so that gradients come out as sums (where they are averaged: times world)."""
+        """Return the loss whose averaged gradients are sums over ranks."""
         ...
 
     def accumulate_gradients(self, module: nn.Module, is_last: bool) -> AbstractContextManager[object]:
-        """Around forward and backward of a micro-batch; after the last one the gradients are those of all ranks."""
+        """Return the context of forward and backward of one micro-batch; the last one reduces the gradients."""
         ...
 
     def gather_parameters(self, module: nn.Module) -> AbstractContextManager[object]:
-        """Inside, every rank has all parameters and may call the method as often as it likes, without gradients."""
+        """Return a context in which every rank has all parameters and may call the method on its own."""
         ...
 
     def all_reduce_sum(self, numbers: Tensor) -> Tensor:
-        """Summed over ranks; NaN on one is NaN on all."""
+        """Return the sum over ranks."""
         ...
 
     def any_rank(self, flag: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Return whether the flag is set on any rank."""
         ...
 
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
-        """The global norm of all gradients."""
+        """Return the global norm of all gradients."""
         ...
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """What a tensor in shards is in all."""
+        """Return the whole of a sharded tensor."""
         ...
 
     def all_gather(self, value: JsonT) -> list[JsonT]:
-        """What every rank says, by rank; anything JSON holds."""
+        """Return the value of every rank, in order."""
         ...
 
     def run_on_rank_zero(self, function: Callable[[], JsonT]) -> JsonT:
-        """What `function` gives on rank 0, which alone calls it; its error is the error of all."""
+        """Call a function on rank 0 and return its result, or raise its error, on all ranks."""
         ...
 
     def lock_run(self, run: RunDirectory) -> AbstractContextManager[object]:
-        """The run's lock, held once for all ranks."""
+        """Return a context that holds the run's lock for all ranks."""
         ...
 
     def commit_step(
-        self,
-        run: RunDirectory,
-        step: int,
-        write: Callable[[ManifestWriter], None],
-        fingerprints: Mapping[str, str],
-        expected_bytes: int,
+        self, run: RunDirectory, step: int, write: WriteFn, fingerprints: Mapping[str, str], expected_bytes: int
     ) -> Path:
-        """`RunFolder.commit` of what all ranks write: a step of every rank's files, or none."""
+        """Commit a step with the files of every rank, or none; see `RunDirectory.commit_step`."""
         ...
 
 
@@ -124,18 +120,18 @@ class SingleProcess:
         return run.lock()
 
     def commit_step(
-        self,
-        run: RunDirectory,
-        step: int,
-        write: Callable[[ManifestWriter], None],
-        fingerprints: Mapping[str, str],
-        expected_bytes: int,
+        self, run: RunDirectory, step: int, write: WriteFn, fingerprints: Mapping[str, str], expected_bytes: int
     ) -> Path:
         return run.commit_step(step, write, fingerprints, expected_bytes)
 
 
 def map_over_ranks(ranks: Ranks, count: int, work: Callable[[list[int]], list[JsonT]]) -> list[JsonT]:
-    """`work` of the places 0 … count - 1, each rank taking `rank::world`; all ranks get the results in order."""
-    mine = work(list(range(ranks.rank, count, ranks.world_size)))
-    found = ranks.all_gather(mine)
-    return [found[i % ranks.world_size][i // ranks.world_size] for i in range(count)]
+    """Split the indices 0 … count - 1 over ranks and return the results of all, in order.
+
+    Args:
+        ranks: Processes that share the work.
+        count: Number of items.
+        work: Map from a list of indices to a list of results.
+    """
+    results = ranks.all_gather(work(list(range(ranks.rank, count, ranks.world_size))))
+    return [results[i % ranks.world_size][i // ranks.world_size] for i in range(count)]

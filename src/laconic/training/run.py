@@ -1,4 +1,4 @@
-"""A run under way: updates, metrics, checkpoints, validation, and the end that a signal asks for."""
+"""A training run: updates, metrics, checkpoints, validation, early stopping, and the stop that a signal requests."""
 
 import math
 import time
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from laconic import rng
+from laconic.interfaces import CarriesState, TrainingData
 from laconic.config.training import TrainingConfig
 from laconic.errors import BusyError, CorruptArtifactError, NonFiniteError, PreemptedError, UsageError
-from laconic.interfaces import TrainingData
 from laconic.models.decoder import Decoder
 from laconic.storage import manifest
 from laconic.storage.manifest import ManifestWriter
@@ -25,19 +25,35 @@ from laconic.training.metrics import MetricsWriter
 from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
 from laconic.training.signals import SignalInterruptError, StopSignal
-from laconic.training.step import OptimizerBuilder, Updater, UpdateResult, compute_update_index
+from laconic.training.step import (
+    OptimizerBuilder,
+    Updater,
+    UpdateResult,
+    compute_update_index,
+    get_random_state,
+    set_random_state,
+)
 
-MAX_SKIPS, SKIP_WINDOW = 3, 100  # updates that may be left out, in how many
-MAX_PROGRESS_METRICS = 6  # numbers of an update on the line of progress; all are in metrics.jsonl
-MAX_ERROR_METRICS = 4  # numbers that an error names
-ProgressFn = Callable[[str, int, int], None]
-ValidateFn = Callable[[int], Mapping[str, float]]  # of the epoch of the last update
+MAX_SKIPS, SKIP_WINDOW = 3, 100  # non-finite updates that may be skipped within so many steps
+MAX_PROGRESS_METRICS = 6  # on the progress line; metrics.jsonl has all
+MAX_ERROR_METRICS = 4  # named in an error message
+ProgressFn = Callable[[str, int, int], None]  # text, updates done, updates in all
+ValidateFn = Callable[[int], Mapping[str, float]]  # from the epoch of the last update to metrics
 Resume = Literal["auto", "never"] | int
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a run came to: updates tried, the last loss and parts, the last validation, the best (metric, step)."""
+    """Result of a run.
+
+    Attributes:
+        steps: Updates tried.
+        metrics: Loss and terms of the last update.
+        validation: Metrics of the last validation.
+        best: Best validated (metric, step).
+        num_skipped: Updates skipped because they were not finite.
+        step_path: Folder of the last step.
+    """
 
     steps: int
     metrics: Mapping[str, float]
@@ -48,7 +64,7 @@ class TrainingResult:
 
 
 class TrainingRun:
-    """A run under way: what is updated, how far it is, and its directory."""
+    """A run in progress; see `train` for the arguments. `start` is the step to resume from."""
 
     def __init__(
         self,
@@ -64,14 +80,8 @@ class TrainingRun:
         start: StepFolder | None = None,
         build_optimizer: OptimizerBuilder = build_adamw,
     ) -> None:
-        self.method, self.data, self.config, self.run_directory, self.seed, self.model_io = (
-            method,
-            data,
-            config,
-            run_directory,
-            seed,
-            model_io,
-        )
+        self.method, self.data, self.config = method, data, config
+        self.run_directory, self.seed, self.model_io = run_directory, seed, model_io
         self.fingerprints = {"data": data.fingerprint, **fingerprints}
         self.ranks, self.device = ranks, torch.device(device)
         self.num_steps = config.total_updates(len(data))
@@ -93,219 +103,222 @@ class TrainingRun:
             self.restore(start)
 
     def open_metrics(self, tracker_project: str | None = None) -> None:
-        """Opens the metrics behind the step that was resumed from."""
+        """Open metrics.jsonl, without the lines after the step resumed from."""
         if self.run_directory is not None and self.ranks.rank == 0:
-            self.metrics_writer = MetricsWriter(
-                self.run_directory.path / "metrics.jsonl", self.progress.metrics_bytes, tracker_project
-            )
+            path = self.run_directory.path / "metrics.jsonl"
+            self.metrics_writer = MetricsWriter(path, self.progress.metrics_bytes, tracker_project)
 
     def check_fingerprints(self, start: StepFolder) -> None:
-        """Raises `Damaged` (76) for a step of other rows, another base or recipe."""
+        """Raise `CorruptArtifactError` for a step of other data, base weights or recipe."""
         for name, ours in self.fingerprints.items():
             theirs = start.manifest.fingerprints.get(name)
             if theirs != ours:
-                raise CorruptArtifactError(
-                    f"{start.path} was made with {name} {theirs}, this run has {ours}; take those again"
-                )
+                raise CorruptArtifactError(f"{start.path} was trained with {name} {theirs}, this run has {ours}")
 
     def restore(self, start: StepFolder) -> None:
-        """Optimizer, random numbers, states and progress of a step, whose parameters are in the method."""
-        updating = self.updater
-        self.progress, updating.states = checkpoint.load_training_state(
-            start.path, updating.optimizer, updating.scaler, self.ranks.rank
+        """Restore everything but the model of a step."""
+        updater = self.updater
+        state_types = self.method.state_types if isinstance(self.method, CarriesState) else {}
+        self.progress, states = checkpoint.load_training_state(
+            start.path, updater.optimizer, updater.scaler, state_types, self.ranks.rank
         )
-        updating.states = [state.to(self.device) for state in updating.states]
-        updating.micro_batch_size, updating.reset_pending = self.progress.micro_batch_size, self.progress.reset_pending
+        updater.states = [state.to(self.device) for state in states]
+        updater.micro_batch_size, updater.reset_pending = self.progress.micro_batch_size, self.progress.reset_pending
 
     def run_to_end(self, stop: StopSignal, validate: ValidateFn | None, report_progress: ProgressFn | None) -> None:
-        """Updates until the end, with validation, checkpoints and the end that a signal asks for in between."""
+        """Run updates, validations and checkpoints until the end, or until a signal requests a stop."""
         first = self.progress.step
         while True:
-            saved = self.run_validation(stop, validate) if self.should_validate(validate) else False
-            over = self.goal_reached or self.progress.step >= self.num_steps
-            if over or saved or (self.progress.step % self.config.save_every == 0 and self.progress.step > first):
+            is_best = self.run_validation(stop, validate) if self.should_validate(validate) else False
+            is_done = self.goal_reached or self.progress.step >= self.num_steps
+            is_due = self.progress.step % self.config.save_every == 0 and self.progress.step > first
+            if is_done or is_best or is_due:
                 self.save()
-            if over:
+            if is_done:
                 return
             if self.ranks.any_rank(bool(stop.signal)):
                 self.stop_and_commit(stop)
-            started = time.monotonic()
-            did = self.advance()
-            self.write_metrics(did, time.monotonic() - started)
+            start = time.monotonic()
+            result = self.advance()
+            self.write_metrics(result, time.monotonic() - start)
             if report_progress and self.ranks.rank == 0:
-                speed = did.num_tokens / max(1e-9, time.monotonic() - started)
-                parts = " · ".join(
-                    f"{name} {value:.4g}" for name, value in [*did.metrics.items()][:MAX_PROGRESS_METRICS]
-                )
-                report_progress(f"{parts} · {speed:,.0f} tokens/s", self.progress.step - first, self.num_steps - first)
+                speed = result.num_tokens / max(1e-9, time.monotonic() - start)
+                metrics = [f"{name} {value:.4g}" for name, value in result.metrics.items()][:MAX_PROGRESS_METRICS]
+                text = f"{' · '.join(metrics)} · {speed:,.0f} tokens/s"
+                report_progress(text, self.progress.step - first, self.num_steps - first)
 
     def advance(self) -> UpdateResult:
-        """One update and what it means for the progress. Raises `NonFinite` where the policy says so."""
-        at = compute_update_index(self.config, self.seed, self.progress.step, len(self.data))
-        before = checkpoint.get_random_state()
-        did = self.updater.update(self.data, at)
-        if did.status == "nonfinite":
-            self.handle_nonfinite(did, before)
-        self.last_metrics = did.metrics
+        """Run one update and record the progress.
+
+        Raises:
+            NonFiniteError: If a number is not finite and the update may not be skipped.
+        """
+        index = compute_update_index(self.config, self.seed, self.progress.step, len(self.data))
+        random_state = get_random_state()
+        result = self.updater.update(self.data, index)
+        if result.status == "nonfinite":
+            self.handle_nonfinite(result, random_state)
+        self.last_metrics = result.metrics
         progress = self.progress
         progress.step += 1
-        progress.epoch, progress.row_offset = divmod(progress.step, self.config.updates_per_epoch(len(self.data)))
-        progress.row_offset *= self.config.batch_size
-        progress.num_overflows += did.status == "overflow"
+        progress.epoch, batches = divmod(progress.step, self.config.updates_per_epoch(len(self.data)))
+        progress.row_offset = batches * self.config.batch_size
+        progress.num_overflows += result.status == "overflow"
         progress.micro_batch_size, progress.reset_pending = self.updater.micro_batch_size, self.updater.reset_pending
-        return did
+        return result
 
     def handle_nonfinite(self, result: UpdateResult, random_state: checkpoint.Tensors) -> None:
-        """An update with a number that is not finite: left out, or the end of the run with an incident."""
+        """Skip an update that was not finite if the recipe allows it, else save, write a report and raise."""
         step, progress = self.progress.step, self.progress
         recent = [n for n in progress.skipped_steps if n > step - SKIP_WINDOW]
         if self.config.on_nonfinite == "skip" and len(recent) < MAX_SKIPS:
             progress.skipped_steps = [*recent, step]
             return
-        checkpoint.set_random_state(random_state)
-        with suppress(NonFiniteError):  # what led here may be in the weights; then the last good step stays the newest
+        set_random_state(random_state)
+        with suppress(NonFiniteError):  # the parameters themselves may be bad; then the step before is the last
             self.save()
-        at = compute_update_index(self.config, self.seed, step, len(self.data))
+        index = compute_update_index(self.config, self.seed, step, len(self.data))
+        report = nonfinite_report.build_report(self.updater, self.data, index, result, random_state)
+        place = nonfinite_report.write_report(report, random_state, self.run_directory, self.ranks.rank)
         bad = [name for name, value in result.metrics.items() if not math.isfinite(value)]
         more = f" and {len(bad) - MAX_ERROR_METRICS} more" if len(bad) > MAX_ERROR_METRICS else ""
-        where = nonfinite_report.write_report(self.updater, self.data, at, result, random_state, self.run_directory)
         names = ", ".join(bad[:MAX_ERROR_METRICS])
-        raise NonFiniteError(f"step {step + 1}: {names}{more} not finite; the update was not applied{where}")
+        raise NonFiniteError(f"step {step + 1}: {names}{more} not finite; the update was not applied{place}")
 
     @property
     def epoch(self) -> int:
-        """That of the last update."""
+        """Epoch of the last update."""
         return (self.progress.step - 1) // self.config.updates_per_epoch(len(self.data))
 
     def should_validate(self, validate: ValidateFn | None) -> bool:
-        """Whether this step is to be validated and was not: every so many, and the last."""
+        """Return whether this step is due for validation and has none yet."""
         step, every = self.progress.step, self.config.validate_every
-        now = step >= self.num_steps or (every is not None and step > 0 and step % every == 0)
-        return validate is not None and now and self.progress.validated_step != step
+        is_due = step >= self.num_steps or (every is not None and step > 0 and step % every == 0)
+        return validate is not None and is_due and self.progress.validated_step != step
 
     def run_validation(self, stop: StopSignal, validate: ValidateFn | None) -> bool:
-        """Validates, which leaves no trace but its numbers; says whether the step is among the best."""
+        """Validate, leaving no trace but the metrics; return whether the step is among the best."""
         assert validate is not None
-        before, found = checkpoint.get_random_state(), dict[str, float]()
+        random_state, metrics = get_random_state(), dict[str, float]()
+        context = stop.interruptible() if self.ranks.world_size == 1 else nullcontext()
         try:
-            with (
-                stop.interruptible() if self.ranks.world_size == 1 else nullcontext(),
-                self.ranks.gather_parameters(self.method),
-            ):
+            with context, self.ranks.gather_parameters(self.method):
                 self.method.eval()
-                found = {name: float(value) for name, value in validate(self.epoch).items()}
-            found = self.ranks.all_gather(found)[0]
+                metrics = {name: float(value) for name, value in validate(self.epoch).items()}
+            metrics = self.ranks.all_gather(metrics)[0]
         except SignalInterruptError:
             stop.was_interrupted = True
         finally:
             self.method.train()
-            checkpoint.set_random_state(before)
-        if stop.was_interrupted:  # committed as it was before
+            set_random_state(random_state)
+        if stop.was_interrupted:  # the committed step has no validation
             self.stop_and_commit(stop)
-        self.last_validation = found
-        step, how = self.progress.step, self.config
+        self.last_validation = metrics
+        step, config = self.progress.step, self.config
         self.progress.validated_step = step
         if self.metrics_writer:
-            self.metrics_writer.write({"step": step, "validation": found})
-        goal = how.early_stop
-        self.goal_reached = goal is not None and get_metric(found, goal.metric) >= goal.at_least
-        return how.best_metric is not None and self.update_best(get_metric(found, how.best_metric), step)
+            self.metrics_writer.write({"step": step, "validation": metrics})
+        goal = config.early_stop
+        self.goal_reached = goal is not None and get_metric(metrics, goal.metric) >= goal.at_least
+        return config.best_metric is not None and self.update_best(get_metric(metrics, config.best_metric), step)
 
     def update_best(self, value: float, step: int) -> bool:
-        """Puts a validated step into the list of the best; whether it has a place there."""
+        """Insert a validated step into the list of the best; return whether it stays in it."""
         if not math.isfinite(value):
             return False
-        sign = -1 if self.config.best_mode == "max" else 1
+        sign = -1 if self.config.best_mode == "largest" else 1
         best = sorted([*self.progress.best, (value, step)], key=lambda item: (sign * item[0], item[1]))
         self.progress.best = best[: self.config.keep_best]
         return (value, step) in self.progress.best
 
     def write_metrics(self, result: UpdateResult, seconds: float) -> None:
-        """A line of metrics; what was not applied is logged always, with nulls and its kind."""
+        """Write a line of metrics; an update that was not applied is always logged, with its status."""
         if self.metrics_writer and (result.status != "applied" or self.progress.step % self.config.log_every == 0):
-            rate = self.updater.optimizer.param_groups[0]["lr"]
-            about = {"step": self.progress.step, "epoch": self.epoch, "lr": rate, "tokens": result.num_tokens}
-            kind = {} if result.status == "applied" else {result.status: 1}
-            self.metrics_writer.write({**about, **result.metrics, **kind, "seconds": round(seconds, 4)})
+            learning_rate = self.updater.optimizer.param_groups[0]["lr"]
+            progress = {"step": self.progress.step, "epoch": self.epoch, "lr": learning_rate}
+            status = {} if result.status == "applied" else {result.status: 1}
+            timing = {"tokens": result.num_tokens, "seconds": round(seconds, 4)}
+            self.metrics_writer.write({**progress, **result.metrics, **status, **timing})
 
     def save(self) -> None:
-        """Commits the step, unless it is there, and deletes what need not be kept."""
-        if self.run_directory is None or self.run_directory.step_path(self.progress.step).exists():
+        """Commit the current step, unless it exists, and delete steps that need not be kept."""
+        run, step = self.run_directory, self.progress.step
+        if run is None or run.step_path(step).exists():
             return
         if self.metrics_writer:
             self.progress.metrics_bytes = self.metrics_writer.flush_to_disk()
         parameters = sum(p.nbytes for p in self.method.parameters())
         moments = sum(p.nbytes for p in self.method.parameters() if p.requires_grad) * 2
-        self.ranks.commit_step(
-            self.run_directory, self.progress.step, self.write_step, self.fingerprints, parameters + moments
-        )
+        self.ranks.commit_step(run, step, self.write_step, self.fingerprints, parameters + moments)
         if self.ranks.rank > 0:
             return
         every, best = self.config.keep_every, {step for _, step in self.progress.best}
-        self.run_directory.prune_steps(
-            best | {n for n in self.run_directory.step_numbers() if every and n % every == 0}
-        )
+        run.prune_steps(best | {n for n in run.step_numbers() if every and n % every == 0})
 
     def write_step(self, writer: ManifestWriter) -> None:
-        """All that a step holds."""
+        """Write all files of the current step."""
+        updater = self.updater
         checkpoint.save_model(writer, self.model_io, self.method, self.ranks)
-        updating = self.updater
         checkpoint.save_training_state(
-            writer, updating.optimizer, updating.scaler, updating.states, self.progress, self.ranks
+            writer, updater.optimizer, updater.scaler, updater.states, self.progress, self.ranks
         )
 
     def stop_and_commit(self, stop: StopSignal) -> None:
-        """Commits and ends, as a signal asked."""
+        """Commit the current step and raise `PreemptedError`."""
         self.save()
-        where = (
-            f"is committed in {self.run_directory.path}; run the same command again to go on"
-            if self.run_directory
-            else "was the last"
-        )
-        asked = stop.signal_name if stop.signal else "a signal to another rank"
-        raise PreemptedError(f"{asked}: step {self.progress.step} of {self.num_steps} {where}")
+        reason = stop.signal_name if stop.signal else "a signal to another rank"
+        text = f"{reason}: stopped after step {self.progress.step} of {self.num_steps}"
+        if self.run_directory:
+            text += f", committed in {self.run_directory.path}; run the same command again to resume"
+        raise PreemptedError(text)
 
     def close(self) -> None:
-        """Closes the metrics."""
+        """Close metrics.jsonl."""
         if self.metrics_writer:
             self.metrics_writer.close()
 
     @property
     def result(self) -> TrainingResult:
-        """What there is to say of the run so far."""
+        """The result so far."""
         progress = self.progress
         best = progress.best[0] if progress.best else None
-        folder = self.run_directory.step_path(progress.step) if self.run_directory else None
+        path = self.run_directory.step_path(progress.step) if self.run_directory else None
         return TrainingResult(
-            progress.step, self.last_metrics, self.last_validation, best, len(progress.skipped_steps), folder
+            progress.step, self.last_metrics, self.last_validation, best, len(progress.skipped_steps), path
         )
 
 
 def choose_start(run: RunDirectory, resume: Resume, ranks: Ranks) -> StepFolder | None:
-    """The step to go on from, checked and chosen by rank 0, which holds the run."""
-    number = ranks.run_on_rank_zero(lambda: found.step if (found := find_start(run, resume)) else None)
-    return (
-        None
-        if number is None
-        else StepFolder(number, run.step_path(number), manifest.read_manifest(run.step_path(number)))
-    )
+    """Return the step to resume from, which rank 0 chooses and verifies."""
+    step = ranks.run_on_rank_zero(lambda: found.step if (found := find_start(run, resume)) else None)
+    if step is None:
+        return None
+    return StepFolder(step, run.step_path(step), manifest.read_manifest(run.step_path(step)))
 
 
 def find_start(run: RunDirectory, resume: Resume) -> StepFolder | None:
-    """The step to go on from; those after one asked for by number are put aside. `Busy` (73) for "never" and steps."""
+    """Return the step to resume from; resuming from a given number renames the later steps.
+
+    Raises:
+        BusyError: If `resume` is "never" and the run has steps.
+    """
     if resume == "never":
         if run.step_numbers():
-            raise BusyError(f"{run.path} has {len(run.step_numbers())} steps; resume, or choose another folder")
+            raise BusyError(f"{run.path} has {len(run.step_numbers())} steps; resume or choose another folder")
         return None
     if resume == "auto":
         return run.latest_valid_step()
-    found = run.get_step(resume)
+    step = run.get_step(resume)
     run.discard_after(resume)
-    return found
+    return step
 
 
 def get_metric(metrics: Mapping[str, float], name: str) -> float:
-    """One number of a validation. Raises `Usage` (2) for a name that it does not give."""
+    """Return a metric of a validation.
+
+    Raises:
+        UsageError: If the validation has no such metric.
+    """
     if name not in metrics:
-        raise UsageError(f"{name}: no such number in the validation; it gives {', '.join(metrics) or 'none'}")
+        raise UsageError(f"{name} is not a metric of the validation; available: {', '.join(metrics) or 'none'}")
     return metrics[name]

@@ -1,6 +1,7 @@
-"""Tensors of a step in shards, one file a rank: written and read by torch's distributed checkpoints as safetensors.
+"""Save and load sharded tensors, one safetensors file per rank, with torch's distributed checkpoints.
 
-The default back end of these pickles its metadata, and runs what such a file says (pytorch#189308); it is never used.
+The default backend of torch.distributed.checkpoint pickles its metadata and would run code from such a file
+(pytorch#189308), so it is never used.
 """
 
 import warnings
@@ -20,39 +21,45 @@ if TYPE_CHECKING:
 
 
 def write_shards(writer: ManifestWriter, name: str, tensors: Mapping[str, Tensor], rank: int) -> None:
-    """The folder `name` with a file of every rank's shards, of which this rank enters its own; all ranks call it.
+    """Write a folder with one file per rank and record this rank's; all ranks call it.
 
-    Raises `ValueError` for a value that is no tensor: the writer would put a pickle into a file called safetensors.
+    Raises:
+        ValueError: For a value that is not a tensor, which torch would pickle into a file called safetensors.
     """
-    from torch.distributed.checkpoint.api import CheckpointException  # slow to import, as all of the package
+    from torch.distributed.checkpoint.api import CheckpointException  # slow imports
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    odd = next((key for key, value in tensors.items() if not isinstance(cast(Any, value), Tensor)), None)
-    if odd is not None:
-        raise ValueError(f"{name}: {odd} is a {type(tensors[odd]).__name__}, no tensor; it goes into a JSON file")
+    bad = next((key for key, value in tensors.items() if not isinstance(cast(Any, value), Tensor)), None)
+    if bad is not None:
+        raise ValueError(f"{name}: {bad} is a {type(tensors[bad]).__name__}, not a tensor; store it in a JSON file")
     folder = writer.folder / name
-    held = {key: tensor.detach() for key, tensor in tensors.items()}
-    with translate_os_errors(folder, sum(tensor.nbytes for tensor in held.values())):
+    values = {key: tensor.detach() for key, tensor in tensors.items()}
+    with translate_os_errors(folder, sum(tensor.nbytes for tensor in values.values())):
         try:
-            save(held, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+            save(values, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
         except CheckpointException as error:
             error = first_failure(error)
             raise error from None
-        writer.add_existing(
-            path.relative_to(writer.folder).as_posix() for path in folder.glob(f"shard-{rank + 1:05d}-*")
-        )
+        shards = folder.glob(f"shard-{rank + 1:05d}-*")
+        writer.add_existing(path.relative_to(writer.folder).as_posix() for path in shards)
 
 
 def first_failure(error: "CheckpointException") -> BaseException:
-    """What the first rank that failed failed with."""
+    """Return the exception of the first rank that failed."""
     return next((raised for raised, _ in error.failures.values()), error)
 
 
 def read_shards(folder: Path, allocate: Callable[[str, tuple[int, ...]], Tensor] | None = None) -> dict[str, Tensor]:
-    """The tensors in a folder of shards, however many ranks wrote them; `like` gives where one goes, by name and shape.
+    """Load the tensors of a sharded folder, however many ranks wrote it.
 
-    Where that is in shards, all ranks call it and each reads its own.
+    Args:
+        folder: Folder of shards.
+        allocate: Returns the tensor to load into, by name and shape. If it is sharded itself, all ranks call this
+            function and each loads its own shard.
+
+    Raises:
+        CorruptArtifactError: If a tensor has another shape than the one allocated.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -62,28 +69,27 @@ def read_shards(folder: Path, allocate: Callable[[str, tuple[int, ...]], Tensor]
     for path in folder.glob("*.safetensors"):
         read_safetensors_header(path)
     reader = HuggingFaceStorageReader(str(folder))
-    promised = reader.read_metadata().state_dict_metadata
-    found: dict[str, Tensor] = {}
-    for name, about in cast(dict[str, Any], promised).items():
-        shape = tuple(about.size)
-        found[name] = allocate(name, shape) if allocate else torch.empty(shape, dtype=about.properties.dtype)
-        if tuple(found[name].shape) != shape:
+    tensors: dict[str, Tensor] = {}
+    for name, stored in cast(dict[str, Any], reader.read_metadata().state_dict_metadata).items():
+        shape = tuple(stored.size)
+        tensors[name] = allocate(name, shape) if allocate else torch.empty(shape, dtype=stored.properties.dtype)
+        if tuple(tensors[name].shape) != shape:
             raise CorruptArtifactError(
-                f"{folder}: {name} is {list(shape)}, the run has {list(found[name].shape)}; take its recipe"
+                f"{folder}: {name} is {list(shape)}, this run has {list(tensors[name].shape)}; use the run's own recipe"
             )
-    apart = any(isinstance(tensor, DTensor) for tensor in found.values())
+    is_distributed = any(isinstance(tensor, DTensor) for tensor in tensors.values())
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process may read, too
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process may load, too
         try:
-            load(cast(dict[str, Any], found), storage_reader=reader, no_dist=not apart)
+            load(cast(dict[str, Any], tensors), storage_reader=reader, no_dist=not is_distributed)
         except CheckpointException as error:
             error = first_failure(error)
             raise error from None
-    return found
+    return tensors
 
 
 def distribute_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor, laid out as the parameter is."""
+    """Return a whole tensor, sharded like the parameter."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGUSR1: the first asks for an end after the step under way, the second ends at once."""
+"""Handle SIGTERM, SIGINT and SIGUSR1: the first requests a stop after the current step, the second exits at once."""
 
 import os
 import signal
@@ -11,11 +11,11 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class SignalInterruptError(BaseException):
-    """A signal came while something ran that may be left and done again; no `except Exception` holds it up."""
+    """Raised by a signal in work that can be repeated; not an `Exception`, so that none of its handlers catches it."""
 
 
 class StopSignal:
-    """Whether a signal has asked for the end, and which; whether something was left for it."""
+    """Whether a signal has requested a stop, which one, and whether it interrupted work."""
 
     def __init__(self) -> None:
         self.signal, self.was_interrupted = 0, False
@@ -23,11 +23,12 @@ class StopSignal:
 
     @property
     def signal_name(self) -> str:
+        """Name of the signal, for example SIGTERM."""
         return signal.Signals(self.signal).name
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Inside, a signal raises `Interrupted` at once; for what changes nothing."""
+        """Let signals raise `SignalInterruptError` inside this context; for work that changes nothing."""
         self._is_interruptible = True
         try:
             if self.signal:
@@ -37,7 +38,7 @@ class StopSignal:
             self._is_interruptible = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """What a signal does: the first is remembered."""
+        """Remember the first signal; installed as signal handler."""
         self.signal = self.signal or number
         if self._is_interruptible:
             raise SignalInterruptError
@@ -45,33 +46,34 @@ class StopSignal:
 
 @contextmanager
 def handle_signals() -> Iterator[StopSignal]:
-    """Signals are heard inside; a second one ends the process with 128 + its number, also amid a long operation.
+    """Handle signals inside this context; a second one ends the process with 128 + its number.
 
-    A thread waits for the second, since Python's own handlers run only between operations of the main thread.
-    Outside the main thread nothing can be heard, and nothing is changed.
+    A thread waits for the second signal, because Python's handlers run only between bytecode instructions of the main
+    thread and an operation may take long. Outside the main thread no handler can be installed and nothing changes.
     """
     stop = StopSignal()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    out, into = os.pipe()
-    os.set_blocking(into, False)
-    before = {number: signal.signal(number, stop.handle) for number in STOP_SIGNALS}
-    fd = signal.set_wakeup_fd(into, warn_on_full_buffer=False)
-    threading.Thread(target=_abort_at_second, args=(out,), daemon=True).start()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    handlers = {number: signal.signal(number, stop.handle) for number in STOP_SIGNALS}
+    old_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_abort_at_second, args=(reader,), daemon=True).start()
     try:
         yield stop
     finally:
-        signal.set_wakeup_fd(fd)
-        for number, handler in before.items():
+        signal.set_wakeup_fd(old_fd)
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        os.close(into)
+        os.close(writer)
 
 
-def _abort_at_second(out: int) -> None:
-    asked = 0
-    while byte := os.read(out, 1):
-        asked += byte[0] in STOP_SIGNALS
-        if asked > 1:
+def _abort_at_second(reader: int) -> None:
+    """Exit the process at the second stop signal."""
+    count = 0
+    while byte := os.read(reader, 1):
+        count += byte[0] in STOP_SIGNALS
+        if count > 1:
             os._exit(128 + byte[0])
-    os.close(out)
+    os.close(reader)

@@ -1,4 +1,4 @@
-"""One update: micro-batches forward and backward, one look whether all is finite, then clip and step."""
+"""One optimizer update: micro-batches forward and backward, a check that all numbers are finite, clipping, step."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,21 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from laconic import rng
+from laconic.interfaces import AfterUpdateHook, Batch, Method, MethodState, ResetsOptimizer, StepOutput, TrainingData
 from laconic.config.training import TrainingConfig
 from laconic.errors import OutOfMemoryError
-from laconic.interfaces import AfterUpdateHook, Batch, Method, MethodState, ResetsOptimizer, StepOutput, TrainingData
-from laconic.training import checkpoint
-from laconic.training.optim import build_adamw, learning_rate_at
+from laconic.rng import permuted_index
+from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
 
 MAX_HALVINGS = 3  # of the micro-batch in one run
+MEMORY_ADVICE = (
+    'set activation_checkpointing = 1, precision = "bfloat16", trainable = "lora", a smaller micro_batch_size '
+    "or shorter rows"
+)
 OptimizerBuilder = Callable[[nn.Module, TrainingConfig], torch.optim.Optimizer]
 PRECISION_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class UpdateIndex(NamedTuple):
-    """Where in the order of data an update stands: its number, epoch, and the rows of all ranks."""
+    """Number of an update, its epoch, and the rows of all ranks."""
 
     step: int
     epoch: int
@@ -31,28 +34,68 @@ class UpdateIndex(NamedTuple):
 
 
 def compute_update_index(config: TrainingConfig, seed: int, step: int, num_rows: int) -> UpdateIndex:
-    """The rows of update `step`, a pure function; nothing but the step has to be remembered.
+    """Return the rows of an update, a pure function of its arguments, so that resuming needs only the step.
 
-    Where a state is carried they stand in order, so that each row goes on where it was in the update before.
+    Stateful training reads the rows in order, so that each row continues where it was in the update before.
     """
     epoch, i = divmod(step, config.updates_per_epoch(num_rows))
-    places = np.arange(i * config.batch_size, min((i + 1) * config.batch_size, num_rows))
-    return UpdateIndex(
-        step, epoch, tuple((places if config.stateful else rng.permuted_index(seed, epoch, places, num_rows)).tolist())
-    )
+    positions = np.arange(i * config.batch_size, min((i + 1) * config.batch_size, num_rows))
+    rows = positions if config.stateful else permuted_index(seed, epoch, positions, num_rows)
+    return UpdateIndex(step, epoch, tuple(rows.tolist()))
+
+
+def learning_rate_at(config: TrainingConfig, step: int, num_steps: int, num_warmup: int) -> float:
+    """Return the learning rate of update `step`, counted from 0; the first update of a warmup has rate 0."""
+    if step < num_warmup:
+        return config.learning_rate * step / num_warmup
+    progress = (step - num_warmup) / max(1, num_steps - num_warmup)
+    decay = {"cosine": 0.5 * (1 + math.cos(math.pi * progress)), "linear": 1 - progress, "constant": 1.0}
+    ratio = max(0.0, decay[config.lr_schedule])
+    return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * ratio)
+
+
+def get_random_state() -> dict[str, Tensor]:
+    """Return the states of torch's random generators; laconic uses neither Python's nor numpy's."""
+    devices = torch.cuda.get_rng_state_all() if _is_cuda_initialized() else []
+    return {"torch": torch.get_rng_state(), **{f"cuda.{i}": state for i, state in enumerate(devices)}}
+
+
+def set_random_state(state: Mapping[str, Tensor]) -> None:
+    """Restore what `get_random_state` returned."""
+    torch.set_rng_state(state["torch"])
+    for name, value in state.items():
+        if name.startswith("cuda.") and _is_cuda_initialized():
+            torch.cuda.set_rng_state(value, int(name.partition(".")[2]))
+
+
+def _is_cuda_initialized() -> bool:
+    """Return whether CUDA is in use; asking for its random state would start it."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update found: loss, parts and gradient norm by name; whether it was applied, left out, or overflowed."""
+    """Loss, terms and gradient norm of an update, its tokens, and what became of it.
+
+    `status` is "applied", "nonfinite" or "overflow".
+    """
 
     metrics: Mapping[str, float]
     num_tokens: int
-    status: str  # "applied", "nonfinite", "overflow"
+    status: str
 
 
 class Updater:
-    """A method with its optimizer: what one update after another changes."""
+    """A method with its optimizer and everything that changes from update to update.
+
+    Args:
+        method: Module that implements `Method`.
+        config: Optimizer, precision and batch sizes.
+        num_steps: Updates of the whole run, for the learning-rate schedule.
+        ranks: Processes that train together.
+        device: Device of the method.
+        build_optimizer: Builds the optimizer of the trainable parameters.
+    """
 
     def __init__(
         self,
@@ -67,148 +110,156 @@ class Updater:
         self.module = ranks.wrap(method)
         self.optimizer = build_optimizer(method, config)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
+        self.num_warmup = config.num_warmup_updates(num_steps)
         self.micro_batch_size = config.micro_batch_size or math.ceil(config.batch_size / ranks.world_size)
         self.states: list[MethodState] = []
         self.reset_pending = False
         self._num_halvings = 0
 
     def update(self, data: TrainingData, index: UpdateIndex) -> UpdateResult:
-        """One update; where a number is not finite, nothing but gradients has changed and those are gone."""
+        """Run one update; if a number is not finite, parameters, optimizer and states stay as they were.
+
+        Raises:
+            OutOfMemoryError: If memory does not suffice with the smallest micro-batch.
+        """
         while True:
-            start = checkpoint.get_random_state()
+            random_state = get_random_state()
             try:
-                batches, tokens = self.make_micro_batches(data, index)
-                loss, parts, states = self.backward_micro_batches(batches)
+                batches, num_tokens = self.make_micro_batches(data, index)
+                loss, terms, states = self.backward_micro_batches(batches)
                 break
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
                 self.halve_micro_batch(error)
-                checkpoint.set_random_state(start)
+                set_random_state(random_state)
         if isinstance(self.method, ResetsOptimizer):
             self.reset_pending |= self.method.resets_optimizer_state(batches[0])
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
         norm = self.ranks.gradient_norm([p.grad for p in self.method.parameters() if p.grad is not None])
-        numbers = self.collect_metrics(loss, parts, norm, states)
-        outcome = self.classify(numbers)
-        if outcome == "applied":
+        metrics = self.collect_metrics(loss, terms, norm, states)
+        status = self.classify(metrics)
+        if status == "applied":
             self.apply_update(norm, index.step)
             self.states = states
             if isinstance(self.method, AfterUpdateHook):
-                self.method.after_update(numbers)
-        self.update_scaler(outcome)
+                self.method.after_update(metrics)
+        self.update_scaler(status)
         self.optimizer.zero_grad()
-        return UpdateResult(numbers, tokens, outcome)
+        return UpdateResult(metrics, num_tokens, status)
 
     def make_micro_batches(self, data: TrainingData, index: UpdateIndex) -> tuple[list[Any], int]:
-        """This rank's micro-batches, each with the totals of the whole update; and the tokens of all.
+        """Return this rank's micro-batches, with the loss denominators of the whole update, and its number of tokens.
 
-        Ranks have equally many, since they work in step: where one has no rows left, a row of another stands in,
-        whose sums are divided by infinity.
+        Every rank runs the same number of micro-batches. One without rows repeats a row of another rank, with infinite
+        denominators, so that its loss is 0.
         """
-        rows, world = index.rows[self.ranks.rank :: self.ranks.world_size], self.ranks.world_size
-        pieces = [
-            rows[i : i + self.micro_batch_size]
-            for i in range(0, math.ceil(len(index.rows) / world), self.micro_batch_size)
-        ]
-        found: list[Any] = [data.batch(piece or index.rows[:1], index.epoch, index.step) for piece in pieces]
-        counts = [cast(Method, self.method).loss_denominators(batch) for batch in found]
-        own = [i for i, piece in enumerate(pieces) if piece]
-        sums = [float(sum(found[i].tokens for i in own)), *(sum(counts[i][name] for i in own) for name in counts[0])]
-        tokens, *summed = self.ranks.all_reduce_sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        totals = dict(zip(counts[0], summed, strict=True))
-        nothing = dict.fromkeys(totals, math.inf)
-        batches = [replace(batch, totals=totals if i in own else nothing) for i, batch in enumerate(found)]
-        return batches, int(tokens)
+        rank, world_size, method = self.ranks.rank, self.ranks.world_size, cast(Method, self.method)
+        rows = index.rows[rank::world_size]
+        starts = range(0, math.ceil(len(index.rows) / world_size), self.micro_batch_size)
+        parts = [rows[i : i + self.micro_batch_size] for i in starts]
+        batches: list[Any] = [data.batch(part or index.rows[:1], index.epoch, index.step) for part in parts]
+        counts = [method.loss_denominators(batch) for batch in batches]
+        real = [i for i, part in enumerate(parts) if part]
+        sums = [float(sum(batches[i].num_tokens for i in real))]
+        sums += [sum(counts[i][name] for i in real) for name in counts[0]]
+        num_tokens, *totals = self.ranks.all_reduce_sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        denominators = dict(zip(counts[0], totals, strict=True))
+        infinite = dict.fromkeys(denominators, math.inf)
+        batches = [replace(b, loss_denominators=denominators if i in real else infinite) for i, b in enumerate(batches)]
+        return batches, int(num_tokens)
 
     def backward_micro_batches(self, batches: list[Batch]) -> tuple[Tensor, dict[str, Tensor], list[MethodState]]:
-        """Loss and parts, summed over micro-batches in float32; their gradients are in the parameters.
+        """Accumulate gradients; return loss and terms, summed in float32, and the state after each micro-batch.
 
-        The pieces of a batch are read in order, each on the state that the one before gave, cut from its graph.
+        The parts of a batch run in order, each on the detached state of the one before.
         """
-        total, parts, states = torch.zeros((), device=self.device), dict[str, Tensor](), list[MethodState]()
+        total, terms, states = torch.zeros((), device=self.device), dict[str, Tensor](), list[MethodState]()
         for i, (batch, state) in enumerate(zip(batches, self.incoming_states(len(batches)), strict=True)):
-            pieces = batch.sequential_parts
-            for j, piece in enumerate(pieces):
-                last = i == len(batches) - 1 and j == len(pieces) - 1
-                with self.ranks.accumulate_gradients(self.module, last):
+            parts = batch.sequential_parts
+            for j, part in enumerate(parts):
+                is_last = i == len(batches) - 1 and j == len(parts) - 1
+                with self.ranks.accumulate_gradients(self.module, is_last):
                     with self.autocast():
-                        step: StepOutput = self.module(piece.to(self.device), state)
-                    cast(Tensor, self.scaler.scale(self.ranks.scale_loss(step.loss))).backward()
-                state = step.state.detach() if step.state is not None else None
-                total = total + step.loss.detach().float()
-                for name, part in step.metrics.items():
-                    parts[name] = parts.get(name, torch.zeros_like(total)) + part.detach().float()
+                        output: StepOutput = self.module(part.to(self.device), state)
+                    cast(Tensor, self.scaler.scale(self.ranks.scale_loss(output.loss))).backward()
+                state = output.state.detach() if output.state is not None else None
+                total = total + output.loss.detach().float()
+                for name, term in output.metrics.items():
+                    terms[name] = terms.get(name, torch.zeros_like(total)) + term.detach().float()
             if self.config.stateful and state is not None:
                 states.append(state)
-        return total, parts, states
+        return total, terms, states
 
     def incoming_states(self, n: int) -> Sequence[MethodState | None]:
-        """What each of n micro-batches goes on from."""
+        """Return the state that each of n micro-batches continues from."""
         return self.states if len(self.states) == n else [None] * n
 
     def autocast(self) -> torch.autocast:
-        """The type of number that the method computes in."""
-        return torch.autocast(
-            self.device.type, PRECISION_DTYPES[self.config.precision], self.config.precision != "float32"
-        )
+        """Return the context of mixed precision."""
+        dtype = PRECISION_DTYPES[self.config.precision]
+        return torch.autocast(self.device.type, dtype, self.config.precision != "float32")
 
     def collect_metrics(
         self, loss: Tensor, terms: Mapping[str, Tensor], norm: Tensor, states: list[MethodState]
     ) -> dict[str, float]:
-        """Every number that decides, over all ranks, fetched from the device at once."""
-        held = [t for state in states for t in state.tensors().values() if t.is_floating_point() and t.numel()]
-        sound = [torch.where(t.isfinite().all(), 0.0, math.nan).to(loss) for t in held]
-        named = {"loss": loss, **terms} | ({"state": torch.stack(sound).sum()} if sound else {})
-        summed = self.ranks.all_reduce_sum(torch.stack(list(named.values())))
-        fetched: list[float] = torch.cat([summed, norm.detach().to(summed).reshape(1)]).tolist()
-        found = dict(zip([*named, "grad_norm"], fetched, strict=True))
-        return {name: value for name, value in found.items() if name != "state" or not math.isfinite(value)}
+        """Return loss, terms and gradient norm over all ranks, fetched from the device at once.
+
+        A non-finite state adds the metric `state`, which is NaN.
+        """
+        tensors = [t for state in states for t in state.tensors().values() if t.is_floating_point() and t.numel()]
+        checks = [torch.where(t.isfinite().all(), 0.0, math.nan).to(loss) for t in tensors]
+        named = {"loss": loss, **terms} | ({"state": torch.stack(checks).sum()} if checks else {})
+        sums = self.ranks.all_reduce_sum(torch.stack(list(named.values())))
+        values: list[float] = torch.cat([sums, norm.detach().to(sums).reshape(1)]).tolist()
+        metrics = dict(zip([*named, "grad_norm"], values, strict=True))
+        return {name: value for name, value in metrics.items() if name != "state" or not math.isfinite(value)}
 
     def classify(self, metrics: Mapping[str, float]) -> str:
-        """Whether all is finite; an overflow of scaled gradients is the scaler's as long as its scale is 1 or more."""
+        """Return the status of an update; scaled gradients may overflow as long as the scale can be lowered."""
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]
         if bad == ["grad_norm"] and self.scaler.is_enabled() and self.scaler.get_scale() >= 1:
             return "overflow"
         return "nonfinite" if bad else "applied"
 
     def apply_update(self, norm: Tensor, step: int) -> None:
-        """Clip, and one step of the optimizer at this step's rate."""
+        """Clip the gradients and run the optimizer at this step's learning rate."""
         if self.reset_pending:
             self.optimizer.state.clear()
             self.reset_pending = False
         if self.config.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(self.method.parameters(), self.config.max_grad_norm, norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate_at(self.config, step, self.num_steps)
+            group["lr"] = learning_rate_at(self.config, step, self.num_steps, self.num_warmup)
         try:
             self.optimizer.step()
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):
-                raise OutOfMemoryError(f"no memory for the optimizer; {MEMORY_ADVICE}") from error
+                raise OutOfMemoryError(f"out of memory in the optimizer; {MEMORY_ADVICE}") from error
             raise
 
     def update_scaler(self, status: str) -> None:
-        """The scaler after an update: the same where one was left out, else as it decides."""
+        """Adapt the loss scale, unless the update was not finite."""
         if self.scaler.is_enabled():
             self.scaler.update(self.scaler.get_scale() if status == "nonfinite" else None)
 
     def halve_micro_batch(self, error: BaseException) -> None:
-        """Half the micro-batch after a failed allocation, at most three times in a run."""
+        """Halve the micro-batch after a failed allocation.
+
+        Raises:
+            OutOfMemoryError: After `MAX_HALVINGS`, with several ranks, which cannot repeat an exchange of gradients
+                alone, or with states, which belong to micro-batches of one size.
+        """
         self.optimizer.zero_grad()
-        alone = self.ranks.world_size == 1  # of several, the others are amid an exchange of gradients
-        if self._num_halvings == MAX_HALVINGS or self.micro_batch_size == 1 or self.states or not alone:
-            raise OutOfMemoryError(
-                f"no memory for a micro-batch of {self.micro_batch_size} rows; {MEMORY_ADVICE}"
-            ) from error
+        is_single = self.ranks.world_size == 1
+        if self._num_halvings == MAX_HALVINGS or self.micro_batch_size == 1 or self.states or not is_single:
+            rows = self.micro_batch_size
+            raise OutOfMemoryError(f"out of memory with a micro-batch of {rows} rows; {MEMORY_ADVICE}") from error
         self._num_halvings += 1
         self.micro_batch_size = max(1, self.micro_batch_size // 2)
 
 
-MEMORY_ADVICE = 'set recompute = 1, precision = "bfloat16", what = "lora", a smaller micro or shorter rows'
-
-
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a device or on the CPU."""
+    """Return whether an allocation failed, on a device or on the CPU."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)

@@ -1,0 +1,92 @@
+"""Flatten a tree of dataclasses, mappings and tuples into named tensors and a JSON description, and rebuild it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, cast
+
+from torch import Tensor
+
+from laconic.errors import CorruptArtifactError
+
+NodeTypes = Mapping[str, type]
+
+
+def named_children(tree: object) -> Iterator[tuple[str, Any]]:
+    """Yield the children of a node by name; a tensor has none."""
+    if is_dataclass(tree) and not isinstance(tree, type):
+        for f in fields(tree):
+            yield "" if f.metadata.get("inline") else f.name, getattr(tree, f.name)
+    elif isinstance(tree, Mapping):
+        yield from cast(Mapping[str, Any], tree).items()
+    elif isinstance(tree, tuple):
+        for n, item in enumerate(cast(tuple[Any, ...], tree)):
+            yield str(n), item
+
+
+def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor with its dotted name, for example layers.3.cms.levels.1.down_proj.left."""
+    for name, item in named_children(tree):
+        yield from named_tensors(item, ".".join(filter(None, (prefix, name))))
+    if isinstance(tree, Tensor):
+        yield prefix, tree
+
+
+def unique_tensors(tree: object) -> dict[str, Tensor]:
+    """Return every tensor by name, one that occurs twice under its first name."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in named_tensors(tree):
+        found.setdefault(id(tensor), (name, tensor))
+    return dict(found.values())
+
+
+def flatten_tree(tree: object, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
+    """Return the tensors of a tree by name, each once, and a JSON value from which `unflatten_tree` rebuilds it."""
+    tensors = {prefix + name: tensor for name, tensor in unique_tensors(tree).items()}
+    return tensors, build_tree_spec(tree, {id(tensor): name for name, tensor in tensors.items()})
+
+
+def build_tree_spec(tree: object, names: Mapping[int, str]) -> Any:
+    """Return a tree as JSON, each tensor by the name it is written under."""
+    if isinstance(tree, Tensor):
+        return names[id(tree)]
+    if is_dataclass(tree) and not isinstance(tree, type):
+        children = {f.name: build_tree_spec(getattr(tree, f.name), names) for f in fields(tree)}
+        return {"is": type(tree).__name__} | children
+    if isinstance(tree, Mapping):
+        return {"of": {name: build_tree_spec(item, names) for name, item in cast(Mapping[str, Any], tree).items()}}
+    if isinstance(tree, tuple):
+        return [build_tree_spec(item, names) for item in cast(tuple[Any, ...], tree)]
+    return None
+
+
+def unflatten_tree(spec: Any, tensors: Mapping[str, Tensor], unused: set[str], node_types: NodeTypes) -> Any:
+    """Rebuild a tree.
+
+    Args:
+        spec: What `flatten_tree` returned.
+        tensors: Tensors by name.
+        unused: Names of tensors; those that occur in the tree are removed.
+        node_types: Dataclasses that may occur in the tree, by name.
+
+    Raises:
+        CorruptArtifactError: If the description does not fit the tensors or the types.
+    """
+    if spec is None:
+        return None
+    if isinstance(spec, str) and spec in tensors:
+        unused.discard(spec)
+        return tensors[spec]
+    if isinstance(spec, list):
+        return tuple(unflatten_tree(item, tensors, unused, node_types) for item in cast(list[Any], spec))
+    if isinstance(spec, dict):
+        node = cast(dict[str, Any], spec)
+        node_type = node_types.get(str(node.get("is")))
+        if node_type is not None and node.keys() == {"is", *(f.name for f in fields(node_type))}:
+            names = [f.name for f in fields(node_type)]
+            return node_type(**{name: unflatten_tree(node[name], tensors, unused, node_types) for name in names})
+        if node.keys() == {"of"} and isinstance(node["of"], dict):
+            items = cast(dict[str, Any], node["of"]).items()
+            return {name: unflatten_tree(item, tensors, unused, node_types) for name, item in items}
+    raise CorruptArtifactError(
+        f"state: {str(cast(object, spec))[:80]!r} is neither a known part nor a tensor of the file; take another copy"
+    )
