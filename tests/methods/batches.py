@@ -78,13 +78,13 @@ def trained(name: str, *, M: int = 4, rounds: int | None = 2, **settings: object
 
 
 def kava(
-    name: str = "llama", *, M: int = 4, rounds: int | None = 2, seed: int = 0, distilling: dict | None = None,
-    keeping: dict | None = None, **matching: object,
+    name: str = "llama", *, M: int = 4, rounds: int | None = 2, seed: int = 0, distillation: dict | None = None,
+    selection: dict | None = None, **kv_distillation: object,
 ) -> Kava:  # fmt: skip
     """KaVa with the defaults of its settings, some of them changed."""
     decoder, thoughts = trained(name, M=M, rounds=rounds)
-    how, keep = DistillationConfig(**(distilling or {})), KVSelectionConfig(**(keeping or {}))
-    return Kava(decoder, thoughts, how, keep, KVDistillationConfig(**matching), seed=seed)  # type: ignore[arg-type]
+    how, keep = DistillationConfig(**(distillation or {})), KVSelectionConfig(**(selection or {}))
+    return Kava(decoder, thoughts, how, keep, KVDistillationConfig(**kv_distillation), seed=seed)  # type: ignore[arg-type]
 
 
 def gradients(method: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from laconic.nested.optim.dgd import DGD, get_statistics
 from laconic.nested.optim.dgd_equations import dgd_embedding, dgd_joint, dgd_mean, dgd_row, dgd_sequential, objective
 from tests.core.readings import noise
 from tests.tolerances import ORACLE, largest
-from tests.training.several import well
+from tests.training.multi_rank import run_ranks_ok
 
 LENGTHS = st.floats(1e-3, 30.0)
 STEPS = st.floats(1e-3, 1e3)
@@ -473,5 +473,5 @@ def test_two_replicas_take_the_step_of_one(tmp_path: Path) -> None:
     optimizer = DGD(net.parameters(), 0.8)
     loss_of(net, torch.cat([IDS, IDS[:1]]), torch.cat([ASKED, ASKED[:1]])).backward()
     optimizer.step()
-    for found in well(tmp_path, step_of_two):
+    for found in run_ranks_ok(tmp_path, step_of_two):
         assert largest(torch.tensor(found, dtype=torch.float64), net[1].weight.flatten()) <= 100 * ORACLE

@@ -21,7 +21,7 @@ from laconic.nested.optim.m3 import M3
 from laconic.nested.optim.m3_equations import newton_schulz
 from tests.core.readings import noise
 from tests.tolerances import FLOAT32, ORACLE, RECOMPUTE, largest
-from tests.training.several import well
+from tests.training.multi_rank import run_ranks_ok
 
 X, Y = noise(1, 12, 4), noise(2, 12, 3)
 LITERAL = {"mode": "literal", "slow_every": 3, "lr": 5e-4}
@@ -252,6 +252,6 @@ def shards() -> dict[str, list[float]]:
 def test_shards_are_gathered_for_newton_schulz(tmp_path: Path) -> None:
     net = model()
     steps(net, M3(net.parameters(), lr=0.02, slow_every=2), 5)
-    for found in well(tmp_path, shards):
+    for found in run_ranks_ok(tmp_path, shards):
         for name, p in net.named_parameters():
             assert largest(torch.tensor(found[name], dtype=torch.float64), p.flatten()) <= 100 * ORACLE

@@ -32,7 +32,7 @@ from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.language_model import NestedLanguageModel
 from laconic.storage.run_dir import RunDirectory
-from tests.training.ground import same
+from tests.training.toy_runs import runs_equal
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def test_a_resumed_run_is_the_one_that_never_stopped_fast_weights_included(run: 
     run("train", "small.toml", "--out", "never")
     shutil.copytree("never", "again")
     run("train", "small.toml", "--out", "again", "--resume", "step-2")
-    assert same(folder / "never", folder / "again", 4)
+    assert runs_equal(folder / "never", folder / "again", 4)
     step = RunDirectory(folder / "never").step_path(4)
     assert (step / "state.safetensors").stat().st_size > 2 * 2 * 8 * 8 * 4
     lines = [json.loads(line) for line in (folder / "never/metrics.jsonl").read_text().splitlines()]

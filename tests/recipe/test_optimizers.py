@@ -14,7 +14,7 @@ from laconic.experiment.build import build_experiment
 from laconic.experiment.optimizers import optimizer
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
-from tests.training.ground import lines, same
+from tests.training.toy_runs import read_metrics, runs_equal
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 CPU = torch.device("cpu")
@@ -64,10 +64,10 @@ def test_a_resumed_run_is_the_one_that_never_stopped(tmp_path: Path, name: str) 
     trained(tmp_path / "run", asked)
     with pytest.warns(UserWarning, match="are put aside"):
         trained(tmp_path / "run", asked, resume=2)
-    assert same(tmp_path / "run", tmp_path / "never", 4)
+    assert runs_equal(tmp_path / "run", tmp_path / "never", 4)
     trained(tmp_path / "usual", recipe(tmp_path))
-    assert lines(tmp_path / "usual")[0]["loss"] == lines(tmp_path / "never")[0]["loss"]
-    assert lines(tmp_path / "usual")[-1]["loss"] != lines(tmp_path / "never")[-1]["loss"]
+    assert read_metrics(tmp_path / "usual")[0]["loss"] == read_metrics(tmp_path / "never")[0]["loss"]
+    assert read_metrics(tmp_path / "usual")[-1]["loss"] != read_metrics(tmp_path / "never")[-1]["loss"]
 
 
 def test_matrices_are_moved_by_what_is_named(tmp_path: Path) -> None:

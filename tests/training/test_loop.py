@@ -1,4 +1,4 @@
-"""The loop: its order of rows, micro-batches, validation, the best steps, ends, and what it refuses."""
+"""Training loop: order of rows, micro-batches, validation, best steps, early stop, resume."""
 
 from pathlib import Path
 from typing import Any
@@ -12,46 +12,64 @@ from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
 from laconic.training.step import compute_update_index
 from tests.tolerances import RECOMPUTE, error
-from tests.training.ground import how, lines, parameters, trained
-from tests.training.toy import Points, Toy
+from tests.training.toy import ToyData, ToyMethod
+from tests.training.toy_runs import flat_parameters, read_metrics, run_training, toy_config
 
 
-def test_the_order_does_not_depend_on_micro_batches() -> None:
+def test_train_order_does_not_depend_on_micro_batches() -> None:
     def order(micro: int | None) -> list[tuple[int, ...]]:
-        points = Points()
-        train(Toy(), points, how(micro=micro), seed=5)
+        points = ToyData()
+        train(ToyMethod(), points, toy_config(micro_batch_size=micro), seed=5)
         rows: dict[tuple[int, int], tuple[int, ...]] = {}
-        for piece, epoch, step in points.read:
+        for piece, epoch, step in points.requests:
             rows[epoch, step] = rows.get((epoch, step), ()) + piece
         return list(rows.values())
 
-    found = order(None)
-    assert all(order(micro) == found for micro in (1, 3, 8))
-    assert [len(rows) for rows in found] == [8] * 12
+    expected = order(None)
+    assert all(order(micro) == expected for micro in (1, 3, 8))
+    assert [len(rows) for rows in expected] == [8] * 12
     for epoch in range(2):
-        assert sorted(sum(found[5 * epoch : 5 * epoch + 5], ())) == list(range(40))
-    assert found[0] != found[5]
+        assert sorted(sum(expected[5 * epoch : 5 * epoch + 5], ())) == list(range(40))
+    assert expected[0] != expected[5]
 
 
-def test_rows_of_an_update_are_a_function_of_its_number() -> None:
-    assert compute_update_index(how(), 5, 7, 40) == compute_update_index(how(), 5, 7, 40)
-    assert compute_update_index(how(), 5, 7, 40).rows != compute_update_index(how(), 6, 7, 40).rows
-    assert [len(compute_update_index(how(last_batch="keep"), 0, s, 42).rows) for s in range(7)] == [8, 8, 8, 8, 8, 2, 8]
-    assert [compute_update_index(how(last_batch="drop"), 0, s, 42).epoch for s in range(7)] == [0, 0, 0, 0, 0, 1, 1]
+def test_update_index_is_a_pure_function_of_the_step() -> None:
+    assert compute_update_index(toy_config(), 5, 7, 40) == compute_update_index(toy_config(), 5, 7, 40)
+    assert compute_update_index(toy_config(), 5, 7, 40).rows != compute_update_index(toy_config(), 6, 7, 40).rows
+    assert [len(compute_update_index(toy_config(last_batch="keep"), 0, s, 42).rows) for s in range(7)] == [
+        8,
+        8,
+        8,
+        8,
+        8,
+        2,
+        8,
+    ]
+    assert [compute_update_index(toy_config(last_batch="drop"), 0, s, 42).epoch for s in range(7)] == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("micro", [1, 3])
-def test_micro_batches_are_one_batch(micro: int) -> None:
-    whole, parts = Toy(0.0), Toy(0.0)
-    one = train(whole, Points(), how(micro=None), seed=5)
-    many = train(parts, Points(), how(micro=micro), seed=5)
-    assert error(parameters(parts), parameters(whole)) <= RECOMPUTE
+def test_train_micro_batches_equal_one_batch(micro: int) -> None:
+    whole, parts = ToyMethod(0.0), ToyMethod(0.0)
+    one = train(whole, ToyData(), toy_config(micro_batch_size=None), seed=5)
+    many = train(parts, ToyData(), toy_config(micro_batch_size=micro), seed=5)
+    assert error(flat_parameters(parts), flat_parameters(whole)) <= RECOMPUTE
     assert many.metrics == pytest.approx(one.metrics, rel=RECOMPUTE)
 
 
-def test_metrics(tmp_path: Path) -> None:
-    trained(tmp_path / "run", how(log_every=3), validate=lambda epoch: {"accuracy": 0.5, "odd": float("nan")})
-    found = lines(tmp_path / "run")
+def test_train_writes_metrics(tmp_path: Path) -> None:
+    run_training(
+        tmp_path / "run", toy_config(log_every=3), validate=lambda epoch: {"accuracy": 0.5, "odd": float("nan")}
+    )
+    found = read_metrics(tmp_path / "run")
     assert [line["step"] for line in found] == [3, 6, 9, 12, 12]
     assert [line["epoch"] for line in found[:4]] == [0, 1, 1, 2]
     assert found[4]["validation"] == {"accuracy": 0.5, "odd": None}
@@ -59,133 +77,131 @@ def test_metrics(tmp_path: Path) -> None:
     assert found[0]["tokens"] == 8
 
 
-def test_progress_is_shown() -> None:
+def test_train_reports_progress() -> None:
     seen: list[tuple[str, int, int]] = []
-    train(Toy(), Points(), how(steps=3), seed=5, report_progress=lambda *shown: seen.append(shown))
+    train(ToyMethod(), ToyData(), toy_config(steps=3), seed=5, report_progress=lambda *values: seen.append(values))
     assert [(done, total) for _, done, total in seen] == [(1, 3), (2, 3), (3, 3)]
     assert all(name in seen[0][0] for name in ("loss", "square", "distance", "tokens/s"))
 
 
 def validation(*values: float) -> Any:
-    given = iter(values)
-    return lambda epoch: {"accuracy": next(given)}
+    remaining = iter(values)
+    return lambda epoch: {"accuracy": next(remaining)}
 
 
-def test_the_best_are_kept(tmp_path: Path) -> None:
-    settings = how(validate_every=2, best="accuracy", save_every=100)
-    found, _ = trained(tmp_path / "run", settings, validate=validation(0.1, 0.9, 0.3, 0.9, 0.2, 0.4))
+def test_train_retains_the_best_steps(tmp_path: Path) -> None:
+    settings = toy_config(validate_every=2, best_metric="accuracy", save_every=100)
+    found, _ = run_training(tmp_path / "run", settings, validate=validation(0.1, 0.9, 0.3, 0.9, 0.2, 0.4))
     assert found.best == (0.9, 4)
     assert RunDirectory(tmp_path / "run").step_numbers() == [4, 12]
-    settings = how(validate_every=2, best="accuracy", best_is="smallest", keep_best=2, keep_every=3, save_every=3)
-    found, _ = trained(tmp_path / "less", settings, validate=validation(0.4, 0.9, 0.1, float("nan"), 0.8, 0.7))
+    settings = toy_config(
+        validate_every=2, best_metric="accuracy", best_mode="smallest", keep_best=2, keep_every=3, save_every=3
+    )
+    found, _ = run_training(tmp_path / "less", settings, validate=validation(0.4, 0.9, 0.1, float("nan"), 0.8, 0.7))
     assert found.best == (0.1, 6)
     assert RunDirectory(tmp_path / "less").step_numbers() == [2, 3, 6, 9, 12]
 
 
-def test_a_metric_that_is_not_there() -> None:
-    for changed in ({"best": "f1"}, {"stop_when": EarlyStopConfig(metric="f1", at_least=1)}):
-        with pytest.raises(UsageError, match=r"^f1: no such number in the validation; it gives accuracy$"):
-            train(Toy(), Points(), how(**changed), validate=lambda epoch: {"accuracy": 1.0})
+def test_train_refuses_an_unknown_metric() -> None:
+    for changed in ({"best_metric": "f1"}, {"early_stop": EarlyStopConfig(metric="f1", at_least=1)}):
+        with pytest.raises(UsageError, match="f1 is not a metric.*accuracy"):
+            train(ToyMethod(), ToyData(), toy_config(**changed), validate=lambda epoch: {"accuracy": 1.0})
 
 
-def test_the_end_comes_early(tmp_path: Path) -> None:
-    settings = how(validate_every=2, stop_when=EarlyStopConfig(metric="accuracy", at_least=0.8))
-    found, _ = trained(tmp_path / "run", settings, validate=validation(0.1, 0.5, 0.8))
+def test_train_stops_early(tmp_path: Path) -> None:
+    settings = toy_config(validate_every=2, early_stop=EarlyStopConfig(metric="accuracy", at_least=0.8))
+    found, _ = run_training(tmp_path / "run", settings, validate=validation(0.1, 0.5, 0.8))
     assert (found.steps, found.validation) == (6, {"accuracy": 0.8})
     assert RunDirectory(tmp_path / "run").step_numbers() == [4, 6]
 
 
-def test_validation_leaves_no_trace(tmp_path: Path) -> None:
+def test_train_validation_changes_nothing(tmp_path: Path) -> None:
     def validate(epoch: int) -> dict[str, float]:
         assert not toy.training
         return {"accuracy": torch.rand(()).item()}
 
-    toy, plain = Toy(), Toy()
-    train(toy, Points(), how(validate_every=1), seed=5, validate=validate)
-    train(plain, Points(), how(), seed=5)
+    toy, plain = ToyMethod(), ToyMethod()
+    train(toy, ToyData(), toy_config(validate_every=1), seed=5, validate=validate)
+    train(plain, ToyData(), toy_config(), seed=5)
     assert toy.training
-    assert torch.equal(parameters(toy), parameters(plain))
+    assert torch.equal(flat_parameters(toy), flat_parameters(plain))
 
 
-def test_0_clips_nothing() -> None:
-    free, wide = Toy(), Toy()
+def test_train_max_grad_norm_0_does_not_clip() -> None:
+    free, wide = ToyMethod(), ToyMethod()
     for toy, clip in ((free, 0.0), (wide, 1e9)):
-        train(toy, Points(), how(clip=clip), seed=5)
-    assert torch.equal(parameters(free), parameters(wide))
+        train(toy, ToyData(), toy_config(max_grad_norm=clip), seed=5)
+    assert torch.equal(flat_parameters(free), flat_parameters(wide))
 
 
-def test_a_restart_forgets_the_moments() -> None:
-    toy, plain = Toy(0.0), Toy(0.0)
-    plain.restart_at = ()
-    toy.restart_at = (4,)
+def test_train_clears_the_optimizer_state() -> None:
+    toy, plain = ToyMethod(0.0), ToyMethod(0.0)
+    plain.reset_steps = ()
+    toy.reset_steps = (4,)
     for method in (toy, plain):
-        train(method, Points(), how(), seed=5)
-    assert not torch.equal(parameters(toy), parameters(plain))
-    fresh = Toy(0.0)
-    train(fresh, Points(), how(steps=4, schedule="constant", warmup=0.0), seed=5)
-    again = Toy(0.0)
-    again.restart_at = (0,)
-    train(again, Points(), how(steps=4, schedule="constant", warmup=0.0), seed=5)
-    assert torch.equal(parameters(fresh), parameters(again))
+        train(method, ToyData(), toy_config(), seed=5)
+    assert not torch.equal(flat_parameters(toy), flat_parameters(plain))
+    fresh = ToyMethod(0.0)
+    train(fresh, ToyData(), toy_config(steps=4, lr_schedule="constant", warmup_ratio=0.0), seed=5)
+    again = ToyMethod(0.0)
+    again.reset_steps = (0,)
+    train(again, ToyData(), toy_config(steps=4, lr_schedule="constant", warmup_ratio=0.0), seed=5)
+    assert torch.equal(flat_parameters(fresh), flat_parameters(again))
 
 
-def test_too_few_rows() -> None:
-    with pytest.raises(InputError, match=r"^train: 7 rows, a batch has 8; take a smaller batch or more rows$"):
-        train(Toy(), Points(7), how())
+def test_train_refuses_fewer_rows_than_a_batch() -> None:
+    with pytest.raises(InputError, match="7 rows .* batch_size = 8"):
+        train(ToyMethod(), ToyData(7), toy_config())
 
 
-def test_resume_never_and_a_step_by_name(tmp_path: Path) -> None:
-    trained(tmp_path / "run")
-    with pytest.raises(BusyError, match=r"/run has 2 steps; resume, or choose another folder$"):
-        trained(tmp_path / "run", resume="never")
-    with pytest.raises(UsageError, match=r"/run has no step 5; there: 8, 12$"):
-        trained(tmp_path / "run", resume=5)
-    with pytest.warns(UserWarning, match=r"/run: steps 12 are put aside"):
-        found, _ = trained(tmp_path / "run", resume=8)
+def test_train_resume_never_and_by_step(tmp_path: Path) -> None:
+    run_training(tmp_path / "run")
+    with pytest.raises(BusyError, match="/run has 2 steps"):
+        run_training(tmp_path / "run", resume="never")
+    with pytest.raises(UsageError, match="no step 5; available: 8, 12"):
+        run_training(tmp_path / "run", resume=5)
+    with pytest.warns(UserWarning, match="later steps 12"):
+        found, _ = run_training(tmp_path / "run", resume=8)
     assert found.steps == 12
 
 
-def test_other_rows_are_not_taken_for_these(tmp_path: Path) -> None:
-    trained(tmp_path / "run")
-    with pytest.raises(
-        CorruptArtifactError, match=r"step-000012 was made with data 0+7, this run has 0+8; take those again$"
-    ):
-        trained(tmp_path / "run", source=Points(seed=8))
+def test_train_refuses_to_resume_with_other_data(tmp_path: Path) -> None:
+    run_training(tmp_path / "run")
+    with pytest.raises(CorruptArtifactError, match=r"step-000012 was trained with data 0+7, this run has 0+8"):
+        run_training(tmp_path / "run", data=ToyData(seed=8))
 
 
-def test_another_optimizer_is_refused(tmp_path: Path) -> None:
-    class Whole:
-        def __init__(self, toy: Toy) -> None:
+def test_train_refuses_to_resume_with_other_parameters(tmp_path: Path) -> None:
+    class WholeModelIO:
+        def __init__(self, toy: ToyMethod) -> None:
             self.toy = toy
 
-        def save(self, files: Any) -> None:
-            files.tensors("model.safetensors", self.toy.state_dict())
+        def save(self, writer: Any) -> None:
+            writer.add_tensors("model.safetensors", self.toy.state_dict())
 
         def load(self, folder: Path) -> None:
             pass
 
-    trained(tmp_path / "run")
-    toy = Toy()
+    run_training(tmp_path / "run")
+    toy = ToyMethod()
     toy.first.requires_grad_(False)
-    with pytest.raises(
-        CorruptArtifactError, match=r"an optimizer of groups of \[2, 4\] tensors, this run trains \[1, 3\]; "
-    ):
-        trained(tmp_path / "run", method=toy, model=Whole(toy))
+    with pytest.raises(CorruptArtifactError, match=r"optimizer groups of \[2, 4\] tensors, this run trains \[1, 3\]"):
+        run_training(tmp_path / "run", method=toy, model_io=WholeModelIO(toy))
 
 
-def test_a_run_that_is_not_held(tmp_path: Path) -> None:
+def test_train_requires_the_lock(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.steps_folder.mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"^commit: the run is not held; write inside `with run\.held\(\):`$"):
-        train(Toy(), Points(), how(steps=1), run=run)
+    with pytest.raises(ValueError, match="commit_step requires the lock"):
+        train(ToyMethod(), ToyData(), toy_config(steps=1), run=run)
 
 
-def test_deterministic_kernels_are_on_inside_only() -> None:
+def test_deterministic_kernels_are_restored() -> None:
     seen: list[bool] = []
     train(
-        Toy(),
-        Points(),
-        how(steps=1),
+        ToyMethod(),
+        ToyData(),
+        toy_config(steps=1),
         validate=lambda epoch: seen.append(torch.are_deterministic_algorithms_enabled()) or {"accuracy": 1.0},
     )
     assert seen == [True]

@@ -1,4 +1,4 @@
-"""The optimizer and its schedule against a plain loop written by hand, bit for bit."""
+"""AdamW and its schedule equal a plain torch loop bit for bit."""
 
 import math
 
@@ -12,17 +12,17 @@ from laconic.errors import UsageError
 from laconic.training.loop import train
 from laconic.training.optim import build_adamw
 from laconic.training.step import learning_rate_at
-from tests.training.toy import Points, Rows, Toy
+from tests.training.toy import ToyBatch, ToyData, ToyMethod
 
 
-def cosine(step: int, steps: int, rising: int, floor: float) -> float:
-    if step < rising:
-        return step / rising
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * ((step - rising) / (steps - rising))))
+def cosine(step: int, steps: int, warmup: int, floor: float) -> float:
+    if step < warmup:
+        return step / warmup
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * ((step - warmup) / (steps - warmup))))
 
 
-def by_hand(toy: Toy, points: Points, seed: int, steps: int) -> list[float]:
-    """torch's AdamW, LambdaLR and clipping, three micro-batches of at most 3 rows; nothing of laconic but the order."""
+def plain_loop(toy: ToyMethod, points: ToyData, seed: int, steps: int) -> list[float]:
+    """Train with torch's AdamW, LambdaLR and clipping, in micro-batches of 3 rows; only the order is laconic's."""
     matrices = [p for p in toy.parameters() if p.ndim == 2]
     vectors = [p for p in toy.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -44,13 +44,16 @@ def by_hand(toy: Toy, points: Points, seed: int, steps: int) -> list[float]:
     return norms
 
 
-def test_a_run_is_the_loop_written_by_hand() -> None:
-    steps, ours, plain = 17, Toy(), Toy()
-    optimizer = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1, "clip": 0.5, "warmup_steps": 3, "floor": 0.02}
-    how = TrainingConfig(steps=steps, batch_size=8, micro_batch_size=3, **optimizer)  # type: ignore[arg-type]
-    found = train(ours, Points(), how, seed=11)
+def test_train_equals_a_plain_loop() -> None:
+    steps, ours, plain = 17, ToyMethod(), ToyMethod()
+    optimizer = {
+        "learning_rate": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1, "max_grad_norm": 0.5, "warmup_steps": 3,
+        "min_lr_ratio": 0.02,
+    }  # fmt: skip
+    config = TrainingConfig(steps=steps, batch_size=8, micro_batch_size=3, **optimizer)  # type: ignore[arg-type]
+    found = train(ours, ToyData(), config, seed=11)
     plain.train()
-    norms = by_hand(plain, Points(), 11, steps)
+    norms = plain_loop(plain, ToyData(), 11, steps)
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
     assert found.metrics["grad_norm"] == norms[-1]
     assert norms[-1] > 0.5, "the clip had nothing to do"
@@ -58,9 +61,9 @@ def test_a_run_is_the_loop_written_by_hand() -> None:
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
 @pytest.mark.parametrize("floor", [0.0, 0.25])
-def test_schedules(schedule: str, floor: float) -> None:
-    how = TrainingConfig(steps=100, learning_rate=2.0, lr_schedule=schedule, min_lr_ratio=floor, warmup_ratio=0.1)  # type: ignore[arg-type]
-    rates = [learning_rate_at(how, step, 100) for step in range(101)]
+def test_learning_rate_schedules(schedule: str, floor: float) -> None:
+    config = TrainingConfig(steps=100, learning_rate=2.0, lr_schedule=schedule, min_lr_ratio=floor, warmup_ratio=0.1)  # type: ignore[arg-type]
+    rates = [learning_rate_at(config, step, 100, 10) for step in range(101)]
     assert [rates[0], rates[5], rates[10]] == [0, 1, 2]
     end, middle = {"constant": (1.0, 1.0)}.get(schedule, (floor, (1 + floor) / 2))
     assert rates[100] == pytest.approx(2.0 * end)
@@ -68,13 +71,13 @@ def test_schedules(schedule: str, floor: float) -> None:
     assert rates[10:] == sorted(rates[10:], reverse=True)
 
 
-def test_schedules_without_warmup_and_of_one_step() -> None:
-    assert learning_rate_at(TrainingConfig(steps=1), 0, 1) == 1e-3
-    assert learning_rate_at(TrainingConfig(steps=4, warmup_steps=9), 3, 4) == pytest.approx(1e-3 / 3)
+def test_learning_rate_without_warmup_and_of_one_step() -> None:
+    assert learning_rate_at(TrainingConfig(steps=1), 0, 1, 0) == 1e-3
+    assert learning_rate_at(TrainingConfig(steps=4), 3, 4, 9) == pytest.approx(1e-3 / 3)
 
 
-def test_only_matrices_decay() -> None:
-    toy = Toy()
+def test_adamw_decays_matrices_only() -> None:
+    toy = ToyMethod()
     toy.second.weight.requires_grad_(False)
     groups = build_adamw(toy, TrainingConfig(steps=1, weight_decay=0.3)).param_groups
     assert [[id(p) for p in group["params"]] for group in groups] == [
@@ -84,13 +87,7 @@ def test_only_matrices_decay() -> None:
     assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
 
 
-def test_nothing_to_train() -> None:
+def test_adamw_refuses_no_parameters() -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
-    with pytest.raises(UsageError, match=r"^train: what = thoughts leaves no parameter to train; unfreeze some$"):
-        build_adamw(frozen, TrainingConfig(steps=1, trainable="latents"))
-
-
-def test_rows_of_the_toy_are_as_given() -> None:
-    batch = Points().batch([3, 1], 0, 0)
-    assert isinstance(batch, Rows)
-    assert batch.ids == ("3", "1")
+    with pytest.raises(UsageError, match="no parameter to train"):
+        build_adamw(frozen, TrainingConfig(steps=1, trainable="thoughts"))

@@ -18,7 +18,7 @@ from laconic.training import run as training_run
 from laconic.training.metrics import MetricsWriter
 from laconic.training.step import Updater
 from tests.trust import steps, test_resume
-from tests.trust.spoiling import stops
+from tests.trust.nonfinite_cases import stops
 
 Patch = pytest.MonkeyPatch
 

@@ -12,9 +12,9 @@ from laconic.interfaces import StepOutput
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import run as training_run
 from laconic.training.loop import replay, train
-from tests.training.ground import how, lines, parameters, same, trained
-from tests.training.toy import Points, Rows, Toy
-from tests.trust.spoiling import AT, CASES, Spoilt, stops
+from tests.training.toy import ToyBatch, ToyData, ToyMethod
+from tests.training.toy_runs import flat_parameters, read_metrics, run_training, runs_equal, toy_config
+from tests.trust.nonfinite_cases import AT, CASES, Spoilt, stops
 
 
 @pytest.mark.parametrize("what", CASES)
@@ -30,84 +30,84 @@ def test_the_run_stops_and_replay_repeats_it(tmp_path: Path, what: str) -> None:
     assert spoilt
     if what != "parameter":
         assert all(value is not None for value in about["largest"].values())
-        settings = how(carry=what in ("state", "fast weight"), save_every=100)
-        again = replay(Spoilt(what), Points(), settings, run=RunDirectory(tmp_path / "run"), step=AT + 1, seed=5)
+        settings = toy_config(stateful=what in ("state", "fast weight"), save_every=100)
+        again = replay(Spoilt(what), ToyData(), settings, run=RunDirectory(tmp_path / "run"), step=AT + 1, seed=5)
         assert again == about
 
 
 def test_the_same_command_meets_it_again(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(NonFiniteError, match=r"^step 6: loss, square, distance, grad_norm not finite"):
-            trained(tmp_path / "run", method=Spoilt("input"))
+            run_training(tmp_path / "run", method=Spoilt("input"))
     assert RunDirectory(tmp_path / "run").step_numbers() == [4, 5]
 
 
 def test_without_a_folder() -> None:
     with pytest.raises(NonFiniteError, match=r"the update was not applied, first in Spoilt: aten::mul"):
-        train(Spoilt("input"), Points(), how())
+        train(Spoilt("input"), ToyData(), toy_config())
 
 
 def test_skipping(tmp_path: Path) -> None:
-    settings = how(nonfinite="skip")
+    settings = toy_config(on_nonfinite="skip")
     toy = Spoilt("input", (2, 5, 6))
-    found, _ = trained(tmp_path / "run", settings, method=toy)
+    found, _ = run_training(tmp_path / "run", settings, method=toy)
     assert found.num_skipped == 3
-    assert bool(parameters(toy).isfinite().all())
-    logged = lines(tmp_path / "run")
+    assert bool(flat_parameters(toy).isfinite().all())
+    logged = read_metrics(tmp_path / "run")
     assert [line["step"] for line in logged if "nonfinite" in line] == [3, 6, 7]
     assert all(logged[i]["loss"] is None and logged[i]["nonfinite"] == 1 for i in (2, 5, 6))
     with pytest.raises(NonFiniteError, match=r"^step 9: loss"):
-        trained(tmp_path / "more", settings, method=Spoilt("input", (2, 5, 6, 8)))
+        run_training(tmp_path / "more", settings, method=Spoilt("input", (2, 5, 6, 8)))
 
 
 def test_a_skip_is_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_run, "SKIP_WINDOW", 6)
-    trained(tmp_path / "run", how(nonfinite="skip"), method=Spoilt("input", (0, 1, 2, 8)))
+    run_training(tmp_path / "run", toy_config(on_nonfinite="skip"), method=Spoilt("input", (0, 1, 2, 8)))
 
 
 def test_skips_are_counted_over_a_resume(tmp_path: Path) -> None:
-    settings = how(nonfinite="skip", keep_every=4)
+    settings = toy_config(on_nonfinite="skip", keep_every=4)
     with pytest.raises(NonFiniteError, match=r"^step 9: "):
-        trained(tmp_path / "run", settings, method=Spoilt("input", (1, 2, 3, 8)))
+        run_training(tmp_path / "run", settings, method=Spoilt("input", (1, 2, 3, 8)))
     with pytest.raises(NonFiniteError, match=r"^step 9: "):
-        trained(tmp_path / "run", settings, method=Spoilt("input", (1, 2, 3, 8)))
+        run_training(tmp_path / "run", settings, method=Spoilt("input", (1, 2, 3, 8)))
 
 
 def test_a_skip_changes_nothing_but_its_place(tmp_path: Path) -> None:
     """The optimizer counts what was applied; the rate goes by the step."""
     one, other = Spoilt("input", (2,)), Spoilt("loss", (2,))
     for toy in (one, other):
-        train(toy, Points(), how(nonfinite="skip"), seed=5)
-    assert torch.equal(parameters(one), parameters(other))
+        train(toy, ToyData(), toy_config(on_nonfinite="skip"), seed=5)
+    assert torch.equal(flat_parameters(one), flat_parameters(other))
 
 
-class Large(Toy):
+class Large(ToyMethod):
     """In float16 its scaled gradients overflow until the scale has come down."""
 
-    def forward(self, batch: Rows, state: Any = None) -> StepOutput:
+    def forward(self, batch: ToyBatch, state: Any = None) -> StepOutput:
         step = super().forward(batch, state)
         return step._replace(loss=step.loss * 1e35)
 
 
 def test_an_overflow_is_the_scalers(tmp_path: Path) -> None:
-    settings = how(precision="float16", clip=0.0, lr=1e-9)
+    settings = toy_config(precision="float16", max_grad_norm=0.0, learning_rate=1e-9)
     toy = Large()
-    trained(tmp_path / "run", settings, method=toy)
-    logged = lines(tmp_path / "run")
+    run_training(tmp_path / "run", settings, method=toy)
+    logged = read_metrics(tmp_path / "run")
     overflown = [line["step"] for line in logged if "overflow" in line]
     assert overflown
     assert all(math.isfinite(line["loss"]) for line in logged)
     assert not (tmp_path / "run" / "incidents").exists()
-    trained(tmp_path / "again", settings, method=Large())
-    assert same(tmp_path / "run", tmp_path / "again")
+    run_training(tmp_path / "again", settings, method=Large())
+    assert runs_equal(tmp_path / "run", tmp_path / "again")
 
 
 def test_below_a_scale_of_one_it_is_an_incident() -> None:
-    class Larger(Toy):
-        def forward(self, batch: Rows, state: Any = None) -> StepOutput:
+    class Larger(ToyMethod):
+        def forward(self, batch: ToyBatch, state: Any = None) -> StepOutput:
             step = super().forward(batch, state)
             zero = (self.second.bias - self.second.bias.detach()).sum()
             return step._replace(loss=step.loss + zero.abs().sqrt())
 
     with pytest.raises(NonFiniteError, match=r"^step 18: grad_norm not finite"):
-        train(Larger(), Points(), how(precision="float16", steps=40))
+        train(Larger(), ToyData(), toy_config(precision="float16", steps=40))

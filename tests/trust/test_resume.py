@@ -30,19 +30,19 @@ from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint
 from tests.core.readings import fresh
 from tests.methods import batches
-from tests.training.ground import STEPS, how, lines, same, trained
-from tests.training.toy import Rows, Toy
+from tests.training.toy import ToyBatch, ToyMethod
+from tests.training.toy_runs import STEPS, read_metrics, run_training, runs_equal, toy_config
 from tests.trust.children import Child
 
 
-class Stopping(Toy):
+class Stopping(ToyMethod):
     """Signals itself in the update that it is told."""
 
     def __init__(self, at: int, number: int) -> None:
         super().__init__()
         self.at, self.number = at, number
 
-    def forward(self, batch: Rows, state: Any = None) -> StepOutput:
+    def forward(self, batch: ToyBatch, state: Any = None) -> StepOutput:
         if batch.step == self.at:
             os.kill(os.getpid(), self.number)
             self.at = -1
@@ -51,13 +51,13 @@ class Stopping(Toy):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_after_a_signal(tmp_path: Path, precision: str) -> None:
-    settings = how(precision=precision)
-    trained(tmp_path / "never", settings)
+    settings = toy_config(precision=precision)
+    run_training(tmp_path / "never", settings)
     for at in (1, 6):
         with pytest.raises(PreemptedError):
-            trained(tmp_path / "run", settings, method=Stopping(at, signal.SIGTERM))
-    trained(tmp_path / "run", settings)
-    assert same(tmp_path / "run", tmp_path / "never")
+            run_training(tmp_path / "run", settings, method=Stopping(at, signal.SIGTERM))
+    run_training(tmp_path / "run", settings)
+    assert runs_equal(tmp_path / "run", tmp_path / "never")
 
 
 def killed_and_resumed(path: Path, never: Path, draw: int, settings: TrainingConfig) -> None:
@@ -65,9 +65,9 @@ def killed_and_resumed(path: Path, never: Path, draw: int, settings: TrainingCon
     chance = random.Random(draw)
 
     def work(tell: Callable[[int], None]) -> None:
-        toy = Toy()
+        toy = ToyMethod()
         toy.register_forward_pre_hook(lambda module, args: tell(args[0].step))
-        trained(path, settings, method=toy)
+        run_training(path, settings, method=toy)
 
     for _ in range(2):
         child = Child(work)
@@ -77,21 +77,21 @@ def killed_and_resumed(path: Path, never: Path, draw: int, settings: TrainingCon
         assert child.end() in (0, 128 + signal.SIGKILL)
         there = RunDirectory(path).step_numbers()
         assert max(there, default=0) >= child.last - 1, "more than the step under way was lost"
-    trained(path, settings)
-    assert same(path, never)
+    run_training(path, settings)
+    assert runs_equal(path, never)
 
 
 @pytest.mark.parametrize("draw", range(3))
 def test_after_kill_9(tmp_path: Path, draw: int) -> None:
-    settings = how(save_every=1)
-    trained(tmp_path / "never", settings)
+    settings = toy_config(save_every=1)
+    run_training(tmp_path / "never", settings)
     killed_and_resumed(tmp_path / "run", tmp_path / "never", draw, settings)
 
 
 @pytest.mark.slow
 def test_after_kill_9_often(tmp_path: Path) -> None:
-    settings = how(save_every=1)
-    trained(tmp_path / "never", settings)
+    settings = toy_config(save_every=1)
+    run_training(tmp_path / "never", settings)
     for draw in range(3, 60):
         killed_and_resumed(tmp_path / f"run-{draw}", tmp_path / "never", draw, settings)
 
@@ -100,48 +100,48 @@ def from_an_older_step(
     path: Path, step: int, settings: TrainingConfig, make: Callable[[], nn.Module], **named: Any
 ) -> None:
     """A copy of a whole run goes back to `step` and comes to the same end."""
-    trained(path / "never", settings, method=make(), **named)
+    run_training(path / "never", settings, method=make(), **named)
     shutil.copytree(path / "never", path / "run")
     last = RunDirectory(path / "run").step_numbers()[-1]
     with pytest.warns(UserWarning, match=rf"/run: steps .*{last} are put aside, as \.bad-step-…$"):
-        trained(path / "run", settings, method=make(), resume=step, **named)
-    assert same(path / "run", path / "never", last)
+        run_training(path / "run", settings, method=make(), resume=step, **named)
+    assert runs_equal(path / "run", path / "never", last)
 
 
 def test_after_the_end_and_from_an_older_step(tmp_path: Path) -> None:
-    settings = how(keep_every=4)
-    from_an_older_step(tmp_path, 4, settings, Toy)
-    assert len(lines(tmp_path / "run")) == STEPS
+    settings = toy_config(keep_every=4)
+    from_an_older_step(tmp_path, 4, settings, ToyMethod)
+    assert len(read_metrics(tmp_path / "run")) == STEPS
     assert sorted(p.name for p in RunDirectory(tmp_path / "run").steps_folder.glob(".*")) == [
         ".bad-step-000008",
         ".bad-step-000012",
     ]
-    trained(tmp_path / "run", settings)
-    assert same(tmp_path / "run", tmp_path / "never")
+    run_training(tmp_path / "run", settings)
+    assert runs_equal(tmp_path / "run", tmp_path / "never")
 
 
 def random_streams_are_restored(path: Path) -> None:
     """Dropout after a resume draws what it would have drawn."""
-    resumed(path, how())
+    resumed(path, toy_config())
 
 
 def metrics_are_cut(path: Path) -> None:
     """Lines written after the last commit are of steps that the resumed run takes again."""
-    resumed(path, how(save_every=4), killed=True)
+    resumed(path, toy_config(save_every=4), killed=True)
 
 
 def resumed(path: Path, settings: TrainingConfig, killed: bool = False) -> None:
     """Stopped in the seventh update, by a signal or as `kill -9` would, against never."""
-    trained(path / "never", settings)
+    run_training(path / "never", settings)
     if killed:
-        child = Child(lambda tell: trained(path / "run", settings, method=Stopping(6, signal.SIGKILL)) and None)
+        child = Child(lambda tell: run_training(path / "run", settings, method=Stopping(6, signal.SIGKILL)) and None)
         assert child.end() == 128 + signal.SIGKILL
     else:
         with pytest.raises(PreemptedError):
-            trained(path / "run", settings, method=Stopping(6, signal.SIGTERM))
+            run_training(path / "run", settings, method=Stopping(6, signal.SIGTERM))
     torch.manual_seed(99)
-    trained(path / "run", settings)
-    assert same(path / "run", path / "never")
+    run_training(path / "run", settings)
+    assert runs_equal(path / "run", path / "never")
 
 
 def test_random_streams_are_restored(tmp_path: Path) -> None:
@@ -152,10 +152,10 @@ def test_metrics_are_cut(tmp_path: Path) -> None:
     metrics_are_cut(tmp_path)
 
 
-class Carrying(Toy):
+class Carrying(ToyMethod):
     """A state grows from step to step: what it holds shifts the inputs of the next."""
 
-    def forward(self, batch: Rows, state: KVCache | None = None) -> StepOutput:
+    def forward(self, batch: ToyBatch, state: KVCache | None = None) -> StepOutput:
         if state is not None:
             batch = replace(batch, x=batch.x + state.keys[0].mean())
         step = super().forward(batch)
@@ -165,16 +165,16 @@ class Carrying(Toy):
 
 
 def test_a_carried_state(tmp_path: Path) -> None:
-    from_an_older_step(tmp_path, 5, how(carry=True, save_every=5, keep_every=5), Carrying)
-    trained(tmp_path / "without", how(carry=True), method=Toy())
-    assert lines(tmp_path / "without")[0] == lines(tmp_path / "never")[0]
-    assert lines(tmp_path / "without")[1] != lines(tmp_path / "never")[1]
+    from_an_older_step(tmp_path, 5, toy_config(stateful=True, save_every=5, keep_every=5), Carrying)
+    run_training(tmp_path / "without", toy_config(stateful=True), method=ToyMethod())
+    assert read_metrics(tmp_path / "without")[0] == read_metrics(tmp_path / "never")[0]
+    assert read_metrics(tmp_path / "without")[1] != read_metrics(tmp_path / "never")[1]
 
 
-class Learning(Toy):
+class Learning(ToyMethod):
     """Fast weights, of which one lies in memory column by column and stands in two places, shift the next inputs."""
 
-    def forward(self, batch: Rows, state: FastWeightState | None = None) -> StepOutput:
+    def forward(self, batch: ToyBatch, state: FastWeightState | None = None) -> StepOutput:
         if state is not None:
             memory = cast(LinearMemoryState, state.layers[0].memory["memory"])
             batch = replace(batch, x=batch.x + memory.change[0, 0] @ torch.linspace(-1, 1, 5))
@@ -189,7 +189,7 @@ class Learning(Toy):
 
 
 def test_carried_fast_weights(tmp_path: Path) -> None:
-    from_an_older_step(tmp_path, 5, how(carry=True, save_every=5, keep_every=5), Learning)
+    from_an_older_step(tmp_path, 5, toy_config(stateful=True, save_every=5, keep_every=5), Learning)
     found = checkpoint.load_carried_states(RunDirectory(tmp_path / "run").step_path(5))
     assert {type(each) for each in found} == {FastWeightState}, "one for each micro-batch"
     assert {name.partition(".")[2] for name in found[0].tensors()} >= {"0.memory.memory.now", "0.tails.x"}
@@ -236,5 +236,5 @@ MAKERS: Mapping[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_methods_of_papers(tmp_path: Path, name: str) -> None:
-    settings = how(steps=4, batch=4, micro=3, save_every=2)
-    from_an_older_step(tmp_path, 2, settings, lambda: real(name), source=Grid())
+    settings = toy_config(steps=4, batch_size=4, micro_batch_size=3, save_every=2)
+    from_an_older_step(tmp_path, 2, settings, lambda: real(name), data=Grid())

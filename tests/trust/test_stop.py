@@ -16,34 +16,34 @@ from laconic.errors import PreemptedError
 from laconic.interfaces import StepOutput
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
-from tests.training.ground import how, same, trained
-from tests.training.toy import Points, Rows, Toy
+from tests.training.toy import ToyBatch, ToyData, ToyMethod
+from tests.training.toy_runs import run_training, runs_equal, toy_config
 from tests.trust.children import Child
 from tests.trust.limits import LIMITS
 
 
-class Slow(Toy):
+class Slow(ToyMethod):
     """Tells of every update before it, and takes a moment for it."""
 
     def __init__(self, tell: Callable[[int], None], seconds: float) -> None:
         super().__init__()
         self.tell, self.seconds = tell, seconds
 
-    def forward(self, batch: Rows, state: Any = None) -> StepOutput:
+    def forward(self, batch: ToyBatch, state: Any = None) -> StepOutput:
         self.tell(batch.step)
         time.sleep(self.seconds)
         return super().forward(batch, state)
 
 
 def slow(path: Path, settings: TrainingConfig, seconds: float = 0.05, **named: Any) -> Child:
-    return Child(lambda tell: trained(path, settings, method=Slow(tell, seconds), **named) and None)
+    return Child(lambda tell: run_training(path, settings, method=Slow(tell, seconds), **named) and None)
 
 
 @pytest.mark.parametrize(
     ("number", "at"), [(signal.SIGTERM, 3), (signal.SIGINT, 0), (signal.SIGUSR1, 7)], ids=lambda x: str(x)
 )
 def test_a_signal_commits_the_step_under_way(tmp_path: Path, number: int, at: int) -> None:
-    settings = how(micro=8, save_every=100)
+    settings = toy_config(micro_batch_size=8, save_every=100)
     child = slow(tmp_path / "run", settings)
     child.wait_for(at)
     began = time.monotonic()
@@ -51,14 +51,14 @@ def test_a_signal_commits_the_step_under_way(tmp_path: Path, number: int, at: in
     assert child.end() == PreemptedError.exit_code
     assert time.monotonic() - began < LIMITS["stop_seconds"]
     assert RunDirectory(tmp_path / "run").step_numbers() == [at + 1]
-    trained(tmp_path / "run", settings)
-    trained(tmp_path / "never", settings)
-    assert same(tmp_path / "run", tmp_path / "never")
+    run_training(tmp_path / "run", settings)
+    run_training(tmp_path / "never", settings)
+    assert runs_equal(tmp_path / "run", tmp_path / "never")
 
 
 def test_a_signal_in_validation(tmp_path: Path) -> None:
     """What validation found so far is left; the resumed run begins it anew."""
-    settings = how(micro=8, save_every=100, validate_every=5, best="accuracy")
+    settings = toy_config(micro_batch_size=8, save_every=100, validate_every=5, best_metric="accuracy")
 
     def slow_validation(tell: Callable[[int], None]) -> None:
         def validate(epoch: int) -> dict[str, float]:
@@ -68,7 +68,7 @@ def test_a_signal_in_validation(tmp_path: Path) -> None:
                 time.sleep(30)
             return {"accuracy": 1.0}
 
-        trained(tmp_path / "run", settings, validate=validate)
+        run_training(tmp_path / "run", settings, validate=validate)
 
     child = Child(slow_validation)
     child.wait_for(1)
@@ -78,8 +78,8 @@ def test_a_signal_in_validation(tmp_path: Path) -> None:
     assert time.monotonic() - began < LIMITS["stop_seconds"]
     assert RunDirectory(tmp_path / "run").step_numbers() == [5]
     for name in ("run", "never"):
-        trained(tmp_path / name, settings, validate=lambda epoch: {"accuracy": 0.5})
-    assert same(tmp_path / "run", tmp_path / "never")
+        run_training(tmp_path / name, settings, validate=lambda epoch: {"accuracy": 0.5})
+    assert runs_equal(tmp_path / "run", tmp_path / "never")
 
 
 def test_a_signal_during_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,22 +94,22 @@ def test_a_signal_during_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(
             PreemptedError, match=r"^SIGTERM: step 4 of 12 is committed in .*; run the same command again"
         ):
-            trained(tmp_path / "run")
-    trained(tmp_path / "run")
-    trained(tmp_path / "never")
-    assert same(tmp_path / "run", tmp_path / "never")
+            run_training(tmp_path / "run")
+    run_training(tmp_path / "run")
+    run_training(tmp_path / "never")
+    assert runs_equal(tmp_path / "run", tmp_path / "never")
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     """Even amid an operation that never comes back to Python."""
-    child = slow(tmp_path / "run", how(micro=8, save_every=2), 0.05)
+    child = slow(tmp_path / "run", toy_config(micro_batch_size=8, save_every=2), 0.05)
     child.wait_for(3)
     child.signal(signal.SIGTERM)
     child.signal(signal.SIGSTOP)
     child.signal(signal.SIGTERM)
     child.signal(signal.SIGCONT)
     assert child.end() in (128 + signal.SIGTERM, PreemptedError.exit_code)
-    stuck = slow(tmp_path / "stuck", how(micro=8, save_every=2), 30)
+    stuck = slow(tmp_path / "stuck", toy_config(micro_batch_size=8, save_every=2), 30)
     stuck.wait_for(0)
     stuck.signal(signal.SIGINT)
     time.sleep(0.1)
@@ -118,21 +118,21 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     assert stuck.end() == 128 + signal.SIGTERM
     assert time.monotonic() - began < LIMITS["abort_seconds"]
     for name in ("run", "stuck", "never"):
-        trained(tmp_path / name, how(micro=8, save_every=2))
-    assert same(tmp_path / "run", tmp_path / "never")
-    assert same(tmp_path / "stuck", tmp_path / "never")
+        run_training(tmp_path / name, toy_config(micro_batch_size=8, save_every=2))
+    assert runs_equal(tmp_path / "run", tmp_path / "never")
+    assert runs_equal(tmp_path / "stuck", tmp_path / "never")
 
 
 def test_without_a_folder_and_handlers_afterwards() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
 
-    class Signalled(Toy):
-        def forward(self, batch: Rows, state: Any = None) -> StepOutput:
+    class Signalled(ToyMethod):
+        def forward(self, batch: ToyBatch, state: Any = None) -> StepOutput:
             os.kill(os.getpid(), signal.SIGUSR1)
             return super().forward(batch, state)
 
     with pytest.raises(PreemptedError, match=r"^SIGUSR1: step 1 of 12 was the last$"):
-        train(Signalled(), Points(), how(micro=None))
+        train(Signalled(), ToyData(), toy_config(micro_batch_size=None))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
 
 
@@ -140,7 +140,7 @@ def test_outside_the_main_thread_nothing_is_heard() -> None:
     import threading
 
     done: list[int] = []
-    thread = threading.Thread(target=lambda: done.append(train(Toy(), Points(), how(steps=2)).steps))
+    thread = threading.Thread(target=lambda: done.append(train(ToyMethod(), ToyData(), toy_config(steps=2)).steps))
     thread.start()
     thread.join()
     assert done == [2]

@@ -355,7 +355,7 @@ def test_time_is_taken_in_one_process(run: Run, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.loopback
 def test_two_ranks_give_the_rows_of_one_process(run: Run, runs: Path, tmp_path: Path) -> None:
-    from tests.training.several import ends
+    from tests.training.multi_rank import run_ranks
 
     (runs / "two").mkdir()
     for name in ("recipe.toml", "steps"):
@@ -367,7 +367,7 @@ def test_two_ranks_give_the_rows_of_one_process(run: Run, runs: Path, tmp_path: 
             cli.main()
         return int(end.value.code or 0)
 
-    assert [end.said for end in ends(tmp_path, command)] == [0, 0]
+    assert [end.said for end in run_ranks(tmp_path, command)] == [0, 0]
     assert run("digits", "--batch-size", "4", "--device", "cpu")[0] == 0
     name = "evaluations/test-last-digit-step-4"
     assert load_answer_records(runs / "two" / name) == load_answer_records(runs / "digits" / name)

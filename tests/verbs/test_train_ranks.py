@@ -14,7 +14,7 @@ from laconic.experiment.load_run import load_run
 from laconic.storage.run_dir import RunDirectory
 from tests.conftest import REPO
 from tests.tolerances import RECOMPUTE
-from tests.training.several import ends
+from tests.training.multi_rank import run_ranks
 from tests.verbs.test_train import TINY, metrics
 
 pytestmark = pytest.mark.loopback
@@ -43,7 +43,7 @@ def losses(folder: str) -> list[list[float]]:
 def test_two_ranks_train_as_one(tmp_path: Path, parallel: Any) -> None:
     assert command("train", "tiny.toml", "--out", "one") == 0
     two = ("train", "tiny.toml", "--out", "two", f"train.parallel={parallel}")
-    assert [end.said for end in ends(tmp_path, lambda: command(*two))] == [0, 0]
+    assert [end.said for end in run_ranks(tmp_path, lambda: command(*two))] == [0, 0]
     found, asked = torch.tensor(losses("two")), torch.tensor(losses("one"))
     assert found.shape == asked.shape == (4, 3)
     assert ((found - asked).abs() <= RECOMPUTE * asked.abs().clamp(min=1)).all()
@@ -59,7 +59,7 @@ def test_two_ranks_train_as_one(tmp_path: Path, parallel: Any) -> None:
 
 
 def test_a_bad_recipe_ends_all_ranks_alike(tmp_path: Path) -> None:
-    found = ends(tmp_path, lambda: command("train", "tiny.toml", "--out", "two", "train.batch_size=1"))
+    found = run_ranks(tmp_path, lambda: command("train", "tiny.toml", "--out", "two", "train.batch_size=1"))
     assert [end.said for end in found] == [2, 2]
 
 

@@ -15,8 +15,8 @@ from laconic.interfaces import StepOutput
 from laconic.models.cache import KVCache
 from laconic.storage import manifest
 from laconic.storage.run_dir import RunDirectory
-from tests.training.ground import how, lines, parameters, trained
-from tests.training.toy import Points, Rows, Toy
+from tests.training.toy import ToyBatch, ToyData, ToyMethod
+from tests.training.toy_runs import flat_parameters, read_metrics, run_training, toy_config
 
 AT = 5  # the update that is spoilt, counted from 0
 
@@ -42,7 +42,7 @@ class Norm(nn.LayerNorm):
         return super().forward(x) * self.factor * self.factor
 
 
-class Spoilt(Toy):
+class Spoilt(ToyMethod):
     """The toy, with one number spoilt at one update."""
 
     def __init__(self, what: str, at: tuple[int, ...] = (AT,)) -> None:
@@ -50,7 +50,7 @@ class Spoilt(Toy):
         self.what, self.at, self.value = what, at, CASES[what][0]
         self.norm = Norm(8)
 
-    def forward(self, batch: Rows, state: Any = None) -> StepOutput:
+    def forward(self, batch: ToyBatch, state: Any = None) -> StepOutput:
         now, bad = batch.step in self.at, self.value
         if now and self.what == "input":
             batch = replace(batch, x=batch.x * bad)
@@ -76,17 +76,17 @@ class Spoilt(Toy):
 
 def stops(path: Path, what: str) -> dict[str, Any]:
     """R6: the update is not applied, the run ends with 65, an incident tells of it, nothing bad is on the disk."""
-    settings = how(carry=what in ("state", "fast weight"), save_every=100)
+    settings = toy_config(stateful=what in ("state", "fast weight"), save_every=100)
     toy = Spoilt(what)
     with pytest.raises(NonFiniteError, match=rf"^step {AT + 1}: .* not finite; the update was not applied.*; see "):
-        trained(path / "run", settings, method=toy)
-    assert len(lines(path / "run")) == AT
+        run_training(path / "run", settings, method=toy)
+    assert len(read_metrics(path / "run")) == AT
     run = RunDirectory(path / "run")
     for number in run.step_numbers():
         manifest.verify_folder(run.step_path(number), "step", number)
     if what != "parameter":
         assert run.step_numbers() == [AT], "what was before the update is committed"
-        assert bool(parameters(toy).isfinite().all())
+        assert bool(flat_parameters(toy).isfinite().all())
     else:
         assert run.step_numbers() == []
     return json.loads((run.path / "incidents" / f"step-{AT + 1:06d}" / "incident.json").read_text(encoding="utf-8"))
