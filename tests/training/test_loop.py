@@ -95,7 +95,7 @@ def test_train_retains_the_best_steps(tmp_path: Path) -> None:
     assert found.best == (0.9, 4)
     assert RunDirectory(tmp_path / "run").step_numbers() == [4, 12]
     settings = toy_config(
-        validate_every=2, best_metric="accuracy", best_mode="smallest", keep_best=2, keep_every=3, save_every=3
+        validate_every=2, best_metric="accuracy", best_mode="min", keep_best=2, keep_every=3, save_every=3
     )
     found, _ = run_training(tmp_path / "less", settings, validate=validation(0.4, 0.9, 0.1, float("nan"), 0.8, 0.7))
     assert found.best == (0.1, 6)

@@ -90,4 +90,4 @@ def test_adamw_decays_matrices_only() -> None:
 def test_adamw_refuses_no_parameters() -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(UsageError, match="no parameter to train"):
-        build_adamw(frozen, TrainingConfig(steps=1, trainable="thoughts"))
+        build_adamw(frozen, TrainingConfig(steps=1, trainable="latents"))

@@ -226,7 +226,7 @@ class TrainingRun:
         """Insert a validated step into the list of the best; return whether it stays in it."""
         if not math.isfinite(value):
             return False
-        sign = -1 if self.config.best_mode == "largest" else 1
+        sign = -1 if self.config.best_mode == "max" else 1
         best = sorted([*self.progress.best, (value, step)], key=lambda item: (sign * item[0], item[1]))
         self.progress.best = best[: self.config.keep_best]
         return (value, step) in self.progress.best
