@@ -103,7 +103,9 @@ def load_step(step: Path) -> dict[str, torch.Tensor]:
 def trajectories_agree(one: Path, other: Path) -> bool:
     """Whether loss and terms of every step of two runs agree up to rounding."""
     actual, expected = (torch.tensor(loss_terms(path), dtype=torch.float64) for path in (one, other))
-    return actual.shape == expected.shape and bool(((actual - expected).abs() <= RECOMPUTE * expected.abs().clamp(min=1)).all())
+    return actual.shape == expected.shape and bool(
+        ((actual - expected).abs() <= RECOMPUTE * expected.abs().clamp(min=1)).all()
+    )
 
 
 @BOTH

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from laconic.interfaces import MethodState
 from laconic.errors import CorruptArtifactError
+from laconic.interfaces import MethodState
 from laconic.storage import atomic
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.strict_json import read_json, read_safetensors_header

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from laconic import rng
-from laconic.interfaces import CarriesState, TrainingData
 from laconic.config.training import TrainingConfig
 from laconic.errors import BusyError, CorruptArtifactError, NonFiniteError, PreemptedError, UsageError
+from laconic.interfaces import CarriesState, TrainingData
 from laconic.models.decoder import Decoder
 from laconic.storage import manifest
 from laconic.storage.manifest import ManifestWriter

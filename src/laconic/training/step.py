@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from laconic.interfaces import AfterUpdateHook, Batch, Method, MethodState, ResetsOptimizer, StepOutput, TrainingData
 from laconic.config.training import TrainingConfig
 from laconic.errors import OutOfMemoryError
+from laconic.interfaces import AfterUpdateHook, Batch, Method, MethodState, ResetsOptimizer, StepOutput, TrainingData
 from laconic.rng import permuted_index
 from laconic.training.optim import build_adamw
 from laconic.training.ranks import Ranks
