@@ -12,7 +12,7 @@ from laconic.errors import UsageError
 from laconic.training.loop import train
 from laconic.training.optim import build_adamw
 from laconic.training.step import learning_rate_at
-from tests.training.toy import ToyBatch, ToyData, ToyMethod
+from tests.training.toy import ToyData, ToyMethod
 
 
 def cosine(step: int, steps: int, warmup: int, floor: float) -> float:

@@ -15,7 +15,7 @@ from laconic.interfaces import StepOutput
 from laconic.models.cache import KVCache
 from laconic.storage import manifest
 from laconic.storage.run_dir import RunDirectory
-from tests.training.toy import ToyBatch, ToyData, ToyMethod
+from tests.training.toy import ToyBatch, ToyMethod
 from tests.training.toy_runs import flat_parameters, read_metrics, run_training, toy_config
 
 AT = 5  # the update that is spoilt, counted from 0
@@ -90,6 +90,3 @@ def stops(path: Path, what: str) -> dict[str, Any]:
     else:
         assert run.step_numbers() == []
     return json.loads((run.path / "incidents" / f"step-{AT + 1:06d}" / "incident.json").read_text(encoding="utf-8"))
-
-
-__all__ = ["AT", "CASES", "Points", "Spoilt", "stops"]
