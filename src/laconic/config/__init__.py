@@ -1,1 +1,1 @@
-"""Recipe schema and recipe loading; imports no torch."""
+"""Recipes: typed tables of settings, and how they are loaded."""

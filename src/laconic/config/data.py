@@ -1,24 +1,20 @@
-"""The [data] table of a recipe: which rows, and how a row becomes ids; nothing here imports torch."""
+"""The [data] table of a recipe: where rows come from and how they become tokens. Nothing here imports torch."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from laconic.config.synthetic import ConfigModel, FormalLanguagesConfig, MQARConfig, PositiveInt, SelectiveCopyingConfig
+from laconic.config.config_model import ConfigModel, Fraction, PositiveInt
+from laconic.config.synthetic import FormalLanguagesConfig, MQARConfig, SelectiveCopyingConfig
 
 SplitName = Literal["test", "valid", "train"]
 RowFormat = Literal["pccot", "codi", "coconut", "icot", "digits"]
-SYNTHETIC_DOCUMENTS = ("recall", "mqar", "copying", "formal_languages")  # documents made when they are asked for
-ROW_FILE_SUFFIXES = (
-    ".jsonl",
-    ".json",
-    ".parquet",
-    ".txt",
-)  # what ends so is a file of rows; all else that kind maths reads a name
+SYNTHETIC_DOCUMENTS = ("recall", "mqar", "copying", "formal_languages")
+ROW_FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")  # of data.name; any other entry names a data set
 
 
 def as_tuple(value: Any) -> Any:
-    """One name as a list of one; and a list, which after this is no JSON for pydantic, as the tuple it is."""
+    """Accept a single name for a list of one, and a list for the tuple that strict mode asks for."""
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
@@ -28,59 +24,52 @@ DatasetNames = Annotated[
 
 
 class DigitsConfig(ConfigModel):
-    """The generated task: operations on digits from left to right, of every result the last digit."""
+    """[data.digits]: synthetic arithmetic on digits, evaluated from left to right modulo 10."""
 
     num_operations: Annotated[int, Field(ge=1, le=12)] = Field(default=4, description="k, operations in a question")
     chain_style: Literal["results", "equations", "brackets", "bracket_tokens"] = Field(
         default="results",
-        description="a step of the chain: 8; 3+5=8 and step_end; <<3+5=8>>; < < 8 > >, where each mark is a token",
+        description="a step of the chain: 8; 3+5=8 and step_end; <<3+5=8>>; or < < 8 > > with a token for each bracket",
     )
-    results_only_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.0, description="share of the steps whose chains are results alone, which a `:` asks for; 1: always"
+    results_only_fraction: Fraction = Field(
+        default=0.0, description="fraction of steps whose chain has results only, as asked for by a `:`; 1: always"
     )
-    step_end: Literal[";", ""] = Field(default=";", description="what ends each step of style steps")
+    step_end: Literal[";", ""] = Field(default=";", description="end of each step in style equations")
     train_rows: PositiveInt = Field(default=100_000, description="training problems, all different")
-    valid_rows: PositiveInt = Field(
-        default=1000, description="problems a run is validated on; none of them is trained on"
-    )
-    test_rows: PositiveInt = Field(
-        default=2000, description="problems a run is tested on; none of them is trained or validated on"
-    )
+    valid_rows: PositiveInt = Field(default=1000, description="validation problems, none of them in training")
+    test_rows: PositiveInt = Field(default=2000, description="test problems, none of them in training or validation")
 
 
 class TextConfig(ConfigModel):
-    """Documents: how much of one is read in a row, where it is cut, and which documents are held out."""
+    """[data.text]: documents, their segments and windows, and the held-out part."""
 
-    row_tokens: PositiveInt = Field(default=1536, description="tokens of a row: a stretch of one document")
+    row_tokens: PositiveInt = Field(default=1536, description="tokens of a row, a stretch of one document")
     segment_tokens: PositiveInt | tuple[PositiveInt, ...] = Field(
-        default=256, description="tokens of a segment, the last of a document shorter; fixed: or the length of each"
+        default=256, description="tokens of a segment (the mean if lengths are random), or a list with each length"
     )
     segment_lengths: Literal["random", "fixed"] = Field(
-        default="random", description="random: lengths in training are drawn, and `segment` is their mean (AC7)"
+        default="random", description="draw segment lengths in training, with mean segment_tokens (AC7), or fix them"
     )
     min_segment_tokens: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="random: tokens of a segment at least; absent: AC7's, by what the model has room for"
+        default=None, description="random: shortest segment; default as in AC7, by the model's context"
     )
     max_segment_tokens: PositiveInt | None = Field(
-        default=None, description="random: tokens of a segment at most; absent: that room"
+        default=None, description="random: longest segment; default what fits into the model's context"
     )
-    segments_per_window: int = Field(default=3, description="w, segments through which gradients reach, 2 at least")
-    segment_overlap: Literal[0, 1] = Field(
-        default=1, description="o, segments of a window that the next one reads again"
-    )
+    segments_per_window: int = Field(default=3, description="w, segments that gradients pass through, at least 2")
+    segment_overlap: Literal[0, 1] = Field(default=1, description="o, segments shared by consecutive windows")
     text_field: str = Field(default="text", min_length=1, description="field of a row that holds the text")
     document_field: str | None = Field(
         default=None,
-        description="field that names the document a row belongs to; absent: book if the first row has it, "
-        "else every row is a document",
+        description="field that names a row's document; default book if the first row has it, else each row is a document",
     )
     held_out_fraction: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         default=0.1,
-        description="share of the documents kept for validation, and again for testing, where neither rows (by a field "
-        "split) nor data.valid and data.test say which",
+        description="fraction of documents for validation, and again for testing, unless a field split or data.valid and "
+        "data.test say which",
     )
     vocabulary_drift_every: PositiveInt | None = Field(
-        default=None, description="tokens after which the words of a document change places anew; absent: they stay"
+        default=None, description="tokens after which a document's vocabulary is permuted again; unset: never"
     )
 
     @model_validator(mode="after")
@@ -88,210 +77,197 @@ class TextConfig(ConfigModel):
         check_segments_per_window(self.segments_per_window)
         lengths = self.segment_tokens if isinstance(self.segment_tokens, tuple) else ()
         if lengths and (self.segment_lengths == "random" or sum(lengths) != self.row_tokens):
-            asked = (
-                "the mean length"
-                if self.segment_lengths == "random"
-                else f"lengths that sum to tokens {self.row_tokens}"
-            )
-            raise ValueError(f'segment {list(lengths)} with segments "{self.segment_lengths}": give {asked}')
-        if self.mean_segment_tokens >= self.row_tokens:
+            expected = "the mean" if self.segment_lengths == "random" else f"lengths that sum to {self.row_tokens}"
             raise ValueError(
-                f"tokens {self.row_tokens}: one segment of {self.mean_segment_tokens}, which nothing reads; ask for more"
+                f'segment_tokens {list(lengths)} with segment_lengths "{self.segment_lengths}": give {expected}'
             )
         if self.segment_lengths == "fixed":
             given = next((key for key in ("min_segment_tokens", "max_segment_tokens") if getattr(self, key)), None)
             if given:
-                raise ValueError(f'{given}: of segments "random" alone; leave it out')
+                raise ValueError(f'{given}: only for segment_lengths "random"; remove the key')
         elif self.row_tokens % self.mean_segment_tokens:
             raise ValueError(
-                f"tokens {self.row_tokens}: no multiple of segment {self.mean_segment_tokens}, the mean of drawn lengths"
+                f"row_tokens {self.row_tokens}: must be a multiple of segment_tokens {self.mean_segment_tokens}"
             )
-        if (
-            not (self.min_segment_tokens or 0)
-            < self.mean_segment_tokens
-            < (self.max_segment_tokens or self.row_tokens + 1)
-        ):
+        low, high = self.min_segment_tokens or 0, self.max_segment_tokens or self.row_tokens + 1
+        if not low < self.mean_segment_tokens < high:
             raise ValueError(
-                f"segment {self.mean_segment_tokens}: not between low {self.min_segment_tokens} and high {self.max_segment_tokens}, as a mean is"
+                f"segment_tokens {self.mean_segment_tokens}: must lie between {low} and {high}, the shortest and the "
+                "longest segment"
             )
         return self
 
     @property
     def mean_segment_tokens(self) -> int:
-        """Tokens of a segment: all, their mean, or the longest of a list."""
+        """Tokens of a segment: the given or mean number, or the longest of a list."""
         return max(self.segment_tokens) if isinstance(self.segment_tokens, tuple) else self.segment_tokens
 
 
 class FactRecallConfig(ConfigModel):
-    """The recall task: facts among fillers, then queries for some of them; only the values are scored."""
+    """[data.recall]: facts among fillers, then queries for some of them; only the answers are scored."""
 
     segment_tokens: PositiveInt = Field(default=16, description="tokens of a segment of facts")
     num_facts: tuple[PositiveInt, ...] = Field(
-        default=(1, 2, 4, 8), description="numbers of facts in a document, equally likely"
+        default=(1, 2, 4, 8), description="possible numbers of facts in a document, equally likely"
     )
-    num_keys: Annotated[int, Field(ge=1, le=16)] = Field(
-        default=16, description="keys there are; those of a document differ"
+    num_keys: Annotated[int, Field(ge=1, le=16)] = Field(default=16, description="distinct keys")
+    num_values: Annotated[int, Field(ge=2, le=16)] = Field(default=16, description="distinct values")
+    num_fillers: Annotated[int, Field(ge=1, le=8)] = Field(default=8, description="distinct filler symbols")
+    num_queries: PositiveInt = Field(default=8, description="Q, queries at the end, keys drawn with replacement")
+    num_segments: PositiveInt = Field(default=1, description="segments over which the facts are spread")
+    two_token_facts: bool = Field(
+        default=False, description="a fact is a key and a value token instead of one (harder)"
     )
-    num_values: Annotated[int, Field(ge=2, le=16)] = Field(default=16, description="values there are")
-    num_fillers: Annotated[int, Field(ge=1, le=8)] = Field(default=8, description="symbols that mean nothing")
-    num_queries: PositiveInt = Field(default=8, description="Q, queries at the end, with keys drawn again and again")
-    num_segments: PositiveInt = Field(default=1, description="segments over which the facts are strewn")
-    two_token_facts: bool = Field(default=False, description="a fact is key and value, not one token for both (harder)")
     train_rows: PositiveInt = Field(default=100_000, description="training documents")
-    valid_rows: PositiveInt = Field(default=1000, description="documents a run is validated on")
-    test_rows: PositiveInt = Field(default=2000, description="documents a run is tested on")
+    valid_rows: PositiveInt = Field(default=1000, description="validation documents")
+    test_rows: PositiveInt = Field(default=2000, description="test documents")
     segments_per_window: int | None = Field(
-        default=None, description="w, segments in a window, 2 at least; absent: all of them"
+        default=None, description="w, segments of a window, at least 2; default all of them"
     )
-    segment_overlap: Literal[0, 1] = Field(
-        default=0, description="o, segments of a window that the next one reads again"
-    )
+    segment_overlap: Literal[0, 1] = Field(default=0, description="o, segments shared by consecutive windows")
 
     @model_validator(mode="after")
     def check_facts(self) -> "FactRecallConfig":
         if self.segments_per_window is not None:
             check_segments_per_window(self.segments_per_window)
-        most, columns = max(self.num_facts, default=0), 2 if self.two_token_facts else 1
+        largest, width = max(self.num_facts, default=0), 2 if self.two_token_facts else 1
         if list(self.num_facts) != sorted(set(self.num_facts)) or not self.num_facts:
-            raise ValueError(f"facts {list(self.num_facts)}: ascending numbers of facts")
-        if most > self.num_keys:
+            raise ValueError(f"num_facts {list(self.num_facts)}: give ascending numbers")
+        if largest > self.num_keys:
+            raise ValueError(f"num_facts {largest}: there are only {self.num_keys} distinct keys; lower it")
+        if self.segment_tokens % width or largest * width > self.segment_tokens * self.num_segments:
             raise ValueError(
-                f"facts {most}: only {self.num_keys} keys, and those of a document differ; give fewer facts"
-            )
-        if self.segment_tokens % columns or most * columns > self.segment_tokens * self.num_segments:
-            raise ValueError(
-                f"length {self.segment_tokens}: {most} facts of {columns} tokens do not go into {self.num_segments} segments of it"
+                f"segment_tokens {self.segment_tokens}: {largest} facts of {width} tokens do not fit into "
+                f"{self.num_segments} segments"
             )
         return self
 
     @property
     def window_and_overlap(self) -> tuple[int, int]:
-        """(w, o): segments of facts, and the one of queries."""
+        """(w, o), by default all segments of facts and the segment of queries in one window."""
         return self.segments_per_window or self.num_segments + 1, self.segment_overlap
 
 
 def check_segments_per_window(segments_per_window: int) -> None:
-    """Raises `ValueError` for a window in which no summary is read."""
+    """Raise ValueError for a window of one segment, in which no summary is ever read."""
     if segments_per_window < 2:
         raise ValueError(
-            f"window: {segments_per_window} leaves no segment that reads a summary inside its own window, so nothing would learn to "
-            "compress; use 2 or more"
+            f"segments_per_window: {segments_per_window} leaves no segment that reads a summary within its window, so "
+            "compression would not be trained; use 2 or more"
         )
 
 
 class DataConfig(ConfigModel):
-    """Where rows come from, and what is made of one."""
+    """[data]: the source of the rows, and how a row becomes tokens."""
 
     source: Literal["file", "catalog", "digits", "text", "recall", "mqar", "copying", "formal_languages"] = Field(
         default="file",
-        description="a file with one JSON object a line, sets known by name, or generated; "
-        "of documents: text of a file or of the hub, or generated",
+        description="a file with one JSON object per line, data sets by name, documents, or a synthetic task",
     )
     path: str | None = Field(
         default=None,
-        description="jsonl: file of training rows (.jsonl, .parquet, iCoT's .txt); text: of documents (.txt is one)",
+        description="file: training rows (.jsonl, .parquet, iCoT's .txt); text: documents (a .txt is one document)",
     )
     name: DatasetNames = Field(
         default=None,
-        description="maths: the sets trained on, one or a list: gsm8k-aug, a name on the hub (whynlp/gsm8k-aug), "
-        "a file (.jsonl, .parquet, iCoT's .txt); NAME:SPLIT takes another split; text: one name on the hub",
+        description="catalog: one or several training sets: a known name (gsm8k-aug), a hub name (whynlp/gsm8k-aug), or "
+        "a file; NAME:SPLIT selects a split; text: one hub name",
     )
     valid: str | None = Field(
-        default=None, description="file of validation rows; maths: also a set, as gsm8k-aug:valid"
+        default=None, description="file of validation rows; catalog: also a set, as gsm8k-aug:valid"
     )
-    test: str | None = Field(default=None, description="file of test rows; maths: also a set, as gsm8k:test")
+    test: str | None = Field(default=None, description="file of test rows; catalog: also a set, as gsm8k:test")
     data_dir: str | None = Field(
-        default=None, description="maths: folder of the sets' files; absent: they come by the hub"
+        default=None, description="catalog: folder with the sets' files; default: download from the hub"
     )
-    revision: str | None = Field(default=None, description="commit or branch on the hub, of what is trained on")
+    revision: str | None = Field(default=None, description="hub commit or branch of the training set")
     size_check: Literal["strict", "off"] = Field(
-        default="strict", description="maths: whether a set must have as many rows as it is known to have"
+        default="strict", description="catalog: whether a set must have its published number of rows"
     )
-    digits: DigitsConfig = Field(default=DigitsConfig(), description="digits: the task")
-    text: TextConfig = Field(default=TextConfig(), description="text: documents and their segments")
-    recall: FactRecallConfig = Field(default=FactRecallConfig(), description="recall: the task")
-    mqar: MQARConfig = Field(default=MQARConfig(), description="mqar: the task")
-    copying: SelectiveCopyingConfig = Field(default=SelectiveCopyingConfig(), description="copying: the task")
-    formal_languages: FormalLanguagesConfig = Field(default=FormalLanguagesConfig(), description="languages: the task")
-    format: RowFormat = Field(default="pccot", description="pieces of a row and what joins them")
+    digits: DigitsConfig = Field(default=DigitsConfig(), description="options of source digits")
+    text: TextConfig = Field(default=TextConfig(), description="options of source text")
+    recall: FactRecallConfig = Field(default=FactRecallConfig(), description="options of source recall")
+    mqar: MQARConfig = Field(default=MQARConfig(), description="options of source mqar")
+    copying: SelectiveCopyingConfig = Field(default=SelectiveCopyingConfig(), description="options of source copying")
+    formal_languages: FormalLanguagesConfig = Field(
+        default=FormalLanguagesConfig(), description="options of source formal_languages"
+    )
+    format: RowFormat = Field(default="pccot", description="parts of a row and the text that joins them")
     chain_steps: Literal["drop_last", "all"] = Field(
-        default="drop_last", description="whether the last step is left out; by default not for cot, icot, coconut"
+        default="drop_last", description="leave out the last step or not; the default for cot, icot, coconut is all"
     )
     answer_prompt: str = Field(
         default="The answer is:", min_length=1, description="text before the number (pccot, codi)"
     )
     separator: Literal["none", "eos"] = Field(
-        default="none", description="codi: eos after question, chain and eot, or nothing"
+        default="none", description="codi: eos after question, chain and end vector, or nothing"
     )
     chain_field: Literal["steps", "cot", "rationale"] | None = Field(
-        default=None,
-        description="of files: field of the chain; absent: the first of the three that the first row has, else none",
+        default=None, description="file field with the chain; default: the first of the three in the first row"
     )
     chain_split: Literal["lines", "sentences", "spaces", "whole"] = Field(
-        default="lines",
-        description="where a chain that is one text is cut into steps; sentences is CODI's way with prose",
+        default="lines", description="how a chain given as one text is split into steps; CODI's prose uses sentences"
     )
     answer_type: Literal["number", "text"] = Field(
-        default="number",
-        description="number: an answer without a digit is an error; text: the whole answer is the target",
+        default="number", description="number: an answer without a digit is an error; text: the whole answer counts"
     )
     require_leading_digit: bool = Field(
-        default=False, description="leave out rows whose answer does not begin with a digit (CODI)"
+        default=False, description="drop rows whose answer does not begin with a digit, negative ones too (CODI)"
     )
     max_tokens: PositiveInt | None = Field(
-        default=None, description="tokens of question, chain and answer; absent: the context"
+        default=None, description="maximum tokens of question, chain and answer; default the model's context"
     )
     on_too_long: Literal["error", "drop", "truncate_question"] = Field(
-        default="error", description="a row over its budget"
+        default="error", description="what to do with a row over its budget"
     )
     on_invalid_row: Literal["error", "skip"] = Field(
-        default="error", description="a row that cannot be read; at most 0.1 % are skipped"
+        default="error", description="what to do with an unreadable row; at most 0.1 % are skipped"
     )
     forbid_unknown_fields: bool = Field(
-        default=False, description="of files: a field that is not read is an error, not a mark of the row"
+        default=False, description="file: refuse unknown fields instead of keeping them as metadata"
     )
-    max_train_rows: PositiveInt | None = Field(
-        default=None, description="how many training rows are read, from the first; absent: all"
+    max_train_rows: PositiveInt | None = Field(default=None, description="use only the first training rows")
+    allow_contamination: bool = Field(
+        default=False, description="accept questions of validation or test in the training rows"
     )
-    allow_contamination: bool = Field(default=False, description="training may hold questions of validation or test")
     eos_token: str | None = Field(
-        default=None, description="the token that ends an answer, where the tokenizer's files name none"
+        default=None, description="token that ends an answer, if the tokenizer's files define none"
     )
 
     @model_validator(mode="after")
     def check_combination(self) -> "DataConfig":
         self._check_source_keys()
         if (self.source == "digits") != (self.format == "digits"):
-            raise ValueError(f'format {self.format!r} with kind {self.source!r}: "digits" goes with "digits" alone')
+            raise ValueError(f'format "{self.format}" with source "{self.source}": "digits" only goes with "digits"')
         if self.format in ("coconut", "icot") and self.chain_steps == "drop_last":
-            raise ValueError(f'chain "drop_last": format {self.format!r} takes every step; set chain = "all"')
+            raise ValueError(
+                f'chain_steps "drop_last": format "{self.format}" uses every step; set chain_steps = "all"'
+            )
         if self.separator == "eos" and self.format != "codi":
-            raise ValueError(f'separator "eos": of format "codi" alone, not {self.format!r}')
+            raise ValueError(f'separator "eos": only for format "codi", not "{self.format}"')
         return self
 
     def _check_source_keys(self) -> None:
-        """The keys that say where rows come from go with the kind."""
-        files = {"digits": ("path",), **dict.fromkeys(SYNTHETIC_DOCUMENTS, ("path", "name", "valid", "test"))}.get(
-            self.source, ()
-        )
-        given = next((key for key in files if getattr(self, key)), None)
+        """Check the keys that name files or data sets against the source."""
+        unused = {"digits": ("path",), **dict.fromkeys(SYNTHETIC_DOCUMENTS, ("path", "name", "valid", "test"))}
+        given = next((key for key in unused.get(self.source, ()) if getattr(self, key)), None)
         if given:
-            raise ValueError(f'{given} {getattr(self, given)!r}: kind "{self.source}" reads no file; leave the key out')
-        takes = {"name": ("catalog", "text"), "data_dir": ("catalog",), "revision": ("catalog", "text")}
-        given = next((key for key, kinds in takes.items() if getattr(self, key) and self.source not in kinds), None)
+            raise ValueError(f'{given}: source "{self.source}" reads no file; remove the key')
+        users = {"name": ("catalog", "text"), "data_dir": ("catalog",), "revision": ("catalog", "text")}
+        given = next((key for key, sources in users.items() if getattr(self, key) and self.source not in sources), None)
         if given:
-            kinds = " or ".join(f'"{kind}"' for kind in takes[given])
-            raise ValueError(f"{given}: of kind {kinds}, not {self.source!r}; set data.source")
+            sources = " or ".join(f'"{source}"' for source in users[given])
+            raise ValueError(f'{given}: only for source {sources}, not "{self.source}"; set data.source')
         if self.source == "catalog" and not self.name:
-            raise ValueError('name: absent; kind "maths" needs the sets trained on, as laconic data list has them')
+            raise ValueError('name: missing; source "catalog" needs training sets, see laconic data list')
         if self.source == "file" and self.path is None:
-            raise ValueError('path: absent; kind "jsonl" needs a file of training rows')
+            raise ValueError('path: missing; source "file" needs a file of training rows')
         if self.source == "catalog" and self.path is not None:
-            raise ValueError(f'path {self.path!r}: kind "maths" takes files by data.name; leave the key out')
+            raise ValueError('path: source "catalog" takes files by data.name; remove the key')
         if self.source == "text" and (self.path is None) == (len(self.name or ()) != 1):
-            raise ValueError('path: kind "text" needs a file of documents, or one data.name on the hub, and not both')
+            raise ValueError('path: source "text" needs either a file of documents or one data.name on the hub')
 
 
 def is_row_file(name: str) -> bool:
-    """Whether a text names a file of rows, and no set: by its ending."""
+    """Return whether an entry of data.name is a file of rows rather than the name of a set, by its suffix."""
     return name.endswith(ROW_FILE_SUFFIXES)

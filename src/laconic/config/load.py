@@ -1,8 +1,8 @@
-"""A recipe file and its overrides -> `Recipe`: every fault in one pass, each with its line and what was meant."""
+"""Load a recipe file with its overrides. All errors are collected and reported together."""
 
 import datetime
+import difflib
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,6 @@ from typing import Any, cast
 import tomli_w
 from pydantic import ValidationError
 
-from laconic.config import lines
 from laconic.config.data import is_row_file
 from laconic.config.recipe import (
     BUILT_IN_TOKENIZERS,
@@ -25,184 +24,198 @@ from laconic.config.recipe import (
     required_tables,
 )
 from laconic.errors import InputError, UsageError
-from laconic.models.nearest import nearest_key
 
 SHIPPED_RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-ORIGIN_KEYS = (
-    ("model.name", "model.init_from_run", "model.family"),
-    ("data.path", "data.name"),
-)  # of each one is given
-Content = dict[str, Any]
+ORIGIN_KEYS = (("model.name", "model.init_from_run", "model.family"), ("data.path", "data.name"))  # one of each group
+OLD_VERSION = "0.1"  # the last version with other names for tables and keys
+OLD_TABLES = {"thinking", "distilling", "keeping", "matching", "removing", "staging", "scoring"} | {
+    *("reading", "halting", "memory", "levels", "learning")
+}
+OLD_KEYS = {"data": {"kind"}, "train": {"what", "lr", "batch"}, "model": {"start"}}
 
 
 @dataclass
 class RecipeDraft:
-    """What a file and its overrides say, and where: a line of the file, or the override itself."""
+    """The content of a recipe file with overrides applied, and the errors found so far."""
 
-    content: Content
-    locations: dict[str, str]
+    file: str
+    content: dict[str, Any]
+    overrides: dict[str, str] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add_error(self, key: str, text: str) -> None:
-        """One more fault, at the place of its key."""
-        place = lines.line_of(key, self.locations) or self.locations[""]
-        self.errors.append(f"{place}: {text}" if place.startswith(f"{key}=") else f"{place}: {key}: {text}")
+    def add_error(self, key: str, message: str) -> None:
+        """Record an error with the file, or with the override that set the key."""
+        place = f"{key}={self.overrides[key]}" if key in self.overrides else f"{self.file}: {key}"
+        self.errors.append(f"{place}: {message}")
 
 
 def load_recipe(
     path_or_name: str | Path, overrides: Sequence[str] = (), flags: Iterable[str] = ()
 ) -> tuple[Recipe, list[str]]:
-    """A recipe by path, or by name among those that come with laconic, with `key.sub=value` put over it; and notes.
+    """Load a recipe file and apply overrides.
 
-    Paths in it are relative to its file; those of overrides, and of what comes with laconic, to the working folder.
-    `flags` are names that an override may have been meant for. Raises `Usage` (2) with every fault of the file and the
-    overrides, `BadInput` (66).
+    Relative paths are resolved against the file's folder; those of overrides and of shipped recipes against the working
+    directory.
+
+    Args:
+        path_or_name: A TOML file, or the name of a shipped recipe.
+        overrides: Texts of the form `table.key=value`; the value is TOML, or bare text if the key holds text.
+        flags: Names of command-line flags, suggested for a mistyped key.
+
+    Returns:
+        The recipe, and notes on what was replaced.
+
+    Raises:
+        UsageError: With one line for each error of the file and the overrides.
+        InputError: If there is no such recipe.
     """
     path = find_recipe_file(path_or_name)
-    draft = parse_recipe_file(path)
+    draft = RecipeDraft(path.name, parse_recipe_file(path))
+    refuse_old_recipe(draft)
     make_paths_absolute(draft.content, Path.cwd() if path.parent == SHIPPED_RECIPES else path.parent)
-    given = list(deduplicate_overrides(overrides, draft.notes))
-    for override in given:
-        apply_override(draft, override, flags)
-    replace_origin(draft, [key for key, _ in given])
+    for key, text in deduplicate_overrides(overrides, draft.notes):
+        apply_override(draft, key, text, flags)
+    replace_origin(draft)
     return validate(draft), draft.notes
 
 
-def find_recipe_file(recipe: str | Path) -> Path:
-    """The file of a recipe. Raises `BadInput` (66)."""
-    path, shipped = Path(recipe), SHIPPED_RECIPES / f"{Path(recipe).name.removesuffix('.toml')}.toml"
+def find_recipe_file(path_or_name: str | Path) -> Path:
+    """Return the file of a recipe given by path or by the name of a shipped one."""
+    path = Path(path_or_name)
+    shipped = SHIPPED_RECIPES / f"{path.name.removesuffix('.toml')}.toml"
     if path.is_file():
         return path
     if path.parent == Path() and shipped.is_file():
         return shipped
-    near = nearest_key(str(recipe), names := sorted(file.stem for file in SHIPPED_RECIPES.glob("*.toml")))
-    begun = [name for name in names if name.startswith(f"{recipe}-")]
-    kinds = begun or sorted({f"{name.partition('-')[0]}-…" for name in names})
-    meant = f"did you mean {near}?" if near and not begun else f"a path, or one of {', '.join(kinds)}"
-    raise InputError(f"no recipe {recipe}; {meant}")
+    names = sorted(file.stem for file in SHIPPED_RECIPES.glob("*.toml"))
+    variants = [name for name in names if name.startswith(f"{path_or_name}-")]
+    if variants:
+        hint = f"choose one of {', '.join(variants)}"
+    elif close := difflib.get_close_matches(str(path_or_name), names, n=1, cutoff=0.8):
+        hint = f"did you mean {close[0]}?"
+    else:
+        hint = "give a path or one of " + ", ".join(sorted({f"{name.partition('-')[0]}-..." for name in names}))
+    raise InputError(f"no recipe {path_or_name}; {hint}")
 
 
-def parse_recipe_file(path: Path) -> RecipeDraft:
-    """The content of a file. Raises `Usage` (2) where it is no TOML, with both lines of a doubled key."""
+def parse_recipe_file(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path.name}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    places, twice = dict[str, str](), None
-    for key, line in lines.keys(text):
-        if key in places and twice is None:
-            twice = f"{path.name}:{line}: {key}: stands there twice, first in line {places[key].rpartition(':')[2]}"
-        places.setdefault(key, f"{path.name}:{line}")
-    try:
-        return RecipeDraft(tomllib.loads(text), places | {"": path.name})
+        raise UsageError(f"{path.name}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        at = re.search(r" \(at line (\d+), column \d+\)$", str(error))
-        line = f":{at[1]}" if at else ""
-        raise UsageError(twice or f"{path.name}{line}: not TOML: {str(error)[: at.start() if at else None]}") from None
+        raise UsageError(f"{path.name}: not valid TOML: {error}") from None
+
+
+def refuse_old_recipe(draft: RecipeDraft) -> None:
+    """Raise UsageError for a recipe with the table and key names of an earlier version."""
+    for table, value in draft.content.items():
+        old_keys = OLD_KEYS.get(table, set()) & value.keys() if isinstance(value, dict) else set[str]()
+        if (table in OLD_TABLES and isinstance(value, dict)) or old_keys:
+            name = f"{table}.{min(old_keys)}" if old_keys else f"[{table}]"
+            raise UsageError(
+                f"{draft.file}: {name} is a name of laconic {OLD_VERSION}; use that version to read this file"
+            )
 
 
 def deduplicate_overrides(overrides: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str]]:
-    """Each override as its key, with `_` for `-`, and its value; of a key given twice the last, which is noted."""
-    found: dict[str, str] = {}
+    """Yield each override as key and value; of a key given twice, keep the last and add a note."""
+    values: dict[str, str] = {}
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
             raise UsageError(f"{override}: no value; write {override}=VALUE")
         key = key.lstrip("-").replace("-", "_")
-        if key in found:
-            notes.append(f"{key} is given twice; the last holds: {value}")
-        found[key] = value
-    yield from found.items()
+        if key in values:
+            notes.append(f"{key} is given twice; the last value is used: {value}")
+        values[key] = value
+    yield from values.items()
 
 
-def apply_override(draft: RecipeDraft, override: tuple[str, str], flags: Iterable[str]) -> None:
-    """One override into the content; a fault if there is no such key or its value is none."""
-    key, text = override
+def apply_override(draft: RecipeDraft, key: str, text: str, flags: Iterable[str]) -> None:
+    """Set one key of the draft, or record an error for an unknown key or an invalid value."""
     if find_field(key) is None:
-        near = nearest_key(key, [*known_keys(), *flags])
-        draft.errors.append(
-            f"{key}={text}: no such key; did you mean {near}?" if near else describe_unknown_key(key, text)
-        )
+        close = closest_key(key, [*known_keys(), *flags])
+        hint = f"did you mean {close}?" if close else "laconic train --schema lists all keys"
+        draft.errors.append(f"{key}={text}: no such key; {hint}")
         return
     value = parse_value(key, text)
     if value is None:
-        draft.errors.append(f"{key}={text}: no value of TOML; a list is [1, 2], a switch true or false")
+        draft.errors.append(f"{key}={text}: not a TOML value; write lists as [1, 2] and switches as true or false")
         return
     *tables, last = key.split(".")
-    into = draft.content
+    table = draft.content
     for name in tables:
-        into = into.setdefault(name, {})
-        if not isinstance(into, dict):
-            draft.errors.append(f"{key}={text}: {name} is no table in {draft.locations['']}")
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            draft.errors.append(f"{key}={text}: {name} is not a table in {draft.file}")
             return
-    draft.locations[key] = f"{key}={text}"
-    into[last] = resolve_path_value(key, value, Path.cwd()) if key in PATH_KEYS else value
+    draft.overrides[key] = text
+    table[last] = resolve_path_value(key, value, Path.cwd()) if key in PATH_KEYS else value
 
 
-def replace_origin(draft: RecipeDraft, keys: Sequence[str]) -> None:
-    """Where one override says where decoder or documents come from, it takes the place of what the file says."""
-    for origins in ORIGIN_KEYS:
-        table, asked = draft.content.get(origins[0].partition(".")[0]), [key for key in origins if key in keys]
-        if not isinstance(table, dict) or len(asked) != 1:
+def replace_origin(draft: RecipeDraft) -> None:
+    """Remove the file's source of model or documents if an override names another one."""
+    for keys in ORIGIN_KEYS:
+        table_name = keys[0].partition(".")[0]
+        table, given = draft.content.get(table_name), [key for key in keys if key in draft.overrides]
+        if not isinstance(table, dict) or len(given) != 1:
             continue
-        if asked[0].startswith("data.") and table.get("source") != "text":
+        if table_name == "data" and table.get("source") != "text":
             continue
-        old = [key for key in origins if key != asked[0] and table.pop(key.partition(".")[2], None) is not None]
-        draft.notes.extend(f"{asked[0]} takes the place of {key}" for key in old)
-        if old and asked[0] in ("model.name", "model.init_from_run") and "model.tokenizer" not in keys:
-            table.pop("tokenizer", None)  # that of what it takes the place of
-
-
-def describe_unknown_key(key: str, text: str) -> str:
-    return f"{key}={text}: no such key; laconic train --schema lists all"
+        old = [key for key in keys if key != given[0] and table.pop(key.partition(".")[2], None) is not None]
+        draft.notes.extend(f"{given[0]} replaces {key}" for key in old)
+        if old and given[0] in ("model.name", "model.init_from_run") and "model.tokenizer" not in draft.overrides:
+            table.pop("tokenizer", None)
 
 
 def parse_value(key: str, text: str) -> Any:
-    """The value of an override: TOML, or a bare word where the field is text; None where it is neither."""
+    """Return the value of an override: TOML, or the text itself for a text field; None if it is neither."""
     try:
         value = tomllib.loads(f"x = {text}")
     except tomllib.TOMLDecodeError:
         return text if accepts_text(key) else None
     if set(value) != {"x"} or (accepts_text(key) and not isinstance(value["x"], str | list)):
-        return text  # a name of digits only
+        return text  # a name that happens to be a number
     return value["x"]
 
 
-def make_paths_absolute(content: Content, folder: Path) -> None:
-    """Paths of a file become absolute, so that the resolved recipe repeats the run from anywhere."""
+def make_paths_absolute(content: dict[str, Any], folder: Path) -> None:
+    """Make a file's paths absolute, so that the resolved recipe repeats the run from anywhere."""
     for key in PATH_KEYS:
         *tables, last = key.split(".")
-        into: Any = content
+        table: Any = content
         for name in tables:
-            into = into.get(name) if isinstance(into, dict) else None
-        if isinstance(into, dict) and last in into:
-            into[last] = resolve_path_value(key, into[last], folder)
+            table = table.get(name) if isinstance(table, dict) else None
+        if isinstance(table, dict) and last in table:
+            table[last] = resolve_path_value(key, table[last], folder)
 
 
 def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
-    """A value with the paths in it from a folder; what PATHS says may be a name stays one where no such path is."""
+    """Resolve the paths of a value against a folder; keep it if it is a name and no such path exists."""
     if isinstance(value, list):
-        return [resolve_path_value(key, one, folder) for one in value]
+        return [resolve_path_value(key, entry, folder) for entry in value]
     if not isinstance(value, str) or (key == "model.tokenizer" and value in BUILT_IN_TOKENIZERS):
         return value
     path = (folder / value).absolute()
-    name = {
+    is_name = {
         "path": False,
         "name": not path.exists(),
         "rows": not is_row_file(value) and not path.is_file(),
     }[PATH_KEYS[key]]
-    return value if name else str(path)
+    return value if is_name else str(path)
 
 
 def validate(draft: RecipeDraft) -> Recipe:
-    """The recipe, or `Usage` (2) with all faults, one a line."""
+    """Return the recipe, or raise UsageError with one line for each error."""
     for key, value in iter_values(draft.content):
         if isinstance(value, datetime.date | datetime.time):
-            draft.add_error(key, "a date; no key takes one, put it in quotes if it is a name")
+            draft.add_error(key, "a date; no key takes one, put a name in quotes")
     add_default_tables(draft.content)
     recipe = None
-    try:  # by way of JSON, where strict pydantic takes an array for a tuple and nothing else for anything else
+    try:  # through JSON, because strict pydantic then accepts an array for a tuple and converts nothing else
         recipe = Recipe.model_validate_json(json.dumps(draft.content, default=str))
     except ValidationError as error:
         explain_errors(draft, cast("list[Mapping[str, Any]]", error.errors(include_url=False)))
@@ -210,94 +223,90 @@ def validate(draft: RecipeDraft) -> Recipe:
         raise UsageError("\n".join(dict.fromkeys(draft.errors)))
     if recipe.method in FULL_CHAIN_METHODS and recipe.data.chain_steps == "drop_last":
         draft.notes.append(
-            f'data.chain_steps "drop_last": method {recipe.method} is not taught the last step; "all" is usual'
+            f'data.chain_steps "drop_last": method {recipe.method} never learns the last step; usual is all'
         )
     return recipe
 
 
-def add_default_tables(content: Content) -> None:
-    """The tables that the method reads are there, if only with their defaults, some of which go by the method."""
-    train = content.get("train")
-    for name in required_tables(
-        str(content.get("method")), train.get("trainable", "") if isinstance(train, dict) else ""
-    ):
+def add_default_tables(content: dict[str, Any]) -> None:
+    """Add the method's missing tables, and the default that depends on the method."""
+    train, data = content.get("train"), content.get("data")
+    trainable = train.get("trainable", "") if isinstance(train, dict) else ""
+    for name in required_tables(str(content.get("method")), trainable):
         content.setdefault(name, {})
-    data = content.get("data")
     if content.get("method") in FULL_CHAIN_METHODS and isinstance(data, dict):
         data.setdefault("chain_steps", "all")
 
 
 def explain_errors(draft: RecipeDraft, errors: Sequence[Mapping[str, Any]]) -> None:
-    """Pydantic's errors as faults; a key that is missing because it is mistyped is said once."""
-    meant = set[str]()
+    """Turn pydantic's errors into lines; do not report a mistyped key as missing too."""
+    suggested = set[str]()
+    for error in errors:
+        if error["type"] == "extra_forbidden":
+            key = ".".join(map(str, error["loc"]))
+            close = closest_key(key, known_keys())
+            suggested.add(close or "")
+            draft.add_error(key, f"no such key; {f'did you mean {close}?' if close else list_sibling_keys(key)}")
     for error in errors:
         key, kind = ".".join(map(str, error["loc"])), error["type"]
-        if kind == "extra_forbidden":
-            near = nearest_key(key, known_keys())
-            meant.add(near or "")
-            draft.add_error(key, f"no such key; did you mean {near}?" if near else f"no such key; {sibling_keys(key)}")
-    for error in errors:
-        key, kind, value = ".".join(map(str, error["loc"])), error["type"], error["input"]
-        if kind == "extra_forbidden" or (kind == "missing" and key in meant):
+        if kind == "extra_forbidden" or (kind == "missing" and key in suggested):
             continue
         if kind == "missing":
-            draft.add_error(key, f"absent; {describe_field(key)}")
+            draft.add_error(key, f"missing; {describe_field(key)}")
         elif kind == "value_error":
             draft.add_error(*split_message(key, error["msg"].removeprefix("Value error, ")))
-        elif isinstance(value, str) and kind.partition("_")[0] in ("int", "float", "bool") and is_toml_scalar(value):
-            draft.add_error(key, f"{json.dumps(value)} is text; drop the quotes")
         else:
             rule = error["msg"].removeprefix("Input ")
-            draft.add_error(key, f"{format_value(value)}: {rule}; {describe_field(key)}")
+            draft.add_error(key, f"{abbreviate(error['input'])}: {rule}; {describe_field(key)}")
 
 
-def split_message(key: str, message: str) -> tuple[str, str]:
-    """The message of a check of ours, which may begin with the key it is about: `rounds 3: ...`, `rounds: absent`."""
-    named = re.match(r"([a-z_0-9.]+)\b(?=[ :])", message)
-    inside = f"{key}.{named[1]}".lstrip(".") if named else ""
-    if named and find_field(inside):
-        return inside, message[named.end() :].lstrip(": ")
-    return key or "recipe", message
+def split_message(table: str, message: str) -> tuple[str, str]:
+    """Return key and text of a validator's message that may begin with the key's name within its table."""
+    name = message.replace(":", " ").split(" ", 1)[0]
+    key = f"{table}.{name}".lstrip(".")
+    if find_field(key):
+        return key, message[len(name) :].lstrip(": ")
+    return table or "recipe", message
 
 
-def is_toml_scalar(value: str) -> bool:
-    """Whether a text is a number or a switch of TOML once its quotes are dropped."""
-    try:
-        return isinstance(tomllib.loads(f"x = {value}")["x"], int | float)
-    except (tomllib.TOMLDecodeError, KeyError):
-        return False
+def closest_key(key: str, keys: Sequence[str]) -> str | None:
+    """Return the known key most similar to `key`, by its whole path or else by its last part."""
+    if close := difflib.get_close_matches(key, keys, n=1, cutoff=0.85):
+        return close[0]
+    table, _, name = key.rpartition(".")
+    ranked = sorted(keys, key=lambda other: other.rpartition(".")[0] != table)  # the same table first
+    close = difflib.get_close_matches(name, [other.rpartition(".")[2] for other in ranked], n=1, cutoff=0.75)
+    return next((other for other in ranked if close and other.rpartition(".")[2] == close[0]), None)
 
 
 def describe_field(key: str) -> str:
-    """What a field is."""
-    found = find_field(key)
-    return f"it is {found.description}" if found and found.description else "laconic train --schema has its bounds"
+    """Return what a key means, for an error message."""
+    info = find_field(key)
+    return f"it is: {info.description}" if info and info.description else "see laconic train --schema"
 
 
-def sibling_keys(key: str) -> str:
-    """The keys of the table in which a key stands."""
-    home = key.rpartition(".")[0]
-    keys = [k.removeprefix(f"{home}.") for k in known_keys() if not home or k.startswith(f"{home}.")]
-    here = sorted({k.partition(".")[0] for k in keys})
-    return f"{f'[{home}]' if home else 'a recipe'} has {', '.join(here)}"
+def list_sibling_keys(key: str) -> str:
+    """Return the keys of the table that contains `key`, for an error message."""
+    table = key.rpartition(".")[0]
+    keys = [k.removeprefix(f"{table}.") for k in known_keys() if not table or k.startswith(f"{table}.")]
+    return f"{f'[{table}]' if table else 'a recipe'} has {', '.join(sorted({k.partition('.')[0] for k in keys}))}"
 
 
-def format_value(value: Any) -> str:
+def abbreviate(value: Any) -> str:
+    """Return a value as JSON of at most 60 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def iter_values(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with its dotted key."""
-    items = content.items() if isinstance(content, dict) else enumerate(content)
-    for name, value in items:
-        key = f"{prefix}{name}"
+    """Yield every value with its dotted key."""
+    for name, value in content.items() if isinstance(content, dict) else enumerate(content):
         if isinstance(value, dict | list):
-            yield from iter_values(value, f"{key}.")
+            yield from iter_values(value, f"{prefix}{name}.")
         else:
-            yield key, value
+            yield f"{prefix}{name}", value
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The resolved recipe as TOML, every default written out; read again it is equal."""
+    """Return the resolved recipe as TOML with every default; loading it gives an equal recipe."""
     return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))

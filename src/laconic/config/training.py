@@ -1,110 +1,101 @@
-"""What a recipe's [train] table may say: the optimizer, its schedule, precision, saving; nothing here imports torch."""
+"""The [train] table of a recipe: optimizer, schedule, precision, checkpoints. Nothing here imports torch."""
 
 import math
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-PositiveInt = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+from laconic.config.config_model import ConfigModel, Fraction, NonNegative, PositiveFloat, PositiveInt
 
-
-class ConfigModel(BaseModel):
-    """Frozen, strict, no unknown key, no infinity."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 class EarlyStopConfig(ConfigModel):
-    """A number of the validation that ends a run once it is reached."""
+    """[train.early_stop]: a validation metric that ends the run once it is reached."""
 
-    metric: str = Field("accuracy", description="name in what the validation gives")
-    at_least: float = Field(description="the run ends when the metric is this or more")
+    metric: str = Field("accuracy", description="name of the validation metric")
+    at_least: float = Field(description="value of the metric that ends the run")
 
 
 class TrainingConfig(ConfigModel):
-    """How a method is trained: one of `steps` and `epochs` says how long."""
+    """[train]: how a method is trained. Exactly one of `steps` and `epochs` is set."""
 
     trainable: Literal["full", "lora", "latents"] = Field(
-        "full", description="everything; adapter, control vectors and projection; control vectors and projection alone"
+        "full", description="all weights; LoRA adapter, control vectors and projection; control vectors and projection"
     )
-    steps: PositiveInt | None = Field(None, description="updates; or give epochs")
-    epochs: Annotated[float, Field(gt=0)] | None = Field(None, description="passes over the rows; or give steps")
-    batch_size: PositiveInt = Field(128, description="rows an update, over all micro-batches and ranks")
+    steps: PositiveInt | None = Field(None, description="optimizer updates; or set epochs")
+    epochs: PositiveFloat | None = Field(None, description="passes over the training rows; or set steps")
+    batch_size: PositiveInt = Field(128, description="rows of an update, over all micro-batches and ranks")
     parallel: Literal["ddp", "fsdp"] = Field(
-        "ddp", description="under torchrun: every rank holds all, or a shard of parameters, gradients and optimizer"
+        "ddp", description="under torchrun: replicate everything, or shard parameters, gradients and optimizer state"
     )
     micro_batch_size: PositiveInt | None = Field(
-        None, description="rows a forward pass on one rank; absent: the rank's whole share"
+        None, description="rows of a forward pass on one rank; default the rank's whole share"
     )
     last_batch: Literal["drop", "keep"] = Field("drop", description="rows at the end of an epoch that fill no batch")
 
     optimizer: Literal["adamw", "m3", "dgd"] = Field(
-        "adamw", description="of matrices: AdamW; two memories of gradients; delta gradient descent; AdamW of all else"
+        "adamw", description="rule for matrices: AdamW, M3, or delta gradient descent; all else uses AdamW"
     )
-    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-3, description="largest learning rate")
-    lr_schedule: Literal["cosine", "linear", "constant"] = Field(
-        "cosine", description="how the rate falls after warm-up"
-    )
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="share of lr at which the schedule ends")
-    warmup_ratio: Fraction = Field(0.0, description="share of all steps in which the rate rises from 0")
-    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="the same in steps; then no share")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="AdamW's decay of both moments")
-    eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="AdamW's epsilon")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="of matrices; norms, biases and other vectors never decay"
-    )
-    max_grad_norm: Annotated[float, Field(ge=0)] = Field(
-        1.0, description="largest norm of all gradients; 0: not clipped"
-    )
+    learning_rate: PositiveFloat = Field(1e-3, description="peak learning rate")
+    lr_schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="decay after the warm-up")
+    min_lr_ratio: Fraction = Field(0.0, description="final learning rate as a fraction of the peak")
+    warmup_ratio: FractionBelowOne = Field(0.0, description="fraction of all updates in the linear warm-up")
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="updates in the warm-up, not a fraction")
+    betas: tuple[FractionBelowOne, FractionBelowOne] = Field((0.9, 0.999), description="AdamW's betas")
+    eps: PositiveFloat = Field(1e-8, description="AdamW's epsilon")
+    weight_decay: NonNegative = Field(0.0, description="weight decay of matrices; norms and biases never decay")
+    max_grad_norm: NonNegative = Field(1.0, description="gradient clipping by global norm; 0: none")
 
     precision: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="of products in forward and backward; weights and optimizer keep their own"
+        "float32", description="autocast type of matrix products; weights and optimizer keep theirs"
     )
     activation_checkpointing: Annotated[int, Field(ge=0)] = Field(
-        0, description="every k-th block is computed again in backward, 0 none"
+        0, description="recompute every k-th block in the backward pass; 0: none"
     )
-    deterministic: bool = Field(False, description="on a GPU too: slower; operations without a way are errors")
+    deterministic: bool = Field(False, description="deterministic algorithms on a GPU too; slower")
     on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop", description="NaN or infinity: end, or leave out up to 3 in 100"
+        "stop", description="on NaN or infinity: stop, or skip up to 3 of 100 updates"
     )
-    stateful: bool = Field(False, description="the state that a step gives goes into the next one")
+    stateful: bool = Field(False, description="carry the state of a batch into the next one")
 
-    save_every: PositiveInt = Field(500, description="steps between checkpoints; the last step is always one")
-    keep_every: PositiveInt | None = Field(None, description="checkpoints at multiples of this are never deleted")
-    keep_best: Annotated[int, Field(ge=0)] = Field(1, description="checkpoints kept as the best by `best`")
-    best_metric: str | None = Field(
-        None, description="number of the validation that keep_best goes by; absent: none is best"
-    )
-    best_mode: Literal["max", "min"] = Field("max", description="which value of it is best")
-    log_every: PositiveInt = Field(1, description="steps between lines of metrics.jsonl")
-    validate_every: PositiveInt | None = Field(None, description="steps between validations; absent: at the end alone")
-    early_stop: EarlyStopConfig | None = Field(None, description="end early: { metric = ..., at_least = ... }")
+    save_every: PositiveInt = Field(500, description="updates between checkpoints; the last update is always saved")
+    keep_every: PositiveInt | None = Field(None, description="never delete checkpoints at multiples of this")
+    keep_best: Annotated[int, Field(ge=0)] = Field(1, description="number of best checkpoints to keep")
+    best_metric: str | None = Field(None, description="validation metric that keep_best uses; unset: none is best")
+    best_mode: Literal["max", "min"] = Field("max", description="whether a larger or a smaller metric is better")
+    log_every: PositiveInt = Field(1, description="updates between lines of metrics.jsonl")
+    validate_every: PositiveInt | None = Field(None, description="updates between validations; default only at the end")
+    early_stop: EarlyStopConfig | None = Field(None, description="stop early: { metric = ..., at_least = ... }")
 
     @model_validator(mode="after")
     def check_combination(self) -> "TrainingConfig":
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"steps {self.steps}, epochs {self.epochs}: give one of them")
+            raise ValueError(f"steps {self.steps}, epochs {self.epochs}: set exactly one of them")
         if self.warmup_ratio and self.warmup_steps is not None:
-            raise ValueError(f"warmup {self.warmup_ratio:g} and warmup_steps {self.warmup_steps}: give one of them")
+            raise ValueError(
+                f"warmup_ratio {self.warmup_ratio:g} and warmup_steps {self.warmup_steps}: set only one of them"
+            )
         if self.optimizer != "adamw" and self.parallel == "fsdp":
-            raise ValueError(f'parallel "fsdp" with optimizer {self.optimizer}: it moves whole matrices; take "ddp"')
+            raise ValueError(f'parallel "fsdp": optimizer {self.optimizer} needs whole matrices; use "ddp"')
         if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
-            raise ValueError(f"micro {self.micro_batch_size}: more rows than batch {self.batch_size}; leave it out")
+            raise ValueError(
+                f"micro_batch_size {self.micro_batch_size}: exceeds batch_size {self.batch_size}; remove it"
+            )
         return self
 
     def updates_per_epoch(self, num_rows: int) -> int:
-        """Updates in a pass over `rows`."""
+        """Return the number of updates in a pass over `num_rows` rows."""
         return num_rows // self.batch_size if self.last_batch == "drop" else math.ceil(num_rows / self.batch_size)
 
     def total_updates(self, num_rows: int) -> int:
-        """Updates in all."""
+        """Return the number of updates of a run on `num_rows` rows."""
         return self.num_updates(self.updates_per_epoch(num_rows))
 
     def num_updates(self, per_epoch: int) -> int:
-        """Updates in all, of so many in an epoch."""
+        """Return the number of updates of a run with `per_epoch` updates in an epoch."""
         return self.steps if self.steps is not None else math.ceil((self.epochs or 0) * per_epoch)
 
     def num_warmup_updates(self, steps: int) -> int:
-        """Updates of the warm-up, of `steps` in all."""
+        """Return the number of warm-up updates in a run of `steps` updates."""
         return self.warmup_steps if self.warmup_steps is not None else math.ceil(self.warmup_ratio * steps)

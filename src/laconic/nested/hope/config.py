@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
-from laconic.config.methods import ConfigModel
+from laconic.config.config_model import ConfigModel
 from laconic.config.nested import MixerKind
 from laconic.errors import InputError, UsageError
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
