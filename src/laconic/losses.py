@@ -4,7 +4,7 @@ KaVa arXiv:2510.02312, equations 5a and 5b. Symbols: N scored tokens; p the mode
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,6 @@ from torch import Tensor
 from laconic.batches import IGNORE_INDEX, ReasoningBatch
 from laconic.models.attention import accumulation_dtype
 
-CrossEntropyReduction = Literal["token", "row"]
 LogitsFn = Callable[[Tensor], Tensor]
 
 
@@ -25,17 +24,15 @@ class LossAndAccuracy(NamedTuple):
     accuracy: Float[Tensor, ""]
 
 
-def count_scored(targets: Int[Tensor, "B T"], reduction: CrossEntropyReduction = "token") -> float:
-    """Return the denominator of a cross-entropy: scored tokens, or rows that have one."""
-    scored = targets != IGNORE_INDEX
-    return float((scored if reduction == "token" else scored.any(1)).sum())
+def count_scored(targets: Int[Tensor, "B T"]) -> float:
+    """Return the number of scored tokens, the denominator of a cross-entropy."""
+    return float((targets != IGNORE_INDEX).sum())
 
 
 def masked_cross_entropy(
     logits: LogitsFn,
     hidden_states: Float[Tensor, "B T D"],
     targets: Int[Tensor, "B T"],
-    reduction: CrossEntropyReduction = "token",
     denominator: float | None = None,
 ) -> LossAndAccuracy:
     """Eq. 5a, 5b: -(1/N) sum log p(target | all before), over the scored tokens.
@@ -44,19 +41,15 @@ def masked_cross_entropy(
         logits: Map from hidden states to logits; called for scored positions only.
         hidden_states: Hidden states after the final norm.
         targets: Id that each position predicts, `IGNORE_INDEX` where nothing is scored.
-        reduction: Mean over tokens, or over rows of the mean over each row's tokens.
         denominator: N of the whole optimizer step, if this is a micro-batch of it.
     """
     scored = targets != IGNORE_INDEX
-    denominator = count_scored(targets, reduction) if denominator is None else denominator
+    denominator = count_scored(targets) if denominator is None else denominator
     positions = scored.nonzero(as_tuple=True)
     rows, labels = logits(hidden_states[positions]), targets[positions]
     rows = rows.to(accumulation_dtype(rows.dtype))
     nats = F.cross_entropy(rows, labels, reduction="none")
     correct = (rows.detach().argmax(-1) == labels).to(nats.dtype)
-    if reduction == "row":
-        share = (scored.to(nats.dtype) / scored.sum(1, keepdim=True).clamp(min=1))[positions]
-        nats, correct = nats * share, correct * share
     return LossAndAccuracy(nats.sum() / (denominator or 1.0), correct.sum() / (denominator or 1.0))
 
 

@@ -37,8 +37,8 @@ MethodFactory = Callable[[ModelParts, Recipe, ScheduleSizes], nn.Module]
 
 # What a table holds is there: the recipe was validated.
 METHOD_FACTORIES: Mapping[str, MethodFactory] = {
-    "cot": lambda parts, recipe, sizes: Cot(parts.decoder, ce_reduction=require(recipe.loss).ce_reduction),
-    "nocot": lambda parts, recipe, sizes: NoCot(parts.decoder, ce_reduction=require(recipe.loss).ce_reduction),
+    "cot": lambda parts, recipe, sizes: Cot(parts.decoder),
+    "nocot": lambda parts, recipe, sizes: NoCot(parts.decoder),
     "icot": lambda parts, recipe, sizes: Icot(
         parts.decoder,
         require(recipe.icot),

@@ -88,9 +88,9 @@ class Coconut(nn.Module):
         return drop_chain_prefix(batch, batch.chain_step_index >= k[:, None])
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """Return the number of scored tokens or rows."""
+        """Return the number of scored tokens."""
         remaining = self.drop_steps(batch, self.sample_stages(batch)[0])
-        return {"student": count_scored(build_teacher_targets(remaining), self.config.ce_reduction)}
+        return {"student": count_scored(build_teacher_targets(remaining))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions."""
@@ -106,9 +106,8 @@ class Coconut(nn.Module):
         mask = torch.cat([eot_mask, remaining.chain_mask, remaining.answer_mask], 1)
         hidden = self.decoder(torch.cat([eot, tokens], 1), cache, attention_mask=mask).hidden_states
         targets, totals = build_teacher_targets(remaining), batch.loss_denominators
-        total = count_scored(targets, self.config.ce_reduction) if totals is None else totals["student"]
-        logits = partial(self.latent_thoughts.logits, self.decoder)
-        result = masked_cross_entropy(logits, hidden, targets, self.config.ce_reduction, total)
+        total = count_scored(targets) if totals is None else totals["student"]
+        result = masked_cross_entropy(self.decoder.logits, hidden, targets, total)
         return make_single_loss_output("student", result)
 
     def run_latents(

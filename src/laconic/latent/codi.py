@@ -181,12 +181,12 @@ def gather_column(output: DecoderOutput, names: tuple[str, ...], column: Int[Ten
     return torch.stack([output.activations[name][rows, column] for name in names])
 
 
-def count_denominators(batch: ReasoningBatch, config: DistillationConfig) -> dict[str, float]:
+def count_denominators(batch: ReasoningBatch) -> dict[str, float]:
     """Return the number of rows, of scored tokens in each cross-entropy, and of rows with a distillation token."""
     return {
         "rows": float(batch.B),
-        "student": count_scored(build_student_targets(batch), config.ce_reduction),
-        "teacher": count_scored(build_teacher_targets(batch), config.ce_reduction),
+        "student": count_scored(build_student_targets(batch)),
+        "teacher": count_scored(build_teacher_targets(batch)),
         "codi": float((batch.distill_column >= 0).sum()),
     }
 
@@ -199,17 +199,16 @@ def compute_loss_terms(
     config: DistillationConfig,
 ) -> LossTerms:
     """Return the loss terms whose weight is not 0, and the accuracy of student and teacher."""
-    denominators: Mapping[str, float] = batch.loss_denominators or count_denominators(batch, config)
-    logits = partial(latent_thoughts.logits, decoder)
+    denominators: Mapping[str, float] = batch.loss_denominators or count_denominators(batch)
     terms: LossTerms = {}
     if config.student_ce_weight:
         targets, hidden = build_student_targets(batch), outputs.student.hidden_states
-        result = masked_cross_entropy(logits, hidden, targets, config.ce_reduction, denominators["student"])
+        result = masked_cross_entropy(decoder.logits, hidden, targets, denominators["student"])
         terms |= {"student": result.loss, "student_right": result.accuracy}
     if config.teacher_ce_weight and outputs.teacher:
         targets = build_teacher_targets(batch)
         hidden = torch.cat([outputs.question.hidden_states[:, -1:], outputs.teacher.hidden_states], 1)
-        result = masked_cross_entropy(logits, hidden, targets, config.ce_reduction, denominators["teacher"])
+        result = masked_cross_entropy(decoder.logits, hidden, targets, denominators["teacher"])
         terms |= {"teacher": result.loss, "teacher_right": result.accuracy}
     if config.hidden_weight and outputs.distill_target:
         names, column = distilled_layer_names(decoder, config), batch.distill_column.clamp(min=0)
@@ -266,7 +265,7 @@ class Codi(nn.Module):
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
         """Return the counts that the sums of the loss are divided by."""
-        return count_denominators(batch, self.config)
+        return count_denominators(batch)
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and terms of a batch; `state` is the KV cache of what precedes the questions."""

@@ -14,7 +14,6 @@ from laconic.errors import UsageError
 from laconic.interfaces import StepOutput
 from laconic.latent.answering import AnswerDecoding, generate_answers, generate_with_chain
 from laconic.losses import (
-    CrossEntropyReduction,
     LossAndAccuracy,
     build_student_targets,
     build_teacher_targets,
@@ -75,24 +74,22 @@ class Cot(nn.Module):
 
     Args:
         decoder: The model.
-        ce_reduction: Mean of the cross-entropy over tokens or rows.
     """
 
-    def __init__(self, decoder: Decoder, *, ce_reduction: CrossEntropyReduction = "token") -> None:
+    def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
-        self.ce_reduction: CrossEntropyReduction = ce_reduction
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """Return the number of scored tokens or rows."""
-        return {"teacher": count_scored(build_teacher_targets(batch), self.ce_reduction)}
+        """Return the number of scored tokens."""
+        return {"teacher": count_scored(build_teacher_targets(batch))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions."""
         hidden = encode_batch(self.decoder, batch, state, with_chain=True)
         total = (batch.loss_denominators or self.loss_denominators(batch))["teacher"]
         targets = build_teacher_targets(batch)
-        result = masked_cross_entropy(self.decoder.logits, hidden, targets, self.ce_reduction, total)
+        result = masked_cross_entropy(self.decoder.logits, hidden, targets, total)
         return make_single_loss_output("teacher", result)
 
     def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:
@@ -105,24 +102,22 @@ class NoCot(nn.Module):
 
     Args:
         decoder: The model.
-        ce_reduction: Mean of the cross-entropy over tokens or rows.
     """
 
-    def __init__(self, decoder: Decoder, *, ce_reduction: CrossEntropyReduction = "token") -> None:
+    def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
-        self.ce_reduction: CrossEntropyReduction = ce_reduction
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """Return the number of scored tokens or rows."""
-        return {"student": count_scored(build_student_targets(batch), self.ce_reduction)}
+        """Return the number of scored tokens."""
+        return {"student": count_scored(build_student_targets(batch))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions."""
         hidden = encode_batch(self.decoder, batch, state, with_chain=False)
         total = (batch.loss_denominators or self.loss_denominators(batch))["student"]
         targets = build_student_targets(batch)
-        result = masked_cross_entropy(self.decoder.logits, hidden, targets, self.ce_reduction, total)
+        result = masked_cross_entropy(self.decoder.logits, hidden, targets, total)
         return make_single_loss_output("student", result)
 
     def answer(self, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False) -> AnswerBatch:

@@ -72,8 +72,8 @@ class Icot(nn.Module):
         return drop_chain_prefix(batch, batch.chain_mask.cumsum(1) > r[:, None])
 
     def loss_denominators(self, batch: ReasoningBatch) -> dict[str, float]:
-        """Return the number of scored tokens or rows."""
-        return {"student": count_scored(build_teacher_targets(self.drop_removed(batch)), self.config.ce_reduction)}
+        """Return the number of scored tokens."""
+        return {"student": count_scored(build_teacher_targets(self.drop_removed(batch)))}
 
     def forward(self, batch: ReasoningBatch, state: KVCache | None = None) -> StepOutput:
         """Return loss and accuracy of a batch; `state` is the KV cache of what precedes the questions."""
@@ -82,9 +82,9 @@ class Icot(nn.Module):
             encode_batch(self.decoder, remaining, state, with_chain=True),
             build_teacher_targets(remaining),
         )
-        reduction, totals = self.config.ce_reduction, batch.loss_denominators
-        total = count_scored(targets, reduction) if totals is None else totals["student"]
-        result = masked_cross_entropy(self.decoder.logits, hidden, targets, reduction, total)
+        totals = batch.loss_denominators
+        total = count_scored(targets) if totals is None else totals["student"]
+        result = masked_cross_entropy(self.decoder.logits, hidden, targets, total)
         return make_single_loss_output("student", result)
 
     def resets_optimizer_state(self, batch: ReasoningBatch) -> bool:

@@ -38,8 +38,6 @@ class LatentThoughts(nn.Module):
         projection_width: Inner width of CODI's map; the decoder's width by default.
         projection_dropout: Dropout before CODI's map.
         projection_init_scale: Initial weight of the map's LayerNorm: 1, or the RMS of the embeddings.
-        control_tokens: "vectors" keeps bot, placeholder and eot out of the vocabulary. "vocabulary" also scores them if the
-            embeddings are tied, as tokens appended to the vocabulary would be; they are never targets.
         control_init: Start from the mean embedding, from normal noise, or from the mean embedding of some token ids.
         seed: Seed of the random initial values.
 
@@ -57,7 +55,6 @@ class LatentThoughts(nn.Module):
         projection_width: int | None = None,
         projection_dropout: float = 0.0,
         projection_init_scale: Literal["unit", "embedding"] = "unit",
-        control_tokens: Literal["vectors", "vocabulary"] = "vectors",
         control_init: Literal["mean", "normal"] | tuple[int, ...] = "mean",
         seed: int = 0,
     ) -> None:
@@ -65,7 +62,7 @@ class LatentThoughts(nn.Module):
         if (num_iterations is None) != (schedule == "sequential"):
             raise UsageError(f"num_iterations={num_iterations}: required for schedule jacobi, none for sequential")
         self.schedule: LatentSchedule = schedule
-        self.num_latents, self.num_iterations, self.control_tokens = num_latents, num_iterations, control_tokens
+        self.num_latents, self.num_iterations = num_latents, num_iterations
         embedding = decoder.token_embedding.weight.detach()
         D, dtype, device = embedding.shape[1], accumulation_dtype(embedding.dtype), embedding.device
         generator = torch.Generator().manual_seed(seed)
@@ -77,7 +74,6 @@ class LatentThoughts(nn.Module):
         self.settings = {
             "num_latents": num_latents, "schedule": schedule, "num_iterations": num_iterations,
             "projection": projection, "projection_width": width, "projection_dropout": dropout,
-            "control_tokens": control_tokens,
         }  # fmt: skip
 
     @property
@@ -100,14 +96,6 @@ class LatentThoughts(nn.Module):
         if self.projection is None:
             return hidden_states
         return self.projection(hidden_states.to(self.vectors.dtype)).to(hidden_states.dtype)
-
-    def logits(self, decoder: Decoder, hidden_states: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows V"]:
-        """Return the decoder's logits, followed by those of the three control tokens if they are scored."""
-        logits = decoder.logits(hidden_states)
-        if self.control_tokens == "vectors" or not decoder.config.tie_word_embeddings:
-            return logits
-        control = F.linear(hidden_states, self.vectors.to(hidden_states.dtype))
-        return torch.cat([logits, control.to(logits.dtype)], -1)
 
     def think(
         self,
