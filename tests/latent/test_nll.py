@@ -1,6 +1,5 @@
 """The cross-entropy that all methods share: which tokens, divided by what, in which type."""
 
-import pytest
 import torch
 from torch import Tensor
 
