@@ -17,7 +17,6 @@ from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.evaluation.inspection import run as inspection_run
 from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
 from laconic.evaluation.reasoning import run as reasoning_run
-from laconic.evaluation.reasoning.evaluate import ReasoningResult, load_answer_records
 from laconic.evaluation.reasoning.latency import measure_latencies
 from laconic.evaluation.reasoning.question_sets import load_question_set
 from laconic.evaluation.report.runs_table import ComparisonReport, MethodResult
@@ -48,7 +47,8 @@ def build_demo_report(
     took = measure_latencies(timed, NUM_TIMED_QUESTIONS, len(timed[0][1]))
     focus = next((entry for entry in entries if entry.name == "kava"), entries[0])
     run = load_run(out / focus.name / f"seed-{seeds[0]}", CPU)
-    first = ReasoningResult(tuple(load_answer_records(run.folder / "evaluations" / "test")), DIGIT.name)
+    first = reasoning_run.load_result(run.folder, "test")
+    assert first is not None  # it was evaluated
     return ComparisonReport(
         title="Thinking in vectors: what can stand in for a written chain",
         lead=describe_task(run),
@@ -73,7 +73,7 @@ def build_demo_report(
 def build_line(entry: "DemoEntry", folders: Sequence[Path]) -> MethodResult:
     """One row of the table."""
     run = load_run(folders[0], CPU)
-    results = [load_result(folder, "test") for folder in folders]
+    results = [result for folder in folders if (result := reasoning_run.load_result(folder, "test"))]
     thinking = run.recipe.latents
     M, T = (thinking.num_latents, thinking.jacobi_iterations) if thinking else (0, 0)
     return MethodResult(
@@ -90,7 +90,9 @@ def build_line(entry: "DemoEntry", folders: Sequence[Path]) -> MethodResult:
         iteration_sweep=iteration_sweep(folders, T + EXTRA_ITERATIONS) if T else {},
         trained_iterations=T or None,
         cot_accuracy=[
-            load_result(folder, "teacher").correct.mean() for folder in folders if has_evaluation(folder, "teacher")
+            float(result.correct.mean())
+            for folder in folders
+            if (result := reasoning_run.load_result(folder, "test", with_cot=True))
         ],
         training_seconds=[sum(line.get("seconds", 0.0) for line in load_metrics(folder)) for folder in folders],
     )
@@ -102,24 +104,15 @@ def answer_function(run: LoadedRun) -> tuple[Any, Any]:
     return reasoning_run.answer_function(run, reasoning_run.decoding_for(run, rows)), rows.source
 
 
-def has_evaluation(folder: Path, name: str) -> bool:
-    """Whether a run was asked so."""
-    return (folder / "evaluations" / name).is_dir()
-
-
-def load_result(folder: Path, name: str) -> ReasoningResult:
-    """An evaluation of a run."""
-    return ReasoningResult(load_answer_records(folder / "evaluations" / name), DIGIT.name)
-
-
 def iteration_sweep(folders: Sequence[Path], max_iterations: int) -> dict[int, list[float]]:
-    """Shares right by test-time rounds, for each seed."""
-    names = {rounds: f"rounds-{rounds}" for rounds in range(max_iterations + 1)}
-    return {
-        rounds: [float(load_result(folder, name).correct.mean()) for folder in folders]
-        for rounds, name in names.items()
-        if all(has_evaluation(folder, name) for folder in folders)
-    }
+    """Return the accuracy of each seed by the number of Jacobi iterations, where all seeds were evaluated."""
+    sweep: dict[int, list[float]] = {}
+    for iterations in range(max_iterations + 1):
+        results = [reasoning_run.load_result(folder, "test", iterations=iterations) for folder in folders]
+        shares = [float(result.correct.mean()) for result in results if result]
+        if len(shares) == len(folders):
+            sweep[iterations] = shares
+    return sweep
 
 
 def mean_over_seeds(each: Sequence[tuple[float, ...]]) -> Any:

@@ -14,8 +14,6 @@ from laconic.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from laconic.evaluation.reasoning.table import ReasoningTable
-
 
 @dataclass(frozen=True)
 class EvaluateCommand:
@@ -67,6 +65,7 @@ class EvaluateCommand:
         """0 when every question is answered and kept."""
         self.validate()
         from laconic.cli.train import resolve_device
+        from laconic.evaluation import tables
         from laconic.evaluation.compression.cli_runs import reads_documents
         from laconic.evaluation.reasoning import table
         from laconic.evaluation.reasoning.cli_runs import ReasoningRequest, run_evaluations
@@ -103,7 +102,8 @@ class EvaluateCommand:
             if ranks.rank == 0 and self.format == "json":
                 print(json.dumps(table.table_to_json(found), ensure_ascii=False, allow_nan=False))
             elif ranks.rank == 0:
-                print_table(found)
+                tables.print_table(table.build_table(found))
+                print(table.format_footnotes(found))
         return 0
 
     def evaluate_streams(self, device: "torch.device") -> bool:
@@ -180,14 +180,3 @@ def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:
         return Decimal(text)
     except InvalidOperation:
         raise UsageError(f"--tolerance {text}: write a number, as 0.001") from None
-
-
-def print_table(found: "ReasoningTable") -> None:
-    """The table and what stands under it; no line is cut where nobody sees a terminal's width."""
-    from rich.console import Console
-
-    from laconic.evaluation.reasoning import table
-
-    wide = Console(highlight=False)
-    (wide if wide.is_terminal else Console(highlight=False, width=240)).print(table.build_table(found))
-    print(table.format_footnotes(found))

@@ -39,7 +39,8 @@ def evaluate_run(folder: Path) -> int:
             rows = load_question_set(run, "test", DIGIT, limit=None if rounds is None else SWEEP_QUESTIONS)
             how = reasoning_run.decoding_for(run, rows, with_cot=teacher)
             reasoning_run.evaluate_run(
-                run, rows, how, name, with_cot=teacher, iterations=rounds, batch_size=EVALUATION_BATCH_SIZE,
+                run, rows, how, with_cot=teacher, iterations=rounds, batch_size=EVALUATION_BATCH_SIZE,
+                limit=None if rounds is None else SWEEP_QUESTIONS,
                 progress=lambda _, done, total, name=name: show(name, done, total),
             )  # fmt: skip
     return 0
@@ -50,8 +51,8 @@ def planned_evaluations(recipe: Any) -> Iterator[tuple[str, int | None, bool]]:
     yield "test", None, False
     if recipe.method in ("codi", "pccot", "kava"):
         yield "teacher", None, True
-    if recipe.thinking and recipe.thinking.rounds:
-        for rounds in range(recipe.thinking.rounds + EXTRA_ITERATIONS + 1):
+    if recipe.latents and recipe.latents.jacobi_iterations:
+        for rounds in range(recipe.latents.jacobi_iterations + EXTRA_ITERATIONS + 1):
             yield f"rounds-{rounds}", rounds, False
 
 

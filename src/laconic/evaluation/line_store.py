@@ -1,4 +1,4 @@
-"""What an evaluation keeps on disk: a line for each row, written as they come, and committed as a folder."""
+"""Text lines of an evaluation on disk, until every evaluation uses `results_store`."""
 
 import io
 import shutil

@@ -158,7 +158,7 @@ def run_resumable(
             return [parse_record(line) for line in stored]
     order = range(num_units) if order is None else order
     partial = None if target is None else partial_folder(target)
-    lines = [] if partial is None else ranks.run_on_rank_zero(lambda: _load_partial(partial, metadata))
+    lines = [] if partial is None else [*ranks.run_on_rank_zero(lambda: _load_partial(partial, metadata))]
     with (partial / UNITS_FILE).open("a", encoding="utf-8") if partial and ranks.rank == 0 else io.StringIO() as file:
         while len(lines) < num_units:
             if before_batch:

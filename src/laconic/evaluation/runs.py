@@ -22,6 +22,7 @@ from laconic.evaluation.results_store import (
     latest_evaluations,
     load_records,
 )
+from laconic.evaluation.run_names import short_run_names
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, is_run_dir, latest_step, load_run
 from laconic.storage.run_dir import RunDirectory
 from laconic.storage.strict_json import read_json
@@ -117,20 +118,6 @@ def resolve_step(folder: Path, checkpoint_name: str) -> int:
         why = "the recipe has no train.best_metric" if checkpoint_name == "best" else "give latest, best or a number"
         raise UsageError(f"--checkpoint {checkpoint_name}: not available in {folder}; {why}")
     return int(best[0][1])
-
-
-def short_run_names(paths: Sequence[str | Path]) -> list[str]:
-    """Return short, distinct names of runs: the last parts of their paths; seed-0 alone names none."""
-    for n in (1, 2, 3):
-        short = ["/".join(Path(path).resolve().parts[-n:]) for path in paths]
-        if len(set(short)) == len(short) and not any(name.startswith("seed-") for name in short):
-            return short
-    return list(map(str, paths))
-
-
-def seed_run_name(name: str, path: str | Path, folder: Path) -> str:
-    """Return the name of one seed's run, where `path` with the short name `name` may hold several."""
-    return name if folder == Path(path) else f"{name}/{folder.name}"
 
 
 def describe_evaluation(

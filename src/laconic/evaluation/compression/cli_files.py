@@ -11,11 +11,11 @@ from laconic.config.load import load_recipe
 from laconic.console import progress
 from laconic.errors import InputError, PreemptedError, UsageError
 from laconic.evaluation import line_store as results_store
+from laconic.evaluation import runs as reasoning_run
 from laconic.evaluation.compression.context_qa import ContextTaskResult
 from laconic.evaluation.compression.context_qa_data import load_context_questions
 from laconic.evaluation.compression.context_qa_run import ContextQA, ICLClassification, split_demonstrations
 from laconic.evaluation.compression.icl_data import load_labelled_texts
-from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.evaluation.run_names import seed_run_name
 from laconic.experiment.compressor import as_compressor
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun

@@ -13,13 +13,13 @@ from laconic.config.recipe import DOCUMENT_METHODS, Recipe
 from laconic.console import progress, status
 from laconic.errors import InputError, PreemptedError, UsageError, translate_os_errors
 from laconic.evaluation import line_store as results_store
+from laconic.evaluation import runs as reasoning_run
 from laconic.evaluation.compression import cli_files
 from laconic.evaluation.compression import evaluate as compression_evaluate
 from laconic.evaluation.compression import table as compression_table
 from laconic.evaluation.compression.context_qa import ContextTaskResult
 from laconic.evaluation.compression.run import CompressionEvalSet, build_eval_sets
 from laconic.evaluation.compression.table import CompressionResult
-from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, load_run
 from laconic.storage import lock

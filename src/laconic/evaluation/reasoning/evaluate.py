@@ -1,57 +1,38 @@
-"""Answers judged: a row for each question, written as they come, and committed as a folder."""
+"""Evaluate a model on questions: match its answers with the gold ones and count forward passes and cache positions."""
 
-import io
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from laconic.batches import AnswerBatch, PassCounts, ReasoningExample
-from laconic.data.reasoning import answer_matching
+from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.errors import InputError
-from laconic.evaluation import line_store as results_store
 from laconic.evaluation import statistics
+from laconic.evaluation.results_store import EvalMetadata, EvalRecord, ProgressCallback, run_resumable
 from laconic.interfaces import TrainingData
-from laconic.storage.strict_json import to_canonical_json
+from laconic.training.ranks import Ranks
 
 AnswerFunction = Callable[[Any], AnswerBatch]
-ProgressCallback = Callable[[str, int, int], None]
-Said = TypeVar("Said")
-
-
-class Ranks(Protocol):
-    """The processes that share the questions, as `training.ranks` has them."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    def all_gather(self, value: Said) -> list[Said]: ...
-    def run_on_rank_zero(self, function: Callable[[], Said]) -> Said: ...
-
-
-class Alone:
-    """One process."""
-
-    rank, world_size = 0, 1
-
-    def all_gather(self, value: Said) -> list[Said]:
-        return [value]
-
-    def run_on_rank_zero(self, function: Callable[[], Said]) -> Said:
-        return function()
-
-
-ALONE = Alone()
 
 
 class AnswerRecord(NamedTuple):
-    """One question: `question` is the SHA-256 of its text, `held` the cache slots when its answer began and ended."""
+    """The answer to one question.
+
+    Attributes:
+        id: Identifier of the question.
+        question_hash: SHA-256 of the question's text.
+        gold: The gold answer.
+        output: The generated text.
+        prediction: The answer found in it, or None.
+        is_correct: Whether the prediction matches the gold answer.
+        passes: Forward passes of the decoder, by part.
+        cache_positions: Positions in the cache when the answer began and at its end.
+    """
 
     id: str
     question_hash: str
@@ -62,20 +43,29 @@ class AnswerRecord(NamedTuple):
     passes: PassCounts
     cache_positions: tuple[int, int]
 
-    def to_json_line(self) -> str:
-        """The row as one line of JSON."""
-        return to_canonical_json(self._asdict() | {"passes": self.passes._asdict()}) + "\n"
+    def to_metrics(self) -> dict[str, Any]:
+        """Return everything but the identifier, as an `EvalRecord` stores it."""
+        metrics = self._asdict() | {"passes": self.passes._asdict()}
+        del metrics["id"]
+        return metrics
 
-
-def parse_answer_record(line: str) -> AnswerRecord:
-    """The row that `line` wrote."""
-    found = json.loads(line)
-    return AnswerRecord(**found | {"passes": PassCounts(**found["passes"]), "held": tuple(found["held"])})
+    @classmethod
+    def from_record(cls, record: EvalRecord) -> "AnswerRecord":
+        """Return the answer that an `EvalRecord` stores."""
+        metrics = dict(record.metrics)
+        passes, positions = PassCounts(**metrics.pop("passes")), tuple(metrics.pop("cache_positions"))
+        return cls(id=record.item, passes=passes, cache_positions=positions, **metrics)
 
 
 @dataclass(frozen=True)
 class ReasoningResult:
-    """The rows of an evaluation; every figure is a mean over them. `bytes_each` is what one cache slot takes."""
+    """The answers of one run to one question set; the figures are means over them.
+
+    Attributes:
+        records: One record per question.
+        protocol: Name of the protocol that matched the answers.
+        bytes_per_position: Bytes of one cache position.
+    """
 
     records: tuple[AnswerRecord, ...]
     protocol: str
@@ -83,44 +73,41 @@ class ReasoningResult:
 
     @property
     def correct(self) -> statistics.ScoreMatrix:
-        """1 for each right answer, [N]."""
-        return np.array([row.is_correct for row in self.records], dtype=np.float64)
+        """1 for each correct answer, [N]."""
+        return np.array([record.is_correct for record in self.records], dtype=np.float64)
 
     @property
     def majority_baseline(self) -> tuple[str, float]:
-        """The most frequent answer, and the share it has: what is right without reading a question."""
-        answer, count = Counter(row.gold for row in self.records).most_common(1)[0]
+        """The most frequent gold answer and its share: the accuracy of always giving it."""
+        answer, count = Counter(record.gold for record in self.records).most_common(1)[0]
         return answer, count / len(self.records)
 
     @property
     def mean_passes(self) -> tuple[float, float, float, float]:
-        """Decoder calls of a question by part: read, place, think, answer."""
-        read, place, think, answer = np.array([row.passes for row in self.records], dtype=np.float64).mean(0).tolist()
-        return read, place, think, answer
+        """Forward passes per question: prompt, latent setup, latents, answer."""
+        prompt, setup, latent, answer = np.array([record.passes for record in self.records], dtype=np.float64).mean(0)
+        return float(prompt), float(setup), float(latent), float(answer)
 
     @property
     def mean_cache_positions(self) -> tuple[float, float]:
-        """Cache slots when the answer began, and at its end."""
-        begin, end = np.array([row.cache_positions for row in self.records], dtype=np.float64).mean(0).tolist()
+        """Cache positions when the answer begins and at its end."""
+        begin, end = np.array([record.cache_positions for record in self.records], dtype=np.float64).mean(0).tolist()
         return begin, end
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, without the rows."""
-        found, (answer, share) = statistics.estimate_proportion(self.correct), self.majority_baseline
+        """Return the figures, without the records."""
+        accuracy, (answer, share) = statistics.estimate_proportion(self.correct), self.majority_baseline
+        begin, end = self.mean_cache_positions
         return {
-            "schema": 1,
             "protocol": self.protocol,
+            "bytes_per_position": self.bytes_per_position,
             "questions": len(self.records),
-            "accuracy": found.mean,
-            "interval": [found.low, found.high],
-            "floor": {"answer": answer, "share": share},
-            "unanswered": sum(row.prediction is None for row in self.records),
+            "accuracy": accuracy.mean,
+            "interval": [accuracy.low, accuracy.high],
+            "majority_baseline": {"answer": answer, "share": share},
+            "unanswered": sum(record.prediction is None for record in self.records),
             "passes": dict(zip(PassCounts._fields, self.mean_passes, strict=True)) | {"total": sum(self.mean_passes)},
-            "held": {
-                "begin": self.mean_cache_positions[0],
-                "end": self.mean_cache_positions[1],
-                "bytes": self.mean_cache_positions[1] * self.bytes_per_position,
-            },
+            "cache_positions": {"begin": begin, "end": end, "bytes": end * self.bytes_per_position},
         }
 
 
@@ -128,97 +115,80 @@ def evaluate_questions(
     answer: AnswerFunction,
     source: TrainingData,
     examples: Sequence[ReasoningExample],
-    protocol: answer_matching.AnswerProtocol,
+    protocol: AnswerProtocol,
     *,
     batch_size: int = 64,
     bytes_per_position: int = 0,
+    metadata: EvalMetadata | None = None,
     folder: Path | None = None,
-    key: Mapping[str, str] | None = None,
     extra_files: Mapping[str, str] | None = None,
     progress: ProgressCallback | None = None,
     order: Sequence[int] | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks | None = None,
     before_batch: Callable[[], None] | None = None,
 ) -> ReasoningResult:
-    """Asks every question and judges what comes; row i of `source` is question i of `examples`.
+    """Ask every question and match the answers.
 
-    With a `folder` (evaluations/NAME), rows go to `.part-NAME` while it runs: asked again with the same `key`, it goes
-    on after the last whole line. At the end the folder is committed with `texts`, files to lie beside. A folder that is
-    there is read, not made again. `order` is that of asking (questions of a length side by side); rows come back in
-    theirs. Several `ranks` share each batch, `batch` questions for each; the first one writes. `between` is called
-    before each, and may raise. Raises `Busy` (73) where folder or part belong to another key, `BadInput` (66).
+    Args:
+        answer: Answers a batch of questions.
+        source: The questions as batches; row i is `examples[i]`.
+        examples: The questions with their gold answers.
+        protocol: How answers are found in a text and compared.
+        batch_size: Questions per batch, on each rank.
+        bytes_per_position: Bytes of one cache position, for the figures.
+        metadata: What is evaluated; needed with `folder`.
+        folder: The run's `evaluations` folder; results are stored there and resumed from there.
+        extra_files: Text files to store beside the results.
+        progress: Called after each batch.
+        order: Order in which the questions are asked, questions of similar length together.
+        ranks: Processes that share each batch.
+        before_batch: Called before each batch; may raise.
+
+    Raises:
+        InputError: There are no questions, or fewer rows than questions.
+        BusyError: The stored results belong to another evaluation.
     """
     if not examples or len(source) < len(examples):
-        raise InputError(f"{len(examples)} questions, {len(source)} rows to ask; give a row for each, and at least one")
-    about = {"data": source.fingerprint, "protocol": protocol.name, "questions": str(len(examples))}
-    mark = to_canonical_json({**(key or {}), **about})
-    if folder is not None and (lines := ranks.run_on_rank_zero(lambda: results_store.load_committed(folder, mark))):
-        return ReasoningResult(tuple(map(parse_answer_record, lines)), protocol.name, bytes_per_position)
-    part = None if folder is None else results_store.partial_folder(folder)
-    rows = (
-        []
-        if part is None
-        else [
-            parse_answer_record(line) for line in ranks.run_on_rank_zero(lambda: results_store.load_partial(part, mark))
-        ]
+        raise InputError(
+            f"{len(examples)} questions but {len(source)} rows; give at least one question, a row for each"
+        )
+    metadata = metadata or EvalMetadata("reasoning", "questions")
+    condition = metadata.variant.get("condition", "")
+
+    def evaluate(indices: Sequence[int]) -> list[list[EvalRecord]]:
+        answers = match_answers(answer(source.batch(indices, 0, 0)), [examples[i] for i in indices], protocol)
+        return [[metadata.new_record(record.id, condition, record.to_metrics())] for record in answers]
+
+    def build_result(records: Sequence[EvalRecord]) -> ReasoningResult:
+        return ReasoningResult(tuple(map(AnswerRecord.from_record, records)), protocol.name, bytes_per_position)
+
+    records = run_resumable(
+        folder,
+        metadata,
+        len(examples),
+        evaluate,
+        batch_size=batch_size,
+        order=order,
+        summarize=lambda records: build_result(records).to_json(),
+        extra_files=extra_files,
+        progress=progress,
+        before_batch=before_batch,
+        ranks=ranks,
     )
-    order = range(len(examples)) if order is None else order
-    with (
-        (part / results_store.RECORDS_FILE).open("a", encoding="utf-8")
-        if part and ranks.rank == 0
-        else io.StringIO() as file
-    ):
-        while len(rows) < len(examples):
-            if before_batch:
-                before_batch()
-            places = order[len(rows) : len(rows) + batch_size * ranks.world_size]
-            lines = answer_on_rank(answer, source, examples, protocol, places, ranks)
-            file.writelines(lines)
-            file.flush()
-            rows += map(parse_answer_record, lines)
-            if progress:
-                progress(protocol.name, len(rows), len(examples))
-    in_place = sorted(zip(order, rows, strict=True), key=lambda placed: placed[0])
-    result = ReasoningResult(tuple(row for _, row in in_place), protocol.name, bytes_per_position)
-    if folder is not None:
-        made = [row.to_json_line() for row in result.records]
-        ranks.run_on_rank_zero(lambda: results_store.commit_results(folder, made, result.to_json(), extra_files or {}))
-    return result
-
-
-def answer_on_rank(
-    answer: AnswerFunction,
-    source: TrainingData,
-    examples: Sequence[ReasoningExample],
-    protocol: answer_matching.AnswerProtocol,
-    indices: Sequence[int],
-    ranks: Ranks,
-) -> list[str]:
-    """The lines of the questions at some places; each rank asks its share, and all get every line."""
-    mine = indices[ranks.rank :: ranks.world_size]
-    found = match_answers(answer(source.batch(mine, 0, 0)), [examples[i] for i in mine], protocol) if mine else []
-    return interleave(ranks.all_gather([row.to_json_line() for row in found]), len(indices))
-
-
-def interleave(parts: Sequence[Sequence[str]], count: int) -> list[str]:
-    """What was dealt out to ranks one by one, in one row again."""
-    return [parts[i % len(parts)][i // len(parts)] for i in range(count)]
+    return build_result(records)
 
 
 def match_answers(
-    answers: AnswerBatch, examples: Sequence[ReasoningExample], protocol: answer_matching.AnswerProtocol
+    answers: AnswerBatch, examples: Sequence[ReasoningExample], protocol: AnswerProtocol
 ) -> list[AnswerRecord]:
-    """The rows of one batch."""
-    made = zip(examples, answers.texts, answers.passes, answers.cache_positions, strict=True)
-    found: list[AnswerRecord] = []
-    for example, text, passes, held in made:
+    """Compare the answers of a batch with the gold ones."""
+    records: list[AnswerRecord] = []
+    rows = zip(examples, answers.texts, answers.passes, answers.cache_positions, strict=True)
+    for example, text, passes, positions in rows:
         prediction = protocol.extract(text)
-        right = prediction is not None and protocol.is_correct(prediction, example.answer)
-        question = sha256(example.question.encode()).hexdigest()
-        found.append(AnswerRecord(example.id, question, example.answer, text, prediction, right, passes, held))
-    return found
-
-
-def load_answer_records(folder: Path) -> tuple[AnswerRecord, ...]:
-    """The rows of an evaluation that is done. Raises `Damaged` (76) if a file is not as it was written."""
-    return tuple(map(parse_answer_record, results_store.read_lines(folder)))
+        is_correct = prediction is not None and protocol.is_correct(prediction, example.answer)
+        digest = sha256(example.question.encode()).hexdigest()
+        records.append(
+            AnswerRecord(example.id, digest, example.answer, text, prediction, is_correct, passes, positions)
+        )
+    return records

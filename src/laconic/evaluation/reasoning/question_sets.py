@@ -1,6 +1,5 @@
-"""Questions as a run reads them: of a set, of a file, of its own recipe, or a single one."""
+"""Question sets as a run encodes them: of a data set, of a file, of its own recipe, or a single question."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,18 +15,28 @@ from laconic.data.reasoning.dataset import ReasoningDataset
 from laconic.data.reasoning.load import load_examples
 from laconic.data.reasoning.read_examples import read_examples
 from laconic.errors import InputError, UsageError
+from laconic.evaluation.results_store import folder_safe_name
 from laconic.experiment.build_data import has_text_answers, load_held_out
 from laconic.experiment.load_run import LoadedRun
 from laconic.interfaces import TrainingData
 
-RECIPE_SPLITS = ("test", "valid")  # the sets that a recipe itself names
+RECIPE_SPLITS = ("test", "valid")  # question sets that a recipe itself names
+PLACEHOLDER_ANSWER = "0"  # encoded where the gold answer is not needed
 
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions as a run reads them; `examples` hold their gold answers, `order` is that of asking, the longest first.
+    """Questions as a run encodes them.
 
-    `longest` is the positions of the longest question, `words` whether answers are no numbers.
+    Attributes:
+        name: Title of the set.
+        source: The questions as batches.
+        examples: The questions with their gold answers; row i of `source` is `examples[i]`.
+        protocol: How answers are matched.
+        order: Order in which to ask them, the longest first.
+        max_question_tokens: Tokens of the longest question.
+        has_text_answers: Whether the gold answers are texts and not numbers.
+        notes: What has to be said about the set beside figures on it.
     """
 
     name: str
@@ -49,42 +58,57 @@ def load_question_set(
     limit: int | None = None,
     with_chains: bool = False,
 ) -> QuestionSet:
-    """The questions of a set: a name, a file, or the run's own test or valid; the first `rows` of them.
+    """Load a question set for a run.
 
-    With `chains`, rows have their chain and answer too. Raises `Usage` (2) for a protocol that cannot read the run's
-    answers, `BadInput` (66) for one that cannot judge against the set's, and for questions that do not fit.
+    Args:
+        run: The run that will answer.
+        name: Name of a data set, a file, or the recipe's own "test" or "valid".
+        protocol: How answers are matched.
+        root: Folder of the data sets' files; None for the recipe's.
+        limit: Number of questions, from the first.
+        with_chains: Encode the chain and the answer of each question too.
+
+    Raises:
+        UsageError: The protocol cannot read the answers of this run.
+        InputError: The protocol cannot compare with the gold answers, or questions do not fit the model's context.
     """
     data = run.recipe.data
     answer_matching.check_format(protocol, data.format, str(run.folder))
     if data.source == "digits":
         return generated_questions(run, name, protocol, limit)
-    path, how = (
-        resolve_set(run.recipe, name, str(run.folder)),
-        evaluation_data_config(data, root, name in RECIPE_SPLITS),
-    )
-    file = name in RECIPE_SPLITS and data.source == "file"
-    read = (
-        read_examples(path, how, limit)
-        if file
-        else load_examples(path, "valid" if name == "valid" else "test", how, limit)
-    )
+    is_recipe_split = name in RECIPE_SPLITS
+    path = resolve_set(run.recipe, name, str(run.folder))
+    data_config = evaluation_data_config(data, root, is_recipe_split)
+    if is_recipe_split and data.source == "file":
+        read = read_examples(path, data_config, limit)
+    else:
+        read = load_examples(path, "valid" if name == "valid" else "test", data_config, limit)
     answer_matching.check_gold(protocol, read.examples, path)
-    return encode_questions(run, set_title(path), read.examples, protocol, how, with_chains)
+    return encode_questions(run, set_title(path), read.examples, protocol, data_config, with_chains)
 
 
 def single_question(
     run: LoadedRun, question: str, steps: Sequence[str], gold: str | None, protocol: AnswerProtocol
 ) -> QuestionSet:
-    """One question with its chain. Raises `BadInput` (66) where the model has too few positions for it."""
-    data = evaluation_data_config(run.recipe.data, None, True).model_copy(
-        update={"too_long": "error", "on_bad": "error"}
-    )
-    made = encode_questions(
-        run, "question", [ReasoningExample("question", question, tuple(steps), gold or "0")], protocol, data, True
-    )
-    return (
-        made if gold is not None else replace(made, has_text_answers=protocol.name == "text" or has_text_answers(data))
-    )
+    """Encode one question with its chain.
+
+    Args:
+        run: The run that will answer.
+        question: Text of the question.
+        steps: Steps of its chain; may be empty.
+        gold: The gold answer, if known.
+        protocol: How the answer is matched.
+
+    Raises:
+        InputError: The question does not fit the model's context.
+    """
+    data = evaluation_data_config(run.recipe.data, None, True)
+    data = data.model_copy(update={"on_too_long": "error", "on_invalid_row": "error"})
+    example = ReasoningExample("question", question, tuple(steps), gold or PLACEHOLDER_ANSWER)
+    questions = encode_questions(run, "question", [example], protocol, data, True)
+    if gold is not None:
+        return questions
+    return replace(questions, has_text_answers=protocol.name == "text" or has_text_answers(data))
 
 
 def encode_questions(
@@ -95,73 +119,79 @@ def encode_questions(
     data_config: DataConfig,
     with_chains: bool,
 ) -> QuestionSet:
-    """Examples as the protocol puts them, made of the run's words."""
-    put = [
+    """Encode examples with a run's tokenizer, their questions in the protocol's form."""
+    formatted = [
         replace(each, question=protocol.format_question(each.question), steps=each.steps if with_chains else ())
         for each in examples
     ]
-    M = run.recipe.latents.num_latents if run.recipe.latents else 0
     source = ReasoningDataset(
-        put if with_chains else [replace(each, answer="0") for each in put],  # what stands for the answer is not asked
-        run.parts.tokenizer, data_config, max_positions=run.parts.decoder.config.max_position_embeddings, num_latents=M,
-    )  # fmt: skip
-    there = {each.id for each in source.examples}
-    asked = [each for each in put if each.id in there]
+        formatted if with_chains else [replace(each, answer=PLACEHOLDER_ANSWER) for each in formatted],
+        run.parts.tokenizer,
+        data_config,
+        max_positions=run.parts.decoder.config.max_position_embeddings,
+        num_latents=run.recipe.latents.num_latents if run.recipe.latents else 0,
+    )
+    encoded_ids = {each.id for each in source.examples}
+    encoded = [each for each in formatted if each.id in encoded_ids]
     lengths = [len(source.get_row(i).question_ids) for i in range(len(source))]
-    order = sorted(range(len(asked)), key=lambda i: -lengths[i])
-    words = answer_matching.parse_gold_decimal(asked[0].answer) is None
+    order = sorted(range(len(encoded)), key=lambda i: -lengths[i])
+    is_text = answer_matching.parse_gold_decimal(encoded[0].answer) is None
     notes = [f"{name}: {line}" for line in source.counts.describe() if "left out" in line or "cut" in line]
-    return QuestionSet(name, source, asked, protocol, order, max(lengths), words, tuple(notes))
+    return QuestionSet(name, source, encoded, protocol, order, max(lengths), is_text, tuple(notes))
 
 
 def generated_questions(run: LoadedRun, name: str, protocol: AnswerProtocol, limit: int | None) -> QuestionSet:
-    """The questions of the digits task."""
+    """Generate the questions of the digits task."""
     resolve_set(run.recipe, name, str(run.folder))
-    tokenizer, context = run.parts.tokenizer, run.parts.decoder.config.max_position_embeddings
-    found = load_held_out(run.recipe, tokenizer, context, "valid" if name == "valid" else "test", limit)
-    answer_matching.check_gold(protocol, found.examples, name)
-    longest = cast(Any, found.source.batch([0], 0, 0)).question.shape[1]
-    return QuestionSet(name, found.source, found.examples, protocol, range(len(found.examples)), longest, False)
+    context = run.parts.decoder.config.max_position_embeddings
+    rows = load_held_out(run.recipe, run.parts.tokenizer, context, "valid" if name == "valid" else "test", limit)
+    answer_matching.check_gold(protocol, rows.examples, name)
+    max_tokens = cast(Any, rows.source.batch([0], 0, 0)).question_ids.shape[1]
+    return QuestionSet(name, rows.source, rows.examples, protocol, range(len(rows.examples)), max_tokens, False)
 
 
 def resolve_set(recipe: Recipe, name: str, run: str) -> str:
-    """The set or file that a name stands for: the recipe's own test or valid, or itself."""
+    """Return the data set or file of a name: of "test" and "valid" what the recipe names, else the name itself."""
     data = recipe.data
     if data.source == "digits" and name not in RECIPE_SPLITS:
-        raise UsageError(f"--tasks {name}: {run} was trained on generated digits, and has words for no other; ask test")
+        raise UsageError(f"--tasks {name}: {run} was trained on generated digits and has no other tokens; use test")
     path = getattr(data, name) if name in RECIPE_SPLITS and data.source != "digits" else name
     if path is None:
-        raise InputError(f"{name}: {run} names no data.{name}; name a set or a file")
+        raise InputError(f"{name}: the recipe of {run} has no data.{name}; name a data set or a file")
     return path
 
 
 def evaluation_data_config(data: DataConfig, root: str | None, is_recipe_split: bool) -> DataConfig:
-    """How rows are read to be asked: all of them; a chain is the recipe's field of its `own` rows alone."""
-    asks = {"forbid_unknown_fields": False, "max_train_rows": None, "require_leading_digit": False, "max_tokens": None}
-    field = data.chain_field if is_recipe_split else None
-    return data.model_copy(update={**asks, "chain_field": field, "data_dir": data.data_dir if root is None else root})
+    """Return how rows are read for evaluation: all of them; the recipe's chain field counts for its own splits only."""
+    return data.model_copy(
+        update={
+            "forbid_unknown_fields": False,
+            "max_train_rows": None,
+            "require_leading_digit": False,
+            "max_tokens": None,
+            "chain_field": data.chain_field if is_recipe_split else None,
+            "data_dir": data.data_dir if root is None else root,
+        }
+    )
 
 
-def set_title(asked: str) -> str:
-    """What a set is called: our name for it, or that of its file."""
-    if is_row_file(asked):
-        return Path(asked).stem
-    name, split = split_name(asked)
-    found = find_dataset(asked)
-    return (found.name if found else name) + (f":{split}" if split not in (None, "test") else "")
+def set_title(name: str) -> str:
+    """Return the title of a data set: its name in the catalog, or the stem of its file."""
+    if is_row_file(name):
+        return Path(name).stem
+    base, split = split_name(name)
+    known = find_dataset(name)
+    return (known.name if known else base) + (f":{split}" if split not in (None, "test") else "")
 
 
 def check_unique_titles(recipe: Recipe, names: Sequence[str], run: str) -> None:
-    """Raises `Usage` (2) for two files, or a file and a set, whose answers would be kept under one name."""
-    places: dict[str, str] = {}
+    """Raise `UsageError` for two data sets whose results would be stored under one name."""
+    by_title: dict[str, str] = {}
     for name in names:
         path = resolve_set(recipe, name, run)
-        asked = str(Path(path).resolve()) if is_row_file(path) else set_title(path)
-        other = places.setdefault(folder_safe_name(set_title(path)), asked)
-        if other != asked:
-            raise UsageError(f"--tasks: {other} and {asked} are both called {set_title(path)}; rename one of the files")
-
-
-def folder_safe_name(name: str) -> str:
-    """A name that a folder may have."""
-    return re.sub(r"[^A-Za-z0-9._]+", "-", name)
+        identity = str(Path(path).resolve()) if is_row_file(path) else set_title(path)
+        other = by_title.setdefault(folder_safe_name(set_title(path)), identity)
+        if other != identity:
+            raise UsageError(
+                f"--tasks: {other} and {identity} are both called {set_title(path)}; rename one of the files"
+            )

@@ -1,4 +1,4 @@
-"""Runs on sets of questions: the table, the mean over sets, what one run has more than another, and its JSON."""
+"""Runs on question sets: accuracy, macro average over sets, paired comparisons; as a table and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -8,32 +8,43 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laconic.batches import PassCounts
-from laconic.data.reasoning import answer_matching
+from laconic.data.reasoning.answer_matching import require_one_protocol
 from laconic.errors import InputError
 from laconic.evaluation import statistics
 from laconic.evaluation.reasoning.evaluate import ReasoningResult
 from laconic.evaluation.reasoning.latency import Latency, Throughput, timing_caveats
+from laconic.evaluation.reasoning.run import COT_CONDITION
 from laconic.evaluation.report.paper_figures import PaperFigure, format_paper_figures
-from laconic.evaluation.report.runs_table import (
+from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
+from laconic.evaluation.tables import (
     MIN_SEEDS,
+    build_terminal_table,
     format_accuracy,
     format_count,
     format_interval,
     format_percent,
 )
-from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
 
-MEAN_TITLE = "mean of sets"
-COT_CONDITION = "chain"  # the way of the same weights with the chain written out
-UNCHANGED_FLAG = "unchanged_from_gsm8k"  # the mark of GSM-Hard's questions that are plain GSM8K
+MEAN_TITLE = "macro average"
+UNCHANGED_FLAG = "unchanged_from_gsm8k"  # marks the questions of GSM-Hard that are those of GSM8K
+HEADER = ("", "accuracy", "95 % interval", "first pass", "latent", "answer", "passes", "positions", "KiB", "papers")
+TIMING_HEADER = ("ms", "ms p90", "per second")
 
 
 @dataclass(frozen=True)
 class ReasoningRow:
-    """One way to answer one set, over the seeds of a run.
+    """A run on one question set under one condition, over its seeds.
 
-    `way` is empty as trained, `chain`, or a number of rounds. A `part` of a set counts in no mean. `paper` is what
-    papers report, None for a recipe that stands for none.
+    Attributes:
+        dataset: Title of the question set.
+        run: Title of the run.
+        condition: Empty as trained, else as `format_condition` names it.
+        seeds: Training seeds.
+        results: One result per seed.
+        is_subset: Whether it is a part of another set, which no average counts.
+        paper_figures: What papers report; None for a recipe of no paper.
+        latency: Time per question, if measured.
+        throughput: Questions per second, if measured.
     """
 
     dataset: str
@@ -48,7 +59,7 @@ class ReasoningRow:
 
     @cached_property
     def correct(self) -> ScoreMatrix:
-        """[seeds, questions]."""
+        """1 for each correct answer, [seeds, questions]."""
         return np.stack([result.correct for result in self.results])
 
     @cached_property
@@ -58,28 +69,28 @@ class ReasoningRow:
 
     @property
     def title(self) -> str:
-        """The run and how it answers."""
+        """The run and its condition."""
         return f"{self.run}, {self.condition}" if self.condition else self.run
 
     @property
     def mean_passes(self) -> tuple[float, ...]:
-        """Decoder calls of a question by part."""
+        """Forward passes per question, by part."""
         return tuple(np.mean([result.mean_passes for result in self.results], axis=0).tolist())
 
     @property
     def mean_cache_positions(self) -> tuple[float, float]:
-        """Cache positions when the answer begins, and at its end."""
+        """Cache positions when the answer begins and at its end."""
         begin, end = np.mean([result.mean_cache_positions for result in self.results], axis=0).tolist()
         return begin, end
 
     @property
     def cache_bytes(self) -> float:
-        """Of the cache at the answer's end."""
+        """Bytes of the cache at the answer's end."""
         return self.mean_cache_positions[1] * self.results[0].bytes_per_position
 
 
 class RunComparison(NamedTuple):
-    """Run A less run B on a set: what may be said of it; `mcnemar` is the p of two single runs."""
+    """A run minus the baseline on one set; `mcnemar_p` is given for single runs."""
 
     dataset: str
     run: str
@@ -92,9 +103,10 @@ class RunComparison(NamedTuple):
 
 @dataclass(frozen=True)
 class ReasoningTable:
-    """All that was asked; `against` names the run that others are compared with.
+    """Runs on question sets; `baseline` names the run that the others are compared with.
 
-    Raises `BadInput` (66) where lines of a set are not of the same questions.
+    Raises:
+        InputError: Rows of one set are not about the same questions.
     """
 
     rows: Sequence[ReasoningRow]
@@ -104,71 +116,75 @@ class ReasoningTable:
 
     @cached_property
     def protocol(self) -> str:
-        """The one protocol of every figure. Raises `Usage` (2) for two."""
-        return answer_matching.require_one_protocol([result.protocol for line in self.rows for result in line.results])
+        """The protocol of every figure; `UsageError` if there are several."""
+        return require_one_protocol([result.protocol for row in self.rows for result in row.results])
 
     @property
     def datasets(self) -> list[str]:
-        """In the order asked for."""
-        return list(dict.fromkeys(line.dataset for line in self.rows))
+        """Question sets, in order."""
+        return list(dict.fromkeys(row.dataset for row in self.rows))
 
-    def rows_of(self, name: str) -> list[ReasoningRow]:
-        """The lines of a set."""
-        return [line for line in self.rows if line.dataset == name]
+    def rows_of(self, dataset: str) -> list[ReasoningRow]:
+        """Return the rows of a question set."""
+        return [row for row in self.rows if row.dataset == dataset]
 
     def __post_init__(self) -> None:
         for name in self.datasets:
-            lines = self.rows_of(name)
-            asked = {
-                tuple((row.question_hash, row.gold) for row in each.records) for line in lines for each in line.results
-            }
-            if len(asked) > 1:
-                runs = " and ".join(dict.fromkeys(line.run for line in lines))
-                raise InputError(f"{name}: {runs} were asked other questions; name a set that is the same for all")
+            rows = self.rows_of(name)
+            questions = {tuple((r.question_hash, r.gold) for r in x.records) for row in rows for x in row.results}
+            if len(questions) > 1:
+                runs = " and ".join(dict.fromkeys(row.run for row in rows))
+                raise InputError(f"{name}: {runs} answered different questions; name a set that is the same for all")
 
 
-def changed_subset(line: ReasoningRow, changed: Sequence[bool]) -> ReasoningRow | None:
-    """The line of GSM-Hard's changed questions alone; None where all are, or none."""
-    if all(changed) or not any(changed):
+def changed_subset(row: ReasoningRow, is_changed: Sequence[bool]) -> ReasoningRow | None:
+    """Return the row on GSM-Hard's changed questions only; None where all are changed, or none."""
+    if all(is_changed) or not any(is_changed):
         return None
-    kept = [
-        replace(r, records=tuple(row for row, yes in zip(r.records, changed, strict=True) if yes)) for r in line.results
+    results = [
+        replace(result, records=tuple(r for r, keep in zip(result.records, is_changed, strict=True) if keep))
+        for result in row.results
     ]
-    return replace(line, dataset=f"{line.dataset}, changed", results=tuple(kept), is_subset=True, paper_figures=None)
+    return replace(row, dataset=f"{row.dataset}, changed", results=tuple(results), is_subset=True, paper_figures=None)
 
 
 def macro_averages(table: ReasoningTable) -> list[tuple[str, Estimate]]:
-    """The plain mean over sets of every run and way that answered two or more."""
-    titles = dict.fromkeys(line.title for line in table.rows)
-    held = {
-        title: [line.correct for line in table.rows if line.title == title and not line.is_subset] for title in titles
-    }
-    return [(title, statistics.macro_average(rights)) for title, rights in held.items() if len(rights) > 1]
+    """Return the plain mean over sets of every run and condition on two sets or more."""
+    by_title: dict[str, list[ScoreMatrix]] = {}
+    for row in table.rows:
+        if not row.is_subset:
+            by_title.setdefault(row.title, []).append(row.correct)
+    return [(title, statistics.macro_average(per_set)) for title, per_set in by_title.items() if len(per_set) > 1]
 
 
 def compare_to_baseline(table: ReasoningTable) -> list[RunComparison]:
-    """Every run as trained less the one it is compared with, on each set and in the mean, with Holm's correction."""
-    runs = dict.fromkeys(line.run for line in table.rows if line.run != table.baseline)
+    """Compare every run as trained with the baseline, per set and in the average, with Holm's correction over all."""
+    runs = dict.fromkeys(row.run for row in table.rows if row.run != table.baseline)
     found: list[tuple[str, str, Difference, float | None]] = []
     for run in runs if table.baseline else ():
         pairs = [(name, *pair) for name in table.datasets if (pair := paired_scores(table, name, run))]
-        found += [(name, run, statistics.paired_difference(a, b), mcnemar_if_single(a, b)) for name, a, b, _ in pairs]
-        whole = [(a, b) for _, a, b, part in pairs if not part]
+        for name, a, b, _ in pairs:
+            p = statistics.mcnemar_p_value(a[0], b[0]) if len(a) == 1 else None
+            found.append((name, run, statistics.paired_difference(a, b), p))
+        whole = [(a, b) for _, a, b, is_subset in pairs if not is_subset]
         if len(whole) > 1:
             found.append((MEAN_TITLE, run, statistics.macro_paired_difference(*zip(*whole, strict=True)), None))
-    claims = statistics.find_significant([difference for _, _, difference, _ in found])
+    significant = statistics.find_significant([difference for _, _, difference, _ in found])
     return [
-        RunComparison(name, run, str(table.baseline), d, claim, statistics.describe_difference(d, claim), p)
-        for (name, run, d, p), claim in zip(found, claims, strict=True)
+        RunComparison(name, run, str(table.baseline), d, is_clear, statistics.describe_difference(d, is_clear), p)
+        for (name, run, d, p), is_clear in zip(found, significant, strict=True)
     ]
 
 
-def paired_scores(table: ReasoningTable, name: str, run: str) -> tuple[ScoreMatrix, ScoreMatrix, bool] | None:
-    """What two runs have right on a set: those of equal seeds, else in their order; and whether it is a part."""
-    lines = {line.run: line for line in table.rows_of(name) if not line.condition}
-    if run not in lines or table.baseline not in lines:
+def paired_scores(table: ReasoningTable, dataset: str, run: str) -> tuple[ScoreMatrix, ScoreMatrix, bool] | None:
+    """Return the scores of a run and of the baseline on a set, and whether it is a subset.
+
+    Equal seeds are paired; without a common seed, seeds are paired in order.
+    """
+    rows = {row.run: row for row in table.rows_of(dataset) if not row.condition}
+    if run not in rows or table.baseline not in rows:
         return None
-    a, b = lines[run], lines[table.baseline]
+    a, b = rows[run], rows[table.baseline]
     both = [seed for seed in a.seeds if seed in b.seeds]
     if both:
         return a.correct[[a.seeds.index(s) for s in both]], b.correct[[b.seeds.index(s) for s in both]], a.is_subset
@@ -176,149 +192,150 @@ def paired_scores(table: ReasoningTable, name: str, run: str) -> tuple[ScoreMatr
     return a.correct[:n], b.correct[:n], a.is_subset
 
 
-def mcnemar_if_single(a: ScoreMatrix, b: ScoreMatrix) -> float | None:
-    """McNemar's p where both are one run."""
-    return statistics.mcnemar_p_value(a[0], b[0]) if len(a) == 1 else None
-
-
 def format_headline(estimate: Estimate) -> str:
-    """The accuracy; a ± needs three seeds, fewer are named."""
-    return (
-        format_accuracy(estimate)
-        if estimate.num_seeds >= MIN_SEEDS
-        else f"{format_accuracy(estimate)} (n={estimate.num_seeds})"
-    )
+    """Format an accuracy; fewer than three seeds are named."""
+    text = format_accuracy(estimate)
+    return text if estimate.num_seeds >= MIN_SEEDS else f"{text} (n={estimate.num_seeds})"
 
 
-COLUMNS = ("", "accuracy", "95 % interval", "first pass", "think", "answer", "passes", "positions", "KiB", "papers")
-TIMING_COLUMNS = ("ms", "ms 90 %", "a second")
+def header_of(table: ReasoningTable) -> tuple[str, ...]:
+    """Return the column names; timings only where they were measured."""
+    return (*HEADER, *(TIMING_HEADER if any(row.latency for row in table.rows) else ()))
+
+
+def rows_by_dataset(table: ReasoningTable) -> list[tuple[str, list[list[str]]]]:
+    """Return title and cells of each question set, the majority baseline first; then the macro averages."""
+    is_timed = any(row.latency for row in table.rows)
+    blocks: list[tuple[str, list[list[str]]]] = []
+    for name in table.datasets:
+        rows = table.rows_of(name)
+        answer, share = rows[0].results[0].majority_baseline
+        cells = [[f"always “{answer}”", f"{format_percent(share)} %"]]
+        cells += [[row.title, *row_cells(row, is_timed)] for row in rows]
+        blocks.append((f"{name}: {rows[0].accuracy.num_items:,} questions", cells))
+    if means := macro_averages(table):
+        blocks.append((MEAN_TITLE, [[title, format_headline(x), format_interval(x)] for title, x in means]))
+    return blocks
 
 
 def build_table(table: ReasoningTable) -> Any:
-    """The table for a terminal: a block for each set, its floor on top."""
-    from rich.table import Table as Made
-
-    timed = any(line.latency for line in table.rows)
-    made = Made(box=None, pad_edge=False, header_style="")
-    for i, name in enumerate((*COLUMNS, *(TIMING_COLUMNS if timed else ()))):
-        made.add_column(name, justify="right" if i else "left", no_wrap=True)
-    for name in table.datasets:
-        lines = table.rows_of(name)
-        answer, share = lines[0].results[0].majority_baseline
-        n = lines[0].accuracy.num_items
-        made.add_row(f"{name}: {n:,} questions")
-        made.add_row(f"  always “{answer}”", f"{format_percent(share)} %")
-        for line in lines:
-            made.add_row(f"  {line.title}", *row_cells(line, timed))
-    for i, (title, found) in enumerate(macro_averages(table)):
-        if not i:
-            made.add_row(MEAN_TITLE)
-        made.add_row(f"  {title}", format_headline(found), format_interval(found))
-    return made
+    """Return the table for a terminal: a block for each set."""
+    rows: list[list[str]] = []
+    for title, cells in rows_by_dataset(table):
+        rows += [[title], *([f"  {first}", *rest] for first, *rest in cells)]
+    return build_terminal_table(header_of(table), rows)
 
 
-def row_cells(line: ReasoningRow, is_timed: bool) -> list[str]:
-    """A row of the table."""
-    read, place, think, answer = line.mean_passes
-    begin, end = line.mean_cache_positions
-    found = [
-        format_headline(line.accuracy), format_interval(line.accuracy), *map(format_count, (read + place, think, answer, sum(line.mean_passes))),
-        f"{format_count(begin)} → {format_count(end)}", f"{line.cache_bytes / 1024:,.1f}", format_paper_figures(line.paper_figures),
-    ]  # fmt: skip
+def row_cells(row: ReasoningRow, is_timed: bool) -> list[str]:
+    """Return the cells of a row, after its title."""
+    prompt, setup, latent, answer = row.mean_passes
+    begin, end = row.mean_cache_positions
+    cells = [
+        format_headline(row.accuracy),
+        format_interval(row.accuracy),
+        *map(format_count, (prompt + setup, latent, answer, sum(row.mean_passes))),
+        f"{format_count(begin)} → {format_count(end)}",
+        f"{row.cache_bytes / 1024:,.1f}",
+        format_paper_figures(row.paper_figures),
+    ]
     if not is_timed:
-        return found
-    took, many = line.latency, line.throughput
-    ms = ["–", "–"] if took is None else [f"{took.median:.1f}", f"{took.p90:.1f}"]
-    return [*found, *ms, "–" if many is None else f"{many.questions_per_second:.1f}"]
+        return cells
+    latency, throughput = row.latency, row.throughput
+    cells += ["–", "–"] if latency is None else [f"{latency.median:.1f}", f"{latency.p90:.1f}"]
+    return [*cells, "–" if throughput is None else f"{throughput.questions_per_second:.1f}"]
 
 
 def format_footnotes(table: ReasoningTable) -> str:
-    """What stands under the table."""
-    head = [f"protocol {table.protocol}; passes and positions are means of a question; KiB of the cache at its end"]
-    compared = compare_to_baseline(table)
-    against = [
-        f"  {c.dataset}: {c.run} against {c.baseline}: {c.text}"
-        + (f"; McNemar p {c.mcnemar_p:.3g}" if c.mcnemar_p is not None else "")
-        for c in compared
+    """Return the lines under the table."""
+    lines = [
+        f"protocol {table.protocol}; passes and positions are means per question; KiB: the cache at the answer's end"
     ]
-    return "\n".join([*head, *(["", "differences, Holm's correction over all"] if against else []), *against, "",
-                      *list_caveats(table), *table.notes, *(f"{name}: {text}" for name, text in table.facts)])  # fmt: skip
+    if compared := compare_to_baseline(table):
+        lines += ["", "differences, with Holm's correction over all"]
+        lines += [f"  {format_comparison(comparison)}" for comparison in compared]
+    return "\n".join([*lines, "", *list_caveats(table), *table.notes, *(f"{k}: {v}" for k, v in table.facts)])
+
+
+def format_comparison(comparison: RunComparison) -> str:
+    """Return a comparison as one line."""
+    p = "" if comparison.mcnemar_p is None else f"; McNemar p {comparison.mcnemar_p:.3g}"
+    return f"{comparison.dataset}: {comparison.run} against {comparison.baseline}: {comparison.text}{p}"
 
 
 def list_caveats(table: ReasoningTable) -> list[str]:
-    """What these figures do not show."""
-    found: list[str] = []
-    few = sorted({line.accuracy.num_seeds for line in table.rows if line.accuracy.num_seeds < MIN_SEEDS})
+    """Return what the figures do not show."""
+    caveats: list[str] = []
+    few = sorted({row.accuracy.num_seeds for row in table.rows if row.accuracy.num_seeds < MIN_SEEDS})
     if few:
-        found.append(f"n={few[0]}: the intervals are of these runs; another seed may fall outside them")
-    for line in table.rows:
-        chain = next(
-            (c for c in table.rows_of(line.dataset) if (c.run, c.condition) == (line.run, COT_CONDITION)), None
-        )
-        if line.condition or line.is_subset or chain is None:
+        caveats.append(f"n={few[0]}: intervals hold for these runs; another seed may fall outside them")
+    for row in table.rows:
+        rows = table.rows_of(row.dataset)
+        cot = next((x for x in rows if (x.run, x.condition) == (row.run, COT_CONDITION)), None)
+        if row.condition or row.is_subset or cot is None:
             continue
-        saved = sum(line.mean_passes) < sum(chain.mean_passes)
-        if line.mean_cache_positions[1] >= chain.mean_cache_positions[1]:
-            text = f"{format_count(line.mean_cache_positions[1])} positions, {format_count(chain.mean_cache_positions[1])} with the chain"
-            alone = "; only passes are saved" if saved else ""
-            found.append(f"{line.dataset}: the cache of {line.run} is not shorter: {text}{alone}")
-        if not saved:
-            text = f"{format_count(sum(line.mean_passes))} a question, {format_count(sum(chain.mean_passes))} with the chain"
-            found.append(f"{line.dataset}: no passes are saved by {line.run}: {text}")
-    for line in table.rows:
-        if line.latency and line.throughput:
-            found += [
-                f"{line.dataset}: {text}"
-                for text in timing_caveats(line.accuracy.num_items, line.latency, line.throughput)
-            ]
-    return list(dict.fromkeys(found))
+        passes, cot_passes = sum(row.mean_passes), sum(cot.mean_passes)
+        positions, cot_positions = row.mean_cache_positions[1], cot.mean_cache_positions[1]
+        if positions >= cot_positions:
+            only = "; only passes are saved" if passes < cot_passes else ""
+            caveats.append(
+                f"{row.dataset}: the cache of {row.run} is not shorter: {format_count(positions)} positions, "
+                f"{format_count(cot_positions)} {COT_CONDITION}{only}"
+            )
+        if passes >= cot_passes:
+            caveats.append(
+                f"{row.dataset}: {row.run} saves no passes: {format_count(passes)} per question, "
+                f"{format_count(cot_passes)} {COT_CONDITION}"
+            )
+    for row in table.rows:
+        if row.latency and row.throughput:
+            timing = timing_caveats(row.accuracy.num_items, row.latency, row.throughput)
+            caveats += [f"{row.dataset}: {text}" for text in timing]
+    return list(dict.fromkeys(caveats))
 
 
 def table_to_json(table: ReasoningTable) -> dict[str, Any]:
-    """The figures as JSON holds them."""
-    sets = [
+    """Return the figures as JSON."""
+    datasets = [
         {
-            "set": name,
-            "questions": (lines := table.rows_of(name))[0].accuracy.num_items,
-            "floor": dict(zip(("answer", "share"), lines[0].results[0].majority_baseline, strict=True)),
-            "part": lines[0].is_subset,
-            "runs": [row_to_json(line) for line in lines],
+            "dataset": name,
+            "questions": (rows := table.rows_of(name))[0].accuracy.num_items,
+            "majority_baseline": dict(zip(("answer", "share"), rows[0].results[0].majority_baseline, strict=True)),
+            "is_subset": rows[0].is_subset,
+            "runs": [row_to_json(row) for row in rows],
         }
         for name in table.datasets
     ]
-    compared = [
-        {"set": c.dataset, "run": c.run, "against": c.baseline, **c.difference._asdict()}
-        | {"claim": c.is_significant, "text": c.text, "mcnemar": c.mcnemar_p}
+    comparisons = [
+        {"dataset": c.dataset, "run": c.run, "baseline": c.baseline, **c.difference._asdict()}
+        | {"is_significant": c.is_significant, "text": c.text, "mcnemar_p": c.mcnemar_p}
         for c in compare_to_baseline(table)
     ]
     return {
-        "schema": 1,
+        "schema": 2,
         "protocol": table.protocol,
-        "sets": sets,
-        "means": [{"run": title, "accuracy": found._asdict()} for title, found in macro_averages(table)],
-        "differences": compared,
-        "limits": list_caveats(table),
+        "datasets": datasets,
+        "macro_averages": [{"run": title, "accuracy": x._asdict()} for title, x in macro_averages(table)],
+        "comparisons": comparisons,
+        "caveats": list_caveats(table),
         "notes": list(table.notes),
         "facts": dict(table.facts),
     }
 
 
-def row_to_json(line: ReasoningRow) -> dict[str, Any]:
-    """One line as JSON holds it."""
-    read, place, *_ = line.mean_passes
+def row_to_json(row: ReasoningRow) -> dict[str, Any]:
+    """Return one row as JSON."""
+    begin, end = row.mean_cache_positions
+    papers = None if row.paper_figures is None else [each._asdict() for each in row.paper_figures] or "not known"
     return {
-        "run": line.run,
-        "way": line.condition or "as trained",
-        "seeds": list(line.seeds),
-        "accuracy": line.accuracy._asdict(),
-        "unanswered": sum(answer.prediction is None for result in line.results for answer in result.records),
-        "passes": dict(zip(PassCounts._fields, line.mean_passes, strict=True))
-        | {"first": read + place, "total": sum(line.mean_passes)},
-        "held": {"begin": line.mean_cache_positions[0], "end": line.mean_cache_positions[1], "bytes": line.cache_bytes},
-        "papers": None
-        if line.paper_figures is None
-        else [each._asdict() for each in line.paper_figures] or "not known",
-        "milliseconds": line.latency and line.latency._asdict(),
-        "per_second": line.throughput and line.throughput.questions_per_second,
-        "at_once": line.throughput and line.throughput.batch_size,
+        "run": row.run,
+        "condition": row.condition or "as trained",
+        "seeds": list(row.seeds),
+        "accuracy": row.accuracy._asdict(),
+        "unanswered": sum(record.prediction is None for result in row.results for record in result.records),
+        "passes": dict(zip(PassCounts._fields, row.mean_passes, strict=True)) | {"total": sum(row.mean_passes)},
+        "cache_positions": {"begin": begin, "end": end, "bytes": row.cache_bytes},
+        "papers": papers,
+        "milliseconds": row.latency and row.latency._asdict(),
+        "questions_per_second": row.throughput and row.throughput.questions_per_second,
+        "throughput_batch_size": row.throughput and row.throughput.batch_size,
     }

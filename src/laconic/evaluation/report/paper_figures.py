@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-DATA_FILE = Path(__file__).parent / "reported.toml"
+DATA_FILE = Path(__file__).with_suffix(".toml")
 GSM8K_TEST_SETS = ("gsm8k-aug", "gsm8k-aug-nl")  # sets of the papers, whose test is that of GSM8K
 UNKNOWN_FIGURE = "not known"
 

@@ -43,7 +43,7 @@ def has_matplotlib() -> bool:
 
 
 def render_plot(
-    draw: Callable[[Any], None], alt_text: str, size: tuple[float, float] = (5.6, 3.4), layout: str = "constrained"
+    draw: Callable[[Any], None], alt_text: str, size: tuple[float, float] = (5.6, 3.4), layout: Any = "constrained"
 ) -> Markup:
     """Draw a figure for light and dark pages.
 
@@ -160,7 +160,7 @@ def show_whitespace(token: str) -> str:
     return token.replace(" ", "␣").replace("\n", "⏎") or "␣"
 
 
-def _to_data_uri(draw: Callable[[Any], None], size: tuple[float, float], layout: str, is_dark: bool) -> str:
+def _to_data_uri(draw: Callable[[Any], None], size: tuple[float, float], layout: Any, is_dark: bool) -> str:
     """Draw a figure in one colour scheme and return it as a data URI."""
     import matplotlib as mpl
     from cycler import cycler
@@ -168,7 +168,7 @@ def _to_data_uri(draw: Callable[[Any], None], size: tuple[float, float], layout:
     from matplotlib.figure import Figure
 
     text, line = f"#{DARK_TEXT}", f"#{DARK_LINE}"
-    dark = {
+    dark: Any = {
         **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), text),
         **dict.fromkeys(("axes.edgecolor", "grid.color"), line),
         "axes.prop_cycle": cycler(color=[f"#{color}" for color in DARK_CYCLE]),

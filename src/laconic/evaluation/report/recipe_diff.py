@@ -25,7 +25,7 @@ def recipe_differences(recipe: Recipe) -> list[str]:
 def changed_keys(ours: Recipe, theirs: Recipe) -> list[str]:
     """Keys with different values."""
     a, b = (flatten(each.model_dump(mode="json")) for each in (ours, theirs))
-    keys = [key for key in {**a, **b} if key not in IGNORED_KEYS and not key.startswith("differs.")]
+    keys = [key for key in {**a, **b} if key not in IGNORED_KEYS and not key.startswith("deviations.")]
     return [key for key in keys if a.get(key) != b.get(key)]
 
 
@@ -35,6 +35,6 @@ def shipped_recipes() -> Mapping[tuple[str, str], Sequence[str]]:
     found: dict[tuple[str, str], list[str]] = {}
     for path in sorted(SHIPPED_RECIPES.glob("*.toml")):
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        if "row" in content:
+        if "table_row" in content:
             found.setdefault((content["paper_table"], content["table_row"]), []).append(path.stem)
     return found

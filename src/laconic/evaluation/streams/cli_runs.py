@@ -12,11 +12,11 @@ from laconic.config.recipe import Recipe
 from laconic.console import log_message, progress
 from laconic.errors import InputError, PreemptedError, UsageError
 from laconic.evaluation import line_store as results_store
+from laconic.evaluation import runs as reasoning_run
 from laconic.evaluation.class_incremental import report as class_incremental_report
 from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
 from laconic.evaluation.class_incremental.run import load_results, plan_class_incremental
 from laconic.evaluation.compression import cli_runs as compression_cli_runs
-from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.evaluation.reasoning.question_sets import folder_safe_name
 from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.evaluation.streams import books

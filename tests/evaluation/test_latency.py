@@ -59,7 +59,7 @@ def test_a_set_of_few_questions_is_one_batch() -> None:
     ("total", "count", "batch", "said"),
     [(200, 50, 64, 0), (127, 50, 64, 1), (200, 191, 64, 1), (200, 128, 64, 0), (191, 128, 64, 1), (40, 5, 40, 2)],
 )
-def test_sets_too_small_for_it_are_named(total: int, count: int, batch: int, said: int) -> None:
+def test_timing_caveats_name_small_sets(total: int, count: int, batch: int, said: int) -> None:
     found = latency.timing_caveats(total, latency.Latency(1.0, 1.0, count), latency.Throughput(1.0, batch))
     assert len(found) == said
-    assert not said or "asked before" in found[-1]
+    assert not said or "warm-up" in found[-1]

@@ -36,7 +36,7 @@ def result(right: np.ndarray, passes: PassCounts = PASSES, end: int = 60, protoc
     return ReasoningResult(tuple(rows), protocol, 2048)
 
 
-def line(
+def row(
     set: str, run: str, right: np.ndarray, way: str = "", seeds: tuple[int, ...] = (0,), **more: object
 ) -> ReasoningRow:
     rights = np.atleast_2d(right)
@@ -53,21 +53,23 @@ def printed(found: ReasoningTable) -> str:
     return out.getvalue() + table.format_footnotes(found)
 
 
-def test_a_mean_needs_three_seeds_and_fewer_are_named() -> None:
-    few = ReasoningTable([line("svamp", "kava", A)])
-    many = ReasoningTable([line("svamp", "kava", THREE, seeds=(0, 1, 2))])
+def test_reasoning_table_gives_a_spread_from_three_seeds() -> None:
+    few = ReasoningTable([row("svamp", "kava", A)])
+    many = ReasoningTable([row("svamp", "kava", THREE, seeds=(0, 1, 2))])
     assert "60.0 % (n=1)" in printed(few)
-    assert "n=1: the intervals are of these runs; another seed may fall outside them" in printed(few)
+    assert "n=1: intervals hold for these runs" in printed(few)
     assert "60.0 ± 2.0 %" in printed(many)
     assert "n=1" not in printed(many)
     assert "always “0”" in printed(few)
     assert "20.0 %" in printed(few)
 
 
-def test_a_line_has_passes_cache_papers_and_time() -> None:
+def test_reasoning_table_shows_passes_cache_papers_and_timings() -> None:
     took = Latency(12.34, 15.6, 50)
-    known = line("gsm8k", "kava", A, paper=(PaperFigure(56.5, "P"),), latency=took, throughput=Throughput(81.25, 64))
-    text = printed(ReasoningTable([known, line("svamp", "kava", A, paper=())]))
+    known = row(
+        "gsm8k", "kava", A, paper_figures=(PaperFigure(56.5, "P"),), latency=took, throughput=Throughput(81.25, 64)
+    )
+    text = printed(ReasoningTable([known, row("svamp", "kava", A, paper_figures=())]))
     assert re.search(
         r"60\.0 % \(n=1\) +53\.0 – 66\.5 +1 +3 +2 +6 +50 → 60 +120\.0 +56\.5 \[P\] +12\.3 +15\.6 +81\.2", text
     )
@@ -75,9 +77,9 @@ def test_a_line_has_passes_cache_papers_and_time() -> None:
     assert "protocol codi" in text
 
 
-def test_a_difference_is_one_only_after_holm_and_where_its_interval_leaves_0_out() -> None:
+def test_compare_to_baseline_needs_holm_and_an_interval_without_0() -> None:
     found = compare_to_baseline(
-        ReasoningTable([line("a", "x", A), line("a", "y", B), line("b", "x", B), line("b", "y", B)], "y")
+        ReasoningTable([row("a", "x", A), row("a", "y", B), row("b", "x", B), row("b", "y", B)], "y")
     )
     assert [(each.dataset, each.run, each.baseline) for each in found] == [
         ("a", "x", "y"),
@@ -89,20 +91,20 @@ def test_a_difference_is_one_only_after_holm_and_where_its_interval_leaves_0_out
     assert found[1].text == "no difference shown (n=1, interval +0.0 to +0.0)"
     assert [each.mcnemar_p for each in found] == [pytest.approx(2.0**-29), 1.0, None]
     assert found[2].difference.mean == pytest.approx(0.075)
-    assert "a: x against y: +15.0 points" in printed(ReasoningTable([line("a", "x", A), line("a", "y", B)], "y"))
+    assert "a: x against y: +15.0 points" in printed(ReasoningTable([row("a", "x", A), row("a", "y", B)], "y"))
 
 
-def test_runs_are_paired_by_seed_where_they_have_the_same() -> None:
-    turned = line("a", "y", THREE[::-1], seeds=(2, 1, 0))
-    (found,) = compare_to_baseline(ReasoningTable([line("a", "x", THREE, seeds=(0, 1, 2)), turned], "y"))
+def test_compare_to_baseline_pairs_equal_seeds() -> None:
+    turned = row("a", "y", THREE[::-1], seeds=(2, 1, 0))
+    (found,) = compare_to_baseline(ReasoningTable([row("a", "x", THREE, seeds=(0, 1, 2)), turned], "y"))
     assert (found.difference.mean, found.difference.num_seeds, found.mcnemar_p) == (0, 3, None)
-    (other,) = compare_to_baseline(ReasoningTable([line("a", "x", A, seeds=(7,)), turned], "y"))
+    (other,) = compare_to_baseline(ReasoningTable([row("a", "x", A, seeds=(7,)), turned], "y"))
     assert other.difference.mean == pytest.approx((120 - 116) / 200)
-    assert not compare_to_baseline(ReasoningTable([line("a", "x", A), line("b", "y", B)], "y"))
+    assert not compare_to_baseline(ReasoningTable([row("a", "x", A), row("b", "y", B)], "y"))
 
 
-def test_the_mean_over_sets_leaves_parts_out() -> None:
-    hard = line("gsm-hard", "x", A)
+def test_macro_averages_leave_subsets_out() -> None:
+    hard = row("gsm-hard", "x", A)
     part = changed_subset(hard, [i >= 50 for i in range(200)])
     assert part is not None
     assert (part.dataset, part.is_subset, part.accuracy.mean, part.accuracy.num_items) == (
@@ -111,53 +113,53 @@ def test_the_mean_over_sets_leaves_parts_out() -> None:
         70 / 150,
         150,
     )
-    found = macro_averages(ReasoningTable([hard, part, line("svamp", "x", B), line("svamp", "x", A, COT_CONDITION)]))
+    found = macro_averages(ReasoningTable([hard, part, row("svamp", "x", B), row("svamp", "x", A, COT_CONDITION)]))
     assert [(title, estimate.mean) for title, estimate in found] == [("x", pytest.approx(0.525))]
     assert changed_subset(hard, [True] * 200) is changed_subset(hard, [False] * 200) is None
 
 
-def test_it_says_where_neither_cache_nor_passes_are_saved() -> None:
+def test_list_caveats_says_where_neither_cache_nor_passes_are_saved() -> None:
     chain = ReasoningRow("a", "x", COT_CONDITION, (0,), (result(A, PassCounts(1, 0, 0, 4), end=55),))
-    text = printed(ReasoningTable([line("a", "x", A), chain]))
-    assert "a: the cache of x is not shorter: 60 positions, 55 with the chain\n" in text
-    assert "a: no passes are saved by x: 6 a question, 5 with the chain" in text
+    text = printed(ReasoningTable([row("a", "x", A), chain]))
+    assert "a: the cache of x is not shorter: 60 positions, 55 with CoT\n" in text
+    assert "a: x saves no passes: 6 per question, 5 with CoT" in text
     longer = replace(chain, results=(result(A, PassCounts(1, 0, 0, 30), end=59),))
-    assert "is not shorter: 60 positions, 59 with the chain; only passes are saved" in printed(
-        ReasoningTable([line("a", "x", A), longer])
+    assert "is not shorter: 60 positions, 59 with CoT; only passes are saved" in printed(
+        ReasoningTable([row("a", "x", A), longer])
     )
     best = replace(chain, results=(result(A, PassCounts(1, 0, 0, 30), end=90),))
     assert not table.list_caveats(
-        ReasoningTable([line("a", "x", THREE, seeds=(0, 1, 2)), replace(best, seeds=(0, 1, 2))])
+        ReasoningTable([row("a", "x", THREE, seeds=(0, 1, 2)), replace(best, seeds=(0, 1, 2))])
     )[1:]
 
 
-def test_two_protocols_or_other_questions_are_no_column() -> None:
+def test_reasoning_table_refuses_two_protocols_and_other_questions() -> None:
     other = ReasoningRow("a", "y", "", (0,), (result(B, protocol="pccot"),))
-    with pytest.raises(UsageError, match="figures of the protocols codi and pccot do not go into one column"):
-        table.format_footnotes(ReasoningTable([line("a", "x", A), other]))
-    with pytest.raises(InputError, match="a: x and y were asked other questions; name a set that is the same for all"):
-        ReasoningTable([line("a", "x", A), line("a", "y", B[:100])])
+    with pytest.raises(UsageError, match="codi and pccot"):
+        table.format_footnotes(ReasoningTable([row("a", "x", A), other]))
+    with pytest.raises(InputError, match="x and y answered different questions"):
+        ReasoningTable([row("a", "x", A), row("a", "y", B[:100])])
 
 
-def test_json_holds_what_the_table_does() -> None:
-    lines = [line("a", "x", A, paper=()), line("a", "y", B), line("b", "x", B), line("b", "y", B)]
+def test_table_to_json_holds_what_the_table_does() -> None:
+    lines = [row("a", "x", A, paper_figures=()), row("a", "y", B), row("b", "x", B), row("b", "y", B)]
     found = json.loads(
         json.dumps(table.table_to_json(ReasoningTable(lines, "y", [("device", "cpu")], ["a note"])), allow_nan=False)
     )
     assert (found["schema"], found["protocol"], found["facts"], found["notes"]) == (
-        1, "codi", {"device": "cpu"}, ["a note"]
+        2, "codi", {"device": "cpu"}, ["a note"]
     )  # fmt: skip
-    first = found["sets"][0]
-    assert (first["set"], first["questions"], first["floor"], first["part"]) == (
+    first = found["datasets"][0]
+    assert (first["dataset"], first["questions"], first["majority_baseline"], first["is_subset"]) == (
         "a", 200, {"answer": "0", "share": 0.2}, False
     )  # fmt: skip
     run = first["runs"][0]
-    assert (run["run"], run["way"], run["seeds"], run["unanswered"], run["papers"]) == (
+    assert (run["run"], run["condition"], run["seeds"], run["unanswered"], run["papers"]) == (
         "x", "as trained", [0], 80, "not known"
     )  # fmt: skip
     assert run["accuracy"]["mean"] == 0.6
-    assert run["passes"] == {"read": 0, "place": 1, "think": 3, "answer": 2, "first": 1, "total": 6}
-    assert run["held"] == {"begin": 50, "end": 60, "bytes": 60 * 2048}
-    assert [each["set"] for each in found["differences"]] == ["a", "b", "mean of sets"]
-    assert found["differences"][0]["claim"] is True
-    assert [each["run"] for each in found["means"]] == ["x", "y"]
+    assert run["passes"] == {"prompt": 0, "latent_setup": 1, "latent": 3, "answer": 2, "total": 6}
+    assert run["cache_positions"] == {"begin": 50, "end": 60, "bytes": 60 * 2048}
+    assert [each["dataset"] for each in found["comparisons"]] == ["a", "b", "macro average"]
+    assert found["comparisons"][0]["is_significant"] is True
+    assert [each["run"] for each in found["macro_averages"]] == ["x", "y"]

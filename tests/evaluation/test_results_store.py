@@ -1,0 +1,157 @@
+"""The results store: records on disk, resume after an interruption, several ranks, the latest evaluation."""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic.errors import BusyError, CorruptArtifactError, InputError
+from laconic.evaluation.results_store import (
+    RECORDS_FILE,
+    RESULT_FILE,
+    UNITS_FILE,
+    EvalMetadata,
+    EvalRecord,
+    format_record,
+    latest_evaluations,
+    list_evaluations,
+    load_records,
+    parse_record,
+    partial_folder,
+    run_resumable,
+)
+
+METADATA = EvalMetadata("streams", "mqar", "hope", seed=3, step=100, variant={"protocol": "a b"}, key={"data": "1"})
+
+
+class Squares:
+    """Two records per unit; may be interrupted after some calls."""
+
+    def __init__(self, calls: int = 10**9) -> None:
+        self.calls, self.units = calls, list[int]()
+
+    def __call__(self, units: Sequence[int]) -> list[list[EvalRecord]]:
+        if self.calls == 0:
+            raise KeyboardInterrupt
+        self.calls -= 1
+        self.units += units
+        return [[METADATA.new_record(f"i{u}", name, {"x": u**n}) for n, name in ((1, "a"), (2, "b"))] for u in units]
+
+
+def run(squares: Squares, folder: Path | None = None, metadata: EvalMetadata = METADATA, **options: Any) -> Any:
+    return run_resumable(folder, metadata, 23, squares, **{"batch_size": 5, **options})
+
+
+def test_eval_record_round_trips_through_its_line() -> None:
+    record = METADATA.new_record("i1", "a", {"x": 1.5, "parts": [1, 2]})
+    assert (record.task, record.run, record.seed, record.step) == ("mqar", "hope", 3, 100)
+    assert parse_record(format_record(record)) == record
+
+
+def test_run_resumable_evaluates_each_unit_once_after_a_kill(tmp_path: Path) -> None:
+    first, second = Squares(calls=2), Squares()
+    with pytest.raises(KeyboardInterrupt):
+        run(first, tmp_path)
+    units = partial_folder(tmp_path / METADATA.folder_name) / UNITS_FILE
+    lines = units.read_text().splitlines(keepends=True)
+    assert len(lines) == 10
+    units.write_text("".join(lines[:8]) + lines[8][:20])  # killed in the middle of a line
+    with pytest.raises(BusyError, match="partial results"):
+        run(Squares(), tmp_path, replace(METADATA, key={"data": "2"}))
+    records = run(second, tmp_path, extra_files={"a": "b"}, summarize=lambda records: {"n": len(records)})
+    assert second.units == list(range(8, 23))
+    assert records == run(Squares())
+    assert [path.name for path in tmp_path.iterdir()] == ["streams-mqar-a-b-step-100"]
+    folder = tmp_path / METADATA.folder_name
+    assert {"a", RECORDS_FILE, RESULT_FILE} <= {path.name for path in folder.iterdir()}
+    assert json.loads((folder / RESULT_FILE).read_text())["figures"] == {"n": 46}
+    assert load_records(folder) == records
+
+
+def test_run_resumable_loads_what_is_stored_and_refuses_other_or_damaged_results(tmp_path: Path) -> None:
+    records = run(Squares(), tmp_path)
+    assert run(Squares(calls=0), tmp_path) == records
+    with pytest.raises(BusyError, match="other data"):
+        run(Squares(), tmp_path, replace(METADATA, key={"data": "2"}))
+    with (tmp_path / METADATA.folder_name / RECORDS_FILE).open("a") as file:
+        file.write("more\n")
+    with pytest.raises(CorruptArtifactError, match=RECORDS_FILE):
+        run(Squares(), tmp_path)
+
+
+def test_run_resumable_follows_an_order_and_stores_in_order_of_the_units(tmp_path: Path) -> None:
+    order = sorted(range(23), key=lambda i: (i * 7) % 23)
+    first, second = Squares(), Squares()
+
+    def interrupt() -> None:
+        if len(first.units) >= 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(first, tmp_path, order=order, before_batch=interrupt)
+    assert first.units == order[:10]
+    assert run(second, tmp_path, order=order) == run(Squares()) == load_records(tmp_path / METADATA.folder_name)
+    assert second.units == order[10:]
+
+
+def test_run_resumable_reports_progress() -> None:
+    seen: list[tuple[str, int, int]] = []
+    run(Squares(), batch_size=10, progress=lambda *now: seen.append(now))
+    assert seen == [("mqar", 10, 23), ("mqar", 20, 23), ("mqar", 23, 23)]
+
+
+class ThreadRank:
+    """One of two ranks, each a thread."""
+
+    world_size = 2
+
+    def __init__(self, rank: int, board: list[list[object]], turn: threading.Barrier) -> None:
+        self.rank, self.board, self.turn = rank, board, turn
+
+    def all_gather(self, value: object) -> list[object]:
+        self.board[self.rank].append(value)
+        self.turn.wait(10)
+        values = [column[-1] for column in self.board]
+        self.turn.wait(10)
+        return values
+
+    def run_on_rank_zero(self, function: Callable[[], object]) -> object:
+        return self.all_gather(function() if self.rank == 0 else None)[0]
+
+
+def test_run_resumable_on_two_ranks_gives_the_records_of_one_process(tmp_path: Path) -> None:
+    board, turn, work = list[list[object]]([[], []]), threading.Barrier(2), [Squares(), Squares()]
+
+    def rank(number: int) -> list[EvalRecord]:
+        return run(work[number], tmp_path, batch_size=3, ranks=ThreadRank(number, board, turn))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(rank, range(2))) == [run(Squares())] * 2
+    assert sorted(work[0].units + work[1].units) == list(range(23))
+    assert len(work[0].units) - len(work[1].units) in (0, 1)
+    with ThreadPoolExecutor(2) as pool:  # rank 0 loads the stored records for both
+        assert list(pool.map(rank, range(2))) == [run(Squares())] * 2
+    assert sorted(work[0].units + work[1].units) == list(range(23))
+
+
+def test_latest_evaluations_takes_the_latest_step_with_the_most_items(tmp_path: Path) -> None:
+    versions = [replace(METADATA, step=step, limit=limit) for step, limit in ((100, None), (200, 5), (200, 9))]
+    other = replace(METADATA, step=50, variant={"protocol": "c"})
+    for metadata in (*versions, other):
+        run(Squares(), tmp_path, metadata)
+    assert len(list_evaluations(tmp_path)) == 4
+    found = [x.metadata for x in latest_evaluations(tmp_path, "streams").values()]
+    assert sorted(found, key=lambda each: each.step) == [other, versions[2]]
+    assert not latest_evaluations(tmp_path, "reasoning")
+
+
+def test_list_evaluations_refuses_folders_of_another_version(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / RESULT_FILE).write_text("{}")
+    with pytest.raises(InputError, match="incompatible version"):
+        list_evaluations(tmp_path)
