@@ -18,8 +18,8 @@ from laconic.cli.inspect import InspectCommand
 from laconic.cli.train import TrainCommand
 from laconic.evaluation.inspection import run as inspection_run
 from laconic.evaluation.reasoning import run as reasoning_run
-from laconic.evaluation.reasoning.evaluate import load_answer_records
 from laconic.evaluation.reasoning.question_sets import load_question_set, single_question
+from laconic.evaluation.runs import resolve_step
 from laconic.experiment.load_run import load_run
 from tests.conftest import REPO, shared_dir
 from tests.verbs.test_train import TINY
@@ -68,7 +68,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "words.toml").write_text(words)
     assert TrainCommand(str(folder / "digits.toml"), out=folder / "digits", device="cpu").run() == 0
     assert TrainCommand(str(folder / "words.toml"), out=folder / "kava", num_seeds=3, device="cpu").run() == 0
-    plain = ("method=nocot", "source=ours")
+    plain = ("method=nocot", "paper_table=ours")
     assert TrainCommand(str(folder / "words.toml"), plain, out=folder / "plain", device="cpu").run() == 0
     return folder
 
@@ -98,23 +98,24 @@ def test_a_run_on_its_own_test_in_every_way(run: Run, runs: Path, monkeypatch: p
     asked = ("digits", "--with-cot", "--jacobi-iterations", "0,3")
     found = told(run, *asked)
     assert found["protocol"] == "last digit"
-    (test,) = found["sets"]
-    assert (test["set"], test["questions"]) == ("test", 24)
-    ways = {line["way"]: line for line in test["runs"]}
-    assert list(ways) == ["as trained", "chain", "0 rounds", "3 rounds"]
-    assert [ways[way]["passes"]["think"] for way in ("as trained", "0 rounds", "3 rounds")] == [1, 0, 3]
-    assert ways["chain"]["passes"]["read"] == ways["chain"]["passes"]["first"] == 1
-    assert ways["chain"]["milliseconds"] is None
+    (test,) = found["datasets"]
+    assert (test["dataset"], test["questions"]) == ("test", 24)
+    ways = {line["condition"]: line for line in test["runs"]}
+    assert list(ways) == ["as trained", "with CoT", "0 iterations", "3 iterations"]
+    assert [ways[way]["passes"]["latent"] for way in ("as trained", "0 iterations", "3 iterations")] == [1, 0, 3]
+    assert ways["with CoT"]["passes"]["prompt"] == 1
+    assert ways["with CoT"]["milliseconds"] is None
     assert {p.name for p in (runs / "digits/evaluations").iterdir()} == {
-        "lock", "test-last-digit-step-4", "test-last-digit-step-4-teacher", "test-last-digit-step-4-rounds-0",
-        "test-last-digit-step-4-rounds-3",
+        "lock", "reasoning-test-last-digit-step-4", "reasoning-test-last-digit-with-CoT-step-4",
+        "reasoning-test-last-digit-0-iterations-step-4", "reasoning-test-last-digit-3-iterations-step-4",
     }  # fmt: skip
-    folder = runs / "digits/evaluations/test-last-digit-step-4"
-    rows = load_answer_records(folder)
-    assert [row.is_correct for row in rows].count(True) / 24 == ways["as trained"]["accuracy"]["mean"]
+    result = reasoning_run.load_result(runs / "digits", "test")
+    assert result is not None
+    assert float(result.correct.mean()) == ways["as trained"]["accuracy"]["mean"]
+    folder = runs / "digits/evaluations/reasoning-test-last-digit-step-4"
     assert (folder / "recipe.toml").read_text() == (runs / "digits/recipe.toml").read_text()
-    monkeypatch.setattr(reasoning_run, "answer", None)  # whoever asks again fails
-    assert told(run, *asked)["sets"][0]["runs"][0]["accuracy"] == ways["as trained"]["accuracy"]
+    monkeypatch.setattr(reasoning_run, "answer_questions", None)  # whoever asks again fails
+    assert told(run, *asked)["datasets"][0]["runs"][0]["accuracy"] == ways["as trained"]["accuracy"]
 
 
 def test_seeds_sets_and_papers(run: Run, runs: Path) -> None:
@@ -131,9 +132,9 @@ def test_seeds_sets_and_papers(run: Run, runs: Path) -> None:
     code, out, err = run("kava", *data, "--baseline", "plain")
     assert code == 0, err
     for text in (
-        "gsm8k: 12 questions", "gsm-hard, changed: 11 questions", "always “18”", "n=1: the intervals", "kava  ",
-        "plain ", "mean of sets", "protocol pccot", "svamp: kava against plain: ", "McNemar p",
-        "mean of sets: kava against plain: ",
+        "gsm8k: 12 questions", "gsm-hard, changed: 11 questions", "always “18”", "n=1: intervals hold", "kava  ",
+        "plain ", "macro average", "protocol pccot", "svamp: kava against plain: ", "McNemar p",
+        "macro average: kava against plain: ",
         "kava: kava, float32; seed 0 at step 2, seed 1 at step 2, seed 2 at step 2",
         "kava differs from kava table 6, 1b aug, in model.family", "device: cpu",
     ):  # fmt: skip
@@ -141,7 +142,7 @@ def test_seeds_sets_and_papers(run: Run, runs: Path) -> None:
     assert " ± " in out
     lines = [line for line in out.splitlines() if line.startswith(("  kava ", "  plain "))]
     assert all(line.endswith("–") or line.rstrip()[-1].isdigit() for line in lines)  # of so few questions no paper says
-    assert len(list((runs / "kava").glob("seed-*/evaluations/svamp-pccot-step-2-first-12"))) == 3
+    assert len(list((runs / "kava").glob("seed-*/evaluations/reasoning-svamp-pccot-step-2-limit-12"))) == 3
 
 
 def test_papers_stand_beside_whole_sets_and_time_is_taken(run: Run, tmp_path: Path) -> None:
@@ -159,18 +160,15 @@ def test_papers_stand_beside_whole_sets_and_time_is_taken(run: Run, tmp_path: Pa
         "--jacobi-iterations",
         0,
     )
-    (own,) = found["sets"]
-    assert (own["set"], own["questions"]) == ("own", 2)  # drop_negative is of training
+    (own,) = found["datasets"]
+    assert (own["dataset"], own["questions"]) == ("own", 2)  # drop_negative is of training
     assert own["runs"][0]["papers"] == "not known"
     assert own["runs"][0]["seeds"] == [0, 1, 2]
     assert own["runs"][0]["accuracy"]["sd"] is not None
     for line in own["runs"]:  # only two questions are there
-        assert (line["milliseconds"]["questions"], line["milliseconds"]["median"] > 0) == (2, True)
-        assert (line["per_second"] > 0, line["at_once"]) == (True, 2)
-    assert found["limits"][-2:] == [
-        "own: timed 2 at once, it has no 64 questions",
-        "own: some timed questions were asked before, it has too few others to warm up with",
-    ]
+        assert (line["milliseconds"]["num_questions"], line["milliseconds"]["median"] > 0) == (2, True)
+        assert (line["questions_per_second"] > 0, line["throughput_batch_size"]) == (True, 2)
+    assert ["batches of 2" in found["caveats"][-2], "warm-up" in found["caveats"][-1]] == [True, True]
     (note,) = [text for text in found["notes"] if "differs from" in text]
     assert note.startswith("kava differs from kava table 6, 1b aug, in model.family, model.name, ")
     assert "train.steps" in note
@@ -186,7 +184,7 @@ def test_protocols_give_their_prompt_and_budget(runs: Path) -> None:
         asked = load_question_set(run, path, reasoning_run.choose_protocol(run.recipe, name))
         assert asked.max_question_tokens < longest
         first: Any = asked.source.batch(list(asked.order[:1]), 0, 0)
-        assert int(first.question_live.sum()) == asked.max_question_tokens
+        assert int(first.question_mask.sum()) == asked.max_question_tokens
         found = reasoning_run.decoding_for(run, asked, with_cot=teacher)
         return found.max_tokens, len(found.answer_prompt)
 
@@ -198,8 +196,8 @@ def test_protocols_give_their_prompt_and_budget(runs: Path) -> None:
     asked = load_question_set(kava, path, reasoning_run.choose_protocol(kava.recipe, "codi"))
     long = replace(asked, max_question_tokens=300)
     assert reasoning_run.decoding_for(kava, long).max_tokens == 400 - 300 - 4
-    cut = "own: answers of kava have 96 tokens at most, not 256: its context ends"
-    assert reasoning_run.budget_warnings(kava, long, "kava") == [cut]
+    (warning,) = reasoning_run.budget_warnings(kava, long, "kava")
+    assert "cut at 96 tokens, not 256" in warning
     assert not reasoning_run.budget_warnings(kava, asked, "kava")
 
 
@@ -216,8 +214,8 @@ def test_a_question_looked_into_is_asked_as_evaluation_asks(runs: Path, monkeypa
         assert alone.examples[0].question == protocol.format_question(" Two  balls?")
         InspectCommand("kava").build_subjects([run, run], [alone, whole], torch.device("cpu"))
         asked = reasoning_run.decoding_for(run, load_question_set(run, path, protocol))
-        assert [(how.max_tokens, how.prompt) for how in given[-2:]] == [(asked.max_tokens, asked.answer_prompt)] * 2
-    assert [len(how.prompt) for how in given] == [0, 0, 5, 5]
+        assert [(how.max_tokens, how.answer_prompt) for how in given[-2:]] == [(asked.max_tokens, asked.answer_prompt)] * 2
+    assert [len(how.answer_prompt) for how in given] == [0, 0, 5, 5]
 
 
 def test_files_of_one_name_are_refused_and_one_file_is_asked_once(run: Run, tmp_path: Path) -> None:
@@ -230,10 +228,10 @@ def test_files_of_one_name_are_refused_and_one_file_is_asked_once(run: Run, tmp_
     assert (code, out) == (2, "")
     assert err == f"laconic: --tasks: {a} and {b} are both called own; rename one of the files\n"
     same = told(run, "plain", "--tasks", f"{a},{tmp_path}/b/../a/own.jsonl")
-    assert [each["questions"] for each in same["sets"]] == [1]
+    assert [each["questions"] for each in same["datasets"]] == [1]
     code, _, err = run("plain", "--tasks", b, "--device", "cpu")
     assert code == 73
-    assert "of other questions or of another step; remove it, or give your file of questions another name" in err
+    assert "remove it to evaluate again, or give your file another name" in err
 
 
 def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
@@ -246,22 +244,22 @@ def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
     real, reads, asked = reasoning_run.answer_questions, list[str](), list[tuple[int, float]]()
 
     def answer(method: Any, questions: Any, how: Any, *, teacher: bool = False) -> AnswerBatch:
-        asked.append((questions.B, how.how.temperature))
+        asked.append((questions.B, how.sampling.temperature))
         return real(method, questions, replace(how, max_tokens=1), teacher=teacher)
 
     def read(run: Any, name: str, *rest: Any, **more: Any) -> Any:
         reads.append(name)
         return load_question_set(run, name, *rest, **more)
 
-    monkeypatch.setattr(reasoning_run, "answer", answer)
-    monkeypatch.setattr(reasoning_cli_runs, "question_set", read)
+    monkeypatch.setattr(reasoning_run, "answer_questions", answer)
+    monkeypatch.setattr(reasoning_cli_runs, "load_question_set", read)
     on = str(tmp_path / "seventy.jsonl")
     found = told(run, "plain", "--tasks", on, "--protocol", "codi-sampled", "--latency", 5)
     assert reads == [on]
     assert asked == [(64, 0.1), (6, 0.1), *[(1, 0.0)] * 15, (64, 0.0), (64, 0.0)]
-    (line,) = found["sets"][0]["runs"]
-    assert (line["milliseconds"]["questions"], line["at_once"]) == (5, 64)
-    assert "plain: time is taken of greedy answers, accuracy of drawn ones" in found["notes"]
+    (line,) = found["datasets"][0]["runs"]
+    assert (line["milliseconds"]["num_questions"], line["throughput_batch_size"]) == (5, 64)
+    assert any("timings are of greedy decoding" in text for text in found["notes"])
 
 
 def test_a_signal_ends_with_75_and_the_same_command_goes_on(
@@ -275,13 +273,12 @@ def test_a_signal_ends_with_75_and_the_same_command_goes_on(
             os.kill(os.getpid(), signal.SIGTERM)
         return real(method, questions, told, teacher=teacher)
 
-    monkeypatch.setattr(reasoning_run, "answer", answer)
+    monkeypatch.setattr(reasoning_run, "answer_questions", answer)
     asked = ("digits", "--tasks", "valid", "--batch-size", 5, "--limit", 15, "--device", "cpu")
     code, out, err = run(*asked)
     assert (code, out) == (75, "")
-    kept = "SIGTERM: digits, valid: what is answered is kept; run the same command again to go on"
-    assert kept in err
-    part = runs / "digits/evaluations/.part-valid-last-digit-step-4-first-15/answers.jsonl"
+    assert "SIGTERM: digits, valid: finished items are stored" in err
+    part = runs / "digits/evaluations/.partial-reasoning-valid-last-digit-step-4-limit-15/units.jsonl"
     assert len(part.read_text().splitlines()) == 10
     assert run(*asked)[0] == 0
     assert calls == [5] * 4  # the third batch was left, and asked again
@@ -294,18 +291,18 @@ def test_a_signal_while_time_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch)
     def latencies(*rest: object, **more: object) -> None:
         raise reasoning_cli_runs.SignalInterruptError
 
-    monkeypatch.setattr(reasoning_cli_runs, "latencies", latencies)
+    monkeypatch.setattr(reasoning_cli_runs, "measure_latencies", latencies)
     monkeypatch.setattr(reasoning_cli_runs.StopSignal, "signal_name", "SIGINT")
     code, _, err = run("digits", "--latency", 3, "--device", "cpu")
     assert code == 75
-    assert "SIGINT: while test was timed; the answers are kept, time it again" in err
+    assert "SIGINT: interrupted while timing test" in err
 
 
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
         ((), 2, "no run given; laconic evaluate RUN"),
-        (("gone",), 66, "gone is no run, and holds no seed-N that is one; give what laconic train wrote"),
+        (("gone",), 66, "gone is no run directory"),
         (("digits", "--limit", 0), 2, "--limit 0: too few; give 1 or more"),
         (("digits", "--jacobi-iterations", "two"), 2, "--jacobi-iterations two: expected comma-separated integers, for example 1,2"),
         (("digits", "--tasks", ","), 2, "--tasks: no set given; name one, test say"),
@@ -313,16 +310,16 @@ def test_a_signal_while_time_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch)
         (("digits", "--protocol", "codi", "--tolerance", "0.1"), 2, "--tolerance 0.1: protocol codi has no tolerance; give"),
         (("digits", "--tolerance", "0.1"), 2, "--tolerance 0.1: the protocols of recipes have no tolerance; give --protocol dec"),
         (("digits", "--protocol", "decimal", "--tolerance", "-1"), 2, "tolerance -1: give 0 or a positive number"),
-        (("digits", "--tasks", "gsm8k"), 2, "trained on generated digits, and has words for no other; ask test"),
+        (("digits", "--tasks", "gsm8k"), 2, "trained on generated digits"),
         (("digits", "--protocol", "pccot"), 2, "--protocol pccot: digits writes answers in format digits"),
-        (("kava", "digits"), 2, "figures of the protocols last digit and pccot do not go into one column"),
-        (("plain", "--with-cot"), 2, "--with-cot: nocot learned no chain beside its answers; give a run of codi"),
-        (("plain", "--jacobi-iterations", "1"), 2, "--jacobi-iterations 1: plain makes no thoughts in rounds; ask a run of pccot or kava"),
-        (("kava",), 66, "test: kava/seed-0 names no data.test; name a set or a file"),
+        (("kava", "digits"), 2, "last digit and pccot"),
+        (("plain", "--with-cot"), 2, "--with-cot: method nocot"),
+        (("plain", "--jacobi-iterations", "1"), 2, "--jacobi-iterations 1: plain has no Jacobi iterations"),
+        (("kava",), 66, "test: the recipe of kava/seed-0 has no data.test"),
         (("kava", "--tasks", "svanp"), 66, "no data set svanp; did you mean svamp?"),
         (("kava", "--tasks", "valid", "--checkpoint", "9"), 2, "has no step 9; there: "),
-        (("kava", "--tasks", "valid", "--checkpoint", "last"), 2, "such step of kava/seed-0; write latest, best, or a number"),
-        (("digits", "--checkpoint", "best"), 2, "--checkpoint best: no such step of digits; its recipe has no train.best_metric"),
+        (("kava", "--tasks", "valid", "--checkpoint", "last"), 2, "--checkpoint last: not available in kava/seed-0"),
+        (("digits", "--checkpoint", "best"), 2, "--checkpoint best: not available in digits"),
         (("kava", "--tasks", "gsm8k:dev", "--data-dir", "."), 66, "gsm8k has no split dev"),
     ],
 )  # fmt: skip
@@ -341,9 +338,9 @@ def test_a_protocol_that_does_not_fit_the_data_is_refused(run: Run) -> None:
 
 def test_the_best_step_is_that_of_the_runs_own_validation(run: Run, runs: Path) -> None:
     best = json.loads((runs / "kava/seed-0/steps/step-000002/progress.json").read_text())["best"][0][1]
-    assert reasoning_run.resolve_step(runs / "kava/seed-0", "best") == best
-    assert reasoning_run.resolve_step(runs / "kava/seed-0", "1") == 1
-    assert reasoning_run.resolve_step(runs / "kava/seed-0", "latest") == 2
+    assert resolve_step(runs / "kava/seed-0", "best") == best
+    assert resolve_step(runs / "kava/seed-0", "1") == 1
+    assert resolve_step(runs / "kava/seed-0", "latest") == 2
 
 
 def test_time_is_taken_in_one_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,5 +366,6 @@ def test_two_ranks_give_the_rows_of_one_process(run: Run, runs: Path, tmp_path: 
 
     assert [end.said for end in run_ranks(tmp_path, command)] == [0, 0]
     assert run("digits", "--batch-size", "4", "--device", "cpu")[0] == 0
-    name = "evaluations/test-last-digit-step-4"
-    assert load_answer_records(runs / "two" / name) == load_answer_records(runs / "digits" / name)
+    one, two = (reasoning_run.load_result(runs / name, "test") for name in ("digits", "two"))
+    assert one is not None
+    assert one == two
