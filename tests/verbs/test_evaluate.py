@@ -214,7 +214,9 @@ def test_a_question_looked_into_is_asked_as_evaluation_asks(runs: Path, monkeypa
         assert alone.examples[0].question == protocol.format_question(" Two  balls?")
         InspectCommand("kava").build_subjects([run, run], [alone, whole], torch.device("cpu"))
         asked = reasoning_run.decoding_for(run, load_question_set(run, path, protocol))
-        assert [(how.max_tokens, how.answer_prompt) for how in given[-2:]] == [(asked.max_tokens, asked.answer_prompt)] * 2
+        assert [(how.max_tokens, how.answer_prompt) for how in given[-2:]] == [
+            (asked.max_tokens, asked.answer_prompt)
+        ] * 2
     assert [len(how.answer_prompt) for how in given] == [0, 0, 5, 5]
 
 
