@@ -11,7 +11,7 @@ from laconic.errors import CorruptArtifactError, LaconicError, UsageError
 from laconic.models.decoder import Decoder
 from laconic.models.embeddings import prompt_embeddings
 from tests.core.readings import decoder_of, noise, same
-from tests.core.test_memory import ABOUT
+from tests.compression.test_memory import ABOUT
 
 IDS = [[5, 9, 3], [7]]
 

@@ -7,7 +7,7 @@ import pytest
 
 from laconic.evaluation.report import reported_reading
 from laconic.evaluation.report.reported_reading import MeasuredInterval, compare_paper_row, load_compression_tables
-from tests.evaluation.lines import line, said
+from tests.evaluation.compression.results import line, said
 
 
 def test_every_table_has_a_source_and_whole_rows() -> None:

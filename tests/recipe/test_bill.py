@@ -10,7 +10,7 @@ from laconic.experiment.compress import CompressionJob, resolve_length_rule
 from laconic.experiment.cost import compute_cost, format_bytes
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput
-from tests.recipe.reading import reader
+from tests.compression.compressors import reader
 
 TEXT = "A stitch in time saves nine, so mend it while you may, and do not wait for the tenth of them."
 

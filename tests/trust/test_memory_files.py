@@ -10,8 +10,8 @@ import torch
 
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import CorruptArtifactError, InputError, LaconicError, UnsafeFileError
-from tests.core.test_memory import ABOUT, made
-from tests.core.test_provenance import FILE, rewritten
+from tests.compression.test_memory import ABOUT, made
+from tests.compression.test_memory_file import FILE, rewritten
 from tests.trust.limits import LIMITS
 from tests.trust.test_damage import turned
 

@@ -21,7 +21,7 @@ from laconic.errors import DiskError
 from laconic.experiment import resumable_stream
 from laconic.experiment.compress import CompressionJob, resolve_length_rule
 from laconic.experiment.compressor import TextCompressor
-from tests.recipe.reading import reader
+from tests.compression.compressors import reader
 
 Run = Callable[..., tuple[int, str, str]]
 RECIPE = """method = "autocompressor"

@@ -55,8 +55,8 @@ def memory_lines(path: Path, memory: "SummaryMemory") -> list[str]:
 
     about = memory.metadata
     assert about is not None
-    reading = about.method["reading"]
-    told = ", ".join(str(reading[key]) for key in ("generator", "length", "memory") if key in reading)
+    config = about.method["compression"]
+    told = ", ".join(str(config[key]) for key in ("summary", "length_policy", "memory_policy") if key in config)
     return [
         f"{path}: {int(memory.valid.sum()):,} vectors of width {memory.D} in {about.dtype}, "
         f"{path.stat().st_size:,} bytes",

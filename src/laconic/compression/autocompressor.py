@@ -1,11 +1,12 @@
-"""AutoCompressors: a model reads a long text segment by segment, and keeps of each a few vectors that it reads back.
+"""AutoCompressors: read a long text segment by segment, and keep a few summary vectors of each to read back.
 
-AutoCompressors arXiv:2305.14788 (code 80352a4), fixed numbers of vectors; with learned numbers its variable-length
-variant (jo100sun/AutoCompressors bb15bc1), whose law and estimators stand in stop_head.py and estimators.py.
+AutoCompressors arXiv:2305.14788 (code 80352a4) with a fixed number of vectors, and the variable-length AutoCompressor
+(jo100sun/AutoCompressors bb15bc1) with a learned number, whose distribution and estimators are in
+`compression.halting`. The training step written the obvious way is in `autocompressor_reference`.
 
-Symbols: S_i segment i; M_i memory after it; sigma^i its vectors, N_i of them; CE_i nats of segment i; beta nats a
-vector costs, omega how much of that counts yet. B rows, T columns of text, M slots, K places, w segments of a window,
-D width.
+Symbols: S_i segment i; M_i the memory after it; sigma^i its vectors, N_i of them; CE_i its loss in nats; beta the price
+of a vector in nats, omega the share of that in effect. B rows, T columns of text, M slots, K summary positions, w
+segments of a window, D width.
 """
 
 import math
@@ -18,8 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from laconic.batches import IGNORE_INDEX, DocumentBatch, next_token_targets
-from laconic.compression.halting import inference as halting_inference
+from laconic.batches import IGNORE_INDEX, DocumentBatch, StepOutput, next_token_targets
+from laconic.compression.halting import inference
 from laconic.compression.halting.estimators import PriceState, length_entropy, penalty_ramp, update_price
 from laconic.compression.halting.inference import StopRule
 from laconic.compression.halting.losses import length_loss, mark_priced_segments
@@ -36,14 +37,33 @@ from laconic.interfaces import StepOutput
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
 
-BIASED_ESTIMATORS = ("soft", "straight_through")
+BIASED_ESTIMATORS = ("soft", "straight")  # estimators that gate the attention logits
 
 
 class AutoCompressor(nn.Module):
-    """Reading with a memory, whole: what it is trained by, and compressing and reading a segment.
+    """A decoder trained to compress text into summary vectors and to read them.
 
-    `steps` are the updates of the run, by which price and head begin. `bos` is the id that prompts begin with where
-    the settings ask for one; `base` a context in which the decoder reads without its adapter, for adapt write.
+    Args:
+        decoder: Reads and compresses segments.
+        summaries: The trainable parameters beside the decoder.
+        config: Compression settings.
+        stop_head_config: Settings of learned lengths, if lengths are learned.
+        total_steps: Number of updates of the run; the schedules of price and head refer to it.
+        seed: Seed of random lengths.
+        bos_token_id: Id of bos; None if the tokenizer has none.
+        base_model_context: Returns a context in which the decoder's adapter is disabled, for adapter_scope "write".
+
+    Raises:
+        UsageError: If the settings do not fit each other or the decoder.
+
+    Example:
+        >>> from laconic import Decoder, DecoderConfig
+        >>> decoder = Decoder(DecoderConfig.tiny("llama"))
+        >>> config = CompressionConfig(max_vectors=2)
+        >>> method = AutoCompressor(decoder, SummaryParameters(decoder, config, eos_token_id=2), config, total_steps=1)
+        >>> memory = method.compress(torch.tensor([[4, 5, 6, 7]]))
+        >>> memory.num_vectors.tolist()
+        [2]
     """
 
     def __init__(
@@ -65,164 +85,155 @@ class AutoCompressor(nn.Module):
         self.segment_model = SegmentModel(decoder, summaries, bos_token_id, base_model_context)
 
     def training_phase(self, step: int) -> TrainingPhase:
-        """What learns at an update: the decoder on given lengths, both, or the head alone."""
-        if self.stop_head_config is None or self.config.length_policy not in ("stop_head", "classifier"):
-            return "lengths"
-        if self.stop_head_config.joint_training or self.stop_head_config.estimator in ("soft", "straight_through"):
-            return "both"
-        return "head" if step >= self.head_only_step else "lengths"
+        """Return what an update trains: the decoder with predetermined lengths, decoder and head, or the head only."""
+        if self.stop_head_config is None or self.config.length_policy not in ("stop", "ratio"):
+            return "decoder"
+        if self.stop_head_config.joint_training or self.stop_head_config.estimator in BIASED_ESTIMATORS:
+            return "joint"
+        return "head_only" if step >= self.head_only_step else "decoder"
 
     @property
     def head_only_step(self) -> int:
-        """The update from which the head learns alone, where it does not learn with the decoder."""
-        return math.ceil(
-            (0.0 if self.stop_head_config is None else self.stop_head_config.head_only_after) * self.total_steps
-        )
+        """The update from which only the head is trained, unless it is trained jointly."""
+        fraction = 0.0 if self.stop_head_config is None else self.stop_head_config.head_only_after
+        return math.ceil(fraction * self.total_steps)
 
     def resets_optimizer_state(self, batch: DocumentBatch) -> bool:
-        """At the update where the head begins to learn alone."""
-        return self.training_phase(batch.step) == "head" and batch.step == self.head_only_step
+        """Test whether this update begins the phase that trains only the head."""
+        return self.training_phase(batch.step) == "head_only" and batch.step == self.head_only_step
 
     def loss_denominators(self, batch: DocumentBatch) -> dict[str, float]:
-        """Rows; scored tokens, in all and by the place of a segment in its window; compressions that are priced."""
+        """Count rows, scored tokens (in total and by segment of the window), and compressions with a price."""
         phase = self.training_phase(batch.step)
-        found: dict[str, float] = {"rows": float(batch.B), "scored": 0.0, "compressions": 0.0}
-        found |= {f"scored.{i + 1}": 0.0 for i in range(batch.windows[0])}
-        for piece in batch.sequential_parts:
-            course = WindowRun(
-                self.segment_model, piece, self.segment_model.empty_memory(batch.B), phase, self.seed, "length"
-            )
-            for i, columns in enumerate(piece.segment_slices):
-                n = float((course.targets[:, columns] != IGNORE_INDEX).sum())
-                found["scored"] += n
-                found[f"scored.{i + 1}"] += n
-            found["compressions"] += float(mark_priced_segments(course).sum())
-        return found
+        counts: dict[str, float] = {"rows": float(batch.B), "scored": 0.0, "compressions": 0.0}
+        counts |= {f"scored.{i + 1}": 0.0 for i in range(batch.windows[0])}
+        for part in batch.sequential_parts:
+            empty = self.segment_model.empty_memory(batch.B)
+            window = WindowRun(self.segment_model, part, empty, phase, self.seed, "length")
+            for i, columns in enumerate(part.segment_slices):
+                n = float((window.targets[:, columns] != IGNORE_INDEX).sum())
+                counts["scored"] += n
+                counts[f"scored.{i + 1}"] += n
+            counts["compressions"] += float(mark_priced_segments(window).sum())
+        return counts
 
     def forward(self, batch: DocumentBatch, state: SummaryMemory | None = None) -> StepOutput:
-        """Loss and parts of a window; `state` is the memory that enters it, the step's the one handed on.
+        """Compute the loss of a window.
 
-        Raises `Usage` (2) for windows in which nothing reads a summary, and for segments that do not fit the model.
+        Args:
+            batch: One window of each row.
+            state: The memory that enters the window; None for an empty one.
+
+        Returns:
+            The loss, the metrics of `compute_metrics`, and the memory for the next window.
+
+        Raises:
+            UsageError: If no segment of the window reads a summary, or if a segment does not fit the model.
         """
         self.check_window(batch)
         memory = self.segment_model.empty_memory(batch.B) if state is None else state
-        phase, how = self.training_phase(batch.step), self.stop_head_config
-        twice = (
-            how is not None
-            and phase != "lengths"
-            and how.estimator == "reinforce"
-            and how.reinforce_baseline == "draws"
-        )
-        streams: tuple[RandomStream, ...] = (
-            ("length", "second") if twice and self.config.length_policy == "stop_head" else ("length",)
-        )
-        courses = [WindowRun(self.segment_model, batch, memory, phase, self.seed, stream).run() for stream in streams]
-        sums = batch.loss_denominators or self.loss_denominators(batch)
-        weight = self.row_loss_weights(courses[0], sums).to(courses[0].losses.dtype)
-        loss = torch.stack([(c.losses.sum(1) * weight).sum() for c in courses]).mean()
-        if phase != "lengths" and how is not None:
-            omega = (
-                1.0 if phase == "head" else penalty_ramp(batch.step, self.total_steps, how.cost_start, how.cost_ramp)
-            )
-            extra = length_loss(courses, how, float(self.summaries.steered[0]), omega, weight, sums)
-            loss = loss + extra + self.summaries.zero_loss
-        return StepOutput(loss, self.compute_metrics(courses[0], sums), self.carry_memory(courses[0], memory))
+        phase, head = self.training_phase(batch.step), self.stop_head_config
+        streams: tuple[RandomStream, ...] = ("length",)
+        if head is not None and phase != "decoder" and self.needs_two_samples(head):
+            streams = ("length", "second")
+        windows = [WindowRun(self.segment_model, batch, memory, phase, self.seed, stream).run() for stream in streams]
+        denominators = batch.loss_denominators or self.loss_denominators(batch)
+        weight = self.row_loss_weights(windows[0], denominators).to(windows[0].losses.dtype)
+        loss = torch.stack([(window.losses.sum(1) * weight).sum() for window in windows]).mean()
+        if head is not None and phase != "decoder":
+            omega = 1.0
+            if phase == "joint":
+                omega = penalty_ramp(batch.step, self.total_steps, head.cost_start, head.cost_ramp)
+            beta = float(self.summaries.price_state[0])
+            loss = loss + length_loss(windows, head, beta, omega, weight, denominators) + self.summaries.zero_loss
+        metrics = self.compute_metrics(windows[0], denominators)
+        return StepOutput(loss, metrics, self.carry_memory(windows[0], memory))
+
+    def needs_two_samples(self, head: StopHeadConfig) -> bool:
+        """Test whether a second sample of lengths is the baseline of the first."""
+        return self.config.length_policy == "stop" and head.estimator == "sample" and head.reinforce_baseline == "draws"
 
     def check_window(self, batch: DocumentBatch) -> None:
-        """Raises `Usage` (2) for a window of one segment, one that is several, and a kernel that has no gate."""
+        """Raise `UsageError` for a window that trains nothing, and for attention without a gradient for the gate."""
         w, n = batch.windows[0], len(batch.segment_ends)
         if w < 2:
             raise UsageError(
-                f"window: {w} leaves no segment that reads a summary inside its own window, so nothing would learn to "
-                "compress; use 2 or more"
+                f"segments_per_window = {w}: no segment reads a summary inside its own window, so nothing trains the "
+                "compression; use 2 or more"
             )
         if n > w:
             raise UsageError(
-                f"window: {n} segments where windows are of {w}; give the pieces of a batch one after another"
+                f"the batch has {n} segments, but a window has {w}; pass `batch.sequential_parts` one after another"
             )
-        gated = self.config.summary == "select" or (
-            self.training_phase(batch.step) == "both"
+        is_gated = self.config.summary == "select" or (
+            self.training_phase(batch.step) == "joint"
             and self.stop_head_config is not None
             and self.stop_head_config.estimator in BIASED_ESTIMATORS
         )
-        if gated and self.decoder.attn_implementation == "flex":
-            raise UsageError(
-                'attention "flex": this kernel has no gradient for a bias, so a gate cannot learn; take sdpa'
-            )
+        if is_gated and self.decoder.attn_implementation == "flex":
+            raise UsageError('attention "flex" has no gradient for a bias, which the gate needs; use "sdpa"')
 
     def row_loss_weights(self, window: WindowRun, denominators: Mapping[str, float]) -> Float[Tensor, " B"]:
-        """What a nat of each row counts in the loss: by tokens of the step, or by windows and their tokens."""
+        """Return the weight of a nat of each row: 1 / scored tokens of the step, or a mean over windows."""
         n = (window.targets != IGNORE_INDEX).sum(1)
         if self.config.loss_reduction == "token":
             return torch.full_like(n, 1 / (denominators["scored"] or 1.0), dtype=torch.float64)
         return (n > 0) / (n.clamp(min=1).double() * (denominators["rows"] or 1.0))
 
     def compute_metrics(self, window: WindowRun, denominators: Mapping[str, float]) -> dict[str, Tensor]:
-        """Nats and right answers per scored token, nats by the place of a segment in its window, and lengths."""
-        tokens, rows = denominators["scored"] or 1.0, denominators["compressions"] or 1.0
-        nats, here = window.losses.detach(), mark_priced_segments(window)
-        found = {"nats": nats.sum() / tokens, "right": torch.stack(window.num_correct).sum() / tokens}
+        """Compute nats and accuracy per scored token, nats by segment of the window, and statistics of lengths."""
+        num_tokens, num_compressions = denominators["scored"] or 1.0, denominators["compressions"] or 1.0
+        nats, is_priced = window.losses.detach(), mark_priced_segments(window)
+        metrics = {"nats": nats.sum() / num_tokens, "right": torch.stack(window.num_correct).sum() / num_tokens}
         for i in range(window.batch.windows[0]):
-            own = nats[:, i].sum() if i < window.w else nats.new_zeros(())
-            found[f"nats.{i + 1}"] = own / (denominators[f"scored.{i + 1}"] or 1.0)
-        hard = window.hard_lengths.masked_fill(~here, 0)
-        found["length"] = hard.sum() / rows
-        if (
-            self.stop_head_config is None
-            or self.config.length_policy != "stop_head"
-            or self.training_phase(window.batch.step) == "lengths"
-        ):
-            return found
-        index = self.stop_head_config.stop_position
+            total = nats[:, i].sum() if i < window.w else nats.new_zeros(())
+            metrics[f"nats.{i + 1}"] = total / (denominators[f"scored.{i + 1}"] or 1.0)
+        lengths = window.hard_lengths.masked_fill(~is_priced, 0)
+        metrics["length"] = lengths.sum() / num_compressions
+        is_learned = self.config.length_policy == "stop" and self.training_phase(window.batch.step) != "decoder"
+        if self.stop_head_config is None or not is_learned:
+            return metrics
         for name, function in (("expected", expected_length), ("entropy", length_entropy)):
-            each = window.map_stop_logits(partial(function, stop_position=index)).detach()
-            found[name] = each.masked_fill(~here, 0.0).sum() / rows
-        found["at_1"] = ((hard == 1) & here).sum() / rows
-        found["at_K"] = ((hard == self.config.fixed_length) & here).sum() / rows
-        found["price"] = self.summaries.steered[0].float() * here.sum() / rows
-        return found
+            statistic = partial(function, stop_position=self.stop_head_config.stop_position)
+            values = window.map_stop_logits(statistic).detach()
+            metrics[name] = values.masked_fill(~is_priced, 0.0).sum() / num_compressions
+        metrics["at_1"] = ((lengths == 1) & is_priced).sum() / num_compressions
+        metrics["at_K"] = ((lengths == self.config.fixed_length) & is_priced).sum() / num_compressions
+        metrics["price"] = self.summaries.price_state[0].float() * is_priced.sum() / num_compressions
+        return metrics
 
     def carry_memory(self, window: WindowRun, before: SummaryMemory) -> SummaryMemory | None:
-        """The memory for the next window: soft where lengths are, unless it is to be hard."""
-        state = window.carried_memory
-        if state is None or state.log_s is None:
-            return state
+        """Return the memory for the next window: soft if lengths are, unless configured to be hard."""
+        carried = window.carried_memory
+        if carried is None or carried.log_s is None:
+            return carried
         if not self.has_soft_lengths:
-            return replace(state, log_s=None)
+            return replace(carried, log_s=None)
         if self.config.carry_between_windows != "hard":
-            return state
-        lengths = torch.cat(
-            [before.vectors_per_segment, window.hard_lengths[:, : state.num_segments - before.num_segments]], 1
-        )
-        return state.truncate_to(lengths)
+            return carried
+        new_lengths = window.hard_lengths[:, : carried.num_segments - before.num_segments]
+        return carried.truncate_to(torch.cat([before.vectors_per_segment, new_lengths], 1))
 
     @property
     def has_soft_lengths(self) -> bool:
         """Whether lengths are soft while they are learned."""
-        return (
-            self.config.length_policy == "stop_head"
-            and self.stop_head_config is not None
-            and self.stop_head_config.estimator == "soft"
-        )
+        head = self.stop_head_config
+        return self.config.length_policy == "stop" and head is not None and head.estimator == "soft"
 
     def after_update(self, metrics: Mapping[str, float]) -> None:
-        """After an optimizer step with these numbers: the price is moved where the settings say so."""
-        if (
-            self.stop_head_config is None
-            or self.stop_head_config.target_mean_length is None
-            or "expected" not in metrics
-        ):
+        """Adjust the price towards the target length, if there is one, after an optimizer step."""
+        head = self.stop_head_config
+        if head is None or head.target_mean_length is None or "expected" not in metrics:
             return
-        beta, mean = float(self.summaries.steered[0]), float(self.summaries.steered[1])
-        held = PriceState(beta, None if mean == NO_MEAN_LENGTH else mean)
-        moved = update_price(
-            held,
+        beta, mean = (float(x) for x in self.summaries.price_state)
+        state = update_price(
+            PriceState(beta, None if mean == NO_MEAN_LENGTH else mean),
             metrics["expected"],
-            self.stop_head_config.target_mean_length,
-            self.stop_head_config.cost_step_size,
-            self.stop_head_config.max_length_cost,
+            head.target_mean_length,
+            head.cost_step_size,
+            head.max_length_cost,
         )
-        self.summaries.steered.copy_(torch.tensor([moved.beta, moved.mean_length], dtype=torch.float64))
+        self.summaries.price_state.copy_(torch.tensor([state.beta, state.mean_length], dtype=torch.float64))
 
     def compress(
         self,
@@ -231,20 +242,25 @@ class AutoCompressor(nn.Module):
         memory: SummaryMemory | None = None,
         rule: StopRule | None = None,
     ) -> SummaryMemory:
-        """One segment more in a memory, without gradients; a row without live tokens keeps what it has.
+        """Compress one segment into a memory, without gradients.
 
-        Raises `Usage` (2) for a way to stop that was not learned, a length not allowed, and what does not fit.
+        Args:
+            input_ids: The segment.
+            attention_mask: True for real tokens; a row without any keeps its memory.
+            memory: The memory of the earlier segments; None for an empty one.
+            rule: How many vectors to keep; by default the rule of the settings.
+
+        Returns:
+            The memory with one more segment.
+
+        Raises:
+            UsageError: If the model was not trained for the rule, or if memory and segment do not fit the model.
         """
-        attention_mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
+        mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
         memory = self.segment_model.empty_memory(len(input_ids)) if memory is None else memory
         with eval_no_grad(self):
-            return halting_inference.compress_into_memory(
-                self.segment_model,
-                memory,
-                input_ids,
-                attention_mask,
-                rule or halting_inference.default_rule(self.segment_model),
-            )
+            rule = rule or inference.default_rule(self.segment_model)
+            return inference.compress_into_memory(self.segment_model, memory, input_ids, mask, rule)
 
     def read_text(
         self,
@@ -252,11 +268,11 @@ class AutoCompressor(nn.Module):
         attention_mask: Bool[Tensor, "B T"] | None = None,
         memory: SummaryMemory | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """States of a text that follows a memory, after the final norm; `decoder.logits` makes words of them."""
-        attention_mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
+        """Compute the last hidden states of a text that follows a memory; `decoder.logits` maps them to logits."""
+        mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
         memory = self.segment_model.empty_memory(len(input_ids)) if memory is None else memory
         self.segment_model.check_fits(memory, input_ids.shape[1], compresses=False)
-        return self.segment_model.read_segment(memory, input_ids, attention_mask)
+        return self.segment_model.read_segment(memory, input_ids, mask)
 
     def nll(
         self,
@@ -265,19 +281,17 @@ class AutoCompressor(nn.Module):
         loss_mask: Bool[Tensor, "B T"],
         memory: SummaryMemory | None = None,
     ) -> Float[Tensor, " B"]:
-        """Summed cross-entropy of the scored tokens of each row, each predicted by the live token before it."""
+        """Compute the summed nats of the tokens in `loss_mask`, each predicted by the real token before it."""
         with eval_no_grad(self):
-            return self.segment_model.segment_loss(
-                self.read_text(input_ids, attention_mask, memory),
-                next_token_targets(input_ids, attention_mask, loss_mask),
-            ).nll
+            targets = next_token_targets(input_ids, attention_mask, loss_mask)
+            return self.segment_model.segment_loss(self.read_text(input_ids, attention_mask, memory), targets).nll
 
     def build_prompt(self, memory: SummaryMemory) -> MemoryPrompt:
-        """What stands before a text that is generated: read it once, and fork its cache."""
+        """Build [bos; memory], the prefix of a prompt; run it once and repeat its cache."""
         return build_memory_prompt(self.decoder, self.config, memory, self.segment_model.bos_token_id)
 
     def max_segments(self, segment_tokens: int) -> int | None:
-        """How many segments of so many tokens can be compressed one after another; None: any number."""
+        """Return how many segments of `segment_tokens` can be compressed in a row; None if there is no limit."""
         return max_segments(self.decoder.config, self.config, self.segment_model.prefix_length, segment_tokens)
 
 
@@ -288,23 +302,21 @@ def check_settings(
     bos_token_id: int | None,
     has_base_model: bool,
 ) -> None:
-    """Raises `Usage` (2) for settings that this decoder, or each other, cannot be meant with."""
+    """Raise `UsageError` for settings that do not fit each other or the decoder."""
     resolve_position_scheme(config, decoder.config)
     if config.adapter_scope == "write" and not has_base_model:
-        raise UsageError('adapt "write": the decoder has no adapter that could write alone; train with lora')
+        raise UsageError('adapter_scope = "write" needs an adapter; set train.trainable = "lora"')
     if config.bos in ("first", "sink") and bos_token_id is None:
-        raise UsageError(f'bos "{config.bos}": the tokenizer has no such token; take none')
-    if config.memory_policy == "budgeted" and config.summary in ("pool", "select"):
+        raise UsageError(f'bos = "{config.bos}", but the tokenizer has no bos token; use "none"')
+    policy, budget = config.memory_policy, config.max_memory_vectors
+    if policy == "budgeted" and config.summary in ("pool", "select"):
         raise UsageError(
-            f'memory "budgeted" with generator "{config.summary}": a memory is compressed without text, and its '
-            'vectors are made of text; take "fifo"'
+            f'memory_policy = "budgeted" recompresses a memory without text, but summary = "{config.summary}" makes '
+            'vectors from text; use "fifo"'
         )
-    need = {"budgeted": 2 * config.fixed_length, "fifo": config.fixed_length}.get(config.memory_policy, 0)
-    if config.max_memory_vectors is not None and config.max_memory_vectors < need:
-        raise UsageError(
-            f'budget {config.max_memory_vectors}: memory "{config.memory_policy}" needs room for {need} vectors; raise it'
-        )
-    if config.carry_between_windows == "soft" and not (
-        stop_head_config is not None and stop_head_config.estimator == "soft"
-    ):
-        raise UsageError('carry "soft": lengths are hard in training, and so is what is handed on; leave it out')
+    least = {"budgeted": 2 * config.fixed_length, "fifo": config.fixed_length}.get(policy, 0)
+    if budget is not None and budget < least:
+        raise UsageError(f'max_memory_vectors = {budget}: memory_policy = "{policy}" needs at least {least}')
+    is_soft = stop_head_config is not None and stop_head_config.estimator == "soft"
+    if config.carry_between_windows == "soft" and not is_soft:
+        raise UsageError('carry_between_windows = "soft" needs estimator = "soft"; leave it out')

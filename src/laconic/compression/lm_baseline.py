@@ -1,6 +1,7 @@
-"""Plain text read whole: the language model beside which a memory is measured, and what compressors start from.
+"""Language-model baseline: next-token prediction on plain text, without a memory.
 
-Symbols: N tokens scored; p the model's softmax. A window is read at once, with no memory before it.
+Compressors start from such a model, and their memory is compared with it. Symbols: N tokens scored; p the model's
+softmax.
 """
 
 from torch import nn
@@ -12,20 +13,24 @@ from laconic.models.decoder import Decoder
 
 
 class LanguageModelBaseline(nn.Module):
-    """Next-token prediction over documents; each window of a document stands alone."""
+    """Next-token prediction over documents; each window is read on its own."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
 
     def loss_denominators(self, batch: DocumentBatch) -> dict[str, float]:
-        """Scored tokens of all windows."""
-        return {"scored": sum(count_scored(p.targets) for p in batch.sequential_parts)}
+        """Count the scored tokens of all windows."""
+        return {"scored": sum(count_scored(part.targets) for part in batch.sequential_parts)}
 
     def forward(self, batch: DocumentBatch, state: None = None) -> StepOutput:
-        """Nats per scored token of a window; there is no state."""
+        """Compute the nats per scored token of a window; there is no state."""
         targets = batch.targets
-        total = (batch.loss_denominators or self.loss_denominators(batch))["scored"]
-        hidden = self.decoder(self.decoder.embed(batch.input_ids), live=batch.attention_mask).hidden
-        said = masked_cross_entropy(self.decoder.logits, hidden, targets, denominator=total)
-        return StepOutput(said.loss, {"nats": said.loss.detach(), "right": said.accuracy.detach()})
+        denominator = (batch.loss_denominators or self.loss_denominators(batch))["scored"]
+        hidden = self.decoder(self.decoder.embed(batch.input_ids), attention_mask=batch.attention_mask).hidden_states
+        result = masked_cross_entropy(self.decoder.logits, hidden, targets, denominator=denominator)
+        return StepOutput(result.loss, {"nats": result.loss.detach(), "right": result.accuracy.detach()})
+
+    def resets_optimizer_state(self, batch: DocumentBatch) -> bool:
+        """Return False; there is a single phase."""
+        return False

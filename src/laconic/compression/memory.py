@@ -1,9 +1,9 @@
-"""A memory as a value: the vectors that stand for a text that was read, of which segment each is, and which are read.
+"""Immutable batch of summary vectors, with segment ids and a validity mask.
 
-Memory of AutoCompressors (arXiv:2305.14788, accumulated) and RMT (arXiv:2207.06881, replaced); rows are documents.
-Every operation gives a new value and leaves the old one as it was; gradients flow through all of them.
+The memory of AutoCompressors (arXiv:2305.14788, accumulated) and RMT (arXiv:2207.06881, overwritten). Rows are
+documents. Every operation returns a new value and leaves the old one unchanged; gradients flow through all of them.
 
-Symbols: M slots held, live or not; N segments, whose vectors are a block; s survival of a slot, 1 where hard.
+Symbols: M slots, valid or not; N segments; s the survival of a slot, 1 where lengths are hard.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +15,28 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
-from laconic.compression import slots
 from laconic.compression.memory_file import MemoryMetadata, load_memory, save_memory
+from laconic.compression.slots import count_per_segment, rank_in_segment, top_budget_mask, valid_first_order
 from laconic.errors import CorruptArtifactError, UsageError
 
 
 @dataclass(frozen=True)
 class SummaryMemory:
-    """What was kept of B texts: vectors in document order, the oldest first; build it by `empty` and `append`.
+    """Summary vectors of B texts in document order, oldest first. Build one with `empty` and `append`.
 
-    `live` is the only truth about length; a slot that is not live is zero and read by nothing. `block` is the number
-    of the segment that wrote a slot, -1 where dead. `log_s` is there while lengths are soft, in training; None is
-    hard. `spans` are the tokens of each segment, 0 where a document had ended. `provenance` says who may read it.
+    Attributes:
+        vectors: The summary vectors; zero where a slot is not valid.
+        valid: Which slots are read. The number of vectors follows from this mask alone.
+        segment_ids: The segment that wrote each slot, -1 where it is not valid.
+        log_s: Log survival of each slot while lengths are soft, in training; None if they are hard.
+        segment_tokens: Number of text tokens in each segment, 0 where a document had ended.
+        metadata: Which weights wrote the memory and may read it; required to save it.
+
+    Example:
+        >>> memory = SummaryMemory.empty(B=1, D=4)
+        >>> memory = memory.append(torch.ones(1, 2, 4), torch.tensor([[True, True]]), torch.tensor([9]))
+        >>> memory.num_vectors.tolist(), memory.num_tokens.tolist()
+        ([2], [9])
     """
 
     vectors: Float[Tensor, "B M D"]
@@ -40,18 +50,18 @@ class SummaryMemory:
     def empty(
         cls, B: int, D: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> "SummaryMemory":
-        """Nothing kept: no slot and no segment."""
+        """Create a memory with B rows of width D, without slots or segments."""
         none = torch.empty(B, 0, dtype=torch.long, device=device)
         return cls(torch.empty(B, 0, D, dtype=dtype, device=device), none.bool(), none, None, none)
 
     @property
     def B(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.vectors.shape[0]
 
     @property
     def M(self) -> int:
-        """Slots held, live or not."""
+        """Number of slots, valid or not."""
         return self.vectors.shape[1]
 
     @property
@@ -61,54 +71,54 @@ class SummaryMemory:
 
     @property
     def num_segments(self) -> int:
-        """Segments, N."""
+        """Number of segments, N."""
         return self.segment_tokens.shape[1]
 
     @property
     def num_tokens(self) -> Int[Tensor, " B"]:
-        """Tokens of text that each row stands for."""
+        """Number of text tokens compressed in each row."""
         return self.segment_tokens.sum(1)
 
     @property
     def num_vectors(self) -> Int[Tensor, " B"]:
-        """Live vectors of each row."""
+        """Number of valid vectors in each row."""
         return self.valid.sum(1)
 
     @property
     def vectors_per_segment(self) -> Int[Tensor, "B N"]:
-        """Live vectors of each segment."""
-        return slots.count_per_segment(self.segment_ids, self.num_segments)
+        """Number of valid vectors of each segment."""
+        return count_per_segment(self.segment_ids, self.num_segments)
 
     @property
     def ranks_in_segment(self) -> Int[Tensor, "B M"]:
-        """The place of a live slot in its block, from 0; -1 where dead."""
-        return slots.rank_in_segment(self.valid, self.segment_ids, self.num_segments)
+        """Position of each valid slot within its segment, from 0; -1 where a slot is not valid."""
+        return rank_in_segment(self.valid, self.segment_ids, self.num_segments)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the live vectors, as a file holds them."""
+        """Size of the valid vectors in bytes, as stored in a file."""
         return int(self.valid.sum()) * self.D * self.vectors.element_size()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by its name."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: x for name, x in found.items() if isinstance(x, Tensor)}
+        """Return every tensor by its field name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: x for name, x in values.items() if isinstance(x, Tensor)}
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "SummaryMemory":
-        """`function` of every tensor."""
+        """Apply `function` to every tensor."""
         return replace(self, **{name: function(x) for name, x in self.tensors().items()})
 
     def detach(self) -> "SummaryMemory":
-        """Eq. AC6: the same numbers, cut from the graph."""
+        """Eq. AC6: the same values, detached from the autograd graph."""
         return self.map_tensors(lambda x: x.detach())
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "SummaryMemory":
-        """Elsewhere, or with vectors of another type; `log_s` stays float32."""
+        """Move to a device and convert the vectors to a dtype; `log_s` stays float32."""
         moved = self.map_tensors(lambda x: x.to(device))
         return replace(moved, vectors=moved.vectors.to(dtype))
 
     def is_equal(self, other: "SummaryMemory") -> bool:
-        """Whether every tensor is bit-equal, and the provenance."""
+        """Test whether every tensor is equal bit for bit, and the metadata too."""
         mine, theirs = self.tensors(), other.tensors()
         same = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
         return same and self.metadata == other.metadata
@@ -120,20 +130,25 @@ class SummaryMemory:
         num_tokens: Int[Tensor, " B"],
         log_s: Float32[Tensor, "B n"] | None = None,
     ) -> "SummaryMemory":
-        """Eq. AC3: M_i = [M_{i-1}; sigma^i], one more block, written for a segment of so many `tokens` in each row.
+        """Eq. AC3: M_i = [M_{i-1}; sigma^i], one more segment.
 
-        Where either is soft, what is hard has survival 1. Provenance stays as it is.
+        Args:
+            vectors: sigma^i, the vectors of the segment.
+            valid: Which of them are kept.
+            num_tokens: Tokens of the segment's text in each row.
+            log_s: Log survival of the vectors. If either the memory or the new vectors are soft, the others get 0.
         """
-        block = torch.full_like(valid, self.num_segments, dtype=torch.long).masked_fill(~valid, -1)
-        old, new = self.log_s, log_s
-        if old is not None or new is not None:
-            old = torch.zeros_like(self.valid, dtype=torch.float32) if old is None else old
-            new = torch.zeros_like(valid, dtype=torch.float32) if new is None else new.masked_fill(~valid, 0.0)
+        new_ids = torch.full_like(valid, self.num_segments, dtype=torch.long).masked_fill(~valid, -1)
+        old_log_s, new_log_s = self.log_s, log_s
+        if old_log_s is not None or new_log_s is not None:
+            old_log_s = torch.zeros_like(self.valid, dtype=torch.float32) if old_log_s is None else old_log_s
+            hard = torch.zeros_like(valid, dtype=torch.float32)
+            new_log_s = hard if new_log_s is None else new_log_s.masked_fill(~valid, 0.0)
         return SummaryMemory(
             torch.cat([self.vectors, vectors.masked_fill(~valid[..., None], 0.0).to(self.vectors.dtype)], 1),
             torch.cat([self.valid, valid], 1),
-            torch.cat([self.segment_ids, block], 1),
-            None if old is None or new is None else torch.cat([old, new], 1),
+            torch.cat([self.segment_ids, new_ids], 1),
+            None if old_log_s is None or new_log_s is None else torch.cat([old_log_s, new_log_s], 1),
             torch.cat([self.segment_tokens, num_tokens[:, None]], 1),
             self.metadata,
         )
@@ -145,12 +160,12 @@ class SummaryMemory:
         num_tokens: Int[Tensor, " B"],
         log_s: Float32[Tensor, "B n"] | None = None,
     ) -> "SummaryMemory":
-        """Eq. AC4: M_i = sigma^i; a row whose document has ended, so that `tokens` is 0, keeps what it had."""
+        """Eq. AC4: M_i = sigma^i; a row whose document has ended (`num_tokens` 0) keeps its old vectors."""
         grown, ended = self.append(vectors, valid, num_tokens, log_s), num_tokens == 0
         if not bool(ended.any()):
             return grown.select_columns(slice(self.M, None))
-        old = torch.arange(grown.M, device=valid.device) < self.M
-        return grown.mask_slots(torch.where(old, ended[:, None], ~ended[:, None])).compact()
+        is_old = torch.arange(grown.M, device=valid.device) < self.M
+        return grown.mask_slots(torch.where(is_old, ended[:, None], ~ended[:, None])).compact()
 
     def overwrite_rows(
         self,
@@ -159,123 +174,145 @@ class SummaryMemory:
         rows: Bool[Tensor, " B"],
         log_s: Float32[Tensor, "B n"] | None = None,
     ) -> "SummaryMemory":
-        """Eq. VL27: in the `rows` marked, these vectors take the place of all slots, as the last segment's block."""
+        """Eq. VL27: in the marked `rows`, replace all slots by these vectors, as vectors of the last segment."""
         before = replace(self, segment_tokens=self.segment_tokens[:, : self.num_segments - 1])
         return replace(before.overwrite(vectors, valid, rows.long(), log_s), segment_tokens=self.segment_tokens)
 
     def select_columns(self, columns: slice) -> "SummaryMemory":
-        """Some of the columns of slots, with all segments."""
-        cut = {name: x if name == "spans" else x[:, columns] for name, x in self.tensors().items()}
-        return replace(self, **cut)
+        """Select columns of slots; all segments stay."""
+        named = self.tensors().items()
+        return replace(self, **{name: x if name == "segment_tokens" else x[:, columns] for name, x in named})
 
     def mask_slots(self, keep_mask: Bool[Tensor, "B M"]) -> "SummaryMemory":
-        """The same slots, of which those that are not `kept` are dead."""
-        live = self.valid & keep_mask
-        log_s = None if self.log_s is None else self.log_s.masked_fill(~live, 0.0)
-        vectors, block = self.vectors.masked_fill(~live[..., None], 0.0), self.segment_ids.masked_fill(~live, -1)
-        return replace(self, vectors=vectors, valid=live, segment_ids=block, log_s=log_s)
+        """Invalidate the slots that `keep_mask` does not mark."""
+        valid = self.valid & keep_mask
+        log_s = None if self.log_s is None else self.log_s.masked_fill(~valid, 0.0)
+        vectors = self.vectors.masked_fill(~valid[..., None], 0.0)
+        segment_ids = self.segment_ids.masked_fill(~valid, -1)
+        return replace(self, vectors=vectors, valid=valid, segment_ids=segment_ids, log_s=log_s)
 
     def select_rows(self, rows: Sequence[int] | Int[Tensor, " R"]) -> "SummaryMemory":
-        """The rows chosen; repeats are allowed. Raises `Usage` (2) for a row that is not there."""
-        at = torch.as_tensor(rows, dtype=torch.long, device=self.valid.device)
-        bad = at[(at < 0) | (at >= self.B)]
-        if len(bad):
-            raise UsageError(f"take: memory has {self.B} rows, asked was row {int(bad[0])}; rows count from 0")
-        taken = self.map_tensors(lambda x: x.index_select(0, at))
-        about = self.metadata
-        return taken if about is None else replace(taken, metadata=about.select_rows([int(row) for row in at]))
+        """Select rows by index; an index may repeat.
+
+        Raises:
+            UsageError: If an index is out of range.
+        """
+        index = torch.as_tensor(rows, dtype=torch.long, device=self.valid.device)
+        outside = index[(index < 0) | (index >= self.B)]
+        if len(outside):
+            raise UsageError(f"row {int(outside[0])} is out of range; the memory has {self.B} rows, counted from 0")
+        selected = self.map_tensors(lambda x: x.index_select(0, index))
+        if self.metadata is None:
+            return selected
+        return replace(selected, metadata=self.metadata.select_rows([int(row) for row in index]))
 
     def slice_segments(self, start: int, stop: int) -> "SummaryMemory":
-        """The blocks `start` to `stop`, exclusive, numbered anew. Raises `Usage` (2) beyond the last, or of a whole."""
+        """Select the segments from `start` to `stop` (exclusive) and renumber them from 0.
+
+        Raises:
+            UsageError: If the range is invalid, or if segments of this memory overwrite older ones.
+        """
         if not 0 <= start <= stop <= self.num_segments:
-            raise UsageError(f"slice({start}, {stop}): memory has {self.num_segments} blocks, counted from 0")
+            raise UsageError(f"segments {start} to {stop} are out of range; the memory has {self.num_segments}")
         if self.metadata is not None and self.metadata.is_overwriting and stop - start < self.num_segments:
             raise UsageError(
-                f"slice({start}, {stop}): the last block of this memory took the others' place; take it whole"
+                f"segments {start} to {stop} cannot be separated: each segment of this memory overwrites the earlier "
+                "ones; use the whole memory"
             )
-        kept = self.mask_slots((self.segment_ids >= start) & (self.segment_ids < stop))
-        moved = (kept.segment_ids - start).masked_fill(~kept.valid, -1)
-        about = None if self.metadata is None else self.metadata.slice_segments(start, stop)
-        return replace(
-            kept, segment_ids=moved, segment_tokens=self.segment_tokens[:, start:stop], metadata=about
-        ).compact()
+        selected = self.mask_slots((self.segment_ids >= start) & (self.segment_ids < stop))
+        segment_ids = (selected.segment_ids - start).masked_fill(~selected.valid, -1)
+        metadata = None if self.metadata is None else self.metadata.slice_segments(start, stop)
+        segment_tokens = self.segment_tokens[:, start:stop]
+        return replace(selected, segment_ids=segment_ids, segment_tokens=segment_tokens, metadata=metadata).compact()
 
     @staticmethod
     def concat_segments(*memories: "SummaryMemory") -> "SummaryMemory":
-        """Memories side by side, left to right the oldest first; blocks are numbered anew.
+        """Concatenate memories of the same rows along the slots, oldest first, and renumber their segments.
 
-        Raises `Usage` (2) for other rows, widths or soft beside hard, `Damaged` (76) where one is of another model.
+        Raises:
+            UsageError: If numbers of rows or widths differ, or if only some memories are soft.
+            CorruptArtifactError: If the memories were written by different models.
         """
-        first = check_compatible("join", memories)
-        odd = next((each.B for each in memories if each.B != first.B), None)
+        first = check_compatible("concat_segments", memories)
+        odd = next((memory.B for memory in memories if memory.B != first.B), None)
         if odd is not None:
-            raise UsageError(f"join: a memory of {odd} rows to one of {first.B}; take the rows that belong together")
-        starts = [sum(each.num_segments for each in memories[:i]) for i in range(len(memories))]
+            raise UsageError(f"concat_segments: memories of {first.B} and {odd} rows; select the same rows of both")
+        starts = [sum(memory.num_segments for memory in memories[:i]) for i in range(len(memories))]
         moved = [
-            replace(each, segment_ids=(each.segment_ids + start).masked_fill(~each.valid, -1))
-            for each, start in zip(memories, starts, strict=True)
+            replace(memory, segment_ids=(memory.segment_ids + start).masked_fill(~memory.valid, -1))
+            for memory, start in zip(memories, starts, strict=True)
         ]
-        found = {name: torch.cat([each.tensors()[name] for each in moved], 1) for name in first.tensors()}
-        known = [each.metadata for each in memories if each.metadata is not None]
-        about = MemoryMetadata.concat_segments(known, starts) if known else None
-        return replace(first, **found, metadata=about).compact()
+        joined = {name: torch.cat([memory.tensors()[name] for memory in moved], 1) for name in first.tensors()}
+        known = [memory.metadata for memory in memories if memory.metadata is not None]
+        metadata = MemoryMetadata.concat_segments(known, starts) if known else None
+        return replace(first, **joined, metadata=metadata).compact()
 
     @staticmethod
     def concat_rows(*memories: "SummaryMemory") -> "SummaryMemory":
-        """The rows of all, as one batch. Raises as `join` does."""
-        first = check_compatible("stack", memories)
-        M, N = max(each.M for each in memories), max(each.num_segments for each in memories)
+        """Concatenate the rows of all memories into one batch. Raises like `concat_segments`."""
+        first = check_compatible("concat_rows", memories)
+        M, N = max(memory.M for memory in memories), max(memory.num_segments for memory in memories)
 
-        def padded(each: SummaryMemory, name: str) -> Tensor:
-            x, n = each.tensors()[name], N - each.num_segments if name == "spans" else M - each.M
-            return F.pad(x, (0, 0, 0, n) if x.ndim == 3 else (0, n), value=-1 if name == "block" else 0)
+        def pad(memory: SummaryMemory, name: str) -> Tensor:
+            x, n = memory.tensors()[name], N - memory.num_segments if name == "segment_tokens" else M - memory.M
+            return F.pad(x, (0, 0, 0, n) if x.ndim == 3 else (0, n), value=-1 if name == "segment_ids" else 0)
 
-        found = {name: torch.cat([padded(each, name) for each in memories], 0) for name in first.tensors()}
-        known = [each.metadata for each in memories if each.metadata is not None]
-        about = MemoryMetadata.concat_rows(known) if known else None
-        return replace(first, **found, metadata=about)
+        tensors = {name: torch.cat([pad(memory, name) for memory in memories], 0) for name in first.tensors()}
+        known = [memory.metadata for memory in memories if memory.metadata is not None]
+        metadata = MemoryMetadata.concat_rows(known) if known else None
+        return replace(first, **tensors, metadata=metadata)
 
     def truncate_segments(self, n: int) -> "SummaryMemory":
-        """The first `n` vectors of every block; of what is pooled or selected these are no shorter memory: `Usage`."""
-        generator = "parallel" if self.metadata is None else self.metadata.generator
-        if generator in ("pool", "select"):
+        """Keep the first `n` vectors of every segment.
+
+        Raises:
+            UsageError: If `n` is negative, or if the vectors are pooled or selected, so that the first of them cover
+                only a part of the text.
+        """
+        summary = "parallel" if self.metadata is None else self.metadata.summary
+        if summary in ("pool", "select"):
             raise UsageError(
-                f"crop({n}): vectors of generator {generator} stand each for a part of the text; compress with --vectors {n}"
+                f'a memory of summary = "{summary}" cannot be truncated: each vector covers a part of the text; '
+                f"compress with --vectors {n}"
             )
         if n < 0:
-            raise UsageError(f"crop({n}): give 0 or more")
+            raise UsageError(f"cannot keep {n} vectors per segment; give 0 or more")
         return self.mask_slots(self.ranks_in_segment < n).compact()
 
     def keep_top_vectors(self, budget: int) -> "SummaryMemory":
-        """Eq. VL18: of each row the `budget` slots of largest s; ties to the earlier in its block, then in the text."""
+        """Eq. VL18: keep the `budget` slots with the largest s of each row; ties go to the smaller rank, then earlier.
+
+        Raises:
+            UsageError: If `budget` is negative.
+        """
         if budget < 0:
-            raise UsageError(f"fit({budget}): give 0 or more")
+            raise UsageError(f"cannot keep {budget} vectors; give 0 or more")
         log_s = torch.zeros_like(self.valid, dtype=torch.float32) if self.log_s is None else self.log_s
-        return self.mask_slots(slots.top_budget_mask(log_s, self.valid, self.ranks_in_segment, budget)).compact()
+        return self.mask_slots(top_budget_mask(log_s, self.valid, self.ranks_in_segment, budget)).compact()
 
     def truncate_to(self, lengths: Int[Tensor, "B N"]) -> "SummaryMemory":
-        """Of each block the first `lengths`, and no survival any more."""
+        """Keep the first `lengths` vectors of each segment and make the memory hard."""
         allowed = F.pad(lengths, (0, 1)).gather(1, self.segment_ids % (self.num_segments + 1))
         return replace(self.mask_slots(self.ranks_in_segment < allowed), log_s=None).compact()
 
     def compact(self) -> "SummaryMemory":
-        """The live slots of each row side by side from the left; what is dead in all rows is gone."""
+        """Move the valid slots of each row to the left and drop columns that no row uses."""
         if bool(self.valid.all()):
             return self
-        order = slots.valid_first_order(self.valid)[:, : int(self.num_vectors.max()) if self.B else 0]
-        wide = order[..., None].expand(-1, -1, self.D)
+        order = valid_first_order(self.valid)[:, : int(self.num_vectors.max()) if self.B else 0]
+        order_3d = order[..., None].expand(-1, -1, self.D)
         moved = {
-            name: x if name == "spans" else x.gather(1, wide if x.ndim == 3 else order)
+            name: x if name == "segment_tokens" else x.gather(1, order_3d if x.ndim == 3 else order)
             for name, x in self.tensors().items()
         }
         return replace(self, **moved)
 
     def to_list(self) -> list[Float[Tensor, "N D"]]:
-        """The live vectors of each row."""
-        return [vectors[live] for vectors, live in zip(self.vectors, self.valid, strict=True)]
+        """Return the valid vectors of each row."""
+        return [vectors[valid] for vectors, valid in zip(self.vectors, self.valid, strict=True)]
 
     def to_ragged(self) -> tuple[Float[Tensor, "N D"], Int[Tensor, " rows"]]:
-        """All live vectors, row after row, and where each row begins; the last offset is their number."""
+        """Return all valid vectors, row after row, and the offset of each row; the last offset is their number."""
         return self.vectors[self.valid], F.pad(self.num_vectors.cumsum(0), (1, 0))
 
     @classmethod
@@ -287,69 +324,73 @@ class SummaryMemory:
         segment_tokens: Int[Tensor, "B N"],
         metadata: MemoryMetadata | None = None,
     ) -> "SummaryMemory":
-        """What `flat` and the live entries of `block` were made of, packed."""
+        """Build a compact memory from the result of `to_ragged` and the segment ids of the valid slots."""
         lengths, D = offsets.diff(), vectors.shape[1]
         M = int(lengths.max()) if len(lengths) else 0
-        live = torch.arange(M, device=vectors.device) < lengths[:, None]
-        made = vectors.new_zeros(len(lengths), M, D).masked_scatter(live[..., None], vectors)
-        return cls(
-            made,
-            live,
-            segment_ids.new_full(live.shape, -1).masked_scatter(live, segment_ids),
-            None,
-            segment_tokens,
-            metadata,
-        )
+        valid = torch.arange(M, device=vectors.device) < lengths[:, None]
+        padded = vectors.new_zeros(len(lengths), M, D).masked_scatter(valid[..., None], vectors)
+        padded_ids = segment_ids.new_full(valid.shape, -1).masked_scatter(valid, segment_ids)
+        return cls(padded, valid, padded_ids, None, segment_tokens, metadata)
 
     def save(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
-        """One safetensors file of the live vectors, in their own type or in `dtype`, that only its model may read.
+        """Save the valid vectors and the metadata to one safetensors file.
 
-        Raises `Usage` (2) for a soft memory and for one without provenance, `NonFinite` (65), `NoSpace` (74).
+        Args:
+            path: File to write.
+            dtype: dtype of the stored vectors; by default their own.
+
+        Raises:
+            UsageError: If the memory is soft or has no metadata.
+            NonFiniteError: If a vector is not finite.
+            DiskError: If there is not enough space.
         """
         if self.log_s is not None:
-            raise UsageError(f"{path}: a soft memory has no lengths to write; harden it first")
+            raise UsageError(f"{path}: a soft memory has no lengths to save; call truncate_to first")
         if self.metadata is None:
-            raise UsageError(
-                f"{path}: this memory has no provenance, so nobody could know who may read it; give it one"
-            )
+            raise UsageError(f"{path}: this memory has no metadata that names its reader; set `metadata` first")
         vectors, offsets = self.to_ragged()
         vectors = vectors.to(dtype)
-        about = replace(self.metadata, dtype=str(vectors.dtype).removeprefix("torch."))
+        metadata = replace(self.metadata, dtype=str(vectors.dtype).removeprefix("torch."))
         tensors = {
             "vectors": vectors,
             "offsets": offsets,
-            "block": self.segment_ids[self.valid],
-            "spans": self.segment_tokens,
+            "segment_ids": self.segment_ids[self.valid],
+            "segment_tokens": self.segment_tokens,
         }
-        save_memory(Path(path), tensors, about)
+        save_memory(Path(path), tensors, metadata)
 
     @classmethod
     def load(cls, path: str | Path, reader: MemoryMetadata | None = None) -> "SummaryMemory":
-        """What `save` wrote, on the CPU, in the type it has there; `ours` is what the reader at hand would write.
+        """Load a memory that `save` wrote, on the CPU and in its stored dtype.
 
-        Raises `Damaged` (76) for a file that was changed, is newer, or was written for another reader.
+        Args:
+            path: File to read.
+            reader: Metadata that the model at hand would write; if given, the file must fit it.
+
+        Raises:
+            CorruptArtifactError: If the file is damaged, is of a newer format, or was written for another model.
         """
-        tensors, about = load_memory(Path(path))
+        tensors, metadata = load_memory(Path(path))
         if reader is not None:
-            about.check_reader(Path(path).name, reader)
-        return cls.from_ragged(tensors["vectors"], tensors["offsets"], tensors["block"], tensors["spans"], about)
+            metadata.check_reader(Path(path).name, reader)
+        return cls.from_ragged(
+            tensors["vectors"], tensors["offsets"], tensors["segment_ids"], tensors["segment_tokens"], metadata
+        )
 
 
 def check_compatible(operation: str, memories: Sequence[SummaryMemory]) -> SummaryMemory:
-    """The first of memories that can stand together."""
+    """Return the first memory; raise if the memories cannot be concatenated."""
     if not memories:
-        raise UsageError(f"{operation}: no memory is given")
+        raise UsageError(f"{operation}: expected at least one memory")
     first = memories[0]
-    for each in memories[1:]:
-        if each.D != first.D:
-            raise UsageError(
-                f"{operation}: vectors of width {each.D} to vectors of {first.D}; take memories of one model"
-            )
-        if (each.log_s is None) != (first.log_s is None):
-            raise UsageError(f"{operation}: a soft memory with a hard one; harden it first")
-        if each.metadata is None or first.metadata is None:
-            if each.metadata is not first.metadata:
-                raise CorruptArtifactError(f"{operation}: one memory has no provenance; give it the other's knowingly")
+    for memory in memories[1:]:
+        if memory.D != first.D:
+            raise UsageError(f"{operation}: vectors of width {first.D} and {memory.D}; use memories of one model")
+        if (memory.log_s is None) != (first.log_s is None):
+            raise UsageError(f"{operation}: a soft memory and a hard one; call truncate_to on the soft one first")
+        if memory.metadata is None or first.metadata is None:
+            if memory.metadata is not first.metadata:
+                raise CorruptArtifactError(f"{operation}: one memory has metadata and another has none")
         else:
-            each.metadata.check_joinable(operation, first.metadata)
+            memory.metadata.check_joinable(operation, first.metadata)
     return first

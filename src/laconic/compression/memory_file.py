@@ -1,4 +1,4 @@
-"""Where a memory comes from: which weights wrote it, which may read it, of which texts it is; and its file."""
+"""Metadata of a saved memory (writer and reader weights, source texts), and its file format."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,15 +13,10 @@ from laconic.errors import CorruptArtifactError, NonFiniteError, UsageError
 from laconic.storage.atomic import check_finite, load_artifact, save_artifact
 from laconic.storage.strict_json import MAX_JSON_PARTS, to_canonical_json
 
-FORMAT_VERSION = 1  # the newest that is read
+FORMAT_VERSION = 2
 FILE_KIND = "memory"
-INDEPENDENT_FIELDS = (
-    "laconic",
-    "dtype",
-    "documents",
-    "created",
-)  # what memories may differ in and still stand side by side
-OVERWRITING_POLICIES = ("replace", "budgeted")  # policies by which a block takes the place of older ones
+INDEPENDENT_FIELDS = ("laconic", "dtype", "documents", "created")  # may differ between memories that are concatenated
+OVERWRITING_POLICIES = ("replace", "budgeted")  # memory policies by which a segment can overwrite older ones
 STRING_FIELDS = ("laconic", "reader", "writer", "family", "positions", "bos", "dtype", "tokenizer", "created")
 INT_FIELDS = ("schema", "layers", "width", "vocab")
 RECOMPRESS_HINT = "load the run that wrote it or compress again"
@@ -29,7 +24,15 @@ RECOMPRESS_HINT = "load the run that wrote it or compress again"
 
 @dataclass(frozen=True)
 class SourceDocument:
-    """A text that was read: its SHA-256 (UTF-8), its tokens, those of each segment, and the block of the first one."""
+    """A compressed text.
+
+    Attributes:
+        name: Name of the text, as a file name.
+        sha256: SHA-256 of its UTF-8 bytes.
+        tokens: Number of tokens.
+        segments: Number of tokens of each segment.
+        first: Index of its first segment in the memory.
+    """
 
     name: str
     sha256: str
@@ -39,15 +42,15 @@ class SourceDocument:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "SourceDocument":
-        """One of a file's. Raises `TypeError` or `KeyError` for what is none."""
+        """Parse a document entry. Raises `TypeError` or `KeyError` if it is malformed."""
         name, digest, tokens, first = (data[key] for key in ("name", "sha256", "tokens", "first"))
         numbers = [tokens, first, *data["segments"]]
         if not all(type(n) is int and n >= 0 for n in numbers) or {type(name), type(digest)} != {str}:
-            raise TypeError("no document")
+            raise TypeError("malformed document entry")
         return cls(name, digest, tokens, tuple(numbers[2:]), first)
 
     def slice_segments(self, start: int, stop: int) -> "SourceDocument | None":
-        """What of it lies in the blocks `start` to `stop`, whose first is then 0; None is nothing."""
+        """Return the part in the segments `start` to `stop`, renumbered from 0; None if there is none."""
         low, high = max(start, self.first), min(stop, self.first + len(self.segments))
         if low >= high:
             return None
@@ -56,10 +59,25 @@ class SourceDocument:
 
 @dataclass(frozen=True)
 class MemoryMetadata:
-    """What must agree before a memory is read, and what a reader may want to know of it; `documents` are by row.
+    """Describes which model wrote a memory, which model may read it, and what was compressed.
 
-    `reader` is the fingerprint of the weights that must read it, `writer` of those that wrote it; `width` and `vocab`
-    are the decoder's; `method` holds the resolved tables of the recipe; `tokenizer` is the SHA-256 of tokenizer.json.
+    Attributes:
+        laconic: Version of laconic that wrote it.
+        reader: Fingerprint of the weights that must read it.
+        writer: Fingerprint of the weights that wrote it.
+        family: Model family of the decoder.
+        layers: Number of decoder layers.
+        width: Hidden size of the decoder.
+        vocab: Vocabulary size of the decoder.
+        method: Resolved recipe tables of the method.
+        positions: Scheme of position ids for memory and summaries.
+        bos: When a bos token precedes the memory.
+        recurrent: Whether older memory was in the prompt of a compression.
+        dtype: dtype of the stored vectors.
+        tokenizer: SHA-256 of tokenizer.json.
+        created: Time of writing.
+        documents: The compressed texts of each row.
+        schema: Format version of the file.
     """
 
     laconic: str
@@ -85,40 +103,48 @@ class MemoryMetadata:
         return sha256(to_canonical_json(self.method).encode()).hexdigest()
 
     @property
-    def generator(self) -> str | None:
-        """How the vectors arose: parallel, self, pool, select; None where the settings do not say."""
+    def summary(self) -> str | None:
+        """How the vectors were computed: parallel, self, pool or select; None if unknown."""
         return self.method.get("compression", {}).get("summary")
 
     @property
     def is_overwriting(self) -> bool:
-        """Whether a block may stand for the text of older ones too."""
+        """Whether a segment's vectors may also summarise older segments."""
         return self.method.get("compression", {}).get("memory_policy") in OVERWRITING_POLICIES
 
     def select_rows(self, rows: Sequence[int]) -> "MemoryMetadata":
-        """That of some rows."""
+        """Return the metadata of some rows."""
         return replace(self, documents=tuple(self.documents[row] for row in rows))
 
     def slice_segments(self, start: int, stop: int) -> "MemoryMetadata":
-        """That of the blocks `start` to `stop`."""
-        cut = ([each.slice_segments(start, stop) for each in row] for row in self.documents)
-        return replace(self, documents=tuple(tuple(each for each in row if each is not None) for row in cut))
+        """Return the metadata of the segments `start` to `stop`."""
+        cut = ([document.slice_segments(start, stop) for document in row] for row in self.documents)
+        return replace(self, documents=tuple(tuple(part for part in row if part is not None) for row in cut))
 
     @staticmethod
-    def concat_rows(all_: Sequence["MemoryMetadata"]) -> "MemoryMetadata":
-        """That of the rows of all."""
-        return replace(all_[0], documents=tuple(row for each in all_ for row in each.documents))
+    def concat_rows(parts: Sequence["MemoryMetadata"]) -> "MemoryMetadata":
+        """Return the metadata of the rows of all parts."""
+        return replace(parts[0], documents=tuple(row for part in parts for row in part.documents))
 
     @staticmethod
-    def concat_segments(all_: Sequence["MemoryMetadata"], starts: Sequence[int]) -> "MemoryMetadata":
-        """That of memories side by side, of which each begins with the block that `starts` says."""
+    def concat_segments(parts: Sequence["MemoryMetadata"], starts: Sequence[int]) -> "MemoryMetadata":
+        """Return the metadata of memories side by side, whose first segments become those in `starts`."""
         moved = [
-            [tuple(replace(each, first=each.first + start) for each in row) for row in about.documents]
-            for about, start in zip(all_, starts, strict=True)
+            [tuple(replace(document, first=document.first + start) for document in row) for row in part.documents]
+            for part, start in zip(parts, starts, strict=True)
         ]
-        return replace(all_[0], documents=tuple(sum(rows, ()) for rows in zip(*moved, strict=True)))
+        return replace(parts[0], documents=tuple(sum(rows, ()) for rows in zip(*moved, strict=True)))
 
     def check_reader(self, file: str, reader: "MemoryMetadata") -> None:
-        """Raises `Damaged` (76) unless the reader of `ours` may read what this stands for; the first reason counts."""
+        """Check that a model may read this memory, and report the first mismatch.
+
+        Args:
+            file: Name of the memory's file, for the message.
+            reader: Metadata that the model would write.
+
+        Raises:
+            CorruptArtifactError: If it may not.
+        """
         if self.width != reader.width:
             raise CorruptArtifactError(
                 f"memory: {file} has vectors of width {self.width} ({self.family}), this model reads {reader.width} "
@@ -126,117 +152,127 @@ class MemoryMetadata:
             )
         if self.reader != reader.reader:
             raise CorruptArtifactError(
-                f"memory: {file} was written for weights {abbreviate_hash(self.reader)} ({self.family}, width {self.width}), "
-                f"this model is {abbreviate_hash(reader.reader)} ({reader.family}, width {reader.width}); {RECOMPRESS_HINT}"
+                f"memory: {file} was written for weights {abbreviate_hash(self.reader)} ({self.family}, width "
+                f"{self.width}), this model is {abbreviate_hash(reader.reader)} ({reader.family}, width "
+                f"{reader.width}); {RECOMPRESS_HINT}"
             )
-        for what, theirs, here in (
+        for name, theirs, ours in (
             ("positions", self.positions, reader.positions),
             ("bos", self.bos, reader.bos),
             ("tokenizer", abbreviate_hash(self.tokenizer), abbreviate_hash(reader.tokenizer)),
         ):
-            if theirs != here:
+            if theirs != ours:
                 raise CorruptArtifactError(
-                    f"memory: {file} was written with {what} {theirs}, this run has {what} {here}; {RECOMPRESS_HINT}"
+                    f"memory: {file} was written with {name} {theirs}, this run has {name} {ours}; {RECOMPRESS_HINT}"
                 )
 
     def check_joinable(self, operation: str, other: "MemoryMetadata") -> None:
-        """Raises `Damaged` (76) where the two cannot stand side by side."""
+        """Raise `CorruptArtifactError` if two memories were not written by the same model."""
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if field.name not in INDEPENDENT_FIELDS and mine != theirs:
                 raise CorruptArtifactError(
-                    f"{operation}: memories of another {field.name}, {abbreviate(mine)} beside {abbreviate(theirs)}; "
+                    f"{operation}: the memories differ in {field.name}: {abbreviate(mine)} and {abbreviate(theirs)}; "
                     "compress both with one run"
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it, with the SHA-256 of the settings."""
+        """Return a JSON object, including the SHA-256 of the method's settings."""
         return {**asdict(self), "settings": self.method_digest}
 
     @classmethod
     def from_json(cls, file: str, data: Mapping[str, Any]) -> "MemoryMetadata":
-        """What `plain` gave. Raises `Damaged` (76) for a newer schema, and for what is no provenance."""
+        """Parse the result of `to_json`.
+
+        Raises:
+            CorruptArtifactError: If the format is newer or a field is malformed.
+        """
         schema = data.get("schema")
-        if type(schema) is int and schema > FORMAT_VERSION:
+        if type(schema) is int and schema != FORMAT_VERSION:
             raise CorruptArtifactError(
-                f"memory: {file} has schema {schema}, this laconic reads up to {FORMAT_VERSION}; take a newer one"
+                f"memory: {file} has format version {schema}, this version of laconic reads {FORMAT_VERSION}; "
+                f"{'update laconic' if schema > FORMAT_VERSION else 'compress again'}"
             )
-        kinds = {
-            **dict.fromkeys(STRING_FIELDS, str),
-            **dict.fromkeys(INT_FIELDS, int),
-            "method": dict,
-            "recurrent": bool,
-        }
-        odd = next((name for name, kind in kinds.items() if type(data.get(name)) is not kind), None)
-        if odd is None and not isinstance(data["method"].get("compression"), dict):
-            odd = "method"
+        types = {**dict.fromkeys(STRING_FIELDS, str), **dict.fromkeys(INT_FIELDS, int), "method": dict,
+                 "recurrent": bool}  # fmt: skip
+        bad = next((name for name, type_ in types.items() if type(data.get(name)) is not type_), None)
+        if bad is None and not isinstance(data["method"].get("compression"), dict):
+            bad = "method"
         try:
-            rows = tuple(tuple(SourceDocument.from_json(each) for each in row) for row in data["documents"])
+            rows = tuple(tuple(SourceDocument.from_json(entry) for entry in row) for row in data["documents"])
         except (KeyError, TypeError, AttributeError):
-            odd, rows = odd or "documents", ()
-        if odd is None:
-            made = cls(**{name: data[name] for name in kinds}, documents=rows)
-            odd = None if data.get("settings") == made.method_digest else "settings"
-            if odd is None:
-                return made
-        raise CorruptArtifactError(f"memory: {file}: its provenance has no sound {odd}; take another copy")
+            bad, rows = bad or "documents", ()
+        if bad is None:
+            metadata = cls(**{name: data[name] for name in types}, documents=rows)
+            if data.get("settings") == metadata.method_digest:
+                return metadata
+            bad = "settings"
+        raise CorruptArtifactError(f"memory: {file}: invalid metadata field {bad}; use another copy")
 
 
 def abbreviate_hash(fingerprint: str) -> str:
-    """The ends of a hash."""
+    """Shorten a hash to its ends."""
     return f"{fingerprint[:4]}…{fingerprint[-2:]}" if len(fingerprint) > 40 else fingerprint
 
 
 def abbreviate(value: object) -> str:
-    """A value as far as it fits into a line."""
+    """Format a value in at most 60 characters."""
     return abbreviate_hash(value) if isinstance(value, str) else to_canonical_json(value)[:60]
 
 
 def save_memory(path: Path, tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> None:
-    """A memory's file: its tensors, and the provenance in the header. Raises `Usage` (2) for too many documents."""
-    plain = metadata.to_json()
-    parts = to_canonical_json(plain).count(",") + sum(map(to_canonical_json(plain).count, "[{"))
-    if parts > MAX_JSON_PARTS // 2:
-        raise UsageError(f"{path}: {len(metadata.documents):,} texts are more than one file describes; write several")
-    save_artifact(path, tensors, FILE_KIND, plain)
+    """Write tensors and metadata. Raises `UsageError` if there are more documents than a header can hold."""
+    data = metadata.to_json()
+    text = to_canonical_json(data)
+    if sum(map(text.count, ",[{")) > MAX_JSON_PARTS // 2:
+        raise UsageError(
+            f"{path}: {len(metadata.documents):,} texts are too many for one memory file; write several files"
+        )
+    save_artifact(path, tensors, FILE_KIND, data)
 
 
 def load_memory(path: Path) -> tuple[dict[str, Tensor], MemoryMetadata]:
-    """What `written` wrote, mapped. Raises `Damaged` (76) for what does not fit together or is not finite."""
-    tensors, found = load_artifact(path, FILE_KIND)
-    about = MemoryMetadata.from_json(path.name, found)
-    odd = first_bad_tensor(tensors, about)
-    if odd is not None:
+    """Read what `save_memory` wrote, memory-mapped.
+
+    Raises:
+        CorruptArtifactError: If tensors are missing, inconsistent or not finite.
+    """
+    tensors, data = load_artifact(path, FILE_KIND)
+    metadata = MemoryMetadata.from_json(path.name, data)
+    bad = first_bad_tensor(tensors, metadata)
+    if bad is not None:
         raise CorruptArtifactError(
-            f"memory: {path.name}: {odd} is missing or does not fit the others; take another copy"
+            f"memory: {path.name}: {bad} is missing or inconsistent with the other tensors; use another copy"
         )
     try:
         check_finite("vectors", tensors["vectors"])
     except NonFiniteError as error:
         raise CorruptArtifactError(f"memory: {path.name}: {error}; compress again") from None
-    return tensors, about
+    return tensors, metadata
 
 
 def first_bad_tensor(tensors: Mapping[str, Tensor], metadata: MemoryMetadata) -> str | None:
-    """The name of a tensor that a memory must have and has not, or has and must not, or that fits no other."""
-    asked = {"vectors": 2, "offsets": 1, "block": 1, "spans": 2}
-    odd = min(tensors.keys() ^ asked.keys(), default=None)
-    if odd is not None:
-        return odd
-    for name, ndim in asked.items():
+    """Return the name of a tensor that is missing, unknown, or inconsistent with the others; None if all are good."""
+    dimensions = {"vectors": 2, "offsets": 1, "segment_ids": 1, "segment_tokens": 2}
+    bad = min(tensors.keys() ^ dimensions.keys(), default=None)
+    if bad is not None:
+        return bad
+    for name, ndim in dimensions.items():
         x = tensors[name]
         if x.ndim != ndim or (x.dtype != torch.long if name != "vectors" else not x.is_floating_point()):
             return name
-    vectors, offsets, block, spans = (tensors[name] for name in asked)
-    rows, lengths = len(metadata.documents), offsets.diff()
+    vectors, offsets, segment_ids, segment_tokens = (tensors[name] for name in dimensions)
+    num_rows, lengths = len(metadata.documents), offsets.diff()
     if vectors.shape[1] != metadata.width or vectors.dtype.itemsize == 1:
         return "vectors"
-    if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(vectors) or bool((lengths < 0).any()):
+    if len(offsets) != num_rows + 1 or offsets[0] != 0 or offsets[-1] != len(vectors) or bool((lengths < 0).any()):
         return "offsets"
-    read = torch.tensor([sum(sum(each.segments) for each in row) for row in metadata.documents], dtype=torch.long)
-    if spans.shape[0] != rows or bool((spans < 0).any()) or not torch.equal(spans.sum(1), read):
-        return "spans"
-    row = torch.arange(rows).repeat_interleave(lengths)
-    rising = block.diff() >= 0
-    sound = len(block) == len(vectors) and bool(((block >= 0) & (block < spans.shape[1])).all())
-    return None if sound and bool((rising | (row.diff() > 0)).all()) else "block"
+    tokens = [sum(sum(document.segments) for document in row) for row in metadata.documents]
+    if segment_tokens.shape[0] != num_rows or bool((segment_tokens < 0).any()):
+        return "segment_tokens"
+    if not torch.equal(segment_tokens.sum(1), torch.tensor(tokens, dtype=torch.long)):
+        return "segment_tokens"
+    row = torch.arange(num_rows).repeat_interleave(lengths)
+    is_sorted = bool(((segment_ids.diff() >= 0) | (row.diff() > 0)).all())
+    in_range = bool(((segment_ids >= 0) & (segment_ids < segment_tokens.shape[1])).all())
+    return None if len(segment_ids) == len(vectors) and in_range and is_sorted else "segment_ids"

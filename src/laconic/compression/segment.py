@@ -1,9 +1,10 @@
-"""One segment in one pass: what stands before, in and behind its text, where it stands, and the states that come out.
+"""One forward pass over a segment: [bos; memory; text; summary positions], and the states it computes.
 
-AutoCompressors (arXiv:2305.14788); the variable-length variant (jo100sun/AutoCompressors bb15bc1) for the loop.
+AutoCompressors (arXiv:2305.14788); self-generated summaries are those of the variable-length AutoCompressor
+(jo100sun/AutoCompressors bb15bc1).
 
-Columns are [bos;] memory [M], text [T], places of summaries [n], causal; what is dead is read by nothing. K places
-at most, D width.
+Columns are [bos;] memory [M], text [T], summary positions [n], under a causal mask; invalid slots and padding are
+attended by nothing. K is the largest number of summary positions, D the width.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,14 @@ StopCheck = Callable[[Tensor], bool]
 
 
 class SegmentOutput(NamedTuple):
-    """What a pass gives: states of the text and of the places behind it, the cache, and its columns of bos."""
+    """Result of a forward pass over a segment.
+
+    Attributes:
+        text_states: Last hidden states of the text.
+        summary_states: Last hidden states at the summary positions.
+        cache: KV cache of all columns.
+        prefix_length: Number of bos columns.
+    """
 
     text_states: Float[Tensor, "B T D"]
     summary_states: Float[Tensor, "B n D"]
@@ -37,25 +45,51 @@ class SegmentOutput(NamedTuple):
     prefix_length: int
 
 
+class MemoryPrompt(NamedTuple):
+    """Embeddings of [bos; memory], their mask, and their position ids; None if positions are consecutive."""
+
+    inputs_embeds: Float[Tensor, "B P D"]
+    attention_mask: Bool[Tensor, "B P"]
+    position_ids: Int[Tensor, "B P"] | None
+
+
+class CompressionOutput(NamedTuple):
+    """Result of compressing a segment.
+
+    Attributes:
+        text_states: Last hidden states of the text.
+        summary_states: Last hidden states at the summary positions, from which the vectors are computed.
+        first_state: The state that the ratio classifier reads.
+    """
+
+    text_states: Float[Tensor, "B T D"]
+    summary_states: Float[Tensor, "B n D"]
+    first_state: Float[Tensor, "B D"]
+
+
 def resolve_position_scheme(config: CompressionConfig, decoder_config: DecoderConfig) -> PositionScheme:
-    """Where memory and summaries stand, by the settings or by the family. Raises `Usage` (2) for none under RoPE."""
+    """Return the scheme of position ids, configured or the default of the model family.
+
+    Raises:
+        UsageError: If memory is to have no positions in a model with RoPE.
+    """
     if config.summary_positions == "zero" and decoder_config.position_encoding == "rope":
         raise UsageError(
-            f'positions "zero": {decoder_config.family} has RoPE, where each slot stands somewhere; take contiguous'
+            f'summary_positions = "zero" needs a position table, but {decoder_config.family} has RoPE, which gives '
+            'every slot a position; use "contiguous"'
         )
-    return config.summary_positions or ("zero" if decoder_config.position_encoding == "table" else "contiguous")
+    default = "zero" if decoder_config.position_encoding == "table" else "contiguous"
+    return config.summary_positions or default
 
 
 def build_bos_mask(config: CompressionConfig, memory: SummaryMemory, bos_token_id: int | None) -> Bool[Tensor, "B b"]:
-    """Whether the prompt of each row begins with bos: a column, or none where no prompt does."""
-    begins = memory.num_tokens == 0
-    if (
-        bos_token_id is None
-        or config.bos not in ("sink", "first")
-        or (config.bos == "first" and not bool(begins.any()))
-    ):
+    """Mark the rows whose prompt begins with bos; the mask has one column, or none if no row has a bos."""
+    is_first = memory.num_tokens == 0
+    if bos_token_id is None or config.bos not in ("sink", "first"):
         return memory.valid[:, :0]
-    return (begins if config.bos == "first" else torch.ones_like(begins))[:, None]
+    if config.bos == "first" and not bool(is_first.any()):
+        return memory.valid[:, :0]
+    return (is_first if config.bos == "first" else torch.ones_like(is_first))[:, None]
 
 
 def build_position_ids(
@@ -66,44 +100,28 @@ def build_position_ids(
     attention_mask: Bool[Tensor, "B T"],
     num_summaries: int,
 ) -> Int[Tensor, "B P"] | None:
-    """Positions of bos, memory, text and n places; None: one after another, as they are without being said.
+    """Compute position ids of bos, memory, text and summary positions.
 
-    Zero: memory and places stand nowhere, the text as if it stood alone. Reserved: block k begins K behind block
-    k - 1 and the text K behind the last, whatever is live in them.
+    - "contiguous": consecutive positions, returned as None, the decoder's default.
+    - "zero": memory and summaries have no position (-1), and the text has those it has alone.
+    - "reserved": every segment of the memory takes K positions, however many vectors it has.
     """
     if scheme == "contiguous":
         return None
-    first, text = bos_mask.sum(1, keepdim=True), attention_mask.cumsum(1)
-    at, none = (
-        torch.arange(num_summaries, device=attention_mask.device),
-        attention_mask.new_zeros(bos_mask.shape, dtype=torch.long),
-    )
+    num_bos, text = bos_mask.sum(1, keepdim=True), attention_mask.cumsum(1)
+    bos = text.new_zeros(bos_mask.shape)
     if scheme == "zero":
-        before = none.new_full(memory.valid.shape, -1)
-        return torch.cat(
-            [
-                none,
-                before,
-                (first + text - 1) * attention_mask,
-                none.new_full((len(attention_mask), num_summaries), -1),
-            ],
-            1,
-        )
-    there = memory.vectors_per_segment > 0
-    order = F.pad(there.cumsum(1) - 1, (0, 1))
-    before = (first + K * order.gather(1, memory.segment_ids % order.shape[1]) + memory.ranks_in_segment) * memory.valid
-    start = first + K * there.sum(1, keepdim=True)
-    return torch.cat(
-        [none, before, (start + text - 1) * attention_mask, start + attention_mask.sum(1, keepdim=True) + at], 1
-    )
-
-
-class MemoryPrompt(NamedTuple):
-    """What stands before a text: vectors of bos and memory, which are live, and where; None: one after another."""
-
-    inputs_embeds: Float[Tensor, "B P D"]
-    attention_mask: Bool[Tensor, "B P"]
-    position_ids: Int[Tensor, "B P"] | None
+        memory_ids = bos.new_full(memory.valid.shape, -1)
+        summary_ids = bos.new_full((len(text), num_summaries), -1)
+        return torch.cat([bos, memory_ids, (num_bos + text - 1) * attention_mask, summary_ids], 1)
+    is_written = memory.vectors_per_segment > 0
+    order = F.pad(is_written.cumsum(1) - 1, (0, 1))
+    segment_start = num_bos + K * order.gather(1, memory.segment_ids % order.shape[1])
+    memory_ids = (segment_start + memory.ranks_in_segment) * memory.valid
+    text_start = num_bos + K * is_written.sum(1, keepdim=True)
+    summary_start = text_start + attention_mask.sum(1, keepdim=True)
+    summary_ids = summary_start + torch.arange(num_summaries, device=text.device)
+    return torch.cat([bos, memory_ids, (text_start + text - 1) * attention_mask, summary_ids], 1)
 
 
 def build_memory_prompt(
@@ -114,18 +132,26 @@ def build_memory_prompt(
     text_mask: Bool[Tensor, "B T"] | None = None,
     num_summaries: int = 0,
 ) -> MemoryPrompt:
-    """[bos; M_{i-1}]; `live` and `positions` go on with those of a text and of places, if they are given."""
-    starts, vectors = (
-        build_bos_mask(config, memory, bos_token_id),
-        memory.vectors.to(decoder.token_embedding.weight.dtype),
-    )
+    """Build [bos; M_{i-1}].
+
+    Args:
+        decoder: Decoder that reads the prompt.
+        config: Compression settings.
+        memory: M_{i-1}.
+        bos_token_id: Id of bos; None if the tokenizer has none.
+        text_mask: Mask of a text that follows; the result's mask and position ids then include it.
+        num_summaries: Number of summary positions after the text, included likewise.
+    """
+    bos_mask = build_bos_mask(config, memory, bos_token_id)
+    embeds = memory.vectors.to(decoder.token_embedding.weight.dtype)
     text_mask = memory.valid[:, :0] if text_mask is None else text_mask
-    if starts.shape[1]:
-        vectors = torch.cat([decoder.embed(torch.full_like(starts, bos_token_id or 0, dtype=torch.long)), vectors], 1)
-    live = torch.cat([starts, memory.valid, text_mask, text_mask.new_ones(len(text_mask), num_summaries)], 1)
-    kind = resolve_position_scheme(config, decoder.config)
+    if bos_mask.shape[1]:
+        bos = torch.full_like(bos_mask, bos_token_id or 0, dtype=torch.long)
+        embeds = torch.cat([decoder.embed(bos), embeds], 1)
+    mask = torch.cat([bos_mask, memory.valid, text_mask, text_mask.new_ones(len(text_mask), num_summaries)], 1)
+    scheme = resolve_position_scheme(config, decoder.config)
     return MemoryPrompt(
-        vectors, live, build_position_ids(kind, config.fixed_length, starts, memory, text_mask, num_summaries)
+        embeds, mask, build_position_ids(scheme, config.fixed_length, bos_mask, memory, text_mask, num_summaries)
     )
 
 
@@ -138,22 +164,23 @@ def read_segment(
     summary_embeds: Float[Tensor, "n D"] | None = None,
     bos_token_id: int | None = None,
 ) -> SegmentOutput:
-    """Eq. AC2: one pass over [bos; M_{i-1}; text; e_1..e_n], in which a soft memory is gated."""
+    """Eq. AC2: one pass over [bos; M_{i-1}; text; e_1..e_n]; a soft memory is gated."""
     (B, T), n = attention_mask.shape, 0 if summary_embeds is None else len(summary_embeds)
-    before = build_memory_prompt(decoder, config, memory, bos_token_id, attention_mask, n)
-    parts, P = [before.inputs_embeds.to(text_embeds.dtype), text_embeds], before.inputs_embeds.shape[1]
+    prompt = build_memory_prompt(decoder, config, memory, bos_token_id, attention_mask, n)
+    parts, P = [prompt.inputs_embeds.to(text_embeds.dtype), text_embeds], prompt.inputs_embeds.shape[1]
     if summary_embeds is not None:
         parts.append(summary_embeds.to(text_embeds.dtype).expand(B, -1, -1))
-    lead, bias = P - memory.M, None
+    prefix_length, bias = P - memory.M, None
     if memory.log_s is not None:
-        bias = attention_gate_bias(memory.log_s, memory.segment_ids, lead, T + n)
-    seen = decoder(
+        bias = attention_gate_bias(memory.log_s, memory.segment_ids, prefix_length, T + n)
+    output = decoder(
         torch.cat(parts, 1),
-        live=None if bool(before.attention_mask.all()) else before.attention_mask,
-        positions=before.position_ids,
-        bias=bias,
+        attention_mask=None if bool(prompt.attention_mask.all()) else prompt.attention_mask,
+        position_ids=prompt.position_ids,
+        attention_bias=bias,
     )
-    return SegmentOutput(seen.hidden[:, P : P + T], seen.hidden[:, P + T :], seen.state, lead)
+    states = output.hidden_states
+    return SegmentOutput(states[:, P : P + T], states[:, P + T :], output.cache, prefix_length)
 
 
 def generate_summaries(
@@ -165,33 +192,32 @@ def generate_summaries(
     num_vectors: int,
     should_stop: StopCheck | None = None,
 ) -> Float[Tensor, "B n D"]:
-    """Eq. VL2: z_t = hidden of one more position that reads A(z_{t-1}) + step_t, for t = 1..n; z_0 is `z`.
+    """Eq. VL2: z_t = state of one more position that reads A(z_{t-1}) + step_t, for t = 1..num_vectors.
 
-    The loop ends early where `done` says so of the states so far.
+    Args:
+        decoder: Decoder that runs the loop.
+        summaries: Parameters of A and step_t.
+        memory: Memory in front of the segment, for its gate.
+        z: z_0.
+        segment: The pass over the segment, whose cache is extended.
+        num_vectors: Number of positions.
+        should_stop: Ends the loop early if it returns True for the states so far.
     """
-    positions, state = None, segment.cache
+    position_ids, cache = None, segment.cache
     if resolve_position_scheme(summaries.config, decoder.config) == "zero":
-        positions = torch.full((len(z), 1), -1, device=z.device)
-    found: list[Tensor] = []
+        position_ids = torch.full((len(z), 1), -1, device=z.device)
+    states: list[Tensor] = []
     for t in range(1, num_vectors + 1):
         bias = None
         if memory.log_s is not None:
-            tail = state.S + 1 - segment.prefix_length - memory.M
-            bias = attention_gate_bias(memory.log_s, memory.segment_ids, segment.prefix_length, tail, state.S)
-        seen = decoder(summaries.loop_input(t, z), state, positions=positions, bias=bias)
-        z, state = seen.hidden, seen.state
-        found.append(z)
-        if should_stop is not None and should_stop(torch.cat(found, 1)):
+            suffix = cache.S + 1 - segment.prefix_length - memory.M
+            bias = attention_gate_bias(memory.log_s, memory.segment_ids, segment.prefix_length, suffix, cache.S)
+        output = decoder(summaries.loop_input(t, z), cache, position_ids=position_ids, attention_bias=bias)
+        z, cache = output.hidden_states, output.cache
+        states.append(z)
+        if should_stop is not None and should_stop(torch.cat(states, 1)):
             break
-    return torch.cat(found, 1)
-
-
-class CompressionOutput(NamedTuple):
-    """What compressing a segment gives: states of its text and of the places, and what the ratio head reads."""
-
-    text_states: Float[Tensor, "B T D"]
-    summary_states: Float[Tensor, "B n D"]
-    first_state: Float[Tensor, "B D"]
+    return torch.cat(states, 1)
 
 
 def compress_segment(
@@ -206,54 +232,57 @@ def compress_segment(
     keep_graph: bool = True,
     should_stop: StopCheck | None = None,
 ) -> CompressionOutput:
-    """States at n places of a segment, by the generator of the settings; what is pooled or selected has none.
+    """Compute the states from which a segment's vectors are made, by the configured kind of summary.
 
-    Without `graph` the loop keeps none, while the text's pass does.
+    Args:
+        decoder: Decoder that reads the segment.
+        summaries: Summary tokens or trigger.
+        memory: Memory in front of the text.
+        text_embeds: Embeddings of the text.
+        attention_mask: Mask of the text.
+        num_vectors: Number of summary positions; pooled and selected summaries have none.
+        bos_token_id: Id of bos, if prompts begin with it.
+        keep_graph: If False, the loop of self-generated summaries builds no autograd graph; the text's pass does.
+        should_stop: Ends that loop early, see `generate_summaries`.
     """
-    reading = summaries.config
-    if reading.summary == "parallel":
+    config = summaries.config
+
+    def read(text: Tensor, summary_embeds: Tensor | None) -> SegmentOutput:
+        return read_segment(decoder, config, memory, text, attention_mask, summary_embeds, bos_token_id)
+
+    if config.summary == "parallel":
         assert summaries.tokens is not None
-        seen = read_segment(
-            decoder, reading, memory, text_embeds, attention_mask, summaries.tokens[:num_vectors], bos_token_id
+        output = read(text_embeds, summaries.tokens[:num_vectors])
+        return CompressionOutput(output.text_states, output.summary_states, output.summary_states[:, 0])
+    if config.summary in ("pool", "select"):
+        output = read(text_embeds, None)
+        return CompressionOutput(
+            output.text_states, output.summary_states, masked_mean(output.text_states, attention_mask)
         )
-        return CompressionOutput(seen.text_states, seen.summary_states, seen.summary_states[:, 0])
-    if reading.summary in ("pool", "select"):
-        seen = read_segment(decoder, reading, memory, text_embeds, attention_mask, None, bos_token_id)
-        return CompressionOutput(seen.text_states, seen.summary_states, masked_mean(seen.text_states, attention_mask))
-    if reading.trigger_placement == "replace":
-        seen = read_segment(
-            decoder,
-            reading,
-            memory,
-            replace_last_with_trigger(summaries.trigger_vector, text_embeds, attention_mask),
-            attention_mask,
-            None,
-            bos_token_id,
-        )
-        z = last_valid(seen.text_states, attention_mask)[:, None]
+    if config.trigger_placement == "replace":
+        output = read(replace_last_with_trigger(summaries.trigger_vector, text_embeds, attention_mask), None)
+        z = last_valid(output.text_states, attention_mask)[:, None]
     else:
-        seen = read_segment(
-            decoder, reading, memory, text_embeds, attention_mask, summaries.trigger_vector[None], bos_token_id
-        )
-        z = seen.summary_states
+        output = read(text_embeds, summaries.trigger_vector[None])
+        z = output.summary_states
     with torch.set_grad_enabled(keep_graph and torch.is_grad_enabled()):
-        before = seen if keep_graph else seen._replace(cache=seen.cache.detach())
-        states = generate_summaries(decoder, summaries, memory, z, before, num_vectors, should_stop)
-    return CompressionOutput(seen.text_states, states, z[:, 0])
+        start = output if keep_graph else output._replace(cache=output.cache.detach())
+        states = generate_summaries(decoder, summaries, memory, z, start, num_vectors, should_stop)
+    return CompressionOutput(output.text_states, states, z[:, 0])
 
 
 def masked_mean(h: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B D"]:
-    """Over the live tokens; 0 where there is none."""
+    """Average over the real tokens; 0 in rows without any."""
     return h.masked_fill(~attention_mask[..., None], 0.0).sum(1) / attention_mask.sum(1, keepdim=True).clamp(min=1)
 
 
 def mark_last_valid(attention_mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    """The last live column of each row; none of a row without any."""
+    """Mark the last real token of each row, if it has one."""
     return attention_mask & (attention_mask.flip(1).cumsum(1).flip(1) == 1)
 
 
 def replace_last_with_trigger(
     trigger: Float[Tensor, " D"], text_embeds: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T D"]:
-    """Eq. CP1: the trigger in place of each row's last live token."""
+    """Eq. CP1: replace the last real token of each row by the trigger."""
     return torch.where(mark_last_valid(attention_mask)[..., None], trigger.to(text_embeds.dtype), text_embeds)

@@ -1,6 +1,6 @@
-"""The unit of one segment: read with the memory before it and compressed, recomputed backward as a whole if asked.
+"""Read and compress one segment; optionally recomputed in the backward pass as a whole.
 
-Eq. AC5 stands here as the nats of a segment. B rows, T columns of text, K places, D width.
+Implements Eq. AC5, the loss of a segment. B rows, T columns of text, K summary positions, D width.
 """
 
 from collections.abc import Callable
@@ -33,26 +33,35 @@ from laconic.models.attention import accumulation_dtype
 from laconic.models.decoder import Decoder
 
 ReadAndCompressed = tuple[Tensor, CompressionOutput | None]
-run_checkpointed: Callable[..., ReadAndCompressed] = partial(checkpoint, use_reentrant=False)  # pyright: ignore[reportUnknownVariableType]
+run_checkpointed: Callable[..., ReadAndCompressed] = partial(  # pyright: ignore[reportUnknownVariableType]
+    checkpoint, use_reentrant=False
+)
 
 
 class SegmentLoss(NamedTuple):
-    """Summed cross-entropy of each row in nats, and how many of its likeliest ids were right."""
+    """Summed cross-entropy of each row in nats, and the number of targets predicted correctly."""
 
     nll: Float[Tensor, " B"]
     num_correct: Float[Tensor, " B"]
 
 
 def mask_trigger_targets(targets: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """Eq. CP1: targets of a segment whose last token the trigger replaces: that token is none and predicts none."""
-    gone = mark_last_valid(attention_mask)
-    before = mark_last_valid(attention_mask & ~gone)
-    return targets.masked_fill(gone | before, IGNORE_INDEX)
+    """Eq. CP1: where the trigger replaces the last token, that token is neither a target nor predicts one."""
+    is_trigger = mark_last_valid(attention_mask)
+    predicts_trigger = mark_last_valid(attention_mask & ~is_trigger)
+    return targets.masked_fill(is_trigger | predicts_trigger, IGNORE_INDEX)
 
 
 @dataclass(frozen=True)
 class SegmentModel:
-    """A decoder with what is learned beside it; `base` is a context in which the decoder reads without its adapter."""
+    """A decoder with the trainable parameters of compression.
+
+    Attributes:
+        decoder: Reads and compresses segments.
+        summaries: The trainable parameters beside the decoder.
+        bos_token_id: Id of bos; None if the tokenizer has none.
+        base_model_context: Returns a context in which the decoder's adapter is disabled, for adapter_scope "write".
+    """
 
     decoder: Decoder
     summaries: SummaryParameters
@@ -61,38 +70,43 @@ class SegmentModel:
 
     @property
     def config(self) -> CompressionConfig:
-        """The settings."""
+        """The compression settings."""
         return self.summaries.config
 
     def reading_context(self) -> AbstractContextManager[object]:
-        """The decoder as it reads: with `adapt` write the base model."""
-        return (
-            self.base_model_context()
-            if self.config.adapter_scope == "write" and self.base_model_context is not None
-            else nullcontext()
-        )
+        """Return the context for reading; with adapter_scope "write" it disables the adapter."""
+        if self.config.adapter_scope == "write" and self.base_model_context is not None:
+            return self.base_model_context()
+        return nullcontext()
 
     def empty_memory(self, B: int) -> SummaryMemory:
-        """No memory, of the decoder's type and device."""
+        """Create an empty memory with the decoder's dtype and device."""
         table = self.decoder.token_embedding.weight
         return SummaryMemory.empty(B, table.shape[1], table.dtype, table.device)
 
     @property
     def prefix_length(self) -> int:
-        """Columns that stand before the memory."""
+        """Number of columns in front of the memory."""
         return int(self.bos_token_id is not None and self.config.bos in ("sink", "first"))
 
     def check_fits(self, memory: SummaryMemory, segment_tokens: int, *, compresses: bool = True) -> None:
-        """Raises `Usage` (2) where a memory and a segment of so many tokens, compressed or read, do not fit."""
-        reserved = resolve_position_scheme(self.config, self.decoder.config) == "reserved"
-        slots = int((memory.vectors_per_segment > 0).sum(1).amax()) * self.config.fixed_length if reserved else memory.M
-        check_fits(self.decoder.config, self.config, self.prefix_length, segment_tokens, slots, compresses=compresses)
+        """Raise `UsageError` if a memory and a segment of `segment_tokens` do not fit the model."""
+        num_slots = memory.M
+        if resolve_position_scheme(self.config, self.decoder.config) == "reserved":
+            num_slots = int((memory.vectors_per_segment > 0).sum(1).amax()) * self.config.fixed_length
+        check_fits(
+            self.decoder.config, self.config, self.prefix_length, segment_tokens, num_slots, compresses=compresses
+        )
 
     def apply_gate(self, memory: SummaryMemory) -> SummaryMemory:
-        """A memory as it is read: what is soft has its bias, or scaled vectors (CP5), or is read as if it were hard."""
-        how = self.summaries.stop_head_config
-        gate = how.soft_gate if how is not None and self.config.length_policy == "stop_head" else "attention_bias"
-        if memory.log_s is None or gate == "attention_bias":
+        """Prepare a soft memory for reading by its configured gate.
+
+        "bias" keeps its log survival for the attention logits, "scale" multiplies the vectors (Eq. CP5), and "none"
+        reads them as if they were hard.
+        """
+        config = self.summaries.stop_head_config
+        gate = config.soft_gate if config is not None and self.config.length_policy == "stop" else "bias"
+        if memory.log_s is None or gate == "bias":
             return memory
         vectors = scale_by_survival(memory.vectors, memory.log_s) if gate == "scale_vectors" else memory.vectors
         return replace(memory, vectors=vectors, log_s=None)
@@ -100,18 +114,12 @@ class SegmentModel:
     def read_segment(
         self, memory: SummaryMemory, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B T D"]:
-        """States of a text that follows a memory."""
+        """Compute the last hidden states of a text that follows a memory."""
         before = self.apply_gate(memory)
         with self.reading_context():
-            return read_segment(
-                self.decoder,
-                self.config,
-                before,
-                self.decoder.embed(input_ids),
-                attention_mask,
-                None,
-                self.bos_token_id,
-            ).text_states
+            embeds = self.decoder.embed(input_ids)
+            output = read_segment(self.decoder, self.config, before, embeds, attention_mask, None, self.bos_token_id)
+        return output.text_states
 
     def compress_segment(
         self,
@@ -122,18 +130,16 @@ class SegmentModel:
         keep_graph: bool = True,
         should_stop: StopCheck | None = None,
     ) -> CompressionOutput:
-        """States from which a text's vectors are made; the older memory stands before it only where it is recurrent."""
-        before = (
-            self.apply_gate(memory)
-            if self.config.reread_memory
-            else memory.mask_slots(torch.zeros_like(memory.valid)).compact()
-        )
-        words = self.decoder.embed(input_ids)
+        """Compute the states of which a text's vectors are made; see `segment.compress_segment`."""
+        if self.config.reread_memory:
+            before = self.apply_gate(memory)
+        else:
+            before = memory.mask_slots(torch.zeros_like(memory.valid)).compact()
         return compress_segment(
             self.decoder,
             self.summaries,
             before,
-            words,
+            self.decoder.embed(input_ids),
             attention_mask,
             num_vectors,
             self.bos_token_id,
@@ -149,12 +155,16 @@ class SegmentModel:
         num_vectors: int,
         keep_graph: bool = True,
     ) -> ReadAndCompressed:
-        """States of the text as it is read, and for n > 0 what compressing it gives: in one pass where both agree."""
+        """Return the states of the text as it is read, and the result of compressing it unless `num_vectors` is 0.
+
+        One pass serves both if reading and compressing use the same prompt and adapter.
+        """
         if num_vectors == 0:
             return self.read_segment(memory, input_ids, attention_mask), None
-        written = self.compress_segment(memory, input_ids, attention_mask, num_vectors, keep_graph)
-        together = self.config.reread_memory and self.config.adapter_scope == "both"
-        return (written.text_states if together else self.read_segment(memory, input_ids, attention_mask)), written
+        compressed = self.compress_segment(memory, input_ids, attention_mask, num_vectors, keep_graph)
+        if self.config.reread_memory and self.config.adapter_scope == "both":
+            return compressed.text_states, compressed
+        return self.read_segment(memory, input_ids, attention_mask), compressed
 
     def run_segment(
         self,
@@ -164,58 +174,59 @@ class SegmentModel:
         num_vectors: int,
         keep_graph: bool = True,
     ) -> ReadAndCompressed:
-        """The same, computed again backward where segments are checkpointed."""
+        """Run `read_and_compress`, recomputed in the backward pass if segments are checkpointed."""
         if self.config.checkpoint_segments and self.summaries.training and torch.is_grad_enabled():
             return run_checkpointed(self.read_and_compress, memory, input_ids, attention_mask, num_vectors, keep_graph)
         return self.read_and_compress(memory, input_ids, attention_mask, num_vectors, keep_graph)
 
     def segment_loss(self, hidden_states: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> SegmentLoss:
-        """Eq. AC5: -sum over j of log p(x_{j+1} | M_{i-1}, x_{<=j}) of each row; logits of scored tokens alone."""
+        """Eq. AC5: -sum over j of log p(x_{j+1} | M_{i-1}, x_{<=j}) of each row; only scored tokens get logits."""
         at = (targets != IGNORE_INDEX).nonzero(as_tuple=True)
-        rows = self.summaries.logits(self.decoder, hidden_states[at])
-        asked, rows = targets[at], rows.to(accumulation_dtype(rows.dtype))
-        each = F.cross_entropy(rows, asked, reduction="none")
-        hit = (rows.detach().argmax(-1) == asked).to(each.dtype)
-        nothing = each.new_zeros(len(targets))
-        return SegmentLoss(nothing.index_add(0, at[0], each), nothing.index_add(0, at[0], hit))
+        logits = self.summaries.logits(self.decoder, hidden_states[at])
+        scored, logits = targets[at], logits.to(accumulation_dtype(logits.dtype))
+        nll = F.cross_entropy(logits, scored, reduction="none")
+        is_correct = (logits.detach().argmax(-1) == scored).to(nll.dtype)
+        zeros = nll.new_zeros(len(targets))
+        return SegmentLoss(zeros.index_add(0, at[0], nll), zeros.index_add(0, at[0], is_correct))
 
     def select_vectors(
         self, compressed: CompressionOutput, attention_mask: Bool[Tensor, "B T"], lengths: Int[Tensor, " B"]
     ) -> SegmentVectors:
-        """The vectors of a segment whose length is decided: hard."""
-        K = (
-            compressed.summary_states.shape[1]
-            if self.config.summary in ("parallel", "autoregressive")
-            else self.config.fixed_length
-        )
+        """Return the first `lengths` vectors of a segment, pooled or selected where configured."""
         if self.config.summary == "pool":
-            means, there = pool_spans(compressed.text_states, attention_mask, lengths, K)
-            return SegmentVectors(self.summaries.map_to_vectors(means), there)
+            means, valid = pool_spans(compressed.text_states, attention_mask, lengths, self.config.fixed_length)
+            return SegmentVectors(self.summaries.map_to_vectors(means), valid)
         if self.config.summary == "select":
-            r = self.summaries.selection_scores(compressed.text_states)
-            columns, there = select_top_columns(r, attention_mask, lengths, K)
-            h = compressed.text_states.gather(1, columns[..., None].expand(-1, -1, compressed.text_states.shape[2]))
-            r = r.gather(1, columns).float()
-            bias = r - r.detach() if torch.is_grad_enabled() else None
-            return SegmentVectors(self.summaries.map_to_vectors(h), there, bias)
-        there = (torch.arange(K, device=lengths.device) < lengths[:, None]) & attention_mask.any(1, keepdim=True)
-        return SegmentVectors(self.summaries.map_to_vectors(compressed.summary_states), there)
+            return self.select_tokens(compressed.text_states, attention_mask, lengths)
+        K = compressed.summary_states.shape[1]
+        valid = (torch.arange(K, device=lengths.device) < lengths[:, None]) & attention_mask.any(1, keepdim=True)
+        return SegmentVectors(self.summaries.map_to_vectors(compressed.summary_states), valid)
+
+    def select_tokens(
+        self, h: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "B T"], lengths: Int[Tensor, " B"]
+    ) -> SegmentVectors:
+        """Return the states of the best-scored tokens; a bias of value 0 carries the gradient to their scores."""
+        r = self.summaries.selection_scores(h)
+        columns, valid = select_top_columns(r, attention_mask, lengths, self.config.fixed_length)
+        selected = h.gather(1, columns[..., None].expand(-1, -1, h.shape[2]))
+        r = r.gather(1, columns).float()
+        log_s = r - r.detach() if torch.is_grad_enabled() else None
+        return SegmentVectors(self.summaries.map_to_vectors(selected), valid, log_s)
 
     def update_memory(
         self, memory: SummaryMemory, segment_vectors: SegmentVectors, num_tokens: Int[Tensor, " B"]
     ) -> SummaryMemory:
-        """M_i of M_{i-1} and sigma^i; a memory that would pass its budget is compressed first."""
-        reading = self.config
-        if reading.memory_policy == "budgeted" and reading.max_memory_vectors is not None:
-            rows = exceeds_budget(memory, segment_vectors, reading.max_memory_vectors)
+        """Compute M_i from M_{i-1} and sigma^i; a memory that would exceed its budget is recompressed first."""
+        config = self.config
+        if config.memory_policy == "budgeted" and config.max_memory_vectors is not None:
+            rows = exceeds_budget(memory, segment_vectors, config.max_memory_vectors)
             if bool(rows.any()):
                 memory = self.recompress(memory, rows)
-        return update_memory(memory, segment_vectors, num_tokens, reading)
+        return update_memory(memory, segment_vectors, num_tokens, config)
 
     def recompress(self, memory: SummaryMemory, rows: Bool[Tensor, " B"]) -> SummaryMemory:
-        """Eq. VL27: one pass over [M_{i-1}; summary tokens] without text, whose K vectors replace M_{i-1} in `rows`."""
-        nothing = memory.valid[:, :0]
-        text, K = nothing.long(), self.config.fixed_length
-        written = self.compress_segment(memory, text, nothing, K)
-        there = torch.ones(memory.B, K, dtype=torch.bool, device=rows.device)
-        return memory.overwrite_rows(self.summaries.map_to_vectors(written.summary_states), there, rows)
+        """Eq. VL27: one pass over [M_{i-1}; summary tokens] without text; its K vectors replace M_{i-1} in `rows`."""
+        no_text, K = memory.valid[:, :0], self.config.fixed_length
+        compressed = self.compress_segment(memory, no_text.long(), no_text, K)
+        valid = torch.ones(memory.B, K, dtype=torch.bool, device=rows.device)
+        return memory.overwrite_rows(self.summaries.map_to_vectors(compressed.summary_states), valid, rows)

@@ -1,6 +1,6 @@
-"""A window run once: its segments read in order and compressed, each length decided, the nats of each segment.
+"""Forward pass over one training window: read its segments in order, compress them, and sum their losses.
 
-B rows, w segments, K places; memory enters and leaves the window as a value.
+B rows, w segments, K summary positions; memory enters and leaves the window as a value.
 """
 
 from collections.abc import Callable
@@ -34,15 +34,31 @@ from laconic.compression.memory_policy import SegmentVectors
 from laconic.compression.segment import CompressionOutput
 from laconic.compression.segment_model import SegmentModel, mask_trigger_targets
 
-TrainingPhase = Literal["lengths", "both", "head"]
+TrainingPhase = Literal["decoder", "joint", "head_only"]
 
 
 class WindowRun:
-    """One run over a window. `phase`: lengths are known or drawn evenly; head and decoder learn; the head alone.
+    """One pass over a window.
 
-    After `run`: `nats` and `right` of each segment and row; `a`, the stop logits, `first`, what the ratio head reads,
-    and `hard`, lengths, of each compression; `trials`, nats of the segment after it read with every length in turn;
-    `log_p` and `weight` of the lengths drawn; `state`, the memory handed on.
+    Args:
+        model: Reads and compresses segments.
+        batch: The window.
+        memory: The memory that enters it.
+        phase: "decoder": lengths are fixed or uniformly random, and the decoder is trained; "joint": decoder and stop
+            head are trained; "head_only": only the head or the ratio classifier is.
+        seed: Seed of random lengths.
+        stream: Random stream of lengths sampled from the stop head.
+
+    Attributes:
+        segment_losses: Summed nats of each segment, [B] each.
+        num_correct: Correctly predicted targets of each segment, [B] each.
+        a: Stop logits of each compression; None where there was none.
+        first_states: What the ratio classifier read at each compression.
+        hard_lengths: Number of vectors of each compression by the inference rule.
+        trial_losses: Nats of the segment after each compression, read with every possible length in turn.
+        length_log_probs: Log probability of the sampled lengths.
+        importance_weights: P / exploration mixture of the sampled lengths.
+        carried_memory: The memory handed to the next window.
     """
 
     def __init__(
@@ -57,7 +73,8 @@ class WindowRun:
         self.model, self.batch, self.memory, self.phase = model, batch, memory, phase
         self.seed, self.config, self.stop_head_config = seed, model.config, model.summaries.stop_head_config
         self.stream: RandomStream = stream
-        self.w, self.carried_memory = len(batch.segment_ends), None if batch.carried_segments is None else memory
+        self.w = len(batch.segment_ends)
+        self.carried_memory = None if batch.carried_segments is None else memory
         self.num_tokens = torch.stack([batch.attention_mask[:, s].sum(1) for s in batch.segment_slices], 1)
         zero = torch.zeros(batch.B, self.w, device=batch.attention_mask.device)
         self.hard_lengths, self.memory_sizes = zero.long(), zero.clone()
@@ -71,182 +88,182 @@ class WindowRun:
         self.is_read_hard = self.sample_hard_rows()
         self.pending_trial: tuple[SummaryMemory, CompressionOutput, Tensor] | None = None
         self.targets = build_window_targets(model, batch)
-        self.has_targets = torch.stack([(self.targets[:, s] != IGNORE_INDEX).any(1) for s in batch.segment_slices], 1)
+        has_targets = [(self.targets[:, s] != IGNORE_INDEX).any(1) for s in batch.segment_slices]
+        self.has_targets = torch.stack(has_targets, 1)
 
     def run(self) -> "WindowRun":
-        """The segments in order."""
-        targets = self.targets
-        with torch.set_grad_enabled(self.phase != "head" and torch.is_grad_enabled()):
-            for i, columns in enumerate(self.batch.segment_slices):
-                self.run_segment(
-                    i, self.batch.input_ids[:, columns], self.batch.attention_mask[:, columns], targets[:, columns]
-                )
+        """Process the segments in order."""
+        batch = self.batch
+        with torch.set_grad_enabled(self.phase != "head_only" and torch.is_grad_enabled()):
+            for i, s in enumerate(batch.segment_slices):
+                self.run_segment(i, batch.input_ids[:, s], batch.attention_mask[:, s], self.targets[:, s])
         return self
 
     def run_segment(
-        self, i: int, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"]
+        self,
+        i: int,
+        input_ids: Int[Tensor, "B T"],
+        attention_mask: Bool[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
     ) -> None:
-        """Reads segment `i` after the memory so far, then compresses it if anybody needs that."""
-        unit, handed = self.model, self.batch.carried_segments
-        read_here, priced = i < self.w - 1, self.stop_head_config is not None and self.stop_head_config.cost_on == "all"
-        writes = read_here or (handed is not None and i < handed) or (priced and self.phase != "lengths")
+        """Read segment `i` after the current memory, and compress it if its vectors are needed."""
+        model, carried = self.model, self.batch.carried_segments
+        is_read = i < self.w - 1
+        is_priced = self.stop_head_config is not None and self.stop_head_config.cost_on == "all"
+        compresses = is_read or (carried is not None and i < carried) or (is_priced and self.phase != "decoder")
         N = self.predetermined_lengths(i)
-        unit.check_fits(self.memory, input_ids.shape[1], compresses=writes)
-        hidden, written = unit.run_segment(
-            self.memory, input_ids, attention_mask, self.num_summary_positions(N) if writes else 0, read_here or priced
-        )
-        nats = unit.segment_loss(hidden, targets)
-        self.segment_losses.append(nats.nll)
-        self.num_correct.append(nats.num_correct)
+        model.check_fits(self.memory, input_ids.shape[1], compresses=compresses)
+        n = self.num_summary_positions(N) if compresses else 0
+        hidden_states, compressed = model.run_segment(self.memory, input_ids, attention_mask, n, is_read or is_priced)
+        loss = model.segment_loss(hidden_states, targets)
+        self.segment_losses.append(loss.nll)
+        self.num_correct.append(loss.num_correct)
         if self.pending_trial is not None:
             self.trial_losses[i - 1] = self.compute_trial_losses(
                 *self.pending_trial, input_ids, attention_mask, targets
             )
-        if written is None:
+        if compressed is None:
             return
-        self.memory_sizes[:, i], self.first_states[i] = (
-            expected_memory_size(self.memory.valid, self.memory.log_s),
-            written.first_state,
-        )
-        self.pending_trial = (
-            (self.memory, written, self.batch.attention_mask[:, self.batch.segment_slices[i]])
-            if self.needs_trials(i)
-            else None
-        )
-        kept = (
-            self.sample_vectors(i, written, attention_mask)
-            if N is None
-            else unit.select_vectors(written, attention_mask, N)
-        )
-        if N is not None:
-            self.hard_lengths[:, i] = kept.valid.sum(1)
-        memory = unit.update_memory(self.memory, kept, self.num_tokens[:, i])
-        self.memory = memory if read_here else memory.detach()
-        if handed == i + 1:
+        self.memory_sizes[:, i] = expected_memory_size(self.memory.valid, self.memory.log_s)
+        self.first_states[i] = compressed.first_state
+        self.pending_trial = (self.memory, compressed, attention_mask) if self.needs_trials(i) else None
+        if N is None:
+            vectors = self.sample_vectors(i, compressed, attention_mask)
+        else:
+            vectors = model.select_vectors(compressed, attention_mask, N)
+            self.hard_lengths[:, i] = vectors.valid.sum(1)
+        memory = model.update_memory(self.memory, vectors, self.num_tokens[:, i])
+        self.memory = memory if is_read else memory.detach()
+        if carried == i + 1:
             self.carried_memory = self.memory
 
     def draw_uniforms(self, stream: RandomStream, i: int, n: int) -> Float[Tensor, "B n"]:
-        """Draws of segment `i`, in the stream of this run where the lengths are a head's."""
-        return draw_uniforms(stream, self.seed, self.batch.epoch, self.batch.row_index, self.batch.first_segment + i, n)
+        """Draw random numbers keyed by each row's document and segment `i`."""
+        batch = self.batch
+        return draw_uniforms(stream, self.seed, batch.epoch, batch.row_index, batch.first_segment + i, n)
 
     @property
     def losses(self) -> Float[Tensor, "B w"]:
-        """Nats of each segment."""
+        """Summed nats of each segment."""
         return torch.stack(self.segment_losses, 1)
 
     def map_stop_logits(self, function: Callable[..., Tensor]) -> Float[Tensor, "B w"]:
-        """`function` of the stop logits of each compression; 0 where there was none."""
+        """Apply `function` to the stop logits of each compression; 0 where there was none."""
         none = torch.zeros_like(self.memory_sizes[:, 0])
         return torch.stack([none if a is None else function(a) for a in self.a], 1)
 
     def predetermined_lengths(self, i: int) -> Int[Tensor, " B"] | None:
-        """Lengths that nobody has to decide: kappa, or drawn evenly while decoder or classifier learn."""
-        index, reading = self.batch.row_index, self.config
-        if reading.length_policy == "fixed":
-            return torch.full_like(index, reading.fixed_length)
-        if reading.length_policy == "stop_head" and self.phase != "lengths":
+        """Return lengths that do not depend on the text: fixed, or uniformly random; None if the stop head decides."""
+        row_index, config = self.batch.row_index, self.config
+        if config.length_policy == "fixed":
+            return torch.full_like(row_index, config.fixed_length)
+        if config.length_policy == "stop" and self.phase != "decoder":
             return None
-        return uniform_length(self.draw_uniforms("nested", i, 1)[:, 0], reading.possible_lengths)
+        return uniform_length(self.draw_uniforms("nested", i, 1)[:, 0], config.possible_lengths)
 
     def num_summary_positions(self, N: Int[Tensor, " B"] | None) -> int:
-        """Places of a compression: as many as are kept, all where a head or a trial looks at them."""
-        loops = self.config.summary in ("parallel", "autoregressive")
-        return int(N.max()) if N is not None and loops and self.phase == "lengths" else self.config.fixed_length
+        """Return the number of summary positions to compute: those kept, or all if a head or a trial reads them."""
+        has_positions = self.config.summary in ("parallel", "self")
+        if N is not None and has_positions and self.phase == "decoder":
+            return int(N.max())
+        return self.config.fixed_length
 
     def needs_trials(self, i: int) -> bool:
-        """Whether the next segment is read with every length of this one."""
-        learns = self.stop_head_config is not None and self.phase != "lengths" and i < self.w - 1
-        return learns and (
-            self.config.length_policy == "classifier"
-            or (self.stop_head_config is not None and self.stop_head_config.estimator == "ponder")
-        )
+        """Test whether the next segment is read with every possible length of segment `i`."""
+        if self.stop_head_config is None or self.phase == "decoder" or i >= self.w - 1:
+            return False
+        return self.config.length_policy == "ratio" or self.stop_head_config.estimator == "ponder"
 
     @property
     def candidate_lengths(self) -> tuple[int, ...]:
-        """Those that a length takes."""
-        return length_support(
-            self.config.possible_lengths,
-            "after" if self.stop_head_config is None else self.stop_head_config.stop_position,
-        )
+        """Possible lengths, including 0 where the stop head can stop before the first vector."""
+        stop_position = "after" if self.stop_head_config is None else self.stop_head_config.stop_position
+        return length_support(self.config.possible_lengths, stop_position)
 
     @torch.no_grad()
     def compute_trial_losses(
-        self, memory: SummaryMemory, compressed: CompressionOutput, previous_mask: Bool[Tensor, "B Ts"], input_ids: Int[Tensor, "B T"],
-        attention_mask: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"],
-    ) -> Float[Tensor, "B A"]:  # fmt: skip
-        """Nats of a segment read after each length of the one before it."""
-        found: list[Tensor] = []
+        self,
+        memory: SummaryMemory,
+        compressed: CompressionOutput,
+        previous_mask: Bool[Tensor, "B Ts"],
+        input_ids: Int[Tensor, "B T"],
+        attention_mask: Bool[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+    ) -> Float[Tensor, "B A"]:
+        """Compute the nats of a segment read after each possible length of the previous one."""
+        losses: list[Tensor] = []
         for n in self.candidate_lengths:
-            kept = self.model.select_vectors(compressed, previous_mask, torch.full_like(self.batch.row_index, n))
-            after = self.model.update_memory(memory, kept, previous_mask.sum(1))
-            found.append(
-                self.model.segment_loss(self.model.read_segment(after, input_ids, attention_mask), targets).nll
-            )
-        return torch.stack(found, 1)
+            lengths = torch.full_like(self.batch.row_index, n)
+            vectors = self.model.select_vectors(compressed, previous_mask, lengths)
+            after = self.model.update_memory(memory, vectors, previous_mask.sum(1))
+            hidden_states = self.model.read_segment(after, input_ids, attention_mask)
+            losses.append(self.model.segment_loss(hidden_states, targets).nll)
+        return torch.stack(losses, 1)
 
     def sample_vectors(
         self, i: int, compressed: CompressionOutput, attention_mask: Bool[Tensor, "B T"]
     ) -> SegmentVectors:
-        """The vectors as they are read in training: soft, or as many as the head's law gives by a draw."""
-        unit, how = self.model, self.stop_head_config
-        assert how is not None
-        z, tokens = compressed.summary_states, attention_mask.sum(1)
-        with torch.enable_grad():  # the head learns where the decoder rests, too
-            logits = unit.summaries.stop_logits(unit.decoder, z, head_only=self.phase == "head")
-            a = mask_disallowed_stops(logits, self.config.possible_lengths, how.stop_position)
-            log_p = length_log_probs(a, how.stop_position)
+        """Return the vectors as the estimator reads them in training: soft, or as many as the stop head samples."""
+        model, config = self.model, self.stop_head_config
+        assert config is not None
+        z, has_text, stop_position = compressed.summary_states, attention_mask.any(1), config.stop_position
+        with torch.enable_grad():  # the head is trained in the phase "head_only" too
+            logits = model.summaries.stop_logits(model.decoder, z, head_only=self.phase == "head_only")
+            a = mask_disallowed_stops(logits, self.config.possible_lengths, stop_position)
+            log_p = length_log_probs(a, stop_position)
         self.a[i] = a
-        p = exploration_mixture(
-            a, how.exploration if how.joint_training else 0.0, self.candidate_lengths, how.stop_position
-        ).detach()
+        exploration = config.exploration if config.joint_training else 0.0
+        p = exploration_mixture(a, exploration, self.candidate_lengths, stop_position).detach()
         column = sample_column(p, self.draw_uniforms(self.stream, i, 1)[:, 0])
         N = column + (a.shape[1] + 1 - p.shape[1])
         with torch.enable_grad():
             self.length_log_probs[i] = log_p.gather(1, column[:, None])[:, 0]
         self.importance_weights[i] = self.length_log_probs[i].detach().exp() / p.gather(1, column[:, None])[:, 0]
-        self.hard_lengths[:, i] = self.inference_lengths(a.detach(), N).masked_fill(tokens == 0, 0)
-        vectors = unit.summaries.map_to_vectors(z)
-        there = first_slots_mask(N, a.shape[1]) & (tokens > 0)[:, None]
-        if how.estimator in ("ponder", "reinforce"):
-            return SegmentVectors(vectors, there)
-        if how.estimator == "straight_through":
-            slots = straight_through_slots(a, N, how.stop_position)
-            return SegmentVectors(vectors, there, None if slots.log_s is None else slots.log_s.float())
-        return self.soft_vectors(vectors, a, there, tokens > 0)
+        self.hard_lengths[:, i] = self.inference_lengths(a.detach(), N).masked_fill(~has_text, 0)
+        vectors = model.summaries.map_to_vectors(z)
+        sampled = first_slots_mask(N, a.shape[1]) & has_text[:, None]
+        if config.estimator in ("ponder", "sample"):
+            return SegmentVectors(vectors, sampled)
+        if config.estimator == "straight":
+            slots = straight_through_slots(a, N, stop_position)
+            return SegmentVectors(vectors, sampled, None if slots.log_s is None else slots.log_s.float())
+        return self.soft_vectors(vectors, a, sampled, has_text)
 
     def soft_vectors(
-        self, vectors: Float[Tensor, "B K D"], a: Float[Tensor, "B K"], sampled_mask: Bool[Tensor, "B K"],
+        self,
+        vectors: Float[Tensor, "B K D"],
+        a: Float[Tensor, "B K"],
+        sampled_mask: Bool[Tensor, "B K"],
         has_text: Bool[Tensor, " B"],
-    ) -> SegmentVectors:  # fmt: skip
-        """All places by their survival; in windows that are read hard, those drawn."""
+    ) -> SegmentVectors:
+        """Return all vectors gated by their survival; in windows read hard, the sampled ones without a gate."""
         assert self.stop_head_config is not None
-        slots, hard = mean_field_slots(a, self.stop_head_config.stop_position), self.is_read_hard[:, None]
+        slots, is_hard = mean_field_slots(a, self.stop_head_config.stop_position), self.is_read_hard[:, None]
         assert slots.log_s is not None
-        log_s = slots.log_s.masked_fill(hard, 0.0)
-        live = torch.where(hard, sampled_mask, slots.valid & has_text[:, None])
-        return SegmentVectors(vectors, live, log_s.float())
+        log_s = slots.log_s.masked_fill(is_hard, 0.0)
+        valid = torch.where(is_hard, sampled_mask, slots.valid & has_text[:, None])
+        return SegmentVectors(vectors, valid, log_s.float())
 
     def inference_lengths(self, a: Float[Tensor, "B K"], N: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-        """Lengths by the rule of inference, as they are logged; N itself where that draws."""
-        assert self.stop_head_config is not None
-        if self.stop_head_config.stop_rule == "sample":
+        """Return the lengths by the rule of inference, for logging; N itself if that rule samples."""
+        config = self.stop_head_config
+        assert config is not None
+        if config.stop_rule == "sample":
             return N
-        rule, at = (
-            (length_by_quantile, self.stop_head_config.stop_quantile)
-            if self.stop_head_config.stop_rule == "quantile"
-            else (length_by_threshold, self.stop_head_config.stop_threshold)
-        )
-        return rule(a, at, self.stop_head_config.stop_position)
+        if config.stop_rule == "quantile":
+            return length_by_quantile(a, config.stop_quantile, config.stop_position)
+        return length_by_threshold(a, config.stop_threshold, config.stop_position)
 
     def sample_hard_rows(self) -> Bool[Tensor, " B"]:
-        """Rows that read this window hard although lengths are soft."""
-        if self.stop_head_config is None or self.stop_head_config.estimator != "soft" or self.phase != "both":
+        """Choose the rows that read this window hard although lengths are soft."""
+        config = self.stop_head_config
+        if config is None or config.estimator != "soft" or self.phase != "joint":
             return torch.zeros_like(self.batch.row_index, dtype=torch.bool)
-        return self.draw_uniforms("harden", 0, 1)[:, 0] < self.stop_head_config.hard_window_fraction
+        return self.draw_uniforms("harden", 0, 1)[:, 0] < config.hard_window_fraction
 
 
 def build_window_targets(model: SegmentModel, batch: DocumentBatch) -> Int[Tensor, "B T"]:
-    """What each token of a window predicts."""
+    """Return the target of each token of a window; IGNORE_INDEX where it is not scored."""
     targets = batch.targets
     if model.config.trigger_placement == "replace":
         segments = [mask_trigger_targets(targets[:, s], batch.attention_mask[:, s]) for s in batch.segment_slices]

@@ -83,7 +83,7 @@ def has_stop_head_started(method: AutoCompressor, step: int) -> bool:
     how, u = method.stop_head_config, method.summaries.u
     if how is None or method.config.length_policy != "stop_head" or (u is not None and not bool(u.detach().any())):
         return False
-    if method.training_phase(step) == "both":
+    if method.training_phase(step) == "joint":
         return penalty_ramp(step, method.total_steps, how.cost_start, how.cost_ramp) == 1.0
     return step > method.head_only_step
 

@@ -76,7 +76,7 @@ def typical(
     steps = recipe.train.num_updates(each)
     alone = (
         method.head_only_step
-        if isinstance(method, AutoCompressor) and method.training_phase(steps - 1) == "head"
+        if isinstance(method, AutoCompressor) and method.training_phase(steps - 1) == "head_only"
         else steps
     )
     phases = [(first, last) for first, last in ((0, alone), (alone, steps)) if last > first] or [(0, steps)]

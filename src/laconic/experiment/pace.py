@@ -128,7 +128,7 @@ def pace(
     recipe: Recipe, config: DecoderConfig, method: nn.Module, batch: Batch, device: torch.device, most: int
 ) -> Pace:
     """Seconds of an update on this device, of whose micro-batches `batch` is one and of which `most` rows fit."""
-    head = isinstance(method, AutoCompressor) and method.training_phase(cast(DocumentBatch, batch).step) == "head"
+    head = isinstance(method, AutoCompressor) and method.training_phase(cast(DocumentBatch, batch).step) == "head_only"
     rows, whole = min(batch.B, most), flop(recipe, config, batch, recipe.train.batch_size, head)
     quick = QUICK.get(device.type, 0.0)
     n = min(rows, int(quick / flop(recipe, config, batch, 1, head)))

@@ -67,7 +67,7 @@ class AutoCompressorReader:
         `MOST` at most. The price is the run's; 0 where it has none.
         """
         method, lengths = self.method, spread_lengths(self.method.config.possible_lengths)
-        price = 0.0 if method.stop_head_config is None else float(method.summaries.steered[0])
+        price = 0.0 if method.stop_head_config is None else float(method.summaries.price_state[0])
         memory, written, segments = None, list[Tensor](), split.segments
         for columns, after in zip(segments, (*segments[1:], None), strict=True):
             text = split.context[:, columns]

@@ -13,7 +13,7 @@ from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.storage.atomic import save_artifact
 from tests.core.readings import fresh
-from tests.methods.documents import compressor, documents
+from tests.compression.documents import compressor, documents
 
 TEXT = torch.tensor([[4, 5, 6, 7]])
 
@@ -21,14 +21,14 @@ TEXT = torch.tensor([[4, 5, 6, 7]])
 @pytest.mark.parametrize(
     ("reading", "message"),
     [
-        ({"positions": "zero"}, 'positions "zero": llama has RoPE, where each slot stands somewhere; take contiguous'),
-        ({"adapt": "write"}, 'adapt "write": the decoder has no adapter that could write alone; train with lora'),
+        ({"summary_positions": "zero"}, 'positions "zero": llama has RoPE, where each slot stands somewhere; take contiguous'),
+        ({"adapter_scope": "write"}, 'adapt "write": the decoder has no adapter that could write alone; train with lora'),
         ({"bos": "sink"}, 'bos "sink": the tokenizer has no such token; take none'),
-        ({"generator": "pool", "memory": "budgeted", "budget": 9}, 'memory "budgeted" with generator "pool": a memory'),
-        ({"memory": "budgeted", "budget": 5}, 'budget 5: memory "budgeted" needs room for 6 vectors; raise it'),
-        ({"memory": "fifo", "budget": 2}, 'budget 2: memory "fifo" needs room for 3 vectors; raise it'),
-        ({"carry": "soft"}, 'carry "soft": lengths are hard in training, and so is what is handed on; leave it out'),
-        ({"length": "stop"}, 'length "stop" without the table halting: it says how the length is learned'),
+        ({"summary": "pool", "memory_policy": "budgeted", "max_memory_vectors": 9}, 'memory "budgeted" with generator "pool": a memory'),
+        ({"memory_policy": "budgeted", "max_memory_vectors": 5}, 'budget 5: memory "budgeted" needs room for 6 vectors; raise it'),
+        ({"memory_policy": "fifo", "max_memory_vectors": 2}, 'budget 2: memory "fifo" needs room for 3 vectors; raise it'),
+        ({"carry_between_windows": "soft"}, 'carry "soft": lengths are hard in training, and so is what is handed on; leave it out'),
+        ({"length_policy": "stop"}, 'length "stop" without the table halting: it says how the length is learned'),
     ],
 )
 def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) -> None:
@@ -41,49 +41,45 @@ def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) ->
     [
         (
             CompressionConfig,
-            {"generator": "pool", "length": "stop"},
+            {"summary": "pool", "length_policy": "stop"},
             'with generator "pool": a prefix of its spans is a prefix',
         ),
         (
             CompressionConfig,
-            {"generator": "select", "length": "nested"},
+            {"summary": "select", "length_policy": "nested"},
             '" with generator "select": it has fixed and ratio',
         ),
         (
             CompressionConfig,
-            {"budget": 9},
+            {"max_memory_vectors": 9},
             'budget 9 with memory "accumulate": budgeted and fifo need one, others none',
         ),
         (
             CompressionConfig,
-            {"recurrent": False, "memory": "replace"},
+            {"reread_memory": False, "memory_policy": "replace"},
             'memory "replace": the older memory would be lost unread',
         ),
-        (CompressionConfig, {"trigger": "replace"}, 'trigger "replace" with generator "parallel": it is self\'s'),
-        (CompressionConfig, {"cap": 4, "allowed": (2, 8)}, r"allowed \[2, 8\]: ascending lengths from 1 to cap 4"),
+        (CompressionConfig, {"trigger_placement": "replace"}, 'trigger "replace" with generator "parallel": it is self\'s'),
+        (CompressionConfig, {"max_vectors": 4, "allowed_lengths": (2, 8)}, r"allowed \[2, 8\]: ascending lengths from 1 to cap 4"),
         (
             CompressionConfig,
-            {"kappa": 3, "length": "nested"},
+            {"num_vectors": 3, "length_policy": "nested"},
             'kappa 3 with length "nested": it is the fixed length; leave it out',
         ),
-        (CompressionConfig, {"kappa": 60}, "kappa 60: none of the lengths"),
+        (CompressionConfig, {"num_vectors": 60}, "kappa 60: none of the lengths"),
         (
             StopHeadConfig,
-            {"stop_head": "vocabulary"},
+            {"head": "vocabulary"},
             'control "vectors": it is a row of the vocabulary; control = "rows"',
         ),
         (
             StopHeadConfig,
-            {"control_in_softmax": True},
+            {"control_tokens_in_softmax": True},
             'control_in_softmax with control "vectors": there are no rows to score; c',
         ),
-        (
-            StopHeadConfig,
-            {"gate": "scale_vectors"},
-            'gate "scale_vectors" with estimator "ponder": soft reading alone has a gate',
-        ),
-        (StopHeadConfig, {"gate": "none"}, 'gate "none" with estimator "ponder": soft reading alone has a gate'),
-        (StopHeadConfig, {"index": "split"}, 'index "split" with estimator "ponder": the original\'s, of soft alone'),
+        (StopHeadConfig, {"soft_gate": "scale"}, 'gate "scale" with estimator "ponder": soft reading alone has a gate'),
+        (StopHeadConfig, {"soft_gate": "none"}, 'gate "none" with estimator "ponder": soft reading alone has a gate'),
+        (StopHeadConfig, {"stop_position": "split"}, 'index "split" with estimator "ponder": the original\'s, of soft alone'),
     ],
 )
 def test_cells_of_the_grid_that_there_are_not(table: Any, given: dict[str, Any], message: str) -> None:
@@ -118,7 +114,7 @@ def test_windows_in_which_nothing_learns(windows: tuple[int, int], message: str)
 
 
 def test_a_kernel_without_a_gradient_for_the_gate() -> None:
-    method = compressor(halting={"estimator": "soft"}, length="stop")
+    method = compressor(halting={"estimator": "soft"}, length_policy="stop")
     method.decoder.attn_implementation = "flex"
     with pytest.raises(
         UsageError, match='attention "flex": this kernel has no gradient for a bias, so a gate cannot learn; '
@@ -143,10 +139,10 @@ def test_a_kernel_without_a_gradient_for_the_gate() -> None:
         ),
         (
             {"max_position_embeddings": 8},
-            {"generator": "self", "bos": "first", "memory": "replace"},
+            {"summary": "self", "bos": "first", "memory_policy": "replace"},
             "segment: 0 vectors, 4 tokens and 4 places and bos, llama has 8 positions; take shorter segments",
         ),
-        ({"max_position_embeddings": 7}, {"positions": "reserved"}, "segment: 3 vectors, 4 tokens and 3 places, llama"),
+        ({"max_position_embeddings": 7}, {"summary_positions": "reserved"}, "segment: 3 vectors, 4 tokens and 3 places, llama"),
     ],
 )
 def test_segments_that_do_not_fit(sizes: dict[str, Any], reading: dict[str, Any], message: str) -> None:
@@ -178,13 +174,13 @@ def test_segments_that_do_not_fit(sizes: dict[str, Any], reading: dict[str, Any]
     ],
 )
 def test_ways_to_stop_that_were_not_learned(length: str, how: StopRule, message: str) -> None:
-    method = compressor(halting={} if length == "stop_head" else None, length=length)
+    method = compressor(halting={} if length == "stop" else None, length_policy=length)
     with pytest.raises(UsageError, match=message):
         method.compress(TEXT, rule=how)
 
 
 def test_a_length_that_is_not_allowed() -> None:
-    method = compressor(length="nested", allowed=(1, 3))
+    method = compressor(length_policy="nested", allowed_lengths=(1, 3))
     with pytest.raises(UsageError, match="n 2: lengths 1, 3 are allowed; choose one of them"):
         method.compress(TEXT, rule=StopRule("fixed", num_vectors=2))
     assert method.compress(TEXT, rule=StopRule("fixed", num_vectors=9)).num_vectors.tolist() == [3]

@@ -15,7 +15,7 @@ from laconic.compression.segment_model import mask_trigger_targets
 from laconic.compression.summary_tokens import SummaryParameters, pool_spans, select_top_columns
 from laconic.config.methods import CompressionConfig
 from tests.core.readings import noise, small
-from tests.methods.documents import compressor
+from tests.compression.documents import compressor
 from tests.oracles import summaries as oracle
 from tests.oracles.compare import agree
 from tests.oracles.summaries import MISREAD, ORACLE
@@ -83,8 +83,8 @@ def test_maps_as_they_start() -> None:
 @pytest.mark.parametrize("name", ["llama", "opt"])
 def test_self_feeding(name: str) -> None:
     """The loop on the cache equals reading everything again at each step."""
-    K, summaries = 3, compressor(name, generator="self").summaries
-    decoder = compressor(name, generator="self").decoder
+    K, summaries = 3, compressor(name, summary="self").summaries
+    decoder = compressor(name, summary="self").decoder
 
     def of(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, trigger: Tensor, steps: Tensor,
            c: Tensor, r: float, K: int, zero: bool) -> Tensor:  # fmt: skip
@@ -151,7 +151,7 @@ def test_selection() -> None:
 @pytest.mark.equation("halting", "VL27")
 @pytest.mark.parametrize("name", ["llama", "opt"])
 def test_memory_within_a_budget(name: str) -> None:
-    method = compressor(name, memory="budgeted", budget=6)
+    method = compressor(name, memory_policy="budgeted", max_memory_vectors=6)
     vectors, there = (
         noise(1, 3, 5, method.summaries.width),
         torch.tensor([[True] * 5, [True] * 3 + [False] * 2, [False] * 5]),

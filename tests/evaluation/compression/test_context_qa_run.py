@@ -12,7 +12,7 @@ from laconic.evaluation.compression import context_qa_run
 from laconic.evaluation.compression.context_qa_data import ContextQuestion
 from laconic.evaluation.compression.context_qa_run import ContextQA, ICLClassification
 from laconic.evaluation.compression.icl_data import LabelledText, order_demonstrations
-from tests.recipe.reading import reader
+from tests.compression.compressors import reader
 
 
 def test_a_context_is_compressed_once_and_its_answers_are_those_of_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:

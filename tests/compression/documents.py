@@ -49,7 +49,7 @@ def compressor(
     sizes: dict[str, Any] | None = None, **reading: Any,
 ) -> AutoCompressor:  # fmt: skip
     """A compressor in float64 whose every parameter matters, with K = 3 unless `reading` says else; `word` is bos."""
-    how = CompressionConfig(**({"cap": 3} | reading))
+    how = CompressionConfig(**({"max_vectors": 3} | reading))
     head = None if halting is None else StopHeadConfig(**halting)
     decoder = fresh(name, **(sizes or {})).double()
     summaries = SummaryParameters(decoder, how, head, eos_token_id=EOS)

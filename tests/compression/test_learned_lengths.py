@@ -17,11 +17,11 @@ from laconic.compression.halting.stop_distribution import length_probs, length_s
 from laconic.compression.summary_tokens import SummaryParameters
 from tests import tolerances
 from tests.core.readings import all_same, same
-from tests.methods.documents import compressor, documents, gradients, some
+from tests.compression.documents import compressor, documents, gradients, some
 
 BATCH = documents(((4, 4), (3, 4)), windows=(2, 0), step=9)
 INDEX = ("after", "before")
-AT_ONCE = {"penalty_start": 0.0, "penalty_ramp": 0.0}
+AT_ONCE = {"cost_start": 0.0, "cost_ramp": 0.0}
 
 
 def exact(method: AutoCompressor, batch: DocumentBatch) -> Tensor:
@@ -57,8 +57,8 @@ def head(method: AutoCompressor, loss: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("index", INDEX)
 @pytest.mark.parametrize("joint", [False, True])
 def test_ponder_is_the_exact_expectation(index: str, joint: bool) -> None:
-    how = {"estimator": "ponder", "price": 0.3, "joint": joint, "index": index} | AT_ONCE
-    method = compressor(halting=how, length="stop")
+    how = {"estimator": "ponder", "length_cost": 0.3, "joint_training": joint, "stop_position": index} | AT_ONCE
+    method = compressor(halting=how, length_policy="stop")
     all_same(head(method, method(BATCH).loss), head(method, exact(method, BATCH)))
 
 
@@ -68,8 +68,8 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
     index: str, joint: bool, explore: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every pair of lengths that the two draws can give, each by its probability, row by row."""
-    how = {"estimator": "reinforce", "price": 0.3, "joint": joint, "explore": explore, "index": index} | AT_ONCE
-    method = compressor(halting=how, length="stop", cap=2)
+    how = {"estimator": "sample", "length_cost": 0.3, "joint_training": joint, "exploration": explore, "stop_position": index} | AT_ONCE
+    method = compressor(halting=how, length_policy="stop", max_vectors=2)
     batch = documents(((4, 4),), windows=(2, 0), step=9)
     laws, columns = list[Tensor](), iter(())
 
@@ -86,7 +86,7 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
         weight = laws[0][0, pair[0]] * laws[len(laws) // 2][0, pair[1]]
         sums = [weight * g if s is None else s + weight * g for s, g in zip(sums or [None] * 2, found, strict=True)]
     assert sums is not None
-    one = compressor(halting=how, length="stop", cap=2)
+    one = compressor(halting=how, length_policy="stop", max_vectors=2)
     all_same(sums, head(one, exact(one, batch)))
 
 
@@ -100,10 +100,10 @@ def expanded(pair: tuple[int, int], batch: DocumentBatch) -> Iterator[int]:
 def test_gates_teach_head_and_writer_at_once(estimator: str) -> None:
     """Through log s and on into the state that the head read; with a cut it ends at the head."""
     for cut in ("flow", "cut"):
-        how = {"estimator": estimator, "head_gradient": cut, "harden": 0.0, "penalise": "read"}
-        method = compressor(halting=how, length="stop")
+        how = {"estimator": estimator, "head_gradient": cut, "hard_window_fraction": 0.0, "cost_on": "read"}
+        method = compressor(halting=how, length_policy="stop")
         course = training_window.WindowRun(
-            method.segment_model, BATCH.sequential_parts[0], method.segment_model.empty_memory(2), "both", 1, "length"
+            method.segment_model, BATCH.sequential_parts[0], method.segment_model.empty_memory(2), "joint", 1, "length"
         ).run()
         assert head(method, course.segment_losses[1].sum())[0].any()
         assert course.a[0] is not None
@@ -118,30 +118,30 @@ def test_the_price_of_soft_lengths_by_both_forms() -> None:
     batch = documents(((4, 4, 4), (4, 4, 4)), step=9)
     of = {}
     for penalty in ("vectors", "ratio"):
-        how = {"estimator": "soft", "harden": 0.0, "penalty": penalty, "price": 0.5, "penalise": "all"}
-        method = compressor(halting=how, length="stop")
-        free = compressor(halting=how | {"price": 0.0}, length="stop")
+        how = {"estimator": "soft", "hard_window_fraction": 0.0, "cost_kind": penalty, "length_cost": 0.5, "cost_on": "all"}
+        method = compressor(halting=how, length_policy="stop")
+        free = compressor(halting=how | {"length_cost": 0.0}, length_policy="stop")
         of[penalty] = (method(batch).loss - free(batch).loss) * method.loss_denominators(batch)["scored"]
     same(of["ratio"] * 24 / 22, of["vectors"], tolerances.FLOAT32)  # the first tokens of two rows are not scored
 
 
 def test_lengths_first_and_the_head_after() -> None:
     """Nothing of the head learns in the first phase, nothing else in the second, where the optimizer begins anew."""
-    method = compressor(halting={"price": 0.1, "head_after": 0.8}, length="stop", steps=10)
+    method = compressor(halting={"length_cost": 0.1, "head_only_after": 0.8}, length_policy="stop", steps=10)
     heads = {"summaries.u", "summaries.b"}
     for step, restarts in ((0, False), (7, False), (8, True), (9, False)):
         batch = documents(step=step)
         assert method.resets_optimizer_state(batch) == restarts
-        assert method.training_phase(step) == ("lengths" if step < 8 else "head")
+        assert method.training_phase(step) == ("decoder" if step < 8 else "head_only")
         found = gradients(method, method(batch.sequential_parts[0]).loss)
         learned = {name for name, g in found.items() if g.any()}
         assert learned == heads if step >= 8 else not learned & heads
-    assert not compressor(halting={"joint": True}, length="stop").resets_optimizer_state(documents(step=8))
+    assert not compressor(halting={"joint_training": True}, length_policy="stop").resets_optimizer_state(documents(step=8))
 
 
 def test_a_window_that_nobody_learns_of_still_has_a_gradient() -> None:
     """In the head's phase a last window of one segment has nothing to teach: its loss can be descended all the same."""
-    method = compressor(halting={"price": 0.1}, length="stop")
+    method = compressor(halting={"length_cost": 0.1}, length_policy="stop")
     batch = documents(((4, 4, 4),), windows=(2, 0), step=9)
     last = method(batch.sequential_parts[-1])
     last.loss.backward()
@@ -153,12 +153,12 @@ def test_a_window_that_nobody_learns_of_still_has_a_gradient() -> None:
 
 def test_the_classifier_learns_the_cheapest_length() -> None:
     """Its labels are found by trial; the decoder gets nothing of it."""
-    method = compressor(halting={"price": 0.4}, length="ratio")
+    method = compressor(halting={"length_cost": 0.4}, length_policy="ratio")
     step = method(BATCH)
     found = gradients(method, step.loss)
     assert {name for name, g in found.items() if g.any()} == {"summaries.ratio.weight", "summaries.ratio.bias"}
     course = training_window.WindowRun(
-        method.segment_model, BATCH, method.segment_model.empty_memory(2), "head", 1, "length"
+        method.segment_model, BATCH, method.segment_model.empty_memory(2), "head_only", 1, "length"
     ).run()
     trials = course.trial_losses[0]
     assert trials is not None
@@ -175,7 +175,7 @@ def test_the_classifier_learns_the_cheapest_length() -> None:
 
 def test_the_classifier_has_the_heads_rate() -> None:
     """The same at the start; the gradient of what it holds is as many times larger as that is smaller."""
-    one, ten = (compressor(halting={"price": 0.4, "head_lr": rate}, length="ratio") for rate in (1.0, 10.0))
+    one, ten = (compressor(halting={"length_cost": 0.4, "head_lr_multiplier": rate}, length_policy="ratio") for rate in (1.0, 10.0))
     for name in ("weight", "bias"):
         drawn = [
             getattr(SummaryParameters(m.decoder, m.config, m.stop_head_config, eos_token_id=0).ratio, name)
@@ -191,9 +191,9 @@ def test_the_classifier_has_the_heads_rate() -> None:
 
 def test_draws_are_the_documents_own() -> None:
     """The same document draws the same lengths in any batch, others in another epoch."""
-    method, batch = compressor(length="nested", cap=50), documents(((3, 3, 3),) * 4, windows=(3, 1))
+    method, batch = compressor(length_policy="nested", max_vectors=50), documents(((3, 3, 3),) * 4, windows=(3, 1))
     lengths = lambda b: training_window.WindowRun(
-        method.segment_model, b, method.segment_model.empty_memory(b.B), "lengths", 1, "length"
+        method.segment_model, b, method.segment_model.empty_memory(b.B), "decoder", 1, "length"
     ).predetermined_lengths(0)  # noqa: E731
     drawn = lengths(batch)
     assert drawn is not None
@@ -207,11 +207,11 @@ def test_draws_are_the_documents_own() -> None:
 
 def test_the_published_formulas() -> None:
     """Raw states fed back, the trigger in the last token's place, a row of the vocabulary as stop, s z as gate."""
-    how = {"estimator": "soft", "stop_head": "vocabulary", "control": "rows", "control_in_softmax": True,
-           "gate": "scale_vectors", "index": "split", "penalty": "ratio", "alpha": 1.0, "penalise": "all",
-           "stop": "threshold", "tau": 0.5, "harden": 0.0, "price": 1.0}  # fmt: skip
-    reading = {"generator": "self", "length": "stop", "memory": "replace", "adapter": "none", "steps": False,
-               "trigger": "replace"}  # fmt: skip
+    how = {"estimator": "soft", "head": "vocabulary", "control_tokens": "rows", "control_tokens_in_softmax": True,
+           "soft_gate": "scale", "stop_position": "split", "cost_kind": "ratio", "ratio_memory_weight": 1.0, "cost_on": "all",
+           "stop_rule": "threshold", "stop_threshold": 0.5, "hard_window_fraction": 0.0, "length_cost": 1.0}  # fmt: skip
+    reading = {"summary": "self", "length_policy": "stop", "memory_policy": "replace", "summary_map": "none", "step_embedding": False,
+               "trigger_placement": "replace"}  # fmt: skip
     method = compressor(halting=how, **reading).train()
     batch = documents(((4, 4, 4), (4, 4, 3)), step=9)
     found = gradients(method, method(batch).loss)
@@ -235,8 +235,8 @@ def test_the_published_formulas() -> None:
 def test_the_price_begins_late() -> None:
     """omega is 0 for half of the steps, then rises; the head alone pays the whole price."""
     assert [penalty_ramp(step, 10, 0.5, 0.25) for step in (0, 5, 8)] == [0.0, 0.0, 1.0]
-    how = {"estimator": "soft", "harden": 0.0, "price": 50.0}
-    method, free = (compressor(halting=how | {"price": p}, length="stop") for p in (50.0, 0.0))
+    how = {"estimator": "soft", "hard_window_fraction": 0.0, "length_cost": 50.0}
+    method, free = (compressor(halting=how | {"length_cost": p}, length_policy="stop") for p in (50.0, 0.0))
     for step, same_loss in ((4, True), (9, False)):
         batch = documents(step=step).sequential_parts[0]
         assert torch.equal(method(batch).loss, free(batch).loss) == same_loss
@@ -245,16 +245,16 @@ def test_the_price_begins_late() -> None:
 def test_soft_memory_at_the_edge() -> None:
     """Handed on softly, or hard by the rule of inference where the settings say so."""
     batch = documents(((4, 4, 4, 4),), windows=(2, 0), step=9).sequential_parts[0]
-    how = {"estimator": "soft", "harden": 0.0}
-    soft = compressor(halting=how, length="stop")(batch).state
-    hard = compressor(halting=how, length="stop", carry="hard")(batch).state
+    how = {"estimator": "soft", "hard_window_fraction": 0.0}
+    soft = compressor(halting=how, length_policy="stop")(batch).state
+    hard = compressor(halting=how, length_policy="stop", carry_between_windows="hard")(batch).state
     assert soft is not None
     assert hard is not None
     assert soft.log_s is not None
     assert soft.block_lengths.tolist() == [[3, 3]]
     assert hard.log_s is None
     assert hard.block_lengths.sum() < 6
-    straight = compressor(halting={"estimator": "straight_through"}, length="stop")(batch).state
+    straight = compressor(halting={"estimator": "straight"}, length_policy="stop")(batch).state
     assert straight is not None
     assert straight.log_s is None
 
@@ -263,11 +263,11 @@ def test_soft_memory_at_the_edge() -> None:
 @pytest.mark.parametrize("memory", ["accumulate", "replace"])
 def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
     """In a window and by the stop of that name alike; scaled it is s sigma, hard, and without a gate sigma, hard."""
-    how = {"estimator": "soft", "harden": 0.0, "gate": gate, "penalty": "ratio", "alpha": 1.0}
-    method = compressor(halting=how, length="stop", memory=memory)
+    how = {"estimator": "soft", "hard_window_fraction": 0.0, "soft_gate": gate, "cost_kind": "ratio", "ratio_memory_weight": 1.0}
+    method = compressor(halting=how, length_policy="stop", memory_policy=memory)
     piece = documents(((4, 4, 3), (3, 4, 4)), step=9).sequential_parts[0]
     course = training_window.WindowRun(
-        method.segment_model, piece, method.segment_model.empty_memory(2), "both", 1, "length"
+        method.segment_model, piece, method.segment_model.empty_memory(2), "joint", 1, "length"
     ).run()
     first, second, third = ((piece.input_ids[:, s], piece.attention_mask[:, s]) for s in piece.segment_slices)
     held = method.compress(*first, rule=StopRule("soft"))
@@ -292,8 +292,8 @@ def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
 def test_lengths_are_reckoned_in_float32(estimator: str) -> None:
     """Whatever the decoder runs in: its own type, or autocast, checkpointed as a unit."""
     for narrow in (True, False):
-        how = {"estimator": estimator, "joint": True, "price": 0.1}
-        method = compressor(halting=how, length="stop", checkpoint_segments=True).float().train()
+        how = {"estimator": estimator, "joint_training": True, "length_cost": 0.1}
+        method = compressor(halting=how, length_policy="stop", checkpoint_segments=True).float().train()
         if narrow:
             method.decoder.to(torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16, not narrow):
@@ -301,7 +301,7 @@ def test_lengths_are_reckoned_in_float32(estimator: str) -> None:
                 method.segment_model,
                 BATCH.sequential_parts[0],
                 method.segment_model.empty_memory(2),
-                "both",
+                "joint",
                 1,
                 "length",
             ).run()

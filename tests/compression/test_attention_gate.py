@@ -52,11 +52,11 @@ class Prompt:
         bias = None if log_s is None else attention_gate_bias(log_s.expand(B, 8), BLOCK.expand(B, 8), suffix_length=24)
         seen = self.decoder(
             torch.cat([memory, self.text], 1),
-            live=torch.nn.functional.pad(alive, (0, 24), value=True),
-            positions=torch.arange(32).expand(B, -1),
-            bias=bias,
+            attention_mask=torch.nn.functional.pad(alive, (0, 24), value=True),
+            position_ids=torch.arange(32).expand(B, -1),
+            attention_bias=bias,
         )
-        return self.decoder.logits(seen.hidden[:, 8:])
+        return self.decoder.logits(seen.hidden_states[:, 8:])
 
 
 @FAMILY
@@ -93,9 +93,9 @@ def test_inside_a_block_nothing_is_gated(family: str) -> None:
     slots = [
         prompt.decoder(
             prompt.memory,
-            positions=torch.arange(8).expand(B, -1),
-            bias=attention_gate_bias((on * log_s).expand(B, 8), BLOCK.expand(B, 8)),
-        ).hidden
+            position_ids=torch.arange(8).expand(B, -1),
+            attention_bias=attention_gate_bias((on * log_s).expand(B, 8), BLOCK.expand(B, 8)),
+        ).hidden_states
         for on in (0.0, 1.0)
     ]
     assert torch.equal(slots[0][:, :4], slots[1][:, :4])

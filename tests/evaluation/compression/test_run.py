@@ -7,7 +7,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.config.methods import StopHeadConfig
 from laconic.evaluation.compression.evaluate import ContextTail
 from laconic.evaluation.compression.run import AutoCompressorReader
-from tests.recipe.reading import reader
+from tests.compression.compressors import reader
 
 LENGTHS = (1, 2, 4)
 

@@ -11,7 +11,7 @@ from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_file import FORMAT_VERSION, MemoryMetadata, SourceDocument, load_memory
 from laconic.errors import CorruptArtifactError, NonFiniteError, UsageError
 from laconic.storage.atomic import save_artifact
-from tests.core.test_memory import ABOUT, made
+from tests.compression.test_memory import ABOUT, made
 
 FILE = "book.safetensors"
 
@@ -58,7 +58,7 @@ ORDER = [
         {"reader": "3f9a" + 58 * "0" + "c1"},
         r"was written for weights aaaa…aa \(llama, width 5\), this model is 3f9a…c1 \(llama, width 5\); load the run",
     ),
-    ({"positions": "zero"}, "was written with positions contiguous, this run has positions zero; load the run"),
+    ({"summary_positions": "zero"}, "was written with positions contiguous, this run has positions zero; load the run"),
     ({"bos": "sink"}, "was written with bos none, this run has bos sink; load the run that wrote it or compress again"),
     ({"tokenizer": "9" * 64}, "was written with tokenizer cccc…cc, this run has tokenizer 9999…99; load the run"),
 ]
@@ -98,9 +98,9 @@ def rewritten(path: Path, about: dict[str, Any], tensors: dict[str, Any]) -> Non
         ({"width": 5.0}, "has no sound width"),
         ({"width": True}, "has no sound width"),
         ({"reader": None}, "has no sound reader"),
-        ({"recurrent": 1}, "has no sound recurrent"),
+        ({"reread_memory": 1}, "has no sound recurrent"),
         ({"method": []}, "has no sound method"),
-        ({"method": {"reading": 5}}, "has no sound method"),
+        ({"method": {"compression": 5}}, "has no sound method"),
         ({"method": {"compression": {"max_vectors": 1}}}, "has no sound settings"),
         ({"documents": {"a": 1}}, "has no sound documents"),
         ({"documents": [[{}]]}, "has no sound documents"),

@@ -38,7 +38,7 @@ from laconic.compression.halting.stop_distribution import (
     mask_disallowed_stops,
 )
 from tests import tolerances
-from tests.methods.test_halting import EVERY, golden, logits, told
+from tests.compression.test_stop_distribution import EVERY, golden, logits, told
 from tests.oracles.compare import agree, distance
 from tests.oracles.estimators import MISREAD, ORACLE
 

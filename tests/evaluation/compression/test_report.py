@@ -13,7 +13,7 @@ from laconic.evaluation.compression import report as compression_report
 from laconic.evaluation.compression import table as compression_table
 from laconic.evaluation.compression.context_qa import ContextTaskResult
 from laconic.evaluation.compression.table import CompressionResult
-from tests.evaluation.lines import fixed, line, said
+from tests.evaluation.compression.results import fixed, line, said
 
 
 def books(seeds: int = 1) -> CompressionResult:

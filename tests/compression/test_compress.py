@@ -15,7 +15,7 @@ from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from tests import tolerances
 from tests.core.readings import noise, same
-from tests.methods.documents import compressor, documents, some
+from tests.compression.documents import compressor, documents, some
 
 BATCH = documents(((5, 4, 5), (4, 5, 2), (3, 0, 0)), pads=1)
 
@@ -36,19 +36,19 @@ def compressed(method: AutoCompressor, rows: slice | int = slice(None), how: Sto
 
 
 CELLS: tuple[dict[str, Any], ...] = (
-    {"generator": "parallel"},
-    {"generator": "parallel", "length": "stop"},
-    {"generator": "self", "length": "stop", "memory": "replace"},
-    {"generator": "self", "length": "stop", "memory": "budgeted", "budget": 6},
-    {"generator": "pool", "length": "ratio", "memory": "fifo", "budget": 5},
-    {"generator": "select", "length": "ratio"},
-    {"generator": "parallel", "length": "ratio", "recurrent": False},
+    {"summary": "parallel"},
+    {"summary": "parallel", "length_policy": "stop"},
+    {"summary": "self", "length_policy": "stop", "memory_policy": "replace"},
+    {"summary": "self", "length_policy": "stop", "memory_policy": "budgeted", "max_memory_vectors": 6},
+    {"summary": "pool", "length_policy": "ratio", "memory_policy": "fifo", "max_memory_vectors": 5},
+    {"summary": "select", "length_policy": "ratio"},
+    {"summary": "parallel", "length_policy": "ratio", "reread_memory": False},
 )
 
 
 def made(cell: dict[str, Any], name: str = "llama", **more: Any) -> AutoCompressor:
     learned = cell.get("length") in ("stop", "ratio")
-    return compressor(name, {"price": 0.1, "start": 0.6, **more} if learned else None, **cell)
+    return compressor(name, {"length_cost": 0.1, "initial_mean_fraction": 0.6, **more} if learned else None, **cell)
 
 
 @pytest.mark.parametrize("name", some(["llama", "opt"], 2))
@@ -67,7 +67,7 @@ def test_a_batch_is_its_rows_one_by_one(cell: dict[str, Any], name: str) -> None
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
 def test_a_scripted_stop(generator: str) -> None:
     """Lengths 1 and 3: a row that has stopped is latched, and is what it would be by itself."""
-    method = made({"generator": generator, "length": "stop"})
+    method = made({"summary": generator, "length_policy": "stop"})
     text = torch.tensor([[4, 5, 6, 7], [8, 9, 10, 11]])
     how = StopRule("sample", uniforms=torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]).double())
     memory = method.compress(text, rule=how)
@@ -78,7 +78,7 @@ def test_a_scripted_stop(generator: str) -> None:
 
 
 def test_the_loop_ends_when_every_row_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = made({"generator": "self", "length": "stop"})
+    method = made({"summary": "self", "length_policy": "stop"})
     calls, inner = [], method.decoder.forward
 
     def counting(*given: Any, **named: Any) -> Any:
@@ -95,7 +95,7 @@ def test_the_loop_ends_when_every_row_has_stopped(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
 def test_the_first_vectors_do_not_know_of_the_rest(generator: str) -> None:
-    method, text = made({"generator": generator, "length": "nested"}), torch.tensor([[4, 5, 6, 7]])
+    method, text = made({"summary": generator, "length_policy": "nested"}), torch.tensor([[4, 5, 6, 7]])
     longest = method.compress(text)
     assert longest.num_vectors.tolist() == [3]
     for n in (1, 2):
@@ -105,7 +105,7 @@ def test_the_first_vectors_do_not_know_of_the_rest(generator: str) -> None:
 @pytest.mark.parametrize("positions", ["contiguous", "reserved"])
 @pytest.mark.parametrize("soft", [False, True])
 def test_what_dead_slots_hold_changes_nothing(positions: str, soft: bool) -> None:
-    method = compressor(positions=positions)
+    method = compressor(summary_positions=positions)
     D, live = (
         method.summaries.width,
         torch.tensor([[True, False, True, True, False], [False, True, True, False, False]]),
@@ -122,7 +122,7 @@ def test_what_dead_slots_hold_changes_nothing(positions: str, soft: bool) -> Non
 
 def test_a_certain_gate_is_removal_where_places_are_reserved() -> None:
     """Survival 1 for the first places and next to 0 for the others reads as the hard memory does."""
-    method = compressor(positions="reserved")
+    method = compressor(summary_positions="reserved")
     D, lengths = method.summaries.width, torch.tensor([[1], [2]])
     vectors, every = noise(1, 2, 3, D), torch.ones(2, 3, dtype=torch.bool)
     first = torch.arange(3) < lengths
@@ -139,7 +139,7 @@ def test_a_certain_gate_is_removal_where_places_are_reserved() -> None:
 
 def test_independent_segments_may_be_joined() -> None:
     """Without the older memory in the prompt, compressing one after another is joining what was compressed apart."""
-    method = compressor(recurrent=False)
+    method = compressor(reread_memory=False)
     one_by_one = compressed(method)
     apart = SummaryMemory.concat_segments(*(method.compress(text, live) for text, live in segments_of()))
     assert one_by_one.is_equal(apart)
@@ -161,10 +161,10 @@ def test_generation_goes_on_from_a_memory(name: str, bos: str) -> None:
     memory = memory.mask_slots(torch.tensor([[True, True, True], [True, False, True]]))
     before, prompts = method.build_prompt(memory), [[20, 21, 22], [23, 24]]
     with torch.inference_mode():
-        state = method.decoder(before.inputs_embeds, live=before.attention_mask, positions=before.position_ids).state
-    found = generate(
-        method.decoder, input_ids=prompts, state=state, config=GenerationConfig(max_tokens=4, eos_token_ids=())
-    )
+        state = method.decoder(
+            before.inputs_embeds, attention_mask=before.attention_mask, position_ids=before.position_ids
+        ).cache
+    found = generate(method.decoder, input_ids=prompts, state=state, max_tokens=4, eos_token_ids=())
     for b, prompt in enumerate(prompts):
         row = list(prompt)
         for got in found[b].token_ids:
@@ -203,7 +203,7 @@ def test_the_writer_alone_has_the_adapter() -> None:
         finally:
             norm.data /= 2
 
-    reading = method.config.model_copy(update={"adapt": "write"})
+    reading = method.config.model_copy(update={"adapter_scope": "write"})
     method.summaries.config = reading
     other = AutoCompressor(method.decoder, method.summaries, reading, total_steps=1, base_model_context=base)
     text, plain = torch.tensor([[4, 5, 6, 7]]), compressor()
@@ -218,7 +218,7 @@ def test_bos_first_stands_before_the_first_segment_alone() -> None:
     """Where segments are compressed without the older memory, too."""
     text = torch.tensor([[4, 5, 6, 7]])
     for recurrent in (True, False):
-        method, plain = (compressor(bos=bos, word=1, recurrent=recurrent) for bos in ("first", "none"))
+        method, plain = (compressor(bos=bos, word=1, reread_memory=recurrent) for bos in ("first", "none"))
         memory = method.compress(text)
         assert not torch.equal(memory.vectors, plain.compress(text).vectors)
         assert torch.equal(method.compress(text, None, memory).vectors, plain.compress(text, None, memory).vectors)
@@ -239,17 +239,17 @@ def test_a_text_that_is_only_read_needs_no_places() -> None:
 def test_how_many_segments_there_is_room_for() -> None:
     assert compressor(sizes={"max_position_embeddings": 64}).max_segments(40) == 8  # 40 + 3 + 7 * 3 = 64
     assert compressor(sizes={"max_position_embeddings": 64}).max_segments(62) == 0
-    assert compressor(sizes={"max_position_embeddings": 64}, memory="replace").max_segments(40) is None
+    assert compressor(sizes={"max_position_embeddings": 64}, memory_policy="replace").max_segments(40) is None
     assert compressor("opt", sizes={"max_position_embeddings": 64}).max_segments(64) is None
 
 
 def test_a_price_is_steered_to_a_mean_length() -> None:
-    method = compressor(halting={"target": 2.0, "price": 0.5, "eta": 0.1}, length="stop")
+    method = compressor(halting={"target_mean_length": 2.0, "length_cost": 0.5, "cost_step_size": 0.1}, length_policy="stop")
     for number, price, mean in ((3.0, 0.6, 3.0), (1.0, 0.6 + 0.1 * 0.98, 2.98)):
         method.after_update({"expected": number})
-        torch.testing.assert_close(method.summaries.steered, torch.tensor([price, mean]).double())
-    still = compressor(halting={"price": 0.5}, length="stop")
+        torch.testing.assert_close(method.summaries.price_state, torch.tensor([price, mean]).double())
+    still = compressor(halting={"length_cost": 0.5}, length_policy="stop")
     still.after_update({"expected": 3.0})
     method.after_update({"nats": 1.0})
-    assert float(still.summaries.steered[0]) == 0.5
-    assert float(method.summaries.steered[1]) == pytest.approx(2.98)
+    assert float(still.summaries.price_state[0]) == 0.5
+    assert float(method.summaries.price_state[1]) == pytest.approx(2.98)

@@ -16,7 +16,7 @@ from laconic.compression.retrieval import choice, fused, order, replug
 from laconic.compression.segment_model import SegmentModel
 from laconic.config.methods import CompressionConfig
 from tests.core.readings import fresh, noise, small
-from tests.methods.documents import compressor, documents
+from tests.compression.documents import compressor, documents
 from tests.oracles import autocompressor as oracle
 from tests.oracles.autocompressor import MISREAD, ORACLE
 from tests.oracles.compare import agree
@@ -122,7 +122,7 @@ def rows_of(batch: DocumentBatch) -> list[Any]:
 def test_loss_of_documents(name: str, windows: tuple[int, int], memory: Any) -> None:
     """Windows with a memory between them, dead columns anywhere, rows that end: value and gradients."""
     batch = documents(pads=1, windows=windows)
-    method = compressor(name, memory=memory)
+    method = compressor(name, memory_policy=memory)
     method.decoder.requires_grad_(True)
     e = method.summaries.tokens
     batch = replace(batch, loss_denominators=method.loss_denominators(batch))

@@ -16,7 +16,7 @@ from tests.core.readings import noise
 D = 5
 ABOUT = MemoryMetadata(
     laconic="0.1.0", reader="a" * 64, writer="b" * 64, family="llama", layers=2, width=D, vocab=90,
-    method={"compression": {"summary": "parallel", "memory_policy": "accumulate"}, "stop_head": None},
+    method={"compression": {"summary": "parallel", "memory_policy": "accumulate"}, "head": None},
     positions="contiguous", bos="none", recurrent=True, dtype="float32", tokenizer="c" * 64, created="2026-11-21",
 )  # fmt: skip
 

@@ -38,8 +38,8 @@ def reader(
             noise = torch.randn(p.shape, generator=generator)
             p.copy_(noise * 0.25 if p.ndim == 2 else p + noise * 0.3)
     decoder = decoder.to(dtype).eval()
-    settings = CompressionConfig(**{"cap": 4, **reading})
-    learned = settings.length_policy in ("stop_head", "classifier")
+    settings = CompressionConfig(**{"max_vectors": 4, **reading})
+    learned = settings.length_policy in ("stop", "ratio")
     how = halting or (StopHeadConfig(initial_mean_fraction=0.5) if learned else None)
     summaries = SummaryParameters(decoder, settings, how, eos_token_id=tokenizer.eos_token_id, seed=seed)
     if summaries.u is not None:

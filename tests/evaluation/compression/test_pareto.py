@@ -8,7 +8,7 @@ import pytest
 
 from laconic.evaluation.compression import pareto
 from laconic.evaluation.compression.pareto import FIXED_LENGTH, LEARNED_LENGTH, ORACLE_LENGTH, TEXT_END
-from tests.evaluation.lines import fixed, line, said
+from tests.evaluation.compression.results import fixed, line, said
 
 N = 8
 
