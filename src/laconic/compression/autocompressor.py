@@ -37,7 +37,7 @@ from laconic.interfaces import StepOutput
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
 
-BIASED_ESTIMATORS = ("soft", "straight")  # estimators that gate the attention logits
+BIASED_ESTIMATORS = ("soft", "straight_through")  # estimators that gate the attention logits
 
 
 class AutoCompressor(nn.Module):
@@ -86,7 +86,7 @@ class AutoCompressor(nn.Module):
 
     def training_phase(self, step: int) -> TrainingPhase:
         """Return what an update trains: the decoder with predetermined lengths, decoder and head, or the head only."""
-        if self.stop_head_config is None or self.config.length_policy not in ("stop", "ratio"):
+        if self.stop_head_config is None or self.config.length_policy not in ("stop_head", "classifier"):
             return "decoder"
         if self.stop_head_config.joint_training or self.stop_head_config.estimator in BIASED_ESTIMATORS:
             return "joint"
@@ -151,7 +151,11 @@ class AutoCompressor(nn.Module):
 
     def needs_two_samples(self, head: StopHeadConfig) -> bool:
         """Test whether a second sample of lengths is the baseline of the first."""
-        return self.config.length_policy == "stop" and head.estimator == "sample" and head.reinforce_baseline == "draws"
+        return (
+            self.config.length_policy == "stop_head"
+            and head.estimator == "reinforce"
+            and head.reinforce_baseline == "draws"
+        )
 
     def check_window(self, batch: DocumentBatch) -> None:
         """Raise `UsageError` for a window that trains nothing, and for attention without a gradient for the gate."""
@@ -190,7 +194,7 @@ class AutoCompressor(nn.Module):
             metrics[f"nats.{i + 1}"] = total / (denominators[f"scored.{i + 1}"] or 1.0)
         lengths = window.hard_lengths.masked_fill(~is_priced, 0)
         metrics["length"] = lengths.sum() / num_compressions
-        is_learned = self.config.length_policy == "stop" and self.training_phase(window.batch.step) != "decoder"
+        is_learned = self.config.length_policy == "stop_head" and self.training_phase(window.batch.step) != "decoder"
         if self.stop_head_config is None or not is_learned:
             return metrics
         for name, function in (("expected", expected_length), ("entropy", length_entropy)):
@@ -218,7 +222,7 @@ class AutoCompressor(nn.Module):
     def has_soft_lengths(self) -> bool:
         """Whether lengths are soft while they are learned."""
         head = self.stop_head_config
-        return self.config.length_policy == "stop" and head is not None and head.estimator == "soft"
+        return self.config.length_policy == "stop_head" and head is not None and head.estimator == "soft"
 
     def after_update(self, metrics: Mapping[str, float]) -> None:
         """Adjust the price towards the target length, if there is one, after an optimizer step."""

@@ -55,7 +55,7 @@ def num_summary_positions(config: CompressionConfig) -> int:
     """Return how many columns a compression adds after the text."""
     if config.summary == "parallel":
         return config.fixed_length
-    if config.summary == "self":
+    if config.summary == "autoregressive":
         return config.fixed_length + (config.trigger_placement == "insert")
     return 0
 

@@ -101,12 +101,12 @@ class SegmentModel:
     def apply_gate(self, memory: SummaryMemory) -> SummaryMemory:
         """Prepare a soft memory for reading by its configured gate.
 
-        "bias" keeps its log survival for the attention logits, "scale" multiplies the vectors (Eq. CP5), and "none"
-        reads them as if they were hard.
+        "attention_bias" adds its log survival to the attention logits, "scale_vectors" multiplies the vectors (Eq.
+        CP5), and "none" reads them as if they were hard.
         """
         config = self.summaries.stop_head_config
-        gate = config.soft_gate if config is not None and self.config.length_policy == "stop" else "bias"
-        if memory.log_s is None or gate == "bias":
+        gate = config.soft_gate if config is not None and self.config.length_policy == "stop_head" else "attention_bias"
+        if memory.log_s is None or gate == "attention_bias":
             return memory
         vectors = scale_by_survival(memory.vectors, memory.log_s) if gate == "scale_vectors" else memory.vectors
         return replace(memory, vectors=vectors, log_s=None)

@@ -36,7 +36,7 @@ class SummaryParameters(nn.Module):
     Args:
         decoder: Decoder whose width, device and embedding table are used.
         config: Compression settings.
-        stop_head_config: Settings of learned lengths; required for length_policy "stop" and "ratio".
+        stop_head_config: Settings of learned lengths; required for length_policy "stop_head" and "classifier".
         eos_token_id: Id whose embedding initialises the summary tokens, with summary_init "eos".
         seed: Seed of the initialisation.
 
@@ -57,7 +57,7 @@ class SummaryParameters(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if stop_head_config is None and config.length_policy in ("stop", "ratio"):
+        if stop_head_config is None and config.length_policy in ("stop_head", "classifier"):
             raise UsageError(f'length_policy = "{config.length_policy}" needs the table [stop_head]')
         table = decoder.token_embedding.weight.detach()
         self.config, self.stop_head_config, self.K = config, stop_head_config, config.fixed_length
@@ -76,12 +76,12 @@ class SummaryParameters(nn.Module):
         """Create summary tokens, or the trigger with its step embeddings, control rows, or the selection score."""
         config, D = self.config, self.width
         row = torch.zeros(D)
-        if config.summary_init == "eos" and config.summary in ("parallel", "self"):
+        if config.summary_init == "eos" and config.summary in ("parallel", "autoregressive"):
             if eos_token_id is None:
                 raise UsageError('summary_init = "eos", but the model has no eos token; use "normal"')
             row = row if table.is_meta else table[eos_token_id].cpu()
-        has_rows = self.stop_head_config is not None and self.stop_head_config.control_tokens == "rows"
-        is_parallel, is_loop = config.summary == "parallel", config.summary == "self"
+        has_rows = self.stop_head_config is not None and self.stop_head_config.control_tokens == "vocabulary"
+        is_parallel, is_loop = config.summary == "parallel", config.summary == "autoregressive"
         self.control = nn.Parameter(self.init_noisy_copies(row, 2, generator)) if has_rows else None
         self.tokens = nn.Parameter(self.init_noisy_copies(row, self.K, generator)) if is_parallel else None
         has_start = is_loop and not has_rows
@@ -116,7 +116,7 @@ class SummaryParameters(nn.Module):
     def add_heads(self, generator: torch.Generator) -> None:
         """Create the stop head or the ratio classifier, and the buffer of the price and the mean length."""
         config, head, D = self.config, self.stop_head_config, self.width
-        has_stop_head = head is not None and config.length_policy == "stop" and head.head == "own"
+        has_stop_head = head is not None and config.length_policy == "stop_head" and head.head == "linear"
         self.u = nn.Parameter(torch.zeros(D, dtype=self.param_dtype)) if has_stop_head else None
         self.b = nn.Parameter(torch.zeros(1, dtype=self.param_dtype)) if has_stop_head else None
         self.initial_bias = 0.0
@@ -125,7 +125,7 @@ class SummaryParameters(nn.Module):
                 head.initial_mean_fraction, config.possible_lengths, head.stop_position
             )
         self.ratio = None
-        if config.length_policy == "ratio":
+        if config.length_policy == "classifier":
             self.ratio = build_seeded_linear(D, len(config.possible_lengths), generator).to(self.param_dtype)
             with torch.no_grad():
                 for p in self.ratio.parameters():

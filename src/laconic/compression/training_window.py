@@ -157,13 +157,13 @@ class WindowRun:
         row_index, config = self.batch.row_index, self.config
         if config.length_policy == "fixed":
             return torch.full_like(row_index, config.fixed_length)
-        if config.length_policy == "stop" and self.phase != "decoder":
+        if config.length_policy == "stop_head" and self.phase != "decoder":
             return None
         return uniform_length(self.draw_uniforms("nested", i, 1)[:, 0], config.possible_lengths)
 
     def num_summary_positions(self, N: Int[Tensor, " B"] | None) -> int:
         """Return the number of summary positions to compute: those kept, or all if a head or a trial reads them."""
-        has_positions = self.config.summary in ("parallel", "self")
+        has_positions = self.config.summary in ("parallel", "autoregressive")
         if N is not None and has_positions and self.phase == "decoder":
             return int(N.max())
         return self.config.fixed_length
@@ -172,7 +172,7 @@ class WindowRun:
         """Test whether the next segment is read with every possible length of segment `i`."""
         if self.stop_head_config is None or self.phase == "decoder" or i >= self.w - 1:
             return False
-        return self.config.length_policy == "ratio" or self.stop_head_config.estimator == "ponder"
+        return self.config.length_policy == "classifier" or self.stop_head_config.estimator == "ponder"
 
     @property
     def candidate_lengths(self) -> tuple[int, ...]:
@@ -222,9 +222,9 @@ class WindowRun:
         self.hard_lengths[:, i] = self.inference_lengths(a.detach(), N).masked_fill(~has_text, 0)
         vectors = model.summaries.map_to_vectors(z)
         sampled = first_slots_mask(N, a.shape[1]) & has_text[:, None]
-        if config.estimator in ("ponder", "sample"):
+        if config.estimator in ("ponder", "reinforce"):
             return SegmentVectors(vectors, sampled)
-        if config.estimator == "straight":
+        if config.estimator == "straight_through":
             slots = straight_through_slots(a, N, stop_position)
             return SegmentVectors(vectors, sampled, None if slots.log_s is None else slots.log_s.float())
         return self.soft_vectors(vectors, a, sampled, has_text)

@@ -36,8 +36,8 @@ class StopRule(NamedTuple):
     """Decides how many vectors a compression keeps.
 
     Attributes:
-        name: "quantile", "threshold" and "sample" apply a rule to the stop head; "fixed" keeps `num_vectors`; "ratio"
-            asks the classifier; "soft" keeps all vectors, gated by their survival.
+        name: "quantile", "threshold" and "sample" apply a rule to the stop head; "fixed" keeps `num_vectors`;
+            "classifier" asks the classifier; "soft" keeps all vectors, gated by their survival.
         quantile: Stop where the cumulative stop probability reaches this, for "quantile".
         threshold: Stop at the first stop probability this large, for "threshold".
         num_vectors: Number of vectors, for "fixed"; None for the configured number.
@@ -54,15 +54,19 @@ class StopRule(NamedTuple):
 def default_rule(model: SegmentModel) -> StopRule:
     """Return the rule that the model's settings name."""
     head, length_policy = model.summaries.stop_head_config, model.config.length_policy
-    if length_policy == "stop" and head is not None:
+    if length_policy == "stop_head" and head is not None:
         return StopRule(head.stop_rule, head.stop_quantile, head.stop_threshold)
-    return StopRule("ratio") if length_policy == "ratio" else StopRule("fixed", num_vectors=model.config.fixed_length)
+    return (
+        StopRule("classifier")
+        if length_policy == "classifier"
+        else StopRule("fixed", num_vectors=model.config.fixed_length)
+    )
 
 
 def check_rule(model: SegmentModel, rule: StopRule) -> None:
     """Raise `UsageError` for a rule that the model was not trained for, or numbers out of range."""
     length_policy, K = model.config.length_policy, model.config.fixed_length
-    needs = {"ratio": "ratio", "fixed": length_policy}.get(rule.name, "stop")
+    needs = {"classifier": "classifier", "fixed": length_policy}.get(rule.name, "stop_head")
     if length_policy != needs:
         raise UsageError(
             f'stop rule "{rule.name}" needs a model of length_policy = "{needs}", but this one has "{length_policy}"; '
@@ -71,7 +75,7 @@ def check_rule(model: SegmentModel, rule: StopRule) -> None:
     if rule.name == "fixed" and length_policy == "fixed" and rule.num_vectors is not None and rule.num_vectors < K:
         raise UsageError(
             f"{rule.num_vectors} vectors: this model always writes {K} per segment; truncate the memory afterwards, or "
-            'train with length_policy = "nested"'
+            'train with length_policy = "nested_dropout"'
         )
     if rule.name == "sample" and rule.uniforms is None:
         raise UsageError('stop rule "sample" needs `uniforms`, random numbers of shape [B, K]')
@@ -131,7 +135,7 @@ def select_vectors(
     if rule.name == "fixed":
         lengths = torch.full_like(attention_mask[:, 0], num_vectors, dtype=torch.long)
         return model.select_vectors(compressed, attention_mask, lengths)
-    if rule.name == "ratio":
+    if rule.name == "classifier":
         choices = torch.tensor(model.config.possible_lengths, device=attention_mask.device)
         best = model.summaries.length_logits(compressed.first_state).argmax(1)
         return model.select_vectors(compressed, attention_mask, choices[best])

@@ -60,14 +60,14 @@ def length_loss(
         denominators: Totals of the optimizer step.
     """
     num_compressions = denominators["compressions"]
-    if windows[0].config.length_policy == "ratio":
+    if windows[0].config.length_policy == "classifier":
         return classifier_loss(windows[0], windows[0].model.summaries, beta, num_compressions)
     cost = torch.stack(
         [length_cost(window, config, beta, omega, weight, num_compressions) for window in windows]
     ).mean()
     if config.estimator == "ponder":
         return cost + ponder_correction(windows[0], config, weight)
-    if config.estimator == "sample":
+    if config.estimator == "reinforce":
         score = reinforce_loss(windows, config, omega * beta, weight)
         return cost + score - score.detach()  # only its gradient is meaningful
     return cost

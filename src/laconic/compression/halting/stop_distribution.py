@@ -11,7 +11,7 @@ lam_t = sigmoid(a_t); s_t = P(N >= t) the survival; N the number of vectors kept
 
 - "after": z_1..z_t are kept and the last position always stops, so N is in 1..K.
 - "before": z_t is dropped and no position is forced to stop, so N is in 0..K.
-- "split": vectors are kept as in "before", while the gate and the price use s_t as in "after".
+- "mixture": vectors are kept as in "before", while the gate and the price use s_t as in "after".
 """
 
 import math
@@ -120,7 +120,7 @@ def length_probs(a: Float[Tensor, "B K"], stop_position: StopPosition = "after")
 def log_survival_gate(a: Float[Tensor, "B K"], stop_position: StopPosition = "after") -> Float[Tensor, "B K"]:
     """Eq. CP4: the logarithm of what the gate and the price use for P(N >= t).
 
-    This is s_t, or s_{t+1} with "before". "split" uses s_t here and keeps vectors by s_{t+1}.
+    This is s_t, or s_{t+1} with "before". "mixture" uses s_t here and keeps vectors by s_{t+1}.
     """
     log_s = log_survival(a)
     return log_s[:, 1:] if stop_position == "before" else log_s[:, :-1]
@@ -144,7 +144,7 @@ def solve_initial_bias(
     """
     K = allowed_lengths[-1]
     can_stop = allowed_stop_positions(K, allowed_lengths, stop_position)
-    shortest = allowed_lengths[0] if stop_position == "split" else length_support(allowed_lengths, stop_position)[0]
+    shortest = allowed_lengths[0] if stop_position == "mixture" else length_support(allowed_lengths, stop_position)[0]
     if shortest == K:
         return 0.0
     mean = mean_fraction * K
