@@ -19,24 +19,24 @@ from tests.compression.documents import compressor, documents, gradients, some, 
 CELLS: tuple[dict[str, Any], ...] = (
     *({"summary": g, "length_policy": length} for g in ("parallel", "self", "pool") for length in ("fixed", "nested")),
     {"summary": "select"},
-    {"summary": "self", "memory_policy": "replace", "length_policy": "nested"},
+    {"summary": "autoregressive", "memory_policy": "replace", "length_policy": "nested_dropout"},
     {"memory_policy": "replace"},
     {"memory_policy": "budgeted", "max_memory_vectors": 6},
-    {"memory_policy": "fifo", "max_memory_vectors": 5, "length_policy": "nested"},
+    {"memory_policy": "fifo", "max_memory_vectors": 5, "length_policy": "nested_dropout"},
     {"reread_memory": False},
-    {"summary_positions": "reserved", "length_policy": "nested"},
+    {"summary_positions": "reserved", "length_policy": "nested_dropout"},
     {"bos": "sink"},
     {"bos": "first"},
 )
 HEADS: tuple[dict[str, Any], ...] = (
     {"estimator": "ponder"},
     {"estimator": "ponder", "joint_training": True},
-    {"estimator": "sample", "joint_training": True},
-    {"estimator": "sample", "reinforce_baseline": "rows"},
+    {"estimator": "reinforce", "joint_training": True},
+    {"estimator": "reinforce", "reinforce_baseline": "rows"},
     {"estimator": "soft", "hard_window_fraction": 0.5},
     {"estimator": "soft", "stop_position": "before", "cost_kind": "ratio", "ratio_memory_weight": 1.0},
-    {"estimator": "soft", "soft_gate": "scale", "prior_kl_weight": 0.1, "entropy_weight": 0.2, "entropy_floor": 1.0},
-    {"estimator": "straight"},
+    {"estimator": "soft", "soft_gate": "scale_vectors", "prior_kl_weight": 0.1, "entropy_weight": 0.2, "entropy_floor": 1.0},
+    {"estimator": "straight_through"},
 )
 
 
@@ -83,7 +83,7 @@ def test_dead_columns_change_nothing(cell: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", some(["opt", "gpt2", "qwen2", "qwen3"], 4))
 def test_dead_columns_change_nothing_in_any_family(name: str) -> None:
-    for cell in ({"length_policy": "nested"}, {"summary": "self"}):
+    for cell in ({"length_policy": "nested_dropout"}, {"summary": "autoregressive"}):
         method = both(cell, name=name)
         (loss, found, _), (padded, again, _) = whole(method, documents()), whole(method, documents(pads=1))
         same(padded, loss)
@@ -93,7 +93,7 @@ def test_dead_columns_change_nothing_in_any_family(name: str) -> None:
 @pytest.mark.parametrize("head", some(HEADS, 2), ids=named)
 @pytest.mark.parametrize("generator", some(["parallel", "autoregressive"], 2))
 def test_dead_columns_change_nothing_where_lengths_are_learned(head: dict[str, Any], generator: str) -> None:
-    method = both({"summary": generator, "length_policy": "stop"}, head)
+    method = both({"summary": generator, "length_policy": "stop_head"}, head)
     tight, wide = documents(step=9), documents(step=9, pads=1)
     (loss, found, _), (padded, again, _) = whole(method, tight), whole(method, wide)
     same(
@@ -132,7 +132,7 @@ def test_rows_are_strangers(cell: dict[str, Any]) -> None:
 @pytest.mark.parametrize("head", some(HEADS, 3), ids=named)
 def test_rows_are_strangers_where_lengths_are_learned(head: dict[str, Any]) -> None:
     """Draws go by the document, never by the place in a batch."""
-    method, batch = both({"length_policy": "stop"}, head), documents(step=9)
+    method, batch = both({"length_policy": "stop_head"}, head), documents(step=9)
     loss, found, _ = whole(method, batch)
     total, parts = alone(method, batch, method.loss_denominators(batch))
     if head.get("baseline") != "rows":
@@ -150,7 +150,7 @@ def test_rows_are_strangers_where_lengths_are_learned(head: dict[str, Any]) -> N
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive", "pool"])
 def test_a_checkpointed_unit_is_the_plain_one_bit_for_bit(generator: str) -> None:
     plain, again = (
-        compressor(summary=generator, length_policy="nested", checkpoint_segments=on).train() for on in (False, True)
+        compressor(summary=generator, length_policy="nested_dropout", checkpoint_segments=on).train() for on in (False, True)
     )
     batch = documents()
     (x, first, _), (y, second, _) = whole(plain, batch), whole(again, batch)
@@ -222,7 +222,7 @@ def test_nothing_is_penalised_that_nobody_reads() -> None:
     """Compressions before the last segment of a window count, of rows whose later segments are scored."""
     found = {}
     for penalise in ("read", "all"):
-        method = both({"length_policy": "stop"}, {"estimator": "soft", "hard_window_fraction": 0.0, "cost_on": penalise})
+        method = both({"length_policy": "stop_head"}, {"estimator": "soft", "hard_window_fraction": 0.0, "cost_on": penalise})
         batch = documents(((5, 4, 5), (4, 5, 0), (3, 0, 0)), step=9)
         found[penalise] = mark_priced_segments(
             WindowRun(method.segment_model, batch, method.segment_model.empty_memory(3), "joint", 0, "length")
@@ -235,8 +235,8 @@ def test_nothing_is_penalised_that_nobody_reads() -> None:
 def test_windows_as_means() -> None:
     """normalise windows: each row's mean over its window, a mean over rows; with equal windows the two agree."""
     batch = documents(((4, 4), (4, 4)), windows=(2, 0))
-    (a, _, _), (b, _, _) = whole(compressor(), batch), whole(compressor(loss_reduction="windows"), batch)
+    (a, _, _), (b, _, _) = whole(compressor(), batch), whole(compressor(loss_reduction="window"), batch)
     same(a, b)
     ragged = documents()
-    (a, _, _), (b, _, _) = whole(compressor(), ragged), whole(compressor(loss_reduction="windows"), ragged)
+    (a, _, _), (b, _, _) = whole(compressor(), ragged), whole(compressor(loss_reduction="window"), ragged)
     assert abs(float(a - b)) > 1e-3

@@ -37,12 +37,12 @@ def compressed(method: AutoCompressor, rows: slice | int = slice(None), how: Sto
 
 CELLS: tuple[dict[str, Any], ...] = (
     {"summary": "parallel"},
-    {"summary": "parallel", "length_policy": "stop"},
-    {"summary": "self", "length_policy": "stop", "memory_policy": "replace"},
-    {"summary": "self", "length_policy": "stop", "memory_policy": "budgeted", "max_memory_vectors": 6},
-    {"summary": "pool", "length_policy": "ratio", "memory_policy": "fifo", "max_memory_vectors": 5},
-    {"summary": "select", "length_policy": "ratio"},
-    {"summary": "parallel", "length_policy": "ratio", "reread_memory": False},
+    {"summary": "parallel", "length_policy": "stop_head"},
+    {"summary": "autoregressive", "length_policy": "stop_head", "memory_policy": "replace"},
+    {"summary": "autoregressive", "length_policy": "stop_head", "memory_policy": "budgeted", "max_memory_vectors": 6},
+    {"summary": "pool", "length_policy": "classifier", "memory_policy": "fifo", "max_memory_vectors": 5},
+    {"summary": "select", "length_policy": "classifier"},
+    {"summary": "parallel", "length_policy": "classifier", "reread_memory": False},
 )
 
 
@@ -67,7 +67,7 @@ def test_a_batch_is_its_rows_one_by_one(cell: dict[str, Any], name: str) -> None
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
 def test_a_scripted_stop(generator: str) -> None:
     """Lengths 1 and 3: a row that has stopped is latched, and is what it would be by itself."""
-    method = made({"summary": generator, "length_policy": "stop"})
+    method = made({"summary": generator, "length_policy": "stop_head"})
     text = torch.tensor([[4, 5, 6, 7], [8, 9, 10, 11]])
     how = StopRule("sample", uniforms=torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]).double())
     memory = method.compress(text, rule=how)
@@ -78,7 +78,7 @@ def test_a_scripted_stop(generator: str) -> None:
 
 
 def test_the_loop_ends_when_every_row_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = made({"summary": "self", "length_policy": "stop"})
+    method = made({"summary": "autoregressive", "length_policy": "stop_head"})
     calls, inner = [], method.decoder.forward
 
     def counting(*given: Any, **named: Any) -> Any:
@@ -95,7 +95,7 @@ def test_the_loop_ends_when_every_row_has_stopped(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
 def test_the_first_vectors_do_not_know_of_the_rest(generator: str) -> None:
-    method, text = made({"summary": generator, "length_policy": "nested"}), torch.tensor([[4, 5, 6, 7]])
+    method, text = made({"summary": generator, "length_policy": "nested_dropout"}), torch.tensor([[4, 5, 6, 7]])
     longest = method.compress(text)
     assert longest.num_vectors.tolist() == [3]
     for n in (1, 2):
@@ -244,11 +244,11 @@ def test_how_many_segments_there_is_room_for() -> None:
 
 
 def test_a_price_is_steered_to_a_mean_length() -> None:
-    method = compressor(halting={"target_mean_length": 2.0, "length_cost": 0.5, "cost_step_size": 0.1}, length_policy="stop")
+    method = compressor(halting={"target_mean_length": 2.0, "length_cost": 0.5, "cost_step_size": 0.1}, length_policy="stop_head")
     for number, price, mean in ((3.0, 0.6, 3.0), (1.0, 0.6 + 0.1 * 0.98, 2.98)):
         method.after_update({"expected": number})
         torch.testing.assert_close(method.summaries.price_state, torch.tensor([price, mean]).double())
-    still = compressor(halting={"length_cost": 0.5}, length_policy="stop")
+    still = compressor(halting={"length_cost": 0.5}, length_policy="stop_head")
     still.after_update({"expected": 3.0})
     method.after_update({"nats": 1.0})
     assert float(still.summaries.price_state[0]) == 0.5

@@ -28,7 +28,7 @@ TEXT = torch.tensor([[4, 5, 6, 7]])
         ({"memory_policy": "budgeted", "max_memory_vectors": 5}, 'budget 5: memory "budgeted" needs room for 6 vectors; raise it'),
         ({"memory_policy": "fifo", "max_memory_vectors": 2}, 'budget 2: memory "fifo" needs room for 3 vectors; raise it'),
         ({"carry_between_windows": "soft"}, 'carry "soft": lengths are hard in training, and so is what is handed on; leave it out'),
-        ({"length_policy": "stop"}, 'length "stop" without the table halting: it says how the length is learned'),
+        ({"length_policy": "stop_head"}, 'length "stop" without the table halting: it says how the length is learned'),
     ],
 )
 def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) -> None:
@@ -41,12 +41,12 @@ def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) ->
     [
         (
             CompressionConfig,
-            {"summary": "pool", "length_policy": "stop"},
+            {"summary": "pool", "length_policy": "stop_head"},
             'with generator "pool": a prefix of its spans is a prefix',
         ),
         (
             CompressionConfig,
-            {"summary": "select", "length_policy": "nested"},
+            {"summary": "select", "length_policy": "nested_dropout"},
             '" with generator "select": it has fixed and ratio',
         ),
         (
@@ -63,7 +63,7 @@ def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) ->
         (CompressionConfig, {"max_vectors": 4, "allowed_lengths": (2, 8)}, r"allowed \[2, 8\]: ascending lengths from 1 to cap 4"),
         (
             CompressionConfig,
-            {"num_vectors": 3, "length_policy": "nested"},
+            {"num_vectors": 3, "length_policy": "nested_dropout"},
             'kappa 3 with length "nested": it is the fixed length; leave it out',
         ),
         (CompressionConfig, {"num_vectors": 60}, "kappa 60: none of the lengths"),
@@ -77,9 +77,9 @@ def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) ->
             {"control_tokens_in_softmax": True},
             'control_in_softmax with control "vectors": there are no rows to score; c',
         ),
-        (StopHeadConfig, {"soft_gate": "scale"}, 'gate "scale" with estimator "ponder": soft reading alone has a gate'),
+        (StopHeadConfig, {"soft_gate": "scale_vectors"}, 'gate "scale" with estimator "ponder": soft reading alone has a gate'),
         (StopHeadConfig, {"soft_gate": "none"}, 'gate "none" with estimator "ponder": soft reading alone has a gate'),
-        (StopHeadConfig, {"stop_position": "split"}, 'index "split" with estimator "ponder": the original\'s, of soft alone'),
+        (StopHeadConfig, {"stop_position": "mixture"}, 'index "split" with estimator "ponder": the original\'s, of soft alone'),
     ],
 )
 def test_cells_of_the_grid_that_there_are_not(table: Any, given: dict[str, Any], message: str) -> None:
@@ -114,7 +114,7 @@ def test_windows_in_which_nothing_learns(windows: tuple[int, int], message: str)
 
 
 def test_a_kernel_without_a_gradient_for_the_gate() -> None:
-    method = compressor(halting={"estimator": "soft"}, length_policy="stop")
+    method = compressor(halting={"estimator": "soft"}, length_policy="stop_head")
     method.decoder.attn_implementation = "flex"
     with pytest.raises(
         UsageError, match='attention "flex": this kernel has no gradient for a bias, so a gate cannot learn; '
@@ -139,7 +139,7 @@ def test_a_kernel_without_a_gradient_for_the_gate() -> None:
         ),
         (
             {"max_position_embeddings": 8},
-            {"summary": "self", "bos": "first", "memory_policy": "replace"},
+            {"summary": "autoregressive", "bos": "first", "memory_policy": "replace"},
             "segment: 0 vectors, 4 tokens and 4 places and bos, llama has 8 positions; take shorter segments",
         ),
         ({"max_position_embeddings": 7}, {"summary_positions": "reserved"}, "segment: 3 vectors, 4 tokens and 3 places, llama"),
@@ -180,7 +180,7 @@ def test_ways_to_stop_that_were_not_learned(length: str, how: StopRule, message:
 
 
 def test_a_length_that_is_not_allowed() -> None:
-    method = compressor(length_policy="nested", allowed_lengths=(1, 3))
+    method = compressor(length_policy="nested_dropout", allowed_lengths=(1, 3))
     with pytest.raises(UsageError, match="n 2: lengths 1, 3 are allowed; choose one of them"):
         method.compress(TEXT, rule=StopRule("fixed", num_vectors=2))
     assert method.compress(TEXT, rule=StopRule("fixed", num_vectors=9)).num_vectors.tolist() == [3]

@@ -58,7 +58,7 @@ def head(method: AutoCompressor, loss: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("joint", [False, True])
 def test_ponder_is_the_exact_expectation(index: str, joint: bool) -> None:
     how = {"estimator": "ponder", "length_cost": 0.3, "joint_training": joint, "stop_position": index} | AT_ONCE
-    method = compressor(halting=how, length_policy="stop")
+    method = compressor(halting=how, length_policy="stop_head")
     all_same(head(method, method(BATCH).loss), head(method, exact(method, BATCH)))
 
 
@@ -68,8 +68,8 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
     index: str, joint: bool, explore: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every pair of lengths that the two draws can give, each by its probability, row by row."""
-    how = {"estimator": "sample", "length_cost": 0.3, "joint_training": joint, "exploration": explore, "stop_position": index} | AT_ONCE
-    method = compressor(halting=how, length_policy="stop", max_vectors=2)
+    how = {"estimator": "reinforce", "length_cost": 0.3, "joint_training": joint, "exploration": explore, "stop_position": index} | AT_ONCE
+    method = compressor(halting=how, length_policy="stop_head", max_vectors=2)
     batch = documents(((4, 4),), windows=(2, 0), step=9)
     laws, columns = list[Tensor](), iter(())
 
@@ -86,7 +86,7 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
         weight = laws[0][0, pair[0]] * laws[len(laws) // 2][0, pair[1]]
         sums = [weight * g if s is None else s + weight * g for s, g in zip(sums or [None] * 2, found, strict=True)]
     assert sums is not None
-    one = compressor(halting=how, length_policy="stop", max_vectors=2)
+    one = compressor(halting=how, length_policy="stop_head", max_vectors=2)
     all_same(sums, head(one, exact(one, batch)))
 
 
@@ -101,7 +101,7 @@ def test_gates_teach_head_and_writer_at_once(estimator: str) -> None:
     """Through log s and on into the state that the head read; with a cut it ends at the head."""
     for cut in ("flow", "cut"):
         how = {"estimator": estimator, "head_gradient": cut, "hard_window_fraction": 0.0, "cost_on": "read"}
-        method = compressor(halting=how, length_policy="stop")
+        method = compressor(halting=how, length_policy="stop_head")
         course = training_window.WindowRun(
             method.segment_model, BATCH.sequential_parts[0], method.segment_model.empty_memory(2), "joint", 1, "length"
         ).run()
@@ -119,15 +119,15 @@ def test_the_price_of_soft_lengths_by_both_forms() -> None:
     of = {}
     for penalty in ("vectors", "ratio"):
         how = {"estimator": "soft", "hard_window_fraction": 0.0, "cost_kind": penalty, "length_cost": 0.5, "cost_on": "all"}
-        method = compressor(halting=how, length_policy="stop")
-        free = compressor(halting=how | {"length_cost": 0.0}, length_policy="stop")
+        method = compressor(halting=how, length_policy="stop_head")
+        free = compressor(halting=how | {"length_cost": 0.0}, length_policy="stop_head")
         of[penalty] = (method(batch).loss - free(batch).loss) * method.loss_denominators(batch)["scored"]
     same(of["ratio"] * 24 / 22, of["vectors"], tolerances.FLOAT32)  # the first tokens of two rows are not scored
 
 
 def test_lengths_first_and_the_head_after() -> None:
     """Nothing of the head learns in the first phase, nothing else in the second, where the optimizer begins anew."""
-    method = compressor(halting={"length_cost": 0.1, "head_only_after": 0.8}, length_policy="stop", steps=10)
+    method = compressor(halting={"length_cost": 0.1, "head_only_after": 0.8}, length_policy="stop_head", steps=10)
     heads = {"summaries.u", "summaries.b"}
     for step, restarts in ((0, False), (7, False), (8, True), (9, False)):
         batch = documents(step=step)
@@ -136,12 +136,12 @@ def test_lengths_first_and_the_head_after() -> None:
         found = gradients(method, method(batch.sequential_parts[0]).loss)
         learned = {name for name, g in found.items() if g.any()}
         assert learned == heads if step >= 8 else not learned & heads
-    assert not compressor(halting={"joint_training": True}, length_policy="stop").resets_optimizer_state(documents(step=8))
+    assert not compressor(halting={"joint_training": True}, length_policy="stop_head").resets_optimizer_state(documents(step=8))
 
 
 def test_a_window_that_nobody_learns_of_still_has_a_gradient() -> None:
     """In the head's phase a last window of one segment has nothing to teach: its loss can be descended all the same."""
-    method = compressor(halting={"length_cost": 0.1}, length_policy="stop")
+    method = compressor(halting={"length_cost": 0.1}, length_policy="stop_head")
     batch = documents(((4, 4, 4),), windows=(2, 0), step=9)
     last = method(batch.sequential_parts[-1])
     last.loss.backward()
@@ -153,7 +153,7 @@ def test_a_window_that_nobody_learns_of_still_has_a_gradient() -> None:
 
 def test_the_classifier_learns_the_cheapest_length() -> None:
     """Its labels are found by trial; the decoder gets nothing of it."""
-    method = compressor(halting={"length_cost": 0.4}, length_policy="ratio")
+    method = compressor(halting={"length_cost": 0.4}, length_policy="classifier")
     step = method(BATCH)
     found = gradients(method, step.loss)
     assert {name for name, g in found.items() if g.any()} == {"summaries.ratio.weight", "summaries.ratio.bias"}
@@ -175,7 +175,7 @@ def test_the_classifier_learns_the_cheapest_length() -> None:
 
 def test_the_classifier_has_the_heads_rate() -> None:
     """The same at the start; the gradient of what it holds is as many times larger as that is smaller."""
-    one, ten = (compressor(halting={"length_cost": 0.4, "head_lr_multiplier": rate}, length_policy="ratio") for rate in (1.0, 10.0))
+    one, ten = (compressor(halting={"length_cost": 0.4, "head_lr_multiplier": rate}, length_policy="classifier") for rate in (1.0, 10.0))
     for name in ("weight", "bias"):
         drawn = [
             getattr(SummaryParameters(m.decoder, m.config, m.stop_head_config, eos_token_id=0).ratio, name)
@@ -191,7 +191,7 @@ def test_the_classifier_has_the_heads_rate() -> None:
 
 def test_draws_are_the_documents_own() -> None:
     """The same document draws the same lengths in any batch, others in another epoch."""
-    method, batch = compressor(length_policy="nested", max_vectors=50), documents(((3, 3, 3),) * 4, windows=(3, 1))
+    method, batch = compressor(length_policy="nested_dropout", max_vectors=50), documents(((3, 3, 3),) * 4, windows=(3, 1))
     lengths = lambda b: training_window.WindowRun(
         method.segment_model, b, method.segment_model.empty_memory(b.B), "decoder", 1, "length"
     ).predetermined_lengths(0)  # noqa: E731
@@ -207,10 +207,10 @@ def test_draws_are_the_documents_own() -> None:
 
 def test_the_published_formulas() -> None:
     """Raw states fed back, the trigger in the last token's place, a row of the vocabulary as stop, s z as gate."""
-    how = {"estimator": "soft", "head": "vocabulary", "control_tokens": "rows", "control_tokens_in_softmax": True,
-           "soft_gate": "scale", "stop_position": "split", "cost_kind": "ratio", "ratio_memory_weight": 1.0, "cost_on": "all",
+    how = {"estimator": "soft", "head": "vocabulary", "control_tokens": "vocabulary", "control_tokens_in_softmax": True,
+           "soft_gate": "scale_vectors", "stop_position": "mixture", "cost_kind": "ratio", "ratio_memory_weight": 1.0, "cost_on": "all",
            "stop_rule": "threshold", "stop_threshold": 0.5, "hard_window_fraction": 0.0, "length_cost": 1.0}  # fmt: skip
-    reading = {"summary": "self", "length_policy": "stop", "memory_policy": "replace", "summary_map": "none", "step_embedding": False,
+    reading = {"summary": "autoregressive", "length_policy": "stop_head", "memory_policy": "replace", "summary_map": "none", "step_embedding": False,
                "trigger_placement": "replace"}  # fmt: skip
     method = compressor(halting=how, **reading).train()
     batch = documents(((4, 4, 4), (4, 4, 3)), step=9)
@@ -236,7 +236,7 @@ def test_the_price_begins_late() -> None:
     """omega is 0 for half of the steps, then rises; the head alone pays the whole price."""
     assert [penalty_ramp(step, 10, 0.5, 0.25) for step in (0, 5, 8)] == [0.0, 0.0, 1.0]
     how = {"estimator": "soft", "hard_window_fraction": 0.0, "length_cost": 50.0}
-    method, free = (compressor(halting=how | {"length_cost": p}, length_policy="stop") for p in (50.0, 0.0))
+    method, free = (compressor(halting=how | {"length_cost": p}, length_policy="stop_head") for p in (50.0, 0.0))
     for step, same_loss in ((4, True), (9, False)):
         batch = documents(step=step).sequential_parts[0]
         assert torch.equal(method(batch).loss, free(batch).loss) == same_loss
@@ -246,15 +246,15 @@ def test_soft_memory_at_the_edge() -> None:
     """Handed on softly, or hard by the rule of inference where the settings say so."""
     batch = documents(((4, 4, 4, 4),), windows=(2, 0), step=9).sequential_parts[0]
     how = {"estimator": "soft", "hard_window_fraction": 0.0}
-    soft = compressor(halting=how, length_policy="stop")(batch).state
-    hard = compressor(halting=how, length_policy="stop", carry_between_windows="hard")(batch).state
+    soft = compressor(halting=how, length_policy="stop_head")(batch).state
+    hard = compressor(halting=how, length_policy="stop_head", carry_between_windows="hard")(batch).state
     assert soft is not None
     assert hard is not None
     assert soft.log_s is not None
     assert soft.block_lengths.tolist() == [[3, 3]]
     assert hard.log_s is None
     assert hard.block_lengths.sum() < 6
-    straight = compressor(halting={"estimator": "straight"}, length_policy="stop")(batch).state
+    straight = compressor(halting={"estimator": "straight_through"}, length_policy="stop_head")(batch).state
     assert straight is not None
     assert straight.log_s is None
 
@@ -264,7 +264,7 @@ def test_soft_memory_at_the_edge() -> None:
 def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
     """In a window and by the stop of that name alike; scaled it is s sigma, hard, and without a gate sigma, hard."""
     how = {"estimator": "soft", "hard_window_fraction": 0.0, "soft_gate": gate, "cost_kind": "ratio", "ratio_memory_weight": 1.0}
-    method = compressor(halting=how, length_policy="stop", memory_policy=memory)
+    method = compressor(halting=how, length_policy="stop_head", memory_policy=memory)
     piece = documents(((4, 4, 3), (3, 4, 4)), step=9).sequential_parts[0]
     course = training_window.WindowRun(
         method.segment_model, piece, method.segment_model.empty_memory(2), "joint", 1, "length"
@@ -293,7 +293,7 @@ def test_lengths_are_reckoned_in_float32(estimator: str) -> None:
     """Whatever the decoder runs in: its own type, or autocast, checkpointed as a unit."""
     for narrow in (True, False):
         how = {"estimator": estimator, "joint_training": True, "length_cost": 0.1}
-        method = compressor(halting=how, length_policy="stop", checkpoint_segments=True).float().train()
+        method = compressor(halting=how, length_policy="stop_head", checkpoint_segments=True).float().train()
         if narrow:
             method.decoder.to(torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16, not narrow):

@@ -83,8 +83,8 @@ def test_maps_as_they_start() -> None:
 @pytest.mark.parametrize("name", ["llama", "opt"])
 def test_self_feeding(name: str) -> None:
     """The loop on the cache equals reading everything again at each step."""
-    K, summaries = 3, compressor(name, summary="self").summaries
-    decoder = compressor(name, summary="self").decoder
+    K, summaries = 3, compressor(name, summary="autoregressive").summaries
+    decoder = compressor(name, summary="autoregressive").decoder
 
     def of(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, trigger: Tensor, steps: Tensor,
            c: Tensor, r: float, K: int, zero: bool) -> Tensor:  # fmt: skip
