@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from laconic.batches import IGNORE_INDEX, DocumentBatch, StepOutput, next_token_targets
+from laconic.batches import IGNORE_INDEX, DocumentBatch, next_token_targets
 from laconic.compression.halting import inference
 from laconic.compression.halting.estimators import PriceState, length_entropy, penalty_ramp, update_price
 from laconic.compression.halting.inference import StopRule
