@@ -13,8 +13,8 @@ from laconic.compression.halting.losses import mark_priced_segments
 from laconic.compression.training_window import WindowRun
 from laconic.interfaces import Method
 from tests import tolerances
-from tests.core.readings import all_same, same
 from tests.compression.documents import compressor, documents, gradients, some, whole
+from tests.core.readings import all_same, same
 
 CELLS: tuple[dict[str, Any], ...] = (
     *({"summary": g, "length_policy": length} for g in ("parallel", "self", "pool") for length in ("fixed", "nested")),
@@ -35,7 +35,13 @@ HEADS: tuple[dict[str, Any], ...] = (
     {"estimator": "reinforce", "reinforce_baseline": "rows"},
     {"estimator": "soft", "hard_window_fraction": 0.5},
     {"estimator": "soft", "stop_position": "before", "cost_kind": "ratio", "ratio_memory_weight": 1.0},
-    {"estimator": "soft", "soft_gate": "scale_vectors", "prior_kl_weight": 0.1, "entropy_weight": 0.2, "entropy_floor": 1.0},
+    {
+        "estimator": "soft",
+        "soft_gate": "scale_vectors",
+        "prior_kl_weight": 0.1,
+        "entropy_weight": 0.2,
+        "entropy_floor": 1.0,
+    },
     {"estimator": "straight_through"},
 )
 
@@ -150,7 +156,8 @@ def test_rows_are_strangers_where_lengths_are_learned(head: dict[str, Any]) -> N
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive", "pool"])
 def test_a_checkpointed_unit_is_the_plain_one_bit_for_bit(generator: str) -> None:
     plain, again = (
-        compressor(summary=generator, length_policy="nested_dropout", checkpoint_segments=on).train() for on in (False, True)
+        compressor(summary=generator, length_policy="nested_dropout", checkpoint_segments=on).train()
+        for on in (False, True)
     )
     batch = documents()
     (x, first, _), (y, second, _) = whole(plain, batch), whole(again, batch)
@@ -222,7 +229,9 @@ def test_nothing_is_penalised_that_nobody_reads() -> None:
     """Compressions before the last segment of a window count, of rows whose later segments are scored."""
     found = {}
     for penalise in ("read", "all"):
-        method = both({"length_policy": "stop_head"}, {"estimator": "soft", "hard_window_fraction": 0.0, "cost_on": penalise})
+        method = both(
+            {"length_policy": "stop_head"}, {"estimator": "soft", "hard_window_fraction": 0.0, "cost_on": penalise}
+        )
         batch = documents(((5, 4, 5), (4, 5, 0), (3, 0, 0)), step=9)
         found[penalise] = mark_priced_segments(
             WindowRun(method.segment_model, batch, method.segment_model.empty_memory(3), "joint", 0, "length")

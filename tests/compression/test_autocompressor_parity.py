@@ -13,9 +13,9 @@ from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
 from laconic.models.decoder import Decoder
 from tests import tolerances
+from tests.compression.documents import documents, whole
 from tests.conftest import needs
 from tests.core.readings import fresh, same
-from tests.compression.documents import documents, whole
 
 BATCH = documents(((5, 4, 6), (5, 4, 6)), windows=(3, 1))
 SEGMENTS = ((0, 5), (5, 9), (9, 15))

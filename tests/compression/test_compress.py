@@ -14,8 +14,8 @@ from laconic.errors import UsageError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from tests import tolerances
-from tests.core.readings import noise, same
 from tests.compression.documents import compressor, documents, some
+from tests.core.readings import noise, same
 
 BATCH = documents(((5, 4, 5), (4, 5, 2), (3, 0, 0)), pads=1)
 
@@ -244,7 +244,9 @@ def test_how_many_segments_there_is_room_for() -> None:
 
 
 def test_a_price_is_steered_to_a_mean_length() -> None:
-    method = compressor(halting={"target_mean_length": 2.0, "length_cost": 0.5, "cost_step_size": 0.1}, length_policy="stop_head")
+    method = compressor(
+        halting={"target_mean_length": 2.0, "length_cost": 0.5, "cost_step_size": 0.1}, length_policy="stop_head"
+    )
     for number, price, mean in ((3.0, 0.6, 3.0), (1.0, 0.6 + 0.1 * 0.98, 2.98)):
         method.after_update({"expected": number})
         torch.testing.assert_close(method.summaries.price_state, torch.tensor([price, mean]).double())

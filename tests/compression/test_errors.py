@@ -12,8 +12,8 @@ from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig, StopHeadConfig
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.storage.atomic import save_artifact
-from tests.core.readings import fresh
 from tests.compression.documents import compressor, documents
+from tests.core.readings import fresh
 
 TEXT = torch.tensor([[4, 5, 6, 7]])
 
@@ -21,13 +21,31 @@ TEXT = torch.tensor([[4, 5, 6, 7]])
 @pytest.mark.parametrize(
     ("reading", "message"),
     [
-        ({"summary_positions": "zero"}, 'positions "zero": llama has RoPE, where each slot stands somewhere; take contiguous'),
-        ({"adapter_scope": "write"}, 'adapt "write": the decoder has no adapter that could write alone; train with lora'),
+        (
+            {"summary_positions": "zero"},
+            'positions "zero": llama has RoPE, where each slot stands somewhere; take contiguous',
+        ),
+        (
+            {"adapter_scope": "write"},
+            'adapt "write": the decoder has no adapter that could write alone; train with lora',
+        ),
         ({"bos": "sink"}, 'bos "sink": the tokenizer has no such token; take none'),
-        ({"summary": "pool", "memory_policy": "budgeted", "max_memory_vectors": 9}, 'memory "budgeted" with generator "pool": a memory'),
-        ({"memory_policy": "budgeted", "max_memory_vectors": 5}, 'budget 5: memory "budgeted" needs room for 6 vectors; raise it'),
-        ({"memory_policy": "fifo", "max_memory_vectors": 2}, 'budget 2: memory "fifo" needs room for 3 vectors; raise it'),
-        ({"carry_between_windows": "soft"}, 'carry "soft": lengths are hard in training, and so is what is handed on; leave it out'),
+        (
+            {"summary": "pool", "memory_policy": "budgeted", "max_memory_vectors": 9},
+            'memory "budgeted" with generator "pool": a memory',
+        ),
+        (
+            {"memory_policy": "budgeted", "max_memory_vectors": 5},
+            'budget 5: memory "budgeted" needs room for 6 vectors; raise it',
+        ),
+        (
+            {"memory_policy": "fifo", "max_memory_vectors": 2},
+            'budget 2: memory "fifo" needs room for 3 vectors; raise it',
+        ),
+        (
+            {"carry_between_windows": "soft"},
+            'carry "soft": lengths are hard in training, and so is what is handed on; leave it out',
+        ),
         ({"length_policy": "stop_head"}, 'length "stop" without the table halting: it says how the length is learned'),
     ],
 )
@@ -59,8 +77,16 @@ def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) ->
             {"reread_memory": False, "memory_policy": "replace"},
             'memory "replace": the older memory would be lost unread',
         ),
-        (CompressionConfig, {"trigger_placement": "replace"}, 'trigger "replace" with generator "parallel": it is self\'s'),
-        (CompressionConfig, {"max_vectors": 4, "allowed_lengths": (2, 8)}, r"allowed \[2, 8\]: ascending lengths from 1 to cap 4"),
+        (
+            CompressionConfig,
+            {"trigger_placement": "replace"},
+            'trigger "replace" with generator "parallel": it is self\'s',
+        ),
+        (
+            CompressionConfig,
+            {"max_vectors": 4, "allowed_lengths": (2, 8)},
+            r"allowed \[2, 8\]: ascending lengths from 1 to cap 4",
+        ),
         (
             CompressionConfig,
             {"num_vectors": 3, "length_policy": "nested_dropout"},
@@ -77,9 +103,17 @@ def test_settings_that_cannot_be_meant(reading: dict[str, Any], message: str) ->
             {"control_tokens_in_softmax": True},
             'control_in_softmax with control "vectors": there are no rows to score; c',
         ),
-        (StopHeadConfig, {"soft_gate": "scale_vectors"}, 'gate "scale" with estimator "ponder": soft reading alone has a gate'),
+        (
+            StopHeadConfig,
+            {"soft_gate": "scale_vectors"},
+            'gate "scale" with estimator "ponder": soft reading alone has a gate',
+        ),
         (StopHeadConfig, {"soft_gate": "none"}, 'gate "none" with estimator "ponder": soft reading alone has a gate'),
-        (StopHeadConfig, {"stop_position": "mixture"}, 'index "split" with estimator "ponder": the original\'s, of soft alone'),
+        (
+            StopHeadConfig,
+            {"stop_position": "mixture"},
+            'index "split" with estimator "ponder": the original\'s, of soft alone',
+        ),
     ],
 )
 def test_cells_of_the_grid_that_there_are_not(table: Any, given: dict[str, Any], message: str) -> None:
@@ -142,7 +176,11 @@ def test_a_kernel_without_a_gradient_for_the_gate() -> None:
             {"summary": "autoregressive", "bos": "first", "memory_policy": "replace"},
             "segment: 0 vectors, 4 tokens and 4 places and bos, llama has 8 positions; take shorter segments",
         ),
-        ({"max_position_embeddings": 7}, {"summary_positions": "reserved"}, "segment: 3 vectors, 4 tokens and 3 places, llama"),
+        (
+            {"max_position_embeddings": 7},
+            {"summary_positions": "reserved"},
+            "segment: 3 vectors, 4 tokens and 3 places, llama",
+        ),
     ],
 )
 def test_segments_that_do_not_fit(sizes: dict[str, Any], reading: dict[str, Any], message: str) -> None:

@@ -16,8 +16,8 @@ from laconic.compression.halting.inference import StopRule
 from laconic.compression.halting.stop_distribution import length_probs, length_support, mask_disallowed_stops
 from laconic.compression.summary_tokens import SummaryParameters
 from tests import tolerances
-from tests.core.readings import all_same, same
 from tests.compression.documents import compressor, documents, gradients, some
+from tests.core.readings import all_same, same
 
 BATCH = documents(((4, 4), (3, 4)), windows=(2, 0), step=9)
 INDEX = ("after", "before")
@@ -68,7 +68,13 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
     index: str, joint: bool, explore: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every pair of lengths that the two draws can give, each by its probability, row by row."""
-    how = {"estimator": "reinforce", "length_cost": 0.3, "joint_training": joint, "exploration": explore, "stop_position": index} | AT_ONCE
+    how = {
+        "estimator": "reinforce",
+        "length_cost": 0.3,
+        "joint_training": joint,
+        "exploration": explore,
+        "stop_position": index,
+    } | AT_ONCE
     method = compressor(halting=how, length_policy="stop_head", max_vectors=2)
     batch = documents(((4, 4),), windows=(2, 0), step=9)
     laws, columns = list[Tensor](), iter(())
@@ -118,7 +124,13 @@ def test_the_price_of_soft_lengths_by_both_forms() -> None:
     batch = documents(((4, 4, 4), (4, 4, 4)), step=9)
     of = {}
     for penalty in ("vectors", "ratio"):
-        how = {"estimator": "soft", "hard_window_fraction": 0.0, "cost_kind": penalty, "length_cost": 0.5, "cost_on": "all"}
+        how = {
+            "estimator": "soft",
+            "hard_window_fraction": 0.0,
+            "cost_kind": penalty,
+            "length_cost": 0.5,
+            "cost_on": "all",
+        }
         method = compressor(halting=how, length_policy="stop_head")
         free = compressor(halting=how | {"length_cost": 0.0}, length_policy="stop_head")
         of[penalty] = (method(batch).loss - free(batch).loss) * method.loss_denominators(batch)["scored"]
@@ -136,7 +148,9 @@ def test_lengths_first_and_the_head_after() -> None:
         found = gradients(method, method(batch.sequential_parts[0]).loss)
         learned = {name for name, g in found.items() if g.any()}
         assert learned == heads if step >= 8 else not learned & heads
-    assert not compressor(halting={"joint_training": True}, length_policy="stop_head").resets_optimizer_state(documents(step=8))
+    assert not compressor(halting={"joint_training": True}, length_policy="stop_head").resets_optimizer_state(
+        documents(step=8)
+    )
 
 
 def test_a_window_that_nobody_learns_of_still_has_a_gradient() -> None:
@@ -175,7 +189,10 @@ def test_the_classifier_learns_the_cheapest_length() -> None:
 
 def test_the_classifier_has_the_heads_rate() -> None:
     """The same at the start; the gradient of what it holds is as many times larger as that is smaller."""
-    one, ten = (compressor(halting={"length_cost": 0.4, "head_lr_multiplier": rate}, length_policy="classifier") for rate in (1.0, 10.0))
+    one, ten = (
+        compressor(halting={"length_cost": 0.4, "head_lr_multiplier": rate}, length_policy="classifier")
+        for rate in (1.0, 10.0)
+    )
     for name in ("weight", "bias"):
         drawn = [
             getattr(SummaryParameters(m.decoder, m.config, m.stop_head_config, eos_token_id=0).ratio, name)
@@ -191,7 +208,10 @@ def test_the_classifier_has_the_heads_rate() -> None:
 
 def test_draws_are_the_documents_own() -> None:
     """The same document draws the same lengths in any batch, others in another epoch."""
-    method, batch = compressor(length_policy="nested_dropout", max_vectors=50), documents(((3, 3, 3),) * 4, windows=(3, 1))
+    method, batch = (
+        compressor(length_policy="nested_dropout", max_vectors=50),
+        documents(((3, 3, 3),) * 4, windows=(3, 1)),
+    )
     lengths = lambda b: training_window.WindowRun(
         method.segment_model, b, method.segment_model.empty_memory(b.B), "decoder", 1, "length"
     ).predetermined_lengths(0)  # noqa: E731
@@ -263,7 +283,13 @@ def test_soft_memory_at_the_edge() -> None:
 @pytest.mark.parametrize("memory", ["accumulate", "replace"])
 def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
     """In a window and by the stop of that name alike; scaled it is s sigma, hard, and without a gate sigma, hard."""
-    how = {"estimator": "soft", "hard_window_fraction": 0.0, "soft_gate": gate, "cost_kind": "ratio", "ratio_memory_weight": 1.0}
+    how = {
+        "estimator": "soft",
+        "hard_window_fraction": 0.0,
+        "soft_gate": gate,
+        "cost_kind": "ratio",
+        "ratio_memory_weight": 1.0,
+    }
     method = compressor(halting=how, length_policy="stop_head", memory_policy=memory)
     piece = documents(((4, 4, 3), (3, 4, 4)), step=9).sequential_parts[0]
     course = training_window.WindowRun(

@@ -10,8 +10,8 @@ from laconic.compression.memory import SummaryMemory
 from laconic.errors import CorruptArtifactError, LaconicError, UsageError
 from laconic.models.decoder import Decoder
 from laconic.models.embeddings import prompt_embeddings
-from tests.core.readings import decoder_of, noise, same
 from tests.compression.test_memory import ABOUT
+from tests.core.readings import decoder_of, noise, same
 
 IDS = [[5, 9, 3], [7]]
 

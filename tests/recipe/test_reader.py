@@ -9,8 +9,8 @@ from laconic.compression.memory import SummaryMemory
 from laconic.errors import CorruptArtifactError, InputError, LaconicError, UsageError
 from laconic.experiment.compressor import TextCompressor, current_time
 from laconic.generation.config import GenerationConfig
-from tests.core.readings import FAMILIES
 from tests.compression.compressors import reader
+from tests.core.readings import FAMILIES
 from tests.tolerances import FLOORS, ORACLE, largest
 
 TEXTS = [

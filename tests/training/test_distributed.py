@@ -28,8 +28,8 @@ from laconic.training.distributed import check_config, init_ranks
 from laconic.training.loop import train
 from laconic.training.rank_sync import error_from_json, error_to_json
 from laconic.training.ranks import SingleProcess, map_over_ranks
-from tests.methods.batches import kava, reasoning
 from tests.compression.documents import compressor
+from tests.methods.batches import kava, reasoning
 from tests.tolerances import RECOMPUTE, error
 from tests.training.multi_rank import run_ranks, run_ranks_ok
 from tests.training.toy import ToyBatch, ToyData, ToyMethod

@@ -24,8 +24,8 @@ from laconic.nested import state_file
 from laconic.nested.cms import config as cms_config
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
-from tests.core.readings import fresh
 from tests.compression.compressors import reader
+from tests.core.readings import fresh
 from tests.tolerances import FLOAT32, error
 
 pytestmark = pytest.mark.usefixtures("unchecked")
