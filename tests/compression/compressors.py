@@ -39,7 +39,7 @@ def reader(
             p.copy_(noise * 0.25 if p.ndim == 2 else p + noise * 0.3)
     decoder = decoder.to(dtype).eval()
     settings = CompressionConfig(**{"max_vectors": 4, **reading})
-    learned = settings.length_policy in ("stop", "ratio")
+    learned = settings.length_policy in ("stop_head", "classifier")
     how = halting or (StopHeadConfig(initial_mean_fraction=0.5) if learned else None)
     summaries = SummaryParameters(decoder, settings, how, eos_token_id=tokenizer.eos_token_id, seed=seed)
     if summaries.u is not None:

@@ -1,4 +1,4 @@
-"""Batches of documents and compressors for the laws of reading: drawn ids, segments, dead columns anywhere."""
+"""Document batches and compressors for tests: random ids, segments, and padding anywhere."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,67 +19,79 @@ EOS, V = 2, 97
 
 
 def documents(
-    lengths: Sequence[Sequence[int]] = ((5, 4, 5, 3), (4, 5, 2, 0)), *, pads: int = 0,
-    windows: tuple[int, int] = (3, 1), **more: Any,
-) -> DocumentBatch:  # fmt: skip
-    """Rows of segments of so many tokens; `pads` dead columns more than needed stand left, inside and right."""
-    text, live = [], []
+    lengths: Sequence[Sequence[int]] = ((5, 4, 5, 3), (4, 5, 2, 0)),
+    *,
+    pads: int = 0,
+    windows: tuple[int, int] = (3, 1),
+    **fields: Any,
+) -> DocumentBatch:
+    """Rows of segments of these lengths, with `pads` more padding columns per segment than needed, at random places."""
+    ids, masks = [], []
+    widths = [max(row[i] for row in lengths) + pads for i in range(len(lengths[0]))]
     for b, row in enumerate(lengths):
-        drawn = torch.Generator().manual_seed(b)
-        ids = [torch.randint(3, V, (n,), generator=drawn) for n in row]
-        found = [spread(ids[i], max(r[i] for r in lengths) + pads, 7 * b + i) for i in range(len(row))]
-        text.append(torch.cat([x for x, _ in found]))
-        live.append(torch.cat([x for _, x in found]))
-    ends = torch.tensor([max(r[i] for r in lengths) + pads for i in range(len(lengths[0]))]).cumsum(0)
-    alive, names = torch.stack(live), tuple(f"row {b}" for b in range(len(lengths)))
-    cuts, index = tuple(ends.tolist()), torch.arange(len(lengths))
-    return DocumentBatch(torch.stack(text), alive, alive.clone(), cuts, index, names, windows=windows, **more)
+        generator = torch.Generator().manual_seed(b)
+        segments = [torch.randint(3, V, (n,), generator=generator) for n in row]
+        padded = [pad_randomly(segment, widths[i], 7 * b + i) for i, segment in enumerate(segments)]
+        ids.append(torch.cat([x for x, _ in padded]))
+        masks.append(torch.cat([x for _, x in padded]))
+    mask, names = torch.stack(masks), tuple(f"row {b}" for b in range(len(lengths)))
+    ends = tuple(torch.tensor(widths).cumsum(0).tolist())
+    index = torch.arange(len(lengths))
+    return DocumentBatch(torch.stack(ids), mask, mask.clone(), ends, index, names, windows=windows, **fields)
 
 
-def spread(ids: Tensor, width: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Ids in as many columns of `width` of them, in order; what is dead holds any id."""
-    at = torch.randperm(width, generator=torch.Generator().manual_seed(seed))[: len(ids)].sort().values
-    text, live = torch.full((width,), 11), torch.zeros(width, dtype=torch.bool)
-    text[at], live[at] = ids, True
-    return text, live
+def pad_randomly(ids: Tensor, width: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Put ids in order into random columns of `width`; the others hold an arbitrary id."""
+    columns = torch.randperm(width, generator=torch.Generator().manual_seed(seed))[: len(ids)].sort().values
+    padded, mask = torch.full((width,), 11), torch.zeros(width, dtype=torch.bool)
+    padded[columns], mask[columns] = ids, True
+    return padded, mask
 
 
 def compressor(
-    name: str = "llama", halting: dict[str, Any] | None = None, *, steps: int = 10, word: int | None = None,
-    sizes: dict[str, Any] | None = None, **reading: Any,
-) -> AutoCompressor:  # fmt: skip
-    """A compressor in float64 whose every parameter matters, with K = 3 unless `reading` says else; `word` is bos."""
-    how = CompressionConfig(**({"max_vectors": 3} | reading))
-    head = None if halting is None else StopHeadConfig(**halting)
+    name: str = "llama",
+    stop_head: dict[str, Any] | None = None,
+    *,
+    total_steps: int = 10,
+    bos_token_id: int | None = None,
+    sizes: dict[str, Any] | None = None,
+    **settings: Any,
+) -> AutoCompressor:
+    """A compressor in float64 whose every parameter matters, with K = 3 unless `settings` say otherwise."""
+    config = CompressionConfig(**({"max_vectors": 3} | settings))
+    head = None if stop_head is None else StopHeadConfig(**stop_head)
     decoder = fresh(name, **(sizes or {})).double()
-    summaries = SummaryParameters(decoder, how, head, eos_token_id=EOS)
+    summaries = SummaryParameters(decoder, config, head, eos_token_id=EOS)
     with torch.no_grad():
         for i, p in enumerate(summaries.parameters()):
             p.add_(noise(i, *p.shape) * 0.3)
-    return AutoCompressor(decoder, summaries, how, head, total_steps=steps, seed=1, bos_token_id=word).eval()
+    method = AutoCompressor(
+        decoder, summaries, config, head, total_steps=total_steps, seed=1, bos_token_id=bos_token_id
+    )
+    return method.eval()
 
 
 def some(cells: Sequence[Any], every: int) -> list[Any]:
-    """Each `every`th of the cells for the default run; the others are slow ones, beside tests of the same law."""
+    """Mark all but each `every`-th cell as slow; the others run by default."""
     return [cell if i % every == 0 else pytest.param(cell, marks=pytest.mark.slow) for i, cell in enumerate(cells)]
 
 
 def gradients(method: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
     """The gradient of every parameter; zeros where none flows."""
     named = dict(method.named_parameters())
-    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
-    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), found, strict=True)}
+    grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), grads, strict=True)}
 
 
-def whole(method: AutoCompressor, batch: DocumentBatch) -> tuple[Tensor, dict[str, Tensor], SummaryMemory | None]:
-    """Loss and gradients of a batch, window by window as the loop runs them, and the memory handed on last."""
+def run_step(method: AutoCompressor, batch: DocumentBatch) -> tuple[Tensor, dict[str, Tensor], SummaryMemory | None]:
+    """Loss and gradients of a batch, window by window as in the training loop, and the last memory handed on."""
     batch, state = replace(batch, loss_denominators=method.loss_denominators(batch)), None
-    loss, found, kept = torch.zeros((), dtype=torch.float64), dict[str, Tensor](), None
-    for piece in batch.sequential_parts:
-        step = method(piece, state)
+    loss, grads, memory = torch.zeros((), dtype=torch.float64), dict[str, Tensor](), None
+    for part in batch.sequential_parts:
+        step = method(part, state)
         for name, g in gradients(method, step.loss).items():
-            found[name] = found.get(name, torch.zeros_like(g)) + g
+            grads[name] = grads.get(name, torch.zeros_like(g)) + g
         loss = loss + step.loss.detach()
         state = None if step.state is None else step.state.detach()
-        kept = state or kept
-    return loss, found, kept
+        memory = state or memory
+    return loss, grads, memory

@@ -1,4 +1,4 @@
-"""Laws of the soft gate in every family: removal and presence at its ends, blocks, its gradient; scaling is none."""
+"""The attention gate in every model family: its limits, segments, gradient; scaling vectors is not a gate."""
 
 from dataclasses import replace
 from functools import cache
@@ -60,8 +60,8 @@ class Prompt:
 
 
 @FAMILY
-def test_the_gate_tends_to_removal(family: str) -> None:
-    """As log s falls, logits go to those without the slots, in proportion to s; at 0 they are those with them."""
+def test_gate_tends_to_removal(family: str) -> None:
+    """As s falls, logits approach those without the slots in proportion to s; at log s = 0 the gate does nothing."""
     prompt = Prompt(family)
     gone = prompt.logits(live=torch.zeros(1, 8, dtype=torch.bool))
 
@@ -76,8 +76,8 @@ def test_the_gate_tends_to_removal(family: str) -> None:
 
 @FAMILY
 @pytest.mark.parametrize("lengths", [(2, 4), (1, 3), (4, 0)])
-def test_survival_of_0_or_1_is_hard_reading(family: str, lengths: tuple[int, int]) -> None:
-    """The first N slots of each block: removed by `live`, or by s, at the same positions."""
+def test_gate_of_zero_or_one_is_hard_reading(family: str, lengths: tuple[int, int]) -> None:
+    """Removing slots by mask or by s = 0, at the same positions, gives the same logits."""
     prompt = Prompt(family)
     kept = torch.cat([torch.arange(4) < n for n in lengths])[None]
     log_s = torch.where(kept, 0.0, -1e6).double()
@@ -85,8 +85,8 @@ def test_survival_of_0_or_1_is_hard_reading(family: str, lengths: tuple[int, int
 
 
 @FAMILY
-def test_inside_a_block_nothing_is_gated(family: str) -> None:
-    """What the first block's slots become does not hang on its own gate, what the second's become does."""
+def test_gate_does_not_apply_inside_a_segment(family: str) -> None:
+    """States of the first segment's slots do not depend on its own gate; those of the second do."""
     prompt = Prompt(family)
     log_s = torch.tensor([[0.0, -0.5, -1.0, -2.0, 0.0, -0.1, -0.2, -0.3]]).double()
     B = len(prompt.memory)
@@ -115,8 +115,8 @@ def left(family: str, seed: int, scale: bool) -> list[float]:
 
 
 @FAMILY
-def test_scaling_is_no_gate(family: str) -> None:
-    """Vectors scaled by a hundredth keep most of their effect, since the first norm undoes it; log s does not."""
+def test_scaling_vectors_is_not_a_gate(family: str) -> None:
+    """Vectors scaled by 1/100 keep most of their effect, because the first norm undoes it; the gate removes it."""
     for seed in range(2):
         scale, gate = left(family, seed, True), left(family, seed, False)
         assert min(scale[:3]) > 0.8
@@ -126,7 +126,7 @@ def test_scaling_is_no_gate(family: str) -> None:
         assert gate[3] < 0.05
 
 
-def test_a_mask_of_floats_hands_on_the_gates_gradient() -> None:
+def test_gate_gradient_is_equal_in_sdpa_and_eager() -> None:
     """Through rows with minus infinity too, in every back end that has a gradient on this machine."""
     prompt = Prompt("llama")
     log_s = torch.full((2, 8), -0.7, dtype=torch.float64).requires_grad_()

@@ -1,4 +1,4 @@
-"""Laws of training with a memory: padding, rows, windows, checkpointing, and where gradients go."""
+"""Training of AutoCompressors: padding, rows, windows, checkpointing, and where gradients flow."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,11 +13,15 @@ from laconic.compression.halting.losses import mark_priced_segments
 from laconic.compression.training_window import WindowRun
 from laconic.interfaces import Method
 from tests import tolerances
-from tests.compression.documents import compressor, documents, gradients, some, whole
+from tests.compression.documents import compressor, documents, gradients, run_step, some
 from tests.core.readings import all_same, same
 
 CELLS: tuple[dict[str, Any], ...] = (
-    *({"summary": g, "length_policy": length} for g in ("parallel", "self", "pool") for length in ("fixed", "nested")),
+    *(
+        {"summary": g, "length_policy": length}
+        for g in ("parallel", "autoregressive", "pool")
+        for length in ("fixed", "nested_dropout")
+    ),
     {"summary": "select"},
     {"summary": "autoregressive", "memory_policy": "replace", "length_policy": "nested_dropout"},
     {"memory_policy": "replace"},
@@ -46,35 +50,35 @@ HEADS: tuple[dict[str, Any], ...] = (
 )
 
 
-def named(cell: dict[str, Any]) -> str:
+def cell_id(cell: dict[str, Any]) -> str:
     return " ".join(map(str, cell.values()))
 
 
-def both(cell: dict[str, Any], head: dict[str, Any] | None = None, name: str = "llama") -> AutoCompressor:
-    word = 1 if "bos" in cell else None
-    return compressor(name, None if head is None else {"length_cost": 0.2, **head}, word=word, **cell)
+def make(cell: dict[str, Any], head: dict[str, Any] | None = None, name: str = "llama") -> AutoCompressor:
+    bos_token_id = 1 if "bos" in cell else None
+    return compressor(name, None if head is None else {"length_cost": 0.2, **head}, bos_token_id=bos_token_id, **cell)
 
 
-def test_it_is_a_method() -> None:
+def test_autocompressor_is_a_method() -> None:
     method = compressor()
     assert isinstance(method, Method)
     assert not method.resets_optimizer_state(documents())
 
 
-def test_what_a_token_predicts() -> None:
+def test_next_token_targets_skip_padding_and_unscored_tokens() -> None:
     live = torch.tensor([[False, True, False, True, True, False]])
     scored = torch.tensor([[True, True, True, False, True, True]])
     assert next_token_targets(torch.arange(6)[None], live, scored).tolist() == [[-100, -100, -100, 4, -100, -100]]
 
 
-@pytest.mark.parametrize("cell", some(CELLS, 2), ids=named)
-def test_dead_columns_change_nothing(cell: dict[str, Any]) -> None:
-    """Left, inside, right, and segments that a row does not have: loss and gradients are those of the tight grid."""
-    method = both(cell)
-    loss, found, kept = whole(method, documents())
-    padded, again, other = whole(method, documents(pads=2))
+@pytest.mark.parametrize("cell", some(CELLS, 2), ids=cell_id)
+def test_padding_changes_nothing(cell: dict[str, Any]) -> None:
+    """Padding left, inside and right, and segments that a row does not have, leave loss and gradients the same."""
+    method = make(cell)
+    loss, found, kept = run_step(method, documents())
+    padded, again, other = run_step(method, documents(pads=2))
     same(padded, loss)
-    if cell.get("generator") == "select":  # whose bias is float32
+    if cell.get("summary") == "select":  # its bias is float32
         for name in found:
             same(again[name], found[name], tolerances.FLOAT32)
     else:
@@ -88,20 +92,20 @@ def test_dead_columns_change_nothing(cell: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", some(["opt", "gpt2", "qwen2", "qwen3"], 4))
-def test_dead_columns_change_nothing_in_any_family(name: str) -> None:
+def test_padding_changes_nothing_in_any_family(name: str) -> None:
     for cell in ({"length_policy": "nested_dropout"}, {"summary": "autoregressive"}):
-        method = both(cell, name=name)
-        (loss, found, _), (padded, again, _) = whole(method, documents()), whole(method, documents(pads=1))
+        method = make(cell, name=name)
+        (loss, found, _), (padded, again, _) = run_step(method, documents()), run_step(method, documents(pads=1))
         same(padded, loss)
         all_same(again.values(), found.values())
 
 
-@pytest.mark.parametrize("head", some(HEADS, 2), ids=named)
+@pytest.mark.parametrize("head", some(HEADS, 2), ids=cell_id)
 @pytest.mark.parametrize("generator", some(["parallel", "autoregressive"], 2))
-def test_dead_columns_change_nothing_where_lengths_are_learned(head: dict[str, Any], generator: str) -> None:
-    method = both({"summary": generator, "length_policy": "stop_head"}, head)
+def test_padding_changes_nothing_with_learned_lengths(head: dict[str, Any], generator: str) -> None:
+    method = make({"summary": generator, "length_policy": "stop_head"}, head)
     tight, wide = documents(step=9), documents(step=9, pads=1)
-    (loss, found, _), (padded, again, _) = whole(method, tight), whole(method, wide)
+    (loss, found, _), (padded, again, _) = run_step(method, tight), run_step(method, wide)
     same(
         padded,
         loss,
@@ -111,10 +115,10 @@ def test_dead_columns_change_nothing_where_lengths_are_learned(head: dict[str, A
     assert found["summaries.u"].any()
 
 
-def alone(
+def run_rows_separately(
     method: AutoCompressor, batch: DocumentBatch, totals: dict[str, float]
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """The rows one by one, of the sums of all."""
+    """Run the rows one by one, with the denominators of all."""
     total, found = torch.zeros((), dtype=torch.float64), []
     for b in range(batch.B):
         state = None
@@ -126,22 +130,22 @@ def alone(
     return total, found
 
 
-@pytest.mark.parametrize("cell", some(CELLS, 4), ids=named)
-def test_rows_are_strangers(cell: dict[str, Any]) -> None:
-    method, batch = both(cell), documents()
-    loss, found, _ = whole(method, batch)
-    total, parts = alone(method, batch, method.loss_denominators(batch))
+@pytest.mark.parametrize("cell", some(CELLS, 4), ids=cell_id)
+def test_rows_are_independent(cell: dict[str, Any]) -> None:
+    method, batch = make(cell), documents()
+    loss, found, _ = run_step(method, batch)
+    total, parts = run_rows_separately(method, batch, method.loss_denominators(batch))
     same(total, loss)
     all_same([sum(p[n] for p in parts) for n in found], found.values())
 
 
-@pytest.mark.parametrize("head", some(HEADS, 3), ids=named)
-def test_rows_are_strangers_where_lengths_are_learned(head: dict[str, Any]) -> None:
-    """Draws go by the document, never by the place in a batch."""
-    method, batch = both({"length_policy": "stop_head"}, head), documents(step=9)
-    loss, found, _ = whole(method, batch)
-    total, parts = alone(method, batch, method.loss_denominators(batch))
-    if head.get("baseline") != "rows":
+@pytest.mark.parametrize("head", some(HEADS, 3), ids=cell_id)
+def test_rows_are_independent_with_learned_lengths(head: dict[str, Any]) -> None:
+    """Random lengths are keyed by the document, not by its position in the batch."""
+    method, batch = make({"length_policy": "stop_head"}, head), documents(step=9)
+    loss, found, _ = run_step(method, batch)
+    total, parts = run_rows_separately(method, batch, method.loss_denominators(batch))
+    if head.get("reinforce_baseline") != "rows":
         within = (
             tolerances.FLOAT32
             if method.has_soft_lengths or head["estimator"] == "straight_through"
@@ -154,19 +158,19 @@ def test_rows_are_strangers_where_lengths_are_learned(head: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive", "pool"])
-def test_a_checkpointed_unit_is_the_plain_one_bit_for_bit(generator: str) -> None:
+def test_checkpointed_segments_are_equal_bit_for_bit(generator: str) -> None:
     plain, again = (
         compressor(summary=generator, length_policy="nested_dropout", checkpoint_segments=on).train()
         for on in (False, True)
     )
     batch = documents()
-    (x, first, _), (y, second, _) = whole(plain, batch), whole(again, batch)
+    (x, first, _), (y, second, _) = run_step(plain, batch), run_step(again, batch)
     assert torch.equal(x, y)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def nats_of(method: AutoCompressor, batch: DocumentBatch) -> list[Tensor]:
-    """Nats of each segment of a window."""
+def segment_losses(method: AutoCompressor, batch: DocumentBatch) -> list[Tensor]:
+    """Return the nats of each segment of a window."""
     course = WindowRun(
         method.segment_model,
         batch,
@@ -179,13 +183,13 @@ def nats_of(method: AutoCompressor, batch: DocumentBatch) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
-def test_gradients_reach_every_compression_of_a_window_and_no_earlier_text(generator: str) -> None:
-    """CE of segment i + 1 reaches the text of segment i through its vectors; CE of i does not reach sigma of i."""
+def test_gradients_reach_every_compression_of_a_window(generator: str) -> None:
+    """The loss of segment i + 1 reaches the text of segment i through its vectors; that of i does not reach them."""
     method = compressor(summary=generator)
     text = torch.tensor([[3, 4, 5, 10, 11, 12, 20, 21, 22]])
     live = torch.ones_like(text, dtype=torch.bool)
     batch = DocumentBatch(text, live, live, (3, 6, 9), torch.zeros(1).long(), windows=(3, 1))
-    nats = nats_of(method, batch.sequential_parts[0])
+    nats = segment_losses(method, batch.sequential_parts[0])
     table = method.decoder.token_embedding.weight
     learned = method.summaries.tokens if generator == "parallel" else method.summaries.steps
     words = [torch.autograd.grad(n, table, retain_graph=True)[0] for n in nats]
@@ -198,8 +202,8 @@ def test_gradients_reach_every_compression_of_a_window_and_no_earlier_text(gener
     assert all(r is not None and bool(r.any(1).all()) for r in reached[1:])
 
 
-def test_no_gradient_crosses_the_edge_of_a_window() -> None:
-    """The words of the first window get nothing from the second; with an overlap what is read again does learn."""
+def test_gradients_do_not_cross_windows() -> None:
+    """The text of the first window gets no gradient from the second; with an overlap, what is read again does."""
     for windows, learns in (((2, 0), False), ((2, 1), True)):
         method = compressor()
         text = torch.tensor([[3, 4, 5, 10, 11, 12, 20, 21, 22, 30, 31, 32]])
@@ -214,22 +218,22 @@ def test_no_gradient_crosses_the_edge_of_a_window() -> None:
         assert bool(found[[10, 11, 12]].any()) == learns
 
 
-def test_the_last_compression_of_a_window_has_no_graph() -> None:
+def test_last_compression_of_a_window_has_no_graph() -> None:
     method, batch = compressor(), documents(windows=(2, 0)).sequential_parts[0]
     state = method(batch).state
     assert state is not None
-    assert state.blocks == 2
+    assert state.num_segments == 2
     first, last = state.vectors[:, :3], state.vectors[:, 3:]
     assert not state.vectors.requires_grad
     assert first.any()
     assert last.any()
 
 
-def test_nothing_is_penalised_that_nobody_reads() -> None:
-    """Compressions before the last segment of a window count, of rows whose later segments are scored."""
+def test_priced_segments_are_those_that_are_read() -> None:
+    """Compressions before the last segment of a window are priced if later segments of the row are scored."""
     found = {}
     for penalise in ("read", "all"):
-        method = both(
+        method = make(
             {"length_policy": "stop_head"}, {"estimator": "soft", "hard_window_fraction": 0.0, "cost_on": penalise}
         )
         batch = documents(((5, 4, 5), (4, 5, 0), (3, 0, 0)), step=9)
@@ -241,11 +245,11 @@ def test_nothing_is_penalised_that_nobody_reads() -> None:
     assert found["all"].tolist() == [[True] * 3, [True, True, False], [True, False, False]]
 
 
-def test_windows_as_means() -> None:
-    """normalise windows: each row's mean over its window, a mean over rows; with equal windows the two agree."""
+def test_loss_reduction_window_averages_windows() -> None:
+    """Each row's mean over its window is averaged over rows; with equal windows both reductions agree."""
     batch = documents(((4, 4), (4, 4)), windows=(2, 0))
-    (a, _, _), (b, _, _) = whole(compressor(), batch), whole(compressor(loss_reduction="window"), batch)
+    (a, _, _), (b, _, _) = run_step(compressor(), batch), run_step(compressor(loss_reduction="window"), batch)
     same(a, b)
     ragged = documents()
-    (a, _, _), (b, _, _) = whole(compressor(), ragged), whole(compressor(loss_reduction="window"), ragged)
+    (a, _, _), (b, _, _) = run_step(compressor(), ragged), run_step(compressor(loss_reduction="window"), ragged)
     assert abs(float(a - b)) > 1e-3

@@ -1,4 +1,4 @@
-"""AC1 to AC6 and AC8 to AC11 against their oracles: a document read with a memory, and passages at retrieval."""
+"""AC1 to AC6 and AC8 to AC11 against their oracles: reading with a memory, and retrieval of passages."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,6 @@ from laconic.batches import DocumentBatch
 from laconic.compression import segment as compression_segment
 from laconic.compression.memory import SummaryMemory
 from laconic.compression.memory_policy import max_memory_vectors
-from laconic.compression.retrieval import choice, fused, order, replug
 from laconic.compression.segment_model import SegmentModel
 from laconic.config.methods import CompressionConfig
 from tests.compression.documents import compressor, documents
@@ -20,6 +19,7 @@ from tests.core.readings import fresh, noise, small
 from tests.oracles import autocompressor as oracle
 from tests.oracles.autocompressor import MISREAD, ORACLE
 from tests.oracles.compare import agree
+from tests.reference.retrieval import choose_answer, fuse_summaries, order_passages, replug
 
 TABLE = ("text shifted by the memory where that has no positions", "memory on row 0 of the table", "everything counted")
 HELD = torch.tensor([[True, False, True, True], [False, True, True, False], [False] * 4])
@@ -27,18 +27,18 @@ LIVE = torch.tensor([[False, True, True, False, True], [True] * 5, [True, True, 
 
 
 def memory_of(vectors: Tensor, live: Tensor) -> SummaryMemory:
-    """A memory of one block with these slots."""
+    """Build a memory of one segment with these slots."""
     return SummaryMemory.empty(len(vectors), vectors.shape[2], vectors.dtype).append(vectors, live, live.sum(1))
 
 
 @pytest.mark.equation("autocompressor", "AC1")
 @pytest.mark.parametrize(("generator", "trigger"), [("parallel", False), ("autoregressive", True)])
-def test_room(generator: Any, trigger: bool) -> None:
+def test_max_memory_vectors(generator: Any, trigger: bool) -> None:
     reading = CompressionConfig(summary=generator, max_vectors=5)
 
     def of(positions: int, window: int | None, zero: bool, bos: int, segment: int, K: int, trigger: bool) -> float:
         name = "opt" if zero else "llama"
-        config = fresh(name, max_position_embeddings=positions, windows=(None, window)).config
+        config = fresh(name, max_position_embeddings=positions, sliding_windows=(None, window)).config
         found = max_memory_vectors(config, reading, bos, segment)
         return float(10_000 if found is None else max(found, -1))
 
@@ -53,8 +53,8 @@ def test_room(generator: Any, trigger: bool) -> None:
 
 @pytest.mark.equation("autocompressor", "AC2")
 @pytest.mark.parametrize("name", ["llama", "opt"])
-def test_read(name: str) -> None:
-    """Rows with dead columns in memory and text, one of them without any memory."""
+def test_read_segment(name: str) -> None:
+    """Rows with padding in memory and text, one of them without any memory."""
     decoder, zero, reading = fresh(name).double(), name == "opt", CompressionConfig(max_vectors=3)
 
     def of(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, e: Tensor, zero: bool) -> Any:
@@ -69,7 +69,7 @@ def test_read(name: str) -> None:
 
 @pytest.mark.equation("autocompressor", "AC2")
 @pytest.mark.slow
-def test_read_by_finite_differences() -> None:
+def test_read_segment_by_finite_differences() -> None:
     decoder, held, live = small("opt"), HELD[:1, :3], LIVE[:1, :3]
     leaves = [noise(i, *shape).requires_grad_() for i, shape in enumerate(((1, 3, 8), (1, 3, 8), (2, 8)))]
 
@@ -88,7 +88,7 @@ def ragged(x: Tensor, live: Tensor) -> list[Tensor]:
 @pytest.mark.equation("autocompressor", "AC3")
 @pytest.mark.equation("autocompressor", "AC4")
 @pytest.mark.parametrize("id", ["AC3", "AC4"])
-def test_memory_grows_or_is_replaced(id: str) -> None:
+def test_memory_append_and_overwrite(id: str) -> None:
     old, new, there = noise(1, 3, 4, 5), noise(2, 3, 5, 5), LIVE.clone()
     there[1] = False  # a document that has ended
 
@@ -105,7 +105,7 @@ def test_memory_grows_or_is_replaced(id: str) -> None:
 
 
 def rows_of(batch: DocumentBatch) -> list[Any]:
-    """The ids of each segment, the windows by number, and how many of each are read again."""
+    """Return the ids of each segment, the segments of each window, and how many of them are read again."""
     pieces = batch.sequential_parts
     windows = [[piece.first_segment + i for i in range(len(piece.segment_ends))] for piece in pieces]
     again = [batch.windows[1] if piece.first_segment else 0 for piece in pieces]
@@ -119,8 +119,8 @@ def rows_of(batch: DocumentBatch) -> list[Any]:
 @pytest.mark.equation("autocompressor", "AC5")
 @pytest.mark.parametrize("memory", ["accumulate", "replace"])
 @pytest.mark.parametrize(("name", "windows"), [("llama", (3, 1)), ("opt", (2, 0))])
-def test_loss_of_documents(name: str, windows: tuple[int, int], memory: Any) -> None:
-    """Windows with a memory between them, dead columns anywhere, rows that end: value and gradients."""
+def test_autocompressor_loss(name: str, windows: tuple[int, int], memory: Any) -> None:
+    """Value and gradients with several windows, padding anywhere, and rows that end."""
     batch = documents(pads=1, windows=windows)
     method = compressor(name, memory_policy=memory)
     method.decoder.requires_grad_(True)
@@ -142,7 +142,7 @@ def test_loss_of_documents(name: str, windows: tuple[int, int], memory: Any) -> 
 
 
 @pytest.mark.equation("autocompressor", "AC5")
-def test_nats_by_finite_differences() -> None:
+def test_segment_loss_by_finite_differences() -> None:
     decoder = small("llama", vocab_size=7)
     unit = SegmentModel(decoder, compressor(sizes={"vocab_size": 7}).summaries)
     targets = torch.tensor([[3, -100, 5, 1], [-100, 2, -100, 4]])
@@ -151,7 +151,7 @@ def test_nats_by_finite_differences() -> None:
 
 
 @pytest.mark.equation("autocompressor", "AC6")
-def test_memory_is_a_constant_at_the_edge() -> None:
+def test_memory_detach_between_windows() -> None:
     def of(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()
         held = memory_of(x, torch.ones(x.shape[:2], dtype=torch.bool))
@@ -162,26 +162,26 @@ def test_memory_is_a_constant_at_the_edge() -> None:
 
 
 @pytest.mark.equation("autocompressor", "AC8")
-def test_fused_summaries() -> None:
-    agree(fused, ORACLE["AC8"], MISREAD["AC8"], -3 * noise(1, 9).abs(), -3 * noise(2, 9).abs())
+def test_fuse_summaries() -> None:
+    agree(fuse_summaries, ORACLE["AC8"], MISREAD["AC8"], -3 * noise(1, 9).abs(), -3 * noise(2, 9).abs())
 
 
 @pytest.mark.equation("autocompressor", "AC9")
-def test_mixture_over_passages() -> None:
+def test_replug() -> None:
     agree(replug, ORACLE["AC9"], MISREAD["AC9"], -3 * noise(1, 4, 6).abs(), 2 * noise(2, 4))
 
 
 @pytest.mark.equation("autocompressor", "AC10")
-def test_order_of_passages() -> None:
+def test_order_passages() -> None:
     passages, query = noise(1, 6, 3, 4) * torch.arange(1, 7)[:, None, None], noise(2, 3, 4)
     passages[4] = passages[1]
-    agree(lambda p, q: order(p, q).double(), ORACLE["AC10"], MISREAD["AC10"], passages, query)
+    agree(lambda p, q: order_passages(p, q).double(), ORACLE["AC10"], MISREAD["AC10"], passages, query)
 
 
 @pytest.mark.equation("autocompressor", "AC11")
 @pytest.mark.parametrize("calibrated", [True, False])
-def test_answer_of_a_classification(calibrated: bool) -> None:
+def test_choose_answer(calibrated: bool) -> None:
     nats, tokens = 9 * noise(1, 40, 3).abs(), torch.tensor([[1, 2, 5]]).expand(40, 3)
     without = 9 * noise(2, 40, 3).abs() if calibrated else None
     told = {n: wrong for n, wrong in MISREAD["AC11"].items() if calibrated or n != "calibration added"}
-    agree(lambda *x: choice(*x).double(), ORACLE["AC11"], told, nats, tokens, without)
+    agree(lambda *x: choose_answer(*x).double(), ORACLE["AC11"], told, nats, tokens, without)

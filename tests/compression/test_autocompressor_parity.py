@@ -1,4 +1,4 @@
-"""Law of parity: a loop written over the models of transformers gives the same states, memory, loss and gradients."""
+"""A loop over transformers' OPT and Llama gives the same states, memory, loss and gradients."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from laconic.compression.summary_tokens import SummaryParameters
 from laconic.config.methods import CompressionConfig
 from laconic.models.decoder import Decoder
 from tests import tolerances
-from tests.compression.documents import documents, whole
+from tests.compression.documents import documents, run_step
 from tests.conftest import needs
 from tests.core.readings import fresh, same
 
@@ -59,7 +59,7 @@ def course(model: Any, tokens: Tensor, zero: bool) -> tuple[Tensor, Tensor, list
 
 
 @pytest.mark.parametrize("name", ["opt", "llama"])
-def test_a_loop_over_transformers_is_the_same(name: str, tmp_path: Path) -> None:
+def test_autocompressor_equals_a_loop_over_transformers(name: str, tmp_path: Path) -> None:
     """Parallel summaries, fixed and accumulated: OPT's memory without positions, Llama's with plain ones."""
     needs("transformers")
     decoder = fresh(name).double()
@@ -72,7 +72,7 @@ def test_a_loop_over_transformers_is_the_same(name: str, tmp_path: Path) -> None
     loss.backward()
 
     within = tolerances.ORACLE if name == "opt" else tolerances.FLOAT32  # tables of rotation are float32
-    found, gradients, _ = whole(method, BATCH)
+    found, gradients, _ = run_step(method, BATCH)
     same(found, loss, within)
     held = None
     for i, (start, end) in enumerate(SEGMENTS):

@@ -1,4 +1,4 @@
-"""Laws of compressing and reading a segment: rows, stops, dead slots, joins, and generation on a memory."""
+"""Compressing and reading a segment: rows, stops, invalid slots, concatenation, generation from a memory."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ BATCH = documents(((5, 4, 5), (4, 5, 2), (3, 0, 0)), pads=1)
 
 
 def segments_of(rows: slice | int = slice(None)) -> list[tuple[Tensor, Tensor]]:
-    """Text and live columns of each segment, of all rows or one."""
+    """Return ids and mask of each segment, for all rows or one."""
     rows = slice(rows, rows + 1) if isinstance(rows, int) else rows
     return [(BATCH.input_ids[rows, s], BATCH.attention_mask[rows, s]) for s in BATCH.segment_slices]
 
@@ -46,16 +46,16 @@ CELLS: tuple[dict[str, Any], ...] = (
 )
 
 
-def made(cell: dict[str, Any], name: str = "llama", **more: Any) -> AutoCompressor:
-    learned = cell.get("length") in ("stop", "ratio")
+def make(cell: dict[str, Any], name: str = "llama", **more: Any) -> AutoCompressor:
+    learned = cell.get("length_policy") in ("stop_head", "classifier")
     return compressor(name, {"length_cost": 0.1, "initial_mean_fraction": 0.6, **more} if learned else None, **cell)
 
 
 @pytest.mark.parametrize("name", some(["llama", "opt"], 2))
 @pytest.mark.parametrize("cell", some(CELLS, 2), ids=lambda c: " ".join(map(str, c.values())))
-def test_a_batch_is_its_rows_one_by_one(cell: dict[str, Any], name: str) -> None:
-    """Rows of other lengths and stops, one of which has ended: the same memory, and the same states read after it."""
-    method, question = made(cell, name), torch.tensor([[7, 8, 9, 10]])
+def test_compress_batch_equals_its_rows(cell: dict[str, Any], name: str) -> None:
+    """Rows with different lengths and stops, one of which has ended, give the same memory and states as alone."""
+    method, question = make(cell, name), torch.tensor([[7, 8, 9, 10]])
     together = compressed(method)
     states = method.read_text(question.expand(3, -1), None, together)
     for b in range(3):
@@ -65,9 +65,9 @@ def test_a_batch_is_its_rows_one_by_one(cell: dict[str, Any], name: str) -> None
 
 
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
-def test_a_scripted_stop(generator: str) -> None:
-    """Lengths 1 and 3: a row that has stopped is latched, and is what it would be by itself."""
-    method = made({"summary": generator, "length_policy": "stop_head"})
+def test_compress_stops_each_row_on_its_own(generator: str) -> None:
+    """With lengths 1 and 3, a row that has stopped keeps the vectors it would have alone."""
+    method = make({"summary": generator, "length_policy": "stop_head"})
     text = torch.tensor([[4, 5, 6, 7], [8, 9, 10, 11]])
     how = StopRule("sample", uniforms=torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]).double())
     memory = method.compress(text, rule=how)
@@ -77,8 +77,8 @@ def test_a_scripted_stop(generator: str) -> None:
         same(memory.to_list()[b], own.to_list()[0])
 
 
-def test_the_loop_ends_when_every_row_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = made({"summary": "autoregressive", "length_policy": "stop_head"})
+def test_compress_loop_ends_when_all_rows_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = make({"summary": "autoregressive", "length_policy": "stop_head"})
     calls, inner = [], method.decoder.forward
 
     def counting(*given: Any, **named: Any) -> Any:
@@ -94,8 +94,8 @@ def test_the_loop_ends_when_every_row_has_stopped(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
-def test_the_first_vectors_do_not_know_of_the_rest(generator: str) -> None:
-    method, text = made({"summary": generator, "length_policy": "nested_dropout"}), torch.tensor([[4, 5, 6, 7]])
+def test_compress_first_vectors_do_not_depend_on_the_rest(generator: str) -> None:
+    method, text = make({"summary": generator, "length_policy": "nested_dropout"}), torch.tensor([[4, 5, 6, 7]])
     longest = method.compress(text)
     assert longest.num_vectors.tolist() == [3]
     for n in (1, 2):
@@ -104,7 +104,7 @@ def test_the_first_vectors_do_not_know_of_the_rest(generator: str) -> None:
 
 @pytest.mark.parametrize("positions", ["contiguous", "reserved"])
 @pytest.mark.parametrize("soft", [False, True])
-def test_what_dead_slots_hold_changes_nothing(positions: str, soft: bool) -> None:
+def test_read_text_ignores_invalid_slots(positions: str, soft: bool) -> None:
     method = compressor(summary_positions=positions)
     D, live = (
         method.summaries.width,
@@ -120,8 +120,8 @@ def test_what_dead_slots_hold_changes_nothing(positions: str, soft: bool) -> Non
     same(method.read_text(text, None, memory.compact()), method.read_text(text, None, memory), within)
 
 
-def test_a_certain_gate_is_removal_where_places_are_reserved() -> None:
-    """Survival 1 for the first places and next to 0 for the others reads as the hard memory does."""
+def test_read_text_gate_of_zero_removes_slots_with_reserved_positions() -> None:
+    """Survival 1 for the first slots and almost 0 for the others reads like the hard memory."""
     method = compressor(summary_positions="reserved")
     D, lengths = method.summaries.width, torch.tensor([[1], [2]])
     vectors, every = noise(1, 2, 3, D), torch.ones(2, 3, dtype=torch.bool)
@@ -134,11 +134,11 @@ def test_a_certain_gate_is_removal_where_places_are_reserved() -> None:
     assert torch.equal(soft.truncate_to(lengths).vectors, hard.compact().vectors)
     contiguous = compressor()
     far = contiguous.read_text(text, None, soft) - contiguous.read_text(text, None, hard)
-    assert far.abs().max() > 1e-3  # the text stands behind K slots, and behind N
+    assert far.abs().max() > 1e-3  # the text follows K slots in one and N in the other
 
 
-def test_independent_segments_may_be_joined() -> None:
-    """Without the older memory in the prompt, compressing one after another is joining what was compressed apart."""
+def test_compress_without_reread_memory_equals_concatenation() -> None:
+    """Without older memory in the prompt, compressing in sequence equals concatenating separate compressions."""
     method = compressor(reread_memory=False)
     one_by_one = compressed(method)
     apart = SummaryMemory.concat_segments(*(method.compress(text, live) for text, live in segments_of()))
@@ -152,9 +152,9 @@ def test_independent_segments_may_be_joined() -> None:
 
 
 @pytest.mark.parametrize(("name", "bos"), [("llama", "sink"), ("llama", "none"), ("opt", "sink"), ("opt", "none")])
-def test_generation_goes_on_from_a_memory(name: str, bos: str) -> None:
-    """The memory read once, the prompt on its cache: each id is the likeliest after [memory; prompt; ids so far]."""
-    method = compressor(name, bos=bos, word=1)
+def test_generate_continues_from_a_memory(name: str, bos: str) -> None:
+    """Each id generated from the memory's cache is the most likely one after [memory; prompt; ids so far]."""
+    method = compressor(name, bos=bos, bos_token_id=1)
     memory = method.compress(
         torch.tensor([[4, 5, 6, 7], [8, 9, 10, 11]]), torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
     )
@@ -164,7 +164,8 @@ def test_generation_goes_on_from_a_memory(name: str, bos: str) -> None:
         state = method.decoder(
             before.inputs_embeds, attention_mask=before.attention_mask, position_ids=before.position_ids
         ).cache
-    found = generate(method.decoder, input_ids=prompts, state=state, max_tokens=4, eos_token_ids=())
+    config = GenerationConfig(max_tokens=4, eos_token_ids=())
+    found = generate(method.decoder, input_ids=prompts, state=state, config=config)
     for b, prompt in enumerate(prompts):
         row = list(prompt)
         for got in found[b].token_ids:
@@ -173,12 +174,12 @@ def test_generation_goes_on_from_a_memory(name: str, bos: str) -> None:
             row.append(got)
 
 
-def test_nats_are_those_of_training() -> None:
+def test_nll_equals_the_training_loss() -> None:
     method, batch = compressor(), documents(((5, 4), (4, 5)), windows=(2, 0))
     piece = batch.sequential_parts[0]
     first, second = ((piece.input_ids[:, s], piece.attention_mask[:, s]) for s in piece.segment_slices)
     memory = method.compress(*first)
-    whole = method(piece).parts["nats"] * method.loss_denominators(batch)["scored"]
+    whole = method(piece).metrics["nats"] * method.loss_denominators(batch)["scored"]
     scored = torch.ones_like(second[1])
     joint = method.nll(second[0], second[1], scored, memory) + method.nll(first[0], first[1], piece.loss_mask[:, :5])
     hidden = method.read_text(*first)
@@ -188,8 +189,8 @@ def test_nats_are_those_of_training() -> None:
     same(joint.sum(), whole)
 
 
-def test_the_writer_alone_has_the_adapter() -> None:
-    """adapt write: text is read as the base reads it, vectors are written with the adapter."""
+def test_adapter_scope_write_reads_with_the_base_model() -> None:
+    """Text is read by the base model; vectors are written with the adapter."""
     from contextlib import contextmanager
 
     method = compressor()
@@ -214,11 +215,11 @@ def test_the_writer_alone_has_the_adapter() -> None:
     assert not torch.equal(other(batch).loss, plain(batch).loss)
 
 
-def test_bos_first_stands_before_the_first_segment_alone() -> None:
-    """Where segments are compressed without the older memory, too."""
+def test_bos_first_precedes_only_the_first_segment() -> None:
+    """Also if segments are compressed without the older memory."""
     text = torch.tensor([[4, 5, 6, 7]])
     for recurrent in (True, False):
-        method, plain = (compressor(bos=bos, word=1, reread_memory=recurrent) for bos in ("first", "none"))
+        method, plain = (compressor(bos=bos, bos_token_id=1, reread_memory=recurrent) for bos in ("first", "none"))
         memory = method.compress(text)
         assert not torch.equal(memory.vectors, plain.compress(text).vectors)
         assert torch.equal(method.compress(text, None, memory).vectors, plain.compress(text, None, memory).vectors)
@@ -226,31 +227,29 @@ def test_bos_first_stands_before_the_first_segment_alone() -> None:
         assert method.build_prompt(method.segment_model.empty_memory(1)).attention_mask.shape[1] == 1
 
 
-def test_a_text_that_is_only_read_needs_no_places() -> None:
+def test_read_text_needs_no_room_for_summary_positions() -> None:
     method = compressor(sizes={"max_position_embeddings": 10})
     memory = method.compress(torch.tensor([[4, 5, 6, 7]]))
     assert method.read_text(torch.tensor([[4, 5, 6, 7, 8, 9, 10]]), None, memory).shape[1] == 7
-    with pytest.raises(
-        UsageError, match="segment: 3 vectors, 8 tokens and 0 places, llama has 10 positions: memory that acc"
-    ):
+    with pytest.raises(UsageError, match="3 memory vectors, 8 text tokens and 0 summary positions"):
         method.read_text(torch.tensor([[4, 5, 6, 7, 8, 9, 10, 11]]), None, memory)
 
 
-def test_how_many_segments_there_is_room_for() -> None:
+def test_max_segments() -> None:
     assert compressor(sizes={"max_position_embeddings": 64}).max_segments(40) == 8  # 40 + 3 + 7 * 3 = 64
     assert compressor(sizes={"max_position_embeddings": 64}).max_segments(62) == 0
     assert compressor(sizes={"max_position_embeddings": 64}, memory_policy="replace").max_segments(40) is None
     assert compressor("opt", sizes={"max_position_embeddings": 64}).max_segments(64) is None
 
 
-def test_a_price_is_steered_to_a_mean_length() -> None:
+def test_after_update_moves_the_price_to_the_target_length() -> None:
     method = compressor(
-        halting={"target_mean_length": 2.0, "length_cost": 0.5, "cost_step_size": 0.1}, length_policy="stop_head"
+        stop_head={"target_mean_length": 2.0, "length_cost": 0.5, "cost_step_size": 0.1}, length_policy="stop_head"
     )
     for number, price, mean in ((3.0, 0.6, 3.0), (1.0, 0.6 + 0.1 * 0.98, 2.98)):
         method.after_update({"expected": number})
         torch.testing.assert_close(method.summaries.price_state, torch.tensor([price, mean]).double())
-    still = compressor(halting={"length_cost": 0.5}, length_policy="stop_head")
+    still = compressor(stop_head={"length_cost": 0.5}, length_policy="stop_head")
     still.after_update({"expected": 3.0})
     method.after_update({"nats": 1.0})
     assert float(still.summaries.price_state[0]) == 0.5

@@ -1,4 +1,4 @@
-"""Law 5 on the whole method: the head's gradient, every outcome of its draws counted, is that of the expectation."""
+"""The stop head's gradient in the whole method, weighted over all outcomes, is that of the expectation."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -24,7 +24,7 @@ GENERATOR = pytest.mark.parametrize("generator", ["parallel", "autoregressive"])
 
 
 def method(generator: str, K: int, **halting: Any) -> AutoCompressor:
-    """A reader in float64 whose head tells states apart."""
+    """Build a compressor in float64 whose stop head distinguishes states."""
     reading = CompressionConfig(summary=generator, length_policy="stop_head", max_vectors=K, summary_init="normal")  # type: ignore[arg-type]
     how, decoder = StopHeadConfig(length_cost=BETA, **halting), fresh("llama").double()
     summaries = SummaryParameters(decoder, reading, how, eos_token_id=None).double()
@@ -38,7 +38,7 @@ def method(generator: str, K: int, **halting: Any) -> AutoCompressor:
 
 
 def documents(w: int) -> DocumentBatch:
-    """Two documents of one window at its full price, the second a segment shorter if there are three."""
+    """Two documents of one window at full price; the second is one segment shorter if there are three."""
     text = torch.randint(3, 97, (2, w * TOKENS), generator=torch.Generator().manual_seed(2))
     live = torch.ones(2, w * TOKENS, dtype=torch.bool)
     live[1, max(2 * TOKENS, (w - 1) * TOKENS) :] = False
@@ -48,10 +48,10 @@ def documents(w: int) -> DocumentBatch:
     return DocumentBatch(text, live, scored, cuts, torch.arange(2), ("a", "b"), step=99, windows=(w, 0))
 
 
-def worlds(
+def outcomes(
     reader: AutoCompressor, row: DocumentBatch, memory: SummaryMemory, i: int, lengths: tuple[int, ...], p: Tensor
 ) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
-    """(lengths, chance, cost) of every way through the segments from `i` on; a row's last is not compressed."""
+    """Yield (lengths, probability, cost) of every outcome from segment `i` on; the last segment is not compressed."""
     at = row.segment_slices[i]
     text, live = row.input_ids[:, at], row.attention_mask[:, at]
     targets = next_token_targets(row.input_ids, row.attention_mask, row.loss_mask)[:, at]
@@ -65,18 +65,18 @@ def worlds(
     for n in range(1, K + 1):
         kept = reader.segment_model.select_vectors(written, live, torch.tensor([n]))
         after = reader.segment_model.update_memory(memory, kept, live.sum(1))
-        for found, chance, cost in worlds(reader, row, after, i + 1, (*lengths, n), p * P[n - 1]):
+        for found, chance, cost in outcomes(reader, row, after, i + 1, (*lengths, n), p * P[n - 1]):
             yield found, chance, cost + nats.detach() + BETA * n
 
 
 def exact(
     reader: AutoCompressor, batch: DocumentBatch
 ) -> tuple[tuple[Tensor, ...], list[dict[tuple[int, ...], float]]]:
-    """Gradient of the mean cost to the head, and the chance of every world of each row."""
+    """Return the gradient of the expected cost, and the probability of every outcome of each row."""
     total, chances = torch.zeros(()).double(), []
     for row in range(batch.B):
         found = list(
-            worlds(
+            outcomes(
                 reader, batch.select_rows([row]), reader.segment_model.empty_memory(1), 0, (), torch.ones(()).double()
             )
         )
@@ -86,7 +86,7 @@ def exact(
 
 
 def head(reader: AutoCompressor, loss: Tensor) -> tuple[Tensor, ...]:
-    """The gradient of u and b."""
+    """Return the gradients of u and b."""
     assert reader.summaries.u is not None
     assert reader.summaries.b is not None
     return torch.autograd.grad(loss, (reader.summaries.u, reader.summaries.b))
@@ -94,15 +94,20 @@ def head(reader: AutoCompressor, loss: Tensor) -> tuple[Tensor, ...]:
 
 @GENERATOR
 @pytest.mark.parametrize(("w", "K"), [(2, 3), pytest.param(3, 2, marks=pytest.mark.slow)])
-def test_two_draws_over_every_outcome(generator: str, w: int, K: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All pairs of worlds, each by its chance; in longer windows later stops hang on what was written before."""
-    reader, batch = method(generator, K, estimator="reinforce", joint=True, explore=0.0), documents(w).select_rows([0])
+def test_reinforce_over_all_outcomes_is_exact(generator: str, w: int, K: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sum over all pairs of outcomes; in longer windows later stops depend on earlier vectors."""
+    reader, batch = (
+        method(generator, K, estimator="reinforce", joint_training=True, exploration=0.0),
+        documents(w).select_rows([0]),
+    )
     want, (chances,) = exact(reader, batch)
     assert abs(sum(chances.values()) - 1) < tolerances.ORACLE
     found = [torch.zeros_like(x) for x in want]
     for pair in product(chances, repeat=2):
         script = iter([n for lengths in pair for n in lengths])
-        monkeypatch.setattr(training_window, "drawn", lambda p, u, script=script: torch.tensor([next(script) - 1]))
+        monkeypatch.setattr(
+            training_window, "sample_column", lambda p, u, script=script: torch.tensor([next(script) - 1])
+        )
         for sum_, part in zip(found, head(reader, reader(batch).loss), strict=True):
             sum_ += chances[pair[0]] * chances[pair[1]] * part
     assert distance(tuple(found), want) < tolerances.ORACLE
@@ -110,16 +115,16 @@ def test_two_draws_over_every_outcome(generator: str, w: int, K: int, monkeypatc
 
 @GENERATOR
 @pytest.mark.parametrize("joint", [False, True])
-def test_every_length_read_is_exact(generator: str, joint: bool) -> None:
-    """w = 2: the head's gradient is that of the expectation, alone or beside a decoder that reads a drawn length."""
-    reader, batch = method(generator, 3, estimator="ponder", joint=joint), documents(2)
+def test_ponder_is_exact(generator: str, joint: bool) -> None:
+    """w = 2: the head's gradient is exact, in the head-only phase and jointly with the decoder."""
+    reader, batch = method(generator, 3, estimator="ponder", joint_training=joint), documents(2)
     want, _ = exact(reader, batch)
     assert distance(head(reader, reader(batch).loss), want) < tolerances.ORACLE
 
 
-def test_a_row_that_has_ended_is_paid_for_no_more() -> None:
-    """Of three segments the second row has two: its second compression is read by nobody."""
-    reader, batch = method("parallel", 3, estimator="ponder", joint=True), documents(3)
+def test_rows_that_have_ended_have_no_price() -> None:
+    """The second row has two of three segments, so nothing reads its second compression."""
+    reader, batch = method("parallel", 3, estimator="ponder", joint_training=True), documents(3)
     whole = head(reader, reader(batch).loss * batch.loss_mask.sum())
     parts = [
         head(reader, reader(row).loss * row.loss_mask.sum()) for row in (batch.select_rows([0]), batch.select_rows([1]))

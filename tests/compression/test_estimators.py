@@ -47,7 +47,7 @@ HARD = torch.tensor([False, True, False])
 
 
 @pytest.mark.equation("halting", "VL8")
-def test_penalty() -> None:
+def test_length_penalty() -> None:
     def of(E: Tensor, scored: Tensor, hard: Tensor, beta: float, when: tuple[Any, ...]) -> Tensor:
         return length_penalty(E, mark_priced_if_read(scored, hard), beta, penalty_ramp(*when))
 
@@ -65,7 +65,7 @@ def test_penalty() -> None:
 
 
 def windows() -> tuple[Tensor, ...]:
-    """E[N], which text and which old memory is live, its log s; one segment without text."""
+    """Return E[N], masks of text and old memory, and log s; one segment has no text."""
     text = torch.arange(7) < torch.tensor([[7, 5, 6], [4, 3, 0]])[..., None]
     memory = torch.arange(4) < torch.tensor([[0, 3, 2], [1, 4, 2]])[..., None]
     return 1 + 3 * torch.rand(2, 3).double(), text, memory, -torch.rand(2, 3, 4).double()
@@ -98,7 +98,7 @@ def test_ratio_penalty() -> None:
 
 @pytest.mark.equation("halting", "VL9")
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_the_ratio_of_equal_segments_is_a_price(alpha: float) -> None:
+def test_ratio_penalty_of_equal_segments_is_a_length_penalty(alpha: float) -> None:
     """beta = lambda |S| / (|S| + alpha m), for all of w segments: ORACLE["VL8"] of that beta over w |S| tokens."""
     E, tokens, m = 1 + torch.rand(2, 3).double(), torch.full((2, 3), 12), torch.full((2, 3), 5.0).double()
     all_ = torch.ones(2, 3).bool()
@@ -108,7 +108,7 @@ def test_the_ratio_of_equal_segments_is_a_price(alpha: float) -> None:
 
 
 @pytest.mark.equation("halting", "CP6")
-def test_the_published_penalty() -> None:
+def test_published_ratio_penalty() -> None:
     def of(E: Tensor, text: Tensor, memory: Tensor, log_s: Tensor, price: float) -> Tensor:
         held = torch.stack([expected_memory_size(memory[:, k], log_s[:, k]) for k in range(E.shape[1])], 1)
         return ratio_penalty(E, text.sum(2), held, mark_priced_everywhere(text.sum(2)), price, alpha=1.0)
@@ -125,8 +125,8 @@ def test_kl_geometric(form: Any, index: StopPosition) -> None:
     assert gradcheck(lambda a: kl_geometric(a, 0.25, form, index), logits(2, 4).requires_grad_())
 
 
-def test_the_golden_values() -> None:
-    """lam = .1, .2, .4, .7: entropy, and the divergences from a geometric of .25."""
+def test_kl_and_entropy_golden_values() -> None:
+    """lam = .1, .2, .4, .7: entropy, and KL divergences from a geometric of .25."""
     a = golden()
     assert round(length_entropy(a).item(), 4) == 1.26
     assert round(kl_geometric(a, 0.25).item(), 4) == 0.3362
@@ -134,15 +134,15 @@ def test_the_golden_values() -> None:
 
 
 @pytest.mark.parametrize("form", ["truncated", "forced"])
-def test_the_divergence_is_price_less_entropy(form: Any) -> None:
-    """-H(P) + (E[N] - 1) log(1 / (1 - g)) and a last term: PonderNet's regulariser without the entropy is a price."""
+def test_kl_geometric_is_price_minus_entropy(form: Any) -> None:
+    """KL = -H(P) + (E[N] - 1) log(1 / (1 - g)) + a last term, so the prior is a price minus entropy."""
     a, g = logits(4, 6), torch.tensor(0.3).double()
     last = ((1 - (1 - g) ** 6) / g).log() if form == "truncated" else (1 - length_probs(a)[:, -1]) * -g.log()
     want = -length_entropy(a) - (expected_length(a) - 1) * (1 - g).log() + last
     assert distance(kl_geometric(a, 0.3, form), want) < tolerances.FLOAT32
 
 
-def test_a_length_that_never_occurs_has_no_entropy_and_no_slope() -> None:
+def test_entropy_of_impossible_lengths_has_finite_gradient() -> None:
     for a in (
         mask_disallowed_stops(logits(2, 4), (1, 4)),
         torch.full((2, 4), -800.0).double(),
@@ -163,7 +163,7 @@ def test_entropy_floor(index: StopPosition) -> None:
 
 
 @pytest.mark.equation("halting", "VL12")
-def test_target_price() -> None:
+def test_update_price() -> None:
     def of(beta: float, lengths: list[float], target: float, eta: float, most: float) -> Tensor:
         held, found = PriceState(beta), []
         for length in lengths:
@@ -183,7 +183,7 @@ def test_mean_field(index: StopPosition) -> None:
 
 
 @pytest.mark.equation("halting", "VL20")
-def test_score_term() -> None:
+def test_reinforce_two_samples() -> None:
     counted = mark_priced_if_read(torch.tensor([[False, True, True, True], [True, True, False, False]]))
 
     def of(nats: Tensor, E: Tensor, log_p: Tensor, counted: Tensor, beta: float) -> tuple[Tensor, ...]:
@@ -201,8 +201,8 @@ def test_score_term() -> None:
     assert torch.equal(reinforce_two_samples(log_p, G, counted, same), reinforce_two_samples(log_p, G, counted))
 
 
-def test_score_against_other_rows() -> None:
-    """The mean of the others, without one's own and without those that do not count; alone there is none."""
+def test_reinforce_row_baseline() -> None:
+    """The baseline is the mean over the other priced rows; a single row has none."""
     G, log_p = torch.rand(3, 2).double(), -torch.rand(3, 2).double()
     counted = torch.tensor([[True, True], [True, False], [True, False]])
     want = sum(
@@ -213,7 +213,7 @@ def test_score_against_other_rows() -> None:
 
 @pytest.mark.equation("halting", "VL21")
 @EVERY
-def test_straight(index: StopPosition) -> None:
+def test_straight_through(index: StopPosition) -> None:
     def of(a: Tensor, N: Tensor, index: StopPosition) -> tuple[Tensor, ...]:
         a = a.detach().requires_grad_()
         found = straight_through_slots(a, N, index)
@@ -237,7 +237,7 @@ def test_ponder(index: StopPosition) -> None:
 
 
 @pytest.mark.equation("halting", "VL24")
-def test_ratio_label() -> None:
+def test_best_length_label() -> None:
     nats = 2 * torch.rand(30, 4).double()
     nats[:3] = torch.tensor([4.0, 3.5, 2.5, 3.0])  # .5 a vector: 1 and 2 and 4 cost the same
     found = best_length_label(nats.requires_grad_(), (1, 2, 4, 8), 0.5)
@@ -247,19 +247,19 @@ def test_ratio_label() -> None:
 
 
 @EVERY
-def test_a_mixture_is_a_law_and_is_drawn_from(index: StopPosition) -> None:
+def test_exploration_mixture_and_sample_column(index: StopPosition) -> None:
     lengths = (1, 2, 4) if index == "after" else (0, 1, 2, 4)
     a = mask_disallowed_stops(logits(2, 4), (1, 2, 4), index)
     p, P = exploration_mixture(a, 0.3, lengths, index), length_probs(a, index)
     columns = [n - int(index == "after") for n in lengths]
     assert distance(p.sum(1), torch.ones(2).double()) < tolerances.ORACLE
     assert distance(p[:, columns], 0.7 * P[:, columns] + 0.3 / len(lengths)) < tolerances.ORACLE
-    u = (torch.arange(100_000).double() + 0.5) / 100_000  # every draw once
+    u = (torch.arange(100_000).double() + 0.5) / 100_000  # every quantile once
     for row in p:
         found = sample_column(row.expand(len(u), -1), u).bincount(minlength=len(row)) / len(u)
         assert float((found - row).abs().max()) < 1e-4
     assert sample_column(torch.tensor([[0.3, 0.69999, 0.0]]), torch.tensor([0.999999]).double()).item() == 1
 
 
-def test_the_first_slots() -> None:
+def test_first_slots_mask() -> None:
     assert first_slots_mask(torch.tensor([0, 2, 3]), 3).tolist() == [[False] * 3, [True, True, False], [True] * 3]

@@ -1,4 +1,4 @@
-"""Laws of learning a number of vectors, in the whole method: each estimator against the exact expectation, phases."""
+"""Learned lengths in the whole method: each estimator against the exact expectation, and the training phases."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,8 +24,8 @@ INDEX = ("after", "before")
 AT_ONCE = {"cost_start": 0.0, "cost_ramp": 0.0}
 
 
-def exact(method: AutoCompressor, batch: DocumentBatch) -> Tensor:
-    """The mean of J over the lengths of the one compression of a window of two, by reading each: a law's own loop."""
+def exact_expectation(method: AutoCompressor, batch: DocumentBatch) -> Tensor:
+    """Compute the expected loss over the lengths of the single compression of a window of two, by reading each."""
     how, piece, lengths, empty = (
         method.stop_head_config,
         batch.sequential_parts[0],
@@ -48,8 +48,8 @@ def exact(method: AutoCompressor, batch: DocumentBatch) -> Tensor:
     return total.sum() / method.loss_denominators(batch)["scored"]
 
 
-def head(method: AutoCompressor, loss: Tensor) -> list[Tensor]:
-    """Gradients of the stop head."""
+def head_gradients(method: AutoCompressor, loss: Tensor) -> list[Tensor]:
+    """Return the gradients of the stop head."""
     found = gradients(method, loss)
     return [found["summaries.u"], found["summaries.b"]]
 
@@ -58,8 +58,8 @@ def head(method: AutoCompressor, loss: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("joint", [False, True])
 def test_ponder_is_the_exact_expectation(index: str, joint: bool) -> None:
     how = {"estimator": "ponder", "length_cost": 0.3, "joint_training": joint, "stop_position": index} | AT_ONCE
-    method = compressor(halting=how, length_policy="stop_head")
-    all_same(head(method, method(BATCH).loss), head(method, exact(method, BATCH)))
+    method = compressor(stop_head=how, length_policy="stop_head")
+    all_same(head_gradients(method, method(BATCH).loss), head_gradients(method, exact_expectation(method, BATCH)))
 
 
 @pytest.mark.parametrize("index", INDEX)
@@ -67,7 +67,7 @@ def test_ponder_is_the_exact_expectation(index: str, joint: bool) -> None:
 def test_sample_over_all_outcomes_is_the_exact_expectation(
     index: str, joint: bool, explore: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every pair of lengths that the two draws can give, each by its probability, row by row."""
+    """Every pair of lengths that the two samples can give, weighted by its probability."""
     how = {
         "estimator": "reinforce",
         "length_cost": 0.3,
@@ -75,7 +75,7 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
         "exploration": explore,
         "stop_position": index,
     } | AT_ONCE
-    method = compressor(halting=how, length_policy="stop_head", max_vectors=2)
+    method = compressor(stop_head=how, length_policy="stop_head", max_vectors=2)
     batch = documents(((4, 4),), windows=(2, 0), step=9)
     laws, columns = list[Tensor](), iter(())
 
@@ -83,35 +83,35 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
         laws.append(p)
         return torch.tensor([next(columns)])
 
-    monkeypatch.setattr(training_window, "drawn", chosen)
+    monkeypatch.setattr(training_window, "sample_column", chosen)
     sums: list[Tensor] | None = None
     for pair in product(range(2 + (index == "before")), repeat=2):
         columns = expanded(pair, batch)
         laws.clear()
-        found = head(method, method(batch).loss)
+        found = head_gradients(method, method(batch).loss)
         weight = laws[0][0, pair[0]] * laws[len(laws) // 2][0, pair[1]]
         sums = [weight * g if s is None else s + weight * g for s, g in zip(sums or [None] * 2, found, strict=True)]
     assert sums is not None
-    one = compressor(halting=how, length_policy="stop_head", max_vectors=2)
-    all_same(sums, head(one, exact(one, batch)))
+    one = compressor(stop_head=how, length_policy="stop_head", max_vectors=2)
+    all_same(sums, head_gradients(one, exact_expectation(one, batch)))
 
 
 def expanded(pair: tuple[int, int], batch: DocumentBatch) -> Iterator[int]:
-    """The same column for every compression of a run."""
+    """Repeat a column for every compression of a window."""
     n = sum(i < len(batch.segment_ends) - 1 for i in range(len(batch.segment_ends)))
     return iter([pair[0]] * n + [pair[1]] * n)
 
 
 @pytest.mark.parametrize("estimator", ["soft", "straight_through"])
-def test_gates_teach_head_and_writer_at_once(estimator: str) -> None:
-    """Through log s and on into the state that the head read; with a cut it ends at the head."""
+def test_soft_and_straight_through_train_head_and_summaries(estimator: str) -> None:
+    """The gradient flows through log s into the state that the head reads, unless head_gradient is "cut"."""
     for cut in ("flow", "cut"):
         how = {"estimator": estimator, "head_gradient": cut, "hard_window_fraction": 0.0, "cost_on": "read"}
-        method = compressor(halting=how, length_policy="stop_head")
+        method = compressor(stop_head=how, length_policy="stop_head")
         course = training_window.WindowRun(
             method.segment_model, BATCH.sequential_parts[0], method.segment_model.empty_memory(2), "joint", 1, "length"
         ).run()
-        assert head(method, course.segment_losses[1].sum())[0].any()
+        assert head_gradients(method, course.segment_losses[1].sum())[0].any()
         assert course.a[0] is not None
         tokens = method.summaries.tokens
         assert tokens is not None
@@ -119,11 +119,11 @@ def test_gates_teach_head_and_writer_at_once(estimator: str) -> None:
         assert (found is not None and bool(found.any())) == (cut == "flow")
 
 
-def test_the_price_of_soft_lengths_by_both_forms() -> None:
-    """With equal segments and alpha 0, lambda of the ratio is beta of the vectors times the share priced."""
+def test_cost_kind_ratio_equals_per_vector_for_equal_segments() -> None:
+    """With equal segments and alpha 0, lambda of the ratio equals beta per vector times the priced share."""
     batch = documents(((4, 4, 4), (4, 4, 4)), step=9)
     of = {}
-    for penalty in ("vectors", "ratio"):
+    for penalty in ("per_vector", "ratio"):
         how = {
             "estimator": "soft",
             "hard_window_fraction": 0.0,
@@ -131,15 +131,17 @@ def test_the_price_of_soft_lengths_by_both_forms() -> None:
             "length_cost": 0.5,
             "cost_on": "all",
         }
-        method = compressor(halting=how, length_policy="stop_head")
-        free = compressor(halting=how | {"length_cost": 0.0}, length_policy="stop_head")
+        method = compressor(stop_head=how, length_policy="stop_head")
+        free = compressor(stop_head=how | {"length_cost": 0.0}, length_policy="stop_head")
         of[penalty] = (method(batch).loss - free(batch).loss) * method.loss_denominators(batch)["scored"]
-    same(of["ratio"] * 24 / 22, of["vectors"], tolerances.FLOAT32)  # the first tokens of two rows are not scored
+    same(of["ratio"] * 24 / 22, of["per_vector"], tolerances.FLOAT32)  # the first tokens of two rows are not scored
 
 
-def test_lengths_first_and_the_head_after() -> None:
-    """Nothing of the head learns in the first phase, nothing else in the second, where the optimizer begins anew."""
-    method = compressor(halting={"length_cost": 0.1, "head_only_after": 0.8}, length_policy="stop_head", steps=10)
+def test_training_phases_decoder_then_head_only() -> None:
+    """The first phase does not train the head; the second trains nothing else and resets the optimizer."""
+    method = compressor(
+        stop_head={"length_cost": 0.1, "head_only_after": 0.8}, length_policy="stop_head", total_steps=10
+    )
     heads = {"summaries.u", "summaries.b"}
     for step, restarts in ((0, False), (7, False), (8, True), (9, False)):
         batch = documents(step=step)
@@ -148,14 +150,14 @@ def test_lengths_first_and_the_head_after() -> None:
         found = gradients(method, method(batch.sequential_parts[0]).loss)
         learned = {name for name, g in found.items() if g.any()}
         assert learned == heads if step >= 8 else not learned & heads
-    assert not compressor(halting={"joint_training": True}, length_policy="stop_head").resets_optimizer_state(
+    assert not compressor(stop_head={"joint_training": True}, length_policy="stop_head").resets_optimizer_state(
         documents(step=8)
     )
 
 
-def test_a_window_that_nobody_learns_of_still_has_a_gradient() -> None:
-    """In the head's phase a last window of one segment has nothing to teach: its loss can be descended all the same."""
-    method = compressor(halting={"length_cost": 0.1}, length_policy="stop_head")
+def test_head_only_loss_of_a_single_segment_is_differentiable() -> None:
+    """A last window of one segment trains nothing in the head-only phase, but backward must still work."""
+    method = compressor(stop_head={"length_cost": 0.1}, length_policy="stop_head")
     batch = documents(((4, 4, 4),), windows=(2, 0), step=9)
     last = method(batch.sequential_parts[-1])
     last.loss.backward()
@@ -165,9 +167,9 @@ def test_a_window_that_nobody_learns_of_still_has_a_gradient() -> None:
     assert not method.summaries.u.grad.any()
 
 
-def test_the_classifier_learns_the_cheapest_length() -> None:
-    """Its labels are found by trial; the decoder gets nothing of it."""
-    method = compressor(halting={"length_cost": 0.4}, length_policy="classifier")
+def test_classifier_is_trained_on_the_cheapest_length() -> None:
+    """Its labels are found by trial; the decoder gets no gradient."""
+    method = compressor(stop_head={"length_cost": 0.4}, length_policy="classifier")
     step = method(BATCH)
     found = gradients(method, step.loss)
     assert {name for name, g in found.items() if g.any()} == {"summaries.ratio.weight", "summaries.ratio.bias"}
@@ -187,10 +189,10 @@ def test_the_classifier_learns_the_cheapest_length() -> None:
         )
 
 
-def test_the_classifier_has_the_heads_rate() -> None:
-    """The same at the start; the gradient of what it holds is as many times larger as that is smaller."""
+def test_classifier_learning_rate_multiplier() -> None:
+    """The stored parameters are divided by the multiplier, and their gradient is multiplied by it."""
     one, ten = (
-        compressor(halting={"length_cost": 0.4, "head_lr_multiplier": rate}, length_policy="classifier")
+        compressor(stop_head={"length_cost": 0.4, "head_lr_multiplier": rate}, length_policy="classifier")
         for rate in (1.0, 10.0)
     )
     for name in ("weight", "bias"):
@@ -206,15 +208,18 @@ def test_the_classifier_has_the_heads_rate() -> None:
         same(fast[name], 10 * slow[name])
 
 
-def test_draws_are_the_documents_own() -> None:
-    """The same document draws the same lengths in any batch, others in another epoch."""
+def test_random_lengths_are_keyed_by_document() -> None:
+    """A document gets the same lengths in any batch, and others in another epoch."""
     method, batch = (
         compressor(length_policy="nested_dropout", max_vectors=50),
         documents(((3, 3, 3),) * 4, windows=(3, 1)),
     )
-    lengths = lambda b: training_window.WindowRun(
-        method.segment_model, b, method.segment_model.empty_memory(b.B), "decoder", 1, "length"
-    ).predetermined_lengths(0)  # noqa: E731
+
+    def lengths(b: DocumentBatch) -> Tensor | None:
+        return training_window.WindowRun(
+            method.segment_model, b, method.segment_model.empty_memory(b.B), "decoder", 1, "length"
+        ).predetermined_lengths(0)
+
     drawn = lengths(batch)
     assert drawn is not None
     turned = lengths(batch.select_rows([2, 0]))
@@ -225,14 +230,32 @@ def test_draws_are_the_documents_own() -> None:
     assert not torch.equal(other, drawn)
 
 
-def test_the_published_formulas() -> None:
-    """Raw states fed back, the trigger in the last token's place, a row of the vocabulary as stop, s z as gate."""
-    how = {"estimator": "soft", "head": "vocabulary", "control_tokens": "vocabulary", "control_tokens_in_softmax": True,
-           "soft_gate": "scale_vectors", "stop_position": "mixture", "cost_kind": "ratio", "ratio_memory_weight": 1.0, "cost_on": "all",
-           "stop_rule": "threshold", "stop_threshold": 0.5, "hard_window_fraction": 0.0, "length_cost": 1.0}  # fmt: skip
-    reading = {"summary": "autoregressive", "length_policy": "stop_head", "memory_policy": "replace", "summary_map": "none", "step_embedding": False,
-               "trigger_placement": "replace"}  # fmt: skip
-    method = compressor(halting=how, **reading).train()
+def test_published_variable_length_settings() -> None:
+    """States fed back as they are, trigger in place of the last token, vocabulary row as stop, s z as gate."""
+    how = {
+        "estimator": "soft",
+        "head": "vocabulary",
+        "control_tokens": "vocabulary",
+        "control_tokens_in_softmax": True,
+        "soft_gate": "scale_vectors",
+        "stop_position": "mixture",
+        "cost_kind": "ratio",
+        "ratio_memory_weight": 1.0,
+        "cost_on": "all",
+        "stop_rule": "threshold",
+        "stop_threshold": 0.5,
+        "hard_window_fraction": 0.0,
+        "length_cost": 1.0,
+    }
+    reading = {
+        "summary": "autoregressive",
+        "length_policy": "stop_head",
+        "memory_policy": "replace",
+        "summary_map": "none",
+        "step_embedding": False,
+        "trigger_placement": "replace",
+    }
+    method = compressor(stop_head=how, **reading).train()
     batch = documents(((4, 4, 4), (4, 4, 3)), step=9)
     found = gradients(method, method(batch).loss)
     assert found["summaries.control"][1].any()  # the stop
@@ -242,7 +265,7 @@ def test_the_published_formulas() -> None:
     assert method.eval().summaries.logits(method.decoder, hidden).shape[-1] == 97
     targets = training_window.build_window_targets(method.segment_model, batch)
     assert (targets >= 0).sum(1).tolist() == [6, 5]  # 4 tokens a segment: two that predict, the last two not
-    a = [compressor(halting=how, **reading).eval() for _ in range(2)]
+    a = [compressor(stop_head=how, **reading).eval() for _ in range(2)]
     memory = a[0].compress(batch.input_ids[:, :4])
     assert memory.num_vectors.max() <= 3
     sampled = StopRule("sample", uniforms=torch.zeros(2, 3).double())
@@ -252,37 +275,37 @@ def test_the_published_formulas() -> None:
     ]  # split: what stops is not kept
 
 
-def test_the_price_begins_late() -> None:
-    """omega is 0 for half of the steps, then rises; the head alone pays the whole price."""
+def test_length_cost_ramps_up() -> None:
+    """omega is 0 for half of the steps and then rises."""
     assert [penalty_ramp(step, 10, 0.5, 0.25) for step in (0, 5, 8)] == [0.0, 0.0, 1.0]
     how = {"estimator": "soft", "hard_window_fraction": 0.0, "length_cost": 50.0}
-    method, free = (compressor(halting=how | {"length_cost": p}, length_policy="stop_head") for p in (50.0, 0.0))
+    method, free = (compressor(stop_head=how | {"length_cost": p}, length_policy="stop_head") for p in (50.0, 0.0))
     for step, same_loss in ((4, True), (9, False)):
         batch = documents(step=step).sequential_parts[0]
         assert torch.equal(method(batch).loss, free(batch).loss) == same_loss
 
 
-def test_soft_memory_at_the_edge() -> None:
-    """Handed on softly, or hard by the rule of inference where the settings say so."""
+def test_carried_memory_is_soft_or_hard() -> None:
+    """Soft lengths carry a soft memory, or one hardened by the inference rule if configured."""
     batch = documents(((4, 4, 4, 4),), windows=(2, 0), step=9).sequential_parts[0]
     how = {"estimator": "soft", "hard_window_fraction": 0.0}
-    soft = compressor(halting=how, length_policy="stop_head")(batch).state
-    hard = compressor(halting=how, length_policy="stop_head", carry_between_windows="hard")(batch).state
+    soft = compressor(stop_head=how, length_policy="stop_head")(batch).state
+    hard = compressor(stop_head=how, length_policy="stop_head", carry_between_windows="hard")(batch).state
     assert soft is not None
     assert hard is not None
     assert soft.log_s is not None
-    assert soft.block_lengths.tolist() == [[3, 3]]
+    assert soft.vectors_per_segment.tolist() == [[3, 3]]
     assert hard.log_s is None
-    assert hard.block_lengths.sum() < 6
-    straight = compressor(halting={"estimator": "straight_through"}, length_policy="stop_head")(batch).state
+    assert hard.vectors_per_segment.sum() < 6
+    straight = compressor(stop_head={"estimator": "straight_through"}, length_policy="stop_head")(batch).state
     assert straight is not None
     assert straight.log_s is None
 
 
 @pytest.mark.parametrize("gate", ["attention_bias", "scale_vectors", "none"])
 @pytest.mark.parametrize("memory", ["accumulate", "replace"])
-def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
-    """In a window and by the stop of that name alike; scaled it is s sigma, hard, and without a gate sigma, hard."""
+def test_soft_memory_is_read_by_its_gate(gate: str, memory: str) -> None:
+    """In training and with the "soft" rule alike: scale_vectors reads s sigma, none reads sigma."""
     how = {
         "estimator": "soft",
         "hard_window_fraction": 0.0,
@@ -290,7 +313,7 @@ def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
         "cost_kind": "ratio",
         "ratio_memory_weight": 1.0,
     }
-    method = compressor(halting=how, length_policy="stop_head", memory_policy=memory)
+    method = compressor(stop_head=how, length_policy="stop_head", memory_policy=memory)
     piece = documents(((4, 4, 3), (3, 4, 4)), step=9).sequential_parts[0]
     course = training_window.WindowRun(
         method.segment_model, piece, method.segment_model.empty_memory(2), "joint", 1, "length"
@@ -315,11 +338,11 @@ def test_what_is_soft_is_read_by_its_gate(gate: str, memory: str) -> None:
 
 
 @pytest.mark.parametrize("estimator", some(["soft", "ponder", "reinforce", "straight_through"], 4))
-def test_lengths_are_reckoned_in_float32(estimator: str) -> None:
-    """Whatever the decoder runs in: its own type, or autocast, checkpointed as a unit."""
+def test_stop_logits_are_computed_in_float32(estimator: str) -> None:
+    """Whatever dtype the decoder has, also under autocast and with checkpointed segments."""
     for narrow in (True, False):
         how = {"estimator": estimator, "joint_training": True, "length_cost": 0.1}
-        method = compressor(halting=how, length_policy="stop_head", checkpoint_segments=True).float().train()
+        method = compressor(stop_head=how, length_policy="stop_head", checkpoint_segments=True).float().train()
         if narrow:
             method.decoder.to(torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16, not narrow):

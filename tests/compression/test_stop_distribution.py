@@ -1,4 +1,4 @@
-"""The law of lengths, the gate and hard stops against their oracles, the golden values, and what is refused."""
+"""The stop distribution, the gate and stop rules against their oracles and golden values."""
 
 import math
 from typing import Any
@@ -47,7 +47,7 @@ def golden() -> Tensor:
 
 
 def told(misread: dict[str, Any], *blind: str) -> dict[str, Any]:
-    """The misreadings that some inputs can tell; those that they cannot are told by others."""
+    """Select the misreadings that these inputs can distinguish; other inputs distinguish the rest."""
     return {name: wrong for name, wrong in misread.items() if name not in blind}
 
 
@@ -74,14 +74,14 @@ def test_log_survival() -> None:
 
 @pytest.mark.equation("halting", "VL5")
 @EVERY
-def test_probabilities(index: StopPosition) -> None:
+def test_length_probs(index: StopPosition) -> None:
     agree(length_probs, ORACLE["VL5"], MISREAD["VL5"], logits(3, 5), index)
     assert gradcheck(lambda a: length_probs(a, index), logits(2, 4).requires_grad_())
 
 
 @pytest.mark.equation("halting", "VL6")
 @EVERY
-def test_expected(index: StopPosition) -> None:
+def test_expected_length(index: StopPosition) -> None:
     agree(expected_length, ORACLE["VL6"], MISREAD["VL6"], logits(3, 5), index)
     assert gradcheck(lambda a: expected_length(a, index), logits(2, 4).requires_grad_())
 
@@ -89,8 +89,8 @@ def test_expected(index: StopPosition) -> None:
 @pytest.mark.equation("halting", "VL7")
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("held", [0, 8])
-def test_gate_bias(hard: bool, held: int) -> None:
-    """A column of bos, three blocks of which some slots are dead, text; all of them asking, or what follows alone."""
+def test_attention_gate_bias(hard: bool, held: int) -> None:
+    """A bos column, three segments with invalid slots, and text; all of them are queries, or only the last columns."""
     block = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 0, -1, 1, -1, 2, -1]])
     log_s, live = -torch.rand(2, 7).double() - 0.1, torch.nn.functional.pad(block >= 0, (1, 4), value=True)
     T, P = 12 - held, 12
@@ -113,7 +113,7 @@ def test_gate_bias(hard: bool, held: int) -> None:
 
 @pytest.mark.equation("halting", "VL13")
 @pytest.mark.parametrize(("K", "lam", "b"), [(8, 0.0303, -3.46), (16, 0.0142, -4.24), (50, 0.00437, -5.43)])
-def test_bias_start(K: int, lam: float, b: float) -> None:
+def test_solve_initial_bias(K: int, lam: float, b: float) -> None:
     def of(start: float, K: int) -> float:
         return solve_initial_bias(start, tuple(range(1, K + 1)))
 
@@ -127,7 +127,7 @@ def test_bias_start(K: int, lam: float, b: float) -> None:
 
 @pytest.mark.parametrize("index", ["after", "before", "mixture"])
 @pytest.mark.parametrize("lengths", [(1, 2, 4, 8), (3, 6), tuple(range(1, 7))])
-def test_the_start_is_that_of_the_lengths_allowed(index: StopPosition, lengths: tuple[int, ...]) -> None:
+def test_solve_initial_bias_with_allowed_lengths(index: StopPosition, lengths: tuple[int, ...]) -> None:
     K = lengths[-1]
     flat = torch.full((1, K), solve_initial_bias(0.7, lengths, index), dtype=torch.float64)
     assert (
@@ -138,7 +138,7 @@ def test_the_start_is_that_of_the_lengths_allowed(index: StopPosition, lengths: 
 
 @pytest.mark.equation("halting", "VL14")
 @EVERY
-def test_threshold(index: StopPosition) -> None:
+def test_length_by_threshold(index: StopPosition) -> None:
     a = golden().repeat(4, 1)
     a[1], a[2], a[3] = -2.0, a[0].flip(0), torch.tensor([-1.0, 1.0, -1.0, 2.0])
     blind = ("P(N = t) for lam_t",) if index == "after" else ()
@@ -150,7 +150,7 @@ def test_threshold(index: StopPosition) -> None:
 @pytest.mark.equation("halting", "VL15")
 @EVERY
 @pytest.mark.parametrize("q", [0.25, 0.6])
-def test_quantile(index: StopPosition, q: float) -> None:
+def test_length_by_quantile(index: StopPosition, q: float) -> None:
     rare = torch.tensor([[0.02] * 4, [0.13] * 4], dtype=torch.float64).logit()
     a = torch.cat([golden(), logits(40, 4), rare])
     agree(length_by_quantile, ORACLE["VL15"], MISREAD["VL15"], a, q, index)
@@ -158,24 +158,24 @@ def test_quantile(index: StopPosition, q: float) -> None:
 
 @pytest.mark.equation("halting", "VL16")
 @EVERY
-def test_sample(index: StopPosition) -> None:
+def test_length_by_sampling(index: StopPosition) -> None:
     agree(length_by_sampling, ORACLE["VL16"], MISREAD["VL16"], logits(40, 5), torch.rand(40, 5).double(), index)
 
 
 @pytest.mark.equation("halting", "VL17")
-def test_fixed() -> None:
+def test_fixed_length() -> None:
     K = 6
     for n, blind in ((3, ("n beyond K",)), (9, ("K always",))):
         agree(lambda n, K: fixed_length(n, tuple(range(1, K + 1))), ORACLE["VL17"], told(MISREAD["VL17"], *blind), n, K)
     assert [fixed_length(n, (1, 2, 4)) for n in (1, 2, 4, 5, 50)] == [1, 2, 4, 4, 4]
-    with pytest.raises(UsageError, match=r"n 3: lengths 1, 2, 4 are allowed; choose one of them"):
+    with pytest.raises(UsageError, match=r"allowed lengths are 1, 2, 4"):
         fixed_length(3, (1, 2, 4))
 
 
 @pytest.mark.equation("halting", "VL18")
 @pytest.mark.parametrize("b", [2, 3, 5, 40])
-def test_budget(b: int) -> None:
-    """Three blocks in two rows, some slots dead; survival from a few values, so that slots tie."""
+def test_top_budget(b: int) -> None:
+    """Three segments in two rows, some slots invalid; survival takes few values, so that slots tie."""
     log_s = torch.tensor([[0, 0, -0.5, 0, -0.1, -2, 0, -0.7, -0.9], [0, -0.5, -0.6, 0, -0.5, 0, 0, -0.1, -0.3]])
     block = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, -1, 1, 1, -1, 2, 2, 2]])
 
@@ -198,14 +198,14 @@ def test_budget(b: int) -> None:
 
 
 @pytest.mark.equation("halting", "VL23")
-def test_nested() -> None:
+def test_uniform_length() -> None:
     agree(uniform_length, ORACLE["VL23"], MISREAD["VL23"], torch.rand(50).double(), (1, 2, 4, 8))
     everywhere = torch.tensor([0.0, 0.25, 0.5, 0.75, 1 - 2**-53], dtype=torch.float64)
     assert uniform_length(everywhere, (1, 2, 4, 8)).tolist() == [1, 2, 4, 8, 8]
 
 
 @pytest.mark.equation("halting", "CP3")
-def test_the_published_stop() -> None:
+def test_vocabulary_stop_logit() -> None:
     x = torch.randn(3, 7).double()
     agree(vocabulary_stop_logit, ORACLE["CP3"], MISREAD["CP3"], x, 5)
     assert distance(vocabulary_stop_logit(x, 5).sigmoid(), x.softmax(-1)[:, 5]) < tolerances.ORACLE
@@ -213,7 +213,7 @@ def test_the_published_stop() -> None:
 
 
 @pytest.mark.equation("halting", "CP4")
-def test_the_published_timing() -> None:
+def test_log_survival_gate_of_the_published_timing() -> None:
     """Gate and E[N] with s_t, a vector kept with s_{t+1}."""
 
     def of(a: Tensor, index: StopPosition) -> tuple[Tensor, Tensor]:
@@ -226,15 +226,15 @@ def test_the_published_timing() -> None:
 
 
 @pytest.mark.equation("halting", "CP5")
-def test_the_published_gate() -> None:
+def test_scale_by_survival() -> None:
     vectors, log_s = torch.randn(2, 3, 4).double(), -torch.rand(2, 3).double()
     agree(scale_by_survival, ORACLE["CP5"], MISREAD["CP5"], vectors, log_s)
     assert gradcheck(scale_by_survival, (vectors.requires_grad_(), log_s.requires_grad_()))
     assert scale_by_survival(vectors.bfloat16(), log_s.float()).dtype == torch.bfloat16
 
 
-def test_the_golden_values() -> None:
-    """lam = .1, .2, .4, .7: survival, law, mean, its gradient, quantiles."""
+def test_stop_distribution_golden_values() -> None:
+    """lam = .1, .2, .4, .7: survival, probabilities, mean, its gradient, quantiles."""
     a = golden().requires_grad_()
     wanted = {
         log_survival: (1, 0.9, 0.72, 0.432, 0.1296),
@@ -255,8 +255,8 @@ def test_the_golden_values() -> None:
 
 
 @pytest.mark.parametrize(("K", "mean", "slope"), [(50, 49.98, 1.6e-5), (8, 8.0, 3.6e-7)])
-def test_why_the_published_stop_cannot_begin(K: int, mean: float, slope: float) -> None:
-    """A row of 50,267 starts with p = 2.0e-5: E[N] is K, and the price hardly pulls, however long the text of 1,536."""
+def test_published_stop_head_has_almost_no_gradient_at_first(K: int, mean: float, slope: float) -> None:
+    """A vocabulary row of 50,267 starts with p = 2.0e-5: E[N] is K, and the price has almost no gradient."""
     words = torch.zeros(1, K, 50_267)
     a = vocabulary_stop_logit(words, 50_266).double().requires_grad_()
     assert f"{a.sigmoid()[0, 0].item():.1e}" == "2.0e-05"
@@ -272,13 +272,13 @@ def test_why_the_published_stop_cannot_begin(K: int, mean: float, slope: float) 
     assert f"{words.grad[0, 0, 50_266].item():.1e}" == "2.0e-05"  # how hard each token of text pushes the stop down
 
 
-def test_one_minus_p_in_bfloat16_is_one_below_a_512th() -> None:
+def test_one_minus_p_in_bfloat16_loses_small_p() -> None:
     p = torch.tensor([0.00195, 0.0001], dtype=torch.bfloat16)
     assert (1 - p).tolist() == [1.0, 1.0]
     assert (1 - torch.tensor(0.00198, dtype=torch.bfloat16)).item() < 1
 
 
-def test_survival_of_bfloat16_logits_is_that_of_the_same_numbers() -> None:
+def test_log_survival_upcasts_bfloat16_logits() -> None:
     a = (torch.randn(4, 50) - 5).bfloat16()
     for index in ("after", "before"):
         exact = expected_length(a.double(), index)
@@ -291,7 +291,7 @@ def test_survival_of_bfloat16_logits_is_that_of_the_same_numbers() -> None:
 
 
 @EVERY
-def test_lengths_not_allowed_never_occur(index: StopPosition) -> None:
+def test_mask_disallowed_stops_excludes_lengths(index: StopPosition) -> None:
     lengths = (2, 3, 6)
     a = mask_disallowed_stops(logits(3, 6).requires_grad_(), lengths, index)
     least = int(index == "after")
@@ -304,17 +304,15 @@ def test_lengths_not_allowed_never_occur(index: StopPosition) -> None:
     assert slope.isfinite().all()
 
 
-def test_what_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"lengths 1, 2 at 3 places: the longest must be as many as there are"):
+def test_stop_distribution_rejects_impossible_lengths() -> None:
+    with pytest.raises(UsageError, match=r"must be 3"):
         mask_disallowed_stops(logits(2, 3), (1, 2))
-    with pytest.raises(
-        UsageError, match=r"start 0\.2: a mean of 0\.8 vectors; lengths are 1 to 4, choose between them"
-    ):
+    with pytest.raises(UsageError, match=r"0\.2 is a mean of 0\.8"):
         solve_initial_bias(0.2, (1, 2, 3, 4))
     assert solve_initial_bias(0.2, (4,)) == 0.0
 
 
-def test_draws_are_of_document_and_segment_not_of_place() -> None:
+def test_draw_uniforms_are_keyed_by_document_and_segment() -> None:
     documents = torch.tensor([5, 2, 9])
     found = draw_uniforms("length", 1, 0, documents, 3, 4)
     assert torch.equal(draw_uniforms("length", 1, 0, documents[[2, 0]], 3, 4), found[[2, 0]])

@@ -1,4 +1,4 @@
-"""Laws of learned lengths: the law of N, hard stops, budgets; gradients of the estimators, every outcome counted."""
+"""Properties of the stop distribution, stop rules and budgets; estimator gradients over all outcomes."""
 
 from itertools import product
 
@@ -42,19 +42,19 @@ BETA = 0.3
 
 @st.composite
 def heads(draw: st.DrawFn) -> Tensor:
-    """Stop logits of up to three rows and nine places, from never to at once."""
+    """Stop logits of up to three rows and nine positions, from never stopping to stopping at once."""
     B, K = draw(st.integers(1, 3)), draw(st.integers(1, 9))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 999)))
     wide = draw(st.sampled_from([0.5, 3.0, 30.0]))
     return wide * torch.randn(B, K, generator=generator, dtype=torch.float64) - draw(st.sampled_from([0.0, 4.0]))
 
 
-# ---- the law of N ---------------------------------------------------------------------------------------------------
+# ---- the distribution of N ----------------------------------------------------------------------------------------
 
 
 @given(heads(), st.sampled_from(["after", "before"]))
-def test_the_law_of_lengths(a: Tensor, index: StopPosition) -> None:
-    """P sums to 1, its mean is the sum of survivals, which begin at 1 and never rise; "before" is 1 - s_{K+1} less."""
+def test_length_probs_sum_to_one_and_match_survival(a: Tensor, index: StopPosition) -> None:
+    """P sums to 1, its mean is the sum of survivals, which fall from 1; E[N] of "before" is 1 - s_{K+1} less."""
     s, P = log_survival(a).exp(), length_probs(a, index)
     n = torch.arange(P.shape[1]) + int(index == "after")
     assert bool((s[:, 0] == 1).all())
@@ -66,8 +66,8 @@ def test_the_law_of_lengths(a: Tensor, index: StopPosition) -> None:
 
 
 @EVERY
-def test_the_mean_of_sampled_lengths(index: StopPosition) -> None:
-    """10^5 draws of N: their mean within 4 standard errors, each share within 5; kept by s_{t+1} under "split"."""
+def test_length_by_sampling_follows_the_distribution(index: StopPosition) -> None:
+    """10^5 samples of N: mean within 4 standard errors, each share within 5; "mixture" keeps by s_{t+1}."""
     a = torch.tensor([[-1.5, -0.4, 0.3, -2.0, 0.1]]).double()
     kept: StopPosition = "before" if index == "mixture" else index
     N = length_by_sampling(a.expand(100_000, -1), torch.rand(100_000, 5).double(), index).double()
@@ -79,8 +79,8 @@ def test_the_mean_of_sampled_lengths(index: StopPosition) -> None:
 
 
 @given(heads(), st.floats(0.01, 0.99), st.sampled_from(["after", "before"]))
-def test_hard_lengths_act_on_each_row_alone_and_latch(a: Tensor, q: float, index: StopPosition) -> None:
-    """A row's N is that of the row by itself, and what comes after the stop changes nothing."""
+def test_stop_rules_are_per_row_and_final(a: Tensor, q: float, index: StopPosition) -> None:
+    """A row's N does not depend on other rows, nor on logits after the stop."""
     u = (a * 7.3).frac().abs()
     for of in (
         lambda a, u: length_by_quantile(a, q, index),
@@ -97,7 +97,7 @@ def test_hard_lengths_act_on_each_row_alone_and_latch(a: Tensor, q: float, index
 
 
 @given(heads(), st.integers(0, 30), st.integers(1, 3))
-def test_a_budget_keeps_prefixes_and_all_it_may(a: Tensor, budget: int, blocks: int) -> None:
+def test_keep_top_vectors_keeps_prefixes(a: Tensor, budget: int, blocks: int) -> None:
     (B, K), memory = a.shape, SummaryMemory.empty(len(a), 1)
     for k in range(blocks):
         live = torch.arange(K) < torch.tensor([(b + k) % K + 1 for b in range(B)])[:, None]
@@ -111,7 +111,7 @@ def test_a_budget_keeps_prefixes_and_all_it_may(a: Tensor, budget: int, blocks: 
             assert slots.tolist() == list(range(len(slots)))
 
 
-# ---- gradients of the estimators, every outcome counted -------------------------------------------------------------
+# ---- estimator gradients over all outcomes -------------------------------------------------------------
 
 K = 4
 LENGTHS = torch.arange(1.0, K + 1).double()
@@ -129,12 +129,12 @@ def picked(a: Tensor, N: Tensor) -> Tensor:
 
 @pytest.fixture
 def table() -> Tensor:
-    """CE_2(N): what a reader of the next segment pays after each length."""
+    """CE_2(N), the loss of the next segment after each length."""
     return 3 * torch.rand(K).double()
 
 
-def test_two_draws_are_unbiased_and_ponder_is_exact(table: Tensor) -> None:
-    """w = 2: over the 16 outcomes of (N, N'), each by its chance, score term and own price have the exact gradient.
+def test_reinforce_is_unbiased_and_ponder_is_exact(table: Tensor) -> None:
+    """w = 2: weighted over the 16 outcomes of (N, N'), score term plus price have the exact gradient.
 
     A row is an outcome; term and price are linear in G and E[N], so that chances stand on them.
     """
@@ -156,7 +156,7 @@ def test_two_draws_are_unbiased_and_ponder_is_exact(table: Tensor) -> None:
     assert distance(found, exact) < tolerances.ORACLE
 
 
-def test_two_draws_are_unbiased_in_longer_windows() -> None:
+def test_reinforce_is_unbiased_in_longer_windows() -> None:
     """w = 3: segment 2 is read after N_1 vectors and stops by logits that N_1 chose, segment 3 after (N_1, N_2)."""
     first, second = torch.randn(K).double().requires_grad_(), torch.randn(K, K).double().requires_grad_()
     CE2, CE3, B = 3 * torch.rand(K).double(), 3 * torch.rand(K, K).double(), K**4
@@ -175,8 +175,8 @@ def test_two_draws_are_unbiased_in_longer_windows() -> None:
     assert distance(torch.autograd.grad(estimate, (first, second)), want) < tolerances.ORACLE
 
 
-def test_draws_from_a_mixture_are_weighed(table: Tensor) -> None:
-    """Two draws from (1 - e) P + e uniform, each weighed by P / mixture: the gradient is that of P."""
+def test_reinforce_importance_weights(table: Tensor) -> None:
+    """Two samples from (1 - e) P + e uniform, weighted by P / mixture, give the gradient of P."""
     a, B = torch.randn(K).double().requires_grad_(), K**2
     (want,) = torch.autograd.grad((length_probs(a[None])[0] * table).sum(), a)
     M, N = exploration_mixture(a[None], 0.3, tuple(range(1, K + 1)))[0].detach(), outcomes(2).T
@@ -186,8 +186,8 @@ def test_draws_from_a_mixture_are_weighed(table: Tensor) -> None:
     assert distance(torch.autograd.grad(term, a)[0], want) < tolerances.ORACLE
 
 
-def test_other_rows_are_an_unbiased_baseline(table: Tensor) -> None:
-    """Two rows of equal law: the sum over both has twice the gradient of one."""
+def test_reinforce_row_baseline_is_unbiased(table: Tensor) -> None:
+    """For two equal rows the sum has twice the gradient of one."""
     a = torch.randn(K).double().requires_grad_()
     (want,) = torch.autograd.grad((length_probs(a[None])[0] * table).sum(), a)
     total = torch.zeros(K).double()
@@ -199,7 +199,7 @@ def test_other_rows_are_an_unbiased_baseline(table: Tensor) -> None:
 
 
 def test_straight_through_and_mean_field_are_not_the_expectation(table: Tensor) -> None:
-    """A reader in closed form, -log of a mean of slots: both have another gradient, hence "biased" and "mean field"."""
+    """With a closed-form reader, -log of a mean of slots, both estimators have another gradient."""
     a = torch.randn(1, K).double().requires_grad_()
     value = torch.rand(K).double() + 0.1
 
@@ -220,8 +220,8 @@ def test_straight_through_and_mean_field_are_not_the_expectation(table: Tensor) 
     assert distance(through, want) > 1e-2
 
 
-def test_lengths_drawn_by_one_number_follow_the_law() -> None:
-    """`drawn` and the stops of `sample` give the same law, of allowed lengths alone."""
+def test_sample_column_follows_the_distribution() -> None:
+    """`sample_column` and `length_by_sampling` follow the same distribution over allowed lengths."""
     a = mask_disallowed_stops(torch.randn(1, 6).double(), (1, 3, 6))
     u = (torch.arange(50_000).double() + 0.5) / 50_000
     found = sample_column(length_probs(a).expand(len(u), -1), u) + 1

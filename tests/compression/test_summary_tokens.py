@@ -1,4 +1,4 @@
-"""VL1, VL2, VL25 to VL28 and CP1 against their oracles: what is written, and what of the older memory stays."""
+"""VL1, VL2, VL25 to VL28 and CP1 against their oracles: summary vectors and memory policies."""
 
 from typing import Any
 
@@ -25,12 +25,12 @@ LIVE = torch.tensor([[False, True, True, False, True], [True, True, True, False,
 
 
 def memory_of(vectors: Tensor, live: Tensor) -> SummaryMemory:
-    """A memory of one block with these slots."""
+    """Build a memory of one segment with these slots."""
     return SummaryMemory.empty(len(vectors), vectors.shape[2], vectors.dtype).append(vectors, live, live.sum(1))
 
 
 @pytest.mark.equation("halting", "VL1")
-def test_map_from_state_to_vector() -> None:
+def test_map_to_vectors() -> None:
     summaries = SummaryParameters(small("llama"), CompressionConfig(max_vectors=2, summary_map="mlp"), eos_token_id=2)
     with torch.no_grad():
         for i, p in enumerate(summaries.parameters()):
@@ -56,18 +56,18 @@ def test_map_from_state_to_vector() -> None:
 
 
 class Mapped(torch.nn.Module):
-    """The map of a compressor as a module of its own."""
+    """Wrap the map of a compressor as a module."""
 
     def __init__(self, inside: Any) -> None:
         super().__init__()
         self.inside = inside
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.inside.vectors(z)
+        return self.inside.map_to_vectors(z)
 
 
-def test_maps_as_they_start() -> None:
-    """Of a fresh mlp the inner map gives nothing; none is the state itself."""
+def test_map_to_vectors_at_initialization() -> None:
+    """A new mlp adds nothing to scale; none is the identity."""
     decoder, z = small("llama"), noise(1, 3, 8)
     kinds = {
         kind: SummaryParameters(decoder, CompressionConfig(max_vectors=2, summary_map=kind), eos_token_id=2)
@@ -81,8 +81,8 @@ def test_maps_as_they_start() -> None:
 
 @pytest.mark.equation("halting", "VL2")
 @pytest.mark.parametrize("name", ["llama", "opt"])
-def test_self_feeding(name: str) -> None:
-    """The loop on the cache equals reading everything again at each step."""
+def test_generate_summaries(name: str) -> None:
+    """The loop on the cache equals reading the whole sequence at each step."""
     K, summaries = 3, compressor(name, summary="autoregressive").summaries
     decoder = compressor(name, summary="autoregressive").decoder
 
@@ -100,7 +100,7 @@ def test_self_feeding(name: str) -> None:
 
 
 class Written(torch.nn.Module):
-    """What a segment gives, as a module of its own."""
+    """Wrap the compression of a segment as a module."""
 
     def __init__(self, inside: Any) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Written(torch.nn.Module):
 
 @pytest.mark.equation("halting", "VL2")
 @pytest.mark.slow
-def test_self_feeding_by_finite_differences() -> None:
+def test_generate_summaries_by_finite_differences() -> None:
     decoder = small("llama")
     summaries = SummaryParameters(
         decoder, CompressionConfig(max_vectors=2, summary="autoregressive"), eos_token_id=2
@@ -128,14 +128,14 @@ def test_self_feeding_by_finite_differences() -> None:
 
 
 @pytest.mark.equation("halting", "VL25")
-def test_pooling() -> None:
+def test_pool_spans() -> None:
     h, N = noise(1, 2, 5, 4), torch.tensor([2, 4])
     agree(oracle.pooled_with_gradient(pool_spans), ORACLE["VL25"], MISREAD["VL25"], h, LIVE, N, 4)
     assert gradcheck(lambda h: pool_spans(h, LIVE, N, 4)[0], h.requires_grad_())
 
 
 @pytest.mark.equation("halting", "VL26")
-def test_selection() -> None:
+def test_select_top_columns() -> None:
     r = noise(1, 2, 5)
     r[:, 3] = 9.0  # a pad in both rows
     r[0, 1] = r[0, 4]
@@ -150,7 +150,7 @@ def test_selection() -> None:
 
 @pytest.mark.equation("halting", "VL27")
 @pytest.mark.parametrize("name", ["llama", "opt"])
-def test_memory_within_a_budget(name: str) -> None:
+def test_recompress_within_a_budget(name: str) -> None:
     method = compressor(name, memory_policy="budgeted", max_memory_vectors=6)
     vectors, there = (
         noise(1, 3, 5, method.summaries.width),
@@ -176,7 +176,7 @@ def test_memory_within_a_budget(name: str) -> None:
 
 @pytest.mark.equation("halting", "VL28")
 @pytest.mark.parametrize("budget", [3, 4, 6])
-def test_memory_without_its_oldest(budget: int) -> None:
+def test_drop_oldest_segments(budget: int) -> None:
     rows = [[2, 1, 3], [1, 3, 2], [3, 0, 0]]  # live vectors of each block
     memory = SummaryMemory.empty(3, 2, torch.float64)
     for i in range(3):
@@ -196,7 +196,7 @@ def test_memory_without_its_oldest(budget: int) -> None:
 
 
 @pytest.mark.equation("halting", "CP1")
-def test_published_trigger() -> None:
+def test_replace_last_with_trigger() -> None:
     live = torch.cat([LIVE, LIVE[:1] & False])
     targets = torch.arange(15).reshape(3, 5).masked_fill(~live, -100)
 

@@ -27,10 +27,10 @@ ROPES = {
     "longrope": RopeConfig("longrope", original_max_position_embeddings=64, short_factor=GAPS, long_factor=GAPS[::-1]),
 }
 VARIANTS: dict[str, dict[str, Any]] = {family: {"family": family} for family in FAMILIES} | {
-    "llama, windows": {"family": "llama", "windows": (None, 5)},
-    "mistral, window of 1": {"family": "mistral", "windows": (3, 1)},
+    "llama, windows": {"family": "llama", "sliding_windows": (None, 5)},
+    "mistral, window of 1": {"family": "mistral", "sliding_windows": (3, 1)},
     "llama, one head of keys, tied": {"family": "llama", "num_key_value_heads": 1, "tie_word_embeddings": True},
-    "gpt2, scale by layer": {"family": "gpt2", "score_scale": (1.0, 0.5)},
+    "gpt2, scale by layer": {"family": "gpt2", "attention_scales": (1.0, 0.5)},
     **{f"llama, {kind}": {"family": "llama", "rope": rope} for kind, rope in ROPES.items()},
 }
 SOME = (*FAMILIES, "llama, windows", "llama, one head of keys, tied")  # where the scaling of RoPE does not matter
@@ -60,7 +60,7 @@ def small(name: str, **changes: Any) -> Decoder:
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 12}
     if name in ("gpt2", "opt"):
         sizes |= {"num_key_value_heads": 2}
-    return fresh(name, **sizes, head_dim=4, score_scale=(0.5, 0.5), **changes).double().requires_grad_(False)
+    return fresh(name, **sizes, head_dim=4, attention_scales=(0.5, 0.5), **changes).double().requires_grad_(False)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Oracles of AC1 to AC6 and AC8 to AC11, as loops over rows, segments and tokens, and misreadings of them.
 
-`decoder(vectors [1, S, D], positions=[1, S])` is whatever model reads; every row is read by itself, without pads. A
+`decoder(vectors [1, S, D], position_ids=[1, S])` is whatever model reads; every row is read by itself, without pads. A
 document is a list of segments, each a list of ids; a window a list of numbers of segments, of which some are scored.
 """
 
@@ -27,8 +27,8 @@ def reader(decoder: Any, memory: Tensor, words: Tensor, e: Tensor, zero: bool, *
         places = list(range(m + T + K))
     positions = torch.tensor([places if zero or how.get("counted") else list(range(m + T + K))])
     L = decoder.config.num_hidden_layers
-    seen = decoder(torch.cat(parts)[None], positions=positions, want=(f"resid2.{L - 1}",))
-    hidden = seen.stages[f"resid2.{L - 1}"][0] if how.get("unnormed") else seen.hidden[0]
+    seen = decoder(torch.cat(parts)[None], position_ids=positions, capture=(f"resid2.{L - 1}",))
+    hidden = seen.activations[f"resid2.{L - 1}"][0] if how.get("unnormed") else seen.hidden_states[0]
     first = m - int(bool(how.get("early")))
     return hidden[m : m + T], hidden[first + T : first + T + K]
 
@@ -90,7 +90,7 @@ def document(
     Each window begins with the memory before its first segment, a constant; `again` says how many of its segments
     are read again unscored.
     """
-    D = decoder.words.weight.shape[1]
+    D = decoder.token_embedding.weight.shape[1]
     held: dict[int, Tensor] = {0: torch.zeros(0, D, dtype=e.dtype)}
     sums, counts = [], []
     for window, repeated in zip(windows, again, strict=True):
@@ -101,8 +101,8 @@ def document(
             if not len(ids):
                 held[i + 1] = M
                 continue
-            h, _ = reader(decoder, M, decoder.words(ids), e, zero)
-            _, z = reader(decoder, before, decoder.words(ids), e, zero)
+            h, _ = reader(decoder, M, decoder.token_embedding(ids), e, zero)
+            _, z = reader(decoder, before, decoder.token_embedding(ids), e, zero)
             log_p = decoder.logits(h).log_softmax(-1)
             following = next((text[j] for j in window[place + 1 :] if text[j]), [])
             targets = [*text[i][1:], *([] if how.get("severed") else following[:1])]
@@ -133,7 +133,7 @@ def with_gradient(function: Any) -> Any:
     """The loss with its gradients to the words' table and the summary tokens."""
 
     def run(decoder: Any, rows: list[Any], e: Tensor, zero: bool, replace: bool) -> tuple[Tensor, ...]:
-        leaves = [decoder.words.weight, e]
+        leaves = [decoder.token_embedding.weight, e]
         value = function(decoder, rows, e, zero, replace)
         found = torch.autograd.grad(value, leaves, allow_unused=True)
         return value, *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True))

@@ -1,6 +1,6 @@
 """Oracles of VL1, VL2, VL25 to VL28 and CP1, as loops over rows and tokens, and misreadings of them.
 
-`decoder(vectors [1, S, D], positions=[1, S])` is whatever model reads; the loop of VL2 reads the whole sequence again
+`decoder(vectors [1, S, D], position_ids=[1, S])` is whatever model reads; the loop of VL2 reads the whole sequence again
 at every step, without a cache, row by row without pads.
 """
 
@@ -52,7 +52,7 @@ def loop(
             places = [-1] * len(M) + list(range(len(text))) + [-1] * n if zero else list(range(len(vectors)))
             if forgets and t:
                 places = [-1] * n if zero else list(range(n))
-            z = decoder(vectors[None], positions=torch.tensor([places])).hidden[0, -1]
+            z = decoder(vectors[None], position_ids=torch.tensor([places])).hidden_states[0, -1]
             states.append(z)
             size = torch.sqrt((z * z).sum() / len(z))
             made = z if raw else c * r * z / size
@@ -133,7 +133,7 @@ def condensed(
     for M, marked in zip(memory, rows, strict=True):
         n = len(M) + len(e)
         places = torch.tensor([[-1] * n if zero else list(range(n))])
-        z = decoder(torch.cat([M, e])[None], positions=places).hidden[0, len(M) :]
+        z = decoder(torch.cat([M, e])[None], position_ids=places).hidden_states[0, len(M) :]
         found.append((torch.cat([M, z]) if kept else z) if marked or everyone else M)
     return found
 
