@@ -1,123 +1,160 @@
-"""A stranger's chat template rendered in a process of its own, with a second of time and a megabyte of text.
+"""Render untrusted chat templates in Jinja's sandbox, with limits on time and on the length of strings.
 
-The sandbox keeps a template from running code; only another process can stop a loop without end, or take back what
-a string of 200 MB has cost. Run as a program, this file is that process: a job as JSON on standard input, the text or
-an error as JSON on standard output.
+The sandbox keeps a template from running code or changing its arguments. The limits stop endless loops and operations
+that build huge strings.
 """
 
 import json
-import signal
-import subprocess
+import re
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
+from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
-MAX_SECONDS = 1.0  # of rendering
-START = 60.0  # seconds until a loaded machine has surely started the process
-MAX_TEXT_BYTES = 1_000_000  # bytes rendered
-MEMORY = 512 * 2**20  # bytes of the process
+from laconic.errors import InputError, UnsafeFileError
 
-
-def render_chat_template(template: str, variables: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The text and "", or None and why there is none."""
-    job = json.dumps({"template": template, "variables": dict(variables)})
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", __file__], input=job.encode(), capture_output=True, timeout=START, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return None, f"rendering did not end in {START:g} s"
-    if done.returncode == -signal.SIGALRM:
-        return None, f"rendering took more than {MAX_SECONDS:g} s"
-    if done.returncode != 0:
-        return None, "rendering ended without a text"
-    answer = json.loads(done.stdout)
-    return answer["text"], answer["error"]
+MAX_SECONDS = 1.0
+MAX_TEXT = 1_000_000  # characters of the template and of any string it builds; largest integer argument
+WIDE_FIELD = re.compile(r"\d{7,}")  # in a format string
 
 
 class RenderLimitError(Exception):
-    """More text than is taken."""
+    """The template exceeded a limit."""
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """{% generation %} … {% endgeneration %} marks what the model wrote; here it is rendered as it stands."""
+    """`{% generation %} … {% endgeneration %}`, which marks assistant text for training; its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> Any:
-        """The statements between the marks."""
+        """Return the statements between the tags."""
         line = next(parser.stream).lineno
         return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
+class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with the options, filters and functions for which chat templates are written."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
+        for name in ("center", "indent"):
+            self.filters[name] = refuse_huge_arguments(self.filters[name])
+        self.filters["tojson"] = to_json
+        self.globals["raise_exception"] = raise_exception
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Evaluate an operation unless its result could be huge."""
+        length = max(len(x) if isinstance(x, str | list | tuple) else 0 for x in (left, right))
+        number = max((abs(x) for x in (left, right) if isinstance(x, int)), default=0)
+        if operator == "*" and length * number > MAX_TEXT:
+            raise RenderLimitError(f"repeats a value to more than {MAX_TEXT:,} items")
+        if operator == "**" and number > 1000:
+            raise RenderLimitError("computes a huge power")
+        if operator == "%" and isinstance(left, str) and WIDE_FIELD.search(left):
+            raise RenderLimitError("formats a wide field")
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function or method; methods of strings, such as `ljust`, take no huge numbers."""
+        owner = getattr(obj, "__self__", None)
+        if not isinstance(owner, str):
+            return super().call(context, obj, *args, **kwargs)
+        if WIDE_FIELD.search(owner) and obj.__name__ in ("format", "format_map"):
+            raise RenderLimitError("formats a wide field")
+        return super().call(context, refuse_huge_arguments(obj), *args, **kwargs)
+
+
+def refuse_huge_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that it refuses integer arguments over the limit."""
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(x, int) and x > MAX_TEXT for x in (*args, *kwargs.values())):
+            raise RenderLimitError(f"passes a number over {MAX_TEXT:,}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
 def raise_exception(message: str) -> None:
-    """What a template calls when a conversation does not fit it."""
-    raise jinja2.exceptions.TemplateError(f"the template refuses the messages: {message}")
+    """Raise the error with which a template rejects a conversation."""
+    raise jinja2.TemplateError(f"the template rejects the messages: {message}")
 
 
 def to_json(
     x: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """JSON as it is, where jinja2's own filter would escape it for HTML."""
+    """Return plain JSON; Jinja's own filter would escape it for HTML."""
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def build_environment() -> ImmutableSandboxedEnvironment:
-    """The sandbox, with the options and functions that chat templates are written for."""
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
-    )
-    made.filters["tojson"] = to_json
-    made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+@lru_cache(maxsize=8)
+def compile_template(template: str) -> jinja2.Template:
+    """Compile a template; repeated calls return the same object."""
+    if len(template) > MAX_TEXT:
+        raise RenderLimitError(f"has more than {MAX_TEXT:,} characters")
+    return ChatTemplateEnvironment().from_string(template)
 
 
-def render_in_sandbox(template: str, variables: Mapping[str, Any]) -> str:
-    """The text, here and now. Raises `TooLong` beyond a megabyte."""
-    pieces: list[str] = []
+@contextmanager
+def limit_execution() -> Generator[None]:
+    """Raise `RenderLimitError` once the code in the block has run too long or returned too long a string.
+
+    A trace function sees every executed line, so it also stops a loop that produces no output.
+    """
+    deadline, previous = time.monotonic() + MAX_SECONDS, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, value: Any) -> Any:
+        if time.monotonic() > deadline:
+            raise RenderLimitError(f"took more than {MAX_SECONDS:g} s")
+        if event == "return" and isinstance(value, str) and len(value) > MAX_TEXT:
+            raise RenderLimitError(f"made a string of more than {MAX_TEXT:,} characters")
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(previous)
+
+
+def render_chat_template(template: str, variables: Mapping[str, Any]) -> str:
+    """Render a chat template.
+
+    Args:
+        template: Jinja source.
+        variables: `messages`, special tokens and the other names that the template uses.
+
+    Raises:
+        InputError: If the template is invalid or rejects the messages.
+        UnsafeFileError: If it leaves the sandbox or exceeds a limit.
+    """
+    parts: list[str] = []
     length = 0
-    for piece in build_environment().from_string(template).generate(**variables):
-        pieces.append(piece)
-        length += len(piece.encode())
-        if length > MAX_TEXT_BYTES:
-            raise RenderLimitError(f"rendering made more than {MAX_TEXT_BYTES:,} bytes")
-    return "".join(pieces)
-
-
-def confine() -> None:
-    """Time and memory for this process; the alarm kills it wherever it is."""
     try:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    except (ImportError, ValueError, OSError):
-        pass
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
-
-
-def main() -> None:
-    """The job of standard input."""
-    job = json.loads(sys.stdin.buffer.read())
-    confine()
-    try:
-        answer = {"text": render_in_sandbox(job["template"], job["variables"]), "error": ""}
-    except RenderLimitError as error:
-        answer = {"text": None, "error": str(error)}
-    except MemoryError:
-        answer = {"text": None, "error": f"rendering took more than {MEMORY // 2**20} MB"}
-    except Exception as error:
-        answer = {"text": None, "error": f"{type(error).__name__}: {error}"[:500]}
-    sys.stdout.buffer.write(json.dumps(answer).encode())
-
-
-if __name__ == "__main__":
-    main()
+        compiled = compile_template(template)
+        with limit_execution():
+            for part in compiled.generate(**variables):
+                parts.append(part)
+                length += len(part)
+                if length > MAX_TEXT:
+                    raise RenderLimitError(f"made more than {MAX_TEXT:,} characters")
+    except (SecurityError, RenderLimitError, MemoryError) as error:
+        message = f"chat template: {type(error).__name__}: {error}; not used. Give the prompt as text"
+        raise UnsafeFileError(message) from None
+    except Exception as error:  # a template can raise anything that its expressions do
+        raise InputError(f"chat template: {type(error).__name__}: {error}"[:500]) from None
+    return "".join(parts)

@@ -1,196 +1,373 @@
-"""One line of a JSONL file as an object, read strictly; what is wrong with it, and at which column."""
+"""Strict JSONL reader: one JSON object per line, with the line and column of every error.
+
+Rows of Parquet files and of Hub data sets pass through the same functions, so that they are checked and reported alike.
+"""
 
 import json
 import math
 import re
+import unicodedata
 from collections import Counter
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
-from laconic.data.problems import make_excerpt
+from laconic.data.parquet_and_hub import read_parquet
+from laconic.errors import InputError, translate_os_errors
 from laconic.storage.strict_json import MAX_JSON_DEPTH
 
-MAX_LINE_BYTES = 10_000_000  # bytes of the longest line that is read
-MAX_INTEGER = 2**63  # of marks; 2^53 would refuse products that published rows hold
+MAX_LINE_BYTES = 10_000_000
+MAX_INTEGER = 2**63  # 2^53 would refuse products in published rows
+MAX_REPORTED = 20  # problems listed one by one; the rest are counted by kind
+EXCERPT_LENGTH = 80
+ROWS_PER_SKIP = 1000  # `on_invalid_row = "skip"` may drop one row in this many
+ONE_OBJECT = "write one JSON object per line"
 HIGH_SURROGATE, LOW_SURROGATE = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-# kind, what is said, the characters, how they are written escaped
+# (kind, description, the raw characters, their JSON escapes)
 FORBIDDEN_CHARACTERS = [
     ("lone surrogates", "half of a character (a lone surrogate)", re.compile("[\ud800-\udfff]"),
      re.compile(rf"{HIGH_SURROGATE}(?!{LOW_SURROGATE})|(?<!\\u[dD][89abAB]..){LOW_SURROGATE}")),
     ("NUL", "a NUL character", re.compile("\0"), re.compile(r"\\u0000")),
-    ("bidi controls", "a mark that turns the order of a text", re.compile("[\u202a-\u202e\u2066-\u2069]"),
+    ("bidi controls", "a bidirectional control character", re.compile("[\u202a-\u202e\u2066-\u2069]"),
      re.compile(r"\\u20(?:2[a-eA-E]|6[6-9])")),
 ]  # fmt: skip
-ANY_FORBIDDEN = re.compile("[" + "".join(there.pattern.strip("[]") for _, _, there, _ in FORBIDDEN_CHARACTERS) + "]")
-ESCAPED_FORBIDDEN = re.compile(r"\\u(?:[dD][89a-fA-F]|0000|20(?:2[a-eA-E]|6[6-9]))")
-JSON_SPACE = re.compile(r"[ \t\r\n]*")
+JSON_STRING, JSON_SPACE = re.compile(r'"(?:[^"\\]|\\.)*"'), re.compile(r"[ \t\r\n]*")
+
+T = TypeVar("T")
+RowConverter = Callable[[dict[str, Any], str, str], T]  # (row, its JSON text, its name) -> value; raises RowError
 
 
 class RowError(Exception):
-    """What is wrong with a line: column (from 1), kind, text."""
+    """A row that cannot be used: column (from 1, in characters), kind of problem, and message."""
 
     def __init__(self, column: int, kind: str, message: str) -> None:
         super().__init__(message)
         self.column, self.kind, self.message = column, kind, message
 
 
-def decode_line(line: bytes, first: bool, notes: Counter[str]) -> str:
-    """The line as text, without byte-order mark and line end, which are noted. Raises `Fault`."""
-    if first:
+class RowProblem(NamedTuple):
+    """A reported problem: line and column from 1 (0 if the message names the place), kind, and message."""
+
+    line: int
+    column: int
+    kind: str
+    message: str
+
+
+class NumberedRow(NamedTuple):
+    """A parsed row: its number from 1, the byte offset of its line, its JSON text, and the object."""
+
+    number: int
+    offset: int
+    text: str
+    row: dict[str, Any]
+
+
+# --- reading files
+
+
+def read_rows(path: str | Path, convert: RowConverter[T], max_rows: int | None = None) -> tuple[list[T], list[str]]:
+    """Read the rows of a JSONL or Parquet file.
+
+    Args:
+        path: File; a name ending in `.parquet` is read as Parquet, any other as JSONL.
+        convert: Called with each row, its JSON text and its name (`file:line`).
+        max_rows: Stop after this many rows.
+
+    Returns:
+        The converted rows, and notes for the user.
+
+    Raises:
+        InputError: If the file does not exist, has no rows, or has invalid ones; the first 20 problems are listed.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"no file {file}; paths in a recipe are relative to the recipe")
+    if file.suffix == ".parquet":
+        return convert_rows(file.name, number_table_rows(read_parquet(file).rows), convert, max_rows, is_table=True), []
+    notes: Counter[str] = Counter()
+    with translate_os_errors(file), file.open("rb") as stream:
+        rows = convert_rows(file.name, parse_lines(iter_lines(stream), notes), convert, max_rows)
+    return rows, format_notes(file.name, notes)
+
+
+def iter_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield lines; one over the size limit comes in several parts, so that memory stays bounded."""
+    return iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b"")
+
+
+def parse_lines(
+    lines: Iterable[bytes], notes: Counter[str], parse: Callable[[str], dict[str, Any]] | None = None
+) -> Iterator[NumberedRow | RowProblem]:
+    """Yield the row or the problem of each line, and count accepted irregularities in `notes`.
+
+    `parse` turns the text of a line into an object; by default `parse_row`.
+    """
+    number, offset, first_blank, is_continuation = 1, 0, 0, False
+    for line in lines:
+        if not is_continuation:
+            try:
+                text = decode_line(line, is_first=number == 1, notes=notes)
+                if not text.strip():
+                    first_blank = first_blank or number
+                else:
+                    if first_blank:
+                        yield RowProblem(first_blank, 1, "blank lines", f"a blank line between rows; {ONE_OBJECT}")
+                        first_blank = 0
+                    yield NumberedRow(number, offset, text, (parse or parse_row)(text))
+            except RowError as error:
+                yield RowProblem(number, error.column, error.kind, error.message)
+        # Of a line over the limit, only the first part is reported.
+        is_continuation = not line.endswith(b"\n")
+        number, offset = number + (not is_continuation), offset + len(line)
+    if first_blank:
+        notes["blank lines at the end"] += 1
+
+
+def number_table_rows(rows: Iterable[dict[str, Any]]) -> Iterator[NumberedRow]:
+    """Yield the rows of a table with their numbers, and as JSON text in which errors are located."""
+    for number, row in enumerate(rows, 1):
+        yield NumberedRow(number, number - 1, json.dumps(row, ensure_ascii=False, default=str), row)
+
+
+def convert_rows(
+    name: str,
+    rows: Iterable[NumberedRow | RowProblem],
+    convert: RowConverter[T],
+    max_rows: int | None = None,
+    *,
+    is_table: bool = False,
+) -> list[T]:
+    """Convert rows and raise `InputError` with all problems if there are any."""
+    converted: list[T] = []
+    problems: list[RowProblem] = []
+    for row in rows:
+        if max_rows is not None and len(converted) >= max_rows:
+            break
+        if isinstance(row, RowProblem):
+            problems.append(row)
+            continue
+        try:
+            converted.append(convert(row.row, row.text, f"{name}:{row.number}"))
+        except RowError as error:
+            problems.append(locate_problem(error, name, row, is_table=is_table))
+    if problems:
+        raise InputError(format_problems(problems, name))
+    if not converted:
+        raise InputError(f"{name}: contains no row; {ONE_OBJECT}")
+    return converted
+
+
+def require_text(row: Mapping[str, Any], field: str, text: str, accepted: str) -> str:
+    """Return a field that must be a non-empty string. Raises `RowError`."""
+    if field not in row:
+        raise RowError(1, "missing fields", f"{field}: no such field in {make_excerpt(text)}; {accepted}")
+    value, column = row[field], locate_field(text, field)[1]
+    if not isinstance(value, str):
+        message = f"{field}: not a string: {make_excerpt(text, column)}; put it in quotes; {accepted}"
+        raise RowError(column, "wrong types", message)
+    if not value.strip():
+        message = f"{field}: empty: {make_excerpt(text, column)}; expected a non-empty string"
+        raise RowError(column, "empty fields", message)
+    return value
+
+
+# --- parsing a line
+
+
+def decode_line(line: bytes, is_first: bool, notes: Counter[str]) -> str:
+    """Decode a line without its byte-order mark and line end, both of which are noted. Raises `RowError`."""
+    if is_first:
         check_file_type(line)
         if line.startswith(b"\xef\xbb\xbf"):
-            notes["a byte-order mark at its start"] += 1
+            notes["a byte-order mark at the start"] += 1
             line = line[3:]
     if len(line.rstrip(b"\r\n")) > MAX_LINE_BYTES:
-        raise RowError(
-            1, "long lines", f"a line over {MAX_LINE_BYTES:,} bytes; write one object a line, or take this row out"
-        )
+        message = f"a line over {MAX_LINE_BYTES:,} bytes; {ONE_OBJECT}, or remove this row"
+        raise RowError(1, "long lines", message)
     if line.endswith(b"\r\n"):
         notes["lines end with CR LF"] += 1
     try:
         return line.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
         before = line[: error.start].decode()
-        shown = make_excerpt(before[-40:], 1)
         cause = "ends inside a character" if error.reason == "unexpected end of data" else "is not UTF-8"
-        text = f"byte {error.start + 1} of the line {cause}, after {shown!r}; save the file as UTF-8"
-        raise RowError(len(before) + 1, "not UTF-8", text) from None
+        message = f"byte {error.start + 1} of the line {cause}, after {make_excerpt(before[-40:])!r}; save as UTF-8"
+        raise RowError(len(before) + 1, "not UTF-8", message) from None
 
 
 def check_file_type(line: bytes) -> None:
-    """What is no JSONL by its first bytes."""
+    """Raise `RowError` if the first bytes are those of another file format."""
     if line.startswith(b"\x1f\x8b"):
-        raise RowError(1, "compressed files", "compressed by gzip; unpack it: gzip -d < FILE > rows.jsonl")
+        raise RowError(1, "compressed files", "compressed with gzip; unpack it: gzip -d < FILE > rows.jsonl")
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise RowError(1, "not UTF-8", "UTF-16 by its first bytes; save the file as UTF-8")
     if line.startswith((b"PK\x03\x04", b"PAR1", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
-        raise RowError(
-            1, "other files", "a zip, Parquet or compressed file by its first bytes; write one JSON object a line"
-        )
+        message = f"a zip, Parquet or compressed file by its first bytes; {ONE_OBJECT}"
+        raise RowError(1, "other files", message)
     if line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-        raise RowError(
-            1, "JSON arrays", "the file is one JSON array; write one object a line: jq -c '.[]' < FILE > rows.jsonl"
-        )
+        message = f"the file is one JSON array; {ONE_OBJECT}: jq -c '.[]' < FILE > rows.jsonl"
+        raise RowError(1, "JSON arrays", message)
 
 
 def parse_row(text: str) -> dict[str, Any]:
-    """The object of a line: no key twice, no NaN, integers to 2^63, depth 64, whole characters. Raises `Fault`."""
+    """Parse the object on a line strictly.
+
+    Refused are duplicate keys, NaN and infinities, integers beyond 2^63, nesting deeper than 64, lone surrogates, NUL
+    and bidirectional control characters.
+
+    Raises:
+        RowError: With the column of the problem.
+    """
     try:
         row: Any = STRICT_DECODER.decode(text)
+        is_too_deep = text.count("[") + text.count("{") > MAX_JSON_DEPTH and measure_depth(row) > MAX_JSON_DEPTH
     except json.JSONDecodeError as error:
-        say = "one object stands on each line" if error.msg == "Extra data" else "write one whole JSON object a line"
         column = error.pos + 1
-        raise RowError(column, "bad JSON", f"not JSON: {error.msg}: {make_excerpt(text, column)}; {say}") from None
+        message = f"invalid JSON: {error.msg}: {make_excerpt(text, column)}; {ONE_OBJECT}"
+        raise RowError(column, "bad JSON", message) from None
     except RecursionError:
-        raise RowError(
-            1, "deep JSON", f"nested deeper than {MAX_JSON_DEPTH}: {make_excerpt(text)}; write plain fields"
-        ) from None
+        row, is_too_deep = {}, True
     except ValueError as error:
         column = locate_error(text)
-        raise RowError(column, "bad JSON", f"not strict JSON: {error}: {make_excerpt(text, column)}") from None
+        raise RowError(column, "bad JSON", f"invalid JSON: {error}: {make_excerpt(text, column)}") from None
+    if is_too_deep:
+        message = f"nested deeper than {MAX_JSON_DEPTH}: {make_excerpt(text)}; use plain fields"
+        raise RowError(1, "deep JSON", message)
     if not isinstance(row, dict):
-        raise RowError(1, "other JSON", f"no object: {make_excerpt(text)}; write one JSON object a line")
-    if is_too_deep(text):
-        raise RowError(1, "deep JSON", f"nested deeper than {MAX_JSON_DEPTH}: {make_excerpt(text)}; write plain fields")
+        raise RowError(1, "other JSON", f"not an object: {make_excerpt(text)}; {ONE_OBJECT}")
     if "\\u" in text or not text.isascii():
         check_characters(text)
     return row
 
 
+def measure_depth(value: Any) -> int:
+    """Return how deep lists and objects nest."""
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(measure_depth, value.values() if isinstance(value, dict) else value), default=0)
+
+
 def check_characters(text: str) -> None:
-    """Halves of characters, NUL, and marks that turn the order of a text, written out or escaped."""
-    strings = join_strings(text) if "\\u" in text and ESCAPED_FORBIDDEN.search(text) else text
-    if not ANY_FORBIDDEN.search(strings):
-        return
-    for kind, said, there, escaped in FORBIDDEN_CHARACTERS:
-        if there.search(strings):
-            found = there.search(text) or escaped.search(text)
-            column = found.start() + 1 if found else 1
-            raise RowError(
-                column, kind, f"{said}: {make_excerpt(text, column)}; take it out, or write the character meant"
-            )
+    """Raise `RowError` for a forbidden character, whether it is written raw or escaped."""
+    strings = text
+    if "\\u" in text:
+        strings = "\n".join(json.loads(string) for string in JSON_STRING.findall(text))
+    for kind, description, raw, escaped in FORBIDDEN_CHARACTERS:
+        if raw.search(strings):
+            match = raw.search(text) or escaped.search(text)
+            column = match.start() + 1 if match else 1
+            message = f"{description}: {make_excerpt(text, column)}; remove it, or write the intended character"
+            raise RowError(column, kind, message)
 
 
-def join_strings(text: str) -> str:
-    """All strings of a line, decoded, after one another."""
-    found: list[str] = []
-    for part in re.finditer(r'"(?:[^"\\]|\\.)*"', text):
-        found.append(json.loads(part.group()))
-    return "\n".join(found)
+def _object_from_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"duplicate key {duplicate[:60]!r}; keep one")
+    return row
 
 
-def is_too_deep(text: str) -> bool:
-    """Whether brackets nest deeper than is read; strings aside, which are looked at only where it may be so."""
-    if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
-        return False
-    depth = deepest = 0
-    for c in re.sub(r'"(?:[^"\\]|\\.)*"', "", text):
-        depth += (c in "[{") - (c in "]}")
-        deepest = max(deepest, depth)
-    return deepest > MAX_JSON_DEPTH
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a JSON number; remove the row")
 
 
-def locate_fields(text: str) -> list[tuple[str, int, int]]:
-    """The members of the object in a line: key, its column, its value's column; up to the first that is faulty."""
-    found: list[tuple[str, int, int]] = []
-    at = _skip(text, 0) + 1
-    try:
-        while text[_skip(text, at)] == '"':
-            start = _skip(text, at)
-            key, end = PLAIN_DECODER.raw_decode(text, start)
-            value = _skip(text, _skip(text, end) + 1)
-            found.append((key, start + 1, value + 1))
-            at = _skip(text, STRICT_DECODER.raw_decode(text, value)[1]) + 1
-    except (ValueError, IndexError, RecursionError):
-        pass
-    return found
-
-
-def _skip(text: str, at: int) -> int:
-    found = JSON_SPACE.match(text, at)
-    return found.end() if found else at
-
-
-def locate_field(text: str, key: str) -> tuple[int, int]:
-    """The columns of a key and of its value, of the last so named."""
-    return next(((start, value) for name, start, value in reversed(locate_fields(text)) if name == key), (1, 1))
-
-
-def locate_error(text: str) -> int:
-    """The column of the first member that is not strict JSON: of a key that stands twice, or of a value."""
-    seen: set[str] = set()
-    found = locate_fields(text)
-    for key, start, _ in found:
-        if key in seen:
-            return start
-        seen.add(key)
-    return found[-1][2] if found else 1
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for i, (key, _) in enumerate(pairs) if key in [k for k, _ in pairs[:i]])
-        raise ValueError(f"key {twice[:60]!r} stands twice; keep one")
-    return found
-
-
-def _constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number; leave the row out")
-
-
-def _integer(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if len(text) > 20 or abs(int(text)) >= MAX_INTEGER:
         raise ValueError(f"integer {text[:20]} is beyond 2^63; put it in quotes")
     return int(text)
 
 
-def _number(text: str) -> float:
+def _parse_float(text: str) -> float:
     if not math.isfinite(float(text)):
-        raise ValueError(f"{text[:20]} is beyond the range of numbers; put it in quotes")
+        raise ValueError(f"{text[:20]} is out of range; put it in quotes")
     return float(text)
 
 
 PLAIN_DECODER = json.JSONDecoder()
 STRICT_DECODER = json.JSONDecoder(
-    object_pairs_hook=_pairs, parse_constant=_constant, parse_int=_integer, parse_float=_number
+    object_pairs_hook=_object_from_pairs,
+    parse_constant=_refuse_constant,
+    parse_int=_parse_integer,
+    parse_float=_parse_float,
 )
+
+
+# --- locating and reporting problems
+
+
+def locate_fields(text: str) -> list[tuple[str, int, int]]:
+    """Return key, key column and value column of each field of the object in a line, up to the first invalid one."""
+    fields: list[tuple[str, int, int]] = []
+    position = _skip_space(text, 0) + 1
+    try:
+        while text[start := _skip_space(text, position)] == '"':
+            key, end = PLAIN_DECODER.raw_decode(text, start)
+            value = _skip_space(text, _skip_space(text, end) + 1)
+            fields.append((key, start + 1, value + 1))
+            position = _skip_space(text, STRICT_DECODER.raw_decode(text, value)[1]) + 1
+    except (ValueError, IndexError, RecursionError):
+        pass
+    return fields
+
+
+def _skip_space(text: str, position: int) -> int:
+    match = JSON_SPACE.match(text, position)
+    return match.end() if match else position
+
+
+def locate_field(text: str, key: str) -> tuple[int, int]:
+    """Return the columns of a key and of its value; of the last one if the key is repeated."""
+    return next(((start, value) for name, start, value in reversed(locate_fields(text)) if name == key), (1, 1))
+
+
+def locate_error(text: str) -> int:
+    """Return the column of the first duplicate key, or of the first value that is not strict JSON."""
+    fields = locate_fields(text)
+    keys = [key for key, _, _ in fields]
+    duplicate = next((start for i, (key, start, _) in enumerate(fields) if key in keys[:i]), None)
+    return duplicate or (fields[-1][2] if fields else 1)
+
+
+def locate_problem(error: RowError, name: str, row: NumberedRow, *, is_table: bool) -> RowProblem:
+    """Return the problem of a row: at its line and column, or for a table at its row number and field."""
+    if not is_table:
+        return RowProblem(row.number, error.column, error.kind, error.message)
+    fields = reversed(locate_fields(row.text))
+    field = next((key for key, start, _ in fields if start <= error.column), "")
+    return RowProblem(0, 0, error.kind, f"{name}:row {row.number}:{field}: {error.message}")
+
+
+def format_problems(problems: Sequence[RowProblem], name: str) -> str:
+    """Format the first 20 problems, one per line, and count the others by kind."""
+    lines = [f"{name}:{p.line}:{p.column}: {p.message}" if p.line else p.message for p in problems[:MAX_REPORTED]]
+    rest = Counter(p.kind for p in problems[MAX_REPORTED:])
+    if rest:
+        lines.append(f"and {rest.total():,} more: " + ", ".join(f"{n:,} {kind}" for kind, n in rest.most_common()))
+    return "\n".join(lines)
+
+
+def format_notes(name: str, notes: Counter[str]) -> list[str]:
+    """Format the counts of accepted irregularities."""
+    return [f"{name}: {note}" + (f" ({n:,} lines)" if n > 1 else "") for note, n in notes.items()]
+
+
+def is_within_skip_limit(num_invalid: int, num_rows: int) -> bool:
+    """Return whether few enough rows are invalid for `on_invalid_row = "skip"` to drop them."""
+    return num_invalid * ROWS_PER_SKIP <= num_rows
+
+
+def make_excerpt(text: str, column: int = 1) -> str:
+    """Return at most 80 characters of a line around a column, with control characters escaped."""
+    start = max(0, min(column - 1 - EXCERPT_LENGTH // 4, len(text) - EXCERPT_LENGTH))
+    part = ("…" if start else "") + "".join(map(escape_character, text[start : start + EXCERPT_LENGTH]))
+    is_complete = len(part) <= EXCERPT_LENGTH and start + EXCERPT_LENGTH >= len(text)
+    return part if is_complete else part[: EXCERPT_LENGTH - 1] + "…"
+
+
+def escape_character(c: str) -> str:
+    """Return a character as a terminal can show it; controls, surrogates and unusual spaces as escapes."""
+    if c == " " or unicodedata.category(c)[0] not in "CZ":
+        return c
+    return f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}"
