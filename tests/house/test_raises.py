@@ -21,7 +21,7 @@ ALLOWED: dict[tuple[str, str], str] = {
         "raise Usage('\\n'.join(dict.fromkeys(draft.faults)))",
     ): "a list of faults, each of which tests/recipe/test_read.py quotes",
     (
-        "src/laconic/data/documents/texts.py",
+        "src/laconic.data.documents.load.py",
         "raise BadInput(f'{file}:{number}:{fault.column}: {fault.text}')",
     ): "a fault, each of which tests/data/test_texts.py quotes",
     ("src/laconic/verification/traces.py", "raise made"): "hands on what a thread raised",

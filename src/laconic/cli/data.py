@@ -158,7 +158,7 @@ class DataCheckCommand:
 
     def print_result(self, scan: "ScannedFile", found: "AuditResult") -> None:
         """What was found, for people."""
-        from laconic.data.problems import format_problems
+        from laconic.data.strict_jsonl import format_problems
 
         if found.problems:
             print(format_problems(found.problems, Path(self.file).name))

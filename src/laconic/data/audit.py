@@ -1,4 +1,4 @@
-"""A file of rows looked over: its faults, what stands twice, how long the parts are, what would be cut."""
+"""Audit a data file: invalid rows, repeated questions, token lengths, rows over a limit."""
 
 import hashlib
 import math
@@ -11,22 +11,20 @@ from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig, TextConfig
 from laconic.data.documents.load import read_documents
 from laconic.data.documents.tokenize import tokenize_texts
-from laconic.data.problems import RowProblem
 from laconic.data.reasoning.contamination import normalise_question
 from laconic.data.reasoning.encode import NUMBER_PATTERN, EncodedExample, ReasoningEncoder
 from laconic.data.reasoning.read_examples import ACCEPTED_FIELDS, most_common_answer, scan_examples
+from laconic.data.strict_jsonl import RowProblem
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 
 PART_NAMES = ("question", "chain", "chain without its last step", "answer with its prompt", "row")
 ProgressCallback = Callable[[str, int, int], None]
-AUDIT_CONFIG = DataConfig(
-    path="", chain_steps="all", answer_type="text"
-)  # how rows are encoded: whole chains, any answer
+AUDIT_CONFIG = DataConfig(path="", chain_steps="all", answer_type="text")  # whole chains, any answer
 
 
 class LengthQuantiles(NamedTuple):
-    """Tokens of a part over the rows, by nearest rank."""
+    """Quantiles of token lengths, by nearest rank."""
 
     p50: int
     p90: int
@@ -35,7 +33,7 @@ class LengthQuantiles(NamedTuple):
 
 
 class ScannedFile(NamedTuple):
-    """The rows of a file or set, SHA-256 of its bytes, all its faults, and notes."""
+    """The rows of a file or data set, its SHA-256, its problems, and notes."""
 
     examples: Sequence[ReasoningExample]
     sha256: str
@@ -45,7 +43,19 @@ class ScannedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What was found. `twice` are pairs of ids, the first and a later row of one question; `over`, ids of rows cut."""
+    """Audit of reasoning examples.
+
+    Attributes:
+        num_rows: Valid rows.
+        problems: Rows that cannot be read or encoded.
+        num_without_chain: Rows without a chain.
+        num_without_number: Rows whose answer has no number.
+        majority_answer: The most common answer and its share.
+        duplicates: Pairs of ids that have the same question.
+        lengths: Token lengths by part.
+        too_long: Ids of rows over the token limit.
+        num_unknown_tokens: Unknown tokens in questions and chains.
+    """
 
     num_rows: int
     problems: tuple[RowProblem, ...]
@@ -60,9 +70,16 @@ class AuditResult:
 
 @dataclass(frozen=True)
 class DocumentAudit:
-    """Documents looked over: how many of each part, their sections and those that stood before, SHA-256 of the file.
+    """Audit of documents.
 
-    With a tokenizer `tokens` are those of a document, and `rows` the stretches of `context` that are made of them.
+    Attributes:
+        documents_by_part: Documents of each split, "unsaid" for those whose rows name none.
+        num_sections: Sections of all documents.
+        num_duplicate_sections: Sections that repeat an earlier one.
+        sha256: SHA-256 of the file.
+        notes: Messages for the user.
+        token_lengths: Tokens of a document, if a tokenizer was given.
+        num_rows: Training rows that the documents give, if a row length was given.
     """
 
     documents_by_part: Mapping[str, int]
@@ -77,39 +94,47 @@ class DocumentAudit:
 def audit_documents(
     path: Path, tokenizer: Tokenizer | None, row_tokens: int | None, progress: ProgressCallback
 ) -> DocumentAudit:
-    """A text, or rows of texts, looked over. Raises `BadInput` (66) with all the faults."""
+    """Audit a text file or rows of texts. Raises `InputError` with all problems."""
     documents, notes = read_documents(str(path), TextConfig())
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    sections = [section for each in documents for section in each.sections]
-    named = {part: sum(each.part == part for each in documents) for part in ("train", "valid", "test", None)}
-    parts = {part or "unsaid": n for part, n in named.items() if n}
-    found = DocumentAudit(parts, len(sections), len(sections) - len(set(sections)), digest, notes)
+    sections = [section for document in documents for section in document.sections]
+    counts = {part: sum(doc.part == part for doc in documents) for part in ("train", "valid", "test", None)}
+    by_part = {part or "unsaid": n for part, n in counts.items() if n}
+    result = DocumentAudit(by_part, len(sections), len(sections) - len(set(sections)), digest, notes)
     if tokenizer is None:
-        return found
-    counts = [len(ids) for ids in tokenize_texts([each.text for each in documents], tokenizer, progress)]
-    stretches = None if not row_tokens else sum(n // row_tokens + (n % row_tokens > 1) for n in counts)
-    return replace(found, token_lengths=compute_quantiles(counts), num_rows=stretches)
+        return result
+    lengths = [len(ids) for ids in tokenize_texts([document.text for document in documents], tokenizer, progress)]
+    num_rows = None
+    if row_tokens:
+        num_rows = sum(n // row_tokens + (n % row_tokens > 1) for n in lengths)
+    return replace(result, token_lengths=compute_quantiles(lengths), num_rows=num_rows)
 
 
 def scan_file(path: Path) -> ScannedFile:
-    """The rows of a file, with every fault in place of an error for them."""
+    """Read the rows of a file, with its problems as values. Raises `InputError` if it does not exist."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file; give a file of rows, or a set that laconic data list names")
+        raise InputError(f"no file {path}; give a file of rows, or a data set that `laconic data list` shows")
     reader = scan_examples(path, AUDIT_CONFIG)
     notes = [text + (f" ({n:,} lines)" if n > 1 else "") for text, n in reader.notes.items()]
-    notes += ["blank lines at the end"] if reader.first_blank_line else []
     if not reader.examples and not reader.problems:
-        reader.problems.append(RowProblem(0, 0, "empty files", f"{path.name}: no row in it; {ACCEPTED_FIELDS}"))
+        reader.problems.append(RowProblem(0, 0, "empty files", f"{path.name}: contains no row; {ACCEPTED_FIELDS}"))
     return ScannedFile(reader.examples, reader.hash.hexdigest(), reader.problems, notes)
 
 
 def audit_examples(
     scanned: ScannedFile, tokenizer: Tokenizer | None, max_tokens: int | None, progress: ProgressCallback
 ) -> AuditResult:
-    """Rows looked over; lengths by the tokenizer, rows cut where they are longer than `context` tokens."""
+    """Audit reasoning examples.
+
+    Args:
+        scanned: Rows, as `scan_file` returns them.
+        tokenizer: Tokenizer for the lengths; None leaves them out.
+        max_tokens: Token limit of a row.
+        progress: Called with a label, the rows done and their total.
+    """
     rows = scanned.examples
-    checked = AuditResult(
+    result = AuditResult(
         num_rows=len(rows),
         problems=tuple(scanned.problems),
         num_without_chain=sum(not example.steps for example in rows),
@@ -117,7 +142,7 @@ def audit_examples(
         majority_answer=most_common_answer(rows) if rows else ("", 0.0),
         duplicates=find_duplicates(rows),
     )
-    return checked if tokenizer is None else add_token_lengths(checked, rows, tokenizer, max_tokens, progress)
+    return result if tokenizer is None else add_token_lengths(result, rows, tokenizer, max_tokens, progress)
 
 
 def add_token_lengths(
@@ -127,47 +152,48 @@ def add_token_lengths(
     max_tokens: int | None,
     progress: ProgressCallback,
 ) -> AuditResult:
-    """The same with lengths, and the faults of rows that cannot be encoded."""
+    """Add token lengths, and the problems of rows that cannot be encoded."""
     encoder = ReasoningEncoder(tokenizer, AUDIT_CONFIG.model_copy(update={"eos_token": fallback_eos_token(tokenizer)}))
     counts: dict[str, list[int]] = {part: [] for part in PART_NAMES}
-    faults, over, unknown = list(result.problems), [], 0
+    problems, too_long, num_unknown = list(result.problems), list[str](), 0
     for done, example in enumerate(examples):
         progress("rows", done, len(examples))
         try:
             row = encoder.encode_example(example)
         except InputError as error:
-            faults.append(RowProblem(0, 0, "that cannot be encoded", str(error)))
+            problems.append(RowProblem(0, 0, "that cannot be encoded", str(error)))
             continue
-        unknown += row.num_unknown
+        num_unknown += row.num_unknown
         for part, n in zip(PART_NAMES, count_part_tokens(row), strict=True):
             counts[part].append(n)
-        over += [row.id] if max_tokens is not None and len(row) > max_tokens else []
-    lengths = {part: compute_quantiles(all) for part, all in counts.items() if all}
-    return replace(result, problems=tuple(faults), lengths=lengths, too_long=tuple(over), num_unknown_tokens=unknown)
-
-
-def count_part_tokens(row: EncodedExample) -> tuple[int, int, int, int, int]:
-    """Tokens of the parts, in the order of PARTS."""
-    short = sum(step < row.chain_step_index[-1] for step in row.chain_step_index)
-    return len(row.question_ids), len(row.chain_ids), short, len(row.answer_ids), len(row)
-
-
-def fallback_eos_token(tokenizer: Tokenizer) -> str | None:
-    """A token to end answers with where the tokenizer's files name none: lengths do not depend on which."""
-    added = tokenizer.backend.get_added_tokens_decoder().values()
-    return (
-        None if tokenizer.eos_token_id is not None else next((token.content for token in added if token.special), None)
+        too_long += [row.id] if max_tokens is not None and len(row) > max_tokens else []
+    lengths = {part: compute_quantiles(tokens) for part, tokens in counts.items() if tokens}
+    return replace(
+        result, problems=tuple(problems), lengths=lengths, too_long=tuple(too_long), num_unknown_tokens=num_unknown
     )
 
 
+def count_part_tokens(row: EncodedExample) -> tuple[int, int, int, int, int]:
+    """Return the tokens of each part, in the order of `PART_NAMES`."""
+    without_last = sum(step < row.chain_step_index[-1] for step in row.chain_step_index)
+    return len(row.question_ids), len(row.chain_ids), without_last, len(row.answer_ids), len(row)
+
+
+def fallback_eos_token(tokenizer: Tokenizer) -> str | None:
+    """Return any special token for a tokenizer without eos; lengths do not depend on which."""
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    special = (token.content for token in added if token.special)
+    return None if tokenizer.eos_token_id is not None else next(special, None)
+
+
 def find_duplicates(examples: Sequence[ReasoningExample]) -> tuple[tuple[str, str], ...]:
-    """Pairs of rows that ask one question, whatever its capitals, spaces and marks."""
+    """Return pairs of ids (the first row, a later row) with the same question, up to case, spaces and punctuation."""
     first: dict[str, str] = {}
     pairs = [(first.setdefault(normalise_question(e.question), e.id), e.id) for e in examples]
     return tuple((a, b) for a, b in pairs if a != b)
 
 
 def compute_quantiles(counts: Sequence[int]) -> LengthQuantiles:
-    """Median, 90th and 99th hundredth, and the most."""
+    """Return the median, the 90th and 99th percentile, and the maximum."""
     ordered = sorted(counts)
     return LengthQuantiles(*(ordered[max(0, math.ceil(share * len(ordered)) - 1)] for share in (0.5, 0.9, 0.99, 1)))

@@ -1,4 +1,4 @@
-"""Rows of tables: Parquet files, and data sets of the hub; both by libraries of the extra hf."""
+"""Read Parquet files and data sets of the Hugging Face Hub, with the libraries of the extra `hf`."""
 
 import logging
 import re
@@ -10,89 +10,95 @@ from typing import Any, NamedTuple
 from laconic.data.reasoning.catalog import find_dataset, suggest_dataset
 from laconic.errors import InputError
 
-LOCAL_COPY_HINT = (
-    "a local copy works too: its .jsonl or .parquet file as data.name, or the folder of the files as data.data_dir"
-)
-BATCH_ROWS = 1024  # rows turned into Python at once
+LOCAL_COPY_HINT = "a local copy also works: set data.name to its .jsonl or .parquet file, or data.data_dir to the folder"
+BATCH_ROWS = 1024
 
 
 class TableRows(NamedTuple):
-    """How many rows there are, and they."""
+    """The number of rows, and an iterable of them."""
 
     num_rows: int
     rows: Iterable[dict[str, Any]]
 
 
 def read_parquet(path: Path) -> TableRows:
-    """The rows of a Parquet file. Raises `BadInput`."""
+    """Open a Parquet file; its rows are read lazily. Raises `InputError`."""
     from pyarrow.parquet import ParquetFile
 
-    with translate_parquet_errors(f"{path.name}: no Parquet file"):
+    with translate_parquet_errors(f"{path.name}: not a Parquet file"):
         file = ParquetFile(path)
     return TableRows(file.metadata.num_rows, iter_parquet_rows(file, path.name))
 
 
 def iter_parquet_rows(file: Any, name: str) -> Iterator[dict[str, Any]]:
-    """The rows of an open Parquet file, which is closed behind them. Raises `BadInput` for pages that are damaged."""
+    """Yield the rows of an open Parquet file and close it. Raises `InputError` for damaged pages."""
     with file:
-        batches, done = file.iter_batches(BATCH_ROWS, use_threads=False), 0
+        batches, num_read = file.iter_batches(BATCH_ROWS, use_threads=False), 0
         while True:
-            with translate_parquet_errors(f"{name}: damaged after row {done:,}"):
+            with translate_parquet_errors(f"{name}: damaged after row {num_read:,}"):
                 batch = next(batches, None)
                 rows: list[dict[str, Any]] = [] if batch is None else batch.to_pylist()
             if batch is None:
                 return
-            done += len(rows)
+            num_read += len(rows)
             yield from rows
 
 
 @contextmanager
-def translate_parquet_errors(said: str) -> Generator[None]:
-    """Turns what pyarrow raises for bytes that are no sound Parquet into `BadInput` (66)."""
+def translate_parquet_errors(message: str) -> Generator[None]:
+    """Convert pyarrow's errors about invalid files to `InputError`."""
     from pyarrow import ArrowException
 
     try:
         yield
     except (ArrowException, OSError, ValueError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno:  # the file system's; pyarrow's own have no number
+        if isinstance(error, OSError) and error.errno:  # an error of the file system; pyarrow's own have no number
             raise
-        raise InputError(f"{said}: {first_error_line(error)}; copy it again, or write it again") from None
+        raise InputError(f"{message}: {first_error_line(error)}; copy or write it again") from None
 
 
 def load_hub_split(
     repo: str, config: str | None, split: str, revision: str | None, *, class_names: bool = False
 ) -> TableRows:
-    """The rows of a split on the hub, or in the hub's cache here; with `names` a class is its name, not its number.
+    """Load a split of a Hub data set, or its cached copy.
 
-    Raises `BadInput`, also for a split there is not.
+    Args:
+        repo: Repository, `owner/name`.
+        config: Configuration of the data set, if it has several.
+        split: Split, in the slice syntax of `datasets`.
+        revision: Commit or branch.
+        class_names: Return class labels as names instead of numbers.
+
+    Raises:
+        InputError: If the data set or split does not exist or cannot be downloaded.
     """
     import datasets
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are no lines of ours
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hide its messages about retries
     try:
-        found = datasets.load_dataset(repo, config, split=split, revision=revision)
-    except Exception as error:  # the hub's client raises of many kinds: HTTP, names, offline, cache
-        there = re.search(r"Unknown split .* one of \[(.*)\]", str(error))
-        if there:
-            splits = there[1].replace("'", "")
-            raise InputError(f"{repo} has no split {split}; it has {splits}") from None
-        near = "" if find_dataset(repo) else suggest_dataset(repo)
-        say = f"{near} {LOCAL_COPY_HINT}" if near else LOCAL_COPY_HINT
-        raise InputError(f"{repo}: the hub gives nothing by that name: {first_error_line(error)}; {say}") from error
-    assert isinstance(found, datasets.Dataset)
-    classes = {key: kind for key, kind in found.features.items() if isinstance(kind, datasets.ClassLabel)}
-    rows = (row for batch in found.iter(BATCH_ROWS) for row in columns_to_rows(batch))
-    if class_names and classes:
-        rows = (row | {key: kind.int2str(row[key]) for key, kind in classes.items()} for row in rows)
-    return TableRows(len(found), rows)
+        dataset = datasets.load_dataset(repo, config, split=split, revision=revision)
+    except Exception as error:  # the client raises many types: HTTP, names, offline, cache
+        match = re.search(r"Unknown split .* one of \[(.*)\]", str(error))
+        if match:
+            splits = match[1].replace("'", "")
+            raise InputError(f"{repo} has no split {split}; available: {splits}") from None
+        suggestion = "" if find_dataset(repo) else suggest_dataset(repo)
+        hint = f"{suggestion} {LOCAL_COPY_HINT}" if suggestion else LOCAL_COPY_HINT
+        raise InputError(f"cannot load {repo} from the Hub: {first_error_line(error)}; {hint}") from error
+    assert isinstance(dataset, datasets.Dataset)
+    labels = {key: kind for key, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)}
+    rows = (row for batch in dataset.iter(BATCH_ROWS) for row in columns_to_rows(batch))
+    if class_names and labels:
+        rows = (row | {key: kind.int2str(row[key]) for key, kind in labels.items()} for row in rows)
+    return TableRows(len(dataset), rows)
 
 
 def columns_to_rows(columns: Any) -> Iterator[dict[str, Any]]:
-    """Columns as rows."""
+    """Yield the rows of a batch that is stored by column."""
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(columns, values, strict=True))
 
 
 def first_error_line(error: Exception) -> str:
-    """What an error says first."""
+    """Return the first line of an error message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from laconic.compression.memory_file import SourceDocument
-from laconic.data.documents.streaming import iter_token_chunks
+from laconic.data.documents.tokenize import iter_token_chunks
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import BusyError, InputError
 from laconic.storage.atomic import load_artifact, save_artifact

@@ -12,7 +12,7 @@ from laconic.batches import DocumentBatch
 from laconic.config.recipe import Recipe
 from laconic.data.documents.load import Document, load_documents
 from laconic.data.documents.segments import SegmentBoundaries
-from laconic.data.documents.streaming import disable_special_tokens
+from laconic.data.documents.tokenize import disable_special_tokens
 from laconic.data.reasoning.dataset import pad_rows
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment.build_data import SyntheticData, load_training_rows, max_segment_tokens, segment_boundaries

@@ -1,4 +1,4 @@
-"""Stretches of documents as batches: a row is a stretch, and all rows of a batch are cut at the same columns."""
+"""Documents as training rows of fixed length; all rows of a batch are cut into segments at the same columns."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -22,17 +22,26 @@ from laconic.storage.strict_json import to_canonical_json
 def tokenize_documents(
     documents: Sequence[Document], tokenizer: Tokenizer, progress: Callable[[str, int, int], None] | None = None
 ) -> list[TokenArray]:
-    """Each document as ids, none of them special; `show` is told how far it is."""
+    """Tokenize documents without special tokens."""
     return tokenize_texts([document.text for document in documents], tokenizer, progress)
 
 
 class DocumentDataset:
-    """Stretches of `tokens` tokens that follow one another (contract.Source); the last of a document is shorter.
+    """Consecutive rows of `config.row_tokens` tokens (batches.TrainingData); the last row of a document is shorter.
 
-    `room` is what AC7 has for a segment. With `fixed`, as evaluation has it, nothing is drawn. Of `count` rows, taken
-    from all over the documents, the same ones are taken for every run. With `whole` every batch has all segments, of
-    rows that have ended too, so that ranks in step make equally many passes. Raises `BadInput` for fewer rows than
-    `least`.
+    Args:
+        documents: Documents; their names become the names of rows.
+        ids: Their tokens.
+        config: Lengths of rows and segments.
+        seed: Seed of random segment lengths.
+        max_segment_tokens: Positions available to a segment (X in Eq. AC7).
+        fixed_segments: Cut at fixed lengths, as in evaluation.
+        pad_to_row_tokens: Pad every batch to all segments, so that ranks make the same number of passes.
+        max_rows: Use only this many rows, spread over all documents and the same in every run.
+        min_rows: Rows of a batch.
+
+    Raises:
+        InputError: If there are fewer rows than `min_rows`.
     """
 
     def __init__(
@@ -48,38 +57,32 @@ class DocumentDataset:
         max_rows: int | None = None,
         min_rows: int = 1,
     ) -> None:
-        self.names, self.ids, self.config, self.fixed_segments = (
-            [each.name for each in documents],
-            list(ids),
-            config,
-            fixed_segments,
-        )
-        self.boundaries, self.pad_to_row_tokens = SegmentBoundaries(config, seed, max_segment_tokens), pad_to_row_tokens
+        self.names, self.ids, self.config = [document.name for document in documents], list(ids), config
+        self.fixed_segments, self.pad_to_row_tokens = fixed_segments, pad_to_row_tokens
+        self.boundaries = SegmentBoundaries(config, seed, max_segment_tokens)
         step = config.row_tokens
-        rows = [(d, at, min(at + step, len(each))) for d, each in enumerate(ids) for at in range(0, len(each), step)]
+        rows = [
+            (d, start, min(start + step, len(document)))
+            for d, document in enumerate(ids)
+            for start in range(0, len(document), step)
+        ]
         rows = [row for row in rows if row[2] - row[1] > 1]  # a single token predicts nothing
         if len(rows) < min_rows:
             raise InputError(
-                f"{len(rows)} stretches of {step} tokens in {len(ids)} documents, a batch asks for {min_rows}; "
+                f"{len(rows)} rows of {step} tokens in {len(ids)} documents, fewer than a batch of {min_rows}; "
                 "give more text, or lower data.text.row_tokens"
             )
-        places = (
-            range(len(rows))
-            if max_rows is None
-            else rng.permuted_index(0, 0, np.arange(min(max_rows, len(rows))), len(rows))
-        )
-        self.rows = [rows[int(i)] for i in places]
+        selected = range(len(rows))
+        if max_rows is not None:
+            selected = rng.permuted_index(0, 0, np.arange(min(max_rows, len(rows))), len(rows))
+        self.rows = [rows[int(i)] for i in selected]
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the documents as ids, with their names, and of how they are cut."""
-        said = {
-            "names": self.names,
-            "how": self.config.model_dump(),
-            "fixed": self.fixed_segments,
-            "rows": len(self.rows),
-        }
-        digest = hashlib.sha256(to_canonical_json(said).encode())
+        """SHA-256 of the documents' names and ids, and of how they are cut."""
+        config = self.config.model_dump()
+        cuts = {"names": self.names, "config": config, "fixed": self.fixed_segments, "rows": len(self.rows)}
+        digest = hashlib.sha256(to_canonical_json(cuts).encode())
         for ids in self.ids:
             digest.update(len(ids).to_bytes(8, "little") + ids.astype("<i4").tobytes())
         return digest.hexdigest()
@@ -93,15 +96,21 @@ class DocumentDataset:
         return len(self.rows)
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """The rows on a grid as wide as the longest of them, or as any."""
-        places = [self.rows[int(i)] for i in rows]
-        text, live = pad_rows([self.ids[d][start:end].tolist() for d, start, end in places])
+        """Return a batch as wide as its longest row, or as `config.row_tokens` if batches are padded to it."""
+        spans = [self.rows[int(i)] for i in rows]
+        input_ids, mask = pad_rows([self.ids[d][start:end].tolist() for d, start, end in spans])
         if self.pad_to_row_tokens:
-            text, live = (F.pad(each, (0, self.config.row_tokens - each.shape[1])) for each in (text, live))
-        width = text.shape[1]
+            input_ids, mask = (F.pad(x, (0, self.config.row_tokens - x.shape[1])) for x in (input_ids, mask))
+        width = input_ids.shape[1]
         ends = self.boundaries.fixed_ends() if self.fixed_segments else self.boundaries.random_ends(step)
         return DocumentBatch(
-            text, live, live.clone(), (*(end for end in ends if end < width), width),
-            torch.as_tensor(rows, dtype=torch.long), tuple(f"{self.names[d]}@{start}" for d, start, _ in places),
-            epoch, step, windows=(self.config.segments_per_window, self.config.segment_overlap),
-        )  # fmt: skip
+            input_ids=input_ids,
+            attention_mask=mask,
+            loss_mask=mask.clone(),
+            segment_ends=(*(end for end in ends if end < width), width),
+            row_index=torch.as_tensor(rows, dtype=torch.long),
+            document_ids=tuple(f"{self.names[d]}@{start}" for d, start, _ in spans),
+            epoch=epoch,
+            step=step,
+            windows=(self.config.segments_per_window, self.config.segment_overlap),
+        )

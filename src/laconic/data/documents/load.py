@@ -1,32 +1,51 @@
-"""Documents: a file of text, rows of JSONL or Parquet or of the hub, of which several may be one book; and their parts.
+"""Load documents from text files, rows of JSONL or Parquet, or the Hub, and split them into train, valid and test.
 
-A document is trained on or held out as a whole.
+Rows of the same book form one document. A document is never divided between two splits.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from laconic.config.data import DataConfig, SplitName, TextConfig, is_row_file
-from laconic.data.documents.streaming import decode_utf8
+from laconic.data.documents.tokenize import decode_utf8
 from laconic.data.parquet_and_hub import load_hub_split
-from laconic.data.problems import make_excerpt
 from laconic.data.reasoning.catalog import SPLIT_NAMES
-from laconic.data.records import convert_rows, number_table_rows, read_rows, require_text
-from laconic.data.strict_jsonl import RowError, locate_field
+from laconic.data.strict_jsonl import (
+    NumberedRow,
+    RowError,
+    RowProblem,
+    convert_rows,
+    format_problems,
+    locate_field,
+    locate_problem,
+    make_excerpt,
+    number_table_rows,
+    parse_lines,
+    read_rows,
+    require_text,
+)
 from laconic.errors import InputError, translate_os_errors
 
-ROW_FILES = (".jsonl", ".json", ".parquet")  # what ends so has rows; all else is a text
-BLOCK_BYTES = 1 << 20  # bytes of a file read at once
-SECTION_SEPARATOR = "\n\n"  # what parts the rows of one document
+ROW_FILES = (".jsonl", ".json", ".parquet")  # any other file is one text
+BLOCK_BYTES = 1 << 20
+SECTION_SEPARATOR = "\n\n"
 HELD_OUT_PARTS: tuple[SplitName, ...] = ("valid", "test")
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text of several sections; `book` is what its rows call it, `part` the one they say it belongs to."""
+    """A text of several sections.
+
+    Attributes:
+        name: Name of the file or book, or the place of its row.
+        sections: Texts of its rows.
+        book: Name of the document in its rows.
+        part: Split that its rows name.
+    """
 
     name: str
     sections: tuple[str, ...]
@@ -35,152 +54,189 @@ class Document:
 
     @property
     def text(self) -> str:
-        """All sections, an empty line between two."""
+        """All sections, separated by empty lines."""
         return SECTION_SEPARATOR.join(self.sections)
 
 
-@dataclass
 class DocumentRowConverter:
-    """The rows of a file as they are read: which field names the document, once the first row is seen."""
+    """Converts rows to documents of one section; the first row decides which field names the document."""
 
-    config: TextConfig
-    document: str | None = None
-    first: bool = field(default=True)
+    def __init__(self, config: TextConfig) -> None:
+        self.config, self.document_field, self.is_first = config, config.document_field, True
 
     def convert(self, row: dict[str, Any], text: str, name: str) -> Document:
-        """A row as a document of one section. Raises `Fault`."""
-        asked = self.config.document_field
-        if self.first:
-            self.first, self.document = False, asked or ("book" if "book" in row else None)
-        accepted = f"a row has a field {self.config.text_field}" + (f" and {self.document}" if self.document else "")
-        said = require_text(row, self.config.text_field, text, accepted)
-        book = require_text(row, self.document, text, accepted) if self.document else None
-        return Document(book or name, (said,), book, parse_split(row, text))
+        """Return the document of a row. Raises `RowError`."""
+        if self.is_first and self.document_field is None and "book" in row:
+            self.document_field = "book"
+        self.is_first = False
+        accepted = f"expected a field {self.config.text_field}"
+        accepted += f" and {self.document_field}" if self.document_field else ""
+        section = require_text(row, self.config.text_field, text, accepted)
+        book = require_text(row, self.document_field, text, accepted) if self.document_field else None
+        return Document(book or name, (section,), book, parse_split(row, text))
 
 
 def parse_split(row: Mapping[str, Any], text: str) -> SplitName | None:
-    """The part that a row says it belongs to, by its field split. Raises `Fault`."""
-    said = row.get("split")
-    if said is None:
+    """Return the split that a row names in its field `split`. Raises `RowError`."""
+    split = row.get("split")
+    if split is None:
         return None
-    if not isinstance(said, str) or said not in SPLIT_NAMES:
+    if not isinstance(split, str) or split not in SPLIT_NAMES:
         column = locate_field(text, "split")[1]
-        raise RowError(
-            column, "other splits", f"split: {make_excerpt(text, column)}; it is one of {', '.join(SPLIT_NAMES)}"
-        )
-    return SPLIT_NAMES[said]
+        message = f"split: expected one of {', '.join(SPLIT_NAMES)}: {make_excerpt(text, column)}"
+        raise RowError(column, "unknown splits", message)
+    return SPLIT_NAMES[split]
 
 
 def read_documents(path: str, config: TextConfig, max_rows: int | None = None) -> tuple[list[Document], list[str]]:
-    """The documents of a file, of its first `rows` rows; one that is no file of rows is a document. And notes.
+    """Read the documents of a file.
 
-    Raises `BadInput`.
+    Args:
+        path: File of rows (`.jsonl`, `.json`, `.parquet`); any other file is one document.
+        config: Names of the fields.
+        max_rows: Read only the first rows.
+
+    Returns:
+        The documents, and notes for the user.
+
+    Raises:
+        InputError: If the file does not exist, is empty, or has invalid rows or bytes.
     """
     file = Path(path)
     if file.suffix in ROW_FILES:
-        found, notes = read_rows(file, DocumentRowConverter(config).convert, max_rows)
-        return group_by_book(found), notes
+        rows, notes = read_rows(file, DocumentRowConverter(config).convert, max_rows)
+        return group_by_book(rows), notes
     if not file.is_file():
-        raise InputError(f"no file {file}; in a recipe a path is relative to it")
+        raise InputError(f"no file {file}; paths in a recipe are relative to the recipe")
     with translate_os_errors(file), file.open("rb") as stream:
         text = "".join(decode_utf8(iter(lambda: stream.read(BLOCK_BYTES), b""), file.name))
     if not text.strip():
-        raise InputError(f"{file.name}: no text in it; give a document")
+        raise InputError(f"{file.name}: contains no text")
     return [Document(file.stem, (text,))], []
 
 
-def load_hub_documents(asked: str, config: TextConfig, revision: str | None, max_rows: int | None) -> list[Document]:
-    """The documents of a set of the hub: NAME, or NAME:SPLIT. Raises `BadInput`."""
-    name, _, split = asked.partition(":")
-    table = load_hub_split(name, None, split or "train", revision)
-    return group_by_book(
-        convert_rows(name, number_table_rows(table.rows), DocumentRowConverter(config).convert, max_rows, is_table=True)
-    )
+def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and text of each JSONL row lazily; the name is its `id`, or file and line.
+
+    Raises:
+        InputError: At the first invalid row.
+    """
+    accepted = 'expected {"text": "…"}, optionally with an "id"'
+    for row in parse_lines(lines, Counter()):
+        if isinstance(row, RowProblem):
+            raise InputError(format_problems([row], file))
+        try:
+            text = require_text(row.row, "text", row.text, accepted)
+        except RowError as error:
+            raise InputError(format_problems([locate_problem(error, file, row, is_table=False)], file)) from None
+        yield str(row.row.get("id", f"{file}:{row.number}")), text
+
+
+def load_hub_documents(
+    name: str, config: TextConfig, revision: str | None, max_rows: int | None
+) -> list[Document]:
+    """Load the documents of a Hub data set, `NAME` or `NAME:SPLIT`. Raises `InputError`."""
+    repo, _, split = name.partition(":")
+    rows: Iterable[NumberedRow] = number_table_rows(load_hub_split(repo, None, split or "train", revision).rows)
+    return group_by_book(convert_rows(repo, rows, DocumentRowConverter(config).convert, max_rows, is_table=True))
 
 
 def group_by_book(rows: Iterable[Document]) -> list[Document]:
-    """The rows of each book as one document, in the order of the first of them. Raises `BadInput`."""
+    """Merge the rows of each book into one document, in order of first appearance.
+
+    Raises:
+        InputError: If rows of one book name different splits.
+    """
     books: dict[str, list[Document]] = {}
     for row in rows:
         books.setdefault(row.name, []).append(row)
     for name, members in books.items():
         parts = sorted({member.part or "train" for member in members})
         if len(parts) > 1:
-            raise InputError(f"{name}: rows in {' and '.join(parts)}; a document is of one part, mend the field split")
+            raise InputError(f"{name}: rows in {' and '.join(parts)}; a document must be in one split, see field split")
     return [
-        Document(name, tuple(text for each in members for text in each.sections), members[0].book, members[0].part)
+        Document(name, tuple(text for member in members for text in member.sections), members[0].book, members[0].part)
         for name, members in books.items()
     ]
 
 
 def load_documents(config: DataConfig, part: SplitName) -> tuple[list[Document], list[str]]:
-    """The documents of a part, and notes. Raises `BadInput`, also for training where it shares one with the others."""
-    every, notes = load_all_documents(config)
+    """Load the documents of a split.
+
+    Returns:
+        The documents, and notes for the user.
+
+    Raises:
+        InputError: Also if training documents share a name or section with held-out ones.
+    """
+    documents, notes = load_all_documents(config)
     if part != "train":
-        return select_part(config, every, part), notes
-    own = split_documents(config, every)["train"]
-    kept: dict[SplitName, list[Document]] = {
-        other: select_part(config, every, other) for other in HELD_OUT_PARTS if has_part(config, every, other)
-    }
-    for other, found in kept.items():
-        check_documents_disjoint(own, found, other, config.allow_contamination)
-        notes.append(f"{other}: {len(found):,} documents held out, as {found[0].name}")
-    return own, notes
+        return select_part(config, documents, part), notes
+    train = split_documents(config, documents)["train"]
+    for other in HELD_OUT_PARTS:
+        if has_part(config, documents, other):
+            held_out = select_part(config, documents, other)
+            check_documents_disjoint(train, held_out, other, config.allow_contamination)
+            notes.append(f"{other}: {len(held_out):,} documents held out, such as {held_out[0].name}")
+    return train, notes
 
 
 def load_all_documents(config: DataConfig) -> tuple[list[Document], list[str]]:
-    """All documents of data.path or data.name."""
+    """Load all documents of `data.path` or `data.name`, and notes."""
     if config.path is not None:
         return read_documents(config.path, config.text, config.max_train_rows)
-    return load_hub_documents((config.name or ("",))[0], config.text, config.revision, config.max_train_rows), []
+    name = (config.name or ("",))[0]
+    return load_hub_documents(name, config.text, config.revision, config.max_train_rows), []
 
 
-def select_part(config: DataConfig, every: Sequence[Document], part: SplitName) -> list[Document]:
-    """The documents held out: those of the file the recipe names, else those of the source. Raises `BadInput`."""
-    named = getattr(config, part)
-    found = split_documents(config, every)[part] if named is None else load_part_file(config, named, part)
-    if not found:
-        among = named or f"{len(every):,} documents with data.text.held_out_fraction {config.text.held_out_fraction}"
-        raise InputError(f"data.{part}: no document is held out for it, of {among}; name a file of documents")
-    return found
+def select_part(config: DataConfig, documents: Sequence[Document], part: SplitName) -> list[Document]:
+    """Return the held-out documents: those of the file in the recipe, else a part of `documents`. Raises `InputError`."""
+    name = getattr(config, part)
+    selected = split_documents(config, documents)[part] if name is None else load_part_file(config, name, part)
+    if not selected:
+        fraction = config.text.held_out_fraction
+        source = name or f"{len(documents):,} documents with data.text.held_out_fraction = {fraction}"
+        raise InputError(f"data.{part}: {source} leaves no document; name a file of documents")
+    return selected
 
 
-def load_part_file(config: DataConfig, named: str, part: SplitName) -> list[Document]:
-    """The documents of a file, or a set of the hub, that belong to a part; all where they do not say."""
-    here = is_row_file(named) or Path(named).is_file()
-    found = read_documents(named, config.text)[0] if here else load_hub_documents(named, config.text, None, None)
-    return [each for each in found if each.part in (part, None)]
+def load_part_file(config: DataConfig, name: str, part: SplitName) -> list[Document]:
+    """Load the documents of a file or Hub data set that belong to a split, or that name none."""
+    is_file = is_row_file(name) or Path(name).is_file()
+    documents = read_documents(name, config.text)[0] if is_file else load_hub_documents(name, config.text, None, None)
+    return [document for document in documents if document.part in (part, None)]
 
 
-def has_part(config: DataConfig, every: Sequence[Document], part: SplitName) -> bool:
-    """Whether any document is held out for a part."""
-    return getattr(config, part) is not None or bool(split_documents(config, every)[part])
+def has_part(config: DataConfig, documents: Sequence[Document], part: SplitName) -> bool:
+    """Return whether any document is held out for a split."""
+    return getattr(config, part) is not None or bool(split_documents(config, documents)[part])
 
 
-def split_documents(config: DataConfig, every: Sequence[Document]) -> dict[SplitName, list[Document]]:
-    """The documents of the source by part: as their rows say; else a share by the order of their names' SHA-256."""
-    found: dict[SplitName, list[Document]] = {"train": [], "valid": [], "test": []}
-    if any(each.part for each in every) or config.valid or config.test:
-        for each in every:
-            found[each.part or "train"].append(each)
-        return found
-    k = round(config.text.held_out_fraction * len(every)) or int(config.text.held_out_fraction > 0 and len(every) > 2)
-    order = sorted(every, key=lambda each: hashlib.sha256(each.name.encode()).digest())
-    kept: Mapping[str, SplitName] = {each.name: HELD_OUT_PARTS[i >= k] for i, each in enumerate(order[: 2 * k])}
-    for each in every:
-        found[kept.get(each.name, "train")].append(each)
-    return found
+def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[SplitName, list[Document]]:
+    """Split documents as their rows say; if none does, hold out a fraction in the order of the SHA-256 of their names."""
+    parts: dict[SplitName, list[Document]] = {"train": [], "valid": [], "test": []}
+    if any(document.part for document in documents) or config.valid or config.test:
+        for document in documents:
+            parts[document.part or "train"].append(document)
+        return parts
+    fraction = config.text.held_out_fraction
+    k = round(fraction * len(documents)) or int(fraction > 0 and len(documents) > 2)
+    order = sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest())
+    held_out: Mapping[str, SplitName] = {doc.name: HELD_OUT_PARTS[i >= k] for i, doc in enumerate(order[: 2 * k])}
+    for document in documents:
+        parts[held_out.get(document.name, "train")].append(document)
+    return parts
 
 
 def check_documents_disjoint(
     train: Sequence[Document], held_out: Sequence[Document], part: SplitName, allow_overlap: bool
 ) -> None:
-    """Raises `BadInput` where a document trained on has the name of one held out, or a section of it."""
-    books = {each.book for each in held_out if each.book}
-    sections = {section for each in held_out for section in each.sections}
-    shared = [each.name for each in train if each.book in books or not sections.isdisjoint(each.sections)]
+    """Raise `InputError` if a training document shares its name or a section with a held-out one."""
+    books = {document.book for document in held_out if document.book}
+    sections = {section for document in held_out for section in document.sections}
+    shared = [doc.name for doc in train if doc.book in books or not sections.isdisjoint(doc.sections)]
     if shared and not allow_overlap:
         raise InputError(
-            f"{len(shared):,} documents trained on share their name or a section with those of {part} ({shared[0]}); "
-            "take them out, or set data.allow_contamination"
+            f"{len(shared):,} training documents share their name or a section with those of {part} ({shared[0]}); "
+            "remove them, or set data.allow_contamination"
         )

@@ -1,4 +1,4 @@
-"""Where documents are cut into segments: at lengths that are given, or drawn for each optimizer step.
+"""Choose where documents are cut into segments: at fixed lengths, or at random ones drawn for each optimizer step.
 
 AutoCompressors (arXiv:2305.14788 and its code at 80352a4): W tokens of a window, w segments in it, X usable positions.
 """
@@ -12,31 +12,43 @@ from laconic.config.data import TextConfig
 from laconic.errors import UsageError
 from laconic.rng import uniform
 
-CUT_KEY = 4  # key of the draws
-MAX_DRAWS, CHECK_DRAWS, MIN_ACCEPTED = (
-    10_000,
-    300,
-    3,
-)  # draws before none is found; of so many at the start, so many have to fit
+CUT_KEY = 4  # of the random numbers
+MAX_DRAWS = 10_000
+CHECK_DRAWS, MIN_ACCEPTED = 300, 3  # of the first 300 draws, at least 3 must respect the maximum length
 
 
 def min_segment_length(W: int, w: int, X: int) -> int:
-    """The shortest length that AC7 draws: the others are then X at most."""
+    """Return the shortest length that Eq. AC7 draws, so that the other segments have at most X tokens."""
     return max(-((X - W) // (w - 1)), 2)
 
 
 def random_lengths(W: int, w: int, low: int, draws: NDArray[np.float64]) -> list[int]:
-    """Eq. AC7: w lengths that sum to W, by w - 1 distinct cut points among W - w low, where the smallest draws are."""
+    """Eq. AC7: w random lengths that sum to W.
+
+    Args:
+        W: Tokens in all.
+        w: Segments.
+        low: Shortest length.
+        draws: W - w low random numbers; the w - 1 smallest are the cut points.
+    """
     rest = W - w * low
     cuts = np.sort(np.argpartition(draws, w - 2)[: w - 1]).tolist() if w > 1 else []
     return [low + b - a for a, b in zip([0, *cuts], [*cuts, rest], strict=True)]
 
 
 class SegmentBoundaries:
-    """The ends of the segments of rows: `fixed()`, or drawn for a step, the same for all rows of it.
+    """The ends of segments, fixed or random; the same for all rows of a step.
 
-    Lengths are drawn for each w segments that follow one another (a window, where windows do not overlap), so that
-    `segment` is their mean. `room` is X. Raises `Usage` (2) where hardly any draw keeps between low and high.
+    Random lengths are drawn for w consecutive segments (a window, if windows do not overlap), so that
+    `config.segment_tokens` is their mean.
+
+    Args:
+        config: Lengths of rows and segments.
+        seed: Seed of the random lengths.
+        max_segment_tokens: X, the positions available to a segment.
+
+    Raises:
+        UsageError: If too few random draws respect the minimum and maximum length.
     """
 
     def __init__(self, config: TextConfig, seed: int, max_segment_tokens: int) -> None:
@@ -48,32 +60,31 @@ class SegmentBoundaries:
             self._check()
 
     def fixed_ends(self) -> tuple[int, ...]:
-        """As `segment` says, up to `tokens`."""
+        """Return the ends of fixed segments, up to `row_tokens`."""
         tokens, segment = self.config.row_tokens, self.config.segment_tokens
         if isinstance(segment, tuple):
             return tuple(accumulate(segment))
         return tuple(min(end, tokens) for end in range(segment, tokens + segment, segment))
 
     def random_ends(self, step: int) -> tuple[int, ...]:
-        """Those of an optimizer step; fixed ones where nothing is drawn."""
+        """Return the ends at an optimizer step; the fixed ones if lengths are not random."""
         if self.config.segment_lengths == "fixed":
             return self.fixed_ends()
-        return tuple(
-            accumulate(length for group in range(len(self.groups)) for length in self.draw_lengths(step, group))
-        )
+        return tuple(accumulate(length for i in range(len(self.groups)) for length in self.draw_lengths(step, i)))
 
     def draw_lengths(self, step: int, group: int) -> list[int]:
-        """The lengths of some segments that follow one another, drawn again until none is over high."""
+        """Draw the lengths of consecutive segments until none is over the maximum."""
         for attempt in range(MAX_DRAWS):
-            found = self.draw_once(step, group, attempt)
-            if max(found) <= self.max_length:
-                return found
+            lengths = self.draw_once(step, group, attempt)
+            if max(lengths) <= self.max_length:
+                return lengths
         raise UsageError(
-            f"data.text.max_segment_tokens {self.max_length}: none of {MAX_DRAWS:,} draws keeps to it; raise it, or lower segment"
+            f"data.text.max_segment_tokens = {self.max_length}: exceeded by all of {MAX_DRAWS:,} draws; "
+            "raise it, or lower segment_tokens"
         )
 
     def draw_once(self, step: int, group: int, attempt: int) -> list[int]:
-        """One draw."""
+        """Draw lengths without regard to the maximum."""
         w = self.groups[group]
         W = w * self.config.mean_segment_tokens
         if w == 1:
@@ -82,24 +93,25 @@ class SegmentBoundaries:
         return random_lengths(W, w, low, uniform(self.seed, CUT_KEY, step, group, attempt, np.arange(W - w * low)))
 
     def min_length(self, w: int) -> int:
-        """The shortest length of w segments."""
-        return self.config.min_segment_tokens or min_segment_length(
-            w * self.config.mean_segment_tokens, w, self.max_length
-        )
+        """Return the shortest length of w segments."""
+        W = w * self.config.mean_segment_tokens
+        return self.config.min_segment_tokens or min_segment_length(W, w, self.max_length)
 
     def _check(self) -> None:
+        """Raise `UsageError` if the limits leave nothing, or too little, to draw."""
         for w in {*self.groups} - {1}:
             low, mean = self.min_length(w), self.config.mean_segment_tokens
             if w * (mean - low) < w - 1:
                 raise UsageError(
-                    f"data.text.segment_tokens {mean}: from {low} to {self.max_length} tokens nothing is left to draw for {w} "
-                    'segments; take shorter ones, or segments = "fixed"'
+                    f"data.text.segment_tokens = {mean}: lengths of {low} to {self.max_length} tokens leave nothing to "
+                    f'draw for {w} segments; use shorter segments, or segment_lengths = "fixed"'
                 )
             if self.config.min_segment_tokens is None:
-                continue  # AC7's own bound keeps every length to high
+                continue  # the bound of AC7 keeps every length below the maximum
             group = self.groups.index(w)
-            fit = sum(max(self.draw_once(0, group, attempt)) <= self.max_length for attempt in range(CHECK_DRAWS))
-            if fit < MIN_ACCEPTED:
+            accepted = sum(max(self.draw_once(0, group, i)) <= self.max_length for i in range(CHECK_DRAWS))
+            if accepted < MIN_ACCEPTED:
                 raise UsageError(
-                    f"data.text.max_segment_tokens {self.max_length}: {fit} of {CHECK_DRAWS} draws from low {low} keep to it; raise it, or low"
+                    f"data.text.max_segment_tokens = {self.max_length}: only {accepted} of {CHECK_DRAWS} draws with "
+                    f"min_segment_tokens = {low} respect it; raise either"
                 )

@@ -1,4 +1,4 @@
-"""Documents read in order, side by side: lanes, of which each goes on in a batch where it ended in the one before."""
+"""Stateful batches: each row continues the document where it stopped in the previous batch."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,18 +14,28 @@ from laconic.data.documents.tokenize import TokenArray
 from laconic.errors import InputError
 from laconic.storage.strict_json import to_canonical_json
 
-DOCUMENT_ORDER_KEY = 8  # key of the orders of documents
-ChunkStart = tuple[int, int]  # a document, and its token that a piece begins with
+DOCUMENT_ORDER_KEY = 8
+ChunkStart = tuple[int, int]  # document, first token
 
 
 class StatefulBatches:
-    """Row r of an epoch is piece r // `lanes` of lane r % `lanes`, so batches take rows in order (contract.Source).
+    """Documents as chunks in parallel lanes (batches.TrainingData).
 
-    A piece is `tokens` that are read and one more, the last target, with which the next piece begins; the last of a
-    document is shorter. The pieces of all documents, in an order of documents keyed by seed and epoch, are cut into
-    lanes of equal length; those left over are not read in that epoch. A lane is `fresh` where it begins, as every
-    one does with an epoch, and where a document does. With `count` the lanes end after so many rows in all. Raises
-    `BadInput` (66) for fewer pieces than lanes.
+    Row r of an epoch is chunk r // `num_lanes` of lane r % `num_lanes`, so batches must take rows in order. A chunk has
+    `chunk_tokens` tokens and one more, the last target, with which the next chunk begins; the last chunk of a document
+    is shorter. In every epoch the documents are shuffled, and their chunks are divided into lanes of equal length; the
+    remainder is not read. A row is marked in `document_starts` at the beginning of an epoch and of a document.
+
+    Args:
+        documents: Documents; their names become the names of rows.
+        ids: Their tokens.
+        chunk_tokens: Tokens of a chunk.
+        num_lanes: Rows of a batch.
+        seed: Seed of the order of documents.
+        max_rows: Stop after this many rows in all.
+
+    Raises:
+        InputError: If there are fewer chunks than lanes.
     """
 
     def __init__(
@@ -37,30 +47,31 @@ class StatefulBatches:
         seed: int,
         max_rows: int | None = None,
     ) -> None:
-        self.names, self.ids = [each.name for each in documents], list(ids)
+        self.names, self.ids = [document.name for document in documents], list(ids)
         self.chunk_tokens, self.num_lanes, self.seed = chunk_tokens, num_lanes, seed
-        # A single token predicts nothing, so the last piece of a document has at least two.
-        self.chunk_starts = [range(0, max(len(each) - 1, 0), chunk_tokens) for each in ids]
-        if (whole := sum(map(len, self.chunk_starts))) < num_lanes:
+        # A single token predicts nothing, so the last chunk of a document has at least two.
+        self.chunk_starts = [range(0, max(len(document) - 1, 0), chunk_tokens) for document in ids]
+        num_chunks = sum(map(len, self.chunk_starts))
+        if num_chunks < num_lanes:
             raise InputError(
-                f"{whole} pieces of {chunk_tokens} tokens in {len(self.ids)} documents, a batch has {num_lanes} lanes; "
-                "give more text, or lower train.batch_size or data.text.row_tokens"
+                f"{num_chunks} chunks of {chunk_tokens} tokens in {len(self.ids)} documents, fewer than a batch of "
+                f"{num_lanes}; give more text, or lower train.batch_size or data.text.row_tokens"
             )
-        self.lane_length = whole // num_lanes
+        self.lane_length = num_chunks // num_lanes
         self.num_steps = self.lane_length if max_rows is None else min(self.lane_length, -(-max_rows // num_lanes))
-        self._ordered: tuple[int, list[ChunkStart]] | None = None
+        self._epoch_chunks: tuple[int, list[ChunkStart]] | None = None
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the documents as ids, with their names, and of how they are dealt."""
-        said = {
+        """SHA-256 of the documents' names and ids, and of how they are divided."""
+        layout = {
             "names": self.names,
-            "tokens": self.chunk_tokens,
-            "lanes": self.num_lanes,
+            "chunk_tokens": self.chunk_tokens,
+            "num_lanes": self.num_lanes,
             "seed": self.seed,
-            "times": self.num_steps,
+            "num_steps": self.num_steps,
         }
-        digest = hashlib.sha256(to_canonical_json(said).encode())
+        digest = hashlib.sha256(to_canonical_json(layout).encode())
         for ids in self.ids:
             digest.update(len(ids).to_bytes(8, "little") + ids.astype("<i4").tobytes())
         return digest.hexdigest()
@@ -74,31 +85,36 @@ class StatefulBatches:
         return self.num_steps * self.num_lanes
 
     def epoch_chunks(self, epoch: int) -> list[ChunkStart]:
-        """Those of an epoch, one document after another: lane b has `length` of them, from b * `length` on."""
-        if self._ordered is None or self._ordered[0] != epoch:
-            n = len(self.ids)
-            order = rng.permuted_index(
-                int(rng.hash64(self.seed, DOCUMENT_ORDER_KEY)) >> 1, epoch, np.arange(n), n
-            ).tolist()
-            self._ordered = epoch, [(d, start) for d in order for start in self.chunk_starts[d]]
-        return self._ordered[1]
+        """Return the chunks of an epoch, document after document; lane b begins at b * `lane_length`."""
+        if self._epoch_chunks is None or self._epoch_chunks[0] != epoch:
+            n, seed = len(self.ids), int(rng.hash64(self.seed, DOCUMENT_ORDER_KEY)) >> 1
+            order = rng.permuted_index(seed, epoch, np.arange(n), n).tolist()
+            self._epoch_chunks = epoch, [(d, start) for d in order for start in self.chunk_starts[d]]
+        return self._epoch_chunks[1]
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """The rows on a grid that is as wide for all."""
-        pieces, at = self.epoch_chunks(epoch), [divmod(int(row), self.num_lanes) for row in rows]
-        places = [pieces[lane * self.lane_length + time] for time, lane in at]
-        text, live = self.pad_chunks(places)
-        fresh = [time == 0 or start == 0 for (time, _), (_, start) in zip(at, places, strict=True)]
+        """Return a batch; all batches have the same width."""
+        chunks, coordinates = self.epoch_chunks(epoch), [divmod(int(row), self.num_lanes) for row in rows]
+        starts = [chunks[lane * self.lane_length + time] for time, lane in coordinates]
+        input_ids, mask = self.pad_chunks(starts)
+        is_start = [time == 0 or start == 0 for (time, _), (_, start) in zip(coordinates, starts, strict=True)]
         return DocumentBatch(
-            text, live, live.clone(), (self.max_length,), torch.as_tensor(rows, dtype=torch.long),
-            tuple(f"{self.names[d]}@{start}" for d, start in places), epoch, step, document_starts=torch.tensor(fresh),
-        )  # fmt: skip
+            input_ids=input_ids,
+            attention_mask=mask,
+            loss_mask=mask.clone(),
+            segment_ends=(self.max_length,),
+            row_index=torch.as_tensor(rows, dtype=torch.long),
+            document_ids=tuple(f"{self.names[d]}@{start}" for d, start in starts),
+            epoch=epoch,
+            step=step,
+            document_starts=torch.tensor(is_start),
+        )
 
-    def pad_chunks(self, places: Sequence[ChunkStart]) -> tuple[Tensor, Tensor]:
-        """[B, tokens + 1], and which of it is live: all but what follows a document."""
-        text = torch.zeros(len(places), self.max_length, dtype=torch.long)
-        live = torch.zeros(text.shape, dtype=torch.bool)
-        for b, (d, start) in enumerate(places):
-            own = self.ids[d][start : start + self.max_length]
-            text[b, : len(own)], live[b, : len(own)] = torch.from_numpy(own.astype(np.int64)), True
-        return text, live
+    def pad_chunks(self, starts: Sequence[ChunkStart]) -> tuple[Tensor, Tensor]:
+        """Return the ids of chunks, [B, chunk_tokens + 1], and the mask of real tokens."""
+        input_ids = torch.zeros(len(starts), self.max_length, dtype=torch.long)
+        mask = torch.zeros(input_ids.shape, dtype=torch.bool)
+        for b, (d, start) in enumerate(starts):
+            ids = self.ids[d][start : start + self.max_length]
+            input_ids[b, : len(ids)], mask[b, : len(ids)] = torch.from_numpy(ids.astype(np.int64)), True
+        return input_ids, mask

@@ -1,99 +1,242 @@
-"""Many texts as ids at once, on all cores: in windows that overlap, joined where they agree (see streaming.py).
+"""Tokenize long texts: many at once on all cores, or one lazily; the ids are those of the whole text tokenized at once.
 
-What two windows share is encoded once more by itself, with the characters of its tokens, which windows do without.
+Texts are tokenized in overlapping windows. Two windows are joined at a cut where they agree in the tokens on both
+sides, so that what is further away cannot have mattered. Where they disagree, the window grows.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import codecs
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from laconic.data.documents.streaming import (
-    AGREEING_TOKENS,
-    WINDOW_CHARS,
-    TokenizedWindow,
-    disable_special_tokens,
-    find_cut,
-    iter_token_ids,
-)
 from laconic.data.tokenizer import Tokenizer
+from laconic.errors import InputError
 
 TokenArray = NDArray[np.int32]
-OVERLAP_CHARS = 2048  # characters that two windows share
-BATCH_CHARS = 4_000_000  # characters that are encoded at once
+WINDOW_CHARS = 65_536
+OVERLAP_CHARS = 2048  # characters that two windows of `tokenize_texts` share
+BATCH_CHARS = 4_000_000  # characters tokenized in parallel
+AGREEING_TOKENS = 8  # on each side of a cut
+
+
+class TokenizedWindow(NamedTuple):
+    """A window of text, its ids, and the characters [start, end) of each token."""
+
+    text: str
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+    def is_boundary(self, k: int) -> bool:
+        """Return whether tokens k - 1 and k share no character."""
+        return self.offsets[k - 1][1] <= self.offsets[k][0] < self.offsets[k][1]
+
+    def is_between_words(self, k: int) -> bool:
+        """Return whether token k follows a letter or digit and begins with exactly one white space.
+
+        No tokenizer joins words across such a place.
+        """
+        end, text = self.offsets[k - 1][1], self.text
+        return text[end - 1 : end].isalnum() and text[end : end + 1].isspace() and not text[end + 1 : end + 2].isspace()
+
+
+# --- many texts at once
 
 
 def tokenize_texts(
     texts: Sequence[str], tokenizer: Tokenizer, progress: Callable[[str, int, int], None] | None = None
 ) -> list[TokenArray]:
-    """Each text as ids, none of them special; `show` is told how many characters are done."""
-    inner, total, done = disable_special_tokens(tokenizer), sum(map(len, texts)), 0
-    found: list[list[list[int]]] = []
+    """Tokenize texts in parallel, without special tokens.
+
+    Offsets are computed only for the overlap of two windows, which is tokenized once more; tokenizing the windows
+    without offsets is faster.
+
+    Args:
+        texts: Texts of any length.
+        tokenizer: Tokenizer; special tokens in a text are treated as ordinary characters.
+        progress: Called with a label, the characters done and their total.
+    """
+    backend, total, done = disable_special_tokens(tokenizer), sum(map(len, texts)), 0
+    windows_of: list[list[list[int]]] = []
     for group in group_windows(split_windows(texts)):
         if progress:
-            progress("characters encoded", done, total)
-        each = inner.encode_batch_fast([part for _, part in group], add_special_tokens=False)
-        for (begins, part), one in zip(group, each, strict=True):
-            found += [[]] if begins else []
-            found[-1].append(one.ids)
-            done += min(len(part), WINDOW_CHARS)
-    return [join_windows(text, parts, inner) for text, parts in zip(texts, found, strict=True)]
+            progress("characters tokenized", done, total)
+        encodings = backend.encode_batch_fast([window for _, window in group], add_special_tokens=False)
+        for (is_first, window), encoding in zip(group, encodings, strict=True):
+            windows_of += [[]] if is_first else []
+            windows_of[-1].append(encoding.ids)
+            done += min(len(window), WINDOW_CHARS)
+    return [join_windows(text, windows, backend) for text, windows in zip(texts, windows_of, strict=True)]
 
 
-def split_windows(texts: Sequence[str]) -> Iterator[tuple[bool, str]]:
-    """Parts of the texts, each with SHARED characters of the next one; and whether it is the first of its text."""
+def split_windows(texts: Iterable[str]) -> Iterator[tuple[bool, str]]:
+    """Yield the overlapping windows of texts, and whether each is the first of its text."""
     for text in texts:
         for start in window_starts(text):
             yield start == 0, text[start : start + WINDOW_CHARS + OVERLAP_CHARS]
 
 
 def window_starts(text: str) -> range:
-    """Where the windows of a text begin."""
+    """Return where the windows of a text begin."""
     return range(0, max(len(text) - OVERLAP_CHARS, 1), WINDOW_CHARS)
 
 
-def group_windows(parts: Iterator[tuple[bool, str]]) -> Iterator[list[tuple[bool, str]]]:
-    """The parts in order, AT_ONCE characters or a little more together."""
-    held, count = list[tuple[bool, str]](), 0
-    for part in parts:
-        held.append(part)
-        count += len(part[1]) + 1
+def group_windows(windows: Iterable[tuple[bool, str]]) -> Iterator[list[tuple[bool, str]]]:
+    """Yield lists of windows with about `BATCH_CHARS` characters each."""
+    group, count = list[tuple[bool, str]](), 0
+    for window in windows:
+        group.append(window)
+        count += len(window[1]) + 1
         if count >= BATCH_CHARS:
-            yield held
-            held, count = [], 0
-    if held:
-        yield held
+            yield group
+            group, count = [], 0
+    if group:
+        yield group
 
 
-def join_windows(text: str, parts: Sequence[Sequence[int]], backend: tokenizers.Tokenizer) -> TokenArray:
-    """The ids of a text from those of its windows; from windows that grow, where two of these do not agree."""
-    both = [text[start : start + OVERLAP_CHARS] for start in window_starts(text)[1:]]
-    shared = backend.encode_batch(both, add_special_tokens=False)
+def join_windows(text: str, windows: Sequence[Sequence[int]], backend: tokenizers.Tokenizer) -> TokenArray:
+    """Join the ids of a text's windows; if two disagree, tokenize the text again in growing windows."""
+    overlaps = [text[start : start + OVERLAP_CHARS] for start in window_starts(text)[1:]]
+    encodings = backend.encode_batch(overlaps, add_special_tokens=False)
     seams = [
-        find_seam(left, right, TokenizedWindow(part, one.ids, one.offsets))
-        for (left, right), part, one in zip(pairwise(parts), both, shared, strict=True)
+        find_seam(left, right, TokenizedWindow(overlap, encoding.ids, encoding.offsets))
+        for (left, right), overlap, encoding in zip(pairwise(windows), overlaps, encodings, strict=True)
     ]
-    cuts = [cut for cut in seams if cut is not None]
+    cuts = [seam for seam in seams if seam is not None]
     if len(cuts) < len(seams):
         return np.fromiter(chain.from_iterable(iter_token_ids([text], backend)), dtype=np.int32)
-    begins, ends = [0, *(after for _, after in cuts)], [*(before for before, _ in cuts), len(parts[-1])]
-    kept = (part[begin:end] for part, begin, end in zip(parts, begins, ends, strict=True))
-    return np.concatenate([np.asarray(part, dtype=np.int32) for part in kept])
+    starts, ends = [0, *(start for _, start in cuts)], [*(end for end, _ in cuts), len(windows[-1])]
+    parts = (window[start:end] for window, start, end in zip(windows, starts, ends, strict=True))
+    return np.concatenate([np.asarray(part, dtype=np.int32) for part in parts])
 
 
-def find_seam(left: Sequence[int], right: Sequence[int], shared: TokenizedWindow) -> tuple[int, int] | None:
-    """How many tokens of the left window stand before a cut in what both share, and how many of the right one.
-
-    None where either differs in the tokens on either side of it.
-    """
-    k = find_cut(shared, 0, len(shared.text) // 2)
+def find_seam(left: Sequence[int], right: Sequence[int], overlap: TokenizedWindow) -> tuple[int, int] | None:
+    """Return the end of the left window and the start of the right one, in tokens; None if they disagree."""
+    k = find_cut(overlap, 0, len(overlap.text) // 2)
     if k is None:
         return None
-    after = len(shared.ids) - k
-    agree = (
-        left[-after - AGREEING_TOKENS :] == shared.ids[k - AGREEING_TOKENS :]
-        and right[: k + AGREEING_TOKENS] == shared.ids[: k + AGREEING_TOKENS]
-    )
-    return (len(left) - after, k) if agree else None
+    rest = len(overlap.ids) - k
+    is_left_equal = left[-rest - AGREEING_TOKENS :] == overlap.ids[k - AGREEING_TOKENS :]
+    is_right_equal = right[: k + AGREEING_TOKENS] == overlap.ids[: k + AGREEING_TOKENS]
+    return (len(left) - rest, k) if is_left_equal and is_right_equal else None
+
+
+# --- one text, lazily
+
+
+def iter_token_chunks(texts: Iterable[str], tokenizer: Tokenizer, chunk_tokens: int) -> Iterator[list[int]]:
+    """Yield the ids of the joined texts in chunks, the last one shorter, without special tokens."""
+    buffer: list[int] = []
+    for ids in iter_token_ids(texts, disable_special_tokens(tokenizer)):
+        buffer += ids
+        whole = len(buffer) - len(buffer) % chunk_tokens
+        yield from (buffer[i : i + chunk_tokens] for i in range(0, whole, chunk_tokens))
+        buffer = buffer[whole:]
+    if buffer:
+        yield buffer
+
+
+def iter_token_ids(
+    texts: Iterable[str], backend: tokenizers.Tokenizer, window_chars: int = WINDOW_CHARS
+) -> Iterator[list[int]]:
+    """Yield the ids of the joined texts in parts; about two windows of text are in memory."""
+    blocks = iter_blocks(texts, window_chars)
+    window, first = tokenize_window(next(blocks, ""), backend), 0
+    for block in blocks:
+        k = find_cut(window, first, len(window.text) - window_chars // 8)
+        start = 0 if k is None else window.offsets[max(k - 2 * AGREEING_TOKENS - window_chars // 64, 0)][0]
+        next_window = tokenize_window(window.text[start:] + block, backend)
+        match = None if k is None or not start else match_token(window, k, next_window, start)
+        if k is None or match is None:
+            window = tokenize_window(window.text + block, backend)
+            continue
+        yield window.ids[first:k]
+        window, first = next_window, match
+    yield window.ids[first:]
+
+
+def iter_blocks(texts: Iterable[str], size: int) -> Iterator[str]:
+    """Yield the joined texts in blocks of one size, the last one shorter."""
+    buffer: list[str] = []
+    count = 0
+    for text in texts:
+        buffer.append(text)
+        count += len(text)
+        if count >= size:
+            joined = "".join(buffer)
+            whole = count - count % size
+            yield from (joined[i : i + size] for i in range(0, whole, size))
+            buffer, count = [joined[whole:]], count - whole
+    if count:
+        yield "".join(buffer)
+
+
+def match_token(window: TokenizedWindow, k: int, next_window: TokenizedWindow, start: int) -> int | None:
+    """Return the token of the next window, which begins at character `start`, that equals token k.
+
+    None if the tokens around the two differ.
+    """
+    a, b = window.offsets[k]
+    match = next((j for j, span in enumerate(next_window.offsets) if span == (a - start, b - start)), None)
+    if match is None or match < AGREEING_TOKENS or not next_window.is_boundary(match):
+        return None
+    here = slice(k - AGREEING_TOKENS, k + AGREEING_TOKENS)
+    there = slice(match - AGREEING_TOKENS, match + AGREEING_TOKENS)
+    offsets = [(a - start, b - start) for a, b in window.offsets[here]]
+    is_equal = window.ids[here] == next_window.ids[there] and offsets == next_window.offsets[there]
+    return match if is_equal else None
+
+
+# --- shared by both
+
+
+def disable_special_tokens(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """Return a copy of the backend that treats special tokens in a text as ordinary characters."""
+    copy = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+    copy.encode_special_tokens = True
+    return copy
+
+
+def tokenize_window(text: str, backend: tokenizers.Tokenizer) -> TokenizedWindow:
+    """Tokenize a window of text without special tokens."""
+    encoding = backend.encode(text, add_special_tokens=False)
+    return TokenizedWindow(text, encoding.ids, encoding.offsets)
+
+
+def find_cut(window: TokenizedWindow, first: int, end: int) -> int | None:
+    """Return the last token that begins at or before character `end` and before which the text can be cut.
+
+    A place between words is preferred. None if too few tokens are on either side to compare two windows.
+    """
+    last = len(window.ids) - AGREEING_TOKENS
+    while last > first and window.offsets[last][0] > end:
+        last -= 1
+    candidates = range(last, max(first, AGREEING_TOKENS), -1)
+    between_words = (k for k in candidates if window.is_boundary(k) and window.is_between_words(k))
+    return next(between_words, next((k for k in candidates if window.is_boundary(k)), None))
+
+
+def decode_utf8(blocks: Iterable[bytes], name: str) -> Iterator[str]:
+    """Decode blocks of a UTF-8 text, without its byte-order mark. Raises `InputError` with the offset of a bad byte."""
+    decoder, offset, is_started = codecs.getincrementaldecoder("utf-8")(), 0, False
+    for block in blocks:
+        text = decode_block(decoder, block, offset, name, final=False)
+        yield text if is_started else text.removeprefix("\ufeff")
+        offset, is_started = offset + len(block), is_started or bool(text)
+    decode_block(decoder, b"", offset, name, final=True)
+
+
+def decode_block(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, name: str, *, final: bool) -> str:
+    """Decode a block that begins at byte `offset`."""
+    num_pending = len(decoder.getstate()[0])
+    if (nul := block.find(b"\0")) >= 0:
+        raise InputError(f"{name}: byte {offset + nul:,} is NUL, so it is not a text file; give text in UTF-8")
+    try:
+        return decoder.decode(block, final)
+    except UnicodeDecodeError as error:
+        start = offset - num_pending + error.start
+        cause = "ends inside a character" if final else "is not UTF-8"
+        raise InputError(f"{name}: byte {start:,} {cause}; give a complete text file in UTF-8") from None

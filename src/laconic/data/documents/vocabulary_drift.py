@@ -1,4 +1,4 @@
-"""A text whose words change places: what a model knew of them is soon wrong, and has to be learned anew in reading."""
+"""Permute the vocabulary of a text again and again, so that a model has to keep learning while it reads."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,18 @@ from laconic.data.documents.tokenize import TokenArray
 
 
 def permute_vocabulary(ids: TokenArray, interval: int, vocab_size: int, key: Sequence[int]) -> TokenArray:
-    """The ids below `words` permuted, by another permutation for each `every` tokens; `key` is of the document."""
-    found, every_word, seed = ids.copy(), np.arange(vocab_size), int(rng.hash64(*key).view(np.int64))
-    for at in range(0, len(ids), interval):
-        places = rng.permuted_index(seed, at // interval, every_word, vocab_size)
-        stretch = ids[at : at + interval]
-        found[at : at + interval] = np.where(stretch < vocab_size, places[np.minimum(stretch, vocab_size - 1)], stretch)
-    return found
+    """Permute ids with a new permutation every `interval` tokens.
+
+    Args:
+        ids: Tokens of a document.
+        interval: Tokens between two permutations.
+        vocab_size: Ids from here on stay unchanged.
+        key: Key of the document's permutations.
+    """
+    permuted, vocabulary, seed = ids.copy(), np.arange(vocab_size), int(rng.hash64(*key).view(np.int64))
+    for start in range(0, len(ids), interval):
+        new_ids = rng.permuted_index(seed, start // interval, vocabulary, vocab_size)
+        chunk = ids[start : start + interval]
+        is_permuted = chunk < vocab_size
+        permuted[start : start + interval] = np.where(is_permuted, new_ids[np.minimum(chunk, vocab_size - 1)], chunk)
+    return permuted

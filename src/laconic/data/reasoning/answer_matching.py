@@ -1,7 +1,7 @@
-"""How a text is judged, and with what budget it is asked for: the papers' ways and ours, each by its name.
+"""Judge answers by the protocols of the papers, and by ours.
 
-CODI arXiv:2502.21074, PCCoT arXiv:2506.18582 and Coconut arXiv:2412.06769, each as its code does it. Protocols are not
-interchangeable: `18.0` is right by one and wrong by the other, so their figures are never put into one column.
+CODI (arXiv:2502.21074), PCCoT (arXiv:2506.18582) and Coconut (arXiv:2412.06769), each as in its code. Protocols are not
+interchangeable: `18.0` is correct under one and wrong under another, so results of two protocols never share a column.
 """
 
 import math
@@ -17,22 +17,28 @@ from laconic.generation.config import GenerationConfig
 NUMBER_PATTERN = re.compile(r"-?\d+\.?\d*")
 SIGNED_NUMBER = re.compile(r"([-+−]?)\$?([-+−]?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)((?:[eE][-+−]?\d+)?)")
 ANSWER_PROMPT = "The answer is:"
-GREEDY = GenerationConfig()
-SAMPLED = GenerationConfig(temperature=0.1, top_k=40, top_p=0.95)
-MAX_DIGITS = 1000  # of a number that is compared exactly; no budget of tokens writes more
+GREEDY, SAMPLED = GenerationConfig(), GenerationConfig(temperature=0.1, top_k=40, top_p=0.95)
+MAX_DIGITS = 1000  # of a number that is compared exactly
 DEFAULT_TOLERANCE = Decimal("0.001")
-MAX_CHAIN_TOKENS = 256  # tokens of a chain with its answer
-MAX_TEXT_TOKENS = 128  # tokens of an answer in words
-# Tokens of an answer where no chain is written; of formats too, for protocols that leave it to the method. iCoT's is
-# that of its code, with a chain or without: products of nine digits have longer chains than CHAIN.
+MAX_CHAIN_TOKENS = 256  # a chain with its answer
+MAX_TEXT_TOKENS = 128  # an answer that is text
+# Tokens of an answer without a chain, by protocol or format. iCoT's is that of its code and also covers its chains:
+# those of nine-digit products are longer than MAX_CHAIN_TOKENS.
 MAX_ANSWER_TOKENS: Mapping[str, int] = {"codi": 256, "pccot": 10, "coconut": 64, "icot": 800, "digits": 96}
 
 
 class AnswerProtocol(NamedTuple):
-    """How a text is judged; no figure is printed without its name. `predict` gives None where there is no answer.
+    """How answers are extracted and judged; no result is printed without its name.
 
-    `gold` says whether an answer can be judged against, which has to be `asks`; `formats` are those of recipes whose
-    answers it can read (empty: all); `question` is how a question is put.
+    Attributes:
+        name: Name in tables.
+        extract: Return the answer in a generated text, or None.
+        is_correct: Compare an extracted answer with the gold answer.
+        is_valid_gold: Whether a gold answer can be judged against.
+        expected_answer: Description of a valid gold answer.
+        formats: Formats of recipes whose answers can be extracted; empty for all.
+        format_question: How a question is put to the model.
+        sampling: How answers are sampled.
     """
 
     name: str
@@ -46,121 +52,140 @@ class AnswerProtocol(NamedTuple):
 
 
 def extract_last_digit(text: str) -> str | None:
-    """The last digit of a text."""
-    found = re.findall(r"[0-9]", text)
-    return found[-1] if found else None
+    """Return the last digit."""
+    digits = re.findall(r"[0-9]", text)
+    return digits[-1] if digits else None
 
 
 def extract_last_number(text: str) -> str | None:
-    """The last number of a text, its commas removed."""
-    found = NUMBER_PATTERN.findall(text.replace(",", ""))
-    return found[-1] if found else None
+    """Return the last number, ignoring commas (CODI)."""
+    numbers = NUMBER_PATTERN.findall(text.replace(",", ""))
+    return numbers[-1] if numbers else None
 
 
 def parse_gold_float(gold: str) -> float | None:
-    """A gold answer that is a number and nothing else, its commas removed."""
+    """Return a gold answer that is a finite number, ignoring commas; else None."""
     try:
-        found = float(gold.replace(",", ""))
+        number = float(gold.replace(",", ""))
     except ValueError:
         return None
-    return found if math.isfinite(found) else None
+    return number if math.isfinite(number) else None
 
 
 def is_equal_float(prediction: str, gold: str) -> bool:
-    """Whether the prediction is the gold number; a gold answer that is none is never right."""
+    """Return whether a prediction equals the gold number; always False for a gold answer that is not a number."""
     return float(prediction) == parse_gold_float(gold)
 
 
 def collapse_double_spaces(question: str) -> str:
-    """A question as CODI's code puts it: stripped, double spaces made one."""
+    """Return a question as CODI's code puts it: stripped, with double spaces replaced."""
     return question.strip().replace("  ", " ")
 
 
 def extract_after_hash(text: str) -> str | None:
-    """What stands behind the last `#` of a text, commas removed; None without one."""
-    _, found, answer = text.rpartition("#")
-    return remove_commas(answer) if found else None
+    """Return the text after the last `#`, without commas; None if there is no `#` (Coconut)."""
+    _, separator, answer = text.rpartition("#")
+    return remove_commas(answer) if separator else None
 
 
 def remove_commas(text: str) -> str:
-    """Without commas, and without white space around."""
+    """Return a text without commas and surrounding white space."""
     return text.replace(",", "").strip()
 
 
 def extract_last_line(text: str) -> str | None:
-    """What stands behind the last `:` or line end of a text, or all of it."""
+    """Return the text after the last `:` or line end."""
     return re.split(r"[:\n]", text.strip())[-1].strip() or None
 
 
 def extract_last_decimal(text: str) -> str | None:
-    """The last number of a text: a sign (U+2212 too), `$`, commas of thousands and an exponent are read, `%` is not."""
-    found = list(SIGNED_NUMBER.finditer(text))
-    return to_decimal_text(found[-1]) if found else None
+    """Return the last number; signs (also U+2212), `$`, thousands separators and exponents are read, `%` is not."""
+    matches = list(SIGNED_NUMBER.finditer(text))
+    return to_decimal_text(matches[-1]) if matches else None
 
 
 def parse_gold_decimal(gold: str) -> Decimal | None:
-    """A gold answer that is such a number and nothing else but a `%`."""
-    found = SIGNED_NUMBER.fullmatch(gold.strip().removesuffix("%").rstrip())
-    if found is None:
+    """Return a gold answer that is a number, with or without `%`; else None."""
+    match = SIGNED_NUMBER.fullmatch(gold.strip().removesuffix("%").rstrip())
+    if match is None:
         return None
-    with localcontext(Context(prec=MAX_DIGITS, traps=[])):  # an exponent beyond all bounds gives no number
-        number = Decimal(to_decimal_text(found))
+    with localcontext(Context(prec=MAX_DIGITS, traps=[])):  # a huge exponent gives infinity, not an error
+        number = Decimal(to_decimal_text(match))
     return number if number.is_finite() else None
 
 
-def to_decimal_text(found: re.Match[str]) -> str:
-    """The number of a match as `Decimal` reads it."""
-    before, behind, digits, power = found.groups()
-    return (before + behind)[-1:].replace("−", "-") + digits.replace(",", "") + power.replace("−", "-")
+def to_decimal_text(match: re.Match[str]) -> str:
+    """Return the number of a match in the syntax of `Decimal`."""
+    before, after, digits, exponent = match.groups()
+    return (before + after)[-1:].replace("−", "-") + digits.replace(",", "") + exponent.replace("−", "-")
 
 
 def is_within_tolerance(tolerance: Decimal, prediction: str, gold: str) -> bool:
-    """Whether prediction and gold differ by `tol` at most, in decimals: 0.1 + 0.2 is 0.3."""
-    asked = parse_gold_decimal(gold)
-    with localcontext(Context(prec=MAX_DIGITS, traps=[])):  # what is too large to subtract is far away
-        return asked is not None and abs(Decimal(prediction) - asked) <= tolerance
+    """Return whether prediction and gold differ by at most `tolerance`, in decimals: 0.1 + 0.2 is 0.3."""
+    expected = parse_gold_decimal(gold)
+    with localcontext(Context(prec=MAX_DIGITS, traps=[])):  # numbers too large to subtract are not close
+        return expected is not None and abs(Decimal(prediction) - expected) <= tolerance
 
 
 def pccot_protocol(prompt: str = ANSWER_PROMPT) -> AnswerProtocol:
-    """PCCoT's: the text as it was generated; of a written chain, what stands behind its last prompt."""
+    """Return PCCoT's protocol: the generated text, or in a chain the text after the last prompt."""
     return AnswerProtocol(
-        "pccot", lambda text: text.rpartition(prompt)[2] or None, lambda prediction, gold: prediction == gold,
+        name="pccot",
+        extract=lambda text: text.rpartition(prompt)[2] or None,
+        is_correct=lambda prediction, gold: prediction == gold,
         formats=("pccot",),
-    )  # fmt: skip
+    )
 
 
 def decimal_protocol(tolerance: Decimal = DEFAULT_TOLERANCE) -> AnswerProtocol:
-    """Ours, for tables across methods; a tolerance other than the usual one is part of its name."""
+    """Return our protocol for tables across methods; its name includes a tolerance other than the default.
+
+    Raises:
+        UsageError: If the tolerance is negative or not finite.
+    """
     if not (tolerance.is_finite() and tolerance >= 0):
-        raise UsageError(f"tolerance {tolerance}: give 0 or a positive number")
-    name = "decimal" if tolerance == DEFAULT_TOLERANCE else f"decimal, tolerance {tolerance.normalize():f}"
+        raise UsageError(f"tolerance {tolerance}: must be 0 or positive")
+    is_default = tolerance == DEFAULT_TOLERANCE
     return AnswerProtocol(
-        name, extract_last_decimal, lambda prediction, gold: is_within_tolerance(tolerance, prediction, gold),
-        is_valid_gold=lambda answer: parse_gold_decimal(answer) is not None, expected_answer="a number",
-    )  # fmt: skip
+        name="decimal" if is_default else f"decimal, tolerance {tolerance.normalize():f}",
+        extract=extract_last_decimal,
+        is_correct=lambda prediction, gold: is_within_tolerance(tolerance, prediction, gold),
+        is_valid_gold=lambda answer: parse_gold_decimal(answer) is not None,
+        expected_answer="a number",
+    )
 
 
 CODI = AnswerProtocol(
-    "codi",
-    extract_last_number,
-    is_equal_float,
-    lambda answer: parse_gold_float(answer) is not None,
-    "a number",
-    (),
-    collapse_double_spaces,
+    name="codi",
+    extract=extract_last_number,
+    is_correct=is_equal_float,
+    is_valid_gold=lambda answer: parse_gold_float(answer) is not None,
+    expected_answer="a number",
+    format_question=collapse_double_spaces,
 )
 COCONUT = AnswerProtocol(
-    "coconut", extract_after_hash, lambda prediction, gold: prediction == remove_commas(gold),
-    lambda answer: bool(remove_commas(answer)) and "#" not in answer, "a text without #", ("coconut", "icot"),
-)  # fmt: skip
+    name="coconut",
+    extract=extract_after_hash,
+    is_correct=lambda prediction, gold: prediction == remove_commas(gold),
+    is_valid_gold=lambda answer: bool(remove_commas(answer)) and "#" not in answer,
+    expected_answer="a text without #",
+    formats=("coconut", "icot"),
+)
 TEXT = AnswerProtocol(
-    "text", extract_last_line, lambda prediction, gold: prediction == gold.strip(),
-    lambda answer: extract_last_line(answer) == answer.strip(), "a text without : and line ends", ("pccot", "codi", "digits"),
-)  # fmt: skip
+    name="text",
+    extract=extract_last_line,
+    is_correct=lambda prediction, gold: prediction == gold.strip(),
+    is_valid_gold=lambda answer: extract_last_line(answer) == answer.strip(),
+    expected_answer="a text without : and line ends",
+    formats=("pccot", "codi", "digits"),
+)
 DIGIT = AnswerProtocol(
-    "last digit", extract_last_digit, lambda prediction, gold: prediction == gold,
-    lambda answer: bool(re.fullmatch(r"[0-9]", answer)), "one digit",
-)  # fmt: skip
+    name="last digit",
+    extract=extract_last_digit,
+    is_correct=lambda prediction, gold: prediction == gold,
+    is_valid_gold=lambda answer: bool(re.fullmatch(r"[0-9]", answer)),
+    expected_answer="one digit",
+)
 PROTOCOLS: Mapping[str, AnswerProtocol] = {
     "codi": CODI,
     "codi-sampled": CODI._replace(name="codi-sampled", sampling=SAMPLED),
@@ -172,7 +197,7 @@ PROTOCOLS: Mapping[str, AnswerProtocol] = {
 
 
 def default_protocol(format: str, text_answers: bool) -> AnswerProtocol:
-    """The protocol that belongs to a format of recipes; `words` where answers are no numbers."""
+    """Return the protocol of a recipe's format."""
     if format in ("coconut", "icot"):
         return COCONUT
     if format == "digits":
@@ -181,49 +206,45 @@ def default_protocol(format: str, text_answers: bool) -> AnswerProtocol:
 
 
 def max_answer_tokens(protocol: AnswerProtocol, format: str, *, with_chain: bool, text_answers: bool) -> int:
-    """Tokens an answer may have: the protocol's, else those of the format; of a written `chain`, of `words`.
+    """Return how many tokens an answer may have: the protocol's number, else that of the format.
 
-    iCoT has no protocol of its own and is judged by Coconut's, with its own budget.
+    iCoT has no protocol of its own; it is judged by Coconut's, with its own number of tokens.
     """
     name = protocol.name.partition("-")[0]
-    like = format if name not in MAX_ANSWER_TOKENS or (name, format) == ("coconut", "icot") else name
-    if like == "coconut":
-        return MAX_TEXT_TOKENS if text_answers else MAX_ANSWER_TOKENS[like]
-    if like in ("icot", "digits"):
-        return MAX_ANSWER_TOKENS[like]
+    key = format if name not in MAX_ANSWER_TOKENS or (name, format) == ("coconut", "icot") else name
+    if key == "coconut":
+        return MAX_TEXT_TOKENS if text_answers else MAX_ANSWER_TOKENS[key]
+    if key in ("icot", "digits"):
+        return MAX_ANSWER_TOKENS[key]
     if with_chain:
         return MAX_CHAIN_TOKENS
-    return MAX_TEXT_TOKENS if text_answers and like != "codi" else MAX_ANSWER_TOKENS[like]
+    return MAX_TEXT_TOKENS if text_answers and key != "codi" else MAX_ANSWER_TOKENS[key]
 
 
 def check_format(protocol: AnswerProtocol, format: str, run_name: str) -> None:
-    """Raises `Usage` (2) where answers in the format of a recipe could never be right by this protocol."""
+    """Raise `UsageError` if answers in the recipe's format could never be correct under the protocol."""
     if protocol.formats and format not in protocol.formats:
-        fits = ", ".join(name for name, each in PROTOCOLS.items() if not each.formats or format in each.formats)
-        raise UsageError(
-            f"--protocol {protocol.name}: {run_name} writes answers in format {format}; judge them by {fits}"
-        )
+        fitting = ", ".join(name for name, p in PROTOCOLS.items() if not p.formats or format in p.formats)
+        message = f"--protocol {protocol.name} cannot judge {run_name}, which answers in format {format}; use {fitting}"
+        raise UsageError(message)
 
 
 def check_gold(
     protocol: AnswerProtocol, examples: Iterable[ReasoningExample], name: str, hint: str | None = None
 ) -> None:
-    """Raises `BadInput` (66) for the first gold answer that this protocol cannot judge against."""
-    bad = next((example for example in examples if not protocol.is_valid_gold(example.answer)), None)
-    if bad is None:
+    """Raise `InputError` for the first gold answer that the protocol cannot judge against."""
+    invalid = next((example for example in examples if not protocol.is_valid_gold(example.answer)), None)
+    if invalid is None:
         return
-    fits = [fit for fit, each in PROTOCOLS.items() if each.is_valid_gold(bad.answer)]
-    raise InputError(
-        f"{name}: the answer of {bad.id} is {bad.answer[:40]!r}, protocol {protocol.name} asks for {protocol.expected_answer}; "
-        + (hint or f"choose --protocol {' or '.join(fits)}")
-    )
+    fitting = [key for key, p in PROTOCOLS.items() if p.is_valid_gold(invalid.answer)]
+    hint = hint or f"use --protocol {' or '.join(fitting)}"
+    problem = f"protocol {protocol.name} expects {protocol.expected_answer}, got {invalid.answer[:40]!r}"
+    raise InputError(f"{name}: answer of {invalid.id}: {problem}; {hint}")
 
 
 def require_one_protocol(protocols: Sequence[str]) -> str:
-    """The one protocol of figures that are to stand in a column. Raises `Usage` (2) for two."""
+    """Return the only protocol of a column of results. Raises `UsageError` if there are several."""
     names = sorted(set(protocols))
     if len(names) != 1:
-        raise UsageError(
-            f"figures of the protocols {' and '.join(names)} do not go into one column; choose one --protocol"
-        )
+        raise UsageError(f"results of protocols {' and '.join(names)} cannot share a column; choose one --protocol")
     return names[0]

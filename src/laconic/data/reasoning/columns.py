@@ -1,28 +1,27 @@
-"""Published rows as ours: the columns of GSM8K, zen-E's GSM8K-Aug, GSM-Hard, SVAMP and MultiArith, and iCoT's lines."""
+"""Convert rows of published data sets to our fields: GSM8K, zen-E's GSM8K-Aug, GSM-Hard, SVAMP, MultiArith, iCoT."""
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from laconic.data.problems import make_excerpt
-from laconic.data.strict_jsonl import RowError
+from laconic.data.strict_jsonl import RowError, make_excerpt
 
 Row = dict[str, Any]
-EQUATION = re.compile(r"<<[^<>]*>>")  # what GSM8K's calculator would work out
+EQUATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations
 WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0*")
 
 
 def keep_row(row: Row) -> Row | None:
-    """As it is."""
+    """Return the row unchanged."""
     return row
 
 
 def convert_gsm8k(row: Row) -> Row | None:
-    """GSM8K: an answer that is the solution in words, its equations in << >>, then #### and the number."""
-    solution, mark, number = str(row["answer"]).rpartition("####")
-    if not mark:
-        text = make_excerpt(str(row["answer"]))
-        raise RowError(1, "other shapes", f"answer: no #### before the number in {text!r}, as the first row has it")
+    """Convert GSM8K: the answer is a solution with equations in << >>, then #### and the number."""
+    solution, separator, number = str(row["answer"]).rpartition("####")
+    if not separator:
+        excerpt = make_excerpt(str(row["answer"]))
+        raise RowError(1, "other formats", f"answer: no #### before the number in {excerpt!r}, unlike the first row")
     return row | {
         "steps": EQUATION.findall(solution),
         "rationale": EQUATION.sub("", solution).strip(),
@@ -32,43 +31,45 @@ def convert_gsm8k(row: Row) -> Row | None:
 
 
 def convert_zen_e(row: Row) -> Row | None:
-    """zen-E's GSM8K-Aug: the answer is the last word, and missing in some rows, which are left out."""
+    """Convert zen-E's GSM8K-Aug: the answer is the last word; rows without one give None."""
     words = str(row["answer"] or "").replace("####", " ").split()
     return row | {"answer": normalise_number(words[-1])} if words else None
 
 
-def zen_e_converter(split: str) -> Callable[[Row], Row | None]:
-    """zen-E's, with the chain cut into steps, of which there may be none."""
+def zen_e_converter(chain_split: str) -> Callable[[Row], Row | None]:
+    """Return a converter of zen-E's rows that also splits the chain into steps."""
 
-    def row_of(row: Row) -> Row | None:
-        made = convert_zen_e(row)
-        return made and {key: value for key, value in made.items() if key != "cot"} | {
-            "steps": list(split_chain(str(row["cot"] or ""), split))
-        }
+    def convert(row: Row) -> Row | None:
+        converted = convert_zen_e(row)
+        if converted is None:
+            return None
+        del converted["cot"]
+        return converted | {"steps": list(split_chain(str(row["cot"] or ""), chain_split))}
 
-    return row_of
+    return convert
 
 
-def split_chain(chain: str, split: str) -> tuple[str, ...]:
-    """A chain that is one text as steps."""
-    if split == "sentences":
+def split_chain(chain: str, chain_split: str) -> tuple[str, ...]:
+    """Split a chain that is one string into steps, by `data.chain_split`; "sentences" as in CODI's code."""
+    if chain_split == "sentences":
         return tuple(part for part in re.sub(r"\.\s*$", "", chain.strip()).split(". ") if part)
-    parts = {"lines": chain.splitlines(), "spaces": chain.split(), "whole": [chain]}[split]
+    parts = {"lines": chain.splitlines(), "spaces": chain.split(), "whole": [chain]}[chain_split]
     return tuple(part for part in map(str.strip, parts) if part)
 
 
 def renaming_converter(question: str, answer: str) -> Callable[[Row], Row | None]:
-    """Rows whose question and answer have other names; they have no chain."""
+    """Return a converter of rows that name question and answer differently and have no chain."""
 
-    def named(row: Row) -> Row | None:
+    def convert(row: Row) -> Row | None:
         rest = {key: value for key, value in row.items() if key not in (question, answer)}
-        return {"steps": []} | rest | {"question": str(row[question]).strip(), "answer": normalise_number(row[answer])}
+        fields = {"question": str(row[question]).strip(), "answer": normalise_number(row[answer])}
+        return {"steps": []} | rest | fields
 
-    return named
+    return convert
 
 
 COLUMN_CONVERTERS: Mapping[str, Callable[[Row], Row | None]] = {
-    "ours": keep_row,
+    "standard": keep_row,
     "gsm8k": convert_gsm8k,
     "zen": convert_zen_e,
     "zen-aug": zen_e_converter("spaces"),
@@ -85,16 +86,15 @@ IDENTIFYING_COLUMNS = {
 
 
 def detect_columns(row: Row) -> str:
-    """Whose columns a row has: those of a published set by their names, GSM8K's by its ####, else ours."""
+    """Return the converter for a row: by the column names of published sets, or GSM8K's ####, else "standard"."""
     if "question" in row and "####" in str(row.get("answer")):
-        return "zen" if "cot" in row else "gsm8k" if not {"steps", "rationale"} & row.keys() else "ours"
-    return next(
-        (name for name, marks in IDENTIFYING_COLUMNS.items() if marks <= row.keys() and "answer" not in row), "ours"
-    )
+        return "zen" if "cot" in row else "gsm8k" if not {"steps", "rationale"} & row.keys() else "standard"
+    matches = (name for name, keys in IDENTIFYING_COLUMNS.items() if keys <= row.keys() and "answer" not in row)
+    return next(matches, "standard")
 
 
 def normalise_number(answer: object) -> str:
-    """A number as GSM8K writes it: no comma, no dollar, no full stop, no fraction that is nothing; else as it is."""
+    """Return a number as GSM8K writes it: without commas, dollar sign, full stop or zero fraction."""
     if isinstance(answer, float):
         return str(int(answer)) if answer.is_integer() else repr(answer)
     text = str(answer).strip().replace(",", "").replace("$", "").removesuffix(".").strip()
@@ -103,10 +103,10 @@ def normalise_number(answer: object) -> str:
 
 
 def parse_icot_line(text: str) -> Row:
-    """A line of iCoT's files, QUESTION||CHAIN #### ANSWER: equations are steps, a chain without any is one step."""
+    """Parse a line of iCoT's files, `QUESTION||CHAIN #### ANSWER`: each equation is a step, or else the whole chain."""
     question, bars, rest = text.partition("||")
-    chain, mark, answer = rest.partition("####")
-    if not (bars and mark and question.strip() and answer.strip()):
-        raise RowError(1, "other shapes", f"no row of iCoT: {make_excerpt(text)}; write QUESTION||STEPS #### ANSWER")
+    chain, separator, answer = rest.partition("####")
+    if not (bars and separator and question.strip() and answer.strip()):
+        raise RowError(1, "other formats", f"not in iCoT's format QUESTION||STEPS #### ANSWER: {make_excerpt(text)}")
     steps = EQUATION.findall(chain) or [part for part in [chain.strip()] if part]
     return {"question": question.strip(), "steps": steps, "answer": normalise_number(answer)}

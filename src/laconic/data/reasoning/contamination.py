@@ -1,4 +1,4 @@
-"""What must not meet: rows trained on and rows held out, test rows and choices; errors, no advice."""
+"""Refuse overlap between training, validation and test rows."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,96 +9,114 @@ from laconic.config.data import DataConfig
 from laconic.data.reasoning.catalog import find_dataset, split_name
 from laconic.errors import InputError
 
-USUAL_VALIDATION_SET = "gsm8k-aug:valid"  # what the papers choose checkpoints on
+USUAL_VALIDATION_SET = "gsm8k-aug:valid"  # used by the papers to select checkpoints
 GSM8K_SOLUTIONS, GPT4_SOLUTIONS = "gsm8k-nl", ("gsm8k-aug-nl", "zen-E/GSM8k-Aug-NL")
-# Marks of rows that are held out: mark, its value, what such rows are, what to do.
+# Marks of held-out rows: (field, value, description of the rows, what to use instead)
 HELD_OUT_MARKS: Sequence[tuple[str, Any, str, str]] = (
-    ("icot_split", "valid", "the validation questions of GSM8K-Aug", "data.name = gsm8k is the other 6,973"),
-    ("in_multiarith", True, "questions of MultiArith", "data.name = aggregate is the others"),
+    ("icot_split", "valid", "validation questions of GSM8K-Aug", "data.name = gsm8k has the other 6,973"),
+    ("in_multiarith", True, "questions of MultiArith", "data.name = aggregate has the others"),
 )
-
 LETTER_PATTERN, WORD_PATTERN = re.compile(r"[^\W\d_]"), re.compile(r"[^\W_]+")
 ALLOW_OVERLAP_HINT = "or set data.allow_contamination"
 
 
 def normalise_question(question: str) -> str:
-    """What two wordings of a question have in common: lower case, all but words as one space; spaces if it has none."""
+    """Return a question in lower case with runs of non-word characters as one space.
+
+    A question without letters, such as a product, only has its white space normalised.
+    """
     return " ".join(WORD_PATTERN.findall(question.lower()) if LETTER_PATTERN.search(question) else question.split())
 
 
 def check_dataset_names(config: DataConfig) -> None:
-    """What the names alone forbid. Raises `BadInput`."""
-    trained = config.name or ()
-    for asked in trained:
-        split = split_name(asked)[1] or "train"
+    """Raise `InputError` for what the names alone rule out."""
+    training = config.name or ()
+    for name in training:
+        split = split_name(name)[1] or "train"
         if split in ("valid", "test"):
-            raise InputError(f"data.name {asked}: {split} rows are not trained on; take a train split")
+            raise InputError(f"data.name {name}: cannot train on {split} rows; use a train split")
     if config.valid and split_name(config.valid)[1] == "test":
+        message = f"data.valid {config.valid}: test rows must not select a checkpoint; use {USUAL_VALIDATION_SET}"
+        raise InputError(message)
+    entries = [find_dataset(name) for name in (*training, config.valid, config.test) if name]
+    names = {info.name for info in entries if info}
+    generated = names & set(GPT4_SOLUTIONS)
+    if GSM8K_SOLUTIONS in names and generated:
         raise InputError(
-            f"data.valid {config.valid}: test rows choose nothing; take rows of their own, as {USUAL_VALIDATION_SET}"
-        )
-    every = [find_dataset(asked) for asked in (*trained, config.valid, config.test) if asked]
-    names = {found.name for found in every if found}
-    theirs = names & set(GPT4_SOLUTIONS)
-    if GSM8K_SOLUTIONS in names and theirs:
-        raise InputError(
-            f"{GSM8K_SOLUTIONS} and {min(theirs)}: chains in words of other origin, whose figures do not compare; take one of them"
+            f"{GSM8K_SOLUTIONS} and {min(generated)} have natural-language chains of different origin, "
+            "so results are not comparable; use one of them"
         )
 
 
 def check_known_files(config: DataConfig, files: Mapping[str, str]) -> None:
-    """A file, by its SHA-256, that is all of a split held out. `files`: what was asked, and which split it is."""
-    key, trained = ("data.path", (config.path,)) if config.name is None else ("data.name", config.name)
-    for asked, split in files.items():
+    """Raise `InputError` if a file is a held-out split, by its SHA-256.
+
+    Args:
+        config: Data table of the recipe.
+        files: `DATASET:SPLIT` by the name in the recipe.
+    """
+    key, training = ("data.path", (config.path,)) if config.name is None else ("data.name", config.name)
+    for name, split in files.items():
         part = split.rpartition(":")[2]
-        if asked in trained and part in ("valid", "test"):
-            raise InputError(f"{key} {asked} is {split}: {part} rows are not trained on; take a train split")
-        if asked == config.valid and part == "test":
-            raise InputError(f"data.valid {asked} is {split}: test rows choose nothing; take rows of their own")
+        if name in training and part in ("valid", "test"):
+            raise InputError(f"{key} {name} is {split}: cannot train on {part} rows; use a train split")
+        if name == config.valid and part == "test":
+            raise InputError(f"data.valid {name} is {split}: test rows must not select a checkpoint")
 
 
 def check_marks(name: str, examples: Iterable[ReasoningExample], allow_overlap: bool) -> None:
-    """Rows that their own marks call held out. Raises `BadInput` unless allowed."""
+    """Raise `InputError` if the fields of training rows mark them as held out, unless allowed."""
     rows = list(examples)
-    for mark, value, what, advice in HELD_OUT_MARKS:
-        found = sum(example.metadata.get(mark) == value for example in rows)
-        if found and not allow_overlap:
-            raise InputError(f"{name}: {found:,} rows are {what} ({mark} = {value}); {advice}, {ALLOW_OVERLAP_HINT}")
+    for field, value, description, hint in HELD_OUT_MARKS:
+        count = sum(example.metadata.get(field) == value for example in rows)
+        if count and not allow_overlap:
+            message = f"{name}: {count:,} rows are {description} ({field} = {value}); {hint}, {ALLOW_OVERLAP_HINT}"
+            raise InputError(message)
 
 
 def check_overlap(
     train: Sequence[ReasoningExample], held_out: Sequence[ReasoningExample], allow_overlap: bool = False
 ) -> int:
-    """How many training rows ask a question of `held`, as `same` has them. Raises `BadInput` unless allowed."""
-    asked = {normalise_question(example.question): example.id for example in held_out}
-    found = [(e.id, asked[q]) for e in train if (q := normalise_question(e.question)) in asked]
-    if found and not allow_overlap:
-        pairs = ", ".join(f"{ours} = {theirs}" for ours, theirs in found[:3])
+    """Return how many training rows have a held-out question, as compared by `normalise_question`.
+
+    Raises:
+        InputError: If there are any, unless allowed.
+    """
+    ids = {normalise_question(example.question): example.id for example in held_out}
+    pairs = [(e.id, ids[question]) for e in train if (question := normalise_question(e.question)) in ids]
+    if pairs and not allow_overlap:
+        shown = ", ".join(f"{train_id} = {held_out_id}" for train_id, held_out_id in pairs[:3])
         raise InputError(
-            f"{len(found):,} training questions stand in the rows that are held out ({pairs}); "
-            "take them out, or set data.allow_contamination, which the report prints"
+            f"{len(pairs):,} training questions are also held out ({shown}); "
+            "remove them, or set data.allow_contamination, which the report prints"
         )
-    return len(found)
+    return len(pairs)
 
 
 def merge_deduplicated(
     names: Sequence[str], sets: Sequence[Sequence[ReasoningExample]]
 ) -> tuple[list[ReasoningExample], list[str]]:
-    """The rows of all sets, without questions that an earlier set has; and how many those were."""
+    """Concatenate data sets without questions of earlier ones.
+
+    Returns:
+        The rows, and a note for each set with how many were dropped.
+
+    Raises:
+        InputError: If two sets have a row with the same id.
+    """
     if len(sets) == 1:
         return list(sets[0]), []
-    rows, notes, seen, ids = list[ReasoningExample](), list[str](), set[str](), dict[str, str]()
+    rows, notes = list[ReasoningExample](), list[str]()
+    seen, set_by_id = set[str](), dict[str, str]()
     for name, examples in zip(names, sets, strict=True):
-        asked = [normalise_question(example.question) for example in examples]
-        new = [example for example, question in zip(examples, asked, strict=True) if question not in seen]
+        questions = [normalise_question(example.question) for example in examples]
+        new = [example for example, question in zip(examples, questions, strict=True) if question not in seen]
         for example in new:
-            if ids.setdefault(example.id, name) != name:
-                raise InputError(
-                    f"id {example.id[:60]!r} stands in {ids[example.id]} and in {name}; rows need their own"
-                )
-        gone = len(examples) - len(new)
-        if gone:
-            notes.append(f"{name}: {gone:,} rows left out, whose questions stand in an earlier set")
-        seen.update(asked)
+            if set_by_id.setdefault(example.id, name) != name:
+                raise InputError(f"id {example.id[:60]!r} is in both {set_by_id[example.id]} and {name}; make it unique")
+        dropped = len(examples) - len(new)
+        if dropped:
+            notes.append(f"{name}: {dropped:,} rows dropped because their questions are in an earlier set")
+        seen.update(questions)
         rows += new
     return rows, notes

@@ -1,4 +1,4 @@
-"""From examples to batches: rows within their budget, laid on a grid where every part begins at the same column."""
+"""Reasoning examples as padded batches: filter rows by length, store them as ids, and collate."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, ReasoningBatch, ReasoningExample
 from laconic.config.data import DataConfig
-from laconic.data.problems import RowProblem, format_problems, is_within_skip_limit
 from laconic.data.reasoning.encode import EncodedExample, ReasoningEncoder
+from laconic.data.strict_jsonl import RowProblem, format_problems, is_within_skip_limit
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 
 
 def encode_example(example: ReasoningExample, tokenizer: Tokenizer, config: DataConfig) -> EncodedExample:
-    """One example as ids."""
+    """Encode one example."""
     return ReasoningEncoder(tokenizer, config).encode_example(example)
 
 
 def answer_prefix_ids(tokenizer: Tokenizer, config: DataConfig) -> list[int]:
-    """What is given between thoughts (or question) and answer at inference."""
+    """Return the ids between the latent thoughts (or the question) and the answer at inference."""
     encoder = ReasoningEncoder(tokenizer, config)
     if config.format == "icot" or (config.format == "codi" and config.separator == "eos"):
         return [encoder.eos_token_id]
@@ -32,7 +32,7 @@ def answer_prefix_ids(tokenizer: Tokenizer, config: DataConfig) -> list[int]:
 
 @dataclass
 class FilterCounts:
-    """What became of the rows that were read."""
+    """How many rows were read, dropped, truncated and used."""
 
     num_read: int = 0
     num_without_leading_digit: int = 0
@@ -45,28 +45,37 @@ class FilterCounts:
     num_unknown_tokens: int = 0
 
     def describe(self, num_latents: int = 0) -> list[str]:
-        """One line for each count that is not 0, for the log and the report."""
-        said = {
-            "read": "rows read",
-            "negative": "rows left out: the answer does not begin with a digit (drop_negative)",
-            "long": 'rows left out: over their budget of tokens (too_long = "drop")',
-            "bad": 'rows left out: they cannot be encoded (on_bad = "skip")',
-            "kept": "rows kept",
-            "cut": 'questions cut at their left (too_long = "truncate_question")',
-            "empty": "rows without a chain",
-            "short": f"rows whose chain has fewer than {num_latents} tokens, one a thought",
-            "unknown": "tokens of questions and chains that the tokenizer has no word for",
+        """Return one line for each count that is not 0, for the log and the report."""
+        descriptions = {
+            "num_read": "rows read",
+            "num_without_leading_digit": "rows dropped: answer without a leading digit (require_leading_digit)",
+            "num_too_long": 'rows dropped: too many tokens (on_too_long = "drop")',
+            "num_invalid": 'rows dropped: invalid (on_invalid_row = "skip")',
+            "num_used": "rows used",
+            "num_truncated": 'questions truncated on the left (on_too_long = "truncate_question")',
+            "num_without_chain": "rows without a chain",
+            "num_short_chain": f"rows whose chain has fewer than {num_latents} tokens, one per latent",
+            "num_unknown_tokens": "unknown tokens in questions and chains",
         }
-        return [f"{count:,} {said[f.name]}" for f in fields(self) if (count := getattr(self, f.name))]
+        return [f"{count:,} {descriptions[f.name]}" for f in fields(self) if (count := getattr(self, f.name))]
 
 
 class ReasoningDataset:
-    """Examples as batches (contract.Source); `examples` are those kept, `counts` what became of all.
+    """Encoded examples as batches (batches.TrainingData).
 
-    `context` are the positions a model has, `thoughts` the M of a method: a row takes its question, its chain or bot,
-    M thoughts and eot, whichever is longer, and its answer. Raises `BadInput` for rows that cannot be encoded or do not
-    fit, as `data.on_invalid_row` and `data.on_too_long` say, and where fewer than `least` rows are left. `show` is told how far it
-    is, every thousand rows: a tokenizer takes some thousands of rows a second.
+    Args:
+        examples: Rows; those that are used are in `self.examples`, and `self.counts` says what happened to the others.
+        tokenizer: Tokenizer of the model.
+        config: Format of a row, its token limit, and what happens to invalid or long rows.
+        max_positions: Positions of the model, if rows have to fit: a row takes its question, its chain or latent
+            thoughts with their begin and end vectors, whichever is longer, and its answer.
+        num_latents: M, latent thoughts of the method.
+        min_rows: Rows of a batch.
+        progress: Called with a label, the rows encoded and their total, every thousand rows.
+
+    Raises:
+        InputError: For rows that cannot be encoded or do not fit, unless they may be dropped, and if fewer than
+            `min_rows` are left.
     """
 
     def __init__(
@@ -90,7 +99,7 @@ class ReasoningDataset:
             if progress and number % 1000 == 0:
                 progress("rows encoded", number, len(examples))
             try:
-                row = self._row(example)
+                row = self._fit_row(example)
             except InputError as error:
                 problems.append(RowProblem(0, 0, "that cannot be encoded or do not fit", str(error)))
                 continue
@@ -102,15 +111,13 @@ class ReasoningDataset:
             raise InputError(format_problems(problems, ""))
         self.counts.num_invalid = len(problems)
         if len(packed) < min_rows:
-            raise InputError(
-                f"{len(packed)} of {len(examples)} rows are left, a batch asks for {min_rows}; give more rows than that"
-            )
+            raise InputError(f"{len(packed)} of {len(examples)} rows are usable, fewer than a batch of {min_rows}")
         self.starts = np.cumsum([0, *map(len, packed)])
         self.packed = np.concatenate(packed) if packed else np.zeros(0, np.int32)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the rows as ids, with their names."""
+        """SHA-256 of the rows' names and ids."""
         names = "\n".join(example.id for example in self.examples).encode()
         return hashlib.sha256(names + self.packed.astype("<i4").tobytes()).hexdigest()
 
@@ -128,56 +135,46 @@ class ReasoningDataset:
         return len(self.examples)
 
     def get_row(self, index: int) -> EncodedExample:
-        """One row as ids."""
+        """Return one encoded row."""
         return unpack_row(self.examples[index].id, self.packed[self.starts[index] : self.starts[index + 1]])
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> ReasoningBatch:
-        """The rows on a grid."""
+        """Return the batch of some rows."""
         return collate([self.get_row(int(i)) for i in rows], rows, epoch, step)
 
-    def _row(self, example: ReasoningExample) -> EncodedExample | None:
-        """A row within its budget, or None for one that is left out."""
+    def _fit_row(self, example: ReasoningExample) -> EncodedExample | None:
+        """Encode a row and apply the length limits; None if it is dropped."""
         if self.config.require_leading_digit and not example.answer[:1].isdigit():
             self.counts.num_without_leading_digit += 1
             return None
         row = self.encoder.encode_example(example)
-        over, held = self._over(row)
-        spare = len(row.question_ids) - row.num_prefix_tokens - 1  # one token of the question stays
-        if over <= 0:
+        excess, limit = self._find_excess(row)
+        if excess <= 0:
             return row
         if self.config.on_too_long == "drop":
             self.counts.num_too_long += 1
             return None
-        if self.config.on_too_long == "truncate_question" and over <= spare:
+        prefix, question = row.question_ids[: row.num_prefix_tokens], row.question_ids[row.num_prefix_tokens :]
+        if self.config.on_too_long == "truncate_question" and excess < len(question):  # one token of the question remains
             self.counts.num_truncated += 1
-            return replace(
-                row,
-                question_ids=row.question_ids[: row.num_prefix_tokens]
-                + row.question_ids[row.num_prefix_tokens + over :],
-            )
+            return replace(row, question_ids=prefix + question[excess:])
         parts = f"{len(row.question_ids)} + {len(row.chain_ids)} + {len(row.answer_ids)}"
-        say = (
-            'set data.on_too_long = "drop", or "truncate_question"'
-            if self.config.on_too_long == "error"
-            else "an answer is not cut"
-        )
-        raise InputError(f"row {row.id}: question, chain and answer of {parts} tokens, {over} more than {held}; {say}")
+        hint = 'set data.on_too_long = "drop" or "truncate_question"'
+        hint = hint if self.config.on_too_long == "error" else "chains and answers are not truncated"
+        message = f"row {row.id}: {parts} tokens of question, chain and answer are {excess} more than {limit}; {hint}"
+        raise InputError(message)
 
-    def _over(self, row: EncodedExample) -> tuple[int, str]:
-        """By how many tokens a row is too long, and for what."""
-        thinking = self.num_latents + 2 if self.num_latents else 0
-        over = [(0, "")]
+    def _find_excess(self, row: EncodedExample) -> tuple[int, str]:
+        """Return by how many tokens a row is too long, and the limit that it exceeds."""
+        excess = [(0, "")]
         if self.config.max_tokens is not None:
-            over.append((len(row) - self.config.max_tokens, f"data.max_tokens = {self.config.max_tokens}"))
+            excess.append((len(row) - self.config.max_tokens, f"data.max_tokens = {self.config.max_tokens}"))
         if self.max_positions is not None:
-            longest = len(row.question_ids) + max(len(row.chain_ids), thinking) + len(row.answer_ids)
-            over.append(
-                (
-                    longest - self.max_positions,
-                    f"the model's {self.max_positions} positions hold with {self.num_latents} thoughts",
-                )
-            )
-        return max(over)
+            latents = self.num_latents + 2 if self.num_latents else 0
+            total = len(row.question_ids) + max(len(row.chain_ids), latents) + len(row.answer_ids)
+            limit = f"the model's {self.max_positions} positions, with {self.num_latents} latents"
+            excess.append((total - self.max_positions, limit))
+        return max(excess)
 
     def _count(self, row: EncodedExample) -> None:
         self.counts.num_used += 1
@@ -187,52 +184,71 @@ class ReasoningDataset:
 
 
 def pack_row(row: EncodedExample) -> NDArray[np.int32]:
-    """A row as one array: lengths, marks, ids."""
-    head = (
-        len(row.question_ids),
-        len(row.chain_ids),
-        len(row.answer_ids),
-        *row.number_span,
-        row.distill_column,
-        row.num_prefix_tokens,
-        row.num_unknown,
-    )
+    """Store a row as one array: 8 numbers (lengths, columns, counts), then the ids."""
+    lengths = len(row.question_ids), len(row.chain_ids), len(row.answer_ids)
+    head = (*lengths, *row.number_span, row.distill_column, row.num_prefix_tokens, row.num_unknown)
     return np.array([*head, *row.question_ids, *row.chain_ids, *row.chain_step_index, *row.answer_ids], dtype=np.int32)
 
 
 def unpack_row(id: str, packed: NDArray[np.int32]) -> EncodedExample:
-    """The row of an array."""
-    asked, chain, answer, first, last, distil, head, unknown = packed[:8].tolist()
-    parts = np.split(packed[8:], np.cumsum([asked, chain, chain, answer])[:-1])
-    question, chain, numbers, answer = (tuple(part.tolist()) for part in parts)
-    return EncodedExample(id, question, chain, numbers, answer, (first, last), distil, head, unknown)
+    """Return the row that `pack_row` stored."""
+    num_question, num_chain, num_answer, first, last, distill_column, num_prefix, num_unknown = packed[:8].tolist()
+    parts = np.split(packed[8:], np.cumsum([num_question, num_chain, num_chain, num_answer])[:-1])
+    question, chain, step_index, answer = (tuple(part.tolist()) for part in parts)
+    return EncodedExample(
+        id, question, chain, step_index, answer, (first, last), distill_column, num_prefix, num_unknown
+    )
 
 
 def collate(rows: Sequence[EncodedExample], index: Sequence[int], epoch: int = 0, step: int = 0) -> ReasoningBatch:
-    """Rows on a grid: questions padded left, chains and answers right; each target stands where it is predicted."""
-    follows = [(*row.chain_ids, *row.answer_ids, IGNORE_INDEX) for row in rows]
-    question, question_live = pad_rows([row.question_ids for row in rows], pad_left=True)
-    chain, chain_live = pad_rows([row.chain_ids for row in rows])
-    answer, answer_live = pad_rows([row.answer_ids for row in rows])
-    chains = [len(row.chain_ids) for row in rows]
-    column = torch.arange(answer.shape[1])
+    """Pad rows to a batch: questions on the left, chains and answers on the right.
+
+    Each target stands at the position that predicts it.
+
+    Args:
+        rows: Encoded rows.
+        index: Their numbers in the data set.
+        epoch: Epoch of the batch.
+        step: Optimizer step of the batch.
+    """
+    targets = [(*row.chain_ids, *row.answer_ids, IGNORE_INDEX) for row in rows]
+    chain_ends = [len(row.chain_ids) + 1 for row in rows]
+    question_ids, question_mask = pad_rows([row.question_ids for row in rows], pad_left=True)
+    chain_ids, chain_mask = pad_rows([row.chain_ids for row in rows])
+    answer_ids, answer_mask = pad_rows([row.answer_ids for row in rows])
+    chain_targets = [target[1:end] for target, end in zip(targets, chain_ends, strict=True)]
+    answer_targets = [target[end:] for target, end in zip(targets, chain_ends, strict=True)]
+    column = torch.arange(answer_ids.shape[1])
     first, last = (torch.tensor([row.number_span[i] for row in rows])[:, None] for i in (0, 1))
     return ReasoningBatch(
-        question_ids=question, question_mask=question_live, chain_ids=chain, chain_mask=chain_live,
-        chain_step_index=pad_rows([row.chain_step_index for row in rows])[0], answer_ids=answer, answer_mask=answer_live,
-        question_target=torch.tensor([after[0] for after in follows]),
-        chain_targets=pad_rows([after[1 : n + 1] for after, n in zip(follows, chains, strict=True)], IGNORE_INDEX)[0],
-        answer_targets=pad_rows([after[n + 1 :] for after, n in zip(follows, chains, strict=True)], IGNORE_INDEX)[0],
-        distill_column=torch.tensor([row.distill_column for row in rows]), answer_number_mask=(column >= first) & (column < last),
-        row_index=torch.as_tensor(index, dtype=torch.long), ids=tuple(row.id for row in rows), epoch=epoch, step=step,
-    )  # fmt: skip
+        question_ids=question_ids,
+        question_mask=question_mask,
+        chain_ids=chain_ids,
+        chain_mask=chain_mask,
+        chain_step_index=pad_rows([row.chain_step_index for row in rows])[0],
+        answer_ids=answer_ids,
+        answer_mask=answer_mask,
+        question_target=torch.tensor([target[0] for target in targets]),
+        chain_targets=pad_rows(chain_targets, IGNORE_INDEX)[0],
+        answer_targets=pad_rows(answer_targets, IGNORE_INDEX)[0],
+        distill_column=torch.tensor([row.distill_column for row in rows]),
+        answer_number_mask=(column >= first) & (column < last),
+        row_index=torch.as_tensor(index, dtype=torch.long),
+        ids=tuple(row.id for row in rows),
+        epoch=epoch,
+        step=step,
+    )
 
 
 def pad_rows(rows: Sequence[Sequence[int]], pad_value: int = 0, *, pad_left: bool = False) -> tuple[Tensor, Tensor]:
-    """[B, longest] and which of it is live; what fills the rest means nothing."""
+    """Pad rows of ids to [B, longest].
+
+    Returns:
+        The ids, and a bool mask that is True where they are not padding.
+    """
     width = max(map(len, rows), default=0)
-    ids, live = torch.full((len(rows), width), pad_value), torch.zeros(len(rows), width, dtype=torch.bool)
+    ids, mask = torch.full((len(rows), width), pad_value), torch.zeros(len(rows), width, dtype=torch.bool)
     for b, row in enumerate(rows):
-        place = slice(width - len(row), width) if pad_left else slice(0, len(row))
-        ids[b, place], live[b, place] = torch.tensor(row, dtype=torch.long), True
-    return ids, live
+        columns = slice(width - len(row), width) if pad_left else slice(0, len(row))
+        ids[b, columns], mask[b, columns] = torch.tensor(row, dtype=torch.long), True
+    return ids, mask

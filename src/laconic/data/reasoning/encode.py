@@ -1,7 +1,7 @@
-"""From text to ids: an example is encoded in pieces, as its format says, and the ids are joined.
+"""Encode reasoning examples in the format of a paper: question, chain and answer separately, then joined.
 
-The joined text is never encoded again, so a token never reaches over the border of two pieces. What holds the number is
-found by character offsets, never by searching ids.
+The joined text is not tokenized again, so no token crosses the border between two parts. The position of the number in
+an answer is found by character offsets, not by searching ids.
 """
 
 import re
@@ -14,16 +14,22 @@ from laconic.config.data import DataConfig
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 
-NUMBER_PATTERN = re.compile(r"[-+−]?[$]?[.]?\d(?:.*\d)?", re.DOTALL)  # a sign counts; the last digit ends it
-PREFIX_PROBES = ("123", "82435")  # two numbers: what both begin with is a prefix space
+NUMBER_PATTERN = re.compile(r"[-+−]?[$]?[.]?\d(?:.*\d)?", re.DOTALL)  # from the sign to the last digit
+PREFIX_PROBES = ("123", "82435")  # two numbers; a token with which both begin is a prefix space
 
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """One row as ids: three parts, the step of each chain token, and the answer's columns [start, end) of the number.
+    """One row as ids.
 
-    `distil` is the column before `number`, -1 where the format distils nothing. `unknown` counts tokens of question
-    and chain that the tokenizer has no word for; `head` counts the special ones the question begins with.
+    Attributes:
+        id: Name of the row.
+        question_ids, chain_ids, answer_ids: Ids of the three parts.
+        chain_step_index: For each chain token, the number of its step.
+        number_span: Columns [start, end) of the number in the answer.
+        distill_column: Answer column before the number; -1 if the format distils nothing.
+        num_prefix_tokens: Special tokens at the beginning of the question.
+        num_unknown: Unknown tokens in question and chain.
     """
 
     id: str
@@ -41,180 +47,179 @@ class EncodedExample:
 
 
 class EncodedText(NamedTuple):
-    """A text as ids, and for each the characters [start, end) it stands for."""
+    """The ids of a text, and the characters [start, end) of each."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
 
     def token_range(self, start: int, end: int) -> tuple[int, int]:
-        """The columns of the tokens that hold a character of [start, end)."""
-        held = [i for i, (a, b) in enumerate(self.offsets) if a < end and b > start]
-        return (held[0], held[-1] + 1) if held else (0, 0)
+        """Return the range of tokens that overlap the characters [start, end)."""
+        tokens = [i for i, (a, b) in enumerate(self.offsets) if a < end and b > start]
+        return (tokens[0], tokens[-1] + 1) if tokens else (0, 0)
 
 
 class ReasoningEncoder:
-    """The pieces of a row by one tokenizer and one format. Raises `BadInput` where a word or eos is missing."""
+    """Encodes rows with one tokenizer and one format.
+
+    Raises:
+        InputError: If the tokenizer has no end-of-sequence token, or cannot encode the prompt of the answer.
+    """
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig) -> None:
         self.tokenizer, self.config = tokenizer, config
-        self.unk_token_id = (
-            tokenizer.special_token_id("unk_token")
-            if tokenizer.special_token_id("unk_token") != tokenizer.eos_token_id
-            else None
-        )
-        self.prefix_space_id = self._prefix()
+        unk_token_id = tokenizer.special_token_id("unk_token")
+        self.unk_token_id = unk_token_id if unk_token_id != tokenizer.eos_token_id else None
+        self.prefix_space_id = self._find_prefix_space()
         self.eos_token_id = find_eos_token_id(tokenizer, config)
         added = tokenizer.backend.get_added_tokens_decoder()
-        self.special_ids = {id for id, token in added.items() if token.special and id != self.unk_token_id} | {
-            self.eos_token_id
-        }
-        self.num_eos = {"codi": 3 if config.separator == "eos" else 1, "icot": 3}.get(
-            config.format, 1
-        )  # eos that we put
-        given = {
-            "pccot": config.answer_prompt,
-            "codi": config.answer_prompt,
-            "coconut": "###",
-            "icot": "####",
-            "digits": "ans",
-        }
-        self.answer_prompt = given[config.format]
+        self.special_ids = {id for id, token in added.items() if token.special and id != self.unk_token_id}
+        self.special_ids.add(self.eos_token_id)
+        self.num_eos = {"codi": 3 if config.separator == "eos" else 1, "icot": 3}.get(config.format, 1)
+        prompts = {"coconut": "###", "icot": "####", "digits": "ans"}
+        self.answer_prompt = prompts.get(config.format, config.answer_prompt)
         self.answer_prompt_ids = self.encode_text(self.answer_prompt).ids
         if self.unk_token_id in self.answer_prompt_ids:
-            raise InputError(
-                f"format {config.format}: the tokenizer has no word for {self.answer_prompt!r}; choose another format"
-            )
+            message = f"format {config.format}: the tokenizer cannot encode {self.answer_prompt!r}; use another format"
+            raise InputError(message)
 
-    def _prefix(self) -> int | None:
-        """The id that SentencePiece puts before every text for its prefix space, if it stands alone."""
+    def _find_prefix_space(self) -> int | None:
+        """Return the id of SentencePiece's prefix space if it is a token of its own."""
         first, second = (self.tokenizer.encode(text, add_special_tokens=False) for text in PREFIX_PROBES)
-        alone = min(len(first), len(second)) > 1 and first[0] == second[0] != self.unk_token_id
-        return first[0] if alone else None
+        is_separate = min(len(first), len(second)) > 1 and first[0] == second[0] != self.unk_token_id
+        return first[0] if is_separate else None
 
     def encode_text(self, text: str) -> EncodedText:
-        """A piece but the question: no special tokens, no prefix space."""
-        found = self.tokenizer.backend.encode(text, add_special_tokens=False)
-        at = 1 if found.ids and found.ids[0] == self.prefix_space_id else 0
-        return EncodedText(found.ids[at:], found.offsets[at:])
+        """Encode a text that continues another: without special tokens and prefix space."""
+        encoding = self.tokenizer.backend.encode(text, add_special_tokens=False)
+        start = 1 if encoding.ids and encoding.ids[0] == self.prefix_space_id else 0
+        return EncodedText(encoding.ids[start:], encoding.offsets[start:])
 
     def encode_question(self, text: str) -> tuple[EncodedText, int]:
-        """With the tokenizer's own special tokens, those at the end taken off; and how many stand at the head."""
-        found = self.tokenizer.backend.encode(text)
-        own = [i for i, special in enumerate(found.special_tokens_mask) if not special]
-        if not own:
-            raise InputError(
-                f"question {text[:40]!r}: nothing of it is left by the tokenizer; write it in words it has"
-            )
-        return EncodedText(found.ids[: own[-1] + 1], found.offsets[: own[-1] + 1]), own[0]
+        """Encode a question with the tokenizer's special tokens at the beginning, but not at the end.
+
+        Returns:
+            The question, and the number of special tokens at its beginning.
+        """
+        encoding = self.tokenizer.backend.encode(text)
+        columns = [i for i, is_special in enumerate(encoding.special_tokens_mask) if not is_special]
+        if not columns:
+            raise InputError(f"question {text[:40]!r}: the tokenizer encodes it as nothing")
+        end = columns[-1] + 1
+        return EncodedText(encoding.ids[:end], encoding.offsets[:end]), columns[0]
 
     def encode_example(self, example: ReasoningExample) -> EncodedExample:
-        """An example as ids. Raises `BadInput` with its id."""
+        """Encode an example. Raises `InputError` with its id."""
         try:
             start, end = find_number(example.answer, self.config)
-            kept = example.steps[:-1] if self.config.chain_steps == "drop_last" else example.steps
-            made = (self._one if self.config.format == "icot" else self._pieces)(example, kept, start, end)
-            unknown = self._check(made)
+            steps = example.steps[:-1] if self.config.chain_steps == "drop_last" else example.steps
+            encode = self._encode_icot if self.config.format == "icot" else self._encode_parts
+            row = encode(example, steps, start, end)
+            return replace(row, num_unknown=self._check_tokens(row))
         except InputError as error:
             raise InputError(f"row {example.id}: {error}") from None
-        return replace(made, num_unknown=unknown)
 
-    def _check(self, row: EncodedExample) -> int:
-        """How many unknown words question and chain have; an answer has none, and no text holds special tokens."""
+    def _check_tokens(self, row: EncodedExample) -> int:
+        """Return the number of unknown tokens; raise for one in the answer and for special tokens in the text."""
         if self.unk_token_id in row.answer_ids:
-            raise InputError("the tokenizer has no word for a part of the answer; choose another tokenizer")
-        if (
-            sum(
-                id in self.special_ids
-                for id in (*row.question_ids[row.num_prefix_tokens :], *row.chain_ids, *row.answer_ids)
-            )
-            != self.num_eos
-        ):
-            raise InputError("a special token of the tokenizer stands in the text; take it out")
-        return (row.question_ids + row.chain_ids).count(self.unk_token_id) if self.unk_token_id is not None else 0
+            raise InputError("the tokenizer cannot encode a part of the answer; use another tokenizer")
+        text_ids = (*row.question_ids[row.num_prefix_tokens :], *row.chain_ids, *row.answer_ids)
+        if sum(id in self.special_ids for id in text_ids) != self.num_eos:
+            raise InputError("the text contains a special token of the tokenizer; remove it")
+        if self.unk_token_id is None:
+            return 0
+        return (row.question_ids + row.chain_ids).count(self.unk_token_id)
 
-    def _pieces(self, example: ReasoningExample, kept: tuple[str, ...], start: int, end: int) -> EncodedExample:
-        how, eos = self.config, (self.eos_token_id,)
-        asked, head = self.encode_question(example.question + ("\n" if how.format == "coconut" else ""))
-        between = eos if how.format == "codi" and how.separator == "eos" else ()
-        chain, numbers = self._joined(kept) if how.format == "codi" else self._steps(kept)
-        said = {"pccot": "", "digits": "", "codi": f"{self.answer_prompt} ", "coconut": f"{self.answer_prompt} "}[
-            how.format
-        ]
-        before = () if said else self.answer_prompt_ids
-        answer = self.encode_text(said + example.answer)
-        first, last = answer.token_range(len(said) + start, len(said) + end)
-        shift = len(between) + len(before)
+    def _encode_parts(self, example: ReasoningExample, steps: tuple[str, ...], start: int, end: int) -> EncodedExample:
+        """Encode question, chain and answer separately; [start, end) is the number in the answer."""
+        config, eos = self.config, (self.eos_token_id,)
+        question, num_prefix = self.encode_question(example.question + ("\n" if config.format == "coconut" else ""))
+        separator = eos if config.format == "codi" and config.separator == "eos" else ()
+        chain, step_index = self._encode_joined(steps) if config.format == "codi" else self._encode_steps(steps)
+        prompt = f"{self.answer_prompt} " if config.format in ("codi", "coconut") else ""
+        prompt_ids = () if prompt else self.answer_prompt_ids
+        answer = self.encode_text(prompt + example.answer)
+        first, last = answer.token_range(len(prompt) + start, len(prompt) + end)
+        shift = len(separator) + len(prompt_ids)
         return EncodedExample(
-            example.id, (*asked.ids, *between), tuple(chain), tuple(numbers), (*between, *before, *answer.ids, *eos),
-            (first + shift, last + shift), -1 if how.format == "coconut" else first + shift - 1, head,
-        )  # fmt: skip
-
-    def _steps(self, kept: tuple[str, ...]) -> tuple[list[int], list[int]]:
-        """One piece a step."""
-        end = "\n" if self.config.format == "coconut" else ""
-        pieces = [self.encode_text(step + end).ids for step in kept]
-        return [id for ids in pieces for id in ids], [i for i, ids in enumerate(pieces) for _ in ids]
-
-    def _joined(self, kept: tuple[str, ...]) -> tuple[list[int], list[int]]:
-        """All steps as one piece; prose as CODI's code writes it."""
-        prose = self.config.chain_split == "sentences"
-        space, end = (". ", ".\n") if prose else (" ", "")
-        if not kept:
-            return [], []
-        chain = self.encode_text(space.join(kept) + end)
-        return chain.ids, assign_steps(chain.offsets, kept, len(space), 0)
-
-    def _one(self, example: ReasoningExample, kept: tuple[str, ...], start: int, end: int) -> EncodedExample:
-        """iCoT: the row is one string, cut into parts after it is encoded; the answer begins with the chain's eos."""
-        eos = self.tokenizer.backend.id_to_token(self.eos_token_id)
-        texts = (
-            f" {example.question} {eos}",
-            f" {' '.join(kept)} ",
-            f"{eos} {self.answer_prompt} ",
-            example.answer,
-            f" {eos}",
+            id=example.id,
+            question_ids=(*question.ids, *separator),
+            chain_ids=tuple(chain),
+            chain_step_index=tuple(step_index),
+            answer_ids=(*separator, *prompt_ids, *answer.ids, *eos),
+            number_span=(first + shift, last + shift),
+            distill_column=-1 if config.format == "coconut" else first + shift - 1,
+            num_prefix_tokens=num_prefix,
         )
-        marks = [sum(map(len, texts[:i])) for i in range(6)]
-        row, head = self.encode_question("".join(texts))
-        # A token belongs to the part in which it ends: in " #### " + "18" the space of "Ġ18" stands before its part.
-        first, second = (sum(b <= mark for _, b in row.offsets) for mark in marks[1:3])
-        numbers = assign_steps(row.offsets[first:second], kept, 1, marks[1] + 1)
-        low, high = row.token_range(marks[3] + start, marks[3] + end)
+
+    def _encode_steps(self, steps: tuple[str, ...]) -> tuple[list[int], list[int]]:
+        """Encode each step separately; return the ids and the step of each."""
+        line_end = "\n" if self.config.format == "coconut" else ""
+        encoded = [self.encode_text(step + line_end).ids for step in steps]
+        return [id for ids in encoded for id in ids], [i for i, ids in enumerate(encoded) for _ in ids]
+
+    def _encode_joined(self, steps: tuple[str, ...]) -> tuple[list[int], list[int]]:
+        """Encode all steps as one text (CODI); sentences are joined as in CODI's code."""
+        is_prose = self.config.chain_split == "sentences"
+        space, end = (". ", ".\n") if is_prose else (" ", "")
+        if not steps:
+            return [], []
+        chain = self.encode_text(space.join(steps) + end)
+        return chain.ids, assign_steps(chain.offsets, steps, len(space), 0)
+
+    def _encode_icot(self, example: ReasoningExample, steps: tuple[str, ...], start: int, end: int) -> EncodedExample:
+        """Encode the row as one string and then split it (iCoT); the answer begins with the chain's eos."""
+        eos = self.tokenizer.backend.id_to_token(self.eos_token_id)
+        prompt = f"{eos} {self.answer_prompt} "
+        texts = (f" {example.question} {eos}", f" {' '.join(steps)} ", prompt, example.answer, f" {eos}")
+        ends = [sum(map(len, texts[:i])) for i in range(6)]
+        row, num_prefix = self.encode_question("".join(texts))
+        # A token belongs to the part in which it ends: in " #### " + "18", the space of "Ġ18" is outside its part.
+        first, second = (sum(b <= mark for _, b in row.offsets) for mark in ends[1:3])
+        step_index = assign_steps(row.offsets[first:second], steps, 1, ends[1] + 1)
+        low, high = row.token_range(ends[3] + start, ends[3] + end)
         return EncodedExample(
-            example.id, tuple(row.ids[:first]), tuple(row.ids[first:second]), tuple(numbers),
-            tuple(row.ids[second:]), (low - second, high - second), -1, head,
-        )  # fmt: skip
+            id=example.id,
+            question_ids=tuple(row.ids[:first]),
+            chain_ids=tuple(row.ids[first:second]),
+            chain_step_index=tuple(step_index),
+            answer_ids=tuple(row.ids[second:]),
+            number_span=(low - second, high - second),
+            distill_column=-1,
+            num_prefix_tokens=num_prefix,
+        )
 
 
 def find_number(answer: str, config: DataConfig) -> tuple[int, int]:
-    """The characters of the number, its sign included; of the whole answer where answers are text."""
+    """Return the characters [start, end) of the number with its sign; of the whole answer for text answers."""
     if config.answer_type == "text":
         return 0, len(answer)
-    found = NUMBER_PATTERN.search(answer)
-    if found is None:
-        raise InputError(f'answer {answer[:40]!r} holds no number; give one, or set data.answer_type = "text"')
-    return found.span()
+    match = NUMBER_PATTERN.search(answer)
+    if match is None:
+        raise InputError(f'answer {answer[:40]!r} has no number; give one, or set data.answer_type = "text"')
+    return match.span()
 
 
-def assign_steps(spans: Sequence[tuple[int, int]], kept: tuple[str, ...], space: int, start: int) -> list[int]:
-    """The step in which each token ends; what stands between two steps belongs to the one before."""
-    begins = [start + sum(len(s) + space for s in kept[:i]) for i in range(len(kept))]
-    return [max(0, sum(begin < end for begin in begins) - 1) for _, end in spans]
+def assign_steps(offsets: Sequence[tuple[int, int]], steps: tuple[str, ...], space: int, start: int) -> list[int]:
+    """Return the step in which each token ends; text between two steps belongs to the first.
+
+    Args:
+        offsets: Characters [start, end) of each token.
+        steps: Texts of the steps.
+        space: Characters between two steps.
+        start: Character at which the first step begins.
+    """
+    begins = [start + sum(len(s) + space for s in steps[:i]) for i in range(len(steps))]
+    return [max(0, sum(begin < end for begin in begins) - 1) for _, end in offsets]
 
 
 def find_eos_token_id(tokenizer: Tokenizer, config: DataConfig) -> int:
-    """The id that ends an answer: the tokenizer's eos, or the token that data.eos_token names."""
+    """Return the id that ends an answer: the token `data.eos_token`, else the tokenizer's own. Raises `InputError`."""
     if config.eos_token is None and tokenizer.eos_token_id is not None:
         return tokenizer.eos_token_id
-    found = tokenizer.backend.token_to_id(config.eos_token) if config.eos_token is not None else None
-    if found is None:
-        asked = (
-            "the tokenizer's files name no eos"
-            if config.eos_token is None
-            else f"data.eos_token {config.eos_token!r} is none of its tokens"
-        )
-        there = [t.content for t in tokenizer.backend.get_added_tokens_decoder().values() if t.special]
-        raise InputError(
-            f"{asked}; set data.eos_token to one of its special tokens: {', '.join(there[:8]) or 'it has none'}"
-        )
-    return found
+    eos_token_id = None if config.eos_token is None else tokenizer.backend.token_to_id(config.eos_token)
+    if eos_token_id is None:
+        problem = f"data.eos_token {config.eos_token!r} is not in the vocabulary"
+        problem = problem if config.eos_token is not None else "the tokenizer's files name no eos_token"
+        special = [t.content for t in tokenizer.backend.get_added_tokens_decoder().values() if t.special]
+        raise InputError(f"{problem}; set data.eos_token to a special token: {', '.join(special[:8]) or 'there is none'}")
+    return eos_token_id

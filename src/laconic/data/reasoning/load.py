@@ -1,4 +1,4 @@
-"""Data sets by name, of files or of the hub: loaded, sizes checked, merged for training by the rules for that."""
+"""Load reasoning data sets from local files or the Hub, check their sizes, and merge them for training."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,6 @@ from laconic.config.data import DataConfig, SplitName, is_row_file
 from laconic.data.parquet_and_hub import load_hub_split
 from laconic.data.reasoning.catalog import (
     DATASETS,
-    GSM8K_AUG_TRAIN_SHA256,
     AnswerKind,
     DatasetInfo,
     DatasetSplit,
@@ -30,290 +29,286 @@ from laconic.data.reasoning.contamination import (
 from laconic.data.reasoning.read_examples import ExampleReader, ExamplesFile, gc_disabled, read_examples
 from laconic.errors import InputError
 
-__all__ = [
-    "DATASETS",
-    "get_answer_kind",
-    "merge_training_files",
-    "is_local",
-    "load_held_out",
-    "load_examples",
-    "get_dataset",
-    "count_training_rows",
-    "load_training_examples",
-]
-
 HELD_OUT_PARTS: tuple[SplitName, ...] = ("valid", "test")
 
 
-def load_examples(asked: str, part: SplitName, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
-    """The rows of a set, of a name on the hub or of a file; of the split that `asked` names, else of `part`.
+def load_examples(name: str, part: SplitName, config: DataConfig, max_rows: int | None = None) -> ExamplesFile:
+    """Load the examples of a catalog entry, a Hub data set, or a file.
 
-    Raises `BadInput` for an unknown name or split, a size that is not the known one, and rows that are bad.
+    Args:
+        name: Catalog name, Hub name (`owner/name`) or file; `NAME:SPLIT` selects a split.
+        part: Split to load if `name` gives none.
+        config: Data table of the recipe.
+        max_rows: Load only the first rows.
+
+    Raises:
+        InputError: For an unknown name or split, an unexpected number of rows, or invalid rows.
     """
-    if is_row_file(asked):
-        return note_published(asked, read_examples(asked, config, max_rows))
-    name, split = split_name(asked)
+    if is_row_file(name):
+        return note_published(name, read_examples(name, config, max_rows))
+    base, split = split_name(name)
     split = split or part
-    if find_dataset(asked) is None and name.count("/") == 1:
-        return load_from_hub(
-            f"{name}:{split}",
-            DatasetInfo(name, "", "", {}, name),
-            DatasetSplit(None, hub_split=hub_split_name(split)),
-            config,
-            max_rows,
-        )
-    found = get_dataset(asked)
-    there = next((one for key, one in found.splits.items() if key == split), None)
-    if there is None:
-        more = (
-            f"; laconic data make {found.generator} makes rows to train on"
-            if found.generator and split == "train"
-            else ""
-        )
-        raise InputError(f"{found.name} has no split {split}; it has {', '.join(found.splits)}{more}")
-    label = f"{found.name}:{split}"
-    if found.members:
-        return load_union(label, found, config, max_rows)
-    path = find_local_file(asked, found, there, config)
+    if find_dataset(name) is None and base.count("/") == 1:
+        info = DatasetInfo(base, "", "", {}, base)
+        hub_split = DatasetSplit(hub_split=hub_split_name(split))
+        return load_from_hub(f"{base}:{split}", info, hub_split, config, max_rows)
+    info = get_dataset(name)
+    found = next((entry for key, entry in info.splits.items() if key == split), None)
+    if found is None:
+        hint = f"; generate training rows with `laconic data make {info.generator}`"
+        hint = hint if info.generator and split == "train" else ""
+        raise InputError(f"{info.name} has no split {split}; it has {', '.join(info.splits)}{hint}")
+    label = f"{info.name}:{split}"
+    if info.members:
+        return load_union(label, info, config, max_rows)
+    path = find_local_file(name, info, found, config)
     if path is None:
-        return load_from_hub(label, found, there, config, max_rows)
-    return load_from_file(label, path, found, there, config, max_rows)
+        return load_from_hub(label, info, found, config, max_rows)
+    return load_from_file(label, path, info, found, config, max_rows)
 
 
 def load_training_examples(config: DataConfig) -> ExamplesFile:
-    """The rows trained on, questions of several sets once. Raises `BadInput` where a rule of contamination says so."""
+    """Load and merge the training sets of a recipe, each question once.
+
+    Raises:
+        InputError: Also if training, validation and test rows overlap.
+    """
     check_dataset_names(config)
     names = config.name or ()
-    every = [asked for asked in (*names, config.valid, config.test) if asked]
-    if config.chain_field and not any(is_row_file(asked) or find_dataset(asked) is None for asked in every):
-        raise InputError(
-            f"data.chain_field {config.chain_field}: sets known by name have their own chain; leave the key out"
-        )
-    reads = {asked: load_examples(asked, "train", config, config.max_train_rows) for asked in names}
-    return merge_training_files(
-        config, reads, {part: load_held_out(config, part) for part in HELD_OUT_PARTS if getattr(config, part)}
-    )
+    all_names = [name for name in (*names, config.valid, config.test) if name]
+    if config.chain_field and not any(is_row_file(name) or find_dataset(name) is None for name in all_names):
+        raise InputError(f"data.chain_field {config.chain_field}: catalog entries have their own; remove the key")
+    files = {name: load_examples(name, "train", config, config.max_train_rows) for name in names}
+    held_out: dict[SplitName, ExamplesFile] = {
+        part: load_held_out(config, part) for part in HELD_OUT_PARTS if getattr(config, part)
+    }
+    return merge_training_files(config, files, held_out)
 
 
 def merge_training_files(
-    config: DataConfig, reads: Mapping[str, ExamplesFile], held_out: Mapping[SplitName, ExamplesFile]
+    config: DataConfig, files: Mapping[str, ExamplesFile], held_out: Mapping[SplitName, ExamplesFile]
 ) -> ExamplesFile:
-    """The rows of `reads`, files or sets by what was asked, none of which is held out. Raises `BadInput`."""
-    all_of = dict(iter_whole_split_files())
-    found = [*reads.items(), *((str(getattr(config, part)), read) for part, read in held_out.items())]
-    whole = {name: all_of[read.sha256] for name, read in found if read.sha256 in all_of}
+    """Merge training files, keyed by the name in the recipe, after checking that none of their rows is held out.
+
+    Raises:
+        InputError: If training, validation and test rows overlap.
+    """
+    splits = dict(iter_whole_split_files())
+    all_files = [*files.items(), *((str(getattr(config, part)), file) for part, file in held_out.items())]
+    known = {name: splits[file.sha256] for name, file in all_files if file.sha256 in splits}
     check_known_files(
-        config, {name: split for name, split in whole.items() if config.source == "file" or is_row_file(name)}
+        config, {name: split for name, split in known.items() if config.source == "file" or is_row_file(name)}
     )
-    for name, read in reads.items():
-        check_marks(name, read.examples, config.allow_contamination)
-    examples, notes = merge_deduplicated(list(reads), [read.examples for read in reads.values()])
-    check_overlap(examples, [e for read in held_out.values() for e in read.examples], config.allow_contamination)
+    for name, file in files.items():
+        check_marks(name, file.examples, config.allow_contamination)
+    examples, notes = merge_deduplicated(list(files), [file.examples for file in files.values()])
+    check_overlap(examples, [e for file in held_out.values() for e in file.examples], config.allow_contamination)
     check_held_out_disjoint(held_out)
-    return combine_files(list(reads.values()), examples[: config.max_train_rows], notes)
+    return combine_files(list(files.values()), examples[: config.max_train_rows], notes)
 
 
 def load_held_out(config: DataConfig, part: SplitName, max_rows: int | None = None) -> ExamplesFile:
-    """The rows of validation or test. Raises `BadInput`, also where the recipe names none."""
-    asked = config.valid if part == "valid" else config.test
-    if asked is None:
-        raise InputError(f"data.{part}: absent; name the rows that are held out, a file or a set")
-    return load_examples(asked, part, config, max_rows)
+    """Load the validation or test rows. Raises `InputError`, also if the recipe names none."""
+    name = config.valid if part == "valid" else config.test
+    if name is None:
+        raise InputError(f"data.{part} is not set; name a file or a data set to hold out")
+    return load_examples(name, part, config, max_rows)
 
 
 def check_held_out_disjoint(held_out: Mapping[SplitName, ExamplesFile]) -> None:
-    """Raises `BadInput` where a question of test stands in validation."""
+    """Raise `InputError` if validation contains a test question."""
     if len(held_out) < 2:
         return
-    tested = {normalise_question(example.question) for example in held_out["test"].examples}
-    shared = sum(normalise_question(example.question) in tested for example in held_out["valid"].examples)
+    test = {normalise_question(example.question) for example in held_out["test"].examples}
+    shared = sum(normalise_question(example.question) in test for example in held_out["valid"].examples)
     if shared:
-        raise InputError(
-            f"{shared:,} questions of data.valid stand in data.test: test rows choose nothing; take others"
-        )
+        message = f"{shared:,} questions of data.valid are also in data.test; test rows must not select a checkpoint"
+        raise InputError(message)
 
 
 def get_answer_kind(config: DataConfig) -> AnswerKind:
-    """What the answers of the sets trained on are: numbers, unless one of them has others."""
-    for asked in config.name or ():
-        found = find_dataset(asked)
-        if found and found.answer_kind != "number":
-            return found.answer_kind
+    """Return the kind of answer of the training sets: "number", unless one of them has another."""
+    for name in config.name or ():
+        info = find_dataset(name)
+        if info and info.answer_kind != "number":
+            return info.answer_kind
     return "number"
 
 
 def count_training_rows(config: DataConfig) -> int | None:
-    """How many rows the sets trained on have by what is known of them, with nothing read; None where it is not."""
-    whole = 0
-    for asked in config.name or ():
-        found = find_dataset(asked)
-        split = found.splits.get("train") if found else None
-        here = split.file if found and split and config.data_dir and asked == found.name else None
-        count = here.num_rows if here and split and split.required_mark is None else split.num_rows if split else None
+    """Return how many training rows the catalog promises, without reading any; None if it does not say."""
+    total = 0
+    for name in config.name or ():
+        info = find_dataset(name)
+        split = info.splits.get("train") if info else None
+        if info is None or split is None:
+            return None
+        is_whole_file = split.file and config.data_dir and name == info.name and split.required_mark is None
+        count = split.file.num_rows if split.file and is_whole_file else split.num_rows
         if count is None:
             return None
-        whole += count
-    return whole if config.max_train_rows is None else min(whole, config.max_train_rows)
+        total += count
+    return total if config.max_train_rows is None else min(total, config.max_train_rows)
 
 
-def find_local_file(asked: str, info: DatasetInfo, split: DatasetSplit, config: DataConfig) -> Path | None:
-    """Where the file of a split has to lie; None where its rows come from the hub."""
-    if config.data_dir is None or split.file is None or split_name(asked)[0] != info.name:
+def find_local_file(name: str, info: DatasetInfo, split: DatasetSplit, config: DataConfig) -> Path | None:
+    """Return the path that the file of a split must have; None if its rows come from the Hub."""
+    if config.data_dir is None or split.file is None or split_name(name)[0] != info.name:
         return None
     return Path(config.data_dir) / split.file.path
 
 
-def is_local(asked: str, config: DataConfig) -> bool:
-    """Whether all training rows of a file or set lie in files here."""
-    if is_row_file(asked):
-        return Path(asked).is_file()
-    found = find_dataset(asked)
-    if found is None or "train" not in found.splits:
+def is_local(name: str, config: DataConfig) -> bool:
+    """Return whether all training rows of a file or data set are in local files."""
+    if is_row_file(name):
+        return Path(name).is_file()
+    info = find_dataset(name)
+    if info is None or "train" not in info.splits:
         return False
-    if found.members:
-        return all(is_local(member, config) for member in found.members)
-    path = find_local_file(asked, found, found.splits["train"], config)
+    if info.members:
+        return all(is_local(member, config) for member in info.members)
+    path = find_local_file(name, info, info.splits["train"], config)
     return path is not None and path.is_file()
 
 
 def load_from_file(
     label: str, path: Path, info: DatasetInfo, split: DatasetSplit, config: DataConfig, max_rows: int | None
 ) -> ExamplesFile:
-    """The rows of a set's local file."""
-    file = split.file
-    assert file is not None
+    """Load a split from its local file and check its size and SHA-256. Raises `InputError`."""
+    entry = split.file
+    assert entry is not None
     if not path.is_file():
-        raise InputError(f"{label}: no file {path}; data.data_dir is the folder that holds {file.path}")
-    if config.size_check == "strict" and file.num_rows != split.published_rows:
+        raise InputError(f"{label}: no file {path}; data.data_dir must be the folder that contains {entry.path}")
+    if config.size_check == "strict" and entry.num_rows != split.published_rows:
         raise InputError(
-            f"{label}: {file.path} holds {file.num_rows:,} rows, the set {split.published_rows:,}; "
-            'data.size_check = "off" takes what is there, gsm8k-aug-subset names just these'
+            f"{label}: {entry.path} has {entry.num_rows:,} of the {split.published_rows:,} published rows; "
+            'use data.size_check = "off" to train on them, or name gsm8k-aug-subset'
         )
     with gc_disabled():
-        read = read_examples(path, apply_dataset_fields(config, info))
-    there = len(read.examples) + len(read.skipped)
+        file = read_examples(path, apply_dataset_fields(config, info))
+    num_rows = len(file.examples) + len(file.skipped)
     if config.size_check == "off":
-        return take_first(filter_marked(note_size(read, label, there, split), split), max_rows)
-    if there != file.num_rows:
-        raise size_error(label, there, file.num_rows)
-    if read.sha256 != file.sha256:
+        return take_first(filter_marked(note_size(file, label, num_rows, split), split), max_rows)
+    if num_rows != entry.num_rows:
+        raise size_error(label, num_rows, entry.num_rows)
+    if file.sha256 != entry.sha256:
         raise InputError(
-            f"{label}: {path} is not the file known: SHA-256 {read.sha256[:12]}…, not {file.sha256[:12]}…; "
+            f"{label}: {path} differs from the published file: SHA-256 {file.sha256[:12]}…, not {entry.sha256[:12]}…; "
             'copy it again, or set data.size_check = "off"'
         )
-    return take_first(filter_marked(read, split), max_rows)
+    return take_first(filter_marked(file, split), max_rows)
 
 
 def load_from_hub(
     label: str, info: DatasetInfo, split: DatasetSplit, config: DataConfig, max_rows: int | None
 ) -> ExamplesFile:
-    """The rows of a set from the hub."""
+    """Load a split from the Hub. Raises `InputError`."""
     if info.hub_repo is None or split.hub_split is None:
-        raise InputError(f"{label} is not on the hub; set data.data_dir to the folder that holds its files")
-    trained = {
-        other.hub_repo if (other := find_dataset(asked)) else split_name(asked)[0] for asked in config.name or ()
-    }
-    table = load_hub_split(
-        info.hub_repo, info.hub_config, split.hub_split, config.revision if info.hub_repo in trained else None
-    )
+        raise InputError(f"{label} is not on the Hub; set data.data_dir to the folder of its files")
+    training = {entry.hub_repo if (entry := find_dataset(name)) else split_name(name)[0] for name in config.name or ()}
+    revision = config.revision if info.hub_repo in training else None
+    table = load_hub_split(info.hub_repo, info.hub_config, split.hub_split, revision)
     if config.size_check == "strict" and split.published_rows not in (None, table.num_rows):
         raise size_error(label, table.num_rows, split.published_rows or 0)
-    columns = info.columns if info.splits else None
-    reader = ExampleReader(
-        label, apply_dataset_fields(config, info), None if split.required_mark else max_rows, columns=columns
-    )
+    columns, limit = info.columns if info.splits else None, None if split.required_mark else max_rows
+    reader = ExampleReader(label, apply_dataset_fields(config, info), limit, columns=columns)
     with gc_disabled():
         reader.read_table(table.rows)
-    read = note_size(reader.result(), label, table.num_rows, split)
+    file = note_size(reader.result(), label, table.num_rows, split)
     if split.required_mark:
-        read = add_mark(read, config, split.required_mark[0], "gsm8k-aug:valid", ("valid", "train"))
+        file = add_mark(file, config, split.required_mark[0], "gsm8k-aug:valid", ("valid", "train"))
     if info.name == "gsm-hard":
-        read = add_mark(read, config, "unchanged_from_gsm8k", "gsm8k:test", (True, False))
-    return take_first(filter_marked(read, split), max_rows)
+        file = add_mark(file, config, "unchanged_from_gsm8k", "gsm8k:test", (True, False))
+    return take_first(filter_marked(file, split), max_rows)
 
 
 def size_error(label: str, num_rows: int, expected: int) -> InputError:
-    return InputError(
-        f'{label}: {num_rows:,} rows, the set has {expected:,}; fetch it again, or set data.size_check = "off"'
-    )
+    """Return the error for an unexpected number of rows."""
+    hint = 'download it again, or set data.size_check = "off"'
+    return InputError(f"{label}: {num_rows:,} rows, expected {expected:,}; {hint}")
 
 
-def note_size(read: ExamplesFile, label: str, num_rows: int, split: DatasetSplit) -> ExamplesFile:
-    """With a note where rows are taken that are not as many as the set has."""
+def note_size(file: ExamplesFile, label: str, num_rows: int, split: DatasetSplit) -> ExamplesFile:
+    """Add a note if the number of rows is not the published one."""
     if split.published_rows in (None, num_rows):
-        return read
-    return replace(
-        read, notes=(*read.notes, f"{label}: {num_rows:,} rows, of the {split.published_rows:,} that the set has")
-    )
+        return file
+    return replace(file, notes=(*file.notes, f"{label}: {num_rows:,} of {split.published_rows:,} published rows"))
 
 
 def apply_dataset_fields(config: DataConfig, info: DatasetInfo) -> DataConfig:
-    """How the rows of a set are read: by its own chain."""
+    """Return the configuration with the chain field and split of a catalog entry."""
     chain = {"chain_field": info.chain_field, "chain_split": info.chain_split} if info.splits else {}
     return config.model_copy(update={**chain, "forbid_unknown_fields": False})
 
 
 def hub_split_name(split: str) -> str:
-    """What the hub calls a split."""
+    """Return the Hub's name of a split."""
     return "validation" if split == "valid" else split
 
 
 def add_mark(
-    read: ExamplesFile, config: DataConfig, mark: str, reference: str, values: tuple[object, object]
+    file: ExamplesFile, config: DataConfig, mark: str, reference: str, values: tuple[object, object]
 ) -> ExamplesFile:
-    """Rows of the hub with a mark that the local file has: the first value where a question stands in another set."""
-    there = {normalise_question(example.question) for example in load_examples(reference, "test", config).examples}
+    """Add a field that the local files have to rows of the Hub.
+
+    The value is the first of `values` for questions that are in the data set `reference`, else the second.
+    """
+    questions = {normalise_question(example.question) for example in load_examples(reference, "test", config).examples}
     examples = [
-        replace(e, metadata={**e.metadata, mark: values[normalise_question(e.question) not in there]})
-        for e in read.examples
+        replace(e, metadata={**e.metadata, mark: values[normalise_question(e.question) not in questions]})
+        for e in file.examples
     ]
-    return replace(read, examples=tuple(examples))
+    return replace(file, examples=tuple(examples))
 
 
-def filter_marked(read: ExamplesFile, split: DatasetSplit) -> ExamplesFile:
-    """The rows that have the mark of a split."""
+def filter_marked(file: ExamplesFile, split: DatasetSplit) -> ExamplesFile:
+    """Return the rows that have the required mark of a split."""
     if split.required_mark is None:
-        return read
+        return file
     mark, value = split.required_mark
-    at = [i for i, example in enumerate(read.examples) if example.metadata.get(mark) == value]
-    return select_examples(read, at)
+    return select_examples(file, [i for i, e in enumerate(file.examples) if e.metadata.get(mark) == value])
 
 
-def take_first(read: ExamplesFile, rows: int | None) -> ExamplesFile:
-    """The first rows."""
-    return read if rows is None else select_examples(read, range(min(rows, len(read.examples))))
+def take_first(file: ExamplesFile, max_rows: int | None) -> ExamplesFile:
+    """Return the first rows."""
+    return file if max_rows is None else select_examples(file, range(min(max_rows, len(file.examples))))
 
 
-def select_examples(read: ExamplesFile, at: Sequence[int]) -> ExamplesFile:
-    """Some of the rows."""
-    return replace(read, examples=tuple(read.examples[i] for i in at), offsets=tuple(read.offsets[i] for i in at))
+def select_examples(file: ExamplesFile, rows: Sequence[int]) -> ExamplesFile:
+    """Return some of the rows."""
+    return replace(file, examples=tuple(file.examples[i] for i in rows), offsets=tuple(file.offsets[i] for i in rows))
 
 
-def note_published(asked: str, read: ExamplesFile) -> ExamplesFile:
-    """A file that is known by its hash, with a note of what it is."""
-    if read.sha256 != GSM8K_AUG_TRAIN_SHA256:
-        return read
-    return replace(read, notes=(*read.notes, f"{Path(asked).name}: all training rows of GSM8K-Aug, as published"))
+def note_published(name: str, file: ExamplesFile) -> ExamplesFile:
+    """Add a note if the file is the one in which iCoT publishes a training set."""
+    info = next((info for info in DATASETS.values() if info.icot_train_sha256 == file.sha256), None)
+    if info is None:
+        return file
+    return replace(file, notes=(*file.notes, f"{Path(name).name}: all training rows of {info.name}, as published"))
 
 
 def load_union(label: str, info: DatasetInfo, config: DataConfig, max_rows: int | None) -> ExamplesFile:
-    """The rows of a set that is several."""
-    reads = [load_examples(member, "train", config) for member in info.members]
-    examples, notes = merge_deduplicated(info.members, [read.examples for read in reads])
+    """Load a data set that is the union of others. Raises `InputError`."""
+    files = [load_examples(member, "train", config) for member in info.members]
+    examples, notes = merge_deduplicated(info.members, [file.examples for file in files])
     size = info.splits["train"].published_rows
     if config.size_check == "strict" and len(examples) != size:
         raise size_error(label, len(examples), size or 0)
-    return combine_files(reads, examples[:max_rows], notes)
+    return combine_files(files, examples[:max_rows], notes)
 
 
 def combine_files(
-    reads: Sequence[ExamplesFile], examples: Sequence[ReasoningExample], notes: Sequence[str]
+    files: Sequence[ExamplesFile], examples: Sequence[ReasoningExample], notes: Sequence[str]
 ) -> ExamplesFile:
-    """Several reads as one; a row begins where it does in its own file."""
-    if len(reads) == 1:
-        return replace(reads[0], examples=tuple(examples))
-    starts = {example.id: at for read in reads for example, at in zip(read.examples, read.offsets, strict=True)}
-    every = (*(note for read in reads for note in read.notes), *notes)
-    digest = hashlib.sha256("".join(read.sha256 for read in reads).encode()).hexdigest()
-    skipped = tuple(text for read in reads for text in read.skipped)
-    return ExamplesFile(tuple(examples), digest, tuple(starts[example.id] for example in examples), every, skipped)
+    """Return some examples of several files as one; each row keeps the offset in its own file."""
+    if len(files) == 1:
+        return replace(files[0], examples=tuple(examples))
+    offsets = {example.id: at for file in files for example, at in zip(file.examples, file.offsets, strict=True)}
+    digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
+    return ExamplesFile(
+        tuple(examples),
+        digest,
+        tuple(offsets[example.id] for example in examples),
+        (*(note for file in files for note in file.notes), *notes),
+        tuple(problem for file in files for problem in file.skipped),
+    )

@@ -16,7 +16,7 @@ from laconic import rng
 from laconic.config.data import SplitName
 from laconic.data.documents.load import parse_split
 from laconic.data.parquet_and_hub import load_hub_split
-from laconic.data.records import read_rows, require_text
+from laconic.data.strict_jsonl import read_rows, require_text
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance, TokenIds

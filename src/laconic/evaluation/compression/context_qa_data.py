@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from laconic.data.problems import make_excerpt
-from laconic.data.records import read_rows, require_text
+from laconic.data.strict_jsonl import make_excerpt
+from laconic.data.strict_jsonl import read_rows, require_text
 from laconic.data.strict_jsonl import RowError, locate_field
 
 ROW_FIELDS = "context, question, answer_prefix, answer, max_new_tokens"

@@ -10,7 +10,7 @@ import numpy as np
 from laconic import rng
 from laconic.config.data import SplitName
 from laconic.data.documents.load import parse_split
-from laconic.data.records import read_rows, require_text
+from laconic.data.strict_jsonl import read_rows, require_text
 from laconic.errors import InputError
 
 ROW_FORMAT = "a row has text and label"

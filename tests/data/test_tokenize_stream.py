@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 
-from laconic.data.documents.streaming import decode_utf8, disable_special_tokens, iter_token_chunks, iter_token_ids
+from laconic.data.documents.tokenize import decode_utf8, disable_special_tokens, iter_token_chunks, iter_token_ids
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.data.tokenizer import Tokenizer, build_byte_tokenizer, load_tokenizer
 from laconic.errors import InputError

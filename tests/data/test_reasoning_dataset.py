@@ -19,7 +19,7 @@ from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.errors import InputError
 from laconic.interfaces import TrainingData
 from tests.conftest import shared_dir
-from tests.data.test_pieces import EXAMPLE, real, settings
+from tests.data.test_encode_reasoning import EXAMPLE, real, settings
 
 ROWS = [
     EncodedExample("none", (5, 6, 7), (), (), (9, 3, 2), (1, 2), 0, 1),

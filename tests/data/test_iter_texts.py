@@ -2,7 +2,7 @@
 
 import pytest
 
-from laconic.data.documents.texts import iter_texts
+from laconic.data.documents.load import iter_texts
 from laconic.errors import InputError
 
 

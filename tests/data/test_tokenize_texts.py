@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.data.documents import tokenize
-from laconic.data.documents.streaming import TokenizedWindow
+from laconic.data.documents.tokenize import TokenizedWindow
 from laconic.data.documents.tokenize import find_seam, join_windows, tokenize_texts
 from tests.conftest import shared_dir
-from tests.data.test_streaming import FOLDERS, WORDS, inner, tokenizer
+from tests.data.test_tokenize_stream import FOLDERS, WORDS, inner, tokenizer
 
 
 @pytest.fixture(autouse=True)
