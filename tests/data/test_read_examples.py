@@ -9,8 +9,8 @@ import pytest
 
 from laconic.batches import ReasoningExample
 from laconic.config.data import DataConfig
-from laconic.data.strict_jsonl import EXCERPT_LENGTH, make_excerpt
 from laconic.data.reasoning.read_examples import most_common_answer, read_examples, split_chain
+from laconic.data.strict_jsonl import EXCERPT_LENGTH, make_excerpt
 from laconic.errors import InputError
 
 HOW = DataConfig(path="rows.jsonl")

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic.config.data import DataConfig
-from laconic.data.strict_jsonl import EXCERPT_LENGTH, MAX_REPORTED, ROWS_PER_SKIP
 from laconic.data.reasoning.read_examples import read_examples
-from laconic.data.strict_jsonl import MAX_LINE_BYTES
+from laconic.data.strict_jsonl import EXCERPT_LENGTH, MAX_LINE_BYTES, MAX_REPORTED, ROWS_PER_SKIP
 from laconic.errors import InputError
 from tests.trust.limits import LIMITS
 

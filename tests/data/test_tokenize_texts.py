@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.data.documents import tokenize
-from laconic.data.documents.tokenize import TokenizedWindow
-from laconic.data.documents.tokenize import find_seam, join_windows, tokenize_texts
+from laconic.data.documents.tokenize import TokenizedWindow, find_seam, join_windows, tokenize_texts
 from tests.conftest import shared_dir
 from tests.data.test_tokenize_stream import FOLDERS, WORDS, inner, tokenizer
 

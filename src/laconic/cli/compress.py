@@ -186,8 +186,8 @@ class CompressCommand:
         self, text: "Callable[[str, Iterable[str]], TokenStream]", source_progress: "SourceProgress"
     ) -> "Iterator[Sequence[TokenStream]]":
         """The texts, each made by `text` of its name and parts, in groups that are read side by side."""
-        from laconic.data.documents.tokenize import decode_utf8
         from laconic.data.documents.load import iter_texts
+        from laconic.data.documents.tokenize import decode_utf8
 
         path = None if self.source == "-" else Path(to_utf8(self.source))
         name = "standard input" if path is None else path.name

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from laconic.data.reasoning.catalog import find_dataset, suggest_dataset
 from laconic.errors import InputError
 
-LOCAL_COPY_HINT = "a local copy also works: set data.name to its .jsonl or .parquet file, or data.data_dir to the folder"
+LOCAL_COPY_HINT = (
+    "a local copy also works: set data.name to its .jsonl or .parquet file, or data.data_dir to the folder"
+)
 BATCH_ROWS = 1024
 
 

@@ -132,9 +132,7 @@ def iter_texts(lines: Iterable[bytes], file: str) -> Iterator[tuple[str, str]]:
         yield str(row.row.get("id", f"{file}:{row.number}")), text
 
 
-def load_hub_documents(
-    name: str, config: TextConfig, revision: str | None, max_rows: int | None
-) -> list[Document]:
+def load_hub_documents(name: str, config: TextConfig, revision: str | None, max_rows: int | None) -> list[Document]:
     """Load the documents of a Hub data set, `NAME` or `NAME:SPLIT`. Raises `InputError`."""
     repo, _, split = name.partition(":")
     rows: Iterable[NumberedRow] = number_table_rows(load_hub_split(repo, None, split or "train", revision).rows)

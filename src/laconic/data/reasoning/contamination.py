@@ -113,7 +113,9 @@ def merge_deduplicated(
         new = [example for example, question in zip(examples, questions, strict=True) if question not in seen]
         for example in new:
             if set_by_id.setdefault(example.id, name) != name:
-                raise InputError(f"id {example.id[:60]!r} is in both {set_by_id[example.id]} and {name}; make it unique")
+                raise InputError(
+                    f"id {example.id[:60]!r} is in both {set_by_id[example.id]} and {name}; make it unique"
+                )
         dropped = len(examples) - len(new)
         if dropped:
             notes.append(f"{name}: {dropped:,} rows dropped because their questions are in an earlier set")

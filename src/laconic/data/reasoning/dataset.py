@@ -155,7 +155,9 @@ class ReasoningDataset:
             self.counts.num_too_long += 1
             return None
         prefix, question = row.question_ids[: row.num_prefix_tokens], row.question_ids[row.num_prefix_tokens :]
-        if self.config.on_too_long == "truncate_question" and excess < len(question):  # one token of the question remains
+        if self.config.on_too_long == "truncate_question" and excess < len(
+            question
+        ):  # one token of the question remains
             self.counts.num_truncated += 1
             return replace(row, question_ids=prefix + question[excess:])
         parts = f"{len(row.question_ids)} + {len(row.chain_ids)} + {len(row.answer_ids)}"

@@ -221,5 +221,7 @@ def find_eos_token_id(tokenizer: Tokenizer, config: DataConfig) -> int:
         problem = f"data.eos_token {config.eos_token!r} is not in the vocabulary"
         problem = problem if config.eos_token is not None else "the tokenizer's files name no eos_token"
         special = [t.content for t in tokenizer.backend.get_added_tokens_decoder().values() if t.special]
-        raise InputError(f"{problem}; set data.eos_token to a special token: {', '.join(special[:8]) or 'there is none'}")
+        raise InputError(
+            f"{problem}; set data.eos_token to a special token: {', '.join(special[:8]) or 'there is none'}"
+        )
     return eos_token_id

@@ -108,9 +108,7 @@ class ExampleReader:
         columns: Key of `COLUMN_CONVERTERS`; by default detected from the first row.
     """
 
-    def __init__(
-        self, name: str, config: DataConfig, max_rows: int | None = None, columns: str | None = None
-    ) -> None:
+    def __init__(self, name: str, config: DataConfig, max_rows: int | None = None, columns: str | None = None) -> None:
         self.name, self.config, self.max_rows, self.columns = name, config, max_rows, columns
         self.hash = hashlib.sha256()
         self.examples: list[ReasoningExample] = []
@@ -268,7 +266,9 @@ def type_error(field: str, value: Any, expected: str, text: str, hint: str) -> R
     names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
     actual = "empty string" if value == "" else names.get(type(value), "number")
     column = locate_field(text, field)[1]
-    return RowError(column, "wrong types", f"{field}: expected {expected}, got {actual}: {make_excerpt(text, column)}; {hint}")
+    return RowError(
+        column, "wrong types", f"{field}: expected {expected}, got {actual}: {make_excerpt(text, column)}; {hint}"
+    )
 
 
 def most_common_answer(examples: Sequence[ReasoningExample]) -> tuple[str, float]:

@@ -4,9 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from laconic.data.strict_jsonl import make_excerpt
-from laconic.data.strict_jsonl import read_rows, require_text
-from laconic.data.strict_jsonl import RowError, locate_field
+from laconic.data.strict_jsonl import RowError, locate_field, make_excerpt, read_rows, require_text
 
 ROW_FIELDS = "context, question, answer_prefix, answer, max_new_tokens"
 ROW_FORMAT = f"a row has {ROW_FIELDS}"
