@@ -16,7 +16,7 @@ import laconic
 from laconic import cli
 from laconic.cli.compress import CompressCommand
 from laconic.compression.memory import SummaryMemory
-from laconic.data.documents import streaming
+from laconic.data.documents import tokenize
 from laconic.errors import DiskError
 from laconic.experiment import resumable_stream
 from laconic.experiment.compress import CompressionJob, resolve_length_rule
@@ -393,7 +393,7 @@ def test_a_text_of_any_length_takes_the_memory_of_a_window(monkeypatch: pytest.M
     monkeypatch.setattr(type(run.method), "compress", lambda self, text, live, before, how: kept.append(
         torch.zeros(1, 1, kept.D), torch.ones(1, 1).bool(), live.sum(1)
     ))  # fmt: skip
-    monkeypatch.setattr(streaming.iter_token_ids, "__defaults__", (8192,))
+    monkeypatch.setattr(tokenize.iter_token_ids, "__defaults__", (8192,))
     text = "All work and no play, said the book. " * 1000
     peak(run, text, 1)  # what is made once
     few, many = peak(run, text, 1), peak(run, text, 4)

@@ -32,7 +32,7 @@ class DataListCommand:
 
     def run(self) -> int:
         """Prints them."""
-        from laconic.data.reasoning.load import DATASETS
+        from laconic.data.reasoning.catalog import DATASETS
 
         if self.format == "json":
             print(
