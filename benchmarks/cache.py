@@ -163,7 +163,7 @@ def want(scale: Scale) -> Table:
         def reads(model: Decoder, names: tuple[str, ...], vectors: Tensor = vectors) -> Any:
             def run() -> None:
                 with torch.inference_mode():
-                    model(vectors, want=names)
+                    model(vectors, capture=names)
 
             return run
 

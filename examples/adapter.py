@@ -14,7 +14,7 @@ from laconic.generation.config import GenerationConfig
 config = DecoderConfig.tiny("qwen3", initializer_range=0.2)
 sentence = torch.tensor([[1, 40, 41, 42, 43, 44, 45, 46]])
 
-model = add_adapter(Decoder(config, seed=0), LoraConfig(r=8, target_modules="all-linear"))
+model = add_adapter(Decoder(config, seed=0), LoraConfig(rank=8, target_modules="all-linear"))
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2)
 for step in range(60):
     logits = model.logits(model(model.embed(sentence)).hidden)

@@ -40,7 +40,7 @@ live, answer = torch.ones(8, Nc, dtype=torch.bool), torch.ones(8, 3, dtype=torch
 with torch.no_grad():  # what the teacher's chain leaves behind, thinned out to M
     teacher = own(written, own(question).state)
     k, v = (x[0][:, :, Nq : Nq + Nc] for x in (teacher.state.keys, teacher.state.values))
-    I = importance(answer_logits(teacher.stages["q"][:, :, Nc:], k, D**-0.5), live, answer)
+    I = importance(answer_logits(teacher.activations["q"][:, :, Nc:], k, D**-0.5), live, answer)
     kept = select_top_m(score(I, redundancy(k, live), 0.1), live, M)
 print("kept of the first chain:", kept.index[0, 0].tolist())
 

@@ -16,7 +16,7 @@ ONE_LAYER = {"num_hidden_layers": 1, "windows": (None,), "score_scale": (0.25,)}
 def steps(name: str) -> dict[str, object]:
     """Prefill, first step, two more, twice, the second time with other sizes: graphs and largest error."""
     decoder = fresh(name).requires_grad_(False)
-    torch._dynamo.reset()
+    torch._dynamo.reset_rope()
     graphs: list[int] = []
 
     def counted(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
@@ -42,15 +42,15 @@ def steps(name: str) -> dict[str, object]:
 def with_everything(name: str) -> float:
     """live, positions, bias and want under one compiled call."""
     decoder = fresh(name).requires_grad_(False)
-    torch._dynamo.reset()
+    torch._dynamo.reset_rope()
     state = decoder(noise(1, 2, 4, 48, dtype=torch.float32)).state
     live = torch.tensor([[False, True, True], [True, True, True]])
     given = {"live": live, "positions": torch.tensor([[0, 4, 5], [4, 5, 6]]), "want": ("probs", "hidden", "logits")}
     bias, vectors = noise(2, 1, 3, 7, dtype=torch.float32), noise(3, 2, 3, 48, dtype=torch.float32)
     fast = torch.compile(decoder, fullgraph=True, dynamic=True, backend="eager")
     got, asked = fast(vectors, state, bias=bias, **given), decoder(vectors, state, bias=bias, **given)
-    assert got.stages.keys() == asked.stages.keys()
-    pairs = [(got.hidden[live], asked.hidden[live]), *((got.stages[k], v) for k, v in asked.stages.items())]
+    assert got.activations.keys() == asked.activations.keys()
+    pairs = [(got.hidden[live], asked.hidden[live]), *((got.activations[k], v) for k, v in asked.activations.items())]
     return max(error(x, y) for x, y in pairs)
 
 
@@ -62,8 +62,8 @@ def operations(decoder: Decoder, want: tuple[str, ...]) -> list[str]:
         found.extend(str(node.target) for node in graph.graph.nodes if node.op.startswith("call"))
         return graph.forward
 
-    torch._dynamo.reset()
-    torch.compile(decoder, fullgraph=True, dynamic=True, backend=listed)(noise(1, 3, 4, 48).float(), want=want)
+    torch._dynamo.reset_rope()
+    torch.compile(decoder, fullgraph=True, dynamic=True, backend=listed)(noise(1, 3, 4, 48).float(), capture=want)
     return found
 
 
@@ -82,7 +82,7 @@ def bare(block: torch.nn.Module) -> object:
     def forward(x: torch.Tensor, past: object, frame: object, want: object) -> tuple[object, ...]:
         out, k, v = block.attention(block.part("norm1")(x), past, frame)
         r = x + out
-        return r + block.feed(block.part("norm2")(r)), k, v, {}
+        return r + block.mlp_forward(block.part("norm2")(r)), k, v, {}
 
     return forward
 
@@ -92,7 +92,7 @@ def gradients(name: str) -> float:
     found = []
     for fast in (False, True):
         decoder = fresh(name, **ONE_LAYER).train()
-        torch._dynamo.reset()
+        torch._dynamo.reset_rope()
         call = torch.compile(decoder, fullgraph=True, dynamic=True, backend="aot_eager") if fast else decoder
         vectors = noise(1, 2, 5, 48, dtype=torch.float32).requires_grad_()
         call(vectors).hidden.square().sum().backward()

@@ -171,7 +171,7 @@ def test_every_stage_has_the_name_and_shape_of_the_table(name: str) -> None:
     sizes = {"B": 2, "T": 5, "P": 8, "D": 48, "H": 4, "G": config.num_key_value_heads, "E": config.head_dim}
     sizes |= {"F": config.intermediate_size, "V": 97, "HE": 4 * config.head_dim}
     per_layer, once = [stage.name for stage in layer_activations(config)], [stage.name for stage in MODEL_ACTIVATIONS]
-    found = decoder(noise(1, 2, 5, 48), state, want=(*per_layer, *once, "hidden")).stages
+    found = decoder(noise(1, 2, 5, 48), state, want=(*per_layer, *once, "hidden")).activations
     asked = {f"{stem}.{i}": letters[stem] for stem in per_layer for i in range(2)}
     asked |= {stem: letters[stem] for stem in once} | {f"hidden.{i}": ["B", "T", "D"] for i in range(3)}
     assert {key: list(value.shape) for key, value in found.items()} == {
@@ -185,7 +185,7 @@ def test_every_stage_has_the_name_and_shape_of_the_table(name: str) -> None:
 def test_stages_that_are_the_same_thing(name: str) -> None:
     decoder = decoder_of(name)
     found = decoder(noise(1, 2, 5, 48), want=("embed", "hidden", "resid2", "final_norm", "k_cache", "logits", "token"))
-    stages = found.stages
+    stages = found.activations
     assert torch.equal(stages["embed"], stages["hidden.0"])
     assert torch.equal(stages["resid2.0"], stages["hidden.1"])
     assert torch.equal(stages["final_norm"], found.hidden)
@@ -199,8 +199,8 @@ def test_stages_that_are_the_same_thing(name: str) -> None:
 def test_no_position_adds_nothing(name: str) -> None:
     decoder, vectors = decoder_of(name), noise(1, 1, 4, 48)
     seen = decoder(vectors, positions=torch.tensor([[0, -1, -1, 1]]), want=("embed",))
-    assert torch.equal(seen.stages["embed"][:, 1:3], vectors[:, 1:3])
-    assert not torch.equal(seen.stages["embed"][:, 0], vectors[:, 0])
+    assert torch.equal(seen.activations["embed"][:, 1:3], vectors[:, 1:3])
+    assert not torch.equal(seen.activations["embed"][:, 0], vectors[:, 0])
     assert decoder(vectors[:, :1], seen.state).state.positions.tolist() == [[0, -1, -1, 1, 2]]
 
 
@@ -227,7 +227,7 @@ def test_dropout_acts_in_training_only(part: str) -> None:
     torch.manual_seed(1)
     first = decoder(vectors, want=("embed", "attn_out"))
     assert not torch.equal(first.hidden, plain)
-    assert (first.stages["embed"] == 0).any() == (part == "embedding")
+    assert (first.activations["embed"] == 0).any() == (part == "embedding")
     torch.manual_seed(1)
     assert torch.equal(decoder(vectors).hidden, first.hidden)
 
@@ -236,7 +236,7 @@ def test_another_module_in_the_place_of_the_mlp_is_what_runs() -> None:
     decoder = fresh("llama")
     decoder.layers[0].mlp = torch.nn.Identity()
     seen = decoder(x(1, 3, 48), want=("mlp_out.0", "norm2.0"))
-    assert torch.equal(seen.stages["mlp_out.0"], seen.stages["norm2.0"])
+    assert torch.equal(seen.activations["mlp_out.0"], seen.activations["norm2.0"])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

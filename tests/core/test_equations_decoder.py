@@ -52,10 +52,10 @@ def test_the_head_reads_what_the_final_norm_gives(family: str) -> None:
         norm = decoder.get_submodule(decoder.weight_names.final_norm)
         norm.weight.copy_(torch.rand_like(norm.weight) + 0.5)
         seen = decoder(decoder.embed(torch.tensor([[3, 1, 4]])), want=("resid2", "logits"))
-        last = seen.stages[f"resid2.{decoder.config.num_hidden_layers - 1}"]
-        assert torch.equal(seen.stages["logits"], decoder.logits(norm(last)))
-        assert distance(decoder.logits(last), seen.stages["logits"]) > 1e-1
-        assert distance(decoder.logits(norm(norm(last))), seen.stages["logits"]) > 1e-2
+        last = seen.activations[f"resid2.{decoder.config.num_hidden_layers - 1}"]
+        assert torch.equal(seen.activations["logits"], decoder.logits(norm(last)))
+        assert distance(decoder.logits(last), seen.activations["logits"]) > 1e-1
+        assert distance(decoder.logits(norm(norm(last))), seen.activations["logits"]) > 1e-2
 
 
 def next_of(x: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:

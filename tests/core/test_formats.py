@@ -68,13 +68,13 @@ def test_there_and_back_tied_and_not(tmp_path: Path, tie: bool) -> None:
     ("content", "message"),
     [
         (b"\0" * 27, "x.bin: 27 bytes are no llama2.c file"),
-        (struct.pack("I", 0x616B3432) + b"\0" * 252, "is of a later version of llama2.c's file; export version 0"),
+        (struct.compact("I", 0x616B3432) + b"\0" * 252, "is of a later version of llama2.c's file; export version 0"),
         (
-            struct.pack("7i", 8, 12, 2, 3, 1, 7, 5),
+            struct.compact("7i", 8, 12, 2, 3, 1, 7, 5),
             "sizes [8, 12, 2, 3, 1, 7, 5] are of no Llama; is it a llama2.c file?",
         ),
-        (struct.pack("7i", 8, -1, 2, 2, 1, 7, 5), "are of no Llama"),
-        (struct.pack("7i", 8, 12, 2, 2, 1, 7, 5), "x.bin: header promises 4,332 bytes, file has 28; fetch it again"),
+        (struct.compact("7i", 8, -1, 2, 2, 1, 7, 5), "are of no Llama"),
+        (struct.compact("7i", 8, 12, 2, 2, 1, 7, 5), "x.bin: header promises 4,332 bytes, file has 28; fetch it again"),
     ],
 )
 def test_no_llama2c_file(tmp_path: Path, content: bytes, message: str) -> None:
@@ -90,7 +90,7 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
     config, tensors = tiny(True)
     write_llama2c(tmp_path / "x.bin", config, tensors)
     data = bytearray((tmp_path / "x.bin").read_bytes())
-    data[28 + 4 * 11 : 28 + 4 * 12] = struct.pack("f", float("nan"))
+    data[28 + 4 * 11 : 28 + 4 * 12] = struct.compact("f", float("nan"))
     (tmp_path / "x.bin").write_bytes(data)
     with pytest.raises(NonFiniteError, match=r"^model\.embed_tokens\.weight: 1 value not finite, first at \[1, 3\]$"):
         Decoder.from_llama2c(tmp_path / "x.bin")

@@ -282,7 +282,7 @@ def test_dead_slots_of_a_state_stay_where_they_are() -> None:
     (found,) = generate(
         decoder,
         input_ids=[[4, 4]],
-        state=state.with_live(live),
+        state=state.with_valid(live),
         config=GenerationConfig(max_tokens=3, eos_token_ids=()),
     )
     assert found.state.valid.tolist() == [live[0].tolist() + [True] * 4]

@@ -49,7 +49,7 @@ def test_a_bias_of_zero_is_no_bias(name: str, reading: Reading, data: st.DataObj
     decoder = decoder_of(name)
     first = decoder(noise(1, len(reading.live), 3, 48)).state
     B, T = reading.live.shape
-    bias = torch.zeros(data.draw(st.sampled_from([1, B])), data.draw(st.sampled_from([1, T])), T + 3).double()
+    bias = torch.zeros(data.sample(st.sampled_from([1, B])), data.sample(st.sampled_from([1, T])), T + 3).double()
     plain = decoder(reading.vectors, first, live=reading.live)
     same(decoder(reading.vectors, first, live=reading.live, bias=bias).hidden[reading.live], plain.hidden[reading.live])
     assert largest(decoder(reading.vectors, first, bias=bias + noise(2, *bias.shape)).hidden, plain.hidden) > 1e-3
@@ -116,7 +116,7 @@ def zeros(T: int, P: int) -> Tensor:
 
 def test_a_window_counts_the_query_and_live_slots_only() -> None:
     live = torch.tensor([[True] * 6, [True, False, True, True, False, True]])
-    probs = decoder_of("mistral, window of 1")(noise(1, 2, 6, 48), live=live, want=("probs",)).stages
+    probs = decoder_of("mistral, window of 1")(noise(1, 2, 6, 48), attention_mask=live, capture=("probs",)).activations
     n = live.cumsum(1)
     for layer, window in enumerate((3, 1)):
         near = (n[:, :, None] - n[:, None, :] < window) & live[:, None, :] & torch.ones(6, 6).bool().tril()

@@ -64,7 +64,7 @@ def test_gradients_of_pieces_are_those_of_reading_at_once(name: str, reading: Re
 @settings(max_examples=2)
 def test_no_gradient_flows_to_dead_slots_or_to_the_future(name: str, reading: Reading, data: st.DataObject) -> None:
     decoder = fresh(name).double()
-    t = data.draw(st.integers(1, reading.vectors.shape[1]))
+    t = data.sample(st.integers(1, reading.vectors.shape[1]))
     vectors = reading.vectors.clone().requires_grad_()
     seen = at_once(decoder, Reading(vectors, reading.live, ()))
     early = reading.live[:, :t]
@@ -172,10 +172,10 @@ def test_recompute_changes_no_number(name: str, every: int, reading: Reading) ->
         state = KVCache(tuple(held[:L]), tuple(held[L:]), first.positions, first.live)
         seen = decoder(vectors, state, live=reading.live, want=("q_rot", "mid.1", "hidden"))
         number = total(seen.hidden, seen.state, reading.live)
-        number = number + sum(seen.stages[key].square().mean() for key in sorted(seen.stages))
+        number = number + sum(seen.activations[key].square().mean() for key in sorted(seen.activations))
         leaves = [vectors, *held, *decoder.parameters()]
         grads = [x for x in torch.autograd.grad(number, leaves, allow_unused=True) if x is not None]
-        found.append([seen.hidden, *seen.state.keys, *seen.state.values, *seen.stages.values(), *grads])
+        found.append([seen.hidden, *seen.state.keys, *seen.state.values, *seen.activations.values(), *grads])
     all_same(found[1], found[0])
 
 

@@ -207,7 +207,7 @@ def test_float64_and_bfloat16_go_the_second_way_too() -> None:
     one = generate(wide, input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
     for row, g in zip(ROWS, one, strict=True):
         ids, live = pad_left([row + g.token_ids])
-        logits = wide.logits(wide(wide.embed(ids), live=live).hidden[0, len(row) - 1 : -1])
+        logits = wide.logits(wide(wide.embed(ids), attention_mask=live).hidden[0, len(row) - 1 : -1])
         assert logits.float().argmax(-1).tolist() == g.token_ids
 
 
@@ -216,7 +216,7 @@ def test_an_adapter_is_what_runs() -> None:
     from peft import LoraConfig, get_peft_model
 
     plain = generate(fresh("llama"), input_ids=ROWS, config=GenerationConfig(max_tokens=20, eos_token_ids=()))
-    adapted: Any = get_peft_model(fresh("llama"), LoraConfig(r=4, target_modules=["q_proj", "up_proj"]))
+    adapted: Any = get_peft_model(fresh("llama"), LoraConfig(rank=4, target_modules=["q_proj", "up_proj"]))
     with torch.no_grad():
         for name, p in adapted.named_parameters():
             if "lora_B" in name:

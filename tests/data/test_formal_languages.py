@@ -28,7 +28,7 @@ LONGEST = {"anbncn": 9, "shuffle2": 8}  # of what the oracle tries; 4^8 strings 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_what_may_follow_is_what_some_string_goes_on_with(language: FormalLanguage) -> None:
     longest = LONGEST.get(language, 10)
-    members = [s for n in range(longest + 1) for s in oracle.strings(language, n)]
+    members = [s for n in range(longest + 1) for s in oracle.generate_strings(language, n)]
     # What asks for more than the oracle tries is left out: a prefix of at most half of it can still be ended.
     near = [s for s in members if len(s) <= longest // 2 - 1]
     assert len(near) > 0
@@ -67,7 +67,7 @@ def test_every_string_of_a_length_is_drawn(language: FormalLanguage) -> None:
             range(2000)
         )
     )
-    assert found == set(oracle.strings(language, 4))
+    assert found == set(oracle.generate_strings(language, 4))
 
 
 def test_a_row_is_a_string_with_a_label_at_each_place() -> None:

@@ -101,7 +101,7 @@ def test_nearest_means_are_the_loops(shared: bool) -> None:
             assert row == pytest.approx(oracle.nearest_mean(train, x.tolist(), 6))
         return
     D = X.shape[1]
-    S = np.array(oracle.within(train, 6, D))
+    S = np.array(oracle.token_range(train, 6, D))
     np.testing.assert_allclose(own.scatter / (len(train) - 4), S, atol=tolerances.ORACLE * 1e3)
     S = (1 - SHRINKAGE) * S + SHRINKAGE * np.trace(S) / D * np.eye(D)
     for k in (0, 4):

@@ -45,7 +45,7 @@ def test_zeros_are_read_in_every_round_as_by_hand() -> None:
     decoder, thoughts = run.decoder, run.thoughts
     with torch.no_grad():
         asked = decoder(decoder.embed(batch.question_ids), live=batch.question_mask).state
-        bot = decoder(thoughts.bot.expand(3, 1, -1), asked)
+        bot = decoder(thoughts.begin.expand(3, 1, -1), asked)
         last = decoder(torch.zeros(3, M, decoder.config.hidden_size, dtype=torch.float64), bot.state)
     assert error(found.hidden_states, last.hidden) < ORACLE
     assert same_cache(found.cache, last.state)
@@ -175,7 +175,7 @@ def test_where_keys_are_not_turned_an_order_of_the_cache_is_nothing() -> None:
     made = given(run, batch)
     moved = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), made).cache
     assert not moved.equal(made.rollout.cache)
-    eot = run.thoughts.eot.expand(batch.B, 1, -1)
+    eot = run.thoughts.end.expand(batch.B, 1, -1)
     with torch.no_grad():
         assert error(run.decoder(eot, moved).hidden, run.decoder(eot, made.rollout.cache).hidden) < ORACLE
 

@@ -59,7 +59,7 @@ def test_slots_alone_are_those_asked_for(
 def test_what_most_heads_keep_for_a_slot_stands_for_it() -> None:
     """Two layers of two heads and two slots; the second slot of one head has no token."""
     kept: Any = tuple(
-        SimpleNamespace(index=torch.tensor([index]), live=torch.tensor([live]))
+        SimpleNamespace(index=torch.tensor([index]), attention_mask=torch.tensor([live]))
         for index, live in (
             ([[0, 2], [1, 2]], [[True, True], [True, True]]),
             ([[1, 1], [1, 0]], [[True, True], [True, False]]),
@@ -67,6 +67,6 @@ def test_what_most_heads_keep_for_a_slot_stands_for_it() -> None:
     )
     left: Any = SimpleNamespace(chosen={"rkv": SelectorChoice(kept, ())}, own="rkv", matched=(0, 1))
     assert best_token_per_slot(left, "abc") == (("b", 0.75), ("c", pytest.approx(2 / 3)))
-    none: Any = SimpleNamespace(index=torch.zeros(1, 1, 1, dtype=torch.long), live=torch.zeros(1, 1, 1) > 0)
+    none: Any = SimpleNamespace(index=torch.zeros(1, 1, 1, dtype=torch.long), attention_mask=torch.zeros(1, 1, 1) > 0)
     left.chosen, left.matched = {"rkv": SelectorChoice((none,), ())}, (0,)
     assert best_token_per_slot(left, "abc") == (("–", 0.0),)

@@ -44,9 +44,9 @@ def made(seeds: int = 1) -> ComparisonReport:
         title="Thoughts & chains",
         lead="What is shown.",
         results=[
-            line("chain", "Chain", 0.99, (1, 0, 0, 20), curves=curve, latency=Latency(12.34, 15.0, 50)),
-            line("pccot", "PCCoT", 0.30, (0, 1, 2, 2), curves=curve, sweep={0: [0.2] * seeds, 1: [0.3] * seeds}),
-            line("kava", "KaVa", 0.95, (0, 1, 2, 2), curves=curve, sweep={0: [0.2], 1: [0.9], 2: [0.95]}, trained=2),
+            line("chain", "Chain", 0.99, (1, 0, 0, 20), learning_curves=curve, latency=Latency(12.34, 15.0, 50)),
+            line("pccot", "PCCoT", 0.30, (0, 1, 2, 2), learning_curves=curve, sweep={0: [0.2] * seeds, 1: [0.3] * seeds}),
+            line("kava", "KaVa", 0.95, (0, 1, 2, 2), learning_curves=curve, sweep={0: [0.2], 1: [0.9], 2: [0.95]}, trained_iterations=2),
             line("random", "random", 0.95, (0, 1, 2, 2), control=True),
         ],
         focus="kava",
@@ -69,7 +69,7 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text, self.open, self.problems = "", list[str](), list[str]()
-        self.feed(html)
+        self.mlp_forward(html)
 
     VOID = frozenset({"meta", "br", "link", "img", "input", "use", "path"})
 

@@ -54,7 +54,7 @@ def test_eval_record_round_trips_through_its_line() -> None:
 
 
 def test_run_resumable_evaluates_each_unit_once_after_a_kill(tmp_path: Path) -> None:
-    first, second = Squares(calls=2), Squares()
+    first, second = Squares(decoder_calls=2), Squares()
     with pytest.raises(KeyboardInterrupt):
         run(first, tmp_path)
     units = partial_folder(tmp_path / METADATA.folder_name) / UNITS_FILE
@@ -75,7 +75,7 @@ def test_run_resumable_evaluates_each_unit_once_after_a_kill(tmp_path: Path) -> 
 
 def test_run_resumable_loads_what_is_stored_and_refuses_other_or_damaged_results(tmp_path: Path) -> None:
     records = run(Squares(), tmp_path)
-    assert run(Squares(calls=0), tmp_path) == records
+    assert run(Squares(decoder_calls=0), tmp_path) == records
     with pytest.raises(BusyError, match="other data"):
         run(Squares(), tmp_path, replace(METADATA, key={"data": "2"}))
     with (tmp_path / METADATA.folder_name / RECORDS_FILE).open("a") as file:

@@ -35,7 +35,7 @@ def left(chosen: dict[str, list[list[int]]], M: int, matched: tuple[int, ...] = 
     def choice(heads: list[list[int]]) -> SelectorChoice:
         index = torch.tensor([[head + [0] * (M - len(head)) for head in heads]])
         live = torch.tensor([[[m < len(head) for m in range(M)] for head in heads]])
-        return SelectorChoice((SimpleNamespace(index=index, live=live),) * 2, ())
+        return SelectorChoice((SimpleNamespace(index=index, attention_mask=live),) * 2, ())
 
     made: Any = {name: choice(heads) for name, heads in chosen.items()}
     return TeacherChain((), (), (), (), (), made, "rkv", matched, True)

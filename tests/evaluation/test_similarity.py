@@ -47,7 +47,7 @@ def test_contrast_and_look_ahead_by_hand() -> None:
 
 
 def left(index: torch.Tensor, live: torch.Tensor, **more: object) -> TeacherChain:
-    kept = SimpleNamespace(index=index, live=live)
+    kept = SimpleNamespace(index=index, attention_mask=live)
     keys = tuple(drawn(1, G, N, E) for _ in range(L))
     scores = tuple(drawn(1, G, N) for _ in range(L))
     return TeacherChain(keys, tuple(2 * k for k in keys), tuple(-k for k in keys), scores, scores,

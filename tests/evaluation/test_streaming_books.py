@@ -73,7 +73,7 @@ def by_hand(model: Any, source: Sections, before: Sequence[int], section: int, b
         state = drop_cache(cast(FastWeightState, model.advance(source.rows[row][1][None], state).state))
     ids = source.rows[section][1]
     with torch.no_grad():
-        seen = model.advance(ids[None], state, learn=blind)
+        seen = model.advance(ids[None], state, update_weights=blind)
         loss = torch.nn.functional.cross_entropy(model.logits(seen.hidden)[0, :-1].double(), ids[1:])
     return float(loss)
 

@@ -138,7 +138,7 @@ def test_padding_is_never_said(eos: tuple[int, ...]) -> None:
 
 
 def test_answers_are_without_dropout_and_gradients_and_leave_the_mode() -> None:
-    decoder, thoughts = thinking("llama", 2, project="codi", project_dropout=0.9)
+    decoder, thoughts = thinking("llama", 2, project="codi", projection_dropout=0.9)
     asked = questions(4, 2)
     calm = answer_from_latents(decoder.eval(), thoughts.eval(), asked, writing())
     thoughts.train()

@@ -52,7 +52,7 @@ def test_stages(epoch: int, how: dict[str, object], k: list[int], n: list[int]) 
 
 
 def test_a_stage_may_be_drawn() -> None:
-    coconut = method(uniform_prob=0.5, max_stage=9).train()
+    coconut = method(uniform_stage_prob=0.5, max_stage=9).train()
     batch = reasoning(((3, 7, 3),) * 40)
     stages = coconut.sample_stages(at(3, batch=batch))[0]
     for b in range(40):

@@ -66,7 +66,7 @@ def case(coconut: Coconut) -> Case:
 
     def seen(vectors: list[Tensor], raw: bool) -> list[Tensor]:
         got = decoder(torch.stack(vectors)[None], want=(last,))
-        return list((got.stages[last] if raw else got.hidden)[0])
+        return list((got.activations[last] if raw else got.hidden)[0])
 
     bot, end = (coconut.latent_thoughts.vectors[i].detach().clone().requires_grad_() for i in (0, 2))
     head = decoder.get_parameter("lm_head.weight").detach()

@@ -30,11 +30,11 @@ def case(rounds: int) -> Case:
 
 
 def rolled(case: Case, mode: str) -> LatentRollout:
-    state = DECODER(case.question, live=case.live).state
+    state = DECODER(case.question, attention_mask=case.live).state
     return run_latent_rollout(
         DECODER,
-        case.bot.expand(2, 1, D),
-        case.slot,
+        case.begin.expand(2, 1, D),
+        case.placeholder,
         case.M,
         case.rounds if mode == "jacobi" else None,
         project=lambda x: torch.func.functional_call(MAP, dict(case.weights), (x,)),
@@ -75,7 +75,7 @@ def test_one_after_the_other() -> None:
     agree(differentiated(sequential), rollout_codi.ORACLE["1"], rollout_codi.MISREAD["1"], case(0), margin=1e-2)
 
     def thoughts(bot: Tensor) -> Tensor:
-        got = rolled(case(0)._replace(bot=bot), "sequential")
+        got = rolled(case(0)._replace(begin=bot), "sequential")
         return torch.einsum("bmd,d->b", got.latents, noise(3, D))
 
     assert gradcheck(thoughts, noise(1, D).requires_grad_())

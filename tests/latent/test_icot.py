@@ -32,8 +32,8 @@ def at(step: int, epoch: int = 0, batch: ReasoningBatch = BATCH) -> ReasoningBat
 def test_one_more_goes_after_so_many_steps_and_then_all() -> None:
     icot = method()  # 80 steps in an epoch, 8 tokens: one each 10 steps
     assert [icot.scheduled_removal(step) for step in (0, 9, 10, 59, 60, 1000)] == [0, 0, 1, 5, math.inf, math.inf]
-    assert method(remove_all_from=None).scheduled_removal(1000) == 100
-    assert method(remove_all_from=0).scheduled_removal(0) == math.inf
+    assert method(remove_all_after=None).scheduled_removal(1000) == 100
+    assert method(remove_all_after=0).scheduled_removal(0) == math.inf
     assert method(steps_per_epoch=3).scheduled_removal(2) == 2  # fewer steps than tokens: one each step
     assert [method(steps_per_epoch=20).scheduled_removal(step) for step in (1, 2, 3, 4)] == [
         0,

@@ -46,13 +46,13 @@ def test_modes_and_layers_that_cannot_be_meant() -> None:
         Pccot(*trained("llama", rounds=None), DistillationConfig())
     for layers in ((), (0, 2)):
         with pytest.raises(UsageError, match="the decoder has layers 0 to 1; name some of them"):
-            kava(kv_layers=layers)
+            kava(layers=layers)
 
 
 def test_parts_and_what_is_not_computed() -> None:
     batch = reasoning(ROWS)
     assert set(kava()(batch).parts) == {*TERMS, "student_right", "teacher_right", "kept"}
-    bare = kava(distilling={"alpha1": 0.0, "teacher": 0.0}, alpha2=0.0)(batch)
+    bare = kava(distillation={"alpha1": 0.0, "teacher": 0.0}, alpha2=0.0)(batch)
     assert set(bare.parts) == {"student", "student_right"}
     assert not any(part.requires_grad for part in bare.parts.values())
     assert float(kava(M=4)(batch).parts["kept"]) == (4 + 3 + 0 + 4) / 16
@@ -65,12 +65,12 @@ def test_a_teacher_that_no_term_looks_at_reads_nothing() -> None:
         both = codi.run_teacher_and_student(decoder, thoughts, reasoning(ROWS), bare)
         assert (both.teacher is not None) == reads
     bare = {"student": 0.0, "teacher": 0.0, "alpha1": 0.0}
-    crop = kava(distilling=bare, keeping={"select": "crop"})(reasoning(ROWS))  # wants no stage, only the cache
+    crop = kava(distillation=bare, keeping={"select": "crop"})(reasoning(ROWS))  # wants no stage, only the cache
     assert set(crop.parts) == {"kv", "kept"}
     with pytest.raises(
         UsageError, match="every weight of the loss is 0, so nothing would be learned; give student one"
     ):
-        kava(distilling=bare, alpha2=0.0)(reasoning(ROWS))
+        kava(distillation=bare, alpha2=0.0)(reasoning(ROWS))
 
 
 @pytest.mark.parametrize("rounds", [0, 2])
@@ -78,7 +78,7 @@ def test_without_weights_only_the_cross_entropies_are_left_bit_for_bit(rounds: i
     batch = reasoning(ROWS)
     bare = {"alpha1": 0.0}
     ours, pccot = (
-        kava(rounds=rounds, distilling=bare, alpha2=0.0),
+        kava(rounds=rounds, distillation=bare, alpha2=0.0),
         Pccot(*trained("llama", rounds=rounds), DistillationConfig()),
     )
     x, found = ours(batch).loss, pccot(batch)
@@ -102,7 +102,7 @@ def test_the_teachers_cross_entropy_is_that_of_the_written_chain() -> None:
 def test_no_term_reaches_the_teacher(term: str) -> None:
     """Only the teacher reads the chain: nothing of the two terms flows into its words, and CE_t does."""
     weights = {"student": 0.0, "teacher": float(term == "teacher"), "alpha1": float(term == "codi")}
-    method, batch = kava(distilling=weights, alpha2=float(term == "kv")), reasoning(((3, 6, 4),), V=90)
+    method, batch = kava(distillation=weights, alpha2=float(term == "kv")), reasoning(((3, 6, 4),), V=90)
     batch = replace(batch, chain_ids=torch.tensor([[91, 92, 93, 94, 95, 96]]))
     found = gradients(method, method(batch).loss)
     words = found["decoder.model.embed_tokens.weight"]
@@ -138,7 +138,7 @@ FORMS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(("form", "reduction"), [({}, "row"), *((form, "token") for form in FORMS)], ids=str)
 def test_micro_batches_with_the_totals_of_the_step_are_one_batch(form: dict[str, Any], reduction: str) -> None:
     how = {"codi_norm": "none", "ce_reduction": reduction}
-    method, batch = kava(distilling=how, **form), reasoning(ROWS)
+    method, batch = kava(distillation=how, **form), reasoning(ROWS)
     micro = [batch.select_rows([0, 3]), batch.select_rows([1]), batch.select_rows([2])]
     totals = [method.loss_denominators(part) for part in micro]
     summed = {name: sum(t[name] for t in totals) for name in totals[0]}
@@ -160,13 +160,13 @@ def test_a_total_of_0_is_no_division() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_question_shared_or_read_twice(family: str) -> None:
-    same_step(kava(family), kava(family, distilling={"share_question": False}), reasoning(ROWS, pads=1))
+    same_step(kava(family), kava(family, distillation={"share_question": False}), reasoning(ROWS, pads=1))
 
 
 @pytest.mark.parametrize("share", [True, False])
 def test_a_second_pass_of_the_teacher_is_the_same_without_dropout(share: bool) -> None:
     how = {"codi_target": "second_pass", "share_question": share}
-    same_step(kava(), kava(distilling=how), reasoning(ROWS))
+    same_step(kava(), kava(distillation=how), reasoning(ROWS))
 
 
 def test_a_second_pass_draws_its_own_dropout() -> None:
@@ -207,9 +207,9 @@ def test_every_round_is_matched_where_asked() -> None:
     """The mean over rounds of what each would give as the last; with one round or none there is no difference."""
     batch, keep = reasoning(ROWS), {"select": "crop"}
     kv = [kava(rounds=t, keeping=keep)(batch).parts["kv"] for t in (1, 2, 3)]
-    same(kava(rounds=3, keeping=keep, kv_rounds="all")(batch).parts["kv"], torch.stack(kv).mean())
+    same(kava(rounds=3, keeping=keep, iterations="all")(batch).parts["kv"], torch.stack(kv).mean())
     for rounds in (0, 1, None):
-        assert torch.equal(kava(rounds=rounds)(batch).loss, kava(rounds=rounds, kv_rounds="all")(batch).loss)
+        assert torch.equal(kava(rounds=rounds)(batch).loss, kava(rounds=rounds, iterations="all")(batch).loss)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -222,7 +222,7 @@ def test_keys_before_rotation_are_the_same_where_there_is_none(family: str) -> N
 def test_slots_beyond_a_short_chain() -> None:
     """With every chain at least M long the three ways are one; else each is another."""
     long, short = reasoning(((3, 6, 4), (3, 5, 3))), reasoning(ROWS)
-    ways = [kava(short_chain=how) for how in ("mask", "zero", "repeat")]
+    ways = [kava(short_chain_targets=how) for how in ("mask", "zero", "repeat")]
     assert len({float(way(long).loss.detach()) for way in ways}) == 1
     assert len({float(way(short).loss.detach()) for way in ways}) == 3
     assert [way.loss_denominators(short)["kv"] for way in ways] == [4 + 3 + 0 + 4, 16, 12]
@@ -231,8 +231,8 @@ def test_slots_beyond_a_short_chain() -> None:
 @pytest.mark.parametrize("layers", [(0,), (1,), (1, 0)])
 def test_some_layers_alone(layers: tuple[int, ...]) -> None:
     batch = reasoning(ROWS)
-    each = [kava(kv_layers=(l,))(batch).parts["kv"] for l in layers]
-    same(kava(kv_layers=layers)(batch).parts["kv"], torch.stack(each).mean())
+    each = [kava(layers=(l,))(batch).parts["kv"] for l in layers]
+    same(kava(layers=layers)(batch).parts["kv"], torch.stack(each).mean())
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
@@ -304,7 +304,7 @@ def test_codi_and_pccot_are_kava_without_its_term() -> None:
 def test_which_hidden_states(layers: str) -> None:
     """With rotary positions l = 0 is the same token's vector, so that `all` is `blocks` times L / (L + 1)."""
     batch = reasoning(ROWS)
-    found = {k: kava(distilling={"codi_layers": k})(batch).parts["codi"] for k in ("all", "blocks", "last")}
+    found = {k: kava(distillation={"codi_layers": k})(batch).parts["codi"] for k in ("all", "blocks", "last")}
     same(found["all"], found["blocks"] * 2 / 3)
     assert found["last"] != found["blocks"]
     assert bool(found[layers].isfinite())

@@ -164,7 +164,7 @@ def test_what_the_last_placeholder_gives_is_not_used() -> None:
         return seen._replace(hidden=torch.cat([seen.hidden[:, :-1], seen.hidden[:, -1:] + 9], 1))
 
     question, live = noise(1, 2, 4, D), torch.ones(2, 4, dtype=torch.bool)
-    state = tame("llama")(question, live=live).state
+    state = tame("llama")(question, attention_mask=live).state
     got = thought("llama", question, live, 3, 2, decoder=reader, state=state)
     assert len(calls) == 3
     same_rollout(got, thought("llama", question, live, 3, 2))

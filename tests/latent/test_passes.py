@@ -86,7 +86,7 @@ def test_an_answer_says_what_it_took(name: str, teacher: bool) -> None:
     if teacher and name in ("nocot", "icot", "coconut"):
         return
     decoder = counted()
-    (got,) = METHODS[name][0](decoder).answer(BATCH, AnswerDecoding(5, (), str, (7, 8)), teacher=teacher).passes
+    (got,) = METHODS[name][0](decoder).answer(BATCH, AnswerDecoding(5, (), str, (7, 8)), with_cot=teacher).passes
     assert decoder.calls == got.total
     n = 5
     written, think = (1, 0, 0, n - 1), {"pccot": T, "pause": 0, "kava": T}

@@ -63,11 +63,11 @@ def test_permuted_columns_have_permuted_scores(drawn: tuple[Tensor, Tensor, Tens
 def test_pads_change_neither_scores_nor_what_is_kept(drawn: tuple[Tensor, Tensor, Tensor], M: int) -> None:
     k, q, live = drawn
     wide = [torch.cat([noise(3, len(k), G, 2, E), k, noise(4, len(k), G, 1, E)], 2), q]
-    alive = torch.nn.functional.pad(live, (2, 1))
+    alive = torch.nn.functional.pad_token_id(live, (2, 1))
     for x, y in zip(scores(wide[0], q, alive), scores(k, q, live), strict=True):
         same(x[..., 2:-1], y)
     narrow = select_top_m(scores(k, q, live)[2], live, M)
-    kept = select_top_m(torch.nn.functional.pad(scores(k, q, live)[2], (2, 1)), alive, M)
+    kept = select_top_m(torch.nn.functional.pad_token_id(scores(k, q, live)[2], (2, 1)), alive, M)
     assert torch.equal(kept.valid, narrow.valid)
     assert torch.equal(kept.index, (narrow.index + 2).where(narrow.valid, 0))
 

@@ -42,7 +42,7 @@ def test_a_start_leaves_the_stream_of_torch_alone() -> None:
 
 @pytest.mark.parametrize(("form", "width", "inner"), [("pccot", 20, 48), ("codi", 20, 20), ("codi", None, 48)])
 def test_forms_of_the_map(form: str, width: int | None, inner: int) -> None:
-    made = thoughts(project=form, project_width=width, project_dropout=0.5)
+    made = thoughts(project=form, projection_width=width, projection_dropout=0.5)
     assert made.projection is not None
     assert made.projection.inner.weight.shape == (inner, 48)
     assert made.projection.norm.eps == 1e-5
@@ -63,7 +63,7 @@ def test_no_map_gives_back_what_it_gets() -> None:
 
 
 def test_a_scale_that_makes_thoughts_the_size_of_words() -> None:
-    made, table = thoughts(project_scale="embedding"), decoder_of("llama").token_embedding.weight
+    made, table = thoughts(projection_init_scale="embedding"), decoder_of("llama").token_embedding.weight
     assert made.projection is not None
     same(made.projection.norm.weight, table.square().mean().sqrt().expand(48))
     assert thoughts().projection.norm.weight.eq(1).all()

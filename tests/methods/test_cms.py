@@ -123,12 +123,12 @@ def test_weights_change_exactly_at_multiples_of_their_chunk() -> None:
 
 
 def test_nested_levels_begin_again_where_the_next_slower_one_ends() -> None:
-    memory, x = layer((1, 4), structure="nested", meta="outer", clip=0.0), noise(2, 1, 8, D)
+    memory, x = layer((1, 4), structure="nested", meta_gradient="outer", clip=0.0), noise(2, 1, 8, D)
     for i in range(1, 9):
         _, state = memory(x[:, :i])
         assert bool(to_dense(require_levels(state)[0].change["down_proj"]).any()) == bool(i % 4)
     for meta in ("first_order", "full", "reptile"):
-        memory = layer((1, 4), structure="nested", meta=meta)
+        memory = layer((1, 4), structure="nested", meta_gradient=meta)
         fast = require_levels(memory(x[:, :4])[1])[0]
         assert torch.equal(to_dense(fast.change["up_proj"]), to_dense(fast.start_change["up_proj"]))
         assert to_dense(fast.start_change["up_proj"]).any()
@@ -218,7 +218,7 @@ def test_ways_of_gradients_change_no_value(structure: str) -> None:
     found, names = {}, [name for name, _ in memory.named_parameters()]
     for way, more in ways.items():
         y, _ = memory(x, gradient=way, **more)
-        near([y], [memory(x)[0]], within=1e-14)
+        near([y], [memory(x)[0]], token_range=1e-14)
         found[way] = dict(zip(names, slopes(y, memory), strict=True))
     assert all(found[way][name].any() for way in ways for name in names if "_proj" in name)
     steps, keys = ("levels.0.step.bias", "levels.1.step.bias"), ("levels.0.key.weight", "levels.1.value.weight")

@@ -54,7 +54,7 @@ def test_static_projections() -> None:
 
     def of(x: Tensor, q: Tensor, k: Tensor, v: Tensor, M: Tensor, keep: Tensor, step: Tensor) -> Tensor:
         rows = torch.zeros(2, H, E, dtype=torch.float64)
-        memory = learned(named(k, v, M, rows, torch.stack([keep.logit(), step.logit()])), inner=(), decay_to="zero")
+        memory = learned(named(k, v, M, rows, torch.stack([keep.logit(), step.logit()])), inner=(), decay_target="zero")
         return memory.step_chunk(initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None)[
             0
         ]
@@ -104,8 +104,8 @@ def test_memories_write_themselves(objective: str, to_start: bool) -> None:
     def of(x: Tensor, q: Tensor, starts: list[Tensor], rows: Tensor, biases: Tensor, C: int, *how: Any) -> Tensor:
         objective, to_start = how
         memory = learned(
-            named(*starts, rows, biases), objective=objective, decay_to="start" if to_start else "zero",
-            chunk_memory=C, chunk_projections=C,
+            named(*starts, rows, biases), objective=objective, decay_target="start" if to_start else "zero",
+            memory_chunk_size=C, projection_chunk_size=C,
         )  # fmt: skip
         return scan_chunks(
             memory, initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None, FULL

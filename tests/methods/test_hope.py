@@ -87,7 +87,7 @@ def test_chunks_are_tokens_and_cuts_change_nothing(given_options: dict[str, Any]
 
 def test_a_gate_that_keeps_nothing_is_kept_from_nothing_by_both() -> None:
     """A keep of 2e-9 is 1e-6 for the chunk form and the definition: else they are that much apart."""
-    memory, x = layer(momentum=True, cap=0.0, chunk_memory=4, chunk_projections=4), noise(5, 2, 9, D)
+    memory, x = layer(momentum=True, cap=0.0, memory_chunk_size=4, projection_chunk_size=4), noise(5, 2, 9, D)
     with torch.no_grad():
         for group in ("memory", "projections"):
             memory.get_parameter(f"keep.{group}.bias").fill_(-20.0)
@@ -98,7 +98,7 @@ def test_a_gate_that_keeps_nothing_is_kept_from_nothing_by_both() -> None:
 @pytest.mark.parametrize("decay_to", ["start", "zero"])
 def test_padding_changes_nothing(memory: str, decay_to: str) -> None:
     """Rows of different lengths, padded anywhere, read on from different places: each as if alone."""
-    made = layer(memory=memory, decay_to=decay_to, chunk_memory=2, chunk_projections=4)
+    made = layer(memory=memory, decay_target=decay_to, memory_chunk_size=2, projection_chunk_size=4)
     live = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 1, 0], [1, 0, 0, 0, 0, 0, 0]]).bool()
     x, more = noise(2, 3, 7, D), noise(3, 3, 5, D)
     y, state = made(x, live=live)
@@ -114,7 +114,7 @@ def test_padding_changes_nothing(memory: str, decay_to: str) -> None:
 
 
 def test_token_after_token_is_the_whole() -> None:
-    memory, x = layer(chunk_projections=6), noise(1, 1, 10, D)
+    memory, x = layer(projection_chunk_size=6), noise(1, 1, 10, D)
     whole, after = memory(x)
     state, found = None, []
     for t in range(10):
@@ -127,7 +127,7 @@ def test_token_after_token_is_the_whole() -> None:
 def test_static_projections_are_titans_with_a_matrix() -> None:
     """inner=(), the error written, nothing erased, momentum, read after: Ti 12 to 15."""
     memory = layer(
-        inner=(), objective="l2", erase=False, momentum=True, decay_to="zero", read="after", guard=0.0, cap=0.0
+        inner=(), objective="l2", erase=False, momentum=True, decay_target="zero", read="after", guard=0.0, cap=0.0
     )
     x, own = noise(4, 2, 7, D), build_memories(memory.params)
     begin = initial_state(memory.params, 2)
@@ -145,7 +145,7 @@ def test_static_projections_are_titans_with_a_matrix() -> None:
 def test_every_start_gets_a_gradient(groups: int) -> None:
     """k, v, step, keep, memory, the query's and the convolution, once there are two chunks."""
     for memory in ("linear", "affine", "mlp"):
-        made = layer(memory=memory, groups=groups, inner_query=True)
+        made = layer(memory=memory, groups=groups, adaptive_query=True)
         y, _ = made(noise(5, 2, 8, D))
         for (name, _), slope in zip(made.named_parameters(), slopes(y, made), strict=True):
             assert slope.isfinite().all(), name
@@ -155,12 +155,12 @@ def test_every_start_gets_a_gradient(groups: int) -> None:
 @pytest.mark.parametrize("memory", ["linear", "mlp"])
 @pytest.mark.parametrize("decay_to", ["start", "zero"])
 def test_ways_of_gradients_change_no_value(memory: str, decay_to: str) -> None:
-    made, x = layer(memory=memory, decay_to=decay_to), noise(6, 2, 11, D)
+    made, x = layer(memory=memory, decay_target=decay_to), noise(6, 2, 11, D)
     ways: dict[str, dict[str, Any]] = {"full": {}, "truncated": {"horizon": 2}, "first_order": {}, "none": {}}
     found, names = {}, [name for name, _ in made.named_parameters()]
     for way, more in ways.items():
         y, _ = made(x, gradient=way, **more)
-        near([y], [made(x)[0]], within=1e-15)
+        near([y], [made(x)[0]], token_range=1e-15)
         found[way] = dict(zip(names, slopes(y, made), strict=True))
     k, read = ("k.M", "memory.M") if memory == "linear" else ("k.W1", "memory.W1")
     assert all(found[way][name].any() for way in ways for name in (read, "q_proj.weight"))
@@ -182,7 +182,7 @@ def test_projections_stay_in_their_radius_and_the_memory_in_its_guard() -> None:
     x = 30 * noise(8, 1, 300, D)
     norms = {}
     for cap in (1.0, 0.0):
-        memory = layer(cap=cap, step_projections=0.9, keep_half_life=5.0, guard=0.5)
+        memory = layer(cap=cap, projection_lr_init=0.9, decay_half_life=5.0, guard=0.5)
         state, worst = None, 0.0
         for t in range(0, 300, 3):
             _, state = memory(x[:, t : t + 3], state)
@@ -199,7 +199,7 @@ def test_projections_stay_in_their_radius_and_the_memory_in_its_guard() -> None:
 
 def test_with_one_write_the_memory_gives_the_value() -> None:
     """keep 1, step 1, a unit key and the dot objective: M k is v̂, whatever M held."""
-    memory = layer(read="after", guard=0.0, chunk_memory=1, chunk_projections=1, inner=("k", "v"))
+    memory = layer(read="after", guard=0.0, memory_chunk_size=1, projection_chunk_size=1, inner=("k", "v"))
     with torch.no_grad():
         for name, value in (("keep", 1e9), ("step", 1e9)):
             memory.get_parameter(f"{name}.memory.bias").fill_(value)
@@ -229,7 +229,7 @@ def test_nothing_is_learned_where_learning_is_off() -> None:
                     p.fill_(1e9 if name.startswith("keep") else -1e9)
                 if name.startswith(("keep", "step")) and name.endswith(".weight"):
                     p.zero_()
-        near([memory(x)[0]], [still], within=1e-15)
+        near([memory(x)[0]], [still], token_range=1e-15)
 
 
 def test_reset_is_the_start_and_a_fork_is_its_own() -> None:
@@ -256,7 +256,7 @@ def test_what_comes_later_changes_nothing_before() -> None:
 def test_recomputed_chunks_have_the_same_gradients() -> None:
     x = noise(15, 2, 8, D)
     kept, again = layer(), layer(checkpoint=True)
-    near(slopes(again(x)[0], again), slopes(kept(x)[0], kept), within=1e-14)
+    near(slopes(again(x)[0], again), slopes(kept(x)[0], kept), token_range=1e-14)
 
 
 def test_gates_begin_where_the_options_say() -> None:

@@ -87,7 +87,7 @@ def test_with_steps_of_0_it_is_the_donor_bit_for_bit(family: str, place: Any, in
     donor, ids = fresh(family), ids_of(2, 9)
     asked = donor(donor.embed(ids))
     live = torch.tensor([[True] * 9, [False] * 3 + [True] * 6])
-    padded = donor(donor.embed(ids), live=live)
+    padded = donor(donor.embed(ids), attention_mask=live)
     for structure in ("sequential", "nested", "independent"):
         how = cms_config.Options(
             inner_objective=inner, inner_lr=0.0, structure=cast(Any, structure), associative_target="start"
@@ -109,7 +109,7 @@ def test_with_steps_that_come_to_0_nothing_moves(inner: str) -> None:
             if name.endswith("step.bias"):
                 p.fill_(-1e4)
     hidden, state = read(made, ids)
-    near([hidden], [donor(donor.embed(ids)).hidden], within=1e-12)
+    near([hidden], [donor(donor.embed(ids)).hidden], token_range=1e-12)
     assert not any(
         to_dense(x).any() for layer in state.layers for level in require_levels(layer) for x in level.change.values()
     )
@@ -256,7 +256,7 @@ def test_starts_get_gradients_and_ways_change_no_value(inner: str, which: int) -
     asked, _ = read(model, ids)
     for way, more in ways.items():
         y, _ = read(model, ids, gradient=way, **more)
-        near([y], [asked], within=1e-12)
+        near([y], [asked], token_range=1e-12)
         loss = cross_entropy(model.logits(y)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         slopes = torch.autograd.grad(loss, parameters, materialize_grads=True)
         found[way] = dict(zip(names, slopes, strict=True))
@@ -324,7 +324,7 @@ def test_folders_hold_the_whole_model(which: int, tmp_path: Path) -> None:
     assert replace(loaded.hope_config, decoder=model.hope_config.decoder) == model.hope_config
     held = dict(model.named_parameters())
     assert all(torch.equal(p, held[name]) for name, p in loaded.named_parameters())
-    near([read(loaded, ids)[0]], [read(model, ids)[0]], within=1e-13)  # mapped weights lie elsewhere
+    near([read(loaded, ids)[0]], [read(model, ids)[0]], token_range=1e-13)  # mapped weights lie elsewhere
     other = (Hope, HopeAttention)[1 - isinstance(model, HopeAttention)]
     with pytest.raises(InputError, match=r"holds a Hope(Attention)?; load it as that"):
         other.from_pretrained(tmp_path / "model")
@@ -388,15 +388,15 @@ def test_it_is_called_as_a_decoder_is() -> None:
     """With vectors and stages; what has no ids teaches the task nothing."""
     for model in models("task"):
         ids = ids_of(1, 5)
-        seen = model(model.embed(ids), want=("embed", "hidden.1", "final_norm"))
-        assert torch.equal(seen.stages["final_norm"], seen.hidden)
-        assert torch.equal(seen.stages["embed"], model.embed(ids))
+        seen = model(model.embed(ids), capture=("embed", "hidden.1", "final_norm"))
+        assert torch.equal(seen.activations["final_norm"], seen.hidden)
+        assert torch.equal(seen.activations["embed"], model.embed(ids))
         assert not any(level.num_updates.any() for layer in seen.state.layers for level in require_levels(layer))
         assert isinstance(model, Decoder)
         with pytest.raises(UsageError, match=r"hope: stage probs.0 is not kept; there are embed, hidden.0 to hidden.2"):
-            model(model.embed(ids), want=("probs.0",))
+            model(model.embed(ids), capture=("probs.0",))
         with pytest.raises(UsageError, match="hope: levels that learn of ids take no positions, bias or stages"):
-            model(model.embed(ids), ids=ids, want=("embed",))
+            model(model.embed(ids), ids=ids, capture=("embed",))
         with pytest.raises(UsageError, match="hope: 2 rows of vectors, the state has 1; take or join its rows"):
             model.read_tokens(ids_of(2, 3), seen.state)
         short = FastWeightState(seen.state.layers[:1], seen.state.position)

@@ -81,4 +81,4 @@ def test_the_kernel_itself() -> None:
     S, k, u, q, anchor, keep, step = (x.float().cuda() for x in (S, k, u, q, anchor, *gates[:2]))
     assert kernel.fits(S, k, u, q, keep, step, anchor)
     found = chunk_gated_delta_rule(S, k, u, q, Gates(keep, step), erase=step, anchor=anchor, valid=live.cuda())
-    near([x.double().cpu() for x in found if x is not None], [x for x in told if x is not None], within=1e-4)
+    near([x.double().cpu() for x in found if x is not None], [x for x in told if x is not None], token_range=1e-4)

@@ -38,7 +38,7 @@ def documents(text: Tensor, **more: Any) -> DocumentBatch:
 
 
 def lanes(text: Tensor, fresh: list[bool], **more: Any) -> DocumentBatch:
-    return documents(text, fresh=torch.tensor(fresh), **more)
+    return documents(text, document_starts=torch.tensor(fresh), **more)
 
 
 def test_the_loss_is_nats_of_what_is_scored() -> None:
@@ -102,7 +102,7 @@ def test_the_control_learns_nothing_but_slow_weights() -> None:
         near(
             [step.loss],
             [NestedLanguageModel(hope(inner, eta=0.0), InnerLoopConfig(enabled=False))(documents(text)).loss],
-            within=1e-2,
+            token_range=1e-2,
         )
         assert not any(
             to_dense(x).any()
@@ -137,7 +137,7 @@ def test_numbers_are_means_over_rows(make: Any) -> None:
     ends = ("_half_life", "_step", "_low", "_high", "_capped", "_contracted")  # of the first row alone
     sampled = [name for name in whole if name.endswith(ends)]
     same = [name for name in whole if name not in sampled]
-    near([apart[name] for name in same], [whole[name] for name in same], within=1e-6)
+    near([apart[name] for name in same], [whole[name] for name in same], token_range=1e-6)
     assert bool(sampled) == (make is not attention)
     assert whole.keys().isdisjoint({"step", "epoch", "lr", "tokens", "seconds", "loss"}), "names of the log's own"
     assert whole["level0_fired"] == 4.0

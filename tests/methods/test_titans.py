@@ -133,7 +133,7 @@ def test_nothing_is_learned_where_learning_is_off() -> None:
     with torch.no_grad():
         params["step.bias"].fill_(-1e9)
         params["keep.bias"].fill_(1e9)
-    near([fresh], [memory(x)[0]], within=0.0)
+    near([fresh], [memory(x)[0]], token_range=0.0)
 
 
 def test_a_fork_sees_nothing_of_its_sister() -> None:
@@ -160,7 +160,7 @@ def test_reset_is_the_start() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_starts_and_gates_get_gradients(depth: int) -> None:
-    memory = layer(depth=depth, persistent=1, global_chunk=6)
+    memory = layer(depth=depth, persistent=1, global_chunk_size=6)
     y, _ = memory(noise(12, 2, 13, D))
     for (name, _), slope in zip(memory.named_parameters(), slopes(y, memory), strict=True):
         assert slope.isfinite().all(), name
@@ -176,7 +176,7 @@ def test_ways_of_gradients_change_no_value(options: dict[str, Any]) -> None:
     found, names = {}, [name for name, _ in memory.named_parameters()]
     for way, more in ways.items():
         y, _ = memory(x, gradient=way, **more)
-        near([y], [memory(x)[0]], within=1e-15)
+        near([y], [memory(x)[0]], token_range=1e-15)
         found[way] = dict(zip(names, slopes(y, memory), strict=True))
     starts = ["memory.M"] if options.get("depth") == 1 else ["memory.W1", "memory.W2"]
     assert all(found[way][name].any() for way in ways for name in starts)
@@ -224,7 +224,7 @@ def test_spans_between_resets_are_read_side_by_side(T: int, monkeypatch: pytest.
 def test_recomputed_chunks_have_the_same_gradients() -> None:
     x = noise(16, 2, 8, D)
     kept, again = layer(), layer(checkpoint=True)
-    near(slopes(again(x)[0], again), slopes(kept(x)[0], kept), within=1e-14)
+    near(slopes(again(x)[0], again), slopes(kept(x)[0], kept), token_range=1e-14)
 
 
 def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it() -> None:

@@ -96,7 +96,7 @@ def repeated(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[
 
 
 def total(student: Tensor, teacher: Tensor, kd: Tensor, kv: Tensor, how: Any, alpha2: float) -> Tensor:
-    return how.student * student + how.teacher * teacher + how.alpha1 * kd + alpha2 * kv
+    return how.student * student + how.teacher * teacher + how.hidden_weight * kd + alpha2 * kv
 
 
 Grid = tuple[Tensor, Tensor]  # ids and which are live

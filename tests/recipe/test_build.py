@@ -135,7 +135,7 @@ def test_icot_restarts_only_while_a_chain_is_left(tiny: Path) -> None:
 def test_how_a_loss_is_averaged_is_said_by_the_table_of_its_method(tiny: Path, method: str) -> None:
     table = {"icot": "removing", "kava": "distilling"}.get(method, "scoring")
     made = built(tiny, f"method={method}", f"{table}.ce_reduction=row").method
-    counts = cast(Any, made.eval()).totals(built(tiny).training_data.batch(range(4), 0, 0))
+    counts = cast(Any, made.eval()).loss_denominators(built(tiny).training_data.batch(range(4), 0, 0))
     assert (counts.get("student", 4.0), counts.get("teacher", 4.0)) == (4.0, 4.0)
 
 

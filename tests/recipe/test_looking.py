@@ -75,7 +75,7 @@ def test_every_selector_goes_by_the_teachers_one_pass(tmp_path: Path, space: str
     run = opened(tmp_path, f"kv_distillation.key_space={space}", "kv_selection.importance_weight=0.3")
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([0, 3], 0, 0)
     left = inspection_run.teacher_chain_function(run, run.recipe)(batch)
-    taught = run.method.teach(batch)  # pyright: ignore
+    taught = run.method.compute_teacher_targets(batch)  # pyright: ignore
     assert (left.policy, left.matched_layers, left.is_distilled) == ("rkv", (0,), True)
     assert tuple(left.choices) == inspection_run.INSPECTED_POLICIES
     mine, I, R = left.choices["rkv"], left.I[0], left.R[0]

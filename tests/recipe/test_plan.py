@@ -109,9 +109,9 @@ def test_two_layers_tell_what_all_take(tiny: Any, recompute: int, off: float) ->
 def test_what_lies_in_fake_tensors_lies_nowhere_and_every_byte_is_counted(tiny: Any) -> None:
     recipe = tiny("nocot")
     config, tokenizer, batch = wide(recipe)
-    one = replace(config, num_hidden_layers=1, windows=config.windows[:1], score_scale=config.score_scale[:1])
+    one = replace(config, num_hidden_layers=1, windows=config.windows[:1], attention_scales=config.attention_scales[:1])
     big = replace(one, vocab_size=10_000_000)  # 1.3 GB of words, 3.6 GB of logits
-    scored = int((batch.next_answer >= 0).sum()) + batch.B
+    scored = int((batch.answer_targets >= 0).sum()) + batch.B
     took, _ = followed(recipe, big, tokenizer, batch, CPU)
     assert took > scored * 10_000_000 * 4
 

@@ -105,7 +105,7 @@ def test_it_writes_and_reads_as_a_loop_over_transformers(folder: Path, grows: bo
     said(place, accumulate_summary=grows)
     reader, theirs = laconic.load_text_model(place), Theirs(folder)
     ids, asked = (reader.tokenizer.encode(text, add_special_tokens=False) for text in (TEXT, PROMPT))
-    memory, expected = reader.compress([TEXT], segment=SEGMENT), theirs.memory(ids, grows)
+    memory, expected = reader.compress([TEXT], segment_tokens=SEGMENT), theirs.memory(ids, grows)
     assert memory.num_vectors.tolist() == [len(expected)]
     same(memory.vectors[0], expected, tolerances.FLOAT32)
     assert reader.generate([PROMPT], memory, config=GenerationConfig(max_tokens=6))[0].token_ids == theirs.continued(
@@ -138,7 +138,7 @@ def test_a_text_is_compressed_and_asked_about_by_commands(
     assert SummaryMemory.load(out).vectors_per_segment.tolist() == [[3, 3, 3]]
     asked = ("--max-tokens", 3, "--format", "json")
     reader = laconic.load_text_model(folder)
-    for memory, words in ((reader.compress([TEXT], segment=20), ("--memory", out)), (None, ())):
+    for memory, words in ((reader.compress([TEXT], segment_tokens=20), ("--memory", out)), (None, ())):
         code, said = run("generate", folder, PROMPT, *words, *asked)
         assert code == 0
         expected = reader.generate([PROMPT], memory, config=GenerationConfig(max_tokens=3))[0]

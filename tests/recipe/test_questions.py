@@ -24,7 +24,7 @@ def run(shared: Path) -> Any:
         data = {"kind": "maths", "name": ("gsm8k",), "root": str(shared / "data"), "too_long": "drop"} | data
         return SimpleNamespace(
             folder="run",
-            recipe=Recipe.model_construct(data=DataConfig.model_validate(data), method="kava", thinking=None),
+            recipe=Recipe.model_construct(data=DataConfig.model_validate(data), method="kava", latents=None),
             parts=SimpleNamespace(
                 tokenizer=build_model.load_tokenizer(shared / "models" / "stories260k"),
                 decoder=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=2000)),
@@ -37,7 +37,7 @@ def run(shared: Path) -> Any:
 def chain(run: Any, source: Any) -> str:
     """The chain of the first row, without spaces."""
     batch: Any = source.batch([0], 0, 0)
-    return run.parts.tokenizer.decode(batch.chain[0][batch.chain_live[0]].tolist()).replace(" ", "")
+    return run.parts.tokenizer.decode(batch.chain[0][batch.chain_mask[0]].tolist()).replace(" ", "")
 
 
 def test_rows_come_with_their_chains_where_these_are_asked_for(run: Any, shared: Path) -> None:

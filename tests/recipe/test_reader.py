@@ -149,20 +149,20 @@ REFUSED = [
     (lambda r: r.compress([]), UsageError, "texts: give a list of at least one text, and as many names"),
     (lambda r: r.compress("text"), UsageError, "texts: give a list of at least one text, and as many names"),
     (lambda r: r.compress(["a"], names=["a", "b"]), UsageError, "texts: give a list of at least one text"),
-    (lambda r: r.compress(["a"], segment=0), UsageError, "segment 0: give 1 token or more"),
-    (lambda r: r.compress(["a"], n=2, budget=3), UsageError, "n and budget given; one of them says how many vectors"),
-    (lambda r: r.compress(["a"], stop="sample", q=0.5), UsageError, "stop and q given; one of them says"),
-    (lambda r: r.compress(["a"], q=0.5, tau=0.5), UsageError, "q and tau given; one of them says"),
-    (lambda r: r.compress(["a"], budget=0), UsageError, "budget 0: give 1 vector or more"),
-    (lambda r: r.compress(["a"], q=1.0), UsageError, "q 1.0: give a probability between 0 and 1, neither of them"),
-    (lambda r: r.compress(["a"], n=3), UsageError, "n 3: lengths 1, 2, 4 are allowed; choose one of them"),
+    (lambda r: r.compress(["a"], segment_tokens=0), UsageError, "segment 0: give 1 token or more"),
+    (lambda r: r.compress(["a"], num_vectors=2, total_vectors=3), UsageError, "n and budget given; one of them says how many vectors"),
+    (lambda r: r.compress(["a"], stop_rule="sample", quantile=0.5), UsageError, "stop and q given; one of them says"),
+    (lambda r: r.compress(["a"], quantile=0.5, threshold=0.5), UsageError, "q and tau given; one of them says"),
+    (lambda r: r.compress(["a"], total_vectors=0), UsageError, "budget 0: give 1 vector or more"),
+    (lambda r: r.compress(["a"], quantile=1.0), UsageError, "q 1.0: give a probability between 0 and 1, neither of them"),
+    (lambda r: r.compress(["a"], num_vectors=3), UsageError, "n 3: lengths 1, 2, 4 are allowed; choose one of them"),
     (
-        lambda r: r.compress(["a " * 80], segment=140),
+        lambda r: r.compress(["a " * 80], segment_tokens=140),
         UsageError,
         "segment: 0 vectors, 140 tokens and 4 places, llama has",
     ),
     (
-        lambda r: r.compress(["a " * 300], n=4),
+        lambda r: r.compress(["a " * 300], num_vectors=4),
         UsageError,
         "memory that accumulates ends after 28 segments of 16; take memory",
     ),
@@ -187,7 +187,7 @@ REFUSED = [
 @pytest.mark.parametrize(("do", "error", "says"), REFUSED)
 def test_what_cannot_be_is_one_line(do: Any, error: type[LaconicError], says: str) -> None:
     with pytest.raises(error, match=says) as caught:
-        do(reader(room=128, length="stop", cap=4, allowed=(1, 2, 4)))
+        do(reader(room=128, length="stop", cap=4, allowed_lengths=(1, 2, 4)))
     assert "\n" not in str(caught.value)
 
 

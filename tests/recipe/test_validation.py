@@ -66,7 +66,7 @@ def test_ranks_share_the_problems(tmp_path: Path) -> None:
     def exchange(mine: list[bool]) -> list[list[bool]]:
         return [mine, [True] * 3]  # what the other rank says
 
-    ranks: Any = SimpleNamespace(rank=0, world=2, exchange=exchange)
+    ranks: Any = SimpleNamespace(rank=0, world_size=2, all_gather=exchange)
     shared = build_validation(made.recipe, made.parts, Method(), CPU, ranks)
     assert shared is not None
     found = shared(0)

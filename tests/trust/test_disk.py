@@ -40,7 +40,7 @@ def test_every_call_of_a_commit_may_fail(
     with monkeypatch.context() as patch:
         shim = Shim(patch)
         COMMITS[kind](tmp_path / "whole")
-        calls = shim.calls
+        calls = shim.decoder_calls
     assert {"os.fsync", "artifact.save_file", "os.rename" if kind == "folder" else "os.replace"} <= set(calls)
     last = max(i for i, name in enumerate(calls) if name in ("os.rename", "os.replace"))
     for n in range(len(calls)):
@@ -68,7 +68,7 @@ def test_every_call_of_a_commit_may_fail(
 def test_synced_before_renamed_and_the_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     shim = Shim(monkeypatch)
     COMMITS[kind](tmp_path / "out")
-    calls = [name for name in shim.calls if name in ("artifact.save_file", "os.fsync", "os.rename", "os.replace")]
+    calls = [name for name in shim.decoder_calls if name in ("artifact.save_file", "os.fsync", "os.rename", "os.replace")]
     rename, syncs = ("os.rename", 3) if kind == "folder" else ("os.replace", 1)
     assert calls == ["artifact.save_file", *["os.fsync"] * syncs, rename, "os.fsync"]
 

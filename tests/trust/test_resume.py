@@ -222,14 +222,14 @@ MAKERS: Mapping[str, Callable[[], nn.Module]] = {
     "nocot": lambda: NoCot(fresh("llama")),
     "icot": lambda: Icot(fresh("llama"), ICoTConfig(tokens_removed_per_epoch=1), steps_per_epoch=1),
     "coconut": lambda: Coconut(
-        *batches.trained("llama", M=2, rounds=None, project="none"),
+        *batches.trained_iterations("llama", M=2, rounds=None, project="none"),
         CoconutConfig(latents_per_step=1, max_stage=2, epochs_per_stage=1),
         steps_per_epoch=1,
     ),
     "codi": lambda: Codi(
-        *batches.trained("llama", rounds=None, project="codi", project_dropout=0.2), DistillationConfig()
+        *batches.trained_iterations("llama", rounds=None, project="codi", projection_dropout=0.2), DistillationConfig()
     ),
-    "pccot": lambda: Pccot(*batches.trained("llama"), DistillationConfig()),
+    "pccot": lambda: Pccot(*batches.trained_iterations("llama"), DistillationConfig()),
     "kava": lambda: batches.kava(keeping={"select": "random"}),
 }
 

@@ -21,7 +21,7 @@ def test_every_call_of_a_commit_may_fail(tmp_path: Path, monkeypatch: pytest.Mon
     with run.lock(), monkeypatch.context() as patch:
         shim = Shim(patch)
         run.commit_step(2, steps.fill(2), {})
-        calls = shim.calls
+        calls = shim.decoder_calls
     assert {"Path.mkdir", "artifact.save_file", "file.write", "os.fsync", "os.rename", "os.replace"} <= set(calls)
     rename = calls.index("os.rename")
     run = steps.committed(tmp_path / "other", 1)
@@ -68,7 +68,7 @@ def test_a_lock_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         shim = Shim(patch)
         with run.lock():
             pass
-    for n in range(len(shim.calls)):
+    for n in range(len(shim.decoder_calls)):
         with monkeypatch.context() as patch:
             shim = Shim(patch)
             shim.fails, shim.fault = n, errno.EACCES

@@ -122,7 +122,7 @@ def test_trace_is_the_forward_pass(family: str):
     decoder.attn_implementation = "eager"
     assert case.ids is not None
     seen = decoder(decoder.embed(case.ids), live=case.valid, want=("hidden", "q_rot", "logits"))
-    for name, want in seen.stages.items():
+    for name, want in seen.activations.items():
         mine = {"hidden.0": "embed", "hidden.1": "resid2.0", "hidden.2": "final_norm"}.get(name, name)
         assert torch.equal(made[mine], want), name
     assert not any(block._forward_hooks for block in decoder.layers)
@@ -352,7 +352,7 @@ def test_report_as_table_json_and_page(monkeypatch: pytest.MonkeyPatch):
     assert plain["divergence"]["error"] == "inf"
     assert {"findings", "inputs", "versions", "backend", "command"} <= plain.keys()
     reader, text = Reader(), page(report)
-    reader.feed(text)
+    reader.mlp_forward(text)
     assert not reader.asked
     assert "script" not in reader.tags
     assert "url(" not in text

@@ -237,7 +237,7 @@ def normed_after_rotation(
 ) -> Any:
     q, k, v = self.project(y)
     q, k, v = note("q", note("q_raw", q)), note("k", note("k_raw", k)), note("v", v)
-    q, k = (self.normed(rope.rotate_pairs(x, frame.cos, frame.sin), role) for x, role in ((q, "q_norm"), (k, "k_norm")))
+    q, k = (self.normalize_heads(rope.rotate_pairs(x, frame.cos, frame.sin), role) for x, role in ((q, "q_norm"), (k, "k_norm")))
     q, k = note("q_rot", q), note("k_rot", k)
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
@@ -256,7 +256,7 @@ def residual_dropped(self: Any, x: Tensor, past: Any, frame: Any, want: frozense
     wants = not want.isdisjoint(block.EAGER_ACTIVATIONS)
     r, k, v = self.attention(note("norm1", self.part("norm1")(x)), past, frame, note, wants)
     r = note("resid1", r)
-    return note("resid2", r + self.feed(note("norm2", self.part("norm2")(r)), note)), k, v, made
+    return note("resid2", r + self.mlp_forward(note("norm2", self.part("norm2")(r)), note)), k, v, made
 
 
 def up_before_gate(gate: Tensor, up: Tensor, act: str) -> Tensor:

@@ -55,7 +55,7 @@ def rows(n: int) -> list[LabelledText]:
 def behind(model: Any, memory: SummaryMemory, ids: list[int], end: list[int]) -> float:
     """Nats of an end behind ids and vectors, by one pass over all of it."""
     text = torch.tensor([[*ids, *end]])
-    hidden = model.method.read(text, memory=memory)
+    hidden = model.method.read(text, states=memory)
     logits = model.decoder.logits(hidden)[0].log_softmax(-1).detach()
     return -sum(float(logits[t - 1, text[0, t]]) for t in range(len(ids), len(ids) + len(end)))
 
