@@ -99,7 +99,9 @@ def test_export_merges_an_adapter(run, tmp_path):
     from laconic.experiment import lora
 
     Decoder(DecoderConfig.tiny("llama")).save_pretrained(tmp_path / "base")
-    model = lora.add_adapter(Decoder.from_pretrained(tmp_path / "base"), LoraConfig(target_modules="all-linear", rank=2))
+    model = lora.add_adapter(
+        Decoder.from_pretrained(tmp_path / "base"), LoraConfig(target_modules="all-linear", rank=2)
+    )
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora_B" in name:

@@ -139,9 +139,7 @@ def test_cost_kind_ratio_equals_per_vector_for_equal_segments() -> None:
 
 def test_training_phases_decoder_then_head_only() -> None:
     """The first phase does not train the head; the second trains nothing else and resets the optimizer."""
-    method = compressor(
-        head={"length_cost": 0.1, "head_only_after": 0.8}, length_policy="stop_head", total_steps=10
-    )
+    method = compressor(head={"length_cost": 0.1, "head_only_after": 0.8}, length_policy="stop_head", total_steps=10)
     heads = {"summaries.u", "summaries.b"}
     for step, restarts in ((0, False), (7, False), (8, True), (9, False)):
         batch = documents(step=step)

@@ -45,8 +45,18 @@ def made(seeds: int = 1) -> ComparisonReport:
         lead="What is shown.",
         results=[
             line("chain", "Chain", 0.99, (1, 0, 0, 20), learning_curves=curve, latency=Latency(12.34, 15.0, 50)),
-            line("pccot", "PCCoT", 0.30, (0, 1, 2, 2), learning_curves=curve, sweep={0: [0.2] * seeds, 1: [0.3] * seeds}),
-            line("kava", "KaVa", 0.95, (0, 1, 2, 2), learning_curves=curve, sweep={0: [0.2], 1: [0.9], 2: [0.95]}, trained_iterations=2),
+            line(
+                "pccot", "PCCoT", 0.30, (0, 1, 2, 2), learning_curves=curve, sweep={0: [0.2] * seeds, 1: [0.3] * seeds}
+            ),
+            line(
+                "kava",
+                "KaVa",
+                0.95,
+                (0, 1, 2, 2),
+                learning_curves=curve,
+                sweep={0: [0.2], 1: [0.9], 2: [0.95]},
+                trained_iterations=2,
+            ),
             line("random", "random", 0.95, (0, 1, 2, 2), control=True),
         ],
         focus="kava",

@@ -88,7 +88,9 @@ def test_any_cut_gives_the_whole(form: Any) -> None:
     live = torch.tensor([[1] * 8, [0, 1, 1, 0, 1, 1, 0, 1]]).bool()
     whole, after = form(layer.params, w, initial_state(layer.params, 2), x, W, attention_mask=live)
     for cut in range(1, 8):
-        first, state = form(layer.params, w, initial_state(layer.params, 2), x[:, :cut], W, attention_mask=live[:, :cut])
+        first, state = form(
+            layer.params, w, initial_state(layer.params, 2), x[:, :cut], W, attention_mask=live[:, :cut]
+        )
         second, state = form(layer.params, w, state, x[:, cut:], W, attention_mask=live[:, cut:])
         near([torch.cat([first, second], 1)], [whole])
         assert state.cache is not None

@@ -150,11 +150,19 @@ REFUSED = [
     (lambda r: r.compress("text"), UsageError, "texts: give a list of at least one text, and as many names"),
     (lambda r: r.compress(["a"], names=["a", "b"]), UsageError, "texts: give a list of at least one text"),
     (lambda r: r.compress(["a"], segment_tokens=0), UsageError, "segment 0: give 1 token or more"),
-    (lambda r: r.compress(["a"], num_vectors=2, total_vectors=3), UsageError, "n and budget given; one of them says how many vectors"),
+    (
+        lambda r: r.compress(["a"], num_vectors=2, total_vectors=3),
+        UsageError,
+        "n and budget given; one of them says how many vectors",
+    ),
     (lambda r: r.compress(["a"], stop_rule="sample", quantile=0.5), UsageError, "stop and q given; one of them says"),
     (lambda r: r.compress(["a"], quantile=0.5, threshold=0.5), UsageError, "q and tau given; one of them says"),
     (lambda r: r.compress(["a"], total_vectors=0), UsageError, "budget 0: give 1 vector or more"),
-    (lambda r: r.compress(["a"], quantile=1.0), UsageError, "q 1.0: give a probability between 0 and 1, neither of them"),
+    (
+        lambda r: r.compress(["a"], quantile=1.0),
+        UsageError,
+        "q 1.0: give a probability between 0 and 1, neither of them",
+    ),
     (lambda r: r.compress(["a"], num_vectors=3), UsageError, "n 3: lengths 1, 2, 4 are allowed; choose one of them"),
     (
         lambda r: r.compress(["a " * 80], segment_tokens=140),

@@ -68,7 +68,9 @@ def test_every_call_of_a_commit_may_fail(
 def test_synced_before_renamed_and_the_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     shim = Shim(monkeypatch)
     COMMITS[kind](tmp_path / "out")
-    calls = [name for name in shim.decoder_calls if name in ("artifact.save_file", "os.fsync", "os.rename", "os.replace")]
+    calls = [
+        name for name in shim.decoder_calls if name in ("artifact.save_file", "os.fsync", "os.rename", "os.replace")
+    ]
     rename, syncs = ("os.rename", 3) if kind == "folder" else ("os.replace", 1)
     assert calls == ["artifact.save_file", *["os.fsync"] * syncs, rename, "os.fsync"]
 

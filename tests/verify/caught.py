@@ -99,6 +99,8 @@ def low(mutant: Mutant, what: ParityCase) -> Caught:
     assert not [f for f in right_one.results() if f.verdict == "fail"]
     with patched(mutant), torch.no_grad():
         wrong_one.add_case(what, kept)
-        logits = float((decoder(what.embed(decoder), want=("logits",)).activations["logits"] - kept.made["logits"]).norm())
+        logits = float(
+            (decoder(what.embed(decoder), want=("logits",)).activations["logits"] - kept.made["logits"]).norm()
+        )
     seen = first_divergence(wrong_one.results())
     return Caught(seen, "" if seen is None else seen.note, logits / float(kept.made["logits"].norm()))

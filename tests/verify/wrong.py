@@ -237,7 +237,10 @@ def normed_after_rotation(
 ) -> Any:
     q, k, v = self.project(y)
     q, k, v = note("q", note("q_raw", q)), note("k", note("k_raw", k)), note("v", v)
-    q, k = (self.normalize_heads(rope.rotate_pairs(x, frame.cos, frame.sin), role) for x, role in ((q, "q_norm"), (k, "k_norm")))
+    q, k = (
+        self.normalize_heads(rope.rotate_pairs(x, frame.cos, frame.sin), role)
+        for x, role in ((q, "q_norm"), (k, "k_norm"))
+    )
     q, k = note("q_rot", q), note("k_rot", k)
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)

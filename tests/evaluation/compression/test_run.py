@@ -23,7 +23,9 @@ def split(B: int = 3) -> ContextTail:
 def test_the_oracle_length_has_the_least_nats_of_what_follows_and_price() -> None:
     for price in (0.0, 0.4):
         model = reader(
-            length="stop", allowed_lengths=LENGTHS, halting=StopHeadConfig.model_validate({"start": 0.5, "price": price})
+            length="stop",
+            allowed_lengths=LENGTHS,
+            halting=StopHeadConfig.model_validate({"start": 0.5, "price": price}),
         ).method
         found, asked = AutoCompressorReader(model, 0).compress_with_best_lengths(split()), split()
         for b in range(3):
