@@ -1,4 +1,4 @@
-"""The safety net: each guard is taken away by patching, and the question that it answers must then come out wrong."""
+"""The safety net: with each safeguard removed by patching, the check that depends on it must fail."""
 
 import contextlib
 import os
@@ -13,133 +13,136 @@ import pytest
 from laconic.storage import atomic, lock, manifest
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
-from laconic.training import checkpoint
+from laconic.training import checkpoint, step
 from laconic.training import run as training_run
 from laconic.training.metrics import MetricsWriter
 from laconic.training.step import Updater
 from tests.trust import steps, test_resume
-from tests.trust.nonfinite_cases import stops
+from tests.trust.nonfinite_cases import check_run_stops
 
 Patch = pytest.MonkeyPatch
 
 
 class Guard(NamedTuple):
-    """A way to take a guard away, and the question that must then turn red."""
+    """A way to remove a safeguard, and the check that must then fail."""
 
     remove: Callable[[Patch], None]
-    question: Callable[[Path], object]
+    check: Callable[[Path], object]
 
 
-def unsynced(what: Callable[[int], bool]) -> Callable[[Patch], None]:
-    """Syncs everything but files, or but folders."""
+def skip_fsync(what: Callable[[int], bool]) -> Callable[[Patch], None]:
+    """Sync everything but files, or everything but folders."""
     sync = atomic.fsync_path
     return lambda patch: patch.setattr(
         atomic, "fsync_path", lambda path: None if what(path.stat().st_mode) else sync(path)
     )
 
 
-def in_place(
-    self: RunDirectory, number: int, write: Callable[[ManifestWriter], None], bound: Any, expected: int = 0
+def commit_in_place(
+    self: RunDirectory, step: int, write: Callable[[ManifestWriter], None], fingerprints: Any, expected_bytes: int = 0
 ) -> Path:
-    """A commit that writes where the step will lie."""
-    files = ManifestWriter(self.step_path(number))
-    files.folder.mkdir()
-    write(files)
-    files.finish("step", number, bound)
-    return files.folder
+    """Commit without a temporary folder."""
+    writer = ManifestWriter(self.step_path(step))
+    writer.folder.mkdir()
+    write(writer)
+    writer.finish("step", step, fingerprints)
+    return writer.folder
 
 
 def manifest_after(
-    self: RunDirectory, number: int, write: Callable[[ManifestWriter], None], bound: Any, expected: int = 0
+    self: RunDirectory, step: int, write: Callable[[ManifestWriter], None], fingerprints: Any, expected_bytes: int = 0
 ) -> Path:
-    """A commit that gives the step its name before its manifest."""
-    files = ManifestWriter(self.steps_folder / f".tmp-{uuid.uuid4().hex}")
-    files.folder.mkdir()
-    write(files)
-    os.rename(files.folder, self.step_path(number))
-    files.folder = self.step_path(number)
-    files.finish("step", number, bound)
-    return files.folder
+    """Commit with the rename before the manifest."""
+    writer = ManifestWriter(self.steps_folder / f".tmp-{uuid.uuid4().hex}")
+    writer.folder.mkdir()
+    write(writer)
+    os.rename(writer.folder, self.step_path(step))
+    writer.folder = self.step_path(step)
+    writer.finish("step", step, fingerprints)
+    return writer.folder
 
 
-def sizes_alone(folder: Path, name: str, promised: manifest.FileEntry) -> None:
-    if (folder / name).stat().st_size != promised.bytes:
+def check_size_only(folder: Path, name: str, expected: manifest.FileEntry) -> None:
+    if (folder / name).stat().st_size != expected.bytes:
         raise manifest.CorruptArtifactError(f"{name} has another size")
 
 
-def unread(self: RunDirectory, keep: Any) -> None:
-    """Retention that believes the newest step."""
+def prune_unverified(self: RunDirectory, keep: Any) -> None:
+    """Delete old steps without verifying the newest."""
     for number in self.step_numbers()[:-2]:
         os.rename(self.step_path(number), self.steps_folder / f".trash-{number}")
 
 
-def uncut(patch: Patch) -> None:
+def keep_metrics(patch: Patch) -> None:
     start = MetricsWriter.__init__
 
-    def made(self: MetricsWriter, path: Path, start_: int = 0, track: str | None = None) -> None:
-        start(self, path, path.stat().st_size if path.exists() else 0, track)
+    def init(self: MetricsWriter, path: Path, start_: int = 0, tracker_project: str | None = None) -> None:
+        start(self, path, path.stat().st_size if path.exists() else 0, tracker_project)
 
-    patch.setattr(training_run, "Metrics", type("Uncut", (MetricsWriter,), {"__init__": made}))
+    patch.setattr(training_run, "MetricsWriter", type("KeepsMetrics", (MetricsWriter,), {"__init__": init}))
 
 
 GUARDS: dict[str, Guard] = {
-    "file fsync": Guard(unsynced(stat.S_ISREG), steps.survives_a_power_cut),
-    "directory fsync": Guard(unsynced(stat.S_ISDIR), steps.survives_a_power_cut),
+    "file fsync": Guard(skip_fsync(stat.S_ISREG), steps.check_power_cut),
+    "directory fsync": Guard(skip_fsync(stat.S_ISDIR), steps.check_power_cut),
     "rename": Guard(
-        lambda patch: patch.setattr(RunDirectory, "commit_step", in_place),
-        lambda path: steps.killed_before(path, "files"),
+        lambda patch: patch.setattr(RunDirectory, "commit_step", commit_in_place),
+        lambda path: steps.kill_before(path, "files"),
     ),
     "manifest last": Guard(
         lambda patch: patch.setattr(RunDirectory, "commit_step", manifest_after),
-        lambda path: steps.killed_before(path, "manifest"),
+        lambda path: steps.kill_before(path, "manifest"),
     ),
     "sweep": Guard(
         lambda patch: patch.setattr(RunDirectory, "remove_leftovers", lambda self: None),
-        lambda path: steps.killed_before(path, "files"),
+        lambda path: steps.kill_before(path, "files"),
     ),
     "checksum": Guard(
-        lambda patch: patch.setattr(manifest, "_check_file", sizes_alone),
-        lambda path: steps.every_flip_is_found(path, 20),
+        lambda patch: patch.setattr(manifest, "_check_file", check_size_only),
+        lambda path: steps.check_bit_flips(path, 20),
     ),
     "digest of the manifest": Guard(
         lambda patch: patch.setattr(manifest, "hash_json", lambda value: "0"),
-        lambda path: steps.every_flip_is_found(path, 100),
+        lambda path: steps.check_bit_flips(path, 100),
     ),
     "lock": Guard(
-        lambda patch: patch.setattr(lock, "lock_folder", lambda folder: contextlib.nullcontext()), steps.one_writer
+        lambda patch: patch.setattr(lock, "lock_folder", lambda folder: contextlib.nullcontext()),
+        steps.check_single_writer,
     ),
     "chmod by umask": Guard(
         lambda patch: patch.setattr(Path, "chmod", lambda self, mode: None),
-        lambda path: steps.modes_follow(path, 0o027),
+        lambda path: steps.check_modes(path, 0o027),
     ),
     "verify before retention": Guard(
-        lambda patch: patch.setattr(RunDirectory, "prune_steps", unread), steps.deleting_waits_for_a_good_step
+        lambda patch: patch.setattr(RunDirectory, "prune_steps", prune_unverified), steps.check_pruning_verifies
     ),
     "finite check before update": Guard(
         lambda patch: patch.setattr(Updater, "classify", lambda self, numbers: "applied"),
-        lambda path: stops(path, "input"),
+        lambda path: check_run_stops(path, "input"),
     ),
     "finite scan at commit": Guard(
         lambda patch: patch.setattr(atomic, "check_finite", lambda name, tensor: None),
-        steps.nothing_infinite_is_committed,
+        steps.check_nonfinite_is_refused,
     ),
-    "cut of metrics.jsonl": Guard(uncut, test_resume.metrics_are_cut),
+    "cut of metrics.jsonl": Guard(keep_metrics, test_resume.check_metrics_are_truncated),
     "RNG restore": Guard(
-        lambda patch: patch.setattr(checkpoint, "set_random_state", lambda state: None),
-        test_resume.random_streams_are_restored,
+        lambda patch: (
+            [patch.setattr(module, "set_random_state", lambda state: None) for module in (checkpoint, step)] and None
+        ),
+        test_resume.check_random_state_is_restored,
     ),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*the step before it is taken")
+@pytest.mark.filterwarnings("ignore:.*using the step before it")
 @pytest.mark.parametrize("name", GUARDS)
-def test_without_its_guard_the_question_turns_red(tmp_path: Path, monkeypatch: Patch, name: str) -> None:
+def test_check_fails_without_its_safeguard(tmp_path: Path, monkeypatch: Patch, name: str) -> None:
     guard = GUARDS[name]
-    guard.question(tmp_path / "with")
+    guard.check(tmp_path / "with")
     guard.remove(monkeypatch)
     try:
-        guard.question(tmp_path / "without")
+        guard.check(tmp_path / "without")
     except (Exception, pytest.fail.Exception):
         return
-    raise AssertionError(f"{name} is taken away and nothing notices")
+    raise AssertionError(f"{name} was removed and no check failed")

@@ -1,4 +1,4 @@
-"""R5, R13, R15: steps cut, turned, exchanged; two writers; modes."""
+"""R5, R13, R15: damaged and exchanged files of steps, two writers, file modes."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic.errors import CorruptArtifactError, UnsafeFileError
+from laconic.errors import CorruptArtifactError, DiskError, UnsafeFileError
 from laconic.storage import manifest
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
@@ -22,51 +22,51 @@ from tests.trust.children import Child
 from tests.trust.limits import LIMITS
 
 
-def test_every_cut_is_found(tmp_path: Path) -> None:
-    steps.every_cut_is_found(tmp_path / "run", LIMITS["truncations"])
+def test_truncations_are_found(tmp_path: Path) -> None:
+    steps.check_truncations(tmp_path / "run", LIMITS["truncations"])
 
 
-def test_every_flip_is_found(tmp_path: Path) -> None:
-    steps.every_flip_is_found(tmp_path / "run", LIMITS["flips"])
+def test_bit_flips_are_found(tmp_path: Path) -> None:
+    steps.check_bit_flips(tmp_path / "run", LIMITS["flips"])
 
 
 @pytest.mark.slow
-def test_ten_thousand_flips(tmp_path: Path) -> None:
-    steps.every_flip_is_found(tmp_path / "run", 10_000)
+def test_ten_thousand_bit_flips(tmp_path: Path) -> None:
+    steps.check_bit_flips(tmp_path / "run", 10_000)
 
 
-@pytest.mark.parametrize("how", ["shards", "steps", "deleted", "added", "empty folder"])
-def test_files_exchanged_deleted_and_added(tmp_path: Path, how: str) -> None:
-    run = steps.committed(tmp_path / "run", 1, 2)
+@pytest.mark.parametrize("case", ["shards", "steps", "deleted", "added", "empty folder"])
+def test_files_exchanged_deleted_and_added(tmp_path: Path, case: str) -> None:
+    run = steps.commit_steps(tmp_path / "run", 1, 2)
     folder, other = run.step_path(2), run.step_path(1)
-    if how == "shards":
+    if case == "shards":
         os.rename(folder / "model.safetensors", folder / "x")
         os.rename(folder / "optimizer.safetensors", folder / "model.safetensors")
         os.rename(folder / "x", folder / "optimizer.safetensors")
-    elif how == "steps":
+    elif case == "steps":
         (folder / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
-    elif how == "deleted":
+    elif case == "deleted":
         (folder / "optimizer.safetensors").unlink()
-    elif how == "added":
+    elif case == "added":
         (folder / "more.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     else:
         for path in folder.iterdir():
             path.unlink()
-    assert steps.passed_over(run)
+    assert steps.is_skipped(run)
 
 
-def test_deleting_waits_for_a_good_step(tmp_path: Path) -> None:
-    steps.deleting_waits_for_a_good_step(tmp_path / "run")
+def test_prune_steps_keeps_valid_steps(tmp_path: Path) -> None:
+    steps.check_pruning_verifies(tmp_path / "run")
 
 
 @pytest.mark.parametrize("race", range(LIMITS["races"]))
-def test_one_writer(tmp_path: Path, race: int) -> None:
-    """Two processes start at once; every step there belongs to one of them alone."""
+def test_lock_race(tmp_path: Path, race: int) -> None:
+    """Two processes start at once; all steps belong to one of them."""
 
     def writer(value: float) -> Callable[[Callable[[int], None]], None]:
-        def write(files: ManifestWriter) -> None:
-            files.add_tensors("model.safetensors", {"a": torch.full((4,), value)})
-            files.add_json("progress.json", {"value": value})
+        def write(writer: ManifestWriter) -> None:
+            writer.add_tensors("model.safetensors", {"a": torch.full((4,), value)})
+            writer.add_json("progress.json", {"value": value})
 
         def work(tell: Callable[[int], None]) -> None:
             with run.lock():
@@ -78,21 +78,23 @@ def test_one_writer(tmp_path: Path, race: int) -> None:
         return work
 
     run = RunDirectory(tmp_path / "run")
-    began = time.monotonic()
+    start = time.monotonic()
     children = [Child(writer(1.0)), Child(writer(2.0))]
     codes = sorted(child.end() for child in children)
     assert codes == [0, 73]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start < 5
     values = {(run.step_path(n) / "progress.json").read_text() for n in run.step_numbers()}
     assert len(values) == 1
 
 
-def test_the_second_is_refused_within_a_second(tmp_path: Path) -> None:
-    steps.one_writer(tmp_path / "run")
+def test_lock_second_writer_is_refused_within_a_second(tmp_path: Path) -> None:
+    steps.check_single_writer(tmp_path / "run")
 
 
-def test_a_rename_that_fails_and_a_clock_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = steps.committed(tmp_path / "run", 1, 2)
+def test_commit_step_with_a_failing_rename_and_a_clock_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = steps.commit_steps(tmp_path / "run", 1, 2)
     for n in (1, 2):
         os.utime(run.step_path(n), (10**9 - n * 10**6,) * 2)
     found = run.latest_valid_step()
@@ -104,23 +106,23 @@ def test_a_rename_that_fails_and_a_clock_set_back(tmp_path: Path, monkeypatch: p
 
     with run.lock():
         monkeypatch.setattr(os, "rename", refuse)
-        with pytest.raises(manifest.artifact.DiskError, match="Input/output error"):
-            run.commit_step(3, steps.fill(3), {})
+        with pytest.raises(DiskError, match="Input/output error"):
+            run.commit_step(3, steps.write_step(3), {})
         monkeypatch.undo()
-    steps.whole(run, 2, 2)
+    steps.check_intact(run, 2, 2)
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o027, 0o077])
-def test_modes_follow_the_umask(tmp_path: Path, umask: int) -> None:
-    steps.modes_follow(tmp_path / "run", umask)
+def test_run_directory_follows_the_umask(tmp_path: Path, umask: int) -> None:
+    steps.check_modes(tmp_path / "run", umask)
 
 
-def test_a_set_group_folder(tmp_path: Path) -> None:
-    """Where a folder hands on its group, a run's folders do too."""
+def test_run_directory_in_a_set_group_folder(tmp_path: Path) -> None:
+    """Folders of a run inherit the group of a set-group folder."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o2775)
-    run = steps.committed(shared / "run", 1)
+    run = steps.commit_steps(shared / "run", 1)
     assert all(p.stat().st_mode & 0o2000 for p in (run.path, run.steps_folder, run.step_path(1)))
     assert {p.stat().st_gid for p in run.path.rglob("*")} == {shared.stat().st_gid}
 
@@ -128,14 +130,14 @@ def test_a_set_group_folder(tmp_path: Path) -> None:
 WRONG: list[Any] = [None, -1, 2**60, 0.5, "", "../x", "/etc/passwd", "a\0b", [], {}, True, "x" * 70, [[]], {"a": {}}]
 
 
-def test_any_manifest_is_a_typed_error(tmp_path: Path) -> None:
-    """S5: fields exchanged, dropped and retyped, and then signed anew."""
-    run = steps.committed(tmp_path / "run", 1)
+def test_manifest_with_random_changes(tmp_path: Path) -> None:
+    """S5: fields are exchanged, dropped and retyped, and the hash is recomputed."""
+    run = steps.commit_steps(tmp_path / "run", 1)
     path = run.step_path(1) / manifest.MANIFEST_FILE
-    whole = json.loads(path.read_text())
+    original = json.loads(path.read_text())
     chance = random.Random(3)
     for _ in range(LIMITS["parsed"]):
-        fields = json.loads(json.dumps(whole))
+        fields = json.loads(json.dumps(original))
         del fields["sha256"]
         where = chance.choice([fields, fields["files"], fields["fingerprints"], *fields["files"].values()])
         key = chance.choice([*where, "more"])
@@ -145,21 +147,21 @@ def test_any_manifest_is_a_typed_error(tmp_path: Path) -> None:
             where[chance.choice([key, "../x", "a\0"])] = chance.choice(WRONG)
         path.write_text(to_canonical_json({**fields, "sha256": manifest.hash_json(fields)}))
         with suppress(CorruptArtifactError, UnsafeFileError):
-            assert manifest.verify_folder(run.step_path(1), "step", 1).files.keys() == whole["files"].keys()
+            assert manifest.verify_folder(run.step_path(1), "step", 1).files.keys() == original["files"].keys()
 
 
-def test_speed_of_verification(tmp_path: Path) -> None:
-    """Half the goal at least: other processes share the machine while tests run."""
+def test_get_step_speed(tmp_path: Path) -> None:
+    """At least half of the target, because other processes share the machine."""
 
-    def write(files: ManifestWriter) -> None:
-        files.add_tensors("model.safetensors", {"a": torch.rand(16 * 2**20)})
+    def write(writer: ManifestWriter) -> None:
+        writer.add_tensors("model.safetensors", {"a": torch.rand(16 * 2**20)})
 
     run = RunDirectory(tmp_path / "run")
     with run.lock():
         run.commit_step(1, write, {})
     took = []
     for _ in range(3):
-        began = time.process_time()
+        start = time.process_time()
         run.get_step(1)
-        took.append(time.process_time() - began)
+        took.append(time.process_time() - start)
     assert 64 / min(took) > LIMITS["verify_mb_per_s"] / 2
