@@ -1,1 +1,1 @@
-"""Stage-by-stage parity of the decoder with reference implementations."""
+"""Stage-by-stage comparison of a decoder with a reference implementation (`laconic verify parity`)."""

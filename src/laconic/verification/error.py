@@ -1,6 +1,6 @@
-"""How far two tensors are apart where slots are live, added up over the pieces of a case.
+"""Accumulate the difference of two tensors at valid positions over the pieces of a case.
 
-Symbols: x ours, y the reference's; T new slots, S slots held, P = S + T.
+Symbols: x ours, y the reference's; T new positions, S cached positions, P = S + T.
 """
 
 import math
@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 TINY_RMS, TINY_ABS_ERROR = 1e-6, 1e-7
-"""Where the reference's rms lies below the first, rms(x - y) may be the second, whatever the floor."""
-
+"""If the reference's rms is below the first, rms(x - y) may be up to the second, whatever the floor is."""
 
 CHUNK_NUMEL = 1 << 20
-"""Numbers that are compared at once; more are taken a few slots at a time."""
+"""Numbers to compare at once; larger tensors are compared in slices along T."""
+
+MASK_SENSITIVE_STAGES = ("scores_seen", "probs")
+"""Stages whose value at a masked key is defined and compared: minus infinity, and 0."""
 
 
 @dataclass
 class ErrorAccumulator:
-    """‖x − y‖, ‖y‖ and what stands beside them, added up over the pieces of a case."""
+    """Sums over the pieces of a case: |x - y|^2, |y|^2, |x|^2, x·y, and the largest difference with its position."""
 
     squared_error: float = 0.0
     reference_square: float = 0.0
@@ -33,94 +35,109 @@ class ErrorAccumulator:
     shape_note: str = ""
 
     def add(self, x: Tensor, y: Tensor, mask: Tensor, S: int, axes: str) -> None:
-        """Counts one piece, over live slots only; both sides must hide the same scores."""
+        """Add one piece.
+
+        Args:
+            x: Our tensor.
+            y: The reference's.
+            mask: True where both are compared. Scores that are -inf on both sides are left out.
+            S: Cached positions before the piece.
+            axes: Names of the axes, for example "B H T P".
+        """
         if x.shape != y.shape:
             self.shape_note = f"shape {list(x.shape)}, reference {list(y.shape)}"
             self.squared_error, self.is_bitwise_equal = math.inf, False
             return
-        along = axes.split().index("T") if "T" in axes.split() else 0
-        if x.numel() > CHUNK_NUMEL and x.shape[along] > 1:
-            size = max(1, CHUNK_NUMEL * x.shape[along] // x.numel())
-            for start in range(0, x.shape[along], size):
-                part = [t.narrow(along, start, min(size, x.shape[along] - start)) for t in (x, y, mask)]
+        names = axes.split()
+        axis = names.index("T") if "T" in names else 0
+        if x.numel() > CHUNK_NUMEL and x.shape[axis] > 1:
+            size = max(1, CHUNK_NUMEL * x.shape[axis] // x.numel())
+            for start in range(0, x.shape[axis], size):
+                part = [t.narrow(axis, start, min(size, x.shape[axis] - start)) for t in (x, y, mask)]
                 self.add(part[0], part[1], part[2], S + start, axes)
             return
         if axes.endswith("P"):
             mask = mask & ~((x == -math.inf) & (y == -math.inf))
-        whole = bool(mask.all())
-        a, b = (t.flatten().double() if whole else t[mask].double() for t in (x.detach(), y.detach()))
-        d = a - b
-        gap, worst = float(d.dot(d)), float(d.abs().max()) if len(d) else 0.0
-        if not math.isfinite(gap):
-            d, gap, worst = d.nan_to_num(math.inf, math.inf, math.inf), math.inf, math.inf
+        is_complete = bool(mask.all())
+        a, b = (t.flatten().double() if is_complete else t[mask].double() for t in (x.detach(), y.detach()))
+        difference = a - b
+        squared = float(difference.dot(difference))
+        largest = float(difference.abs().max()) if len(difference) else 0.0
+        if not math.isfinite(squared):
+            difference, squared, largest = difference.nan_to_num(math.inf, math.inf, math.inf), math.inf, math.inf
             a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
-        self.is_bitwise_equal &= gap == 0
-        self.squared_error += gap
+        self.is_bitwise_equal &= squared == 0
+        self.squared_error += squared
         self.reference_square += float(b.dot(b))
         self.own_square += float(a.dot(a))
         self.dot += float(a.dot(b))
-        self.count += len(d)
-        if worst > self.max_abs:
-            self.max_abs, self.index = worst, ()
-            if len(d):
-                far = int(d.abs().argmax())
-                at = np.unravel_index(far if whole else int(mask.flatten().nonzero()[far, 0]), x.shape)
-                offset = [S if axis == "T" else 0 for axis in axes.split()]
-                self.index = tuple(int(i) + o for i, o in zip(at, offset, strict=False))
+        self.count += len(difference)
+        if largest > self.max_abs:
+            self.max_abs, self.index = largest, ()
+            if len(difference):
+                flat = int(difference.abs().argmax())
+                position = flat if is_complete else int(mask.flatten().nonzero()[flat, 0])
+                offsets = [S if name == "T" else 0 for name in names]
+                indices = np.unravel_index(position, x.shape)
+                self.index = tuple(int(i) + offset for i, offset in zip(indices, offsets, strict=False))
 
     @property
     def is_tiny(self) -> bool:
-        """Whether the reference is so small that only an absolute error means anything."""
+        """Whether the reference is so small that only an absolute error is meaningful."""
         return self.reference_square < TINY_RMS**2 * max(self.count, 1)
 
     @property
     def error(self) -> float:
-        """Relative L2, or the root of the mean square where the reference is faint."""
+        """Relative L2 error; the root mean square error if the reference is tiny."""
         return math.sqrt(self.squared_error / (max(self.count, 1) if self.is_tiny else self.reference_square))
 
     @property
     def cosine(self) -> float:
-        """The angle between both, as a cosine; 1 where both are nothing."""
-        length = math.sqrt(self.reference_square * self.own_square)
-        return self.dot / length if length else float(self.reference_square == self.own_square)
-
-
-MASK_SENSITIVE_STAGES = ("scores_seen", "probs")
-"""Stages in which a dead key has a value that both sides must give: minus infinity, and 0."""
+        """Cosine similarity; 1 if both are zero."""
+        norms = math.sqrt(self.reference_square * self.own_square)
+        return self.dot / norms if norms else float(self.reference_square == self.own_square)
 
 
 def valid_mask(axes: str, shape: torch.Size, valid: Tensor, S: int, *, include_masked_keys: bool = False) -> Tensor:
-    """True where a stage stands on live slots only: queries along T, keys along P unless `dead_keys` count too."""
-    where = torch.ones((), dtype=torch.bool)
+    """Return where an activation is defined, as a mask of its shape.
+
+    Args:
+        axes: Names of the activation's axes; queries run along T and keys along P.
+        shape: The activation's shape.
+        valid: True at real tokens [B, P].
+        S: Cached positions.
+        include_masked_keys: Compare masked keys too.
+    """
+    mask = torch.ones((), dtype=torch.bool)
     for i, axis in enumerate(axes.split()):
         if axis == "T" or (axis == "P" and not include_masked_keys):
             slots = valid[:, S:] if axis == "T" else valid
             view = [1] * len(shape)
             view[0], view[i] = slots.shape
-            where = where & slots.reshape(view)
-    return where.expand(shape)
+            mask = mask & slots.reshape(view)
+    return mask.expand(shape)
 
 
 @dataclass
 class PredictionAgreement:
-    """What two sets of logits say comes next: KL(y | x) in nats a slot, and the share of equal most likely ids."""
+    """Agreement of two sets of logits: KL(reference | ours) in nats, and equal most likely tokens."""
 
     kl: float = 0.0
     top1_matches: int = 0
     count: int = 0
 
     def add(self, x: Tensor, y: Tensor, valid: Tensor) -> None:
-        """Counts the live slots of one piece; `x` ours, `y` the reference's."""
+        """Add the valid positions of one piece; `x` ours, `y` the reference's."""
         if x.shape != y.shape:
             self.kl = math.inf
             return
-        for mine, theirs in zip(x[valid].split(64), y[valid].split(64), strict=True):
-            p, q = theirs.double().log_softmax(-1), mine.double().log_softmax(-1)
+        for ours, theirs in zip(x[valid].split(64), y[valid].split(64), strict=True):
+            p, q = theirs.double().log_softmax(-1), ours.double().log_softmax(-1)
             self.kl += float((p.exp() * (p - q)).sum())
-            self.top1_matches += int((mine.argmax(-1) == theirs.argmax(-1)).sum())
-            self.count += len(mine)
+            self.top1_matches += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+            self.count += len(ours)
 
     @property
     def kl_and_top1(self) -> tuple[float, float]:
-        """KL and share."""
+        """KL per position, and the share of equal most likely tokens."""
         return self.kl / max(self.count, 1), self.top1_matches / max(self.count, 1)

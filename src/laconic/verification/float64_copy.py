@@ -1,4 +1,4 @@
-"""A decoder's float64 twin, against which the noise of float32 is measured; it never exists as a whole."""
+"""A float64 copy of a decoder that measures the rounding noise of float32; it holds one block at a time."""
 
 import copy
 from dataclasses import replace
@@ -13,25 +13,25 @@ from laconic.models.decoder import Decoder
 
 
 def to_float64(module: nn.Module) -> nn.Module:
-    """A copy in float64; no copy in the module's own type is made on the way."""
-    wide: dict[int, Any] = {id(p): nn.Parameter(p.detach().double(), False) for p in module.parameters()}
-    return copy.deepcopy(module, wide).double()
+    """Return a float64 copy without an intermediate copy in the module's own dtype."""
+    parameters: dict[int, Any] = {id(p): nn.Parameter(p.detach().double(), False) for p in module.parameters()}
+    return copy.deepcopy(module, parameters).double()
 
 
 class LazyFloat64Block(nn.Module):
-    """A block in float64, made when it is called and kept until the next one is."""
+    """A transformer block that is converted when it is called; the converted block replaces the previous one."""
 
     def __init__(self, block: nn.Module, shared_cache: dict[str, Any]) -> None:
         super().__init__()
-        self.source, self.shared_cache = [block], shared_cache
+        self.source, self.shared_cache = [block], shared_cache  # a list, so that the block is not a submodule
 
     def materialise(self) -> Any:
-        """The block itself; only one is held at a time."""
-        if self.shared_cache.get("of") is not self:
+        """Return the block in float64."""
+        if self.shared_cache.get("owner") is not self:
             self.shared_cache.clear()
             block = to_float64(self.source[0])
             block._forward_hooks.clear()
-            self.shared_cache |= {"of": self, "block": block}
+            self.shared_cache |= {"owner": self, "block": block}
         return self.shared_cache["block"]
 
     def forward(self, *args: Any) -> Any:
@@ -39,7 +39,7 @@ class LazyFloat64Block(nn.Module):
 
 
 class Float64Decoder(Decoder):
-    """A decoder's float64 twin, of which one block and a slice of the head exist at a time."""
+    """A decoder in float64 that shares the weights of its source and holds one block and a slice of the head."""
 
     source: list[Decoder]
 
@@ -49,19 +49,19 @@ class Float64Decoder(Decoder):
 
     @classmethod
     def from_decoder(cls, decoder: Decoder) -> "Float64Decoder":
-        """The twin; it shares the decoder's weights and follows their changes."""
+        """Return the float64 copy; later changes of the decoder's block weights show in it."""
         with torch.device("meta"):
-            twin = cls(replace(decoder.config), seed=None)
-        names, shelf = decoder.weight_names, twin.block_cache
-        add_submodule(twin, names.layers, nn.ModuleList(LazyFloat64Block(block, shelf) for block in decoder.layers))
+            wide = cls(replace(decoder.config), seed=None)
+        names, cache = decoder.weight_names, wide.block_cache
+        add_submodule(wide, names.layers, nn.ModuleList(LazyFloat64Block(block, cache) for block in decoder.layers))
         for name in (names.final_norm, names.position_embedding):
             if name:
-                add_submodule(twin, name, to_float64(decoder.get_submodule(name)))
-        twin.source = [decoder]
-        return twin.eval()
+                add_submodule(wide, name, to_float64(decoder.get_submodule(name)))
+        wide.source = [decoder]
+        return wide.eval()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Eq. C20, some thousand rows of the head at a time."""
+        """Eq. C20, converting 8,192 rows of the output matrix at a time."""
         decoder = self.source[0]
         self.block_cache.clear()
         tied = self.config.tie_word_embeddings
@@ -70,11 +70,11 @@ class Float64Decoder(Decoder):
 
 
 def compute_dtype(decoder: Decoder) -> torch.dtype:
-    """The type a decoder computes in."""
+    """Return the dtype that a decoder computes in."""
     return torch.float64 if isinstance(decoder, Float64Decoder) else decoder.token_embedding.weight.dtype
 
 
 def get_block(decoder: Decoder, l: int) -> Any:
-    """Layer `l`, in float64 if the decoder is a twin."""
+    """Return block `l`, in float64 if the decoder is a float64 copy."""
     block = decoder.layers[l]
     return block.materialise() if isinstance(block, LazyFloat64Block) else block

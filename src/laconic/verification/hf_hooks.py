@@ -1,6 +1,6 @@
-"""What a model of transformers computes, noted while it runs: hooks on its modules, a tap on its attention.
+"""Record the activations of a transformers model with hooks on its modules and a registered attention function.
 
-Shapes: B rows, T new slots, S slots held, P = S + T, H query heads, G key heads, E per head, D width.
+Shapes: B rows, T new positions, S cached positions, P = S + T, H query heads, G key heads, E head size, D width.
 """
 
 import math
@@ -16,7 +16,7 @@ from laconic.verification.traces import LayerActivations, ParityCase
 
 
 class ModulePaths(NamedTuple):
-    """Where a model of transformers keeps what; from `norm1` on relative to a layer."""
+    """Names of the modules of a transformers model; from `norm1` on they are relative to a layer."""
 
     layers: str
     final_norm: str
@@ -53,35 +53,35 @@ MODULE_PATHS = {
 }  # fmt: skip
 
 ATTENTION_HOOKS: "WeakKeyDictionary[nn.Module, Callable[..., Any]]" = WeakKeyDictionary()
-"""Attention module -> who wants to know what it computes."""
+"""The recording function of each attention module."""
 
 
 def hooked_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> Any:
-    """The model's own eager attention, after the tap of the module has seen (and perhaps biased) what goes in."""
-    act = ATTENTION_HOOKS.get(module) or eager_attention_of(module)
-    return act(module, query, key, value, mask, **kwargs)
+    """Call the module's recording function, or the model's own eager attention."""
+    function = ATTENTION_HOOKS.get(module) or eager_attention_of(module)
+    return function(module, query, key, value, mask, **kwargs)
 
 
 def eager_attention_of(module: nn.Module) -> Callable[..., Any]:
-    """The eager attention that the model's own file defines."""
+    """Return the eager attention that the model's own file defines."""
     return sys.modules[type(module).__module__].eager_attention_forward
 
 
 def split_heads(x: Tensor, E: int) -> Tensor:
-    """[B, T, N E] -> [B, N, T, E]."""
+    """Reshape [B, T, N E] to [B, N, T, E]."""
     return x.unflatten(-1, (-1, E)).transpose(1, 2)
 
 
 def repeat_kv_heads(k: Tensor, H: int) -> Tensor:
-    """[B, G, P, E] -> [B, H, P, E], each head for its neighbours."""
+    """Expand [B, G, P, E] to [B, H, P, E]; neighbouring query heads share a key head."""
     B, G, P, E = k.shape
     return k[:, :, None].expand(B, G, H // G, P, E).reshape(B, H, P, E)
 
 
 class HookRecorder:
-    """Hooks on one model while one case runs; layers are handed over as they are done."""
+    """Hooks on one model while a case runs; passes the activations of each finished layer to `emit`."""
 
     def __init__(self, model: Any, case: ParityCase, emit: Callable[[LayerActivations], None]) -> None:
         self.model, self.case, self.emit = model, case, emit
@@ -91,31 +91,33 @@ class HookRecorder:
         self.handles: list[Any] = []
 
     def start_piece(self, piece: int, S: int, T: int) -> None:
-        """The next pass reads this piece."""
+        """Prepare for the pass over a piece."""
         self.current, self.S, self.T = LayerActivations(piece, -1), S, T
 
     def record(self, name: str, value: Tensor) -> None:
-        """A stage of the layer that runs; OPT flattens rows and slots in its MLP."""
+        """Store an activation of the current layer; OPT flattens rows and positions in its MLP."""
         B = self.case.shape[0]
-        self.current.activations[name] = value if value.shape[0] == B and value.ndim > 2 else value.view(B, self.T, -1)
+        is_batched = value.shape[0] == B and value.ndim > 2
+        self.current.activations[name] = value if is_batched else value.view(B, self.T, -1)
 
     def __enter__(self) -> None:
-        at = self.paths
+        paths = self.paths
         for l, layer in enumerate(self.layers):
-            module = layer.get_submodule(at.attention)
-            ATTENTION_HOOKS[module] = self.attention_hook
+            attention = layer.get_submodule(paths.attention)
+            ATTENTION_HOOKS[attention] = self.attention_hook
             self.hook_input(layer, self.layer_start_hook(l))
-            for stage, name in (
-                ("norm1", at.norm1), ("norm2", at.norm2), ("attn_out", f"{at.attention}.{at.output}"),
-                ("gate", at.gate), ("up", at.up), ("mlp_out", at.down),
-            ):  # fmt: skip
+            outputs = {
+                "norm1": paths.norm1, "norm2": paths.norm2, "attn_out": f"{paths.attention}.{paths.output}",
+                "gate": paths.gate, "up": paths.up, "mlp_out": paths.down,
+            }  # fmt: skip
+            for stage, name in outputs.items():
                 if name:
                     self.hook_output(layer.get_submodule(name), lambda out, stage=stage: self.record(stage, out))
-            self.hook_input(layer.get_submodule(at.norm2), lambda x: self.record("resid1", x))
-            self.hook_input(layer.get_submodule(at.down), lambda x: self.record("mid", x))
-            self.hook_projections(module, module.head_dim)
+            self.hook_input(layer.get_submodule(paths.norm2), lambda x: self.record("resid1", x))
+            self.hook_input(layer.get_submodule(paths.down), lambda x: self.record("mid", x))
+            self.hook_projections(attention, attention.head_dim)
             self.hook_output(layer, self.finish_layer)
-        self.hook_output(self.model.get_submodule(at.final_norm), lambda x: self.record_final("final_norm", x))
+        self.hook_output(self.model.get_submodule(paths.final_norm), lambda x: self.record_final("final_norm", x))
 
     def __exit__(self, *_: Any) -> None:
         for handle in self.handles:
@@ -124,15 +126,15 @@ class HookRecorder:
             ATTENTION_HOOKS.pop(layer.get_submodule(self.paths.attention), None)
 
     def hook_input(self, module: nn.Module, callback: Callable[[Tensor], None]) -> None:
-        """What a module is given, by place or by name."""
+        """Call `callback` with the module's first input."""
 
-        def hook(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            callback(args[0] if args else named["hidden_states"])
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            callback(args[0] if args else kwargs["hidden_states"])
 
         self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def hook_output(self, module: nn.Module, callback: Callable[[Tensor], None]) -> None:
-        """What a module makes."""
+        """Call `callback` with the module's first output."""
 
         def hook(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
             callback(out[0] if isinstance(out, tuple) else out)
@@ -140,77 +142,86 @@ class HookRecorder:
         self.handles.append(module.register_forward_hook(hook))
 
     def hook_projections(self, module: Any, E: int) -> None:
-        """q, k, v as heads; Qwen3's before and after their norm."""
-        at = self.paths
-        if at.fused:
+        """Record q, k, v split into heads; with a q/k norm both before and after it."""
+        paths = self.paths
+        if paths.fused:
 
             def split(x: Tensor) -> None:
                 for name, part in zip("qkv", x.chunk(3, -1), strict=True):
                     self.record(name, split_heads(part, E))
 
-            self.hook_output(module.get_submodule(at.queries), split)
+            self.hook_output(module.get_submodule(paths.queries), split)
             return
-        normed = hasattr(module, "q_norm")
-        raw = ("q_raw", "k_raw") if normed else ("q", "k")
-        for stage, name in ((raw[0], at.queries), (raw[1], at.keys), ("v", at.values)):
-            self.hook_output(module.get_submodule(name), lambda x, stage=stage: self.record(stage, split_heads(x, E)))
-        if normed:
+        has_norm = hasattr(module, "q_norm")
+        q, k = ("q_raw", "k_raw") if has_norm else ("q", "k")
+        for stage, name in ((q, paths.queries), (k, paths.keys), ("v", paths.values)):
+            projection = module.get_submodule(name)
+            self.hook_output(projection, lambda x, stage=stage: self.record(stage, split_heads(x, E)))
+        if has_norm:
             for stage in "qk":
-                part = module.get_submodule(f"{stage}_norm")
-                self.hook_output(part, lambda x, stage=stage: self.record(stage, x.transpose(1, 2)))
+                norm = module.get_submodule(f"{stage}_norm")
+                self.hook_output(norm, lambda x, stage=stage: self.record(stage, x.transpose(1, 2)))
 
     def layer_start_hook(self, l: int) -> Callable[[Tensor], None]:
-        """What to do when layer `l` begins."""
+        """Return the hook that runs when layer `l` starts."""
 
-        def note(x: Tensor) -> None:
+        def start(x: Tensor) -> None:
             if l == 0:
                 self.emit(LayerActivations(self.current.piece, -1, {"embed": x}))
             self.current = LayerActivations(self.current.piece, l, {"x": x})
 
-        return note
+        return start
 
     def finish_layer(self, x: Tensor) -> None:
-        """Hands a layer over."""
+        """Emit the activations of the current layer."""
         self.current.activations["resid2"] = x
         self.final = LayerActivations(self.current.piece, len(self.layers), {"x": x})
         self.emit(self.current)
         self.current = LayerActivations(self.current.piece, self.current.layer)
 
     def record_final(self, name: str, x: Tensor) -> None:
-        """A stage after the layers."""
+        """Store an activation after the last layer."""
         self.final.activations[name] = x
 
     def attention_hook(self, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **kwargs: Any) -> Any:
-        """Rotated queries, the cache, scores under mask and bias, and what the model's own function makes of them.
+        """Record rotated queries, the KV cache and the scores, and run the model's own eager attention.
 
-        OPT scales the queries before it hands them over and says scale 1: undone here, in `q_rot` only.
+        OPT scales the queries first and passes scale 1; that is undone in `q_rot` only.
+
+        Raises:
+            RuntimeError: The recorded scores do not give the model's probabilities; transformers has changed.
         """
         P, scale = self.S + self.T, kwargs["scaling"]
-        hidden = mask <= torch.finfo(mask.dtype).min / 2
+        is_masked = mask <= torch.finfo(mask.dtype).min / 2
         if self.case.bias is not None:
             mask = mask + self.case.bias[:, self.S : P, :P].to(mask.dtype)[:, None]
         out, probs = eager_attention_of(module)(module, q, k, v, mask, **kwargs)
-        a = (q @ repeat_kv_heads(k, q.shape[1]).transpose(2, 3)) * scale
+        scores = (q @ repeat_kv_heads(k, q.shape[1]).transpose(2, 3)) * scale
         own_scale = getattr(module, "scaling", scale)
         self.record("q_rot", q if own_scale == scale else q / own_scale)
         self.record("k_rot", k[:, :, self.S :])
         self.record("k_cache", k)
         self.record("v_cache", v)
-        self.record("scores", a)
-        a = (a + mask).masked_fill(hidden, -math.inf)
-        self.record("scores_seen", a)
+        self.record("scores", scores)
+        scores = (scores + mask).masked_fill(is_masked, -math.inf)
+        self.record("scores_seen", scores)
         self.record("probs", probs)
         self.record("context", out.flatten(2))
-        live = self.case.valid_mask[:, self.S : P]
-        gap = (a.softmax(-1, torch.float32) - probs.float()).abs().amax((1, 3))[live]
-        if gap.numel() and gap.max() > (1e-5 if mask.dtype == torch.float32 else 1e-2):
-            raise RuntimeError(f"{type(module).__name__} does not attend as this adapter believes; it needs an update")
+        valid = self.case.valid_mask[:, self.S : P]
+        difference = (scores.softmax(-1, torch.float32) - probs.float()).abs().amax((1, 3))[valid]
+        if difference.numel() and difference.max() > (1e-5 if mask.dtype == torch.float32 else 1e-2):
+            raise RuntimeError(
+                f"the attention of {type(module).__name__} does not match the recorded scores; "
+                "this adapter needs an update for this version of transformers"
+            )
         return out, probs
 
     def finish_piece(self, logits: Tensor, valid: Tensor) -> LayerActivations:
-        """What comes after the layers; the next token is that of each row's last live slot."""
-        rows = [max((t for t, alive in enumerate(row) if alive), default=0) for row in valid.tolist()]
-        last = torch.stack([logits[b, t] for b, t in enumerate(rows)])
-        found = {"logits": logits, "last_logits": last, "token": last.argmax(-1)}
-        self.final.activations |= found | {"next_probs": last.float().softmax(-1)}
+        """Return the activations after the last layer; the next token is that of each row's last valid position."""
+        columns = [max((t for t, is_valid in enumerate(row) if is_valid), default=0) for row in valid.tolist()]
+        last = torch.stack([logits[b, t] for b, t in enumerate(columns)])
+        next_probs = last.float().softmax(-1)
+        self.final.activations |= {
+            "logits": logits, "last_logits": last, "token": last.argmax(-1), "next_probs": next_probs
+        }  # fmt: skip
         return self.final

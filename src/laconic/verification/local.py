@@ -1,4 +1,4 @@
-"""The stages of a decoder as functions, fed with somebody else's inputs."""
+"""Compute each activation with the decoder's own function from the reference's inputs (the local error)."""
 
 from typing import Any
 
@@ -13,18 +13,16 @@ from laconic.verification.traces import LayerActivations, ParityCase, build_bloc
 
 
 def stages_at_layer(decoder: Decoder, layer: int) -> tuple[Activation, ...]:
-    """The stages made at a layer: -1 before the layers, L after them."""
+    """Return the activations that a layer computes: -1 is before the first layer, L after the last."""
     if layer < 0:
         return models_activations.MODEL_ACTIVATIONS[:1]
-    return (
-        models_activations.MODEL_ACTIVATIONS[1:]
-        if layer >= len(decoder.layers)
-        else models_activations.layer_activations(decoder.config)
-    )
+    if layer >= len(decoder.layers):
+        return models_activations.MODEL_ACTIVATIONS[1:]
+    return models_activations.layer_activations(decoder.config)
 
 
 class LocalStages:
-    """A decoder's functions on one case, one piece after another; the masks of only one piece are held."""
+    """The functions of one decoder on one case; keeps the masks of one piece at a time."""
 
     def __init__(self, decoder: Decoder, case: ParityCase) -> None:
         self.decoder, self.case, self.pieces = decoder, case, case.pieces()
@@ -34,32 +32,34 @@ class LocalStages:
     def compute(
         self, recorded: LayerActivations, past: tuple[Tensor, Tensor] | None, names: frozenset[str] | None = None
     ) -> dict[str, Tensor]:
-        """Each stage (or each of `names`) that the reference's inputs in `made` allow."""
+        """Return each activation (or each of `names`) whose inputs the reference recorded.
+
+        Args:
+            recorded: The reference's activations of one layer.
+            past: The reference's cached keys and values of that layer before this piece.
+            names: Activations to compute; None: all.
+        """
         S, T = self.pieces[recorded.piece]
-        given = {name: t.to(self.dtype) if t.is_floating_point() else t for name, t in recorded.activations.items()}
+        inputs = {name: t.to(self.dtype) if t.is_floating_point() else t for name, t in recorded.activations.items()}
         if recorded.layer < 0:
-            told = (
-                self.case.position_ids[:, S : S + T]
-                if self.case.pass_positions
-                else default_position_ids(self.case, S)[:, S:]
-            )
-            given |= {"vectors": self.embeddings[:, S : S + T], "positions": told}
-        given["live"] = self.case.valid_mask[:, S : S + T]
-        at = self.build_stage_context(recorded, past)
+            case = self.case
+            positions = case.position_ids[:, : S + T] if case.pass_positions else default_position_ids(case, S)
+            inputs |= {"vectors": self.embeddings[:, S : S + T], "positions": positions[:, S:]}
+        inputs["live"] = self.case.valid_mask[:, S : S + T]
+        context = self.build_stage_context(recorded, past)
         with torch.no_grad():
             return {
-                stage.name: stage.function(at, *(given[name] for name in stage.inputs))
+                stage.name: stage.function(context, *(inputs[name] for name in stage.inputs))
                 for stage in stages_at_layer(self.decoder, recorded.layer)
-                if (names is None or stage.name in names) and all(name in given for name in stage.inputs)
+                if (names is None or stage.name in names) and all(name in inputs for name in stage.inputs)
             }
 
     def build_stage_context(self, recorded: LayerActivations, past: tuple[Tensor, Tensor] | None) -> Any:
-        """What a stage's function is told besides its inputs."""
+        """Return the first argument of the layer's functions: the decoder, or a `BlockContext` inside the layers."""
         if not 0 <= recorded.layer < len(self.decoder.layers):
             return self.decoder
         if recorded.piece not in self.contexts:
-            self.contexts = {
-                recorded.piece: build_block_context(self.decoder, self.case, *self.pieces[recorded.piece], self.dtype)
-            }
-        before = None if past is None else (past[0].to(self.dtype), past[1].to(self.dtype))
-        return BlockContext(get_block(self.decoder, recorded.layer), self.contexts[recorded.piece], before)
+            S, T = self.pieces[recorded.piece]
+            self.contexts = {recorded.piece: build_block_context(self.decoder, self.case, S, T, self.dtype)}
+        cached = None if past is None else (past[0].to(self.dtype), past[1].to(self.dtype))
+        return BlockContext(get_block(self.decoder, recorded.layer), self.contexts[recorded.piece], cached)

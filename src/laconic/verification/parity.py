@@ -1,6 +1,7 @@
-"""A decoder against a reference, stage by stage: errors in units of the noise that float32 itself makes there.
+"""Compare a decoder with a reference stage by stage, in units of the float32 rounding noise of each stage.
 
-The local error of a stage is that of its function fed with the reference's inputs; the propagated one is our own run's.
+The local error of a stage is that of the decoder's function on the reference's inputs; the propagated error is that
+of the decoder's own run. A floor is the error of float32 against float64 at the same stage.
 """
 
 import math
@@ -10,6 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from laconic.models.activations import Activation
 from laconic.models.decoder import Decoder
 from laconic.verification.error import (
     MASK_SENSITIVE_STAGES,
@@ -18,30 +20,61 @@ from laconic.verification.error import (
     PredictionAgreement,
     valid_mask,
 )
-from laconic.verification.evidence import Evidence
 from laconic.verification.float64_copy import Float64Decoder
 from laconic.verification.local import LocalStages, stages_at_layer
-from laconic.verification.traces import (
-    LayerActivations,
-    ParityCase,
-    forward_arguments,
-    iterate_stages,
-    sharpened_queries,
-    stage_key,
-)
+from laconic.verification.traces import LayerActivations, ParityCase, iterate_stages, sharpened_queries, stage_key
 
-MIN_FLOOR, MAX_ERROR_IN_FLOORS = 1e-7, 10.0
-"""No floor lies below the first; a float32 error passes up to the second times its floor."""
+MIN_FLOOR = 1e-7
+MAX_ERROR_IN_FLOORS = 10.0
 
 Verdict = Literal["pass", "fail", "not run", "shown"]
+
+USUAL_SUSPECTS = {
+    "embed": "wrong file or prefix, or the offset of learned positions",
+    "norm1": "epsilon, centring, wrong weight, or order of casts",
+    "q": "orientation, bias, number of heads, or order of the q/k/v split",
+    "q_rot": "RoPE pairing, base, sign, start position, scaling, or precision of the angles",
+    "k_cache": "order of concatenation, stale slots, or unrotated keys",
+    "scores": "scale, or which key head a query head reads",
+    "scores_seen": "mask, sliding window, or bias",
+    "probs": "precision of the softmax, or the mask",
+    "context": "how heads are merged, or the values",
+    "mid": "gate and up swapped, or another activation function",
+    "resid1": "a dropped residual, or norms in another order",
+    "logits": "final norm, or the output matrix",
+    "last_logits": "index of the last valid token",
+}
+SAME_SUSPECTS = {
+    "norm2": "norm1", "final_norm": "norm1", "k": "q", "v": "q", "q_raw": "q", "k_raw": "q", "attn_out": "q",
+    "gate": "q", "up": "q", "mlp_out": "q", "k_rot": "q_rot", "v_cache": "k_cache", "resid2": "resid1",
+    "token": "last_logits", "next_probs": "last_logits",
+}  # fmt: skip
+
+
+def usual_suspects(stage: str) -> str:
+    """Return what a first divergence at a stage usually means."""
+    return USUAL_SUSPECTS[SAME_SUSPECTS.get(stage, stage)]
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """One stage of one layer of one case: the error, what it is measured in, and what is thought of it.
+    """The error of one stage of one layer of one case, and its verdict.
 
-    `kind`: local, propagated or backend (the default back end against eager). `layer` is None outside the layers.
-    `index` is where |x - y| is largest, slots counted from the start of the case. `verdict` "shown" is no verdict.
+    Attributes:
+        case: Name of the case.
+        stage: Name of the activation.
+        layer: Layer index; None outside the layers.
+        kind: "local", "propagated", "backend" (default attention backend against eager) or "ratio" (low precision).
+        error: Relative L2 error.
+        floor: The noise floor that `error` is measured in.
+        max_abs: Largest absolute difference.
+        index: Position of the largest difference, counted from the start of the case.
+        cosine: Cosine similarity with the reference.
+        bitwise: Whether both are equal bit for bit.
+        verdict: "shown" is informational: neither pass nor fail.
+        kl: KL divergence of the predictions in nats per token, at the logits.
+        top1: Share of equal most likely tokens, at the logits.
+        note: Why a comparison did not run, or details.
     """
 
     case: str
@@ -61,7 +94,7 @@ class StageResult:
 
     @property
     def error_in_floors(self) -> float:
-        """The error in floors."""
+        """The error divided by the noise floor."""
         return self.error / self.floor
 
     @property
@@ -72,71 +105,77 @@ class StageResult:
 
 @dataclass
 class NoiseFloors:
-    """What float32 makes of each stage against float64: fed with equal inputs, and after a whole run."""
+    """Float32 error against float64 of each stage: on equal inputs, and of a whole run."""
 
     local: dict[str, float] = field(default_factory=dict)
     propagated: dict[str, float] = field(default_factory=dict)
 
 
 def trace_stages(decoder: Decoder, case: ParityCase) -> dict[str, Tensor]:
-    """Our own eager run, every stage of every layer: `embed`, `norm1.0`, …; of several pieces `q_rot.3/1`."""
-    n, L, made = len(case.pieces()), len(decoder.layers), {}
+    """Run a case with eager attention and return every activation by key (see `stage_key`)."""
+    n, L, stages = len(case.pieces()), len(decoder.layers), {}
     with sharpened_queries(decoder, case.query_scale):
         for part in iterate_stages(decoder, case):
-            inside = part.layer if 0 <= part.layer < L else None
-            made |= {stage_key(name, inside, part.piece, n): t for name, t in part.activations.items() if name != "x"}
-    return made
+            layer = part.layer if 0 <= part.layer < L else None
+            stages |= {stage_key(name, layer, part.piece, n): t for name, t in part.activations.items() if name != "x"}
+    return stages
 
 
 def replay_stages(reference: Mapping[str, Tensor], case: ParityCase, decoder: Decoder) -> Iterator[LayerActivations]:
-    """A dictionary of stages in the order of computation; what a block reads is what the one before it made."""
+    """Yield the stages of a dictionary in the order of computation, with each block's input `x`."""
     n, L = len(case.pieces()), len(decoder.layers)
     for piece in range(n):
         for layer in range(-1, L + 1):
-            inside = layer if 0 <= layer < L else None
-            names = [stage.name for stage in stages_at_layer(decoder, layer)]
-            found = {name: reference[at] for name in names if (at := stage_key(name, inside, piece, n)) in reference}
-            before = stage_key("embed", None, piece, n) if layer <= 0 else stage_key("resid2", layer - 1, piece, n)
-            if layer >= 0 and before in reference:
-                found["x"] = reference[before]
-            yield LayerActivations(piece, layer, found)
+            index = layer if 0 <= layer < L else None
+            keys = {stage.name: stage_key(stage.name, index, piece, n) for stage in stages_at_layer(decoder, layer)}
+            stages = {name: reference[key] for name, key in keys.items() if key in reference}
+            previous = stage_key("embed", None, piece, n) if layer <= 0 else stage_key("resid2", layer - 1, piece, n)
+            if layer >= 0 and previous in reference:
+                stages["x"] = reference[previous]
+            yield LayerActivations(piece, layer, stages)
 
 
 def local_stage(
     decoder: Decoder, stage: str, layer: int | None, reference: Mapping[str, Tensor], case: ParityCase
 ) -> Tensor:
-    """A stage of the last piece, made by the decoder's own function from the reference's inputs."""
+    """Compute one stage of the last piece with the decoder's function from the reference's inputs."""
     past: dict[int, tuple[Tensor, Tensor]] = {}
-    maker, L, last = LocalStages(decoder, case), len(decoder.layers), len(case.pieces()) - 1
+    local, L, last = LocalStages(decoder, case), len(decoder.layers), len(case.pieces()) - 1
     with sharpened_queries(decoder, case.query_scale):
-        for made in replay_stages(reference, case, decoder):
-            inside = made.layer if 0 <= made.layer < L else None
-            if (
-                made.piece == last
-                and inside == layer
-                and stage in {row.name for row in stages_at_layer(decoder, made.layer)}
-            ):
-                return maker.compute(made, past.get(made.layer), frozenset({stage}))[stage]
-            store_past(past, made)
-    raise KeyError(f"{stage}: no such stage at layer {layer}")
+        for recorded in replay_stages(reference, case, decoder):
+            index = recorded.layer if 0 <= recorded.layer < L else None
+            names = {row.name for row in stages_at_layer(decoder, recorded.layer)}
+            if recorded.piece == last and index == layer and stage in names:
+                return local.compute(recorded, past.get(recorded.layer), frozenset({stage}))[stage]
+            store_past(past, recorded)
+    raise KeyError(f"no stage {stage} at layer {layer}")
 
 
 def store_past(past: dict[int, tuple[Tensor, Tensor]], recorded: LayerActivations) -> None:
-    """Remembers the reference's cache of a layer for the next piece."""
+    """Store the reference's KV cache of a layer for the next piece."""
     if "k_cache" in recorded.activations and "v_cache" in recorded.activations:
         past[recorded.layer] = recorded.activations["k_cache"], recorded.activations["v_cache"]
 
 
 class CaseComparison:
-    """One case against a reference, fed layer by layer; nothing but sums and the reference's cache is kept.
+    """Compare one case with a reference layer by layer; keeps error sums and the reference's KV cache only.
 
-    `floors` None measures them on the way, which needs our float64 run beside ours.
+    Args:
+        decoder: The decoder under test.
+        case: The input.
+        floors: Noise floors; None measures them along the way, which needs `float64_decoder`.
+        float64_decoder: The float64 copy of `decoder`.
+        layers: Layers to compare; None: all.
     """
 
     def __init__(
-        self, decoder: Decoder, case: ParityCase, floors: NoiseFloors | None, float64_decoder: Float64Decoder | None = None,
+        self,
+        decoder: Decoder,
+        case: ParityCase,
+        floors: NoiseFloors | None,
+        float64_decoder: Float64Decoder | None = None,
         layers: frozenset[int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.decoder, self.case, self.floors, self.layers = decoder, case, floors, layers
         self.own_stages = LocalStages(decoder, case)
         self.float64_stages = None if float64_decoder is None else LocalStages(float64_decoder, case)
@@ -145,7 +184,6 @@ class CaseComparison:
         self.missing: dict[tuple[str, str], str] = {}
         self.stage_order: dict[str, tuple[str, int | None, bool]] = {}
         self.predictions = PredictionAgreement()
-        self.suspects: dict[str, Evidence] = {}
 
     def add_layer(
         self,
@@ -154,133 +192,119 @@ class CaseComparison:
         float64_run: LayerActivations | None = None,
         default_backend: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Compares one layer of one piece; `default` has what the default back end makes, by key."""
-        made, L = reference, len(self.decoder.layers)
-        if self.layers is not None and 0 <= made.layer < L and made.layer not in self.layers:
-            store_past(self.past, made)
+        """Compare one layer of one piece.
+
+        Args:
+            reference: The reference's activations.
+            own: The decoder's own eager run.
+            float64_run: The run of the float64 copy, for the propagated floors.
+            default_backend: Activations of the decoder's default attention backend, by key.
+        """
+        if self.layers is not None and 0 <= own.layer < len(self.decoder.layers) and own.layer not in self.layers:
+            store_past(self.past, reference)
             return
-        S, T = self.case.pieces()[made.piece]
-        live = self.case.valid_mask[:, : S + T]
-        inside = made.layer if 0 <= made.layer < L else None
-        past = self.past.get(made.layer)
-        locals_ = self.own_stages.compute(made, past)
-        wides = None if self.float64_stages is None else self.float64_stages.compute(made, past)
-        names = {name: stage_key(name, inside, made.piece, len(self.case.pieces())) for name in made.activations}
-        back = {
-            name: default_backend[at]
-            for name, at in names.items()
-            if default_backend is not None and at in default_backend
-        }
-        for stage in stages_at_layer(self.decoder, made.layer):
-            at = stage_key(stage.name, inside)
-            self.stage_order[at] = (stage.name, inside, stage.bitwise)
-            there = made.activations.get(stage.name)
-            pairs: list[tuple[str, Tensor | None, Tensor | None]] = [
-                ("local", locals_.get(stage.name), there),
-                ("propagated", own.activations.get(stage.name), there),
-            ]
-            if wides is not None:
-                pairs.append(("local floor", locals_.get(stage.name), wides.get(stage.name)))
+        past = self.past.get(reference.layer)
+        local = self.own_stages.compute(reference, past)
+        wide = None if self.float64_stages is None else self.float64_stages.compute(reference, past)
+        for stage in stages_at_layer(self.decoder, reference.layer):
+            name = stage.name
+            x, y = own.activations.get(name), reference.activations.get(name)
+            pairs = {"local": (local.get(name), y), "propagated": (x, y)}
+            if wide is not None:
+                pairs["local floor"] = (local.get(name), wide.get(name))
             if float64_run is not None:
-                pairs.append(
-                    ("propagated floor", own.activations.get(stage.name), float64_run.activations.get(stage.name))
-                )
-            if stage.name in back:
-                pairs.append(("backend", back[stage.name], own.activations.get(stage.name)))
-            for kind, x, y in pairs:
-                if x is None or y is None:
-                    self.missing[kind, at] = f"{at}: not in the bundle: not run"
-                else:
-                    where = valid_mask(
-                        stage.shape, y.shape, live, S, include_masked_keys=stage.name in MASK_SENSITIVE_STAGES
-                    )
-                    self.errors.setdefault((kind, at), ErrorAccumulator()).add(x, y, where, S, stage.shape)
-        if "logits" in made.activations and "logits" in own.activations:
-            self.predictions.add(own.activations["logits"], made.activations["logits"], live[:, S:])
-        self.suspect(made, {"local": locals_, "propagated": own.activations, "backend": back}, S, T)
-        store_past(self.past, made)
+                pairs["propagated floor"] = (x, float64_run.activations.get(name))
+            key = stage_key(name, self.layer_index(reference), reference.piece, len(self.case.pieces()))
+            if default_backend is not None and y is not None and key in default_backend:
+                pairs["backend"] = (default_backend[key], x)
+            self.add_stage(stage, reference, pairs)
+        if "logits" in reference.activations and "logits" in own.activations:
+            S, T = self.case.pieces()[reference.piece]
+            valid = self.case.valid_mask[:, S : S + T]
+            self.predictions.add(own.activations["logits"], reference.activations["logits"], valid)
+        store_past(self.past, reference)
 
-    def suspect(self, made: LayerActivations, ours: Mapping[str, Mapping[str, Tensor]], S: int, T: int) -> None:
-        """Keeps what is known of the first stage that is wrong by itself, and of the first at which our run parts."""
-        before, told = list(self.stage_order), forward_arguments(self.case, S, T)
-        for kind, stages in ours.items():
-            held = self.suspects.get(kind)
-            last = len(before) if held is None else before.index(stage_key(held.stage, held.layer))
-            for stage in stages_at_layer(self.decoder, made.layer):
-                at = stage_key(stage.name, made.layer if 0 <= made.layer < len(self.decoder.layers) else None)
-                if before.index(at) < last and (kind, at) in self.errors and self.parts(kind, at):
-                    vectors = self.own_stages.embeddings[:, S : S + T]
-                    self.suspects[kind] = Evidence(
-                        self.decoder, stage.name, self.stage_order[at][1], stages[stage.name], made.activations[stage.name],
-                        {"x": vectors, "vectors": vectors} | made.activations, self.case.valid_mask[:, : S + T],
-                        self.case.position_ids[:, : S + T], told["bias"],
-                    )  # fmt: skip
-                    break
+    def add_stage(
+        self, stage: Activation, recorded: LayerActivations, pairs: Mapping[str, tuple[Tensor | None, Tensor | None]]
+    ) -> None:
+        """Add the errors of one stage; `pairs` has (ours, theirs) for each kind of error."""
+        S, T = self.case.pieces()[recorded.piece]
+        key = stage_key(stage.name, self.layer_index(recorded))
+        self.stage_order[key] = (stage.name, self.layer_index(recorded), stage.bitwise)
+        for kind, (x, y) in pairs.items():
+            if x is None or y is None:
+                self.missing[kind, key] = f"{key}: not in the bundle: not run"
+                continue
+            mask = valid_mask(
+                stage.shape,
+                y.shape,
+                self.case.valid_mask[:, : S + T],
+                S,
+                include_masked_keys=stage.name in MASK_SENSITIVE_STAGES,
+            )
+            self.errors.setdefault((kind, key), ErrorAccumulator()).add(x, y, mask, S, stage.shape)
 
-    def parts(self, kind: str, at: str) -> bool:
-        """Whether a stage is wrong by itself, or parts in our run."""
-        found = self.stage_result(kind, at)
-        return found.exceeds_noise if kind == "propagated" else found.verdict == "fail"
-
-    @property
-    def evidence(self) -> Evidence | None:
-        """What is known of the first divergence."""
-        found = first_divergence(self.results())
-        return None if found is None else self.suspects.get(found.kind)
+    def layer_index(self, recorded: LayerActivations) -> int | None:
+        """Return the layer, or None outside the layers."""
+        return recorded.layer if 0 <= recorded.layer < len(self.decoder.layers) else None
 
     def results(self) -> list[StageResult]:
-        """Local, propagated and, where it was run, the default back end, of every stage in the order of computation."""
+        """Return the local, propagated and (if run) backend result of every stage in the order of computation."""
         kinds = ("local", "propagated", "backend")
-        held = [
-            (kind, at) for at in self.stage_order for kind in kinds if kind != "backend" or (kind, at) in self.errors
+        compared = [
+            (kind, key)
+            for key in self.stage_order
+            for kind in kinds
+            if kind != "backend" or (kind, key) in self.errors
         ]
-        return [self.stage_result(kind, at) for kind, at in held]
+        return [self.stage_result(kind, key) for kind, key in compared]
 
     def measured_floors(self) -> NoiseFloors:
-        """The floors that were found on the way."""
-        made = NoiseFloors()
-        for (kind, at), found in self.errors.items():
+        """Return the noise floors that were measured along the way."""
+        floors = NoiseFloors()
+        for (kind, key), error in self.errors.items():
             if kind.endswith("floor"):
-                getattr(made, kind.split()[0])[at] = clamp_floor(found)
-        return made
+                getattr(floors, kind.split()[0])[key] = clamp_floor(error)
+        return floors
 
-    def get_floor(self, kind: str, at: str) -> float:
-        """The floor told or found on the way; NaN, which nothing passes, where there is none."""
+    def get_floor(self, kind: str, key: str) -> float:
+        """Return the noise floor of a stage; NaN, which nothing passes, if it is unknown."""
         if self.floors is not None:
-            return getattr(self.floors, kind).get(at, math.nan)
-        found = self.errors.get((f"{kind} floor", at))
-        return math.nan if found is None else clamp_floor(found)
+            return getattr(self.floors, kind).get(key, math.nan)
+        error = self.errors.get((f"{kind} floor", key))
+        return math.nan if error is None else clamp_floor(error)
 
-    def stage_result(self, kind: str, at: str) -> StageResult:
-        """The verdict on one stage: local errors count everywhere, propagated ones at the logits."""
-        stage, layer, bitwise = self.stage_order[at]
-        found = self.errors.get((kind, at))
-        if found is None or (kind, at) in self.missing:
-            return StageResult(self.case.name, stage, layer, kind, note=self.missing[kind, at])
-        noise = self.get_floor("local" if kind == "local" else "propagated", at)
-        floor = TINY_ABS_ERROR / MAX_ERROR_IN_FLOORS if found.is_tiny else max(noise, MIN_FLOOR)
-        good = found.is_bitwise_equal if bitwise and kind == "local" else found.error <= MAX_ERROR_IN_FLOORS * floor
-        verdict: Verdict = "pass" if good else "fail"
+    def stage_result(self, kind: str, key: str) -> StageResult:
+        """Return the verdict on a stage: local errors count everywhere, propagated ones only at the logits."""
+        stage, layer, bitwise = self.stage_order[key]
+        error = self.errors.get((kind, key))
+        if error is None or (kind, key) in self.missing:
+            return StageResult(self.case.name, stage, layer, kind, note=self.missing[kind, key])
+        noise = self.get_floor("local" if kind == "local" else "propagated", key)
+        floor = TINY_ABS_ERROR / MAX_ERROR_IN_FLOORS if error.is_tiny else max(noise, MIN_FLOOR)
+        is_good = error.is_bitwise_equal if bitwise and kind == "local" else error.error <= MAX_ERROR_IN_FLOORS * floor
+        verdict: Verdict = "pass" if is_good else "fail"
         if kind == "propagated" and stage != "logits":
             verdict = "shown"
+        is_prediction = (kind, key) == ("propagated", "logits")
+        kl, top1 = self.predictions.kl_and_top1 if is_prediction else (None, None)
         return StageResult(
-            self.case.name, stage, layer, kind, found.error, floor, found.max_abs, found.index, found.cosine,
-            found.is_bitwise_equal, verdict, *(self.predictions.kl_and_top1 if (kind, at) == ("propagated", "logits") else (None, None)),
-            note=found.shape_note,
+            self.case.name, stage, layer, kind, error.error, floor, error.max_abs, error.index, error.cosine,
+            error.is_bitwise_equal, verdict, kl, top1, error.shape_note,
         )  # fmt: skip
 
 
 def clamp_floor(error: ErrorAccumulator) -> float:
-    """A floor is never below the least one, and of faint stages it is what their absolute rule allows."""
+    """Return a noise floor of at least `MIN_FLOOR`."""
     return max(error.error, MIN_FLOOR)
 
 
 def measure_floors(decoder: Decoder, case: ParityCase) -> NoiseFloors:
-    """The floors of a case: our own float32 run against our own in float64."""
+    """Measure the noise floors of a case: the decoder in float32 against itself in float64."""
     with sharpened_queries(decoder, case.query_scale):
-        twin = Float64Decoder.from_decoder(decoder)
-        comparison = CaseComparison(decoder, case, None, twin)
-        for own, wide in zip(iterate_stages(decoder, case), iterate_stages(twin, case), strict=True):
+        wide_decoder = Float64Decoder.from_decoder(decoder)
+        comparison = CaseComparison(decoder, case, None, wide_decoder)
+        for own, wide in zip(iterate_stages(decoder, case), iterate_stages(wide_decoder, case), strict=True):
             comparison.add_layer(own, own, wide)
     return comparison.measured_floors()
 
@@ -288,21 +312,21 @@ def measure_floors(decoder: Decoder, case: ParityCase) -> NoiseFloors:
 def compare_stages(
     decoder: Decoder, reference: Mapping[str, Tensor], case: ParityCase, floors: NoiseFloors | None = None
 ) -> list[StageResult]:
-    """Every stage of a case against a dictionary of the reference's; `floors` None measures them with this decoder."""
+    """Compare every stage of a case with a reference's activations by key; `floors` None measures them."""
     comparison = CaseComparison(decoder, case, floors or measure_floors(decoder, case))
     with sharpened_queries(decoder, case.query_scale):
-        for made, own in zip(replay_stages(reference, case, decoder), iterate_stages(decoder, case), strict=True):
-            comparison.add_layer(made, own)
+        for recorded, own in zip(replay_stages(reference, case, decoder), iterate_stages(decoder, case), strict=True):
+            comparison.add_layer(recorded, own)
     return comparison.results()
 
 
 def first_divergence(results: list[StageResult]) -> StageResult | None:
-    """The first stage, in order of computation, whose local error is too large.
+    """Return the first stage in the order of computation whose local error is too large.
 
-    If every stage is right by itself and the run is wrong all the same, the way they are put together is: then the
-    first stage at which the run parts from the reference. Last, where the default back end parts from the eager one.
+    If every stage passes by itself and the logits of the whole run do not, the stages are connected wrongly: then
+    return the first propagated error above the noise. Last, a divergence of the default backend from eager attention.
     """
-    found = next((f for f in results if f.kind == "local" and f.verdict == "fail"), None)
-    if found is None and any(f.kind == "propagated" and f.verdict == "fail" for f in results):
-        found = next((f for f in results if f.kind == "propagated" and f.exceeds_noise), None)
-    return found or next((f for f in results if f.kind == "backend" and f.verdict == "fail"), None)
+    failed = next((r for r in results if r.kind == "local" and r.verdict == "fail"), None)
+    if failed is None and any(r.kind == "propagated" and r.verdict == "fail" for r in results):
+        failed = next((r for r in results if r.kind == "propagated" and r.exceeds_noise), None)
+    return failed or next((r for r in results if r.kind == "backend" and r.verdict == "fail"), None)

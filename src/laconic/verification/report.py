@@ -1,10 +1,10 @@
-"""What a parity run found: the verdict, a table for the terminal, and JSON."""
+"""The result of a parity run: a one-sentence summary, a table for the terminal, and JSON."""
 
 import math
 import platform
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.table import Table
@@ -12,30 +12,36 @@ from rich.table import Table
 from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
 from laconic.models.decoder import Decoder
 from laconic.verification.inputs import REQUIRED_INPUTS
-from laconic.verification.parity import StageResult, first_divergence
+from laconic.verification.parity import StageResult, first_divergence, usual_suspects
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
 class InputStatus:
-    """One required input: `made`, `foreign` to the family, `covered` by the tiny fixture, `unread`, or `not run`.
+    """What became of one required input.
 
-    `unread` are those that a bundle does not hold and that nobody named: no failure, and the sentence lists them.
+    Attributes:
+        name: I1 to I17.
+        status: "compared"; "covered" by the tiny model of the family, because this model cannot have the input;
+            "inapplicable" to the family; "not in bundle", which is a failure only if the input was requested by
+            name; or "not run", a failure.
+        reason: Why it was not compared.
     """
 
     name: str
-    status: str
-    why: str = ""
+    status: Literal["compared", "covered", "inapplicable", "not in bundle", "not run"]
+    reason: str = ""
 
     @property
     def is_ok(self) -> bool:
+        """Whether this input lets the run pass."""
         return self.status != "not run"
 
 
 @dataclass
 class ParityReport:
-    """One parity run. `problems` are comparisons that did not run; `findings` are in the order of computation."""
+    """One parity run. `problems` are comparisons that did not run; `results` are in the order of computation."""
 
     model: str
     reference: str
@@ -49,158 +55,152 @@ class ParityReport:
     results: list[StageResult] = field(default_factory=list)
     inputs: list[InputStatus] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    cause: str = ""
     seconds: float = 0.0
 
     @classmethod
-    def for_decoder(cls, decoder: Decoder, **fields: Any) -> "ParityReport":
-        """An empty report on a decoder."""
+    def for_decoder(cls, decoder: Decoder, *, model: str, dtype: str, command: str = "") -> "ParityReport":
+        """Return an empty report on a decoder."""
         config = decoder.config
-        order = (
-            "embed",
-            *(stage.name for stage in layer_activations(config)),
-            *(stage.name for stage in MODEL_ACTIVATIONS[1:]),
-        )
+        layer_stages = [stage.name for stage in layer_activations(config)]
         return cls(
-            family=config.family, fingerprint=decoder.fingerprint, backend=decoder.attn_implementation, stage_order=order,
-            num_layers=config.num_hidden_layers, **fields,
+            model=model, reference="none", dtype=dtype, command=command, family=config.family,
+            fingerprint=decoder.fingerprint, backend=decoder.attn_implementation,
+            stage_order=("embed", *layer_stages, *(stage.name for stage in MODEL_ACTIVATIONS[1:])),
+            num_layers=config.num_hidden_layers,
         )  # fmt: skip
 
     @property
     def is_ok(self) -> bool:
-        """Whether every comparison asked for ran and passed."""
-        ran = any(f.verdict == "pass" for f in self.results)
-        good = all(f.verdict not in ("fail", "not run") for f in self.results)
-        return ran and good and not self.problems and all(i.is_ok for i in self.inputs)
+        """Whether every requested comparison ran and passed."""
+        has_passed = any(result.verdict == "pass" for result in self.results)
+        has_failed = any(result.verdict in ("fail", "not run") for result in self.results)
+        return has_passed and not has_failed and not self.problems and all(status.is_ok for status in self.inputs)
 
     @property
     def first_divergence(self) -> StageResult | None:
-        """The first stage at which the two part."""
-        return first_divergence(self.results) or next((f for f in self.results if f.verdict == "fail"), None)
+        """The first stage at which decoder and reference differ."""
+        return first_divergence(self.results) or next((r for r in self.results if r.verdict == "fail"), None)
 
     @property
     def versions(self) -> dict[str, str]:
-        """What ran."""
+        """Versions of what ran."""
         return {"python": platform.python_version(), "torch": torch.__version__, "reference": self.reference}
 
     def worst_result(self, stage: str, layer: int | None, kinds: Iterable[str]) -> StageResult | None:
-        """The largest error in floors over all cases, failures first."""
-        held = [f for f in self.results if f.stage == stage and f.layer == layer and f.kind in kinds]
-        return max(held, key=severity, default=None)
+        """Return the largest error in floors over all cases; failures count as larger."""
+        candidates = [r for r in self.results if r.stage == stage and r.layer == layer and r.kind in kinds]
+        return max(candidates, key=severity, default=None)
 
     @property
     def missing_from_bundle(self) -> list[str]:
-        """The inputs that a bundle does not hold."""
-        return [i.name for i in self.inputs if i.status == "unread"]
+        """The inputs that a bundle does not contain."""
+        return [status.name for status in self.inputs if status.status == "not in bundle"]
 
     def summary(self) -> str:
-        """One sentence on the first divergence, or on there being none, and which inputs the bundle does not hold."""
-        return (
-            f"{self.outcome_summary()} Not in the bundle: {', '.join(self.missing_from_bundle)}."
-            if self.missing_from_bundle
-            else self.outcome_summary()
-        )
+        """Return the outcome in one sentence, and the inputs that are missing from the bundle."""
+        missing = self.missing_from_bundle
+        return f"{self.outcome_summary()} Not in the bundle: {', '.join(missing)}." if missing else self.outcome_summary()
 
     def outcome_summary(self) -> str:
-        """The sentence on what was compared."""
-        found = self.first_divergence
-        if found is not None:
-            where = "" if found.layer is None else f" of layer {found.layer}"
-            what = "ratio of errors" if found.kind == "ratio" else f"{found.kind} error"
-            says = (
-                f"First divergence: {found.stage}{where}, case {found.case}: {what} {found.error:.2e}, "
-                f"{format_number(found.error_in_floors)} floors, worst at {list(found.index)}."
+        """Return the outcome in one sentence: the first divergence, what did not run, or that there is none."""
+        if (first := self.first_divergence) is not None:
+            layer = "" if first.layer is None else f" of layer {first.layer}"
+            error = "ratio of errors" if first.kind == "ratio" else f"{first.kind} error"
+            text = (
+                f"First divergence: {first.stage}{layer}, case {first.case}: {error} {first.error:.2e}, "
+                f"{format_number(first.error_in_floors)} floors, worst at {list(first.index)}. "
+                f"Usual suspects: {usual_suspects(first.stage)}."
             )
-            says = f"{says} Likely cause: {self.cause}." if self.cause else says
-            return " ".join([*(f"{problem}." for problem in self.problems), says])
+            return " ".join([*(f"{problem}." for problem in self.problems), text])
         if self.is_ok:
-            cases = {f.case for f in self.results}
-            over = "" if is_low_precision(self.results) else f" over {len(cases)} cases"
-            return f"No divergence: {len(self.results):,} comparisons{over}, {self.seconds:.1f} s."
-        missing = [f"{i.name}: {i.why}" for i in self.inputs if not i.is_ok]
-        unread = [f.note or f"{f.stage}: not run" for f in self.results if f.verdict == "not run"][:3]
-        said = dict.fromkeys(text.removesuffix(": not run") for text in [*self.problems, *missing, *unread])
-        return "Not run: " + ("; ".join(said) or "nothing was compared") + "."
+            cases = "" if is_low_precision(self.results) else f" over {len({r.case for r in self.results})} cases"
+            return f"No divergence: {len(self.results):,} comparisons{cases}, {self.seconds:.1f} s."
+        inputs = [f"{status.name}: {status.reason}" for status in self.inputs if not status.is_ok]
+        stages = [r.note or f"{r.stage}: not run" for r in self.results if r.verdict == "not run"][:3]
+        reasons = dict.fromkeys(text.removesuffix(": not run") for text in [*self.problems, *inputs, *stages])
+        return "Not run: " + ("; ".join(reasons) or "nothing was compared") + "."
 
     def to_table(self) -> Table:
-        """Stage × first, worst and last layer: local error in floors; propagated error; verdict."""
+        """Return a table for the terminal: a row a stage, with the errors of the first, worst and last layer."""
         unit = "error over the reference's" if is_low_precision(self.results) else "local error in floors"
         table = Table(title=f"{self.model}\n{self.reference}, {self.dtype}\n{unit}")
         for name in ("stage", "first layer", "worst layer", "last layer", "propagated", "verdict"):
             table.add_column(name, justify="left" if name in ("stage", "verdict") else "right")
+        styles = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]"}
         for row in self.table_rows():
-            good = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]"}.get(row[-1], f"[yellow]{row[-1]}[/]")
-            table.add_row(*row[:-1], good)
+            table.add_row(*row[:-1], styles.get(row[-1], f"[yellow]{row[-1]}[/]"))
         return table
 
     def table_rows(self) -> list[tuple[str, ...]]:
-        """The table's rows as text."""
-        made, main = [], ("local", "ratio")
+        """Return the rows of the table as text."""
+        rows, kinds = [], ("local", "ratio")
         for stage in self.stage_order:
-            held = [f for f in self.results if f.stage == stage]
-            if not held:
+            results = [r for r in self.results if r.stage == stage]
+            if not results:
                 continue
-            layers = sorted({f.layer for f in held if f.layer is not None})
+            layers = sorted({r.layer for r in results if r.layer is not None})
             ends: list[int | None] = [layers[0], layers[-1]] if layers else [None, None]
-            first, last = (self.worst_result(stage, layer, main) for layer in ends)
-            worst = max((f for f in held if f.kind in main), key=severity, default=None)
-            far = max((f for f in held if f.kind == "propagated"), key=lambda f: f.error, default=None)
-            at = "" if worst is None or worst.layer is None else f" ({worst.layer})"
-            run = "–" if far is None else f"{far.error:.1e}"
-            made.append(
-                (stage, format_cell(first), format_cell(worst) + at, format_cell(last), run, worst_verdict(held))
-            )
-        return made
+            first, last = (self.worst_result(stage, layer, kinds) for layer in ends)
+            worst = max((r for r in results if r.kind in kinds), key=severity, default=None)
+            propagated = max((r for r in results if r.kind == "propagated"), key=lambda r: r.error, default=None)
+            layer = "" if worst is None or worst.layer is None else f" ({worst.layer})"
+            error = "–" if propagated is None else f"{propagated.error:.1e}"
+            cells = (format_cell(first), format_cell(worst) + layer, format_cell(last))
+            rows.append((stage, *cells, error, worst_verdict(results)))
+        return rows
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain data, `schema` 1; numbers that are none are null, infinite ones the text "inf"."""
-        found = self.first_divergence
+        """Return the report as JSON; NaN becomes null, infinity the text "inf"."""
+        first = self.first_divergence
         names = ("model", "family", "fingerprint", "dtype", "backend", "command")
-        plain = {name: getattr(self, name) for name in names}
         return {
-            "schema": SCHEMA_VERSION, **plain, "ok": self.is_ok, "versions": self.versions, "seconds": round(self.seconds, 2),
-            "inputs": [asdict(i) | {"what": REQUIRED_INPUTS.get(i.name, "")} for i in self.inputs],
-            "problems": self.problems, "divergence": None if found is None else result_to_json(found), "cause": self.cause,
-            "sentence": self.summary(), "findings": [result_to_json(f) for f in self.results],
-        }  # fmt: skip
+            "schema": SCHEMA_VERSION,
+            **{name: getattr(self, name) for name in names},
+            "ok": self.is_ok,
+            "versions": self.versions,
+            "seconds": round(self.seconds, 2),
+            "inputs": [asdict(status) | {"description": REQUIRED_INPUTS[status.name]} for status in self.inputs],
+            "problems": self.problems,
+            "first_divergence": None if first is None else result_to_json(first),
+            "summary": self.summary(),
+            "results": [result_to_json(result) for result in self.results],
+        }
 
 
 def is_low_precision(results: list[StageResult]) -> bool:
-    """Whether these are ratios."""
-    return any(f.kind == "ratio" for f in results)
+    """Return whether the results are ratios to the reference's own error."""
+    return any(result.kind == "ratio" for result in results)
 
 
 def severity(result: StageResult) -> tuple[int, float]:
-    """What did not run or failed is worse than any number."""
-    return (
-        {"fail": 2, "not run": 1}.get(result.verdict, 0),
-        0.0 if math.isnan(result.error_in_floors) else result.error_in_floors,
-    )
+    """Return a sort key: failures first, then what did not run, then the error in floors."""
+    error = result.error_in_floors
+    return {"fail": 2, "not run": 1}.get(result.verdict, 0), 0.0 if math.isnan(error) else error
 
 
 def worst_verdict(results: list[StageResult]) -> str:
-    """The worst of several."""
+    """Return the worst verdict of several results."""
     worst = max(results, key=severity).verdict
     return worst if worst in ("fail", "not run") else "pass"
 
 
 def format_number(x: float) -> str:
-    """A number of floors in few characters."""
+    """Format an error in floors."""
     if math.isnan(x):
         return "–"
     return "inf" if math.isinf(x) else f"{x:.2f}" if x < 100 else f"{x:.1e}"
 
 
 def format_cell(result: StageResult | None) -> str:
-    """An error in floors."""
+    """Format the error of a result for the table."""
     if result is None:
         return "–"
     return "not run" if result.verdict == "not run" else format_number(result.error_in_floors)
 
 
 def result_to_json(result: StageResult) -> dict[str, Any]:
-    """A finding as JSON can hold it."""
-    row = asdict(result) | {"floors": result.error_in_floors, "index": list(result.index)}
+    """Return a result as JSON."""
+    row = asdict(result) | {"error_in_floors": result.error_in_floors, "index": list(result.index)}
     return {
         name: (None if math.isnan(v) else "inf" if math.isinf(v) else v) if isinstance(v, float) else v
         for name, v in row.items()

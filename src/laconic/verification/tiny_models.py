@@ -1,4 +1,4 @@
-"""The fixtures `tiny:FAMILY`: a few thousand seeded weights, once plain and once for each choice a family has."""
+"""The models `tiny:FAMILY`: a few thousand seeded weights, in a plain variant and one for each option of a family."""
 
 import zlib
 from dataclasses import replace
@@ -26,48 +26,52 @@ ROPE_VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def tiny_configs(family: str) -> dict[str, DecoderConfig]:
-    """The plain fixture under "", then each variant by name. Raises `BadInput` for a family there is not."""
+    """Return the configurations of a family's tiny models by variant; "" is the plain one.
+
+    Raises:
+        InputError: The family is unknown (66).
+    """
     if family not in WEIGHT_NAMES:
-        raise InputError(f"tiny:{family}: known are {', '.join(TINY_PREFIX + name for name in WEIGHT_NAMES)}")
-    small = DecoderConfig.tiny(family)
-    if small.position_encoding == "table":
-        E, L = small.head_dim, small.num_hidden_layers
-        more = {"gpt2": {"score_scale": tuple(E**-0.5 / (l + 1) for l in range(L)), "act": "gelu"}}
-        plain = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
-        return {
-            "": small,
-            "long": replace(small, max_position_embeddings=4096),
-            "by layer" if family == "gpt2" else "no bias": replace(small, **more.get(family, plain)),
-        }
-    found = {"": small}
-    assert small.rope is not None
+        known = ", ".join(TINY_PREFIX + name for name in WEIGHT_NAMES)
+        raise InputError(f"tiny:{family}: unknown family; expected one of {known}")
+    plain = DecoderConfig.tiny(family)
+    if plain.position_encoding == "table":
+        E, L = plain.head_dim, plain.num_hidden_layers
+        more: dict[str, Any]
+        if family == "gpt2":
+            option, more = "by layer", {"attention_scales": tuple(E**-0.5 / (l + 1) for l in range(L)), "activation": "gelu"}
+        else:
+            more = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
+            option = "no bias"
+        return {"": plain, "long": replace(plain, max_position_embeddings=4096), option: replace(plain, **more)}
+    configs = {"": plain}
+    assert plain.rope is not None
     for kind, values in ROPE_VARIANTS.items():
-        how = RopeConfig(kind, max_position_embeddings=small.max_position_embeddings, **values)
-        found[kind] = replace(small, rope=how)
-    found["tied"] = replace(small, tie_word_embeddings=True)
+        rope = RopeConfig(kind, max_position_embeddings=plain.max_position_embeddings, **values)
+        configs[kind] = replace(plain, rope=rope)
+    configs["tied"] = replace(plain, tie_word_embeddings=True)
     if family in ("qwen2", "qwen3"):
-        found["window"] = replace(small, sliding_windows=(None, 6))
+        configs["window"] = replace(plain, sliding_windows=(None, 6))
     if family == "mistral":
-        found["no window"] = replace(small, sliding_windows=(None, None))
+        configs["no window"] = replace(plain, sliding_windows=(None, None))
     if family in ("llama", "qwen3"):
-        found["biases"] = replace(small, qkv_bias=True, o_bias=True, mlp_bias=family == "llama")
-    return found
+        configs["biases"] = replace(plain, qkv_bias=True, o_bias=True, mlp_bias=family == "llama")
+    return configs
 
 
 def build_tiny_decoder(family: str, variant: str = "") -> Decoder:
-    """A variant's decoder, in which no part can be left out unseen: norms away from 1, biases away from 0."""
-    config = tiny_configs(family)[variant]
-    decoder = Decoder(config, seed=None).eval()
+    """Build a tiny model with norm weights away from 1 and biases away from 0, so that leaving one out shows."""
+    decoder = Decoder(tiny_configs(family)[variant], seed=None).eval()
     generator = torch.Generator().manual_seed(zlib.crc32(f"{family} {variant}".encode()))
     with torch.no_grad():
         for name, p in sorted(decoder.named_parameters()):
             noise = approx_normal(p.shape, generator)
-            one = p.ndim == 1 and not name.endswith("bias")
-            p.copy_(noise * (0.3 if p.ndim == 1 else 0.15 if p.shape[0] < 97 else 0.5) + float(one))
+            is_norm_weight = p.ndim == 1 and not name.endswith("bias")
+            p.copy_(noise * (0.3 if p.ndim == 1 else 0.15 if p.shape[0] < 97 else 0.5) + float(is_norm_weight))
     decoder.name_or_path = f"{TINY_PREFIX}{family}"
     return decoder
 
 
 def approx_normal(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Nearly normal numbers made of integers, so that every machine draws the same bits."""
+    """Return approximately normal numbers from integers, so that every machine has the same bits."""
     return (torch.randint(0, 2048, (4, *shape), generator=generator).sum(0) - 4094).float() / 1182.0
