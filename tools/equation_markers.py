@@ -1,6 +1,6 @@
-"""What the syntax trees of sources and tests say about equations: docstrings, marked tests, oracles, misreadings.
+"""Collect equation markers from syntax trees: docstrings, marked tests, their oracles and misreadings.
 
-Nothing is imported or run: a test that is marked and cannot run fails where tests are run.
+Nothing is imported or run; whether a marked test passes is up to pytest.
 """
 
 import ast
@@ -14,17 +14,17 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 @cache
 def parse_text(name: str, text: str) -> ast.Module:
-    """The tree of a text, made once."""
+    """Parse a text; the result is cached."""
     return ast.parse(text, name)
 
 
 def parse_file(path: Path) -> ast.Module:
-    """The tree of a file as it is now."""
+    """Parse a file in its current version."""
     return parse_text(str(path), path.read_text(encoding="utf-8"))
 
 
 def iter_functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, FunctionNode]]:
-    """Every function and method with its dotted name inside the module."""
+    """Yield every function and method with its dotted name inside the module."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, FunctionNode | ast.ClassDef):
             name = f"{prefix}{child.name}"
@@ -36,51 +36,51 @@ def iter_functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Funct
 
 
 def function_docstrings(path: Path) -> dict[str, str]:
-    """The docstring of every function of a file by its dotted name; empty where there is none."""
+    """Return the docstring of every function of a file by its dotted name; "" if it has none."""
     return {name: ast.get_docstring(node) or "" for name, node in iter_functions(parse_file(path))}
 
 
 def imported_names(path: Path) -> dict[str, str]:
-    """Names of a file and the dotted things they stand for: `from tests import oracles as o` is o -> tests.oracles."""
+    """Return the imported names of a file and what they refer to: `import tests.a as o` gives {"o": "tests.a"}."""
     return imported_names_of_tree(parse_file(path))
 
 
 @cache
 def imported_names_of_tree(tree: ast.Module) -> dict[str, str]:
-    """The same of a tree."""
-    found: dict[str, str] = {}
+    """Return the imported names of a syntax tree."""
+    names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {(name.asname or name.name.split(".")[0]): name.name for name in node.names}
+            names |= {(name.asname or name.name.split(".")[0]): name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {(name.asname or name.name): f"{node.module}.{name.name}" for name in node.names}
-    return found
+            names |= {(name.asname or name.name): f"{node.module}.{name.name}" for name in node.names}
+    return names
 
 
 def find_module(root: Path, dotted: str) -> Path | None:
-    """The file of a dotted module below `root`."""
+    """Return the file of a dotted module below `root`, or None."""
     path = root / Path(*dotted.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 def imports_package(root: Path, path: Path, package: str) -> bool:
-    """Whether a file imports `package`, itself or by the test modules it imports."""
-    todo, done = [path], set[Path]()
-    while todo:
-        file = todo.pop()
-        done.add(file)
+    """Return whether a file imports `package`, directly or through the test modules that it imports."""
+    pending, visited = [path], set[Path]()
+    while pending:
+        file = pending.pop()
+        visited.add(file)
         for dotted in imported_names(file).values():
             if dotted.split(".")[0] == package:
                 return True
-            found = find_module(root, dotted) or find_module(root, dotted.rpartition(".")[0])
-            if found and found not in done:
-                todo.append(found)
+            module = find_module(root, dotted) or find_module(root, dotted.rpartition(".")[0])
+            if module and module not in visited:
+                pending.append(module)
     return False
 
 
 @dataclass(frozen=True)
 class OracleTableEntry:
-    """`TABLE["C1"]` as a test takes it: the file that holds the table, and the names found under the key."""
+    """`TABLE["C1"]` in a test: the file that defines the table, and the names under the key."""
 
     file: Path
     names: tuple[str, ...]
@@ -88,7 +88,7 @@ class OracleTableEntry:
 
 @dataclass(frozen=True)
 class MarkedTest:
-    """One test marked `equation(paper, id)`: what it takes from ORACLE and MISREAD, and every name it mentions."""
+    """A test marked `equation(paper, id)`: its entries of ORACLE and MISREAD, and every name that it mentions."""
 
     file: Path
     name: str
@@ -98,7 +98,7 @@ class MarkedTest:
 
 
 def literal_table(path: Path, name: str) -> dict[str, ast.expr]:
-    """A dictionary written out at the top of a file under `name`: its text keys and their expressions."""
+    """Return the text keys and the expressions of a dictionary literal at the top of a file."""
     for node in parse_file(path).body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -111,7 +111,7 @@ def literal_table(path: Path, name: str) -> dict[str, ast.expr]:
 
 
 def entry_names(path: Path, name: str, key: str) -> tuple[str, ...]:
-    """What stands in `name[key]` of a file: the keys of a dictionary written out, or the one function named."""
+    """Return the names in `name[key]`: the keys of a dictionary literal, or the one function."""
     value = literal_table(path, name).get(key)
     if isinstance(value, ast.Dict):
         return tuple(str(k.value) for k in value.keys if isinstance(k, ast.Constant))
@@ -119,36 +119,36 @@ def entry_names(path: Path, name: str, key: str) -> tuple[str, ...]:
 
 
 def table_lookups(root: Path, path: Path, node: ast.AST, name: str, key: str) -> tuple[OracleTableEntry, ...]:
-    """Every `name[key]` or `module.name[key]` inside `node`, followed to the file where the table stands."""
-    known, found = imported_names(path), dict[OracleTableEntry, None]()
+    """Return every `name[key]` or `module.name[key]` inside `node`, resolved to the file that defines the table."""
+    imported, entries = imported_names(path), dict[OracleTableEntry, None]()
     for part in ast.walk(node):
         if not (isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant) and part.slice.value == key):
             continue
         file: Path | None = None
-        if isinstance(part.value, ast.Name) and known.get(part.value.id, "").endswith(f".{name}"):
-            file = find_module(root, known[part.value.id].rpartition(".")[0])
+        if isinstance(part.value, ast.Name) and imported.get(part.value.id, "").endswith(f".{name}"):
+            file = find_module(root, imported[part.value.id].rpartition(".")[0])
         elif isinstance(part.value, ast.Name) and part.value.id == name:
             file = path
         elif isinstance(part.value, ast.Attribute) and part.value.attr == name:
             module = ast.unparse(part.value.value)
-            file = find_module(root, known.get(module, module))
+            file = find_module(root, imported.get(module, module))
         if file is not None:
-            found[OracleTableEntry(file, entry_names(file, name, key))] = None
-    return tuple(found)
+            entries[OracleTableEntry(file, entry_names(file, name, key))] = None
+    return tuple(entries)
 
 
 def equation_marks(node: FunctionNode | ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """The (paper, id) of every `pytest.mark.equation` above a function or class."""
+    """Yield (paper, id) of every `pytest.mark.equation` of a function or class."""
     for call in node.decorator_list:
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "equation":
-            texts = [at.value for at in call.args if isinstance(at, ast.Constant) and isinstance(at.value, str)]
+            texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
             if len(texts) == 2:
                 yield texts[0], texts[1]
 
 
 def find_marked_tests(root: Path, tests: Path) -> Mapping[tuple[str, str], tuple[MarkedTest, ...]]:
-    """All marked tests below `tests` by (paper, id), in the order of their files."""
-    found: dict[tuple[str, str], list[MarkedTest]] = {}
+    """Return all marked tests below `tests` by (paper, id), in the order of their files."""
+    marked: dict[tuple[str, str], list[MarkedTest]] = {}
     for path in sorted(tests.rglob("test_*.py")):
         if "equation(" not in path.read_text(encoding="utf-8"):
             continue
@@ -159,7 +159,6 @@ def find_marked_tests(root: Path, tests: Path) -> Mapping[tuple[str, str], tuple
                 mentions = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
                 mentions |= {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
                 oracles, misread = (table_lookups(root, path, node, name, id) for name in ("ORACLE", "MISREAD"))
-                found.setdefault((paper, id), []).append(
-                    MarkedTest(path, node.name, oracles, misread, frozenset(mentions))
-                )
-    return {key: tuple(tests) for key, tests in found.items()}
+                test = MarkedTest(path, node.name, oracles, misread, frozenset(mentions))
+                marked.setdefault((paper, id), []).append(test)
+    return {key: tuple(tests) for key, tests in marked.items()}

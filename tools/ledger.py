@@ -1,82 +1,84 @@
-"""The ledger, where paper, code, test and recipe meet: its checks, and the page made of it.
+"""Check the ledger that ties papers, code, tests and recipes together, and write docs/ledger.md.
 
-Check 1: every function named exists and says its equation. 2: no function says one that stands in no ledger.
-3: every equation has an oracle in a marked test, apart from the code it judges, with gradients where they flow or stop.
-4: each such test holds misreadings. 5: every recipe equals the table row it names. 6: docs/ledger.md is up to date.
+    python -m tools.ledger [--write]
+
+Check 1: every listed function exists and names its equation. 2: no function names an equation that is not listed.
+3: every equation has an oracle in a marked test that does not import the code, with gradients where they flow or stop.
+4: each marked test has misreadings. 5: every recipe equals the row of the table that it names. 6: the page is current.
 """
 
+import argparse
 import re
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from laconic.errors import InputError
-from laconic.verification import equation_markers
-from laconic.verification.paper_ledger import Equation, PaperLedger, SilentPoint, SourceTree, default_root, load_ledger
-from laconic.verification.paper_ledger import PaperTable as PaperTable
+from tools import equation_markers
+from tools.paper_ledger import Equation, PaperLedger, PaperTable, SilentPoint, SourceTree, load_ledger
 
+ROOT = Path(__file__).resolve().parents[1]
 EQUATION_LINE = re.compile(r"Eq\. (\S+): ")
 TABLE_SOURCE = re.compile(r"(\S+) table (\S+)")
-OWN_SOURCE = "ours"  # the source of a recipe that stands for no table
+OWN_TABLE = "ours"  # `paper_table` of a recipe that is not a paper's
 MarkedTests = Mapping[tuple[str, str], tuple[equation_markers.MarkedTest, ...]]
 
 CHECK_TITLES = (
-    "every function named exists and says its equation",
-    "no function says an equation that stands in no ledger",
+    "the ledgers are valid",
+    "every listed function exists and names its equation",
+    "no function names an equation that is not listed",
     "every equation has an oracle, and gradients where they flow or stop",
-    "every oracle is told apart from misreadings",
+    "every oracle is distinguished from misreadings",
     "every recipe equals the table row it names",
-    "docs/ledger.md is up to date",
+    "docs/ledger.md is current",
 )
-NEEDS_CLONE = "needs a clone of the repository"
 
 
 @dataclass(frozen=True)
 class LedgerFinding:
-    """A check that failed, or could not run, which is no pass either. Check 0 is reading the ledgers."""
+    """A failed check; check 0 is loading the ledgers."""
 
     check: int
     subject: str
     message: str
-    status: Literal["failed", "not run"] = "failed"
 
     def __str__(self) -> str:
-        return f"check {self.check}, {self.subject}: {'not run: ' if self.status == 'not run' else ''}{self.message}"
+        return f"check {self.check}, {self.subject}: {self.message}"
 
 
-def check_ledger(root: Path | None = None) -> list[LedgerFinding]:
-    """Everything that failed or could not run below `root`, a checkout or an installed package; empty if all passed."""
-    root = default_root() if root is None else root
+def check_ledger(root: Path = ROOT) -> list[LedgerFinding]:
+    """Return every failed check of the checkout `root`."""
     tree, findings = load_ledgers(root)
     if findings:
         return findings
     checks = (check_functions, check_unlisted, check_oracles, check_misreadings, check_recipes, check_page)
-    for number, run in enumerate(checks, 1):
+    for number, check in enumerate(checks, 1):
         try:
-            findings += run(tree)
+            findings += check(tree)
         except SyntaxError as error:
-            findings.append(LedgerFinding(number, str(error.filename), f"not Python: {error}", "not run"))
+            findings.append(LedgerFinding(number, str(error.filename), f"not Python: {error}"))
     return findings
 
 
 def findings_table(findings: list[LedgerFinding]) -> Table:
-    """The checks and what they found, for a terminal."""
-    made = Table("check", "verdict", "found", title="ledger", title_justify="left")
-    unread = [finding for finding in findings if finding.check == 0]
-    for number, name in enumerate(("the ledgers can be read", *CHECK_TITLES)):
-        mine = [finding for finding in findings if finding.check == number]
-        states = {finding.status for finding in mine} or ({"not run"} if unread else set[str]())
-        verdict = "[red]failed[/]" if "failed" in states else "[yellow]not run[/]" if states else "[green]passed[/]"
-        made.add_row(name, verdict, "\n".join(f"{finding.subject}: {finding.message}" for finding in mine))
-    return made
+    """Return the checks and their findings as a table for the terminal."""
+    table = Table("check", "verdict", "findings", title="ledger", title_justify="left")
+    is_loaded = all(finding.check for finding in findings)
+    for number, title in enumerate(CHECK_TITLES):
+        messages = [f"{finding.subject}: {finding.message}" for finding in findings if finding.check == number]
+        passed = "[green]passed[/]" if is_loaded or number == 0 else "[yellow]not run[/]"
+        table.add_row(title, "[red]failed[/]" if messages else passed, "\n".join(messages))
+    return table
 
 
 def load_ledgers(root: Path) -> tuple[SourceTree, list[LedgerFinding]]:
-    """The ledgers below `root` and what was wrong with them."""
+    """Load the ledgers of a checkout; return them with the errors of those that are invalid."""
     ledgers: dict[str, PaperLedger] = {}
     findings: list[LedgerFinding] = []
     for path in sorted((SourceTree(root).package_dir / "papers").glob("*.toml")):
@@ -85,12 +87,12 @@ def load_ledgers(root: Path) -> tuple[SourceTree, list[LedgerFinding]]:
         except InputError as error:
             findings.append(LedgerFinding(0, path.stem, str(error)))
     if not ledgers and not findings:
-        findings.append(LedgerFinding(0, "papers", f"no ledger below {root}", "not run"))
+        findings.append(LedgerFinding(0, "papers", f"no ledger below {root}"))
     return SourceTree(root, ledgers), findings
 
 
 def implemented_equations(tree: SourceTree) -> Iterator[tuple[str, str, Equation]]:
-    """(paper, "paper id", equation) of every equation that is code."""
+    """Yield (paper, "paper id", equation) of every equation that has functions."""
     for paper, ledger in tree.ledgers.items():
         for equation in ledger.equation:
             if equation.functions:
@@ -102,40 +104,32 @@ def check_functions(tree: SourceTree) -> Iterator[LedgerFinding]:
     for _, subject, equation in implemented_equations(tree):
         for function in equation.functions:
             path, name = tree.locate_function(function)
-            found = equation_markers.function_docstrings(path) if path.is_file() else {}
-            if name not in found:
-                yield LedgerFinding(1, subject, f"{function} is not there")
-            elif not found[name].startswith(f"Eq. {equation.id}: "):
-                yield LedgerFinding(
-                    1, subject, f"the docstring of {function} does not begin with `Eq. {equation.id}: `"
-                )
+            docstrings = equation_markers.function_docstrings(path) if path.is_file() else {}
+            if name not in docstrings:
+                yield LedgerFinding(1, subject, f"{function} does not exist")
+            elif not docstrings[name].startswith(f"Eq. {equation.id}: "):
+                message = f"the docstring of {function} must begin with `Eq. {equation.id}: `"
+                yield LedgerFinding(1, subject, message)
 
 
 def check_unlisted(tree: SourceTree) -> Iterator[LedgerFinding]:
-    """Check 2, over the rooms where equations live."""
-    known = {(f, equation.id) for _, _, equation in implemented_equations(tree) for f in equation.functions}
-    for room in ("core", "methods"):
-        for path in sorted((tree.package_dir / room).rglob("*.py")):
-            module = ".".join(("laconic", *path.relative_to(tree.package_dir).with_suffix("").parts))
-            for name, text in equation_markers.function_docstrings(path).items():
-                says, function = EQUATION_LINE.match(text), f"{module}:{name}"
-                if says and (function, says[1]) not in known:
-                    yield LedgerFinding(2, function, f"says Eq. {says[1]}, which no ledger gives it")
-                elif text.startswith("Eq.") and not says:
-                    yield LedgerFinding(2, function, "begins with Eq. and is no equation's one line `Eq. ID: …`")
+    """Check 2."""
+    listed = {(f, equation.id) for _, _, equation in implemented_equations(tree) for f in equation.functions}
+    for module, path in tree.equation_files():
+        for name, text in equation_markers.function_docstrings(path).items():
+            match, function = EQUATION_LINE.match(text), f"{module}:{name}"
+            if match and (function, match[1]) not in listed:
+                yield LedgerFinding(2, function, f"names Eq. {match[1]}, but no ledger lists it for this function")
+            elif text.startswith("Eq.") and not match:
+                yield LedgerFinding(2, function, "begins with Eq. but not with `Eq. ID: …`")
 
 
 def check_oracles(tree: SourceTree) -> Iterator[LedgerFinding]:
     """Check 3."""
-    if tree.tests_dir is None:
-        yield LedgerFinding(3, "tests", NEEDS_CLONE, "not run")
-        return
     marked = equation_markers.find_marked_tests(tree.root, tree.tests_dir)
-    known = {(paper, equation.id) for paper, _, equation in implemented_equations(tree)}
-    for key in sorted(marked.keys() - known):
-        yield LedgerFinding(
-            3, " ".join(key), f"{marked[key][0].name} is marked for an equation that no ledger has as code"
-        )
+    implemented = {(paper, equation.id) for paper, _, equation in implemented_equations(tree)}
+    for key in sorted(marked.keys() - implemented):
+        yield LedgerFinding(3, " ".join(key), f"{marked[key][0].name} is marked for an equation without a function")
     for paper, subject, equation in implemented_equations(tree):
         tests = marked.get((paper, equation.id), ())
         oracles = [oracle for test in tests for oracle in test.oracles]
@@ -143,101 +137,92 @@ def check_oracles(tree: SourceTree) -> Iterator[LedgerFinding]:
         if not tests:
             yield LedgerFinding(3, subject, f'no test is marked equation("{paper}", "{equation.id}")')
         elif not any(oracle.names for oracle in oracles):
-            yield LedgerFinding(3, subject, f'no marked test takes ORACLE["{equation.id}"]')
+            yield LedgerFinding(3, subject, f'no marked test uses ORACLE["{equation.id}"]')
         for file in sorted({oracle.file for oracle in oracles}):
             if equation_markers.imports_package(tree.root, file, "laconic"):
-                yield LedgerFinding(3, subject, f"the oracle in {file.name} imports laconic, the code it judges")
+                yield LedgerFinding(3, subject, f"the oracle in {file.name} imports laconic, the code under test")
         if tests and equation.flows and "gradcheck" not in mentions:
-            yield LedgerFinding(
-                3, subject, f"gradients flow to {', '.join(equation.flows)}; no marked test calls gradcheck"
-            )
+            symbols = ", ".join(equation.flows)
+            yield LedgerFinding(3, subject, f"gradients flow to {symbols}, but no marked test calls gradcheck")
         if tests and equation.stops and mentions.isdisjoint({"grad", "requires_grad"}):
-            yield LedgerFinding(
-                3, subject, f"gradients stop at {', '.join(equation.stops)}; no marked test asks for that"
-            )
+            symbols = ", ".join(equation.stops)
+            yield LedgerFinding(3, subject, f"gradients stop at {symbols}, but no marked test checks grad")
 
 
 def check_misreadings(tree: SourceTree) -> Iterator[LedgerFinding]:
     """Check 4."""
-    if tree.tests_dir is None:
-        yield LedgerFinding(4, "tests", NEEDS_CLONE, "not run")
-        return
     marked = equation_markers.find_marked_tests(tree.root, tree.tests_dir)
     for paper, subject, equation in implemented_equations(tree):
         tests = marked.get((paper, equation.id), ())
         if not any(entry.names for test in tests for entry in test.misread):
-            yield LedgerFinding(4, subject, f'no marked test takes MISREAD["{equation.id}"] with an entry')
+            yield LedgerFinding(4, subject, f'no marked test uses MISREAD["{equation.id}"] with an entry')
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys."""
-    found: dict[str, Any] = {}
+    """Return nested tables with dotted keys."""
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def check_recipes(tree: SourceTree) -> Iterator[LedgerFinding]:
-    """Check 5, of whatever recipes there are."""
+    """Check 5."""
     for path in sorted((tree.package_dir / "recipes").glob("*.toml")):
         try:
             recipe = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             yield LedgerFinding(5, path.stem, f"not TOML: {error}")
             continue
-        if recipe.get("source") == OWN_SOURCE:
+        source, row = recipe.get("paper_table"), recipe.get("table_row")
+        if source == OWN_TABLE:
             continue
-        says = TABLE_SOURCE.fullmatch(str(recipe.get("source", "")))
-        tables = tree.ledgers[says[1]].table if says and says[1] in tree.ledgers else ()
-        rows = {row.name: row.values for table in tables if says and table.id == says[2] for row in table.row}
-        if recipe.get("row") not in rows:
-            named = f"source {recipe.get('source')!r}, row {recipe.get('row')!r}"
-            asked = 'write source = "PAPER table ID" and row = "NAME", or source = "ours"'
-            yield LedgerFinding(5, path.stem, f"{named}: no such row; {asked}")
-            continue
-        yield from compare_recipe(path.stem, recipe, flatten(rows[recipe["row"]]))
+        match = TABLE_SOURCE.fullmatch(str(source))
+        tables = tree.ledgers[match[1]].table if match and match[1] in tree.ledgers else ()
+        rows = {row.name: row.values for table in tables if match and table.id == match[2] for row in table.row}
+        if row in rows:
+            yield from compare_recipe(path.stem, recipe, flatten(rows[row]))
+        else:
+            expected = 'expected paper_table = "PAPER table ID" and table_row = "NAME", or paper_table = "ours"'
+            yield LedgerFinding(5, path.stem, f"no row {row!r} in paper_table {source!r}; {expected}")
 
 
 def compare_recipe(name: str, recipe: dict[str, Any], row: dict[str, Any]) -> Iterator[LedgerFinding]:
-    """A recipe and its row, key by key."""
-    ours, differs = flatten(recipe), flatten(recipe.get("differs", {}))
+    """Compare a recipe with its row, key by key."""
+    values, deviations = flatten(recipe), flatten(recipe.get("deviations", {}))
     for key, value in row.items():
-        equal = key in ours and ours[key] == value and isinstance(ours[key], bool) == isinstance(value, bool)
-        if not equal and not differs.get(key):
-            yield LedgerFinding(
-                5, name, f"{key} is {ours.get(key, 'absent')!r}, the table has {value!r}; say why under [differs]"
-            )
-        if equal and key in differs:
-            yield LedgerFinding(5, name, f"[differs] names {key}, which does not differ")
-    for key in differs.keys() - row.keys():
-        yield LedgerFinding(5, name, f"[differs] names {key}, which the row does not have")
+        is_equal = key in values and values[key] == value and isinstance(values[key], bool) == isinstance(value, bool)
+        if not is_equal and not deviations.get(key):
+            ours = values.get(key, "absent")
+            yield LedgerFinding(5, name, f"{key} is {ours!r}, the table has {value!r}; say why under [deviations]")
+        if is_equal and key in deviations:
+            yield LedgerFinding(5, name, f"[deviations] names {key}, which does not deviate")
+    for key in deviations.keys() - row.keys():
+        yield LedgerFinding(5, name, f"[deviations] names {key}, which the row does not have")
 
 
 def check_page(tree: SourceTree) -> Iterator[LedgerFinding]:
     """Check 6."""
-    page = tree.page_path
-    if page is None or tree.tests_dir is None:
-        yield LedgerFinding(6, "docs/ledger.md", NEEDS_CLONE, "not run")
-    elif not page.is_file():
-        yield LedgerFinding(6, "docs/ledger.md", "is not there; run laconic verify ledger --write")
-    elif page.read_text(encoding="utf-8") != render_page(tree.root):
-        yield LedgerFinding(6, "docs/ledger.md", "is out of date; run laconic verify ledger --write")
+    if not tree.page_path.is_file():
+        yield LedgerFinding(6, "docs/ledger.md", "does not exist; run make ledger")
+    elif tree.page_path.read_text(encoding="utf-8") != render_page(tree.root):
+        yield LedgerFinding(6, "docs/ledger.md", "is out of date; run make ledger")
 
 
-def render_page(root: Path) -> str:
-    """docs/ledger.md of the checkout `root`."""
+def render_page(root: Path = ROOT) -> str:
+    """Return docs/ledger.md of the checkout `root`."""
     tree, findings = load_ledgers(root)
-    if findings or tree.tests_dir is None:
-        raise InputError(f"no ledger page can be made of {root}: {findings[0] if findings else NEEDS_CLONE}")
+    if findings:
+        raise InputError(f"cannot render the ledger of {root}: {findings[0]}")
     marked = equation_markers.find_marked_tests(tree.root, tree.tests_dir)
     lines = [
         "# The ledger",
         "",
-        "Made by `laconic verify ledger --write` from `src/laconic/papers/*.toml`, the docstrings and the tests;",
-        "not written by hand. A misreading is a form of the equation that somebody got wrong or might: each must",
-        "differ from the oracle on the inputs of the tests, so that the tests can tell.",
+        "Generated by `make ledger` from `src/laconic/papers/*.toml`, the docstrings and the tests; do not edit.",
+        "A misreading is a plausible but wrong form of an equation. Each must differ from the oracle on the inputs of",
+        "the tests, which shows that the tests can distinguish them.",
         "",
-        "| paper | equations | absent | misreadings told apart | places where it is silent | tables |",
+        "| paper | equations | not implemented | misreadings | open points | tables |",
         "|---|---|---|---|---|---|",
     ]
     papers = list(tree.ledgers.items())
@@ -249,7 +234,7 @@ def render_page(root: Path) -> str:
     for id, ledger in papers:
         lines += ["", f"## {id}", "", f"{ledger.paper.title}. Sources: {source_links(ledger.paper.sources)}."]
         if ledger.symbols:
-            lines += ["", "Symbols: " + "; ".join(f"`{name}` {text}" for name, text in ledger.symbols.items()) + "."]
+            lines += ["", f"Symbols: {symbol_list(ledger.symbols)}."]
         for equation in ledger.equation:
             lines += equation_section(tree, marked, id, equation)
         lines += [line for table in ledger.table for line in table_section(table)]
@@ -258,61 +243,76 @@ def render_page(root: Path) -> str:
 
 
 def misreading_names(marked: MarkedTests, paper: str, equation: Equation) -> tuple[str, ...]:
-    """The names of all misreadings that the tests of an equation take, each once."""
+    """Return the names of the misreadings in the tests of an equation."""
     tests = marked.get((paper, equation.id), ())
     return tuple(dict.fromkeys(name for test in tests for entry in test.misread for name in entry.names))
 
 
 def source_links(sources: tuple[str, ...]) -> str:
-    """Sources, those of arXiv with their address."""
+    """Return sources as Markdown, with links to arXiv."""
     return ", ".join(f"[{s}](https://arxiv.org/abs/{s[6:]})" if s.startswith("arXiv:") else s for s in sources)
 
 
+def symbol_list(symbols: Mapping[str, str]) -> str:
+    """Return symbols with their meaning as Markdown."""
+    return "; ".join(f"`{name}` {text}" for name, text in symbols.items())
+
+
 def equation_section(tree: SourceTree, marked: MarkedTests, paper: str, equation: Equation) -> list[str]:
-    """The lines of one equation."""
+    """Return the lines of one equation."""
     lines = ["", f"### {equation.id} {equation.name}", "", "$$", equation.tex.strip(), "$$", ""]
     if equation.symbols:
-        lines.append("- Symbols: " + "; ".join(f"`{name}` {text}" for name, text in equation.symbols.items()) + ".")
+        lines.append(f"- Symbols: {symbol_list(equation.symbols)}.")
     lines.append(f"- Source: {source_links(equation.sources)}.")
     if equation.absent:
-        return [*lines, f"- Absent: {equation.absent}."]
-    files = [(tree.locate_function(function), function) for function in equation.functions]
-    code = (f"[`{function}`](../{file.relative_to(tree.root).as_posix()})" for (file, _), function in files)
+        return [*lines, f"- Not implemented: {equation.absent}."]
+    files = [(tree.locate_function(function)[0], function) for function in equation.functions]
+    code = (f"[`{function}`](../{file.relative_to(tree.root).as_posix()})" for file, function in files)
     lines.append(f"- Code: {', '.join(code)}.")
     tests = marked.get((paper, equation.id), ())
-    named = (f"[`{t.name}`](../{t.file.relative_to(tree.root).as_posix()})" for t in tests)
-    lines.append(f"- Tests: {', '.join(named) or 'none'}.")
+    names = (f"[`{t.name}`](../{t.file.relative_to(tree.root).as_posix()})" for t in tests)
+    lines.append(f"- Tests: {', '.join(names) or 'none'}.")
     for verb, symbols in (("flows to", equation.flows), ("stops at", equation.stops)):
         if symbols:
             lines.append(f"- Gradient {verb} {', '.join(symbols)}.")
-    lines.append(f"- Misreadings told apart: {'; '.join(misreading_names(marked, paper, equation)) or 'none'}.")
+    lines.append(f"- Misreadings: {'; '.join(misreading_names(marked, paper, equation)) or 'none'}.")
     return lines
 
 
 def table_section(table: PaperTable) -> list[str]:
-    """A table of settings, keys down, rows across."""
+    """Return the lines of a table of settings: a line a key, a column a row of the paper."""
     rows = [flatten(row.values) for row in table.row]
     keys = dict.fromkeys(key for row in rows for key in row)
-    lines = [
-        "",
-        f"### Table {table.id}: {table.title}",
-        "",
-        "| key | " + " | ".join(row.name for row in table.row) + " |",
-    ]
-    lines.append("|---" * (len(rows) + 1) + "|")
-    return lines + [f"| `{key}` | " + " | ".join(str(row.get(key, "")) for row in rows) + " |" for key in keys]
+    header = ["", f"### Table {table.id}: {table.title}", "", f"| key | {' | '.join(row.name for row in table.row)} |"]
+    lines = [f"| `{key}` | " + " | ".join(str(row.get(key, "")) for row in rows) + " |" for key in keys]
+    return [*header, "|---" * (len(rows) + 1) + "|", *lines]
 
 
 def silence_section(entries: tuple[SilentPoint, ...]) -> list[str]:
-    """Where the sources leave us to choose."""
+    """Return the lines on the points that the paper leaves open."""
     if not entries:
         return []
-    lines = ["", "### Where the sources are silent, or say two things", ""]
+    lines = ["", "### Open points of the paper", ""]
     for entry in entries:
-        where = f" ({', '.join(entry.equations)})" if entry.equations else ""
+        equations = f" ({', '.join(entry.equations)})" if entry.equations else ""
+        option = f" Selected by `{entry.flag}`." if entry.flag else " No option selects it."
         lines += [
-            f"- **{entry.about}**{where}: {entry.says}",
-            f"  Ours: {entry.choice} The other: {entry.alternative}"
-            + (f" Selected by `{entry.flag}`." if entry.flag else " No flag selects it."),
+            f"- **{entry.about}**{equations}: {entry.says}",
+            f"  Ours: {entry.choice} Alternative: {entry.alternative}{option}",
         ]
     return lines
+
+
+def main() -> int:
+    """Run the checks, after writing the page with `--write`; return 1 if one fails."""
+    parser = argparse.ArgumentParser(prog="python -m tools.ledger", description="Check the ledger.")
+    parser.add_argument("--write", action="store_true", help="write docs/ledger.md first")
+    if parser.parse_args().write:
+        SourceTree(ROOT).page_path.write_text(render_page(), encoding="utf-8")
+    findings = check_ledger()
+    Console().print(findings_table(findings))
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The form of papers/*.toml: per paper its equations, its tables of settings, and where it is silent; read strictly."""
+"""Read `src/laconic/papers/*.toml`: a paper's equations, its tables of settings, and the points it leaves open."""
 
 import json
 import re
@@ -12,18 +12,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from laconic.errors import InputError
 
-FUNCTION_PATTERN = re.compile(r"laconic(\.\w+)+:\w+(\.\w+)*")
+FUNCTION_PATTERN = re.compile(r"(laconic|tests)(\.\w+)+:\w+(\.\w+)*")
 ARXIV_PATTERN = re.compile(r"arXiv:\d{4}\.\d{5}")
 
 
 class StrictModel(BaseModel):
-    """Strict: nothing is coerced, unknown keys are refused."""
+    """A model that coerces nothing and refuses unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Paper(StrictModel):
-    """Whose equations these are; `id` is the name of the file."""
+    """A paper; `id` is the name of its file."""
 
     id: str = Field(min_length=1)
     title: str = Field(min_length=1)
@@ -31,9 +31,9 @@ class Paper(StrictModel):
 
 
 class Equation(StrictModel):
-    """One equation: the functions that are it, or why there are none.
+    """One equation: the functions that implement it, or why there are none.
 
-    `flows` lists the symbols a gradient flows to, `stops` those at which the paper stops it.
+    `flows` lists the symbols that a gradient flows to, `stops` those at which the paper stops it.
     """
 
     id: str = Field(min_length=1, pattern=r"^\S+$")
@@ -49,22 +49,22 @@ class Equation(StrictModel):
     @model_validator(mode="after")
     def check_functions_or_absent(self) -> Self:
         if bool(self.functions) == bool(self.absent):
-            raise ValueError(f"{self.id}: name its functions, or say why it is absent; one of the two")
+            raise ValueError(f"{self.id}: give either functions or the reason why it is absent")
         bad = [name for name in self.functions if not FUNCTION_PATTERN.fullmatch(name)]
         if bad:
-            raise ValueError(f"{self.id}: {bad[0]!r} is not of the form laconic.room.file:function")
+            raise ValueError(f"{self.id}: {bad[0]!r} is not of the form laconic.package.module:function")
         return self
 
 
 class PaperTableRow(StrictModel):
-    """One row of a table: recipe keys, dotted or nested, and what the paper used."""
+    """One row of a table: recipe keys, dotted or nested, and the paper's values."""
 
     name: str = Field(min_length=1)
     values: Mapping[str, Any] = Field(min_length=1)
 
 
 class PaperTable(StrictModel):
-    """A table of settings; a recipe names it as `source = "PAPER table ID"` and its row as `row = "NAME"`."""
+    """A table of settings; a recipe refers to it with `paper_table = "PAPER table ID"` and `table_row = "NAME"`."""
 
     id: str = Field(min_length=1, pattern=r"^\S+$")
     title: str = Field(min_length=1)
@@ -72,7 +72,7 @@ class PaperTable(StrictModel):
 
 
 class SilentPoint(StrictModel):
-    """Where the source is silent or contradicts itself or its code: our choice, and the flag of the other, if any."""
+    """A point where the paper is silent or contradicts itself or its code: our choice, and the option of the other."""
 
     about: str = Field(min_length=1)
     equations: tuple[str, ...] = ()
@@ -95,71 +95,74 @@ class PaperLedger(StrictModel):
     def check_names(self) -> Self:
         ids = [equation.id for equation in self.equation]
         for kind, names in (("equation", ids), ("table", [table.id for table in self.table])):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ValueError(f"{kind} {twice[0]} stands there twice")
-        strange = [id for silent in self.silent for id in silent.equations if id not in ids]
-        if strange:
-            raise ValueError(f"silent: no equation {strange[0]}")
+            duplicates = sorted({name for name in names if names.count(name) > 1})
+            if duplicates:
+                raise ValueError(f"{kind} {duplicates[0]} is defined twice")
+        unknown = [id for silent in self.silent for id in silent.equations if id not in ids]
+        if unknown:
+            raise ValueError(f"silent: no equation {unknown[0]}")
         sources = [*self.paper.sources, *(source for equation in self.equation for source in equation.sources)]
-        bad = [
-            source for source in sources if source.lower().startswith("arxiv") and not ARXIV_PATTERN.fullmatch(source)
-        ]
+        bad = [source for source in sources if source.lower().startswith("arxiv") and not ARXIV_PATTERN.fullmatch(source)]
         if bad:
-            raise ValueError(f"{bad[0]!r}: write arXiv:1234.56789")
+            raise ValueError(f"{bad[0]!r}: expected the form arXiv:1234.56789")
         return self
 
 
 def load_ledger(path: Path) -> PaperLedger:
-    """One ledger. Raises `BadInput` (66) with every fault of the file."""
+    """Load one ledger. Raises `InputError` with every error of the file."""
     try:
         with path.open("rb") as file:
             content = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path.name}: not TOML: {error}") from None
-    try:  # by way of JSON, where strict pydantic takes an array for a tuple and nothing else for anything else
+    try:  # strict pydantic accepts an array for a tuple only in JSON
         text = json.dumps(content, default=str, allow_nan=False)
     except ValueError:
-        raise InputError(f"{path.name}: a number in it is not finite") from None
+        raise InputError(f"{path.name}: contains a number that is not finite") from None
     try:
         ledger = PaperLedger.model_validate_json(text)
     except ValidationError as error:
-        faults = (f"{'.'.join(map(str, fault['loc'])) or 'ledger'}: {fault['msg']}" for fault in error.errors())
-        raise InputError(f"{path.name}: {'; '.join(faults)}") from None
+        errors = (f"{'.'.join(map(str, item['loc'])) or 'ledger'}: {item['msg']}" for item in error.errors())
+        raise InputError(f"{path.name}: {'; '.join(errors)}") from None
     if ledger.paper.id != path.stem:
-        raise InputError(f"{path.name}: paper.id is {ledger.paper.id!r}; the file is named for it")
+        raise InputError(f"{path.name}: paper.id {ledger.paper.id!r} must equal the file name")
     return ledger
 
 
 @dataclass(frozen=True)
 class SourceTree:
-    """Where things lie: a checkout, or an installed package, which has neither tests nor docs."""
+    """The directories of a checkout, and its ledgers."""
 
     root: Path
     ledgers: Mapping[str, PaperLedger] = field(default_factory=dict)
 
     @property
     def package_dir(self) -> Path:
-        checkout = self.root / "src" / "laconic"
-        return checkout if checkout.is_dir() else self.root
+        """The package `laconic`."""
+        return self.root / "src" / "laconic"
 
     @property
-    def tests_dir(self) -> Path | None:
-        return self.root / "tests" if self.package_dir != self.root and (self.root / "tests").is_dir() else None
+    def tests_dir(self) -> Path:
+        """The tests."""
+        return self.root / "tests"
 
     @property
-    def page_path(self) -> Path | None:
-        return self.root / "docs" / "ledger.md" if self.package_dir != self.root else None
+    def page_path(self) -> Path:
+        """The page that `render_page` generates."""
+        return self.root / "docs" / "ledger.md"
+
+    def equation_files(self) -> list[tuple[str, Path]]:
+        """Return (module, file) of every file that may implement an equation: the package and tests/reference."""
+        roots = (self.package_dir.parent, self.package_dir), (self.root, self.tests_dir / "reference")
+        return [
+            (".".join(path.relative_to(base).with_suffix("").parts), path)
+            for base, folder in roots
+            for path in sorted(folder.rglob("*.py"))
+        ]
 
     def locate_function(self, function: str) -> tuple[Path, str]:
-        """The file of `laconic.models.rope:rotate`, and the name inside."""
+        """Return the file of `laconic.models.rope:rotate_pairs`, and the name inside it."""
         module, _, name = function.partition(":")
-        path = self.package_dir.joinpath(*module.split(".")[1:])
+        base = self.package_dir.parent if module.startswith("laconic.") else self.root
+        path = base.joinpath(*module.split("."))
         return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")), name
-
-
-def default_root() -> Path:
-    """The checkout this package lies in, or the package itself where it is installed."""
-    package = Path(__file__).resolve().parents[1]
-    checkout = package.parents[1]
-    return checkout if package.parent.name == "src" and (checkout / "tests").is_dir() else package

@@ -1,4 +1,4 @@
-"""The door: which verb was meant, and the exit code of every way to end."""
+"""Command-line entry point: parse the arguments, run the command, and exit with a documented code."""
 
 import contextlib
 import io
@@ -21,36 +21,36 @@ from laconic.cli.export import ExportCommand
 from laconic.cli.generate import GenerateCommand
 from laconic.cli.inspect import InspectCommand
 from laconic.cli.report import ReportCommand
+from laconic.cli.tasks import TasksListCommand
 from laconic.cli.train import TrainCommand, normalise_args
-from laconic.cli.verify import Ledger, VerifyAllCommand, VerifyParityCommand
+from laconic.cli.verify import VerifyAllCommand, VerifyParityCommand
 from laconic.console import log_message
 
-EXIT_USAGE, EXIT_MISSING_INPUT, EXIT_BUG, EXIT_OUT_OF_MEMORY, EXIT_IO_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = (
-    2,
-    66,
-    70,
-    71,
-    74,
-    130,
-    141,
-)
+EXIT_USAGE = 2
+EXIT_MISSING_INPUT = 66
+EXIT_BUG = 70
+EXIT_OUT_OF_MEMORY = 71
+EXIT_IO_ERROR = 74
+EXIT_INTERRUPTED = 130
+EXIT_PIPE_CLOSED = 141
 EXTRA_OF_PACKAGE = {
     **dict.fromkeys(("transformers", "peft", "datasets", "pyarrow"), "hf"),
-    "matplotlib": "report",
+    **dict.fromkeys(("matplotlib", "scipy"), "report"),
     "trackio": "track",
 }
 
 VerifyGroup = Annotated[
-    Annotated[VerifyAllCommand, subcommand("all")]
-    | Annotated[VerifyParityCommand, subcommand("parity")]
-    | Annotated[Ledger, subcommand("ledger")],
-    subcommand("verify", description="Runs the checks and prints them as a table; without a name, all of them."),
+    Annotated[VerifyAllCommand, subcommand("all")] | Annotated[VerifyParityCommand, subcommand("parity")],
+    subcommand("verify", description="Compare models with a reference; without a subcommand, all tiny models."),
 ]
 DataGroup = Annotated[
     Annotated[DataListCommand, subcommand("list")]
     | Annotated[DataCheckCommand, subcommand("check")]
     | Annotated[DataMakeCommand, subcommand("make")],
-    subcommand("data", description="Lists data sets, looks rows over, generates rows."),
+    subcommand("data", description="List, check or generate data sets."),
+]
+TasksGroup = Annotated[
+    TasksListCommand, subcommand("tasks")
 ]
 Command = (
     Annotated[DemoCommand, subcommand("demo")]
@@ -62,48 +62,54 @@ Command = (
     | Annotated[ReportCommand, subcommand("report")]
     | Annotated[ExportCommand, subcommand("export")]
     | DataGroup
+    | TasksGroup
     | VerifyGroup
 )
 
 
 def parse_command(args: list[str]) -> Any:
-    """The command asked for. Raises `SystemExit`: 0 after help, 2 with one line for what cannot be understood."""
+    """Parse the arguments into a command.
+
+    Raises:
+        SystemExit: 0 after `--help`; 2, with one line on standard error, for arguments that cannot be parsed.
+    """
     args = [*args, "all"] if args == ["verify"] else args
+    args = ["tasks", *args[2:]] if args[:2] == ["tasks", "list"] else args
     args = ["train", *normalise_args(args[1:])] if args[:1] == ["train"] else args
-    told = io.StringIO()
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(errors):
             return tyro.cli(
                 Command,  # pyright: ignore[reportArgumentType]
                 prog="laconic",
-                description="Trains and runs language models that think, read and learn in few vectors.",
+                description="Train and run language models that use few vectors instead of many tokens.",
                 args=args,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
     except SystemExit as end:
         if end.code:
-            log_message(f"laconic: {summarise_usage_error(told.getvalue())}")
+            log_message(f"laconic: {summarise_usage_error(errors.getvalue())}")
         raise
 
 
-def summarise_usage_error(box: str) -> str:
-    """The first sentence in a box of tyro's, with the option it takes for the nearest."""
-    body = re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()[1:]  # the first line is the title
-    lines = [text for line in body if (text := line.strip("│")[1:].rstrip()).strip("─-╰╯ ")]
+def summarise_usage_error(text: str) -> str:
+    """Return the first sentence of tyro's error box, with the option it suggests."""
+    body = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()[1:]  # the first line is the title
+    lines = [line for row in body if (line := row.strip("│")[1:].rstrip()).strip("─-╰╯ ")]
     if not lines:
-        return "cannot be understood; see laconic --help"
-    near = next(
-        (lines[i + 1].split()[0] for i, line in enumerate(lines[:-1]) if line.strip().startswith("Perhaps you")), None
-    )
-    rule = next((i for i, line in enumerate(body) if not line.strip("│─ ")), len(body))
-    said = list(takewhile(lambda line: not line.startswith(" "), lines[:rule]))  # what is wrapped is not indented
-    first = " ".join(said).rstrip(".")
-    first += f" {lines[len(said)].strip()}" if first.endswith(":") and len(said) < len(lines) else ""
-    return first + (f"; did you mean {near}?" if near else "; see laconic --help")
+        return "cannot parse the arguments; see laconic --help"
+    suggestions = (lines[i + 1].split()[0] for i, row in enumerate(lines[:-1]) if row.strip().startswith("Perhaps you"))
+    suggestion = next(suggestions, None)
+    end = next((i for i, row in enumerate(body) if not row.strip("│─ ")), len(body))
+    sentence_lines = list(takewhile(lambda row: not row.startswith(" "), lines[:end]))  # wrapped lines are not indented
+    sentence = " ".join(sentence_lines).rstrip(".")
+    if sentence.endswith(":") and len(sentence_lines) < len(lines):
+        sentence += f" {lines[len(sentence_lines)].strip()}"
+    return sentence + (f"; did you mean {suggestion}?" if suggestion else "; see laconic --help")
 
 
 def exit_status(error: BaseException) -> tuple[int, str]:
-    """The exit code of an error, and the line to show."""
+    """Return the exit code of an error and the line to print."""
     from laconic.errors import LaconicError
 
     match error:
@@ -112,30 +118,25 @@ def exit_status(error: BaseException) -> tuple[int, str]:
         case KeyboardInterrupt():
             return EXIT_INTERRUPTED, "interrupted"
         case FileNotFoundError():
-            return EXIT_MISSING_INPUT, f"{error.filename}: not there"
+            return EXIT_MISSING_INPUT, f"{error.filename}: no such file"
         case OSError():
             return EXIT_IO_ERROR, f"{error.filename or 'input/output'}: {error.strerror or error}"
         case ImportError() if error.name and error.name.partition(".")[0] in EXTRA_OF_PACKAGE:
-            return (
-                EXIT_USAGE,
-                f"{error.name} is not installed; pip install 'laconic[{EXTRA_OF_PACKAGE[error.name.partition('.')[0]]}]'",
-            )
+            extra = EXTRA_OF_PACKAGE[error.name.partition(".")[0]]
+            return EXIT_USAGE, f"{error.name} is not installed; pip install 'laconic[{extra}]'"
         case MemoryError() | RuntimeError() if isinstance(error, MemoryError) or "allocate" in str(error):
-            return (
-                EXIT_OUT_OF_MEMORY,
-                "out of memory; take a smaller --dtype, fewer or shorter prompts, or a smaller model",
-            )
+            return EXIT_OUT_OF_MEMORY, "out of memory; try a smaller --dtype, a smaller batch, or a smaller model"
         case _:
-            text = f"a bug in laconic: {type(error).__name__}: {error}; LACONIC_DEBUG=1 shows where, please report it"
-            return EXIT_BUG, text
+            text = f"internal error: {type(error).__name__}: {error}"
+            return EXIT_BUG, f"{text}; please report it with the traceback that LACONIC_DEBUG=1 prints"
 
 
 def main() -> None:
-    """Runs one command and exits with its code; a traceback only under `LACONIC_DEBUG=1`."""
+    """Run one command and exit with its code; print a traceback only with `LACONIC_DEBUG=1`."""
     warnings.showwarning = lambda message, *_: log_message(f"laconic: {message}")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # whatever the locale says
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # whatever the locale is
     try:
         code = parse_command(sys.argv[1:]).run()
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`laconic verify`: the checks, as tables."""
+"""`laconic verify`: compare models with a reference implementation."""
 
 import json
 import shlex
@@ -15,38 +15,36 @@ from laconic.errors import InputError
 
 @dataclass(frozen=True)
 class VerifyParityCommand:
-    """Compares a model with a reference, stage by stage, in units of the noise of each stage.
+    """Compare a model with a reference stage by stage, in units of the float32 rounding noise of each stage.
 
-    Example: laconic verify parity stories260k --out report.html
+    Example: laconic verify parity stories260k --json parity.json
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """a checkpoint (folder or hub name), or tiny:FAMILY for the random fixture of a family"""
+    """checkpoint (folder or hub name), or tiny:FAMILY for the small random model of a family"""
     reference: str | None = None
-    """transformers; golden, the bundle shipped for these weights; or the folder of a bundle. By default transformers
-    if it is installed, else golden. transformers reads the same config.json: only a bundle tells that it was changed"""
+    """transformers; golden, the stored activations that are shipped for these weights; or the folder of such a bundle
+    (default: transformers if it is installed, else golden). transformers reads the same config.json, so only a bundle
+    shows that it was changed"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """below float32, errors are judged by their ratio to the reference's own in that type"""
+    """below float32, errors are compared with the reference's own error in that dtype"""
     inputs: str = "all"
-    """which inputs to try: all, or a list such as I1,I7"""
+    """inputs to compare on: all, or a comma-separated list such as I1,I7"""
     layers: str = "all"
-    """which layers to look at: all, or a list such as 0,5,last"""
-    out: Path | None = None
-    """write one HTML page here"""
+    """layers to compare: all, or a comma-separated list such as 0,5,last"""
     json: Path | None = None
-    """write the findings as JSON here"""
+    """file to write all results to as JSON"""
     write_golden: Path | None = None
-    """write what transformers gave as a golden bundle into this folder"""
+    """folder to write a new golden bundle with the activations of transformers to"""
 
     def run(self) -> int:
-        """0 if every comparison asked for ran and passed, else 1."""
+        """Return 0 if every requested comparison ran and passed, else 1."""
         from rich.console import Console
 
         from laconic.verification.run import run_parity
 
-        for path in (self.out, self.json):
-            if path and not path.absolute().parent.is_dir():
-                raise InputError(f"{path}: no folder {path.parent} to write into; make it first")
+        if self.json and not self.json.absolute().parent.is_dir():
+            raise InputError(f"{self.json}: folder {self.json.parent} does not exist; create it first")
         with progress("comparing") as show:
             report = run_parity(
                 self.model,
@@ -60,47 +58,20 @@ class VerifyParityCommand:
             )
         Console().print(report.to_table())
         print(report.summary())
-        if self.out:
-            from laconic.verification.page import page
-
-            write_file(self.out, page(report))
         if self.json:
             write_file(self.json, json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
         return 0 if report.is_ok else 1
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """Compares the papers' equations with the code and its tests.
-
-    Example: laconic verify ledger
-    """
-
-    write: bool = False
-    """write docs/ledger.md anew"""
-
-    def run(self) -> int:
-        """0 if every equation has its function, oracle and misreadings, else 1."""
-        from rich.console import Console
-
-        from laconic.verification import ledger
-
-        if self.write:
-            write_file(ledger.default_root() / "docs" / "ledger.md", ledger.render_page(ledger.default_root()))
-        findings = ledger.check_ledger()
-        Console().print(ledger.findings_table(findings))
-        return 1 if findings else 0
-
-
-@dataclass(frozen=True)
 class VerifyAllCommand:
-    """Runs the ledger, and parity on the random fixture of each family.
+    """Compare the tiny random model of every family with its reference.
 
     Example: laconic verify
     """
 
     def run(self) -> int:
-        """0 if every check ran and passed, else 1."""
+        """Return 0 if every comparison ran and passed, else 1."""
         from laconic.models.config import WEIGHT_NAMES
 
-        return max([Ledger().run(), *(VerifyParityCommand(f"tiny:{family}").run() for family in WEIGHT_NAMES)])
+        return max(VerifyParityCommand(f"tiny:{family}").run() for family in WEIGHT_NAMES)

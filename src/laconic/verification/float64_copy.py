@@ -61,7 +61,7 @@ class Float64Decoder(Decoder):
         return wide.eval()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Eq. C20, converting 8,192 rows of the output matrix at a time."""
+        """Compute the logits (Eq. C20), converting 8,192 rows of the output matrix at a time."""
         decoder = self.source[0]
         self.block_cache.clear()
         tied = self.config.tie_word_embeddings

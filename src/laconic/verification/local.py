@@ -44,8 +44,8 @@ class LocalStages:
         if recorded.layer < 0:
             case = self.case
             positions = case.position_ids[:, : S + T] if case.pass_positions else default_position_ids(case, S)
-            inputs |= {"vectors": self.embeddings[:, S : S + T], "positions": positions[:, S:]}
-        inputs["live"] = self.case.valid_mask[:, S : S + T]
+            inputs |= {"inputs_embeds": self.embeddings[:, S : S + T], "position_ids": positions[:, S:]}
+        inputs["attention_mask"] = self.case.valid_mask[:, S : S + T]
         context = self.build_stage_context(recorded, past)
         with torch.no_grad():
             return {

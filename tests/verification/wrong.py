@@ -1,4 +1,4 @@
-"""Wrong forms of the decoder's functions, each a mistake that has been made somewhere."""
+"""Wrong forms of the decoder's functions, each a mistake that has been captured somewhere."""
 
 import math
 from typing import Any
@@ -30,8 +30,8 @@ def part_of(wrong: dict[str, str]) -> Any:
 
 
 def exchanged_normed(self: Any, x: Tensor, role: str) -> Tensor:
-    part = self.part({"q_norm": "k_norm", "k_norm": "q_norm"}[role])
-    return block.head_norm(x, part.weight, self.config.eps)
+    part = self.submodule({"q_norm": "k_norm", "k_norm": "q_norm"}[role])
+    return block.head_norm(x, part.weight, self.config.norm_eps)
 
 
 # Rotation
@@ -67,7 +67,7 @@ def shear(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def keys_one_off(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Told from queries by their number, which is the fixtures' and stories260k's."""
+    """Distinguish keys from queries by the number of heads of the test models."""
     if (x.shape[1], x.shape[3]) not in ((2, 16), (4, 8)):
         return rotate_right(x, cos, sin)
     omega = rope.frequencies(10000.0, x.shape[-1]).to(x.dtype).repeat(2)
@@ -120,24 +120,24 @@ def law(power: float = 1.0, base: float | None = None, flip: bool = False) -> An
 # Scalings
 
 
-def yarn_inverted(how: RopeConfig, E: int, longest: Tensor) -> Any:
-    omega, a = rope.yarn_frequencies(how, E, longest)
-    plain = rope.frequencies(how.theta, E)
-    return plain + plain / how.scaling_factor - omega, a
+def yarn_inverted(config: RopeConfig, E: int, longest: Tensor) -> Any:
+    omega, a = rope.yarn_frequencies(config, E, longest)
+    plain = rope.frequencies(config.theta, E)
+    return plain + plain / config.scaling_factor - omega, a
 
 
-def llama3_inverted(how: RopeConfig, E: int, longest: Tensor) -> Any:
-    omega, a = rope.llama3_frequencies(how, E, longest)
-    plain = rope.frequencies(how.theta, E)
-    ratio = how.pretrained_positions * plain / (2 * math.pi)
-    between = (ratio > how.low_freq_factor) & (ratio < how.high_freq_factor)
-    return torch.where(between, plain + plain / how.scaling_factor - omega, omega), a
+def llama3_inverted(config: RopeConfig, E: int, longest: Tensor) -> Any:
+    omega, a = rope.llama3_frequencies(config, E, longest)
+    plain = rope.frequencies(config.theta, E)
+    ratio = config.pretrained_positions * plain / (2 * math.pi)
+    between = (ratio > config.low_freq_factor) & (ratio < config.high_freq_factor)
+    return torch.where(between, plain + plain / config.scaling_factor - omega, omega), a
 
 
-def dynamic_exponent(how: RopeConfig, E: int, longest: Tensor) -> Any:
-    n = longest.clamp(min=how.max_position_embeddings)[:, None]
-    growth = (how.scaling_factor * n / how.max_position_embeddings) - (how.scaling_factor - 1)
-    return rope.frequencies(how.theta * growth ** (E / (E - 1)), E), 1.0
+def dynamic_exponent(config: RopeConfig, E: int, longest: Tensor) -> Any:
+    n = longest.clamp(min=config.max_position_embeddings)[:, None]
+    growth = (config.scaling_factor * n / config.max_position_embeddings) - (config.scaling_factor - 1)
+    return rope.frequencies(config.theta * growth ** (E / (E - 1)), E), 1.0
 
 
 # Scores, sight, softmax
@@ -154,22 +154,22 @@ def scaled_twice(q: Tensor, k: Tensor, scale: float) -> Tensor:
 seen_right = attention.visibility_mask
 
 
-def one_ahead(live: Tensor, S: int, window: int | None) -> Tensor:
-    slot = torch.arange(live.shape[1])
-    return live[:, None, :] & (slot <= slot[S:, None] + 1)
+def one_ahead(valid: Tensor, S: int, window: int | None) -> Tensor:
+    slot = torch.arange(valid.shape[1])
+    return valid[:, None, :] & (slot <= slot[S:, None] + 1)
 
 
-def hides_self(live: Tensor, S: int, window: int | None) -> Tensor:
-    slot = torch.arange(live.shape[1])
-    return live[:, None, :] & (slot < slot[S:, None])
+def hides_self(valid: Tensor, S: int, window: int | None) -> Tensor:
+    slot = torch.arange(valid.shape[1])
+    return valid[:, None, :] & (slot < slot[S:, None])
 
 
 def windowed(W: int) -> Any:
-    return lambda live, S, window: seen_right(live, S, W)
+    return lambda valid, S, window: seen_right(valid, S, W)
 
 
-def dead_seen(live: Tensor, S: int, window: int | None) -> Tensor:
-    return seen_right(torch.ones_like(live), S, window)
+def dead_seen(valid: Tensor, S: int, window: int | None) -> Tensor:
+    return seen_right(torch.ones_like(valid), S, window)
 
 
 def upper_left(q: Tensor, k: Tensor, v: Tensor, scale: float, sight: AttentionMask, dropout: float) -> Tensor:
@@ -221,7 +221,7 @@ def one_layer_unrotated(self: Any, y: Tensor, past: Any, frame: Any, *rest: Any)
 def new_before_old(
     self: Any, y: Tensor, past: Any, frame: Any, note: Any = capture_nothing, wants: bool = False
 ) -> Any:
-    q, k, v = self.heads(y, note)
+    q, k, v = self.qkv_heads(y, note)
     q, k = (
         note("q_rot", rope.rotate_pairs(q, frame.cos, frame.sin)),
         note("k_rot", rope.rotate_pairs(k, frame.cos, frame.sin)),
@@ -229,13 +229,13 @@ def new_before_old(
     if past is not None:
         k, v = torch.cat([k, past[0]], 2), torch.cat([v, past[1]], 2)
     k, v = note("k_cache", k), note("v_cache", v)
-    return note("attn_out", self.output(self.context(q, k, v, frame, note, wants))), k, v
+    return note("attn_out", self.project_output(self.attend(q, k, v, frame, note, wants))), k, v
 
 
 def normed_after_rotation(
     self: Any, y: Tensor, past: Any, frame: Any, note: Any = capture_nothing, wants: bool = False
 ) -> Any:
-    q, k, v = self.project(y)
+    q, k, v = self.project_qkv(y)
     q, k, v = note("q", note("q_raw", q)), note("k", note("k_raw", k)), note("v", v)
     q, k = (
         self.normalize_heads(rope.rotate_pairs(x, frame.cos, frame.sin), role)
@@ -245,21 +245,21 @@ def normed_after_rotation(
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     k, v = note("k_cache", k), note("v_cache", v)
-    return note("attn_out", self.output(self.context(q, k, v, frame, note, wants))), k, v
+    return note("attn_out", self.project_output(self.attend(q, k, v, frame, note, wants))), k, v
 
 
 def residual_dropped(self: Any, x: Tensor, past: Any, frame: Any, want: frozenset[str] = frozenset()) -> Any:
-    made: dict[str, Tensor] = {}
+    captured: dict[str, Tensor] = {}
 
     def note(name: str, value: Tensor) -> Tensor:
         if name in want:
-            made[f"{name}.{self.index}"] = value
+            captured[f"{name}.{self.index}"] = value
         return value
 
     wants = not want.isdisjoint(block.EAGER_ACTIVATIONS)
-    r, k, v = self.attention(note("norm1", self.part("norm1")(x)), past, frame, note, wants)
+    r, k, v = self.self_attention(note("norm1", self.submodule("norm1")(x)), past, frame, note, wants)
     r = note("resid1", r)
-    return note("resid2", r + self.mlp_forward(note("norm2", self.part("norm2")(r)), note)), k, v, made
+    return note("resid2", r + self.mlp_forward(note("norm2", self.submodule("norm2")(r)), note)), k, v, captured
 
 
 def up_before_gate(gate: Tensor, up: Tensor, act: str) -> Tensor:
@@ -268,22 +268,22 @@ def up_before_gate(gate: Tensor, up: Tensor, act: str) -> Tensor:
 
 def keys_first(self: Any, y: Tensor) -> Any:
     H = self.config.num_attention_heads
-    k, q, v = self.part("qkv")(y).chunk(3, -1)
+    k, q, v = self.submodule("qkv")(y).chunk(3, -1)
     return attention.split_heads(q, H), attention.split_heads(k, H), attention.split_heads(v, H)
 
 
 # Ends and state
 
 
-def counting_padding(live: Tensor, held: Tensor, held_live: Tensor) -> Tensor:
-    return (held.shape[1] + torch.arange(live.shape[1])).expand(live.shape) * live
+def counting_padding(valid: Tensor, past: Tensor, past_valid: Tensor) -> Tensor:
+    return (past.shape[1] + torch.arange(valid.shape[1])).expand(valid.shape) * valid
 
 
 def row_p(table: Tensor, p: Tensor, offset: int) -> Tensor:
     return F.embedding(p.clamp(min=0), table)
 
 
-def last_column(x: Tensor, live: Tensor) -> Tensor:
+def last_column(x: Tensor, valid: Tensor) -> Tensor:
     return x[:, -1]
 
 
@@ -292,6 +292,6 @@ def unnormed(self: Any, x: Tensor) -> Tensor:
 
 
 def stale(self: KVCache, n: int) -> KVCache:
-    """Told the right places of the first n slots, but holds the last n: what was to be forgotten stays."""
+    """Keep the positions of the first n slots but the values of the last n."""
     keys, values = tuple(k[:, :, -n:] for k in self.keys), tuple(v[:, :, -n:] for v in self.values)
     return KVCache(keys, values, self.positions[:, :n], self.valid[:, :n])

@@ -32,7 +32,7 @@ AWKWARD: dict[str, dict[str, Any]] = {  # heads of 10 or 14 where D / H is 7, th
 }  # fmt: skip
 
 
-def made_by_transformers(family: str, folder: Path, **more: Any) -> Path:
+def build_transformers_model(family: str, folder: Path, **more: Any) -> Path:
     """A random model of transformers, its norms and biases moved away from 1 and 0, saved by it."""
     import transformers
 
@@ -60,9 +60,9 @@ def compared(decoder: Decoder, reference: TransformersReference, case: ParityCas
 @pytest.mark.parametrize(
     "family", [pytest.param(family, marks=pytest.mark.slow if family in ALIKE else ()) for family in WEIGHT_NAMES]
 )
-def test_random_models_of_transformers_with_awkward_shapes(family: str, tmp_path: Path):
+def test_reference_random_models_with_unusual_shapes(family: str, tmp_path: Path):
     needs("transformers")
-    folder = made_by_transformers(family, tmp_path / "model")
+    folder = build_transformers_model(family, tmp_path / "model")
     decoder, reference = Decoder.from_pretrained(folder), TransformersReference(folder)
     for case in build_inputs(decoder).cases:
         findings = compared(decoder, reference, case).results()
@@ -70,9 +70,9 @@ def test_random_models_of_transformers_with_awkward_shapes(family: str, tmp_path
 
 
 @pytest.mark.parametrize("family", tuple(WEIGHT_NAMES))
-def test_saved_by_us_loaded_there_and_sharded(family: str, tmp_path: Path):
+def test_reference_loads_sharded_checkpoints_of_ours(family: str, tmp_path: Path):
     needs("transformers")
-    folder = made_by_transformers(family, tmp_path / "model")
+    folder = build_transformers_model(family, tmp_path / "model")
     decoder = Decoder.from_pretrained(folder)
     decoder.save_pretrained(tmp_path / "sharded", max_shard_bytes=40_000.0)
     again = Decoder.from_pretrained(tmp_path / "sharded")
@@ -82,43 +82,43 @@ def test_saved_by_us_loaded_there_and_sharded(family: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("family", tuple(WEIGHT_NAMES))
-def test_the_adapter_changes_no_bit(family: str, tmp_path: Path):
+def test_reference_hooks_change_no_bit(family: str, tmp_path: Path):
     """Logits under hooks and tap are those of transformers' own eager attention."""
     needs("transformers")
     import transformers
 
-    folder = made_by_transformers(family, tmp_path / "model")
+    folder = build_transformers_model(family, tmp_path / "model")
     load = transformers.AutoModelForCausalLM.from_pretrained
     plain, reference = load(folder, attn_implementation="eager").eval(), TransformersReference(folder)
     ids = torch.randint(0, 83, (2, 12))
-    live = torch.arange(12) >= torch.tensor([[0], [5]])
-    case = ParityCase("case", ids, valid=live)
+    valid = torch.arange(12) >= torch.tensor([[0], [5]])
+    case = ParityCase("case", ids, valid=valid)
     with torch.no_grad():
-        want = plain(ids, attention_mask=live.long(), position_ids=case.position_ids).logits
+        want = plain(ids, attention_mask=valid.long(), position_ids=case.position_ids).logits
     got = list(reference.iterate_stages(case))[-1].activations["logits"]
-    assert torch.equal(got[live], want[live])
+    assert torch.equal(got[valid], want[valid])
     assert not any(layer._forward_hooks for layer in reference.layers)
 
 
 @pytest.mark.parametrize("kind", ["default", *ROPE_VARIANTS])
-def test_tables_are_bit_equal_to_transformers(kind: str, tmp_path: Path):
+def test_reference_rope_tables_are_bit_equal(kind: str, tmp_path: Path):
     """Eq. C3 to C5 on both sides of each switch (P0 32 and 64, Pmax 128), and in the thousands."""
     needs("transformers")
     decoder = build_tiny_decoder("llama", "" if kind == "default" else kind)
     decoder.save_pretrained(tmp_path / "model")
     reference = TransformersReference(tmp_path / "model")
-    how = decoder.config.rope
-    assert how is not None
+    rope_config = decoder.config.rope
+    assert rope_config is not None
     for start in (0, 100, 3000):
         p = start + torch.arange(32)[None]
-        omega, a = rope.ROPE_SCALINGS[kind](how, decoder.config.head_dim, p.amax(1) + 1)
+        omega, a = rope.ROPE_SCALINGS[kind](rope_config, decoder.config.head_dim, p.amax(1) + 1)
         cos, sin = rope.cos_sin_tables(p, omega, a, torch.float32)
         theirs = reference.model.model.rotary_emb(torch.zeros(1), p)
         assert torch.equal(cos[:, 0], theirs[0]), start
         assert torch.equal(sin[:, 0], theirs[1]), start
 
 
-def test_opt_hands_over_scaled_queries_and_that_is_undone(tmp_path: Path):
+def test_reference_opt_query_scale_is_undone(tmp_path: Path):
     needs("transformers")
     decoder = build_tiny_decoder("opt")
     decoder.save_pretrained(tmp_path / "model")
@@ -127,7 +127,7 @@ def test_opt_hands_over_scaled_queries_and_that_is_undone(tmp_path: Path):
     torch.testing.assert_close(q, q_rot, rtol=1e-6, atol=0)
 
 
-def test_an_adapter_out_of_step_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_reference_refuses_a_changed_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     needs("transformers")
     from transformers.models.llama import modeling_llama
 
@@ -135,8 +135,8 @@ def test_an_adapter_out_of_step_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     decoder.save_pretrained(tmp_path / "model")
     reference, right = TransformersReference(tmp_path / "model"), modeling_llama.eager_attention_forward
 
-    def other(*given: Any, **named: Any) -> Any:
-        out, probs = right(*given, **named)
+    def other(*args: Any, **kwargs: Any) -> Any:
+        out, probs = right(*args, **kwargs)
         return out, probs * 0.5
 
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", other)
@@ -144,7 +144,7 @@ def test_an_adapter_out_of_step_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         list(reference.iterate_stages(ParityCase("case", torch.arange(8)[None])))
 
 
-def test_dynamic_tables_do_not_outlive_a_case(tmp_path: Path):
+def test_reference_resets_dynamic_rope(tmp_path: Path):
     """transformers keeps the table of the longest pass; the adapter lets every case begin anew."""
     needs("transformers")
     decoder = build_tiny_decoder("llama", "dynamic")

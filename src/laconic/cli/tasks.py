@@ -1,0 +1,63 @@
+"""`laconic tasks list`: the names that `laconic evaluate --tasks` accepts."""
+
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from laconic.cli.arguments import OutputFormat
+
+
+class TaskInfo(NamedTuple):
+    """A task of `laconic evaluate`: its name, the kind of run that it evaluates, and what it measures."""
+
+    name: str
+    runs: str
+    description: str
+
+
+ANY, REASONING, COMPRESSION, NESTED = "any", "latent", "compression", "nested"
+TASKS = (
+    TaskInfo("test, valid", ANY, "the recipe's own test or validation rows"),
+    TaskInfo("FILE.jsonl", REASONING, "questions with answers (question, answer); also .parquet"),
+    TaskInfo("USER/NAME:SPLIT", REASONING, "a data set on the Hugging Face hub"),
+    TaskInfo("excerpt", COMPRESSION, "documents whose end is copied from an earlier part"),
+    TaskInfo("FILE.jsonl", COMPRESSION, "context QA (context, question, answer) or in-context labels (text, label)"),
+    TaskInfo("mqar", NESTED, "multi-query associative recall"),
+    TaskInfo("copying", NESTED, "selective copying"),
+    TaskInfo("formal_languages", NESTED, "formal languages"),
+    TaskInfo("needle", NESTED, "facts inserted into long texts"),
+    TaskInfo("ppl", NESTED, "nats per token on held-out texts, with weight updates on and off"),
+    TaskInfo("books", NESTED, "nats per token when the state is carried through a book, and when it is reset"),
+    TaskInfo("levels", NESTED, "ablations: the loss without each level, momentum, decay, …"),
+    TaskInfo("clinc150, banking77", NESTED, "class-incremental learning; slow: limit with --limit and --shots"),
+)
+
+
+@dataclass(frozen=True)
+class TasksListCommand:
+    """List the tasks of laconic evaluate, and the runs that each one evaluates.
+
+    Example: laconic tasks list
+    """
+
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
+
+    def run(self) -> int:
+        """Print the table."""
+        from laconic.data.reasoning.catalog import DATASETS
+
+        catalog = [TaskInfo(info.name, REASONING, info.description) for info in DATASETS.values()]
+        tasks = [*TASKS[:1], *catalog, *TASKS[1:]]
+        if self.format == "json":
+            print(json.dumps({"schema": 1, "tasks": [task._asdict() for task in tasks]}, ensure_ascii=False))
+            return 0
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("task", "runs", "measures", box=SIMPLE_HEAD)
+        for task in tasks:
+            table.add_row(*task)
+        Console().print(table)
+        return 0

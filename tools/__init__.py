@@ -1,0 +1,1 @@
+"""Developer tools; run from the root of a checkout."""
