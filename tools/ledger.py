@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from laconic.errors import InputError
@@ -73,7 +74,7 @@ def findings_table(findings: list[LedgerFinding]) -> Table:
     for number, title in enumerate(CHECK_TITLES):
         messages = [f"{finding.subject}: {finding.message}" for finding in findings if finding.check == number]
         passed = "[green]passed[/]" if is_loaded or number == 0 else "[yellow]not run[/]"
-        table.add_row(title, "[red]failed[/]" if messages else passed, "\n".join(messages))
+        table.add_row(title, "[red]failed[/]" if messages else passed, escape("\n".join(messages)))
     return table
 
 

@@ -102,7 +102,9 @@ class PaperLedger(StrictModel):
         if unknown:
             raise ValueError(f"silent: no equation {unknown[0]}")
         sources = [*self.paper.sources, *(source for equation in self.equation for source in equation.sources)]
-        bad = [source for source in sources if source.lower().startswith("arxiv") and not ARXIV_PATTERN.fullmatch(source)]
+        bad = [
+            source for source in sources if source.lower().startswith("arxiv") and not ARXIV_PATTERN.fullmatch(source)
+        ]
         if bad:
             raise ValueError(f"{bad[0]!r}: expected the form arXiv:1234.56789")
         return self

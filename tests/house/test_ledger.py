@@ -1,13 +1,13 @@
-"""The ledger: every paper's equations, code, tests and page agree; and each check sees what it is there to see."""
+"""The ledger: papers, code, tests and page agree; every check detects the error it is there for."""
 
 from pathlib import Path
 
 import pytest
 
 from laconic.errors import InputError
-from laconic.verification import ledger
-from laconic.verification.paper_ledger import default_root, load_ledger
 from tests.conftest import REPO
+from tools import ledger
+from tools.paper_ledger import load_ledger
 
 TOML = """
 [paper]
@@ -19,7 +19,7 @@ id = "1"
 name = "twice"
 tex = "y = 2x"
 sources = ["arXiv:1234.56789"]
-functions = ["laconic.methods.toy:twice"]
+functions = ["laconic.latent.toy:twice"]
 flows = ["x"]
 stops = ["z"]
 [[equation]]
@@ -61,7 +61,7 @@ MISREAD = {"1": {"square": lambda x: x * x, "half": lambda x: x / 2}}
 
 TEST = """
 import pytest
-from laconic.methods.toy import twice
+from laconic.latent.toy import twice
 from tests.oracles import toy
 
 @pytest.mark.equation("toy", "1")
@@ -86,10 +86,10 @@ def checkout(root: Path) -> Path:
     """A small checkout in which every check passes."""
     files = {
         "src/laconic/papers/toy.toml": TOML,
-        "src/laconic/methods/toy.py": CODE,
+        "src/laconic/latent/toy.py": CODE,
         "src/laconic/recipes/small.toml": RECIPE,
         "tests/oracles/toy.py": ORACLES,
-        "tests/methods/test_toy.py": TEST,
+        "tests/latent/test_toy.py": TEST,
     }
     for name, text in files.items():
         path = root / name
@@ -107,119 +107,114 @@ def edit(root: Path, name: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_the_ledger_of_this_checkout() -> None:
+def test_ledger_of_this_checkout_passes() -> None:
     assert [str(finding) for finding in ledger.check_ledger(REPO)] == []
 
 
-def test_it_has_every_equation_of_the_decoder() -> None:
+def test_ledger_lists_every_equation_of_the_decoder() -> None:
     ids = [equation.id for equation in load_ledger(REPO / "src/laconic/papers/llama.toml").equation]
     scalings = [f"C4{kind}" for kind in "abcdef"]
     assert ids == ["C1", "C2", "C3", *scalings, *(f"C{number}" for number in range(5, 23))]
 
 
-def test_the_package_finds_its_checkout() -> None:
-    assert default_root() == Path(ledger.__file__).resolve().parents[3]
-
-
-def test_a_whole_checkout_has_no_findings(tmp_path: Path) -> None:
+def test_ledger_complete_checkout_passes(tmp_path: Path) -> None:
     assert ledger.check_ledger(checkout(tmp_path)) == []
     page = (tmp_path / "docs" / "ledger.md").read_text()
     assert "| [toy](#toy) | 1 | 1 | 2 | 1 | 1 |" in page
-    assert "Misreadings told apart: square; half." in page
+    assert "Misreadings: square; half." in page
     assert "Selected by `sign`." in page
 
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "number", "message"),
     [
-        ("src/laconic/methods/toy.py", "def twice", "def thrice", 1, "laconic.methods.toy:twice is not there"),
-        ("src/laconic/methods/toy.py", "Eq. 1: y", "Twice: y", 1, "does not begin with `Eq. 1: `"),
-        ("src/laconic/methods/toy.py", "Eq. 1: y", "Eq. 11: y", 2, "says Eq. 11, which no ledger gives it"),
+        ("src/laconic/latent/toy.py", "def twice", "def thrice", 1, "laconic.latent.toy:twice does not exist"),
+        ("src/laconic/latent/toy.py", "Eq. 1: y", "Twice: y", 1, "must begin with `Eq. 1: `"),
+        ("src/laconic/latent/toy.py", "Eq. 1: y", "Eq. 11: y", 2, "names Eq. 11"),
         (
-            "src/laconic/methods/toy.py",
+            "src/laconic/latent/toy.py",
             "Eq. 1: y",
             "Eq. 1 and 2: y",
             2,
-            "begins with Eq. and is no equation's one line",
+            "begins with Eq. but not",
         ),
-        ("tests/methods/test_toy.py", '"toy", "1"', '"toy", "2"', 3, 'no test is marked equation("toy", "1")'),
-        ("tests/methods/test_toy.py", '"toy", "1"', '"toy", "2"', 3, "marked for an equation that no ledger has"),
-        ("tests/methods/test_toy.py", 'toy.ORACLE["1"]', "mine", 3, 'no marked test takes ORACLE["1"]'),
-        ("tests/oracles/toy.py", 'ORACLE = {"1"', 'ORACLE = {"2"', 3, 'no marked test takes ORACLE["1"]'),
-        ("tests/oracles/toy.py", "import math", "import laconic.core", 3, "the oracle in toy.py imports laconic"),
-        ("tests/methods/test_toy.py", "gradcheck", "check", 3, "gradients flow to x; no marked test calls gradcheck"),
-        ("tests/methods/test_toy.py", "z.grad is None", "z", 3, "gradients stop at z; no marked test asks for that"),
-        ("tests/methods/test_toy.py", 'toy.MISREAD["1"]', "{}", 4, 'no marked test takes MISREAD["1"]'),
+        ("tests/latent/test_toy.py", '"toy", "1"', '"toy", "2"', 3, 'no test is marked equation("toy", "1")'),
+        ("tests/latent/test_toy.py", '"toy", "1"', '"toy", "2"', 3, "marked for an equation without a function"),
+        ("tests/latent/test_toy.py", 'toy.ORACLE["1"]', "mine", 3, 'no marked test uses ORACLE["1"]'),
+        ("tests/oracles/toy.py", 'ORACLE = {"1"', 'ORACLE = {"2"', 3, 'no marked test uses ORACLE["1"]'),
+        ("tests/oracles/toy.py", "import math", "import laconic.latent", 3, "the oracle in toy.py imports laconic"),
+        ("tests/latent/test_toy.py", "gradcheck", "check", 3, "no marked test calls gradcheck"),
+        ("tests/latent/test_toy.py", "z.grad is None", "z", 3, "no marked test checks grad"),
+        ("tests/latent/test_toy.py", 'toy.MISREAD["1"]', "{}", 4, 'no marked test uses MISREAD["1"]'),
         ("tests/oracles/toy.py", '"square": lambda x: x * x, "half": lambda x: x / 2', "", 4, "with an entry"),
-        ("src/laconic/recipes/small.toml", "0.1", "0.2", 5, "rate is 0.2, the table has 0.1; say why under [differs]"),
+        (
+            "src/laconic/recipes/small.toml",
+            "0.1",
+            "0.2",
+            5,
+            "rate is 0.2, the table has 0.1; say why under [deviations]",
+        ),
         ("src/laconic/recipes/small.toml", "std = true", "", 5, "std is 'absent', the table has True"),
         ("src/laconic/recipes/small.toml", "std = true", "std = 1", 5, "std is 1, the table has True"),
-        ("src/laconic/recipes/small.toml", "[loss]", '[deviations]\nrate = "x"\n[loss]', 5, "which does not differ"),
+        ("src/laconic/recipes/small.toml", "[loss]", '[deviations]\nrate = "x"\n[loss]', 5, "which does not deviate"),
         ("src/laconic/recipes/small.toml", "[loss]", '[deviations]\nx = "x"\n[loss]', 5, "which the row does not have"),
-        ("src/laconic/recipes/small.toml", "table 6", "table 7", 5, "no such row"),
-        ("src/laconic/recipes/small.toml", 'row = "small"', "", 5, "no such row"),
-        ("src/laconic/recipes/small.toml", "toy table 6", "mine", 5, 'or source = "ours"'),
-        ("src/laconic/recipes/small.toml", "source", "source source", 5, "not TOML"),
-        ("docs/ledger.md", "Toy", "Toys", 6, "is out of date; run laconic verify ledger --write"),
-        ("tests/methods/test_toy.py", "def test", "def 2", 3, "not Python"),
+        ("src/laconic/recipes/small.toml", "table 6", "table 7", 5, "no row "),
+        ("src/laconic/recipes/small.toml", 'table_row = "small"', "", 5, "no row "),
+        ("src/laconic/recipes/small.toml", "toy table 6", "mine", 5, 'or paper_table = "ours"'),
+        ("src/laconic/recipes/small.toml", "paper_table", "paper_table paper_table", 5, "not TOML"),
+        ("docs/ledger.md", "Toy", "Toys", 6, "is out of date; run make ledger"),
+        ("tests/latent/test_toy.py", "def test", "def 2", 3, "not Python"),
     ],
 )
-def test_a_fault_is_found(tmp_path: Path, name: str, old: str, new: str, number: int, message: str) -> None:
+def test_ledger_detects_each_error(tmp_path: Path, name: str, old: str, new: str, number: int, message: str) -> None:
     root = checkout(tmp_path)
     edit(root, name, old, new)
     assert [finding for finding in ledger.check_ledger(root) if finding.check == number and message in str(finding)]
 
 
-def test_a_difference_with_its_reason_passes(tmp_path: Path) -> None:
+def test_ledger_accepts_an_explained_deviation(tmp_path: Path) -> None:
     root = checkout(tmp_path)
     edit(root, "src/laconic/recipes/small.toml", "rate = 0.1", "rate = 0.2")
     edit(root, "src/laconic/recipes/small.toml", "[loss]", '[deviations]\nrate = "one GPU"\n[loss]')
     assert ledger.check_ledger(root) == []
 
 
-def test_a_recipe_of_our_own_names_no_table(tmp_path: Path) -> None:
+def test_ledger_own_recipes_need_no_table(tmp_path: Path) -> None:
     root = checkout(tmp_path)
     edit(root, "src/laconic/recipes/small.toml", "toy table 6", "ours")
     edit(root, "src/laconic/recipes/small.toml", "rate = 0.1", "rate = 0.2")
     assert ledger.check_ledger(root) == []
 
 
-def test_what_cannot_run_is_no_pass(tmp_path: Path) -> None:
+def test_ledger_without_page_or_papers(tmp_path: Path) -> None:
     root = checkout(tmp_path)
-    installed = ledger.check_ledger(root / "src" / "laconic")
-    assert [(finding.check, finding.status) for finding in installed] == [(n, "not run") for n in (3, 4, 6)]
-    assert str(installed[0]) == f"check 3, tests: not run: {ledger.NEEDS_CLONE}"
-    assert list(ledger.findings_table(installed).columns[2].cells)[3:] == [f"tests: {ledger.NEEDS_CLONE}"] * 2 + [
-        "",
-        f"docs/ledger.md: {ledger.NEEDS_CLONE}",
-    ]
-    with pytest.raises(InputError, match="no ledger page can be made of"):
-        ledger.render_page(root / "src" / "laconic")
     (root / "docs" / "ledger.md").unlink()
-    assert "is not there; run laconic verify ledger --write" in str(ledger.check_ledger(root)[0])
-    (nothing,) = ledger.check_ledger(tmp_path / "nowhere")
-    assert nothing.status == "not run"
-    assert "no ledger below" in nothing.message
-    assert [bool(cell) for cell in ledger.findings_table([nothing]).columns[2].cells] == [True, *[False] * 6]
+    assert "does not exist; run make ledger" in str(ledger.check_ledger(root)[0])
+    (finding,) = ledger.check_ledger(tmp_path / "nowhere")
+    assert "no ledger below" in finding.message
+    verdicts = [str(cell) for cell in ledger.findings_table([finding]).columns[1].cells]
+    assert verdicts == ["[red]failed[/]"] + ["[yellow]not run[/]"] * 6
+    with pytest.raises(InputError, match="cannot render"):
+        ledger.render_page(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ('id = "toy"', "id = 3", "paper.id: Input should be a valid string"),
-        ('id = "toy"', 'id = "other"', "paper.id is 'other'; the file is named for it"),
+        ('id = "toy"', 'id = "other"', "must equal the file name"),
         ("flows", "flow", "equation.0.flow: Extra inputs are not permitted"),
-        ('functions = ["laconic.methods.toy:twice"]', "", "name its functions, or say why it is absent"),
-        ("absent", 'functions = ["laconic.a:b"]\nabsent', "name its functions, or say why it is absent"),
-        ("laconic.methods.toy:twice", "toy.twice", "is not of the form laconic.room.file:function"),
-        ('id = "2"', 'id = "1"', "equation 1 stands there twice"),
+        ('functions = ["laconic.latent.toy:twice"]', "", "either functions or the reason"),
+        ("absent", 'functions = ["laconic.a.b:c"]\nabsent', "either functions or the reason"),
+        ("laconic.latent.toy:twice", "toy.twice", "is not of the form"),
+        ('id = "2"', 'id = "1"', "equation 1 is defined twice"),
         ('equations = ["1"]', 'equations = ["9"]', "silent: no equation 9"),
-        ("arXiv:1234.56789", "arxiv:1234.56789", "write arXiv:1234.56789"),
+        ("arXiv:1234.56789", "arxiv:1234.56789", "expected the form arXiv"),
         ("[paper]", "[paper", "toy.toml: not TOML: "),
-        ("0.1", "nan", "toy.toml: a number in it is not finite"),
+        ("0.1", "nan", "not finite"),
     ],
 )
-def test_a_ledger_is_read_strictly(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_ledger_files_are_validated(tmp_path: Path, old: str, new: str, message: str) -> None:
     root = checkout(tmp_path)
     edit(root, "src/laconic/papers/toy.toml", old, new)
     with pytest.raises(InputError) as caught:
