@@ -58,10 +58,10 @@ bench: $(READY)
 	@echo "[bench 1/2] benchmarks/core.py -> docs/benchmarks.md"
 	@$(BIN)/python benchmarks/core.py
 	@echo "[bench 2/2] the mutation suite -> docs/mutations.md"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --write-docs tests/verify/test_mutations.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --write-docs tests/verification/test_mutations.py
 
 ledger: $(READY)
-	@$(BIN)/laconic verify ledger --write
+	@$(BIN)/python -m tools.ledger --write
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -38,7 +38,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 from tests import shapes  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
-VERIFY = REPO / "tests" / "verify"
+VERIFY = REPO / "tests" / "verification"
 ALIKE = {"mistral", "qwen2"}
 CI = bool(os.environ.get("CI"))
 
@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def alike(item: pytest.Item) -> bool:
     """Whether it asks of Mistral or Qwen 2 what is asked of Llama too.
 
-    They are Llama with a window and with biases, and tests/verify holds them to Transformers.
+    They are Llama with a window and with biases, and tests/verification holds them to Transformers.
     """
     asked = getattr(item, "callspec", None)
     return bool(

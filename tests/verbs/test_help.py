@@ -19,7 +19,7 @@ VERBS = [
     "evaluate",
     "export",
     "verify parity",
-    "verify ledger",
+    "tasks",
     "verify all",
 ]
 LIMIT = 3.0  # times what importing the parser alone takes beside it: 0.35 CPU seconds on a quiet machine
