@@ -49,9 +49,7 @@ DataGroup = Annotated[
     | Annotated[DataMakeCommand, subcommand("make")],
     subcommand("data", description="List, check or generate data sets."),
 ]
-TasksGroup = Annotated[
-    TasksListCommand, subcommand("tasks")
-]
+TasksGroup = Annotated[TasksListCommand, subcommand("tasks")]
 Command = (
     Annotated[DemoCommand, subcommand("demo")]
     | Annotated[TrainCommand, subcommand("train")]

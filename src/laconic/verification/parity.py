@@ -252,10 +252,7 @@ class CaseComparison:
         """Return the local, propagated and (if run) backend result of every stage in the order of computation."""
         kinds = ("local", "propagated", "backend")
         compared = [
-            (kind, key)
-            for key in self.stage_order
-            for kind in kinds
-            if kind != "backend" or (kind, key) in self.errors
+            (kind, key) for key in self.stage_order for kind in kinds if kind != "backend" or (kind, key) in self.errors
         ]
         return [self.stage_result(kind, key) for kind, key in compared]
 

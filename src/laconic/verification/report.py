@@ -99,7 +99,9 @@ class ParityReport:
     def summary(self) -> str:
         """Return the outcome in one sentence, and the inputs that are missing from the bundle."""
         missing = self.missing_from_bundle
-        return f"{self.outcome_summary()} Not in the bundle: {', '.join(missing)}." if missing else self.outcome_summary()
+        return (
+            f"{self.outcome_summary()} Not in the bundle: {', '.join(missing)}." if missing else self.outcome_summary()
+        )
 
     def outcome_summary(self) -> str:
         """Return the outcome in one sentence: the first divergence, what did not run, or that there is none."""

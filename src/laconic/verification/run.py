@@ -73,9 +73,7 @@ def run_parity(
     start = time.monotonic()
     with torch.no_grad():
         decoder, folder = load_decoder(model, DTYPES[dtype])
-        run = ParityRun(
-            decoder, folder, dtype, input_names, inputs == "all", parse_layers(layers, decoder), on_case
-        )
+        run = ParityRun(decoder, folder, dtype, input_names, inputs == "all", parse_layers(layers, decoder), on_case)
         report = ParityReport.for_decoder(decoder, model=model, dtype=dtype, command=command)
         try:
             run.run(report, reference)

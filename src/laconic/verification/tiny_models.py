@@ -39,7 +39,10 @@ def tiny_configs(family: str) -> dict[str, DecoderConfig]:
         E, L = plain.head_dim, plain.num_hidden_layers
         more: dict[str, Any]
         if family == "gpt2":
-            option, more = "by layer", {"attention_scales": tuple(E**-0.5 / (l + 1) for l in range(L)), "activation": "gelu"}
+            option, more = (
+                "by layer",
+                {"attention_scales": tuple(E**-0.5 / (l + 1) for l in range(L)), "activation": "gelu"},
+            )
         else:
             more = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
             option = "no bias"
