@@ -10,7 +10,7 @@ import torch
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
 from laconic.config.recipe import flatten
 from laconic.experiment.dry_run import plan
-from laconic.verification.ledger import OWN_SOURCE
+from tools.ledger import OWN_TABLE
 from tests.conftest import shared_dir
 
 LLAMA = {
@@ -192,7 +192,7 @@ def folder_of(root: Path, model: str) -> Path:
 
 def test_every_run_of_the_papers_has_its_recipe() -> None:
     papers = {
-        path.stem for path in SHIPPED_RECIPES.glob("*.toml") if load_recipe(path.stem)[0].paper_table != OWN_SOURCE
+        path.stem for path in SHIPPED_RECIPES.glob("*.toml") if load_recipe(path.stem)[0].paper_table != OWN_TABLE
     }
     assert papers == PRESETS | READING | LEARNING
 
