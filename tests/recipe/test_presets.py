@@ -10,8 +10,8 @@ import torch
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
 from laconic.config.recipe import flatten
 from laconic.experiment.dry_run import plan
-from tools.ledger import OWN_TABLE
 from tests.conftest import shared_dir
+from tools.ledger import OWN_TABLE
 
 LLAMA = {
     "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "vocab_size": 128256, "rope_theta": 500000.0,
