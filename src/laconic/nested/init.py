@@ -1,4 +1,4 @@
-"""How the weights of memories begin: draws by a generator of their own, and biases that set a gate."""
+"""Initial values of memory parameters: random matrices, and biases that give a gate a chosen value."""
 
 import math
 from collections.abc import Mapping
@@ -10,36 +10,36 @@ from laconic.errors import UsageError
 
 
 def sample_normal(generator: torch.Generator, *shape: int, std: float) -> Tensor:
-    """Normal numbers of that standard deviation."""
+    """Sample a normal tensor."""
     return torch.randn(*shape, generator=generator) * std
 
 
 def half_life_bias(tokens: float) -> float:
-    """The bias at which a sigmoid keeps half of a write after that many tokens: -ln(2^(1/h) - 1)."""
+    """Return the bias b at which sigmoid(b) halves a write after that many tokens: -ln(2^(1/tokens) - 1)."""
     if not 0 < tokens < math.inf:
-        raise UsageError(f"keep_half_life {tokens}: a half-life is a number of tokens, above 0 and finite")
+        raise UsageError(f"decay_half_life={tokens}: expected a finite number of tokens above 0")
     return -math.log(math.expm1(math.log(2) / tokens))
 
 
 def softplus_inverse(value: float) -> float:
-    """The bias at which a softplus is that size; beyond 30 it is its own."""
+    """Return the bias b with softplus(b) = value; above 30 the two are equal in float64."""
     return value if value > 30 else math.log(math.expm1(value))
 
 
 def logit(probability: float, name: str) -> float:
-    """The bias at which a sigmoid is that share. Raises `Usage` (2) for what is no share."""
+    """Return the bias b with sigmoid(b) = probability. Raises `UsageError` outside (0, 1)."""
     if not 0 < probability < 1:
-        raise UsageError(f"{name} {probability}: between 0 and 1 of its largest value, both left out")
+        raise UsageError(f"{name}={probability}: expected a fraction of its largest value, strictly between 0 and 1")
     return math.log(probability / (1 - probability))
 
 
 def register_parameters(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Each tensor as a parameter under its name, `norm.weight` in a module called norm."""
+    """Register each tensor as a parameter; `norm.weight` becomes the weight of a submodule `norm`."""
     for name, tensor in tensors.items():
-        *rooms, inner = name.split(".")
-        place = module
-        for room in rooms:
-            if room not in dict(place.named_children()):
-                place.add_module(room, nn.Module())
-            place = place.get_submodule(room)
-        place.register_parameter(inner, nn.Parameter(tensor))
+        *path, last = name.split(".")
+        owner = module
+        for part in path:
+            if part not in dict(owner.named_children()):
+                owner.add_module(part, nn.Module())
+            owner = owner.get_submodule(part)
+        owner.register_parameter(last, nn.Parameter(tensor))

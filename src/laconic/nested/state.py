@@ -1,14 +1,15 @@
-"""What a model has learned while it reads, as one value: fast weights, counts, open chunks, tails, caches.
+"""Fast-weight state: what a nested-learning model has learned while reading, as one immutable value.
 
-Nested Learning arXiv:2512.24695. A fast weight is its trained start plus a change; only the change is carried, so that
-a start of all changes is zeros, and a change that is cut from the graph leaves the start's gradient alive. Every tensor
-has the rows of the batch in front; counts are int64 [B] and lie on the CPU, where chunk boundaries are decided.
+Nested Learning arXiv:2512.24695. A fast weight is its trained start plus a change ΔW, and only the change is stored. A
+state that has read nothing is therefore all zeros, and detaching a change from the graph leaves the start its gradient.
+Every tensor has the batch as its first dimension; token counts are int64 [B] and stay on the CPU, where chunk
+boundaries are decided.
 
-The operations here serve any tree of frozen dataclasses, tuples, mappings and tensors. Nothing is written in place.
+The functions of this module work on any tree of frozen dataclasses, tuples, mappings and tensors, and never in place.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -19,16 +20,22 @@ from torch import Tensor
 
 from laconic.errors import UsageError
 from laconic.models.cache import KVCache
-from laconic.storage.tensor_tree import named_children, named_tensors, unique_tensors
 
 Tree = TypeVar("Tree")
 STATE_PARTS = ("memory", "cms", "cache")
-INLINE_FIELD = {"inline": True}  # of a field whose name is left out of the names on disk
+INLINE_FIELD = {"inline": True}  # metadata of a field whose name is left out of tensor names
 
 
 @dataclass(frozen=True)
 class LinearMemoryState:
-    """A linear fast weight: its change now and at the last boundary, the momentum of its writes, tokens learned."""
+    """State of a linear memory.
+
+    Attributes:
+        change: current change of the matrix since its start.
+        boundary_change: the change at the last chunk boundary, from which writes are computed.
+        momentum: momentum of the writes, if any.
+        num_tokens: tokens read.
+    """
 
     change: Float[Tensor, "B H O I"]
     boundary_change: Float[Tensor, "B H O I"]
@@ -38,7 +45,7 @@ class LinearMemoryState:
 
 @dataclass(frozen=True)
 class MLPMemoryState:
-    """A memory of two layers, z + W1 σ(W2 z)."""
+    """State of a two-layer memory, z + W1 σ(W2 z)."""
 
     W1: LinearMemoryState
     W2: LinearMemoryState
@@ -46,23 +53,29 @@ class MLPMemoryState:
 
 @dataclass(frozen=True)
 class LowRankChange:
-    """A change as a sum of R outer products, Σ_r left_r right_rᵀ; rows of zeros add nothing."""
+    """A change of a weight as the sum of R outer products, Σ_r left_r right_rᵀ. Zero rows add nothing."""
 
     left: Float[Tensor, "B R O"]
     right: Float[Tensor, "B R I"]
 
     @property
     def dense(self) -> Float[Tensor, "B O I"]:
-        """The sum."""
+        """The sum as a matrix."""
         return self.left.mT @ self.right
 
 
 @dataclass(frozen=True)
 class CMSLevelState:
-    """One level of a continuum memory: per linear map its change, and what the open chunk has gathered.
+    """State of one level of a continuum memory system. Mappings are by the name of a linear map.
 
-    `moments` are the inner optimizer's, `start` the change of a nested level's start, and `gathered` what the slower
-    level's chunk has for it; `count` tokens in the open chunk, `updates` how often it has fired.
+    Attributes:
+        change: change of each weight since its trained start.
+        accumulated: error terms of the open chunk.
+        moments: state of the inner optimizer.
+        start_change: change of a nested level's start.
+        num_tokens: tokens of the open chunk.
+        num_updates: updates so far.
+        meta_accumulated: terms for a nested level's start, accumulated over the slower level's chunk.
     """
 
     change: Mapping[str, LowRankChange | Tensor] = field(metadata=INLINE_FIELD)
@@ -76,14 +89,21 @@ class CMSLevelState:
 
 @dataclass(frozen=True)
 class CMSState:
-    """The levels of one layer, fastest first."""
+    """States of the levels of a layer, fastest first."""
 
     levels: tuple[CMSLevelState, ...]
 
 
 @dataclass(frozen=True)
 class LayerState:
-    """One layer: the last vectors before each convolution, memories by name, levels, and what attention has read."""
+    """State of one layer.
+
+    Attributes:
+        conv_tails: the last inputs of each causal convolution, by name.
+        memory: states of the memories, by name.
+        cms: states of the levels.
+        cache: keys and values of attention.
+    """
 
     conv_tails: Mapping[str, Float[Tensor, "B W D"]] = field(default_factory=dict[str, Tensor])
     memory: Mapping[str, LinearMemoryState | MLPMemoryState] = field(
@@ -95,9 +115,12 @@ class LayerState:
 
 @dataclass(frozen=True)
 class OpenChunk:
-    """Of the fastest chunk that is open: its ids so far, how many of each row, and the layers where it began.
+    """Tokens of the fastest levels' open chunk, for levels that learn from the next token's loss.
 
-    Of an id that is not learned of, as a target, the complement is held, which is below 0.
+    Attributes:
+        input_ids: ids read since the chunk began; an id that is no target is stored as its complement `~id` (< 0).
+        num_tokens: ids of each row.
+        layers_at_start: states of the layers when the chunk began.
     """
 
     input_ids: Int[Tensor, "B N"]
@@ -107,23 +130,17 @@ class OpenChunk:
 
 @dataclass(frozen=True)
 class FastWeightState:
-    """A whole model's: layers, tokens read, and the open chunk where the inner loss is the task's (contract.State)."""
+    """State of a whole model (a `MethodState`).
+
+    Attributes:
+        layers: states of the layers.
+        position: tokens read by each row.
+        open_chunk: the open chunk, for levels that learn from the next token's loss.
+    """
 
     layers: tuple[LayerState, ...]
     position: Int[Tensor, " B"]
     open_chunk: OpenChunk | None = None
-
-    def detach(self) -> "FastWeightState":
-        """The same numbers, cut from the graph, each tensor in memory of its own, as one read from disk is."""
-        return map_tensors(self, detached_copy)
-
-    def to(self, device: torch.device | str) -> "FastWeightState":
-        """Elsewhere; counts stay on the CPU."""
-        return to(self, device)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor under its name on disk, one that stands in two places once."""
-        return unique_tensors(self)
 
     @property
     def attention_cache(self) -> KVCache | None:
@@ -131,124 +148,167 @@ class FastWeightState:
         return next((layer.cache for layer in self.layers if layer.cache is not None), None)
 
     def select_rows(self, rows: Sequence[int]) -> "FastWeightState":
-        """Return some of the rows, in this order; repeats are allowed."""
+        """Return the given rows, in that order; a row may be repeated."""
         return select_rows(self, rows)
+
+    def detach(self) -> "FastWeightState":
+        """Return a copy outside the graph, whose tensors own their memory."""
+        return map_tensors(self, detached_copy)
+
+    def to(self, device: torch.device | str) -> "FastWeightState":
+        """Move to a device; token counts stay on the CPU."""
+        return to(self, device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor by name, each one once."""
+        return unique_tensors(self)
 
 
 def detached_copy(x: Tensor) -> Tensor:
-    """A copy cut from the graph, row after row."""
+    """Return a contiguous copy outside the graph."""
     return x.detach().clone(memory_format=torch.contiguous_format)
 
 
 def map_tensors(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
-    """`function` of every tensor, in a tree of the same form; what stands in two places does so again."""
+    """Apply a function to every tensor of a tree; a tensor that occurs twice is mapped once."""
     return _map_node(tree, function, {})
 
 
-def _map_node(tree: Tree, function: Callable[[Tensor], Tensor], made: dict[int, Tensor]) -> Tree:
+def _map_node(tree: Tree, function: Callable[[Tensor], Tensor], results: dict[int, Tensor]) -> Tree:
     node: Any = tree
     if isinstance(node, Tensor):
-        if id(node) not in made:
-            made[id(node)] = function(node)
-        node = made[id(node)]
+        if id(node) not in results:
+            results[id(node)] = function(node)
+        node = results[id(node)]
     elif is_dataclass(node) and not isinstance(node, type):
-        node = replace(node, **{f.name: _map_node(getattr(node, f.name), function, made) for f in fields(node)})
+        node = replace(node, **{f.name: _map_node(getattr(node, f.name), function, results) for f in fields(node)})
     elif isinstance(node, Mapping):
-        node = {name: _map_node(item, function, made) for name, item in cast(Mapping[str, Any], node).items()}
+        node = {name: _map_node(item, function, results) for name, item in cast(Mapping[str, Any], node).items()}
     elif isinstance(node, tuple):
-        node = tuple(_map_node(item, function, made) for item in cast(tuple[Any, ...], node))
+        node = tuple(_map_node(item, function, results) for item in cast(tuple[Any, ...], node))
     return cast(Tree, node)
 
 
+def unique_tensors(tree: object) -> dict[str, Tensor]:
+    """Return every tensor by name; a tensor that occurs twice has its first name."""
+    tensors: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in named_tensors(tree):
+        tensors.setdefault(id(tensor), (name, tensor))
+    return dict(tensors.values())
+
+
+def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor with its name, as in `layers.3.cms.levels.1.down_proj.left`."""
+    for name, item in named_children(tree):
+        yield from named_tensors(item, ".".join(filter(None, (prefix, name))))
+    if isinstance(tree, Tensor):
+        yield prefix, tree
+
+
+def named_children(tree: object) -> Iterator[tuple[str, Any]]:
+    """Yield the direct children of a node by name; a tensor has none."""
+    if is_dataclass(tree) and not isinstance(tree, type):
+        for f in fields(tree):
+            yield "" if f.metadata.get("inline") else f.name, getattr(tree, f.name)
+    elif isinstance(tree, Mapping):
+        yield from cast(Mapping[str, Any], tree).items()
+    elif isinstance(tree, tuple):
+        for n, item in enumerate(cast(tuple[Any, ...], tree)):
+            yield str(n), item
+
+
 def is_counter(tensor: Tensor) -> bool:
-    """Whether it is a number a row, which stays on the CPU."""
+    """Return whether a tensor is one integer per row, which stays on the CPU."""
     return tensor.ndim == 1 and not tensor.is_floating_point()
 
 
 def detach(tree: Tree) -> Tree:
-    """The same numbers, cut from the graph: the changes, never the starts in front of them."""
+    """Detach every tensor of a tree. Trained starts are not part of it and keep their gradient."""
     return map_tensors(tree, Tensor.detach)
 
 
 def to(tree: Tree, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tree:
-    """Elsewhere, or with floating tensors of another type; counts stay on the CPU."""
+    """Move a tree to a device and its floating-point tensors to a type; token counts stay on the CPU."""
     return map_tensors(tree, lambda x: x if is_counter(x) else x.to(device, dtype if x.is_floating_point() else None))
 
 
 def num_rows(tree: object) -> int:
-    """B."""
-    found = next(named_tensors(tree), None)
-    if found is None:
-        raise UsageError("state: it holds no tensor, so no rows; begin with start(params, batch)")
-    return found[1].shape[0]
+    """Return the batch size of a tree."""
+    first = next(named_tensors(tree), None)
+    if first is None:
+        raise UsageError("state: it has no tensors, so no rows; create one with initial_state(params, batch_size)")
+    return first[1].shape[0]
 
 
 def row_index(rows: Sequence[int] | Int[Tensor, " N"], B: int) -> Int[Tensor, " N"]:
-    """Rows as indices. Raises `Usage` (2) for one that is not there."""
-    at = torch.as_tensor(rows, dtype=torch.long, device="cpu")
-    bad = at[(at < 0) | (at >= B)]
-    if len(bad):
-        raise UsageError(f"state: row {int(bad[0])} was asked for, there are rows 0 to {B - 1}")
-    return at
+    """Return rows as an index tensor. Raises `UsageError` for a row that does not exist."""
+    index = torch.as_tensor(rows, dtype=torch.long, device="cpu")
+    invalid = index[(index < 0) | (index >= B)]
+    if len(invalid):
+        raise UsageError(f"state: row {int(invalid[0])} does not exist; rows are 0 to {B - 1}")
+    return index
 
 
 def select_rows(tree: Tree, rows: Sequence[int] | Int[Tensor, " N"]) -> Tree:
-    """The rows chosen, in that order; repeats are allowed."""
-    at = row_index(rows, num_rows(tree))
-    return map_tensors(tree, lambda x: x.index_select(0, at.to(x.device)))
+    """Return the given rows, in that order; a row may be repeated."""
+    index = row_index(rows, num_rows(tree))
+    return map_tensors(tree, lambda x: x.index_select(0, index.to(x.device)))
 
 
 def repeat_rows(tree: Tree, repeats: int) -> Tree:
-    """Each row `n` times, side by side: a fork."""
+    """Repeat each row, copies next to each other: a fork."""
     return map_tensors(tree, lambda x: x.repeat_interleave(repeats, 0))
 
 
 def concat_rows(*trees: Tree) -> Tree:
-    """The rows of all, in order; caches get dead slots on the left, factors rows of zeros. Forms must be equal."""
+    """Concatenate the rows of trees of the same structure.
+
+    Shorter caches get invalid slots on the left, and low-rank changes zero rows. Raises `UsageError` if the structures
+    differ.
+    """
     if not trees:
-        raise UsageError("join: no state was given; give one or more of the same model")
+        raise UsageError("concat_rows: no state given; give one or more of the same model")
     first: Any = trees[0]
-    others: Any = trees
+    nodes: Any = trees
     if {LowRankChange, Tensor} == {type(tree) for tree in trees}:
-        return cast(Tree, torch.cat([x.dense if isinstance(x, LowRankChange) else x for x in others]))
+        return cast(Tree, torch.cat([x.dense if isinstance(x, LowRankChange) else x for x in nodes]))
     if any(type(tree) is not type(first) for tree in trees):
-        raise UsageError(
-            f"join: states of different forms, {', '.join(type(t).__name__ for t in trees)}; join one model's"
-        )
+        names = ", ".join(type(tree).__name__ for tree in trees)
+        raise UsageError(f"concat_rows: states have different types ({names}); give states of one model")
     if isinstance(first, KVCache):
-        return cast(Tree, KVCache.concat_rows(*others))
+        return cast(Tree, KVCache.concat_rows(*nodes))
     if isinstance(first, Tensor):
-        longest = max(x.shape[1] for x in others) if first.ndim == 3 else 0
-        return cast(Tree, torch.cat([F.pad(x, (0, 0, 0, longest - x.shape[1])) if longest else x for x in others]))
+        longest = max(x.shape[1] for x in nodes) if first.ndim == 3 else 0
+        return cast(Tree, torch.cat([F.pad(x, (0, 0, 0, longest - x.shape[1])) if longest else x for x in nodes]))
     if isinstance(first, OpenChunk):
-        longest = max(x.ids.shape[1] for x in others)
-        others = [replace(x, ids=F.pad(x.ids, (0, longest - x.ids.shape[1]))) for x in others]
-    keys = [tuple(sorted(name for name, _ in named_children(tree))) for tree in others]
+        longest = max(x.input_ids.shape[1] for x in nodes)
+        nodes = [replace(x, input_ids=F.pad(x.input_ids, (0, longest - x.input_ids.shape[1]))) for x in nodes]
+    keys = [tuple(sorted(name for name, _ in named_children(tree))) for tree in nodes]
     if any(k != keys[0] for k in keys):
-        raise UsageError(f"join: states that hold different parts, {keys[0]} and others; join one model's")
+        raise UsageError(f"concat_rows: states have different parts than {keys[0]}; give states of one model")
     if is_dataclass(first):
         names = [f.name for f in fields(first)]
-        return cast(Tree, type(first)(**{name: concat_rows(*(getattr(x, name) for x in others)) for name in names}))
+        return cast(Tree, type(first)(**{name: concat_rows(*(getattr(x, name) for x in nodes)) for name in names}))
     if isinstance(first, Mapping):
-        return cast(Tree, {name: concat_rows(*(x[name] for x in others)) for name in cast(Mapping[str, Any], first)})
-    return cast(
-        Tree, tuple(concat_rows(*items) for items in zip(*others, strict=True)) if isinstance(first, tuple) else first
-    )
+        return cast(Tree, {name: concat_rows(*(x[name] for x in nodes)) for name in cast(Mapping[str, Any], first)})
+    if isinstance(first, tuple):
+        return cast(Tree, tuple(concat_rows(*items) for items in zip(*nodes, strict=True)))
+    return cast(Tree, first)
 
 
 def states_equal(one: object, other: object) -> bool:
-    """Whether both have the same form, names and bits."""
-    mine, theirs = dict(named_tensors(one)), dict(named_tensors(other))
-    return mine.keys() == theirs.keys() and all(bit_equal(mine[name], theirs[name]) for name in mine)
+    """Return whether two trees have the same tensor names and the same bits."""
+    left, right = dict(named_tensors(one)), dict(named_tensors(other))
+    return left.keys() == right.keys() and all(bit_equal(left[name], right[name]) for name in left)
 
 
 def bit_equal(x: Tensor, y: Tensor) -> bool:
-    """Equal in type, shape and bits."""
+    """Return whether two tensors are equal in type, shape and bits."""
     return x.dtype == y.dtype and torch.equal(x, y.to(x.device))
 
 
 def num_bytes(tree: object) -> int:
-    """Bytes of its tensors, those that stand in two places counted once."""
+    """Return the bytes of the tensors of a tree; a tensor that occurs twice counts once."""
     return sum(x.nbytes for x in {id(x): x for _, x in named_tensors(tree)}.values())
 
 
@@ -258,54 +318,65 @@ def reset_rows(
     parts: Sequence[str] = STATE_PARTS,
     levels: Sequence[int] | None = None,
 ) -> Tree:
-    """The start for those rows, all by default; `levels` picks among those of a continuum memory.
+    """Reset rows to the state of a model that has read nothing.
 
-    A cache's slots of those rows are dead from then on; the position goes with the cache, tails with the memory.
+    Args:
+        state: a state.
+        rows: rows to reset, by default all.
+        parts: of "memory" (with the convolutions), "cms" and "cache" (with the position).
+        levels: levels of the CMS to reset, by default all.
+
+    Returns:
+        The state; cache slots of the reset rows are invalid.
+
+    Raises:
+        UsageError: for an unknown part or a row that does not exist.
     """
-    strange = sorted(set(parts) - set(STATE_PARTS))
-    if strange:
-        raise UsageError(f"reset: {strange[0]!r} was asked for; a state holds {', '.join(STATE_PARTS)}")
+    unknown = sorted(set(parts) - set(STATE_PARTS))
+    if unknown:
+        raise UsageError(f"reset_rows: unknown part {unknown[0]!r}; a state has {', '.join(STATE_PARTS)}")
     B = num_rows(state)
-    kept = torch.ones(B, dtype=torch.bool)
-    kept[row_index(list(range(B)) if rows is None else rows, B)] = False
-    return _reset_node(state, kept, frozenset(parts), levels)
+    keep = torch.ones(B, dtype=torch.bool)
+    keep[row_index(list(range(B)) if rows is None else rows, B)] = False
+    return _reset_node(state, keep, frozenset(parts), levels)
 
 
-def _reset_node(tree: Tree, kept: Tensor, what: frozenset[str], levels: Sequence[int] | None) -> Tree:
+def _reset_node(tree: Tree, keep: Tensor, parts: frozenset[str], levels: Sequence[int] | None) -> Tree:
     node: Any = tree
     if isinstance(node, FastWeightState):
-        position = _zero_tensor_rows(node.position, kept) if "cache" in what else node.position
-        layers = tuple(_reset_node(layer, kept, what, levels) for layer in node.layers)
-        return cast(Tree, FastWeightState(layers, position, _reset_node(node.open_chunk, kept, what, levels)))
+        position = _zero_tensor_rows(node.position, keep) if "cache" in parts else node.position
+        layers = tuple(_reset_node(layer, keep, parts, levels) for layer in node.layers)
+        return cast(Tree, FastWeightState(layers, position, _reset_node(node.open_chunk, keep, parts, levels)))
     if isinstance(node, OpenChunk):
-        count = _zero_tensor_rows(node.num_tokens, kept) if "cms" in what else node.num_tokens
-        layers = tuple(_reset_node(layer, kept, what, levels) for layer in node.layers_at_start)
-        return cast(Tree, OpenChunk(node.input_ids, count, layers))
+        num_tokens = _zero_tensor_rows(node.num_tokens, keep) if "cms" in parts else node.num_tokens
+        layers = tuple(_reset_node(layer, keep, parts, levels) for layer in node.layers_at_start)
+        return cast(Tree, OpenChunk(node.input_ids, num_tokens, layers))
     if not isinstance(node, LayerState):
-        return _zero_rows(tree, kept)
-    made = node
-    if "memory" in what:
-        made = replace(made, conv_tails=_zero_rows(node.conv_tails, kept), memory=_zero_rows(node.memory, kept))
-    if "cms" in what and node.cms is not None:
-        picked = range(len(node.cms.levels)) if levels is None else levels
-        cms = tuple(_zero_rows(x, kept) if n in picked else x for n, x in enumerate(node.cms.levels))
-        made = replace(made, cms=CMSState(cms))
-    if "cache" in what and node.cache is not None:
-        made = replace(made, cache=node.cache.with_valid(node.cache.valid & kept.to(node.cache.valid.device)[:, None]))
-    return cast(Tree, made)
+        return _zero_rows(tree, keep)
+    layer = node
+    if "memory" in parts:
+        layer = replace(layer, conv_tails=_zero_rows(layer.conv_tails, keep), memory=_zero_rows(layer.memory, keep))
+    if "cms" in parts and layer.cms is not None:
+        selected = range(len(layer.cms.levels)) if levels is None else levels
+        level_states = (_zero_rows(x, keep) if l in selected else x for l, x in enumerate(layer.cms.levels))
+        layer = replace(layer, cms=CMSState(tuple(level_states)))
+    if "cache" in parts and layer.cache is not None:
+        valid = layer.cache.valid & keep.to(layer.cache.valid.device)[:, None]
+        layer = replace(layer, cache=layer.cache.with_valid(valid))
+    return cast(Tree, layer)
 
 
-def _zero_rows(tree: Tree, kept: Tensor) -> Tree:
-    return map_tensors(tree, lambda x: _zero_tensor_rows(x, kept))
+def _zero_rows(tree: Tree, keep: Tensor) -> Tree:
+    return map_tensors(tree, lambda x: _zero_tensor_rows(x, keep))
 
 
-def _zero_tensor_rows(x: Tensor, kept: Tensor) -> Tensor:
-    """Rows that are not kept become zeros; where nothing is kept no gradient passes."""
-    return x.where(kept.to(x.device).reshape(-1, *[1] * (x.ndim - 1)), torch.zeros_like(x))
+def _zero_tensor_rows(x: Tensor, keep: Tensor) -> Tensor:
+    """Set the rows outside the mask to zero; no gradient flows into them."""
+    return x.where(keep.to(x.device).reshape(-1, *[1] * (x.ndim - 1)), torch.zeros_like(x))
 
 
 def fingerprint_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over name, shape, type and bytes of every slow tensor, in the order of names."""
+    """Return the SHA-256 over the names, shapes, types and bytes of tensors, sorted by name."""
     digest = hashlib.sha256()
     for name, x in sorted(tensors.items()):
         digest.update(f"{name} {list(x.shape)} {x.dtype}\n".encode())

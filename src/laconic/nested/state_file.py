@@ -1,8 +1,11 @@
-"""A state on disk: one safetensors file that knows what kind of memory it holds and which weights it belongs to."""
+"""Save and load a fast-weight state: one safetensors file with its structure, its kind and the weights it belongs to."""
 
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor
 
 from laconic.errors import CorruptArtifactError
 from laconic.models.cache import KVCache
@@ -15,15 +18,15 @@ from laconic.nested.state import (
     LowRankChange,
     MLPMemoryState,
     OpenChunk,
+    unique_tensors,
 )
 from laconic.storage import atomic
-from laconic.storage.tensor_tree import flatten_tree, unflatten_tree
 
-ARTIFACT_KIND = "laconic.state"  # of the artifact
-SCHEMA_VERSION = 1
+ARTIFACT_KIND = "laconic.state"
+SCHEMA_VERSION = 2  # 1 had other names of fields, until laconic 0.1
 NODE_TYPES = {
-    form.__name__: form
-    for form in (
+    node_type.__name__: node_type
+    for node_type in (
         KVCache,
         CMSState,
         MLPMemoryState,
@@ -35,11 +38,11 @@ NODE_TYPES = {
         FastWeightState,
     )
 }
-HASH_PREFIX = 12  # characters of a hash that a message shows
+HASH_PREFIX = 12  # characters of a hash in a message
 
 
 class LoadedState(NamedTuple):
-    """A state as its file has it, and what the file says of it: model, tokens, source, and so on."""
+    """A state and the metadata of its file: model, tokens, source and more."""
 
     state: Any
     metadata: Mapping[str, Any]
@@ -55,50 +58,114 @@ def save_state(
     version: str = "",
     source: Mapping[str, object] | None = None,
 ) -> None:
-    """One file; a tensor that stands in two places is written once.
+    """Save a state; a tensor that occurs twice is written once.
 
-    `kind` is the memory's ("titans", "hope"), `model` the `fingerprint` of its slow tensors, `tokens` how many were
-    read, `version` of the program; `source` says where it comes from. Raises `NonFinite` (65) for a state that is not
-    finite.
+    Args:
+        state: a tree of state classes, tuples, mappings and tensors.
+        path: file to write.
+        memory_kind: kind of the memory, such as "hope".
+        model_fingerprint: fingerprint of the trained weights.
+        num_tokens: tokens that were read.
+        version: version of the program.
+        source: where the text comes from.
+
+    Raises:
+        NonFiniteError: if the state is not finite.
     """
-    tensors, shape = flatten_tree(state)
-    about = {
-        "schema": SCHEMA_VERSION,
-        "holds": memory_kind,
-        "model": model_fingerprint,
-        "tokens": num_tokens,
-        "version": version,
-    }
-    about |= {"paper_table": dict(source)} if source else {}
-    atomic.save_artifact(Path(path), tensors, ARTIFACT_KIND, {**about, "shape": shape})
+    tensors, spec = flatten_tree(state)
+    metadata = {
+        "schema": SCHEMA_VERSION, "holds": memory_kind, "model": model_fingerprint, "tokens": num_tokens,
+        "version": version, "shape": spec,
+    }  # fmt: skip
+    metadata |= {"source": dict(source)} if source else {}
+    atomic.save_artifact(Path(path), tensors, ARTIFACT_KIND, metadata)
 
 
 def load_state(path: str | Path, *, memory_kind: str, model_fingerprint: str, force: bool = False) -> Any:
-    """What `save` wrote, bit for bit. Raises `Damaged` (76) for another schema or kind, or a file that was changed.
+    """Load a state, bit for bit.
 
-    A state of other weights is refused too, unless `force`.
+    Args:
+        path: file that `save_state` wrote.
+        memory_kind: expected kind of the memory.
+        model_fingerprint: fingerprint of the trained weights.
+        force: whether to load a state of other weights too.
+
+    Raises:
+        CorruptArtifactError: for a damaged file, another schema or kind, or other weights without `force`.
     """
-    state, about = read_state_file(path, memory_kind)
-    made = str(about.get("model"))
-    if made != model_fingerprint and not force:
+    state, metadata = read_state_file(path, memory_kind)
+    saved = str(metadata.get("model"))
+    if saved != model_fingerprint and not force:
         raise CorruptArtifactError(
-            f"state: made by model {made[:HASH_PREFIX]}…, this is {model_fingerprint[:HASH_PREFIX]}…; load that model or pass force=True"
+            f"state: {path} belongs to model {saved[:HASH_PREFIX]}…, this is {model_fingerprint[:HASH_PREFIX]}…; "
+            "load that model or pass force=True"
         )
     return state
 
 
 def read_state_file(path: str | Path, memory_kind: str) -> LoadedState:
-    """What `save` wrote, whichever weights it belongs to. Raises `Damaged` (76) as `load` does."""
-    tensors, about = atomic.load_artifact(Path(path), ARTIFACT_KIND)
-    if about.get("schema") != SCHEMA_VERSION or about.get("holds") != memory_kind:
-        there = f"{about.get('holds')} of schema {about.get('schema')}"
+    """Load a state of any weights with its metadata; see `load_state`."""
+    tensors, metadata = atomic.load_artifact(Path(path), ARTIFACT_KIND)
+    if metadata.get("schema") != SCHEMA_VERSION or metadata.get("holds") != memory_kind:
         raise CorruptArtifactError(
-            f"state: {path} holds {there}, asked was {memory_kind} of schema {SCHEMA_VERSION}; load it with what made it"
+            f"state: {path} is a {metadata.get('holds')} state of schema {metadata.get('schema')}, expected "
+            f"{memory_kind} of schema {SCHEMA_VERSION}; load it with the version and command that wrote it"
         )
-    left = set(tensors)
-    state = unflatten_tree(about.get("shape"), tensors, left, NODE_TYPES)
-    rows = {x.shape[:1] for x in tensors.values()}
-    if left or len(rows) > 1:
-        odd = f"{min(left)} stands nowhere in it" if left else "its tensors have different numbers of rows"
-        raise CorruptArtifactError(f"state: {path}: {odd}; take another copy")
-    return LoadedState(state, about)
+    unused = set(tensors)
+    state = unflatten_tree(metadata.get("shape"), tensors, unused)
+    batch_sizes = {x.shape[:1] for x in tensors.values()}
+    if unused or len(batch_sizes) > 1:
+        problem = f"tensor {min(unused)} is not used" if unused else "its tensors have different batch sizes"
+        raise CorruptArtifactError(f"state: {path} is corrupt: {problem}")
+    return LoadedState(state, metadata)
+
+
+def flatten_tree(state: object, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
+    """Return the tensors of a tree by name, each once, and its structure as JSON for `unflatten_tree`."""
+    tensors = {prefix + name: tensor for name, tensor in unique_tensors(state).items()}
+    return tensors, build_tree_spec(state, {id(tensor): name for name, tensor in tensors.items()})
+
+
+def build_tree_spec(tree: object, names: Mapping[int, str]) -> Any:
+    """Return the structure of a tree as JSON, with each tensor replaced by its name."""
+    if isinstance(tree, Tensor):
+        return names[id(tree)]
+    if is_dataclass(tree) and not isinstance(tree, type):
+        spec = {f.name: build_tree_spec(getattr(tree, f.name), names) for f in fields(tree)}
+        return {"is": type(tree).__name__} | spec
+    if isinstance(tree, Mapping):
+        return {"of": {name: build_tree_spec(item, names) for name, item in cast(Mapping[str, Any], tree).items()}}
+    if isinstance(tree, tuple):
+        return [build_tree_spec(item, names) for item in cast(tuple[Any, ...], tree)]
+    return None
+
+
+def unflatten_tree(spec: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
+    """Rebuild the tree that `build_tree_spec` described.
+
+    Args:
+        spec: structure of the tree.
+        tensors: tensors by name.
+        unused: names that no tensor of the tree has used yet; used ones are removed.
+
+    Raises:
+        CorruptArtifactError: if the structure names an unknown class, field or tensor.
+    """
+    if spec is None:
+        return None
+    if isinstance(spec, str) and spec in tensors:
+        unused.discard(spec)
+        return tensors[spec]
+    if isinstance(spec, list):
+        return tuple(unflatten_tree(item, tensors, unused) for item in cast(list[Any], spec))
+    if isinstance(spec, dict):
+        parts = cast(dict[str, Any], spec)
+        node_type = NODE_TYPES.get(str(parts.get("is")))
+        if node_type is not None and parts.keys() == {"is", *(f.name for f in fields(node_type))}:
+            values = {f.name: unflatten_tree(parts[f.name], tensors, unused) for f in fields(node_type)}
+            return node_type(**values)
+        if parts.keys() == {"of"} and isinstance(parts["of"], dict):
+            items = cast(dict[str, Any], parts["of"]).items()
+            return {name: unflatten_tree(item, tensors, unused) for name, item in items}
+    text = str(cast(object, spec))[:80]
+    raise CorruptArtifactError(f"state: {text!r} is no known class or tensor of the file; the file is corrupt")

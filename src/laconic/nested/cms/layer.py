@@ -1,6 +1,6 @@
-"""A continuum memory as a module in place of an MLP: vectors in, vectors out, with a state that is a value.
+"""A continuum memory system as a module in place of an MLP: vectors in, vectors out, with an immutable state.
 
-Nested Learning arXiv:2512.24695, section 7. `start` and `advance` are pure; `CMS` holds what training changes.
+Nested Learning arXiv:2512.24695, section 7. `forward.py` has the pure functions; `CMS` holds the trained weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,22 +9,31 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from laconic.config.nested import NewLevelInit, OuterGradient
+from laconic.config.nested import CMSOptions, NewLevelInit, OuterGradient
 from laconic.errors import UsageError
-from laconic.nested.cms.config import CMSParams, CMSShape, Options
+from laconic.nested.cms.config import CMSParams, CMSShape
 from laconic.nested.cms.forward import forward_with_state, initial_state
 from laconic.nested.init import register_parameters, sample_normal, softplus_inverse
 from laconic.nested.state import LayerState
 
 GATED_MLP = ("gate_proj", "up_proj", "down_proj")
-ZERO_STEP_BIAS = -1e4  # the bias at which a softplus is 0 in every type
+ZERO_STEP_BIAS = -1e4  # the bias at which softplus is 0 in every floating-point type
 Vectors = Float[Tensor, "B T D"]
 
 
 class CMS(nn.Module):
-    """A continuum memory in place of an MLP: `y, state = mlp(x, state, live=live)`; the caller adds the residual.
+    """A continuum memory system in place of an MLP: `y, state = mlp(x, state)`; the caller adds the residual.
 
-    Without a state it begins with every level at its start. With `seed` None the maps are left undrawn.
+    Args:
+        width: width of the vectors.
+        intermediate_size: inner width of the MLPs.
+        chunk_sizes: tokens between two updates of each level, fastest first.
+        options: options of the levels, by default those of the associative objective.
+        seed: seed of the initial weights; None leaves them uninitialized.
+        activation: activation of the MLPs.
+        projections: names of the linear maps: gate, up and down, or up and down.
+        has_bias: whether the maps have biases.
+        eps: epsilon of the norms between levels.
     """
 
     def __init__(
@@ -32,68 +41,77 @@ class CMS(nn.Module):
         width: int,
         intermediate_size: int,
         chunk_sizes: Sequence[int] = (64, 512),
-        options: Options | None = None,
+        options: CMSOptions | None = None,
         seed: int | None = 0,
         *,
-        act: str = "silu",
+        activation: str = "silu",
         projections: tuple[str, ...] = GATED_MLP,
         has_bias: bool = False,
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        own = options or Options(inner_objective="associative")
-        self.shape = CMSShape(width, intermediate_size, tuple(chunk_sizes), own, act, tuple(projections), has_bias, eps)
-        register_parameters(
-            self, init_weights(self.shape, None if seed is None else torch.Generator().manual_seed(seed))
+        options = options or CMSOptions(inner_objective="associative")
+        self.shape = CMSShape(
+            width, intermediate_size, tuple(chunk_sizes), options, activation, tuple(projections), has_bias, eps
         )
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        register_parameters(self, init_weights(self.shape, generator))
 
     @classmethod
     def from_mlp(
         cls,
         mlp: nn.Module,
         chunk_sizes: Sequence[int] = (64, 512),
-        options: Options | None = None,
+        options: CMSOptions | None = None,
         *,
-        act: str = "silu",
+        activation: str = "silu",
         new_level_init: NewLevelInit = "zero",
     ) -> "CMS":
-        """Level 0 is that MLP, its tensors shared; slower levels begin with a down-projection of zeros, or as copies.
+        """Build levels on a trained MLP, which becomes level 0 and shares its tensors.
 
-        The maps are `gate_proj`, `up_proj`, `down_proj`, without a gate the last two, or `fc1`, `fc2`. Raises `Usage`
-        (2) for a module that has none of these, and for an order that runs another level first.
+        Args:
+            mlp: a module with `gate_proj`, `up_proj` and `down_proj`, with the last two, or with `fc1` and `fc2`.
+            chunk_sizes: tokens between two updates of each level, fastest first.
+            options: options of the levels, by default the associative objective with the start as its target.
+            activation: activation of the MLP.
+            new_level_init: whether a slower level starts with a zero down-projection or copies level 0.
+
+        Raises:
+            UsageError: for another kind of module, and for options that would run another level before it.
         """
-        maps = find_mlp_projections(mlp)
-        found = {name: mlp.get_submodule(name) for name in maps}
-        up = found[maps[-2]].weight
+        projections = find_mlp_projections(mlp)
+        maps = {name: mlp.get_submodule(name) for name in projections}
+        up = maps[projections[-2]].weight
         assert isinstance(up, Tensor)
-        own = options or Options(inner_objective="associative", associative_target="start")
-        if own.level_order == "slow_first" and len(chunk_sizes) > 1:
-            raise UsageError(
-                "cms: level 0 is the MLP there was, and slow_first would run another before it; take fast_first"
-            )
-        bias = "bias" in dict(found[maps[-1]].named_parameters())
-        made = cls(up.shape[1], up.shape[0], chunk_sizes, own, act=act, projections=maps, has_bias=bias).to(up)
-        made.share_start(0, found)
+        options = options or CMSOptions(inner_objective="associative", associative_target="start")
+        if options.level_order == "slow_first" and len(chunk_sizes) > 1:
+            raise UsageError("cms: level_order slow_first runs another level before the given MLP; use fast_first")
+        has_bias = "bias" in dict(maps[projections[-1]].named_parameters())
+        cms = cls(
+            up.shape[1], up.shape[0], chunk_sizes, options,
+            activation=activation, projections=projections, has_bias=has_bias,
+        ).to(up)  # fmt: skip
+        cms.share_start(0, maps)
         with torch.no_grad():
-            if "a" in dict(made.named_parameters(recurse=False)):
-                made.get_parameter("a").fill_(1.0)
+            if "a" in dict(cms.named_parameters(recurse=False)):
+                cms.get_parameter("a").fill_(1.0)
             for l in range(1, len(chunk_sizes)):
-                for name, module in found.items():
-                    for which, p in module.named_parameters(recurse=False):
-                        own_p = made.get_parameter(f"levels.{l}.{name}.{which}")
-                        own_p.copy_(p if new_level_init == "copy" else own_p * (name != maps[-1]))
-        return made
+                for name, module in maps.items():
+                    for kind, p in module.named_parameters(recurse=False):
+                        level_p = cms.get_parameter(f"levels.{l}.{name}.{kind}")
+                        level_p.copy_(p if new_level_init == "copy" else level_p * (name != projections[-1]))
+        return cms
 
     def share_start(self, l: int, projections: Mapping[str, nn.Module]) -> None:
-        """Level `l` has these maps' own tensors for its start."""
+        """Use the tensors of these linear maps as the start of level `l`."""
         for name, module in projections.items():
-            place = self.get_submodule(f"levels.{l}.{name}")
-            for which, p in module.named_parameters(recurse=False):
-                place.register_parameter(which, p)
+            target = self.get_submodule(f"levels.{l}.{name}")
+            for kind, p in module.named_parameters(recurse=False):
+                target.register_parameter(kind, p)
 
     @property
     def params(self) -> CMSParams:
-        """The shape and the tensors by name, as `start` and `advance` take them."""
+        """Shape and weights by name, for the functions of `forward.py`."""
         return CMSParams(self.shape, dict(self.named_parameters()))
 
     def forward(
@@ -106,11 +124,11 @@ class CMS(nn.Module):
         outer_gradient: OuterGradient = "full",
         truncate_after: int | None = None,
     ) -> tuple[Vectors, LayerState]:
+        """Call `forward_with_state`, by default on the state of levels that have read nothing."""
         params = self.params
-        state = initial_state(params, len(x)) if state is None else state
         return forward_with_state(
             params,
-            state,
+            initial_state(params, len(x)) if state is None else state,
             x,
             attention_mask=attention_mask,
             update_weights=update_weights,
@@ -120,44 +138,54 @@ class CMS(nn.Module):
 
 
 def find_mlp_projections(module: nn.Module) -> tuple[str, ...]:
-    """The names of an MLP's maps, in the order in which `Shape` takes them."""
-    have = dict(module.named_children())
-    for maps in (GATED_MLP, ("up_proj", "down_proj"), ("fc1", "fc2"), ("c_fc", "c_proj")):
-        if all(name in have for name in maps):
-            return maps
+    """Return the names of an MLP's linear maps, the down-projection last."""
+    children = dict(module.named_children())
+    for names in (GATED_MLP, ("up_proj", "down_proj"), ("fc1", "fc2"), ("c_fc", "c_proj")):
+        if all(name in children for name in names):
+            return names
     raise UsageError(
-        f"cms: {type(module).__name__} has {', '.join(have) or 'no parts'}; an MLP has up_proj and down_proj"
+        f"cms: {type(module).__name__} with children {list(children)} is not an MLP; expected up_proj and down_proj"
     )
 
 
 def init_weights(shape: CMSShape, generator: torch.Generator | None, std: float | None = None) -> dict[str, Tensor]:
-    """What training begins with: maps normal with std `scale`, by default their inputs^-1/2, steps at eta."""
+    """Return the initial weights by name.
+
+    Args:
+        shape: shape of the levels.
+        generator: source of random numbers; None leaves matrices uninitialized.
+        std: standard deviation of the linear maps, by default their inputs^-1/2.
+    """
     o, D, w = shape.options, shape.width, dict[str, Tensor]()
     for l in range(len(shape.chunk_sizes)):
         for name in shape.projections:
-            out, into = shape.projection_shape(name)
-            into -= shape.has_bias
-            w[f"levels.{l}.{name}.weight"] = init_matrix(generator, out, into, std or into**-0.5)
-            w |= {f"levels.{l}.{name}.bias": torch.zeros(out)} if shape.has_bias else {}
+            outputs, inputs = shape.projection_shape(name)
+            inputs -= shape.has_bias
+            w[f"levels.{l}.{name}.weight"] = init_matrix(generator, outputs, inputs, std or inputs**-0.5)
+            if shape.has_bias:
+                w[f"levels.{l}.{name}.bias"] = torch.zeros(outputs)
         w[f"levels.{l}.step.bias"] = torch.tensor(initial_step_bias(shape, l))
         if o.lr_granularity == "token":
             w[f"levels.{l}.step.weight"] = torch.zeros(D)
         if o.inner_objective == "associative":
             w[f"levels.{l}.key.weight"] = init_matrix(generator, D, D, D**-0.5)
-            value = torch.zeros(D, D) if o.associative_target == "start" else init_matrix(generator, D, D, D**-0.5)
-            w[f"levels.{l}.value.weight"] = value
+            zero_value = o.associative_target == "start"
+            w[f"levels.{l}.value.weight"] = torch.zeros(D, D) if zero_value else init_matrix(generator, D, D, D**-0.5)
         if o.structure != "independent" and l != shape.run_order[0]:
             w[f"levels.{l}.norm.weight"] = torch.ones(D)
     K = len(shape.chunk_sizes)
     return w | ({"a": torch.full((K,), 1 / K)} if o.structure == "independent" else {})
 
 
-def init_matrix(generator: torch.Generator | None, out: int, into: int, std: float) -> Tensor:
-    """A normal matrix, undrawn without a generator."""
-    return torch.empty(out, into) if generator is None else sample_normal(generator, out, into, std=std)
+def init_matrix(generator: torch.Generator | None, outputs: int, inputs: int, std: float) -> Tensor:
+    """Sample a normal matrix, or leave it uninitialized without a generator."""
+    if generator is None:
+        return torch.empty(outputs, inputs)
+    return sample_normal(generator, outputs, inputs, std=std)
 
 
 def initial_step_bias(shape: CMSShape, l: int) -> float:
-    """Where the softplus is eta / C, or eta where the mean divides by C."""
-    whole = shape.options.initial_inner_lr / (1 if shape.options.gradient_reduction == "mean" else shape.chunk_sizes[l])
-    return softplus_inverse(whole) if whole else ZERO_STEP_BIAS
+    """Return the bias at which the softplus is the initial learning rate, divided by C unless the mean is taken."""
+    divisor = 1 if shape.options.gradient_reduction == "mean" else shape.chunk_sizes[l]
+    step_size = shape.options.initial_inner_lr / divisor
+    return softplus_inverse(step_size) if step_size else ZERO_STEP_BIAS

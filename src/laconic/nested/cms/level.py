@@ -1,10 +1,9 @@
-"""One level of a continuum memory: its MLP with what has changed of it, the errors it gathers, and its update.
+"""One level of a continuum memory system: its MLP at the current weights, and the gradients of its inner loss.
 
-Nested Learning arXiv:2512.24695, section 7; symbols as in `cms.py`. A bias is a column of theta whose input is 1.
+Nested Learning arXiv:2512.24695, section 7; symbols as in `equations.py`. A bias is a column of theta whose input is 1.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,33 +14,21 @@ from torch import Tensor
 from laconic.config.nested import OuterGradient
 from laconic.models.attention import accumulation_dtype
 from laconic.models.block import gated_mlp_hidden, mlp_hidden
-from laconic.nested import state as values
 from laconic.nested.cms.config import CMSParams, CMSShape
-from laconic.nested.cms.equations import update
-from laconic.nested.cms.low_rank_updates import (
-    WeightChange,
-    add,
-    apply_change,
-    frobenius_norm,
-    is_empty,
-    scale,
-    smaller_form,
-    to_dense,
-    zero_change,
-)
-from laconic.nested.optim.dgd_equations import dgd_joint
-from laconic.nested.optim.m3_equations import delta_momentum, momentum, newton_schulz
-from laconic.nested.state import CMSLevelState, LowRankChange
+from laconic.nested.cms.low_rank_updates import WeightChange, apply_change, is_empty, zero_change
+from laconic.nested.state import CMSLevelState, LowRankChange, map_tensors
 from laconic.nested.titans.equations import l2_normalize
 
 StepSizes = Float[Tensor, "B T"]
+ErrorPairs = Mapping[str, LowRankChange]  # delta (left) and x (right) of every token, by map: `up_proj`
+STORED_INPUTS = "read"  # key of the inputs in `CMSLevelState.meta_accumulated`
 
 
 class LinearRecord(NamedTuple):
-    """At a linear map of one pass: its input [B, T, i] and its output [B, T, o].
+    """Input [B, T, i] and output [B, T, o] of a linear map in one pass.
 
-    The output is no leaf of the graph, so that the search for its gradient ends there: from a leaf it would go through
-    all that was read before.
+    The output is not a leaf of the graph, so that the backward pass to it ends there; to a leaf it would run through
+    everything read before.
     """
 
     x: Tensor
@@ -49,51 +36,52 @@ class LinearRecord(NamedTuple):
 
 
 LinearRecords = dict[str, LinearRecord]  # by `levels.0.up_proj`
-STORED_INPUTS = "read"
-ErrorPairs = Mapping[str, LowRankChange]  # by `up_proj`: delta and x of every token
 
 
 class GradientMode(NamedTuple):
-    """What of the outer loss flows through writes; `horizon` is in chunks of the level, for "truncated"."""
+    """What of the outer gradient flows through updates; `truncate_after` counts chunks, for "truncated"."""
 
     outer_gradient: OuterGradient = "full"
     truncate_after: int | None = None
 
     @property
     def is_differentiable(self) -> bool:
-        """Whether the gradients of inner losses keep a graph of their own."""
+        """Whether the gradients of inner losses keep a graph."""
         return self.outer_gradient in ("full", "truncated") and torch.is_grad_enabled()
 
 
 def init_level(shape: CMSShape, l: int, B: int, like: Tensor) -> CMSLevelState:
-    """A level at its start, nothing read."""
+    """Return the state of a level that has read nothing."""
     o, sizes = shape.options, {name: shape.projection_shape(name) for name in shape.projections}
-    none: dict[str, WeightChange] = {name: zero_change(B, *size, like) for name, size in sizes.items()}
+    empty: dict[str, WeightChange] = {name: zero_change(B, *size, like) for name, size in sizes.items()}
     moments: dict[str, Tensor] = {}
     if o.inner_optimizer in ("momentum", "delta_momentum", "muon"):
         moments = {name: like.new_zeros(B, *size) for name, size in sizes.items()}
     if o.inner_optimizer == "muon":
         moments["step"] = like.new_zeros(B)
     nested = o.structure == "nested" and l < len(shape.chunk_sizes) - 1
-    gathered = (none if o.meta_gradient == "first_order" else init_stored_inputs(shape, B, like)) if nested else {}
+    meta: dict[str, WeightChange] = {}
+    if nested:
+        meta = empty if o.meta_gradient == "first_order" else init_stored_inputs(shape, B, like)
     zero = torch.zeros(B, dtype=torch.long)
-    return CMSLevelState(none, none, moments, none if nested else {}, zero, zero, gathered)
+    return CMSLevelState(empty, empty, moments, empty if nested else {}, zero, zero, meta)
 
 
 def init_stored_inputs(shape: CMSShape, B: int, like: Tensor) -> dict[str, WeightChange]:
-    """What a level read in the slower level's chunk, where its start descends through its updates: nothing.
+    """Return the empty store of inputs of a level whose start is trained through its updates.
 
-    Per token its input, and beside it the level's own step, the slower one's, and 1 where it is live.
+    A row of the store is one token: its input, and beside it the level's step size, the slower level's, and 1 if the
+    token is valid.
     """
     return {STORED_INPUTS: zero_change(B, shape.width, 3, like)} if shape.options.meta_gradient == "full" else {}
 
 
 def start_weight(params: CMSParams, l: int, name: str) -> Float[Tensor, "o i"]:
-    """theta_0 of a map in the wide type, its bias as the last column."""
+    """Return theta_0 of a map in the accumulation type, with the bias as its last column."""
     key = f"levels.{l}.{name}"
-    W, bias = params.weights[f"{key}.weight"], params.weights.get(f"{key}.bias")
-    whole = W if bias is None else torch.cat([W, bias[:, None]], 1)
-    return whole.to(accumulation_dtype(W.dtype))
+    weight, bias = params.weights[f"{key}.weight"], params.weights.get(f"{key}.bias")
+    weight = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
+    return weight.to(accumulation_dtype(weight.dtype))
 
 
 def linear_map(
@@ -104,7 +92,7 @@ def linear_map(
     records: LinearRecords | None,
     x: Float[Tensor, "B T i"],
 ) -> Float[Tensor, "B T o"]:
-    """A map with its change; where notes are taken, what it reads, and its output, whose gradient is delta."""
+    """Apply a linear map with its change; if `records` is given, record its input and output."""
     key = f"levels.{l}.{name}"
     y = F.linear(x, params.weights[f"{key}.weight"], params.weights.get(f"{key}.bias"))
     change = None if level is None else level.change[name]
@@ -122,20 +110,25 @@ def linear_map(
 
 
 def level_mlp(
-    params: CMSParams, l: int, level: CMSLevelState | None, records: LinearRecords | None, z: Float[Tensor, "B T D"]
+    params: CMSParams,
+    l: int,
+    level: CMSLevelState | None,
+    records: LinearRecords | None,
+    z: Float[Tensor, "B T D"],
 ) -> Float[Tensor, "B T D"]:
-    """MLP_l at its weights now, at its start where no level is given."""
+    """Apply MLP_l at its current weights, or at its start if `level` is None."""
     shape = params.shape
     up = linear_map(params, l, shape.projections[-2], level, records, z)
     if len(shape.projections) == 3:
-        mid = gated_mlp_hidden(linear_map(params, l, shape.projections[0], level, records, z), up, shape.act)
+        gate = linear_map(params, l, shape.projections[0], level, records, z)
+        hidden = gated_mlp_hidden(gate, up, shape.activation)
     else:
-        mid = mlp_hidden(up, shape.act)
-    return linear_map(params, l, shape.projections[-1], level, records, mid)
+        hidden = mlp_hidden(up, shape.activation)
+    return linear_map(params, l, shape.projections[-1], level, records, hidden)
 
 
 def compute_step_sizes(params: CMSParams, l: int, z: Float[Tensor, "B T D"]) -> StepSizes:
-    """step_t: softplus of a learned number, or of w z_t + b; over C where the chunk's mean is taken."""
+    """Return step_t: softplus of a learned number or of w z_t + b, divided by C if gradients are averaged."""
     w, shape = params.weights, params.shape
     b = w[f"levels.{l}.step.bias"].to(accumulation_dtype(z.dtype))
     if shape.options.lr_granularity == "token":
@@ -148,190 +141,67 @@ def compute_step_sizes(params: CMSParams, l: int, z: Float[Tensor, "B T D"]) -> 
 def linear_errors(
     loss: Tensor, records: LinearRecords, *, create_graph: bool = False, retain_graph: bool = False
 ) -> dict[str, LowRankChange]:
-    """delta and x at every map that was noted, of a loss that the pass led to; `again` if its graph is read again.
+    """Return delta and x of every recorded map, in one backward pass of the loss.
 
-    With `through` they keep a graph, so that what is learned can be learned through.
+    Args:
+        loss: a loss computed from the recorded pass.
+        records: inputs and outputs of the maps.
+        create_graph: whether the errors are differentiable.
+        retain_graph: whether the graph is needed again.
     """
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         loss,
-        [noted.y for noted in records.values()],
+        [record.y for record in records.values()],
         create_graph=create_graph,
         retain_graph=create_graph or retain_graph,
         materialize_grads=True,
     )
-    made: dict[str, LowRankChange] = {}
-    for (name, noted), delta in zip(records.items(), found, strict=True):
-        x = noted.x if create_graph else noted.x.detach()
-        made[name] = LowRankChange(delta.to(x.dtype), x)
-    return made
+    errors: dict[str, LowRankChange] = {}
+    for (name, record), delta in zip(records.items(), gradients, strict=True):
+        x = record.x if create_graph else record.x.detach()
+        errors[name] = LowRankChange(delta.to(x.dtype), x)
+    return errors
 
 
 def clip_error(pair: LowRankChange, max_norm: float) -> LowRankChange:
-    """No token's delta longer than `most`, where it is not 0."""
+    """Clip the norm of each token's delta; a `max_norm` of 0 does not clip."""
     if not max_norm:
         return pair
-    size = pair.left.square().sum(-1, keepdim=True).clamp(min=1e-30).sqrt()
-    return LowRankChange(pair.left * (max_norm / size).clamp(max=1), pair.right)
+    norm = pair.left.square().sum(-1, keepdim=True).clamp(min=1e-30).sqrt()
+    return LowRankChange(pair.left * (max_norm / norm).clamp(max=1), pair.right)
 
 
 def detach_for_grad(x: Tensor) -> Tensor:
-    """The same numbers outside any graph, and outside inference mode."""
+    """Detach a tensor; one made in inference mode is cloned, since autograd refuses it."""
     return x.detach().clone() if x.is_inference() else x.detach()
 
 
 def associative_errors(
     params: CMSParams, l: int, level: CMSLevelState, z: Float[Tensor, "B T D"], gradient_mode: GradientMode
 ) -> ErrorPairs:
-    """delta and x of ½‖MLP_l(κ) - ν‖² at every token, κ = l2(W_κ z); local, so no token waits for another."""
-    through, dtype = gradient_mode.is_differentiable, accumulation_dtype(z.dtype)
+    """Return delta and x of ½‖MLP_l(κ) - ν‖² at every token. The loss is local, so no token waits for another."""
+    create_graph, dtype = gradient_mode.is_differentiable, accumulation_dtype(z.dtype)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(z.device.type, enabled=False):
-        own = {name: w.to(dtype) for name, w in params.weights.items() if name.startswith(f"levels.{l}.")}
-        if not through:
-            own, level, z = (
-                {name: detach_for_grad(w) for name, w in own.items()},
-                values.map_tensors(level, detach_for_grad),
-                detach_for_grad(z),
-            )
-        notes: LinearRecords = {}
-        loss = associative_loss(CMSParams(params.shape, own), l, level, z.to(dtype), notes).sum()
-        found = linear_errors(loss, notes, create_graph=through)
-    return {name.rpartition(".")[2]: pair for name, pair in found.items()}
+        weights = {name: w.to(dtype) for name, w in params.weights.items() if name.startswith(f"levels.{l}.")}
+        if not create_graph:
+            weights = {name: detach_for_grad(w) for name, w in weights.items()}
+            level, z = map_tensors(level, detach_for_grad), detach_for_grad(z)
+        records: LinearRecords = {}
+        loss = associative_loss(CMSParams(params.shape, weights), l, level, z.to(dtype), records).sum()
+        errors = linear_errors(loss, records, create_graph=create_graph)
+    return {name.rpartition(".")[2]: pair for name, pair in errors.items()}
 
 
 def associative_loss(
     params: CMSParams, l: int, level: CMSLevelState, z: Float[Tensor, "B T D"], records: LinearRecords | None = None
 ) -> Float[Tensor, "B T"]:
-    """½‖MLP_l(κ) - ν‖² of every token."""
+    """Compute ½‖MLP_l(κ) - ν‖² of every token, with κ = l2(W_κ z).
+
+    ν = W_ν z, plus MLP_l(κ) at its start if the options say that the start is the target.
+    """
     w = params.weights
     key = l2_normalize(F.linear(z, w[f"levels.{l}.key.weight"]))
     value = F.linear(z, w[f"levels.{l}.value.weight"])
     if params.shape.options.associative_target == "start":
         value = value + level_mlp(params, l, None, None, key)
     return (level_mlp(params, l, level, records, key) - value).square().sum(-1) / 2
-
-
-def scale_by_step(pair: LowRankChange, step_size: StepSizes, unit_inputs: bool) -> LowRankChange:
-    """step_t delta_t x_tᵀ as factors; for dgd the root of the step on both, inputs of length 1."""
-    if not unit_inputs:
-        return LowRankChange(pair.left * step_size[..., None], pair.right)
-    size = pair.right.square().sum(-1, keepdim=True).clamp(min=1e-30).sqrt()
-    root = (torch.where(step_size > 0, step_size, 1).sqrt() * (step_size > 0))[..., None]
-    return LowRankChange(pair.left * size * root, pair.right / size * root)
-
-
-def accumulate_errors(
-    params: CMSParams,
-    l: int,
-    level: CMSLevelState,
-    errors: ErrorPairs,
-    step_sizes: list[StepSizes],
-    gradient_mode: GradientMode,
-) -> CMSLevelState:
-    """The level with these tokens' terms in its open chunk; `steps` of every level, 0 where a token is not live."""
-    o, step = params.shape.options, step_sizes[l]
-    units = o.inner_optimizer == "dgd"
-    more = {name: scale_by_step(pair, step, units) for name, pair in errors.items()}
-    slower = {
-        name: scale_by_step(errors[name], step_sizes[l + 1], False) for name in level.meta_accumulated if name in errors
-    }
-    moments = dict(level.moments)
-    if "step" in moments:
-        moments["step"] = moments["step"] + step.sum(1)
-    if gradient_mode.outer_gradient == "none":
-        more, slower, moments = values.detach(more), values.detach(slower), values.detach(moments)
-    return replace(
-        level,
-        accumulated={
-            name: add(level.accumulated[name], more[name])
-            if units
-            else add_compressed(level.accumulated[name], more[name])
-            for name in more
-        },
-        meta_accumulated={
-            **level.meta_accumulated,
-            **{name: add_compressed(level.meta_accumulated[name], more) for name, more in slower.items()},
-        },
-        moments=moments,
-    )
-
-
-def add_compressed(one: WeightChange, other: WeightChange) -> WeightChange:
-    """The sum, in the form that takes less."""
-    return smaller_form(add(one, other))
-
-
-def inner_optimizer_step(
-    params: CMSParams, l: int, name: str, level: CMSLevelState
-) -> tuple[WeightChange, dict[str, Tensor]]:
-    """What the inner optimizer takes from a map at the end of a chunk, and its moments."""
-    o, terms, moments = params.shape.options, level.accumulated[name], dict[str, Tensor]()
-    if o.inner_optimizer == "dgd":
-        assert isinstance(terms, LowRankChange)
-        moved = to_dense(level.change[name])
-        W = moved + start_weight(params, l, name) if o.dgd_target == "weights" else moved
-        return W - dgd_joint(W, terms.right, terms.left, 1.0, reduction="sum"), moments
-    if o.inner_optimizer == "gd":
-        return terms, moments
-    m, g = level.moments[name], to_dense(terms)
-    if o.inner_optimizer == "delta_momentum":
-        moments[name] = delta_momentum(m, g, o.inner_momentum, 1.0)
-    else:
-        moments[name] = momentum(torch.zeros_like(m), m, g, o.inner_momentum, 1.0)[1]
-    if o.inner_optimizer == "muon":
-        return -level.moments["step"][:, None, None] * newton_schulz(moments[name]), moments
-    return -moments[name], moments
-
-
-def max_update_norms(params: CMSParams, l: int) -> dict[str, Tensor]:
-    """The largest update of every map; one that starts at zero has the level's root mean square for its start."""
-    starts = {name: start_weight(params, l, name) for name in params.shape.projections}
-    squares = {name: frobenius_norm(W[None]).square() for name, W in starts.items()}
-    mean = torch.stack(list(squares.values())).sum(0) / sum(W.numel() for W in starts.values())
-    clip = params.shape.options.max_update_ratio
-    return {
-        name: clip * (torch.where(starts[name].any(), square, mean * starts[name].numel())).sqrt()
-        for name, square in squares.items()
-    }
-
-
-def clip_update(terms: WeightChange, max_norm: Tensor | None) -> WeightChange:
-    """Scaled down to the bound."""
-    return terms if max_norm is None else scale(terms, (max_norm / frobenius_norm(terms)).clamp(max=1))
-
-
-def apply_update(params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode) -> CMSLevelState:
-    """The level after the update that ends its chunk, in all rows."""
-    shape, C = params.shape, params.shape.chunk_sizes[l]
-    most = max_update_norms(params, l) if shape.options.max_update_ratio else {}
-    moved: dict[str, WeightChange] = {}
-    moments: dict[str, Tensor] = {}
-    for name in shape.projections:
-        terms, new = inner_optimizer_step(params, l, name, level)
-        moments |= new
-        moved[name] = smaller_form(update(level.change[name], clip_update(terms, most.get(name)), C, C))
-    if "step" in level.moments:
-        moments["step"] = torch.zeros_like(level.moments["step"])
-    new = replace(level, change=moved, moments=moments, accumulated=clear_terms(level.accumulated, shape))
-    new = replace(new, num_tokens=torch.zeros_like(level.num_tokens), num_updates=level.num_updates + 1)
-    if gradient_mode.outer_gradient == "none":
-        return values.detach(new)
-    if gradient_mode.outer_gradient == "truncated" and gradient_mode.truncate_after is not None:
-        cut_here = level.num_updates % gradient_mode.truncate_after == gradient_mode.truncate_after - 1
-        if bool(cut_here.all()):
-            return values.detach(new)
-        if bool(cut_here.any()):
-            return values.map_tensors(new, lambda x: torch.where(_like(cut_here, x), x.detach(), x))
-    return new
-
-
-def _like(rows: Tensor, x: Tensor) -> Tensor:
-    return rows.to(x.device).reshape(-1, *[1] * (x.ndim - 1))
-
-
-def clear_terms(terms: Mapping[str, WeightChange], shape: CMSShape) -> dict[str, WeightChange]:
-    """No terms of any map."""
-    found: dict[str, WeightChange] = {}
-    for name, change in terms.items():
-        like = change.left if isinstance(change, LowRankChange) else change
-        found[name] = zero_change(len(like), *shape.projection_shape(name), like.detach())
-    return found

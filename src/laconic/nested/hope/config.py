@@ -1,44 +1,99 @@
-"""What a language model of memories at several frequencies is: a decoder's sizes, and what its layers are made of.
-
-Nested Learning arXiv:2512.24695, sections 7 and 8.
-"""
+"""Sizes and options of Hope, and of its self-modifying memory: Nested Learning arXiv:2512.24695, sections 7 and 8."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import ValidationError
+from torch import Tensor
 
-from laconic.config.config_model import ConfigModel
-from laconic.config.nested import MixerKind
+from laconic.config.methods import ConfigModel
+from laconic.config.nested import CMSOptions, MixerKind, SelfModifyingOptions, TitansOptions
 from laconic.errors import InputError, UsageError
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.nested.cms import config as cms_config
-from laconic.nested.hope import hope_shape
-from laconic.nested.titans import config as titans_config
+from laconic.nested.cms.config import CMSShape
+from laconic.nested.titans.config import TitansShape
 from laconic.storage.strict_json import read_json
 
 OptionsT = TypeVar("OptionsT", bound=ConfigModel)
 MODEL_TYPE = "hope"
-UNLIMITED_POSITIONS = 1 << 20  # positions of a model that has none
+UNLIMITED_POSITIONS = 1 << 20  # max_position_embeddings of a model without attention
+ARCHITECTURES = {False: "Hope", True: "HopeAttention"}  # by whether attention stays
+MIXER_OPTIONS: dict[MixerKind, type[Any]] = {
+    "self_modifying": SelfModifyingOptions,
+    "titans": TitansOptions,
+    "attention": NoneType,
+}
+
+
+@dataclass(frozen=True)
+class SelfTitansShape:
+    """Width, heads, head width and options of a self-modifying layer. Raises `UsageError` if they do not fit."""
+
+    width: int
+    num_heads: int
+    head_dim: int
+    options: SelfModifyingOptions
+
+    def __post_init__(self) -> None:
+        o = self.options
+        if o.error:
+            raise UsageError(f"hope: {o.error}")
+        if o.input_proj == "none" and self.num_heads * self.head_dim != self.width:
+            raise UsageError(
+                f"hope: width {self.width} does not split into {self.num_heads} heads of {self.head_dim}; "
+                "set input_proj = 'map'"
+            )
+
+    @property
+    def adaptive(self) -> tuple[str, ...]:
+        """Names of the projections that modify themselves."""
+        return self.options.adaptive_names
+
+    @property
+    def group_chunk_sizes(self) -> dict[str, int]:
+        """Chunk size of each group of memories, by the name of the group."""
+        o = self.options
+        if o.gate_groups == 1:
+            return {"shared": o.memory_chunk_size}
+        return {"memory": o.memory_chunk_size} | ({"projections": o.projection_chunk_size} if self.adaptive else {})
+
+    def group_of(self, name: str) -> str:
+        """Return the group of a memory."""
+        if self.options.gate_groups == 1:
+            return "shared"
+        return "memory" if name == "memory" else "projections"
+
+
+class SelfTitansParams(NamedTuple):
+    """Shape and trained weights of a self-modifying layer, by name."""
+
+    shape: SelfTitansShape
+    weights: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class HopeConfig:
-    """`decoder` says widths, layers, words, norms and MLP; `chunks` the levels of each layer, fastest first.
+    """Configuration of a Hope or Hope-Attention model. Raises `UsageError` if its parts do not fit together.
 
-    `memory` are the options of what stands in the place of attention: of a self-modifying memory, its `heads` of width
-    `head`, or of a Titans memory of that `chunk`; None keeps the decoder's attention. `gated` False leaves out the gate
-    of a family that has one. Raises `Usage` (2) for what cannot be meant.
+    Attributes:
+        decoder: widths, layers, vocabulary, norms and MLP.
+        chunk_sizes: for each layer the chunk sizes of its levels, fastest first.
+        cms: options of the levels.
+        memory: options of the memory in place of attention, None to keep attention.
+        num_heads: heads of the memory.
+        head_dim: head width of a self-modifying memory, by default the width divided by the heads.
+        memory_chunk_size: chunk size of a Titans memory.
+        gated_mlp: False leaves out the gate of a family whose MLP has one.
     """
 
     decoder: DecoderConfig
     chunk_sizes: tuple[tuple[int, ...], ...]
-    cms: cms_config.Options
-    memory: hope_shape.Options | titans_config.Options | None = None
+    cms: CMSOptions
+    memory: SelfModifyingOptions | TitansOptions | None = None
     num_heads: int = 4
     head_dim: int | None = None
     memory_chunk_size: int = 64
@@ -47,15 +102,15 @@ class HopeConfig:
     def __post_init__(self) -> None:
         if len(self.chunk_sizes) != self.decoder.num_hidden_layers:
             raise UsageError(
-                f"hope: chunks of {len(self.chunk_sizes)} layers, the decoder has {self.decoder.num_hidden_layers}; give "
-                "each its levels"
+                f"hope: chunk_sizes for {len(self.chunk_sizes)} layers, the decoder has "
+                f"{self.decoder.num_hidden_layers}"
             )
-        for n in range(len(self.chunk_sizes)):
-            self.cms_shape(n)
-        if isinstance(self.memory, titans_config.Options):
+        for layer in range(len(self.chunk_sizes)):
+            self.cms_shape(layer)
+        if isinstance(self.memory, TitansOptions):
             if self.head_dim not in (None, self.decoder.hidden_size // self.num_heads):
-                raise UsageError(f"hope: heads of {self.head_dim}; those of Titans share the width, leave head out")
-            titans_config.TitansShape(self.decoder.hidden_size, self.num_heads, self.memory_chunk_size, self.memory)
+                raise UsageError(f"hope: head_dim {self.head_dim} is fixed by the width for Titans; leave it out")
+            TitansShape(self.decoder.hidden_size, self.num_heads, self.memory_chunk_size, self.memory)
 
     @classmethod
     def attention_free(
@@ -68,28 +123,40 @@ class HopeConfig:
         intermediate_size: int | None = None,
         num_heads: int = 4,
         head_dim: int | None = None,
-        memory: hope_shape.Options | titans_config.Options | None = None,
+        memory: SelfModifyingOptions | TitansOptions | None = None,
         memory_chunk_size: int = 64,
-        cms: cms_config.Options | None = None,
+        cms: CMSOptions | None = None,
         tie_word_embeddings: bool = True,
     ) -> "HopeConfig":
-        """A model without attention, of Llama's norms and gated MLPs, the same levels in every layer.
+        """Build the configuration of a model without attention, with Llama's norms and gated MLPs.
 
-        `hidden` is the MLPs' inner width, by default 2 `width`.
+        Args:
+            vocab_size: number of tokens.
+            hidden_size: width of the model.
+            num_layers: number of layers, all with the same levels.
+            chunk_sizes: chunk sizes of the levels, fastest first.
+            intermediate_size: inner width of the MLPs, by default twice the width.
+            num_heads: heads of the memory.
+            head_dim: head width of a self-modifying memory.
+            memory: options of the memory, by default a self-modifying one.
+            memory_chunk_size: chunk size of a Titans memory.
+            cms: options of the levels.
+            tie_word_embeddings: whether the output embedding is the input embedding.
         """
         sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "vocab_size": vocab_size}
         sizes |= {
             "intermediate_size": intermediate_size or 2 * hidden_size,
             "max_position_embeddings": UNLIMITED_POSITIONS,
         }
-        one = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden_size + hidden_size % 2}
-        decoder = replace(DecoderConfig.tiny("llama", **sizes, **one), tie_word_embeddings=tie_word_embeddings)
-        each = (tuple(chunk_sizes),) * num_layers
+        unused_attention = {
+            "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden_size + hidden_size % 2
+        }  # fmt: skip
+        decoder = DecoderConfig.tiny("llama", **sizes, **unused_attention)
         return cls(
-            decoder,
-            each,
-            cms or cms_config.Options(),
-            memory or hope_shape.Options(),
+            replace(decoder, tie_word_embeddings=tie_word_embeddings),
+            (tuple(chunk_sizes),) * num_layers,
+            cms or CMSOptions(),
+            memory or SelfModifyingOptions(),
             num_heads,
             head_dim,
             memory_chunk_size,
@@ -97,21 +164,21 @@ class HopeConfig:
 
     @property
     def mixer(self) -> MixerKind:
-        """What stands in the place of attention, or attention."""
+        """Kind of the sequence mixer."""
         return next(mixer for mixer, kind in MIXER_OPTIONS.items() if isinstance(self.memory, kind))
 
     @property
     def mlp_projections(self) -> tuple[str, ...]:
-        """The names of an MLP's maps in this family."""
+        """Names of an MLP's linear maps in this family."""
         names = WEIGHT_NAMES[self.decoder.family]
-        three = self.gated_mlp and self.decoder.gated_mlp
-        roles = (names.gate, names.up, names.down) if three else (names.up, names.down)
+        is_gated = self.gated_mlp and self.decoder.gated_mlp
+        roles = (names.gate, names.up, names.down) if is_gated else (names.up, names.down)
         return tuple(str(name).rpartition(".")[2] for name in roles)
 
-    def cms_shape(self, layer: int) -> cms_config.CMSShape:
-        """The continuum memory of a layer."""
+    def cms_shape(self, layer: int) -> CMSShape:
+        """Return the shape of a layer's levels."""
         d = self.decoder
-        return cms_config.CMSShape(
+        return CMSShape(
             d.hidden_size,
             d.intermediate_size,
             self.chunk_sizes[layer],
@@ -123,55 +190,51 @@ class HopeConfig:
         )
 
     def to_config_json(self) -> dict[str, Any]:
-        """What config.json has beside the decoder's fields."""
-        own = {name: getattr(self, name) for name in ("chunks", "heads", "head", "chunk", "mixer", "gated")}
-        own |= {
-            name: None if kept is None else kept.model_dump()
-            for name, kept in (("cms", self.cms), ("memory", self.memory))
+        """Return the fields of config.json beside the decoder's."""
+        fields = ("chunk_sizes", "num_heads", "head_dim", "memory_chunk_size", "mixer", "gated_mlp")
+        hope: dict[str, Any] = {name: getattr(self, name) for name in fields}
+        hope["cms"] = self.cms.model_dump()
+        hope["memory"] = None if self.memory is None else self.memory.model_dump()
+        return {
+            "model_type": MODEL_TYPE,
+            "architectures": [ARCHITECTURES[self.memory is None]],
+            "decoder_type": self.decoder.family,
+            "hope": hope,
         }
-        return {"model_type": MODEL_TYPE, "architectures": [ARCHITECTURES[self.memory is None]],
-                "decoder_type": self.decoder.family, "hope": own}  # fmt: skip
 
     @classmethod
     def from_folder(cls, folder: Path) -> "HopeConfig":
-        """From the config.json of a folder. Raises `BadInput` (66) for one of another model, or what is unknown."""
+        """Read the config.json of a checkpoint. Raises `InputError` for another model or unknown fields."""
         file = read_json(folder / "config.json")
         if file.get("model_type") != MODEL_TYPE or not isinstance(file.get("hope"), dict):
             raise InputError(
-                f"config.json: model_type {file.get('model_type')!r}; a Hope has {MODEL_TYPE!r}; see stack()"
+                f"config.json: model_type is {file.get('model_type')!r}, expected {MODEL_TYPE!r}; "
+                "use HopeAttention.from_decoder for other models"
             )
-        own = cast(dict[str, Any], file.pop("hope"))
+        hope = cast(dict[str, Any], file.pop("hope"))
         family = file.pop("decoder_type", None)
         file |= {"model_type": family, "architectures": []}
         try:
-            kind = MIXER_OPTIONS[own["mixer"]]
+            kind = MIXER_OPTIONS[hope["mixer"]]
             return cls(
                 DecoderConfig.from_dict(file),
-                tuple(tuple(int(C) for C in chunks) for chunks in own["chunks"]),
-                parse_options(cms_config.Options, own["cms"]),
-                None if kind is NoneType else parse_options(kind, own["memory"]),
-                own["heads"],
-                own["head"],
-                own["chunk"],
-                own["gated"],
+                tuple(tuple(int(C) for C in sizes) for sizes in hope["chunk_sizes"]),
+                parse_options(CMSOptions, hope["cms"]),
+                None if kind is NoneType else parse_options(kind, hope["memory"]),
+                hope["num_heads"],
+                hope["head_dim"],
+                hope["memory_chunk_size"],
+                hope["gated_mlp"],
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"config.json: hope: {error}; take another copy, or the version that wrote it") from error
-
-
-ARCHITECTURES = {False: "Hope", True: "HopeAttention"}
-MIXER_OPTIONS: dict[MixerKind, type[Any]] = {
-    "self_modifying": hope_shape.Options,
-    "titans": titans_config.Options,
-    "attention": NoneType,
-}
+            raise InputError(f"config.json: hope: missing or invalid field: {error}") from error
 
 
 def parse_options(kind: type[OptionsT], values: Mapping[str, Any]) -> OptionsT:
-    """Options as they were written. Raises `BadInput` (66) for one that is unknown, or has another value."""
+    """Validate options read from a file. Raises `InputError` for an unknown option or an invalid value."""
     try:
         return kind.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key, what = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Input ").lower()
-        raise InputError(f"config.json: hope: {key}: {what}; take the version that wrote it") from error
+        first = error.errors(include_url=False)[0]
+        key, problem = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input ").lower()
+        raise InputError(f"config.json: hope: {key}: {problem}; load it with the version that wrote it") from error

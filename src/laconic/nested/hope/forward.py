@@ -1,7 +1,7 @@
-"""Vectors through the layers of a Hope: a memory or attention, then the levels of a continuum memory.
+"""Forward pass of the layers of Hope: a memory or attention, then the levels of a continuum memory system.
 
 Nested Learning arXiv:2512.24695, 94 to 97; norms and residuals are the decoder's. A pass takes the state of every layer
-and gives the new one; what the levels learn of the task is not here but in `hope_task.py`.
+and returns the new one. Updates from the next token's loss are in `task_updates.py`.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.errors import UsageError
-from laconic.models import positions as models_positions
 from laconic.models.block import Block, ForwardContext
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
-from laconic.nested.cms import forward as cms_forward
+from laconic.models.positions import default_position_ids
+from laconic.nested.cms.forward import forward_levels, forward_with_state, require_levels
 from laconic.nested.cms.layer import CMS
 from laconic.nested.cms.level import GradientMode, LinearRecords
 from laconic.nested.hope.layer import SelfTitans
@@ -32,7 +32,16 @@ Sublayer = Callable[[Tensor, LayerState], tuple[Tensor, LayerState]]
 
 @dataclass(frozen=True)
 class ForwardOptions:
-    """What all layers of one reading share; `notes` of each layer where errors are to be taken of it."""
+    """What all layers of one pass share.
+
+    Attributes:
+        attention_mask: True for real tokens.
+        update_weights: whether memories, and levels with the associative objective, learn.
+        gradient_mode: what of the outer gradient flows through writes and updates.
+        context: masks and rotations of attention.
+        key_positions: positions and validity mask of all cache slots after the pass.
+        records: for each layer where the inputs and outputs of its linear maps are recorded.
+    """
 
     attention_mask: Bool[Tensor, "B T"] | None
     update_weights: bool
@@ -43,7 +52,7 @@ class ForwardOptions:
 
 
 class LayerOutputs(NamedTuple):
-    """What a reading gives: vectors after the last layer, the layers, and per layer what each level read."""
+    """Output of the last layer, new states, inputs of each layer's levels, and inputs of each layer."""
 
     x: Tensor
     layers: tuple[LayerState, ...]
@@ -62,32 +71,32 @@ def hope_block(x: Vectors, layer: LayerState, mix: Sublayer, feed_forward: Subla
 def run_layers(
     blocks: list[Block], x: Vectors, layers: tuple[LayerState, ...], options: ForwardOptions
 ) -> LayerOutputs:
-    """Every layer in order."""
-    made: list[LayerState] = []
-    inputs: list[list[Tensor]] = []
-    between: list[Tensor] = []
-    for n, (part, layer) in enumerate(zip(blocks, layers, strict=True)):
-        between.append(x)
-        notes = None if options.records is None else options.records[n]
-        x, layer = hope_block(
-            x, layer, partial(apply_mixer, part, options), partial(apply_feed_forward, part, options, notes, inputs)
-        )
-        made.append(layer)
-    return LayerOutputs(x, tuple(made), inputs, between)
+    """Run every layer in order."""
+    new_layers: list[LayerState] = []
+    level_inputs: list[list[Tensor]] = []
+    hidden_states: list[Tensor] = []
+    for n, (block, layer) in enumerate(zip(blocks, layers, strict=True)):
+        hidden_states.append(x)
+        records = None if options.records is None else options.records[n]
+        mix = partial(apply_mixer, block, options)
+        feed_forward = partial(apply_feed_forward, block, options, records, level_inputs)
+        x, layer = hope_block(x, layer, mix, feed_forward)
+        new_layers.append(layer)
+    return LayerOutputs(x, tuple(new_layers), level_inputs, hidden_states)
 
 
 def apply_mixer(block: Block, options: ForwardOptions, x: Vectors, layer: LayerState) -> tuple[Vectors, LayerState]:
-    """The first half of a block, before its residual."""
+    """Run the memory or attention of a block, before its residual."""
     y = block.submodule("norm1")(x)
     memory = dict(block.named_children()).get("memory")
     if isinstance(memory, SelfTitans | Titans):
         y, layer = memory(
             y,
             layer,
-            live=options.attention_mask,
-            learn=options.update_weights,
-            gradient=options.gradient_mode.outer_gradient,
-            horizon=options.gradient_mode.truncate_after,
+            attention_mask=options.attention_mask,
+            update_weights=options.update_weights,
+            outer_gradient=options.gradient_mode.outer_gradient,
+            truncate_after=options.gradient_mode.truncate_after,
         )
     else:
         y, layer = attend(block, options, y, layer)
@@ -95,14 +104,14 @@ def apply_mixer(block: Block, options: ForwardOptions, x: Vectors, layer: LayerS
 
 
 def attend(block: Block, options: ForwardOptions, y: Vectors, layer: LayerState) -> tuple[Vectors, LayerState]:
-    """Attention on the layer's own cache."""
-    held = layer.cache
-    assert held is not None
+    """Run attention on the layer's cache."""
+    cache = layer.cache
+    assert cache is not None
     assert options.context is not None
     assert options.key_positions is not None
-    past = (held.keys[0], held.values[0]) if held.S else None
-    out, k, v = block.self_attention(y, past, options.context)
-    return out, replace(layer, cache=KVCache((k,), (v,), *options.key_positions))
+    past = (cache.keys[0], cache.values[0]) if cache.S else None
+    y, k, v = block.self_attention(y, past, options.context)
+    return y, replace(layer, cache=KVCache((k,), (v,), *options.key_positions))
 
 
 def apply_feed_forward(
@@ -113,13 +122,14 @@ def apply_feed_forward(
     r: Vectors,
     layer: LayerState,
 ) -> tuple[Vectors, LayerState]:
-    """The second half of a block, before its residual: the levels as they stand, or learning what is their own."""
+    """Run the levels of a block, before its residual; with the associative objective they learn."""
     levels = block.get_submodule("mlp")
     assert isinstance(levels, CMS)
     y = block.submodule("norm2")(r)
     params = levels.params
-    if options.update_weights and params.shape.options.inner_objective == "associative" and not params.shape.is_frozen:
-        y, layer = cms_forward.forward_with_state(
+    is_associative = params.shape.options.inner_objective == "associative"
+    if options.update_weights and is_associative and not params.shape.is_frozen:
+        y, layer = forward_with_state(
             params,
             layer,
             y,
@@ -128,15 +138,15 @@ def apply_feed_forward(
             truncate_after=options.gradient_mode.truncate_after,
         )
     else:
-        y, read = cms_forward.forward_levels(params, cms_forward.require_levels(layer), y, records)
-        level_inputs.append(read)
+        y, inputs = forward_levels(params, require_levels(layer), y, records)
+        level_inputs.append(inputs)
     return apply_dropout(block, y), layer
 
 
 def apply_dropout(block: Block, y: Vectors) -> Vectors:
-    """What dropout leaves in training."""
-    share = block.config.dropout.residual if block.training else 0.0
-    return F.dropout(y, share) if share else y
+    """Apply residual dropout in training."""
+    rate = block.config.dropout.residual if block.training else 0.0
+    return F.dropout(y, rate) if rate else y
 
 
 def forward_pass(
@@ -152,50 +162,60 @@ def forward_pass(
     records: tuple[LinearRecords, ...] | None = None,
     double_backward: bool = False,
 ) -> tuple[Vectors, LayerOutputs]:
-    """One pass over a model whose blocks are those of a Hope: the vectors after the final norm, and what was found.
+    """Run the layers of a Hope model once.
 
-    `twice` says that the gradients of this pass are to have gradients, which fused attention has not.
+    Args:
+        model: the model.
+        inputs_embeds: input vectors.
+        layers: states of the layers.
+        attention_mask: True for real tokens.
+        position_ids: positions for attention, by default counted from the cache.
+        attention_bias: added to attention scores.
+        update_weights: whether memories, and levels with the associative objective, learn.
+        gradient_mode: what of the outer gradient flows through writes and updates.
+        records: for each layer where the inputs and outputs of its linear maps are recorded.
+        double_backward: whether gradients of this pass are differentiated, which fused attention does not support.
+
+    Returns:
+        The hidden states after the final norm, and the outputs of the layers.
     """
-    blocks = [part for part in model.layers if isinstance(part, Block)]
-    how = ForwardOptions(attention_mask, update_weights, gradient_mode or GradientMode(), records=records)
-    if layers[0].cache is not None:
-        held = layers[0].cache
-        whole = attention_mask is None and held.S == 0
-        alive = (
-            torch.ones(inputs_embeds.shape[:2], dtype=torch.bool, device=inputs_embeds.device)
-            if attention_mask is None
-            else attention_mask
-        )
-        shared = whole and position_ids is None
+    options = ForwardOptions(attention_mask, update_weights, gradient_mode or GradientMode(), records=records)
+    cache = layers[0].cache
+    if cache is not None:
+        all_valid = attention_mask is None and cache.S == 0
+        shared_positions = all_valid and position_ids is None
+        if attention_mask is None:
+            attention_mask = torch.ones(inputs_embeds.shape[:2], dtype=torch.bool, device=inputs_embeds.device)
         if position_ids is None:
-            position_ids = models_positions.default_position_ids(alive, held.positions, held.valid)
-        at = torch.cat([held.positions, position_ids], 1), torch.cat([held.valid, alive], 1)
-        whole = whole or bool(at[1].all())
-        frame = model.build_context(
-            *at,
-            held.S,
+            position_ids = default_position_ids(attention_mask, cache.positions, cache.valid)
+        positions = torch.cat([cache.positions, position_ids], 1)
+        valid = torch.cat([cache.valid, attention_mask], 1)
+        context = model.build_context(
+            positions,
+            valid,
+            cache.S,
             attention_bias,
             inputs_embeds.dtype,
-            all_valid=whole,
+            all_valid=all_valid or bool(valid.all()),
             needs_scores=double_backward,
-            shared_positions=shared,
+            shared_positions=shared_positions,
         )
-        frame = frame._replace(backend="eager") if double_backward else frame
-        how = replace(how, context=frame, key_positions=at)
+        context = context._replace(backend="eager") if double_backward else context
+        options = replace(options, context=context, key_positions=(positions, valid))
         inputs_embeds = model.add_positions(inputs_embeds, position_ids)
-    found = run_layers(blocks, inputs_embeds, layers, how)
-    return model.final_norm(found.x), found
+    blocks = [block for block in model.layers if isinstance(block, Block)]
+    outputs = run_layers(blocks, inputs_embeds, layers, options)
+    return model.final_norm(outputs.x), outputs
 
 
 def collect_activations(
     capture: tuple[str, ...], inputs_embeds: Tensor, outputs: LayerOutputs, hidden_states: Tensor
 ) -> dict[str, Tensor]:
-    """The stages asked for. Raises `Usage` (2) for one that is not kept here."""
-    have = {"embed": inputs_embeds, "final_norm": hidden_states, f"hidden.{len(outputs.hidden_states)}": hidden_states}
-    have |= {f"hidden.{n}": x for n, x in enumerate(outputs.hidden_states)}
-    odd = next((name for name in capture if name not in have), None)
-    if odd is not None:
-        raise UsageError(
-            f"hope: stage {odd} is not kept; there are embed, hidden.0 to hidden.{len(outputs.hidden_states)}, final_norm"
-        )
-    return {name: have[name] for name in capture}
+    """Return the captured activations by name. Raises `UsageError` for one that is not available."""
+    L = len(outputs.hidden_states)
+    available = {"embed": inputs_embeds, "final_norm": hidden_states, f"hidden.{L}": hidden_states}
+    available |= {f"hidden.{n}": x for n, x in enumerate(outputs.hidden_states)}
+    unknown = next((name for name in capture if name not in available), None)
+    if unknown is not None:
+        raise UsageError(f"hope: cannot capture {unknown}; available: embed, hidden.0 to hidden.{L}, final_norm")
+    return {name: available[name] for name in capture}

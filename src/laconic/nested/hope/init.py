@@ -1,4 +1,4 @@
-"""What the layers of a Hope begin with: blocks rebuilt, MLPs of donors, and levels added to those there are.
+"""Initial layers of Hope: replaced sublayers, levels copied from donor MLPs, and levels added to a trained model.
 
 Nested Learning arXiv:2512.24695, section 7.3.
 """
@@ -8,112 +8,117 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from laconic.config.nested import NewLevelInit
+from laconic.config.nested import CMSOptions, NewLevelInit, TitansOptions
 from laconic.errors import UsageError
 from laconic.models.block import Block, add_submodule
 from laconic.models.decoder import Decoder
-from laconic.nested.cms import config as cms_config
-from laconic.nested.cms import layer as cms_layer
+from laconic.nested.cms.config import CMSShape
 from laconic.nested.cms.equations import LayerPlacement
-from laconic.nested.cms.layer import CMS
+from laconic.nested.cms.layer import CMS, init_weights
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.layer import SelfTitans
-from laconic.nested.titans import config as titans_config
 from laconic.nested.titans.layer import Titans
 
 
 def replace_sublayers(block: Block, config: HopeConfig, layer: int, seed: int) -> None:
-    """A block with levels in the place of its MLP, and a memory in that of attention if the model has one."""
+    """Replace a block's MLP by levels, and its attention by a memory if the model has one."""
     names = block.weight_names
-    for path in (names.gate, names.up, names.down):
-        if path is not None and hasattr(block, path.split(".")[0]):
-            delattr(block, path.split(".")[0])
-    levels = config.cms_shape(layer)
-    made = CMS(
-        levels.width, levels.intermediate_size, levels.chunk_sizes, levels.options, None, act=levels.act, projections=levels.projections,
-        has_bias=levels.has_bias, eps=levels.eps,
-    )  # fmt: skip
-    add_submodule(block, "mlp", made)
+    delete_children(block, names.gate, names.up, names.down)
+    shape = config.cms_shape(layer)
+    cms = CMS(
+        shape.width,
+        shape.intermediate_size,
+        shape.chunk_sizes,
+        shape.options,
+        None,
+        activation=shape.activation,
+        projections=shape.projections,
+        has_bias=shape.has_bias,
+        eps=shape.eps,
+    )
+    add_submodule(block, "mlp", cms)
     if config.memory is None:
         return
-    for path in (names.q, names.qkv):
-        if path is not None and hasattr(block, path.split(".")[0]):
-            delattr(block, path.split(".")[0])
+    delete_children(block, names.q, names.qkv)
     with torch.device("cpu"):
-        if isinstance(config.memory, titans_config.Options):
-            memory = Titans(levels.width, config.num_heads, config.memory_chunk_size, config.memory, seed + layer)
+        if isinstance(config.memory, TitansOptions):
+            memory = Titans(shape.width, config.num_heads, config.memory_chunk_size, config.memory, seed + layer)
         else:
-            memory = SelfTitans(levels.width, config.num_heads, config.head_dim, config.memory, seed + layer)
+            memory = SelfTitans(shape.width, config.num_heads, config.head_dim, config.memory, seed + layer)
         add_submodule(block, "memory", memory)
 
 
-def check_growth(options: cms_config.Options, new_level_init: NewLevelInit) -> None:
-    """Raises `Usage` (2) for a chain in which added levels would not leave what the first one makes."""
+def delete_children(block: Block, *paths: str | None) -> None:
+    """Delete the children of a block that hold the given weights."""
+    for path in paths:
+        if path is not None and hasattr(block, path.split(".")[0]):
+            delattr(block, path.split(".")[0])
+
+
+def check_growth(options: CMSOptions, new_level_init: NewLevelInit) -> None:
+    """Raise `UsageError` for a chain in which added levels would change the output of the first one."""
     if options.level_order == "slow_first":
-        raise UsageError("hope: grow keeps the donor's MLP first, and slow_first would run another before it")
+        raise UsageError("hope: level_order slow_first runs added levels before the donor's MLP; use fast_first")
     if options.residual == "plain" and options.structure != "independent" and new_level_init == "zero":
-        raise UsageError("hope: a level of zeros in a plain chain wipes out what was before it; take link=residual")
+        raise UsageError("hope: a zero level erases the output of a chain without residuals; set residual='residual'")
 
 
 def init_level_weights(config: HopeConfig, layer: int, like: Tensor) -> dict[str, Tensor]:
-    """The tensors of a layer's levels as a new memory has them, each weighed by 1 where they stand side by side."""
-    found = cms_layer.init_weights(
-        config.cms_shape(layer), torch.Generator().manual_seed(layer), config.decoder.initializer_range
-    )
-    found = {name: w.to(like) for name, w in found.items()}
-    return found | ({"a": torch.ones_like(found["a"])} if "a" in found else {})
+    """Return the weights of a layer's levels in a new model; independent levels have weight 1 each."""
+    generator = torch.Generator().manual_seed(layer)
+    weights = init_weights(config.cms_shape(layer), generator, config.decoder.initializer_range)
+    weights = {name: w.to(like) for name, w in weights.items()}
+    return weights | ({"a": torch.ones_like(weights["a"])} if "a" in weights else {})
 
 
-def zero_level(weights: dict[str, Tensor], shape: cms_config.CMSShape, l: int) -> None:
-    """Level `l` adds nothing: its last map becomes zeros."""
-    for which in ("weight", "bias") if shape.has_bias else ("weight",):
-        name = f"levels.{l}.{shape.projections[-1]}.{which}"
+def zero_level(weights: dict[str, Tensor], shape: CMSShape, l: int) -> None:
+    """Set the last map of level `l` to zero, so that the level adds nothing."""
+    for kind in ("weight", "bias") if shape.has_bias else ("weight",):
+        name = f"levels.{l}.{shape.projections[-1]}.{kind}"
         weights[name] = torch.zeros_like(weights[name])
 
 
 def copy_donor_weights(
     config: HopeConfig, layer: int, placement: LayerPlacement, decoder: Decoder
 ) -> dict[str, Tensor]:
-    """The tensors of a layer's levels: the donors' MLPs, and what those lack as a new memory has it.
+    """Return the weights of a layer's levels: the donors' MLPs, and new values for what those do not have.
 
-    A layer's own MLP is shared by its first level; all else is copied.
+    The first level that starts as the layer's own MLP shares its tensors; all others are copies.
     """
-    own = config.cms_shape(layer)
-    found = init_level_weights(config, layer, cast(Tensor, decoder.token_embedding.weight))
+    shape, roles = config.cms_shape(layer), ("gate", "up", "down") if config.decoder.gated_mlp else ("up", "down")
+    weights = init_level_weights(config, layer, cast(Tensor, decoder.token_embedding.weight))
     for l, donor in enumerate(placement.donor_layers):
         if donor is None:
-            zero_level(found, own, l)
+            zero_level(weights, shape, l)
             continue
-        block, shared = decoder.layers[donor], donor == layer and donor not in placement.donor_layers[:l]
+        block, is_shared = decoder.layers[donor], donor == layer and donor not in placement.donor_layers[:l]
         assert isinstance(block, Block)
-        for map, role in zip(
-            own.projections, ("gate", "up", "down") if config.decoder.gated_mlp else ("up", "down"), strict=True
-        ):
-            for which, p in block.submodule(role).named_parameters(recurse=False):
-                found[f"levels.{l}.{map}.{which}"] = p if shared else p.detach().clone()
-    return to_named_parameters(decoder, layer, found)
+        for name, role in zip(shape.projections, roles, strict=True):
+            for kind, p in block.submodule(role).named_parameters(recurse=False):
+                weights[f"levels.{l}.{name}.{kind}"] = p if is_shared else p.detach().clone()
+    return to_named_parameters(decoder, layer, weights)
 
 
 def init_added_levels(
     config: HopeConfig, layer: int, model: Decoder, K: int, new_level_init: NewLevelInit
 ) -> dict[str, Tensor]:
-    """The tensors of a layer's levels from number K on: zeros, or copies of the level before; and the shares of all."""
-    own, held = config.cms_shape(layer), dict(model.layers[layer].named_parameters())
-    found = init_level_weights(config, layer, cast(Tensor, model.token_embedding.weight))
-    for l in range(K, len(own.chunk_sizes)):
+    """Return the weights of a layer's levels from K on (zeros or copies of level K - 1), and the weights of all."""
+    shape, trained = config.cms_shape(layer), dict(model.layers[layer].named_parameters())
+    weights = init_level_weights(config, layer, cast(Tensor, model.token_embedding.weight))
+    for l in range(K, len(shape.chunk_sizes)):
         if new_level_init == "zero":
-            zero_level(found, own, l)
+            zero_level(weights, shape, l)
             continue
-        for name in found:
-            if name.startswith(f"levels.{l}.") and name.split(".")[2] in own.projections:
-                found[name] = held[name.replace(f"levels.{l}", f"mlp.levels.{K - 1}")].detach().clone()
-    if "a" in found:
-        found["a"] = torch.cat([held["mlp.a"].detach(), found["a"][K:]])
-    new = {name: w for name, w in found.items() if name == "a" or int(name.split(".")[1]) >= K}
-    return to_named_parameters(model, layer, new)
+        for name in weights:
+            if name.startswith(f"levels.{l}.") and name.split(".")[2] in shape.projections:
+                weights[name] = trained[name.replace(f"levels.{l}", f"mlp.levels.{K - 1}")].detach().clone()
+    if "a" in weights:
+        weights["a"] = torch.cat([trained["mlp.a"].detach(), weights["a"][K:]])
+    added = {name: w for name, w in weights.items() if name == "a" or int(name.split(".")[1]) >= K}
+    return to_named_parameters(model, layer, added)
 
 
 def to_named_parameters(decoder: Decoder, layer: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As parameters, by their names in the model."""
-    at = f"{decoder.weight_names.layers}.{layer}.mlp."
-    return {at + name: w if isinstance(w, nn.Parameter) else nn.Parameter(w) for name, w in weights.items()}
+    """Return the weights of a layer's levels as parameters, by their names in the model."""
+    prefix = f"{decoder.weight_names.layers}.{layer}.mlp."
+    return {prefix + name: w if isinstance(w, nn.Parameter) else nn.Parameter(w) for name, w in weights.items()}

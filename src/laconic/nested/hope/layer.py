@@ -1,6 +1,7 @@
-"""A self-modifying Titans memory as a layer: vectors in, vectors out, with a state that is a value.
+"""A self-modifying Titans memory as a layer: vectors in, vectors out, with an immutable state.
 
-Nested Learning arXiv:2512.24695, section 8. `start` and `advance` are pure; `SelfTitans` holds what training changes.
+Nested Learning arXiv:2512.24695, section 8. `initial_state` and `forward_with_state` are pure functions; the module
+`SelfTitans` holds the trained weights and calls them.
 """
 
 from collections.abc import Mapping
@@ -12,10 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from laconic.config.nested import OuterGradient
+from laconic.config.nested import OuterGradient, SelfModifyingOptions
 from laconic.errors import UsageError
 from laconic.models.attention import accumulation_dtype, split_heads
-from laconic.nested.hope.hope_shape import Options, SelfTitansParams, SelfTitansShape
+from laconic.nested.hope.config import SelfTitansParams, SelfTitansShape
 from laconic.nested.hope.memories import SelfModifyingMemories
 from laconic.nested.init import half_life_bias, logit, register_parameters, sample_normal, softplus_inverse
 from laconic.nested.recurrence.chunked_scan import (
@@ -33,32 +34,27 @@ from laconic.nested.titans.layer import gate_and_project
 
 
 def build_memories(params: SelfTitansParams, outer_gradient: OuterGradient = "full") -> SelfModifyingMemories:
-    """The memories of a layer, in the wide type."""
-    return SelfModifyingMemories(
-        params.shape, {name: w.to(accumulation_dtype(w.dtype)) for name, w in params.weights.items()}, outer_gradient
-    )
+    """Return the memories of a layer, with weights in the accumulation type."""
+    weights = {name: w.to(accumulation_dtype(w.dtype)) for name, w in params.weights.items()}
+    return SelfModifyingMemories(params.shape, weights, outer_gradient)
 
 
 def initial_state(params: SelfTitansParams, batch_size: int) -> LayerState:
-    """Nothing read: every count 0, every fast weight at its trained start."""
+    """Return the state of a layer that has read nothing."""
     (shape, w), o = params, params.shape.options
     like = w["o_proj.weight"].detach()
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
-    tails = (
-        {"x": like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.num_heads * shape.head_dim)}
-        if o.input_proj == "map"
-        else {}
-    )
+    conv_tails: dict[str, Tensor] = {}
+    if o.input_proj == "map":
+        conv_tails["x"] = like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.num_heads * shape.head_dim)
     memory: dict[str, LinearMemoryState | MLPMemoryState] = {}
     for name in build_memories(params).state_groups:
-        square = (shape.num_heads, shape.head_dim, shape.head_dim)
         if f"{name}.W1" in w:
-            memory[name] = MLPMemoryState(
-                *(zero_state(batch_size, tuple(w[f"{name}.{W}"].shape), o.momentum, like) for W in ("W1", "W2"))
-            )
+            shapes = [tuple(w[f"{name}.{W}"].shape) for W in ("W1", "W2")]
+            memory[name] = MLPMemoryState(*(zero_state(batch_size, size, o.momentum, like) for size in shapes))
         else:
-            memory[name] = zero_state(batch_size, square, o.momentum, like)
-    return LayerState(conv_tails=tails, memory=memory)
+            memory[name] = zero_state(batch_size, (shape.num_heads, shape.head_dim, shape.head_dim), o.momentum, like)
+    return LayerState(conv_tails=conv_tails, memory=memory)
 
 
 def forward_with_state(
@@ -71,73 +67,90 @@ def forward_with_state(
     outer_gradient: OuterGradient = "full",
     truncate_after: int | None = None,
 ) -> tuple[Float[Tensor, "B T D"], LayerState]:
-    """What the memory answers to every vector, without the residual, and the state after the last.
+    """Read vectors through the memories, which learn from them.
 
-    With `learn` False nothing is written and nothing decays; only the convolution moves on. `gradient` says what of
-    the outer loss flows through the writes, and never changes a value; `horizon` is in chunks, for "truncated".
+    Args:
+        params: shape and weights of the layer.
+        state: state before the vectors.
+        x: input vectors.
+        attention_mask: True for real tokens; the others give zeros and change nothing.
+        update_weights: if False, nothing is written and nothing decays; only the convolution moves on.
+        outer_gradient: what of the outer loss flows through writes. It changes no value.
+        truncate_after: chunks after which states are detached, for "truncated".
+
+    Returns:
+        The outputs without the residual, and the new state.
+
+    Raises:
+        UsageError: if the arguments do not fit the layer.
     """
     check_inputs("hope", params.shape.width, state, x, attention_mask, outer_gradient, truncate_after)
     if x.shape[1] > MAX_SCAN_TOKENS:
-        return scan_in_segments(
-            partial(
-                forward_with_state,
-                params,
-                update_weights=update_weights,
-                outer_gradient=outer_gradient,
-                truncate_after=truncate_after,
-            ),
-            state,
-            x,
-            attention_mask,
-        )
-    rows = pack_left(x, attention_mask)
-    heads, q, tails = mix_inputs(params, state, rows.x, rows.lengths)
+        scan = partial(
+            forward_with_state, params, update_weights=update_weights, outer_gradient=outer_gradient,
+            truncate_after=truncate_after,
+        )  # fmt: skip
+        return scan_in_segments(scan, state, x, attention_mask)
+    tokens = pack_left(x, attention_mask)
+    heads, q, conv_tails = mix_inputs(params, state, tokens.x, tokens.lengths)
     memories = build_memories(params, outer_gradient)
     with torch.autocast(x.device.type, enabled=False):
         if update_weights:
-            how = ScanOptions(outer_gradient, truncate_after, {}, params.shape.options.activation_checkpointing)
-            y, memory = scan_chunks(memories, state.memory, (heads, q), rows.lengths, how)
+            options = ScanOptions(outer_gradient, truncate_after, {}, params.shape.options.activation_checkpointing)
+            y, memory = scan_chunks(memories, state.memory, (heads, q), tokens.lengths, options)
         else:
             y, memory = memories.read(state.memory, heads, q), state.memory
-    y = unpack(gate_and_project(y, rows.x, params.weights), rows.order, attention_mask)
-    return y, replace(state, conv_tails=tails, memory=memory)
+    y = unpack(gate_and_project(y, tokens.x, params.weights), tokens.order, attention_mask)
+    return y, replace(state, conv_tails=conv_tails, memory=memory)
 
 
 def mix_inputs(
     params: SelfTitansParams, state: LayerState, x: Float[Tensor, "B T D"], lengths: tuple[int, ...] | None
 ) -> tuple[Vectors, Vectors, dict[str, Tensor]]:
-    """The input of every head, its static query, and the tail of the convolution."""
+    """Return the input of every head, its static query, and the tail of the convolution."""
     (shape, w), o = params, params.shape.options
-    dtype, tails = accumulation_dtype(x.dtype), dict(state.conv_tails)
+    dtype, conv_tails = accumulation_dtype(x.dtype), dict(state.conv_tails)
     heads = x.to(dtype)
     if o.input_proj == "map":
         y = F.linear(x, w["mix_proj.weight"]).to(dtype)
-        y, tails["x"] = causal_conv(y, state.conv_tails["x"], w["mix_conv.weight"], lengths)
+        y, conv_tails["x"] = causal_conv(y, state.conv_tails["x"], w["mix_conv.weight"], lengths)
         heads = F.silu(y)
     heads = split_heads(heads, shape.num_heads)
     if o.adaptive_query:
-        return heads, heads, tails
-    return heads, l2_normalize(split_heads(F.linear(x, w["q_proj.weight"]).to(dtype), shape.num_heads)), tails
+        return heads, heads, conv_tails
+    q = split_heads(F.linear(x, w["q_proj.weight"]).to(dtype), shape.num_heads)
+    return heads, l2_normalize(q), conv_tails
 
 
 class SelfTitans(nn.Module):
-    """A self-modifying memory in place of attention: `y, state = layer(x, state, live=live)`.
+    """A self-modifying memory in place of attention: `y, state = layer(x, state)`; the caller adds the residual.
 
-    Without a state it begins with none of the batch's rows having learned anything. The caller adds the residual.
+    Args:
+        width: width of the vectors.
+        num_heads: number of heads.
+        head_dim: width of a head, by default the width divided by the heads.
+        options: options of the memories.
+        seed: seed of the initial weights.
     """
 
     def __init__(
-        self, width: int, num_heads: int = 4, head_dim: int | None = None, options: Options | None = None, seed: int = 0
+        self,
+        width: int,
+        num_heads: int = 4,
+        head_dim: int | None = None,
+        options: SelfModifyingOptions | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         if head_dim is None and (num_heads < 1 or width % num_heads):
-            raise UsageError(f"hope: width {width} does not divide by {num_heads} heads; give the width of a head")
-        self.shape = SelfTitansShape(width, num_heads, head_dim or width // num_heads, options or Options())
+            raise UsageError(f"hope: width {width} is not divisible by {num_heads} heads; set head_dim")
+        options = options or SelfModifyingOptions()
+        self.shape = SelfTitansShape(width, num_heads, head_dim or width // num_heads, options)
         register_parameters(self, init_weights(self.shape, torch.Generator().manual_seed(seed)))
 
     @property
     def params(self) -> SelfTitansParams:
-        """The shape and the tensors by name, as `start` and `advance` take them."""
+        """Shape and weights by name, for `initial_state` and `forward_with_state`."""
         return SelfTitansParams(self.shape, dict(self.named_parameters()))
 
     def forward(
@@ -150,11 +163,11 @@ class SelfTitans(nn.Module):
         outer_gradient: OuterGradient = "full",
         truncate_after: int | None = None,
     ) -> tuple[Float[Tensor, "B T D"], LayerState]:
+        """Call `forward_with_state`, by default on the state of a layer that has read nothing."""
         params = self.params
-        state = initial_state(params, len(x)) if state is None else state
         return forward_with_state(
             params,
-            state,
+            initial_state(params, len(x)) if state is None else state,
             x,
             attention_mask=attention_mask,
             update_weights=update_weights,
@@ -164,7 +177,7 @@ class SelfTitans(nn.Module):
 
 
 def init_weights(shape: SelfTitansShape, generator: torch.Generator) -> dict[str, Tensor]:
-    """What training begins with: projections and starts normal, rows of gates 0 so that their bias alone sets them."""
+    """Return the initial weights: projections and starts normal, rows of gates 0 so that their bias alone sets them."""
     o, D, H, E = shape.options, shape.width, shape.num_heads, shape.head_dim
     w: dict[str, Tensor] = {}
     if o.input_proj == "map":
@@ -180,8 +193,8 @@ def init_weights(shape: SelfTitansShape, generator: torch.Generator) -> dict[str
         else:
             w[f"{name}.M"] = sample_normal(generator, H, E, E, std=E**-0.5)
     for group in shape.group_chunk_sizes:
-        step = o.projection_lr_init if group == "projections" else o.memory_lr_init
-        for name, bias in gate_biases(o, step).items():
+        step_size = o.projection_lr_init if group == "projections" else o.memory_lr_init
+        for name, bias in gate_biases(o, step_size).items():
             w |= {f"{name}.{group}.weight": torch.zeros(H, E), f"{name}.{group}.bias": torch.full((H,), bias)}
     w["g_proj.weight"] = sample_normal(generator, H * E, D, std=D**-0.5)
     w["norm.weight"] = torch.ones(H * E)
@@ -190,19 +203,20 @@ def init_weights(shape: SelfTitansShape, generator: torch.Generator) -> dict[str
 
 
 def init_window_recall(shape: SelfTitansShape, w: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A key as that of the sum of its window, a query as the key of its own token, but for what is not linear in a key.
+    """Return weights with which a repeated token recalls what followed it.
 
-    So a token that is asked again finds what stood behind it.
+    The convolution sums the window, so that a key is that of a sum, and a query is the key of its own token, but for
+    what is not linear in a key.
     """
-    H, E, D, conv = shape.num_heads, shape.head_dim, shape.width, shape.options.conv_kernel_size
-    k, one = w.get("k.M"), torch.eye(E)
-    M = one if k is None else k + one if shape.options.memory_kind == "affine" else k
+    H, E, D, W = shape.num_heads, shape.head_dim, shape.width, shape.options.conv_kernel_size
+    k, identity = w.get("k.M"), torch.eye(E)
+    M = identity if k is None else k + identity if shape.options.memory_kind == "affine" else k
     query = (M @ w["mix_proj.weight"].view(H, E, D)).flatten(0, 1)
-    return {"mix_conv.weight": torch.full((H * E, conv), conv**-0.5), "q_proj.weight": query}
+    return {"mix_conv.weight": torch.full((H * E, W), W**-0.5), "q_proj.weight": query}
 
 
-def gate_biases(o: Options, step_size: float) -> dict[str, float]:
-    """Where the gates of a group begin."""
-    inverse = softplus_inverse(step_size) if o.lr_form == "softplus" else logit(step_size / o.max_lr, "step")
-    found = {"keep": half_life_bias(o.decay_half_life), "step": inverse}
-    return found | ({"momentum": logit(o.momentum_init, "momentum_start")} if o.momentum else {})
+def gate_biases(o: SelfModifyingOptions, step_size: float) -> dict[str, float]:
+    """Return the initial biases of the gates of a group."""
+    step_bias = softplus_inverse(step_size) if o.lr_form == "softplus" else logit(step_size / o.max_lr, "lr_init")
+    biases = {"keep": half_life_bias(o.decay_half_life), "step": step_bias}
+    return biases | ({"momentum": logit(o.momentum_init, "momentum_init")} if o.momentum else {})

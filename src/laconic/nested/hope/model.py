@@ -1,7 +1,7 @@
-"""Hope and Hope-Attention: language models whose layers learn while they read, made of the decoder's parts.
+"""Hope and Hope-Attention: language models whose layers learn while they read, built from the decoder's parts.
 
-Nested Learning arXiv:2512.24695, 94 to 97 and section 7.3. Both are called as a decoder is. What they learn is in the
-state, a value: `State` of `core/state.py`, with a file of its own.
+Nested Learning arXiv:2512.24695, 94 to 97 and section 7.3. Both are called like a decoder. What they learn is in their
+state, an immutable `FastWeightState`.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from laconic.config.nested import DonorLayout, NewLevelInit, OuterGradient
+from laconic.config.nested import CMSOptions, DonorLayout, NewLevelInit, OuterGradient
 from laconic.errors import InputError, UsageError
-from laconic.models import input_checks, weights
+from laconic.models import weights
 from laconic.models.block import Block
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
-from laconic.nested import state as values
+from laconic.models.input_checks import check_forward_inputs
 from laconic.nested import state_file
-from laconic.nested.cms import config as cms_config
 from laconic.nested.cms import forward as cms_forward
 from laconic.nested.cms import layer as cms_layer
 from laconic.nested.cms.equations import place_levels
@@ -34,7 +33,7 @@ from laconic.nested.hope.init import check_growth, copy_donor_weights, init_adde
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.hope.task_updates import empty_open_chunk, flush_open_chunk, mask_untaught, read_and_learn
 from laconic.nested.nan_check import check_finite
-from laconic.nested.state import FastWeightState, LayerState
+from laconic.nested.state import FastWeightState, LayerState, detach, fingerprint_tensors
 from laconic.nested.titans import layer as titans_layer
 from laconic.nested.titans.layer import Titans
 
@@ -42,52 +41,56 @@ STATE_KIND = "hope"
 
 
 class Hope(Decoder):
-    """A memory, self-modifying or of Titans, and a continuum of levels in each layer; no attention, any length.
+    """A language model with a memory (self-modifying or Titans) and a continuum memory system in each layer.
 
-    With the task's objective the levels learn where `ids` are given beside the vectors, as `advance` does, since a
-    vector has no target; all else learns from vectors. A random start is drawn from `seed`; None leaves it undrawn.
+    It has no attention and reads texts of any length. With the objective "task" the levels learn only where
+    `input_ids` are given, as `read_tokens` does, since a vector has no target; everything else learns from vectors.
+
+    Args:
+        config: sizes and options.
+        seed: seed of the initial weights; None leaves them uninitialized.
     """
 
     def __init__(self, config: HopeConfig, seed: int | None = 0) -> None:
         super().__init__(config.decoder, seed=None)
         self.hope_config = config
-        for n, part in enumerate(self.blocks):
-            replace_sublayers(part, config, n, seed or 0)
+        for n, block in enumerate(self.blocks):
+            replace_sublayers(block, config, n, seed or 0)
         if seed is None:
             return
-        inner = (".mlp.", ".memory.")
-        self.init_parameters([name for name, _ in self.named_parameters() if not any(x in name for x in inner)], seed)
+        nested = (".mlp.", ".memory.")
+        self.init_parameters([name for name, _ in self.named_parameters() if not any(x in name for x in nested)], seed)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for n, part in enumerate(self.blocks):
-                drawn = cms_layer.init_weights(config.cms_shape(n), generator, config.decoder.initializer_range)
-                for name, w in drawn.items():
-                    part.get_submodule("mlp").get_parameter(name).copy_(w)
+            for n, block in enumerate(self.blocks):
+                initial = cms_layer.init_weights(config.cms_shape(n), generator, config.decoder.initializer_range)
+                for name, w in initial.items():
+                    block.get_submodule("mlp").get_parameter(name).copy_(w)
 
     @property
     def blocks(self) -> list[Block]:
-        """The layers, in order."""
-        return [part for part in self.layers if isinstance(part, Block)]
+        """The layers as a list of blocks."""
+        return [block for block in self.layers if isinstance(block, Block)]
 
     @property
     def has_task_objective(self) -> bool:
-        """Whether the levels learn of the next token's loss."""
+        """Whether the levels learn from the next token's loss."""
         return self.hope_config.cms.inner_objective == "task" and not self.hope_config.cms_shape(0).is_frozen
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls, folder_or_hub_name: str | Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> "Hope":
-        """What `save_pretrained` wrote. Raises as `Decoder.from_pretrained` does."""
+        """Load a checkpoint that `save_pretrained` wrote; see `Decoder.from_pretrained`."""
         folder = weights.find_checkpoint(folder_or_hub_name)
-        shape = HopeConfig.from_folder(folder)
-        if (shape.memory is None) != issubclass(cls, HopeAttention):
-            there = "HopeAttention" if shape.memory is None else "Hope"
-            raise InputError(f"{folder_or_hub_name} holds a {there}; load it as that")
+        config = HopeConfig.from_folder(folder)
+        if (config.memory is None) != issubclass(cls, HopeAttention):
+            name = "HopeAttention" if config.memory is None else "Hope"
+            raise InputError(f"{folder_or_hub_name} is a {name} checkpoint; load it with {name}.from_pretrained")
         with torch.device("meta"):
-            model = cls(shape, seed=None)
-        report = weights.load_weights(model, folder, shape.decoder, dtype, device)
-        model.config = replace(shape.decoder, dtype=model.token_embedding.weight.dtype)
+            model = cls(config, seed=None)
+        report = weights.load_weights(model, folder, config.decoder, dtype, device)
+        model.config = replace(config.decoder, dtype=model.token_embedding.weight.dtype)
         model.source_folder, model.name_or_path = folder, str(folder_or_hub_name)
         model._cached_fingerprint = (report.fingerprint, model.parameter_version())
         return model.eval()
@@ -95,7 +98,7 @@ class Hope(Decoder):
     def save_pretrained(
         self, folder: str | Path, *, max_shard_bytes: float = 5e9, dtype: torch.dtype | None = None
     ) -> None:
-        """The Hugging Face layout; starts are ordinary weights. Raises `Busy` (73) if `folder` is not empty."""
+        """Save in the Hugging Face layout; see `Decoder.save_pretrained`. Trained starts are ordinary weights."""
         weights.save_weights(
             self,
             Path(folder),
@@ -107,28 +110,28 @@ class Hope(Decoder):
         )
 
     def initial_state(self, batch_size: int) -> FastWeightState:
-        """Nothing read: every count 0, every fast weight at its start."""
-        words = cast(Tensor, self.token_embedding.weight)
+        """Return the state of a model that has read nothing."""
+        embedding = cast(Tensor, self.token_embedding.weight)
         layers: list[LayerState] = []
-        for part in self.blocks:
-            made = cms_forward.initial_state(cast(CMS, part.get_submodule("mlp")).params, batch_size)
-            memory = dict(part.named_children()).get("memory")
+        for block in self.blocks:
+            levels = cms_forward.initial_state(cast(CMS, block.get_submodule("mlp")).params, batch_size)
+            memory = dict(block.named_children()).get("memory")
             if isinstance(memory, SelfTitans):
-                made = replace(hope_layer.initial_state(memory.params, batch_size), cms=made.cms)
+                layer = replace(hope_layer.initial_state(memory.params, batch_size), cms=levels.cms)
             elif isinstance(memory, Titans):
-                made = replace(titans_layer.initial_state(memory.params, batch_size), cms=made.cms)
+                layer = replace(titans_layer.initial_state(memory.params, batch_size), cms=levels.cms)
             else:
-                made = replace(made, cache=self.empty_cache(batch_size, words))
-            layers.append(made)
-        position, none = torch.zeros(batch_size, dtype=torch.long), torch.zeros(batch_size, 0, dtype=torch.long)
-        opened = empty_open_chunk(tuple(layers), none.to(words.device)) if self.has_task_objective else None
-        return FastWeightState(tuple(layers), position, opened)
+                layer = replace(levels, cache=self.empty_cache(batch_size, embedding))
+            layers.append(layer)
+        no_ids = torch.zeros(batch_size, 0, dtype=torch.long, device=embedding.device)
+        open_chunk = empty_open_chunk(tuple(layers), no_ids) if self.has_task_objective else None
+        return FastWeightState(tuple(layers), torch.zeros(batch_size, dtype=torch.long), open_chunk)
 
     def empty_cache(self, batch_size: int, like: Tensor) -> KVCache:
-        """A layer's cache of no slot."""
-        nothing = like.detach().new_zeros(batch_size, self.config.num_key_value_heads, 0, self.config.head_dim)
-        places = torch.empty(batch_size, 0, dtype=torch.long, device=like.device)
-        return KVCache((nothing,), (nothing,), places, places.bool())
+        """Return the empty KV cache of one layer."""
+        keys = like.detach().new_zeros(batch_size, self.config.num_key_value_heads, 0, self.config.head_dim)
+        positions = torch.empty(batch_size, 0, dtype=torch.long, device=like.device)
+        return KVCache((keys,), (keys,), positions, positions.bool())
 
     def read_tokens(
         self,
@@ -141,17 +144,16 @@ class Hope(Decoder):
         outer_gradient: OuterGradient | None = None,
         truncate_after: int | None = None,
     ) -> DecoderOutput:
-        """Reads ids, each the target of the one before it; where `taught` is False it is only read."""
-        x = self.embed(input_ids)
+        """Read token ids, each the target of the one before it; see `forward` for the arguments."""
         return self(
-            x,
+            self.embed(input_ids),
             state,
-            ids=input_ids,
-            live=attention_mask,
-            taught=target_mask,
-            learn=update_weights,
-            gradient=outer_gradient,
-            horizon=truncate_after,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            target_mask=target_mask,
+            update_weights=update_weights,
+            outer_gradient=outer_gradient,
+            truncate_after=truncate_after,
         )
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -169,33 +171,50 @@ class Hope(Decoder):
         outer_gradient: OuterGradient | None = None,
         truncate_after: int | None = None,
     ) -> DecoderOutput:
-        """Reads T vectors on a state; None starts anew. `ids` are what the vectors are the words of, if they are.
+        """Read vectors on a state and learn from them.
 
-        With `learn` False memories and levels stand still; convolutions, cache and position move on. `gradient` says
-        what of the outer loss flows through the writes, by default "first_order" for the task and "full" otherwise.
-        Of ids where `taught` is False nothing is learned as of targets; gradients of the others flow through them. Of
-        the stages `want` may name embed, hidden.N and final_norm. Raises `ValueError` as a decoder does, `Usage` (2)
-        for a state of another shape, and for positions, bias or stages where levels learn of ids.
+        Args:
+            inputs_embeds: input vectors.
+            state: state before them, by default that of a model that has read nothing.
+            attention_mask: True for real tokens; the others give zeros and change nothing.
+            position_ids: positions for attention.
+            attention_bias: added to attention scores.
+            capture: activations to return: "embed", "hidden.N" or "final_norm".
+            input_ids: ids of the vectors, the targets of levels with the objective "task".
+            target_mask: False for ids that are read but are no targets.
+            update_weights: if False, memories and levels stay; convolutions, cache and position move on.
+            outer_gradient: what of the outer loss flows through writes and updates, by default "first_order" for the
+                objective "task" and "full" otherwise. It changes no value.
+            truncate_after: chunks after which states are detached, for "truncated".
+
+        Returns:
+            Hidden states after the final norm, the new state (as `cache`), and activations.
+
+        Raises:
+            ValueError: for inputs that do not fit the model, as in `Decoder.forward`.
+            UsageError: for the state of another model, and for arguments that levels learning from ids do not support.
         """
-        input_checks.check_forward_inputs(
+        check_forward_inputs(
             self.config, self.attn_implementation, inputs_embeds, None, attention_mask, position_ids, attention_bias
         )
         state = self.initial_state(len(inputs_embeds)) if state is None else state
         self.check_state(state, len(inputs_embeds))
-        way = GradientMode(outer_gradient or ("first_order" if self.has_task_objective else "full"), truncate_after)
+        default_gradient: OuterGradient = "first_order" if self.has_task_objective else "full"
+        gradient_mode = GradientMode(outer_gradient or default_gradient, truncate_after)
         if target_mask is not None and (input_ids is None or not self.has_task_objective):
-            raise UsageError("hope: taught says which ids levels learn of, and none here learns of ids; leave it out")
-        asked = None if input_ids is None else mask_untaught(input_ids, target_mask)
-        if self.has_task_objective and update_weights and asked is not None:
+            raise UsageError("hope: target_mask needs input_ids and levels with inner_objective 'task'")
+        ids = None if input_ids is None else mask_untaught(input_ids, target_mask)
+        if self.has_task_objective and update_weights and ids is not None:
             if position_ids is not None or attention_bias is not None or capture:
                 raise UsageError(
-                    "hope: levels that learn of ids take no positions, bias or stages; read with learn=False"
+                    "hope: levels that learn from input_ids do not support position_ids, attention_bias or capture; "
+                    "set update_weights=False"
                 )
-            hidden, state = read_and_learn(self, state, asked, attention_mask, way)
+            hidden, state = read_and_learn(self, state, ids, attention_mask, gradient_mode)
             return DecoderOutput(hidden, cast(Any, state), {})
         if self.has_task_objective:
-            state = flush_open_chunk(self, state, asked, attention_mask, way)
-        hidden, found = forward_pass(
+            state = flush_open_chunk(self, state, ids, attention_mask, gradient_mode)
+        hidden, outputs = forward_pass(
             self,
             inputs_embeds,
             state.layers,
@@ -203,81 +222,81 @@ class Hope(Decoder):
             position_ids=position_ids,
             attention_bias=attention_bias,
             update_weights=update_weights,
-            gradient_mode=way,
+            gradient_mode=gradient_mode,
         )
-        added = (
-            torch.full_like(state.position, inputs_embeds.shape[1])
-            if attention_mask is None
-            else attention_mask.sum(1).cpu()
-        )
-        words = input_ids if input_ids is not None else inputs_embeds[..., 0].long()
-        opened = empty_open_chunk(found.layers, words) if self.has_task_objective else None
-        after = FastWeightState(found.layers, state.position + added, opened)
-        return DecoderOutput(hidden, cast(Any, after), collect_activations(capture, inputs_embeds, found, hidden))
-
-    def check_finite_state(self, state: FastWeightState, row_names: Sequence[str] = ()) -> None:
-        """Raise NonFiniteError naming the layer, memory and row of the first non-finite tensor."""
-        check_finite(state, row_names)
+        num_tokens = torch.full_like(state.position, inputs_embeds.shape[1])
+        num_tokens = num_tokens if attention_mask is None else attention_mask.sum(1).cpu()
+        like = input_ids if input_ids is not None else inputs_embeds[..., 0].long()
+        open_chunk = empty_open_chunk(outputs.layers, like) if self.has_task_objective else None
+        new_state = FastWeightState(outputs.layers, state.position + num_tokens, open_chunk)
+        activations = collect_activations(capture, inputs_embeds, outputs, hidden)
+        return DecoderOutput(hidden, cast(Any, new_state), activations)
 
     def check_state(self, state: FastWeightState, B: int) -> None:
-        """Raises `Usage` (2) for a state of another model or of other rows."""
+        """Raise `UsageError` for a state of another model or of another batch size."""
         if len(state.layers) != len(self.blocks):
-            raise UsageError(
-                f"hope: the state has {len(state.layers)} layers, the model {len(self.blocks)}; load its own"
-            )
+            raise UsageError(f"hope: the state has {len(state.layers)} layers, the model {len(self.blocks)}")
         if len(state.position) != B:
-            raise UsageError(f"hope: {B} rows of vectors, the state has {len(state.position)}; take or join its rows")
+            raise UsageError(
+                f"hope: the batch has {B} rows, the state {len(state.position)}; use select_rows or concat_rows"
+            )
+
+    def check_finite_state(self, state: FastWeightState, row_names: Sequence[str] = ()) -> None:
+        """Raise `NonFiniteError` naming the layer, the level or memory and the row, if a state is not finite."""
+        check_finite(state, row_names)
 
     def add_levels(self, chunk_sizes: Sequence[int], new_level_init: NewLevelInit = "zero") -> "Hope":
-        """This model with slower levels after its own, which add nothing at first or are copies; tensors are shared.
+        """Return this model with slower levels added to every layer; its tensors are shared.
 
-        Raises `Usage` (2) for `chunks` that do not begin with those of every layer.
+        Args:
+            chunk_sizes: chunk sizes of all levels, those of the model first.
+            new_level_init: whether an added level adds nothing at first or copies the slowest level.
+
+        Raises:
+            UsageError: if `chunk_sizes` does not begin with those of every layer.
         """
         check_growth(self.hope_config.cms, new_level_init)
-        kept = next((kept for kept in self.hope_config.chunk_sizes if tuple(chunk_sizes[: len(kept)]) != kept), None)
-        if kept is not None:
-            raise UsageError(
-                f"hope: levels of chunks {list(kept)} cannot grow to {list(chunk_sizes)}; keep them, and add slower"
-            )
-        shape = replace(self.hope_config, chunk_sizes=(tuple(chunk_sizes),) * len(self.blocks))
-        with torch.device("meta"):
-            made = type(self)(shape, seed=None)
+        for sizes in self.hope_config.chunk_sizes:
+            if tuple(chunk_sizes[: len(sizes)]) != sizes:
+                raise UsageError(f"hope: chunk_sizes {list(chunk_sizes)} must begin with the model's, {list(sizes)}")
+        config = replace(self.hope_config, chunk_sizes=(tuple(chunk_sizes),) * len(self.blocks))
         tensors: dict[str, Tensor] = dict(self.named_parameters())
-        for n in range(len(self.blocks)):
-            tensors |= init_added_levels(shape, n, self, len(self.hope_config.chunk_sizes[n]), new_level_init)
-        made.load_state_dict({name: tensors[name] for name in made.state_dict()}, assign=True)
-        made.source_folder, made.name_or_path, made.attn_implementation = (
-            self.source_folder,
-            self.name_or_path,
-            self.attn_implementation,
-        )
-        return made.train(self.training)
+        for n, sizes in enumerate(self.hope_config.chunk_sizes):
+            tensors |= init_added_levels(config, n, self, len(sizes), new_level_init)
+        return build_from_tensors(type(self), config, tensors, self)
 
     @property
     def weights_fingerprint(self) -> str:
-        """The hash of all slow weights, which binds a saved state."""
-        return values.fingerprint_tensors(dict(self.named_parameters()))
+        """Hash of all trained weights, which a saved state is bound to."""
+        return fingerprint_tensors(dict(self.named_parameters()))
 
     def save_state(self, state: FastWeightState, path: str | Path) -> None:
-        """One file that only these weights open. Raises `NonFinite` (65)."""
-        tokens = int(state.position.max())
+        """Save a state in a file that only these weights load. Raises `NonFiniteError` if it is not finite."""
         state_file.save_state(
-            values.detach(state),
+            detach(state),
             path,
             memory_kind=STATE_KIND,
             model_fingerprint=self.weights_fingerprint,
-            num_tokens=tokens,
+            num_tokens=int(state.position.max()),
         )
 
     def load_state(self, path: str | Path, *, force: bool = False) -> FastWeightState:
-        """What `save_state` wrote, bit for bit; with `force` that of other weights too. Raises `Damaged` (76)."""
+        """Load a state, bit for bit.
+
+        Args:
+            path: a file that `save_state` wrote.
+            force: whether to load a state of other weights too.
+
+        Raises:
+            CorruptArtifactError: if the file is damaged, of another kind, or of other weights without `force`.
+        """
         return state_file.load_state(
             path, memory_kind=STATE_KIND, model_fingerprint=self.weights_fingerprint, force=force
         )
 
 
 class HopeAttention(Hope):
-    """A decoder whose MLPs are levels that learn while it reads; all else is the decoder."""
+    """A decoder whose MLPs are levels that learn while it reads; everything else is the decoder."""
 
     @classmethod
     def from_decoder(
@@ -286,30 +305,40 @@ class HopeAttention(Hope):
         chunk_sizes: Sequence[int] = (128, 512, 2048),
         donor_layout: DonorLayout = "depth",
         donor_map: Sequence[int] | None = None,
-        options: cms_config.Options | None = None,
+        options: CMSOptions | None = None,
         new_level_init: NewLevelInit = "zero",
     ) -> "HopeAttention":
-        """A decoder's weights, shared, as starts; `place`, `map` and `grow` as in `methods.cms.stack`.
+        """Build a model on a pretrained decoder, whose tensors it shares.
 
-        With steps of 0 ("eta" in the options), "depth" and "grow" of zeros give the decoder's logits bit for bit;
-        "chain" and copies are no longer the donor. Raises `Usage` (2) for a chain in which added levels would not leave
-        what the donor's makes.
+        With a learning rate of 0, the layouts "depth" and "grow" (with zero levels) give the decoder's logits bit for
+        bit; "chain" and copied levels do not.
+
+        Args:
+            decoder: a pretrained decoder.
+            chunk_sizes: chunk sizes of the levels, fastest first.
+            donor_layout, donor_map, new_level_init: which MLP each level starts as, see `place_levels`.
+            options: options of the levels.
+
+        Raises:
+            UsageError: if added levels would change the output of the donor's MLP.
         """
-        own = options or cms_config.Options(associative_target="start")
+        options = options or CMSOptions(associative_target="start")
         if donor_layout == "grow":
-            check_growth(own, new_level_init)
-        placed = place_levels(decoder.config.num_hidden_layers, chunk_sizes, donor_layout, donor_map, new_level_init)
-        shape = HopeConfig(decoder.config, tuple(one.chunk_sizes for one in placed), own)
-        with torch.device("meta"):
-            made = cls(shape, seed=None)
-        held = dict(decoder.named_parameters())
-        tensors = {name: held[name] for name in made.state_dict() if name in held}
-        for n, one in enumerate(placed):
-            tensors |= copy_donor_weights(shape, n, one, decoder)
-        made.load_state_dict(tensors, assign=True)
-        made.source_folder, made.name_or_path, made.attn_implementation = (
-            decoder.source_folder,
-            decoder.name_or_path,
-            decoder.attn_implementation,
-        )
-        return made.train(decoder.training)
+            check_growth(options, new_level_init)
+        L = decoder.config.num_hidden_layers
+        placements = place_levels(L, chunk_sizes, donor_layout, donor_map, new_level_init)
+        config = HopeConfig(decoder.config, tuple(placement.chunk_sizes for placement in placements), options)
+        tensors: dict[str, Tensor] = dict(decoder.named_parameters())
+        for n, placement in enumerate(placements):
+            tensors |= copy_donor_weights(config, n, placement, decoder)
+        return cast(HopeAttention, build_from_tensors(cls, config, tensors, decoder))
+
+
+def build_from_tensors(cls: type[Hope], config: HopeConfig, tensors: dict[str, Tensor], source: Decoder) -> Hope:
+    """Build a model that shares the given tensors by name; names that it does not have are ignored."""
+    with torch.device("meta"):
+        model = cls(config, seed=None)
+    model.load_state_dict({name: tensors[name] for name in model.state_dict()}, assign=True)
+    model.source_folder, model.name_or_path = source.source_folder, source.name_or_path
+    model.attn_implementation = source.attn_implementation
+    return model.train(source.training)

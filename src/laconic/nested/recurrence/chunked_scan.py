@@ -1,6 +1,7 @@
-"""Tokens in order through memories that are written while they are read, each from boundary to boundary of its chunk.
+"""Scan tokens through memories that are written while they are read, from chunk boundary to chunk boundary.
 
-Rows of a batch may stand at different places: those that stand alike are read together, each as if it were alone.
+Rows of a batch may be at different offsets within a chunk: rows at the same offset are processed together, and each row
+gives the result it gives alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,21 +14,55 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from laconic.config.nested import OuterGradient
 from laconic.errors import UsageError
-from laconic.nested import state as values
 from laconic.nested.recurrence.memory_cells import MemoryStates
 from laconic.nested.recurrence.packing import build_valid_mask, group_rows_by_offset, split_at_boundaries
-from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState
+from laconic.nested.state import (
+    LayerState,
+    LinearMemoryState,
+    MLPMemoryState,
+    concat_rows,
+    detach,
+    map_tensors,
+    num_rows,
+    select_rows,
+)
 
-MAX_SCAN_TOKENS = 1024  # tokens read at once: their vectors fit into a processor's cache
+MAX_SCAN_TOKENS = 1024  # tokens per segment of a long text, whose vectors then fit into a processor's cache
+MemoryState = LinearMemoryState | MLPMemoryState
 
 
 class ScanOptions(NamedTuple):
-    """How a whole call goes: a period per memory after which it starts again, chunks between two detaches."""
+    """Options of one scan.
+
+    Attributes:
+        outer_gradient: what of the outer gradient flows through writes.
+        truncate_after: chunks after which a state is detached, for "truncated".
+        reset_periods: tokens after which a memory starts again, by name.
+        activation_checkpointing: whether each chunk is recomputed in the backward pass.
+    """
 
     outer_gradient: OuterGradient
     truncate_after: int | None
     reset_periods: Mapping[str, int]
     activation_checkpointing: bool
+
+
+@runtime_checkable
+class ChunkedMemory(Protocol):
+    """Memories that are scanned together; `chunk_sizes` and the states are by name."""
+
+    @property
+    def chunk_sizes(self) -> Mapping[str, int]: ...
+
+    def step_chunk(
+        self, states: MemoryStates, inputs: tuple[Tensor, ...], valid: Tensor | None
+    ) -> tuple[Tensor, MemoryStates]:
+        """Write and read tokens that no chunk boundary separates."""
+        ...
+
+    def end_chunks(self, states: MemoryStates, names: list[str]) -> MemoryStates:
+        """Return the states of the memories `names` at the end of their chunks."""
+        ...
 
 
 def check_inputs(
@@ -39,163 +74,169 @@ def check_inputs(
     outer_gradient: OuterGradient,
     truncate_after: int | None,
 ) -> None:
-    """Raises `Usage` (2) for vectors, a mask, a state or a way of gradients that a layer cannot take."""
+    """Validate the arguments of a nested layer.
+
+    Raises:
+        UsageError: if the vectors, the mask, the state or the gradient mode do not fit the layer.
+    """
     B = len(x)
     if x.shape[2] != width or not x.shape[1]:
-        raise UsageError(f"{layer}: vectors are {list(x.shape)}; give one or more of width {width}, [B, T, D]")
-    if values.num_rows(state) != B:
-        raise UsageError(f"{layer}: {B} rows of vectors, the state has {values.num_rows(state)}; take or join its rows")
-    if attention_mask is not None and attention_mask.shape != x.shape[:2]:
+        raise UsageError(f"{layer}: expected vectors [B, T, {width}] with T >= 1, got {list(x.shape)}")
+    if num_rows(state) != B:
         raise UsageError(
-            f"{layer}: live is {list(attention_mask.shape)}, the vectors are {list(x.shape)}; give one of [B, T]"
+            f"{layer}: the batch has {B} rows, the state {num_rows(state)}; use select_rows or concat_rows"
         )
+    if attention_mask is not None and attention_mask.shape != x.shape[:2]:
+        raise UsageError(f"{layer}: attention_mask has shape {list(attention_mask.shape)}, expected {list(x.shape[:2])}")
     if (outer_gradient == "truncated") != (truncate_after is not None) or (
         truncate_after is not None and truncate_after < 1
     ):
         raise UsageError(
-            f"{layer}: gradient {outer_gradient!r}, horizon {truncate_after}; truncated has one of 1 or more, others none"
+            f"{layer}: outer_gradient {outer_gradient!r} with truncate_after {truncate_after}; "
+            "set truncate_after >= 1 for 'truncated' and only for it"
         )
 
 
 def scan_in_segments(
     scan_function: Callable[..., tuple[Tensor, LayerState]], state: LayerState, x: Tensor, attention_mask: Tensor | None
 ) -> tuple[Tensor, LayerState]:
-    """A long text by stretches, each on the state that the one before left, so that what is at work stays small."""
-    ys: list[Tensor] = []
-    for a in range(0, x.shape[1], MAX_SCAN_TOKENS):
-        y, state = scan_function(
-            state,
-            x[:, a : a + MAX_SCAN_TOKENS],
-            live=None if attention_mask is None else attention_mask[:, a : a + MAX_SCAN_TOKENS],
-        )
-        ys.append(y)
-    return torch.cat(ys, 1), state
-
-
-@runtime_checkable
-class ChunkedMemory(Protocol):
-    """Memories that read together: `piece` reads tokens between two boundaries, `closed` ends chunks."""
-
-    @property
-    def chunk_sizes(self) -> Mapping[str, int]: ...
-
-    def step_chunk(
-        self, states: MemoryStates, inputs: tuple[Tensor, ...], valid: Tensor | None
-    ) -> tuple[Tensor, MemoryStates]: ...
-
-    def end_chunks(self, states: MemoryStates, names: list[str]) -> MemoryStates: ...
+    """Process a long text in segments of MAX_SCAN_TOKENS, which bounds the working memory."""
+    outputs: list[Tensor] = []
+    for start in range(0, x.shape[1], MAX_SCAN_TOKENS):
+        part = slice(start, start + MAX_SCAN_TOKENS)
+        mask = None if attention_mask is None else attention_mask[:, part]
+        y, state = scan_function(state, x[:, part], attention_mask=mask)
+        outputs.append(y)
+    return torch.cat(outputs, 1), state
 
 
 def scan_chunks(
     memory: ChunkedMemory,
-    memory_states: MemoryStates,
+    states: MemoryStates,
     inputs: tuple[Tensor, ...],
     lengths: tuple[int, ...] | None,
     options: ScanOptions,
 ) -> tuple[Tensor, MemoryStates]:
-    """Tokens [B, H, T, …] in order through memories whose rows may stand at different places in their chunks."""
-    count = token_counts(memory_states)
+    """Scan tokens through memories whose rows may be at different offsets in their chunks.
+
+    Args:
+        memory: the memories.
+        states: their states.
+        inputs: packed inputs, each [B, H, T, ...].
+        lengths: valid tokens of each row, None if all are valid.
+        options: gradients, resets and checkpointing.
+
+    Returns:
+        What the memories answer, and their states after the last token.
+    """
     period = max([*memory.chunk_sizes.values(), *options.reset_periods.values()])
-    groups = group_rows_by_offset(count, period)
+    groups = group_rows_by_offset(token_counts(states), period)
     if len(groups) == 1:
-        return _aligned(memory, memory_states, inputs, lengths, next(iter(groups)), options)
-    ys: list[Tensor] = []
-    states: list[MemoryStates] = []
+        return _scan_aligned(memory, states, inputs, lengths, next(iter(groups)), options)
+    outputs: list[Tensor] = []
+    new_states: list[MemoryStates] = []
     for offset, rows in groups.items():
-        at = torch.tensor(rows, device=inputs[0].device)
-        few = None if lengths is None else tuple(lengths[row] for row in rows)
-        mine = tuple(x.index_select(0, at) for x in inputs)
-        y, moved = _aligned(memory, values.select_rows(memory_states, rows), mine, few, offset, options)
-        ys.append(y)
-        states.append(moved)
-    back = torch.tensor([row for rows in groups.values() for row in rows]).argsort()
-    return torch.cat(ys).index_select(0, back.to(ys[0].device)), values.select_rows(values.concat_rows(*states), back)
+        index = torch.tensor(rows, device=inputs[0].device)
+        group_lengths = None if lengths is None else tuple(lengths[row] for row in rows)
+        group_inputs = tuple(x.index_select(0, index) for x in inputs)
+        y, new = _scan_aligned(memory, select_rows(states, rows), group_inputs, group_lengths, offset, options)
+        outputs.append(y)
+        new_states.append(new)
+    inverse = torch.tensor([row for rows in groups.values() for row in rows]).argsort()
+    y = torch.cat(outputs)
+    return y.index_select(0, inverse.to(y.device)), select_rows(concat_rows(*new_states), inverse)
 
 
 def token_counts(states: MemoryStates) -> Tensor:
-    """Tokens learned per row, which all memories of a layer share."""
-    part = next(iter(states.values()))
-    return part.num_tokens if isinstance(part, LinearMemoryState) else part.W1.num_tokens
+    """Return the tokens read by each row, which all memories of a layer share."""
+    state = next(iter(states.values()))
+    return state.num_tokens if isinstance(state, LinearMemoryState) else state.W1.num_tokens
 
 
-def _aligned(
-    system: ChunkedMemory,
-    memory: MemoryStates,
+def _scan_aligned(
+    memory: ChunkedMemory,
+    states: MemoryStates,
     inputs: tuple[Tensor, ...],
     lengths: tuple[int, ...] | None,
     offset: int,
-    how: ScanOptions,
+    options: ScanOptions,
 ) -> tuple[Tensor, MemoryStates]:
-    """Rows that stand at the same place: piece by piece, each ending at the next boundary of any memory."""
-    T, count = inputs[0].shape[2], token_counts(memory)
-    T_live = T if lengths is None else max(lengths)
-    live = build_valid_mask(lengths, T, inputs[0].device)
-    ys: list[Tensor] = []
-    for a, b in split_at_boundaries(offset, T_live, min(system.chunk_sizes.values())):
-        here = None if live is None or (lengths is not None and min(lengths) >= b) else live[:, a:b]
-        y, memory = _piece(system, memory, tuple(x[:, :, a:b] for x in inputs), here, how)
-        ys.append(y)
-        ended = [name for name, chunk in system.chunk_sizes.items() if (offset + b) % chunk == 0]
-        if ended:
+    """Scan rows at the same offset, up to the next boundary of any memory at a time."""
+    T, num_tokens = inputs[0].shape[2], token_counts(states)
+    T_valid = T if lengths is None else max(lengths)
+    valid = build_valid_mask(lengths, T, inputs[0].device)
+    outputs: list[Tensor] = []
+    for a, b in split_at_boundaries(offset, T_valid, min(memory.chunk_sizes.values())):
+        part_valid = None if valid is None or (lengths is not None and min(lengths) >= b) else valid[:, a:b]
+        y, states = _step_chunk(memory, states, tuple(x[:, :, a:b] for x in inputs), part_valid, options)
+        outputs.append(y)
+        ending = [name for name, chunk_size in memory.chunk_sizes.items() if (offset + b) % chunk_size == 0]
+        if ending:
             reached = None if lengths is None else torch.tensor([n >= b for n in lengths])
-            closed = system.end_chunks(memory, ended)
-            closed = {
-                name: _renewed(part, count + b, name, system.chunk_sizes[name], how) for name, part in closed.items()
+            ended = {
+                name: _reset_or_detach(state, num_tokens + b, name, memory.chunk_sizes[name], options)
+                for name, state in memory.end_chunks(states, ending).items()
             }
-            memory = {**memory, **{name: _where(reached, new, memory[name]) for name, new in closed.items()}}
-    added = count + T if lengths is None else count + torch.tensor(lengths)
-    memory = {name: with_num_tokens(part, added) for name, part in memory.items()}
-    if T_live < T:
-        ys.append(inputs[0].new_zeros(*inputs[0].shape[:2], T - T_live, ys[0].shape[-1] if ys else inputs[0].shape[-1]))
-    return torch.cat(ys, 2), memory
+            states = {**states, **{name: _where_rows(reached, new, states[name]) for name, new in ended.items()}}
+    total = num_tokens + T if lengths is None else num_tokens + torch.tensor(lengths)
+    states = {name: with_num_tokens(state, total) for name, state in states.items()}
+    if T_valid < T:
+        width = outputs[0].shape[-1] if outputs else inputs[0].shape[-1]
+        outputs.append(inputs[0].new_zeros(*inputs[0].shape[:2], T - T_valid, width))
+    return torch.cat(outputs, 2), states
 
 
-def _piece(
-    system: ChunkedMemory, memory: MemoryStates, inputs: tuple[Tensor, ...], live: Tensor | None, how: ScanOptions
+def _step_chunk(
+    memory: ChunkedMemory,
+    states: MemoryStates,
+    inputs: tuple[Tensor, ...],
+    valid: Tensor | None,
+    options: ScanOptions,
 ) -> tuple[Tensor, MemoryStates]:
-    if not (how.activation_checkpointing and torch.is_grad_enabled()):
-        return system.step_chunk(memory, inputs, live)
-    again = cast(Any, checkpoint)
-    return cast(tuple[Tensor, MemoryStates], again(system.step_chunk, memory, inputs, live, use_reentrant=False))
+    """Call `step_chunk`, recomputed in the backward pass if the options say so."""
+    if not (options.activation_checkpointing and torch.is_grad_enabled()):
+        return memory.step_chunk(states, inputs, valid)
+    recompute = cast(Any, checkpoint)
+    return cast(
+        tuple[Tensor, MemoryStates], recompute(memory.step_chunk, states, inputs, valid, use_reentrant=False)
+    )  # fmt: skip
 
 
-def _renewed(
-    part: LinearMemoryState | MLPMemoryState, count: Tensor, name: str, chunk: int, how: ScanOptions
-) -> LinearMemoryState | MLPMemoryState:
-    """A memory at its boundary, started anew or cut from the graph where its count says so."""
-    if name in how.reset_periods:
-        part = _where(count % how.reset_periods[name] != 0, part, values.map_tensors(part, torch.zeros_like))
-    if how.outer_gradient == "truncated" and how.truncate_after is not None:
-        part = _where(count // chunk % how.truncate_after == 0, values.detach(part), part)
-    return part
+def _reset_or_detach(
+    state: MemoryState, num_tokens: Tensor, name: str, chunk_size: int, options: ScanOptions
+) -> MemoryState:
+    """Reset or detach the rows of a memory whose token count calls for it, at a boundary."""
+    if name in options.reset_periods:
+        state = _where_rows(num_tokens % options.reset_periods[name] != 0, state, map_tensors(state, torch.zeros_like))
+    if options.outer_gradient == "truncated" and options.truncate_after is not None:
+        state = _where_rows(num_tokens // chunk_size % options.truncate_after == 0, detach(state), state)
+    return state
 
 
-def _where(
-    rows: Tensor | None, new: LinearMemoryState | MLPMemoryState, old: LinearMemoryState | MLPMemoryState
-) -> LinearMemoryState | MLPMemoryState:
-    """`new` in those rows, all where None; `old` elsewhere."""
+def _where_rows(rows: Tensor | None, new: MemoryState, old: MemoryState) -> MemoryState:
+    """Return `new` in the rows of the mask (all if None) and `old` in the others."""
     if rows is None or bool(rows.all()):
         return new
     if isinstance(new, MLPMemoryState) and isinstance(old, MLPMemoryState):
-        return MLPMemoryState(_pick(rows, new.W1, old.W1), _pick(rows, new.W2, old.W2))
-    return _pick(rows, cast(LinearMemoryState, new), cast(LinearMemoryState, old))
+        return MLPMemoryState(_where_linear(rows, new.W1, old.W1), _where_linear(rows, new.W2, old.W2))
+    return _where_linear(rows, cast(LinearMemoryState, new), cast(LinearMemoryState, old))
 
 
-def _pick(rows: Tensor, new: LinearMemoryState, old: LinearMemoryState) -> LinearMemoryState:
-    at = rows.to(new.change.device)[:, None, None, None]
+def _where_linear(rows: Tensor, new: LinearMemoryState, old: LinearMemoryState) -> LinearMemoryState:
+    mask = rows.to(new.change.device)[:, None, None, None]
     momentum = None
     if new.momentum is not None and old.momentum is not None:
-        momentum = torch.where(at, new.momentum, old.momentum)
+        momentum = torch.where(mask, new.momentum, old.momentum)
     return LinearMemoryState(
-        torch.where(at, new.change, old.change),
-        torch.where(at, new.boundary_change, old.boundary_change),
+        torch.where(mask, new.change, old.change),
+        torch.where(mask, new.boundary_change, old.boundary_change),
         momentum,
         new.num_tokens,
     )
 
 
-def with_num_tokens(part: LinearMemoryState | MLPMemoryState, num_tokens: Tensor) -> LinearMemoryState | MLPMemoryState:
-    """The same memory with other counts."""
-    if isinstance(part, LinearMemoryState):
-        return replace(part, num_tokens=num_tokens)
-    return MLPMemoryState(replace(part.W1, num_tokens=num_tokens), replace(part.W2, num_tokens=num_tokens))
+def with_num_tokens(state: MemoryState, num_tokens: Tensor) -> MemoryState:
+    """Return the state with other token counts."""
+    if isinstance(state, LinearMemoryState):
+        return replace(state, num_tokens=num_tokens)
+    return MLPMemoryState(replace(state.W1, num_tokens=num_tokens), replace(state.W2, num_tokens=num_tokens))

@@ -1,6 +1,8 @@
-"""Rows of a batch that stand at different places: live tokens packed left, convolved, cut at chunk boundaries.
+"""Pack the valid tokens of each row to the left, convolve them, and split them at chunk boundaries.
 
-Symbols: W tokens of a convolution's window; a tail is the W - 1 vectors before the first.
+Rows of a batch may have different paddings and may be at different offsets within a chunk.
+
+Symbols: `W` taps of a causal convolution, `C` tokens of a chunk.
 """
 
 from collections.abc import Iterator
@@ -12,7 +14,10 @@ from torch import Tensor
 
 
 class PackedTokens(NamedTuple):
-    """Live tokens of each row on its left; `lengths` how many they are, None where every token is live."""
+    """Tokens with the valid ones of each row moved to the left; the rest is zero.
+
+    `lengths` is the number of valid tokens per row, None if every token is valid; `order` is the permutation applied.
+    """
 
     x: Float[Tensor, "B T D"]
     order: Int[Tensor, "B T"] | None
@@ -20,29 +25,31 @@ class PackedTokens(NamedTuple):
 
 
 def pack_left(x: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None) -> PackedTokens:
-    """Live tokens moved left, in their order; what lies behind them is zero."""
+    """Move the valid tokens of each row to the left, in order, and set the rest to zero."""
     if valid is None or bool(valid.all()):
         return PackedTokens(x, None, None)
     order = torch.sort((~valid).to(torch.uint8), stable=True, dim=1).indices
-    moved = x.gather(1, order[..., None].expand_as(x))
-    return PackedTokens(moved * valid.gather(1, order)[..., None], order, to_ints(valid.sum(1)))
+    packed = x.gather(1, order[..., None].expand_as(x))
+    return PackedTokens(packed * valid.gather(1, order)[..., None], order, to_ints(valid.sum(1)))
+
+
+def unpack(
+    y: Float[Tensor, "B T D"], order: Int[Tensor, "B T"] | None, valid: Bool[Tensor, "B T"] | None
+) -> Float[Tensor, "B T D"]:
+    """Undo `pack_left`; positions that are not valid become zero."""
+    if order is None or valid is None:
+        return y
+    inverse = order.argsort(1)
+    return y.gather(1, inverse[..., None].expand_as(y)) * valid[..., None]
 
 
 def to_ints(x: Int[Tensor, " N"]) -> tuple[int, ...]:
-    """As Python has them."""
+    """Convert an integer tensor to a tuple of Python integers."""
     return tuple(cast(list[int], x.tolist()))  # pyright: ignore[reportUnknownMemberType]
 
 
-def unpack(y: Float[Tensor, "B T D"], order: Int[Tensor, "B T"] | None, valid: Tensor | None) -> Float[Tensor, "B T D"]:
-    """Back in their places, zeros where nothing is live."""
-    if order is None or valid is None:
-        return y
-    back = order.argsort(1)
-    return y.gather(1, back[..., None].expand_as(y)) * valid[..., None]
-
-
 def build_valid_mask(lengths: tuple[int, ...] | None, T: int, device: torch.device) -> Bool[Tensor, "B T"] | None:
-    """Which packed tokens are live; None where all are."""
+    """Return the mask of the valid tokens of packed rows, or None if all are valid."""
     if lengths is None:
         return None
     return torch.arange(T, device=device) < torch.tensor(lengths, device=device)[:, None]
@@ -54,29 +61,42 @@ def causal_conv(
     weight: Float[Tensor, "D W"],
     lengths: tuple[int, ...] | None,
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B W1 D"]]:
-    """Each channel's causal sum over its last W vectors, and the tail for what comes next."""
+    """Apply a causal depthwise convolution to packed tokens.
+
+    Args:
+        x: packed tokens.
+        tail: the W - 1 tokens before the first.
+        weight: the taps of each channel, the last for the current token.
+        lengths: valid tokens of each row, None if all are valid.
+
+    Returns:
+        The convolved tokens, and the last W - 1 valid tokens of each row, which are the next call's `tail`.
+    """
     D, W = weight.shape
-    whole = torch.cat([tail.to(x.dtype), x], 1)
+    padded = torch.cat([tail.to(x.dtype), x], 1)
     taps, T = weight.to(x.dtype), x.shape[1]
-    y = whole[:, :T] * taps[:, 0]
+    y = padded[:, :T] * taps[:, 0]
     for j in range(1, W):
-        y = torch.addcmul(y, whole[:, j : j + T], taps[:, j])
+        y = torch.addcmul(y, padded[:, j : j + T], taps[:, j])
     if lengths is None:
-        return y, whole[:, whole.shape[1] - (W - 1) :]
-    at = torch.tensor(lengths, device=x.device)[:, None] + torch.arange(W - 1, device=x.device)
-    return y, whole.gather(1, at[..., None].expand(-1, -1, D))
+        return y, padded[:, padded.shape[1] - (W - 1) :]
+    index = torch.tensor(lengths, device=x.device)[:, None] + torch.arange(W - 1, device=x.device)
+    return y, padded.gather(1, index[..., None].expand(-1, -1, D))
 
 
 def group_rows_by_offset(num_tokens: Int[Tensor, " B"], period: int) -> dict[int, list[int]]:
-    """Rows by how far they are into the current period."""
-    found: dict[int, list[int]] = {}
+    """Group row indices by the number of tokens since the start of the current period."""
+    groups: dict[int, list[int]] = {}
     for row, n in enumerate(to_ints(num_tokens)):
-        found.setdefault(n % period, []).append(row)
-    return found
+        groups.setdefault(n % period, []).append(row)
+    return groups
 
 
 def split_at_boundaries(offset: int, T: int, chunk_size: int) -> Iterator[tuple[int, int]]:
-    """Cuts of T tokens that begin `offset` tokens after a boundary, none across a boundary."""
+    """Yield the (start, end) ranges of T tokens that no chunk boundary crosses.
+
+    The first token is `offset` tokens after a boundary.
+    """
     start, end = 0, chunk_size - offset % chunk_size
     while start < T:
         yield start, min(end, T)
@@ -90,13 +110,24 @@ def first_of_chunks(
     chunk_size: int,
     lengths: tuple[int, ...] | None,
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B 1 D"]]:
-    """For every token the first of its chunk, and that of the chunk left open; `tail` is the one open until now."""
+    """Replace every token by the first token of its chunk.
+
+    Args:
+        x: packed tokens.
+        tail: the first token of the chunk that is open at the start.
+        num_tokens: tokens of each row before `x`.
+        chunk_size: tokens of a chunk.
+        lengths: valid tokens of each row, None if all are valid.
+
+    Returns:
+        The first tokens, and that of the chunk that is open at the end.
+    """
     B, T, D = x.shape
-    whole = torch.cat([tail.to(x.dtype), x], 1)
-    into = (num_tokens[:, None] + torch.arange(T + 1)) % chunk_size
-    at = (torch.arange(T + 1) - into + 1).clamp(min=0).to(x.device)  # place 0 is the tail
+    padded = torch.cat([tail.to(x.dtype), x], 1)  # index 0 is the tail
+    into_chunk = (num_tokens[:, None] + torch.arange(T + 1)) % chunk_size
+    index = (torch.arange(T + 1) - into_chunk + 1).clamp(min=0).to(x.device)
     ends = torch.full((B,), T) if lengths is None else torch.tensor(lengths)
     last = (ends - (num_tokens + ends) % chunk_size + 1).clamp(min=0)
     last = torch.where(((num_tokens + ends) % chunk_size) == 0, torch.zeros_like(last), last).to(x.device)
-    found = whole.gather(1, at[:, :T, None].expand(-1, -1, D))
-    return found, whole.gather(1, last[:, None, None].expand(-1, -1, D))
+    first = padded.gather(1, index[:, :T, None].expand(-1, -1, D))
+    return first, padded.gather(1, last[:, None, None].expand(-1, -1, D))

@@ -1,4 +1,4 @@
-"""How large a Titans layer is, and its options: arXiv:2501.00663, with TNT's, arXiv:2511.07343."""
+"""Size and options of a Titans memory layer: Titans arXiv:2501.00663, TNT arXiv:2511.07343."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,39 +9,37 @@ from torch import Tensor
 from laconic.config.nested import TitansOptions
 from laconic.errors import UsageError
 
-Options = TitansOptions
-
 
 @dataclass(frozen=True)
 class TitansShape:
-    """A layer's size and options. Raises `Usage` (2) for what cannot be meant."""
+    """Width, heads, chunk size and options of a layer. Raises `UsageError` if they do not fit together."""
 
     width: int
     num_heads: int
     chunk_size: int
-    options: Options
+    options: TitansOptions
 
     def __post_init__(self) -> None:
-        fault = self.options.find_error(self.chunk_size)
-        if fault:
-            raise UsageError(f"titans: {fault}")
+        error = self.options.find_error(self.chunk_size)
+        if error:
+            raise UsageError(f"titans: {error}")
         if self.num_heads < 1 or self.width % self.num_heads:
-            raise UsageError(f"titans: width {self.width} does not divide by {self.num_heads} heads; choose others")
+            raise UsageError(f"titans: width {self.width} is not divisible by {self.num_heads} heads")
 
     @property
     def head_dim(self) -> int:
-        """E."""
+        """E, the width of a head."""
         return self.width // self.num_heads
 
     @property
     def memory_chunk_sizes(self) -> dict[str, int]:
-        """Name and chunk of each memory."""
-        far = self.options.global_chunk_size
-        return {"memory": self.chunk_size} | ({} if far is None else {"global": far})
+        """Chunk size of each memory by name; TNT adds a second, "global" one."""
+        global_chunk_size = self.options.global_chunk_size
+        return {"memory": self.chunk_size} | ({} if global_chunk_size is None else {"global": global_chunk_size})
 
 
 class TitansParams(NamedTuple):
-    """What training changes, and what it does not."""
+    """Shape and trained weights of a layer, by name."""
 
     shape: TitansShape
     weights: Mapping[str, Tensor]

@@ -1,7 +1,7 @@
-"""A Titans memory as a layer: vectors in, vectors out, with a state that is a value.
+"""A Titans memory as a layer: vectors in, vectors out, with an immutable state.
 
-Titans arXiv:2501.00663; TNT arXiv:2511.07343 for memories that start again and a second one of larger chunks. `start`
-and `advance` are pure; `Titans` holds what training changes and calls them.
+Titans arXiv:2501.00663; TNT arXiv:2511.07343 for memories that are reset and a second one of larger chunks.
+`initial_state` and `forward_with_state` are pure functions; the module `Titans` holds the trained weights and calls them.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from laconic.config.nested import OuterGradient
+from laconic.config.nested import OuterGradient, TitansOptions
 from laconic.models.attention import accumulation_dtype
-from laconic.nested import state as values
 from laconic.nested.init import half_life_bias, logit, register_parameters, sample_normal
 from laconic.nested.recurrence.chunked_scan import (
     MAX_SCAN_TOKENS,
@@ -29,30 +28,30 @@ from laconic.nested.recurrence.chunked_scan import (
 from laconic.nested.recurrence.gated_delta_rule import decay_gate
 from laconic.nested.recurrence.memory_cells import MemoryStates, MLPStart, Start, UpdateRule, Vectors, zero_state
 from laconic.nested.recurrence.packing import PackedTokens, first_of_chunks, pack_left, to_ints, unpack
-from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState
-from laconic.nested.titans.config import Options, TitansParams, TitansShape
+from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState, repeat_rows, select_rows
+from laconic.nested.titans.config import TitansParams, TitansShape
 from laconic.nested.titans.equations import PROJECTION_NAMES, TitansMemory, project_qkv, read_memory
 
 NORM_EPS = 1e-6
 
 
 def initial_state(params: TitansParams, batch_size: int) -> LayerState:
-    """Nothing read: every count 0, every fast weight at its trained start."""
+    """Return the state of a layer that has read nothing."""
     shape, w = params
     o, like = shape.options, w["q_proj.weight"].detach()
     like = like.new_zeros(1, dtype=accumulation_dtype(like.dtype))
-    tails = {name: like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.width) for name in PROJECTION_NAMES}
+    conv_tails = {name: like.new_zeros(batch_size, o.conv_kernel_size - 1, shape.width) for name in PROJECTION_NAMES}
     if o.gate_granularity == "chunk":
-        tails["chunk"] = like.new_zeros(batch_size, 1, shape.width)
+        conv_tails["chunk"] = like.new_zeros(batch_size, 1, shape.width)
     memory = {
         name: zero_memory_state(memory_start(w, name), batch_size, o.momentum, like)
         for name in shape.memory_chunk_sizes
     }
-    return LayerState(conv_tails=tails, memory=memory)
+    return LayerState(conv_tails=conv_tails, memory=memory)
 
 
 def memory_start(w: Mapping[str, Tensor], name: str) -> Start | MLPStart:
-    """The trained start of a memory, in the wide type."""
+    """Return the trained start of a memory in the accumulation type."""
     if f"{name}.M" in w:
         return w[f"{name}.M"].to(accumulation_dtype(w[f"{name}.M"].dtype))
     W1, W2 = (w[f"{name}.{part}"] for part in ("W1", "W2"))
@@ -62,7 +61,7 @@ def memory_start(w: Mapping[str, Tensor], name: str) -> Start | MLPStart:
 def zero_memory_state(
     start: Start | MLPStart, batch_size: int, momentum: bool, like: Tensor
 ) -> LinearMemoryState | MLPMemoryState:
-    """No change of a memory that starts there."""
+    """Return the state of a memory that has read nothing."""
     if isinstance(start, MLPStart):
         return MLPMemoryState(*(zero_state(batch_size, tuple(x.shape), momentum, like) for x in start))
     assert start is not None
@@ -79,83 +78,90 @@ def forward_with_state(
     outer_gradient: OuterGradient = "full",
     truncate_after: int | None = None,
 ) -> tuple[Float[Tensor, "B T D"], LayerState]:
-    """What the memory answers to every vector, without the residual, and the state after the last.
+    """Read vectors through the memory, which learns from them.
 
-    With `learn` False nothing is written and nothing decays; only the convolutions move on. `gradient` says what of
-    the outer loss flows through the writes, and never changes a value; `horizon` is in chunks, for "truncated".
+    Args:
+        params: shape and weights of the layer.
+        state: state before the vectors.
+        x: input vectors.
+        attention_mask: True for real tokens; the others give zeros and change nothing.
+        update_weights: if False, nothing is written and nothing decays; only the convolutions move on.
+        outer_gradient: what of the outer loss flows through writes. It changes no value.
+        truncate_after: chunks after which states are detached, for "truncated".
+
+    Returns:
+        The outputs without the residual, and the new state.
+
+    Raises:
+        UsageError: if the arguments do not fit the layer.
     """
     shape, w = params
     check_inputs("titans", shape.width, state, x, attention_mask, outer_gradient, truncate_after)
     T = x.shape[1]
     if T > MAX_SCAN_TOKENS and shape.options.reset_every is None:
-        return scan_in_segments(
-            partial(
-                forward_with_state,
-                params,
-                update_weights=update_weights,
-                outer_gradient=outer_gradient,
-                truncate_after=truncate_after,
-            ),
-            state,
-            x,
-            attention_mask,
-        )
-    x, attention_mask = prepend_persistent(
-        w, state, x, attention_mask, update_weights and shape.options.num_persistent_tokens > 0
-    )
-    rows = pack_left(x, attention_mask)
-    vectors = project_qkv(rows.x, w, state.conv_tails, shape.num_heads, rows.lengths)
-    tails = {**state.conv_tails, **vectors.conv_tails}
+        scan = partial(
+            forward_with_state, params, update_weights=update_weights, outer_gradient=outer_gradient,
+            truncate_after=truncate_after,
+        )  # fmt: skip
+        return scan_in_segments(scan, state, x, attention_mask)
+    has_persistent = update_weights and shape.options.num_persistent_tokens > 0
+    x, attention_mask = prepend_persistent(w, state, x, attention_mask, has_persistent)
+    tokens = pack_left(x, attention_mask)
+    qkv = project_qkv(tokens.x, w, state.conv_tails, shape.num_heads, tokens.lengths)
+    conv_tails = {**state.conv_tails, **qkv.conv_tails}
     with torch.autocast(x.device.type, enabled=False):
         if update_weights:
-            inputs, tails = compute_gates(params, state, rows, tails)
-            how = ScanOptions(
+            gates, conv_tails = compute_gates(params, state, tokens, conv_tails)
+            options = ScanOptions(
                 outer_gradient, truncate_after, reset_periods(shape), shape.options.activation_checkpointing
             )
-            y, memory = scan_all_memories(params, state.memory, (*vectors[:3], *inputs), rows.lengths, how)
+            y, memory = scan_all_memories(params, state.memory, (*qkv[:3], *gates), tokens.lengths, options)
         else:
             memory = state.memory
             rule = UpdateRule("zero", shape.options.read_at, outer_gradient)
-            y = sum_outputs(
-                [read_memory(memory_start(w, name), memory[name], vectors.q, rule) for name in shape.memory_chunk_sizes]
-            )
-    y = unpack(gate_and_project(y, rows.x, w), rows.order, attention_mask)
-    return y[:, y.shape[1] - T :], replace(state, conv_tails=tails, memory=memory)
+            names = shape.memory_chunk_sizes
+            y = sum_outputs([read_memory(memory_start(w, name), memory[name], qkv.q, rule) for name in names])
+    y = unpack(gate_and_project(y, tokens.x, w), tokens.order, attention_mask)
+    return y[:, y.shape[1] - T :], replace(state, conv_tails=conv_tails, memory=memory)
 
 
 def prepend_persistent(
     w: Mapping[str, Tensor], state: LayerState, x: Tensor, attention_mask: Tensor | None, persistent: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Eq. 19: learned vectors before the first live one of every row that has learned nothing yet."""
-    new = [row for row, n in enumerate(to_ints(token_counts(state.memory))) if n == 0] if persistent else []
-    if not new:
+    """Eq. 19: learned vectors before the first valid token of every row that has read nothing yet."""
+    new_rows = [row for row, n in enumerate(to_ints(token_counts(state.memory))) if n == 0] if persistent else []
+    if not new_rows:
         return x, attention_mask
     N, B = w["persistent"].shape[0], len(x)
-    attention_mask = x.new_ones(x.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask
-    first = torch.zeros(B, dtype=torch.bool, device=x.device)
-    first[new] = True
-    before = (first & attention_mask.any(1))[:, None].expand(B, N)
-    return torch.cat([w["persistent"].to(x.dtype).expand(B, N, -1), x], 1), torch.cat([before, attention_mask], 1)
+    valid = x.new_ones(x.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask
+    is_new = torch.zeros(B, dtype=torch.bool, device=x.device)
+    is_new[new_rows] = True
+    prefix_valid = (is_new & valid.any(1))[:, None].expand(B, N)
+    prefix = w["persistent"].to(x.dtype).expand(B, N, -1)
+    return torch.cat([prefix, x], 1), torch.cat([prefix_valid, valid], 1)
 
 
 def compute_gates(
-    params: TitansParams, state: LayerState, rows: PackedTokens, conv_tails: dict[str, Tensor]
+    params: TitansParams, state: LayerState, tokens: PackedTokens, conv_tails: dict[str, Tensor]
 ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """keep, step and momentum of every head and token, and the tails after them."""
+    """Return decay, step size and momentum of every head and token, and the tails after them."""
     (shape, w), o = params, params.shape.options
-    x = rows.x.to(accumulation_dtype(rows.x.dtype))
+    x = tokens.x.to(accumulation_dtype(tokens.x.dtype))
     if o.gate_granularity == "chunk":
-        x, tail = first_of_chunks(x, conv_tails["chunk"], token_counts(state.memory), shape.chunk_size, rows.lengths)
+        counts = token_counts(state.memory)
+        x, tail = first_of_chunks(x, conv_tails["chunk"], counts, shape.chunk_size, tokens.lengths)
         conv_tails = {**conv_tails, "chunk": tail}
     names = ("keep", "step", "momentum") if o.momentum else ("keep", "step")
-    keep, step, *rest = (F.linear(x, w[f"{n}.weight"].to(x.dtype), w[f"{n}.bias"].to(x.dtype)).mT for n in names)
-    return (decay_gate(keep), o.max_lr * step.sigmoid(), *map(decay_gate, rest)), conv_tails
+    decay, step_size, *momentum = (
+        F.linear(x, w[f"{name}.weight"].to(x.dtype), w[f"{name}.bias"].to(x.dtype)).mT for name in names
+    )
+    return (decay_gate(decay), o.max_lr * step_size.sigmoid(), *map(decay_gate, momentum)), conv_tails
 
 
 def reset_periods(shape: TitansShape) -> dict[str, int]:
-    """The period of the local memory, if it has one."""
-    n = shape.options.reset_every
-    return {} if n is None else {"memory": n}
+    """Return the reset period of the local memory, if it has one."""
+    period = shape.options.reset_every
+    return {} if period is None else {"memory": period}
 
 
 def scan_all_memories(
@@ -165,25 +171,25 @@ def scan_all_memories(
     lengths: tuple[int, ...] | None,
     options: ScanOptions,
 ) -> tuple[Vectors, MemoryStates]:
-    """What all memories answer together, each with its own chunk."""
-    o = params.shape.options
-    found: list[Vectors] = []
-    moved: dict[str, LinearMemoryState | MLPMemoryState] = {}
+    """Scan every memory with its own chunk size, and sum their outputs."""
+    outputs: list[Vectors] = []
+    new_states: dict[str, LinearMemoryState | MLPMemoryState] = {}
     for name in params.shape.memory_chunk_sizes:
-        system = build_memory(params, name, options.outer_gradient, o.max_memory_norm)
-        own = options._replace(reset_periods={k: n for k, n in options.reset_periods.items() if k == name})
-        read = scan_reset_spans if own.reset_periods and lengths is None else scan_chunks
-        y, part = read(system, {name: states[name]}, inputs, lengths, own)
-        found.append(y)
-        moved[name] = part[name]
-    return sum_outputs(found), moved
+        memory = build_memory(params, name, options.outer_gradient, params.shape.options.max_memory_norm)
+        memory_options = options._replace(reset_periods={k: n for k, n in options.reset_periods.items() if k == name})
+        scan = scan_reset_spans if memory_options.reset_periods and lengths is None else scan_chunks
+        y, new = scan(memory, {name: states[name]}, inputs, lengths, memory_options)
+        outputs.append(y)
+        new_states[name] = new[name]
+    return sum_outputs(outputs), new_states
 
 
 def build_memory(params: TitansParams, name: str, outer_gradient: OuterGradient, max_norm: float) -> TitansMemory:
-    """One memory of the layer; a guard of 0 is none."""
+    """Return one memory of the layer; a `max_norm` of 0 is no bound."""
     o = params.shape.options
     rule, start = UpdateRule("zero", o.read_at, outer_gradient), memory_start(params.weights, name)
-    return TitansMemory(name, params.shape.memory_chunk_sizes[name], start, rule, o.loss_factor, max_norm or None)
+    chunk_size = params.shape.memory_chunk_sizes[name]
+    return TitansMemory(name, chunk_size, start, rule, o.loss_factor, max_norm or None)
 
 
 def scan_reset_spans(
@@ -193,32 +199,37 @@ def scan_reset_spans(
     lengths: tuple[int, ...] | None,
     options: ScanOptions,
 ) -> tuple[Vectors, MemoryStates]:
-    """The same as `read_along` where all rows are at a reset: the spans between resets are read as rows of a batch."""
-    period, count, B, T = options.reset_periods[memory.name], token_counts(states), len(inputs[0]), inputs[0].shape[2]
+    """Scan the spans between resets in parallel, as rows of one batch.
+
+    Gives what `scan_chunks` gives, and calls it unless every row is at a reset.
+    """
+    period, counts = options.reset_periods[memory.name], token_counts(states)
+    B, T = len(inputs[0]), inputs[0].shape[2]
     n = T // period
-    if n < 2 or any(c % period for c in to_ints(count)):
+    if n < 2 or any(count % period for count in to_ints(counts)):
         return scan_chunks(memory, states, inputs, lengths, options)
     spans = tuple(
         x[:, :, : n * period].reshape(B, -1, n, period, *x.shape[3:]).transpose(1, 2).flatten(0, 1) for x in inputs
     )
-    many = (count[:, None] + period * torch.arange(n)).flatten()
-    part = with_num_tokens(values.repeat_rows(states[memory.name], n), many)
-    y, after = scan_chunks(memory, {memory.name: part}, spans, None, options)
+    span_counts = (counts[:, None] + period * torch.arange(n)).flatten()
+    state = with_num_tokens(repeat_rows(states[memory.name], n), span_counts)
+    y, new_states = scan_chunks(memory, {memory.name: state}, spans, None, options)
     y = y.reshape(B, n, *y.shape[1:]).transpose(1, 2).flatten(2, 3)
-    after = values.select_rows(after, [n * row + n - 1 for row in range(B)])
+    new_states = select_rows(new_states, [n * row + n - 1 for row in range(B)])
     if n * period == T:
-        return y, after
-    rest, after = scan_chunks(memory, after, tuple(x[:, :, n * period :] for x in inputs), None, options)
-    return torch.cat([y, rest], 2), after
+        return y, new_states
+    rest = tuple(x[:, :, n * period :] for x in inputs)
+    y_rest, new_states = scan_chunks(memory, new_states, rest, None, options)
+    return torch.cat([y, y_rest], 2), new_states
 
 
 def sum_outputs(outputs: list[Vectors]) -> Vectors:
-    """The answers of all memories."""
+    """Sum the outputs of all memories."""
     return outputs[0] if len(outputs) == 1 else torch.stack(outputs).sum(0)
 
 
 def gate_and_project(y: Vectors, x: Float[Tensor, "B T D"], w: Mapping[str, Tensor]) -> Float[Tensor, "B T D"]:
-    """Each head's answer brought to root mean square 1 and weighed, gated by the input, mixed by W_o."""
+    """Normalize each head's output, gate it by the input, and project it by W_o."""
     y = y * (y.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt()
     y = y.transpose(1, 2).flatten(2) * w["norm.weight"].to(y.dtype)
     gate = F.silu(F.linear(x, w["g_proj.weight"]))
@@ -226,21 +237,31 @@ def gate_and_project(y: Vectors, x: Float[Tensor, "B T D"], w: Mapping[str, Tens
 
 
 class Titans(nn.Module):
-    """A memory in place of attention, for any vectors: `y, state = memory(x, state, live=live)`.
+    """A Titans memory in place of attention, for any vectors: `y, state = memory(x, state)`.
 
-    Without a state it begins with none of the batch's rows having learned anything. The caller adds the residual.
+    Args:
+        width: D, the width of the vectors.
+        num_heads: heads that the width is split into.
+        chunk_size: tokens between two chunk boundaries.
+        options: options of the memory.
+        seed: seed of the initial weights.
     """
 
     def __init__(
-        self, width: int, num_heads: int = 4, chunk_size: int = 64, options: Options | None = None, seed: int = 0
+        self,
+        width: int,
+        num_heads: int = 4,
+        chunk_size: int = 64,
+        options: TitansOptions | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
-        self.shape = TitansShape(width, num_heads, chunk_size, options or Options())
+        self.shape = TitansShape(width, num_heads, chunk_size, options or TitansOptions())
         register_parameters(self, init_weights(self.shape, torch.Generator().manual_seed(seed)))
 
     @property
     def params(self) -> TitansParams:
-        """The shape and the tensors by name, as `start` and `advance` take them."""
+        """Shape and weights by name, for `initial_state` and `forward_with_state`."""
         return TitansParams(self.shape, dict(self.named_parameters()))
 
     def forward(
@@ -253,11 +274,11 @@ class Titans(nn.Module):
         outer_gradient: OuterGradient = "full",
         truncate_after: int | None = None,
     ) -> tuple[Float[Tensor, "B T D"], LayerState]:
+        """Call `forward_with_state`, by default on the state of a layer that has read nothing."""
         params = self.params
-        state = initial_state(params, len(x)) if state is None else state
         return forward_with_state(
             params,
-            state,
+            initial_state(params, len(x)) if state is None else state,
             x,
             attention_mask=attention_mask,
             update_weights=update_weights,
@@ -267,26 +288,23 @@ class Titans(nn.Module):
 
 
 def init_weights(shape: TitansShape, generator: torch.Generator) -> dict[str, Tensor]:
-    """What training begins with: projections and starts normal, gates at their bias alone, queries as keys.
+    """Return the initial weights by name.
 
-    A key begins as the sum of its window, a query and a value as their own token, so that a token asked again finds
-    what stood behind it. Taps drawn at random have to find each other's place first, and do so in some runs only.
+    Projections and starts are normal, gates have zero weights so that their bias alone sets them, and queries equal
+    keys. A key's convolution sums its window; a query's and a value's take their own token. A repeated token then
+    recalls what followed it, which random convolutions learn in some runs only.
     """
     o, D, E = shape.options, shape.width, shape.head_dim
     w = {f"{name}_proj.weight": sample_normal(generator, D, D, std=D**-0.5) for name in ("k", "v", "g", "o")}
     w["q_proj.weight"] = w["k_proj.weight"].clone()
-    own = torch.eye(o.conv_kernel_size)[-1].repeat(D, 1)
-    w |= {
-        "q_conv.weight": own,
-        "k_conv.weight": torch.full((D, o.conv_kernel_size), o.conv_kernel_size**-0.5),
-        "v_conv.weight": own.clone(),
-    }
-    biases = {
-        "keep": half_life_bias(o.decay_half_life),
-        "step": logit(o.initial_lr(shape.chunk_size) / o.max_lr, "step_start"),
-    }
+    W = o.conv_kernel_size
+    own_token = torch.eye(W)[-1].repeat(D, 1)
+    w["q_conv.weight"], w["v_conv.weight"] = own_token, own_token.clone()
+    w["k_conv.weight"] = torch.full((D, W), W**-0.5)
+    step_bias = logit(o.initial_lr(shape.chunk_size) / o.max_lr, "lr_init")
+    biases = {"keep": half_life_bias(o.decay_half_life), "step": step_bias}
     if o.momentum:
-        biases["momentum"] = logit(o.momentum_init, "momentum_start")
+        biases["momentum"] = logit(o.momentum_init, "momentum_init")
     for name, bias in biases.items():
         w |= {f"{name}.weight": torch.zeros(shape.num_heads, D), f"{name}.bias": torch.full((shape.num_heads,), bias)}
     for name in shape.memory_chunk_sizes:
@@ -297,6 +315,6 @@ def init_weights(shape: TitansShape, generator: torch.Generator) -> dict[str, Te
             w[f"{name}.W1"] = sample_normal(generator, shape.num_heads, E, hidden, std=hidden**-0.5)
             w[f"{name}.W2"] = sample_normal(generator, shape.num_heads, hidden, E, std=E**-0.5)
     w["norm.weight"] = torch.ones(D)
-    return w | (
-        {"persistent": sample_normal(generator, o.num_persistent_tokens, D, std=1.0)} if o.num_persistent_tokens else {}
-    )
+    if o.num_persistent_tokens:
+        w["persistent"] = sample_normal(generator, o.num_persistent_tokens, D, std=1.0)
+    return w

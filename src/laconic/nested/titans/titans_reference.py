@@ -1,0 +1,107 @@
+"""Reference implementation of a Titans layer: one reading step, token by token, every matrix stored whole.
+
+Titans arXiv:2501.00663 (11 to 19), TNT arXiv:2511.07343. Start reading here: `layer.py` computes the same outputs and
+gradients a chunk at a time, and a test holds it to this file in float64. There is no state and no mask: a text is read
+from its beginning.
+
+Symbols: k, v, q keys, values and queries of a head [E]; M memory, M_c the same at its chunk's first token, S momentum of
+its writes; C tokens of a chunk.
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from laconic.nested.titans.config import TitansParams
+
+Matrices = list[Tensor]  # M, or W1 and W2 of a two-layer memory; each [B, H, O, I]
+
+
+def titans_reference(params: TitansParams, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    """Read vectors through a Titans layer and return its outputs without the residual."""
+    shape, w = params
+    o, T = shape.options, x.shape[1]
+    if o.num_persistent_tokens:  # Eq. 19
+        x = torch.cat([w["persistent"].expand(len(x), -1, -1), x], 1)
+    q, k, v = (split_heads(F.silu(convolve(x @ w[f"{n}_proj.weight"].mT, w[f"{n}_conv.weight"])), shape.num_heads)
+               for n in "qkv")  # fmt: skip
+    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)  # Eq. 11
+    y = torch.zeros_like(v)
+    for name, chunk_size in shape.memory_chunk_sizes.items():
+        y = y + read_memory(params, name, chunk_size, q, k, v, gates_by_token(params, x))
+    y = y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    y = y.transpose(1, 2).flatten(2) * w["norm.weight"]
+    return (y * F.silu(x @ w["g_proj.weight"].mT))[:, x.shape[1] - T :] @ w["o_proj.weight"].mT
+
+
+def split_heads(x: Float[Tensor, "B T D"], num_heads: int) -> Float[Tensor, "B H T E"]:
+    """Split the width into heads."""
+    return x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2)
+
+
+def convolve(x: Float[Tensor, "B T D"], taps: Float[Tensor, "D W"]) -> Float[Tensor, "B T D"]:
+    """Sum the last W tokens of every channel, weighted by its taps; tokens before the first are zero."""
+    W = taps.shape[1]
+    padded = F.pad(x, (0, 0, W - 1, 0))
+    return torch.stack([(padded[:, t : t + W] * taps.mT).sum(1) for t in range(x.shape[1])], 1)
+
+
+def gates_by_token(params: TitansParams, x: Float[Tensor, "B T D"]) -> Mapping[str, Float[Tensor, "B H T"]]:
+    """Return decay ("keep"), step size and momentum of every token, or those of its chunk's first token."""
+    shape, w = params
+    o = shape.options
+    if o.gate_granularity == "chunk":
+        x = torch.stack([x[:, t - t % shape.chunk_size] for t in range(x.shape[1])], 1)
+    names = ("keep", "step", *(("momentum",) if o.momentum else ()))
+    gates = {name: (x @ w[f"{name}.weight"].mT + w[f"{name}.bias"]).mT.sigmoid() for name in names}
+    return gates | {"step": o.max_lr * gates["step"]}
+
+
+def read_memory(
+    params: TitansParams, name: str, C: int, q: Tensor, k: Tensor, v: Tensor, gates: Mapping[str, Tensor]
+) -> Float[Tensor, "B H T E"]:
+    """Write every pair (k, v) into one memory and return what the queries read from it."""
+    shape, w = params
+    o, B, T = shape.options, len(q), q.shape[2]
+    names = [f"{name}.M"] if o.memory_depth == 1 else [f"{name}.W1", f"{name}.W2"]
+    starts = [w[n].expand(B, *w[n].shape) for n in names]
+    zeros = [torch.zeros_like(W) for W in starts]
+    memory, at_boundary, surprise, outputs = starts, starts, zeros, list[Tensor]()  # M, M_c, S
+    for t in range(T):
+        if t and t % C == 0:
+            memory = at_boundary = [clip_norm(W, o.max_memory_norm) for W in memory]
+        if o.reset_every and name == "memory" and t % o.reset_every == 0:
+            memory, at_boundary, surprise = starts, starts, zeros
+        before = memory
+        decay, step = (gates[n][:, :, t, None, None] for n in ("keep", "step"))
+        gradients = inner_gradient(at_boundary, k[:, :, t], v[:, :, t], o.loss_factor)
+        momentum = gates["momentum"][:, :, t, None, None] if o.momentum else 0.0
+        surprise = [momentum * S - step * g for S, g in zip(surprise, gradients, strict=True)]  # Eq. 14
+        memory = [decay * W + S for W, S in zip(memory, surprise, strict=True)]  # Eq. 13
+        read = {"after": memory, "before": before, "boundary": at_boundary}[o.read_at]
+        outputs.append(apply_memory(read, q[:, :, t]))  # Eq. 15
+    return torch.stack(outputs, 2)
+
+
+def apply_memory(M: Matrices, x: Float[Tensor, "B H E"]) -> Float[Tensor, "B H E"]:
+    """Return M x, or x + W1 SiLU(W2 x)."""
+    if len(M) == 1:
+        return (M[0] @ x[..., None])[..., 0]
+    return x + (M[0] @ F.silu(M[1] @ x[..., None]))[..., 0]
+
+
+def inner_gradient(M: Matrices, k: Float[Tensor, "B H E"], v: Float[Tensor, "B H E"], factor: int) -> Matrices:
+    """Compute Eq. 12 by autograd: the gradient of factor/2 ‖M(k) - v‖² by every matrix."""
+    leaves = M if all(W.requires_grad for W in M) else [W.detach().requires_grad_() for W in M]
+    with torch.enable_grad():
+        loss = factor / 2 * (apply_memory(leaves, k) - v).square().sum()
+        return list(torch.autograd.grad(loss, leaves, create_graph=True))
+
+
+def clip_norm(M: Float[Tensor, "B H O I"], max_norm: float) -> Float[Tensor, "B H O I"]:
+    """Scale a matrix so that its Frobenius norm over the root of its smaller side is at most `max_norm` (0: no bound)."""
+    bound = max_norm * min(M.shape[-2:]) ** 0.5
+    return M * (bound / M.square().sum((-2, -1), keepdim=True).sqrt()).clamp(max=1.0) if max_norm else M
