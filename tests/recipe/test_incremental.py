@@ -13,7 +13,7 @@ from laconic.evaluation.class_incremental.report import build_table
 from laconic.evaluation.class_incremental.run import METHODS, plan_class_incremental
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.nested.cms.config import Options
+from laconic.config.nested import CMSOptions
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 
@@ -45,7 +45,7 @@ def rows(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("unchecked")
 def test_every_method_on_two_orders(rows: Path) -> None:
-    model = HopeAttention.from_decoder(decoder(), (4, 8), "grow", options=Options(associative_target="start"))
+    model = HopeAttention.from_decoder(decoder(), (4, 8), "grow", options=CMSOptions(associative_target="start"))
     said: list[str] = []
     found = incremental(
         model,

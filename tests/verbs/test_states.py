@@ -21,7 +21,7 @@ from laconic.experiment.read_into_state import StateReadingJob
 from laconic.generation.config import GenerationConfig
 from laconic.nested import state as values
 from laconic.nested import state_file
-from laconic.nested.cms import config as cms_config
+from laconic.config.nested import CMSOptions
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
 from tests.compression.compressors import reader
@@ -31,7 +31,7 @@ from tests.tolerances import FLOAT32, error
 pytestmark = pytest.mark.usefixtures("unchecked")
 Run = Callable[..., tuple[int, str, str]]
 BOOK = "Chapter one. " + " ".join(f"Sentence {i} stands here." for i in range(6))
-LOCAL = cms_config.Options(inner_objective="associative", inner_lr=0.5)
+LOCAL = CMSOptions(inner_objective="associative", inner_lr=0.5)
 
 
 def hope(seed: int) -> Hope:

@@ -20,6 +20,7 @@ from laconic.nested.hope.model import Hope
 from laconic.nested.metrics import DeadLevelMonitor, level_chunk_sizes, reading_metrics
 from laconic.nested.nan_check import find_nonfinite
 from laconic.nested.state import FastWeightState, reset_rows
+from laconic.nested.state_file import NODE_TYPES
 
 
 class LMInputs(NamedTuple):
@@ -49,6 +50,8 @@ class NestedLanguageModel(nn.Module):
         decoder: the model.
         config: which gradients flow through inner updates; with `enabled` False only the slow weights learn.
     """
+
+    state_types = NODE_TYPES
 
     def __init__(self, decoder: Hope, config: InnerLoopConfig | None = None) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ The functions of this module work on any tree of frozen dataclasses, tuples, map
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from laconic.errors import UsageError
 from laconic.models.cache import KVCache
+from laconic.storage.tensor_tree import named_children, named_tensors, unique_tensors
 
 Tree = TypeVar("Tree")
 STATE_PARTS = ("memory", "cms", "cache")
@@ -187,34 +188,6 @@ def _map_node(tree: Tree, function: Callable[[Tensor], Tensor], results: dict[in
     elif isinstance(node, tuple):
         node = tuple(_map_node(item, function, results) for item in cast(tuple[Any, ...], node))
     return cast(Tree, node)
-
-
-def unique_tensors(tree: object) -> dict[str, Tensor]:
-    """Return every tensor by name; a tensor that occurs twice has its first name."""
-    tensors: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in named_tensors(tree):
-        tensors.setdefault(id(tensor), (name, tensor))
-    return dict(tensors.values())
-
-
-def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor with its name, as in `layers.3.cms.levels.1.down_proj.left`."""
-    for name, item in named_children(tree):
-        yield from named_tensors(item, ".".join(filter(None, (prefix, name))))
-    if isinstance(tree, Tensor):
-        yield prefix, tree
-
-
-def named_children(tree: object) -> Iterator[tuple[str, Any]]:
-    """Yield the direct children of a node by name; a tensor has none."""
-    if is_dataclass(tree) and not isinstance(tree, type):
-        for f in fields(tree):
-            yield "" if f.metadata.get("inline") else f.name, getattr(tree, f.name)
-    elif isinstance(tree, Mapping):
-        yield from cast(Mapping[str, Any], tree).items()
-    elif isinstance(tree, tuple):
-        for n, item in enumerate(cast(tuple[Any, ...], tree)):
-            yield str(n), item
 
 
 def is_counter(tensor: Tensor) -> bool:

@@ -1,11 +1,8 @@
 """Save and load a fast-weight state: one safetensors file with its structure, its kind and the weights it belongs to."""
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from laconic.errors import CorruptArtifactError
 from laconic.models.cache import KVCache
@@ -18,9 +15,9 @@ from laconic.nested.state import (
     LowRankChange,
     MLPMemoryState,
     OpenChunk,
-    unique_tensors,
 )
 from laconic.storage import atomic
+from laconic.storage.tensor_tree import flatten_tree, unflatten_tree
 
 ARTIFACT_KIND = "laconic.state"
 SCHEMA_VERSION = 2  # 1 had other names of fields, until laconic 0.1
@@ -112,60 +109,9 @@ def read_state_file(path: str | Path, memory_kind: str) -> LoadedState:
             f"{memory_kind} of schema {SCHEMA_VERSION}; load it with the version and command that wrote it"
         )
     unused = set(tensors)
-    state = unflatten_tree(metadata.get("shape"), tensors, unused)
+    state = unflatten_tree(metadata.get("shape"), tensors, unused, NODE_TYPES)
     batch_sizes = {x.shape[:1] for x in tensors.values()}
     if unused or len(batch_sizes) > 1:
         problem = f"tensor {min(unused)} is not used" if unused else "its tensors have different batch sizes"
         raise CorruptArtifactError(f"state: {path} is corrupt: {problem}")
     return LoadedState(state, metadata)
-
-
-def flatten_tree(state: object, prefix: str = "") -> tuple[dict[str, Tensor], Any]:
-    """Return the tensors of a tree by name, each once, and its structure as JSON for `unflatten_tree`."""
-    tensors = {prefix + name: tensor for name, tensor in unique_tensors(state).items()}
-    return tensors, build_tree_spec(state, {id(tensor): name for name, tensor in tensors.items()})
-
-
-def build_tree_spec(tree: object, names: Mapping[int, str]) -> Any:
-    """Return the structure of a tree as JSON, with each tensor replaced by its name."""
-    if isinstance(tree, Tensor):
-        return names[id(tree)]
-    if is_dataclass(tree) and not isinstance(tree, type):
-        spec = {f.name: build_tree_spec(getattr(tree, f.name), names) for f in fields(tree)}
-        return {"is": type(tree).__name__} | spec
-    if isinstance(tree, Mapping):
-        return {"of": {name: build_tree_spec(item, names) for name, item in cast(Mapping[str, Any], tree).items()}}
-    if isinstance(tree, tuple):
-        return [build_tree_spec(item, names) for item in cast(tuple[Any, ...], tree)]
-    return None
-
-
-def unflatten_tree(spec: Any, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
-    """Rebuild the tree that `build_tree_spec` described.
-
-    Args:
-        spec: structure of the tree.
-        tensors: tensors by name.
-        unused: names that no tensor of the tree has used yet; used ones are removed.
-
-    Raises:
-        CorruptArtifactError: if the structure names an unknown class, field or tensor.
-    """
-    if spec is None:
-        return None
-    if isinstance(spec, str) and spec in tensors:
-        unused.discard(spec)
-        return tensors[spec]
-    if isinstance(spec, list):
-        return tuple(unflatten_tree(item, tensors, unused) for item in cast(list[Any], spec))
-    if isinstance(spec, dict):
-        parts = cast(dict[str, Any], spec)
-        node_type = NODE_TYPES.get(str(parts.get("is")))
-        if node_type is not None and parts.keys() == {"is", *(f.name for f in fields(node_type))}:
-            values = {f.name: unflatten_tree(parts[f.name], tensors, unused) for f in fields(node_type)}
-            return node_type(**values)
-        if parts.keys() == {"of"} and isinstance(parts["of"], dict):
-            items = cast(dict[str, Any], parts["of"]).items()
-            return {name: unflatten_tree(item, tensors, unused) for name, item in items}
-    text = str(cast(object, spec))[:80]
-    raise CorruptArtifactError(f"state: {text!r} is no known class or tensor of the file; the file is corrupt")

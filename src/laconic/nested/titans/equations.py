@@ -74,21 +74,6 @@ def loss_gradient(y: Vectors, v: Vectors, factor: int = 1) -> Vectors:
     return factor * (y - v)
 
 
-def recurrent_step(
-    M: Float[Tensor, "B H O I"],
-    S: Float[Tensor, "B H O I"] | None,
-    gradient: Float[Tensor, "B H O I"],
-    decay: Float[Tensor, "B H"],
-    step_size: Float[Tensor, "B H"],
-    momentum: Float[Tensor, "B H"] | None,
-) -> tuple[Float[Tensor, "B H O I"], Float[Tensor, "B H O I"] | None]:
-    """Eq. 13,14: S_t = momentum S_{t-1} - step_size gradient; M_t = decay M_{t-1} + S_t. Returns M_t and S_t."""
-    write, S_t = -step_size[..., None, None] * gradient, None
-    if S is not None and momentum is not None:
-        write = S_t = momentum[..., None, None] * S + write
-    return decay[..., None, None] * M + write, S_t
-
-
 def read_memory(
     start: Start | MLPStart, state: LinearMemoryState | MLPMemoryState, q: Vectors, rule: UpdateRule
 ) -> Vectors:

@@ -11,8 +11,8 @@ from torch import Tensor
 from laconic.config.nested import ALL_PROJECTIONS
 from laconic.errors import UsageError
 from laconic.nested import state as values
-from laconic.nested.hope.hope_naive import recurrent_self_titans
-from laconic.nested.hope.hope_shape import Options
+from tests.reference.self_titans import recurrent_self_titans
+from laconic.config.nested import SelfModifyingOptions
 from laconic.nested.hope.layer import SelfTitans, build_memories, initial_state, mix_inputs
 from laconic.nested.recurrence.gated_delta_rule import Gates
 from laconic.nested.recurrence.memory_cells import UpdateRule
@@ -20,7 +20,7 @@ from laconic.nested.state import LinearMemoryState
 from laconic.nested.titans.equations import TitansMemory
 from laconic.nested.titans.layer import gate_and_project
 from tests.core.readings import noise
-from tests.methods.learned import near, same_state, slopes, stirred
+from tests.nested.helpers import near, same_state, slopes, stirred
 
 D, H, E = 6, 2, 3
 CHUNKS = {"chunk_memory": 3, "chunk_projections": 3}
@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {"step_projections": 0.3, "keep_half_life": 20.0, "hidde
 
 
 def layer(**options: Any) -> SelfTitans:
-    made = stirred(SelfTitans(D, H, E, Options(**(SMALL | CHUNKS | options))))
+    made = stirred(SelfTitans(D, H, E, SelfModifyingOptions(**(SMALL | CHUNKS | options))))
     assert isinstance(made, SelfTitans)
     return made
 
@@ -260,7 +260,7 @@ def test_recomputed_chunks_have_the_same_gradients() -> None:
 
 
 def test_gates_begin_where_the_options_say() -> None:
-    memory = SelfTitans(D, H, E, Options(decay_half_life=7.0, lr_form="softplus"))
+    memory = SelfTitans(D, H, E, SelfModifyingOptions(decay_half_life=7.0, lr_form="softplus"))
     own = build_memories(memory.params)
     _, _, gates = own.generate(initial_state(memory.params, 1).memory, noise(16, 1, H, 2, E).float())
     for group, step in (("memory", 0.5), ("projections", 0.02)):
@@ -272,11 +272,11 @@ def test_gates_begin_where_the_options_say() -> None:
 @pytest.mark.parametrize("memory", ["linear", "affine", "mlp"])
 def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it(memory: Any) -> None:
     """As training begins at windows, in nearly every head and row: of keys those whose windows hold the token."""
-    x, window = noise(19, 16, 12, 64), Options().conv_kernel_size
+    x, window = noise(19, 16, 12, 64), SelfModifyingOptions().conv_kernel_size
     x[:, -1] = x[:, 2]
 
     def share(begins: Any) -> float:
-        made = SelfTitans(64, 2, options=Options(memory_kind=memory, init=begins)).double()
+        made = SelfTitans(64, 2, options=SelfModifyingOptions(memory_kind=memory, init=begins)).double()
         begin = initial_state(made.params, len(x))
         heads, q, _ = mix_inputs(made.params, begin, x, None)
         k, _, _ = build_memories(made.params).generate(begin.memory, heads)
@@ -300,13 +300,13 @@ def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it(memory
 )
 def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        SelfTitans(D, H, E, Options(**options))
+        SelfTitans(D, H, E, SelfModifyingOptions(**options))
 
 
 def test_sizes_and_calls_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match="hope: width 6 does not divide by 4 heads; give the width of a head"):
         SelfTitans(6, 4)
     with pytest.raises(UsageError, match="hope: mix none splits width 6, not into 2 heads of 4; mix it"):
-        SelfTitans(6, 2, 4, Options(input_proj="none"))
+        SelfTitans(6, 2, 4, SelfModifyingOptions(input_proj="none"))
     with pytest.raises(UsageError, match=r"hope: vectors are \[1, 2, 5\]; give one or more of width 6"):
         layer()(noise(0, 1, 2, 5))

@@ -11,11 +11,12 @@ from laconic.nested.recurrence.gated_delta_rule import Gates
 from laconic.nested.recurrence.memory_cells import MLPStart, UpdateRule, zero_state
 from laconic.nested.recurrence.packing import pack_left
 from laconic.nested.state import LayerState, LinearMemoryState, MLPMemoryState
-from laconic.nested.titans.equations import chunk_update, loss_gradient, project_qkv, read_memory, recurrent_step
+from laconic.nested.titans.equations import chunk_update, loss_gradient, project_qkv, read_memory
 from laconic.nested.titans.layer import prepend_persistent
 from tests.core.readings import noise
 from tests.oracles.compare import agree
 from tests.oracles.titans import MISREAD, ORACLE
+from tests.reference.titans import recurrent_step
 
 B, H, T, E, W = 2, 2, 4, 3, 3
 D = H * E

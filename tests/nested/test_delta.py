@@ -14,11 +14,11 @@ from laconic.nested.recurrence.gated_delta_rule import (
     chunk_gated_delta_rule,
     clip_state_norm,
     limit_step,
-    recurrent_gated_delta_rule,
     vector_norm,
 )
 from tests.core.readings import noise
-from tests.methods.learned import near
+from tests.nested.helpers import near
+from tests.reference.gated_delta_rule import recurrent_gated_delta_rule
 
 B, H, OUT, IN = 2, 2, 3, 4
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from laconic.nested import state as values
 from laconic.nested.state import LayerState
 from laconic.nested.titans.attention_variants import mac, mag, mal
-from laconic.nested.titans.config import Options
+from laconic.config.nested import TitansOptions
 from laconic.nested.titans.layer import Titans, initial_state
 from tests.core.readings import noise
-from tests.methods.learned import near, stirred
+from tests.nested.helpers import near, stirred
 from tests.oracles.compare import agree
 from tests.oracles.titans_attention import MISREAD, ORACLE
 
@@ -20,7 +20,7 @@ B, T, D, H, W = 2, 6, 6, 2, 3
 
 
 def memory() -> Titans:
-    made = stirred(Titans(D, H, 3, Options(mlp_width=4)))
+    made = stirred(Titans(D, H, 3, TitansOptions(mlp_width=4)))
     assert isinstance(made, Titans)
     return made
 

@@ -14,36 +14,23 @@ from laconic.nested.hope import layer as hope_layer
 from laconic.nested.hope.layer import SelfTitans
 from laconic.nested.recurrence import chunked_scan
 from laconic.nested.recurrence.chunked_scan import check_inputs
-from laconic.nested.recurrence.gated_delta_rule import Gates
 from laconic.nested.recurrence.packing import pack_left
 from laconic.nested.state import LayerState, MLPMemoryState
 from laconic.nested.titans import equations as titans_equations
 from laconic.nested.titans import layer as titans_layer
-from laconic.nested.titans.config import Options
-from laconic.nested.titans.layer import Titans, compute_gates, gate_and_project, initial_state, memory_start
+from laconic.config.nested import TitansOptions
+from laconic.nested.titans.layer import Titans, initial_state
+from laconic.nested.titans.titans_reference import titans_reference
 from tests.core.readings import noise
-from tests.methods.learned import near, same_state, slopes, stirred
+from tests.nested.helpers import near, same_state, slopes, stirred
 
 D, H, C = 6, 2, 3
 
 
 def layer(chunk: int = C, seed: int = 0, **options: Any) -> Titans:
-    made = stirred(Titans(D, H, chunk, Options(mlp_width=4, **options), seed))
+    made = stirred(Titans(D, H, chunk, TitansOptions(mlp_width=4, **options), seed))
     assert isinstance(made, Titans)
     return made
-
-
-def token_by_token(memory: Titans, x: Tensor) -> Tensor:
-    """The layer by the definition of its memory."""
-    params, o = memory.params, memory.shape.options
-    w, begin = params.weights, initial_state(memory.params, len(x))
-    found = titans_equations.project_qkv(x, w, begin.conv_tails, H, None)
-    gates, _ = compute_gates(params, begin, pack_left(x, None), dict(begin.conv_tails))
-    y = titans_equations.recurrent_titans(
-        memory_start(w, "memory"), found.k, found.v, found.q, Gates(*gates), memory.shape.chunk_size,
-        factor=o.loss_factor, read=o.read_at, max_norm=o.max_memory_norm or None,
-    )  # fmt: skip
-    return gate_and_project(y, x, w)
 
 
 @pytest.mark.parametrize(("depth", "read"), list(product((1, 2), ("after", "before", "boundary"))))
@@ -56,7 +43,7 @@ def test_chunks_are_their_tokens_in_order(depth: int, read: str, options: dict[s
     for T in (1, 3, 4, 11):
         x = noise(T, 2, T, D)
         y, _ = memory(x)
-        slow = token_by_token(memory, x)
+        slow = titans_reference(memory.params, x)
         near([y], [slow])
         near(slopes(y, memory), slopes(slow, memory))
 
@@ -107,7 +94,7 @@ def test_padding_changes_nothing(options: dict[str, Any]) -> None:
 
 def test_at_chunk_one_it_is_the_recurrence_of_tokens() -> None:
     memory, x = layer(chunk=1), noise(4, 1, 6, D)
-    near([memory(x)[0]], [token_by_token(memory, x)])
+    near([memory(x)[0]], [titans_reference(memory.params, x)])
 
 
 def test_what_comes_later_changes_nothing_before() -> None:
@@ -229,7 +216,7 @@ def test_recomputed_chunks_have_the_same_gradients() -> None:
 
 def test_a_token_asked_again_is_nearest_to_what_stood_at_it_and_behind_it() -> None:
     """As training begins, in every head of every row: of earlier keys those of windows that hold the token."""
-    memory, T, window = Titans(64, 2, 16), 12, Options().conv_kernel_size
+    memory, T, window = Titans(64, 2, 16), 12, TitansOptions().conv_kernel_size
     x = noise(19, 8, T, 64)
     x[:, -1] = x[:, 2]
     params = memory.double().params
@@ -243,8 +230,8 @@ def test_two_layers_do_not_run_away_as_training_begins(chunk: int) -> None:
     """With no guard and the print's factor; a first step of 0.5, which a matrix bears, ends in infinities."""
     x = noise(20, 1, 256, 32, dtype=torch.float32)
     for options, stays in (
-        (Options(max_memory_norm=0.0, loss_factor=2), True),
-        (Options(max_memory_norm=0.0, loss_factor=2, lr_init=0.5), False),
+        (TitansOptions(max_memory_norm=0.0, loss_factor=2), True),
+        (TitansOptions(max_memory_norm=0.0, loss_factor=2, lr_init=0.5), False),
     ):
         memory = Titans(32, 2, chunk, options)
         with torch.no_grad():
@@ -291,7 +278,7 @@ def test_the_state_is_of_one_size_for_any_length() -> None:
 )
 def test_options_that_cannot_be_meant_are_refused(chunk: int, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Titans(D, H, chunk, Options(**options))
+        Titans(D, H, chunk, TitansOptions(**options))
 
 
 def test_calls_that_do_not_fit_are_refused() -> None:

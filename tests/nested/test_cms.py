@@ -14,7 +14,7 @@ from laconic.models.block import Block
 from laconic.models.config import DecoderConfig
 from laconic.nested import state as values
 from laconic.nested import state_file
-from laconic.nested.cms.config import Options
+from laconic.config.nested import CMSOptions
 from laconic.nested.cms.equations import chunk_sizes, place_levels
 from laconic.nested.cms.forward import accumulate_tokens, forward_levels, require_levels, tokens_to_boundary
 from laconic.nested.cms.layer import CMS
@@ -22,7 +22,7 @@ from laconic.nested.cms.level import LinearRecords, clip_error, linear_errors
 from laconic.nested.cms.low_rank_updates import add, frobenius_norm, scale, smaller_form, to_dense, where_rows
 from laconic.nested.state import LayerState, LowRankChange
 from tests.core.readings import noise
-from tests.methods.learned import near, slopes, stirred
+from tests.nested.helpers import near, slopes, stirred
 
 D, F = 4, 3
 OPTIMIZERS = ("gd", "momentum", "delta_momentum", "muon", "dgd")
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 def layer(chunks: tuple[int, ...] = (2, 4), bias: bool = False, **options: Any) -> CMS:
     how = {"inner": "associative", "eta": 0.5, **options}
-    made = stirred(CMS(D, F, chunks, Options(**how), has_bias=bias), 0.2)
+    made = stirred(CMS(D, F, chunks, CMSOptions(**how), has_bias=bias), 0.2)
     assert isinstance(made, CMS)
     return made
 
@@ -188,11 +188,11 @@ def test_one_level_is_the_mlp_bit_for_bit(family: str) -> None:
     asked = block.mlp_forward(x)
     for structure in ("sequential", "independent", "nested"):
         for link in ("residual", "plain") if structure != "independent" else ("residual",):
-            how = Options(inner_objective="associative", structure=structure, residual=link, associative_target="start")
-            made = CMS.from_mlp(mlp, (8,), how, act=config.activation)
+            how = CMSOptions(inner_objective="associative", structure=structure, residual=link, associative_target="start")
+            made = CMS.from_mlp(mlp, (8,), how, activation=config.activation)
             assert torch.equal(made(x)[0], asked)
         grown = CMS.from_mlp(
-            mlp, (8, 16), Options(inner_objective="associative", structure=structure), act=config.activation
+            mlp, (8, 16), CMSOptions(inner_objective="associative", structure=structure), activation=config.activation
         )
         assert torch.equal(grown(x)[0], asked)
         assert dict(grown.named_parameters())[f"levels.0.{grown.shape.projections[-1]}.weight"] is next(
@@ -242,7 +242,7 @@ def test_an_update_is_no_longer_than_its_bound() -> None:
             start = bound.get_parameter(f"levels.0.{name}.weight")
             assert (frobenius_norm(change) <= 0.1 * start.norm() * (1 + 1e-12)).all()
             assert (frobenius_norm(require_levels(loose(x)[1])[0].change[name]) > 0.1 * start.norm()).any()
-    grown = CMS.from_mlp(bound.get_submodule("levels.0"), (2, 4), Options(inner_objective="associative", inner_lr=1.0))
+    grown = CMS.from_mlp(bound.get_submodule("levels.0"), (2, 4), CMSOptions(inner_objective="associative", inner_lr=1.0))
     assert to_dense(require_levels(grown(x)[1])[1].change["down_proj"]).any(), "a level that begins at zero moves"
 
 
@@ -355,7 +355,7 @@ def test_what_does_not_fit_is_refused() -> None:
         place_levels(2, (4, 8), "depth", [0, 3])
     with pytest.raises(UsageError, match="cms: Linear has no parts; an MLP has up_proj and down_proj"):
         CMS.from_mlp(nn.Linear(3, 3))
-    how = Options(inner_objective="associative", level_order="slow_first")
+    how = CMSOptions(inner_objective="associative", level_order="slow_first")
     with pytest.raises(
         UsageError, match="cms: level 0 is the MLP there was, and slow_first would run another before it"
     ):

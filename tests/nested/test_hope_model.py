@@ -14,21 +14,21 @@ from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.decoder import Decoder
 from laconic.nested import state as values
-from laconic.nested.cms import config as cms_config
+from laconic.config.nested import CMSOptions
 from laconic.nested.cms.forward import require_levels
 from laconic.nested.cms.low_rank_updates import to_dense
-from laconic.nested.hope import hope_shape
+from laconic.config.nested import SelfModifyingOptions
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
-from laconic.nested.titans import config as titans_config
+from laconic.config.nested import TitansOptions
 from tests.core.readings import fresh
-from tests.methods.learned import near
+from tests.nested.helpers import near
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 V = 97
 CMS: dict[str, Any] = {"eta": 0.5, "clip": 0.0, "clip_error": 0.0}
-MEMORY = hope_shape.Options(memory_chunk_size=3, projection_chunk_size=3, projection_lr_init=0.3)
+MEMORY = SelfModifyingOptions(memory_chunk_size=3, projection_chunk_size=3, projection_lr_init=0.3)
 
 
 def ids_of(B: int, T: int, seed: int = 0) -> Tensor:
@@ -38,14 +38,14 @@ def ids_of(B: int, T: int, seed: int = 0) -> Tensor:
 def attention(inner: str = "task", family: str = "llama", **how: Any) -> HopeAttention:
     """A small decoder's weights in float64, its two layers of chunks 2 and 4."""
     place = how.pop("place", "depth")
-    own = cms_config.Options(inner_objective=cast(Any, inner), **(CMS | how))
+    own = CMSOptions(inner_objective=cast(Any, inner), **(CMS | how))
     made = HopeAttention.from_decoder(fresh(family).double(), (2, 4), place, options=own)
     assert isinstance(made, HopeAttention)
     return made
 
 
 def hope(inner: str = "task", memory: Any = MEMORY, **how: Any) -> Hope:
-    own = cms_config.Options(inner_objective=cast(Any, inner), **(CMS | how))
+    own = CMSOptions(inner_objective=cast(Any, inner), **(CMS | how))
     shape = HopeConfig.attention_free(
         V, 8, 2, chunk_sizes=(2, 4), num_heads=2, memory=memory, memory_chunk_size=3, cms=own
     )
@@ -57,7 +57,7 @@ def hope(inner: str = "task", memory: Any = MEMORY, **how: Any) -> Hope:
 
 
 def titans(inner: str = "task", **how: Any) -> Hope:
-    return hope(inner, titans_config.Options(mlp_width=3, num_persistent_tokens=1), **how)
+    return hope(inner, TitansOptions(mlp_width=3, num_persistent_tokens=1), **how)
 
 
 def models(inner: str) -> list[Hope]:
@@ -89,7 +89,7 @@ def test_with_steps_of_0_it_is_the_donor_bit_for_bit(family: str, place: Any, in
     live = torch.tensor([[True] * 9, [False] * 3 + [True] * 6])
     padded = donor(donor.embed(ids), attention_mask=live)
     for structure in ("sequential", "nested", "independent"):
-        how = cms_config.Options(
+        how = CMSOptions(
             inner_objective=inner, inner_lr=0.0, structure=cast(Any, structure), associative_target="start"
         )
         made = HopeAttention.from_decoder(donor, (2, 4), place, options=how)
@@ -201,7 +201,7 @@ def test_what_is_not_taught_is_no_target_and_passes_gradients_on(which: int, cut
 
 def wide(which: int) -> Hope:
     """With one chunk of 4 tokens for every level."""
-    own = cms_config.Options(inner_objective="task", **CMS)
+    own = CMSOptions(inner_objective="task", **CMS)
     if not which:
         made = HopeAttention.from_decoder(fresh("llama").double(), (4,), "depth", options=own)
         assert isinstance(made, HopeAttention)
@@ -381,7 +381,7 @@ def test_levels_are_added_to_those_there_are() -> None:
     assert one is not two
     assert any(one is p for p in donor.parameters())
     with pytest.raises(UsageError, match="hope: a level of zeros in a plain chain wipes out what was before it"):
-        HopeAttention.from_decoder(donor, (2, 4), "grow", options=cms_config.Options(residual="plain"))
+        HopeAttention.from_decoder(donor, (2, 4), "grow", options=CMSOptions(residual="plain"))
 
 
 def test_it_is_called_as_a_decoder_is() -> None:
@@ -403,13 +403,13 @@ def test_it_is_called_as_a_decoder_is() -> None:
         with pytest.raises(UsageError, match="hope: the state has 1 layers, the model 2; load its own"):
             model.read_tokens(ids, short)
     with pytest.raises(UsageError, match="hope: chunks of 1 layers, the decoder has 2; give each its levels"):
-        HopeConfig(fresh("llama").config, ((2,),), cms_config.Options())
+        HopeConfig(fresh("llama").config, ((2,),), CMSOptions())
     with pytest.raises(UsageError, match="hope: heads of 3; those of Titans share the width, leave head out"):
-        HopeConfig.attention_free(V, 8, 1, num_heads=2, head_dim=3, memory=titans_config.Options())
+        HopeConfig.attention_free(V, 8, 1, num_heads=2, head_dim=3, memory=TitansOptions())
     with pytest.raises(
         UsageError, match="hope: grow keeps the donor's MLP first, and slow_first would run another before"
     ):
-        HopeAttention.from_decoder(fresh("llama"), (2, 4), "grow", options=cms_config.Options(level_order="slow_first"))
+        HopeAttention.from_decoder(fresh("llama"), (2, 4), "grow", options=CMSOptions(level_order="slow_first"))
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from laconic.nested.hope.equations import dot_value, l2_value, memory_loss_gradient, mlp_memory, self_generated_values
-from laconic.nested.hope.hope_shape import Options, SelfTitansParams, SelfTitansShape
+from laconic.config.nested import SelfModifyingOptions
+from laconic.nested.hope.config import SelfTitansParams, SelfTitansShape
 from laconic.nested.hope.layer import initial_state
 from laconic.nested.hope.memories import SelfModifyingMemories
 from laconic.nested.recurrence.chunked_scan import ScanOptions, scan_chunks
@@ -24,7 +25,7 @@ PLAIN: dict[str, Any] = {"groups": 1, "cap": 0.0, "guard": 0.0, "chunk_memory": 
 
 def learned(w: dict[str, Tensor], **options: Any) -> SelfModifyingMemories:
     """The memories of a layer with these weights, one group."""
-    return SelfModifyingMemories(SelfTitansShape(H * E, H, E, Options(**(PLAIN | options))), w, "full")
+    return SelfModifyingMemories(SelfTitansShape(H * E, H, E, SelfModifyingOptions(**(PLAIN | options))), w, "full")
 
 
 def named(k: Tensor, v: Tensor, M: Tensor, rows: Tensor, biases: Tensor) -> dict[str, Tensor]:
@@ -120,7 +121,7 @@ def test_gradients_of_memories_that_write_themselves() -> None:
     """One head over two chunks, to the inputs, the queries and every start."""
     x, q, starts, rows, biases = drawn()
     few = [x[:1, :1, :4], q[:1, :1, :4], *(M[:1] for M in starts), rows[:, :1], biases[:, :1]]
-    shape = SelfTitansShape(E, 1, E, Options(**PLAIN))
+    shape = SelfTitansShape(E, 1, E, SelfModifyingOptions(**PLAIN))
 
     def single(x: Tensor, q: Tensor, k: Tensor, v: Tensor, M: Tensor, rows: Tensor, biases: Tensor) -> Tensor:
         memory = SelfModifyingMemories(shape, named(k, v, M, rows, biases), "full")

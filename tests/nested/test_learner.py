@@ -18,15 +18,15 @@ from laconic.interfaces import AfterUpdateHook, LocatesNonFinite, Method
 from laconic.nested import state as values
 from laconic.nested.cms.forward import require_levels
 from laconic.nested.cms.low_rank_updates import to_dense
-from laconic.nested.hope import hope_shape
+from laconic.config.nested import SelfModifyingOptions
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import NestedLanguageModel, check_levels
 from laconic.nested.metrics import DeadLevelMonitor
 from laconic.nested.state import FastWeightState
-from laconic.nested.titans import config as titans_config
-from tests.methods.learned import near
-from tests.methods.test_hope_model import MEMORY, attention, changes, hope, ids_of, titans
+from laconic.config.nested import TitansOptions
+from tests.nested.helpers import near
+from tests.nested.test_hope_model import MEMORY, attention, changes, hope, ids_of, titans
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -171,7 +171,7 @@ def test_sizes_are_those_of_the_change() -> None:
 
 
 def test_gates_and_norms_begin_where_the_options_say() -> None:
-    memory = hope_shape.Options(decay_half_life=7.0, memory_lr_init=0.25)
+    memory = SelfModifyingOptions(decay_half_life=7.0, memory_lr_init=0.25)
     learner = NestedLanguageModel(
         Hope(HopeConfig.attention_free(97, 8, 2, chunk_sizes=(4,), num_heads=2, memory=memory)),
         InnerLoopConfig(enabled=False),
@@ -218,7 +218,7 @@ def test_steps_that_would_overshoot_are_counted(half_life: float, share: float) 
 def test_the_guard_of_titans_is_counted() -> None:
     for depth in (1, 2):
         for guard, share in ((1e-3, 1.0), (1e3, 0.0)):
-            options = titans_config.Options(memory_depth=depth, mlp_width=3, max_memory_norm=guard, global_chunk_size=6)
+            options = TitansOptions(memory_depth=depth, mlp_width=3, max_memory_norm=guard, global_chunk_size=6)
             assert told_of(options)["memory_guarded"] == share
 
 

@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from laconic.errors import UsageError
-from laconic.nested.ablations import build_ablations, freeze_levels
+from laconic.nested.ablations import build_ablations, freeze_levels, measure_level_contribution
 from laconic.nested.cms.forward import require_levels
 from laconic.nested.cms.low_rank_updates import to_dense
 from laconic.nested.language_model import NestedLanguageModel
 from laconic.nested.metrics import group_gates
-from laconic.nested.worth import measure_level_contribution
-from tests.methods.test_hope_model import MEMORY, attention, hope, ids_of, read, titans
-from tests.methods.test_learner import documents
+from tests.nested.test_hope_model import MEMORY, attention, hope, ids_of, read, titans
+from tests.nested.test_learner import documents
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
