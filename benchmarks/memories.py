@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.measure import ABSENT, Scale, Table, Way, clock, clock_name, race, verdict
+from laconic.config.nested import TitansOptions
 from laconic.nested import state as values
 from laconic.nested.hope.layer import SelfTitans, build_memories, mix_inputs
 from laconic.nested.hope.layer import initial_state as begin
@@ -14,7 +15,6 @@ from laconic.nested.recurrence.chunked_scan import ScanOptions, scan_chunks
 from laconic.nested.recurrence.gated_delta_rule import Gates, chunk_gated_delta_rule
 from laconic.nested.recurrence.packing import pack_left
 from laconic.nested.titans import equations as definition
-from laconic.config.nested import TitansOptions
 from laconic.nested.titans.layer import Titans, compute_gates, initial_state, memory_start, scan_all_memories
 from tests.reference.gated_delta_rule import recurrent_gated_delta_rule
 from tests.reference.self_titans import recurrent_self_titans as self_modifying

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 import laconic
+from laconic.config.nested import CMSOptions
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import UsageError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.nested import state as values
-from laconic.config.nested import CMSOptions
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
 from tests.core.readings import fresh

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
+from laconic.config.nested import CMSOptions
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.config.nested import CMSOptions
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 

@@ -17,10 +17,7 @@ from laconic.config.nested import (
     TitansOptions,
 )
 from laconic.errors import UsageError
-from laconic.config.nested import CMSOptions
-from laconic.config.nested import SelfModifyingOptions
 from laconic.nested.init import half_life_bias
-from laconic.config.nested import TitansOptions
 
 
 def test_layers_take_what_recipes_say() -> None:

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from laconic.config.nested import CMSOptions
 from laconic.errors import UsageError
 from laconic.models.block import Block
 from laconic.models.config import DecoderConfig
 from laconic.nested import state as values
 from laconic.nested import state_file
-from laconic.config.nested import CMSOptions
 from laconic.nested.cms.equations import chunk_sizes, place_levels
 from laconic.nested.cms.forward import accumulate_tokens, forward_levels, require_levels, tokens_to_boundary
 from laconic.nested.cms.layer import CMS
@@ -188,7 +188,9 @@ def test_one_level_is_the_mlp_bit_for_bit(family: str) -> None:
     asked = block.mlp_forward(x)
     for structure in ("sequential", "independent", "nested"):
         for link in ("residual", "plain") if structure != "independent" else ("residual",):
-            how = CMSOptions(inner_objective="associative", structure=structure, residual=link, associative_target="start")
+            how = CMSOptions(
+                inner_objective="associative", structure=structure, residual=link, associative_target="start"
+            )
             made = CMS.from_mlp(mlp, (8,), how, activation=config.activation)
             assert torch.equal(made(x)[0], asked)
         grown = CMS.from_mlp(
@@ -242,7 +244,9 @@ def test_an_update_is_no_longer_than_its_bound() -> None:
             start = bound.get_parameter(f"levels.0.{name}.weight")
             assert (frobenius_norm(change) <= 0.1 * start.norm() * (1 + 1e-12)).all()
             assert (frobenius_norm(require_levels(loose(x)[1])[0].change[name]) > 0.1 * start.norm()).any()
-    grown = CMS.from_mlp(bound.get_submodule("levels.0"), (2, 4), CMSOptions(inner_objective="associative", inner_lr=1.0))
+    grown = CMS.from_mlp(
+        bound.get_submodule("levels.0"), (2, 4), CMSOptions(inner_objective="associative", inner_lr=1.0)
+    )
     assert to_dense(require_levels(grown(x)[1])[1].change["down_proj"]).any(), "a level that begins at zero moves"
 
 

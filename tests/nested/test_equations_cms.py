@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from laconic.models.block import rms_norm
 from laconic.config.nested import CMSOptions
+from laconic.models.block import rms_norm
 from laconic.nested.cms.config import CMSParams, CMSShape
 from laconic.nested.cms.equations import aggregate, chain, chunk_sizes, place_levels
 from laconic.nested.cms.forward import forward_with_state, initial_state, require_levels
@@ -45,7 +45,13 @@ def streamed(
     structure: str, x: Tensor, w: list[Tensor], chunks: tuple[int, ...], meta: str = "first_order"
 ) -> tuple[Tensor, ...]:
     """Outputs and the weights at the end, as the layer has them."""
-    how: dict[str, Any] = {"structure": structure, "inner_objective": "associative", "lr_granularity": "token", "max_update_ratio": 0.0, "meta_gradient": meta}
+    how: dict[str, Any] = {
+        "structure": structure,
+        "inner_objective": "associative",
+        "lr_granularity": "token",
+        "max_update_ratio": 0.0,
+        "meta_gradient": meta,
+    }
     params = CMSParams(CMSShape(D, F, chunks, CMSOptions(**how), projections=MAPS), named(*w))
     y, state = forward_with_state(params, initial_state(params, len(x)), x)
     moved = [to_dense(level.change[name]) for level in require_levels(state) for name in MAPS]

@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laconic.config.nested import ALL_PROJECTIONS
+from laconic.config.nested import ALL_PROJECTIONS, SelfModifyingOptions
 from laconic.errors import UsageError
 from laconic.nested import state as values
-from tests.reference.self_titans import recurrent_self_titans
-from laconic.config.nested import SelfModifyingOptions
 from laconic.nested.hope.layer import SelfTitans, build_memories, initial_state, mix_inputs
 from laconic.nested.recurrence.gated_delta_rule import Gates
 from laconic.nested.recurrence.memory_cells import UpdateRule
@@ -21,6 +19,7 @@ from laconic.nested.titans.equations import TitansMemory
 from laconic.nested.titans.layer import gate_and_project
 from tests.core.readings import noise
 from tests.nested.helpers import near, same_state, slopes, stirred
+from tests.reference.self_titans import recurrent_self_titans
 
 D, H, E = 6, 2, 3
 CHUNKS = {"chunk_memory": 3, "chunk_projections": 3}

@@ -9,19 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from laconic.config.nested import CMSOptions, SelfModifyingOptions, TitansOptions
 from laconic.errors import CorruptArtifactError, InputError, UsageError
 from laconic.generation.config import GenerationConfig
 from laconic.generation.generate import generate
 from laconic.models.decoder import Decoder
 from laconic.nested import state as values
-from laconic.config.nested import CMSOptions
 from laconic.nested.cms.forward import require_levels
 from laconic.nested.cms.low_rank_updates import to_dense
-from laconic.config.nested import SelfModifyingOptions
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
-from laconic.config.nested import TitansOptions
 from tests.core.readings import fresh
 from tests.nested.helpers import near
 

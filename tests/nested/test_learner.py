@@ -12,19 +12,17 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
-from laconic.config.nested import CMSConfig, InnerLoopConfig
+from laconic.config.nested import CMSConfig, InnerLoopConfig, SelfModifyingOptions, TitansOptions
 from laconic.errors import UsageError
 from laconic.interfaces import AfterUpdateHook, LocatesNonFinite, Method
 from laconic.nested import state as values
 from laconic.nested.cms.forward import require_levels
 from laconic.nested.cms.low_rank_updates import to_dense
-from laconic.config.nested import SelfModifyingOptions
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import NestedLanguageModel, check_levels
 from laconic.nested.metrics import DeadLevelMonitor
 from laconic.nested.state import FastWeightState
-from laconic.config.nested import TitansOptions
 from tests.nested.helpers import near
 from tests.nested.test_hope_model import MEMORY, attention, changes, hope, ids_of, titans
 

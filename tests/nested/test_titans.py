@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from laconic.config.nested import TitansOptions
 from laconic.errors import UsageError
 from laconic.nested import state as values
 from laconic.nested.hope import layer as hope_layer
@@ -18,7 +19,6 @@ from laconic.nested.recurrence.packing import pack_left
 from laconic.nested.state import LayerState, MLPMemoryState
 from laconic.nested.titans import equations as titans_equations
 from laconic.nested.titans import layer as titans_layer
-from laconic.config.nested import TitansOptions
 from laconic.nested.titans.layer import Titans, initial_state
 from laconic.nested.titans.titans_reference import titans_reference
 from tests.core.readings import noise

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from laconic.config.nested import TitansOptions
 from laconic.nested import state as values
 from laconic.nested.state import LayerState
 from laconic.nested.titans.attention_variants import mac, mag, mal
-from laconic.config.nested import TitansOptions
 from laconic.nested.titans.layer import Titans, initial_state
 from tests.core.readings import noise
 from tests.nested.helpers import near, stirred

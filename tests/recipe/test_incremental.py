@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from laconic.config.nested import CMSOptions
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import UsageError
 from laconic.evaluation.class_incremental.finetune_baselines import FinetuneConfig
@@ -13,7 +14,6 @@ from laconic.evaluation.class_incremental.report import build_table
 from laconic.evaluation.class_incremental.run import METHODS, plan_class_incremental
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.config.nested import CMSOptions
 from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 

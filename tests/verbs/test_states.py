@@ -13,6 +13,7 @@ import torch
 
 import laconic
 from laconic import cli
+from laconic.config.nested import CMSOptions
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import CorruptArtifactError, DiskError, UsageError
 from laconic.experiment import nested_model as learned_room
@@ -21,7 +22,6 @@ from laconic.experiment.read_into_state import StateReadingJob
 from laconic.generation.config import GenerationConfig
 from laconic.nested import state as values
 from laconic.nested import state_file
-from laconic.config.nested import CMSOptions
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
 from tests.compression.compressors import reader

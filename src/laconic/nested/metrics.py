@@ -241,9 +241,7 @@ def group_gates(memory: Memory, layer: LayerState, x: Float[Tensor, "B T D"]) ->
     if isinstance(memory, SelfTitans):
         heads, _, _ = hope_layer.mix_inputs(memory.params, layer, x, None)
         memories = hope_layer.build_memories(memory.params, "none")
-        return {
-            group: memories.compute_gates(layer.memory, heads, group) for group in memory.shape.group_chunk_sizes
-        }
+        return {group: memories.compute_gates(layer.memory, heads, group) for group in memory.shape.group_chunk_sizes}
     gates, _ = titans_layer.compute_gates(memory.params, layer, pack_left(x, None), dict(layer.conv_tails))
     return {"memory": Gates(gates[0], gates[1])}
 

@@ -199,7 +199,9 @@ def store_inputs(
     return replace(level, meta_accumulated={STORED_INPUTS: add(stored, new)})
 
 
-def meta_gradient(params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode) -> dict[str, WeightChange]:
+def meta_gradient(
+    params: CMSParams, l: int, level: CMSLevelState, gradient_mode: GradientMode
+) -> dict[str, WeightChange]:
     """Eq. 72: the gradient, by a start, of the level's losses over the slower chunk, weighted by the slower steps.
 
     The chunk is read again from the start, so that the gradient passes through every update made in it. The slower

@@ -87,7 +87,9 @@ def check_inputs(
             f"{layer}: the batch has {B} rows, the state {num_rows(state)}; use select_rows or concat_rows"
         )
     if attention_mask is not None and attention_mask.shape != x.shape[:2]:
-        raise UsageError(f"{layer}: attention_mask has shape {list(attention_mask.shape)}, expected {list(x.shape[:2])}")
+        raise UsageError(
+            f"{layer}: attention_mask has shape {list(attention_mask.shape)}, expected {list(x.shape[:2])}"
+        )
     if (outer_gradient == "truncated") != (truncate_after is not None) or (
         truncate_after is not None and truncate_after < 1
     ):

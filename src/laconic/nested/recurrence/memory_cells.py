@@ -141,7 +141,9 @@ class MLPActivations(NamedTuple):
 
 def mlp_forward(starts: MLPStart, m: MLPMemoryState, x: Vectors, rule: UpdateRule) -> MLPActivations:
     """Compute x + W1 σ(W2 x) with the weights at the chunk's start."""
-    W1, W2 = (materialize(start, change_for_writes(part, rule)) for start, part in zip(starts, (m.W1, m.W2), strict=True))
+    W1, W2 = (
+        materialize(start, change_for_writes(part, rule)) for start, part in zip(starts, (m.W1, m.W2), strict=True)
+    )
     a = x @ W2.mT
     h = torch.nn.functional.silu(a)
     return MLPActivations(a, h, x + h @ W1.mT, W1)
