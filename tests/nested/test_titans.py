@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from laconic.config.nested import TitansOptions
 from laconic.errors import UsageError
