@@ -188,7 +188,7 @@ def load_all_documents(config: DataConfig) -> tuple[list[Document], list[str]]:
 
 
 def select_part(config: DataConfig, documents: Sequence[Document], part: SplitName) -> list[Document]:
-    """Return the held-out documents: those of the file in the recipe, else a part of `documents`. Raises `InputError`."""
+    """Return the held-out documents: those of the recipe's file, else a part of `documents`. Raises `InputError`."""
     name = getattr(config, part)
     selected = split_documents(config, documents)[part] if name is None else load_part_file(config, name, part)
     if not selected:
@@ -211,7 +211,7 @@ def has_part(config: DataConfig, documents: Sequence[Document], part: SplitName)
 
 
 def split_documents(config: DataConfig, documents: Sequence[Document]) -> dict[SplitName, list[Document]]:
-    """Split documents as their rows say; if none does, hold out a fraction in the order of the SHA-256 of their names."""
+    """Split documents as their rows say; if none does, hold out a fraction by the SHA-256 of their names."""
     parts: dict[SplitName, list[Document]] = {"train": [], "valid": [], "test": []}
     if any(document.part for document in documents) or config.valid or config.test:
         for document in documents:

@@ -1,4 +1,4 @@
-"""Chains as arithmetic: steps `<<expr=value>>` read in fractions, and what each operand of a step stands for."""
+"""Parse chains of steps `<<expression=value>>` exactly, and find what each operand refers to."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,15 +11,22 @@ STEP_PATTERN = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 TOKEN_PATTERN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()]|\s+|.")
 VALUE_PATTERN = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
 CONSTANTS = frozenset(map(Fraction, (2, 3, 4, 7, 12, 24, 30, 52, 60, 100, 365, 1000)))
-NEGATED = "~"  # a minus before an operand
+NEGATED = "~"  # unary minus
 PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, NEGATED: 3}
-OperandRef = int | Fraction  # a place in the question's numbers and the results after them, or a constant
-ExpressionPart = tuple[str, OperandRef | None]  # of an expression: text, and what an operand stands for
+OperandRef = int | Fraction  # an index into the question's numbers and the results after them, or a constant
+ExpressionPart = tuple[str, OperandRef | None]  # text, and what an operand refers to
 
 
 @dataclass(frozen=True)
 class ChainStep:
-    """A step: its texts around the values written anew, the places of those, and its expression in postfix."""
+    """A step with replaceable values.
+
+    Attributes:
+        texts: Texts around the replaceable values.
+        value_refs: What each of them refers to.
+        postfix: Expression in postfix notation.
+        is_integer: Whether the result is an integer.
+    """
 
     texts: tuple[str, ...]
     value_refs: tuple[int, ...]
@@ -28,7 +35,11 @@ class ChainStep:
 
 
 class ChainParser:
-    """The steps of a row as they are read: which operand is which number of the question, or which result."""
+    """Parses the steps of a row one after another.
+
+    Args:
+        numbers: Numbers of the question.
+    """
 
     def __init__(self, numbers: Sequence[Fraction]) -> None:
         self.question_numbers = {number: i for i, number in enumerate(numbers)}
@@ -45,92 +56,93 @@ class ChainParser:
 
     @property
     def results(self) -> list[Fraction]:
-        """The values of the steps read so far."""
+        """Values of the steps parsed so far."""
         return self.values[len(self.question_numbers) :]
 
     def parse_step(self, step: str) -> bool:
-        """Reads a step; False where it is no arithmetic, is wrong, or has an operand that stands for two things."""
-        found = STEP_PATTERN.fullmatch(step)
-        parts = None if found is None or VALUE_PATTERN.fullmatch(found[2]) is None else self.parse_expression(found[1])
+        """Parse a step; return False if it is not arithmetic, is wrong, or has an ambiguous operand."""
+        match = STEP_PATTERN.fullmatch(step)
+        parts = None if match is None or VALUE_PATTERN.fullmatch(match[2]) is None else self.parse_expression(match[1])
         postfix = None if parts is None else to_postfix(parts)
-        if found is None or parts is None or postfix is None:
+        if match is None or parts is None or postfix is None:
             return False
         value = evaluate_postfix(postfix, self.values)
-        if value is None or value != Fraction(found[2]):
+        if value is None or value != Fraction(match[2]):
             return False
-        self.used_numbers |= {ref for _, ref in parts if isinstance(ref, int) and ref < len(self.question_numbers)}
+        num_question = len(self.question_numbers)
+        self.used_numbers |= {ref for _, ref in parts if isinstance(ref, int) and ref < num_question}
         self.latest_result[value] = len(self.values)
         self.values.append(value)
         self.parsed_steps.append((parts, postfix))
         return True
 
     def parse_expression(self, expression: str) -> list[ExpressionPart] | None:
-        """An expression cut into operands and signs."""
+        """Split an expression into operands and operators; None if it has other text or an ambiguous operand."""
         parts: list[ExpressionPart] = []
         for text in TOKEN_PATTERN.findall(expression):
-            number = text[-1].isdigit()
-            ref = self.resolve_operand(Fraction(text)) if number else None
-            if (number and ref is None) or not (number or text in "+-*/()" or text.isspace()):
+            is_number = text[-1].isdigit()
+            ref = self.resolve_operand(Fraction(text)) if is_number else None
+            if (is_number and ref is None) or not (is_number or text in "+-*/()" or text.isspace()):
                 return None
             parts.append((text, ref))
         return parts
 
     def resolve_operand(self, value: Fraction) -> OperandRef | None:
-        """What an operand is; None where that is open."""
-        asked, result = self.question_numbers.get(value), self.latest_result.get(value)
-        if asked is not None and result is not None:
+        """Return what an operand refers to; None if that is ambiguous."""
+        number, result = self.question_numbers.get(value), self.latest_result.get(value)
+        if number is not None and result is not None:
             return None
-        if asked is not None or result is not None:
-            return asked if result is None else result
+        if number is not None or result is not None:
+            return number if result is None else result
         return value if value in CONSTANTS and value not in self.derived_values else None
 
     def build_steps(self, replaced_numbers: set[int]) -> Iterator[ChainStep]:
-        """The steps with places where a drawn number or a result stands; the rest of their text stays."""
-        first = len(self.question_numbers)
+        """Yield the steps, in which the given numbers of the question and all results can be replaced."""
+        num_question = len(self.question_numbers)
         for (parts, postfix), value in zip(self.parsed_steps, self.results, strict=True):
-            texts, places = ["<<"], []
+            texts, refs = ["<<"], list[int]()
             for text, ref in parts:
-                if isinstance(ref, int) and (ref in replaced_numbers or ref >= first):
-                    places.append(ref)
+                if isinstance(ref, int) and (ref in replaced_numbers or ref >= num_question):
+                    refs.append(ref)
                     texts.append("")
                 else:
                     texts[-1] += text
             texts[-1] += "="
-            yield ChainStep((*texts, ">>"), tuple(places), tuple(postfix), value.denominator == 1)
+            yield ChainStep((*texts, ">>"), tuple(refs), tuple(postfix), value.denominator == 1)
 
 
 def to_postfix(parts: Sequence[ExpressionPart]) -> list[OperandRef | str] | None:
-    """An expression in postfix (Dijkstra's shunting yard); None where it is none."""
-    out: list[OperandRef | str] = []
-    held: list[str] = []
-    operand = True  # whether an operand is to come
+    """Convert an expression to postfix notation (Dijkstra's shunting yard); None if it is invalid."""
+    output: list[OperandRef | str] = []
+    operators: list[str] = []
+    expects_operand = True
     for text, ref in parts:
         if text.isspace():
             continue
         if ref is not None or text == "(":
-            if not operand:
+            if not expects_operand:
                 return None
-            operand = ref is None
-            out += [] if ref is None else [ref]
-            held += ["("] if ref is None else []
+            expects_operand = ref is None
+            output += [] if ref is None else [ref]
+            operators += ["("] if ref is None else []
             continue
-        if operand:
+        if expects_operand:
             if text != "-":
                 return None
-            held.append(NEGATED)
+            operators.append(NEGATED)
             continue
-        operand = text != ")"
-        while held and held[-1] != "(" and (text == ")" or PRECEDENCE[held[-1]] >= PRECEDENCE[text]):
-            out.append(held.pop())
+        expects_operand = text != ")"
+        while operators and operators[-1] != "(" and (text == ")" or PRECEDENCE[operators[-1]] >= PRECEDENCE[text]):
+            output.append(operators.pop())
         if text != ")":
-            held.append(text)
-        elif not held or held.pop() != "(":
+            operators.append(text)
+        elif not operators or operators.pop() != "(":
             return None
-    return None if operand or "(" in held else [*out, *reversed(held)]
+    return None if expects_operand or "(" in operators else [*output, *reversed(operators)]
 
 
 def evaluate_postfix(postfix: Sequence[OperandRef | str], values: Sequence[Fraction]) -> Fraction | None:
-    """The value of an expression; None where it divides by 0."""
+    """Return the value of an expression; None if it divides by 0."""
     stack: list[Fraction] = []
     for item in postfix:
         if not isinstance(item, str):
@@ -144,7 +156,7 @@ def evaluate_postfix(postfix: Sequence[OperandRef | str], values: Sequence[Fract
 
 
 def format_number(value: Fraction) -> str:
-    """A positive number of at most two decimals, without zeros at its end."""
+    """Return a positive number of at most two decimals, without trailing zeros."""
     if value.denominator == 1:
         return str(value.numerator)
     whole, cents = divmod(int(value * 100), 100)

@@ -1,7 +1,8 @@
-"""New numbers for old questions: rows whose chain is arithmetic on the question's own numbers become templates.
+"""Generate variants of GSM8K questions with other numbers.
 
-A draw puts other numbers into a template's question and works its chain out anew, in fractions. It is keyed by the seed
-and the id of the template's row, so neither the order of rows nor how many are made changes what a template gives.
+Rows whose chain is arithmetic on the numbers of their question become templates. A variant puts random numbers into a
+template's question and recomputes its chain exactly. The random numbers are keyed by the seed and the id of the
+template's row, so they depend neither on the order of rows nor on how many variants are generated.
 """
 
 import hashlib
@@ -23,15 +24,13 @@ from laconic.data.generators.chain_arithmetic import (
 )
 from laconic.rng import hash64, uniform
 
-NUMBER_TEXT = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"  # in a question
-NUMBER_PATTERN = re.compile(NUMBER_TEXT)
-ATTACHED_BEFORE = re.compile(
-    r"(?:[^\W\d_]|[:/]|\d[.,])$"
-)  # what touches a number, so that it is no amount: 3pm, 1/2, 10:30
+NUMBER_PATTERN = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+# Characters that touch a number which is not an amount: 3pm, 1/2, 10:30.
+ATTACHED_BEFORE = re.compile(r"(?:[^\W\d_]|[:/]|\d[.,])$")
 ATTACHED_AFTER = re.compile(r"[^\W\d_]|[:/]|[.,]\d")
 PERCENT_PATTERN = re.compile(r"\s?(?:%|percent)")
-# Words by the number that a chain may have from them. Where 2 stands in a question beside "twice", a 2 in its chain may
-# be either, and one new number for both would make the chain wrong.
+# Words from which a chain may have a number. If a question contains both 2 and "twice", a 2 in its chain may be either,
+# and replacing it would make the chain wrong.
 NUMBER_WORDS = {
     2: "two twice double doubled doubles doubling half halves pair pairs couple", 4: "four quarter quarters fourth",
     3: "three triple tripled thrice third thirds", 5: "five fifth", 6: "six sixth", 7: "seven week weeks weekly daily",
@@ -47,32 +46,45 @@ WORD_NUMBERS = {
     for words in NUMBER_WORDS.values()
     for word in words.split()
 }
-DRAW_BLOCK = 16  # draws made at once
-MAX_MISSES = 100  # draws in succession that give nothing new, after which a template gives no more
-DRAW_KEY, HOLD_OUT_KEY = 1, 2  # purposes of keys
+DRAW_BLOCK = 16  # random draws computed at once
+MAX_MISSES = 100  # consecutive draws without a new variant, after which a template is exhausted
+DRAW_KEY, HOLD_OUT_KEY = 1, 2  # purposes of random numbers
 
 
 @dataclass(frozen=True)
 class NumberSlot:
-    """A number that is drawn anew: its place among the question's, its bounds, and how the question writes it."""
+    """A number to be replaced.
+
+    Attributes:
+        index: Index among the numbers of the question.
+        low, high: Bounds of the new number.
+        has_commas: Whether it is written with thousands separators.
+        suffix: Zeros after the point, as in $5.00.
+    """
 
     index: int
     low: int
     high: int
     has_commas: bool
-    suffix: str  # the zeros of $5.00
+    suffix: str
 
     def format_value(self, value: int) -> str:
-        """As the question writes it."""
+        """Return a number as the question writes it."""
         return (f"{value:,}" if self.has_commas else str(value)) + self.suffix
 
 
 @dataclass(frozen=True)
 class QuestionTemplate:
-    """A row with slots where its question has numbers that its chain uses; `texts` stand around the slots.
+    """A row in which the numbers that its chain uses can be replaced.
 
-    `numbers` are all of the question's; `masked` is the question without them, by which templates are held out. It is
-    `doubtful` where a drawn number may be meant by a word of the question too, as 2 by "twice".
+    Attributes:
+        id: Id of the row.
+        texts: Texts of the question around the slots.
+        numbers: All numbers of the question.
+        slots: Numbers to be replaced.
+        steps: Chain.
+        masked_question: Question without its numbers; decides whether the template is held out.
+        is_ambiguous: Whether a word of the question, such as "twice", may mean a replaced number.
     """
 
     id: str
@@ -85,14 +97,14 @@ class QuestionTemplate:
 
 
 def build_templates(examples: Iterable[ReasoningExample]) -> list[QuestionTemplate]:
-    """The rows that become templates, in their order."""
-    return [made for example in examples if (made := build_template(example)) is not None]
+    """Return the templates of the rows that have one."""
+    return [template for example in examples if (template := build_template(example)) is not None]
 
 
 def build_template(example: ReasoningExample) -> QuestionTemplate | None:
-    """The template of a row; None where its chain leaves open what another number in the question would change."""
-    found = find_numbers(example.question)
-    numbers = tuple(map(parse_number, found))
+    """Return the template of a row; None if its chain does not determine the effect of other numbers."""
+    matches = find_numbers(example.question)
+    numbers = tuple(map(parse_number, matches))
     if len(set(numbers)) < len(numbers):
         return None
     chain = ChainParser(numbers)
@@ -100,18 +112,23 @@ def build_template(example: ReasoningExample) -> QuestionTemplate | None:
         return None
     if VALUE_PATTERN.fullmatch(example.answer) is None or chain.results[-1] != Fraction(example.answer):
         return None
-    drawn = [i for i in sorted(chain.used_numbers) if numbers[i].denominator == 1 and numbers[i]]
-    slots = tuple(make_slot(i, found[i], example.question) for i in drawn)
-    ends = [0, *(found[i].end() for i in drawn)]
-    begins = [*(found[i].start() for i in drawn), len(example.question)]
-    texts = tuple(example.question[a:b] for a, b in zip(ends, begins, strict=True))
-    plain = mask_numbers(example.question)
-    doubtful = any(numbers[i] in WORD_NUMBERS.get(word, ()) for word in plain.split() for i in drawn)
-    return QuestionTemplate(example.id, texts, numbers, slots, tuple(chain.build_steps(set(drawn))), plain, doubtful)
+    replaced = [i for i in sorted(chain.used_numbers) if numbers[i].denominator == 1 and numbers[i]]
+    starts = [0, *(matches[i].end() for i in replaced)]
+    ends = [*(matches[i].start() for i in replaced), len(example.question)]
+    masked = mask_numbers(example.question)
+    return QuestionTemplate(
+        id=example.id,
+        texts=tuple(example.question[a:b] for a, b in zip(starts, ends, strict=True)),
+        numbers=numbers,
+        slots=tuple(make_slot(i, matches[i], example.question) for i in replaced),
+        steps=tuple(chain.build_steps(set(replaced))),
+        masked_question=masked,
+        is_ambiguous=any(numbers[i] in WORD_NUMBERS.get(word, ()) for word in masked.split() for i in replaced),
+    )
 
 
 def find_numbers(question: str) -> list[re.Match[str]]:
-    """The numbers of a question that touch no letter, `:`, `/` or other number."""
+    """Return the numbers of a question that touch no letter, `:`, `/` or other number."""
     return [
         match
         for match in NUMBER_PATTERN.finditer(question)
@@ -121,12 +138,12 @@ def find_numbers(question: str) -> list[re.Match[str]]:
 
 
 def parse_number(match: re.Match[str]) -> Fraction:
-    """The value of a number in a question."""
+    """Return the value of a number in a question."""
     return Fraction(match[0].replace(",", ""))
 
 
-def make_slot(place: int, match: re.Match[str], question: str) -> NumberSlot:
-    """From half the number to twice; a percentage stays within 100, and one beyond 200 as it is."""
+def make_slot(index: int, match: re.Match[str], question: str) -> NumberSlot:
+    """Return a slot from half the number to twice; a percentage stays within 100, one beyond 200 unchanged."""
     n = int(parse_number(match))
     low, high = max(1, -(-n // 2)), 2 * n
     if PERCENT_PATTERN.match(question, match.end()):
@@ -134,53 +151,58 @@ def make_slot(place: int, match: re.Match[str], question: str) -> NumberSlot:
     if low > high:
         low = high = n
     _, point, zeros = match[0].partition(".")
-    return NumberSlot(place, low, high, "," in match[0], point + zeros)
+    return NumberSlot(index, low, high, "," in match[0], point + zeros)
 
 
 def mask_numbers(question: str) -> str:
-    """The question in small letters, each number a 0, each run of what is no word a space."""
+    """Return a question in lower case with each number as 0 and each run of other characters as a space."""
     return " ".join(re.sub(r"\W+", " ", NUMBER_PATTERN.sub("0", question).lower()).split())
 
 
 def generate_variants(template: QuestionTemplate, n: int, seed: int) -> list[ReasoningExample]:
-    """The first n different variants of a template; fewer where it has no more."""
+    """Return the first n different variants of a template, or fewer if it has no more."""
     return list(islice(iter_variants(template, seed), n))
 
 
 def iter_variants(template: QuestionTemplate, seed: int) -> Iterator[ReasoningExample]:
-    """Its variants one after another, each question once, never the first one's own."""
-    first = tuple(int(template.numbers[slot.index]) for slot in template.slots)
-    seen, missed = {first}, 0
+    """Yield the different variants of a template, without the original question."""
+    original = tuple(int(template.numbers[slot.index]) for slot in template.slots)
+    seen, misses = {original}, 0
     for draw, numbers in iter_draws(template, seed):
-        made = None if numbers in seen else build_variant(template, numbers, f"{template.id}-s{seed}-{draw}")
-        missed = 0 if made else missed + 1
+        variant = None if numbers in seen else build_variant(template, numbers, f"{template.id}-s{seed}-{draw}")
+        misses = 0 if variant else misses + 1
         seen.add(numbers)
-        if made:
-            yield made
-        if missed >= MAX_MISSES:
+        if variant:
+            yield variant
+        if misses >= MAX_MISSES:
             return
 
 
 def iter_draws(template: QuestionTemplate, seed: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Number after number of draws with the slots' values, without an end."""
+    """Yield draw numbers and random values of the slots endlessly."""
     key, n = text_key(template.id), len(template.slots)
-    low, high = (np.array([getattr(slot, end) for slot in template.slots], np.uint64) for end in ("low", "high"))
-    begin = 0
+    low = np.array([slot.low for slot in template.slots], np.uint64)
+    high = np.array([slot.high for slot in template.slots], np.uint64)
+    start = 0
     while True:
-        at = np.arange(begin, begin + DRAW_BLOCK)
-        words = hash64(seed, DRAW_KEY, key, at[:, None], np.arange(n)[None, :])
-        for draw, row in zip(at.tolist(), (low + words % (high - low + np.uint64(1))).tolist(), strict=True):
+        draws = np.arange(start, start + DRAW_BLOCK)
+        hashes = hash64(seed, DRAW_KEY, key, draws[:, None], np.arange(n)[None, :])
+        values = (low + hashes % (high - low + np.uint64(1))).tolist()
+        for draw, row in zip(draws.tolist(), values, strict=True):
             yield draw, tuple(row)
-        begin += DRAW_BLOCK
+        start += DRAW_BLOCK
 
 
 def text_key(text: str) -> int:
-    """64 bits of a text, as a key."""
+    """Return 64 bits of a text's SHA-256 as a key of random numbers."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 
 
 def build_variant(template: QuestionTemplate, numbers: Sequence[int], id: str) -> ReasoningExample | None:
-    """The row with these numbers; None where a result is not positive, loses its wholeness or has a third decimal."""
+    """Return the row with other numbers.
+
+    None if a result is not positive, is no longer an integer, or has more than two decimals.
+    """
     values = list(template.numbers)
     for slot, number in zip(template.slots, numbers, strict=True):
         values[slot.index] = Fraction(number)
@@ -190,37 +212,35 @@ def build_variant(template: QuestionTemplate, numbers: Sequence[int], id: str) -
         if value is None or value <= 0 or 100 % value.denominator or (step.is_integer and value.denominator > 1):
             return None
         values.append(value)
-        steps.append(
-            interleave(step.texts, [*(format_number(values[place]) for place in step.value_refs), format_number(value)])
-        )
-    question = interleave(
-        template.texts, [slot.format_value(n) for slot, n in zip(template.slots, numbers, strict=True)]
-    )
-    return ReasoningExample(id, question, tuple(steps), format_number(values[-1]), {"template": template.id})
+        step_values = [*(format_number(values[ref]) for ref in step.value_refs), format_number(value)]
+        steps.append(interleave(step.texts, step_values))
+    slot_values = [slot.format_value(n) for slot, n in zip(template.slots, numbers, strict=True)]
+    question, answer = interleave(template.texts, slot_values), format_number(values[-1])
+    return ReasoningExample(id, question, tuple(steps), answer, {"template": template.id})
 
 
-def interleave(texts: Sequence[str], between: Sequence[str]) -> str:
-    """The texts with the values between them."""
-    return "".join(text + value for text, value in zip(texts, [*between, ""], strict=True))
+def interleave(texts: Sequence[str], values: Sequence[str]) -> str:
+    """Join texts with the values between them."""
+    return "".join(text + value for text, value in zip(texts, [*values, ""], strict=True))
 
 
 def interleave_variants(
     templates: Sequence[QuestionTemplate], seed: int, excluded: Iterable[str] = ()
 ) -> Iterator[ReasoningExample]:
-    """One variant of each template, round after round until none gives more; no question twice, and none of `taken`."""
+    """Yield one variant of each template in turn until all are exhausted, without repeated and excluded questions."""
     seen = set(excluded)
-    under = [iter_variants(template, seed) for template in templates]
-    while under:
-        still: list[Iterator[ReasoningExample]] = []
-        for variants in under:
-            made = next((example for example in variants if example.question not in seen), None)
-            if made is not None:
-                seen.add(made.question)
-                still.append(variants)
-                yield made
-        under = still
+    active = [iter_variants(template, seed) for template in templates]
+    while active:
+        remaining: list[Iterator[ReasoningExample]] = []
+        for variants in active:
+            variant = next((example for example in variants if example.question not in seen), None)
+            if variant is not None:
+                seen.add(variant.question)
+                remaining.append(variants)
+                yield variant
+        active = remaining
 
 
 def is_held_out(masked_question: str, share: float) -> bool:
-    """Whether the templates of a text are held out: by the text without numbers alone, so that all seeds agree."""
+    """Return whether templates with this text are held out; it depends on the text alone, not on the seed."""
     return bool(uniform(HOLD_OUT_KEY, text_key(masked_question)) < share)

@@ -1,7 +1,6 @@
-"""Products of two numbers of N digits with every partial product, as iCoT writes them (arXiv:2405.14838).
+"""Generate products of two N-digit numbers with all partial products, as in iCoT (arXiv:2405.14838).
 
-Digits stand least significant first, a space between two; a row is a place in one keyed order of all pairs, so no pair
-comes twice.
+Digits are least significant first and separated by spaces. Pairs are in one pseudo-random order, so none comes twice.
 """
 
 from collections.abc import Collection, Iterator
@@ -12,16 +11,16 @@ import numpy as np
 
 from laconic.rng import permuted_index
 
-BLOCK = 1024  # pairs drawn at once
+BLOCK = 1024  # pairs computed at once
 
 
 def reverse_digits(number: int, width: int) -> str:
-    """The digits of a number, least significant first, with zeros up to a width."""
+    """Return the digits of a number, least significant first, padded with zeros."""
     return " ".join(str(number).zfill(width)[::-1])
 
 
 def format_partial_products(a: int, b: int, n: int) -> str:
-    """The partial products, each n + 1 digits after its zeros; from the second on with the sum so far in brackets."""
+    """Return the partial products of n + 1 digits after their zeros, and from the second on the sum so far."""
     text, total = "", 0
     for place in range(n):
         part, width = a * int(str(b)[::-1][place]) * 10**place, n + 1 + place
@@ -32,7 +31,7 @@ def format_partial_products(a: int, b: int, n: int) -> str:
 
 
 def build_row(a: int, b: int, n: int, id: str) -> dict[str, Any]:
-    """A row in the fields of the published ones."""
+    """Return a row with the fields of the published ones."""
     return {
         "id": id,
         "question": f"{reverse_digits(a, n)} * {reverse_digits(b, n)}",
@@ -45,14 +44,15 @@ def build_row(a: int, b: int, n: int, id: str) -> dict[str, Any]:
 
 
 def iter_products(n: int, seed: int, excluded: Collection[tuple[int, int]] = ()) -> Iterator[dict[str, Any]]:
-    """Rows in the order of the seed up to the last pair, but for those of `without`, either factor first."""
-    first, each = 10 ** (n - 1), 9 * 10 ** (n - 1)
-    left = {pair for a, b in excluded for pair in ((a, b), (b, a))}
-    for begin in count(0, BLOCK):
-        at = np.arange(begin, min(begin + BLOCK, each * each))
-        for row, pair in zip(at.tolist(), permuted_index(seed, 0, at, each * each).tolist(), strict=True):
-            a, b = first + pair // each, first + pair % each
-            if (a, b) not in left:
+    """Yield all products in the order of a seed, without the pairs in `excluded` in either order."""
+    smallest, num_factors = 10 ** (n - 1), 9 * 10 ** (n - 1)
+    num_pairs = num_factors * num_factors
+    skipped = {pair for a, b in excluded for pair in ((a, b), (b, a))}
+    for start in count(0, BLOCK):
+        rows = np.arange(start, min(start + BLOCK, num_pairs))
+        for row, pair in zip(rows.tolist(), permuted_index(seed, 0, rows, num_pairs).tolist(), strict=True):
+            a, b = smallest + pair // num_factors, smallest + pair % num_factors
+            if (a, b) not in skipped:
                 yield build_row(a, b, n, f"mult-{n}x{n}-made-{seed}-{row:07d}")
-        if begin + BLOCK >= each * each:
+        if start + BLOCK >= num_pairs:
             return

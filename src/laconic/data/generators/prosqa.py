@@ -1,9 +1,9 @@
-"""Graphs of facts and a question about them, as ProsQA has them (Coconut, arXiv:2412.06769): which of two things is X?
+"""Generate problems like ProsQA's (Coconut, arXiv:2412.06769): a graph of facts and a question which of two X is.
 
-Two names begin; each later node has a few earlier ones before it, mostly of one of the two sides. The target is a leaf
-that the name asked about reaches and the other does not; the wrong choice, the other way round. Sizes, edges and path
-lengths are fitted to the 800 published graphs, whose own generator is not public: theirs have 22.8 nodes, 36.0 edges,
-paths of 3.77 steps, 1.59 shortest ones.
+A graph begins with two names. Each later node has a few earlier ones as parents, mostly from one of the two sides. The
+target is a leaf that the name in the question reaches and the other name does not; the wrong choice is the reverse.
+Sizes, edges and path lengths are fitted to the 800 published graphs, whose generator is not public: they have 22.8
+nodes, 36.0 edges, paths of 3.77 steps and 1.59 shortest paths on average.
 """
 
 import math
@@ -23,49 +23,45 @@ NOUN_LIST = (
     "vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
 )
 NAMES, NOUNS = NAME_LIST.split(), NOUN_LIST.split()
-MIN_NODES, MAX_NODES, MEAN_NODES, NODES_STD = 14, 28, 22.8, 2.0  # nodes
+MIN_NODES, MAX_NODES, MEAN_NODES, NODES_STD = 14, 28, 22.8, 2.0
 MIN_PATH, MAX_PATH = 3, 6  # steps from the name to the target
-MEAN_PARENTS, CROSS_SIDE_SHARE, DEPTH_PREFERENCE, NEW_NAME_RATE = (
-    1.85,
-    0.1,
-    0.38,
-    0.22,
-)  # fitted: nodes before one, share of either side, pull of depth, names
+# Fitted: mean number of parents, share of parents from either side, preference for deep parents, rate of new names.
+MEAN_PARENTS, CROSS_SIDE_SHARE, DEPTH_PREFERENCE, NEW_NAME_RATE = 1.85, 0.1, 0.38, 0.22
 NODE_COUNT_WEIGHTS = [math.exp(-(((n - MEAN_NODES) / NODES_STD) ** 2) / 2) for n in range(MIN_NODES, MAX_NODES + 1)]
 PARENT_COUNT_WEIGHTS = [MEAN_PARENTS**n / math.factorial(n) for n in range(1, 9)]  # Poisson, without 0
-GRAPH, WORD, FACT = 1, 2, 3  # purposes of keyed draws
+GRAPH, WORD, FACT = 1, 2, 3  # purposes of random numbers
 BLOCK = 128
 
 Edges = list[tuple[int, int]]
 
 
 def iter_problems(seed: int) -> Iterator[dict[str, Any]]:
-    """Problem after problem, without an end, each a function of the seed and its number."""
+    """Yield problems endlessly, each a function of the seed and its number."""
     for number in count():
         yield generate_problem(seed, number)
 
 
 def generate_problem(seed: int, number: int) -> dict[str, Any]:
-    """One problem in the fields of ProsQA: graphs are drawn until one has what is asked about."""
+    """Return a problem with the fields of ProsQA, from the first random graph that allows a question."""
     return next(row for attempt in count() if (row := try_problem(seed, number, attempt)))
 
 
 def try_problem(seed: int, number: int, attempt: int) -> dict[str, Any] | None:
-    """The problem of one graph, or None."""
+    """Return the problem of one random graph, or None if it allows no question."""
     draw = iter_draws(seed, GRAPH, number, attempt)
     names, edges = generate_graph(draw)
-    found = pick_targets(edges, draw)
-    if found is None:
+    targets = pick_targets(edges, draw)
+    if targets is None:
         return None
-    root, target, other = found
+    root, target, other = targets
     symbols = assign_symbols(names, max(b for _, b in edges) + 1, seed, number)
-    steps = shortest_path(edges, root, target, draw)
+    path = shortest_path(edges, root, target, draw)
     facts = [format_fact(symbols, *edges[i]) for i in random_order(len(edges), seed, FACT, number)]
-    choice = [symbols[target], symbols[other]][:: 1 if next(draw) < 0.5 else -1]
+    choices = [symbols[target], symbols[other]][:: 1 if next(draw) < 0.5 else -1]
     return {
         "id": f"prosqa-made-{seed}-{number:06d}",
-        "question": f"{' '.join(facts)} Is {symbols[root]} a {choice[0]} or {choice[1]}?",
-        "steps": [format_fact(symbols, a, b) for a, b in pairwise(steps)],
+        "question": f"{' '.join(facts)} Is {symbols[root]} a {choices[0]} or {choices[1]}?",
+        "steps": [format_fact(symbols, a, b) for a, b in pairwise(path)],
         "answer": format_fact(symbols, root, target),
         "idx_to_symbol": symbols,
         "edges": [list(edge) for edge in edges],
@@ -76,63 +72,60 @@ def try_problem(seed: int, number: int, attempt: int) -> dict[str, Any] | None:
 
 
 def iter_draws(*key: int) -> Iterator[float]:
-    """Numbers in [0, 1) of a key, without an end."""
-    for begin in count(0, BLOCK):
-        yield from uniform(*key, np.arange(begin, begin + BLOCK)).tolist()
+    """Yield random numbers in [0, 1) endlessly."""
+    for start in count(0, BLOCK):
+        yield from uniform(*key, np.arange(start, start + BLOCK)).tolist()
 
 
 def weighted_choice(weights: Sequence[float], draw: float) -> int:
-    """A place, as likely as its weight."""
+    """Return an index with a probability proportional to its weight."""
     sums = list(accumulate(weights))
     return min(bisect(sums, draw * sums[-1]), len(sums) - 1)
 
 
 def random_order(n: int, *key: int) -> list[int]:
-    """The numbers below n in an order of the key."""
+    """Return the numbers below n in random order."""
     return np.argsort(uniform(*key, np.arange(n)), kind="stable").tolist()
 
 
 def generate_graph(draw: Iterator[float]) -> tuple[set[int], Edges]:
-    """The nodes that are names, and the edges, those into a node after those into earlier ones."""
-    nodes = MIN_NODES + weighted_choice(NODE_COUNT_WEIGHTS, next(draw))
+    """Return the nodes that are names, and the edges, ordered by the node they lead to."""
+    num_nodes = MIN_NODES + weighted_choice(NODE_COUNT_WEIGHTS, next(draw))
     sides, depths, names, edges = [1, 2], [0, 0], {0, 1}, list[tuple[int, int]]()
-    for node in range(2, nodes):
-        before: list[int] = []
+    for node in range(2, num_nodes):
+        parents: list[int] = []
         if next(draw) * node < NEW_NAME_RATE:
             names.add(node)
         else:
-            before = draw_parents(sides, depths, draw)
+            parents = draw_parents(sides, depths, draw)
         sides.append(0)
-        for parent in before:
+        for parent in parents:
             sides[node] |= sides[parent]
             edges.append((parent, node))
-        depths.append(1 + min((depths[parent] for parent in before), default=-1))
+        depths.append(1 + min((depths[parent] for parent in parents), default=-1))
     return names, edges
 
 
 def draw_parents(sides: Sequence[int], depths: Sequence[int], draw: Iterator[float]) -> list[int]:
-    """Different nodes that stand before the next one: of one side or of none, seldom of any; deep ones rather."""
+    """Return different parents of the next node: of one side or none, rarely of both; deep ones are preferred."""
     side = 3 if next(draw) < CROSS_SIDE_SHARE else 1 + (next(draw) < 0.5)
-    there = [node for node, other in enumerate(sides) if other | side == side]
-    weights = [math.exp(DEPTH_PREFERENCE * depths[node]) for node in there]
-    found = [
-        there[weighted_choice(weights, next(draw))]
-        for _ in range(1 + weighted_choice(PARENT_COUNT_WEIGHTS, next(draw)))
-    ]
-    return list(dict.fromkeys(found))
+    candidates = [node for node, other in enumerate(sides) if other | side == side]
+    weights = [math.exp(DEPTH_PREFERENCE * depths[node]) for node in candidates]
+    num_parents = 1 + weighted_choice(PARENT_COUNT_WEIGHTS, next(draw))
+    return list(dict.fromkeys(candidates[weighted_choice(weights, next(draw))] for _ in range(num_parents)))
 
 
 def compute_distances(edges: Iterable[tuple[int, int]], start: int) -> dict[int, int]:
-    """Steps from a node to each that it reaches; edges come in the order of the nodes they lead to."""
-    found = {start: 0}
+    """Return the steps from a node to all that it reaches; edges must be ordered by the node they lead to."""
+    distances = {start: 0}
     for a, b in edges:
-        if a in found:
-            found[b] = min(found.get(b, MAX_NODES), found[a] + 1)
-    return found
+        if a in distances:
+            distances[b] = min(distances.get(b, MAX_NODES), distances[a] + 1)
+    return distances
 
 
 def pick_targets(edges: Edges, draw: Iterator[float]) -> tuple[int, int, int] | None:
-    """The name asked about, its target and the wrong choice; None where the graph has none that do."""
+    """Return the name in the question, its target and the wrong choice; None if the graph has none."""
     inner = {a for a, _ in edges}
     reached = [compute_distances(edges, name) for name in (0, 1)]
     leaves = [[n for n in reached[i] if n not in inner and n not in reached[1 - i]] for i in (0, 1)]
@@ -140,28 +133,29 @@ def pick_targets(edges: Edges, draw: Iterator[float]) -> tuple[int, int, int] | 
         return None
     deepest = [max(reached[i][leaf] for leaf in leaves[i]) for i in (0, 1)]
     root = int(deepest[1] > deepest[0]) if deepest[0] != deepest[1] else int(next(draw) < 0.5)
-    ends = [leaf for leaf in leaves[root] if reached[root][leaf] == deepest[root]]
+    targets = [leaf for leaf in leaves[root] if reached[root][leaf] == deepest[root]]
     if not MIN_PATH <= deepest[root] <= MAX_PATH or 1 - root in leaves[1 - root]:
         return None
-    return root, ends[int(next(draw) * len(ends))], leaves[1 - root][int(next(draw) * len(leaves[1 - root]))]
+    others = leaves[1 - root]
+    return root, targets[int(next(draw) * len(targets))], others[int(next(draw) * len(others))]
 
 
 def shortest_path(edges: Edges, root: int, target: int, draw: Iterator[float]) -> list[int]:
-    """One of the shortest paths."""
-    far, nodes = compute_distances(edges, root), [target]
+    """Return one of the shortest paths at random."""
+    distances, nodes = compute_distances(edges, root), [target]
     while nodes[-1] != root:
-        before = [a for a, b in edges if b == nodes[-1] and far.get(a) == far[b] - 1]
-        nodes.append(before[int(next(draw) * len(before))])
+        parents = [a for a, b in edges if b == nodes[-1] and distances.get(a) == distances[b] - 1]
+        nodes.append(parents[int(next(draw) * len(parents))])
     return nodes[::-1]
 
 
-def assign_symbols(names: set[int], nodes: int, seed: int, number: int) -> list[str]:
-    """A word for each node, none twice."""
+def assign_symbols(names: set[int], num_nodes: int, seed: int, number: int) -> list[str]:
+    """Return a different name or noun for each node."""
     people = (NAMES[i] for i in random_order(len(NAMES), seed, WORD, number, 0))
-    things = (NOUNS[i] for i in random_order(len(NOUNS), seed, WORD, number, 1))
-    return [next(people) if node in names else next(things) for node in range(nodes)]
+    nouns = (NOUNS[i] for i in random_order(len(NOUNS), seed, WORD, number, 1))
+    return [next(people) if node in names else next(nouns) for node in range(num_nodes)]
 
 
 def format_fact(symbols: Sequence[str], a: int, b: int) -> str:
-    """An edge as a sentence."""
+    """Return an edge as a sentence."""
     return f"{symbols[a]} is a {symbols[b]}." if symbols[a][0].isupper() else f"Every {symbols[a]} is a {symbols[b]}."

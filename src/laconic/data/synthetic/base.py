@@ -1,4 +1,4 @@
-"""What sets that are made when asked for share: the rows of a part, draws that are each row's own, a tokenizer."""
+"""Shared by the synthetic document tasks: rows that are a function of seed and index, and a word tokenizer."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ IntArray = NDArray[np.int64]
 
 
 class SyntheticConfig(Protocol):
-    """The settings of a task: how many rows each part has, beside what the rows are a function of."""
+    """What the configurations of the tasks have in common: the number of rows of each split."""
 
     @property
     def train_rows(self) -> int: ...
@@ -34,17 +34,24 @@ SyntheticConfigT = TypeVar("SyntheticConfigT", bound=SyntheticConfig)
 
 
 def build_word_tokenizer(words: Sequence[str]) -> Tokenizer:
-    """Of those words, which are parted by spaces; the special ones are among them."""
-    inner = tokenizers.Tokenizer(  # pyright: ignore[reportCallIssue]
+    """Build a tokenizer of words separated by spaces; `words` includes the special tokens."""
+    backend = tokenizers.Tokenizer(  # pyright: ignore[reportCallIssue]
         models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
     )
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.add_special_tokens(list(SPECIAL_TOKENS.values()))
-    return wrap_backend(inner, SPECIAL_TOKENS)
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(list(SPECIAL_TOKENS.values()))
+    return wrap_backend(backend, SPECIAL_TOKENS)
 
 
 class SyntheticDataset(Generic[SyntheticConfigT]):
-    """The first `count` rows of a part; each is a function of its place, and parts are drawn apart."""
+    """The rows of a split, each a function of its index; the splits have different random numbers.
+
+    Args:
+        seed: Seed of all splits.
+        config: Task.
+        part: Split.
+        max_rows: Use only the first rows.
+    """
 
     vocabulary: ClassVar[Sequence[str]]
 
@@ -58,17 +65,17 @@ class SyntheticDataset(Generic[SyntheticConfigT]):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of what the rows are a function of."""
-        said = {"task": self.config.model_dump(), "seed": self.seed, "words": self.vocabulary}
-        return hashlib.sha256(to_canonical_json(said).encode()).hexdigest()
+        """SHA-256 of everything that determines the rows."""
+        source = {"task": self.config.model_dump(), "seed": self.seed, "words": self.vocabulary}
+        return hashlib.sha256(to_canonical_json(source).encode()).hexdigest()
 
     def __len__(self) -> int:
         return self.num_rows
 
     def uniform(self, index: IntArray, purpose: int, count: int) -> NDArray[np.float64]:
-        """So many draws in [0, 1) for each row, [n, count]; `what` keeps those for one thing from another's."""
+        """Return random numbers in [0, 1), [n, count]; different purposes give independent numbers."""
         return uniform(self.seed, purpose, index[:, None], np.arange(count))
 
     def randint(self, n: int, index: IntArray, purpose: int, count: int) -> IntArray:
-        """The same as whole numbers below n."""
+        """Return random integers below n, [rows, count]."""
         return (self.uniform(index, purpose, count) * n).astype(np.int64)

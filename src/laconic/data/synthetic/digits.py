@@ -1,7 +1,7 @@
-"""The digits task: k operations on digits from left to right, of every result the last digit; rows without a file.
+"""The digits task: k operations on digits from left to right, keeping the last digit of every result.
 
-All problems stand in one fixed keyed order, cut into three parts: test, validation and training. A row is a place in
-its part, so no problem stands in two parts, whatever the seeds, and no part holds one twice.
+All problems are in one fixed order, divided into test, validation and training. A row is an index into its split, so
+whatever the seed, no problem is in two splits or twice in one.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ OPERATORS = "+-*"
 VOCABULARY = [*"0123456789+-*=;", "<bos>", "<eos>", "ans", "<<", ">>", "<unk>", "<", ">", ":"]
 TOKEN_IDS = {word: i for i, word in enumerate(VOCABULARY)}
 SPECIAL_TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
-SPLIT_ORDER_SEED = 20261121  # key of the order that is cut into parts
-TERSE_KEY = 1  # key of the steps whose chains are terse
-HELD_OUT_DIVISOR = 10  # one problem in ten is kept for testing, another one for validation
+SPLIT_ORDER_SEED = 20261121  # of the order that is divided into splits
+TERSE_KEY = 1  # purpose of the random number that makes a step's chains terse
+HELD_OUT_DIVISOR = 10  # a tenth of the problems is for testing, another tenth for validation
 IntArray = NDArray[np.int64]
 
 
 class DigitProblems(NamedTuple):
-    """n problems: `digits` [n, k+1], `signs` [n, k] (places in SIGNS), `results` [n, k]."""
+    """n problems: `digits` [n, k+1], `operators` [n, k] (indices into OPERATORS), `results` [n, k]."""
 
     digits: IntArray
     operators: IntArray
@@ -42,35 +42,40 @@ class DigitProblems(NamedTuple):
 def generate_problems(
     seed: int, num_operations: int, rows: Sequence[int] | IntArray, part: SplitName = "train"
 ) -> DigitProblems:
-    """Those at `rows` of a part, in the order of the seed. Raises `BadInput` beyond the part's last one."""
-    total = 10 ** (num_operations + 1) * 3**num_operations
-    held = total // HELD_OUT_DIVISOR
-    size, first = {"test": (held, 0), "valid": (held, held), "train": (total - 2 * held, 2 * held)}[part]
-    places = np.asarray(rows, dtype=np.int64)
-    if places.size and int(places.max()) >= size:
-        raise InputError(
-            f"digits: row {int(places.max())} of {part}: {num_operations} operations give {size:,} problems; ask for fewer"
-        )
-    number = permuted_index(
-        SPLIT_ORDER_SEED, 0, permuted_index(seed, get_args(SplitName).index(part), places, size) + first, total
-    )
-    digits, signs = (
-        np.empty((len(places), num_operations + 1), np.int64),
-        np.empty((len(places), num_operations), np.int64),
-    )
-    for j in range(num_operations + 1):
+    """Return some problems of a split, in the order of the seed.
+
+    Raises:
+        InputError: If a row is beyond the last problem of the split.
+    """
+    k = num_operations
+    total = 10 ** (k + 1) * 3**k
+    num_held_out = total // HELD_OUT_DIVISOR
+    size, first = {
+        "test": (num_held_out, 0),
+        "valid": (num_held_out, num_held_out),
+        "train": (total - 2 * num_held_out, 2 * num_held_out),
+    }[part]
+    index = np.asarray(rows, dtype=np.int64)
+    if index.size and int(index.max()) >= size:
+        message = f"digits: {part} row {int(index.max())}: {k} operations give only {size:,} problems; lower the rows"
+        raise InputError(message)
+    in_split = permuted_index(seed, get_args(SplitName).index(part), index, size)
+    number = permuted_index(SPLIT_ORDER_SEED, 0, in_split + first, total)
+    digits, operators = np.empty((len(index), k + 1), np.int64), np.empty((len(index), k), np.int64)
+    for j in range(k + 1):
         number, digits[:, j] = np.divmod(number, 10)
-    for j in range(num_operations):
-        number, signs[:, j] = np.divmod(number, 3)
-    return DigitProblems(digits, signs, solve(digits, signs))
+    for j in range(k):
+        number, operators[:, j] = np.divmod(number, 3)
+    return DigitProblems(digits, operators, solve(digits, operators))
 
 
-def solve(digits: IntArray, signs: IntArray) -> IntArray:
-    """The last digit of every result."""
-    results, running = np.empty_like(signs), digits[:, 0]
-    for j in range(signs.shape[1]):
-        other = digits[:, j + 1]
-        running = np.stack([running + other, running - other, running * other])[signs[:, j], np.arange(len(other))] % 10
+def solve(digits: IntArray, operators: IntArray) -> IntArray:
+    """Return the last digit of every result, [n, k]."""
+    results, running = np.empty_like(operators), digits[:, 0]
+    rows = np.arange(len(digits))
+    for j in range(operators.shape[1]):
+        x = digits[:, j + 1]
+        running = np.stack([running + x, running - x, running * x])[operators[:, j], rows] % 10
         results[:, j] = running
     return results
 
@@ -78,59 +83,68 @@ def solve(digits: IntArray, signs: IntArray) -> IntArray:
 def generate_digit_examples(
     seed: int, n: int, config: DigitsConfig, part: SplitName = "train"
 ) -> list[ReasoningExample]:
-    """The first n problems of a part as text."""
-    made = generate_problems(seed, config.num_operations, np.arange(n), part)
+    """Return the first n problems of a split as text."""
+    k = config.num_operations
+    problems = zip(*(a.tolist() for a in generate_problems(seed, k, np.arange(n), part)), strict=True)
     return [
         ReasoningExample(
-            problem_id(config.num_operations, part, seed, i),
-            format_question(d, s, config),
-            format_steps(d, s, r, config),
-            str(r[-1]),
+            problem_id(k, part, seed, i),
+            format_question(digits, operators, config),
+            format_steps(digits, operators, results, config),
+            str(results[-1]),
         )
-        for i, (d, s, r) in enumerate(zip(*(a.tolist() for a in made), strict=True))
+        for i, (digits, operators, results) in enumerate(problems)
     ]
 
 
 def problem_id(k: int, part: SplitName, seed: int, row: int) -> str:
-    """The id of a problem."""
+    """Return the id of a problem."""
     return f"digits{k}-{part}-{seed}-{row:06d}"
 
 
-def format_question(digits: Sequence[int], signs: Sequence[int], config: DigitsConfig) -> str:
-    """`3 + 4 * 2 =`, and `:` where every chain is terse."""
+def format_question(digits: Sequence[int], operators: Sequence[int], config: DigitsConfig) -> str:
+    """Return `3 + 4 * 2 =`, followed by `:` if every chain is terse."""
     end = "= :" if config.results_only_fraction == 1 else "="
-    return " ".join([str(digits[0]), *(f"{OPERATORS[s]} {d}" for s, d in zip(signs, digits[1:], strict=True)), end])
+    terms = (f"{OPERATORS[i]} {d}" for i, d in zip(operators, digits[1:], strict=True))
+    return " ".join([str(digits[0]), *terms, end])
 
 
 def format_steps(
-    digits: Sequence[int], signs: Sequence[int], results: Sequence[int], config: DigitsConfig
+    digits: Sequence[int], operators: Sequence[int], results: Sequence[int], config: DigitsConfig
 ) -> tuple[str, ...]:
-    """The chain as the task's style writes it."""
+    """Return the chain in the configured style."""
     if config.chain_style == "results" or config.results_only_fraction == 1:
         return tuple(map(str, results))
     if config.chain_style == "bracket_tokens":
         return tuple(f"< < {r} > >" for r in results)
     begin, end = ("<<", ">>") if config.chain_style == "brackets" else ("", config.step_end)
-    before = [digits[0], *results]
-    return tuple(
-        f"{begin}{a}{OPERATORS[s]}{b}={r}{end}" for a, s, b, r in zip(before, signs, digits[1:], results, strict=False)
-    )
+    steps = zip([digits[0], *results], operators, digits[1:], results, strict=False)
+    return tuple(f"{begin}{a}{OPERATORS[i]}{b}={r}{end}" for a, i, b, r in steps)
 
 
 def build_digits_tokenizer() -> Tokenizer:
-    """24 words: ten digits, + - * = ; << >> < > :, ans, and the special ones; the first token is bos."""
-    inner = tokenizers.Tokenizer(models.WordLevel(TOKEN_IDS, unk_token="<unk>"))  # pyright: ignore[reportCallIssue]
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"<<|>>|<[a-z]+>|[a-z]+|\S"), "removed", invert=True)
-    inner.decoder = decoders.Fuse()
-    inner.add_special_tokens(list(SPECIAL_TOKENS.values()))
-    inner.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", TOKEN_IDS["<bos>"])]
-    )
-    return wrap_backend(inner, SPECIAL_TOKENS)
+    """Build the tokenizer: digits, + - * = ; << >> < > :, ans, and special tokens; it adds bos."""
+    backend = tokenizers.Tokenizer(models.WordLevel(TOKEN_IDS, unk_token="<unk>"))  # pyright: ignore[reportCallIssue]
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"<<|>>|<[a-z]+>|[a-z]+|\S"), "removed", invert=True)
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(list(SPECIAL_TOKENS.values()))
+    bos = ("<bos>", TOKEN_IDS["<bos>"])
+    backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[bos])
+    return wrap_backend(backend, SPECIAL_TOKENS)
 
 
 class DigitsDataset:
-    """The task as batches, made when they are asked for (contract.Source)."""
+    """The digits task as batches of ids (batches.TrainingData).
+
+    Args:
+        seed: Seed of the order of problems.
+        config: Task.
+        part: Split.
+        drop_last: Leave out the last step of each chain.
+
+    Raises:
+        InputError: If the split has fewer problems than the configured rows.
+    """
 
     def __init__(self, seed: int, config: DigitsConfig, part: SplitName = "train", *, drop_last: bool = False) -> None:
         self.seed, self.config, self.drop_last = seed, config, drop_last
@@ -140,77 +154,84 @@ class DigitsDataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of what the rows are a function of."""
-        said = {"task": self.config.model_dump(), "seed": self.seed, "part": self.part, "drop_last": self.drop_last}
-        return hashlib.sha256(
-            to_canonical_json({**said, "order": SPLIT_ORDER_SEED, "words": VOCABULARY}).encode()
-        ).hexdigest()
+        """SHA-256 of everything that determines the rows."""
+        source = {
+            "task": self.config.model_dump(),
+            "seed": self.seed,
+            "part": self.part,
+            "drop_last": self.drop_last,
+            "order": SPLIT_ORDER_SEED,
+            "words": VOCABULARY,
+        }
+        return hashlib.sha256(to_canonical_json(source).encode()).hexdigest()
 
     @property
     def max_length(self) -> int:
         """Tokens of the longest chain."""
-        made = generate_problems(self.seed, self.config.num_operations, [0], self.part)
-        return self.chain_ids(made, self.config.results_only_fraction == 1)[0].shape[1]
+        problems = generate_problems(self.seed, self.config.num_operations, [0], self.part)
+        return self.chain_ids(problems, self.config.results_only_fraction == 1)[0].shape[1]
 
     def __len__(self) -> int:
         return self.num_rows
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> ReasoningBatch:
-        """The rows as ids, by arithmetic; equal to the text encoded."""
-        made = generate_problems(self.seed, self.config.num_operations, rows, self.part)
+        """Return a batch, computed by arithmetic; equal to the encoded text of the problems."""
+        problems = generate_problems(self.seed, self.config.num_operations, rows, self.part)
         terse = self.is_terse(step)
-        asked, (chain, number) = self.question_ids(made, terse), self.chain_ids(made, terse)
-        answer = np.full((len(asked), 3), TOKEN_IDS["<eos>"])
-        answer[:, 0], answer[:, 1] = TOKEN_IDS["ans"], made.results[:, -1]
-        follows = np.concatenate([chain, answer, np.full((len(asked), 1), IGNORE_INDEX)], axis=1)
-        after = chain.shape[1] + 1
+        question, (chain, step_index) = self.question_ids(problems, terse), self.chain_ids(problems, terse)
+        n = len(question)
+        answer = np.full((n, 3), TOKEN_IDS["<eos>"])
+        answer[:, 0], answer[:, 1] = TOKEN_IDS["ans"], problems.results[:, -1]
+        targets = np.concatenate([chain, answer, np.full((n, 1), IGNORE_INDEX)], axis=1)
+        chain_end = chain.shape[1] + 1
         return ReasoningBatch(
-            question_ids=torch.from_numpy(asked), question_mask=torch.ones(asked.shape, dtype=torch.bool),
-            chain_ids=torch.from_numpy(chain), chain_mask=torch.ones(chain.shape, dtype=torch.bool),
-            chain_step_index=torch.from_numpy(np.tile(number, (len(asked), 1))),
-            answer_ids=torch.from_numpy(answer), answer_mask=torch.ones(answer.shape, dtype=torch.bool),
-            question_target=torch.from_numpy(follows[:, 0].copy()),
-            chain_targets=torch.from_numpy(follows[:, 1:after].copy()),
-            answer_targets=torch.from_numpy(follows[:, after:].copy()),
-            distill_column=torch.zeros(len(asked), dtype=torch.long),
-            answer_number_mask=torch.tensor([False, True, False]).expand(len(asked), -1).clone(),
-            row_index=torch.as_tensor(rows, dtype=torch.long), epoch=epoch, step=step,
+            question_ids=torch.from_numpy(question),
+            question_mask=torch.ones(question.shape, dtype=torch.bool),
+            chain_ids=torch.from_numpy(chain),
+            chain_mask=torch.ones(chain.shape, dtype=torch.bool),
+            chain_step_index=torch.from_numpy(np.tile(step_index, (n, 1))),
+            answer_ids=torch.from_numpy(answer),
+            answer_mask=torch.ones(answer.shape, dtype=torch.bool),
+            question_target=torch.from_numpy(targets[:, 0].copy()),
+            chain_targets=torch.from_numpy(targets[:, 1:chain_end].copy()),
+            answer_targets=torch.from_numpy(targets[:, chain_end:].copy()),
+            distill_column=torch.zeros(n, dtype=torch.long),
+            answer_number_mask=torch.tensor([False, True, False]).expand(n, -1).clone(),
+            row_index=torch.as_tensor(rows, dtype=torch.long),
             ids=tuple(problem_id(self.config.num_operations, self.part, self.seed, int(row)) for row in rows),
-        )  # fmt: skip
-
-    def is_terse(self, step: int) -> bool:
-        """Whether the chains of this step are results alone: drawn for training, elsewhere only if all are."""
-        return self.config.results_only_fraction == 1 or (
-            self.part == "train" and bool(uniform(self.seed, TERSE_KEY, step) < self.config.results_only_fraction)
+            epoch=epoch,
+            step=step,
         )
 
-    def question_ids(self, made: DigitProblems, terse: bool) -> IntArray:
-        """bos d + d … =, and : where the chain is to be terse."""
-        k = self.config.num_operations
-        asked = np.full((len(made.digits), 2 * k + 3 + terse), TOKEN_IDS[":"])
-        asked[:, 0], asked[:, 2 * k + 2] = TOKEN_IDS["<bos>"], TOKEN_IDS["="]
-        asked[:, 1 : 2 * k + 2 : 2], asked[:, 2 : 2 * k + 2 : 2] = made.digits, made.operators + TOKEN_IDS["+"]
-        return asked
+    def is_terse(self, step: int) -> bool:
+        """Return whether the chains of this step are results only: at random in training, else only if all are."""
+        fraction = self.config.results_only_fraction
+        return fraction == 1 or (self.part == "train" and bool(uniform(self.seed, TERSE_KEY, step) < fraction))
 
-    def chain_ids(self, made: DigitProblems, terse: bool) -> tuple[IntArray, IntArray]:
-        """The steps as ids [n, Nc], and the number of the step of each column [Nc]."""
-        before = np.concatenate([made.digits[:, :1], made.results[:, :-1]], axis=1)
-        written = {
-            "results": "r",
-            "equations": "asb=r" + self.config.step_end,
-            "brackets": "(asb=r)",
-            "bracket_tokens": "<<r>>",
+    def question_ids(self, problems: DigitProblems, terse: bool) -> IntArray:
+        """Return bos, the digits and operators, =, and : if the chain is to be terse."""
+        k = self.config.num_operations
+        ids = np.full((len(problems.digits), 2 * k + 3 + terse), TOKEN_IDS[":"])
+        ids[:, 0], ids[:, 2 * k + 2] = TOKEN_IDS["<bos>"], TOKEN_IDS["="]
+        ids[:, 1 : 2 * k + 2 : 2], ids[:, 2 : 2 * k + 2 : 2] = problems.digits, problems.operators + TOKEN_IDS["+"]
+        return ids
+
+    def chain_ids(self, problems: DigitProblems, terse: bool) -> tuple[IntArray, IntArray]:
+        """Return the steps as ids, [n, Nc], and the step of each column, [Nc]."""
+        before = np.concatenate([problems.digits[:, :1], problems.results[:, :-1]], axis=1)
+        columns = {
+            "a": before,
+            "op": problems.operators + TOKEN_IDS["+"],
+            "b": problems.digits[:, 1:],
+            "r": problems.results,
         }
-        ids = "r" if terse else written[self.config.chain_style]
-        columns = {"r": made.results, "a": before, "s": made.operators + TOKEN_IDS["+"], "b": made.digits[:, 1:]}
-        words = {
-            "=": TOKEN_IDS["="],
-            ";": TOKEN_IDS[";"],
-            "(": TOKEN_IDS["<<"],
-            ")": TOKEN_IDS[">>"],
-            "<": TOKEN_IDS["<"],
-            ">": TOKEN_IDS[">"],
+        layouts = {
+            "results": ["r"],
+            "equations": ["a", "op", "b", "=", "r", *self.config.step_end],
+            "brackets": ["<<", "a", "op", "b", "=", "r", ">>"],
+            "bracket_tokens": ["<", "<", "r", ">", ">"],
         }
-        grid = np.stack([columns.get(c, np.full_like(before, words.get(c, 0))) for c in ids], axis=2)
-        grid = grid[:, : self.config.num_operations - self.drop_last]
-        return grid.reshape(len(grid), grid.shape[1] * grid.shape[2]), np.repeat(np.arange(grid.shape[1]), len(ids))
+        layout = ["r"] if terse else layouts[self.config.chain_style]
+        parts = [columns[c] if c in columns else np.full_like(before, TOKEN_IDS[c]) for c in layout]
+        ids = np.stack(parts, axis=2)[:, : self.config.num_operations - self.drop_last]
+        return ids.reshape(len(ids), ids.shape[1] * ids.shape[2]), np.repeat(np.arange(ids.shape[1]), len(layout))

@@ -1,7 +1,7 @@
-"""The recall task: a document is facts among fillers, then queries; a fact pairs a key with a value.
+"""Fact recall: facts (a key and its value) among fillers, then queries for some of the keys.
 
-Length and number of scored tokens are the same however many facts there are, so that what is at stake is shared by
-fewer or more of them: Q log(values) nats in all. Made by arithmetic when asked for, each document from its place.
+Length and number of scored tokens do not depend on the number of facts, so all facts together are always worth
+Q log(num_values) nats.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from laconic.config.data import FactRecallConfig
 from laconic.data.synthetic.base import SPECIAL_TOKENS, IntArray, SyntheticDataset, build_word_tokenizer
 from laconic.data.tokenizer import Tokenizer
 
-MAX_KEYS, MAX_VALUES, MAX_FILLERS = (16, 16, 8)  # words there are for; a task may use fewer
+MAX_KEYS, MAX_VALUES, MAX_FILLERS = (16, 16, 8)
 VOCABULARY = [
     *SPECIAL_TOKENS.values(),
     *(f"x{i}" for i in range(MAX_FILLERS)),
@@ -23,16 +23,16 @@ VOCABULARY = [
     *(f"k{i}v{j}" for i in range(MAX_KEYS) for j in range(MAX_VALUES)),
 ]
 TOKEN_IDS = {word: i for i, word in enumerate(VOCABULARY)}
-COUNT_KEY, ORDER_KEY, VALUE_KEY, POSITION_KEY, FILLER_KEY, QUERY_KEY = range(6)  # what is drawn
+COUNT_KEY, ORDER_KEY, VALUE_KEY, POSITION_KEY, FILLER_KEY, QUERY_KEY = range(6)  # purposes of random numbers
 
 
 def build_recall_tokenizer() -> Tokenizer:
-    """299 words: fillers x0…, keys k0…, values v0…, facts k0v0…, and the special ones; words are parted by spaces."""
+    """Build the tokenizer: fillers x0…, keys k0…, values v0…, one-token facts k0v0…, and special tokens."""
     return build_word_tokenizer(VOCABULARY)
 
 
 class FactRecallDataset(SyntheticDataset[FactRecallConfig]):
-    """The first `count` documents of a part (contract.Source): segments of facts, and one of Q times key and value."""
+    """Documents of fact segments and a last segment of Q pairs of key and value (batches.TrainingData)."""
 
     vocabulary = VOCABULARY
 
@@ -42,36 +42,41 @@ class FactRecallDataset(SyntheticDataset[FactRecallConfig]):
         return self.config.segment_tokens * self.config.num_segments + 2 * self.config.num_queries
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """The documents of some places."""
-        task, index = self.config, np.asarray(rows, dtype=np.int64)
-        counts = np.asarray(task.num_facts)[self.randint(len(task.num_facts), index, COUNT_KEY, 1)[:, 0]]
-        keys = self.uniform(index, ORDER_KEY, task.num_keys).argsort(1)[:, : max(task.num_facts)]
-        values = self.randint(task.num_values, index, VALUE_KEY, keys.shape[1])
-        ask = (self.uniform(index, QUERY_KEY, task.num_queries) * counts[:, None]).astype(np.int64)
-        asked = np.stack(
-            [np.take_along_axis(part, ask, 1) for part in (TOKEN_IDS["k0"] + keys, TOKEN_IDS["v0"] + values)], 2
-        )
-        text = np.concatenate([self.place_facts(index, counts, keys, values), asked.reshape(len(index), -1)], 1)
-        scored = np.zeros(text.shape, dtype=bool)
-        scored[:, -2 * task.num_queries + 1 :: 2] = True
-        cuts = tuple(task.segment_tokens * (i + 1) for i in range(task.num_segments))
+        """Return the batch of some rows; only the values of the queries are scored."""
+        config, index = self.config, np.asarray(rows, dtype=np.int64)
+        counts = np.asarray(config.num_facts)[self.randint(len(config.num_facts), index, COUNT_KEY, 1)[:, 0]]
+        keys = self.uniform(index, ORDER_KEY, config.num_keys).argsort(1)[:, : max(config.num_facts)]
+        values = self.randint(config.num_values, index, VALUE_KEY, keys.shape[1])
+        query = (self.uniform(index, QUERY_KEY, config.num_queries) * counts[:, None]).astype(np.int64)
+        key_value = (TOKEN_IDS["k0"] + keys, TOKEN_IDS["v0"] + values)
+        queries = np.stack([np.take_along_axis(ids, query, 1) for ids in key_value], 2).reshape(len(index), -1)
+        input_ids = np.concatenate([self.place_facts(index, counts, keys, values), queries], 1)
+        loss_mask = np.zeros(input_ids.shape, dtype=bool)
+        loss_mask[:, -2 * config.num_queries + 1 :: 2] = True
+        ends = tuple(config.segment_tokens * (i + 1) for i in range(config.num_segments))
         return DocumentBatch(
-            torch.from_numpy(text), torch.ones(text.shape, dtype=torch.bool), torch.from_numpy(scored),
-            (*cuts, text.shape[1]), torch.from_numpy(index), tuple(f"recall-{self.part}-{i:06d}" for i in rows),
-            epoch, step, windows=task.window_and_overlap, num_facts=torch.from_numpy(counts),
-        )  # fmt: skip
+            input_ids=torch.from_numpy(input_ids),
+            attention_mask=torch.ones(input_ids.shape, dtype=torch.bool),
+            loss_mask=torch.from_numpy(loss_mask),
+            segment_ends=(*ends, input_ids.shape[1]),
+            row_index=torch.from_numpy(index),
+            document_ids=tuple(f"recall-{self.part}-{i:06d}" for i in rows),
+            epoch=epoch,
+            step=step,
+            windows=config.window_and_overlap,
+            num_facts=torch.from_numpy(counts),
+        )
 
     def place_facts(self, index: IntArray, counts: IntArray, keys: IntArray, values: IntArray) -> IntArray:
-        """Fillers with facts at random places, [n, segments * length]; a fact of two tokens stays in its segment."""
-        task, width = self.config, 2 if self.config.two_token_facts else 1
-        text = TOKEN_IDS["x0"] + self.randint(
-            task.num_fillers, index, FILLER_KEY, task.num_segments * task.segment_tokens
-        )
-        places = self.uniform(index, POSITION_KEY, text.shape[1] // width).argsort(1)[:, : keys.shape[1]] * width
+        """Return fillers with facts at random places, [n, segments * length]; no fact crosses a segment border."""
+        config, width = self.config, 2 if self.config.two_token_facts else 1
+        num_tokens = config.num_segments * config.segment_tokens
+        ids = TOKEN_IDS["x0"] + self.randint(config.num_fillers, index, FILLER_KEY, num_tokens)
+        places = self.uniform(index, POSITION_KEY, num_tokens // width).argsort(1)[:, : keys.shape[1]] * width
         row, column = np.nonzero(np.arange(keys.shape[1]) < counts[:, None])
-        at, key, value = places[row, column], keys[row, column], values[row, column]
-        if task.two_token_facts:
-            text[row, at], text[row, at + 1] = TOKEN_IDS["k0"] + key, TOKEN_IDS["v0"] + value
+        position, key, value = places[row, column], keys[row, column], values[row, column]
+        if config.two_token_facts:
+            ids[row, position], ids[row, position + 1] = TOKEN_IDS["k0"] + key, TOKEN_IDS["v0"] + value
         else:
-            text[row, at] = TOKEN_IDS["k0v0"] + key * MAX_VALUES + value
-        return text
+            ids[row, position] = TOKEN_IDS["k0v0"] + key * MAX_VALUES + value
+        return ids

@@ -1,8 +1,8 @@
-"""Multi-query associative recall (arXiv:2312.04927): pairs of key and value, then each key once more, for its value.
+"""Multi-query associative recall, MQAR (arXiv:2312.04927): key-value pairs, then each key again, to recall its value.
 
-A document is its pairs one after another, then its queries in any order at drawn places; what is between is silence.
-A value stands behind its query and is predicted there, and nothing else is scored. With keys and values of several
-tokens, of which keys may share some, recall is fuzzy, like that of MAD (arXiv:2403.17844). Made when asked for.
+A document is its pairs, then its queries in random order at random positions with filler between them. Only the value
+after each query is scored. With keys and values of several tokens, of which keys may share some, recall is fuzzy, as in
+MAD (arXiv:2403.17844).
 
 Symbols: N pairs of a document, w tokens of a key and of a value.
 """
@@ -18,7 +18,7 @@ from laconic.config.synthetic import MQARConfig
 from laconic.data.synthetic.base import SPECIAL_TOKENS, IntArray, SyntheticDataset, build_word_tokenizer
 from laconic.data.tokenizer import Tokenizer
 
-MAX_SYMBOLS = 64  # keys and values there are words for; a task may use fewer
+MAX_SYMBOLS = 64  # keys, and values
 VOCABULARY = [
     *SPECIAL_TOKENS.values(),
     ".",
@@ -26,16 +26,16 @@ VOCABULARY = [
     *(f"v{i}" for i in range(MAX_SYMBOLS)),
 ]
 TOKEN_IDS = {word: i for i, word in enumerate(VOCABULARY)}
-COUNT_KEY, VALUE_KEY, POSITION_KEY, QUERY_ORDER_KEY = range(4)  # what is drawn
+COUNT_KEY, VALUE_KEY, POSITION_KEY, QUERY_ORDER_KEY = range(4)  # purposes of random numbers
 
 
 def build_mqar_tokenizer() -> Tokenizer:
-    """132 words: keys k0…, values v0…, a dot for silence, and the special ones; words are parted by spaces."""
+    """Build the tokenizer: keys k0…, values v0…, a dot as filler, and special tokens."""
     return build_word_tokenizer(VOCABULARY)
 
 
 class MQARDataset(SyntheticDataset[MQARConfig]):
-    """The first `count` documents of a part (contract.Source), all of them one segment of T tokens."""
+    """Documents of one segment (batches.TrainingData)."""
 
     vocabulary = VOCABULARY
 
@@ -45,33 +45,37 @@ class MQARDataset(SyntheticDataset[MQARConfig]):
         return self.config.row_tokens
 
     def batch(self, rows: Sequence[int], epoch: int, step: int) -> DocumentBatch:
-        """The documents of some places."""
-        task, index = self.config, np.asarray(rows, dtype=np.int64)
-        w, most, free = task.tokens_per_key, max(task.num_pairs), task.row_tokens // (2 * task.tokens_per_key)
-        counts = np.asarray(task.num_pairs)[self.randint(len(task.num_pairs), index, COUNT_KEY, 1)[:, 0]]
-        keys, values = (
-            self.draw_keys(index, most),
-            self.randint(task.num_values, index, VALUE_KEY, most * w).reshape(-1, most, w),
-        )
-        turns, places = self.uniform(index, QUERY_ORDER_KEY, most), self.uniform(index, POSITION_KEY, free)
-        text = np.full((len(index), task.row_tokens), TOKEN_IDS["."], dtype=np.int64)
-        scored = np.zeros(text.shape, dtype=bool)
+        """Return the batch of some rows."""
+        config, index = self.config, np.asarray(rows, dtype=np.int64)
+        w, max_pairs = config.tokens_per_key, max(config.num_pairs)
+        counts = np.asarray(config.num_pairs)[self.randint(len(config.num_pairs), index, COUNT_KEY, 1)[:, 0]]
+        keys = self.draw_keys(index, max_pairs)
+        values = self.randint(config.num_values, index, VALUE_KEY, max_pairs * w).reshape(-1, max_pairs, w)
+        num_places = config.row_tokens // (2 * w)
+        query_order = self.uniform(index, QUERY_ORDER_KEY, max_pairs)
+        places = self.uniform(index, POSITION_KEY, num_places)
+        input_ids = np.full((len(index), config.row_tokens), TOKEN_IDS["."], dtype=np.int64)
+        loss_mask = np.zeros(input_ids.shape, dtype=bool)
         for b, N in enumerate(counts.tolist()):
             pairs = np.concatenate([TOKEN_IDS["k0"] + keys[b, :N], TOKEN_IDS["v0"] + values[b, :N]], 1)
-            text[b, : 2 * w * N] = pairs.ravel()
-            at = 2 * w * (N + places[b, : free - N].argsort()[:N])[:, None] + np.arange(2 * w)
-            text[b, at], scored[b, at[:, w:]] = pairs[turns[b, :N].argsort()], True
+            input_ids[b, : 2 * w * N] = pairs.ravel()
+            columns = 2 * w * (N + places[b, : num_places - N].argsort()[:N])[:, None] + np.arange(2 * w)
+            input_ids[b, columns] = pairs[query_order[b, :N].argsort()]
+            loss_mask[b, columns[:, w:]] = True
         return DocumentBatch(
-            torch.from_numpy(text), torch.ones(text.shape, dtype=torch.bool), torch.from_numpy(scored),
-            (task.row_tokens,), torch.from_numpy(index), tuple(f"mqar-{self.part}-{i:06d}" for i in rows), epoch, step,
+            input_ids=torch.from_numpy(input_ids),
+            attention_mask=torch.ones(input_ids.shape, dtype=torch.bool),
+            loss_mask=torch.from_numpy(loss_mask),
+            segment_ends=(config.row_tokens,),
+            row_index=torch.from_numpy(index),
+            document_ids=tuple(f"mqar-{self.part}-{i:06d}" for i in rows),
+            epoch=epoch,
+            step=step,
             num_facts=torch.from_numpy(counts),
-        )  # fmt: skip
+        )
 
     def draw_keys(self, rows: IntArray, N: int) -> IntArray:
-        """N keys that differ for each row, [n, N, w]."""
-        number = rng.permuted_index(
-            self.seed, rows[:, None], np.arange(N), self.config.num_keys**self.config.tokens_per_key
-        )
-        return np.stack(
-            [number // self.config.num_keys**i % self.config.num_keys for i in range(self.config.tokens_per_key)], -1
-        )
+        """Return N different keys for each row, [n, N, w]."""
+        num_keys, w = self.config.num_keys, self.config.tokens_per_key
+        number = rng.permuted_index(self.seed, rows[:, None], np.arange(N), num_keys**w)
+        return np.stack([number // num_keys**i % num_keys for i in range(w)], -1)
