@@ -113,9 +113,9 @@ def test_memory_compact_keeps_valid_slots(lengths: Lengths, soft: bool) -> None:
 def test_memory_select_rows_slice_and_truncate(lengths: Lengths, data: st.DataObject) -> None:
     memory, N = make_memory(lengths, gap=True, with_metadata=True), len(lengths[0])
     before = memory.map_tensors(torch.clone)
-    rows = data.sample(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=4))
-    start = data.sample(st.integers(0, N))
-    stop, n = data.sample(st.integers(start, N)), data.sample(st.integers(0, 3))
+    rows = data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=4))
+    start = data.draw(st.integers(0, N))
+    stop, n = data.draw(st.integers(start, N)), data.draw(st.integers(0, 3))
     parts = vectors_by_segment(memory)
     assert are_equal(vectors_by_segment(memory.select_rows(rows)), [parts[row] for row in rows])
     assert are_equal(vectors_by_segment(memory.slice_segments(start, stop)), [row[start:stop] for row in parts])
@@ -127,7 +127,7 @@ def test_memory_select_rows_slice_and_truncate(lengths: Lengths, data: st.DataOb
 
 @given(rows=st.integers(1, 3), data=st.data())
 def test_memory_concat_segments_is_associative_and_inverse_to_slice(rows: int, data: st.DataObject) -> None:
-    parts = [make_memory(data.sample(memory_lengths(rows)), seed, with_metadata=True).compact() for seed in range(3)]
+    parts = [make_memory(data.draw(memory_lengths(rows)), seed, with_metadata=True).compact() for seed in range(3)]
     concat = SummaryMemory.concat_segments
     whole = concat(*parts)
     assert whole.is_equal(concat(concat(parts[0], parts[1]), parts[2]))
@@ -187,7 +187,7 @@ def test_memory_keep_top_vectors_breaks_ties_by_rank_then_segment(budget: int, l
 @given(lengths=memory_lengths(), data=st.data())
 def test_memory_truncate_to_keeps_the_first_of_each_segment(lengths: Lengths, data: st.DataObject) -> None:
     memory = make_memory(lengths, gap=True, soft=True)
-    n = torch.tensor([[data.sample(st.integers(0, 3)) for _ in row] for row in lengths])
+    n = torch.tensor([[data.draw(st.integers(0, 3)) for _ in row] for row in lengths])
     hard = memory.truncate_to(n)
     assert hard.log_s is None
     assert torch.equal(hard.vectors_per_segment, torch.minimum(n, torch.tensor(lengths)))

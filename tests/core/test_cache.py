@@ -31,7 +31,7 @@ def copied(state: KVCache) -> KVCache:
 @settings(max_examples=3)
 def test_crop_is_never_having_read_the_rest(name: str, reading: Reading, data: st.DataObject) -> None:
     decoder, T = decoder_of(name), reading.vectors.shape[1]
-    n = data.sample(st.integers(0, T))
+    n = data.draw(st.integers(0, T))
     whole = at_once(decoder, reading).cache
     before, cropped, more = copied(whole), whole.crop(n), noise(2, len(reading.live), 3, 48)
     first = decoder(reading.vectors[:, :n], live=reading.live[:, :n]).state if n else None
@@ -48,7 +48,7 @@ def test_keep_is_switching_off_the_others(name: str, reading: Reading, data: st.
     """In any order, as keys carry their positions; a window counts live slots in the order they stand."""
     decoder, (B, T) = decoder_of(name), reading.live.shape
     state = at_once(decoder, reading).cache
-    K = data.sample(st.integers(1, T))
+    K = data.draw(st.integers(1, T))
     slots = torch.stack([torch.randperm(T, generator=torch.Generator().manual_seed(b))[:K] for b in range(B)])
     slots = slots.sort(1).values if "window" in name or name == "mistral" else slots
     kept, live = state.gather_slots(slots), torch.zeros_like(state.valid).scatter(1, slots, True)
@@ -64,7 +64,7 @@ def test_keep_is_switching_off_the_others(name: str, reading: Reading, data: st.
 def test_take_and_join_are_batches(name: str, reading: Reading, data: st.DataObject) -> None:
     decoder, B = decoder_of(name), len(reading.live)
     state = at_once(decoder, reading).cache
-    rows = data.sample(st.lists(st.integers(0, B - 1), min_size=1, max_size=5))
+    rows = data.draw(st.lists(st.integers(0, B - 1), min_size=1, max_size=5))
     taken, more = state.select_rows(rows), noise(2, 5, 2, 48)[: len(rows)]
     for i, row in enumerate(rows):
         same(decoder(more, taken).hidden[i], decoder(more[i : i + 1], state.select_rows([row])).hidden[0])
@@ -112,7 +112,7 @@ def test_fork_gives_rows_that_go_their_own_ways(name: str, B: int) -> None:
 def test_append_is_what_a_pass_does(name: str, reading: Reading, data: st.DataObject) -> None:
     decoder, T = decoder_of(name), reading.vectors.shape[1]
     state = at_once(decoder, reading).cache
-    n = data.sample(st.integers(0, T))
+    n = data.draw(st.integers(0, T))
     left, right = state.crop(n), state.gather_slots(torch.arange(n, T).expand(len(reading.live), -1))
     assert left.append(right).equal(state)
     nothing = KVCache.empty(decoder.config, len(reading.live), torch.float64)

@@ -103,9 +103,9 @@ def test_padding_changes_nothing(name: str, reading: Reading, content: float) ->
 def test_dead_slots_in_a_state_change_nothing(name: str, reading: Reading, data: st.DataObject) -> None:
     decoder = decoder_of(name)
     B = len(reading.live)
-    before = torch.tensor([data.sample(patterns(6)) for _ in range(B)])
+    before = torch.tensor([data.draw(patterns(6)) for _ in range(B)])
     first = decoder(noise(1, B, 6, 48), live=before).state
-    kept = first.with_valid(torch.zeros_like(before) if data.sample(st.booleans()) else before)
+    kept = first.with_valid(torch.zeros_like(before) if data.draw(st.booleans()) else before)
     far = noisy(kept, 1e6)
     a, b = decoder(reading.vectors, kept), decoder(reading.vectors, far)
     same(b.hidden, a.hidden)
@@ -126,7 +126,7 @@ def noisy(state: KVCache, size: float) -> KVCache:
 @settings(max_examples=5)
 def test_the_future_does_not_touch_the_past(name: str, reading: Reading, data: st.DataObject) -> None:
     decoder = decoder_of(name)
-    t = data.sample(st.integers(1, reading.vectors.shape[1] - 1))
+    t = data.draw(st.integers(1, reading.vectors.shape[1] - 1))
     other = reading.vectors.clone()
     other[:, t:] = 30 * noise(2, *other[:, t:].shape)
     a, b = at_once(decoder, reading), at_once(decoder, Reading(other, reading.live, ()))
@@ -142,7 +142,7 @@ def test_the_future_does_not_touch_the_past(name: str, reading: Reading, data: s
 @settings(max_examples=5)
 def test_rows_do_not_touch_one_another(name: str, reading: Reading, data: st.DataObject) -> None:
     decoder = decoder_of(name)
-    row = data.sample(st.integers(0, reading.live.shape[0] - 1))
+    row = data.draw(st.integers(0, reading.live.shape[0] - 1))
     other, live = 30 * noise(3, *reading.vectors.shape), ~reading.live
     other[row], live[row] = reading.vectors[row], reading.live[row]
     a, b = at_once(decoder, reading), at_once(decoder, Reading(other, live, ()))

@@ -49,7 +49,7 @@ def test_a_bias_of_zero_is_no_bias(name: str, reading: Reading, data: st.DataObj
     decoder = decoder_of(name)
     first = decoder(noise(1, len(reading.live), 3, 48)).state
     B, T = reading.live.shape
-    bias = torch.zeros(data.sample(st.sampled_from([1, B])), data.sample(st.sampled_from([1, T])), T + 3).double()
+    bias = torch.zeros(data.draw(st.sampled_from([1, B])), data.draw(st.sampled_from([1, T])), T + 3).double()
     plain = decoder(reading.vectors, first, live=reading.live)
     same(decoder(reading.vectors, first, live=reading.live, bias=bias).hidden[reading.live], plain.hidden[reading.live])
     assert largest(decoder(reading.vectors, first, bias=bias + noise(2, *bias.shape)).hidden, plain.hidden) > 1e-3

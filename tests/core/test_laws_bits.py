@@ -77,7 +77,7 @@ def test_want_changes_no_bit(name: str, reading: Reading, data: st.DataObject) -
     ]
     plain = at_once(decoder, reading)
     assert plain.activations == {}
-    for want in (("scores", "probs"), ("hidden",), tuple(data.sample(st.sets(st.sampled_from(names), min_size=1)))):
+    for want in (("scores", "probs"), ("hidden",), tuple(data.draw(st.sets(st.sampled_from(names), min_size=1)))):
         looked = at_once(decoder, reading, want)
         assert equal(plain, looked)
         assert {key.split(".")[0] for key in looked.activations} == {key.split(".")[0] for key in want}

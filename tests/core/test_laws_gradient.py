@@ -64,7 +64,7 @@ def test_gradients_of_pieces_are_those_of_reading_at_once(name: str, reading: Re
 @settings(max_examples=2)
 def test_no_gradient_flows_to_dead_slots_or_to_the_future(name: str, reading: Reading, data: st.DataObject) -> None:
     decoder = fresh(name).double()
-    t = data.sample(st.integers(1, reading.vectors.shape[1]))
+    t = data.draw(st.integers(1, reading.vectors.shape[1]))
     vectors = reading.vectors.clone().requires_grad_()
     seen = at_once(decoder, Reading(vectors, reading.live, ()))
     early = reading.live[:, :t]

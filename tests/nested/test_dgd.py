@@ -254,7 +254,7 @@ def test_positions_without_an_error_do_not_erase() -> None:
     found = recorded(net, lambda: loss_of(net, IDS, asked).backward())
     assert [n for _, n in found] == [5, 6]  # one of the six is the table's padding
     x = net[0](IDS[:, :2]).reshape(-1, 4).detach()
-    x = F.pad_token_id(x, (0, 1), value=1.0)
+    x = F.pad(x, (0, 1), value=1.0)
     x = x / x.norm(dim=1, keepdim=True)
     assert largest(found[1][0], x.mT @ x) <= ORACLE
     assert found[0][0].tolist() == [0, 2, 2, 0, 0, 1, 0, 0, 0]
@@ -265,7 +265,7 @@ def by_hand(net: nn.Sequential, unit: bool, rides: bool) -> tuple[Tensor, Tensor
     x = net[:4](IDS).detach().reshape(-1, 6)
     W, b = net[4].weight.detach().clone(), net[4].bias.detach().clone()
     d = (torch.softmax(x @ W.mT + b, -1) - F.one_hot(ASKED.flatten(), 9)).detach()
-    X = F.pad_token_id(x, (0, 1), value=1.0) if rides else x
+    X = F.pad(x, (0, 1), value=1.0) if rides else x
     whole = torch.cat([W, b[:, None]], 1) if rides else W
     if unit:
         length = X.norm(dim=1, keepdim=True)
