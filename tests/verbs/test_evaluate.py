@@ -245,9 +245,9 @@ def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
     (tmp_path / "seventy.jsonl").write_text("".join(lines))
     real, reads, asked = reasoning_run.answer_questions, list[str](), list[tuple[int, float]]()
 
-    def answer(method: Any, questions: Any, how: Any, *, teacher: bool = False) -> AnswerBatch:
+    def answer(method: Any, questions: Any, how: Any, *, with_cot: bool = False) -> AnswerBatch:
         asked.append((questions.B, how.sampling.temperature))
-        return real(method, questions, replace(how, max_tokens=1), teacher=teacher)
+        return real(method, questions, replace(how, max_tokens=1), with_cot=with_cot)
 
     def read(run: Any, name: str, *rest: Any, **more: Any) -> Any:
         reads.append(name)
@@ -269,11 +269,11 @@ def test_a_signal_ends_with_75_and_the_same_command_goes_on(
 ) -> None:
     real, calls = reasoning_run.answer_questions, list[int]()
 
-    def answer(method: Any, questions: Any, told: Any, *, teacher: bool = False) -> AnswerBatch:
+    def answer(method: Any, questions: Any, told: Any, *, with_cot: bool = False) -> AnswerBatch:
         calls.append(questions.B)
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(method, questions, told, teacher=teacher)
+        return real(method, questions, told, with_cot=with_cot)
 
     monkeypatch.setattr(reasoning_run, "answer_questions", answer)
     asked = ("digits", "--tasks", "valid", "--batch-size", 5, "--limit", 15, "--device", "cpu")

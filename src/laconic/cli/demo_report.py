@@ -14,7 +14,7 @@ from laconic.cli.trial import EXTRA_ITERATIONS
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.reasoning.answer_matching import DIGIT
-from laconic.evaluation.inspection import run as inspection_run
+from laconic.evaluation.inspection.inspected_run import load_inspected_run
 from laconic.evaluation.inspection.question import QuestionInspection, inspect_question
 from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.evaluation.reasoning.latency import measure_latencies
@@ -137,7 +137,7 @@ def inspect_first_question(run: LoadedRun) -> QuestionInspection | None:
     asked = load_question_set(run, "test", DIGIT, limit=1)
     batch = cast(ReasoningBatch, asked.source.batch([0], 0, 0))
     return inspect_question(
-        inspection_run.load_inspected_run(run, run.folder.name, CPU, reasoning_run.decoding_for(run, asked)), batch, ()
+        load_inspected_run(run, run.folder.name, CPU, reasoning_run.decoding_for(run, asked)), batch, ()
     )
 
 

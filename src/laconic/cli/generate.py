@@ -178,7 +178,7 @@ class GenerateCommand:
             run.method,
             build_questions_batch(run.parts, run.recipe, prompts).to(self.device),
             told,
-            teacher=self.with_cot,
+            with_cot=self.with_cot,
         )
         seconds = time.perf_counter() - start
         if self.format == "json":

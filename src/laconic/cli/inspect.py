@@ -142,7 +142,7 @@ class InspectCommand:
 
     def build_subjects(self, runs: "Sequence[LoadedRun]", sets: "Sequence[QuestionSet]", device: Any) -> list[Any]:
         """The runs as inspection takes them; chains are kept and matched as the first one was taught."""
-        from laconic.evaluation.inspection.run import load_inspected_run
+        from laconic.evaluation.inspection.inspected_run import load_inspected_run
         from laconic.evaluation.reasoning.run import decoding_for
 
         return [
@@ -165,7 +165,7 @@ class InspectCommand:
         protocol = choose_protocol(first.recipe, self.protocol)
         sets = [single_question(run, text, steps, gold, protocol) for run in runs]
         subjects = self.build_subjects(runs, sets, device)
-        teaches = subjects[0].left is not None and not steps
+        teaches = subjects[0].teacher_chain is not None and not steps
         asked = (
             inspection_run.with_teacher_chain(first, sets[0], device)
             if teaches
@@ -176,7 +176,7 @@ class InspectCommand:
             others, why = reference_questions(first, protocol, self.data_dir)
         sides = [inspect_question(subject, asked.batch, interventions, others, seed=self.seed) for subject in subjects]
         notes = [*why, *describe_limits(runs, len(sides[0].lens.chain))]
-        if subjects[0].left is None:
+        if subjects[0].teacher_chain is None:
             notes.append(f"Method {first.recipe.method} has no teacher, so there are no maps and no selection.")
         return QuestionSummary(
             text, asked.chain_source, sides[0].lens.chain, gold, asked.teacher_output, sides, protocol, notes, run_facts(runs)

@@ -41,7 +41,7 @@ def build_validation(
         for at in range(0, len(places), how.batch_size):
             some = places[at : at + how.batch_size]
             answers = answer_questions(
-                method, cast(Any, rows.source.batch(some, 0, 0)).to(device), asked, teacher=teacher
+                method, cast(Any, rows.source.batch(some, 0, 0)).to(device), asked, with_cot=teacher
             )
             found += [row.is_correct for row in match_answers(answers, [rows.examples[i] for i in some], protocol)]
         return found

@@ -127,7 +127,7 @@ def build_questions_batch(parts: ModelParts, recipe: Recipe, questions: Sequence
 
 
 def answer_questions(
-    method: nn.Module, questions: ReasoningBatch, told: AnswerDecoding, *, teacher: bool = False
+    method: nn.Module, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
 ) -> AnswerBatch:
-    """Answers as the method gives them, or by chain."""
-    return cast(Any, method).answer(questions, told, teacher=teacher)
+    """Return the answers of a method; with `with_cot` it writes out the chain first."""
+    return cast(Any, method).answer(questions, decoding, with_cot=with_cot)

@@ -1,6 +1,6 @@
-"""What selectors keep of a chain: by the kind of token, by its place, alike between heads and beside random choice.
+"""Which chain tokens KV selection policies select: by token class and position, between heads, against random choice.
 
-Shapes: L layers matched, G heads of keys, N tokens of one chain.
+Shapes: L matched layers, G KV heads, N tokens of one chain.
 """
 
 import re
@@ -12,32 +12,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laconic.batches import ReasoningBatch
-from laconic.evaluation.inspection.subject import DecodeToken, TeacherChain
+from laconic.evaluation.inspection.inspected_run import DecodeToken, TeacherChain
 
 TOKEN_CLASSES = ("operand", "operator", "result", "bracket", "word")
-NUM_CHAIN_PARTS = 5  # parts of equal length that a chain is cut into
+NUM_CHAIN_PARTS = 5  # parts of equal length
+NO_TOKEN = "–"
 BRACKET, OPERATOR, NUMBER = re.compile(r"[<>()\[\]{}]"), re.compile(r"[-+*/×÷·%=−]"), re.compile(r"\d")
 SelectionMask = NDArray[np.bool_]
 
 
 class ChainSelection(NamedTuple):
-    """What one selector keeps of one chain in the layers matched, [L, G, N]."""
+    """What one policy selects of one chain in the matched layers, [L, G, N]."""
 
-    name: str
+    policy: str
     mask: SelectionMask
 
     @property
     def token_shares(self) -> tuple[float, ...]:
-        """How many of the layers and heads keep each token."""
+        """Share of layers and heads that select each token."""
         return tuple(self.mask.mean((0, 1)).tolist())
 
 
 class SelectorStatistics(NamedTuple):
-    """What a selector keeps over many chains, where there was something to choose: shares of the tokens of a kind and
-    of a part of the chain that are kept; the share of kept tokens that two heads have in common (`heads`), and that a
-    head has in common with the random selector (`random`); `chance` is what both are for independent draws."""
+    """What a policy selects over many chains; chains selected whole do not count.
 
-    name: str
+    Attributes:
+        policy: Name of the policy.
+        class_shares: Share of the tokens of each class that are selected.
+        part_shares: Share of the tokens of each part of the chain that are selected.
+        head_overlap: Share of selected tokens that two heads have in common.
+        random_overlap: Share of selected tokens that a head has in common with policy "random".
+        chance_overlap: Both overlaps for independent random choices.
+        num_chains: Number of chains.
+    """
+
+    policy: str
     class_shares: Mapping[str, float]
     part_shares: tuple[float, ...]
     head_overlap: float
@@ -46,60 +55,65 @@ class SelectorStatistics(NamedTuple):
     num_chains: int
 
 
-def classify_tokens(words: Sequence[str], steps: Sequence[int]) -> tuple[str, ...]:
-    """What each token of a chain is, by its text and the step it belongs to: a number behind the `=` of its step, or
-    in a step that has none, is a result, any other one an operand."""
-    equals = {step for word, step in zip(words, steps, strict=True) if "=" in word}
-    found: list[str] = []
-    passed: int | None = None
-    for word, step in zip(words, steps, strict=True):
-        if NUMBER.search(word):
-            result = step == passed or step not in equals or bool(re.search(r"=.*\d", word))
-            found.append("result" if result else "operand")
+def classify_tokens(tokens: Sequence[str], steps: Sequence[int]) -> tuple[str, ...]:
+    """Return the class of each token of a chain, from its text and the index of its step.
+
+    A number after the `=` of its step is a result, and so is a number in a step without `=`; any other is an operand.
+    """
+    steps_with_equals = {step for token, step in zip(tokens, steps, strict=True) if "=" in token}
+    classes: list[str] = []
+    after_equals: int | None = None  # step whose `=` was passed
+    for token, step in zip(tokens, steps, strict=True):
+        if NUMBER.search(token):
+            is_result = step == after_equals or step not in steps_with_equals or bool(re.search(r"=.*\d", token))
+            classes.append("result" if is_result else "operand")
         else:
-            kinds = ((BRACKET, "bracket"), (OPERATOR, "operator"))
-            found.append(next((kind for pattern, kind in kinds if pattern.search(word)), "word"))
-        passed = step if "=" in word else passed
-    return tuple(found)
+            patterns = ((BRACKET, "bracket"), (OPERATOR, "operator"))
+            classes.append(next((name for pattern, name in patterns if pattern.search(token)), "word"))
+        after_equals = step if "=" in token else after_equals
+    return tuple(classes)
 
 
 def chain_selections(teacher: TeacherChain, row: int, n: int) -> tuple[ChainSelection, ...]:
-    """What each selector keeps of the `n` tokens of one row's chain."""
-    made: list[ChainSelection] = []
-    for name, choice in teacher.choices.items():
-        kept = [choice.tokens[l] for l in teacher.matched_layers]
-        held = np.zeros((len(kept), kept[0].index.shape[1], n), dtype=np.bool_)
-        for l, layer in enumerate(kept):
-            for g, (index, live) in enumerate(zip(layer.index[row], layer.valid[row], strict=True)):
-                held[l, g, index[live].cpu().numpy()] = True
-        made.append(ChainSelection(name, held))
-    return tuple(made)
+    """Return what each policy selects of the `n` tokens of one row's chain."""
+    selections: list[ChainSelection] = []
+    for policy, choice in teacher.choices.items():
+        layers = [choice.tokens[l] for l in teacher.matched_layers]
+        mask = np.zeros((len(layers), layers[0].index.shape[1], n), dtype=np.bool_)
+        for l, layer in enumerate(layers):
+            for g, (index, valid) in enumerate(zip(layer.index[row], layer.valid[row], strict=True)):
+                mask[l, g, index[valid].cpu().numpy()] = True
+        selections.append(ChainSelection(policy, mask))
+    return tuple(selections)
 
 
-def best_token_per_slot(teacher: TeacherChain, words: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    """For each slot the chain token that most matched layers and heads keep for it, by the run's own selector, and the
-    share of them; `words` are the chain of the first row."""
-    kept = [teacher.choices[teacher.policy].tokens[l] for l in teacher.matched_layers]
-    found: list[tuple[str, float]] = []
-    for m in range(kept[0].index.shape[2]):
-        columns = [i for layer in kept for i in layer.index[0, :, m][layer.valid[0, :, m]].tolist()]
+def best_token_per_slot(teacher: TeacherChain, tokens: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """Return for each slot the chain token that most matched layers and heads assign to it, and their share.
+
+    Args:
+        teacher: The teacher's chain; the run's own policy counts.
+        tokens: The chain of the first row.
+    """
+    layers = [teacher.choices[teacher.policy].tokens[l] for l in teacher.matched_layers]
+    best: list[tuple[str, float]] = []
+    for m in range(layers[0].index.shape[2]):
+        columns = [i for layer in layers for i in layer.index[0, :, m][layer.valid[0, :, m]].tolist()]
         column, count = Counter(columns).most_common(1)[0] if columns else (0, 0)
-        found.append((words[column], count / len(columns)) if columns else ("–", 0.0))
-    return tuple(found)
+        best.append((tokens[column], count / len(columns)) if columns else (NO_TOKEN, 0.0))
+    return tuple(best)
 
 
 def decode_chain(batch: ReasoningBatch, row: int, decode_token: DecodeToken) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The tokens of one row's chain as text, and the step of each."""
-    live = batch.chain_mask[row]
-    return tuple(decode_token(int(i)) for i in batch.chain_ids[row][live]), tuple(
-        batch.chain_step_index[row][live].tolist()
-    )
+    """Return the tokens of one row's chain as text, and the step index of each."""
+    mask = batch.chain_mask[row]
+    tokens = tuple(decode_token(int(i)) for i in batch.chain_ids[row][mask])
+    return tokens, tuple(batch.chain_step_index[row][mask].tolist())
 
 
 def selection_overlap(a: SelectionMask, b: SelectionMask | None = None) -> float:
-    """The mean share of kept tokens that two heads of `a` have in common; or that a head of `a` has with that of `b`.
+    """Return the mean share of selected tokens that two heads of `a` have in common, or a head of `a` and of `b`.
 
-    All heads keep equally many. 1 where there is but one head.
+    All heads select equally many. A single head has overlap 1.
     """
     flat = a.reshape(-1, a.shape[2]).astype(np.float64)
     n = flat[0].sum()
@@ -113,32 +127,32 @@ def selection_overlap(a: SelectionMask, b: SelectionMask | None = None) -> float
 def compute_selector_statistics(
     chains: Sequence[tuple[Sequence[str], Sequence[ChainSelection]]],
 ) -> tuple[SelectorStatistics, ...]:
-    """What each selector does over chains, each with the classes of its tokens; chains kept whole are left out."""
-    chosen = [(np.array(kinds), each) for kinds, each in chains if kinds and not each[0].mask.all()]
-    if not chosen:
+    """Return the statistics of each policy over chains, each given by its token classes and its selections."""
+    reduced = [(np.array(classes), each) for classes, each in chains if classes and not each[0].mask.all()]
+    if not reduced:
         return ()
-    names = [selection.name for selection in chosen[0][1]]
-    random = names.index("random")
+    policies = [selection.policy for selection in reduced[0][1]]
+    random = policies.index("random")
     return tuple(
-        selector_statistics_of(name, [(kinds, each[i].mask, each[random].mask) for kinds, each in chosen])
-        for i, name in enumerate(names)
+        selector_statistics_of(policy, [(classes, each[i].mask, each[random].mask) for classes, each in reduced])
+        for i, policy in enumerate(policies)
     )
 
 
 def selector_statistics_of(
-    name: str, chains: Sequence[tuple[NDArray[np.str_], SelectionMask, SelectionMask]]
+    policy: str, chains: Sequence[tuple[NDArray[np.str_], SelectionMask, SelectionMask]]
 ) -> SelectorStatistics:
-    """What one selector does, beside the random one."""
-    share = np.concatenate([held.mean((0, 1)) for _, held, _ in chains])
-    kinds = np.concatenate([kinds for kinds, _, _ in chains])
-    part = np.concatenate([np.arange(len(kinds)) * NUM_CHAIN_PARTS // len(kinds) for kinds, _, _ in chains])
-    by_place = [share[part == i] for i in range(NUM_CHAIN_PARTS)]
+    """Return the statistics of one policy from token classes, its masks and those of policy "random"."""
+    share = np.concatenate([mask.mean((0, 1)) for _, mask, _ in chains])
+    classes = np.concatenate([classes for classes, _, _ in chains])
+    part = np.concatenate([np.arange(len(each)) * NUM_CHAIN_PARTS // len(each) for each, _, _ in chains])
+    by_part = [share[part == i] for i in range(NUM_CHAIN_PARTS)]
     return SelectorStatistics(
-        name,
-        {kind: float(share[kinds == kind].mean()) for kind in TOKEN_CLASSES if (kinds == kind).any()},
-        tuple(float(x.mean()) if x.size else 0.0 for x in by_place),
-        float(np.mean([selection_overlap(held) for _, held, _ in chains])),
-        float(np.mean([selection_overlap(held, other) for _, held, other in chains])),
-        float(np.mean([held[0, 0].mean() for _, held, _ in chains])),
+        policy,
+        {name: float(share[classes == name].mean()) for name in TOKEN_CLASSES if (classes == name).any()},
+        tuple(float(x.mean()) if x.size else 0.0 for x in by_part),
+        float(np.mean([selection_overlap(mask) for _, mask, _ in chains])),
+        float(np.mean([selection_overlap(mask, random) for _, mask, random in chains])),
+        float(np.mean([mask[0, 0].mean() for _, mask, _ in chains])),
         len(chains),
     )

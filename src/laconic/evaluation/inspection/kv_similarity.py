@@ -1,6 +1,6 @@
-"""How like the slots' keys and values are to those of a written chain: cosines, as maps and as two figures.
+"""Cosine similarity of keys and values at the latents with those of a written chain.
 
-Shapes: M slots, N columns of the chain or of what is kept of it, G heads of keys, E width of a head, L layers.
+Shapes: M latents, N columns of the chain or of its selected tokens, G KV heads, E head size, L layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,16 +11,25 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from laconic.evaluation.inspection.subject import LatentKeysValues, TeacherChain
+from laconic.evaluation.inspection.inspected_run import LatentKeysValues, TeacherChain
 from laconic.models.attention import accumulation_dtype
 
 KV_SPACES = ("keys", "keys before rotation", "values")
+CHAIN, SELECTED = "chain", "selected"  # what latents are compared with
 MapRows = tuple[tuple[float, ...], ...]
 
 
 class SimilarityMap(NamedTuple):
-    """Cosines of slots with the columns `against` ("chain", or "kept"), mean over the heads: of each layer, and of
-    the layers matched. `contrast` and `ahead` are those of the mean."""
+    """Cosines of latents (rows) with columns, mean over heads.
+
+    Attributes:
+        space: One of `KV_SPACES`.
+        baseline: `CHAIN`, or `SELECTED` for the tokens that the run's own policy selects.
+        mean: Mean over the matched layers.
+        layers: Each layer.
+        diagonal_contrast: Mean of the diagonal minus mean of the rest, of `mean`.
+        look_ahead: Share of latents whose most similar column is later than their own, of `mean`.
+    """
 
     space: str
     baseline: str
@@ -31,69 +40,62 @@ class SimilarityMap(NamedTuple):
 
 
 def cosine_maps(student: Sequence[Float[Tensor, "G M E"]], teacher: Sequence[Float[Tensor, "G N E"]]) -> Tensor:
-    """Cosine of each slot with each column, mean over heads: [L, M, N]."""
+    """Return the cosine of each latent with each column, mean over heads: [L, M, N]."""
     pairs = zip(map(unit_vectors, student), map(unit_vectors, teacher), strict=True)
     return torch.stack([(s @ t.transpose(-1, -2)).mean(0) for s, t in pairs])
 
 
 def unit_vectors(x: Float[Tensor, "G N E"]) -> Float[Tensor, "G N E"]:
-    """Vectors of norm 1, in float32 at least."""
+    """Normalize vectors, in float32 at least."""
     return F.normalize(x.to(accumulation_dtype(x.dtype)), dim=-1)
 
 
 def diagonal_contrast(map: Float[Tensor, "M N"]) -> float:
-    """The mean of the diagonal (slot m, column m) minus the mean of all the rest; 0 where there is no rest."""
+    """Return the mean of the diagonal minus the mean of the rest; 0 where there is no rest."""
     on = torch.eye(*map.shape, dtype=torch.bool, device=map.device)
     return float(map[on].mean() - map[~on].mean()) if bool((~on).any()) else 0.0
 
 
 def look_ahead_share(map: Float[Tensor, "M N"]) -> float:
-    """The share of slots whose likest column lies behind their own, among slots that have a column of their own."""
-    own = min(map.shape)
-    return float((map[:own].argmax(1) > torch.arange(own, device=map.device)).float().mean())
+    """Return the share of latents whose most similar column is later than their own, among those that have one."""
+    n = min(map.shape)
+    return float((map[:n].argmax(1) > torch.arange(n, device=map.device)).float().mean())
 
 
 def gather_columns(x: Float[Tensor, "G Nc E"], index: Int[Tensor, "G n"]) -> Float[Tensor, "G n E"]:
-    """The columns that each head kept."""
+    """Gather the columns that each head selected."""
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
 
 def iter_cosines(
     slots: LatentKeysValues, teacher: TeacherChain, row: int, n: int
 ) -> Iterator[tuple[str, str, Float[Tensor, "L M N"]]]:
-    """Of one row of a batch, whose chain has `n` tokens: what is compared, against what, and the cosines: with the
-    chain, then with what is kept of it by the run's own selector."""
-    kept = teacher.choices[teacher.policy].tokens
-    index = [k.index[row][:, k.valid[row, 0]] for k in kept]
-    for against in ("chain", "kept"):
-        for what, own, theirs in zip(
-            KV_SPACES, slots, (teacher.keys, teacher.keys_before_rope, teacher.values), strict=True
-        ):
-            whole = [x[row][:, :n] for x in theirs]
-            columns = (
-                whole if against == "chain" else [gather_columns(x, at) for x, at in zip(whole, index, strict=True)]
-            )
-            yield what, against, cosine_maps([x[row] for x in own], columns)
+    """Yield space, baseline and cosines of one row of a batch, whose chain has `n` tokens."""
+    tokens = teacher.choices[teacher.policy].tokens
+    index = [columns.index[row][:, columns.valid[row, 0]] for columns in tokens]
+    spaces = (teacher.keys, teacher.keys_before_rope, teacher.values)
+    for baseline in (CHAIN, SELECTED):
+        for space, latents, teachers in zip(KV_SPACES, slots, spaces, strict=True):
+            columns = [x[row][:, :n] for x in teachers]
+            if baseline == SELECTED:
+                columns = [gather_columns(x, at) for x, at in zip(columns, index, strict=True)]
+            yield space, baseline, cosine_maps([x[row] for x in latents], columns)
 
 
 def similarity_maps(slots: LatentKeysValues, teacher: TeacherChain, row: int, n: int) -> tuple[SimilarityMap, ...]:
-    """All maps of one row of a batch."""
+    """Return all maps of one row of a batch, whose chain has `n` tokens."""
     return tuple(build_map(*found, teacher.matched_layers) for found in iter_cosines(slots, teacher, row, n))
 
 
-def build_map(space: str, baseline: str, each: Float[Tensor, "L M N"], matched_layers: Sequence[int]) -> SimilarityMap:
-    """A map of plain numbers."""
-    mean = each[list(matched_layers)].mean(0)
-    return SimilarityMap(
-        space,
-        baseline,
-        to_rows(mean),
-        tuple(to_rows(layer) for layer in each),
-        diagonal_contrast(mean),
-        look_ahead_share(mean),
-    )
+def build_map(
+    space: str, baseline: str, layers: Float[Tensor, "L M N"], matched_layers: Sequence[int]
+) -> SimilarityMap:
+    """Return a map as plain numbers."""
+    mean = layers[list(matched_layers)].mean(0)
+    rows = tuple(to_rows(layer) for layer in layers)
+    return SimilarityMap(space, baseline, to_rows(mean), rows, diagonal_contrast(mean), look_ahead_share(mean))
 
 
 def to_rows(map: Float[Tensor, "M N"]) -> MapRows:
-    """A map as numbers."""
-    return tuple(tuple(line) for line in map.tolist())
+    """Convert a map to tuples."""
+    return tuple(tuple(row) for row in map.tolist())

@@ -1,197 +1,254 @@
-"""What inspection found as one HTML page that asks for nothing, and is read without script."""
+"""The results of an inspection as an HTML page."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from markupsafe import Markup
 
-from laconic.evaluation import statistics
-from laconic.evaluation.inspection.dataset import AnswerLog, DatasetInspection
-from laconic.evaluation.inspection.kv_similarity import KV_SPACES, SimilarityMap
-from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspection
+from laconic.evaluation.inspection.dataset_page import INTERVENTION_LABELS, dataset_sections, number_labels
+from laconic.evaluation.inspection.kv_similarity import KV_SPACES
+from laconic.evaluation.inspection.logit_lens import TokenGuess
+from laconic.evaluation.inspection.question import QuestionInspection
 from laconic.evaluation.inspection.summary import (
     BASELINE_LABELS,
     DatasetSummary,
     QuestionSummary,
-    chain_word_rates,
-    compute_effects,
     correctness_suffix,
-    estimate_map_statistics,
     list_caveats,
     name_passes,
 )
-from laconic.evaluation.report import grids
-from laconic.evaluation.report.html import load_template
-from laconic.evaluation.report.runs_table import format_interval, format_percent
-from laconic.evaluation.statistics import Estimate
-
-ValueRange = tuple[float, float]
-INTERVENTION_LABELS = {
-    "zero": "zeros in their place",
-    "mean": "each slot's mean over other questions",
-    "shuffle": "the slots of the question change places",
-    "swap": "the thoughts on another question",
-    "noise": "Gaussian vectors of equal norm",
-}
+from laconic.evaluation.report.page import (
+    NO_PLOTS,
+    PagePlot,
+    PageSection,
+    PageTable,
+    facts_table,
+    render_details,
+    render_list,
+    render_page,
+    render_plots,
+    render_table,
+    render_tokens,
+)
+from laconic.evaluation.report.plots import find_value_range, has_matplotlib, plot_heat_maps, show_whitespace
+from laconic.evaluation.tables import format_percent
 
 
 def render_inspection_page(summary: QuestionSummary | DatasetSummary) -> str:
-    """The whole file."""
-    filters = {"percent": format_percent, "points": statistics.format_points, "shown": grids.show_whitespace}
-    one = isinstance(summary, QuestionSummary)
-    return load_template("inspected.html", **filters).render(
-        one=one, f=summary, about=INTERVENTION_LABELS, interval=format_interval, notes=summary.notes if one else list_caveats(summary),
-        **(question_page_context(summary) if one else dataset_page_context(summary)),
-    )  # fmt: skip
-
-
-def question_page_context(summary: QuestionSummary) -> dict[str, Any]:
-    """What the page shows of one question, beside its facts."""
-    return {
-        "passes": [list(zip(name_passes(side), side.lens.passes, strict=True)) for side in summary.runs],
-        "verdicts": [correctness_suffix(side.answer, summary) for side in summary.runs],
-        "maps": [
-            (
-                what,
-                BASELINE_LABELS[against],
-                plot_maps([(side, side.find_map(what, against)) for side in summary.runs], summary.chain),
-            )
-            for against in BASELINE_LABELS
-            for what in KV_SPACES
-            if any(side.find_map(what, against) for side in summary.runs)
-        ],
-        "kept": [plot_selection(side, summary.chain) for side in summary.runs if side.selections],
-        "alone": [(side, group_by_kind(side.slot_effects)) for side in summary.runs],
-    }
-
-
-class MapFigure(NamedTuple):
-    """A map of one run as drawn: the mean over layers, and each layer."""
-
-    name: str
-    map: SimilarityMap
-    mean_plot: Any
-    layer_plots: list[tuple[int, bool, Any]]
-
-
-def plot_maps(
-    maps: Sequence[tuple[QuestionInspection, SimilarityMap | None]], chain: Sequence[str]
-) -> tuple[list[MapFigure], ValueRange]:
-    """The same map of several runs on one scale, and that scale."""
-    there = [(side, map) for side, map in maps if map is not None]
-    scale = grids.find_value_range([map.mean for _, map in there])
-    figures_: list[MapFigure] = []
-    for side, map in there:
-        columns = chain if map.baseline == "chain" else [str(i + 1) for i in range(len(map.mean[0]))]
-        down = [str(m + 1) for m in range(len(map.mean))]
-        text = f"{side.name}: cosines of slots (down) with {map.baseline} (across), {describe_row_maxima(map.mean, columns)}"
-        mean = grids.plot_heat_map(map.mean, down, columns, scale, text, mark_max=True)
-        layers = [
-            (
-                l,
-                l in side.matched_layers,
-                grids.plot_heat_map(layer, down, columns, grids.find_value_range([layer]), f"{side.name}, layer {l}"),
-            )
-            for l, layer in enumerate(map.layers)
+    """Return the page of an inspection."""
+    title = f"Latents of {summary.runs[0].name}"
+    if isinstance(summary, QuestionSummary):
+        lead: list[str] = [Markup("<blockquote>{}</blockquote>").format(summary.text)]
+        sections, notes = question_sections(summary), summary.notes
+    else:
+        lead = [
+            f"{summary.num_questions:,} questions of {summary.name}, answered as trained and with changed latents. An "
+            "answer that stays correct when its latents are zeros, or those of another question, does not depend on "
+            "them."
         ]
-        figures_.append(MapFigure(side.name, map, mean, layers))
-    return figures_, scale
+        sections, notes = dataset_sections(summary), list_caveats(summary)
+    end = [
+        PageSection("What this does not show", [render_list(notes)] if notes else []),
+        PageSection("Runs", [facts_table(summary.facts)] if summary.facts else []),
+    ]
+    plots = [] if has_matplotlib() else [NO_PLOTS]
+    return render_page(title, [*sections, *end], [*lead, *plots])
+
+
+def question_sections(summary: QuestionSummary) -> list[PageSection]:
+    """Return the sections about one question."""
+    answers = [
+        (f"{run.name} ({run.method})", run.answer + correctness_suffix(run.answer, summary)) for run in summary.runs
+    ]
+    if summary.teacher_output is not None:
+        answers.append(("its teacher, with the chain written out", summary.teacher_output))
+    chain = render_tokens(list(map(show_whitespace, summary.chain))) if summary.chain else "none"
+    maps = [
+        block for space in KV_SPACES for baseline in BASELINE_LABELS for block in map_blocks(summary, space, baseline)
+    ]
+    return [
+        PageSection("Answers", [facts_table(answers), f"The chain, {summary.chain_source}:", chain]),
+        PageSection("Logit lens", lens_blocks(summary)),
+        PageSection("Similarity to the teacher's chain", maps),
+        PageSection(
+            "Tokens selected of the chain",
+            [block for run in summary.runs if run.selections for block in selection_blocks(run, summary.chain)],
+        ),
+        PageSection("Answers under interventions", effect_blocks(summary)),
+    ]
+
+
+def lens_blocks(summary: QuestionSummary) -> list[str]:
+    """Return the logit lens of each run."""
+    blocks = [
+        "The most likely token at each latent after each pass, with its probability in percent. A hidden state becomes "
+        "the next latent, so a token stands one column before its own. That a token can be read there does not show "
+        "that it is used."
+    ]
+    for run in summary.runs:
+        passes = list(zip(name_passes(run), run.lens.passes, strict=True))
+        header = ["pass", "bot", *(str(i + 1) for i in range(len(run.lens.top_tokens)))]
+        rows = [[name, *(shade_guess(slot[0]) for slot in row)] for name, row in passes]
+        blocks.append(render_table(PageTable(header, rows, run.name, len(header))))
+        if summary.chain:
+            blocks.append(
+                f"After the last pass, {format_percent(run.lens.share_in_chain)} % of the latents name a token of the "
+                f"chain; in order, {format_percent(run.lens.lcs_ratio)} % of it."
+            )
+        rows = [
+            [f"{name}, {'bot' if i == 0 else f'latent {i}'}", " · ".join(map(describe_guess, slot))]
+            for name, row in passes
+            for i, slot in enumerate(row)
+        ]
+        most_likely = f"The {len(passes[0][1][0])} most likely tokens of each latent"
+        blocks.append(render_details(most_likely, [render_table(PageTable((), rows, num_text_columns=2))]))
+    return blocks
+
+
+def shade_guess(guess: TokenGuess) -> Markup:
+    """Return a token with its probability, darker where that is high."""
+    percent = f"{100 * guess.probability:.0f}"
+    cell = Markup('<span class="token" style="--p: {}">{} <small>{}</small></span>')
+    return cell.format(percent, show_whitespace(guess.token), percent)
+
+
+def describe_guess(guess: TokenGuess) -> str:
+    """Return a token with its probability as text."""
+    return f"{show_whitespace(guess.token)} {format_percent(guess.probability)} %"
+
+
+def map_blocks(summary: QuestionSummary, space: str, baseline: str) -> list[str]:
+    """Return one similarity map of every run that has it, on a common scale, and its layers."""
+    found = [(run, map) for run in summary.runs if (map := run.find_map(space, baseline))]
+    if not found:
+        return []
+    num_rows, num_columns = len(found[0][1].mean), len(found[0][1].mean[0])
+    is_chain = num_columns == len(summary.chain) and baseline == "chain"
+    columns = list(summary.chain) if is_chain else number_labels(num_columns)
+    title = f"{space[0].upper()}{space[1:]}, {BASELINE_LABELS[baseline]}"
+    captions = "; ".join(
+        f"{run.name}: diagonal contrast {map.diagonal_contrast:+.3f}, look-ahead {format_percent(map.look_ahead)} %"
+        for run, map in found
+    )
+    if not has_matplotlib():
+        return [f"{title}. {captions}."]
+    alt_text = f"{title}: " + "; ".join(f"{run.name}, {describe_row_maxima(map.mean, columns)}" for run, map in found)
+    image = plot_heat_maps(
+        [(run.name, map.mean) for run, map in found],
+        number_labels(num_rows),
+        columns,
+        alt_text,
+        value_range=find_value_range([map.mean for _, map in found]),
+        mark_max=True,
+    )
+    caption = f"Cosine of each latent (down) with each token (across), mean over the matched layers. {captions}."
+    layers = [
+        PagePlot(
+            run.name,
+            "Layers that are not distilled are named so.",
+            plot_heat_maps(
+                [
+                    (f"layer {l}{'' if l in run.matched_layers else ', not distilled'}", x)
+                    for l, x in enumerate(map.layers)
+                ],
+                number_labels(num_rows),
+                columns,
+                f"{title}, {run.name}, each layer",
+            ),
+        )
+        for run, map in found
+    ]
+    return [
+        render_plots([PagePlot(title, caption, image)]),
+        render_details("Each layer, on its own scale", [render_plots(layers)]),
+    ]
 
 
 def describe_row_maxima(map: Sequence[Sequence[float]], columns: Sequence[str]) -> str:
-    """The likest column of every slot, in words."""
+    """Return the most similar column of every latent as text."""
     best = [max(range(len(row)), key=row.__getitem__) for row in map]
-    return "likest: " + ", ".join(f"{m + 1} {columns[i]} {map[m][i]:.2f}" for m, i in enumerate(best))
+    return "most similar: " + ", ".join(f"{m + 1} {columns[i]} {map[m][i]:.2f}" for m, i in enumerate(best))
 
 
-class SelectionFigure(NamedTuple):
-    """What selectors keep of one chain, as drawn."""
-
-    run: QuestionInspection
-    keeps_whole_chain: bool
-    share_plot: Any
-    class_shares: list[tuple[str, list[float]]]
-    token_classes: list[str]
-    head_plots: list[tuple[str, Any]]
-    score_plots: list[tuple[str, Any]]
-
-
-def plot_selection(run: QuestionInspection, chain: Sequence[str]) -> SelectionFigure:
-    """The shares of layers and heads that keep each token; each head; and the scores behind the run's own choice."""
+def selection_blocks(run: QuestionInspection, chain: Sequence[str]) -> list[str]:
+    """Return what each policy selects of the chain: by token, by class, by layer and head."""
+    trained = f"trained with policy {run.policy}" if run.is_distilled else "trained without KV distillation"
+    if run.selections[0].mask.all():
+        return [f"{run.name}, {trained}: all tokens, since there are as many latents as chain tokens."]
+    classes = list(dict.fromkeys(run.token_classes))
+    tokens = np.array(run.token_classes)
+    rows = [
+        [each.policy, *(format_percent(float(each.mask[..., tokens == name].mean())) for name in classes)]
+        for each in run.selections
+    ]
+    by_class = PageTable(["selected, %", *classes], rows, f"{run.name}, {trained}: share selected by token class")
+    if not has_matplotlib():
+        return [render_table(by_class)]
     heads = [f"{l}.{g}" for l in run.matched_layers for g in range(run.selections[0].mask.shape[1])]
-    names = [each.name for each in run.selections]
-    shares = [each.token_shares for each in run.selections]
-    text = "share of layers and heads that keep each chain token, by selector"
-    kinds, tokens = list(dict.fromkeys(run.token_classes)), np.array(run.token_classes)
-    return SelectionFigure(
-        run,
-        bool(run.selections[0].mask.all()),
-        grids.plot_heat_map(shares, names, chain, (0.0, 1.0), text),
-        [(each.name, [float(each.mask[..., tokens == kind].mean()) for kind in kinds]) for each in run.selections],
-        kinds,
-        [
-            (
-                each.name,
-                grids.plot_heat_map(
-                    flatten_heads(each.mask), heads, chain, (0.0, 1.0), f"kept by {each.name}, layer.head by token"
-                ),
-            )
-            for each in run.selections
-        ],
-        [
-            (
-                name,
-                grids.plot_heat_map(
-                    rows, heads, chain, grids.find_value_range([rows]), f"{name} of each token, layer.head by token"
-                ),
-            )
-            for name, rows in zip("IRS", run.scores or (), strict=False)
-        ],
+    policies = [each.policy for each in run.selections]
+    shares = plot_heat_maps(
+        [("", [each.token_shares for each in run.selections])],
+        policies,
+        chain,
+        f"{run.name}: share of layers and heads that select each chain token, by policy",
+        value_range=(0.0, 1.0),
     )
-
-
-def flatten_heads(mask: NDArray[np.bool_]) -> list[list[float]]:
-    """Layers and heads as rows."""
-    return mask.reshape(-1, mask.shape[2]).astype(float).tolist()
-
-
-def group_by_kind(effects: Sequence[ChangedAnswer]) -> Mapping[str, list[ChangedAnswer]]:
-    """Effects on single slots by what was done."""
-    return {kind: each for kind in INTERVENTION_LABELS if (each := [e for e in effects if e.spec.kind == kind])}
-
-
-def dataset_page_context(summary: DatasetSummary) -> dict[str, Any]:
-    """What the page shows of a set, beside its facts."""
-    first = summary.runs[0]
-    rows = [compute_effects(side, None if side is first else first, summary.protocol) for side in summary.runs]
-    near = sorted({key for side in summary.runs for key in side.mean_maps}, key=lambda key: KV_SPACES.index(key[0]))
-    return {
-        "base": [statistics.estimate_proportion(side.baseline.correct) for side in summary.runs],
-        "rows": rows,
-        "swaps": [next((c for c in each if c.spec[:2] == ("swap", "vectors")), None) for each in rows],
-        "swept": [estimate_sweep(side.by_iterations) for side in summary.runs],
-        "tried": sorted({n for side in summary.runs for n in side.by_iterations}),
-        "read": [chain_word_rates(side) for side in summary.runs],
-        "likeness": [estimate_map_statistics(side) for side in summary.runs],
-        "near": [(what, *plot_mean_maps(summary.runs, (what, against))) for what, against in near],
-    }
-
-
-def estimate_sweep(answered: Mapping[int, AnswerLog]) -> dict[int, Estimate]:
-    """Accuracy by test-time rounds."""
-    return {n: statistics.estimate_proportion(each.correct) for n, each in answered.items()}
-
-
-def plot_mean_maps(runs: Sequence[DatasetInspection], key: tuple[str, str]) -> tuple[list[tuple[str, Any]], ValueRange]:
-    """A mean map of every run that has it, on one scale."""
-    there = [(side, side.mean_maps[key].tolist()) for side in runs if key in side.mean_maps]
-    scale = grids.find_value_range([map for _, map in there])
-    drawn: list[tuple[str, Any]] = []
-    for side, map in there:
-        labels = [str(m + 1) for m in range(len(map))]
-        text = (
-            f"{side.name}: mean cosines of slots (down) with kept tokens (across), {describe_row_maxima(map, labels)}"
+    per_head = plot_heat_maps(
+        [(each.policy, each.mask.reshape(-1, each.mask.shape[2]).astype(float).tolist()) for each in run.selections],
+        heads,
+        chain,
+        f"{run.name}: tokens selected in each layer and head, by policy",
+        value_range=(0.0, 1.0),
+    )
+    details = [PagePlot("Selected in each layer and head", "", per_head)]
+    if run.scores:
+        names = ("importance I", "redundancy R", f"score S of {run.policy}")
+        scores = plot_heat_maps(
+            list(zip(names, run.scores, strict=True)), heads, chain, f"{run.name}: scores of each token"
         )
-        drawn.append((side.name, grids.plot_heat_map(map, labels, labels, scale, text, mark_max=True)))
-    return drawn, scale
+        details.append(PagePlot("Scores", "", scores))
+    return [
+        render_plots([PagePlot(run.name, f"{trained}: share of layers and heads that select each token", shares)]),
+        render_table(by_class),
+        render_details("Every layer and head, and scores", [render_plots(details)]),
+    ]
+
+
+def effect_blocks(summary: QuestionSummary) -> list[str]:
+    """Return the answers of every run under interventions."""
+    runs, changed = summary.runs, Markup("<b>{}</b> <small>changed</small>")
+    rows: list[list[str]] = [["none", "", *(run.answer for run in runs)]]
+    for effect in runs[0].effects:
+        row = [effect.spec.kind, effect.spec.target]
+        for run in runs:
+            found = next((x for x in run.effects if x.spec == effect.spec), None)
+            cell = "–" if found is None else found.answer
+            if found is not None and found.answer != run.answer:
+                cell = changed.format(found.answer or "(nothing)")
+            if found is not None and found.donor_answer is not None:
+                cell = Markup("{} <small>donor: {}</small>").format(cell, found.donor_answer)
+            row.append(cell)
+        rows.append(row)
+    header = ["intervention", "on", *(run.name for run in runs)]
+    blocks = [
+        "One question shows what can happen, not how often; laconic inspect RUN --task SET asks many.",
+        render_table(PageTable(header, rows, num_text_columns=len(header))),
+    ]
+    for run in runs:
+        kinds = dict.fromkeys(effect.spec.kind for effect in run.slot_effects)
+        rows = [
+            [
+                kind,
+                *(
+                    changed.format(x.answer) if x.answer != run.answer else x.answer
+                    for x in run.slot_effects
+                    if x.spec.kind == kind
+                ),
+            ]
+            for kind in kinds
+        ]
+        header = ["latent", *number_labels(len(run.lens.top_tokens))]
+        if rows:
+            caption = f"{run.name}: one latent at a time, {run.slot_effects[0].spec.target}"
+            blocks.append(render_table(PageTable(header, rows, caption, len(header))))
+    return [*blocks, render_details("The interventions", [facts_table(list(INTERVENTION_LABELS.items()))])]

@@ -1,8 +1,8 @@
-"""One question looked into: words in the thoughts, likeness to a chain, what is kept of it, answers under edits."""
+"""Inspect one question: logit lens, similarity to a chain, what is selected of it, answers under interventions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,19 +10,20 @@ import torch
 from laconic.batches import ReasoningBatch
 from laconic.evaluation.inspection import dataset as inspection_dataset
 from laconic.evaluation.inspection import interventions, kv_selection, kv_similarity
+from laconic.evaluation.inspection.inspected_run import InspectedRun, TeacherChain, latent_keys_values
 from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec
 from laconic.evaluation.inspection.kv_selection import ChainSelection
 from laconic.evaluation.inspection.kv_similarity import MapRows, SimilarityMap, to_rows
 from laconic.evaluation.inspection.logit_lens import LogitLens, apply_logit_lens
-from laconic.evaluation.inspection.subject import InspectedRun, TeacherChain, latent_keys_values
 from laconic.interfaces import TrainingData
 from laconic.latent.rollout import LatentRollout
 
-MAX_DONOR_TRIES = 8  # other questions, of which one with another answer is the donor
+MAX_DONOR_TRIES = 8
+MEANS_BATCH_SIZE = 64
 
 
 class ChangedAnswer(NamedTuple):
-    """The answer under an intervention; of a swap, what the donor's question is answered with."""
+    """The answer under an intervention; for "swap" also the answer to the donor's question."""
 
     spec: InterventionSpec
     answer: str
@@ -30,7 +31,7 @@ class ChangedAnswer(NamedTuple):
 
 
 class SelectionScores(NamedTuple):
-    """Importance, redundancy, and the score that the run's selector goes by: a row for each layer and head matched."""
+    """Importance, redundancy and the score of the run's policy: a row for each matched layer and head."""
 
     I: MapRows
     R: MapRows
@@ -41,8 +42,22 @@ class SelectionScores(NamedTuple):
 class QuestionInspection:
     """A run on one question. Without a teacher or a chain there are no maps, selections and scores.
 
-    `own` is the run's selector and `matched` its layers, if it was `taught` by what is kept; else those it is shown by;
-    `stands` says what is kept for each slot. `alone` are effects on single slots.
+    Attributes:
+        name: Title of the run.
+        method: Its method.
+        num_iterations: Jacobi iterations of training; None for sequential latents.
+        answer: The generated text.
+        lens: The logit lens.
+        maps: Similarity of latents with the chain.
+        selections: What each policy selects of the chain.
+        token_classes: Class of each chain token.
+        scores: Scores of the run's own policy.
+        policy: That policy.
+        matched_layers: Layers that are distilled, or would be.
+        is_distilled: Whether the run was trained to match the selection.
+        best_tokens: The chain token that most heads assign to each latent.
+        effects: Answers under interventions.
+        slot_effects: Answers under interventions on single latents.
     """
 
     name: str
@@ -63,11 +78,11 @@ class QuestionInspection:
 
     @property
     def selection(self) -> ChainSelection | None:
-        """What the run's own selector keeps."""
-        return next((each for each in self.selections if each.name == self.policy), None)
+        """What the run's own policy selects."""
+        return next((each for each in self.selections if each.policy == self.policy), None)
 
     def find_map(self, space: str, baseline: str) -> SimilarityMap | None:
-        """The map of keys or values against the chain, or against what is kept of it."""
+        """Return the map of a space against the chain or against its selected tokens."""
         return next((map for map in self.maps if (map.space, map.baseline) == (space, baseline)), None)
 
 
@@ -81,16 +96,25 @@ def inspect_question(
     top: int = 5,
     seed: int = 0,
 ) -> QuestionInspection:
-    """A run on the one question of `asked`, beside the chain in it; `others` are questions for `mean` and `swap`."""
+    """Inspect a run on one question.
+
+    Args:
+        run: The run.
+        batch: The question, with its chain.
+        specs: Interventions to try.
+        others: Other questions, for "mean" and "swap".
+        top: Tokens per latent in the logit lens.
+        seed: Seed of the interventions.
+    """
     batch = batch.to(run.device)
-    own = run.think(batch, trace=True)
-    answer = inspection_dataset.answer_after_rollout(run, batch, own).texts[0]
-    words = apply_logit_lens(own, batch, run.logits, run.decode_token, top)
-    found = QuestionInspection(run.name, run.method, run.num_iterations, answer, words)
+    rollout = run.think(batch, record_passes=True)
+    answer = inspection_dataset.answer_after_rollout(run, batch, rollout).texts[0]
+    lens = apply_logit_lens(rollout, batch, run.decoder.logits, run.decode_token, top)
+    inspection = QuestionInspection(run.name, run.method, run.num_iterations, answer, lens)
     n = int(batch.chain_mask.sum())
     if run.teacher_chain is not None and n:
-        found = with_chain(found, run, batch, own, run.teacher_chain(batch), n)
-    return with_interventions(found, run, batch, own, specs, others, seed)
+        inspection = with_chain(inspection, run, batch, rollout, run.teacher_chain(batch), n)
+    return with_interventions(inspection, run, batch, rollout, specs, others, seed)
 
 
 def with_chain(
@@ -101,22 +125,22 @@ def with_chain(
     teacher: TeacherChain,
     n: int,
 ) -> QuestionInspection:
-    """The same with all that a chain of `n` tokens is asked for."""
-    words, steps = kv_selection.decode_chain(batch, 0, run.decode_token)
+    """Add the comparison with a chain of `n` tokens."""
+    tokens, steps = kv_selection.decode_chain(batch, 0, run.decode_token)
     I, R, S = (
-        to_rows(torch.cat([each[l][0, :, :n] for l in teacher.matched_layers]).float())
-        for each in (teacher.I, teacher.R, teacher.choices[teacher.policy].S)
+        to_rows(torch.cat([scores[l][0, :, :n] for l in teacher.matched_layers]).float())
+        for scores in (teacher.I, teacher.R, teacher.choices[teacher.policy].S)
     )
     return replace(
         inspection,
         maps=kv_similarity.similarity_maps(latent_keys_values(run.decoder, rollout), teacher, 0, n),
         selections=kv_selection.chain_selections(teacher, 0, n),
-        token_classes=kv_selection.classify_tokens(words, steps),
+        token_classes=kv_selection.classify_tokens(tokens, steps),
         scores=SelectionScores(I, R, S),
         policy=teacher.policy,
         matched_layers=teacher.matched_layers,
         is_distilled=teacher.is_distilled,
-        best_tokens=kv_selection.best_token_per_slot(teacher, words),
+        best_tokens=kv_selection.best_token_per_slot(teacher, tokens),
     )
 
 
@@ -129,38 +153,43 @@ def with_interventions(
     others: TrainingData | None,
     seed: int,
 ) -> QuestionInspection:
-    """The same with the answers under each intervention, and where that is `zero` or `swap`, of each slot alone."""
-    means = (
-        inspection_dataset.reference_means_of(run, others, 64)
-        if others is not None and len(others) >= inspection_dataset.MIN_REFERENCE_QUESTIONS
-        else None
-    )
-    donor, theirs = find_donor(inspection, run, others)
-    given = InterventionInputs(rollout, np.zeros(1, dtype=np.int64), seed, donor, means)
+    """Add the answers under each intervention that is possible, and of "zero" and "swap" for each latent alone."""
+    has_reference = others is not None and len(others) >= inspection_dataset.MIN_REFERENCE_QUESTIONS
+    means = inspection_dataset.reference_means_of(run, others, MEANS_BATCH_SIZE) if others and has_reference else None
+    donor_rollout, donor_answer = find_donor(inspection, run, others)
+    inputs = InterventionInputs(rollout, np.zeros(1, dtype=np.int64), seed, donor_rollout, means)
     M = rollout.latents.shape[1]
 
-    def effect(intervention: InterventionSpec) -> ChangedAnswer:
-        changed = inspection_dataset.answer_after_rollout(
-            run, batch, interventions.run_intervention(run, batch, intervention, given)
-        ).texts[0]
-        return ChangedAnswer(intervention, changed, theirs if intervention.kind == "swap" else None)
+    def change_answer(spec: InterventionSpec) -> ChangedAnswer:
+        changed = interventions.run_intervention(run, batch, spec, inputs)
+        answer = inspection_dataset.answer_after_rollout(run, batch, changed).texts[0]
+        return ChangedAnswer(spec, answer, donor_answer if spec.kind == "swap" else None)
 
-    there = {"zero": True, "noise": True, "shuffle": M > 1, "mean": means is not None, "swap": donor is not None}
-    wanted = [each for each in specs if there[each.kind]]
-    where = "vectors" if any(each.target == "vectors" for each in wanted) else "cache"
-    whole = [each for each in wanted if each.kind in ("zero", "swap") and each.target == where]
-    single = [each._replace(slots=(m,)) for each in whole for m in interventions.resolve_slots(each, M)]
-    return replace(inspection, effects=tuple(map(effect, wanted)), slot_effects=tuple(map(effect, single)))
+    is_possible = {
+        "zero": True,
+        "noise": True,
+        "shuffle": M > 1,
+        "mean": means is not None,
+        "swap": donor_rollout is not None,
+    }
+    possible = [spec for spec in specs if is_possible[spec.kind]]
+    target = "vectors" if any(spec.target == "vectors" for spec in possible) else "cache"
+    by_slot = [spec for spec in possible if spec.kind in ("zero", "swap") and spec.target == target]
+    single = [spec._replace(slots=(m,)) for spec in by_slot for m in interventions.resolve_slots(spec, M)]
+    effects, slot_effects = tuple(map(change_answer, possible)), tuple(map(change_answer, single))
+    return replace(inspection, effects=effects, slot_effects=slot_effects)
 
 
 def find_donor(
     inspection: QuestionInspection, run: InspectedRun, others: TrainingData | None
 ) -> tuple[LatentRollout | None, str | None]:
-    """Thoughts on another question, and the answer that they give: the first of a few that is another answer."""
-    for row in range(min(MAX_DONOR_TRIES, len(others)) if others is not None else 0):
-        asked: Any = inspection_dataset.load_batch(run, others, np.array([row])) if others is not None else None
-        rolled = run.think(asked, trace=True)
-        answer = inspection_dataset.answer_after_rollout(run, asked, rolled).texts[0]
+    """Return the latents of another question and their answer: of the first few, one with a different answer."""
+    if others is None:
+        return None, None
+    for row in range(min(MAX_DONOR_TRIES, len(others))):
+        batch = inspection_dataset.load_batch(run, others, np.array([row]))
+        rollout = run.think(batch, record_passes=True)
+        answer = inspection_dataset.answer_after_rollout(run, batch, rollout).texts[0]
         if answer != inspection.answer:
-            return rolled, answer
+            return rollout, answer
     return None, None

@@ -1,4 +1,4 @@
-"""What inspection found: the figures that are made of it, as JSON and as lines for a terminal."""
+"""Results of an inspection: effects of interventions with their significance, as JSON and as text for a terminal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,29 @@ from laconic.data.reasoning.answer_matching import AnswerProtocol
 from laconic.evaluation import statistics
 from laconic.evaluation.inspection.dataset import DatasetInspection
 from laconic.evaluation.inspection.interventions import InterventionSpec
+from laconic.evaluation.inspection.kv_similarity import CHAIN, SELECTED
 from laconic.evaluation.inspection.question import QuestionInspection
-from laconic.evaluation.report.runs_table import format_interval, format_percent
 from laconic.evaluation.statistics import Difference, Estimate
+from laconic.evaluation.tables import format_interval, format_percent
 
-BASELINE_LABELS = {"chain": "with the chain", "kept": "with the tokens kept of it"}
+BASELINE_LABELS = {CHAIN: "with the chain", SELECTED: "with the selected tokens"}
 
 
 @dataclass(frozen=True)
 class QuestionSummary:
-    """One question, its chain and where that comes from, and what each run makes of it; the first is the one meant."""
+    """One question as each run answers it; the first run is the inspected one, the others are baselines.
+
+    Attributes:
+        text: The question.
+        chain_source: Where the chain comes from.
+        chain: Its tokens.
+        gold: The gold answer, if known.
+        teacher_output: What the run's teacher generated, if the chain is its own.
+        runs: One inspection per run.
+        protocol: How answers are matched.
+        notes: What the results leave open.
+        facts: Names and values about the runs.
+    """
 
     text: str
     chain_source: str
@@ -34,7 +47,10 @@ class QuestionSummary:
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """A set of questions, and what each run makes of it; the first is the one meant."""
+    """A set of questions as each run answers it; the first run is the inspected one.
+
+    `majority_baseline` is the most frequent gold answer and its share.
+    """
 
     name: str
     protocol: AnswerProtocol
@@ -45,14 +61,21 @@ class DatasetSummary:
 
     @property
     def num_questions(self) -> int:
-        """How many questions were asked."""
+        """Number of questions asked."""
         return len(self.runs[0].baseline.is_correct)
 
 
 class InterventionEffect(NamedTuple):
-    """An edit of one run: its accuracy, the paired change, whether that may be called one, the share of answers that
-    became the donor's (of other edits than swap: that would be its donor's, by chance), and the change less that of
-    the first run."""
+    """The effect of an intervention on one run.
+
+    Attributes:
+        spec: The intervention.
+        accuracy: Accuracy under it.
+        change: Paired difference to the accuracy without it.
+        is_significant: Whether the change holds after Holm's correction.
+        donor_share: Share of answers that become the donor's; for kinds other than "swap" that is chance.
+        difference_to_first: The change minus that of the first run.
+    """
 
     spec: InterventionSpec
     accuracy: Estimate
@@ -65,36 +88,52 @@ class InterventionEffect(NamedTuple):
 def compute_effects(
     run: DatasetInspection, first: DatasetInspection | None, protocol: AnswerProtocol
 ) -> list[InterventionEffect]:
-    """The edits of a run, with Holm's correction over them; `first` is the run that it is compared with."""
-    plain = run.baseline.correct
-    each = [statistics.paired_difference(answered.correct, plain) for answered in run.by_intervention.values()]
-    claims = statistics.find_significant(each)
-    made: list[InterventionEffect] = []
-    for (key, answered), change, claim in zip(run.by_intervention.items(), each, claims, strict=True):
-        became, apart = run.changed_to_donor(key, protocol), None
+    """Return the effects of all interventions on a run, with Holm's correction over them.
+
+    Args:
+        run: The run.
+        first: The run it is compared with, or None.
+        protocol: How answers are matched.
+    """
+    baseline = run.baseline.correct
+    changes = [statistics.paired_difference(log.correct, baseline) for log in run.by_intervention.values()]
+    significant = statistics.find_significant(changes)
+    effects: list[InterventionEffect] = []
+    for (spec, log), change, is_clear in zip(run.by_intervention.items(), changes, significant, strict=True):
+        to_donor, difference = run.changed_to_donor(spec, protocol), None
         if first is not None:
-            other = first.by_intervention[key].correct - first.baseline.correct
-            apart = statistics.paired_difference(answered.correct - plain, other)
-        donor = statistics.estimate_proportion(became) if len(became) else None
-        made.append(
-            InterventionEffect(key, statistics.estimate_proportion(answered.correct), change, claim, donor, apart)
-        )
-    return made
+            other = first.by_intervention[spec].correct - first.baseline.correct
+            difference = statistics.paired_difference(log.correct - baseline, other)
+        donor_share = statistics.estimate_proportion(to_donor) if len(to_donor) else None
+        accuracy = statistics.estimate_proportion(log.correct)
+        effects.append(InterventionEffect(spec, accuracy, change, is_clear, donor_share, difference))
+    return effects
+
+
+def effects_per_run(summary: DatasetSummary) -> list[list[InterventionEffect]]:
+    """Return the effects on every run; those after the first are compared with it."""
+    first = summary.runs[0]
+    return [compute_effects(run, None if run is first else first, summary.protocol) for run in summary.runs]
 
 
 def chain_word_rates(run: DatasetInspection) -> dict[str, dict[str, float | int]]:
-    """How far thoughts name their chain, for right answers, for wrong ones, and for all; those with a chain count."""
-    right, there = run.baseline.correct > 0, ~np.isnan(run.chain_word_rates[:, 0])
-    found: dict[str, dict[str, float | int]] = {}
-    for name, some in (("right", there & right), ("wrong", there & ~right), ("all", there)):
+    """Return how often latents name tokens of their chain, for correct answers, wrong ones and all."""
+    is_correct, has_chain = run.baseline.correct > 0, ~np.isnan(run.chain_word_rates[:, 0])
+    rates: dict[str, dict[str, float | int]] = {}
+    for name, some in (("correct", has_chain & is_correct), ("wrong", has_chain & ~is_correct), ("all", has_chain)):
         if some.any():
-            spoken, elsewhere, common = (float(x) for x in run.chain_word_rates[some].mean(0))
-            found[name] = {"questions": int(some.sum()), "spoken": spoken, "elsewhere": elsewhere, "common": common}
-    return found
+            own, other, lcs = (float(x) for x in run.chain_word_rates[some].mean(0))
+            rates[name] = {
+                "questions": int(some.sum()),
+                "share_in_chain": own,
+                "share_in_other_chain": other,
+                "lcs_ratio": lcs,
+            }
+    return rates
 
 
 def estimate_map_statistics(run: DatasetInspection) -> dict[tuple[str, str], tuple[Estimate, Estimate]]:
-    """Contrast and look-ahead of each map, mean over questions with their intervals."""
+    """Return diagonal contrast and look-ahead of each map, mean over questions."""
     return {
         key: (statistics.estimate_mean(x[:, 0]), statistics.estimate_mean(x[:, 1]))
         for key, x in run.map_statistics.items()
@@ -102,192 +141,191 @@ def estimate_map_statistics(run: DatasetInspection) -> dict[tuple[str, str], tup
 
 
 def list_caveats(summary: DatasetSummary) -> list[str]:
-    """What the accuracy itself does not allow to say, then the notes on the set."""
-    made: list[str] = []
-    for side in summary.runs:
-        base = statistics.estimate_proportion(side.baseline.correct)
-        if base.low <= summary.majority_baseline[1]:
-            made.append(
-                f"{side.name} is not shown to be above the majority floor ({format_percent(base.mean)} % right, floor "
-                f"{format_percent(summary.majority_baseline[1])} %): where little is right, that an edit costs nothing says nothing."
+    """Return what the accuracy does not allow to conclude, then the notes on the set."""
+    floor, caveats = summary.majority_baseline[1], list[str]()
+    for run in summary.runs:
+        accuracy = statistics.estimate_proportion(run.baseline.correct)
+        if accuracy.low <= floor:
+            caveats.append(
+                f"{run.name} is not shown to be above the majority baseline ({format_percent(accuracy.mean)} % correct, "
+                f"baseline {format_percent(floor)} %): an intervention that costs nothing then says nothing."
             )
-    return [*made, *summary.notes]
+    return [*caveats, *summary.notes]
 
 
 def spec_to_json(spec: InterventionSpec) -> dict[str, Any]:
-    """An intervention as JSON holds it; slots count from 1."""
-    at = None if spec.slots is None else [m + 1 for m in spec.slots]
-    return {"edit": spec.kind, "where": spec.target, "slots": at}
+    """Return an intervention as JSON; slots are counted from 1."""
+    slots = None if spec.slots is None else [m + 1 for m in spec.slots]
+    return {"intervention": spec.kind, "target": spec.target, "slots": slots}
 
 
 def summary_to_json(summary: QuestionSummary | DatasetSummary) -> dict[str, Any]:
-    """All figures as JSON holds them."""
+    """Return all results as JSON."""
     return question_to_json(summary) if isinstance(summary, QuestionSummary) else dataset_to_json(summary)
 
 
 def question_to_json(summary: QuestionSummary) -> dict[str, Any]:
-    """One question."""
-    about = {
+    """Return the results on one question as JSON."""
+    return {
+        "schema": 2,
         "question": summary.text,
         "chain": summary.chain,
         "chain_source": summary.chain_source,
         "gold": summary.gold,
-    }
-    return {
-        "schema": 1,
-        **about,
-        "teacher": summary.teacher_output,
+        "teacher_output": summary.teacher_output,
         "runs": [
             {
-                "run": side.name,
-                "method": side.method,
-                "answer": side.answer,
-                "passes": [[[g._asdict() for g in slot] for slot in row] for row in side.lens.passes],
-                "spoken": side.lens.share_in_chain,
-                "common": side.lens.lcs_ratio,
-                "matched": side.matched_layers,
-                "maps": [map._asdict() for map in side.maps],
-                "token_classes": side.token_classes,
-                "selector": side.policy,
-                "scores": side.scores and side.scores._asdict(),
-                "kept": {each.name: each.mask.astype(int).tolist() for each in side.selections},
-                "edits": [spec_to_json(e.spec) | {"answer": e.answer, "donor": e.donor_answer} for e in side.effects],
-                "alone": [
-                    spec_to_json(e.spec) | {"answer": e.answer, "donor": e.donor_answer} for e in side.slot_effects
-                ],
+                "run": run.name,
+                "method": run.method,
+                "answer": run.answer,
+                "passes": [[[guess._asdict() for guess in slot] for slot in row] for row in run.lens.passes],
+                "share_in_chain": run.lens.share_in_chain,
+                "lcs_ratio": run.lens.lcs_ratio,
+                "matched_layers": run.matched_layers,
+                "maps": [map._asdict() for map in run.maps],
+                "token_classes": run.token_classes,
+                "policy": run.policy,
+                "scores": run.scores and run.scores._asdict(),
+                "selections": {each.policy: each.mask.astype(int).tolist() for each in run.selections},
+                **{
+                    name: [spec_to_json(e.spec) | {"answer": e.answer, "donor_answer": e.donor_answer} for e in effects]
+                    for name, effects in (("effects", run.effects), ("slot_effects", run.slot_effects))
+                },
             }
-            for side in summary.runs
+            for run in summary.runs
         ],
         "notes": list(summary.notes),
     }
 
 
 def dataset_to_json(summary: DatasetSummary) -> dict[str, Any]:
-    """A set."""
-    first = summary.runs[0]
-    floor = {"answer": summary.majority_baseline[0], "share": summary.majority_baseline[1]}
-    about = {"set": summary.name, "questions": summary.num_questions, "protocol": summary.protocol.name, "floor": floor}
+    """Return the results on a set as JSON."""
     return {
-        "schema": 1,
-        **about,
+        "schema": 2,
+        "dataset": summary.name,
+        "questions": summary.num_questions,
+        "protocol": summary.protocol.name,
+        "majority_baseline": dict(zip(("answer", "share"), summary.majority_baseline, strict=True)),
         "runs": [
             {
-                "run": side.name,
-                "method": side.method,
-                "accuracy": statistics.estimate_proportion(side.baseline.correct)._asdict(),
-                "edits": [
-                    spec_to_json(c.spec)
-                    | {
-                        "accuracy": c.accuracy._asdict(),
-                        "change": c.change._asdict() | {"claim": c.is_significant},
-                        "became_donors": c.donor_share and c.donor_share._asdict(),
-                        "less_first": c.difference_to_first and c.difference_to_first._asdict(),
-                    }
-                    for c in compute_effects(side, None if side is first else first, summary.protocol)
-                ],
-                "rounds": {
-                    str(n): statistics.estimate_proportion(x.correct)._asdict() for n, x in side.by_iterations.items()
+                "run": run.name,
+                "method": run.method,
+                "accuracy": statistics.estimate_proportion(run.baseline.correct)._asdict(),
+                "effects": [effect_to_json(effect) for effect in effects],
+                "iterations": {
+                    str(n): statistics.estimate_proportion(log.correct)._asdict()
+                    for n, log in run.by_iterations.items()
                 },
-                "trained_rounds": side.trained_iterations,
-                "words": chain_word_rates(side),
-                "likeness": [
-                    {"what": what, "against": against, "contrast": a._asdict(), "ahead": b._asdict()}
-                    for (what, against), (a, b) in estimate_map_statistics(side).items()
+                "trained_iterations": run.trained_iterations,
+                "chain_words": chain_word_rates(run),
+                "similarity": [
+                    {"space": space, "baseline": baseline, "diagonal_contrast": a._asdict(), "look_ahead": b._asdict()}
+                    for (space, baseline), (a, b) in estimate_map_statistics(run).items()
                 ],
-                "near": [
-                    {"what": what, "map": map.tolist(), "questions": side.num_full_chains}
-                    for (what, _), map in side.mean_maps.items()
+                "mean_maps": [
+                    {"space": space, "map": map.tolist(), "questions": run.num_full_chains}
+                    for (space, _), map in run.mean_maps.items()
                 ],
-                "selectors": [habit._asdict() for habit in side.selector_statistics],
-                "kept_whole": side.num_unreduced_chains,
+                "selectors": [each._asdict() for each in run.selector_statistics],
+                "unreduced_chains": run.num_unreduced_chains,
             }
-            for side in summary.runs
+            for run, effects in zip(summary.runs, effects_per_run(summary), strict=True)
         ],
         "notes": list_caveats(summary),
     }
 
 
+def effect_to_json(effect: InterventionEffect) -> dict[str, Any]:
+    """Return an effect as JSON."""
+    return spec_to_json(effect.spec) | {
+        "accuracy": effect.accuracy._asdict(),
+        "change": effect.change._asdict() | {"is_significant": effect.is_significant},
+        "donor_share": effect.donor_share and effect.donor_share._asdict(),
+        "difference_to_first": effect.difference_to_first and effect.difference_to_first._asdict(),
+    }
+
+
 def format_summary(summary: QuestionSummary | DatasetSummary) -> str:
-    """What a terminal shows."""
+    """Return the results as text for a terminal."""
     return "\n".join(format_question(summary) if isinstance(summary, QuestionSummary) else format_dataset(summary))
 
 
 def format_question(summary: QuestionSummary) -> list[str]:
-    """One question in lines."""
+    """Return the results on one question as lines."""
     lines = [summary.text, f"chain, {summary.chain_source}: {''.join(summary.chain) or 'none'}"]
     if summary.teacher_output is not None:
         lines.append(f"the teacher writes: {summary.teacher_output}")
-    for side in summary.runs:
+    for run in summary.runs:
         lines += [
             "",
-            f"{side.name} ({side.method}) answers {side.answer.strip()}{correctness_suffix(side.answer, summary)}",
+            f"{run.name} ({run.method}) answers {run.answer.strip()}{correctness_suffix(run.answer, summary)}",
         ]
-        for name, row in zip(name_passes(side), side.lens.passes, strict=True):
-            lines.append(f"  {name:<13}" + " ".join(f"{slot[0].token.strip() or '␣'}" for slot in row))
+        for name, row in zip(name_passes(run), run.lens.passes, strict=True):
+            lines.append(f"  {name:<13}" + " ".join(slot[0].token.strip() or "␣" for slot in row))
         if summary.chain:
             lines.append(
-                f"  {format_percent(side.lens.share_in_chain)} % of the slots name a word of the chain; in order, "
-                f"{format_percent(side.lens.lcs_ratio)} % of it"
+                f"  {format_percent(run.lens.share_in_chain)} % of the latents name a token of the chain; in order, "
+                f"{format_percent(run.lens.lcs_ratio)} % of it"
             )
         lines += [
-            f"  {map.space} {BASELINE_LABELS[map.baseline]}: diagonal less rest {map.diagonal_contrast:+.3f}, looking ahead "
-            f"{format_percent(map.look_ahead)} %"
-            for map in side.maps
+            f"  {map.space} {BASELINE_LABELS[map.baseline]}: diagonal contrast {map.diagonal_contrast:+.3f}, "
+            f"look-ahead {format_percent(map.look_ahead)} %"
+            for map in run.maps
         ]
         lines += [
-            f"  {e.spec.kind} in {e.spec.target}: {e.answer.strip()}"
-            + (f" (the donor's is {e.donor_answer.strip()})" if e.donor_answer else "")
-            for e in side.effects
+            f"  {effect.spec.kind} in {effect.spec.target}: {effect.answer.strip()}"
+            + (f" (the donor's answer is {effect.donor_answer.strip()})" if effect.donor_answer else "")
+            for effect in run.effects
         ]
     return [*lines, "", *summary.notes]
 
 
 def format_dataset(summary: DatasetSummary) -> list[str]:
-    """A set in lines."""
-    first = summary.runs[0]
-    floor = f'majority floor {format_percent(summary.majority_baseline[1])} % (always "{summary.majority_baseline[0]}")'
-    lines = [f"{summary.num_questions:,} questions of {summary.name}, judged by {summary.protocol.name}; {floor}"]
-    for side in summary.runs:
-        base = statistics.estimate_proportion(side.baseline.correct)
-        lines += ["", f"{side.name} ({side.method}): {format_percent(base.mean)} % right ({format_interval(base)})"]
-        for c in compute_effects(side, None if side is first else first, summary.protocol):
-            became = (
-                f"; {format_percent(c.donor_share.mean)} % become the donor's"
-                if c.donor_share and c.spec.kind == "swap"
-                else ""
-            )
-            apart = (
-                f"; less {first.name}'s: {format_difference(c.difference_to_first)}" if c.difference_to_first else ""
-            )
-            where = f"{c.spec.kind} in {c.spec.target}"
-            sentence = statistics.describe_difference(c.change, c.is_significant)
-            lines.append(f"  {where:<18}{format_percent(c.accuracy.mean):>6} %  {sentence}{became}{apart}")
-        swept = ", ".join(f"{n}: {format_percent(float(x.correct.mean()))} %" for n, x in side.by_iterations.items())
-        lines += [f"  right by rounds: {swept}"] if swept else []
+    """Return the results on a set as lines."""
+    answer, floor = summary.majority_baseline
+    lines = [
+        f"{summary.num_questions:,} questions of {summary.name}, protocol {summary.protocol.name}; majority baseline "
+        f'{format_percent(floor)} % (always "{answer}")'
+    ]
+    first = summary.runs[0].name
+    for run, effects in zip(summary.runs, effects_per_run(summary), strict=True):
+        accuracy = statistics.estimate_proportion(run.baseline.correct)
+        lines += ["", f"{run.name} ({run.method}): {format_percent(accuracy.mean)} % ({format_interval(accuracy)})"]
+        for effect in effects:
+            text = statistics.describe_difference(effect.change, effect.is_significant)
+            if effect.donor_share and effect.spec.kind == "swap":
+                text += f"; {format_percent(effect.donor_share.mean)} % become the donor's answer"
+            if effect.difference_to_first:
+                text += f"; minus {first}'s: {format_difference(effect.difference_to_first)}"
+            name = f"{effect.spec.kind} in {effect.spec.target}"
+            lines.append(f"  {name:<18}{format_percent(effect.accuracy.mean):>6} %  {text}")
+        sweep = ", ".join(f"{n}: {format_percent(float(x.correct.mean()))} %" for n, x in run.by_iterations.items())
+        lines += [f"  accuracy by Jacobi iterations: {sweep}"] if sweep else []
         lines += [
-            f"  {name} answers ({x['questions']}): {format_percent(x['spoken'])} % of slots name a word of the chain, "
-            f"{format_percent(x['elsewhere'])} % one of another question's; in order, {format_percent(x['common'])} % of the chain"
-            for name, x in chain_word_rates(side).items()
+            f"  {name} answers ({x['questions']}): {format_percent(x['share_in_chain'])} % of latents name a token of "
+            f"the chain, {format_percent(x['share_in_other_chain'])} % one of another question's; in order, "
+            f"{format_percent(x['lcs_ratio'])} % of the chain"
+            for name, x in chain_word_rates(run).items()
         ]
     return [*lines, "", *list_caveats(summary)]
 
 
 def correctness_suffix(answer: str, summary: QuestionSummary) -> str:
-    """Whether an answer is the one given, by the protocol."""
+    """Return whether an answer matches the gold one; empty if that is unknown."""
     if summary.gold is None:
         return ""
     prediction = summary.protocol.extract(answer)
-    right = prediction is not None and summary.protocol.is_correct(prediction, summary.gold)
-    return ", right" if right else f", asked was {summary.gold.strip()}"
+    is_correct = prediction is not None and summary.protocol.is_correct(prediction, summary.gold)
+    return ", correct" if is_correct else f", expected {summary.gold.strip()}"
 
 
 def name_passes(run: QuestionInspection) -> list[str]:
-    """What the passes over the slots are called; thoughts made one after the other have one."""
-    rounds = [f"round {t}" for t in range(1, len(run.lens.passes))]
-    return ["in turn"] if run.num_iterations is None else ["placeholders", *rounds]
+    """Return a name for each pass over the latents; sequential latents have one."""
+    iterations = [f"iteration {t}" for t in range(1, len(run.lens.passes))]
+    return ["sequential"] if run.num_iterations is None else ["placeholders", *iterations]
 
 
 def format_difference(difference: Difference) -> str:
-    """A difference in points with its interval."""
+    """Return a difference in points with its interval."""
     low, high = statistics.format_points(difference.low), statistics.format_points(difference.high)
     return f"{statistics.format_points(difference.mean)} ({low} to {high})"

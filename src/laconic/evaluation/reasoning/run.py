@@ -114,7 +114,7 @@ def answer_function(
     device = run.parts.decoder.token_embedding.weight.device
 
     def answer(batch: Any) -> AnswerBatch:
-        return answer_questions(run.method, batch.to(device), decoding, teacher=with_cot)
+        return answer_questions(run.method, batch.to(device), decoding, with_cot=with_cot)
 
     def answer_interruptibly(batch: Any) -> AnswerBatch:
         with cast(StopSignal, stop).interruptible():

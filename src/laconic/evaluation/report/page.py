@@ -1,4 +1,4 @@
-"""HTML pages: one template for all of them; a page is self-contained, runs no script and follows light and dark mode."""
+"""HTML pages from one template: self-contained, without scripts, in light and dark mode."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,6 +67,13 @@ def render_plots(plots: Sequence[PagePlot]) -> Markup:
 def render_details(summary: str, blocks: Sequence[str | Markup]) -> Markup:
     """Return blocks that are folded until the reader opens them."""
     return _render_macro("details", summary, blocks)
+
+
+def render_tokens(tokens: Sequence[str]) -> Markup:
+    """Return tokens in boxes, one after the other."""
+    return Markup("<p>{}</p>").format(
+        Markup(" ").join(Markup('<span class="token">{}</span>').format(t) for t in tokens)
+    )
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> Markup:

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 STYLE_SHEET = Path(__file__).with_name("laconic.mplstyle")
 # Colour cycles for both schemes, distinguishable without red-green vision (after Okabe and Ito).
 DARK_CYCLE = ("e6e9ed", "e6a532", "98a2ad", "4cc3b5", "de8fd4", "78a9ff", "ff9466", "a3d65c")
 DARK_TEXT, DARK_LINE = "9aa4b0", "363d46"
+NEUTRAL_TEXT = "#7d8793"  # readable on light and dark
 NUM_COLORS = len(DARK_CYCLE)
 CELL_INCHES = 0.19
+MAX_ROW_LABELS = 24
+TITLE_ROWS = 2
 Points = Sequence[tuple[float, float]]
 
 
@@ -42,25 +45,20 @@ def has_matplotlib() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def render_plot(
-    draw: Callable[[Any], None], alt_text: str, size: tuple[float, float] = (5.6, 3.4), layout: Any = "constrained"
-) -> Markup:
-    """Draw a figure for light and dark pages.
+def render_plot(draw: Callable[[Any], None], alt_text: str, size: tuple[float, float] = (5.6, 3.4)) -> Markup:
+    """Draw a figure for light and for dark pages.
 
     Args:
         draw: Called with an empty matplotlib `Figure`, once for each colour scheme.
         alt_text: What the plot shows, for readers who cannot see it.
         size: Width and height in inches.
-        layout: Matplotlib's layout engine.
 
     Returns:
         A `<picture>` element with both images embedded.
     """
-    light, dark = (_to_data_uri(draw, size, layout, is_dark) for is_dark in (False, True))
-    return Markup(
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img src="{light}" alt="{escape(alt_text)}" width="{96 * size[0]:.0f}" height="{96 * size[1]:.0f}"></picture>'
-    )
+    light, dark = (_to_data_uri(draw, size, "constrained", colors) for colors in ({}, _dark_colors()))
+    image = _image_tag(light, alt_text, size)
+    return Markup(f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">{image}</picture>')
 
 
 def plot_lines(
@@ -106,6 +104,34 @@ def plot_lines(
     return render_plot(draw, f"{alt_text}: {ends}.", (7.4, 3.4))
 
 
+def plot_bars(
+    bars: Sequence[tuple[str, float, float, float, int]], *, x_label: str, alt_text: str, floor: float | None = None
+) -> Markup:
+    """Draw horizontal bars with intervals.
+
+    Args:
+        bars: Label, value, lower and upper end of the interval, and place in the colour cycle of each bar.
+        x_label: Label of the x axis.
+        alt_text: Title for readers who cannot see the plot; the values are appended.
+        floor: Value of a dashed reference line.
+    """
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for i, (label, value, low, high, color) in enumerate(bars):
+            axes.barh(i, value, height=0.6, color=f"C{color}", label=label)
+            axes.plot([low, high], [i, i], color=axes.xaxis.label.get_color(), linewidth=2.5)
+        axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+        axes.set_xlabel(x_label)
+        if floor is not None:
+            axes.axvline(floor, color=axes.xaxis.label.get_color(), linewidth=0.9, linestyle=(0, (2, 3)))
+
+    values = ", ".join(f"{label} {value:.4g}" for label, value, *_ in bars)
+    return render_plot(draw, f"{alt_text}: {values}.", (7.4, 0.7 + 0.3 * len(bars)))
+
+
 def plot_heat_maps(
     panels: Sequence[tuple[str, Sequence[Sequence[float]]]],
     row_labels: Sequence[str],
@@ -124,29 +150,43 @@ def plot_heat_maps(
         alt_text: What the maps show, for readers who cannot see them.
         value_range: Values of the lightest and the darkest cell; None scales each map by itself.
         mark_max: Put a dot on the largest cell of each row.
+
+    Returns:
+        An `<img>` element for light and dark pages.
     """
     columns = [show_whitespace(label) for label in column_labels]
-    left, top = (0.15 + 0.085 * max(map(len, labels), default=0) for labels in (row_labels, columns))
-    map_width, map_height = CELL_INCHES * len(columns), CELL_INCHES * len(row_labels)
-    width, height = left + map_width + 0.1, top + 0.3 * (len(panels) > 0) + len(panels) * (map_height + 0.3)
+    left, top = (0.25 + 0.085 * max(map(len, labels), default=0) for labels in (row_labels, columns))
+    num_rows, every = len(row_labels) + TITLE_ROWS, 1 + len(row_labels) // MAX_ROW_LABELS
+    # All maps are one image, with empty rows for the titles: an axes for each map would take many times as long.
+    image = np.full((len(panels) * num_rows, len(columns)), np.nan)
+    for i, (_, values) in enumerate(panels):
+        low, high = value_range or find_value_range([values])
+        rows = (np.asarray(values, dtype=float) - low) / max(high - low, 1e-9)
+        image[i * num_rows + TITLE_ROWS : (i + 1) * num_rows] = rows.clip(0, 1)
+    map_width, map_height = CELL_INCHES * image.shape[1], CELL_INCHES * image.shape[0]
+    width, height = left + map_width + 0.1, top + map_height + 0.1
 
     def draw(figure: Any) -> None:
-        for i, (title, values) in enumerate(panels):
-            bottom = (len(panels) - i - 1) * (map_height + 0.3) + 0.05
-            area = (left / width, bottom / height, map_width / width, map_height / height)
-            low, high = value_range or find_value_range([values])
-            axes = figure.add_axes(area)
-            axes.imshow(np.asarray(values, dtype=float), vmin=low, vmax=max(high, low + 1e-9), aspect="auto")
-            axes.grid(visible=False)
-            axes.set_yticks(range(len(row_labels)), row_labels)
-            axes.set_xticks(range(len(columns)) if i == 0 else (), columns if i == 0 else (), rotation=90)
-            axes.xaxis.tick_top()
-            axes.set_title(title, loc="left", y=1, pad=top * 72 if i == 0 else 4)
+        axes = figure.add_axes((left / width, 0.05 / height, map_width / width, map_height / height))
+        axes.imshow(image, vmin=0, vmax=1, aspect="auto", interpolation="none")
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        starts = [i * num_rows + TITLE_ROWS for i in range(len(panels))]
+        labelled = [(start + i, label) for start in starts for i, label in list(enumerate(row_labels))[::every]]
+        axes.set_yticks([y for y, _ in labelled], [label for _, label in labelled])
+        axes.set_xticks(range(len(columns)), columns, rotation=90)
+        axes.xaxis.tick_top()
+        for start, (title, values) in zip(starts, panels, strict=True):
+            axes.text(-0.5, start - 0.7, title)
             if mark_max:
                 best = np.argmax(np.asarray(values), axis=1)
-                axes.plot(best, range(len(best)), "o", color="C6", markersize=3)
+                axes.plot(best, start + np.arange(len(best)), "o", color="C6", markersize=3)
+        axes.set(xlim=(-0.5, image.shape[1] - 0.5), ylim=(image.shape[0] - 0.5, -0.5))
 
-    return render_plot(draw, alt_text, (width, height), layout="none")
+    # Neutral text and a colour map for both schemes: a page may have hundreds of maps, and drawing them twice is slow.
+    text = dict.fromkeys(("text.color", "xtick.color", "ytick.color"), NEUTRAL_TEXT)
+    uri = _to_data_uri(draw, (width, height), "none", text | {"image.cmap": "viridis"})
+    return _image_tag(uri, alt_text, (width, height))
 
 
 def find_value_range(maps: Sequence[Sequence[Sequence[float]]]) -> tuple[float, float]:
@@ -160,23 +200,29 @@ def show_whitespace(token: str) -> str:
     return token.replace(" ", "␣").replace("\n", "⏎") or "␣"
 
 
-def _to_data_uri(draw: Callable[[Any], None], size: tuple[float, float], layout: Any, is_dark: bool) -> str:
-    """Draw a figure in one colour scheme and return it as a data URI."""
-    import matplotlib as mpl
+def _image_tag(uri: str, alt_text: str, size: tuple[float, float]) -> Markup:
+    """Return an image of the given size in inches."""
+    width, height = (f"{96 * inches:.0f}" for inches in size)
+    return Markup('<img src="{}" alt="{}" width="{}" height="{}">').format(Markup(uri), alt_text, width, height)
+
+
+def _dark_colors() -> dict[str, Any]:
+    """Return matplotlib settings for dark pages."""
     from cycler import cycler
+
+    text = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), f"#{DARK_TEXT}")
+    lines = dict.fromkeys(("axes.edgecolor", "grid.color"), f"#{DARK_LINE}")
+    return text | lines | {"axes.prop_cycle": cycler(color=[f"#{color}" for color in DARK_CYCLE])}
+
+
+def _to_data_uri(draw: Callable[[Any], None], size: tuple[float, float], layout: Any, colors: Any) -> str:
+    """Draw a figure with the style sheet and some colours, and return it as a data URI."""
+    import matplotlib as mpl
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    text, line = f"#{DARK_TEXT}", f"#{DARK_LINE}"
-    dark: Any = {
-        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), text),
-        **dict.fromkeys(("axes.edgecolor", "grid.color"), line),
-        "axes.prop_cycle": cycler(color=[f"#{color}" for color in DARK_CYCLE]),
-        "image.cmap": "Blues_r",
-    }
     with mpl.rc_context(), style.context(STYLE_SHEET):
-        if is_dark:
-            mpl.rcParams.update(dark)
+        mpl.rcParams.update(colors)
         figure = Figure(figsize=size, layout=layout)
         draw(figure)
         buffer = io.BytesIO()

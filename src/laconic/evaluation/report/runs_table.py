@@ -1,4 +1,4 @@
-"""Runs side by side: the table on a terminal, what may be said of it, and one HTML page that asks for nothing."""
+"""Compare methods over their seeds: the table on a terminal, what the figures show, JSON and an HTML page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,24 +7,59 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laconic.batches import PassCounts
+from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.evaluation import statistics
-from laconic.evaluation.inspection.kv_similarity import KV_SPACES
+from laconic.evaluation.inspection.page import lens_blocks, map_blocks, selection_blocks
 from laconic.evaluation.inspection.question import QuestionInspection
+from laconic.evaluation.inspection.summary import QuestionSummary
 from laconic.evaluation.reasoning.latency import Latency
-from laconic.evaluation.report import old_plots as report_plots
-from laconic.evaluation.report.html import load_template
+from laconic.evaluation.report.page import (
+    NO_PLOTS,
+    PagePlot,
+    PageSection,
+    PageTable,
+    facts_table,
+    render_details,
+    render_list,
+    render_page,
+    render_plots,
+    render_table,
+)
+from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_bars, plot_lines
 from laconic.evaluation.statistics import Difference, Estimate, ScoreMatrix
+from laconic.evaluation.tables import (
+    MIN_SEEDS,
+    build_terminal_table,
+    format_accuracy,
+    format_count,
+    format_interval,
+    format_percent,
+)
 
-MIN_SEEDS = 3  # seeds below which no headline is made
+INSPECTED_SPACES = ("keys", "values")
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One way to answer, over its seeds: `right` [R, N], `curves` a (step, share right) list for each seed.
+    """One method over its seeds.
 
-    `passes` and `held` are means of a question; `sweep` the shares right by number of test-time rounds, per seed;
-    `teacher` what the same weights reach by writing the chain, per seed. `trained` is the rounds it was trained with,
-    `tint` its colour's place in `drawings.COLOURS`.
+    Attributes:
+        name: Key of the method.
+        title: Its title in tables.
+        description: How it answers.
+        correct: 1 for each correct answer, [seeds, questions].
+        passes: Mean forward passes per question, by part.
+        cache_positions: Mean cache positions when the answer begins and at its end.
+        is_control: Whether it is an ablation of another method.
+        color_index: Place in the colour cycle of plots.
+        latency: Time per question.
+        questions_per_second: Throughput.
+        bytes_per_position: Bytes of one cache position.
+        learning_curves: (step, accuracy) points for each seed.
+        iteration_sweep: Accuracy of each seed by the number of Jacobi iterations.
+        trained_iterations: Jacobi iterations of training.
+        cot_accuracy: Accuracy of each seed with the chain written out by the same weights.
+        training_seconds: Training time of each seed.
     """
 
     name: str
@@ -52,7 +87,25 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """All that the page shows. `focus` names the line that others are compared with, `chain` the one that writes it."""
+    """Methods on one task.
+
+    Attributes:
+        title: Title of the page.
+        lead: What was done.
+        results: The methods.
+        focus: Name of the method that the others are compared with.
+        cot_baseline: Name of the method that writes the chain.
+        majority_baseline: The most frequent answer and its share.
+        protocol: How answers are matched.
+        seeds: Training seeds.
+        caveats: What the results leave open.
+        recipe_differences: Key, value and reason where recipes differ from the papers.
+        facts: Names and values about data, device and versions.
+        runs: Names and values about each run.
+        command: The command that repeats it.
+        inspection: One question inspected.
+        inspection_title: What that question is.
+    """
 
     title: str
     lead: str
@@ -71,17 +124,17 @@ class ComparisonReport:
     inspection_title: str = "Question"
 
     def find_result(self, name: str) -> MethodResult | None:
-        """The line of that name."""
-        return next((line for line in self.results if line.name == name), None)
+        """Return the method of that name."""
+        return next((result for result in self.results if result.name == name), None)
 
     @property
     def num_questions(self) -> int:
-        """How many problems every line answered."""
+        """Number of questions that every method answered."""
         return self.results[0].correct.shape[1]
 
 
 class FocusComparison(NamedTuple):
-    """The focus against another line, and what may be said of it."""
+    """The focus minus another method."""
 
     other: MethodResult
     difference: Difference
@@ -90,180 +143,233 @@ class FocusComparison(NamedTuple):
 
 
 def compare_to_focus(report: ComparisonReport) -> list[FocusComparison]:
-    """The focus minus every other line, with Holm's correction over all of them."""
+    """Return the focus minus every other method, with Holm's correction over all."""
     focus = report.find_result(report.focus)
-    others = [line for line in report.results if line.name != report.focus]
+    others = [result for result in report.results if result.name != report.focus]
     if focus is None:
         return []
-    found = [statistics.paired_difference(*common_seeds(focus, line)) for line in others]
-    claims = statistics.find_significant(found)
-    rows = zip(others, found, claims, strict=True)
-    return [FocusComparison(line, d, claim, statistics.describe_difference(d, claim)) for line, d, claim in rows]
+    differences = [statistics.paired_difference(*common_seeds(focus, other)) for other in others]
+    rows = zip(others, differences, statistics.find_significant(differences), strict=True)
+    return [FocusComparison(x, d, is_clear, statistics.describe_difference(d, is_clear)) for x, d, is_clear in rows]
 
 
 def common_seeds(a: MethodResult, b: MethodResult) -> tuple[ScoreMatrix, ScoreMatrix]:
-    """The seeds that both lines have, from the first."""
+    """Return the scores of the seeds that both have, from the first."""
     n = min(len(a.correct), len(b.correct))
     return a.correct[:n], b.correct[:n]
 
 
-def format_percent(share: float) -> str:
-    """A share in a hundred, one decimal."""
-    return f"{100 * share:.1f}"
-
-
-def format_accuracy(estimate: Estimate) -> str:
-    """A headline needs three seeds for its ±; fewer are named."""
-    if estimate.sd is not None and estimate.num_seeds >= MIN_SEEDS:
-        return f"{format_percent(estimate.mean)} ± {format_percent(estimate.sd)} %"
-    return f"{format_percent(estimate.mean)} %"
-
-
-def format_interval(estimate: Estimate) -> str:
-    """The 95 % interval in a hundred."""
-    return f"{format_percent(estimate.low)} – {format_percent(estimate.high)}"
-
-
-def format_count(x: float) -> str:
-    """A mean count: whole if it is whole."""
-    return f"{x:.0f}" if abs(x - round(x)) < 0.005 else f"{x:.1f}"
-
-
 def format_passes(passes: Sequence[float]) -> str:
-    """Passes by part, those that occur: `1 place + 3 think + 2 answer`."""
-    return " + ".join(f"{format_count(n)} {name}" for name, n in zip(PassCounts._fields, passes, strict=True) if n)
+    """Format passes by part, without those that do not occur: `1 latent setup + 3 latent + 2 answer`."""
+    parts = zip(PassCounts._fields, passes, strict=True)
+    return " + ".join(f"{format_count(n)} {name.replace('_', ' ')}" for name, n in parts if n)
 
 
 def result_cells(result: MethodResult) -> tuple[str, str, str, str, str, str]:
-    """A row of the table: accuracy, interval, passes, their parts, positions held, milliseconds."""
-    took = "–" if result.latency is None else f"{result.latency.median:.1f}"
-    held = f"{format_count(result.cache_positions[0])} → {format_count(result.cache_positions[1])}"
-    found = result.accuracy
+    """Return the cells of a method: accuracy, interval, passes, their parts, cache positions, milliseconds."""
+    begin, end = result.cache_positions
     return (
-        format_accuracy(found),
-        format_interval(found),
+        format_accuracy(result.accuracy),
+        format_interval(result.accuracy),
         format_count(sum(result.passes)),
         format_passes(result.passes),
-        held,
-        took,
+        f"{format_count(begin)} → {format_count(end)}",
+        "–" if result.latency is None else f"{result.latency.median:.1f}",
     )
 
 
 def build_table(report: ComparisonReport) -> Any:
-    """The rows for a terminal."""
-    from rich.table import Table
-
-    made = Table(box=None, pad_edge=False, header_style="")
-    for i, name in enumerate(("", "accuracy", "95 % interval", "passes", "positions", "ms")):
-        made.add_column(name, justify="right" if i else "left", no_wrap=True)
-    for i, line in enumerate(report.results):
-        if line.is_control and i and not report.results[i - 1].is_control:
-            made.add_row()
-        right, bounds, total, _, held, took = result_cells(line)
-        made.add_row(line.title, right, bounds, f"{total} = {'+'.join(map(format_count, line.passes))}", held, took)
-    return made
+    """Return the table for a terminal; controls follow after an empty line."""
+    rows: list[Sequence[str]] = []
+    for i, result in enumerate(report.results):
+        if result.is_control and i and not report.results[i - 1].is_control:
+            rows.append(())
+        accuracy, interval, total, _, positions, ms = result_cells(result)
+        passes = f"{total} = {'+'.join(map(format_count, result.passes))}"
+        rows.append((result.title, accuracy, interval, passes, positions, ms))
+    return build_terminal_table(("", "accuracy", "95 % interval", "passes", "positions", "ms"), rows)
 
 
 def format_footnotes(report: ComparisonReport) -> str:
-    """What stands under the table on a terminal."""
-    answer, floor = report.majority_baseline
-    n = f"n={len(report.seeds)}"
-    head = (
-        f'majority floor {format_percent(floor)} % (always "{answer}"); {report.num_questions:,} unseen problems, {n}'
-    )
-    against = [f"{c.other.title}: {c.text}" for c in compare_to_focus(report)]
-    focus = report.find_result(report.focus)
-    title = [f"{focus.title} against"] if focus and against else []
-    shown = [f"  {text}" for text in against]
-    units = "passes: read + place + think + answer; positions held when the answer begins and ends; ms: one at a time"
-    return "\n".join(
-        [head, units, "", *title, *shown, "", "Not shown", *(f"  {text}" for text in list_caveats(report))]
-    )
+    """Return the lines under the table."""
+    answer, share = report.majority_baseline
+    lines = [
+        f'majority baseline {format_percent(share)} % (always "{answer}"); {report.num_questions:,} unseen problems, '
+        f"n={len(report.seeds)}",
+        "passes: prompt + latent setup + latent + answer; positions in the cache when the answer begins and ends; "
+        "ms: one question at a time",
+        "",
+    ]
+    focus, compared = report.find_result(report.focus), compare_to_focus(report)
+    if focus and compared:
+        lines += [f"{focus.title} against", *(f"  {c.other.title}: {c.text}" for c in compared)]
+    return "\n".join([*lines, "", "Not shown", *(f"  {text}" for text in list_caveats(report))])
 
 
 def report_to_json(report: ComparisonReport) -> dict[str, Any]:
-    """The figures as JSON holds them."""
+    """Return the figures as JSON."""
     rows = [
         {
-            "name": line.name,
-            "control": line.is_control,
-            "accuracy": line.accuracy._asdict(),
-            "passes": dict(zip(PassCounts._fields, line.passes, strict=True)) | {"total": sum(line.passes)},
-            "held": {
-                "begin": line.cache_positions[0],
-                "end": line.cache_positions[1],
-                "bytes": line.cache_positions[1] * line.bytes_per_position,
+            "name": result.name,
+            "is_control": result.is_control,
+            "accuracy": result.accuracy._asdict(),
+            "passes": dict(zip(PassCounts._fields, result.passes, strict=True)) | {"total": sum(result.passes)},
+            "cache_positions": {
+                "begin": result.cache_positions[0],
+                "end": result.cache_positions[1],
+                "bytes": result.cache_positions[1] * result.bytes_per_position,
             },
-            "milliseconds": line.latency and line.latency._asdict(),
-            "teacher": list(line.cot_accuracy),
-            "sweep": {str(rounds): list(shares) for rounds, shares in line.iteration_sweep.items()},
-            "seconds": list(line.training_seconds),
+            "milliseconds": result.latency and result.latency._asdict(),
+            "cot_accuracy": list(result.cot_accuracy),
+            "iteration_sweep": {str(n): list(shares) for n, shares in result.iteration_sweep.items()},
+            "training_seconds": list(result.training_seconds),
         }
-        for line in report.results
+        for result in report.results
     ]
-    against = [
-        {"other": c.other.name, **c.difference._asdict(), "claim": c.is_significant, "text": c.text}
+    comparisons = [
+        {"other": c.other.name, **c.difference._asdict(), "is_significant": c.is_significant, "text": c.text}
         for c in compare_to_focus(report)
     ]
-    floor = {"answer": report.majority_baseline[0], "share": report.majority_baseline[1]}
-    about = {
+    return {
+        "schema": 2,
         "protocol": report.protocol,
         "seeds": list(report.seeds),
         "questions": report.num_questions,
-        "floor": floor,
+        "majority_baseline": dict(zip(("answer", "share"), report.majority_baseline, strict=True)),
+        "rows": rows,
+        "comparisons": comparisons,
+        "caveats": list_caveats(report),
     }
-    return {"schema": 1, **about, "rows": rows, "against": against, "limits": list_caveats(report)}
 
 
 def list_caveats(report: ComparisonReport) -> list[str]:
-    """What the figures themselves say is not shown, then what the report was told."""
-    focus, chain = report.find_result(report.focus), report.find_result(report.cot_baseline)
-    found: list[str] = []
+    """Return what the figures do not show, then the report's own caveats."""
+    focus, cot = report.find_result(report.focus), report.find_result(report.cot_baseline)
+    caveats: list[str] = []
     if len(report.seeds) < MIN_SEEDS:
         runs = "one run" if len(report.seeds) == 1 else f"{len(report.seeds)} runs"
-        found.append(f"Seeds: {runs} of each. The intervals are of these runs; another seed may fall outside them.")
-    if focus and chain:
-        few, many = sum(focus.passes), sum(chain.passes)
-        if few >= many:
-            found.append(
-                f"Passes are not saved: {focus.title} takes {format_count(few)} a question, the chain {format_count(many)}."
+        caveats.append(f"Seeds: {runs} of each. Intervals hold for these runs; another seed may fall outside them.")
+    if focus and cot:
+        passes, cot_passes = sum(focus.passes), sum(cot.passes)
+        if passes >= cot_passes:
+            caveats.append(
+                f"No passes are saved: {focus.title} takes {format_count(passes)} per question, the chain "
+                f"{format_count(cot_passes)}."
             )
-        if focus.cache_positions[1] >= chain.cache_positions[1]:
-            found.append(
-                f"The cache is not shorter: {format_count(focus.cache_positions[1])} positions at the end, {format_count(chain.cache_positions[1])} "
-                "with the chain."
+        if focus.cache_positions[1] >= cot.cache_positions[1]:
+            caveats.append(
+                f"The cache is not shorter: {format_count(focus.cache_positions[1])} positions at the end, "
+                f"{format_count(cot.cache_positions[1])} with the chain."
             )
     for c in compare_to_focus(report):
-        if not c.is_significant and c.other.is_control:
-            found.append(f"That {focus.title if focus else ''} does more than {c.other.title}: {c.text}.")
-    return [*found, *report.caveats]
+        if not c.is_significant and c.other.is_control and focus:
+            caveats.append(f"That {focus.title} is better than {c.other.title}: {c.text}.")
+    return [*caveats, *report.caveats]
 
 
 def render_report(report: ComparisonReport) -> str:
-    """The whole file."""
-    lines = [line for line in report.results if not line.is_control]
-    return load_template("report.html", percent=format_percent, number=format_count).render(
-        r=report, rows=[(line, result_cells(line), line.accuracy) for line in report.results], compared=compare_to_focus(report),
-        few=len(report.seeds) < MIN_SEEDS, limits=list_caveats(report), pictures=report_plots.plot_results(lines, report.majority_baseline[1]),
-        thoughts=report.inspection and latents_context(report.inspection), colours=report_plots.COLORS,
-    )  # fmt: skip
+    """Return the page."""
+    focus = report.find_result(report.focus)
+    sections = [PageSection("Results", results_blocks(report))]
+    if focus and (compared := compare_to_focus(report)):
+        pairs = "problems" if len(report.seeds) == 1 else "problems and seeds"
+        about = (
+            f"{focus.title} minus the other, on the same {pairs}: 95 % paired bootstrap, Holm's correction over the "
+            f"{len(compared)} comparisons. Where the interval contains 0, nothing is claimed."
+        )
+        table = facts_table([(f"over {c.other.title}", c.text) for c in compared])
+        sections.append(PageSection(f"Differences from {focus.title}", [about, table]))
+    if report.inspection:
+        sections.append(PageSection("One question inspected", inspection_blocks(report, report.inspection)))
+    caveats, differences = list_caveats(report), report.recipe_differences
+    table = PageTable(("key", "here", "why"), differences, num_text_columns=3)
+    facts = [("command", report.command)] if report.command else []
+    facts += [("seeds", ", ".join(map(str, report.seeds))), *report.facts]
+    runs = [render_details(f"Runs ({len(report.runs)})", [facts_table(report.runs)])] if report.runs else []
+    sections += [
+        PageSection("What this does not show", [render_list(caveats)] if caveats else []),
+        PageSection("Where the recipes differ from the papers", [render_table(table)] if differences else []),
+        PageSection("Runs", [facts_table(facts), *runs]),
+    ]
+    return render_page(report.title, sections, [report.lead])
 
 
-def latents_context(inspection: QuestionInspection) -> dict[str, Any]:
-    """The inspected question as the page's grids take it."""
-    held = inspection.selection.mask if inspection.selection else np.zeros((0, 0, 0))
-    maps = ((what, inspection.find_map(what, "chain")) for what in KV_SPACES)
-    return {
-        "shown": inspection.lens,
-        "hits": sum(word in inspection.lens.chain for word in inspection.lens.top_tokens),
-        "slots": len(inspection.lens.top_tokens),
-        "heads": [
-            (l, g, set(np.flatnonzero(head).tolist()))
-            for l, layer in zip(inspection.matched_layers, held, strict=True)
-            for g, head in enumerate(layer)
-        ],
-        "whole": bool(held.all()),
-        "shares": inspection.selection.token_shares if inspection.selection else (),
-        "stands": list(inspection.best_tokens),
-        "maps": [(f"{what[0].upper()}{what[1:]}, student and teacher", map.mean) for what, map in maps if map],
-    }
+def results_blocks(report: ComparisonReport) -> list[str]:
+    """Return the plots and the table of results."""
+    answer, floor = report.majority_baseline
+    rows = [
+        (
+            f"{result.title}{' (control)' if result.is_control else ''}",
+            result.description,
+            f"{accuracy} ({interval})",
+            passes,
+            positions,
+            ms,
+        )
+        for result in report.results
+        for accuracy, interval, _, passes, positions, ms in [result_cells(result)]
+    ]
+    header = ("method", "how it answers", "accuracy, 95 % interval", "forward passes", "cache positions", "ms")
+    n = "" if len(report.seeds) >= MIN_SEEDS else f" n={len(report.seeds)}."
+    about = (
+        f"{report.num_questions:,} unseen problems, judged by the {report.protocol}.{n} The majority baseline, always "
+        f"“{answer}”, is correct in {format_percent(floor)} %. Positions: when the answer begins → at its end. "
+        "Milliseconds: batch size 1, greedy, median. A control is the same training with one part removed or replaced."
+    )
+    table = render_table(PageTable(header, rows, num_text_columns=2))
+    return [*(plot_results(report) if has_matplotlib() else [NO_PLOTS]), table, about]
+
+
+def plot_results(report: ComparisonReport) -> list[str]:
+    """Return plots of accuracy, learning curves and Jacobi iterations."""
+    floor = 100 * report.majority_baseline[1]
+    bars = [
+        (
+            r.title,
+            100 * r.accuracy.mean,
+            100 * r.accuracy.low,
+            100 * r.accuracy.high,
+            2 if r.is_control else r.color_index,
+        )
+        for r in report.results
+    ]
+    image = plot_bars(bars, x_label="accuracy, %", alt_text="Accuracy", floor=floor)
+    plots = [PagePlot("Accuracy", "Dark line: 95 % interval. Dashed: majority baseline.", image)]
+    methods = [result for result in report.results if not result.is_control]
+    curves = [
+        PlotSeries(r.title, mean_curve(r.learning_curves), r.color_index) for r in methods if any(r.learning_curves)
+    ]
+    percent: dict[str, Any] = {"y_label": "accuracy, %", "is_percent": True, "floor": floor}
+    if curves:
+        image = plot_lines(curves, x_label="training steps", alt_text="Accuracy over training steps", **percent)
+        plots.append(PagePlot("Learning curves", "Validation accuracy, mean over seeds.", image))
+    sweeps = [
+        PlotSeries(r.title, [(n, 100 * float(np.mean(x))) for n, x in r.iteration_sweep.items()], r.color_index)
+        for r in methods
+        if len(r.iteration_sweep) > 1
+    ]
+    if sweeps:
+        image = plot_lines(sweeps, x_label="Jacobi iterations", alt_text="Accuracy by Jacobi iterations", **percent)
+        trained = ", ".join(f"{r.title} {r.trained_iterations}" for r in methods if r.trained_iterations is not None)
+        plots.append(PagePlot("Jacobi iterations at test time", f"Trained with: {trained}.", image))
+    return [render_plots(plots)]
+
+
+def mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[float, float]]:
+    """Return the mean over seeds of learning curves, in percent, at the steps that all have."""
+    common = set.intersection(*({step for step, _ in curve} for curve in curves if curve))
+    by_step = {step: [share for curve in curves for s, share in curve if s == step] for step in sorted(common)}
+    return [(step, 100 * float(np.mean(shares))) for step, shares in by_step.items()]
+
+
+def inspection_blocks(report: ComparisonReport, inspection: QuestionInspection) -> list[str]:
+    """Return what one question shows of the latents."""
+    lens = inspection.lens
+    summary = QuestionSummary("".join(lens.question), "", lens.chain, None, None, (inspection,), DIGIT)
+    blocks = [f"{report.inspection_title}: {' '.join(lens.question)}", f"Its chain: {' '.join(lens.chain)}"]
+    if inspection.best_tokens:
+        tokens = ", ".join(f"{m + 1} {token} {100 * x:.0f} %" for m, (token, x) in enumerate(inspection.best_tokens))
+        blocks.append(f"Each latent is distilled towards, with the share of layers and heads that chose it: {tokens}.")
+    blocks += lens_blocks(summary)
+    blocks += [block for space in INSPECTED_SPACES for block in map_blocks(summary, space, "chain")]
+    return [*blocks, *(selection_blocks(inspection, lens.chain) if inspection.selections else [])]

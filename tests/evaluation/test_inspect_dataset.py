@@ -13,10 +13,9 @@ from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.errors import InputError
 from laconic.evaluation.inspection import dataset as inspection_dataset
 from laconic.evaluation.inspection import interventions
+from laconic.evaluation.inspection.inspected_run import InspectedRun, SelectorChoice, TeacherChain
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain
-from laconic.evaluation.inspection.subject import InspectedRun, SelectorChoice, TeacherChain
-from laconic.latent import codi
 from laconic.latent.answering import AnswerDecoding, answer_from_cache
 from tests.methods.batches import kava, reasoning
 
@@ -48,12 +47,12 @@ def subject() -> InspectedRun:
         chosen = {name: SelectorChoice(taught.columns, taught.S) for name in ("rkv", "random")}
         return TeacherChain(taught.k_t, taught.k_t, taught.v_t, taught.I, taught.R, chosen, "rkv", (0, 1), True)
 
-    def think(questions: Any, edit: Any = None, trace: bool = False, rounds: int | None = None) -> Any:
-        method.latent_thoughts.num_iterations = 2 if rounds is None else rounds
-        return codi.think_no_grad(method.decoder, method.latent_thoughts, questions, edit, trace)
+    def think(questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None) -> Any:
+        method.latent_thoughts.num_iterations = 2 if iterations is None else iterations
+        return method.think(questions, intervention=intervention, record_passes=record_passes)
 
     return InspectedRun(
-        "run", "kava", method.decoder, method.decoder.logits, str, think,
+        "run", "kava", method.decoder, str, think,
         lambda questions, state, passes: answer_from_cache(method.decoder, questions, state, method.latent_thoughts.end, passes, writing),
         left, 2, torch.device("cpu"),
     )  # fmt: skip
@@ -80,7 +79,7 @@ def test_every_question_is_counted_once_whatever_the_batches(
     assert np.array_equal(whole.chain_word_rates, parts.chain_word_rates, equal_nan=True)
     for key, found in whole.map_statistics.items():
         assert np.allclose(found, parts.map_statistics[key])
-    assert set(whole.mean_maps) == {(what, "kept") for what, against in whole.map_statistics if against == "kept"}
+    assert set(whole.mean_maps) == {(what, "selected") for what, against in whole.map_statistics if against == "selected"}
     assert whole.num_full_chains == 3  # chains of six, five and four tokens; the others leave slots without one
 
 
@@ -89,8 +88,8 @@ def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, mo
     assert found.donors is not None
     for i in range(len(SIZES)):
         batch = Rows().batch([i], 0, 0)
-        own = subject.think(batch, trace=True)
-        theirs = subject.think(Rows().batch([int(found.donors[i])], 0, 0), trace=True)
+        own = subject.think(batch, record_passes=True)
+        theirs = subject.think(Rows().batch([int(found.donors[i])], 0, 0), record_passes=True)
         given = interventions.InterventionInputs(own, np.array([i]), donor_rollout=theirs)
         plain = subject.answer_from_cache(batch, own.cache, own.passes).texts[0]
         swapped = interventions.run_intervention(subject, batch, SWAP, given)
@@ -99,7 +98,7 @@ def test_a_question_alone_says_what_it_says_in_the_set(subject: InspectedRun, mo
             found.by_intervention[SWAP].predictions[i]
             == subject.answer_from_cache(batch, swapped.cache, swapped.passes).texts[0]
         )
-        top = subject.logits(own.hidden_states[0]).argmax(-1).tolist()
+        top = subject.decoder.logits(own.hidden_states[0]).argmax(-1).tolist()
         chain = batch.chain_ids[0, batch.chain_mask[0]].tolist()
         if chain:
             assert found.chain_word_rates[i, 0] == share_in_chain(top, chain)
@@ -123,7 +122,7 @@ def test_answers_that_become_the_donors() -> None:
 
 
 def test_a_mean_needs_its_questions(subject: InspectedRun) -> None:
-    with pytest.raises(InputError, match="mean: 5 questions, a mean is taken over 256; give a set that has as many"):
+    with pytest.raises(InputError, match="mean needs 256 questions, this set has 5"):
         inspection_dataset.inspect_dataset(subject, Rows(), EXAMPLES, DIGIT, [InterventionSpec("mean")])
 
 

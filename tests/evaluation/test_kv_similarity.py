@@ -1,13 +1,13 @@
 """Cosines of slots with a chain against loops in float64, and the two figures of a map by hand."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from laconic.evaluation.inspection import kv_similarity
-from laconic.evaluation.inspection.subject import LatentKeysValues, SelectorChoice, TeacherChain
+from laconic.evaluation.inspection.inspected_run import LatentKeysValues, SelectorChoice, TeacherChain
+from laconic.latent.rkv import SelectedColumns
 from tests.tolerances import ORACLE
 
 L, G, M, N, E = 2, 3, 4, 6, 5
@@ -22,7 +22,7 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     return dot / math.sqrt(sum(x * x for x in a.tolist())) / math.sqrt(sum(y * y for y in b.tolist()))
 
 
-def test_similarity_against_loops() -> None:
+def test_cosine_maps_against_loops() -> None:
     student, teacher = drawn(L, G, M, E), drawn(L, G, N, E)
     found = kv_similarity.cosine_maps(list(student), list(teacher))
     for l in range(L):
@@ -34,7 +34,7 @@ def test_similarity_against_loops() -> None:
     assert low.dtype == torch.float32
 
 
-def test_contrast_and_look_ahead_by_hand() -> None:
+def test_diagonal_contrast_and_look_ahead_by_hand() -> None:
     map = torch.tensor([[0.5, 0.9, 0.1], [0.2, 0.4, 0.3]])
     assert kv_similarity.diagonal_contrast(map) == pytest.approx((0.5 + 0.4) / 2 - (0.9 + 0.1 + 0.2 + 0.3) / 4)
     assert kv_similarity.look_ahead_share(map) == 0.5  # slot 1 is likest to column 2, slot 2 to its own
@@ -47,25 +47,25 @@ def test_contrast_and_look_ahead_by_hand() -> None:
 
 
 def left(index: torch.Tensor, live: torch.Tensor, **more: object) -> TeacherChain:
-    kept = SimpleNamespace(index=index, attention_mask=live)
+    kept = SelectedColumns(index, live)
     keys = tuple(drawn(1, G, N, E) for _ in range(L))
     scores = tuple(drawn(1, G, N) for _ in range(L))
     return TeacherChain(keys, tuple(2 * k for k in keys), tuple(-k for k in keys), scores, scores,
                 {"rkv": SelectorChoice((kept,) * L, scores)}, "rkv", (1,), True)._replace(**more)  # fmt: skip
 
 
-def test_maps_are_of_the_chain_and_of_what_each_head_kept() -> None:
+def test_similarity_maps_with_the_chain_and_with_each_heads_selection() -> None:
     """Two of three slots hold a token, other ones in each head; the mean is of layer 1 alone, which is matched."""
     index = torch.tensor([[[0, 2, 0], [1, 3, 0], [2, 4, 0]]])
     live = torch.tensor([True, True, False]).expand(1, G, 3)
     made = left(index, live)
     slots = LatentKeysValues(*(tuple(drawn(1, G, 3, E) for _ in range(L)) for _ in range(3)))
     maps = {(map.space, map.baseline): map for map in kv_similarity.similarity_maps(slots, made, 0, 5)}
-    assert set(maps) == {(what, against) for what in kv_similarity.KV_SPACES for against in ("chain", "kept")}
+    assert set(maps) == {(what, against) for what in kv_similarity.KV_SPACES for against in ("chain", "selected")}
     for own, theirs, what in zip(
         slots, (made.keys, made.keys_before_rope, made.values), kv_similarity.KV_SPACES, strict=True
     ):
-        chain, kept = maps[what, "chain"], maps[what, "kept"]
+        chain, kept = maps[what, "chain"], maps[what, "selected"]
         assert (len(chain.mean), len(chain.mean[0])) == (3, 5)  # the sixth column is padding
         assert (len(kept.mean), len(kept.mean[0])) == (3, 2)
         assert chain.mean == chain.layers[1]

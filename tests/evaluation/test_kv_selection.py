@@ -1,6 +1,5 @@
 """What selectors keep: kinds of tokens, shares and overlaps by hand and by loops."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,8 +7,9 @@ import pytest
 import torch
 
 from laconic.evaluation.inspection import kv_selection
+from laconic.evaluation.inspection.inspected_run import SelectorChoice, TeacherChain
 from laconic.evaluation.inspection.kv_selection import ChainSelection, classify_tokens
-from laconic.evaluation.inspection.subject import SelectorChoice, TeacherChain
+from laconic.latent.rkv import SelectedColumns
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from laconic.evaluation.inspection.subject import SelectorChoice, TeacherChain
         ("1 , 200 − 1 = 5 %", "00000000", "operand word operand operator operand operator result operator"),
     ],
 )  # fmt: skip
-def test_kinds_of_tokens(words: str, steps: str, kinds: str) -> None:
+def test_classify_tokens(words: str, steps: str, kinds: str) -> None:
     assert classify_tokens(words.split(), [int(step) for step in steps]) == tuple(kinds.split())
 
 
@@ -35,15 +35,15 @@ def left(chosen: dict[str, list[list[int]]], M: int, matched: tuple[int, ...] = 
     def choice(heads: list[list[int]]) -> SelectorChoice:
         index = torch.tensor([[head + [0] * (M - len(head)) for head in heads]])
         live = torch.tensor([[[m < len(head) for m in range(M)] for head in heads]])
-        return SelectorChoice((SimpleNamespace(index=index, attention_mask=live),) * 2, ())
+        return SelectorChoice((SelectedColumns(index, live),) * 2, ())
 
     made: Any = {name: choice(heads) for name, heads in chosen.items()}
     return TeacherChain((), (), (), (), (), made, "rkv", matched, True)
 
 
-def test_selections_are_of_the_layers_matched() -> None:
+def test_chain_selections_are_of_the_matched_layers() -> None:
     (found,) = kv_selection.chain_selections(left({"rkv": [[0, 2], [1]]}, 3), 0, 4)
-    assert found.name == "rkv"
+    assert found.policy == "rkv"
     assert found.mask.tolist() == [[[True, False, True, False], [False, True, False, False]]]
     assert found.token_shares == (0.5, 0.5, 0.5, 0.0)
     assert kv_selection.chain_selections(left({"rkv": [[0]]}, 1, (0, 1)), 0, 2)[0].mask.shape == (2, 1, 2)
@@ -54,7 +54,7 @@ def held(heads: int, n: int, kept: int, seed: int) -> np.ndarray:
     return np.array([np.isin(np.arange(n), rng.permutation(n)[:kept]) for _ in range(heads)])[None]
 
 
-def test_overlap_against_loops() -> None:
+def test_selection_overlap_against_loops() -> None:
     a, b = held(4, 9, 3, 1), held(4, 9, 3, 2)
     sets = [set(np.flatnonzero(head)) for head in a[0]]
     pairs = [len(x & y) / 3 for i, x in enumerate(sets) for j, y in enumerate(sets) if i != j]
@@ -67,19 +67,19 @@ def test_overlap_against_loops() -> None:
     assert kv_selection.selection_overlap(a, a) == 1.0
 
 
-def test_independent_draws_overlap_by_chance() -> None:
+def test_selection_overlap_of_independent_draws_is_chance() -> None:
     found = [kv_selection.selection_overlap(held(2, 12, 4, seed)) for seed in range(2000)]
     assert np.mean(found) == pytest.approx(4 / 12, abs=0.02)
 
 
-def test_habits_by_hand() -> None:
+def test_compute_selector_statistics_by_hand() -> None:
     kinds = ("bracket", "operand", "operator", "result", "bracket")
     rkv = ChainSelection("rkv", np.array([[[False, True, False, True, False], [False, False, True, True, False]]]))
     random = ChainSelection("random", np.array([[[True, True, False, False, False]] * 2]))
     whole = (ChainSelection("rkv", np.ones((1, 2, 2), bool)), ChainSelection("random", np.ones((1, 2, 2), bool)))
     found = kv_selection.compute_selector_statistics([(kinds, (rkv, random)), (("result", "word"), whole), ((), whole)])
     first, second = found
-    assert (first.name, second.name, first.num_chains) == ("rkv", "random", 1)
+    assert (first.policy, second.policy, first.num_chains) == ("rkv", "random", 1)
     assert first.class_shares == {"operand": 0.5, "operator": 0.5, "result": 1.0, "bracket": 0.0}
     assert first.part_shares == (0.0, 0.5, 0.5, 1.0, 0.0)
     assert (first.head_overlap, first.random_overlap, first.chance_overlap) == (0.5, 0.25, 0.4)

@@ -10,6 +10,7 @@ from laconic.batches import ReasoningExample
 from laconic.config.load import load_recipe
 from laconic.data.reasoning.answer_matching import DIGIT
 from laconic.data.reasoning.encode import ReasoningEncoder
+from laconic.evaluation.inspection import inspected_run
 from laconic.evaluation.inspection import run as inspection_run
 from laconic.evaluation.reasoning.question_sets import load_question_set, single_question
 from laconic.experiment import build_model
@@ -25,9 +26,9 @@ QUESTIONS = ("3 + 4 * 2 =", "7 * 3 + 1 =")
 
 def opened(folder: Path, *keys: str) -> LoadedRun:
     """A run as it begins, of the digits task with marks in its chains."""
-    text = TINY.replace("operations = 2,", 'operations = 2, style = "marks", test_rows = 9,')
+    text = TINY.replace("num_operations = 2,", 'num_operations = 2, chain_style = "bracket_tokens", test_rows = 9,')
     if "latents.schedule=sequential" in keys:
-        text = text.replace("rounds = 1\n", "")
+        text = text.replace("jacobi_iterations = 1\n", "")
     (folder / "tiny.toml").write_text(text)
     recipe = load_recipe(folder / "tiny.toml", keys)[0]
     decoder, tokenizer = load_initial_decoder(recipe, CPU)
@@ -50,36 +51,36 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("method", ["kava", "codi", "coconut"])
-def test_what_follows_thoughts_is_the_methods_own_answer(tmp_path: Path, method: str) -> None:
+def test_answer_from_cache_is_the_methods_answer(tmp_path: Path, method: str) -> None:
     run = opened(tmp_path, *CHANGED[method])
     told = writing(run)
-    found = inspection_run.load_inspected_run(run, "run", CPU, told)
+    found = inspected_run.load_inspected_run(run, "run", CPU, told)
     batch = build_questions_batch(run.parts, run.recipe, QUESTIONS)
-    rolled = found.think(batch, trace=True)
+    rolled = found.think(batch, record_passes=True)
     answers = run.method.answer(batch, told)  # pyright: ignore
     assert found.answer_from_cache(batch, rolled.cache, rolled.passes).texts == answers.texts
     assert (found.teacher_chain is None) == (method == "coconut")
     assert found.decode_token(run.parts.tokenizer.encode("7")[1]) == "7"
 
 
-def test_other_rounds_are_for_one_call(tmp_path: Path) -> None:
+def test_think_with_other_iterations_is_for_one_call(tmp_path: Path) -> None:
     run = opened(tmp_path)
-    found = inspection_run.load_inspected_run(run, "run", CPU, writing(run))
+    found = inspected_run.load_inspected_run(run, "run", CPU, writing(run))
     batch = build_questions_batch(run.parts, run.recipe, QUESTIONS)
-    assert found.think(batch, rounds=0).passes.latent == 0
+    assert found.think(batch, iterations=0).passes.latent == 0
     assert found.think(batch).passes.latent == found.num_iterations == 1
 
 
 @pytest.mark.parametrize("space", ["pre_rope", "post_rope"])
-def test_every_selector_goes_by_the_teachers_one_pass(tmp_path: Path, space: str) -> None:
+def test_teacher_chain_scores_every_policy_from_one_pass(tmp_path: Path, space: str) -> None:
     run = opened(tmp_path, f"kv_distillation.key_space={space}", "kv_selection.importance_weight=0.3")
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([0, 3], 0, 0)
-    left = inspection_run.teacher_chain_function(run, run.recipe)(batch)
+    left = inspected_run.teacher_chain_function(run, run.recipe)(batch)
     taught = run.method.compute_teacher_targets(batch)  # pyright: ignore
     assert (left.policy, left.matched_layers, left.is_distilled) == ("rkv", (0,), True)
-    assert tuple(left.choices) == inspection_run.INSPECTED_POLICIES
+    assert tuple(left.choices) == inspected_run.INSPECTED_POLICIES
     mine, I, R = left.choices["rkv"], left.I[0], left.R[0]
-    assert torch.equal(mine.tokens[0].index, taught.kept[0].index)
+    assert torch.equal(mine.tokens[0].index, taught.columns[0].index)
     assert torch.equal(mine.S[0], taught.S[0])
     assert torch.allclose(mine.S[0], 0.3 * I + 0.7 * R)
     assert torch.equal(left.choices["attention"].S[0], I)
@@ -91,29 +92,29 @@ def test_every_selector_goes_by_the_teachers_one_pass(tmp_path: Path, space: str
     assert torch.equal(taught.k_t[0], (left.keys_before_rope if space == "pre_rope" else left.keys)[0])
 
 
-def test_keys_before_rotation_become_those_after_it(tmp_path: Path) -> None:
+def test_teacher_chain_keys_before_rope_rotate_to_its_keys(tmp_path: Path) -> None:
     run = opened(tmp_path)
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([1], 0, 0)
-    left, decoder = inspection_run.teacher_chain_function(run, run.recipe)(batch), run.parts.decoder
-    Nq, Nc = batch.question.shape[1], batch.chain.shape[1]
+    left, decoder = inspected_run.teacher_chain_function(run, run.recipe)(batch), run.parts.decoder
+    Nq, Nc = batch.question_ids.shape[1], batch.chain_ids.shape[1]
     positions = torch.arange(Nq + Nc)[None]
     live = torch.ones_like(positions, dtype=torch.bool)
     frame = decoder.build_context(positions, live, Nq, None, torch.float32, all_valid=False, needs_scores=False)
     assert torch.allclose(apply_rope(left.keys_before_rope[0], frame), left.keys[0], atol=1e-6)
 
 
-def test_a_run_that_matches_nothing_is_shown_by_the_recipe_of_another(tmp_path: Path) -> None:
+def test_load_inspected_run_takes_the_selection_of_another_recipe(tmp_path: Path) -> None:
     run, other = (
         opened(tmp_path, "method=pccot"),
         opened(tmp_path, "kv_selection.policy=crop", "kv_distillation.layers=[0]"),
     )
     batch: Any = load_question_set(run, "test", DIGIT, limit=9).source.batch([0], 0, 0)
-    left = inspection_run.load_inspected_run(run, "run", CPU, writing(run), other.recipe).teacher_chain
+    left = inspected_run.load_inspected_run(run, "run", CPU, writing(run), other.recipe).teacher_chain
     assert left is not None
     assert (left(batch).policy, left(batch).matched_layers, left(batch).is_distilled) == ("crop", (0,), False)
 
 
-def test_a_written_chain_is_cut_before_its_prompt(tmp_path: Path) -> None:
+def test_append_generated_chain_cuts_before_the_answer_prompt(tmp_path: Path) -> None:
     run = opened(tmp_path)
     encoder = ReasoningEncoder(run.parts.tokenizer, run.recipe.data)
     row = encoder.encode_example(ReasoningExample("q", QUESTIONS[0], (), "4"))
@@ -129,7 +130,7 @@ def test_a_written_chain_is_cut_before_its_prompt(tmp_path: Path) -> None:
         assert found.chain_ids == tuple(i for i in unfinished if i != ids[-1])
 
 
-def test_a_chain_of_ones_own_is_cut_as_in_training(tmp_path: Path) -> None:
+def test_with_given_chain_drops_the_last_step_as_in_training(tmp_path: Path) -> None:
     found: list[inspection_run.QuestionWithChain] = []
     for keys in ((), ("data.chain_steps=drop_last",)):
         run = opened(tmp_path, *keys)

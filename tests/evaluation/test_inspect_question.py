@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from laconic.evaluation.inspection import dataset as inspection_dataset
+from laconic.evaluation.inspection.inspected_run import InspectedRun, SelectorChoice
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.kv_selection import best_token_per_slot
 from laconic.evaluation.inspection.question import inspect_question
-from laconic.evaluation.inspection.subject import InspectedRun, SelectorChoice
-from tests.evaluation.test_survey import Rows, subject
+from laconic.latent.rkv import SelectedColumns
+from tests.evaluation.test_inspect_dataset import Rows, subject
 
 __all__ = ["subject"]  # the fixture
 
@@ -20,9 +21,9 @@ __all__ = ["subject"]  # the fixture
 def test_a_question_is_thought_about_once(subject: InspectedRun) -> None:
     calls = list[bool]()
 
-    def think(questions: Any, edit: Any = None, trace: bool = False, rounds: int | None = None) -> Any:
-        calls.append(edit is None)
-        return subject.think(questions, edit, trace, rounds)
+    def think(questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None) -> Any:
+        calls.append(intervention is None)
+        return subject.think(questions, intervention, record_passes, iterations)
 
     found = inspect_question(
         replace(subject, think=think), Rows().batch([0], 0, 0), [InterventionSpec("zero", "cache")]
@@ -59,14 +60,14 @@ def test_slots_alone_are_those_asked_for(
 def test_what_most_heads_keep_for_a_slot_stands_for_it() -> None:
     """Two layers of two heads and two slots; the second slot of one head has no token."""
     kept: Any = tuple(
-        SimpleNamespace(index=torch.tensor([index]), attention_mask=torch.tensor([live]))
+        SelectedColumns(torch.tensor([index]), torch.tensor([live]))
         for index, live in (
             ([[0, 2], [1, 2]], [[True, True], [True, True]]),
             ([[1, 1], [1, 0]], [[True, True], [True, False]]),
         )
     )
-    left: Any = SimpleNamespace(chosen={"rkv": SelectorChoice(kept, ())}, own="rkv", matched=(0, 1))
+    left: Any = SimpleNamespace(choices={"rkv": SelectorChoice(kept, ())}, policy="rkv", matched_layers=(0, 1))
     assert best_token_per_slot(left, "abc") == (("b", 0.75), ("c", pytest.approx(2 / 3)))
-    none: Any = SimpleNamespace(index=torch.zeros(1, 1, 1, dtype=torch.long), attention_mask=torch.zeros(1, 1, 1) > 0)
-    left.chosen, left.matched = {"rkv": SelectorChoice((none,), ())}, (0,)
+    none: Any = SelectedColumns(torch.zeros(1, 1, 1, dtype=torch.long), torch.zeros(1, 1, 1) > 0)
+    left.choices, left.matched_layers = {"rkv": SelectorChoice((none,), ())}, (0,)
     assert best_token_per_slot(left, "abc") == (("–", 0.0),)

@@ -16,7 +16,7 @@ from laconic.evaluation.inspection.kv_similarity import KV_SPACES, SimilarityMap
 from laconic.evaluation.inspection.logit_lens import LogitLens, TokenGuess
 from laconic.evaluation.inspection.question import ChangedAnswer, QuestionInspection, SelectionScores
 from laconic.evaluation.inspection.summary import DatasetSummary, QuestionSummary
-from tests.evaluation.test_report import LARGEST, Page, outside
+from tests.evaluation.pages import ParsedPage, check_page
 
 HOSTILE = '<script src="https://a.b/c.js"></script><img src=x onerror=1>'
 SELECTORS = ("rkv", "cosine", "attention", "crop", "uniform", "random")
@@ -28,7 +28,7 @@ def looked(layers: int, heads: int, M: int, N: int, name: str = "run") -> Questi
     chain = tuple(f"t{i}" for i in range(N))
     guesses = (TokenGuess(chain[0], 0.9), TokenGuess("&", 0.1))
     words = LogitLens(("q",), chain, "7", ((guesses,) * (M + 1),) * 3)
-    across = {"chain": N, "kept": min(M, N)}
+    across = {"chain": N, "selected": min(M, N)}
     maps = [
         SimilarityMap(what, against, ((0.5,) * n,) * M, ((tuple(i / n for i in range(n)),) * M,) * layers, 0.125, 0.75)
         for against, n in across.items()
@@ -63,7 +63,7 @@ SECOND = survey("b", [2, 1, 1, 1], [2, 1, 1, 1], [[np.nan] * 3] * 4)
 SET = DatasetSummary("gsm", DIGIT, ("1", 0.5), (FIRST, SECOND), ("a note",))
 
 
-def test_changes_by_hand() -> None:
+def test_compute_effects_by_hand() -> None:
     zero, swap = inspection_summary.compute_effects(FIRST, None, DIGIT)
     assert (zero.accuracy.mean, zero.change.mean, zero.is_significant, zero.difference_to_first) == (
         0.5,
@@ -79,81 +79,83 @@ def test_changes_by_hand() -> None:
     assert (other.change.mean, other.difference_to_first.mean) == (0.0, 0.0)
 
 
-def test_words_of_right_and_wrong_answers() -> None:
+def test_chain_word_rates_of_correct_and_wrong_answers() -> None:
     found = inspection_summary.chain_word_rates(FIRST)
-    assert found["right"] == {"questions": 2, "spoken": 0.6, "elsewhere": 0.2, "common": pytest.approx(0.3)}
-    assert found["wrong"] == {"questions": 1, "spoken": 0.1, "elsewhere": 0.1, "common": 0.1}
+    assert found["correct"] == {
+        "questions": 2, "share_in_chain": 0.6, "share_in_other_chain": 0.2, "lcs_ratio": pytest.approx(0.3)
+    }  # fmt: skip
+    assert found["wrong"] == {
+        "questions": 1, "share_in_chain": 0.1, "share_in_other_chain": 0.1, "lcs_ratio": 0.1
+    }  # fmt: skip
     assert found["all"]["questions"] == 3
     assert inspection_summary.chain_word_rates(SECOND) == {}
 
 
-def test_where_little_is_right_an_edit_that_costs_nothing_says_nothing() -> None:
+def test_list_caveats_names_runs_at_the_majority_baseline() -> None:
     low, note = inspection_summary.list_caveats(SET)[0], inspection_summary.list_caveats(SET)[-1]
-    assert low.startswith("a is not shown to be above the majority floor (50.0 % right, floor 50.0 %): where little")
+    assert low.startswith("a is not shown to be above the majority baseline (50.0 %")
     assert note == "a note"
-    assert "not shown to be above the majority floor" in inspection_page.render_inspection_page(SET)
+    assert "not shown to be above the majority baseline" in inspection_page.render_inspection_page(SET)
     good = survey("c", [1, 1, 1, 1], [1, 1, 1, 1], READS)
     assert inspection_summary.list_caveats(replace(SET, runs=(good,), majority_baseline=("1", 0.1))) == ["a note"]
 
 
-def test_answers_are_held_against_the_one_given() -> None:
+def test_correctness_suffix() -> None:
     found = question(looked(1, 1, 2, 3))
-    assert inspection_summary.correctness_suffix("7 ", found) == ", right"
-    assert inspection_summary.correctness_suffix("8", found) == ", asked was 7"
+    assert inspection_summary.correctness_suffix("7 ", found) == ", correct"
+    assert inspection_summary.correctness_suffix("8", found) == ", expected 7"
     assert inspection_summary.correctness_suffix("8", replace(found, gold=None)) == ""
-    assert inspection_summary.correctness_suffix("The answer is: 7", replace(found, protocol=CODI)) == ", right"
+    assert inspection_summary.correctness_suffix("The answer is: 7", replace(found, protocol=CODI)) == ", correct"
 
 
 @pytest.mark.parametrize("found", [question(looked(2, 2, 3, 5), looked(2, 2, 3, 5, "other")), SET])
-def test_pages_and_json_hold_the_same_figures(found: QuestionSummary | DatasetSummary) -> None:
+def test_render_inspection_page_text_and_json_agree(found: QuestionSummary | DatasetSummary) -> None:
     html = inspection_page.render_inspection_page(found)
-    page = Page(html)
-    assert not outside(html)
-    assert not page.problems
-    assert not page.open
+    page = check_page(html)
     assert inspection_page.render_inspection_page(found) == html
     assert json.loads(json.dumps(inspection_summary.summary_to_json(found), allow_nan=False))["notes"][-1] == "a note"
-    text = " ".join(page.text.split())
+    text = page.words
     both = inspection_summary.format_summary(found)
     for name in ("run", "other") if isinstance(found, QuestionSummary) else ("a", "b"):
         assert name in text
         assert name in both
-    said = ("diagonal less rest +0.125", "looking ahead 75.0 %", "t0 7", "the donor’s is 9", "7, right", "step 3",
-            "one slot alone, in the vectors")  # fmt: skip
+    said = ("diagonal contrast +0.125", "look-ahead 75.0 %", "t0 7", "donor: 9", "7, correct", "step 3",
+            "one latent at a time, vectors")  # fmt: skip
     for words in (
-        said if isinstance(found, QuestionSummary) else ("slots 2", "no difference shown", "as trained", "50.0")
+        said if isinstance(found, QuestionSummary) else ("latents 2", "no difference shown", "as trained", "50.0")
     ):
         assert words in text, words
 
 
-def test_a_page_of_real_size_stays_within_its_bound() -> None:
+def test_render_inspection_page_of_real_size_stays_within_its_limit() -> None:
     """Llama 3.2 1B: 16 layers of 8 heads, 24 thoughts, a chain of 64 tokens; beside another run."""
     found = question(looked(16, 8, 24, 64), looked(16, 8, 24, 64, "other"))
-    assert len(inspection_page.render_inspection_page(found).encode()) <= LARGEST
+    check_page(inspection_page.render_inspection_page(found))
 
 
-def test_text_of_others_is_text() -> None:
+def test_render_inspection_page_escapes_hostile_text() -> None:
     side = looked(1, 1, 2, 3, HOSTILE)
     html = inspection_page.render_inspection_page(question(replace(side, answer=HOSTILE), text=HOSTILE))
-    assert not outside(html)
-    assert not [tag for tag, _ in Page(html).tags if tag in ("script", "img")]
-    assert HOSTILE in Page(html).text
+    page = check_page(html)
+    assert not [tag for tag, _ in page.tags if tag == "script"]
+    assert not [attributes for tag, attributes in page.tags if tag == "img" and attributes.get("src") == "x"]
+    assert HOSTILE in page.text
     hostile = replace(SET, name=HOSTILE, runs=(replace(FIRST, name=HOSTILE),))
-    assert not outside(inspection_page.render_inspection_page(hostile))
+    check_page(inspection_page.render_inspection_page(hostile))
 
 
-def test_without_a_teacher_there_are_words_and_edits_alone() -> None:
+def test_render_inspection_page_without_a_teacher() -> None:
     words = LogitLens(("q",), (), "", (((TokenGuess("7", 1.0),) * 3,),))
     side = QuestionInspection("run", "coconut", None, "7", words, effects=(ChangedAnswer(ZERO, "7"),))
     found = QuestionSummary("q", "as given", (), None, None, (side,), DIGIT)
-    text = " ".join(Page(inspection_page.render_inspection_page(found)).text.split())
-    assert "There is none." in text
-    assert "in turn" in text
-    assert "What selection keeps" not in text
-    assert "Keys and values beside" not in text
-    assert "in turn" in inspection_summary.format_summary(found)
+    text = ParsedPage(inspection_page.render_inspection_page(found)).words
+    assert "as given: none" in text
+    assert "sequential" in text
+    assert "Tokens selected" not in text
+    assert "Similarity to" not in text
+    assert "sequential" in inspection_summary.format_summary(found)
 
 
-def test_what_is_kept_whole_is_said_in_words() -> None:
-    text = " ".join(Page(inspection_page.render_inspection_page(question(looked(1, 2, 4, 4)))).text.split())
-    assert "Everything: there are as many slots as chain tokens, so nothing is chosen." in text
+def test_render_inspection_page_says_where_all_tokens_are_selected() -> None:
+    text = ParsedPage(inspection_page.render_inspection_page(question(looked(1, 2, 4, 4)))).words
+    assert "as many latents as chain tokens" in text

@@ -44,7 +44,7 @@ def head(hidden: torch.Tensor) -> torch.Tensor:
     return 9 * hidden
 
 
-def test_words_of_each_pass() -> None:
+def test_apply_logit_lens_gives_the_tokens_of_each_pass() -> None:
     found = apply_logit_lens(thought(), batch(), head, WORDS.__getitem__, top=2)
     assert [[guesses[0].token for guesses in row] for row in found.passes] == [["h", *x] for x in ("ac", "bd", "ce")]
     assert found.passes[0][1][0].probability == pytest.approx(math.exp(9) / (math.exp(9) + D - 1))
@@ -68,18 +68,18 @@ def longest(a: str, b: str) -> int:
     ("top", "chain"),
     [("ab", "ab"), ("ba", "ab"), ("abcab", "bca"), ("xyz", "abc"), ("aab", "ab"), ("hagbfc", "abcabc")],
 )
-def test_how_much_of_a_chain_thoughts_name(top: str, chain: str) -> None:
+def test_lcs_ratio_and_share_in_chain_against_brute_force(top: str, chain: str) -> None:
     assert lcs_ratio(top, chain) == longest(top, chain) / len(chain)
     assert share_in_chain(top, chain) == sum(letter in chain for letter in top) / len(top)
     assert lcs_ratio(top, "") == 0.0
 
 
-def test_top_words_row_by_row() -> None:
+def test_top_token_ids_row_by_row() -> None:
     assert top_token_ids(thought(), head) == ((2, 4),)
     found = apply_logit_lens(thought(), batch(), head, WORDS.__getitem__)
     assert (found.top_tokens, found.lcs_ratio) == (("c", "e"), pytest.approx(1 / 3))
 
 
-def test_one_question_at_a_time() -> None:
-    with pytest.raises(InputError, match="questions to look into; give one"):
+def test_apply_logit_lens_refuses_two_questions() -> None:
+    with pytest.raises(InputError, match="one question"):
         apply_logit_lens(thought(), batch(2), head, WORDS.__getitem__)

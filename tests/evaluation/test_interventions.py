@@ -9,11 +9,12 @@ import torch
 
 from laconic.errors import UsageError
 from laconic.evaluation.inspection import interventions
+from laconic.evaluation.inspection.inspected_run import InspectedRun, latent_keys_values
 from laconic.evaluation.inspection.interventions import InterventionInputs, InterventionSpec
-from laconic.evaluation.inspection.subject import InspectedRun, latent_keys_values
 from laconic.latent import codi
 from laconic.latent.rollout import LatentRollout
 from laconic.models.cache import KVCache
+from laconic.models.modes import eval_no_grad
 from tests.methods.batches import reasoning, trained
 from tests.tolerances import FLOAT32, ORACLE, error, largest
 
@@ -24,15 +25,17 @@ def subject(name: str = "llama", rounds: int | None = ROUNDS) -> Any:
     """A decoder with thoughts, as far as edits ask for it."""
     decoder, thoughts = trained(name, M=M, rounds=rounds)
 
-    def think(questions: Any, edit: Any = None, trace: bool = False, rounds: int | None = None) -> LatentRollout:
-        return codi.think_no_grad(decoder, thoughts, questions, edit, trace)
+    def think(questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None) -> LatentRollout:
+        with eval_no_grad(decoder, thoughts):
+            cache = codi.encode_question(decoder, questions).cache
+            return thoughts.think(decoder, cache, intervention=intervention, record_passes=record_passes)
 
     return SimpleNamespace(decoder=decoder, thoughts=thoughts, think=think)
 
 
 def given(run: InspectedRun, batch: Any, seed: int = 0, donors: Any = None) -> InterventionInputs:
-    own = run.think(batch, trace=True)
-    return InterventionInputs(own, np.arange(batch.B), seed, None if donors is None else run.think(donors, trace=True))
+    own = run.think(batch, record_passes=True)
+    return InterventionInputs(own, np.arange(batch.B), seed, None if donors is None else run.think(donors, record_passes=True))
 
 
 def same_cache(a: KVCache, b: KVCache) -> bool:
@@ -44,21 +47,21 @@ def test_zeros_are_read_in_every_round_as_by_hand() -> None:
     found = interventions.run_intervention(run, batch, InterventionSpec("zero"), given(run, batch))
     decoder, thoughts = run.decoder, run.thoughts
     with torch.no_grad():
-        asked = decoder(decoder.embed(batch.question_ids), live=batch.question_mask).state
+        asked = decoder(decoder.embed(batch.question_ids), attention_mask=batch.question_mask).cache
         bot = decoder(thoughts.begin.expand(3, 1, -1), asked)
-        last = decoder(torch.zeros(3, M, decoder.config.hidden_size, dtype=torch.float64), bot.state)
-    assert error(found.hidden_states, last.hidden) < ORACLE
-    assert same_cache(found.cache, last.state)
-    assert error(found.hidden_states, run.think(batch).hidden) > 0.1
+        last = decoder(torch.zeros(3, M, decoder.config.hidden_size, dtype=torch.float64), bot.cache)
+    assert error(found.hidden_states, last.hidden_states) < ORACLE
+    assert same_cache(found.cache, last.cache)
+    assert error(found.hidden_states, run.think(batch).hidden_states) > 0.1
 
 
 def test_a_listed_slot_alone_is_changed_and_those_behind_it_made_anew() -> None:
     run, batch = subject(), reasoning()
     made = given(run, batch)
     edit = interventions.make_intervention(InterventionSpec("zero", slots=(1,)), made)
-    traced = run.think(batch, edit=edit, trace=True)
+    traced = run.think(batch, intervention=edit, record_passes=True)
     for t in (1, 2):
-        read, before = traced.trace[t].thoughts, made.rollout.records[t].latents
+        read, before = traced.records[t].latents, made.rollout.records[t].latents
         assert not read[:, 1].any()
         assert error(read[:, 0], before[:, 0]) < ORACLE
         assert (error(read[:, 2], before[:, 2]) > 0.01) == (t == 2)  # round 2 is made of what round 1 read
@@ -102,10 +105,10 @@ def test_the_mean_over_one_question_is_itself(rounds: int | None, where: Any) ->
 
 def test_means_are_those_of_all_rows_however_they_are_batched() -> None:
     run, batch = subject(), reasoning()
-    rolled = run.think(batch, trace=True)
+    rolled = run.think(batch, record_passes=True)
     found = interventions.compute_reference_means(run, [batch.select_rows([0]), batch.select_rows([1, 2])])
-    for t, trace in enumerate(rolled.trace):
-        assert largest(found.vectors[t], trace.thoughts.mean(0)) < ORACLE
+    for t, trace in enumerate(rolled.records):
+        assert largest(found.vectors[t], trace.latents.mean(0)) < ORACLE
     mine = latent_keys_values(run.decoder, rolled)
     for l, (k, v) in enumerate(zip(mine.keys_before_rope, mine.values, strict=True)):
         assert largest(found.keys_before_rope[l], k.mean(0)) < ORACLE
@@ -136,10 +139,10 @@ def test_a_shuffle_moves_every_slot_it_may() -> None:
 def test_a_shuffle_reads_the_vectors_of_other_slots(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning()
     made = given(run, batch)
-    traced = run.think(batch, edit=interventions.make_intervention(InterventionSpec("shuffle"), made), trace=True)
+    traced = run.think(batch, intervention=interventions.make_intervention(InterventionSpec("shuffle"), made), record_passes=True)
     order, t = interventions.shuffle_order(made, range(M)), 0 if rounds is None else 1
     for b, row in enumerate(order.tolist()):
-        assert error(traced.trace[t].thoughts[b], made.rollout.records[t].latents[b, row]) < ORACLE
+        assert error(traced.records[t].latents[b], made.rollout.records[t].latents[b, row]) < ORACLE
 
 
 def turned(x: np.ndarray, position: int) -> np.ndarray:
@@ -177,7 +180,7 @@ def test_where_keys_are_not_turned_an_order_of_the_cache_is_nothing() -> None:
     assert not moved.equal(made.rollout.cache)
     eot = run.thoughts.end.expand(batch.B, 1, -1)
     with torch.no_grad():
-        assert error(run.decoder(eot, moved).hidden, run.decoder(eot, made.rollout.cache).hidden) < ORACLE
+        assert error(run.decoder(eot, moved).hidden_states, run.decoder(eot, made.rollout.cache).hidden_states) < ORACLE
 
 
 @pytest.mark.parametrize("kind", ["zero", "noise"])
@@ -194,7 +197,7 @@ def test_cache_edits_touch_the_listed_slots_alone(kind: Any) -> None:
             assert not mine[:, :, 2 - M].any()
         else:
             assert error(mine[:, :, 2 - M].norm(dim=-1), theirs[:, :, 2 - M].norm(dim=-1)) < 1e-6  # turned in float32
-    assert made.rollout.cache.equal(run.think(batch).state)  # what was given is as it was
+    assert made.rollout.cache.equal(run.think(batch).cache)  # what was given is as it was
 
 
 def test_noise_has_the_norms_of_what_it_replaces_and_is_a_rows_own() -> None:
@@ -228,15 +231,15 @@ def test_donors_are_a_derangement_by_seed(n: int) -> None:
 def test_what_cannot_be_edited_is_refused() -> None:
     run, batch = subject(), reasoning()
     made = given(run, batch)
-    with pytest.raises(UsageError, match="swap: 1 question has no other to take thoughts from; give more rows"):
+    with pytest.raises(UsageError, match="swap needs at least two"):
         interventions.choose_donors(1, 0)
     with pytest.raises(
-        UsageError, match="shuffle: 1 slot has no other to change places with; name two or more, or all"
+        UsageError, match="shuffle needs at least two"
     ):
         interventions.make_intervention(InterventionSpec("shuffle", slots=(0,)), made)
     for at in ((4,), (-1,), ()):
-        with pytest.raises(UsageError, match="there are 4 thoughts, from 1; name some of them"):
+        with pytest.raises(UsageError, match="there are 4 latents"):
             interventions.make_intervention(InterventionSpec("zero", slots=at), made)
     for where in interventions.INTERVENTION_TARGETS:
-        with pytest.raises(UsageError, match="swap: needs the thoughts on other questions, and there are none"):
+        with pytest.raises(UsageError, match="swap needs the latents of other questions"):
             interventions.run_intervention(run, batch, InterventionSpec("swap", where), made)

@@ -1,0 +1,248 @@
+"""A run under inspection: its latents, its answers after them, and what its teacher's cache holds of a chain.
+
+Shapes: B rows, M latents, Nc chain columns, G KV heads, E head size; tuples have one entry per layer.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from laconic.batches import AnswerBatch, PassCounts, ReasoningBatch
+from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
+from laconic.config.recipe import Recipe
+from laconic.errors import UsageError
+from laconic.evaluation.reasoning.run import with_iterations
+from laconic.evaluation.runs import flush_denormals
+from laconic.evaluation.validation import COT_TEACHER_METHODS
+from laconic.experiment.load_run import LoadedRun
+from laconic.experiment.methods import require
+from laconic.latent import rkv
+from laconic.latent.answering import AnswerDecoding, answer_from_cache
+from laconic.latent.coconut import Coconut
+from laconic.latent.kava import Kava, TeacherTargets
+from laconic.latent.rkv import SelectedColumns
+from laconic.latent.rollout import Intervention, LatentRollout
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+from laconic.models.modes import eval_no_grad
+
+INSPECTED_POLICIES = ("rkv", "cosine", "attention", "crop", "uniform", "random")
+DecodeToken = Callable[[int], str]
+LayerTensors = tuple[Tensor, ...]
+
+
+class SelectorChoice(NamedTuple):
+    """What one policy selects of a chain in every layer, and the scores [B, G, Nc] it ranks by."""
+
+    tokens: tuple[SelectedColumns, ...]
+    S: LayerTensors
+
+
+class TeacherChain(NamedTuple):
+    """The teacher's cache at chains, and what each policy selects of it.
+
+    Attributes:
+        keys: Keys as the cache holds them.
+        keys_before_rope: Keys before rotation.
+        values: Values.
+        I: Importance [B, G, Nc].
+        R: Redundancy [B, G, Nc].
+        choices: What each policy selects.
+        policy: The run's own policy.
+        matched_layers: Layers that are distilled.
+        is_distilled: Whether the run was trained to match the selection.
+    """
+
+    keys: LayerTensors
+    keys_before_rope: LayerTensors
+    values: LayerTensors
+    I: LayerTensors
+    R: LayerTensors
+    choices: Mapping[str, SelectorChoice]
+    policy: str
+    matched_layers: tuple[int, ...]
+    is_distilled: bool
+
+
+class LatentKeysValues(NamedTuple):
+    """Keys as the cache holds them, keys before rotation, and values at the latents, [B, G, M, E]."""
+
+    keys: LayerTensors
+    keys_before_rope: LayerTensors
+    values: LayerTensors
+
+
+class ThinkFunction(Protocol):
+    """Computes the latents of questions; `iterations` replaces the number of Jacobi iterations of training."""
+
+    def __call__(
+        self,
+        questions: ReasoningBatch,
+        intervention: Intervention | None = None,
+        record_passes: bool = False,
+        iterations: int | None = None,
+    ) -> LatentRollout: ...
+
+
+@dataclass(frozen=True)
+class InspectedRun:
+    """A run as inspection uses it.
+
+    Attributes:
+        name: Title of the run.
+        method: Name of its method.
+        decoder: Its decoder.
+        decode_token: Map from a token id to its text.
+        think: Computes latents.
+        answer_from_cache: Decodes answers from the cache that latents left.
+        teacher_chain: What the teacher's cache holds of chains; None for a method without a teacher.
+        num_iterations: Jacobi iterations of training; None for sequential latents.
+        device: Device of the model.
+    """
+
+    name: str
+    method: str
+    decoder: Decoder
+    decode_token: DecodeToken
+    think: ThinkFunction
+    answer_from_cache: Callable[[ReasoningBatch, KVCache, PassCounts], AnswerBatch]
+    teacher_chain: Callable[[ReasoningBatch], TeacherChain] | None
+    num_iterations: int | None
+    device: torch.device
+
+
+def load_inspected_run(
+    run: LoadedRun, name: str, device: torch.device, decoding: AnswerDecoding, selection_recipe: Recipe | None = None
+) -> InspectedRun:
+    """Prepare a run for inspection.
+
+    Args:
+        run: The run.
+        name: Its title.
+        device: Device of the model.
+        decoding: How answers are decoded.
+        selection_recipe: Recipe whose tables [kv_selection] and [kv_distillation] apply to the chains; by default the
+            run's own.
+
+    Raises:
+        UsageError: The run's method has no latents.
+    """
+    latents, recipe = run.parts.latents, run.recipe
+    if latents is None:
+        raise UsageError(f"{name}: method {recipe.method} has no latents; give a run of codi, pccot, kava or coconut")
+    tokenizer = run.parts.tokenizer.backend
+    has_teacher = recipe.method in COT_TEACHER_METHODS
+    return InspectedRun(
+        name=name,
+        method=recipe.method,
+        decoder=run.parts.decoder,
+        decode_token=lambda i: tokenizer.decode([i], skip_special_tokens=False) or tokenizer.id_to_token(i) or str(i),
+        think=latent_function(run),
+        answer_from_cache=answer_from_cache_function(run, decoding),
+        teacher_chain=teacher_chain_function(run, selection_recipe or recipe) if has_teacher else None,
+        num_iterations=latents.num_iterations,
+        device=device,
+    )
+
+
+def latent_function(run: LoadedRun) -> ThinkFunction:
+    """Return the function that computes a run's latents."""
+    method = cast(Any, run.method)
+
+    def think(
+        questions: ReasoningBatch,
+        intervention: Intervention | None = None,
+        record_passes: bool = False,
+        iterations: int | None = None,
+    ) -> LatentRollout:
+        with with_iterations(run, iterations), flush_denormals(questions.question_ids.device):
+            rollout = method.think(questions, intervention=intervention, record_passes=record_passes)
+        if not rollout.latents.shape[1]:
+            raise UsageError(f"{run.folder}: step {run.step} is in a stage without latents; choose a later step")
+        return rollout
+
+    return think
+
+
+def answer_from_cache_function(
+    run: LoadedRun, decoding: AnswerDecoding
+) -> Callable[[ReasoningBatch, KVCache, PassCounts], AnswerBatch]:
+    """Return the function that decodes answers from the cache of the latents."""
+    method = run.method
+    if isinstance(method, Coconut):
+        return lambda questions, cache, passes: method.answer_after_latents(questions, cache, passes, decoding)
+    end = require(run.parts.latents).end
+    return lambda questions, cache, passes: answer_from_cache(
+        run.parts.decoder, questions, cache, end, passes, decoding
+    )
+
+
+def teacher_chain_function(run: LoadedRun, recipe: Recipe) -> Callable[[ReasoningBatch], TeacherChain]:
+    """Return the function that computes what the run's teacher leaves of chains, with a recipe's selection.
+
+    CODI and PCCoT distill no keys and values; for them KaVa's defaults apply.
+    """
+    selection_config = recipe.kv_selection or KVSelectionConfig.model_validate({})
+    kv_config = recipe.kv_distillation or KVDistillationConfig.model_validate({})
+
+    def build_teacher(key_space: str) -> Kava:
+        return Kava(
+            run.parts.decoder,
+            require(run.parts.latents),
+            DistillationConfig.model_validate({}),
+            selection_config,
+            kv_config.model_copy(update={"key_space": key_space}),
+            run.recipe.seed,
+        )
+
+    pre_rope, post_rope = build_teacher("pre_rope"), build_teacher("post_rope")
+
+    def teacher_chain(batch: ReasoningBatch) -> TeacherChain:
+        with eval_no_grad(run.parts.decoder):
+            unrotated, rotated = pre_rope.compute_teacher_targets(batch), post_rope.compute_teacher_targets(batch)
+            targets = unrotated if kv_config.key_space == "pre_rope" else rotated
+            policies = dict.fromkeys((selection_config.policy, *INSPECTED_POLICIES))
+            choices = {policy: select_with_policy(run, batch, targets, selection_config, policy) for policy in policies}
+        own = run.recipe.kv_distillation
+        return TeacherChain(
+            rotated.k_t,
+            unrotated.k_t,
+            rotated.v_t,
+            targets.I,
+            targets.R,
+            choices,
+            selection_config.policy,
+            targets.distilled_layers,
+            own is not None and own.weight > 0,
+        )
+
+    return teacher_chain
+
+
+def select_with_policy(
+    run: LoadedRun, batch: ReasoningBatch, targets: TeacherTargets, selection_config: KVSelectionConfig, policy: str
+) -> SelectorChoice:
+    """Return what one policy selects, by the scores of the teacher's pass."""
+    mask, M = batch.chain_mask, require(run.parts.latents).num_latents
+    tokens: list[SelectedColumns] = []
+    scores: list[Tensor] = []
+    for I, R in zip(targets.I, targets.R, strict=True):
+        random = rkv.draw_random_scores(batch, run.recipe.seed, I.shape[1]).to(I.dtype)
+        S = rkv.SELECTORS[policy](I, R, mask, selection_config.importance_weight, M, random)
+        tokens.append(rkv.select_top_m(S, mask, M))
+        scores.append(S)
+    return SelectorChoice(tuple(tokens), tuple(scores))
+
+
+def latent_keys_values(decoder: Decoder, rollout: LatentRollout) -> LatentKeysValues:
+    """Return keys and values at the latents; these are read once more for their keys before rotation."""
+    M, cache = rollout.latents.shape[1], rollout.cache
+    with torch.no_grad():
+        output = decoder(rollout.latents, cache.crop(cache.S - M), capture=("k",))
+    unrotated = tuple(output.activations[f"k.{l}"] for l in range(len(cache.keys)))
+    return LatentKeysValues(
+        tuple(k[:, :, -M:] for k in cache.keys), unrotated, tuple(v[:, :, -M:] for v in cache.values)
+    )

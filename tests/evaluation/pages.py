@@ -1,0 +1,55 @@
+"""Read HTML pages in tests: tags, text, and everything a browser would fetch."""
+
+import re
+from html.parser import HTMLParser
+
+MAX_PAGE_BYTES = 6_000_000
+
+
+class ParsedPage(HTMLParser):
+    """Tags with their attributes, visible text, and problems of nesting."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "input", "source"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.open_tags, self.problems = "", list[str](), list[str]()
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open_tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID and (not self.open_tags or self.open_tags.pop() != tag):
+            self.problems.append(f"</{tag}> closes nothing")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data if not self.open_tags or self.open_tags[-1] != "style" else ""
+
+    @property
+    def words(self) -> str:
+        """The text with single spaces."""
+        return " ".join(self.text.split())
+
+
+def find_requests(html: str) -> list[str]:
+    """Everything that a browser would fetch or run."""
+    page = ParsedPage(html)
+    names = ("src", "href", "xlink:href", "srcset", "poster", "data", "action", "background")
+    found = [value for _, attributes in page.tags for name in names if (value := attributes.get(name))]
+    found += re.findall(r"url\(\s*['\"]?([^)'\"]*)", html) + re.findall(r"@import[^;]*", html)
+    found += [tag for tag, _ in page.tags if tag in ("script", "link", "iframe", "object", "embed", "base")]
+    return [value for value in found if not value.startswith(("#", "data:image/svg+xml;base64,"))]
+
+
+def check_page(html: str) -> ParsedPage:
+    """Assert that a page is sound, self-contained and not too large."""
+    page = ParsedPage(html)
+    assert not find_requests(html)
+    assert not page.problems
+    assert not page.open_tags
+    assert len(html.encode()) <= MAX_PAGE_BYTES
+    return page
