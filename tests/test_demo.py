@@ -19,7 +19,8 @@ from laconic.cli import demo, demo_report, jobs
 from laconic.cli.jobs import Failed, Job, Jobs
 from laconic.errors import UsageError
 from tests.conftest import REPO, needs
-from tests.evaluation.test_report import Page, outside
+from tests.evaluation.pages import ParsedPage as Page
+from tests.evaluation.pages import find_requests as outside
 
 TINY = (
     "data.digits.num_operations=2", "data.digits.test_rows=60", "data.digits.valid_rows=60", "data.digits.train_rows=2000",
@@ -159,7 +160,7 @@ def run(out: Path, format: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_table_and_what_is_said(done: tuple[Path, str, str]) -> None:
     _, table, said = done
-    for text in ("Chain written out", "KaVa", "no distillation", "majority floor", "60 unseen problems, n=1",
+    for text in ("Chain written out", "KaVa", "no distillation", "majority baseline", "60 unseen problems, n=1",
                  "(n=1, interval", "Not shown", "Seeds: one run of each"):  # fmt: skip
         assert text in table, text
     for text in ("4 runs,", "s on two idle cores", "demo: 0 of 4 done; short, seed 0", "report.html"):
@@ -173,8 +174,8 @@ def test_the_page_of_real_runs_asks_for_nothing(done: tuple[Path, str, str]) -> 
     assert not page.problems
     text = " ".join(page.text.split())
     for said in (
-        "One question, looked into", "placeholders", f"round {ROUNDS}", "Rounds at test time", "wall time", "weights",
-        "What the selection kept", "Controls: the same training",
+        "One question inspected", "placeholders", f"iteration {ROUNDS}", "Jacobi iterations at test time", "wall time",
+        "weights", "tokens", "(control)",
     ):  # fmt: skip
         assert said in text, said
 
@@ -192,11 +193,11 @@ def test_a_second_time_nothing_is_trained_and_the_figures_are_the_same(
     told = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in told["rows"]] == ["chain", "kava", "nodistil"]
     kava = told["rows"][1]
-    assert kava["passes"]["place"] == 1
-    assert kava["passes"]["think"] == ROUNDS
-    assert list(kava["sweep"]) == [str(rounds) for rounds in range(ROUNDS + 3)]
-    assert kava["accuracy"]["mean"] in [share for shares in kava["sweep"].values() for share in shares]
-    assert len(kava["teacher"]) == 1
+    assert kava["passes"]["latent_setup"] == 1
+    assert kava["passes"]["latent"] == ROUNDS
+    assert list(kava["iteration_sweep"]) == [str(rounds) for rounds in range(ROUNDS + 3)]
+    assert kava["accuracy"]["mean"] in [share for shares in kava["iteration_sweep"].values() for share in shares]
+    assert len(kava["cot_accuracy"]) == 1
     assert told["against"][0]["other"] == "chain"
 
 

@@ -16,7 +16,8 @@ from laconic.errors import DiskError, UsageError
 from laconic.evaluation.inspection import dataset as inspection_dataset
 from laconic.evaluation.reasoning import question_sets
 from laconic.evaluation.reasoning import run as reasoning_run
-from tests.evaluation.test_report import Page, outside
+from tests.evaluation.pages import ParsedPage as Page
+from tests.evaluation.pages import find_requests as outside
 from tests.verbs.test_train import TINY
 
 Run = Callable[..., tuple[int, str, str]]
