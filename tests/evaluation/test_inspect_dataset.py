@@ -47,7 +47,9 @@ def subject() -> InspectedRun:
         chosen = {name: SelectorChoice(taught.columns, taught.S) for name in ("rkv", "random")}
         return TeacherChain(taught.k_t, taught.k_t, taught.v_t, taught.I, taught.R, chosen, "rkv", (0, 1), True)
 
-    def think(questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None) -> Any:
+    def think(
+        questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None
+    ) -> Any:
         method.latent_thoughts.num_iterations = 2 if iterations is None else iterations
         return method.think(questions, intervention=intervention, record_passes=record_passes)
 
@@ -79,7 +81,9 @@ def test_every_question_is_counted_once_whatever_the_batches(
     assert np.array_equal(whole.chain_word_rates, parts.chain_word_rates, equal_nan=True)
     for key, found in whole.map_statistics.items():
         assert np.allclose(found, parts.map_statistics[key])
-    assert set(whole.mean_maps) == {(what, "selected") for what, against in whole.map_statistics if against == "selected"}
+    assert set(whole.mean_maps) == {
+        (what, "selected") for what, against in whole.map_statistics if against == "selected"
+    }
     assert whole.num_full_chains == 3  # chains of six, five and four tokens; the others leave slots without one
 
 

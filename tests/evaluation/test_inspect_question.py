@@ -21,7 +21,9 @@ __all__ = ["subject"]  # the fixture
 def test_a_question_is_thought_about_once(subject: InspectedRun) -> None:
     calls = list[bool]()
 
-    def think(questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None) -> Any:
+    def think(
+        questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None
+    ) -> Any:
         calls.append(intervention is None)
         return subject.think(questions, intervention, record_passes, iterations)
 

@@ -25,7 +25,9 @@ def subject(name: str = "llama", rounds: int | None = ROUNDS) -> Any:
     """A decoder with thoughts, as far as edits ask for it."""
     decoder, thoughts = trained(name, M=M, rounds=rounds)
 
-    def think(questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None) -> LatentRollout:
+    def think(
+        questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None
+    ) -> LatentRollout:
         with eval_no_grad(decoder, thoughts):
             cache = codi.encode_question(decoder, questions).cache
             return thoughts.think(decoder, cache, intervention=intervention, record_passes=record_passes)
@@ -35,7 +37,9 @@ def subject(name: str = "llama", rounds: int | None = ROUNDS) -> Any:
 
 def given(run: InspectedRun, batch: Any, seed: int = 0, donors: Any = None) -> InterventionInputs:
     own = run.think(batch, record_passes=True)
-    return InterventionInputs(own, np.arange(batch.B), seed, None if donors is None else run.think(donors, record_passes=True))
+    return InterventionInputs(
+        own, np.arange(batch.B), seed, None if donors is None else run.think(donors, record_passes=True)
+    )
 
 
 def same_cache(a: KVCache, b: KVCache) -> bool:
@@ -139,7 +143,9 @@ def test_a_shuffle_moves_every_slot_it_may() -> None:
 def test_a_shuffle_reads_the_vectors_of_other_slots(rounds: int | None) -> None:
     run, batch = subject(rounds=rounds), reasoning()
     made = given(run, batch)
-    traced = run.think(batch, intervention=interventions.make_intervention(InterventionSpec("shuffle"), made), record_passes=True)
+    traced = run.think(
+        batch, intervention=interventions.make_intervention(InterventionSpec("shuffle"), made), record_passes=True
+    )
     order, t = interventions.shuffle_order(made, range(M)), 0 if rounds is None else 1
     for b, row in enumerate(order.tolist()):
         assert error(traced.records[t].latents[b], made.rollout.records[t].latents[b, row]) < ORACLE
@@ -233,9 +239,7 @@ def test_what_cannot_be_edited_is_refused() -> None:
     made = given(run, batch)
     with pytest.raises(UsageError, match="swap needs at least two"):
         interventions.choose_donors(1, 0)
-    with pytest.raises(
-        UsageError, match="shuffle needs at least two"
-    ):
+    with pytest.raises(UsageError, match="shuffle needs at least two"):
         interventions.make_intervention(InterventionSpec("shuffle", slots=(0,)), made)
     for at in ((4,), (-1,), ()):
         with pytest.raises(UsageError, match="there are 4 latents"):
