@@ -108,7 +108,7 @@ class EvaluateCommand:
 
     def evaluate_streams(self, device: "torch.device") -> bool:
         """The same of runs that learn while they read, if streams are asked for: `Usage` (2) for flags of questions."""
-        from laconic.evaluation.compression import cli_runs as compression_cli_runs
+        from laconic.evaluation.runs import EvalRequest
         from laconic.evaluation.streams import cli_runs as streams_cli_runs
         from laconic.training.signals import handle_signals
 
@@ -117,11 +117,9 @@ class EvaluateCommand:
             return False
         self.refuse_question_flags("data_dir")
         with handle_signals() as stop:
-            how = compression_cli_runs.CompressionEvalRequest(
-                runs, sets, self.limit, self.checkpoint, False, device, stop
-            )
+            request = EvalRequest(runs, sets, self.limit, self.checkpoint, device, stop)
             streams_cli_runs.print_results(
-                streams_cli_runs.run_evaluations(how, self.data_dir, self.shots), self.format == "json"
+                streams_cli_runs.run_evaluations(request, self.data_dir, self.shots), self.format == "json"
             )
         return True
 
@@ -136,17 +134,17 @@ class EvaluateCommand:
     def evaluate_documents(self, device: "torch.device") -> int:
         """The same of runs that read documents. Raises `Usage` (2) for flags that belong to questions."""
         from laconic.evaluation.compression import cli_runs as compression_cli_runs
+        from laconic.evaluation.compression.cli_files import evaluate_files
+        from laconic.evaluation.runs import EvalRequest
         from laconic.training.signals import handle_signals
 
         self.refuse_question_flags()
         with handle_signals() as stop:
             runs, sets = tuple(map(to_utf8, self.runs)), split_commas(to_utf8(self.tasks))
-            how = compression_cli_runs.CompressionEvalRequest(
-                runs, sets, self.limit, self.checkpoint, self.query_aware, device, stop
-            )
+            request = EvalRequest(runs, sets, self.limit, self.checkpoint, device, stop)
             compression_cli_runs.print_results(
-                compression_cli_runs.run_evaluations(how),
-                compression_cli_runs.evaluate_row_files(how),
+                compression_cli_runs.run_evaluations(request),
+                evaluate_files(request, self.query_aware),
                 self.format == "json",
             )
         return 0

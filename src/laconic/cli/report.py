@@ -8,7 +8,6 @@ from tyro.conf import Positional, arg
 
 from laconic.cli.arguments import to_utf8
 from laconic.errors import InputError, UsageError
-from laconic.evaluation.run_names import short_run_names
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class ReportCommand:
             return 0
         lines, told = (
             compression_cli_runs.load_results(paths),
-            cli_files.load_file_results(dict(zip(paths, short_run_names(paths), strict=True))),
+            cli_files.load_file_results(paths),
         )
         if not lines and not told:
             raise InputError(

@@ -181,7 +181,10 @@ class TextCompressor:
         before = self.method.build_prompt(memory)
         if not before.inputs_embeds.shape[1]:
             return None
-        return self.decoder(before.inputs_embeds, live=before.attention_mask, positions=before.position_ids).state
+        output = self.decoder(
+            before.inputs_embeds, attention_mask=before.attention_mask, position_ids=before.position_ids
+        )
+        return output.cache
 
     def reading_mode(self) -> AbstractContextManager[object]:
         """The decoder as it reads; an adapter that only writes is off."""

@@ -1,4 +1,4 @@
-"""Questions about contexts, from JSONL and Parquet alike, and what is refused."""
+"""Files of context questions in JSONL and Parquet."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_rows_of_both_formats(tmp_path: Path) -> None:
+def test_load_context_questions_from_jsonl_and_parquet(tmp_path: Path) -> None:
     needs("pyarrow")
     import pyarrow as pa
     from pyarrow import parquet
@@ -37,7 +37,7 @@ def test_rows_of_both_formats(tmp_path: Path) -> None:
     assert group_by_context(found) == {"Lucy is ill.": [0, 2], "Tom runs.": [1]}
 
 
-def test_one_answer_and_no_prefix(tmp_path: Path) -> None:
+def test_load_context_questions_with_one_answer_and_no_prefix(tmp_path: Path) -> None:
     row = {"context": "c", "question": "q", "answer": "a", "max_new_tokens": 1, "more": [1]}
     assert load_context_questions(write(tmp_path / "a.jsonl", [row])) == [ContextQuestion("c", "q", "", ("a",), 1)]
 
@@ -45,18 +45,18 @@ def test_one_answer_and_no_prefix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"context": None}, "context: no text: "),
-        ({"question": ""}, "question: empty: "),
-        ({"answer_prefix": 3}, "answer_prefix: no text: "),
-        ({"answer": []}, "answer: no list of texts: "),
-        ({"answer": ["a", 3]}, "answer: no list of texts: "),
-        ({"answer": 5}, "answer: no text: "),
-        ({"max_new_tokens": 0}, "max_new_tokens: no number from 1: "),
-        ({"max_new_tokens": True}, "max_new_tokens: no number from 1: "),
-        ({"max_new_tokens": "8"}, "max_new_tokens: no number from 1: "),
+        ({"context": None}, "context: not a string"),
+        ({"question": ""}, "question: "),
+        ({"answer_prefix": 3}, "answer_prefix: expected a string"),
+        ({"answer": []}, "answer: expected a list of strings"),
+        ({"answer": ["a", 3]}, "answer: expected a list of strings"),
+        ({"answer": 5}, "answer: not a string"),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected an integer"),
+        ({"max_new_tokens": True}, "max_new_tokens: expected an integer"),
+        ({"max_new_tokens": "8"}, "max_new_tokens: expected an integer"),
     ],
 )
-def test_faulty_rows(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_load_context_questions_rejects_invalid_rows(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     text, key = json.dumps(ROWS[0] | change), next(iter(change))
     with pytest.raises(InputError) as error:
         load_context_questions(write(tmp_path / "a.jsonl", [ROWS[0] | change]))

@@ -1,6 +1,5 @@
-"""A reader asked questions about contexts, and labels behind demonstrations."""
+"""Running context question answering and in-context classification with a small compressor."""
 
-import json
 from typing import Any
 
 import pytest
@@ -12,110 +11,123 @@ from laconic.evaluation.compression import context_qa_run
 from laconic.evaluation.compression.context_qa_data import ContextQuestion
 from laconic.evaluation.compression.context_qa_run import ContextQA, ICLClassification
 from laconic.evaluation.compression.icl_data import LabelledText, order_demonstrations
+from laconic.generation.config import GenerationConfig
 from tests.compression.compressors import reader
 
 
-def test_a_context_is_compressed_once_and_its_answers_are_those_of_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, seen = reader(), list[str]()
+def test_context_qa_compresses_each_context_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, texts = reader(), list[str]()
     compress = type(model).compress
-    monkeypatch.setattr(type(model), "compress", lambda self, texts: seen.extend(texts) or compress(self, texts))
-    rows = [
-        ContextQuestion("a long text", "who?", "it is", ("x",), 3), ContextQuestion("other", "where?", "", ("z",), 2),
+    monkeypatch.setattr(type(model), "compress", lambda self, new: texts.extend(new) or compress(self, new))
+    questions = [
+        ContextQuestion("a long text", "who?", "it is", ("x",), 3),
+        ContextQuestion("other", "where?", "", ("z",), 2),
         ContextQuestion("a long text", "when?", "", ("y",), 2),
-    ]  # fmt: skip
-    first, second, other = map(json.loads, ContextQA(model, rows, query_aware=False).run_items(range(3)))
-    assert seen == ["a long text", "other"]
-    assert [(row["id"], row["context"], row["answers"]) for row in (first, second, other)] == [
-        (0, 0, ["x"]), (2, 0, ["y"]), (1, 1, ["z"])
-    ]  # fmt: skip
-    ways = {each["way"]: (each["said"], each["held"]) for each in first["ways"]}
-    asked = {
-        "none": model.generate(["who?\nit is"], max_tokens=3),
-        "compressed": model.generate(["who?\nit is"], compress(model, ["a long text"]), max_tokens=3),
-        "truncated": model.generate(["ext\nwho?\nit is"], max_tokens=3),
-        "full": model.generate(["a long text\nwho?\nit is"], max_tokens=3),
+    ]
+    job = ContextQA(model, questions, query_aware=False)
+    assert job.order == [0, 2, 1]
+    first, second, other = job.run_items(job.order)
+    assert texts == ["a long text", "other"]
+    assert [(item.id, item.shared["context"], item.shared["answers"]) for item in (first, second, other)] == [
+        ("0", 0, ["x"]),
+        ("2", 0, ["y"]),
+        ("1", 1, ["z"]),
+    ]
+    config = GenerationConfig(max_tokens=3)
+    expected = {
+        "none": (model.generate(["who?\nit is"], config=config), 0),
+        "compressed": (model.generate(["who?\nit is"], compress(model, ["a long text"]), config=config), 4),
+        "truncated": (model.generate(["ext\nwho?\nit is"], config=config), 4),
+        "full": (model.generate(["a long text\nwho?\nit is"], config=config), 12),
     }
-    held = {"none": 0, "compressed": 4, "truncated": 4, "full": 12}
-    assert ways == {way: (said[0].text, held[way]) for way, said in asked.items()}
-    seen.clear()
-    ContextQA(model, rows, query_aware=True).run_items(range(3))
-    assert seen == ["who?\na long text", "when?\na long text", "where?\nother"]
+    assert first.conditions == {
+        name: {"output": output[0].text, "context_size": size} for name, (output, size) in expected.items()
+    }
+    texts.clear()
+    aware = ContextQA(model, questions, query_aware=True)
+    aware.run_items(aware.order)
+    assert texts == ["who?\na long text", "when?\na long text", "where?\nother"]
 
 
-def test_a_text_for_which_there_is_no_room_is_left_out() -> None:
-    rows = [ContextQuestion("a long text of some forty signs, or more so", "who?", "", ("x",), 3)]
-    (line,) = map(json.loads, ContextQA(reader(room=48), rows, query_aware=False).run_items(range(1)))
-    assert [each["way"] for each in line["ways"]] == ["none", "compressed", "truncated"]
+def test_context_qa_leaves_out_contexts_that_do_not_fit() -> None:
+    questions = [ContextQuestion("a long text of some forty signs, or more so", "who?", "", ("x",), 3)]
+    (item,) = ContextQA(reader(room=48), questions, query_aware=False).run_items([0])
+    assert list(item.conditions) == ["none", "compressed", "truncated"]
 
 
 def rows(n: int) -> list[LabelledText]:
     return [LabelledText(f"t{i}", "ab"[i % 2] * (1 + i % 2)) for i in range(n)]
 
 
-def behind(model: Any, memory: SummaryMemory, ids: list[int], end: list[int]) -> float:
-    """Nats of an end behind ids and vectors, by one pass over all of it."""
-    text = torch.tensor([[*ids, *end]])
-    hidden = model.method.read(text, states=memory)
-    logits = model.decoder.logits(hidden)[0].log_softmax(-1).detach()
-    return -sum(float(logits[t - 1, text[0, t]]) for t in range(len(ids), len(ids) + len(end)))
+def nll_in_one_pass(model: Any, memory: SummaryMemory, ids: list[int], label_ids: list[int]) -> float:
+    """Nats of a label after ids and a memory, by one pass over all of it."""
+    text = torch.tensor([[*ids, *label_ids]])
+    hidden = model.method.read_text(text, memory=memory)
+    log_p = model.decoder.logits(hidden)[0].log_softmax(-1).detach()
+    return -sum(float(log_p[t - 1, text[0, t]]) for t in range(len(ids), len(ids) + len(label_ids)))
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
-def test_options_have_the_nats_they_have_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_icl_label_nlls_equal_one_pass(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = reader(family, segment=40)
     monkeypatch.setattr(context_qa_run, "TEXT_DEMO_TOKENS", (30, 500))
     monkeypatch.setattr(context_qa_run, "LABEL_BATCH_SIZE", 2)
-    work = ICLClassification(model, rows(8), {"valid": rows(1), "test": [*rows(2), LabelledText("t9", "only here")]})
-    assert len(work.items) == 2 * context_qa_run.NUM_ORDERS * 4
-    assert work.labels == ["a", "bb", "only here"]
-    line = json.loads(work.run_items(range(1, 2))[0])
-    named = [f"{what} of {n} segment{'s' * (n > 1)}" for n in (1, 2, 3) for what in ("vectors", "last tokens", "text")]
-    assert [each["way"] for each in line["ways"]] == ["zero-shot", *named, "text of 30 tokens", "text of 500 tokens"]
-    assert (line["part"], line["label"], line["tokens"]) == ("test", 0, [2, 3, 10])
-    order = order_demonstrations(work.demonstrations, 0)
+    test_rows = {"valid": rows(1), "test": [*rows(2), LabelledText("t9", "only here")]}
+    job = ICLClassification(model, rows(8), test_rows)
+    assert len(job.items) == 2 * context_qa_run.NUM_ORDERS * 4
+    assert job.labels == ["a", "bb", "only here"]
+    (item,) = job.run_items([1])
+    names = [f"{what} of {n} segment{'s' * (n > 1)}" for n in (1, 2, 3) for what in ("vectors", "last tokens", "text")]
+    assert list(item.conditions) == ["zero-shot", *names, "text of 30 tokens", "text of 500 tokens"]
+    shared = item.shared
+    assert (shared["split"], shared["label"], shared["label_tokens"]) == ("test", 0, [2, 3, 10])
+    order = order_demonstrations(job.demonstrations, 0)
     text = "".join(f"{row.text}\nlabel: {row.label}\n\n" for row in order)
-    before = {shots.condition: shots for shots, _ in work.contexts_for_order(0, False)}
-    assert before["text of 500 tokens"].ids == work.encode(text)
-    assert before["last tokens of 2 segments"].ids == before["text of 2 segments"].ids[-8:]
-    assert text.startswith(model.tokenizer.decode(before["text of 3 segments"].ids))
-    assert int(before["vectors of 2 segments"].memory.num_vectors[0]) == 8
-    for each in line["ways"][:3] + line["ways"][-1:]:
-        shots = before[each["way"]]
-        assert each["held"] == shots.size
-        for what, words in (("nats", "t0"), ("without", "N/A")):
-            ids = [*shots.ids, *work.encode(f"{words}\nlabel:")]
-            for option, n in ((" a", 0), (" only here", 2)):
-                asked = behind(model, shots.memory, ids, work.encode(option))
-                assert each[what][n] == pytest.approx(asked, abs=1e-5)
+    contexts = {context.condition: context for context, _ in job.contexts_for_order(0, False)}
+    assert contexts["text of 500 tokens"].ids == job.encode(text)
+    assert contexts["last tokens of 2 segments"].ids == contexts["text of 2 segments"].ids[-8:]
+    assert text.startswith(model.tokenizer.decode(contexts["text of 3 segments"].ids))
+    assert int(contexts["vectors of 2 segments"].memory.num_vectors[0]) == 8
+    for name in (*list(item.conditions)[:3], "text of 500 tokens"):
+        context, scores = contexts[name], item.conditions[name]
+        assert scores["context_size"] == context.size
+        for key, prompt in (("label_nll", "t0"), ("null_nll", "N/A")):
+            ids = [*context.ids, *job.encode(f"{prompt}\nlabel:")]
+            for label, n in ((" a", 0), (" only here", 2)):
+                expected = nll_in_one_pass(model, context.memory, ids, job.encode(label))
+                assert scores[key][n] == pytest.approx(expected, abs=1e-5)
 
 
-def test_texts_for_which_there_is_no_room_are_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_icl_leaves_out_texts_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context_qa_run, "TEXT_DEMO_TOKENS", (30, 9999))
-    work = ICLClassification(reader(segment=40, room=64), rows(20), {"valid": rows(2), "test": rows(2)})
-    assert [shots.condition for shots in work.build_contexts(0, True) if shots.ids] == [
-        "last tokens of 1 segment", "text of 1 segment", "last tokens of 2 segments", "last tokens of 3 segments",
+    job = ICLClassification(reader(segment=40, room=64), rows(20), {"valid": rows(2), "test": rows(2)})
+    assert [context.condition for context in job.build_contexts(0, True) if context.ids] == [
+        "last tokens of 1 segment",
+        "text of 1 segment",
+        "last tokens of 2 segments",
+        "last tokens of 3 segments",
         "text of 30 tokens",
-    ]  # fmt: skip
+    ]
 
 
-def test_rows_are_dealt_out_where_a_file_says_no_parts() -> None:
-    shown, asked = context_qa_run.split_demonstrations(rows(20), 4)
-    names = [row.text for part in (shown, *asked.values()) for row in part]
+def test_split_demonstrations_without_splits() -> None:
+    demonstrations, test_rows = context_qa_run.split_demonstrations(rows(20), 4)
+    names = [row.text for part in (demonstrations, *test_rows.values()) for row in part]
     assert sorted(names) == sorted(row.text for row in rows(20))
-    assert {part: len(some) for part, some in asked.items()} == {"valid": 4, "test": 4}
+    assert {split: len(some) for split, some in test_rows.items()} == {"valid": 4, "test": 4}
 
 
-def test_rows_for_validation_are_taken_out_of_those_for_training_where_a_file_has_none() -> None:
+def test_split_demonstrations_takes_validation_from_training_rows() -> None:
     every = [row._replace(split="test" if i % 2 else "train") for i, row in enumerate(rows(20))]
-    shown, asked = context_qa_run.split_demonstrations(every, 3)
-    assert {row.split for row in (*shown, *asked["valid"])} == {"train"}
-    assert (len(shown), len(asked["valid"])) == (7, 3)
-    assert not {*shown} & {*asked["valid"]}
-    assert len(asked["test"]) == 3
-    assert {row.split for row in asked["test"]} == {"test"}
+    demonstrations, test_rows = context_qa_run.split_demonstrations(every, 3)
+    assert {row.split for row in (*demonstrations, *test_rows["valid"])} == {"train"}
+    assert (len(demonstrations), len(test_rows["valid"])) == (7, 3)
+    assert not {*demonstrations} & {*test_rows["valid"]}
+    assert len(test_rows["test"]) == 3
+    assert {row.split for row in test_rows["test"]} == {"test"}
 
 
-def test_segments_hold_whole_rows() -> None:
+def test_pack_rows_keeps_rows_whole() -> None:
     assert context_qa_run.pack_rows([[1, 2], [3] * 9, [4, 5], [6]], 4, 2) == [[1, 2, 4, 5], [6]]
-    with pytest.raises(InputError, match="demonstrations: none has 4 tokens or fewer; take a run of longer segments"):
+    with pytest.raises(InputError, match="no demonstration has 4 tokens"):
         context_qa_run.pack_rows([[3] * 9], 4, 2)

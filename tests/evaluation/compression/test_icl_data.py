@@ -1,4 +1,4 @@
-"""Texts with labels: those at hand, their order as demonstrations, and what is refused."""
+"""Labelled texts: files, and their order as demonstrations."""
 
 import json
 from collections import Counter
@@ -20,34 +20,32 @@ ROWS = [LabelledText(f"text {i}", "abc"[(i % 6) // 3 + (i % 6 == 5)]) for i in r
         ("banking77/banking77.jsonl", {"train": 10003, "test": 3080}, 77),
     ],
 )
-def test_the_sets_at_hand(file: str, counts: dict[str, int], labels: int) -> None:
+def test_load_labelled_texts_of_shared_data_sets(file: str, counts: dict[str, int], labels: int) -> None:
     found = load_labelled_texts(shared_dir() / "data" / file)
     assert Counter(row.split for row in found) == counts
     assert len({row.label for row in found}) == labels
 
 
-def test_rows_of_a_part(tmp_path: Path) -> None:
+def test_load_labelled_texts_of_a_split(tmp_path: Path) -> None:
     rows = [{"text": f"t{i}", "label": str(i % 2), "split": "train" if i < 4 else "test"} for i in range(6)]
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [row.text for row in load_labelled_texts(file, "test")] == ["t4", "t5"]
-    with pytest.raises(InputError, match=r"a\.jsonl: 0 labels in 0 rows of valid; give two or more"):
+    with pytest.raises(InputError, match="0 labels in 0 rows of split valid"):
         load_labelled_texts(file, "valid")
     file.write_text('{"text": "a", "label": 3}\n')
-    with pytest.raises(
-        InputError, match=r"a\.jsonl:1:24: label: no text: .* put it in quotes; a row has text and label"
-    ):
+    with pytest.raises(InputError, match=r"a\.jsonl:1:24: label: not a string"):
         load_labelled_texts(file)
 
 
-def test_demonstrations_come_in_the_order_of_a_seed() -> None:
+def test_order_demonstrations_by_seed() -> None:
     first = order_demonstrations(ROWS, 0)
     assert sorted(first) == sorted(ROWS)
     assert first == order_demonstrations(ROWS, 0) != order_demonstrations(ROWS, 1)
     assert first != ROWS
 
 
-def test_balanced_demonstrations_have_every_label_alike() -> None:
+def test_order_demonstrations_balanced() -> None:
     found = order_demonstrations(ROWS, 0, balanced=True)
     assert sorted(found) == sorted(ROWS)
     counts = Counter(row.label for row in ROWS)

@@ -1,4 +1,4 @@
-"""Learned lengths against the line through fixed ones: where it runs, and when something lies above it."""
+"""Learned lengths against the line through fixed ones."""
 
 import math
 from dataclasses import replace
@@ -8,22 +8,23 @@ import pytest
 
 from laconic.evaluation.compression import pareto
 from laconic.evaluation.compression.pareto import FIXED_LENGTH, LEARNED_LENGTH, ORACLE_LENGTH, TEXT_END
-from tests.evaluation.compression.results import fixed, line, said
+from tests.evaluation.compression.results import fixed_lengths, make_condition, make_result
 
 N = 8
 
 
 def learned(better: float, noise: float = 0.02) -> list[dict[str, object]]:
-    """Documents of 1 or 3 vectors in turn, so 2 in the mean, `better` nats a token than two vectors of each."""
+    """Documents with 1 or 3 vectors in turn, `better` nats per token than with two vectors each."""
     return [
-        fixed(d) | {"compressed": said(2.0 + 0.1 * d - better + noise * (-1) ** (d // 2), 12, (1 + 2 * (d % 2),))}
+        fixed_lengths(d)
+        | {"compressed": make_condition(2.0 + 0.1 * d - better + noise * (-1) ** (d // 2), 12, (1 + 2 * (d % 2),))}
         for d in range(N)
     ]
 
 
 @pytest.mark.parametrize(("better", "says"), [(0.05, True), (0.0, False), (-0.05, False)])
-def test_above_the_line_is_above_by_two_standard_errors(better: float, says: bool) -> None:
-    (found,) = pareto.compare_learned_lengths([line("stop", learned(better))])
+def test_compare_learned_lengths_needs_two_standard_errors(better: float, says: bool) -> None:
+    (found,) = pareto.compare_learned_lengths([make_result("stop", learned(better))])
     each = [better - 0.02 * (-1) ** (d // 2) for d in range(N)]
     mean = sum(each) / N
     se = math.sqrt(sum((x - mean) ** 2 for x in each) / (N - 1) / N)
@@ -33,9 +34,9 @@ def test_above_the_line_is_above_by_two_standard_errors(better: float, says: boo
     assert found.is_better is says
 
 
-def test_between_two_fixed_lengths_the_line_is_straight_document_by_document() -> None:
-    ways = [each | {"compressed": said(1.0, 12, (3,))} for each in map(fixed, range(N))]
-    points = [p for p in pareto.pareto_points(line("stop", ways)) if p.kind == FIXED_LENGTH]
+def test_interpolate_quality_is_linear_for_each_document() -> None:
+    ways = [each | {"compressed": make_condition(1.0, 12, (3,))} for each in map(fixed_lengths, range(N))]
+    points = [p for p in pareto.pareto_points(make_result("stop", ways)) if p.kind == FIXED_LENGTH]
     for x, asked in ((1.0, 2.2), (3.0, 1.8), (3.5, 1.7), (4.0, 1.6), (4.1, 1.6)):
         on_line = pareto.interpolate_quality(points, x, 0)
         assert on_line is not None
@@ -44,32 +45,44 @@ def test_between_two_fixed_lengths_the_line_is_straight_document_by_document() -
     assert pareto.interpolate_quality([], 1.0, 0) is None
 
 
-def test_runs_of_one_length_make_a_line_if_they_read_the_same_documents() -> None:
-    stop = line("stop", learned(0.0))
-    runs = [line(f"n{n}", [{"none": fixed(d)["none"], "compressed": fixed(d)[f"n = {n}"]} for d in range(N)],
-                 length="fixed") for n in (1, 4)]  # fmt: skip
+def test_compare_learned_lengths_with_runs_of_fixed_length_on_the_same_documents() -> None:
+    stop = make_result("stop", learned(0.0))
+    runs = [
+        make_result(
+            f"n{n}",
+            [{"none": fixed_lengths(d)["none"], "compressed": fixed_lengths(d)[f"n = {n}"]} for d in range(N)],
+            length_policy="fixed",
+        )
+        for n in (1, 4)
+    ]
     found = pareto.compare_learned_lengths([stop, *runs])
     assert [v.baseline for v in found] == ["its own", "runs of fixed length"]
     assert found[1].fixed_quality == pytest.approx(-(2.0 + 0.1 * 3.5))
-    pooled = [replace(run, run=f"pool-{run.run}", description={**run.run_info, "generator": "pool"}) for run in runs]
+    pooled = [replace(run, run=f"pool-{run.run}", run_info={**run.run_info, "summary": "pool"}) for run in runs]
     assert pareto.compare_learned_lengths([stop, *pooled, *runs]) == found
     assert [v.baseline for v in pareto.compare_learned_lengths([stop, *pooled])] == ["its own"]
     short = [v for v in pareto.compare_learned_lengths([stop, runs[0]]) if v.baseline == "runs of fixed length"]
     assert [v.fixed_quality for v in short] == [pytest.approx(-(2.2 + 0.1 * 3.5))]  # one vector, of those that kept two
-    other = [line(f"n{n}", [{"none": fixed(d)["none"], "compressed": fixed(d)[f"n = {n}"]} for d in range(1, N)],
-                  length="fixed") for n in (1, 4)]  # fmt: skip
+    other = [
+        make_result(
+            f"n{n}",
+            [{"none": fixed_lengths(d)["none"], "compressed": fixed_lengths(d)[f"n = {n}"]} for d in range(1, N)],
+            length_policy="fixed",
+        )
+        for n in (1, 4)
+    ]
     assert [v.baseline for v in pareto.compare_learned_lengths([stop, *other[:1]])] == ["its own"]
 
 
-def test_points_know_their_kind_and_the_best_length_of_each_document_is_a_bound() -> None:
+def test_pareto_points_kinds_and_oracle_lengths() -> None:
     ways = learned(0.0)
     for each in ways:
-        each["end, n = 2"] = said(2.9, 5, ())._replace(context_size=2)
-    points = pareto.pareto_points(line("stop", ways, seeds=2))
+        each["end, n = 2"] = make_condition(2.9, 5, ())._replace(context_size=2)
+    points = pareto.pareto_points(make_result("stop", ways, seeds=2))
     assert {p.kind for p in points} == {FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH}
     assert next(p for p in points if p.kind == TEXT_END).mean_point == (2.0, -2.9)
     best = [p for p in points if p.kind == ORACLE_LENGTH]
-    for p in best:  # by the definition, for one document after the other
+    for p in best:  # by definition, document by document
         beta = next(beta for beta in pareto.ORACLE_PRICES if p.condition == f"beta {beta:.2g}")
         costs = [[39 * (2.4 - 0.2 * n + 0.1 * d) + beta * n for n in (1, 2, 4)] for d in range(N)]
         chosen = [(1, 2, 4)[int(np.argmin(cost))] for cost in costs]
@@ -77,7 +90,7 @@ def test_points_know_their_kind_and_the_best_length_of_each_document_is_a_bound(
     assert {p.mean_point[0] for p in best} == {1.0, 4.0}
 
 
-def test_the_error_of_a_mean_has_the_seeds_in_it() -> None:
+def test_seed_document_error_includes_seeds() -> None:
     apart = np.array([[0.0, 0.2], [0.4, 0.6]])
     documents, seeds = np.std([0.2, 0.4], ddof=1) / 2**0.5, np.std([0.1, 0.5], ddof=1) / 2**0.5
     assert pareto.seed_document_error(apart) == pytest.approx(math.hypot(documents, seeds))

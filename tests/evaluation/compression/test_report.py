@@ -1,6 +1,5 @@
-"""What contexts are worth, recall by the number of facts, and the page: against figures made by hand."""
+"""Context gains, fact recall and the HTML report, against figures computed by hand."""
 
-import json
 import re
 from dataclasses import replace
 from typing import Any, cast
@@ -8,163 +7,180 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from laconic.evaluation.compression import fact_recall, perplexity
-from laconic.evaluation.compression import report as compression_report
-from laconic.evaluation.compression import table as compression_table
-from laconic.evaluation.compression.context_qa import ContextTaskResult
+from laconic.evaluation.compression import fact_recall, perplexity, report, table
+from laconic.evaluation.compression.context_qa import ContextTaskResult, Item
 from laconic.evaluation.compression.table import CompressionResult
-from tests.evaluation.compression.results import fixed, line, said
+from tests.evaluation.compression.results import fixed_lengths, make_condition, make_result
 
 
-def books(seeds: int = 1) -> CompressionResult:
+def book_result(seeds: int = 1) -> CompressionResult:
     """Six stretches of two books."""
-    ways = [
-        fixed(d) | {
-            "compressed": said(2 + 0.1 * d + 0.01 * d, 12, (2,)), "untrained none": said(5, 0, ()),
-            "untrained": said(4.5 + 0.1 * (d % 2), 0, (4,)),
+    conditions = [
+        fixed_lengths(d)
+        | {
+            "compressed": make_condition(2 + 0.1 * d + 0.01 * d, 12, (2,)),
+            "untrained none": make_condition(5, 0, ()),
+            "untrained": make_condition(4.5 + 0.1 * (d % 2), 0, (4,)),
         }
         for d in range(6)
-    ]  # fmt: skip
-    return line("stop", ways, seeds=seeds)
+    ]
+    return make_result("stop", conditions, seeds=seeds)
 
 
-def facts() -> CompressionResult:
-    """Six documents of one or two facts, of which those of two have two vectors."""
-    ways = [
+def recall_result() -> CompressionResult:
+    """Six documents of one or two facts; those with two have two vectors."""
+    conditions = [
         {
-            "none": said(3, 2, ()), "compressed": said(1, 30 - 10 * (d % 2), (1 + d % 2,)),
-            "sampled": said(1, 30, (1 + (d // 2) % 2,)), "soft": said(0.9, 39, (4,), (1.5 + 0.1 * d,)),
+            "none": make_condition(3, 2, ()),
+            "compressed": make_condition(1, 30 - 10 * (d % 2), (1 + d % 2,)),
+            "sampled": make_condition(1, 30, (1 + (d // 2) % 2,)),
+            "soft": make_condition(0.9, 39, (4,), (1.5 + 0.1 * d,)),
         }
         for d in range(6)
-    ]  # fmt: skip
-    return line("recall", ways, facts=True)
+    ]
+    return make_result("recall", conditions, is_recall=True)
 
 
-def test_what_a_way_saves_is_paired_by_document() -> None:
-    found = {w.condition: w for w in perplexity.context_gains(books().documents_by_seed)}
-    each = [1 - 0.01 * d for d in range(6)]
-    mean, se = sum(each) / 6, (sum((x - sum(each) / 6) ** 2 for x in each) / 5 / 6) ** 0.5
-    w = found["compressed"]
-    assert (w.gain.mean, w.se, w.mean_vectors, w.context_size) == (pytest.approx(mean), pytest.approx(se), 2, 2)
-    assert w.share_of_full == pytest.approx(mean / (3 + 0.25 - 1))
-    assert w.late_gain is not None
-    assert w.late_gain.mean == pytest.approx(mean)
-    assert found["untrained"].gain.mean == pytest.approx(0.45)
-    assert found["untrained"].share_of_full is None
-    assert found["full"].share_of_full == pytest.approx(1)
-    assert perplexity.nll_by_position(books().documents_by_seed, "compressed") == pytest.approx([2 + 0.11 * 2.5] * 2)
+def to_text(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
 
 
-def test_documents_of_one_text_are_not_independent_where_there_are_texts_enough() -> None:
-    apart = np.array([[1.0, 2.0, 4.0, 1.0, 0.0, 4.0]])
+def test_context_gains_are_paired_by_document() -> None:
+    result = book_result()
+    gains = {gain.condition: gain for gain in perplexity.context_gains(result.documents_by_seed)}
+    saved = [1 - 0.01 * d for d in range(6)]
+    mean = sum(saved) / 6
+    se = (sum((x - mean) ** 2 for x in saved) / 5 / 6) ** 0.5
+    gain = gains["compressed"]
+    assert (gain.gain.mean, gain.se) == (pytest.approx(mean), pytest.approx(se))
+    assert (gain.mean_vectors, gain.context_size) == (2, 2)
+    assert gain.share_of_full == pytest.approx(mean / (3 + 0.25 - 1))
+    assert gain.late_gain is not None
+    assert gain.late_gain.mean == pytest.approx(mean)
+    assert gains["untrained"].gain.mean == pytest.approx(0.45)
+    assert gains["untrained"].share_of_full is None
+    assert gains["full"].share_of_full == pytest.approx(1)
+    by_position = perplexity.nll_by_position(result.documents_by_seed, "compressed")
+    assert by_position == pytest.approx([2 + 0.11 * 2.5] * 2)
+
+
+def test_clustered_standard_error_with_enough_texts() -> None:
+    differences = np.array([[1.0, 2.0, 4.0, 1.0, 0.0, 4.0]])
     sums = [1 + 2 - 4, 4 + 1 + 0 + 4 - 8]
-    assert perplexity.clustered_standard_error(apart, list("aabbbb")) == pytest.approx(
-        (2 * sum(x * x for x in sums)) ** 0.5 / 6
-    )
-    assert perplexity.clustered_standard_error(apart) == perplexity.clustered_standard_error(apart, list("abcdef"))
-    assert perplexity.clustered_standard_error(apart) == pytest.approx(apart.std(ddof=1) / 6**0.5)
+    standard_error = perplexity.clustered_standard_error
+    assert standard_error(differences, list("aabbbb")) == pytest.approx((2 * sum(x * x for x in sums)) ** 0.5 / 6)
+    assert standard_error(differences) == standard_error(differences, list("abcdef"))
+    assert standard_error(differences) == pytest.approx(differences.std(ddof=1) / 6**0.5)
     names = [f"text {d // 2}@{d}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
     assert perplexity.group_by_text(names) == [f"text {d // 2}" for d in range(2 * perplexity.MIN_TEXT_GROUPS)]
     assert perplexity.group_by_text(names[:-2]) is None
 
 
-def test_there_is_no_share_of_nothing() -> None:
-    ways = [fixed(d) | {"full": said(3 + 0.1 * d + (-1) ** d, 0, ())} for d in range(6)]
-    assert {w.share_of_full for w in perplexity.context_gains(line("stop", ways).documents_by_seed)} == {None}
+def test_share_of_full_is_none_if_the_whole_text_gains_nothing() -> None:
+    conditions = [fixed_lengths(d) | {"full": make_condition(3 + 0.1 * d + (-1) ** d, 0, ())} for d in range(6)]
+    gains = perplexity.context_gains(make_result("stop", conditions).documents_by_seed)
+    assert {gain.share_of_full for gain in gains} == {None}
 
 
-def test_recall_by_facts_and_the_gap_between_soft_and_hard() -> None:
-    rows = facts().pooled_documents
-    one, two = fact_recall.recall_by_facts(rows, "compressed")
-    assert (one.num_facts, one.num_documents, one.accuracy, one.mean_vectors, one.expected_vectors) == (
-        1,
-        3,
-        30 / 39,
-        1,
-        None,
-    )
+def test_fact_recall_by_facts_and_soft_hard_gap() -> None:
+    documents = recall_result().pooled_documents
+    one, two = fact_recall.recall_by_facts(documents, "compressed")
+    assert (one.num_facts, one.num_documents, one.accuracy, one.mean_vectors) == (1, 3, 30 / 39, 1)
+    assert one.expected_vectors is None
     assert (two.num_facts, two.accuracy, two.mean_vectors) == (2, 20 / 39, 2)
-    assert fact_recall.length_fact_correlation(rows, "compressed") == pytest.approx(1)
-    assert fact_recall.length_fact_correlation(rows, "soft") is None
-    gap = fact_recall.soft_hard_gap(rows)
+    assert fact_recall.length_fact_correlation(documents, "compressed") == pytest.approx(1)
+    assert fact_recall.length_fact_correlation(documents, "soft") is None
+    gap = fact_recall.soft_hard_gap(documents)
     assert gap is not None
     assert gap.nll == pytest.approx(-0.1)
     assert gap.accuracy == pytest.approx(1 - 25 / 39)
     assert (gap.expected_length, gap.num_vectors, gap.sampled_length) == pytest.approx((1.75, 0.25, 4 / 3))
-    assert fact_recall.length_histogram(rows, "compressed") == {1: 3, 2: 3}
-    assert fact_recall.soft_hard_gap(books().pooled_documents) is None
+    assert fact_recall.length_histogram(documents, "compressed") == {1: 3, 2: 3}
+    assert fact_recall.soft_hard_gap(book_result().pooled_documents) is None
 
 
-def test_lengths_begin_with_none_where_a_segment_kept_none() -> None:
-    ways = [fixed(d) | {"compressed": said(2, 12, (2 * (d % 2),))} for d in range(4)]
-    (found,) = compression_report.length_histograms([compression_report.build_section(0, [line("before", ways)])])
-    assert found[1] == [(0, 0.5), (1, 0), (2, 0.5), (3, 0), (4, 0)]
-    (found,) = compression_report.length_histograms([compression_report.build_section(0, [facts()])])
-    assert found[1] == [(1, 0.5), (2, 0.5), (3, 0), (4, 0)]
+def test_length_histograms_start_at_zero_if_a_segment_has_no_vectors() -> None:
+    conditions = [fixed_lengths(d) | {"compressed": make_condition(2, 12, (2 * (d % 2),))} for d in range(4)]
+    ((_, shares),) = report.length_histograms([make_result("before", conditions)])
+    assert shares == [(0, 0.5), (1, 0), (2, 0.5), (3, 0), (4, 0)]
+    ((_, shares),) = report.length_histograms([recall_result()])
+    assert shares == [(1, 0.5), (2, 0.5), (3, 0), (4, 0)]
 
 
-def test_the_page_says_what_the_figures_say() -> None:
-    text = compression_report.render_page([books(2), facts()], run_descriptions=[("stop", "autocompressor")])
-    plain = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
-    for asked in (
-        "test, stop: 2.00 vectors a segment save +0.9750 ± 0.0076 nats a token (127.7 standard errors), 43.3 % of what",
-        "no context, untrained", "learned length", "best length, by trial", "AutoCompressor-2.7B",
-        "Recall by the number of facts", "correlation of N with facts 1.000", "Soft reading against hard",
-        "Lengths that were learned", "Seeds: 1 of some runs", "stretches of 2 texts", "is not known",
+def test_report_page_contains_the_figures() -> None:
+    html = report.render_page([book_result(2), recall_result()], run_descriptions=[("stop", "autocompressor")])
+    text = to_text(html)
+    for expected in (
+        "test, stop: 2.00 vectors per segment save +0.9750 ± 0.0076 nats per token (127.7 standard errors), 43.3 % of",
+        "no context, untrained",
+        "AutoCompressor-2.7B",
+        "Recall by the number of facts",
+        "correlation of N with facts 1.000",
+        "Soft reading against hard",
+        "Learned lengths",
+        "only 1 seed;",
+        "stretches of only 2 texts",
+        "open question",
         "stop, compressed its own 2.00 2.2750 2.2500 -0.0250 ± 0.0076 below the line",
-    ):  # fmt: skip
-        assert asked in plain, asked
-    assert text.count("<svg") == 4
-    assert not re.search(r"(?:src|href)=.?(?:https?:)?//", text)
-    assert "-0.0000" not in plain
+    ):
+        assert expected in text, expected
+    assert html.count("<picture") == 4
+    assert not re.search(r"(?:src|href)=.?(?:https?:)?//", html)
+    assert "-0.0000" not in text
 
 
-def told(kind: str) -> ContextTaskResult:
-    """Two questions about a context, or two texts behind two orders of demonstrations."""
+def file_result(kind: str) -> ContextTaskResult:
+    """Two questions about a context, or texts after two orders of demonstrations."""
     if kind == "answers":
-        ways = [{"way": way, "said": said, "held": n} for way, said, n in (("none", "", 0), ("compressed", "cat", 2))]
-        rows = [{"id": i, "context": i, "task": None, "answers": ["cat"], "ways": ways} for i in range(2)]
+        conditions = {"none": {"output": "", "context_size": 0}, "compressed": {"output": "cat", "context_size": 2}}
+        items = [Item(str(i), {"context": i, "task": None, "answers": ["cat"]}, conditions) for i in range(2)]
     else:
-        ways = [{"way": "vectors of 1 segment", "nats": [1.0, 2.0], "without": [0.0, 0.0], "held": 4}]
+        conditions = {
+            "vectors of 1 segment": {"label_nll": [1.0, 2.0], "null_nll": [0.0, 0.0], "context_size": 4},
+        }
         parts = [
-            (part, seed, b) for b in (False, True) for seed in (0, 1) for part in ("valid", "test", "test", "test")
+            (split, seed, b) for b in (False, True) for seed in (0, 1) for split in ("valid", "test", "test", "test")
         ]
-        rows = [
-            {"id": i, "part": part, "seed": seed, "balanced": b, "ways": ways, "tokens": [1, 1], "label": i % 2}
-            for i, (part, seed, b) in enumerate(parts)
+        items = [
+            Item(
+                str(i),
+                {"split": split, "order_seed": seed, "balanced": b, "label_tokens": [1, 1], "label": i % 2},
+                conditions,
+            )
+            for i, (split, seed, b) in enumerate(parts)
         ]
-    return ContextTaskResult("stop", "file", cast(Any, kind), False, (0,), [[json.dumps(row) for row in rows]])
+    return ContextTaskResult("stop", "file", cast(Any, kind), False, (0,), [items])
 
 
-def test_answers_and_labels_stand_on_the_page_beside_the_papers() -> None:
-    text = compression_report.render_page([], [told("labels"), told("answers")])
-    plain = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
-    for asked in (
-        "Labels behind demonstrations: file 3 texts, 2 labels.", "the majority floor is 66.7 %",
+def test_report_page_contains_file_results_and_published_tables() -> None:
+    text = to_text(report.render_page([], [file_result("labels"), file_result("answers")]))
+    for expected in (
+        "In-context classification: file 3 texts, 2 labels.",
+        "the majority baseline is 66.7 %",
         "vectors of 1 segment 4 33.3 ± 0.0 neither",
-        "2 orders of demonstrations. Before", "zero-shot 68.2 78.0",
-        "Questions about contexts: file 2 questions about 2 contexts",
-        "compressed 2 100.0 ± 0.0 +100.0 ± 0.0", "REPLUG, passages of 512 tokens 6.65 10.87 11.59 11.81 not run",
-        "better on 8 of 11 tasks not run",
-    ):  # fmt: skip
-        assert asked in plain, asked
-    assert plain.index("zero-shot 68.2") < plain.index("Questions about contexts") < plain.index("What papers report")
-    assert plain.count("zero-shot 68.2") == 1
+        "2 orders of demonstrations. Before",
+        "zero-shot 68.2 78.0",
+        "Context question answering: file 2 questions about 2 contexts",
+        "compressed 2 100.0 ± 0.0 +100.0 ± 0.0",
+        "REPLUG, passages of 512 tokens 6.65 10.87 11.59 11.81 not run",
+    ):
+        assert expected in text, expected
+    positions = [text.index(t) for t in ("zero-shot 68.2", "Context question answering", "Published results")]
+    assert positions == sorted(positions)
+    assert text.count("zero-shot 68.2") == 1
 
 
-def test_a_plain_run_beside_is_the_control_of_those_that_read_the_same() -> None:
-    run = books(2)
-    plain = line("plain", [{"none": said(4, 0, ()), "full": said(1.5, 0, ())} for _ in range(6)])
-    plain = replace(plain, description={"method": "lm"})
-    other = replace(line("other", [{"none": said(4, 0, ()), "full": said(9, 0, ())}] * 5), description={"method": "lm"})
-    found = compression_table.add_controls([run, other, plain])
-    assert found[1:] == [other, plain]
-    worths = {w.condition: w for w in found[0].gains}
-    assert worths["full-tuned"].nll.mean == pytest.approx(1.5)
-    assert worths["full-tuned"].gain.mean == pytest.approx(1.75)  # against the run's own no context
-    assert worths["full-tuned"].gain.num_seeds == 2
-    text = compression_report.render_page(found)
-    plain_text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
-    for asked in ("whole text, full-tuned", "the plain run beside", "trained as long saves +1.7500 with the whole text",
-                  "–·– stop: whole text, full-tuned"):  # fmt: skip
-        assert asked in plain_text, asked
+def test_add_controls_uses_a_language_model_on_the_same_documents() -> None:
+    run = book_result(2)
+    conditions = {"none": make_condition(4, 0, ()), "full": make_condition(1.5, 0, ())}
+    baseline = replace(make_result("plain", [conditions] * 6), run_info={"method": "lm"})
+    other = replace(make_result("other", [conditions] * 5), run_info={"method": "lm"})
+    results = table.add_controls([run, other, baseline])
+    assert results[1:] == [other, baseline]
+    gains = {gain.condition: gain for gain in results[0].gains}
+    assert gains["full-tuned"].nll.mean == pytest.approx(1.5)
+    assert gains["full-tuned"].gain.mean == pytest.approx(1.75)  # against the run's own no context
+    assert gains["full-tuned"].gain.num_seeds == 2
+    text = to_text(report.render_page(results))
+    for expected in ("whole text, full-tuned", "equal training saves +1.7500 with the whole text"):
+        assert expected in text, expected

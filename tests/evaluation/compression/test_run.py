@@ -1,4 +1,4 @@
-"""The length of each segment that is found by trial: against a loop over all that could have been chosen."""
+"""The best length of each segment by trial, against a loop over all lengths."""
 
 import torch
 
@@ -13,24 +13,24 @@ LENGTHS = (1, 2, 4)
 
 
 def split(B: int = 3) -> ContextTail:
-    """Two segments of context and a tail, of which the first token is not scored."""
+    """Two segments of context and a tail, whose first token is not scored."""
     text = torch.randint(0, 200, (B, 30), generator=torch.Generator().manual_seed(1))
     scored = torch.ones(B, 10, dtype=torch.bool)
     scored[:, 0] = False
     return ContextTail(text[:, :20], (8, 20), text[:, 20:], scored, torch.arange(B), tuple("abc"[:B]))
 
 
-def test_the_oracle_length_has_the_least_nats_of_what_follows_and_price() -> None:
+def test_compress_with_best_lengths_minimizes_nats_plus_price() -> None:
     for price in (0.0, 0.4):
         model = reader(
-            length="stop",
+            length_policy="stop_head",
             allowed_lengths=LENGTHS,
-            halting=StopHeadConfig.model_validate({"start": 0.5, "price": price}),
+            halting=StopHeadConfig.model_validate({"initial_mean_fraction": 0.5, "length_cost": price}),
         ).method
-        found, asked = AutoCompressorReader(model, 0).compress_with_best_lengths(split()), split()
+        compressed, tail = AutoCompressorReader(model, 0).compress_with_best_lengths(split()), split()
         for b in range(3):
-            one, memory, lengths = asked.context[b : b + 1], None, list[int]()
-            for start, end, after in ((0, 8, one[:, 8:20]), (8, 20, asked.tail[b : b + 1])):
+            one, memory, lengths = tail.context[b : b + 1], None, list[int]()
+            for start, end, after in ((0, 8, one[:, 8:20]), (8, 20, tail.tail[b : b + 1])):
                 costs = dict[int, tuple[float, SummaryMemory]]()
                 for n in LENGTHS:
                     tried = model.compress(one[:, start:end], None, memory, StopRule("fixed", num_vectors=n))
@@ -41,6 +41,6 @@ def test_the_oracle_length_has_the_least_nats_of_what_follows_and_price() -> Non
                 memory = costs[best][1]
                 lengths.append(best)
             assert memory is not None
-            assert found.vectors_per_segment[b].tolist() == lengths
-            assert torch.allclose(found.memory.select_rows([b]).compact().vectors, memory.vectors)
-        assert len({tuple(row) for row in found.vectors_per_segment.tolist()}) > 1 or price
+            assert compressed.vectors_per_segment[b].tolist() == lengths
+            assert torch.allclose(compressed.memory.select_rows([b]).compact().vectors, memory.vectors)
+        assert len({tuple(row) for row in compressed.vectors_per_segment.tolist()}) > 1 or price

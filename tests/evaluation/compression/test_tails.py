@@ -1,4 +1,4 @@
-"""Tails after their contexts, and excerpts of them: what is scored is the same whatever stands before."""
+"""Document tails after contexts, and excerpts of contexts."""
 
 import numpy as np
 import pytest
@@ -12,31 +12,31 @@ def book(n: int, start: int = 0) -> TokenArray:
     return np.arange(start, start + n, dtype=np.int32)
 
 
-def made(count: int | None = None) -> DocumentTails:
-    return sample_tails(("a", "b"), (book(1000), book(250, 5000)), 200, 40, count)
+def make_tails(limit: int | None = None) -> DocumentTails:
+    return sample_tails(("a", "b"), (book(1000), book(250, 5000)), 200, 40, limit)
 
 
 @pytest.mark.parametrize(
     ("n", "segment", "ends"),
     [(200, 50, (50, 100, 150, 200, 240)), (120, 50, (20, 70, 120, 160)), (30, 50, (30, 70)), (50, 50, (50, 90))],
 )
-def test_segments_are_counted_from_the_tail(n: int, segment: int, ends: tuple[int, ...]) -> None:
+def test_segment_ends_count_back_from_the_tail(n: int, segment: int, ends: tuple[int, ...]) -> None:
     assert segment_ends(n, segment, 40) == ends
-    assert made().continuation_batch([0], n, segment).segment_ends == ends
+    assert make_tails().continuation_batch([0], n, segment).segment_ends == ends
 
 
-def test_stretches_do_not_overlap_and_are_from_all_documents() -> None:
-    found = made()
+def test_sample_tails_covers_all_documents_without_overlap() -> None:
+    found = make_tails()
     assert sorted(found.names) == ["a@0", "a@240", "a@480", "a@720", "b@0"]
     assert len(set(found.token_ids.flatten().tolist())) == 5 * 240
     assert found.context_tokens == 200
-    assert made(3).names == found.names[:3]
-    assert made().token_ids.tolist() == found.token_ids.tolist()
+    assert make_tails(3).names == found.names[:3]
+    assert make_tails().token_ids.tolist() == found.token_ids.tolist()
 
 
 @pytest.mark.parametrize("n", [0, 30, 120, 200])
-def test_tails_are_scored_alike_after_any_context(n: int) -> None:
-    found = made()
+def test_continuation_batch_scores_the_same_tail_after_any_context(n: int) -> None:
+    found = make_tails()
     batch = found.continuation_batch([0, 3], n, 50)
     assert batch.input_ids.shape == (2, n + 40)
     assert batch.input_ids[:, n:].tolist() == found.token_ids[[0, 3], 200:].tolist()
@@ -48,8 +48,8 @@ def test_tails_are_scored_alike_after_any_context(n: int) -> None:
     assert batch.document_ids == (found.names[0], found.names[3])
 
 
-def test_an_excerpt_is_a_span_of_its_context() -> None:
-    found = made()
+def test_excerpt_batch_copies_from_the_context() -> None:
+    found = make_tails()
     batch = found.excerpt_batch(range(5), 200, 50)
     assert batch.segment_ends == (50, 100, 150, 200, 248)
     starts: list[int] = []
@@ -63,12 +63,10 @@ def test_an_excerpt_is_a_span_of_its_context() -> None:
     assert batch.loss_mask.sum(1).tolist() == [47] * 5
 
 
-def test_what_is_too_short_is_refused() -> None:
-    with pytest.raises(
-        InputError, match="stretches of 1,200 tokens, the longest document has 1,000; shorten the context"
-    ):
+def test_tails_reject_lengths_that_are_too_long() -> None:
+    with pytest.raises(InputError, match=r"1,200 tokens, .* 1,000"):
         sample_tails(("a",), (book(1000),), 1000, 200)
-    with pytest.raises(InputError, match="a context of 201 tokens, the stretches have 200; make longer ones"):
-        made().continuation_batch([0], 201, 50)
-    with pytest.raises(InputError, match="an excerpt of 48 tokens from a context of 47; give a longer context"):
-        made().excerpt_batch([0], 47, 50)
+    with pytest.raises(InputError, match="201 tokens exceeds the 200"):
+        make_tails().continuation_batch([0], 201, 50)
+    with pytest.raises(InputError, match="48 tokens exceeds the context of 47"):
+        make_tails().excerpt_batch([0], 47, 50)

@@ -1,188 +1,160 @@
-"""Runs that read, on files of questions about contexts (E4) or of labelled texts (E3): asked, kept, said."""
+"""Evaluate compressors on files of context questions or labelled texts, and load stored results."""
 
-import hashlib
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import cast
 
-from laconic.config.load import load_recipe
 from laconic.console import progress
-from laconic.errors import InputError, PreemptedError, UsageError
-from laconic.evaluation import line_store as results_store
-from laconic.evaluation import runs as reasoning_run
-from laconic.evaluation.compression.context_qa import ContextTaskResult
+from laconic.data.parquet_and_hub import read_parquet
+from laconic.errors import InputError, UsageError
+from laconic.evaluation import runs
+from laconic.evaluation.compression.context_qa import ContextTaskResult, Item, TaskKind, group_items
 from laconic.evaluation.compression.context_qa_data import load_context_questions
 from laconic.evaluation.compression.context_qa_run import ContextQA, ICLClassification, split_demonstrations
 from laconic.evaluation.compression.icl_data import load_labelled_texts
-from laconic.evaluation.run_names import seed_run_name
+from laconic.evaluation.results_store import EVALUATIONS_FOLDER, EvalRecord, run_resumable
+from laconic.evaluation.run_names import seed_run_name, short_run_names
+from laconic.evaluation.runs import EvalRequest, load_stored_tasks, seed_runs
 from laconic.experiment.compressor import as_compressor
-from laconic.experiment.load_run import RECIPE_FILE, LoadedRun
+from laconic.experiment.load_run import LoadedRun
 from laconic.storage import lock
-from laconic.storage.strict_json import to_canonical_json
-from laconic.training.signals import SignalInterruptError, StopSignal
 
-FileKind = Literal["answers", "labels"]
-DEFAULT_LABEL_ROWS = 100  # rows that are given a label, of validation and of test
+DEFAULT_LABEL_ROWS = 100  # texts to label, for validation and for testing each
 ROW_FILE_SUFFIXES = (".jsonl", ".parquet")
-HELD_OUT_SETS = ("test", "valid", "excerpt")  # sets that a recipe itself holds out
-QUERY_AWARE_SUFFIX = "-query-aware"
-RESULT_FOLDER = re.compile(
-    rf"(?P<file>.+)-(?P<kind>answers|labels)-step-(?P<step>\d+)(?P<aware>{QUERY_AWARE_SUFFIX})?(-first-(?P<rows>\d+))?"
-)
 
 
 def is_row_file(name: str) -> bool:
-    """Whether a set is a file of rows."""
+    """Test whether a task is a file of rows."""
     return name.endswith(ROW_FILE_SUFFIXES)
 
 
-def evaluate_files(
-    paths: Mapping[str, str],
-    files: Sequence[str],
-    limit: int | None,
-    query_aware: bool,
-    stop: StopSignal,
-    load_run: Callable[..., LoadedRun],
-) -> list[ContextTaskResult]:
-    """Every run on every file, the lines of its seeds side by side; `paths` are titles of runs by their paths."""
-    found: list[ContextTaskResult] = []
-    for path, title in paths.items():
-        seeds, lines = list[int](), dict[str, list[list[str]]]()
-        for folder in reasoning_run.seed_runs(path):
-            run = load_run(folder)
+def evaluate_files(request: EvalRequest, query_aware: bool) -> list[ContextTaskResult]:
+    """Evaluate every run on every file of the request.
+
+    Args:
+        request: Runs and tasks; tasks that are no files are skipped.
+        query_aware: Whether a question precedes its context in the compression.
+
+    Raises:
+        UsageError: If a run has no memory.
+        PreemptedError: After a signal; finished items are stored.
+    """
+    files = [name for name in request.tasks if is_row_file(name)]
+    results: list[ContextTaskResult] = []
+    for path, title in zip(request.runs, short_run_names(request.runs), strict=True) if files else ():
+        seeds, items = list[int](), dict[str, list[list[Item]]]()
+        for folder in seed_runs(path):
+            run = request.load_run(folder)
             if run.recipe.method == "lm":
-                raise UsageError(f"{folder}: a plain model has no memory to be asked; give runs of autocompressor")
+                raise UsageError(f"{folder}: a language model has no memory; give runs of autocompressor")
             seeds.append(run.recipe.seed)
-            with lock.lock_folder(folder / reasoning_run.EVALUATIONS_FOLDER):
+            with lock.lock_folder(folder / EVALUATIONS_FOLDER):
                 for file in files:
-                    said = evaluate_file(run, seed_run_name(title, path, folder), Path(file), limit, query_aware, stop)
-                    lines.setdefault(file, []).append(said)
-        for file, each in lines.items():
+                    name = seed_run_name(title, path, folder)
+                    items.setdefault(file, []).append(evaluate_file(request, run, name, Path(file), query_aware))
+        for file, by_seed in items.items():
             kind = detect_kind(Path(file))
-            found.append(
-                ContextTaskResult(title, Path(file).stem, kind, query_aware and kind == "answers", tuple(seeds), each)
-            )
-    return found
+            is_aware = query_aware and kind == "answers"
+            results.append(ContextTaskResult(title, Path(file).stem, kind, is_aware, tuple(seeds), by_seed))
+    return results
 
 
-def evaluate_file(
-    run: LoadedRun, name: str, file: Path, limit: int | None, query_aware: bool, stop: StopSignal
-) -> list[str]:
-    """The lines of a run on a file. Raises `Preempted` (75) after a signal: what is asked is kept."""
+def evaluate_file(request: EvalRequest, run: LoadedRun, name: str, file: Path, query_aware: bool) -> list[Item]:
+    """Evaluate a run on a file, or load its stored results."""
     if not file.is_file():
-        raise InputError(f"--tasks {file}: no such file; give one of rows, or {', '.join(HELD_OUT_SETS)}")
-    reader, kind = as_compressor(run), detect_kind(file)
+        raise InputError(f"--tasks {file}: no such file; give a file of rows, or a held-out set such as test")
+    compressor, kind = as_compressor(run), detect_kind(file)
+    variant = {"kind": kind}
     if kind == "answers":
-        questions = load_context_questions(file)[:limit]
-        work, count, batch = ContextQA(reader, questions, query_aware), len(questions), 1
+        questions = load_context_questions(file)[: request.limit]
+        job = ContextQA(compressor, questions, query_aware)
+        num_items, batch_size, order = len(questions), 1, job.order
+        if query_aware:
+            variant["compression"] = "query-aware"
     else:
-        work, batch = (
-            ICLClassification(reader, *split_demonstrations(load_labelled_texts(file), limit or DEFAULT_LABEL_ROWS)),
-            8,
+        rows = load_labelled_texts(file)
+        job = ICLClassification(compressor, *split_demonstrations(rows, request.limit or DEFAULT_LABEL_ROWS))
+        num_items, batch_size, order = len(job.items), 8, None
+    key = {"data": sha256(file.read_bytes()).hexdigest()}
+    metadata = runs.describe_evaluation(run, "context_qa", file.stem, limit=request.limit, variant=variant, key=key)
+
+    def evaluate(indices: Sequence[int]) -> list[list[EvalRecord]]:
+        return [item.to_records(metadata) for item in job.run_items(indices)]
+
+    def summarize(records: Sequence[EvalRecord]) -> dict[str, object]:
+        return to_result(name, file.stem, variant, (run.recipe.seed,), [records]).to_json()
+
+    label = f"{name} {file.name}"
+    with progress(label) as show, runs.interruptible_evaluation(request.stop, request.device, label):
+        records = run_resumable(
+            run.folder / EVALUATIONS_FOLDER,
+            metadata,
+            num_items,
+            evaluate,
+            batch_size=batch_size,
+            order=order,
+            summarize=summarize,
+            extra_files=runs.copy_recipe(run),
+            progress=show,
         )
-        count = len(work.items)
-    extra = (QUERY_AWARE_SUFFIX if query_aware and kind == "answers" else "") + (
-        "" if limit is None else f"-first-{limit}"
-    )
-    folder = run.folder / reasoning_run.EVALUATIONS_FOLDER / f"{file.stem}-{kind}-step-{run.step}{extra}"
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    key = {
-        "step": reasoning_run.step_hash(run.folder, run.step),
-        "file": digest,
-        "rows": str(limit),
-        "aware": str(query_aware),
-    }
-
-    def figures(lines: Sequence[str]) -> Mapping[str, Any]:
-        return {
-            "schema": 1,
-            **ContextTaskResult(name, file.stem, kind, query_aware, (run.recipe.seed,), [lines]).to_json(),
-        }
-
-    try:
-        with (
-            progress(f"{name} {file.name}") as show,
-            reasoning_run.flush_denormals(reader.decoder.token_embedding.weight.device),
-            stop.interruptible(),
-        ):
-            return results_store.run_resumable(
-                folder, to_canonical_json(key), count, work.run_items, batch_size=batch, summarize=figures, progress=show,
-                extra_files={RECIPE_FILE: (run.folder / RECIPE_FILE).read_text(encoding="utf-8")},
-            )  # fmt: skip
-    except SignalInterruptError:
-        rest = "what is asked is kept; the same command goes on"
-        raise PreemptedError(f"{stop.signal_name}: {run.folder}, {file.name}: {rest}") from None
+    return group_items(records)
 
 
-def detect_kind(file: Path) -> FileKind:
-    """What the rows of a file are, by the first one: questions about contexts, or labelled texts."""
+def to_result(
+    run: str,
+    file: str,
+    variant: dict[str, str],
+    seeds: tuple[int, ...],
+    records: Sequence[Sequence[EvalRecord]],
+    paper_row: str | None = None,
+) -> ContextTaskResult:
+    """Build a result from stored records."""
+    kind, is_aware = cast(TaskKind, variant["kind"]), "compression" in variant
+    return ContextTaskResult(run, file, kind, is_aware, seeds, [group_items(each) for each in records], paper_row)
+
+
+def detect_kind(file: Path) -> TaskKind:
+    """Detect from the first row whether a file has context questions or labelled texts."""
     if file.suffix == ".parquet":
-        from laconic.data.parquet_and_hub import read_parquet
-
-        first = set(next(iter(read_parquet(file).rows)))
+        fields = set(next(iter(read_parquet(file).rows)))
     else:
         with file.open(encoding="utf-8") as stream:
-            first = {field for field in ("context", "text") if f'"{field}"' in stream.readline()}
-    return "answers" if "context" in first else "labels"
+            line = stream.readline()
+        fields = {field for field in ("context", "text") if f'"{field}"' in line}
+    return "answers" if "context" in fields else "labels"
 
 
-def load_file_results(paths: Mapping[str, str]) -> list[ContextTaskResult]:
-    """What the evaluations of runs hold of files, of each the newest step's, and of those the most rows.
+def load_file_results(paths: Sequence[str]) -> list[ContextTaskResult]:
+    """Load the stored results of runs: of each file the latest step with the most items.
 
-    Raises `BadInput` (66) for seeds that were asked other rows.
+    Raises:
+        InputError: If the seeds of a run were evaluated on different items.
     """
-    found: list[ContextTaskResult] = []
-    for path, title in paths.items():
-        folders = reasoning_run.seed_runs(path)
-        by_seed = [find_latest(folder / reasoning_run.EVALUATIONS_FOLDER) for folder in folders]
-        for (file, kind, aware), _ in sorted(by_seed[0].items()):
-            places = [(folder, there[(file, kind, aware)]) for folder, there in zip(folders, by_seed, strict=True)
-                      if (file, kind, aware) in there]  # fmt: skip
-            keys = {
-                json.loads((place / results_store.KEY_FILE).read_text(encoding="utf-8"))["file"] for _, place in places
-            }
-            lines = [results_store.read_lines(place) for _, place in places]
-            if len(keys) > 1 or len({len(each) for each in lines}) > 1:
-                raise InputError(f"{path}: its seeds were asked other rows of {file}; evaluate them in one command")
-            recipes = [load_recipe(folder / RECIPE_FILE)[0] for folder, _ in places]
-            seeds = tuple(recipe.seed for recipe in recipes)
-            found.append(
-                ContextTaskResult(title, file, cast(FileKind, kind), aware, seeds, lines, recipes[0].table_row)
-            )
-    return sorted(found, key=lambda each: (each.kind, each.file, each.query_aware))
-
-
-def find_latest(folder: Path) -> dict[tuple[str, str, bool], Path]:
-    """Of each file, kind and order of reading the folder of its newest step with the most rows."""
-    found: dict[tuple[str, str, bool], tuple[tuple[int, float], Path]] = {}
-    for each in sorted(folder.glob("*-step-*")):
-        said = RESULT_FOLDER.fullmatch(each.name)
-        if said is None or each.name.startswith("."):
-            continue
-        key = (said["file"], said["kind"], said["aware"] is not None)
-        rank = (int(said["step"]), float(said["rows"] or "inf"))
-        if key not in found or rank > found[key][0]:
-            found[key] = (rank, each)
-    return {key: place for key, (_, place) in found.items()}
+    results = [
+        to_result(
+            stored.title, stored.task, dict(stored.variant), stored.seeds, stored.records, stored.recipe.table_row
+        )
+        for stored in load_stored_tasks(paths, "context_qa")
+    ]
+    return sorted(results, key=lambda result: (result.kind, result.file, result.query_aware))
 
 
 def format_result(result: ContextTaskResult) -> list[str]:
-    """A finding in lines."""
-    head = f"{result.run}, {result.file}: {result.num_items} rows"
+    """Format a result as lines of text."""
+    head = f"{result.run}, {result.file}: {result.num_items} items"
     if result.kind == "answers":
-        head += ", the question stood before the context" if result.query_aware else ""
-        return [head, *(
-            f"  {w.condition:<12}{w.context_size:7.1f} before  "
-            + "  ".join(f"{name} {100 * x.mean.mean:.1f} ± {100 * x.se:.1f} %" for name, x in w.metrics.items())
-            for w in result.condition_scores
-        )]  # fmt: skip
-    lines = [f"{head} of {result.num_labels} labels; majority floor {100 * result.majority_accuracy:.1f} %"]
-    for w in result.icl_scores:
-        spread = "" if w.std is None else f" ± {100 * w.std:.1f}"
-        how = ", ".join(dict.fromkeys(w.variants))
-        lines.append(
-            f"  {w.condition:<26}{w.context_size:7.1f} before  {100 * w.accuracy:.1f}{spread} % right ({how}, by validation)"
-        )
+        lines = [head + (", the question preceded the context" if result.query_aware else "")]
+        for score in result.condition_scores:
+            metrics = "  ".join(
+                f"{name} {100 * x.mean.mean:.1f} ± {100 * x.se:.1f} %" for name, x in score.metrics.items()
+            )
+            lines.append(f"  {score.condition:<12}{score.context_size:7.1f} before  {metrics}")
+        return lines
+    lines = [f"{head} of {result.num_labels} labels; majority baseline {100 * result.majority_accuracy:.1f} %"]
+    for score in result.icl_scores:
+        std = "" if score.std is None else f" ± {100 * score.std:.1f}"
+        variants = ", ".join(dict.fromkeys(score.variants))
+        accuracy = f"{100 * score.accuracy:.1f}{std} % correct ({variants}, chosen on validation)"
+        lines.append(f"  {score.condition:<26}{score.context_size:7.1f} before  {accuracy}")
     return lines

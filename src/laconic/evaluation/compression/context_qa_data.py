@@ -1,4 +1,4 @@
-"""Questions about a context (E4), in the rows that kvpress publishes: context, question, answer_prefix, answer."""
+"""Questions about contexts, in the row format of kvpress: context, question, answer_prefix, answer, max_new_tokens."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,15 +6,19 @@ from typing import Any, NamedTuple
 
 from laconic.data.strict_jsonl import RowError, locate_field, make_excerpt, read_rows, require_text
 
-ROW_FIELDS = "context, question, answer_prefix, answer, max_new_tokens"
-ROW_FORMAT = f"a row has {ROW_FIELDS}"
+ROW_FORMAT = "a row has context, question, answer_prefix, answer, max_new_tokens"
 
 
 class ContextQuestion(NamedTuple):
-    """A question about a context; any of `answers` may be right, or all of them asked for, as its task has it.
+    """A question about a context.
 
-    `prefix` begins the answer and may be empty, `tokens` are the most that an answer may have, `task` what the row
-    says it belongs to.
+    Attributes:
+        context: The text to compress.
+        question: The question about it.
+        answer_prefix: The beginning of the answer; may be empty.
+        answers: Accepted answers; some tasks ask for all of them.
+        max_new_tokens: Longest answer in tokens.
+        task: Name of the task, if the row has one.
     """
 
     context: str
@@ -26,7 +30,7 @@ class ContextQuestion(NamedTuple):
 
 
 def parse_question(row: dict[str, Any], text: str, name: str) -> ContextQuestion:
-    """A row. Raises `Fault`."""
+    """Parse a row. Raises `RowError`."""
     context, question = (require_text(row, field, text, ROW_FORMAT) for field in ("context", "question"))
     task = row.get("task")
     return ContextQuestion(
@@ -39,47 +43,46 @@ def parse_question(row: dict[str, Any], text: str, name: str) -> ContextQuestion
     )
 
 
+def wrong_type(field: str, expected: str, text: str) -> RowError:
+    """Return the error for a field of the wrong type."""
+    column = locate_field(text, field)[1]
+    return RowError(column, "wrong types", f"{field}: expected {expected}, got {make_excerpt(text, column)}")
+
+
 def parse_answer_prefix(row: dict[str, Any], text: str) -> str:
-    """How the answer begins; nothing if that is empty or absent. Raises `Fault`."""
-    found = row.get("answer_prefix")
-    if found is not None and not isinstance(found, str):
-        column = locate_field(text, "answer_prefix")[1]
-        raise RowError(column, "wrong types", f"answer_prefix: no text: {make_excerpt(text, column)}; put it in quotes")
-    return found or ""
+    """Parse the beginning of the answer, empty if absent. Raises `RowError`."""
+    prefix = row.get("answer_prefix")
+    if prefix is not None and not isinstance(prefix, str):
+        raise wrong_type("answer_prefix", "a string", text)
+    return prefix or ""
 
 
 def parse_answers(row: dict[str, Any], text: str) -> tuple[str, ...]:
-    """The answer, or each of a list. Raises `Fault`."""
-    found = row.get("answer")
-    if not isinstance(found, list):
+    """Parse the answer or a list of answers. Raises `RowError`."""
+    answers = row.get("answer")
+    if not isinstance(answers, list):
         return (require_text(row, "answer", text, ROW_FORMAT),)
-    if not found or not all(isinstance(each, str) and each.strip() for each in found):
-        column = locate_field(text, "answer")[1]
-        raise RowError(
-            column, "wrong types", f"answer: no list of texts: {make_excerpt(text, column)}; put each in quotes"
-        )
-    return tuple(found)
+    if not answers or not all(isinstance(answer, str) and answer.strip() for answer in answers):
+        raise wrong_type("answer", "a list of strings", text)
+    return tuple(answers)
 
 
 def parse_max_new_tokens(row: dict[str, Any], text: str) -> int:
-    """The most tokens of an answer. Raises `Fault`."""
-    found = row.get("max_new_tokens")
-    if type(found) is not int or found < 1:
-        column = locate_field(text, "max_new_tokens")[1]
-        raise RowError(
-            column, "wrong types", f"max_new_tokens: no number from 1: {make_excerpt(text, column)}; {ROW_FORMAT}"
-        )
-    return found
+    """Parse the longest answer in tokens. Raises `RowError`."""
+    number = row.get("max_new_tokens")
+    if type(number) is not int or number < 1:
+        raise wrong_type("max_new_tokens", "an integer of at least 1", text)
+    return number
 
 
 def load_context_questions(path: str | Path) -> list[ContextQuestion]:
-    """The rows of a file, JSONL or Parquet. Raises `BadInput`."""
+    """Load the rows of a JSONL or Parquet file. Raises `InputError` for invalid rows."""
     return read_rows(path, parse_question)[0]
 
 
 def group_by_context(rows: Iterable[ContextQuestion]) -> dict[str, list[int]]:
-    """The places of the questions about each context, which so is compressed once."""
-    found: dict[str, list[int]] = {}
+    """Return the indices of the questions about each context, which is then compressed once."""
+    groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        found.setdefault(row.context, []).append(i)
-    return found
+        groups.setdefault(row.context, []).append(i)
+    return groups

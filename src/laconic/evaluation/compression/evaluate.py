@@ -1,9 +1,8 @@
-"""Tails scored after contexts that come to them as nothing, as vectors, as text, or as the end of that text.
+"""Score the tails of documents under several context conditions: no context, vectors, or text.
 
-Symbols: B documents, C columns of context, T of a tail, n segments of a context, D width. Nats are natural logarithms.
+Symbols: B documents, C columns of context, T of a tail, n segments of a context, D width. Losses are in nats.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,22 +16,27 @@ from torch import Tensor
 from laconic.batches import DocumentBatch
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import InputError
-from laconic.evaluation import line_store as results_store
+from laconic.evaluation.results_store import EvalMetadata, EvalRecord, ProgressCallback, run_resumable
 from laconic.interfaces import TrainingData
-from laconic.storage.strict_json import to_canonical_json
 
-BUCKET_TOKENS = 32  # positions of a tail whose nats are kept as one number
+BUCKET_TOKENS = 32  # positions of a tail whose loss is stored as one number
 MAX_LOGITS = 1 << 22  # logits computed at once
-ALL_TOKENS = 1 << 40  # tokens of an end that is all of a context
-ProgressCallback = Callable[[str, int, int], None]
+ALL_TOKENS = 1 << 40  # as `ContextCondition.end_tokens`: the whole context
 
 
 @dataclass(frozen=True)
 class ContextTail:
-    """Documents parted into a context and the tail that is scored after it.
+    """Documents split into a context and the tail that is scored after it.
 
-    `cuts` are the exclusive ends of the context's segments, the last is C. The first token of a tail is never scored,
-    so that every scored token is predicted from inside the tail. `facts` as in `Documents`.
+    Attributes:
+        context: Token ids of the contexts.
+        segment_ends: Exclusive ends of the context's segments; the last is C.
+        tail: Token ids of the tails.
+        loss_mask: Scored tokens of the tail. The first token is never scored, so that every scored token is predicted
+            from inside the tail.
+        row_index: Index of each document in its data set.
+        names: Ids of the documents.
+        num_facts: Number of facts in each document of fact recall.
     """
 
     context: Int[Tensor, "B C"]
@@ -49,29 +53,35 @@ class ContextTail:
         return tuple(slice(a, b) for a, b in zip((0, *self.segment_ends), self.segment_ends, strict=False))
 
     def to(self, device: torch.device) -> "ContextTail":
-        """The same elsewhere."""
-        facts = None if self.num_facts is None else self.num_facts.to(device)
-        moved = (x.to(device) for x in (self.context, self.tail, self.loss_mask, self.row_index))
-        context, tail, scored, index = moved
-        return replace(self, context=context, tail=tail, loss_mask=scored, row_index=index, num_facts=facts)
+        """Move to a device."""
+        return replace(
+            self,
+            context=self.context.to(device),
+            tail=self.tail.to(device),
+            loss_mask=self.loss_mask.to(device),
+            row_index=self.row_index.to(device),
+            num_facts=None if self.num_facts is None else self.num_facts.to(device),
+        )
 
 
 def split_context(batch: Any) -> ContextTail:
-    """Documents whose last segment is the tail. Raises `BadInput` (66) where not all of them is text."""
+    """Split documents into context and tail; the tail is the last segment.
+
+    Raises:
+        InputError: If there is only one segment, or if a segment is padded.
+    """
     assert isinstance(batch, DocumentBatch)
-    *cuts, _ = batch.segment_ends
-    if not cuts or not bool(batch.attention_mask.all()):
-        raise InputError(
-            f"{batch.document_ids[0]}: {len(batch.segment_ends)} segments, some of them cut short; give whole ones, two at least"
-        )
-    C = cuts[-1]
-    scored = batch.loss_mask[:, C:].clone()
-    scored[:, 0] = False
+    *segment_ends, _ = batch.segment_ends
+    if not segment_ends or not bool(batch.attention_mask.all()):
+        raise InputError(f"{batch.document_ids[0]}: expected at least two segments without padding")
+    C = segment_ends[-1]
+    loss_mask = batch.loss_mask[:, C:].clone()
+    loss_mask[:, 0] = False
     return ContextTail(
         batch.input_ids[:, :C],
-        tuple(cuts),
+        tuple(segment_ends),
         batch.input_ids[:, C:],
-        scored,
+        loss_mask,
         batch.row_index,
         batch.document_ids,
         batch.num_facts,
@@ -79,7 +89,7 @@ def split_context(batch: Any) -> ContextTail:
 
 
 class CompressedContext(NamedTuple):
-    """A context as vectors; how many each segment became, and where lengths are learned E[N] of each."""
+    """A compressed context; the number of vectors of each segment, and E[N] of each if lengths are learned."""
 
     memory: SummaryMemory
     vectors_per_segment: Int[Tensor, "B n"]
@@ -87,7 +97,7 @@ class CompressedContext(NamedTuple):
 
 
 class SegmentReader(Protocol):
-    """What reads texts, behind a memory or alone."""
+    """Reads texts, after a memory or alone."""
 
     def hidden_states(
         self, input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B T"], memory: SummaryMemory | None
@@ -97,9 +107,14 @@ class SegmentReader(Protocol):
 
 @dataclass(frozen=True)
 class ContextCondition:
-    """How a context comes to a tail: as the vectors that `compress` makes of it, else as the end of its text.
+    """What precedes a tail.
 
-    `end` is how many tokens that has (`WHOLE`: all of them), or the name of an earlier way that had as many vectors.
+    Attributes:
+        name: Name of the condition.
+        reader: Reads the tail.
+        compress: Compresses the context; None if the context is text.
+        end_tokens: Number of last tokens of the context (`ALL_TOKENS` for the whole), or the name of an earlier
+            condition whose number of vectors is used.
     """
 
     name: str
@@ -109,10 +124,14 @@ class ContextCondition:
 
 
 class ConditionResult(NamedTuple):
-    """One document in one way: nats of each `WIDTH` positions of the tail, and how many scored tokens came out right.
+    """One document under one condition.
 
-    `written` are vectors of each segment, `expected` E[N] of each where it is known; `held` vectors, or tokens of
-    context, stood before the tail.
+    Attributes:
+        nll: Summed nats of each `BUCKET_TOKENS` positions of the tail.
+        num_correct: Scored tokens predicted correctly.
+        context_size: Number of vectors or tokens before the tail.
+        vectors_per_segment: Number of vectors of each segment.
+        expected_lengths: E[N] of each segment, if known.
     """
 
     nll: tuple[float, ...]
@@ -123,31 +142,43 @@ class ConditionResult(NamedTuple):
 
 
 class DocumentResult(NamedTuple):
-    """One document in every way; `scored` are the scored tokens of each `WIDTH` positions."""
+    """One document under every condition; `scored_tokens` counts them for each `BUCKET_TOKENS` positions."""
 
     id: str
     num_facts: int | None
     scored_tokens: tuple[int, ...]
     conditions: Mapping[str, ConditionResult]
 
-    def to_json_line(self) -> str:
-        """The row as one line of JSON."""
-        ways = [{"way": name, **said._asdict()} for name, said in self.conditions.items()]
-        return to_canonical_json(self._asdict() | {"ways": ways}) + "\n"
+    def to_records(self, metadata: EvalMetadata) -> list[EvalRecord]:
+        """Return one record per condition."""
+        shared = {"num_facts": self.num_facts, "scored_tokens": self.scored_tokens}
+        return [
+            metadata.new_record(self.id, name, {**shared, **result._asdict()})
+            for name, result in self.conditions.items()
+        ]
 
 
-def parse_result(line: str) -> DocumentResult:
-    """The row that `line` wrote."""
-    found, ways = json.loads(line), dict[str, ConditionResult]()
-    for x in found["ways"]:
-        ways[x["way"]] = ConditionResult(
-            tuple(x["nats"]), x["right"], x["held"], tuple(x["written"]), tuple(x["expected"])
+def group_records(records: Sequence[EvalRecord]) -> list[DocumentResult]:
+    """Return the documents that `DocumentResult.to_records` stored."""
+    documents: dict[str, DocumentResult] = {}
+    for record in records:
+        m = record.metrics
+        document = documents.setdefault(
+            record.item, DocumentResult(record.item, m["num_facts"], tuple(m["scored_tokens"]), {})
         )
-    return DocumentResult(found["id"], found["facts"], tuple(found["scored"]), ways)
+        result = ConditionResult(
+            tuple(m["nll"]),
+            m["num_correct"],
+            m["context_size"],
+            tuple(m["vectors_per_segment"]),
+            tuple(m["expected_lengths"]),
+        )
+        documents[record.item] = document._replace(conditions={**document.conditions, record.condition: result})
+    return [*documents.values()]
 
 
 class ConditionTensors(NamedTuple):
-    """A way on a batch: nats and right answers per position of the tail, and what stood before it."""
+    """A condition on a batch: nats and correctness at each position of the tail, and the sizes of the contexts."""
 
     nll: Float[Tensor, "B T"]
     is_correct: Bool[Tensor, "B T"]
@@ -158,15 +189,17 @@ class ConditionTensors(NamedTuple):
 
 @torch.inference_mode()
 def evaluate_batch(split: ContextTail, conditions: Sequence[ContextCondition]) -> list[DocumentResult]:
-    """Every document of a batch in every way."""
-    found: dict[str, ConditionTensors] = {}
-    for way in conditions:
-        found[way.name] = run_condition(split, way, found)
+    """Evaluate every document of a batch under every condition."""
+    tensors: dict[str, ConditionTensors] = {}
+    for condition in conditions:
+        tensors[condition.name] = run_condition(split, condition, tensors)
     counts = sum_buckets(split.loss_mask.long()).tolist()
-    said = {name: to_results(each) for name, each in found.items()}
-    facts = [None] * len(counts) if split.num_facts is None else split.num_facts.tolist()
+    results = {name: to_results(values) for name, values in tensors.items()}
+    num_facts = [None] * len(counts) if split.num_facts is None else split.num_facts.tolist()
     return [
-        DocumentResult(split.names[b], facts[b], tuple(counts[b]), {name: each[b] for name, each in said.items()})
+        DocumentResult(
+            split.names[b], num_facts[b], tuple(counts[b]), {name: values[b] for name, values in results.items()}
+        )
         for b in range(len(counts))
     ]
 
@@ -174,106 +207,114 @@ def evaluate_batch(split: ContextTail, conditions: Sequence[ContextCondition]) -
 def run_condition(
     split: ContextTail, condition: ContextCondition, earlier: Mapping[str, ConditionTensors]
 ) -> ConditionTensors:
-    """One way; an end may be as long as the vectors of a way `before` it."""
-    B, C = split.context.shape
+    """Score the tails of a batch under one condition; a text may be as long as the vectors of an `earlier` one."""
+    reader, T = condition.reader, split.tail.shape[1]
     if condition.compress is not None:
-        made = condition.compress(split)
-        hidden = condition.reader.hidden_states(split.tail, torch.ones_like(split.tail, dtype=torch.bool), made.memory)
+        compressed = condition.compress(split)
+        mask = torch.ones_like(split.tail, dtype=torch.bool)
+        hidden_states = reader.hidden_states(split.tail, mask, compressed.memory)
         return ConditionTensors(
-            *score_tail(condition.reader, hidden, split),
-            made.memory.num_vectors,
-            made.vectors_per_segment,
-            made.expected_lengths,
+            *score_tail(reader, hidden_states, split),
+            compressed.memory.num_vectors,
+            compressed.vectors_per_segment,
+            compressed.expected_lengths,
         )
-    asked = (
-        earlier[condition.end_tokens].context_sizes
-        if isinstance(condition.end_tokens, str)
-        else split.row_index.new_full((B,), condition.end_tokens)
-    )
-    held = asked.clamp(max=C)
-    text, live = build_text_context(split, held)
-    hidden = condition.reader.hidden_states(text, live, None)[:, text.shape[1] - split.tail.shape[1] :]
-    return ConditionTensors(*score_tail(condition.reader, hidden, split), held)
+    if isinstance(condition.end_tokens, str):
+        sizes = earlier[condition.end_tokens].context_sizes
+    else:
+        sizes = torch.full_like(split.row_index, condition.end_tokens)
+    sizes = sizes.clamp(max=split.context.shape[1])
+    input_ids, mask = build_text_context(split, sizes)
+    hidden_states = reader.hidden_states(input_ids, mask, None)[:, input_ids.shape[1] - T :]
+    return ConditionTensors(*score_tail(reader, hidden_states, split), sizes)
 
 
 def build_text_context(split: ContextTail, counts: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B P"], Bool[Tensor, "B P"]]:
-    """The last `counts` tokens of each context, then the tail."""
+    """Return ids and mask of the last `counts` tokens of each context, followed by the tail."""
     m, C = int(counts.max()), split.context.shape[1]
-    at = torch.arange(m, device=counts.device) >= m - counts[:, None]
-    text = torch.cat([split.context[:, C - m :], split.tail], 1)
-    return text, torch.cat([at, torch.ones_like(split.tail, dtype=torch.bool)], 1)
+    mask = torch.arange(m, device=counts.device) >= m - counts[:, None]
+    input_ids = torch.cat([split.context[:, C - m :], split.tail], 1)
+    return input_ids, torch.cat([mask, torch.ones_like(split.tail, dtype=torch.bool)], 1)
 
 
 def score_tail(
     reader: SegmentReader, hidden_states: Float[Tensor, "B T D"], split: ContextTail
 ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Nats of each scored token of the tails, each predicted from the one before it, and whether it was the likeliest.
-
-    What is not scored has 0 and False.
-    """
-    at = split.loss_mask[:, 1:]
-    states, targets = hidden_states[:, :-1][at], split.tail[:, 1:][at]
-    nats, right = states.new_zeros(len(targets), dtype=torch.float32), torch.zeros_like(targets, dtype=torch.bool)
+    """Return nats and correctness of each scored token, predicted from the one before it; 0 and False elsewhere."""
+    is_scored = split.loss_mask[:, 1:]
+    states, targets = hidden_states[:, :-1][is_scored], split.tail[:, 1:][is_scored]
+    nll = states.new_zeros(len(targets), dtype=torch.float32)
+    is_correct = torch.zeros_like(targets, dtype=torch.bool)
     step = max(MAX_LOGITS // reader.logits(states[:1]).shape[-1], 1)
     for i in range(0, len(targets), step):
-        rows, asked = reader.logits(states[i : i + step]).float(), targets[i : i + step]
-        nats[i : i + step] = F.cross_entropy(rows, asked, reduction="none")
-        right[i : i + step] = rows.argmax(-1) == asked
-    wide, hit = hidden_states.new_zeros(split.tail.shape, dtype=torch.float32), torch.zeros_like(split.loss_mask)
-    wide[:, 1:][at], hit[:, 1:][at] = nats, right
-    return wide, hit
+        logits, chunk = reader.logits(states[i : i + step]).float(), targets[i : i + step]
+        nll[i : i + step] = F.cross_entropy(logits, chunk, reduction="none")
+        is_correct[i : i + step] = logits.argmax(-1) == chunk
+    nll_grid = hidden_states.new_zeros(split.tail.shape, dtype=torch.float32)
+    correct_grid = torch.zeros_like(split.loss_mask)
+    nll_grid[:, 1:][is_scored], correct_grid[:, 1:][is_scored] = nll, is_correct
+    return nll_grid, correct_grid
 
 
 def sum_buckets(x: Tensor) -> Tensor:
-    """Sums over each `WIDTH` positions, [B, T] to [B, ceil(T / WIDTH)]."""
+    """Sum over each `BUCKET_TOKENS` positions: [B, T] to [B, ceil(T / BUCKET_TOKENS)]."""
     return F.pad(x, (0, -x.shape[1] % BUCKET_TOKENS)).unflatten(1, (-1, BUCKET_TOKENS)).sum(-1)
 
 
 def to_results(tensors: ConditionTensors) -> list[ConditionResult]:
-    """A way on a batch as numbers, document by document."""
-    nats, right, held = (
-        sum_buckets(tensors.nll.double()).tolist(),
-        tensors.is_correct.sum(1).tolist(),
-        tensors.context_sizes.tolist(),
-    )
-    none: list[list[Any]] = [[]] * len(held)
-    written = none if tensors.vectors_per_segment is None else tensors.vectors_per_segment.tolist()
+    """Convert a condition on a batch to one result per document."""
+    nll, num_correct = sum_buckets(tensors.nll.double()).tolist(), tensors.is_correct.sum(1).tolist()
+    sizes = tensors.context_sizes.tolist()
+    none: list[list[Any]] = [[]] * len(sizes)
+    vectors = none if tensors.vectors_per_segment is None else tensors.vectors_per_segment.tolist()
     expected = none if tensors.expected_lengths is None else tensors.expected_lengths.double().tolist()
-    each = zip(nats, right, held, written, expected, strict=True)
-    return [ConditionResult(tuple(a), b, c, tuple(d), tuple(e)) for a, b, c, d, e in each]
+    rows = zip(nll, num_correct, sizes, vectors, expected, strict=True)
+    return [ConditionResult(tuple(a), b, c, tuple(d), tuple(e)) for a, b, c, d, e in rows]
 
 
 def evaluate_conditions(
     source: TrainingData,
     conditions: Sequence[ContextCondition],
     device: torch.device,
+    metadata: EvalMetadata,
     *,
     batch_size: int,
     folder: Path | None = None,
-    key: Mapping[str, str] | None = None,
-    texts: Mapping[str, str] | None = None,
-    summarise: Callable[[Sequence[DocumentResult]], Mapping[str, Any]] | None = None,
+    extra_files: Mapping[str, str] | None = None,
+    summarize: Callable[[Sequence[DocumentResult]], Mapping[str, Any]] | None = None,
     progress: ProgressCallback | None = None,
 ) -> list[DocumentResult]:
-    """Every document of a set in every way, `batch` at once.
+    """Evaluate every document of a data set under every condition; stored results are loaded, partial ones resumed.
 
-    With a `folder`, rows are kept as `evaluation.kept` says: a folder that is there is read, one that was begun is gone
-    on with. `result` are the figures that lie beside them. Raises `Busy` (73) for a folder of another key.
+    Args:
+        source: The documents.
+        conditions: What precedes the tails.
+        device: Device of the model.
+        metadata: Identifies the evaluation; data and conditions are added to its key.
+        batch_size: Documents per batch.
+        folder: The run's `evaluations` folder; None stores nothing.
+        extra_files: Text files stored with the results.
+        summarize: Returns the figures stored with the results.
+        progress: Called after each batch.
+
+    Raises:
+        BusyError: If the folder holds an evaluation of something else.
     """
-    mark = to_canonical_json(
-        {**(key or {}), "data": source.fingerprint, "ways": ",".join(way.name for way in conditions)}
+    key = {"data": source.fingerprint, "conditions": ",".join(condition.name for condition in conditions)}
+    metadata = replace(metadata, key={**metadata.key, **key})
+
+    def evaluate(indices: Sequence[int]) -> list[list[EvalRecord]]:
+        split = split_context(source.batch(indices, 0, 0)).to(device)
+        return [document.to_records(metadata) for document in evaluate_batch(split, conditions)]
+
+    records = run_resumable(
+        folder,
+        metadata,
+        len(source),
+        evaluate,
+        batch_size=batch_size,
+        summarize=None if summarize is None else lambda records: summarize(group_records(records)),
+        extra_files=extra_files,
+        progress=progress,
     )
-
-    def made(places: range) -> list[str]:
-        return [
-            row.to_json_line()
-            for row in evaluate_batch(split_context(source.batch(places, 0, 0)).to(device), conditions)
-        ]
-
-    def figures(lines: Sequence[str]) -> Mapping[str, Any]:
-        return summarise([parse_result(line) for line in lines]) if summarise else {}
-
-    found = results_store.run_resumable(
-        folder, mark, len(source), made, batch_size=batch_size, summarize=figures, extra_files=texts, progress=progress
-    )
-    return [parse_result(line) for line in found]
+    return group_records(records)

@@ -1,8 +1,9 @@
-"""Recall with a variable number of facts (E2): what is right, and how many vectors are kept, by the number of facts.
+"""Recall of a variable number of facts: accuracy and vectors used, by the number of facts.
 
-Symbols: F facts of a document, N vectors of it, E[N] the mean of the law that stops it.
+Symbols: F facts of a document, N its number of vectors, E[N] the mean under the stop distribution.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,11 +11,9 @@ import numpy as np
 
 from laconic.evaluation.compression.evaluate import DocumentResult
 
-GAP_CONDITIONS = ("soft", "compressed")
-
 
 class RecallByFacts(NamedTuple):
-    """Documents of one number of facts in one way: `hard` is the mean of N, `expected` that of E[N], of a document."""
+    """Documents with the same number of facts in one condition; `mean_vectors` is the mean N of a document."""
 
     num_facts: int
     num_documents: int
@@ -24,33 +23,46 @@ class RecallByFacts(NamedTuple):
     expected_vectors: float | None
 
 
-def recall_by_facts(rows: Sequence[DocumentResult], condition: str) -> list[RecallByFacts]:
-    """A way by the number of facts; rows of several seeds stand together."""
-    found: list[RecallByFacts] = []
-    for facts in sorted({row.num_facts for row in rows if row.num_facts is not None}):
-        some = [row for row in rows if row.num_facts == facts]
-        said = [row.conditions[condition] for row in some]
-        tokens = sum(sum(row.scored_tokens) for row in some)
-        right, nats = sum(each.num_correct for each in said) / tokens, sum(sum(each.nll) for each in said) / tokens
-        expected = [sum(each.expected_lengths) for each in said if each.expected_lengths]
-        hard = float(np.mean([sum(each.vectors_per_segment) for each in said]))
-        found.append(RecallByFacts(facts, len(some), right, nats, hard, float(np.mean(expected)) if expected else None))
-    return found
+def recall_by_facts(documents: Sequence[DocumentResult], condition: str) -> list[RecallByFacts]:
+    """Group a condition by the number of facts; documents of several seeds are pooled."""
+    groups: list[RecallByFacts] = []
+    for num_facts in sorted({document.num_facts for document in documents if document.num_facts is not None}):
+        same = [document for document in documents if document.num_facts == num_facts]
+        results = [document.conditions[condition] for document in same]
+        tokens = sum(sum(document.scored_tokens) for document in same)
+        expected = [sum(result.expected_lengths) for result in results if result.expected_lengths]
+        groups.append(
+            RecallByFacts(
+                num_facts,
+                len(same),
+                sum(result.num_correct for result in results) / tokens,
+                sum(sum(result.nll) for result in results) / tokens,
+                float(np.mean([sum(result.vectors_per_segment) for result in results])),
+                float(np.mean(expected)) if expected else None,
+            )
+        )
+    return groups
 
 
-def length_fact_correlation(rows: Sequence[DocumentResult], condition: str) -> float | None:
-    """Pearson's, of hard N with F over documents; None where either never changes."""
-    facts = np.array([row.num_facts for row in rows], dtype=np.float64)
-    hard = np.array([sum(row.conditions[condition].vectors_per_segment) for row in rows], dtype=np.float64)
-    if facts.std() == 0 or hard.std() == 0:
+def length_fact_correlation(documents: Sequence[DocumentResult], condition: str) -> float | None:
+    """Compute Pearson's correlation of N with F over documents; None if either is constant."""
+    facts = np.array([document.num_facts for document in documents], dtype=np.float64)
+    lengths = np.array([sum(d.conditions[condition].vectors_per_segment) for d in documents], dtype=np.float64)
+    if facts.std() == 0 or lengths.std() == 0:
         return None
-    return float(np.corrcoef(facts, hard)[0, 1])
+    return float(np.corrcoef(facts, lengths)[0, 1])
 
 
 class SoftHardGap(NamedTuple):
-    """Soft reading less hard: nats per scored token, accuracy, and E[N] less the mean of hard N.
+    """Soft reading minus hard reading, and the calibration of the stop distribution.
 
-    `expected` against `sampled`, the mean of lengths drawn from the law, says whether it is what it claims to be.
+    Attributes:
+        nll: Difference in nats per scored token.
+        accuracy: Difference in accuracy.
+        num_vectors: E[N] minus the mean of hard N.
+        expected_length: E[N]; it should match `sampled_length`.
+        sampled_length: Mean of lengths sampled from the stop distribution.
+        sampled_se: Its standard error.
     """
 
     nll: float
@@ -61,45 +73,44 @@ class SoftHardGap(NamedTuple):
     sampled_se: float
 
 
-def soft_hard_gap(rows: Sequence[DocumentResult]) -> SoftHardGap | None:
-    """The soft-hard gap and the calibration; None where no length is learned."""
-    if not all({"soft", "compressed", "sampled"} <= row.conditions.keys() for row in rows):
+def soft_hard_gap(documents: Sequence[DocumentResult]) -> SoftHardGap | None:
+    """Compute the gap between soft and hard reading; None if lengths are not learned."""
+    if not all({"soft", "compressed", "sampled"} <= document.conditions.keys() for document in documents):
         return None
-    tokens = np.array([sum(row.scored_tokens) for row in rows])
-    nats = {
-        way: np.array([sum(row.conditions[way].nll) for row in rows]).sum() / tokens.sum() for way in GAP_CONDITIONS
-    }
-    right = {
-        way: np.array([row.conditions[way].num_correct for row in rows]).sum() / tokens.sum() for way in GAP_CONDITIONS
-    }
-    expected = np.array([sum(row.conditions["soft"].expected_lengths) for row in rows])
-    hard, drawn = (
-        np.array([sum(row.conditions[way].vectors_per_segment) for row in rows]) for way in ("compressed", "sampled")
-    )
+    tokens = sum(sum(document.scored_tokens) for document in documents)
+
+    def per_token(condition: str) -> tuple[float, float]:
+        results = [document.conditions[condition] for document in documents]
+        return sum(sum(r.nll) for r in results) / tokens, sum(r.num_correct for r in results) / tokens
+
+    def lengths(condition: str) -> np.ndarray:
+        return np.array([sum(document.conditions[condition].vectors_per_segment) for document in documents])
+
+    (soft_nll, soft_accuracy), (hard_nll, hard_accuracy) = per_token("soft"), per_token("compressed")
+    expected = np.array([sum(document.conditions["soft"].expected_lengths) for document in documents])
+    sampled = lengths("sampled")
     return SoftHardGap(
-        float(nats["soft"] - nats["compressed"]),
-        float(right["soft"] - right["compressed"]),
-        float(expected.mean() - hard.mean()),
+        float(soft_nll - hard_nll),
+        float(soft_accuracy - hard_accuracy),
+        float(expected.mean() - lengths("compressed").mean()),
         float(expected.mean()),
-        float(drawn.mean()),
-        float(drawn.std(ddof=1) / np.sqrt(len(drawn))) if len(drawn) > 1 else float("nan"),
+        float(sampled.mean()),
+        float(sampled.std(ddof=1) / np.sqrt(len(sampled))) if len(sampled) > 1 else float("nan"),
     )
 
 
-def length_histogram(rows: Sequence[DocumentResult], condition: str) -> dict[int, int]:
-    """How many segments became how many vectors."""
-    counts: dict[int, int] = {}
-    for n in sorted(n for row in rows for n in row.conditions[condition].vectors_per_segment):
-        counts[n] = counts.get(n, 0) + 1
-    return counts
+def length_histogram(documents: Sequence[DocumentResult], condition: str) -> dict[int, int]:
+    """Count the segments by their number of vectors, in ascending order."""
+    counts = Counter(n for document in documents for n in document.conditions[condition].vectors_per_segment)
+    return dict(sorted(counts.items()))
 
 
-def recall_summary(rows: Sequence[DocumentResult]) -> dict[str, Any]:
-    """All that recall adds to the table of ways, as JSON holds it."""
-    ways = [name for name, said in rows[0].conditions.items() if said.vectors_per_segment]
-    found = soft_hard_gap(rows)
+def recall_summary(documents: Sequence[DocumentResult]) -> dict[str, Any]:
+    """Return the figures that fact recall adds to a result, as a JSON object."""
+    conditions = [name for name, result in documents[0].conditions.items() if result.vectors_per_segment]
+    gap = soft_hard_gap(documents)
     return {
-        "by_facts": {way: [each._asdict() for each in recall_by_facts(rows, way)] for way in ways},
-        "correlation": {way: length_fact_correlation(rows, way) for way in ways},
-        "gap": None if found is None else found._asdict(),
+        "by_facts": {name: [group._asdict() for group in recall_by_facts(documents, name)] for name in conditions},
+        "correlation": {name: length_fact_correlation(documents, name) for name in conditions},
+        "gap": None if gap is None else gap._asdict(),
     }

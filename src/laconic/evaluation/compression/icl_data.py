@@ -1,4 +1,4 @@
-"""Texts with a label (E3): read, and put in the order in which they become demonstrations."""
+"""Labelled texts for in-context classification, and their order as demonstrations."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ ROW_FORMAT = "a row has text and label"
 
 
 class LabelledText(NamedTuple):
-    """A text, its label, and the part that its row says it belongs to."""
+    """A text, its label, and the split that its row names, if any."""
 
     text: str
     label: str
@@ -25,7 +25,7 @@ class LabelledText(NamedTuple):
 
 
 def parse_labelled_text(row: dict[str, Any], text: str, name: str) -> LabelledText:
-    """A row. Raises `Fault`."""
+    """Parse a row. Raises `RowError`."""
     return LabelledText(
         require_text(row, "text", text, ROW_FORMAT),
         require_text(row, "label", text, ROW_FORMAT),
@@ -34,23 +34,26 @@ def parse_labelled_text(row: dict[str, Any], text: str, name: str) -> LabelledTe
 
 
 def load_labelled_texts(path: str | Path, split: SplitName | None = None) -> list[LabelledText]:
-    """The rows of a file, JSONL or Parquet, that belong to a part; all where they do not say. Raises `BadInput`."""
-    every = read_rows(path, parse_labelled_text)[0]
-    found = [row for row in every if split is None or row.split in (split, None)]
-    labels = {row.label for row in found}
+    """Load the rows of a JSONL or Parquet file that belong to a split, or name none.
+
+    Raises:
+        InputError: If a row is invalid or there are fewer than two labels.
+    """
+    rows = [row for row in read_rows(path, parse_labelled_text)[0] if split is None or row.split in (split, None)]
+    labels = {row.label for row in rows}
     if len(labels) < 2:
-        of = "" if split is None else f" of {split}"
-        raise InputError(f"{Path(path).name}: {len(labels)} labels in {len(found):,} rows{of}; give two or more")
-    return found
+        where = "" if split is None else f" of split {split}"
+        raise InputError(f"{Path(path).name}: {len(labels)} labels in {len(rows):,} rows{where}; give two or more")
+    return rows
 
 
 def order_demonstrations(rows: Sequence[LabelledText], seed: int, *, balanced: bool = False) -> list[LabelledText]:
-    """The rows in the order of a seed; balanced: label after label, so that each has come as often as any other."""
-    drawn = [rows[i] for i in rng.permuted_index(seed, 0, np.arange(len(rows)), len(rows)).tolist()]
+    """Shuffle demonstrations by a seed; balanced ones take the labels in turn."""
+    shuffled = [rows[i] for i in rng.permuted_index(seed, 0, np.arange(len(rows)), len(rows)).tolist()]
     if not balanced:
-        return drawn
-    turns, seen = [], Counter[str]()
-    for row in drawn:
-        turns.append(seen[row.label])
-        seen[row.label] += 1
-    return [drawn[i] for i in sorted(range(len(drawn)), key=lambda i: turns[i])]
+        return shuffled
+    turns, counts = list[int](), Counter[str]()
+    for row in shuffled:
+        turns.append(counts[row.label])
+        counts[row.label] += 1
+    return [shuffled[i] for i in sorted(range(len(shuffled)), key=lambda i: turns[i])]

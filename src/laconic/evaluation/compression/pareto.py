@@ -1,7 +1,7 @@
-"""Quality against the number of vectors (E5): points, the line through fixed lengths, and what lies above it.
+"""Quality against the number of vectors: points of fixed and learned lengths, and which learned ones are better.
 
-Quality is accuracy where documents hold facts, else nats per scored token with its sign turned, so that more is better.
-Symbols: x mean vectors of a segment, R seeds, N documents, beta nats that a vector costs.
+Quality is accuracy for fact recall, otherwise the negative nats per scored token, so that larger is better.
+Symbols: x mean vectors per segment, R seeds, N documents, beta the price of a vector in nats.
 """
 
 import math
@@ -29,39 +29,56 @@ FIXED_LENGTH, LEARNED_LENGTH, TEXT_END, ORACLE_LENGTH = (
     "end of the text",
     "best length, by trial",
 )
-ORACLE_PRICES = tuple(0.01 * 10 ** (i / 5) for i in range(18))  # of the best lengths
+ORACLE_PRICES = tuple(0.01 * 10 ** (i / 5) for i in range(18))
 
 
 class ParetoPoint(NamedTuple):
-    """A way of a run: x of each seed, quality [R, N]; `documents` are what it was measured on.
+    """One condition of a run.
 
-    `generator` is how the run's vectors arise.
+    Attributes:
+        documents: Name, number of facts and scored tokens of the documents.
+        run: Name of the run.
+        condition: Name of the condition.
+        kind: The series it belongs to, such as `FIXED_LENGTH`.
+        summary: How the run computes vectors.
+        seeds: Seeds of the run.
+        x: Mean vectors per segment of each seed.
+        scores: Quality, [R, N].
     """
 
     documents: tuple[tuple[str, int | None, tuple[int, ...]], ...]
     run: str
     condition: str
     kind: str
-    generator: str | None
+    summary: str | None
     seeds: tuple[int, ...]
     x: tuple[float, ...]
     scores: ScoreMatrix
 
     @property
     def text_groups(self) -> list[str] | None:
-        """The texts that errors are taken over."""
+        """The texts that errors are clustered by."""
         return group_by_text([name for name, _, _ in self.documents])
 
     @property
     def mean_point(self) -> tuple[float, float]:
-        """Mean x, and mean quality."""
+        """Mean x and mean quality."""
         return float(np.mean(self.x)), float(self.scores.mean())
 
 
 class LengthComparison(NamedTuple):
-    """A learned length less the line through fixed lengths at the same mean: `se` over documents and seeds.
+    """A learned length against fixed lengths of the same mean.
 
-    `line` says whose lengths those are; `helps` is above by more than `ERRORS` standard errors.
+    Attributes:
+        run: Name of the run.
+        condition: Rule of the learned length.
+        baseline: Whose fixed lengths it is compared with.
+        x: Mean vectors per segment.
+        quality: Quality of the learned length.
+        fixed_quality: Quality on the line through the fixed lengths at x.
+        difference: The first minus the second.
+        se: Standard error of the difference over documents and seeds.
+        is_better: Whether the difference exceeds `SIGNIFICANT_ERRORS` standard errors.
     """
 
     run: str
@@ -76,147 +93,144 @@ class LengthComparison(NamedTuple):
 
 
 def condition_quality(result: CompressionResult, condition: str) -> ScoreMatrix:
-    """[R, N]."""
-    return (
-        accuracy_per_document(result.documents_by_seed, condition)
-        if result.is_recall
-        else -nll_per_document(result.documents_by_seed, condition)
-    )
+    """Return the quality of a condition, [R, N]."""
+    if result.is_recall:
+        return accuracy_per_document(result.documents_by_seed, condition)
+    return -nll_per_document(result.documents_by_seed, condition)
 
 
 def classify_condition(result: CompressionResult, condition: str) -> str | None:
-    """Which line of the picture a way belongs to; None: it is no point of it."""
+    """Return the series of a condition; None if it is not plotted."""
     if condition.startswith("end"):
         return TEXT_END
     if condition == "oracle length":
         return ORACLE_LENGTH
-    if condition.startswith("n = ") or (condition == "compressed" and result.run_info.get("length") == "fixed"):
+    length_policy = result.run_info.get("length_policy")
+    if condition.startswith("n = ") or (condition == "compressed" and length_policy == "fixed"):
         return FIXED_LENGTH
-    learned = condition in ("compressed", "sampled") or condition.startswith("quantile")
-    return LEARNED_LENGTH if learned and result.run_info.get("length") in ("stop_head", "classifier") else None
+    is_learned = condition in ("compressed", "sampled") or condition.startswith("quantile")
+    return LEARNED_LENGTH if is_learned and length_policy in ("stop_head", "classifier") else None
 
 
 def pareto_points(result: CompressionResult) -> list[ParetoPoint]:
-    """The points of a run on a set."""
-    found: list[ParetoPoint] = []
-    for way in common_conditions(result.documents_by_seed):
-        kind = classify_condition(result, way)
+    """Return the points of a run on a data set."""
+    points: list[ParetoPoint] = []
+    for condition in common_conditions(result.documents_by_seed):
+        kind = classify_condition(result, condition)
         if kind is None:
             continue
-        x = [
-            mean_text_tokens(rows, way) if kind == TEXT_END else mean_vectors(rows, way) or 0.0
-            for rows in result.documents_by_seed
-        ]
-        made = result.run_info.get("generator")
-        found.append(
-            ParetoPoint(
-                result.document_keys,
-                result.run,
-                way,
-                kind,
-                made,
-                result.seeds,
-                tuple(x),
-                condition_quality(result, way),
-            )
+        x = tuple(
+            mean_text_tokens(documents, condition) if kind == TEXT_END else mean_vectors(documents, condition) or 0.0
+            for documents in result.documents_by_seed
         )
-    return found + oracle_points(result)
+        points.append(make_point(result, condition, kind, x, condition_quality(result, condition)))
+    return points + oracle_points(result)
 
 
-def mean_text_tokens(rows: Sequence[DocumentResult], condition: str) -> float:
-    """Tokens of text before a tail, of a segment."""
-    segments = max((len(said.vectors_per_segment) for said in rows[0].conditions.values()), default=1)
-    return float(np.mean([row.conditions[condition].context_size for row in rows])) / max(segments, 1)
+def make_point(
+    result: CompressionResult, condition: str, kind: str, x: tuple[float, ...], scores: ScoreMatrix
+) -> ParetoPoint:
+    """Build a point of a run."""
+    summary = result.run_info.get("summary")
+    return ParetoPoint(result.document_keys, result.run, condition, kind, summary, result.seeds, x, scores)
+
+
+def mean_text_tokens(documents: Sequence[DocumentResult], condition: str) -> float:
+    """Return the mean number of text tokens before a tail, per segment."""
+    segments = max((len(result.vectors_per_segment) for result in documents[0].conditions.values()), default=1)
+    return float(np.mean([document.conditions[condition].context_size for document in documents])) / max(segments, 1)
 
 
 def oracle_points(result: CompressionResult) -> list[ParetoPoint]:
-    """Of each document the fixed length with the least nats + beta N, for several beta: a bound, not a method.
+    """Choose for each document the fixed length with the least nats + beta N, for several beta: an upper bound.
 
-    Where a context is a single segment, so that this is its oracle length; no document is read again.
+    Computed from stored results, and only if contexts are single segments, where this is the best length.
     """
-    ways = [way for way in common_conditions(result.documents_by_seed) if way.startswith("n = ")]
-    if len(ways) < 2 or any(
-        len(row.conditions[ways[0]].vectors_per_segment) > 1 for row in result.documents_by_seed[0]
-    ):
+    seeds = result.documents_by_seed
+    conditions = [condition for condition in common_conditions(seeds) if condition.startswith("n = ")]
+    if len(conditions) < 2 or any(len(d.conditions[conditions[0]].vectors_per_segment) > 1 for d in seeds[0]):
         return []
-    found, made = dict[float, ParetoPoint](), result.run_info.get("generator")
+    quality = {condition: condition_quality(result, condition) for condition in conditions}
+    points: dict[float, ParetoPoint] = {}
     for beta in ORACLE_PRICES:
-        best = [[cheapest_condition(row, ways, beta) for row in rows] for rows in result.documents_by_seed]
-        x = tuple(
-            mean_chosen_vectors(rows, chosen) for rows, chosen in zip(result.documents_by_seed, best, strict=True)
-        )
-        every = {way: condition_quality(result, way) for way in ways}
-        scores = np.array([[every[way][r, d] for d, way in enumerate(chosen)] for r, chosen in enumerate(best)])
-        found.setdefault(
-            round(float(np.mean(x)), 2),
-            ParetoPoint(
-                result.document_keys, result.run, f"beta {beta:.2g}", ORACLE_LENGTH, made, result.seeds, x, scores
-            ),
-        )
-    return sorted(found.values(), key=lambda point: point.mean_point)
+        choices = [[cheapest_condition(document, conditions, beta) for document in documents] for documents in seeds]
+        x = tuple(mean_chosen_vectors(documents, chosen) for documents, chosen in zip(seeds, choices, strict=True))
+        scores = np.array([[quality[c][r, d] for d, c in enumerate(chosen)] for r, chosen in enumerate(choices)])
+        point = make_point(result, f"beta {beta:.2g}", ORACLE_LENGTH, x, scores)
+        points.setdefault(round(float(np.mean(x)), 2), point)
+    return sorted(points.values(), key=lambda point: point.mean_point)
 
 
-def cheapest_condition(row: DocumentResult, conditions: Sequence[str], beta: float) -> str:
-    """The way with the least nats + beta N, the first of two alike."""
-    return min(
-        conditions, key=lambda way: sum(row.conditions[way].nll) + beta * sum(row.conditions[way].vectors_per_segment)
-    )
+def cheapest_condition(document: DocumentResult, conditions: Sequence[str], beta: float) -> str:
+    """Return the condition with the least nats + beta N; ties go to the first."""
+
+    def cost(condition: str) -> float:
+        result = document.conditions[condition]
+        return sum(result.nll) + beta * sum(result.vectors_per_segment)
+
+    return min(conditions, key=cost)
 
 
-def mean_chosen_vectors(rows: Sequence[DocumentResult], chosen: Sequence[str]) -> float:
-    """Mean vectors of a segment where each document has a way of its own."""
-    written = [n for row, way in zip(rows, chosen, strict=True) for n in row.conditions[way].vectors_per_segment]
-    return sum(written) / len(written)
+def mean_chosen_vectors(documents: Sequence[DocumentResult], chosen: Sequence[str]) -> float:
+    """Return the mean vectors per segment if each document has its own condition."""
+    pairs = zip(documents, chosen, strict=True)
+    counts = [n for document, condition in pairs for n in document.conditions[condition].vectors_per_segment]
+    return sum(counts) / len(counts)
 
 
 def interpolate_quality(fixed: Sequence[ParetoPoint], x: float, seed: int) -> ScoreMatrix | None:
-    """Quality [N] on the line through fixed lengths at x, document by document; None before the shortest.
+    """Interpolate the quality [N] of fixed lengths at x, document by document.
 
-    Behind the longest it is that of the longest, which has fewer vectors. `seed` is the place of a seed; runs of fewer
-    seeds stand for all.
+    Args:
+        fixed: Points of fixed lengths.
+        x: Mean vectors per segment; beyond the longest length, that length's quality is returned.
+        seed: Index of the seed; runs with fewer seeds repeat theirs.
+
+    Returns:
+        The quality, or None if x is below the shortest length.
     """
     order = sorted(fixed, key=lambda point: point.x[seed % len(point.x)])
-    places = [point.x[seed % len(point.x)] for point in order]
-    if not places or x < places[0]:
+    lengths = [point.x[seed % len(point.x)] for point in order]
+    if not lengths or x < lengths[0]:
         return None
-    x = min(x, places[-1])
-    i = min(max(int(np.searchsorted(places, x)), 1), len(places) - 1) if len(places) > 1 else 0
+    x = min(x, lengths[-1])
+    i = min(max(int(np.searchsorted(lengths, x)), 1), len(lengths) - 1) if len(lengths) > 1 else 0
     right = order[i].scores[seed % len(order[i].scores)]
     if i == 0:
         return right
     left = order[i - 1].scores[seed % len(order[i - 1].scores)]
-    span = places[i] - places[i - 1]
-    share = 1.0 if span == 0 else (x - places[i - 1]) / span
+    span = lengths[i] - lengths[i - 1]
+    share = 1.0 if span == 0 else (x - lengths[i - 1]) / span
     return (1 - share) * left + share * right
 
 
 def seed_document_error(differences: ScoreMatrix, texts: Sequence[str] | None = None) -> float:
-    """Standard error of a mean over seeds and documents: both vary."""
+    """Compute the standard error of a mean over seeds and documents, both of which vary."""
     R = len(differences)
-    return math.hypot(
-        clustered_standard_error(differences, texts),
-        float(differences.mean(1).std(ddof=1)) / math.sqrt(R) if R > 1 else 0.0,
-    )
+    seed_error = float(differences.mean(1).std(ddof=1)) / math.sqrt(R) if R > 1 else 0.0
+    return math.hypot(clustered_standard_error(differences, texts), seed_error)
 
 
 def compare_learned_lengths(results: Sequence[CompressionResult]) -> list[LengthComparison]:
-    """Each learned length against its own run's fixed lengths, and against runs of its generator trained with one."""
-    every = [point for line in results for point in pareto_points(line)]
-    trained = [p for p in every if p.kind == FIXED_LENGTH and p.condition == "compressed"]
-    found: list[LengthComparison] = []
-    for point in (p for p in every if p.kind == LEARNED_LENGTH):
-        own = [p for p in every if p.kind == FIXED_LENGTH and p.run == point.run]
-        others = [p for p in trained if (p.documents, p.generator) == (point.documents, point.generator)]
-        for name, fixed in (("its own", own), ("runs of fixed length", others)):
-            on_line = [interpolate_quality(fixed, x, seed) for seed, x in enumerate(point.x)]
-            same = [scores for scores in on_line if scores is not None]
-            if len(same) < len(on_line):
+    """Compare each learned length with its own run's fixed lengths, and with runs trained with a fixed length."""
+    points = [point for result in results for point in pareto_points(result)]
+    fixed = [point for point in points if point.kind == FIXED_LENGTH]
+    comparisons: list[LengthComparison] = []
+    for point in (point for point in points if point.kind == LEARNED_LENGTH):
+        same_run = [p for p in fixed if p.run == point.run]
+        key = (point.documents, point.summary)
+        trained_fixed = [p for p in fixed if p.condition == "compressed" and (p.documents, p.summary) == key]
+        for baseline, others in (("its own", same_run), ("runs of fixed length", trained_fixed)):
+            line = [interpolate_quality(others, x, seed) for seed, x in enumerate(point.x)]
+            known = [scores for scores in line if scores is not None]
+            if len(known) < len(line):
                 continue
-            apart = point.scores - np.stack(same)
-            mean, se = float(apart.mean()), seed_document_error(apart, point.text_groups)
-            x, at = point.mean_point
-            helps = bool(mean > SIGNIFICANT_ERRORS * se)
-            found.append(
-                LengthComparison(point.run, point.condition, name, x, at, float(np.stack(same).mean()), mean, se, helps)
+            differences = point.scores - np.stack(known)
+            mean, se = float(differences.mean()), seed_document_error(differences, point.text_groups)
+            x, quality = point.mean_point
+            is_better = bool(mean > SIGNIFICANT_ERRORS * se)
+            fixed_quality = float(np.stack(known).mean())
+            comparisons.append(
+                LengthComparison(point.run, point.condition, baseline, x, quality, fixed_quality, mean, se, is_better)
             )
-    return found
+    return comparisons

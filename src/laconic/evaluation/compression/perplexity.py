@@ -1,6 +1,6 @@
-"""What each way of a context is worth: perplexity by context (E1), and of excerpts copied from it (E1x).
+"""Perplexity of tails by condition, and what each condition gains over no context.
 
-Symbols: R seeds, N documents; nats are per scored token of a document, and documents count alike.
+Symbols: R seeds, N documents. Nats are per scored token of a document, and every document counts the same.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,25 @@ from laconic.evaluation.compression.evaluate import BUCKET_TOKENS, DocumentResul
 from laconic.evaluation.statistics import Estimate, ScoreMatrix
 
 SeedResults = Sequence[Sequence[DocumentResult]]
-SIGNIFICANT_ERRORS = 2  # standard errors by which something has to be more than nothing
-MIN_TEXT_GROUPS = 10  # of which documents are stretches, from which on errors are over texts
-FULL_TUNED = "full-tuned"  # the whole text, read by a plain model that was trained as long, beside
-UNTRAINED = "untrained"  # ways of the method before a step, which are measured against each other
+SIGNIFICANT_ERRORS = 2  # standard errors from which on a difference counts as one
+MIN_TEXT_GROUPS = 10  # number of source texts from which on errors are clustered by text
+FULL_TUNED = "full-tuned"  # condition: a language-model baseline of equal training reads the whole text
+UNTRAINED = "untrained"  # prefix of the conditions of the method before its first step
 
 
 class ContextGain(NamedTuple):
-    """A way over its seeds: nats per scored token, what it saves against no context, paired, and its standard error.
+    """What a condition gains over no context.
 
-    `share` is that of what the whole text saves, None where that is not shown to save anything; `late` the same saving
-    without a tail's first `WIDTH` positions. `vectors` are the mean of a segment (None where the context is text),
-    `held` those, or tokens, that stand before a tail.
+    Attributes:
+        condition: Name of the condition.
+        nll: Nats per scored token.
+        accuracy: Share of scored tokens predicted correctly.
+        gain: Nats saved per token against no context, paired by document.
+        se: Standard error of the gain.
+        share_of_full: The gain as a share of the whole text's gain; None if that is not significant.
+        late_gain: The gain without the first `BUCKET_TOKENS` of each tail; None if nothing else is scored.
+        mean_vectors: Mean number of vectors per segment; None if the context is text.
+        context_size: Mean number of vectors or tokens before the tail.
     """
 
     condition: str
@@ -40,116 +47,130 @@ class ContextGain(NamedTuple):
 
 
 def nll_per_document(seeds: SeedResults, condition: str, first_bucket: int = 0) -> ScoreMatrix:
-    """Nats per scored token of each document, [R, N], from the `start`-th `WIDTH` positions of a tail on."""
+    """Return nats per scored token of each document, [R, N], from bucket `first_bucket` of the tail on."""
     return np.array(
         [
-            [sum(r.conditions[condition].nll[first_bucket:]) / sum(r.scored_tokens[first_bucket:]) for r in rows]
-            for rows in seeds
+            [
+                sum(document.conditions[condition].nll[first_bucket:]) / sum(document.scored_tokens[first_bucket:])
+                for document in documents
+            ]
+            for documents in seeds
         ]
     )
 
 
 def accuracy_per_document(seeds: SeedResults, condition: str) -> ScoreMatrix:
-    """Share of the scored tokens that came out right, [R, N]."""
+    """Return the share of scored tokens predicted correctly, [R, N]."""
     return np.array(
-        [[row.conditions[condition].num_correct / sum(row.scored_tokens) for row in rows] for rows in seeds]
+        [
+            [document.conditions[condition].num_correct / sum(document.scored_tokens) for document in documents]
+            for documents in seeds
+        ]
     )
 
 
-def mean_vectors(rows: Sequence[DocumentResult], condition: str) -> float | None:
-    """Mean vectors of a segment; None where there are none."""
-    written = [n for row in rows for n in row.conditions[condition].vectors_per_segment]
-    return sum(written) / len(written) if written else None
+def mean_vectors(documents: Sequence[DocumentResult], condition: str) -> float | None:
+    """Return the mean number of vectors per segment; None if there are none."""
+    counts = [n for document in documents for n in document.conditions[condition].vectors_per_segment]
+    return sum(counts) / len(counts) if counts else None
 
 
 def group_by_text(names: Sequence[str]) -> list[str] | None:
-    """The text that each document is a stretch of; None, each by itself, where there are too few texts for errors."""
-    found = [name.split("@")[0] for name in names]
-    return found if len(set(found)) >= MIN_TEXT_GROUPS else None
+    """Return the source text of each document; None if there are too few texts to cluster errors by."""
+    texts = [name.split("@")[0] for name in names]
+    return texts if len(set(texts)) >= MIN_TEXT_GROUPS else None
 
 
 def clustered_standard_error(differences: ScoreMatrix, groups: Sequence[str] | None = None) -> float:
-    """Of the mean over documents of what is first averaged over seeds; documents of one group are not independent.
+    """Compute the standard error of a mean over documents, after averaging over seeds.
 
-    Of groups g with sums d_g of deviations from the mean it is sqrt(G / (G - 1) sum over g of d_g^2) / N.
+    Documents of one group are not independent. With sums d_g of deviations from the mean in each of G groups the
+    error is sqrt(G / (G - 1) sum over g of d_g^2) / N.
     """
-    each = differences.mean(0)
-    _, at = np.unique(np.arange(len(each)) if groups is None else np.array(groups), return_inverse=True)
-    sums = np.bincount(at, each - each.mean())
+    means = differences.mean(0)
+    labels = np.arange(len(means)) if groups is None else np.array(groups)
+    _, group_index = np.unique(labels, return_inverse=True)
+    sums = np.bincount(group_index, means - means.mean())
     G = len(sums)
-    return float(np.sqrt(G / (G - 1) * (sums**2).sum()) / len(each)) if G > 1 else float("nan")
+    return float(np.sqrt(G / (G - 1) * (sums**2).sum()) / len(means)) if G > 1 else float("nan")
 
 
 def context_gain(seeds: SeedResults, condition: str, full_condition: str | None) -> ContextGain:
-    """What a way is worth; `whole` is the way in which all of the text is read."""
+    """Compute the gain of a condition; `full_condition` is the one that reads the whole text."""
     base = f"{UNTRAINED} none" if condition.startswith(UNTRAINED) else "none"
-    nothing, here = nll_per_document(seeds, base), nll_per_document(seeds, condition)
-    apart = nothing - here
-    texts = group_by_text([row.id for row in seeds[0]])
-    most = None if full_condition is None or base != "none" else nothing - nll_per_document(seeds, full_condition)
-    there = most is not None and float(most.mean()) > SIGNIFICANT_ERRORS * clustered_standard_error(most, texts)
-    late = all(sum(row.scored_tokens[1:]) for row in seeds[0])
-    counts = [n for n in (mean_vectors(rows, condition) for rows in seeds) if n is not None]
+    without, nll = nll_per_document(seeds, base), nll_per_document(seeds, condition)
+    gain, texts = without - nll, group_by_text([document.id for document in seeds[0]])
+    share_of_full = None
+    if full_condition is not None and base == "none":
+        full_gain = without - nll_per_document(seeds, full_condition)
+        if full_gain.mean() > SIGNIFICANT_ERRORS * clustered_standard_error(full_gain, texts):
+            share_of_full = float(gain.mean() / full_gain.mean())
+    late_gain = None
+    if all(sum(document.scored_tokens[1:]) for document in seeds[0]):
+        late_gain = statistics.estimate_mean(nll_per_document(seeds, base, 1) - nll_per_document(seeds, condition, 1))
+    counts = [n for n in (mean_vectors(documents, condition) for documents in seeds) if n is not None]
+    sizes = [[document.conditions[condition].context_size for document in documents] for documents in seeds]
     return ContextGain(
         condition,
-        statistics.estimate_mean(here),
+        statistics.estimate_mean(nll),
         statistics.estimate_proportion(accuracy_per_document(seeds, condition)),
-        statistics.estimate_mean(apart),
-        clustered_standard_error(apart, texts),
-        float(apart.mean() / most.mean()) if most is not None and there else None,
-        statistics.estimate_mean(nll_per_document(seeds, base, 1) - nll_per_document(seeds, condition, 1))
-        if late
-        else None,
+        statistics.estimate_mean(gain),
+        clustered_standard_error(gain, texts),
+        share_of_full,
+        late_gain,
         float(np.mean(counts)) if counts else None,
-        float(np.mean([[row.conditions[condition].context_size for row in rows] for rows in seeds])),
+        float(np.mean(sizes)),
     )
 
 
 def add_control(seeds: SeedResults, control: SeedResults) -> list[list[DocumentResult]]:
-    """The same documents, each with the way in which a plain model reads all of its text behind those of the run.
+    """Add the condition in which a language-model baseline reads the whole text of the same documents.
 
-    Where the control has fewer seeds, they stand for all.
+    If the control has fewer seeds, they are repeated.
     """
     return [
         [
-            row._replace(conditions={**row.conditions, FULL_TUNED: beside.conditions["full"]})
-            for row, beside in zip(rows, there, strict=True)
+            document._replace(conditions={**document.conditions, FULL_TUNED: other.conditions["full"]})
+            for document, other in zip(documents, others, strict=True)
         ]
-        for rows, there in zip(seeds, cycle(control), strict=False)
+        for documents, others in zip(seeds, cycle(control), strict=False)
     ]
 
 
 def nll_by_position(seeds: SeedResults, condition: str) -> list[float]:
-    """Nats per token of each `WIDTH` positions of the tail."""
-    nats = np.array([[row.conditions[condition].nll for row in rows] for rows in seeds]).sum((0, 1))
-    counts = np.array([[row.scored_tokens for row in rows] for rows in seeds]).sum((0, 1))
-    return (nats / np.maximum(counts, 1)).tolist()
+    """Return nats per token of each bucket of `BUCKET_TOKENS` positions of the tail."""
+    nll = np.array([[document.conditions[condition].nll for document in documents] for documents in seeds])
+    counts = np.array([[document.scored_tokens for document in documents] for documents in seeds])
+    return (nll.sum((0, 1)) / np.maximum(counts.sum((0, 1)), 1)).tolist()
 
 
 def common_conditions(seeds: SeedResults) -> list[str]:
-    """The ways that every document of every seed was read in, in their order."""
-    first = seeds[0][0].conditions
-    return [name for name in first if all(name in row.conditions for rows in seeds for row in rows)]
+    """Return the conditions that every document of every seed has, in order."""
+    return [
+        name
+        for name in seeds[0][0].conditions
+        if all(name in document.conditions for documents in seeds for document in documents)
+    ]
 
 
 def context_gains(seeds: SeedResults) -> list[ContextGain]:
-    """Every way; of recall without shares, since facts as text are what no reader of vectors was taught to read."""
-    ways = common_conditions(seeds)
-    whole = "full" if "full" in ways and seeds[0][0].num_facts is None else None
-    return [context_gain(seeds, way, whole) for way in ways]
+    """Compute the gain of every condition.
+
+    Shares are left out for fact recall, because no model is trained to read its facts as text.
+    """
+    conditions = common_conditions(seeds)
+    full_condition = "full" if "full" in conditions and seeds[0][0].num_facts is None else None
+    return [context_gain(seeds, condition, full_condition) for condition in conditions]
 
 
 def gain_to_json(gain: ContextGain) -> dict[str, Any]:
-    """A way's figures as JSON holds them."""
-    held = gain._asdict()
-    return {k: v._asdict() if isinstance(v, Estimate) else v for k, v in held.items()} | {
-        "perplexity": float(np.exp(gain.nll.mean)),
-        "curve_width": BUCKET_TOKENS,
-    }
+    """Return a gain as a JSON object."""
+    values = {name: x._asdict() if isinstance(x, Estimate) else x for name, x in gain._asdict().items()}
+    return values | {"perplexity": float(np.exp(gain.nll.mean)), "bucket_tokens": BUCKET_TOKENS}
 
 
 def nan_to_none(value: Any) -> Any:
-    """Figures as JSON can hold them: None for what is no number, as the standard error of one document alone."""
+    """Replace NaN by None, as JSON requires; the standard error of a single document is NaN."""
     if isinstance(value, dict):
         return {key: nan_to_none(x) for key, x in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""Documents to judge a memory by: a tail and the tokens before it (E1), or a span copied from them (E1x).
+"""Build documents that evaluate a memory: a context and a tail that continues it, or an excerpt copied from it.
 
-Contexts are cut into fixed segments counted from the tail backwards; of the tail, which is the last segment, all but
-its first token is scored, whatever stands before it.
+Contexts are cut into segments of equal length, counted backwards from the tail. The tail is the last segment; all its
+tokens but the first are scored, whatever precedes it.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,28 @@ import torch
 
 from laconic import rng
 from laconic.batches import DocumentBatch
-from laconic.data.documents.dataset import TokenArray
+from laconic.data.documents.tokenize import TokenArray
 from laconic.errors import InputError
 
-EXCERPT_TOKENS = 48  # tokens of an excerpt
-EXCERPT_KEY = 5  # key of the place it is copied from
+EXCERPT_TOKENS = 48
+EXCERPT_KEY = 5  # random stream of the excerpts' positions
 
 
 def segment_ends(context_tokens: int, segment_tokens: int, tail_tokens: int) -> tuple[int, ...]:
-    """The ends of segments of n tokens, of which the first may be shorter, and of the tail."""
+    """Return the ends of the context's segments, the first of which may be shorter, and the end of the tail."""
     first = context_tokens % segment_tokens or segment_tokens
     return (*range(first, context_tokens + 1, segment_tokens), context_tokens + tail_tokens)
 
 
 @dataclass(frozen=True)
 class DocumentTails:
-    """Stretches of documents, [rows, context + tail] ids, and where each is from."""
+    """Stretches of documents.
+
+    Attributes:
+        token_ids: Token ids, [rows, context + tail].
+        names: Document and start of each stretch.
+        tail_tokens: Length of the tail.
+    """
 
     token_ids: TokenArray
     names: tuple[str, ...]
@@ -35,57 +41,77 @@ class DocumentTails:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that stand before a tail."""
+        """Number of tokens before the tail."""
         return self.token_ids.shape[1] - self.tail_tokens
 
     def continuation_batch(self, rows: Sequence[int], context_tokens: int, segment_tokens: int) -> DocumentBatch:
-        """E1: the n tokens before the tails, and the tails. Raises `BadInput` for more tokens than there are."""
+        """Build a batch of the last `context_tokens` before each tail, and the tails.
+
+        Raises:
+            InputError: If the stretches have fewer tokens.
+        """
         if context_tokens > self.context_tokens:
             raise InputError(
-                f"a context of {context_tokens} tokens, the stretches have {self.context_tokens}; make longer ones"
+                f"a context of {context_tokens} tokens exceeds the {self.context_tokens} tokens before the tail"
             )
-        text = self.token_ids[list(rows)][:, self.context_tokens - context_tokens :]
-        return self._documents(text, rows, context_tokens, segment_tokens)
+        ids = self.token_ids[list(rows)][:, self.context_tokens - context_tokens :]
+        return self._build_batch(ids, rows, context_tokens, segment_tokens)
 
     def excerpt_batch(
         self, rows: Sequence[int], context_tokens: int, segment_tokens: int, excerpt_tokens: int = EXCERPT_TOKENS
     ) -> DocumentBatch:
-        """E1x: n tokens, and as tail a span of them, from a place that is the row's own."""
-        if context_tokens < excerpt_tokens:
-            raise InputError(
-                f"an excerpt of {excerpt_tokens} tokens from a context of {context_tokens}; give a longer context"
-            )
-        context = self.continuation_batch(rows, context_tokens, segment_tokens).input_ids.numpy()[:, :context_tokens]
-        draws = rng.uniform(0, EXCERPT_KEY, np.asarray(rows, dtype=np.int64))
-        at = (draws * (context_tokens - excerpt_tokens + 1)).astype(np.int64)[:, None] + np.arange(excerpt_tokens)
-        return self._documents(
-            np.concatenate([context, np.take_along_axis(context, at, 1)], 1), rows, context_tokens, segment_tokens
-        )
+        """Build a batch of contexts whose tail is an excerpt of them, at a random position of each row.
 
-    def _documents(self, text: TokenArray, rows: Sequence[int], n: int, segment: int) -> DocumentBatch:
-        scored = torch.zeros(text.shape, dtype=torch.bool)
-        scored[:, n + 1 :] = True
-        ends = segment_ends(n, segment, text.shape[1] - n) if n else (text.shape[1],)
+        Raises:
+            InputError: If the context is shorter than the excerpt.
+        """
+        if context_tokens < excerpt_tokens:
+            raise InputError(f"an excerpt of {excerpt_tokens} tokens exceeds the context of {context_tokens} tokens")
+        context = self.continuation_batch(rows, context_tokens, segment_tokens).input_ids.numpy()[:, :context_tokens]
+        uniforms = rng.uniform(0, EXCERPT_KEY, np.asarray(rows, dtype=np.int64))
+        start = (uniforms * (context_tokens - excerpt_tokens + 1)).astype(np.int64)
+        excerpt = np.take_along_axis(context, start[:, None] + np.arange(excerpt_tokens), 1)
+        return self._build_batch(np.concatenate([context, excerpt], 1), rows, context_tokens, segment_tokens)
+
+    def _build_batch(
+        self, token_ids: TokenArray, rows: Sequence[int], context_tokens: int, segment_tokens: int
+    ) -> DocumentBatch:
+        loss_mask = torch.zeros(token_ids.shape, dtype=torch.bool)
+        loss_mask[:, context_tokens + 1 :] = True
+        total = token_ids.shape[1]
+        ends = segment_ends(context_tokens, segment_tokens, total - context_tokens) if context_tokens else (total,)
         return DocumentBatch(
-            torch.as_tensor(text.astype(np.int64)), torch.ones(text.shape, dtype=torch.bool), scored, ends,
-            torch.as_tensor(rows, dtype=torch.long), tuple(self.names[int(i)] for i in rows),
+            torch.as_tensor(token_ids.astype(np.int64)),
+            torch.ones(token_ids.shape, dtype=torch.bool),
+            loss_mask,
+            ends,
+            torch.as_tensor(rows, dtype=torch.long),
+            tuple(self.names[int(i)] for i in rows),
             windows=(max(len(ends), 2), 0),
-        )  # fmt: skip
+        )
 
 
 def sample_tails(
     names: Sequence[str], ids: Sequence[TokenArray], context_tokens: int, tail_tokens: int, limit: int | None = None
 ) -> DocumentTails:
-    """Stretches of documents that do not overlap, `count` of them from all over, the same every time.
+    """Sample non-overlapping stretches of documents; the same arguments always give the same stretches.
 
-    Raises `BadInput` where no document is long enough.
+    Args:
+        names: Names of the documents.
+        ids: Token ids of the documents.
+        context_tokens: Tokens before each tail.
+        tail_tokens: Tokens of each tail.
+        limit: Number of stretches; None for all.
+
+    Raises:
+        InputError: If no document is long enough.
     """
     length = context_tokens + tail_tokens
-    there = [(d, at) for d, each in enumerate(ids) for at in range(0, len(each) - length + 1, length)]
-    if not there:
+    starts = [(d, start) for d, doc in enumerate(ids) for start in range(0, len(doc) - length + 1, length)]
+    if not starts:
         longest = max(map(len, ids), default=0)
-        raise InputError(f"stretches of {length:,} tokens, the longest document has {longest:,}; shorten the context")
-    order = rng.permuted_index(0, 0, np.arange(min(limit or len(there), len(there))), len(there)).tolist()
-    kept = [there[i] for i in order]
-    text = np.stack([ids[d][at : at + length] for d, at in kept])
-    return DocumentTails(text, tuple(f"{names[d]}@{at}" for d, at in kept), tail_tokens)
+        raise InputError(f"a stretch has {length:,} tokens, but the longest document has {longest:,}; shorten it")
+    order = rng.permuted_index(0, 0, np.arange(min(limit or len(starts), len(starts))), len(starts)).tolist()
+    sampled = [starts[i] for i in order]
+    token_ids = np.stack([ids[d][start : start + length] for d, start in sampled])
+    return DocumentTails(token_ids, tuple(f"{names[d]}@{start}" for d, start in sampled), tail_tokens)

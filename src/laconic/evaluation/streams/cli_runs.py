@@ -16,9 +16,9 @@ from laconic.evaluation import runs as reasoning_run
 from laconic.evaluation.class_incremental import report as class_incremental_report
 from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
 from laconic.evaluation.class_incremental.run import load_results, plan_class_incremental
-from laconic.evaluation.compression import cli_runs as compression_cli_runs
 from laconic.evaluation.reasoning.question_sets import folder_safe_name
 from laconic.evaluation.run_names import seed_run_name, short_run_names
+from laconic.evaluation.runs import EvalRequest
 from laconic.evaluation.streams import books
 from laconic.evaluation.streams import report as streams_report
 from laconic.evaluation.streams import run as streams_run
@@ -72,13 +72,11 @@ def is_language_model(recipe: Recipe) -> bool:
     return recipe.method in (NESTED_METHOD, "lm")
 
 
-def run_evaluations(
-    request: compression_cli_runs.CompressionEvalRequest, root: str | None, shots: int | None
-) -> StreamResults:
+def run_evaluations(request: EvalRequest, root: str | None, shots: int | None) -> StreamResults:
     """Every run on every set; of a class so many examples are learned. Raises `Usage` (2) for a name that is none, and
     for a run of another method.
     """
-    odd = next((name for name in request.sets if name not in KNOWN_SETS), None)
+    odd = next((name for name in request.tasks if name not in KNOWN_SETS), None)
     if odd is not None:
         raise UsageError(f"--tasks {odd}: of runs that learn while they read the sets are {', '.join(KNOWN_SETS)}")
     measured, classes = list[StreamResult](), list[ClassIncrementalRun]()
@@ -94,7 +92,7 @@ def run_evaluations(
             seeds.append(run.recipe.seed)
             about = describe_recipe(run.recipe)
             with lock.lock_folder(folder / reasoning_run.EVALUATIONS_FOLDER):
-                for name in request.sets:
+                for name in request.tasks:
                     if name in INTENT_DATASETS:
                         classes.append(
                             ClassIncrementalRun(
@@ -133,7 +131,7 @@ def describe_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def evaluate_on_stream(
-    request: compression_cli_runs.CompressionEvalRequest, run: LoadedRun, stream: streams_run.StreamRequest, name: str
+    request: EvalRequest, run: LoadedRun, stream: streams_run.StreamRequest, name: str
 ) -> list[StreamRecord]:
     """A run on a stream. Raises `Preempted` (75) after a signal: what is read is kept."""
     folder = run.folder / reasoning_run.EVALUATIONS_FOLDER / results_folder_name(stream.name, run.step, request.limit)
@@ -172,7 +170,7 @@ def evaluate_on_stream(
 
 
 def evaluate_classes(
-    request: compression_cli_runs.CompressionEvalRequest,
+    request: EvalRequest,
     run: LoadedRun,
     title: str,
     name: str,
