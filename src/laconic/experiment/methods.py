@@ -66,7 +66,7 @@ METHOD_FACTORIES: Mapping[str, MethodFactory] = {
     "autocompressor": lambda parts, recipe, sizes: AutoCompressor(
         parts.decoder,
         require(parts.summary_parameters),
-        require(parts.summary_parameters).reading,
+        require(parts.summary_parameters).config,
         recipe.stop_head,
         total_steps=sizes.total_updates,
         seed=recipe.seed,

@@ -115,8 +115,8 @@ def test_evaluate_fact_recall_stores_and_reuses_results(run: Run, runs: Path, mo
         *("quantile 0.1", "quantile 0.25", "quantile 0.75", "quantile 0.9", "sampled", "soft"),
     ]
     assert (result["dataset"], result["documents"], result["length_policy"]) == ("test", 12, "stop_head")
-    (folder,) = (runs / "facts/evaluations").iterdir()
-    documents = group_records(load_records(folder))
+    (result_file,) = (runs / "facts/evaluations").glob("*/result.json")
+    documents = group_records(load_records(result_file.parent))
     assert {document.num_facts for document in documents} == {1, 2}
     assert all(sum(document.scored_tokens) == 8 for document in documents)
     nll = {gain["condition"]: gain["nll"]["mean"] for gain in result["conditions"]}
