@@ -1,4 +1,4 @@
-"""R4: a run that was stopped and resumed is the run that never stopped, bit for bit."""
+"""R4: a run that is stopped and resumed equals the uninterrupted run bit for bit."""
 
 import os
 import random
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from laconic.latent.icot import Icot
 from laconic.latent.pccot import Pccot
 from laconic.models.cache import KVCache
 from laconic.nested.state import FastWeightState, LayerState, LinearMemoryState, OpenChunk
+from laconic.nested.state_file import NODE_TYPES
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint
 from tests.core.readings import fresh
@@ -35,8 +36,8 @@ from tests.training.toy_runs import STEPS, read_metrics, run_training, runs_equa
 from tests.trust.children import Child
 
 
-class Stopping(ToyMethod):
-    """Signals itself in the update that it is told."""
+class SignalsItself(ToyMethod):
+    """Sends a signal to its own process in one update."""
 
     def __init__(self, at: int, number: int) -> None:
         super().__init__()
@@ -50,18 +51,18 @@ class Stopping(ToyMethod):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_after_a_signal(tmp_path: Path, precision: str) -> None:
+def test_resume_after_a_signal(tmp_path: Path, precision: str) -> None:
     settings = toy_config(precision=precision)
     run_training(tmp_path / "never", settings)
     for at in (1, 6):
         with pytest.raises(PreemptedError):
-            run_training(tmp_path / "run", settings, method=Stopping(at, signal.SIGTERM))
+            run_training(tmp_path / "run", settings, method=SignalsItself(at, signal.SIGTERM))
     run_training(tmp_path / "run", settings)
     assert runs_equal(tmp_path / "run", tmp_path / "never")
 
 
-def killed_and_resumed(path: Path, never: Path, draw: int, settings: TrainingConfig) -> None:
-    """Killed at a drawn time of a run that saves every step, and once more; then to the end."""
+def kill_and_resume(path: Path, never: Path, draw: int, settings: TrainingConfig) -> None:
+    """Kill a run that saves every step at a random time, twice, then run it to the end."""
     chance = random.Random(draw)
 
     def work(tell: Callable[[int], None]) -> None:
@@ -75,42 +76,42 @@ def killed_and_resumed(path: Path, never: Path, draw: int, settings: TrainingCon
         time.sleep(chance.uniform(0, 0.03))
         child.signal(signal.SIGKILL)
         assert child.end() in (0, 128 + signal.SIGKILL)
-        there = RunDirectory(path).step_numbers()
-        assert max(there, default=0) >= child.last - 1, "more than the step under way was lost"
+        steps = RunDirectory(path).step_numbers()
+        assert max(steps, default=0) >= child.last - 1, "more than the current step was lost"
     run_training(path, settings)
     assert runs_equal(path, never)
 
 
 @pytest.mark.parametrize("draw", range(3))
-def test_after_kill_9(tmp_path: Path, draw: int) -> None:
+def test_resume_after_kill_9(tmp_path: Path, draw: int) -> None:
     settings = toy_config(save_every=1)
     run_training(tmp_path / "never", settings)
-    killed_and_resumed(tmp_path / "run", tmp_path / "never", draw, settings)
+    kill_and_resume(tmp_path / "run", tmp_path / "never", draw, settings)
 
 
 @pytest.mark.slow
-def test_after_kill_9_often(tmp_path: Path) -> None:
+def test_resume_after_kill_9_often(tmp_path: Path) -> None:
     settings = toy_config(save_every=1)
     run_training(tmp_path / "never", settings)
     for draw in range(3, 60):
-        killed_and_resumed(tmp_path / f"run-{draw}", tmp_path / "never", draw, settings)
+        kill_and_resume(tmp_path / f"run-{draw}", tmp_path / "never", draw, settings)
 
 
-def from_an_older_step(
+def resume_from_an_older_step(
     path: Path, step: int, settings: TrainingConfig, make: Callable[[], nn.Module], **named: Any
 ) -> None:
-    """A copy of a whole run goes back to `step` and comes to the same end."""
+    """Resume a copy of a complete run from `step` and compare the results."""
     run_training(path / "never", settings, method=make(), **named)
     shutil.copytree(path / "never", path / "run")
     last = RunDirectory(path / "run").step_numbers()[-1]
-    with pytest.warns(UserWarning, match=rf"/run: steps .*{last} are put aside, as \.bad-step-…$"):
+    with pytest.warns(UserWarning, match=rf"later steps .*{last}"):
         run_training(path / "run", settings, method=make(), resume=step, **named)
     assert runs_equal(path / "run", path / "never", last)
 
 
-def test_after_the_end_and_from_an_older_step(tmp_path: Path) -> None:
+def test_resume_after_the_end_and_from_an_older_step(tmp_path: Path) -> None:
     settings = toy_config(keep_every=4)
-    from_an_older_step(tmp_path, 4, settings, ToyMethod)
+    resume_from_an_older_step(tmp_path, 4, settings, ToyMethod)
     assert len(read_metrics(tmp_path / "run")) == STEPS
     assert sorted(p.name for p in RunDirectory(tmp_path / "run").steps_folder.glob(".*")) == [
         ".bad-step-000008",
@@ -120,40 +121,44 @@ def test_after_the_end_and_from_an_older_step(tmp_path: Path) -> None:
     assert runs_equal(tmp_path / "run", tmp_path / "never")
 
 
-def random_streams_are_restored(path: Path) -> None:
-    """Dropout after a resume draws what it would have drawn."""
-    resumed(path, toy_config())
+def check_random_state_is_restored(path: Path) -> None:
+    """Dropout after a resume is that of the uninterrupted run."""
+    stop_and_resume(path, toy_config())
 
 
-def metrics_are_cut(path: Path) -> None:
-    """Lines written after the last commit are of steps that the resumed run takes again."""
-    resumed(path, toy_config(save_every=4), killed=True)
+def check_metrics_are_truncated(path: Path) -> None:
+    """Metrics written after the last commit are removed on resume."""
+    stop_and_resume(path, toy_config(save_every=4), killed=True)
 
 
-def resumed(path: Path, settings: TrainingConfig, killed: bool = False) -> None:
-    """Stopped in the seventh update, by a signal or as `kill -9` would, against never."""
+def stop_and_resume(path: Path, settings: TrainingConfig, killed: bool = False) -> None:
+    """Stop in the seventh update by a signal or kill -9, resume, and compare with an uninterrupted run."""
     run_training(path / "never", settings)
     if killed:
-        child = Child(lambda tell: run_training(path / "run", settings, method=Stopping(6, signal.SIGKILL)) and None)
+        child = Child(
+            lambda tell: run_training(path / "run", settings, method=SignalsItself(6, signal.SIGKILL)) and None
+        )
         assert child.end() == 128 + signal.SIGKILL
     else:
         with pytest.raises(PreemptedError):
-            run_training(path / "run", settings, method=Stopping(6, signal.SIGTERM))
+            run_training(path / "run", settings, method=SignalsItself(6, signal.SIGTERM))
     torch.manual_seed(99)
     run_training(path / "run", settings)
     assert runs_equal(path / "run", path / "never")
 
 
-def test_random_streams_are_restored(tmp_path: Path) -> None:
-    random_streams_are_restored(tmp_path)
+def test_resume_restores_random_state(tmp_path: Path) -> None:
+    check_random_state_is_restored(tmp_path)
 
 
-def test_metrics_are_cut(tmp_path: Path) -> None:
-    metrics_are_cut(tmp_path)
+def test_resume_truncates_metrics(tmp_path: Path) -> None:
+    check_metrics_are_truncated(tmp_path)
 
 
-class Carrying(ToyMethod):
-    """A state grows from step to step: what it holds shifts the inputs of the next."""
+class CarriesCache(ToyMethod):
+    """A cache that grows from step to step and shifts the next inputs."""
+
+    state_types: ClassVar = {"KVCache": KVCache}
 
     def forward(self, batch: ToyBatch, state: KVCache | None = None) -> StepOutput:
         if state is not None:
@@ -164,41 +169,43 @@ class Carrying(ToyMethod):
         return step._replace(state=new if state is None else state.append(new))
 
 
-def test_a_carried_state(tmp_path: Path) -> None:
-    from_an_older_step(tmp_path, 5, toy_config(stateful=True, save_every=5, keep_every=5), Carrying)
+def test_resume_with_a_carried_cache(tmp_path: Path) -> None:
+    resume_from_an_older_step(tmp_path, 5, toy_config(stateful=True, save_every=5, keep_every=5), CarriesCache)
     run_training(tmp_path / "without", toy_config(stateful=True), method=ToyMethod())
     assert read_metrics(tmp_path / "without")[0] == read_metrics(tmp_path / "never")[0]
     assert read_metrics(tmp_path / "without")[1] != read_metrics(tmp_path / "never")[1]
 
 
-class Learning(ToyMethod):
-    """Fast weights, of which one lies in memory column by column and stands in two places, shift the next inputs."""
+class CarriesFastWeights(ToyMethod):
+    """Fast weights, one of them transposed in memory and used twice, shift the next inputs."""
+
+    state_types: ClassVar = NODE_TYPES
 
     def forward(self, batch: ToyBatch, state: FastWeightState | None = None) -> StepOutput:
         if state is not None:
-            memory = cast(LinearMemoryState, state.layers[0].memory["memory"])
+            memory = cast(LinearMemoryState, state.layers[0].memory["mixer"])
             batch = replace(batch, x=batch.x + memory.change[0, 0] @ torch.linspace(-1, 1, 5))
         step = super().forward(batch)
         now = torch.linspace(0, 1, 30).reshape(1, 1, 5, 6).mT * step.loss.detach().sin()
         count = torch.full((1,), batch.step)
-        own = LayerState(memory={"mixer": LinearMemoryState(now, now, None, count)}, conv_tails={"x": now[:, 0]})
+        layer = LayerState(memory={"mixer": LinearMemoryState(now, now, None, count)}, conv_tails={"x": now[:, 0]})
         none = torch.zeros(1, 0, dtype=torch.long)
         return step._replace(
-            state=FastWeightState((own, LayerState()), count, OpenChunk(none, count, (own, LayerState())))
+            state=FastWeightState((layer, LayerState()), count, OpenChunk(none, count, (layer, LayerState())))
         )
 
 
-def test_carried_fast_weights(tmp_path: Path) -> None:
-    from_an_older_step(tmp_path, 5, toy_config(stateful=True, save_every=5, keep_every=5), Learning)
-    found = checkpoint.load_carried_states(RunDirectory(tmp_path / "run").step_path(5))
-    assert {type(each) for each in found} == {FastWeightState}, "one for each micro-batch"
-    assert {name.partition(".")[2] for name in found[0].tensors()} >= {"0.memory.memory.now", "0.tails.x"}
-    held = cast(Any, found[0]).layers[0].memory["memory"]
-    assert held.now is held.first
+def test_resume_with_carried_fast_weights(tmp_path: Path) -> None:
+    resume_from_an_older_step(tmp_path, 5, toy_config(stateful=True, save_every=5, keep_every=5), CarriesFastWeights)
+    states = checkpoint.load_carried_states(RunDirectory(tmp_path / "run").step_path(5), NODE_TYPES)
+    assert {type(state) for state in states} == {FastWeightState}, "one per micro-batch"
+    assert {name.partition(".")[2] for name in states[0].tensors()} >= {"0.memory.mixer.change", "0.conv_tails.x"}
+    memory = cast(Any, states[0]).layers[0].memory["mixer"]
+    assert memory.change is memory.boundary_change
 
 
-class Grid:
-    """Twelve rows of reasoning, on a grid that does not depend on the batch."""
+class ReasoningData:
+    """Twelve rows of questions, chains and answers, padded independently of the batch."""
 
     fingerprint = "0" * 64
 
@@ -212,8 +219,8 @@ class Grid:
         return replace(self.rows.select_rows(rows), epoch=epoch, step=step, ids=tuple(map(str, rows)))
 
 
-def real(name: str) -> nn.Module:
-    """A method of a paper on the smallest decoder, in float32."""
+def build_method(name: str) -> nn.Module:
+    """A paper's method on the smallest decoder, in float32."""
     return MAKERS[name]().float()
 
 
@@ -222,19 +229,19 @@ MAKERS: Mapping[str, Callable[[], nn.Module]] = {
     "nocot": lambda: NoCot(fresh("llama")),
     "icot": lambda: Icot(fresh("llama"), ICoTConfig(tokens_removed_per_epoch=1), steps_per_epoch=1),
     "coconut": lambda: Coconut(
-        *batches.trained_iterations("llama", M=2, rounds=None, project="none"),
+        *batches.trained("llama", M=2, rounds=None, projection="none"),
         CoconutConfig(latents_per_step=1, max_stage=2, epochs_per_stage=1),
         steps_per_epoch=1,
     ),
     "codi": lambda: Codi(
-        *batches.trained_iterations("llama", rounds=None, project="codi", projection_dropout=0.2), DistillationConfig()
+        *batches.trained("llama", rounds=None, projection="codi", projection_dropout=0.2), DistillationConfig()
     ),
-    "pccot": lambda: Pccot(*batches.trained_iterations("llama"), DistillationConfig()),
-    "kava": lambda: batches.kava(keeping={"select": "random"}),
+    "pccot": lambda: Pccot(*batches.trained("llama"), DistillationConfig()),
+    "kava": lambda: batches.kava(selection={"policy": "random"}),
 }
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_methods_of_papers(tmp_path: Path, name: str) -> None:
+def test_resume_every_latent_method(tmp_path: Path, name: str) -> None:
     settings = toy_config(steps=4, batch_size=4, micro_batch_size=3, save_every=2)
-    from_an_older_step(tmp_path, 2, settings, lambda: real(name), data=Grid())
+    resume_from_an_older_step(tmp_path, 2, settings, lambda: build_method(name), data=ReasoningData())
