@@ -9,12 +9,12 @@ from torch import Tensor
 
 from benchmarks.measure import Scale, Table, clock, clock_name, peak_allocated, race, verdict
 from benchmarks.models import large, llama, middling, size
-from benchmarks.plain_kava import plain_kava
 from laconic import Decoder, DecoderConfig
 from laconic.batches import IGNORE_INDEX, AnswerBatch, ReasoningBatch
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.latent.answering import AnswerDecoding
 from laconic.latent.kava import Kava
+from laconic.latent.kava_reference import kava_loss
 from laconic.latent.thoughts import LatentThoughts
 
 MEBI = 2**20
@@ -91,7 +91,7 @@ def thinking(scale: Scale) -> Table:
     method = kava(config, scale).train()
     batch = batch_of(config, scale.thinkers, scale.question, scale.chain)
     ours = lambda: method(batch).loss  # noqa: E731
-    plain = lambda: plain_kava(method.decoder, method.latent_thoughts, batch)  # noqa: E731
+    plain = lambda: kava_loss(method.decoder, method.latent_thoughts, batch)  # noqa: E731
     ways = {
         "laconic": step(method, ours, "sdpa"),
         "the plain way": step(method, plain, "eager"),
@@ -116,7 +116,7 @@ def thinking(scale: Scale) -> Table:
         f"Forward and backward of one step of KaVa, float32, train mode: batch {scale.thinkers}, question "
         f"{scale.question}, chain {scale.chain}, answer {PROMPT + ANSWER}, M {scale.thoughts}, T {scale.iterations}, "
         f"random Llama {config.num_hidden_layers} × {config.hidden_size}, V {config.vocab_size:,} "
-        f"({size(method.decoder) / 1e6:.3g} M); no optimizer. The plain way (`benchmarks/plain_kava.py`): teacher and "
+        f"({size(method.decoder) / 1e6:.3g} M); no optimizer. The plain way (`laconic.latent.kava_reference`): teacher and "
         "student apart, the question read anew in every pass, no cache, eager attention, R-KV out of the whole matrix "
         "of logits, logits of every position; below it the same with fused attention. Ratios are laconic's to each. "
         f"Time: seconds by {clock_name()}, best of {scale.rounds}, rounds interleaved. Memory: the peak above the "

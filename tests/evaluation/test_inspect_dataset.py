@@ -17,7 +17,7 @@ from laconic.evaluation.inspection.inspected_run import InspectedRun, SelectorCh
 from laconic.evaluation.inspection.interventions import InterventionSpec
 from laconic.evaluation.inspection.logit_lens import lcs_ratio, share_in_chain
 from laconic.latent.answering import AnswerDecoding, answer_from_cache
-from tests.methods.batches import kava, reasoning
+from tests.latent.batches import build_kava, reasoning_batch
 
 SIZES = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (2, 5, 3), (6, 4, 3))
 SWAP, ZERO = InterventionSpec("swap"), InterventionSpec("zero", "cache")
@@ -27,7 +27,7 @@ class Rows:
     """Five rows, each the same in whatever batch it is asked for."""
 
     fingerprint = "five"
-    rows = reasoning(SIZES)
+    rows = reasoning_batch(SIZES)
 
     def __len__(self) -> int:
         return len(SIZES)
@@ -39,7 +39,7 @@ class Rows:
 @pytest.fixture(scope="module")
 def subject() -> InspectedRun:
     """KaVa with random weights, whose answers are the last digit of the first id it says."""
-    method = kava(M=4)
+    method = build_kava(num_latents=4)
     writing = AnswerDecoding(1, (2,), lambda ids: str(ids[0] % 10))
 
     def left(batch: ReasoningBatch) -> TeacherChain:

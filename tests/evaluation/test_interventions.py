@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.methods.batches import reasoning, trained
 
 from laconic.errors import UsageError
 from laconic.evaluation.inspection import interventions
@@ -15,7 +16,6 @@ from laconic.latent import codi
 from laconic.latent.rollout import LatentRollout
 from laconic.models.cache import KVCache
 from laconic.models.modes import eval_no_grad
-from tests.methods.batches import reasoning, trained
 from tests.tolerances import FLOAT32, ORACLE, error, largest
 
 M, ROUNDS = 4, 2

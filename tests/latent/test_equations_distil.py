@@ -1,4 +1,4 @@
-"""CODI 2 and 3, PCCoT 3 and 4 against their oracles: hidden states at one token, and the sums."""
+"""CODI 2 and 3, PCCoT 3 and 4 against their oracles: distillation of hidden states, and the sums."""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,7 +43,7 @@ def gathered(loss: Loss) -> Callable[..., Tensor]:
 
 
 @pytest.mark.equation("codi", "2")
-def test_hidden_loss() -> None:
+def test_hidden_loss_equation() -> None:
     """The value, and its gradient to the student; the teacher has none."""
     ours = differentiated(gathered(codi.hidden_loss))
     agree(ours, ORACLE["2"], MISREAD["2"], *hidden(), (COLUMN, HAS, Nc))
@@ -54,13 +54,13 @@ def test_hidden_loss() -> None:
 
 @pytest.mark.equation("codi", "2")
 @pytest.mark.parametrize("loss", ["smooth_l1", "l1", "mse"])
-@pytest.mark.parametrize(("norm", "power"), [("layer", 1), ("layer", 2), ("global", 1), ("none", 1)])
-def test_every_form_of_the_hidden_loss(loss: Any, norm: Any, power: int) -> None:
+@pytest.mark.parametrize("norm", ["layer", "global", "none"])
+def test_hidden_loss_every_option(loss: Any, norm: Any) -> None:
     h_t, h_s = hidden()
-    ours = gathered(partial(codi.hidden_loss, loss=loss, norm=norm, power=power))
-    others = [(x, y, z) for x, y, z in FORMS if (x, y, z) != (loss, norm, power)]
+    ours = gathered(partial(codi.hidden_loss, distance=loss, scale=norm))
+    others = [(x, y, z) for x, y, z in FORMS if (x, y, z) != (loss, norm, 1)]
     misread = {str(form): lambda *a, form=form: oracle.hidden_loss(*a[:3], *form) for form in others}
-    agree(ours, oracle.hidden_loss, misread, h_t, h_s, (COLUMN, HAS, Nc), loss, norm, power)
+    agree(ours, oracle.hidden_loss, misread, h_t, h_s, (COLUMN, HAS, Nc), loss, norm, 1)
 
 
 FORMS: list[tuple[str, str, int]] = [
@@ -71,7 +71,7 @@ FORMS: list[tuple[str, str, int]] = [
 
 
 @pytest.mark.equation("codi", "3")
-def test_the_sum_of_codi() -> None:
+def test_codi_combine_losses_equation() -> None:
     how = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=20.0)
     terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25)]
     agree(with_gradient(codi.combine_losses), ORACLE["3"], MISREAD["3"], *terms, how)
@@ -80,7 +80,7 @@ def test_the_sum_of_codi() -> None:
 
 @pytest.mark.equation("pccot", "3")
 @pytest.mark.parametrize("sigma", [True, False])
-def test_kd_loss(sigma: bool) -> None:
+def test_kd_loss_equation(sigma: bool) -> None:
     def ours(h_t: Tensor, h_s: Tensor, at: oracle.Places, sigma: bool) -> Tensor:
         return gathered(partial(pccot.kd_loss, per_layer=sigma))(h_t[1:], h_s[1:], at)
 
@@ -91,7 +91,7 @@ def test_kd_loss(sigma: bool) -> None:
 
 
 @pytest.mark.equation("pccot", "4")
-def test_the_sum_of_pccot() -> None:
+def test_pccot_combine_losses_equation() -> None:
     how = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=20.0)
     terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25)]
     agree(with_gradient(pccot.combine_losses), blocks.ORACLE["4"], blocks.MISREAD["4"], *terms, how)
@@ -99,8 +99,8 @@ def test_the_sum_of_pccot() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_few_rows_have_no_spread(rows: int) -> None:
-    """Without a row the loss is 0 and its gradient too; one entry divides by 1, equal entries by the floor."""
+def test_hidden_loss_of_few_rows(rows: int) -> None:
+    """Without rows loss and gradient are 0; one element is divided by 1, equal elements by the smallest scale."""
     h_t, h_s = torch.ones(2, B, 1, dtype=torch.float64), torch.zeros(2, B, 1, dtype=torch.float64, requires_grad=True)
     loss = codi.hidden_loss(h_t, h_s, torch.arange(B) < rows)
     (grad,) = torch.autograd.grad(loss, h_s)

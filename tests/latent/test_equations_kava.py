@@ -1,4 +1,4 @@
-"""KaVa 4, 5 and 5a, 5b against their oracles: keys and values at the slots, and the sums."""
+"""KaVa 4, 5 and 5a, 5b against their oracles: distillation of keys and values, and the sums."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from laconic.latent import kava
 from laconic.latent.kava import kv_loss, pad_short_chain
 from laconic.latent.rkv import SelectedColumns
 from laconic.losses import masked_cross_entropy
-from tests.methods.batches import reasoning
+from tests.latent.batches import reasoning_batch
 from tests.oracles import kava as oracle
 from tests.oracles.codi import with_gradient
 from tests.oracles.compare import agree
@@ -33,7 +33,7 @@ def ours(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str,
 
 
 @pytest.mark.equation("kava", "4")
-def test_kv_loss() -> None:
+def test_kv_loss_equation() -> None:
     """The value, and its gradient to the student's slots alone."""
     agree(differentiated(ours), ORACLE["4"], MISREAD["4"], sides(M), sides(M + 2), sides(M + 2), LIVE, {})
     (k_kept, v_kept), (k_s, v_s) = sides(M), sides(M)
@@ -45,43 +45,38 @@ def test_kv_loss() -> None:
 
 
 @pytest.mark.equation("kava", "4")
-@pytest.mark.parametrize(("loss", "reduction"), [("smooth_l1", "mean"), ("l1", "row_mean"), ("mse", "paper_sum")])
-@pytest.mark.parametrize(("norm", "power"), [("none", 1), ("layer", 1), ("layer", 2), ("global", 1), ("each_side", 1)])
-def test_every_form_of_the_kv_loss(loss: str, reduction: str, norm: str, power: int) -> None:
-    how = {"loss": loss, "reduction": reduction, "norm": norm, "power": power}
-    changes = ({"loss": "l1" if loss != "l1" else "mse"}, {"norm": "none" if norm != "none" else "layer"},
-               {"reduction": "mean" if reduction != "mean" else "row_mean"}, {"power": 3 - power})  # fmt: skip
-    told = [change for change in changes if norm != "none" or "power" not in change]
-    misread = {str(c): differentiated(lambda *a, c=c: oracle.kv_loss(*a[:4], {**how, **c})) for c in told}
+@pytest.mark.parametrize(("distance", "reduction"), [("smooth_l1", "mean"), ("l1", "row_mean"), ("mse", "paper_sum")])
+@pytest.mark.parametrize(("scale", "power"), [("none", 1), ("layer", 1), ("layer", 2), ("global", 1), ("each_side", 1)])
+def test_kv_loss_every_option(distance: str, reduction: str, scale: str, power: int) -> None:
+    how = {"distance": distance, "reduction": reduction, "scale": scale, "scale_power": power}
+    changes = ({"distance": "l1" if distance != "l1" else "mse"}, {"scale": "none" if scale != "none" else "layer"},
+               {"reduction": "mean" if reduction != "mean" else "row_mean"}, {"scale_power": 3 - power})  # fmt: skip
+    differing = [change for change in changes if scale != "none" or "scale_power" not in change]
+    misread = {str(c): differentiated(lambda *a, c=c: oracle.kv_loss(*a[:4], {**how, **c})) for c in differing}
     arguments = sides(M), sides(M + 2), sides(M + 2), LIVE, how
     agree(differentiated(ours), ORACLE["4"], misread, *arguments)
 
 
-def test_keys_and_values_are_each_half_of_both() -> None:
-    kept, state = sides(M), sides(M)
-    both, k, v = (kv_loss(*kept, *state, LIVE, terms=terms) for terms in ("both", "k", "v"))
-    torch.testing.assert_close(k + v, both)
-    assert k != v
-
-
-def test_nothing_taught_is_zero_with_finite_gradients() -> None:
+def test_kv_loss_without_targets_is_zero() -> None:
     kept, state = sides(M), sides(M)
     leaves = [x.requires_grad_() for xs in state for x in xs]
     for reduction in ("mean", "row_mean", "paper_sum"):
-        for norm in ("none", "layer", "global", "each_side"):
-            loss = kv_loss(*kept, *state, torch.zeros(B, G, M).bool(), reduction=reduction, norm=norm, denominator=0.0)
+        for scale in ("none", "layer", "global", "each_side"):
+            loss = kv_loss(
+                *kept, *state, torch.zeros(B, G, M).bool(), reduction=reduction, scale=scale, denominator=0.0
+            )
             assert float(loss.detach()) == 0
             assert not any(g.any() for g in torch.autograd.grad(loss, leaves))
 
 
-def test_equal_slots_have_finite_gradients_under_their_own_spread() -> None:
-    """A spread of 0 has no slope, and is not divided by."""
+def test_kv_loss_of_constant_latents_has_finite_gradients() -> None:
+    """A standard deviation of 0 is clamped and has no gradient."""
     kept, state = sides(M), [[torch.ones(B, G, M, E, dtype=torch.float64, requires_grad=True)] * L] * 2
-    loss = kv_loss(*kept, *state, LIVE, norm="each_side")
+    loss = kv_loss(*kept, *state, LIVE, scale="each_side")
     assert all(g.isfinite().all() for g in torch.autograd.grad(loss, state[0][:1]))
 
 
-def test_a_short_chain_is_masked_zeroed_or_repeated() -> None:
+def test_pad_short_chain() -> None:
     index = torch.tensor([[[4, 7, 9, 0, 0]], [[2, 0, 0, 0, 0]], [[0] * 5]])
     live = torch.tensor([[[True] * 3 + [False] * 2], [[True] + [False] * 4], [[False] * 5]])
     kept = SelectedColumns(index, live)
@@ -95,9 +90,9 @@ def test_a_short_chain_is_masked_zeroed_or_repeated() -> None:
 
 
 @pytest.mark.equation("kava", "5a,5b")
-def test_nll() -> None:
+def test_masked_cross_entropy_equation() -> None:
     """Over logits of a whole grid with pads before, between and behind; the eos of every row is the pad's id."""
-    V, batch = 11, reasoning(((3, 3, 3), (2, 1, 4), (3, 0, 2)), pads=1, V=11)
+    V, batch = 11, reasoning_batch(((3, 3, 3), (2, 1, 4), (3, 0, 2)), pads=1, V=11)
     parts = (
         (batch.question_ids, batch.question_mask),
         (batch.chain_ids, batch.chain_mask),
@@ -118,7 +113,7 @@ def test_nll() -> None:
 
 
 @pytest.mark.equation("kava", "5")
-def test_the_sum_of_kava() -> None:
+def test_kava_combine_losses_equation() -> None:
     how = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=10.0)
     terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25, 0.5)]
     agree(with_gradient(kava.combine_losses), ORACLE["5"], MISREAD["5"], *terms, how, 2.0)

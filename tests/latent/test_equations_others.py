@@ -1,4 +1,4 @@
-"""iCoT 1 and Coconut 1 against their oracles, and the misreadings of them."""
+"""iCoT 1 and Coconut 1 against their oracles and misreadings."""
 
 import math
 
@@ -13,18 +13,18 @@ from laconic.latent.icot import tokens_to_remove
 from laconic.latent.rollout import run_sequential_rollout
 from laconic.latent.thoughts import LatentThoughts
 from tests.core.readings import noise, small
-from tests.methods.batches import reasoning
+from tests.latent.batches import reasoning_batch
 from tests.oracles import coconut as coconut_oracle
 from tests.oracles import icot as icot_oracle
 from tests.oracles.coconut import Case
 from tests.oracles.compare import agree
 
 V, D = 11, 8
-BATCH = reasoning(((4, 5, 3), (3, 4, 4), (5, 2, 2)), V=V, pads=1)
+BATCH = reasoning_batch(((4, 5, 3), (3, 4, 4), (5, 2, 2)), V=V, pads=1)
 
 
 @pytest.mark.equation("icot", "1")
-def test_removed() -> None:
+def test_tokens_to_remove_equation() -> None:
     u = torch.tensor([0.0, 0.3, 0.9, 0.97, 0.985, 0.9995, 0.99999, 1 - 1e-12], dtype=torch.float64)
     count = torch.tensor([9, 2, 0, 3, 30, 5, 40, 300])
     for s in (0.0, 2.0, 5.0):
@@ -33,8 +33,8 @@ def test_removed() -> None:
     assert torch.equal(tokens_to_remove(math.inf, u, count), count)
 
 
-def test_how_often_more_is_removed() -> None:
-    """P(o) of 0.982, 0.018 and 0.0003 at the published smoothing; beyond 99 counts as 99."""
+def test_tokens_to_remove_distribution() -> None:
+    """P(o) of 0.982, 0.018 and 0.0003 at the published smoothing; values beyond 99 count as 99."""
     u = (torch.arange(10**5, dtype=torch.float64) + 0.5) / 10**5
     o = tokens_to_remove(0.0, u, torch.full((10**5,), 200))
     assert [round(float((o == n).double().mean()), 4) for n in range(3)] == [0.9817, 0.018, 0.0003]
@@ -44,7 +44,7 @@ def test_how_often_more_is_removed() -> None:
 
 
 def method(batch_stage: int) -> Coconut:
-    """Two latents for a step, at a stage, in float64."""
+    """Coconut with two latents per step at a stage, in float64."""
     decoder = small("llama", vocab_size=V).requires_grad_()
     thoughts = LatentThoughts(decoder, num_latents=4, schedule="sequential", projection="none", control_init="normal")
     how = CoconutConfig(latents_per_step=2, max_stage=2, first_stage=batch_stage)
@@ -52,7 +52,7 @@ def method(batch_stage: int) -> Coconut:
 
 
 def case(coconut: Coconut) -> Case:
-    """The same rows for the oracle, with the weights that a gradient is asked of."""
+    """The same rows for the oracle, with the parameters to differentiate."""
     decoder, last = coconut.decoder, f"resid2.{coconut.decoder.config.num_hidden_layers - 1}"
     rows = []
     for b in range(BATCH.B):
@@ -65,8 +65,8 @@ def case(coconut: Coconut) -> Case:
         rows.append((asked, steps, answer))
 
     def seen(vectors: list[Tensor], raw: bool) -> list[Tensor]:
-        got = decoder(torch.stack(vectors)[None], want=(last,))
-        return list((got.activations[last] if raw else got.hidden)[0])
+        got = decoder(torch.stack(vectors)[None], capture=(last,))
+        return list((got.activations[last] if raw else got.hidden_states)[0])
 
     bot, end = (coconut.latent_thoughts.vectors[i].detach().clone().requires_grad_() for i in (0, 2))
     head = decoder.get_parameter("lm_head.weight").detach()
@@ -76,7 +76,7 @@ def case(coconut: Coconut) -> Case:
 
 
 @pytest.mark.equation("coconut", "1")
-def test_coconut() -> None:
+def test_coconut_equation() -> None:
     coconut = method(1)
 
     def ours(_: Case) -> tuple[Tensor, ...]:

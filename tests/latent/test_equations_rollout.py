@@ -1,4 +1,4 @@
-"""PCCoT 1 and 2 and CODI 1 against their oracles, which read every row anew, and against misreadings of them."""
+"""PCCoT 1 and 2 and CODI 1 against their oracles, which use no cache, and misreadings."""
 
 import pytest
 import torch
@@ -18,43 +18,43 @@ MAP = Projection(D, 6, 0.0, torch.Generator().manual_seed(1)).double()
 
 
 def read(vectors: list[Tensor], positions: list[int]) -> list[Tensor]:
-    return list(DECODER(torch.stack(vectors)[None], positions=torch.tensor([positions])).hidden[0])
+    return list(DECODER(torch.stack(vectors)[None], position_ids=torch.tensor([positions])).hidden_states[0])
 
 
-def case(rounds: int) -> Case:
-    """Two questions, padded on both sides and in the middle, and a map whose every weight matters."""
+def case(num_iterations: int) -> Case:
+    """Two questions padded on both sides and in the middle, and a projection all of whose weights matter."""
     live = torch.tensor([[False, True, True, False, True], [False, False, True, True, False]])
     weights = {n: (noise(9, *p.shape) + (n == "norm.weight")).requires_grad_() for n, p in MAP.named_parameters()}
     question, bot, slot = (noise(i, *shape).requires_grad_() for i, shape in enumerate(((2, 5, D), (D,), (D,))))
-    return Case(read, question, live, bot, slot, M, rounds, weights)
+    return Case(read, question, live, bot, slot, M, num_iterations, weights)
 
 
-def rolled(case: Case, mode: str) -> LatentRollout:
-    state = DECODER(case.question, attention_mask=case.live).state
+def run_rollout(case: Case, schedule: str) -> LatentRollout:
+    state = DECODER(case.question, attention_mask=case.live).cache
     return run_latent_rollout(
         DECODER,
-        case.begin.expand(2, 1, D),
-        case.placeholder,
+        case.bot.expand(2, 1, D),
+        case.slot,
         case.M,
-        case.rounds if mode == "jacobi" else None,
+        case.rounds if schedule == "jacobi" else None,
         project=lambda x: torch.func.functional_call(MAP, dict(case.weights), (x,)),
         cache=state,
-        schedule=mode,
+        schedule=schedule,
     )
 
 
 def jacobi(case: Case) -> tuple[Tensor, Tensor]:
-    got = rolled(case, "jacobi")
+    got = run_rollout(case, "jacobi")
     return got.latents, got.hidden_states
 
 
 def sequential(case: Case) -> tuple[Tensor, Tensor]:
-    got = rolled(case, "sequential")
+    got = run_rollout(case, "sequential")
     return got.latents, got.hidden_states
 
 
 @pytest.mark.equation("pccot", "1")
-def test_first_thoughts() -> None:
+def test_initial_latents_equation() -> None:
     agree(differentiated(jacobi), rollout_pccot.ORACLE["1"], rollout_pccot.MISREAD["1"], case(1), margin=1e-2)
     hidden, weights = noise(1, 2, 1 + M, D).requires_grad_(), case(1).weights
     got = initial_latents(hidden, lambda x: torch.func.functional_call(MAP, dict(weights), (x,)))
@@ -63,19 +63,21 @@ def test_first_thoughts() -> None:
 
 
 @pytest.mark.equation("pccot", "2")
-def test_rounds() -> None:
+def test_jacobi_update_equation() -> None:
     agree(differentiated(jacobi), rollout_pccot.ORACLE["2"], rollout_pccot.MISREAD["2"], case(2), margin=1e-2)
-    agree(differentiated(jacobi), rollout_pccot.ORACLE["2"], {}, case(3))  # where no start can be told from another
+    agree(
+        differentiated(jacobi), rollout_pccot.ORACLE["2"], {}, case(3)
+    )  # as many iterations as latents: the start does not matter
     z, hidden = noise(1, 2, M, D).requires_grad_(), noise(2, 2, M, D).requires_grad_()
     assert gradcheck(lambda z, hidden: jacobi_update(z, hidden, MAP), (z, hidden))
 
 
 @pytest.mark.equation("codi", "1")
-def test_one_after_the_other() -> None:
+def test_sequential_rollout_equation() -> None:
     agree(differentiated(sequential), rollout_codi.ORACLE["1"], rollout_codi.MISREAD["1"], case(0), margin=1e-2)
 
     def thoughts(bot: Tensor) -> Tensor:
-        got = rolled(case(0)._replace(begin=bot), "sequential")
+        got = run_rollout(case(0)._replace(bot=bot), "sequential")
         return torch.einsum("bmd,d->b", got.latents, noise(3, D))
 
     assert gradcheck(thoughts, noise(1, D).requires_grad_())

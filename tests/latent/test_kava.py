@@ -1,4 +1,4 @@
-"""Laws of a KaVa step: what its terms leave alone, accumulation, the question shared or not, rounds, short chains."""
+"""Laws of a KaVa step: gradients of its terms, accumulation, iterations, short chains, layers."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 from laconic.batches import ReasoningBatch
 from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVSelectionConfig
 from laconic.errors import UsageError
-from laconic.interfaces import Method
+from laconic.interfaces import Method, ResetsOptimizer
 from laconic.latent import codi
 from laconic.latent.answering import AnswerDecoding
 from laconic.latent.codi import Codi
@@ -19,10 +19,11 @@ from laconic.latent.kava import Kava, TeacherTargets
 from laconic.latent.pccot import Pccot
 from tests import tolerances
 from tests.core.readings import all_same, same
-from tests.methods.batches import gradients, kava, reasoning, trained
+from tests.latent.batches import build_kava, build_latent_model, gradients, reasoning_batch
 
 ROWS = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (6, 5, 2))
 TERMS = ("student", "teacher", "codi", "kv")
+NO_WEIGHTS = {"student_ce_weight": 0.0, "teacher_ce_weight": 0.0, "hidden_weight": 0.0}
 
 
 def same_step(a: Any, b: Any, first: ReasoningBatch, second: ReasoningBatch | None = None) -> None:
@@ -32,113 +33,117 @@ def same_step(a: Any, b: Any, first: ReasoningBatch, second: ReasoningBatch | No
     all_same(gradients(a, x).values(), gradients(b, y).values())
 
 
-def test_they_are_methods() -> None:
-    sequential, jacobi = trained("llama", rounds=None), trained("llama")
-    for method in (Codi(*sequential, DistillationConfig()), Pccot(*jacobi, DistillationConfig()), kava()):
+def test_latent_methods_implement_the_protocol() -> None:
+    sequential, jacobi = build_latent_model("llama", num_iterations=None), build_latent_model("llama")
+    for method in (Codi(*sequential, DistillationConfig()), Pccot(*jacobi, DistillationConfig()), build_kava()):
         assert isinstance(method, Method)
-        assert not method.resets_optimizer_state(reasoning())
+        assert not isinstance(method, ResetsOptimizer)
 
 
-def test_modes_and_layers_that_cannot_be_meant() -> None:
-    with pytest.raises(UsageError, match="codi: thoughts of mode jacobi; choose sequential, or the method pccot"):
-        Codi(*trained("llama"), DistillationConfig())
-    with pytest.raises(UsageError, match="pccot: thoughts of mode sequential; choose jacobi, or the method codi"):
-        Pccot(*trained("llama", rounds=None), DistillationConfig())
+def test_latent_methods_refuse_schedules_and_layers() -> None:
+    with pytest.raises(UsageError, match="codi requires .* sequential"):
+        Codi(*build_latent_model("llama"), DistillationConfig())
+    with pytest.raises(UsageError, match="pccot requires .* jacobi"):
+        Pccot(*build_latent_model("llama", num_iterations=None), DistillationConfig())
     for layers in ((), (0, 2)):
-        with pytest.raises(UsageError, match="the decoder has layers 0 to 1; name some of them"):
-            kava(layers=layers)
+        with pytest.raises(UsageError, match="layers 0 to 1"):
+            build_kava(layers=layers)
 
 
-def test_parts_and_what_is_not_computed() -> None:
-    batch = reasoning(ROWS)
-    assert set(kava()(batch).parts) == {*TERMS, "student_right", "teacher_right", "kept"}
-    bare = kava(distillation={"alpha1": 0.0, "teacher": 0.0}, alpha2=0.0)(batch)
-    assert set(bare.parts) == {"student", "student_right"}
-    assert not any(part.requires_grad for part in bare.parts.values())
-    assert float(kava(M=4)(batch).parts["kept"]) == (4 + 3 + 0 + 4) / 16
+def test_kava_terms_of_weight_0_are_not_computed() -> None:
+    batch = reasoning_batch(ROWS)
+    assert set(build_kava()(batch).metrics) == {*TERMS, "student_right", "teacher_right", "kept"}
+    bare = build_kava(distillation={"hidden_weight": 0.0, "teacher_ce_weight": 0.0}, weight=0.0)(batch)
+    assert set(bare.metrics) == {"student", "student_right"}
+    assert not any(term.requires_grad for term in bare.metrics.values())
+    assert float(build_kava(num_latents=4)(batch).metrics["kept"]) == (4 + 3 + 0 + 4) / 16
 
 
-def test_a_teacher_that_no_term_looks_at_reads_nothing() -> None:
-    for rest, reads in (({"student": 1.0}, False), ({"alpha1": 1.0}, True), ({"teacher": 1.0}, True)):
-        bare = DistillationConfig(**({"student": 0.0, "teacher": 0.0, "alpha1": 0.0} | rest))
-        decoder, thoughts = trained("llama")
-        both = codi.run_teacher_and_student(decoder, thoughts, reasoning(ROWS), bare)
-        assert (both.teacher is not None) == reads
-    bare = {"student": 0.0, "teacher": 0.0, "alpha1": 0.0}
-    crop = kava(distillation=bare, keeping={"select": "crop"})(reasoning(ROWS))  # wants no stage, only the cache
-    assert set(crop.parts) == {"kv", "kept"}
-    with pytest.raises(
-        UsageError, match="every weight of the loss is 0, so nothing would be learned; give student one"
+def test_codi_skips_the_teacher_pass_if_no_term_needs_it() -> None:
+    for rest, needs_teacher in (
+        ({"student_ce_weight": 1.0}, False),
+        ({"hidden_weight": 1.0}, True),
+        ({"teacher_ce_weight": 1.0}, True),
     ):
-        kava(distillation=bare, alpha2=0.0)(reasoning(ROWS))
+        bare = DistillationConfig(**(NO_WEIGHTS | rest))
+        decoder, thoughts = build_latent_model("llama")
+        outputs = codi.run_teacher_and_student(decoder, thoughts, reasoning_batch(ROWS), bare)
+        assert (outputs.teacher is not None) == needs_teacher
+    crop = build_kava(distillation=NO_WEIGHTS, selection={"policy": "crop"})(
+        reasoning_batch(ROWS)
+    )  # needs the teacher's cache only
+    assert set(crop.metrics) == {"kv", "kept"}
+    with pytest.raises(UsageError, match="every loss weight is 0"):
+        build_kava(distillation=NO_WEIGHTS, weight=0.0)(reasoning_batch(ROWS))
 
 
-@pytest.mark.parametrize("rounds", [0, 2])
-def test_without_weights_only_the_cross_entropies_are_left_bit_for_bit(rounds: int) -> None:
-    batch = reasoning(ROWS)
-    bare = {"alpha1": 0.0}
+@pytest.mark.parametrize("num_iterations", [0, 2])
+def test_kava_without_weights_is_the_cross_entropies(num_iterations: int) -> None:
+    batch = reasoning_batch(ROWS)
+    bare = {"hidden_weight": 0.0}
     ours, pccot = (
-        kava(rounds=rounds, distillation=bare, alpha2=0.0),
-        Pccot(*trained("llama", rounds=rounds), DistillationConfig()),
+        build_kava(num_iterations=num_iterations, distillation=bare, weight=0.0),
+        Pccot(*build_latent_model("llama", num_iterations=num_iterations), DistillationConfig()),
     )
     x, found = ours(batch).loss, pccot(batch)
     y = Pccot(pccot.decoder, pccot.latent_thoughts, DistillationConfig(**bare))(batch)
     assert torch.equal(x, y.loss)
-    assert torch.equal(x, found.parts["student"] + found.parts["teacher"])
+    assert torch.equal(x, found.metrics["student"] + found.metrics["teacher"])
     for a, b in zip(gradients(ours, x).values(), gradients(pccot, y.loss).values(), strict=True):
         assert torch.equal(a, b)
-    if rounds == 0:
+    if num_iterations == 0:
         assert all(p.grad is None for p in pccot.latent_thoughts.projection.parameters())
 
 
-def test_the_teachers_cross_entropy_is_that_of_the_written_chain() -> None:
-    method, batch = kava(), reasoning(ROWS, pads=1)
+def test_kava_teacher_loss_equals_cot() -> None:
+    method, batch = build_kava(), reasoning_batch(ROWS, pads=1)
     written = Cot(method.decoder)(batch)
     for name in ("teacher", "teacher_right"):
-        same(method(batch).parts[name], written.parts[name])
+        same(method(batch).metrics[name], written.metrics[name])
 
 
 @pytest.mark.parametrize("term", ["kv", "codi", "teacher"])
-def test_no_term_reaches_the_teacher(term: str) -> None:
-    """Only the teacher reads the chain: nothing of the two terms flows into its words, and CE_t does."""
-    weights = {"student": 0.0, "teacher": float(term == "teacher"), "alpha1": float(term == "codi")}
-    method, batch = kava(distillation=weights, alpha2=float(term == "kv")), reasoning(((3, 6, 4),), V=90)
+def test_kava_terms_stop_gradients_at_the_teacher(term: str) -> None:
+    """Only the teacher reads the chain: the embeddings of its tokens have gradients of CE_t alone."""
+    weights = {
+        "student_ce_weight": 0.0, "teacher_ce_weight": float(term == "teacher"), "hidden_weight": float(term == "codi"),
+    }  # fmt: skip
+    method, batch = build_kava(distillation=weights, weight=float(term == "kv")), reasoning_batch(((3, 6, 4),), V=90)
     batch = replace(batch, chain_ids=torch.tensor([[91, 92, 93, 94, 95, 96]]))
-    found = gradients(method, method(batch).loss)
-    words = found["decoder.model.embed_tokens.weight"]
-    assert bool(words[batch.chain_ids].any()) == (term == "teacher")
-    assert words[batch.question_ids].any()
-    assert bool(found["thoughts.vectors"].any()) == (term != "teacher")
+    grads = gradients(method, method(batch).loss)
+    embedding = grads["decoder.model.embed_tokens.weight"]
+    assert bool(embedding[batch.chain_ids].any()) == (term == "teacher")
+    assert embedding[batch.question_ids].any()
+    assert bool(grads["latent_thoughts.vectors"].any()) == (term != "teacher")
 
 
-@pytest.mark.parametrize("name", ["loss", "norm", "reduction"])
-def test_a_batch_without_any_chain_is_finite(name: str) -> None:
+@pytest.mark.parametrize("name", ["default", "scale", "reduction"])
+def test_kava_batch_without_chains_is_finite(name: str) -> None:
     forms = {
-        "loss": {},
-        "norm": {"kv_norm": "layer"},
-        "reduction": {"kv_reduction": "row_mean", "kv_norm": "each_side"},
+        "default": {},
+        "scale": {"scale": "layer"},
+        "reduction": {"reduction": "row_mean", "scale": "each_side"},
     }
-    method, batch = kava(**forms[name]), reasoning(((3, 0, 4), (2, 0, 3)))
+    method, batch = build_kava(**forms[name]), reasoning_batch(((3, 0, 4), (2, 0, 3)))
     found = method(batch)
-    assert float(found.parts["kv"]) == float(found.parts["kept"]) == 0
+    assert float(found.metrics["kv"]) == float(found.metrics["kept"]) == 0
     assert all(g.isfinite().all() for g in gradients(method, found.loss).values())
-    assert all(g.isfinite().all() for g in gradients(method, method(reasoning(((2, 3, 2),))).loss).values())
+    assert all(g.isfinite().all() for g in gradients(method, method(reasoning_batch(((2, 3, 2),))).loss).values())
 
 
 FORMS: list[dict[str, Any]] = [
     {},
-    {"kv_reduction": "row_mean"},
-    {"kv_reduction": "paper_sum"},
-    {"short_chain": "zero"},
-    {"short_chain": "repeat"},
-    {"kv_rounds": "all"},
+    {"reduction": "row_mean"},
+    {"reduction": "paper_sum"},
+    {"short_chain_targets": "zero"},
+    {"short_chain_targets": "repeat"},
 ]
 
 
-@pytest.mark.parametrize(("form", "reduction"), [({}, "row"), *((form, "token") for form in FORMS)], ids=str)
-def test_micro_batches_with_the_totals_of_the_step_are_one_batch(form: dict[str, Any], reduction: str) -> None:
-    how = {"codi_norm": "none", "ce_reduction": reduction}
-    method, batch = kava(distillation=how, **form), reasoning(ROWS)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_kava_micro_batches_equal_one_batch(form: dict[str, Any]) -> None:
+    distillation = {"hidden_scale": "none"}
+    method, batch = build_kava(distillation=distillation, **form), reasoning_batch(ROWS)
     micro = [batch.select_rows([0, 3]), batch.select_rows([1]), batch.select_rows([2])]
     totals = [method.loss_denominators(part) for part in micro]
     summed = {name: sum(t[name] for t in totals) for name in totals[0]}
@@ -146,48 +151,43 @@ def test_micro_batches_with_the_totals_of_the_step_are_one_batch(form: dict[str,
     steps = [method(replace(part, loss_denominators=summed)) for part in micro]
     whole = method(batch)
     same(torch.stack([step.loss for step in steps]).sum(), whole.loss)
-    for name in whole.parts:
-        same(torch.stack([step.parts[name] for step in steps]).sum(), whole.parts[name])
+    for name in whole.metrics:
+        same(torch.stack([step.metrics[name] for step in steps]).sum(), whole.metrics[name])
     added = [sum(g) for g in zip(*(gradients(method, step.loss).values() for step in steps), strict=True)]
     all_same(added, gradients(method, whole.loss).values())
 
 
-def test_a_total_of_0_is_no_division() -> None:
-    method, batch = kava(), reasoning(ROWS)
+def test_kava_denominators_of_0_are_finite() -> None:
+    method, batch = build_kava(), reasoning_batch(ROWS)
     found = method(replace(batch, loss_denominators=dict.fromkeys(method.loss_denominators(batch), 0.0)))
-    assert all(part.isfinite() for part in found.parts.values())
+    assert all(part.isfinite() for part in found.metrics.values())
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_the_question_shared_or_read_twice(family: str) -> None:
-    same_step(kava(family), kava(family, distillation={"share_question": False}), reasoning(ROWS, pads=1))
+def test_codi_second_pass_equals_the_first_without_dropout() -> None:
+    same_step(build_kava(), build_kava(distillation={"teacher_pass": "second_pass"}), reasoning_batch(ROWS))
 
 
-@pytest.mark.parametrize("share", [True, False])
-def test_a_second_pass_of_the_teacher_is_the_same_without_dropout(share: bool) -> None:
-    how = {"codi_target": "second_pass", "share_question": share}
-    same_step(kava(), kava(distillation=how), reasoning(ROWS))
-
-
-def test_a_second_pass_draws_its_own_dropout() -> None:
-    batch = reasoning(ROWS)
+def test_codi_second_pass_has_its_own_dropout() -> None:
+    batch = reasoning_batch(ROWS)
     for target, equal in (("same_pass", True), ("second_pass", False)):
-        decoder, thoughts = trained("gpt2")
+        decoder, thoughts = build_latent_model("gpt2")
         dropout = replace(decoder.config.dropout, residual=0.5)
         decoder.config = replace(decoder.config, dropout=dropout)
         for block in decoder.layers:
             block.config = decoder.config
-        both = codi.run_teacher_and_student(decoder.train(), thoughts, batch, DistillationConfig(teacher_pass=target))  # type: ignore[arg-type]
-        found = [both.distill_target.activations["hidden.2"], both.teacher.hidden_states]
+        outputs = codi.run_teacher_and_student(
+            decoder.train(), thoughts, batch, DistillationConfig(teacher_pass=target)
+        )  # type: ignore[arg-type]
+        found = [outputs.distill_target.activations["hidden.2"], outputs.teacher.hidden_states]
         assert torch.equal(*found) == equal
-        assert both.distill_target.hidden_states.requires_grad == equal
+        assert outputs.distill_target.hidden_states.requires_grad == equal
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3"])
-def test_recomputed_blocks_change_no_gradient(family: str) -> None:
-    batch, found = reasoning(ROWS), list[dict[str, Tensor]]()
+def test_kava_activation_checkpointing_changes_no_gradient(family: str) -> None:
+    batch, found = reasoning_batch(ROWS), list[dict[str, Tensor]]()
     for recompute in (0, 1):
-        method = kava(family, key_space="pre_rope").train()
+        method = build_kava(family, key_space="pre_rope").train()
         method.decoder.activation_checkpointing = recompute
         found.append(gradients(method, method(batch).loss))
     for x, y in zip(found[1].values(), found[0].values(), strict=True):
@@ -195,73 +195,64 @@ def test_recomputed_blocks_change_no_gradient(family: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "space"), [("gpt2", "post_rope"), ("mistral", "post_rope"), ("qwen3", "pre_rope")])
-def test_as_many_rounds_as_thoughts_are_one_after_the_other(family: str, space: str) -> None:
-    more: dict[str, Any] = {"key_space": space, "M": 3}
-    one, all = kava(family, rounds=None, **more), kava(family, rounds=3, **more)
-    same_step(one, all, reasoning(ROWS))
-    short = kava(family, rounds=2, **more)(reasoning(ROWS)).loss
-    assert tolerances.largest(short, one(reasoning(ROWS)).loss) > tolerances.ORACLE
-
-
-def test_every_round_is_matched_where_asked() -> None:
-    """The mean over rounds of what each would give as the last; with one round or none there is no difference."""
-    batch, keep = reasoning(ROWS), {"select": "crop"}
-    kv = [kava(rounds=t, keeping=keep)(batch).parts["kv"] for t in (1, 2, 3)]
-    same(kava(rounds=3, keeping=keep, iterations="all")(batch).parts["kv"], torch.stack(kv).mean())
-    for rounds in (0, 1, None):
-        assert torch.equal(kava(rounds=rounds)(batch).loss, kava(rounds=rounds, iterations="all")(batch).loss)
+def test_kava_as_many_iterations_as_latents_equal_the_sequential_schedule(family: str, space: str) -> None:
+    more: dict[str, Any] = {"key_space": space, "num_latents": 3}
+    one, all = build_kava(family, num_iterations=None, **more), build_kava(family, num_iterations=3, **more)
+    same_step(one, all, reasoning_batch(ROWS))
+    short = build_kava(family, num_iterations=2, **more)(reasoning_batch(ROWS)).loss
+    assert tolerances.largest(short, one(reasoning_batch(ROWS)).loss) > tolerances.ORACLE
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_keys_before_rotation_are_the_same_where_there_is_none(family: str) -> None:
-    batch = reasoning(ROWS)
-    post, pre = (kava(family, key_space=space)(batch).loss for space in ("post_rope", "pre_rope"))
+def test_kava_key_space_without_rotation(family: str) -> None:
+    batch = reasoning_batch(ROWS)
+    post, pre = (build_kava(family, key_space=space)(batch).loss for space in ("post_rope", "pre_rope"))
     assert torch.equal(post, pre) == (family == "gpt2")
 
 
-def test_slots_beyond_a_short_chain() -> None:
-    """With every chain at least M long the three ways are one; else each is another."""
-    long, short = reasoning(((3, 6, 4), (3, 5, 3))), reasoning(ROWS)
-    ways = [kava(short_chain_targets=how) for how in ("mask", "zero", "repeat")]
-    assert len({float(way(long).loss.detach()) for way in ways}) == 1
-    assert len({float(way(short).loss.detach()) for way in ways}) == 3
-    assert [way.loss_denominators(short)["kv"] for way in ways] == [4 + 3 + 0 + 4, 16, 12]
+def test_kava_short_chains() -> None:
+    """The three kinds of targets differ only for chains shorter than M."""
+    long, short = reasoning_batch(((3, 6, 4), (3, 5, 3))), reasoning_batch(ROWS)
+    methods = [build_kava(short_chain_targets=kind) for kind in ("mask", "zero", "repeat")]
+    assert len({float(method(long).loss.detach()) for method in methods}) == 1
+    assert len({float(method(short).loss.detach()) for method in methods}) == 3
+    assert [method.loss_denominators(short)["kv"] for method in methods] == [4 + 3 + 0 + 4, 16, 12]
 
 
 @pytest.mark.parametrize("layers", [(0,), (1,), (1, 0)])
-def test_some_layers_alone(layers: tuple[int, ...]) -> None:
-    batch = reasoning(ROWS)
-    each = [kava(layers=(l,))(batch).parts["kv"] for l in layers]
-    same(kava(layers=layers)(batch).parts["kv"], torch.stack(each).mean())
+def test_kava_some_layers(layers: tuple[int, ...]) -> None:
+    batch = reasoning_batch(ROWS)
+    each = [build_kava(layers=(l,))(batch).metrics["kv"] for l in layers]
+    same(build_kava(layers=layers)(batch).metrics["kv"], torch.stack(each).mean())
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
-def test_padding_changes_nothing(family: str) -> None:
-    same_step(kava(family), kava(family), reasoning(ROWS), reasoning(ROWS, pads=3))
+def test_kava_padding_changes_nothing(family: str) -> None:
+    same_step(build_kava(family), build_kava(family), reasoning_batch(ROWS), reasoning_batch(ROWS, pads=3))
 
 
-def test_a_step_after_something_read_is_a_step_on_both() -> None:
-    """`state` stands before the questions, as if it were their beginning."""
-    method, batch = kava(), reasoning(((5, 6, 4), (5, 3, 3)))
-    first = method.decoder(method.decoder.embed(batch.question_ids[:, :2])).state
+def test_kava_state_precedes_the_questions() -> None:
+    """A cache of the beginning of the questions changes nothing."""
+    method, batch = build_kava(), reasoning_batch(((5, 6, 4), (5, 3, 3)))
+    first = method.decoder(method.decoder.embed(batch.question_ids[:, :2])).cache
     rest = replace(batch, question_ids=batch.question_ids[:, 2:], question_mask=batch.question_mask[:, 2:])
     same(method(rest, first).loss, method(batch).loss)
 
 
-def test_autocast_leaves_losses_float32() -> None:
-    decoder, thoughts = trained("llama")
+def test_kava_losses_are_float32_under_autocast() -> None:
+    decoder, thoughts = build_latent_model("llama")
     method = Kava(decoder.float(), thoughts.float(), DistillationConfig(), KVSelectionConfig(), KVDistillationConfig())
     with torch.autocast("cpu", torch.bfloat16):
-        found = method(reasoning(ROWS))
+        found = method(reasoning_batch(ROWS))
     assert found.loss.dtype == torch.float32
-    assert all(part.dtype == torch.float32 and part.isfinite() for part in found.parts.values())
-    wide = method(reasoning(ROWS))
+    assert all(part.dtype == torch.float32 and part.isfinite() for part in found.metrics.values())
+    wide = method(reasoning_batch(ROWS))
     assert float((found.loss - wide.loss).abs().detach()) < 0.05 * float(wide.loss.detach())
 
 
 @pytest.mark.parametrize("space", ["post_rope", "pre_rope"])
-def test_teach_tells_what_the_step_keeps(space: str) -> None:
-    method, batch = kava(key_space=space, keeping={"select": "cosine"}, rounds=0), reasoning(ROWS)
+def test_kava_teacher_targets(space: str) -> None:
+    method, batch = build_kava(key_space=space, selection={"policy": "cosine"}, num_iterations=0), reasoning_batch(ROWS)
     found = method.train().compute_teacher_targets(batch)
     assert method.decoder.training
     assert isinstance(found, TeacherTargets)
@@ -273,9 +264,9 @@ def test_teach_tells_what_the_step_keeps(space: str) -> None:
     assert not any(x.requires_grad for x in (*found.k_t, *found.v_t, I))
 
 
-def test_thoughts_and_answers() -> None:
-    """`think` is the rollout; `answer` follows it, or by the same weights the chain."""
-    method, batch = kava(), reasoning(ROWS)
+def test_latent_methods_think_and_answer() -> None:
+    """`think` returns the rollout; `answer` follows it, or writes a chain with the same weights."""
+    method, batch = build_kava(), reasoning_batch(ROWS)
     rolled = method.think(batch, record_passes=True)
     assert rolled.latents.shape == (4, 4, 48)
     assert len(rolled.records) == 3
@@ -285,26 +276,29 @@ def test_thoughts_and_answers() -> None:
     assert [p[:3] for p in found.passes] == [(0, 1, 2)] * 4
     assert method.answer(batch, writing, with_cot=True) == Cot(method.decoder).answer(batch, writing)
     for other in (
-        Codi(*trained("llama", rounds=None), DistillationConfig()),
-        Pccot(*trained("llama"), DistillationConfig()),
+        Codi(*build_latent_model("llama", num_iterations=None), DistillationConfig()),
+        Pccot(*build_latent_model("llama"), DistillationConfig()),
     ):
         assert len(other.answer(batch, writing).texts) == 4
         assert other.think(batch).latents.shape == (4, 4, 48)
 
 
-def test_codi_and_pccot_are_kava_without_its_term() -> None:
-    batch = reasoning(ROWS, pads=1)
-    for rounds, kind in ((None, Codi), (2, Pccot)):
-        bare = kind(*trained("llama", rounds=rounds), DistillationConfig())
-        same_step(kava(rounds=rounds, alpha2=0.0), bare, batch)
-        assert bare.loss_denominators(batch).items() <= kava(rounds=rounds).loss_denominators(batch).items()
+def test_kava_without_its_term_equals_codi_and_pccot() -> None:
+    batch = reasoning_batch(ROWS, pads=1)
+    for num_iterations, kind in ((None, Codi), (2, Pccot)):
+        bare = kind(*build_latent_model("llama", num_iterations=num_iterations), DistillationConfig())
+        same_step(build_kava(num_iterations=num_iterations, weight=0.0), bare, batch)
+        assert (
+            bare.loss_denominators(batch).items()
+            <= build_kava(num_iterations=num_iterations).loss_denominators(batch).items()
+        )
 
 
 @pytest.mark.parametrize("layers", ["all", "blocks", "last"])
-def test_which_hidden_states(layers: str) -> None:
-    """With rotary positions l = 0 is the same token's vector, so that `all` is `blocks` times L / (L + 1)."""
-    batch = reasoning(ROWS)
-    found = {k: kava(distillation={"codi_layers": k})(batch).parts["codi"] for k in ("all", "blocks", "last")}
+def test_codi_hidden_layers(layers: str) -> None:
+    """With rotary positions l = 0 is the same token's embedding, so `all` is `blocks` times L / (L + 1)."""
+    batch = reasoning_batch(ROWS)
+    found = {k: build_kava(distillation={"hidden_layers": k})(batch).metrics["codi"] for k in ("all", "blocks", "last")}
     same(found["all"], found["blocks"] * 2 / 3)
     assert found["last"] != found["blocks"]
     assert bool(found[layers].isfinite())

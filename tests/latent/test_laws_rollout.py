@@ -1,4 +1,4 @@
-"""Laws of the rollout, for every family: rounds against one after the other, padding, rows, gradients (float64)."""
+"""Laws of the rollout for every family: Jacobi against sequential, padding, rows, gradients (float64)."""
 
 from functools import cache
 from typing import Any
@@ -23,8 +23,8 @@ PROJECT = Projection(D, D, 0.0, torch.Generator().manual_seed(3)).double().requi
 
 
 @cache
-def tame(name: str) -> Decoder:
-    """A decoder through whose loops what is rounded in the last place does not grow."""
+def small_weight_decoder(name: str) -> Decoder:
+    """A decoder with small weights, in which rounding errors do not grow over iterations."""
     decoder = fresh(name).double().requires_grad_(False)
     for p in decoder.layers.parameters():
         p.mul_(0.4 if p.ndim == 2 else 1.0)
@@ -33,23 +33,25 @@ def tame(name: str) -> Decoder:
 
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
-    """Up to three questions of up to six vectors, and which of them are live."""
+    """Up to three questions of up to six vectors, and their mask."""
     B, T = draw(st.integers(1, 3)), draw(st.integers(1, 6))
     return noise(draw(st.integers(0, 999)), B, T, D), torch.tensor([draw(patterns(T)) for _ in range(B)])
 
 
-def thought(name: str, question: Tensor, live: Tensor, M: int, rounds: int | None, **named: Any) -> LatentRollout:
-    """A rollout behind a question that is read first."""
-    decoder = named.pop("decoder", None) or tame(name)
-    state = named.pop("state", None) or decoder(question, live=live).state
+def rollout_after(
+    name: str, question: Tensor, live: Tensor, M: int, num_iterations: int | None, **named: Any
+) -> LatentRollout:
+    """A rollout after a question that is read first."""
+    decoder = named.pop("decoder", None) or small_weight_decoder(name)
+    state = named.pop("state", None) or decoder(question, attention_mask=live).cache
     bot = noise(1001, D).expand(len(question), 1, D)
-    mode = "sequential" if rounds is None else "jacobi"
+    mode = "sequential" if num_iterations is None else "jacobi"
     named = {"project": PROJECT, **named}
-    return run_latent_rollout(decoder, bot, noise(1002, D), M, rounds, cache=state, schedule=mode, **named)
+    return run_latent_rollout(decoder, bot, noise(1002, D), M, num_iterations, cache=state, schedule=mode, **named)
 
 
 def same_rollout(got: LatentRollout, asked: LatentRollout) -> None:
-    for name in ("thoughts", "hidden", "start"):
+    for name in ("latents", "hidden_states", "begin_hidden"):
         same(getattr(got, name), getattr(asked, name))
     same_held(got.cache, asked.cache)
 
@@ -62,11 +64,12 @@ def slots(state: KVCache, start: int, end: int) -> Tensor:
 @EVERY
 @given(asked=questions(), M=st.integers(1, 4))
 @settings(max_examples=3)
-def test_each_pass_makes_one_more_slot_that_of_one_after_the_other(
-    name: str, asked: tuple[Tensor, Tensor], M: int
-) -> None:
+def test_rollout_each_iteration_completes_one_latent(name: str, asked: tuple[Tensor, Tensor], M: int) -> None:
     question, live = asked
-    whole, got = thought(name, question, live, M, None), thought(name, question, live, M, M + 2, trace=True)
+    whole, got = (
+        rollout_after(name, question, live, M, None),
+        rollout_after(name, question, live, M, M + 2, record_passes=True),
+    )
     first = question.shape[1] + 1
     for t in range(M + 2):
         vectors, made = min(t + 1, M), min(t, M)
@@ -82,54 +85,63 @@ def test_each_pass_makes_one_more_slot_that_of_one_after_the_other(
 @EVERY
 @given(asked=questions(), M=st.integers(1, 4), more=st.integers(0, 2))
 @settings(max_examples=2)
-def test_from_as_many_rounds_as_thoughts_it_is_one_after_the_other(
+def test_rollout_as_many_iterations_as_latents_equals_sequential(
     name: str, asked: tuple[Tensor, Tensor], M: int, more: int
 ) -> None:
     question, live = asked
-    same_rollout(thought(name, question, live, M, M + more), thought(name, question, live, M, None))
+    same_rollout(rollout_after(name, question, live, M, M + more), rollout_after(name, question, live, M, None))
     if M > 1:
-        short = thought(name, question, live, M, M - 1)
-        assert not torch.allclose(short.hidden_states[:, -1], thought(name, question, live, M, M).hidden_states[:, -1])
+        short = rollout_after(name, question, live, M, M - 1)
+        assert not torch.allclose(
+            short.hidden_states[:, -1], rollout_after(name, question, live, M, M).hidden_states[:, -1]
+        )
 
 
 def unused(x: Tensor) -> Tensor:
-    """A projection that is not to be called."""
+    """A projection that must not be called."""
     raise AssertionError
 
 
 @EVERY
 @given(asked=questions(), M=st.integers(1, 4))
 @settings(max_examples=2)
-def test_no_round_is_placeholders_read(name: str, asked: tuple[Tensor, Tensor], M: int) -> None:
+def test_rollout_without_iterations_reads_placeholders(name: str, asked: tuple[Tensor, Tensor], M: int) -> None:
     question, live = asked
-    got, decoder = thought(name, question, live, M, 0, project=unused), tame(name)
+    got, decoder = rollout_after(name, question, live, M, 0, project=unused), small_weight_decoder(name)
     B = len(question)
     bot, slot = noise(1001, D).expand(B, 1, D), noise(1002, D).expand(B, M, D)
-    seen = decoder(torch.cat([bot, slot], 1), decoder(question, live=live).state)
-    assert got.cache.equal(seen.state)
+    seen = decoder(torch.cat([bot, slot], 1), decoder(question, attention_mask=live).cache)
+    assert got.cache.equal(seen.cache)
     assert torch.equal(got.latents, slot)
-    assert torch.equal(got.hidden_states, seen.hidden[:, 1:])
+    assert torch.equal(got.hidden_states, seen.hidden_states[:, 1:])
 
 
 @EVERY
-@given(asked=questions(), M=st.integers(1, 4), rounds=st.integers(0, 3) | st.none())
+@given(asked=questions(), M=st.integers(1, 4), num_iterations=st.integers(0, 3) | st.none())
 @settings(max_examples=3)
-def test_padding_other_rows_and_the_way_of_reading_change_nothing(
-    name: str, asked: tuple[Tensor, Tensor], M: int, rounds: int | None
+def test_rollout_padding_and_other_rows_change_nothing(
+    name: str, asked: tuple[Tensor, Tensor], M: int, num_iterations: int | None
 ) -> None:
     question, live = asked
-    apart, B = thought(name, question.masked_fill(~live[..., None], 7.0), live, M, rounds), len(question)
+    apart, B = rollout_after(name, question.masked_fill(~live[..., None], 7.0), live, M, num_iterations), len(question)
     prefix = torch.cat([question, noise(1001, D).expand(B, 1, D)], 1)
     alive = torch.cat([live, torch.ones(B, 1, dtype=torch.bool)], 1)
-    mode = "sequential" if rounds is None else "jacobi"
+    mode = "sequential" if num_iterations is None else "jacobi"
     at_once = run_latent_rollout(
-        tame(name), prefix, noise(1002, D), M, rounds, project=PROJECT, attention_mask=alive, schedule=mode
+        small_weight_decoder(name),
+        prefix,
+        noise(1002, D),
+        M,
+        num_iterations,
+        project=PROJECT,
+        attention_mask=alive,
+        schedule=mode,
     )
     same_rollout(at_once, apart)
     assert at_once.passes == apart.passes
     for row in range(B):
         one = question[row : row + 1, live[row]]
-        alone = thought(name, one, torch.ones(one.shape[:2], dtype=torch.bool), M, rounds)
+        alone = rollout_after(name, one, torch.ones(one.shape[:2], dtype=torch.bool), M, num_iterations)
         same(apart.latents[row], alone.latents[0])
         same(apart.hidden_states[row], alone.hidden_states[0])
         for x, y in zip(held(apart.cache, row), held(alone.cache, 0), strict=True):
@@ -137,37 +149,35 @@ def test_padding_other_rows_and_the_way_of_reading_change_nothing(
 
 
 @EVERY
-@given(asked=questions(), m=st.integers(1, 3), rounds=st.sampled_from([3, None]))
+@given(asked=questions(), m=st.integers(1, 3), num_iterations=st.sampled_from([3, None]))
 @settings(max_examples=2)
-def test_a_thought_depends_on_none_that_follows(
-    name: str, asked: tuple[Tensor, Tensor], m: int, rounds: int | None
-) -> None:
-    def edit(z: Tensor, t: int) -> Tensor:
-        late = torch.arange(z.shape[1]) >= m if rounds is not None else torch.tensor([t > m])
+def test_rollout_is_causal(name: str, asked: tuple[Tensor, Tensor], m: int, num_iterations: int | None) -> None:
+    def intervene(z: Tensor, t: int) -> Tensor:
+        late = torch.arange(z.shape[1]) >= m if num_iterations is not None else torch.tensor([t > m])
         return torch.where(late[:, None], 3 * z + 1, z)
 
-    plain, edited = (thought(name, *asked, 4, rounds, edit=e) for e in (None, edit))
+    plain, edited = (rollout_after(name, *asked, 4, num_iterations, intervention=e) for e in (None, intervene))
     end = asked[0].shape[1] + 1 + m
     same(edited.hidden_states[:, :m], plain.hidden_states[:, :m])
     same_held(edited.cache.crop(end), plain.cache.crop(end))
     assert not torch.allclose(edited.hidden_states[:, m:], plain.hidden_states[:, m:])
 
 
-def test_what_the_last_placeholder_gives_is_not_used() -> None:
+def test_rollout_ignores_the_last_placeholders_output() -> None:
     calls: list[Tensor] = []
 
     def reader(vectors: Tensor, *rest: Any, **named: Any) -> DecoderOutput:
-        seen = tame("llama")(vectors, *rest, **named)
+        seen = small_weight_decoder("llama")(vectors, *rest, **named)
         calls.append(vectors)
         if len(calls) > 1:
             return seen
-        return seen._replace(hidden=torch.cat([seen.hidden[:, :-1], seen.hidden[:, -1:] + 9], 1))
+        return seen._replace(hidden_states=torch.cat([seen.hidden_states[:, :-1], seen.hidden_states[:, -1:] + 9], 1))
 
     question, live = noise(1, 2, 4, D), torch.ones(2, 4, dtype=torch.bool)
-    state = tame("llama")(question, attention_mask=live).state
-    got = thought("llama", question, live, 3, 2, decoder=reader, state=state)
+    state = small_weight_decoder("llama")(question, attention_mask=live).cache
+    got = rollout_after("llama", question, live, 3, 2, decoder=reader, state=state)
     assert len(calls) == 3
-    same_rollout(got, thought("llama", question, live, 3, 2))
+    same_rollout(got, rollout_after("llama", question, live, 3, 2))
 
 
 def outcome(got: LatentRollout) -> list[Tensor]:
@@ -175,64 +185,66 @@ def outcome(got: LatentRollout) -> list[Tensor]:
     return [got.latents, got.hidden_states, got.begin_hidden, *got.cache.keys, *got.cache.values]
 
 
-@pytest.mark.parametrize("rounds", [0, 2, None])
+@pytest.mark.parametrize("num_iterations", [0, 2, None])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_finite_differences(name: str, rounds: int | None) -> None:
+def test_finite_differences(name: str, num_iterations: int | None) -> None:
     """From thoughts, hidden states and every key and value to prefix, slot, projection and the question's cache."""
-    decoder = small(name, **({"act": "gelu"} if name == "opt" else {}))  # ReLU has no derivative at its corner
+    decoder = small(name, **({"activation": "gelu"} if name == "opt" else {}))  # ReLU has no derivative at its corner
     project = Projection(8, 8, 0.0, torch.Generator().manual_seed(1)).double().requires_grad_(False)
     weights = dict(project.named_parameters())
-    held = decoder(noise(1, 2, 3, 8), live=torch.tensor([[True] * 3, [False, True, True]])).state
+    held = decoder(noise(1, 2, 3, 8), attention_mask=torch.tensor([[True] * 3, [False, True, True]])).cache
     L, slot = len(held.keys), noise(3, 8)
-    start = [noise(2, 2, 1, 8), *weights.values(), *held.keys, *held.values] + ([] if rounds is None else [slot])
+    start = [noise(2, 2, 1, 8), *weights.values(), *held.keys, *held.values] + (
+        [] if num_iterations is None else [slot]
+    )
     ways = [noise(i, *x.shape) for i, x in enumerate(start)]
 
     def read(moves: Tensor) -> tuple[Tensor, ...]:
         """Every input moved along a direction of its own; of what comes out, weighted sums."""
         prefix, *rest = (x + move * way for x, move, way in zip(start, moves, ways, strict=True))
         named, rest = dict(zip(weights, rest, strict=False)), rest[len(weights) :]
-        state = KVCache(tuple(rest[:L]), tuple(rest[L : 2 * L]), held.positions, held.live)
+        state = KVCache(tuple(rest[:L]), tuple(rest[L : 2 * L]), held.positions, held.valid)
         got = run_latent_rollout(
             decoder,
             prefix,
-            slot if rounds is None else rest[-1],
+            slot if num_iterations is None else rest[-1],
             3,
-            rounds,
+            num_iterations,
             project=lambda x: torch.func.functional_call(project, named, (x,)),
             cache=state,
-            schedule="sequential" if rounds is None else "jacobi",
+            schedule="sequential" if num_iterations is None else "jacobi",
         )
         return tuple((x * noise(7 + i, *x.shape)).sum() for i, x in enumerate(outcome(got)))
 
     assert gradcheck(read, torch.zeros(len(start)).double().requires_grad_(), atol=1e-6, rtol=1e-5, fast_mode=True)
 
 
-@pytest.mark.parametrize("rounds", [0, 2, None])
-def test_gradients_reach_all_that_was_read_and_nothing_else(rounds: int | None) -> None:
+@pytest.mark.parametrize("num_iterations", [0, 2, None])
+def test_gradients_reach_all_that_was_read_and_nothing_else(num_iterations: int | None) -> None:
     decoder = fresh("llama").double().requires_grad_(False)
     project = Projection(D, D, 0.0, torch.Generator().manual_seed(1)).double()
     question = noise(1, 2, 4, D).requires_grad_()
     prefix, slot = noise(2, 2, 1, D).requires_grad_(), noise(3, D).requires_grad_()
     live = torch.tensor([[True] * 4, [False, True, True, False]])
-    state, mode = decoder(question, live=live).state, "sequential" if rounds is None else "jacobi"
-    got = run_latent_rollout(decoder, prefix, slot, 3, rounds, project=project, cache=state, schedule=mode)
+    state, mode = decoder(question, attention_mask=live).cache, "sequential" if num_iterations is None else "jacobi"
+    got = run_latent_rollout(decoder, prefix, slot, 3, num_iterations, project=project, cache=state, schedule=mode)
     (got.cache.keys[1][:, :, -3:].square().sum() + got.hidden_states.sum()).backward()
     assert question.grad[live].any()
     assert not question.grad[~live].any()
     assert prefix.grad.any()
-    assert (slot.grad is None) == (rounds is None)
-    assert [p.grad is None or not p.grad.any() for p in project.parameters()] == [rounds == 0] * 6
-    assert all((p.grad is None) == (rounds == 0) for p in project.parameters())
+    assert (slot.grad is None) == (num_iterations is None)
+    assert [p.grad is None or not p.grad.any() for p in project.parameters()] == [num_iterations == 0] * 6
+    assert all((p.grad is None) == (num_iterations == 0) for p in project.parameters())
 
 
-@pytest.mark.parametrize("rounds", [2, None])
+@pytest.mark.parametrize("num_iterations", [2, None])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_recompute_changes_no_gradient(name: str, rounds: int | None) -> None:
+def test_recompute_changes_no_gradient(name: str, num_iterations: int | None) -> None:
     decoder, found = fresh(name).double().train(), []
     for recompute in (0, 1):
         decoder.activation_checkpointing = recompute
         question, live = noise(1, 2, 4, D).requires_grad_(), torch.tensor([[True] * 4, [False] * 2 + [True] * 2])
-        got = thought(name, question, live, 3, rounds, decoder=decoder)
+        got = rollout_after(name, question, live, 3, num_iterations, decoder=decoder)
         number = sum((x * noise(i, *x.shape)).sum() for i, x in enumerate(outcome(got)))
         grads = torch.autograd.grad(number, [question, *decoder.layers.parameters()], allow_unused=True)
         found.append([x for x in (*outcome(got), *grads) if x is not None])

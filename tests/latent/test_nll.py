@@ -1,4 +1,4 @@
-"""The cross-entropy that all methods share: which tokens, divided by what, in which type."""
+"""Masked cross-entropy: micro-batches, scored positions, dtype."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return head, hidden, targets
 
 
-def test_parts_of_a_batch_add_up_to_it() -> None:
+def test_cross_entropy_micro_batches_equal_one_batch() -> None:
     total = 6.0
     head, hidden, targets = batch()
     assert count_scored(targets) == total
@@ -27,14 +27,14 @@ def test_parts_of_a_batch_add_up_to_it() -> None:
         torch.testing.assert_close(sum(getattr(part, name) for part in parts), getattr(whole, name))
 
 
-def test_only_scored_rows_have_logits() -> None:
+def test_cross_entropy_computes_logits_of_scored_positions_only() -> None:
     head, hidden, targets = batch()
-    asked: list[int] = []
-    masked_cross_entropy(lambda h: asked.append(len(h)) or h @ head.mT, hidden, targets)
-    assert asked == [6]
+    sizes: list[int] = []
+    masked_cross_entropy(lambda h: sizes.append(len(h)) or h @ head.mT, hidden, targets)
+    assert sizes == [6]
 
 
-def test_nothing_scored_is_zero_with_finite_gradients() -> None:
+def test_cross_entropy_without_targets_is_zero() -> None:
     head, hidden, _ = batch()
     hidden.requires_grad_()
     for total in (None, 0.0, 3.0):
@@ -44,7 +44,7 @@ def test_nothing_scored_is_zero_with_finite_gradients() -> None:
         assert not grad.any()
 
 
-def test_float32_at_least() -> None:
+def test_cross_entropy_is_at_least_float32() -> None:
     head, hidden, targets = (x.bfloat16() if x.is_floating_point() else x for x in batch())
     assert masked_cross_entropy(lambda h: h @ head.mT, hidden, targets).loss.dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):

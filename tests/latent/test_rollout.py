@@ -1,4 +1,4 @@
-"""The latent rollout: what comes back, what is refused, and what each pass reads."""
+"""Latent rollout: results, invalid arguments, interventions."""
 
 import pytest
 import torch
@@ -13,30 +13,32 @@ D, M = 48, 4
 
 
 def project(x: Tensor) -> Tensor:
-    """A map that is not linear and has no fixed point at hand."""
+    """A nonlinear map."""
     return torch.nn.functional.layer_norm(torch.tanh(x) + x.roll(1, -1), (D,))
 
 
-def rolled(rounds: int | None, mode: str = "jacobi", **named: object) -> LatentRollout:
+def run_rollout(num_iterations: int | None, schedule: str = "jacobi", **options: object) -> LatentRollout:
     prefix, slot = noise(1, 2, 3, D), noise(2, D)
-    return run_latent_rollout(decoder_of("llama"), prefix, slot, M, rounds, project=project, schedule=mode, **named)
+    return run_latent_rollout(
+        decoder_of("llama"), prefix, slot, M, num_iterations, project=project, schedule=schedule, **options
+    )
 
 
-@pytest.mark.parametrize("rounds", [0, 1, 3])
-def test_what_comes_back(rounds: int) -> None:
-    got = rolled(rounds, trace=True)
+@pytest.mark.parametrize("num_iterations", [0, 1, 3])
+def test_rollout_jacobi_result(num_iterations: int) -> None:
+    got = run_rollout(num_iterations, record_passes=True)
     assert got.latents.shape == got.hidden_states.shape == (2, M, D)
     assert got.cache.S == 3 + M
-    assert got.passes == PassCounts(0, 1, rounds, 0)
-    assert len(got.records) == rounds + 1
+    assert got.passes == PassCounts(0, 1, num_iterations, 0)
+    assert len(got.records) == num_iterations + 1
     assert torch.equal(got.records[-1].latents, got.latents)
     assert torch.equal(got.records[-1].hidden_states, got.hidden_states)
     assert got.records[-1].cache.equal(got.cache)
-    same(got.begin_hidden, decoder_of("llama")(noise(1, 2, 3, D)).hidden[:, -1])
+    same(got.begin_hidden, decoder_of("llama")(noise(1, 2, 3, D)).hidden_states[:, -1])
 
 
-def test_what_comes_back_one_after_the_other() -> None:
-    got = rolled(None, "sequential", trace=True)
+def test_rollout_sequential_result() -> None:
+    got = run_rollout(None, "sequential", record_passes=True)
     assert got.latents.shape == got.hidden_states.shape == (2, M, D)
     assert (got.cache.S, got.passes) == (3 + M, PassCounts(1, 0, M, 0))
     assert torch.equal(got.records[0].latents, got.latents)
@@ -45,55 +47,58 @@ def test_what_comes_back_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "mode", "count", "message"),
+    ("num_iterations", "schedule", "M", "message"),
     [
-        (3, "sequential", M, "rounds 3: thoughts made one after the other have none"),
-        (None, "jacobi", M, "rounds None: Jacobi thoughts need a number of rounds"),
-        (-1, "jacobi", M, "rounds -1: Jacobi thoughts need a number of rounds"),
-        (3, "jacobi", 0, "0 thoughts; give at least one"),
+        (3, "sequential", M, "sequential rollout has no iterations"),
+        (None, "jacobi", M, "num_iterations=None"),
+        (-1, "jacobi", M, "num_iterations=-1"),
+        (3, "jacobi", 0, "num_latents=0"),
     ],
 )
-def test_numbers_that_cannot_be_meant(rounds: int | None, mode: str, count: int, message: str) -> None:
+def test_rollout_refuses_invalid_numbers(num_iterations: int | None, schedule: str, M: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         run_latent_rollout(
-            decoder_of("llama"), noise(1, 1, 2, D), noise(2, D), count, rounds, project=project, schedule=mode
+            decoder_of("llama"), noise(1, 1, 2, D), noise(2, D), M, num_iterations, project=project, schedule=schedule
         )
 
 
-@pytest.mark.parametrize("rounds", [0, 2])
-def test_an_edit_changes_what_is_read_and_all_that_follows(rounds: int) -> None:
-    heard: list[tuple[int, Tensor]] = []
+@pytest.mark.parametrize("num_iterations", [0, 2])
+def test_rollout_jacobi_intervention(num_iterations: int) -> None:
+    calls: list[tuple[int, Tensor]] = []
 
-    def edit(z: Tensor, t: int) -> Tensor:
-        heard.append((t, z))
+    def intervene(z: Tensor, t: int) -> Tensor:
+        calls.append((t, z))
         return torch.cat([z[:, :1], z[:, 1:2] * 0, z[:, 2:]], 1)
 
-    plain, got = rolled(rounds, trace=True), rolled(rounds, edit=edit, trace=True)
-    assert [t for t, _ in heard] == ([1, 2] if rounds else [0])
+    plain, got = (
+        run_rollout(num_iterations, record_passes=True),
+        run_rollout(num_iterations, intervention=intervene, record_passes=True),
+    )
+    assert [t for t, _ in calls] == ([1, 2] if num_iterations else [0])
     assert not got.latents[:, 1].any()
     same(got.cache.crop(4).keys[1], plain.cache.crop(4).keys[1])
     assert not torch.allclose(got.hidden_states[:, 1:], plain.hidden_states[:, 1:])
-    if rounds:  # the first vector of a round is what was made, not what an edit made of it
-        doubled = rolled(2, edit=lambda z, t: 2 * z)
+    if num_iterations:  # an iteration starts from the unchanged latents
+        doubled = run_rollout(2, intervention=lambda z, t: 2 * z)
         same(doubled.latents[:, 0], 2 * plain.latents[:, 0])
 
 
-def test_an_edit_one_after_the_other() -> None:
-    heard: list[int] = []
+def test_rollout_sequential_intervention() -> None:
+    calls: list[int] = []
 
-    def edit(z: Tensor, t: int) -> Tensor:
-        heard.append(t)
+    def intervene(z: Tensor, t: int) -> Tensor:
+        calls.append(t)
         assert z.shape == (2, 1, D)
         return z * 0 if t == 2 else z
 
-    plain, got = rolled(None, "sequential"), rolled(None, "sequential", edit=edit)
-    assert heard == [1, 2, 3, 4]
+    plain, got = run_rollout(None, "sequential"), run_rollout(None, "sequential", intervention=intervene)
+    assert calls == [1, 2, 3, 4]
     same(got.latents[:, :1], plain.latents[:, :1])
     assert not got.latents[:, 1].any()
     assert not torch.allclose(got.latents[:, 2:], plain.latents[:, 2:])
 
 
-def test_one_thought() -> None:
+def test_rollout_of_one_latent() -> None:
     args = (decoder_of("llama"), noise(1, 1, 3, D), noise(2, D), 1)
     jacobi = run_latent_rollout(*args, 3, project=project)
     same(jacobi.cache.keys[1], run_latent_rollout(*args, None, project=project, schedule="sequential").cache.keys[1])

@@ -99,7 +99,7 @@ def per_width(h_t: Tensor, h_s: Tensor, at: Places, *rest: Any) -> Tensor:
 def total(
     student: Tensor, teacher: Tensor, codi: Tensor, how: Any, *, weights: tuple[float, float, float] | None = None
 ) -> Tensor:
-    by = weights or (how.student, how.teacher, how.hidden_weight)
+    by = weights or (how.student_ce_weight, how.teacher_ce_weight, how.hidden_weight)
     return by[0] * student + by[1] * teacher + by[2] * codi
 
 
@@ -142,10 +142,14 @@ MISREAD = {
         ),
     },
     "3": {
-        "no cross-entropy of the teacher": with_gradient(lambda s, t, c, how: how.student * s + how.hidden_weight * c),
+        "no cross-entropy of the teacher": with_gradient(
+            lambda s, t, c, how: how.student_ce_weight * s + how.hidden_weight * c
+        ),
         "teacher under no_grad": with_gradient(lambda s, t, c, how: total(s, t.detach(), c, how)),
         "weights of student and teacher exchanged": with_gradient(lambda s, t, c, how: total(t, s, c, how)),
-        "gamma 1": with_gradient(lambda s, t, c, how: total(s, t, c, how, weights=(how.student, how.teacher, 1.0))),
+        "gamma 1": with_gradient(
+            lambda s, t, c, how: total(s, t, c, how, weights=(how.student_ce_weight, how.teacher_ce_weight, 1.0))
+        ),
         "mean of the terms": with_gradient(lambda s, t, c, how: total(s, t, c, how) / 3),
     },
 }

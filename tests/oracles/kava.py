@@ -24,16 +24,21 @@ def side(target: list[Tensor], student: list[Tensor], live: Tensor, how: dict[st
     """Keys or values: the sum by the reduction asked for."""
     B, G, M, E = target[0].shape
     L, slots = len(target), [(b, g, m) for b in range(B) for g in range(G) for m in range(M) if live[b, g, m]]
-    norm, power = how.get("norm", "none"), how.get("power", 1)
+    norm, power = how.get("scale", "none"), how.get("scale_power", 1)
     spread = lambda x: std([value for at in slots for value in x[at]])  # noqa: E731
     everything = std([value for x in target for at in slots for value in x[at]])
     rows = [zero() for _ in range(B)]
     for t, s in zip(target, student, strict=True):
-        sigma = {"none": lambda: 1.0, "own": lambda: 1.0, "layer": lambda: spread(t), "global": lambda: everything}  # noqa: B023
+        sigma = {
+            "none": lambda: 1.0,
+            "each_side": lambda: 1.0,
+            "layer": lambda: spread(t),
+            "global": lambda: everything,
+        }  # noqa: B023
         by = sigma[norm]() ** power
         by_t, by_s = (spread(t) ** power, spread(s) ** power) if norm == "each_side" else (1.0, 1.0)
         for b, g, m in slots:
-            each = DISTANCES[how.get("loss", "smooth_l1")](s[b, g, m] / by_s - t[b, g, m] / by_t)
+            each = DISTANCES[how.get("distance", "smooth_l1")](s[b, g, m] / by_s - t[b, g, m] / by_t)
             rows[b] = rows[b] + each.sum() / by
     reduction = how.get("reduction", "mean")
     if reduction == "mean":
@@ -72,7 +77,7 @@ def misread(**changes: Any) -> Any:
 
 
 def normed(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any], norm: str) -> Tensor:
-    return kv_loss(kept, state, earlier, live, {**how, "norm": norm})
+    return kv_loss(kept, state, earlier, live, {**how, "scale": norm})
 
 
 def over_width(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any]) -> Tensor:
@@ -81,7 +86,7 @@ def over_width(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dic
     scaled = lambda side: tuple([x / s for x, s in zip(xs, ss, strict=True)] for xs, ss in zip(side, by, strict=True))  # noqa: E731
     M = kept[0][0].shape[2]
     slots: Any = tuple([x[:, :, 1 : 1 + M] for x in xs] for xs in state)
-    return kv_loss(scaled(kept), scaled(slots), earlier, live, {**how, "norm": "none"}, first=0)
+    return kv_loss(scaled(kept), scaled(slots), earlier, live, {**how, "scale": "none"}, first=0)
 
 
 def keys_alone(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any]) -> Tensor:
@@ -96,7 +101,7 @@ def repeated(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[
 
 
 def total(student: Tensor, teacher: Tensor, kd: Tensor, kv: Tensor, how: Any, alpha2: float) -> Tensor:
-    return how.student * student + how.teacher * teacher + how.hidden_weight * kd + alpha2 * kv
+    return how.student_ce_weight * student + how.teacher_ce_weight * teacher + how.hidden_weight * kd + alpha2 * kv
 
 
 Grid = tuple[Tensor, Tensor]  # ids and which are live

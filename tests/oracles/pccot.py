@@ -38,6 +38,8 @@ MISREAD = {
     "4": {
         "alpha and beta exchanged": with_gradient(lambda s, t, c, how: total(t, s, c, how)),
         "teacher under no_grad": with_gradient(lambda s, t, c, how: total(s, t.detach(), c, how)),
-        "gamma 1": with_gradient(lambda s, t, c, how: total(s, t, c, how, weights=(how.student, how.teacher, 1.0))),
+        "gamma 1": with_gradient(
+            lambda s, t, c, how: total(s, t, c, how, weights=(how.student_ce_weight, how.teacher_ce_weight, 1.0))
+        ),
     },
 }

@@ -29,7 +29,7 @@ from laconic.training.loop import train
 from laconic.training.rank_sync import error_from_json, error_to_json
 from laconic.training.ranks import SingleProcess, map_over_ranks
 from tests.compression.documents import compressor
-from tests.methods.batches import kava, reasoning
+from tests.latent.batches import build_kava, reasoning_batch
 from tests.tolerances import RECOMPUTE, error
 from tests.training.multi_rank import run_ranks, run_ranks_ok
 from tests.training.toy import ToyBatch, ToyData, ToyMethod
@@ -47,7 +47,7 @@ class ReasoningData:
     fingerprint = "0" * 64
 
     def __init__(self) -> None:
-        self.rows = reasoning(SIZES)
+        self.rows = reasoning_batch(SIZES)
 
     def __len__(self) -> int:
         return len(SIZES)
@@ -140,7 +140,9 @@ def test_ranks_kava_matches_one_process(tmp_path: Path, parallel: Any, micro: in
         train_on_ranks(tmp_path / "two", settings(parallel=parallel), method(), data=ReasoningData())
 
     def method() -> nn.Module:
-        return kava(family, distillation={"hidden_scale": "none"}).float()  # a scale would be that of each micro-batch
+        return build_kava(
+            family, distillation={"hidden_scale": "none"}
+        ).float()  # a scale would be that of each micro-batch
 
     run_training(tmp_path / "one", settings(), method=method(), data=ReasoningData())
     run_ranks_ok(tmp_path, work)

@@ -30,7 +30,7 @@ from laconic.nested.state_file import NODE_TYPES
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint
 from tests.core.readings import fresh
-from tests.methods import batches
+from tests.latent import batches
 from tests.training.toy import ToyBatch, ToyMethod
 from tests.training.toy_runs import STEPS, read_metrics, run_training, runs_equal, toy_config
 from tests.trust.children import Child
@@ -210,7 +210,7 @@ class ReasoningData:
     fingerprint = "0" * 64
 
     def __init__(self) -> None:
-        self.rows = batches.reasoning(((5, 6, 4), (3, 3, 3), (4, 0, 5)) * 4)
+        self.rows = batches.reasoning_batch(((5, 6, 4), (3, 3, 3), (4, 0, 5)) * 4)
 
     def __len__(self) -> int:
         return self.rows.B
@@ -229,15 +229,16 @@ MAKERS: Mapping[str, Callable[[], nn.Module]] = {
     "nocot": lambda: NoCot(fresh("llama")),
     "icot": lambda: Icot(fresh("llama"), ICoTConfig(tokens_removed_per_epoch=1), steps_per_epoch=1),
     "coconut": lambda: Coconut(
-        *batches.trained("llama", M=2, rounds=None, projection="none"),
+        *batches.build_latent_model("llama", num_latents=2, num_iterations=None, projection="none"),
         CoconutConfig(latents_per_step=1, max_stage=2, epochs_per_stage=1),
         steps_per_epoch=1,
     ),
     "codi": lambda: Codi(
-        *batches.trained("llama", rounds=None, projection="codi", projection_dropout=0.2), DistillationConfig()
+        *batches.build_latent_model("llama", num_iterations=None, projection="codi", projection_dropout=0.2),
+        DistillationConfig(),
     ),
-    "pccot": lambda: Pccot(*batches.trained("llama"), DistillationConfig()),
-    "kava": lambda: batches.kava(selection={"policy": "random"}),
+    "pccot": lambda: Pccot(*batches.build_latent_model("llama"), DistillationConfig()),
+    "kava": lambda: batches.build_kava(selection={"policy": "random"}),
 }
 
 
