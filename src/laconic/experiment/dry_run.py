@@ -1,200 +1,289 @@
-"""What a run would take, before it is begun: sizes, steps, memory, time and disk; no weight is read."""
+"""Estimate memory and time of a run for `laconic train --plan`: one update on the meta device, without any weight.
+
+Bytes saved for the backward pass are collected by `saved_tensors_hooks`, FLOPs by `FlopCounterMode`. Both are linear in
+the number of layers, so one and two layers are run and extrapolated.
+"""
 
 import os
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import floor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
-from laconic.compression.autocompressor import AutoCompressor
 from laconic.config.recipe import Recipe
 from laconic.data.tokenizer import Tokenizer
 from laconic.experiment import build_model, build_nested
-from laconic.experiment.lengths import Foreseen, Lengths, foreseen, pieces
+from laconic.experiment.build import build_experiment
 from laconic.experiment.load_run import load_config_and_tokenizer
-from laconic.experiment.need import SHARE, counted, need, settled, tracked
-from laconic.experiment.need_learning import state_bytes
-from laconic.experiment.pace import Pace, flop, pace, reads
-from laconic.experiment.sketch import sketched
+from laconic.experiment.meta_model import build_meta_method, with_num_layers
+from laconic.experiment.optimizers import optimizer as build_optimizer
+from laconic.experiment.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
 from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig
-from laconic.nested.language_model import NestedLanguageModel
+from laconic.training.ranks import SingleProcess
+from laconic.training.step import PRECISION_DTYPES, Updater, compute_update_index
 
-OTHERS = (24, 80)  # GiB of devices that are not at hand
+GIB = 2**30
+OTHER_DEVICES = (24, 80)  # GiB
+USABLE_FRACTION = 0.95  # of the free memory
+ALLOCATOR_OVERHEAD = {"cpu": 1.15, "cuda": 1.0}
+MATMUL_ROWS, MATMUL_SECONDS = 512, 0.2
 
 
-def plan(recipe: Recipe, device: torch.device) -> dict[str, Any]:
-    """Everything `laconic train --plan` tells."""
+class MetaMode(TorchFunctionMode):
+    """Run code with float tensors on the meta device and integer tensors on the CPU, as if all were on the CPU.
+
+    Masks and positions keep their values, so that code may branch on them; other branches see zeros.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if isinstance(first, Tensor) and first.is_meta:
+            if func is Tensor.device.__get__:  # type: ignore[attr-defined]
+                return torch.device("cpu")
+            if func is Tensor.cpu:
+                return first
+            if func in (Tensor.item, Tensor.__float__, Tensor.__bool__, Tensor.tolist):
+                return {Tensor.__bool__: bool, Tensor.tolist: lambda x: x.tolist()}.get(func, float)(
+                    torch.zeros(first.shape)
+                )
+        devices = list[bool]()
+        _map_tensors((args, kwargs), lambda x: devices.append(x.is_meta))
+        if True in devices and False in devices:
+            args, kwargs = _map_tensors((args, kwargs), lambda x: x if x.is_meta else x.to("meta"))
+        return func(*args, **kwargs)
+
+
+def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply a function to the tensors in nested lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(x, function) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [_map_tensors(x, function) for x in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+class UpdateCost(NamedTuple):
+    """Bytes kept for the backward pass of a batch, and FLOPs of forward and backward."""
+
+    saved_bytes: float
+    flops: float
+
+
+def measure_on_meta(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch) -> UpdateCost:
+    """Run forward and backward of a batch on the meta device."""
+    method = cast(Any, build_meta_method(recipe, config, tokenizer))
+    own = {id(x.untyped_storage()) for x in (*method.parameters(), *method.buffers())}
+    whole: Any = replace(cast(Any, batch), loss_denominators=method.loss_denominators(batch))
+    most, state = 0, None
+    with FlopCounterMode(display=False) as counter, MetaMode():
+        for part in whole.sequential_parts:
+            saved: dict[int, Any] = {}
+
+            def pack(x: Tensor, saved: dict[int, Any] = saved) -> Tensor:
+                if x.is_floating_point() and x.is_meta and id(x.untyped_storage()) not in own:
+                    saved[id(x.untyped_storage())] = x.untyped_storage()
+                return x
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+                output = method(part) if state is None else method(part, state)
+            sizes = [storage.nbytes() for storage in saved.values()]
+            most = max(most, sum(sizes) + 2 * max(sizes, default=0))  # a gradient and a copy of the largest tensor
+            torch.autograd.backward(output.loss)
+            state = None if output.state is None else output.state.detach()
+    return UpdateCost(most, counter.get_total_flops())
+
+
+def estimate_update(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch) -> UpdateCost:
+    """Extrapolate the cost of a batch from models of one and two units of layers."""
+    unit = recipe.train.activation_checkpointing or 1  # layers that are recomputed together
+    if config.num_hidden_layers <= 2 * unit:
+        return measure_on_meta(recipe, config, tokenizer, batch)
+    one, two = (measure_on_meta(*with_num_layers(recipe, config, n * unit), tokenizer, batch) for n in (1, 2))
+    more = config.num_hidden_layers / unit - 1
+    return UpdateCost(*(a + more * (b - a) for a, b in zip(one, two, strict=True)))
+
+
+class MemoryModel(NamedTuple):
+    """Bytes of weights and optimizer state, of gradients, and of a row's activations."""
+
+    fixed: int
+    gradients: int
+    per_row: float
+    overhead: float
+
+    def peak(self, micro_batch_size: int, batch_size: int) -> int:
+        """Return the peak of an update; between micro-batches the gradients are kept."""
+        waiting = self.gradients if micro_batch_size < batch_size else 0
+        return round(self.overhead * (self.fixed + max(waiting + micro_batch_size * self.per_row, 2 * self.gradients)))
+
+    def largest_micro_batch(self, room: float, batch_size: int) -> int:
+        """Return the largest micro-batch that fits into `room` bytes, or 0."""
+        if self.peak(batch_size, batch_size) <= room:
+            return batch_size
+        fits = floor((room / self.overhead - self.fixed - self.gradients) / self.per_row)
+        return max(0, min(fits, batch_size)) if self.peak(1, batch_size) <= room else 0
+
+
+def plan_run(recipe: Recipe, device: torch.device) -> dict[str, Any]:
+    """Return parameters, rows, updates, memory, time and disk space of a run; no weight is read."""
     config, tokenizer = load_config_and_tokenizer(recipe)
     build_model.check_context_length(recipe, config)
-    rows, how = foreseen(recipe, tokenizer, config.max_position_embeddings), recipe.train
+    context, train = config.max_position_embeddings, recipe.train
+    rows = find_row_lengths(recipe, tokenizer, context)
     build_nested.check_levels_trainable(recipe, int(rows.lengths.sum(1).max()))
-    steps, each = how.total_updates(rows.rows), how.updates_per_epoch(rows.rows)
-    method, micro = (
-        sketched(recipe, config, tokenizer, each),
-        min(how.micro_batch_size or how.batch_size, how.batch_size),
+    steps, per_epoch = train.total_updates(rows.num_rows), train.updates_per_epoch(rows.num_rows)
+    micro = min(train.micro_batch_size or train.batch_size, train.batch_size)
+    batches = make_micro_batches(rows.lengths, micro)
+    epochs = [0] if recipe.coconut is None else [0, recipe.coconut.epochs_per_stage * (recipe.coconut.max_stage + 1)]
+    wide = [make_blank_batch(recipe, rows, batches[-1], context, epoch, 0) for epoch in epochs]
+    usual = make_blank_batch(
+        recipe, rows, batches[len(batches) // 2], context, steps // 2 // max(1, per_epoch), steps // 2
     )
-    process = resident()
-    row, by = memory(recipe, config, tokenizer, rows, micro, device)
-    asked, sizes, room = need(method, row, device), counts(method), free(device)
-    fits = {"here": asked.largest(SHARE * room, how.batch_size)}
-    fits |= {f"{n} GiB": asked.largest(SHARE * n * 2**30, how.batch_size) for n in OTHERS}
-    usual, found = typical(recipe, config, method, rows, micro, device, fits["here"])
+    per_row = max(estimate_update(recipe, config, tokenizer, batch).saved_bytes for batch in wide) / micro
+    flops = estimate_update(recipe, config, tokenizer, usual).flops * train.batch_size / micro
+    method = build_meta_method(recipe, config, tokenizer)
+    counts = count_parameters(method)
+    memory = MemoryModel(
+        counts["bytes"] + 2 * counts["trainable_bytes"], counts["trainable_bytes"], per_row,
+        ALLOCATOR_OVERHEAD.get(device.type, 1.0),
+    )  # fmt: skip
+    free = free_memory(device)
+    fits = {"here": memory.largest_micro_batch(USABLE_FRACTION * free, train.batch_size)}
+    fits |= {f"{n} GiB": memory.largest_micro_batch(USABLE_FRACTION * n * GIB, train.batch_size) for n in OTHER_DEVICES}
+    seconds = flops / measure_matmul(recipe, config, device)
+    step_bytes = counts["trainable_bytes" if train.trainable != "full" else "bytes"] + 2 * counts["trainable_bytes"]
+    retained = 2 + train.keep_best
     return {
-        "schema": 1,
-        "method": recipe.method,
-        **sizes,
-        "rows": rows.rows,
-        "assumed": rows.assumed,
-        "steps": steps,
-        "steps_per_epoch": each,
-        "lengths": lengths(rows.lengths, rows.parts),
-        "notes": list(rows.notes),
-        "flop_per_step": flop(recipe, config, usual, how.batch_size),
-        "mixer": {"bytes": asked.peak(micro, how.batch_size), "by": by, "micro": micro, "process": process},
-        "largest_micro": {**fits, "free": room},
-        "seconds": {"step": found.seconds, "run": found.seconds * steps, "by": found.by},
-        "disk": disk(recipe, sizes),
-    } | ({"state": state_bytes(method.decoder.hope_config)} if isinstance(method, NestedLanguageModel) else {})
+        "schema": 2, "method": recipe.method, **counts, "rows": rows.num_rows, "assumed": rows.is_assumed,
+        "steps": steps, "steps_per_epoch": per_epoch, "tokens": summarize_lengths(rows.lengths, rows.parts()),
+        "notes": list(rows.notes), "flops_per_step": flops, "threads": torch.get_num_threads(),
+        "memory": {"bytes": memory.peak(micro, train.batch_size), "micro_batch_size": micro},
+        "largest_micro_batch": {**fits, "free": free}, "seconds": {"step": seconds, "run": seconds * steps},
+        "disk": {"step": step_bytes, "steps_kept": retained, "kept": retained * step_bytes},
+    }  # fmt: skip
 
 
-def typical(
-    recipe: Recipe,
-    config: DecoderConfig,
-    method: nn.Module,
-    rows: Foreseen,
-    micro: int,
-    device: torch.device,
-    most: int,
-) -> tuple[Batch, Pace]:
-    """A micro-batch of medium width amid the run, and the mean time of an update over the phases of the run."""
-    each, found = recipe.train.updates_per_epoch(rows.rows), pieces(rows.lengths, micro)
-    steps = recipe.train.num_updates(each)
-    alone = (
-        method.head_only_step
-        if isinstance(method, AutoCompressor) and method.training_phase(steps - 1) == "head_only"
-        else steps
-    )
-    phases = [(first, last) for first, last in ((0, alone), (alone, steps)) if last > first] or [(0, steps)]
-    middles = [(first + last) // 2 for first, last in phases]
-    usual = [batch(rows, found, 0.5, step // max(1, each), step) for step in middles]
-    paces = [pace(recipe, config, method, one, device, most) for one in usual]
-    shares = [(last - first) / max(1, steps) for first, last in phases]
-    seconds = sum(share * one.seconds for share, one in zip(shares, paces, strict=True))
-    return usual[0], Pace(seconds, paces[0].by + (", and one of the head alone" if len(paces) > 1 else ""))
+def plan_with_step(recipe: Recipe, device: torch.device) -> dict[str, Any]:
+    """Return the plan, with time and peak memory of one real update. The weights are read; nothing is written."""
+    plan = plan_run(recipe, device)
+    experiment = build_experiment(recipe, device)
+    updater = Updater(experiment.method, recipe.train, plan["steps"], SingleProcess(), device, build_optimizer)
+    rows = len(cast(Any, experiment.training_data))
+    start = time.perf_counter()
+    updater.update(experiment.training_data, compute_update_index(recipe.train, recipe.seed, 0, rows))
+    synchronize(device)
+    seconds = time.perf_counter() - start
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_memory()
+    return plan | {"measured": {"seconds": seconds, "bytes": peak}}
 
 
-def batch(rows: Foreseen, found: list[list[int]], rank: float, epoch: int, step: int) -> Batch:
-    """A micro-batch of the rows: the widest for rank 1, the narrowest for 0."""
-    return rows.source.batch(found[round(rank * (len(found) - 1))], epoch, step)
-
-
-def memory(
-    recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, rows: Foreseen, micro: int, device: torch.device
-) -> tuple[float, str]:
-    """Bytes of a row in the widest micro-batch, at the peak of a pass; and how they were found."""
-    found, ends = pieces(rows.lengths, micro), [0]
-    if recipe.coconut:  # Coconut has most chain at its beginning, most latents at its end
-        ends.append(recipe.coconut.epochs_per_stage * (recipe.coconut.max_stage + 1))
-    wide = [batch(rows, found, 1.0, epoch, 0) for epoch in ends]
-    if recipe.method == "hope":
-        return max(
-            counted(recipe, config, reads(recipe, piece)) for one in wide for piece in one.sequential_parts
-        ), "by formula"
-    try:
-        return tracked(recipe, config, tokenizer, wide, device), "followed through fake tensors"
-    except Exception as error:  # both tools are private to torch: whatever they raise, there is the formula
-        said = f"by formula, since torch's tracker failed: {type(error).__name__}"
-        every = [reads(settled(recipe), piece) for one in wide for piece in one.sequential_parts]
-        return max(counted(recipe, config, one) for one in every), said
-
-
-def counts(method: nn.Module) -> dict[str, int]:
-    """Parameters in all, those that learn, and the bytes they lie in."""
-    held = list(method.parameters())
-    learn = [p for p in held if p.requires_grad]
+def count_parameters(method: nn.Module) -> dict[str, int]:
+    """Return the number of all and of trainable parameters, and their bytes."""
+    every = list(method.parameters())
+    trainable = [p for p in every if p.requires_grad]
     return {
-        "parameters": sum(p.numel() for p in held),
-        "trainable": sum(p.numel() for p in learn),
-        "bytes": sum(p.nbytes for p in held),
-        "trainable_bytes": sum(p.nbytes for p in learn),
-    }
+        "parameters": sum(p.numel() for p in every), "trainable": sum(p.numel() for p in trainable),
+        "bytes": sum(p.nbytes for p in every), "trainable_bytes": sum(p.nbytes for p in trainable),
+    }  # fmt: skip
 
 
-def lengths(rows: Lengths, parts: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Median, 90th percentile and longest of each part, in tokens."""
-    asked = {"p50": 0.5, "p90": 0.9, "max": 1.0}
-    columns = [torch.as_tensor(rows[:, i]).double() for i in range(len(parts))]
+def summarize_lengths(lengths: Any, parts: tuple[str, ...]) -> dict[str, dict[str, int]]:
+    """Return median, 90th percentile and maximum of each part, in tokens."""
+    columns = torch.as_tensor(lengths).double().unbind(1)
+    quantiles = {"p50": 0.5, "p90": 0.9, "max": 1.0}
     return {
-        part: {name: int(column.quantile(q)) for name, q in asked.items()}
+        part: {name: int(column.quantile(q)) for name, q in quantiles.items()}
         for part, column in zip(parts, columns, strict=True)
     }
 
 
-def free(device: torch.device) -> int:
-    """Bytes that a process may still take there: of a CPU what the system, its container and the shell leave."""
+def measure_matmul(recipe: Recipe, config: DecoderConfig, device: torch.device) -> float:
+    """Return the FLOPs per second of a matrix product with the model's sizes."""
+    dtype, D, F = PRECISION_DTYPES[recipe.train.precision], config.hidden_size, config.intermediate_size
+    x, w = (torch.ones(n, m, dtype=dtype, device=device) for n, m in ((MATMUL_ROWS, D), (D, F)))
+    torch.mm(x, w)
+    synchronize(device)
+    start, done = time.perf_counter(), 0
+    while done == 0 or time.perf_counter() - start < MATMUL_SECONDS:
+        torch.mm(x, w)
+        synchronize(device)
+        done += 1
+    return 2.0 * MATMUL_ROWS * D * F * done / (time.perf_counter() - start)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a CUDA device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free bytes of a GPU, or of the system within the limits of container and shell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    text = read(Path("/proc/meminfo"))
-    found += [1024 * int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable:")]
-    bound, used = (read(Path("/sys/fs/cgroup") / name).strip() for name in ("mixer.max", "mixer.current"))
-    if bound.isdecimal() and used.isdecimal():
-        found.append(int(bound) - int(used))
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return min(found if limit == resource.RLIM_INFINITY else [*found, limit])
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    text = _read_text(Path("/proc/meminfo"))
+    limits += [1024 * int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable:")]
+    limit, used = (_read_text(Path("/sys/fs/cgroup") / name).strip() for name in ("memory.max", "memory.current"))
+    if limit.isdecimal() and used.isdecimal():
+        limits.append(int(limit) - int(used))
+    shell_limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return min(limits if shell_limit == resource.RLIM_INFINITY else [*limits, shell_limit])
 
 
-def read(path: Path) -> str:
-    """A text of the system, empty where there is none."""
+def _read_text(path: Path) -> str:
+    """Return a system file's text, or nothing if it does not exist."""
     try:
         return path.read_text()
     except OSError:
         return ""
 
 
-def resident() -> int:
-    """Bytes this process has held at most."""
+def resident_memory() -> int:
+    """Return the largest number of bytes that this process has held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def disk(recipe: Recipe, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of a step, and of the steps that are kept."""
-    model = sizes["bytes"] if recipe.train.trainable == "full" else sizes["trainable_bytes"]
-    step = model + 2 * sizes["trainable_bytes"]
-    kept = 2 + recipe.train.keep_best
-    return {"step": step, "steps_kept": kept, "kept": kept * step}
-
-
-def told(found: Mapping[str, Any]) -> str:
-    """A plan for people."""
-    each = [f"{part} {v['p50']} / {v['p90']} / {v['max']}" for part, v in found["lengths"].items()]
-    memory, seconds, disk_, fits = found["memory"], found["seconds"], found["disk"], found["largest_micro"]
+def format_plan(plan: Mapping[str, Any]) -> str:
+    """Return a plan as text."""
+    parts = [f"{part} {v['p50']} / {v['p90']} / {v['max']}" for part, v in plan["tokens"].items()]
+    memory, seconds, disk, fits = plan["memory"], plan["seconds"], plan["disk"], plan["largest_micro_batch"]
     others = ", ".join(f"{n} in {place}" for place, n in fits.items() if place not in ("here", "free"))
-    assumed = ", assumed" if found["assumed"] else ""
+    assumed = ", assumed" if plan["assumed"] else ""
     lines = [
-        f"method       {found['method']}",
-        f"parameters   {found['parameters']:,}, of which {found['trainable']:,} learn",
-        f"rows         {found['rows']:,}{assumed}",
-        f"steps        {found['steps']:,}, {found['steps_per_epoch']:,} an epoch",
-        f"tokens       {'; '.join(each)} (median / 90 % / longest{assumed})",
-        f"memory       {size(memory['bytes'])} at the peak of micro-batches of {memory['micro']}, {memory['by']}; "
-        f"the process itself {size(memory['process'])}",
-        f"micro-batch  {fits['here']} rows fit the {size(fits['free'])} free here; {others}",
-        f"time         {duration(seconds['run'])}, {seconds['step']:.3g} s a step, by {seconds['by']}",
-        f"disk         {size(disk_['step'])} a save, {disk_['steps_kept']} kept: {size(disk_['kept'])}",
-        *([f"state        {size(found['state'])} a sequence, all levels full"] if "state" in found else []),
-        *found["notes"],
-    ]  # fmt: skip
-    return "\n".join(lines)
+        f"method       {plan['method']}",
+        f"parameters   {plan['parameters']:,}, {plan['trainable']:,} trainable",
+        f"rows         {plan['rows']:,}{assumed}",
+        f"updates      {plan['steps']:,}, {plan['steps_per_epoch']:,} per epoch",
+        f"tokens       {'; '.join(parts)} (median / 90 % / longest{assumed})",
+        f"memory       {format_bytes(memory['bytes'])} at the peak, micro-batches of {memory['micro_batch_size']} rows",
+        f"micro-batch  {fits['here']} rows fit into the {format_bytes(fits['free'])} free here; {others}",
+        f"time         {format_duration(seconds['run'])}, {seconds['step']:.3g} s per update, from "
+        f"{plan['flops_per_step']:.3g} FLOPs and a measured matrix product; {plan['threads']} threads",
+        f"disk         {format_bytes(disk['step'])} per step, {disk['steps_kept']} kept: {format_bytes(disk['kept'])}",
+    ]
+    if "measured" in plan:
+        seconds, peak = plan["measured"]["seconds"], format_bytes(plan["measured"]["bytes"])
+        lines.append(f"measured     one update: {seconds:.3g} s, {peak} at the peak of the process")
+    return "\n".join([*lines, *plan["notes"]])
 
 
-def size(n: float) -> str:
-    """Bytes for people."""
+def format_bytes(n: float) -> str:
+    """Return a number of bytes with a unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if n < 1024:
             return f"{n:.3g} {unit}"
@@ -202,8 +291,8 @@ def size(n: float) -> str:
     return f"{n:.3g} TiB"
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people."""
+def format_duration(seconds: float) -> str:
+    """Return a duration in seconds, minutes, hours or days."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 172800:
