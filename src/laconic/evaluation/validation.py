@@ -1,4 +1,4 @@
-"""Validation during training: held-out problems answered as the method answers, and by chain with the same weights."""
+"""Validation during training: answer held-out problems as the method does, and with the chain written out."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -21,37 +21,41 @@ COT_TEACHER_METHODS = ("codi", "pccot", "kava")  # methods that also learn to wr
 def build_validation(
     recipe: Recipe, parts: ModelParts, method: nn.Module, device: torch.device, ranks: Ranks | None = None
 ) -> Callable[[int], Mapping[str, float]] | None:
-    """Gives an epoch's `accuracy`, and that of the chain as `teacher_accuracy`; None where a recipe asks for none.
+    """Return the validation function of a recipe, or None if it has none.
 
-    Several `ranks` share the problems, and all get the same numbers.
+    The function takes the epoch and returns `accuracy`, and `teacher_accuracy` for answers with the chain written out.
+    Several ranks share the problems and get the same numbers. For documents, see `build_document_validation`.
     """
-    how = recipe.validation
-    if how is None:
+    config = recipe.validation
+    if config is None:
         return None
     if recipe.data.source in DOCUMENT_SOURCES:
         return build_document_validation(recipe, parts, method, device, ranks or SingleProcess())
-    rows = load_held_out(recipe, parts.tokenizer, parts.decoder.config.max_position_embeddings, "valid", how.max_rows)
-    protocol = cast(AnswerProtocol, rows.answer_matcher)  # None only for documents, which no method answers
-    check_gold(protocol, rows.examples, "data.valid", 'set data.answer_type = "text", or mend the row')
-    asked = answer_decoding(parts, recipe, how.max_tokens)
-    both = how.with_cot and recipe.method in COT_TEACHER_METHODS
+    context = parts.decoder.config.max_position_embeddings
+    rows = load_held_out(recipe, parts.tokenizer, context, "valid", config.max_rows)
+    protocol = cast(AnswerProtocol, rows.answer_matcher)  # None only for documents
+    check_gold(protocol, rows.examples, "data.valid", 'set data.answer_type = "text", or correct the row')
+    decoding = answer_decoding(parts, recipe, config.max_tokens)
+    with_teacher = config.with_cot and recipe.method in COT_TEACHER_METHODS
 
-    def right(places: list[int], teacher: bool) -> list[bool]:
-        found: list[bool] = []
-        for at in range(0, len(places), how.batch_size):
-            some = places[at : at + how.batch_size]
-            answers = answer_questions(
-                method, cast(Any, rows.source.batch(some, 0, 0)).to(device), asked, with_cot=teacher
-            )
-            found += [row.is_correct for row in match_answers(answers, [rows.examples[i] for i in some], protocol)]
-        return found
+    def answer_rows(indices: list[int], with_cot: bool) -> list[bool]:
+        correct: list[bool] = []
+        for start in range(0, len(indices), config.batch_size):
+            chosen = indices[start : start + config.batch_size]
+            batch = cast(Any, rows.source.batch(chosen, 0, 0)).to(device)
+            answers = answer_questions(method, batch, decoding, with_cot=with_cot)
+            records = match_answers(answers, [rows.examples[i] for i in chosen], protocol)
+            correct += [record.is_correct for record in records]
+        return correct
 
-    def share(teacher: bool) -> float:
-        found = map_over_ranks(ranks or SingleProcess(), len(rows.examples), lambda places: right(places, teacher))
-        return sum(found) / len(found)
+    def compute_accuracy(with_cot: bool) -> float:
+        indices = len(rows.examples)
+        correct = map_over_ranks(ranks or SingleProcess(), indices, lambda chosen: answer_rows(chosen, with_cot))
+        return sum(correct) / len(correct)
 
-    def shares(epoch: int) -> Mapping[str, float]:
+    def validate(epoch: int) -> Mapping[str, float]:
         set_stage(method, epoch)
-        return {"accuracy": share(False)} | ({"teacher_accuracy": share(True)} if both else {})
+        metrics = {"accuracy": compute_accuracy(with_cot=False)}
+        return metrics | ({"teacher_accuracy": compute_accuracy(with_cot=True)} if with_teacher else {})
 
-    return shares
+    return validate

@@ -49,7 +49,7 @@ class MetaMode(TorchFunctionMode):
         kwargs = kwargs or {}
         first = args[0] if args else None
         if isinstance(first, Tensor) and first.is_meta:
-            if func is Tensor.device.__get__:  # type: ignore[attr-defined]
+            if func == Tensor.device.__get__:  # type: ignore[attr-defined]
                 return torch.device("cpu")
             if func is Tensor.cpu:
                 return first
@@ -57,6 +57,9 @@ class MetaMode(TorchFunctionMode):
                 return {Tensor.__bool__: bool, Tensor.tolist: lambda x: x.tolist()}.get(func, float)(
                     torch.zeros(first.shape)
                 )
+            dtype, name = kwargs.get("dtype"), getattr(func, "__name__", "")
+            if dtype is not None and not dtype.is_floating_point and (name[:4] == "new_" or name[-5:] == "_like"):
+                kwargs = {**kwargs, "device": "cpu"}
         devices = list[bool]()
         _map_tensors((args, kwargs), lambda x: devices.append(x.is_meta))
         if True in devices and False in devices:

@@ -1,7 +1,7 @@
-"""The table of contents: each method by its name, made of a recipe's settings; and how its answers are written."""
+"""Build the method of a recipe, and answer questions with it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from torch import nn
 
@@ -24,18 +24,25 @@ from laconic.latent.pccot import Pccot
 from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import NestedLanguageModel
 
+T = TypeVar("T")
+
 
 class ScheduleSizes(NamedTuple):
-    """What a schedule goes by: updates in an epoch and in all, tokens of the longest chain (None: not known)."""
+    """Updates per epoch and in all, and the longest chain in tokens if known."""
 
     updates_per_epoch: int
     total_updates: int
     max_chain_tokens: int | None
 
 
+def require(value: T | None) -> T:
+    """Return a value that the recipe's validation guarantees to be present."""
+    assert value is not None
+    return value
+
+
 MethodFactory = Callable[[ModelParts, Recipe, ScheduleSizes], nn.Module]
 
-# What a table holds is there: the recipe was validated.
 METHOD_FACTORIES: Mapping[str, MethodFactory] = {
     "cot": lambda parts, recipe, sizes: Cot(parts.decoder),
     "nocot": lambda parts, recipe, sizes: NoCot(parts.decoder),
@@ -79,46 +86,46 @@ METHOD_FACTORIES: Mapping[str, MethodFactory] = {
 
 
 def set_stage(method: nn.Module, epoch: int) -> None:
-    """Coconut answers as in the stage of an epoch; the other methods know no stages."""
+    """Let Coconut answer as in the stage of an epoch; other methods have no stages."""
     if isinstance(method, Coconut):
         method.eval_stage = method.get_stage(epoch)
-
-
-def require(there: Any) -> Any:
-    """What a recipe's validation has put there."""
-    assert there is not None
-    return there
 
 
 def build_method(
     parts: ModelParts, recipe: Recipe, steps_per_epoch: int, max_chain_tokens: int | None = None
 ) -> nn.Module:
-    """The method of a recipe; `longest` is in tokens, of all chains it is trained on.
+    """Build the method of a recipe.
 
-    Raises `Usage` (2) where something that it needs would stay as it starts.
+    Args:
+        parts: Decoder, tokenizer and trainable extras.
+        recipe: The validated recipe.
+        steps_per_epoch: Updates in an epoch.
+        max_chain_tokens: Longest chain of the training rows.
+
+    Raises:
+        UsageError: If a trainable extra would receive no gradient.
     """
     steps = recipe.train.num_updates(steps_per_epoch)
     method = METHOD_FACTORIES[recipe.method](parts, recipe, ScheduleSizes(steps_per_epoch, steps, max_chain_tokens))
-    learned = {id(p) for p in method.parameters() if p.requires_grad}
+    trained = {id(p) for p in method.parameters() if p.requires_grad}
     for module in parts.extra_modules.values():
-        frozen = next((name for name, p in module.named_parameters() if id(p) not in learned), None)
-        if frozen:
-            what = type(module).__name__.lower()
-            raise UsageError(f"method {recipe.method} would leave {frozen} of the {what} as it starts; leave it out")
+        untrained = next((name for name, p in module.named_parameters() if id(p) not in trained), None)
+        if untrained:
+            raise UsageError(f"method {recipe.method} does not train {untrained} of {type(module).__name__}; remove it")
     return method
 
 
 def answer_decoding(
-    parts: ModelParts, recipe: Recipe, max_tokens: int, how: GenerationConfig | None = None, seed: int = 0
+    parts: ModelParts, recipe: Recipe, max_tokens: int, sampling: GenerationConfig | None = None, seed: int = 0
 ) -> AnswerDecoding:
-    """How answers of a recipe's format are written and ended; greedily unless `how` says else."""
+    """Return how answers in the recipe's format are decoded, greedily by default."""
     tokenizer = parts.tokenizer
-    eos, prompt = find_eos_token_id(tokenizer, recipe.data), answer_prefix_ids(tokenizer, recipe.data)
-    return AnswerDecoding(max_tokens, (eos,), tokenizer.decode, tuple(prompt), how or GenerationConfig(), seed)
+    eos, prefix = find_eos_token_id(tokenizer, recipe.data), answer_prefix_ids(tokenizer, recipe.data)
+    return AnswerDecoding(max_tokens, (eos,), tokenizer.decode, tuple(prefix), sampling or GenerationConfig(), seed)
 
 
 def build_questions_batch(parts: ModelParts, recipe: Recipe, questions: Sequence[str]) -> ReasoningBatch:
-    """Questions alone as a batch; what stands for their answers means nothing."""
+    """Return a batch of questions; its chains and answers are placeholders."""
     encoder = ReasoningEncoder(parts.tokenizer, recipe.data)
     rows = [
         encoder.encode_example(ReasoningExample(f"question {i}", text, (), "0")) for i, text in enumerate(questions, 1)
@@ -129,5 +136,5 @@ def build_questions_batch(parts: ModelParts, recipe: Recipe, questions: Sequence
 def answer_questions(
     method: nn.Module, questions: ReasoningBatch, decoding: AnswerDecoding, *, with_cot: bool = False
 ) -> AnswerBatch:
-    """Return the answers of a method; with `with_cot` it writes out the chain first."""
+    """Answer questions as the method does, or with the chain of thought written out."""
     return cast(Any, method).answer(questions, decoding, with_cot=with_cot)
