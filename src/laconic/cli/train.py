@@ -45,8 +45,9 @@ class TrainCommand:
     """auto: go on from the newest good step, or start; never: refuse a directory with steps; step-N: that one"""
     num_seeds: int | None = None
     """so many runs, seeds 0, 1, …, each in a directory OUT/seed-N of its own"""
-    plan: bool = False
-    """say what the run would take, and do not train; no weight is read"""
+    plan: Literal["estimate", "step"] | None = None
+    """print tokens, memory and time of the run instead of training, without reading weights; --plan=step also runs and
+    measures one update"""
     schema: bool = False
     """print what a recipe may hold as JSON Schema"""
     replay: Path | None = None
@@ -106,7 +107,7 @@ class TrainCommand:
     def train_run(self, recipe: "Recipe", out: Path) -> dict[str, Any]:
         """One run, to its end."""
         from laconic.experiment.build import build_experiment
-        from laconic.experiment.optimizers import optimizer
+        from laconic.experiment.optimizers import build_optimizer
         from laconic.experiment.run_init import init_run
         from laconic.storage.run_dir import RunDirectory
         from laconic.training.distributed import init_ranks
@@ -136,7 +137,7 @@ class TrainCommand:
                     report_progress=show,
                     ranks=ranks,
                     device=device,
-                    build_optimizer=optimizer,
+                    build_optimizer=build_optimizer,
                     resume=resume,
                     tracker_project=self.track,
                 )
@@ -154,11 +155,11 @@ class TrainCommand:
         )
 
     def print_plan(self, recipe: "Recipe") -> int:
-        """What the run would take."""
-        from laconic.experiment.dry_run import plan, told
+        """Print what the run would take."""
+        from laconic.experiment.dry_run import format_plan, plan_run, plan_with_step
 
-        found = plan(recipe, resolve_device(self.device))
-        print(json.dumps(found, ensure_ascii=False) if self.format == "json" else told(found))
+        plan = (plan_with_step if self.plan == "step" else plan_run)(recipe, resolve_device(self.device))
+        print(json.dumps(plan, ensure_ascii=False) if self.format == "json" else format_plan(plan))
         return 0
 
     def print_replay(self, folder: Path) -> int:
@@ -238,7 +239,7 @@ def flag_names() -> list[str]:
     return [field.name for field in dataclasses.fields(TrainCommand) if field.name not in ("recipe", "overrides")]
 
 
-VALUELESS_FLAGS = ("plan", "schema", "help")  # flags without a value
+VALUELESS_FLAGS = ("plan", "schema", "help")  # flags that take no value as a separate word
 
 
 def normalise_args(args: list[str]) -> list[str]:
@@ -251,7 +252,7 @@ def normalise_args(args: list[str]) -> list[str]:
         if not word.startswith("--"):
             (found if word == "-h" else keys).append(word)
         elif flag in own:
-            found.append(word)
+            found.append("--plan=estimate" if word == "--plan" else word)
             if not equals and flag not in VALUELESS_FLAGS and words:
                 found.append(words.pop(0))
         elif equals or words:

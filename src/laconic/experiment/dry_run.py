@@ -24,8 +24,13 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.experiment import build_model, build_nested
 from laconic.experiment.build import build_experiment
 from laconic.experiment.load_run import load_config_and_tokenizer
-from laconic.experiment.meta_model import build_meta_method, with_num_layers
-from laconic.experiment.optimizers import optimizer as build_optimizer
+from laconic.experiment.meta_model import (
+    build_meta_method,
+    count_checkpointed_parts,
+    with_num_layers,
+    without_checkpointing,
+)
+from laconic.experiment.optimizers import build_optimizer
 from laconic.experiment.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
 from laconic.interfaces import Batch
 from laconic.models.config import DecoderConfig
@@ -86,8 +91,13 @@ class UpdateCost(NamedTuple):
     flops: float
 
 
-def measure_on_meta(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch) -> UpdateCost:
-    """Run forward and backward of a batch on the meta device."""
+def measure_on_meta(
+    recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch, *, has_backward: bool = True
+) -> UpdateCost:
+    """Run forward and backward of a batch on the meta device.
+
+    Layers that are recomputed in the backward pass need `has_backward=False`, since a function mode is off there.
+    """
     method = cast(Any, build_meta_method(recipe, config, tokenizer))
     own = {id(x.untyped_storage()) for x in (*method.parameters(), *method.buffers())}
     whole: Any = replace(cast(Any, batch), loss_denominators=method.loss_denominators(batch))
@@ -105,17 +115,33 @@ def measure_on_meta(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer,
                 output = method(part) if state is None else method(part, state)
             sizes = [storage.nbytes() for storage in saved.values()]
             most = max(most, sum(sizes) + 2 * max(sizes, default=0))  # a gradient and a copy of the largest tensor
-            torch.autograd.backward(output.loss)
+            if has_backward:
+                torch.autograd.backward(output.loss)
             state = None if output.state is None else output.state.detach()
     return UpdateCost(most, counter.get_total_flops())
 
 
 def estimate_update(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch) -> UpdateCost:
+    """Estimate the cost of a batch; with activation checkpointing, one part at a time has all its activations."""
+    plain = _extrapolate(without_checkpointing(recipe), config, tokenizer, batch, has_backward=True)
+    parts = count_checkpointed_parts(recipe, config, batch)
+    if parts is None:
+        return plain
+    kept = _extrapolate(recipe, config, tokenizer, batch, has_backward=False)
+    return UpdateCost(min(plain.saved_bytes, kept.saved_bytes + plain.saved_bytes / parts), plain.flops * 4 / 3)
+
+
+def _extrapolate(
+    recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer, batch: Batch, has_backward: bool
+) -> UpdateCost:
     """Extrapolate the cost of a batch from models of one and two units of layers."""
     unit = recipe.train.activation_checkpointing or 1  # layers that are recomputed together
     if config.num_hidden_layers <= 2 * unit:
-        return measure_on_meta(recipe, config, tokenizer, batch)
-    one, two = (measure_on_meta(*with_num_layers(recipe, config, n * unit), tokenizer, batch) for n in (1, 2))
+        return measure_on_meta(recipe, config, tokenizer, batch, has_backward=has_backward)
+    one, two = (
+        measure_on_meta(*with_num_layers(recipe, config, n * unit), tokenizer, batch, has_backward=has_backward)
+        for n in (1, 2)
+    )
     more = config.num_hidden_layers / unit - 1
     return UpdateCost(*(a + more * (b - a) for a, b in zip(one, two, strict=True)))
 

@@ -1,6 +1,7 @@
 """A recipe's model on the meta device for `laconic train --plan`: sizes without weights."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +61,29 @@ def with_num_layers(recipe: Recipe, config: DecoderConfig, num_layers: int) -> t
         return recipe, config
     layers = tuple(layer for layer in matching.layers if layer < num_layers) or (0,)
     return recipe.model_copy(update={"kv_distillation": matching.model_copy(update={"layers": layers})}), config
+
+
+def without_checkpointing(recipe: Recipe) -> Recipe:
+    """Return the recipe without recomputation in the backward pass."""
+    off = {"activation_checkpointing": False}
+    changes: dict[str, object] = {"train": recipe.train.model_copy(update={"activation_checkpointing": 0})}
+    if recipe.compression is not None:
+        changes["compression"] = recipe.compression.model_copy(update={"checkpoint_segments": False})
+    if recipe.mixer is not None:
+        options = {name: getattr(recipe.mixer, name).model_copy(update=off) for name in ("self_modifying", "titans")}
+        changes["mixer"] = recipe.mixer.model_copy(update=options)
+    return recipe.model_copy(update=changes)
+
+
+def count_checkpointed_parts(recipe: Recipe, config: DecoderConfig, batch: Any) -> float | None:
+    """Return into how many parts the recomputed activations of a batch are divided; None without recomputation."""
+    if recipe.train.activation_checkpointing:
+        return max(1.0, config.num_hidden_layers / recipe.train.activation_checkpointing)
+    if recipe.method == "autocompressor" and recipe.compression and recipe.compression.checkpoint_segments:
+        return max(len(part.segment_slices) for part in batch.sequential_parts)
+    if recipe.method == "hope" and recipe.mixer and getattr(recipe.mixer.options, "activation_checkpointing", False):
+        return max(1.0, batch.input_ids.shape[1] / recipe.mixer.chunk_size)
+    return None
 
 
 def _without_data_dependence(recipe: Recipe) -> Recipe:

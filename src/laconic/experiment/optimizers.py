@@ -1,4 +1,4 @@
-"""The optimizer that a recipe names: AdamW, or a memory of gradients of Nested Learning (arXiv:2512.24695)."""
+"""Build the optimizer of a recipe: AdamW, M3, or DGD (the last two from Nested Learning, arXiv:2512.24695)."""
 
 from typing import Any
 
@@ -13,17 +13,21 @@ from laconic.nested.optim.m3 import M3
 from laconic.training.optim import build_adamw
 
 
-def optimizer(method: nn.Module, how: TrainingConfig) -> torch.optim.Optimizer:
-    """Over what is trained, all at one rate. M3 and DGD move matrices, AdamW what is none, tables and heads of M3 too.
+def build_optimizer(method: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    """Build the optimizer of the trainable parameters.
 
-    Only the matrices that M3 moves decay beside those of AdamW alone. Raises `Usage` (2) for a decay with DGD.
+    M3 and DGD update matrices; AdamW updates all other parameters, and with M3 also embeddings and output head. With M3
+    only the matrices it updates have weight decay.
+
+    Raises:
+        UsageError: For weight decay with DGD.
     """
-    if how.optimizer == "adamw":
-        return build_adamw(method, how)
-    adam: dict[str, Any] = {"adam_betas": how.betas, "adam_decay": 0.0}
-    if how.optimizer == "m3":
-        return M3(M3.build_param_groups(method), how.learning_rate, decay=how.weight_decay, **adam)
-    if how.weight_decay:
-        raise UsageError(f"train.weight_decay {how.weight_decay} with dgd: its erasing is its decay; leave the key out")
+    if config.optimizer == "adamw":
+        return build_adamw(method, config)
+    adam: dict[str, Any] = {"adam_betas": config.betas, "adam_decay": 0.0}
+    if config.optimizer == "m3":
+        return M3(M3.build_param_groups(method), config.learning_rate, decay=config.weight_decay, **adam)
+    if config.weight_decay:
+        raise UsageError(f"train.weight_decay {config.weight_decay}: dgd has a decay of its own; remove the key")
     named = [(name, p) for name, p in record_inputs(method).named_parameters() if p.requires_grad]
-    return DGD(named, how.learning_rate, adam_lr=how.learning_rate, **adam)
+    return DGD(named, config.learning_rate, adam_lr=config.learning_rate, **adam)

@@ -1,6 +1,5 @@
 """Number and token lengths of a recipe's training rows for `laconic train --plan`: counted if local, else assumed."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -47,9 +46,11 @@ _AUG = PublishedLengths(385_620, (14, 40, 60, 86, 143), (0, 18, 33, 51, 93), (0,
 _AUG_NL = PublishedLengths(
     385_620, (10, 51, 83, 121, 213), (16, 58, 108, 172, 269), (7, 40, 87, 144, 238), (6, 6, 6, 7, 8)
 )
-PUBLISHED: Mapping[str, PublishedLengths] = {
+PUBLISHED: dict[str, PublishedLengths] = {
     **dict.fromkeys(("gsm8k-aug", "zen-E/GSM8k-Aug"), _AUG),
     **dict.fromkeys(("gsm8k-aug-nl", "zen-E/GSM8k-Aug-NL"), _AUG_NL),
+}
+GENERATED: dict[str, PublishedLengths] = {  # by `laconic data make`
     "prosqa": PublishedLengths(
         17_886, (210, 362, 432, 495, 525), (28, 41, 52, 66, 68), (18, 31, 42, 56, 58), (8, 9, 10, 11, 11)
     ),
@@ -99,9 +100,9 @@ def _find_published(data: DataConfig) -> PublishedLengths | None:
         return None
     name = data.name[0]
     if is_row_file(name):
-        return PUBLISHED.get(split_name(data.valid or "")[0])
+        return GENERATED.get(split_name(data.valid or "")[0])
     info = find_dataset(name)
-    return PUBLISHED.get(info.name) if info else None
+    return (PUBLISHED | GENERATED).get(info.name) if info else None
 
 
 def _count_reasoning_rows(recipe: Recipe, tokenizer: Tokenizer, context: int) -> RowLengths:

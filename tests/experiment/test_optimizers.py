@@ -11,7 +11,7 @@ from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.errors import UsageError
 from laconic.experiment.build import build_experiment
-from laconic.experiment.optimizers import optimizer
+from laconic.experiment.optimizers import build_optimizer
 from laconic.storage.run_dir import RunDirectory
 from laconic.training.loop import train
 from tests.training.toy_runs import read_metrics, runs_equal
@@ -72,7 +72,7 @@ def test_a_resumed_run_is_the_one_that_never_stopped(tmp_path: Path, name: str) 
 
 def test_matrices_are_moved_by_what_is_named(tmp_path: Path) -> None:
     built = build_experiment(recipe(tmp_path, "train.optimizer=m3", "train.weight_decay=0.1"), CPU)
-    made = optimizer(built.method, built.recipe.train)
+    made = build_optimizer(built.method, built.recipe.train)
     rules = {group["rule"]: [p.ndim for p in group["params"]] for group in made.param_groups}
     assert set(rules["m3"]) == {2}
     assert len(rules["m3"]) == 7, "maps of the one block"
@@ -85,7 +85,7 @@ def test_what_an_optimizer_does_not_do_is_said(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"train\.weight_decay 0\.1 with dgd: its erasing is its decay; leave the key out"
     ):
-        optimizer(build_experiment(asked, CPU).method, asked.train)
+        build_optimizer(build_experiment(asked, CPU).method, asked.train)
     with pytest.raises(
         UsageError, match=r'parallel=fsdp: "fsdp" with optimizer m3: it moves whole matrices; take "ddp"'
     ):

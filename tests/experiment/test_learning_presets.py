@@ -9,9 +9,9 @@ import torch
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
 from laconic.config.nested import SelfModifyingOptions
 from laconic.config.recipe import flatten
-from laconic.experiment.dry_run import plan
+from laconic.experiment.dry_run import plan_run
 from tests.conftest import shared_dir
-from tests.recipe.test_presets import LEARNING, PARAMETERS, folder_of
+from tests.experiment.test_presets import LEARNING, PARAMETERS, folder_of
 
 PRINTED = {
     "mixer.self_modifying.objective": "l2", "mixer.self_modifying.decay_target": "zero", "mixer.self_modifying.read_at": "boundary",
@@ -74,7 +74,7 @@ def test_a_preset_is_planned_without_weights_and_documents(name: str, tmp_path: 
     own = [f"model.name={folder_of(tmp_path, given.name)}"] if given.name else []
     own = own or [f"model.tokenizer={shared_dir()}/data/tokenizers/gpt2"]
     recipe = load_recipe(name, own)[0]
-    found = plan(recipe, torch.device("cpu"))
+    found = plan_run(recipe, torch.device("cpu"))
     assert found["assumed"]
     assert found["steps"] == recipe.train.steps
     assert found["lengths"]["document"]["max"] == recipe.data.text.row_tokens

@@ -9,7 +9,7 @@ import torch
 
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
 from laconic.config.recipe import flatten
-from laconic.experiment.dry_run import plan
+from laconic.experiment.dry_run import plan_run
 from tests.conftest import shared_dir
 from tools.ledger import OWN_TABLE
 
@@ -254,16 +254,15 @@ def test_an_epoch_is_as_long_as_the_papers_say() -> None:
 def planned(name: str, root: Path, *keys: str) -> dict[str, Any]:
     """The plan of a preset from a configuration alone."""
     model = model_of(name)
-    found = plan(load_recipe(name, [f"model.name={folder_of(root, model)}", *keys])[0], torch.device("cpu"))
+    found = plan_run(load_recipe(name, [f"model.name={folder_of(root, model)}", *keys])[0], torch.device("cpu"))
     recipe = load_recipe(name)[0]
     assert found["assumed"]
     assert found["steps"] == recipe.train.total_updates(found["rows"])
     more = found["parameters"] - PARAMETERS[model]
     assert more >= 0
     assert found["trainable"] == (found["parameters"] if recipe.train.trainable == "full" else more)
-    assert found["memory"]["by"] == "followed through fake tensors"
     assert found["memory"]["bytes"] > found["bytes"]
-    fits = found["largest_micro"]
+    fits = found["largest_micro_batch"]
     assert 0 <= fits["24 GiB"] <= fits["80 GiB"] <= recipe.train.batch_size
     return found
 

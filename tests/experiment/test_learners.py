@@ -22,9 +22,7 @@ from laconic.errors import UsageError
 from laconic.evaluation.validation_documents import score_lanes
 from laconic.experiment import build_nested
 from laconic.experiment.build import build_experiment
-from laconic.experiment.dry_run import plan, told
 from laconic.experiment.load_run import load_initial_decoder, load_run
-from laconic.experiment.need_learning import kept, state_bytes
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.nested import state as values
@@ -250,61 +248,5 @@ def test_lanes_are_validated_on_what_the_batch_before_gave(folder: Path) -> None
     assert len(pieces) == 3
     assert sum(each.nll for each in pieces) == pytest.approx(whole[0].nll, rel=1e-5)
     assert sum(each.num_scored for each in pieces) == whole[0].num_scored == 96
-    method.config = method.config.model_copy(update={"learn": False})
+    method.config = method.config.model_copy(update={"enabled": False})
     assert abs(score_lanes(method, StatefulBatches(book, ids, 96, 1, 0), CPU)[0].nll - whole[0].nll) > 1e-3
-
-
-def test_a_plan_counts_what_learns_and_what_is_carried(folder: Path) -> None:
-    found = plan(recipe(), CPU)
-    model = cast(Hope, load_initial_decoder(recipe(), CPU)[0])
-    assert found["parameters"] == sum(p.numel() for p in model.parameters())
-    built = build_experiment(recipe(), CPU)
-    assert found["rows"] == len(built.training_data)
-    assert found["lengths"]["document"]["max"] == 33
-    assert found["memory"]["by"] == "by formula"
-    assert found["state"] == state_bytes(model.hope_config)
-    assert "state        " in told(found)
-
-
-def held(shape: HopeConfig, tokens: int) -> float:
-    """Numbers that a pass keeps for its backward pass, parameters left out."""
-    model, found = build_nested.model_class(shape)(shape, 0), dict[int, int]()
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def pack(x: torch.Tensor) -> torch.Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes() // 4
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        total = model.read_tokens(torch.randint(64, (1, tokens))).hidden_states.sum()
-    assert total.requires_grad
-    return float(sum(found.values()))
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "still": {"cms": CMSOptions(inner_lr=0.0)},
-    "cms": {"cms": CMSOptions(inner_objective="associative")},
-    "recomputed": {"cms": CMSOptions(inner_lr=0.0), "memory": SelfModifyingOptions(activation_checkpointing=True, memory_chunk_size=16,
-                                                                               projection_chunk_size=16)},
-    "titans": {"cms": CMSOptions(inner_lr=0.0), "memory": TitansOptions(), "chunk": 16},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_formula_of_memory_is_near_what_a_pass_keeps(name: str) -> None:
-    memory = SelfModifyingOptions(memory_chunk_size=16, projection_chunk_size=16)
-    shape = HopeConfig.attention_free(64, 32, 1, **({"chunks": (16,), "heads": 2, "memory": memory} | SHAPES[name]))
-    counted = (held(shape, 64) - held(shape, 32)) / 32
-    assert kept(shape, InnerLoopConfig()) == pytest.approx(counted, rel=0.35)
-
-
-@pytest.mark.parametrize("name", ["still", "levels", "titans"])
-def test_the_bytes_of_a_state_are_those_it_comes_to(name: str) -> None:
-    memory = SelfModifyingOptions(memory_chunk_size=8, projection_chunk_size=8)
-    given: dict[str, Any] = {"chunks": (4,), "heads": 2, "memory": memory} | SHAPES[name]
-    model = Hope(HopeConfig.attention_free(64, 16, 1, **given), 0)
-    with torch.no_grad():
-        state = model.read_tokens(torch.randint(64, (1, 75))).cache
-    assert values.num_bytes(state) == pytest.approx(state_bytes(model.hope_config), rel=0.1)

@@ -1,0 +1,73 @@
+"""Run by test_dry_run.py in a process of its own: print the bytes that updates of a recipe really take."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laconic.config.load import load_recipe
+from laconic.config.recipe import Recipe
+from laconic.data.tokenizer import Tokenizer
+from laconic.experiment import build_model
+from laconic.experiment.load_run import load_config_and_tokenizer
+from laconic.experiment.meta_model import with_num_layers
+from laconic.experiment.methods import build_method
+from laconic.experiment.row_lengths import find_row_lengths, make_blank_batch, make_micro_batches
+from laconic.models.config import DecoderConfig
+from laconic.training.ranks import SingleProcess
+from laconic.training.step import UpdateIndex, Updater
+
+
+class OneBatch:
+    """The same batch whichever rows are asked for."""
+
+    fingerprint = ""
+
+    def __init__(self, batch: Any) -> None:
+        self.fixed = batch
+
+    def __len__(self) -> int:
+        return self.fixed.B
+
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> Any:
+        return self.fixed.select_rows(range(len(rows)))
+
+
+def run_updates(recipe: Recipe, config: DecoderConfig, tokenizer: Tokenizer) -> None:
+    """Run three updates of the widest rows with random weights."""
+    context, train = config.max_position_embeddings, recipe.train
+    rows = find_row_lengths(recipe, tokenizer, context)
+    decoder = build_model.build_random_decoder(config, torch.device("cpu")).to(getattr(torch, recipe.model.dtype))
+    method = build_method(build_model.build_parts(recipe, decoder, tokenizer, ""), recipe, 1).train()
+    updater = Updater(method, train, 3, SingleProcess(), torch.device("cpu"))
+    widest = make_micro_batches(rows.lengths, train.micro_batch_size or train.batch_size)[-1]
+    data = OneBatch(make_blank_batch(recipe, rows, widest, context, 0, 0))
+    for step in range(3):
+        updater.update(data, UpdateIndex(step, 0, tuple(range(train.batch_size))))
+
+
+def main() -> None:
+    """NAME FOLDER KEY=VALUE…, as `laconic train` takes them."""
+    torch.set_num_threads(1)
+    name, folder, *keys = sys.argv[1:]
+    recipe, _ = load_recipe(name, [f"model.name={folder}", *keys])
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    small = load_recipe(name, [f"model.name={folder}", *keys, "train.batch_size=1", "train.micro_batch_size=1"])[0]
+    small, shallow = with_num_layers(small, config, 1)
+    run_updates(small, replace(shallow, vocab_size=tokenizer.vocab_size), tokenizer)  # loads what is loaded once
+    before = read_status("VmRSS")
+    run_updates(recipe, config, tokenizer)
+    sys.stdout.write(f"{read_status('VmHWM') - before}\n")
+
+
+def read_status(name: str) -> int:
+    """Return bytes from /proc; getrusage's peak begins at the size of the parent process."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The plan of a run: rows counted or assumed, memory against real updates, the largest micro-batch, FLOPs."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from laconic.batches import DocumentBatch
+from laconic.config.load import load_recipe
+from laconic.config.recipe import Recipe
+from laconic.data.synthetic.digits import build_digits_tokenizer
+from laconic.errors import InputError
+from laconic.experiment import build_model
+from laconic.experiment.dry_run import (
+    MemoryModel,
+    estimate_update,
+    format_plan,
+    measure_on_meta,
+    plan_run,
+    plan_with_step,
+)
+from laconic.experiment.load_run import load_config_and_tokenizer
+from laconic.experiment.meta_model import build_meta_method, with_num_layers
+from laconic.experiment.row_lengths import (
+    MAX_ROWS,
+    STEP_TOKENS,
+    RowLengths,
+    find_row_lengths,
+    make_blank_batch,
+    make_micro_batches,
+)
+from laconic.models.decoder import Decoder
+from tests.conftest import REPO, needs
+from tests.experiment.test_presets import folder_of
+
+CPU = torch.device("cpu")
+TOLERANCE = 0.3  # of the memory that updates really take
+TINY = """method = "METHOD"
+[model]
+family = "llama"
+tokenizer = "digits"
+hidden_size = 32
+num_hidden_layers = 6
+num_attention_heads = 4
+num_key_value_heads = 2
+[latents]
+num_latents = 2
+jacobi_iterations = 1
+[data]
+source = "digits"
+format = "digits"
+chain_steps = "all"
+digits = { num_operations = 2, train_rows = 400 }
+[train]
+steps = 4
+batch_size = 16
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Any:
+    """A recipe of one method on six small layers, with keys changed."""
+
+    def make(method: str, *keys: str) -> Recipe:
+        (tmp_path / "tiny.toml").write_text(TINY.replace("METHOD", method))
+        return load_recipe(tmp_path / "tiny.toml", keys)[0]
+
+    return make
+
+
+def widest(recipe: Recipe, micro: int = 16) -> Any:
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    rows = find_row_lengths(recipe, tokenizer, config.max_position_embeddings)
+    chosen = make_micro_batches(rows.lengths, micro)[-1]
+    return config, tokenizer, make_blank_batch(recipe, rows, chosen, config.max_position_embeddings, 0, 0)
+
+
+def test_plan_run_says_rows_steps_memory_time_and_threads(tiny: Any) -> None:
+    plan = plan_run(tiny("nocot"), CPU)
+    assert (plan["rows"], plan["steps"], plan["steps_per_epoch"], plan["assumed"]) == (400, 4, 25, False)
+    assert plan["largest_micro_batch"]["80 GiB"] == 16
+    assert plan["seconds"]["run"] == 4 * plan["seconds"]["step"]
+    assert plan["threads"] == torch.get_num_threads()
+    text = format_plan(plan)
+    for words in ("micro-batches of 16 rows", "rows fit into", "16 in 24 GiB", "per step, 3 kept", "threads"):
+        assert words in text
+    assert "assumed" not in text
+
+
+def test_plan_with_step_measures_a_real_update(tiny: Any) -> None:
+    plan = plan_with_step(tiny("cot"), CPU)
+    assert plan["measured"]["seconds"] > 0
+    assert "measured     one update" in format_plan(plan)
+
+
+@pytest.mark.parametrize("method", ["nocot", "kava"])
+def test_estimate_update_extrapolates_layers(tiny: Any, method: str) -> None:
+    recipe = tiny(method)
+    config, tokenizer, batch = widest(recipe)
+    whole, estimate = (f(recipe, config, tokenizer, batch) for f in (measure_on_meta, estimate_update))
+    assert estimate.flops == pytest.approx(whole.flops)
+    assert estimate.saved_bytes == pytest.approx(whole.saved_bytes, rel=0.1)
+
+
+def test_estimate_update_with_checkpointing_takes_less_memory_and_more_flops(tiny: Any) -> None:
+    config, tokenizer, batch = widest(tiny("nocot"))
+    plain, checkpointed = (
+        estimate_update(tiny("nocot", f"train.activation_checkpointing={n}"), config, tokenizer, batch) for n in (0, 1)
+    )
+    assert checkpointed.saved_bytes < 0.6 * plain.saved_bytes
+    assert checkpointed.flops > plain.flops
+
+
+def test_measure_on_meta_allocates_nothing_and_counts_every_byte(tiny: Any) -> None:
+    recipe = tiny("nocot")
+    config, tokenizer, batch = widest(recipe)
+    huge = replace(with_num_layers(recipe, config, 1)[1], vocab_size=10_000_000)  # 3.6 GB of logits
+    scored = int((batch.answer_targets >= 0).sum()) + batch.B
+    assert measure_on_meta(recipe, huge, tokenizer, batch).saved_bytes > scored * 10_000_000 * 4
+
+
+@pytest.mark.parametrize("recipe", ["hope-tiny-recall", "titans-tiny-recall", "hope-tiny-parity", "read-recall-compat"])
+def test_measure_on_meta_follows_models_that_branch_on_masks(recipe: str) -> None:
+    loaded = load_recipe(recipe)[0]
+    config, tokenizer, batch = widest(loaded, 2)
+    assert isinstance(batch, DocumentBatch)
+    cost = measure_on_meta(loaded, config, tokenizer, batch)
+    assert cost.saved_bytes > 0
+    assert cost.flops > 0
+
+
+def test_memory_model_finds_the_largest_micro_batch_that_fits() -> None:
+    model = MemoryModel(fixed=1000, gradients=100, per_row=50.0, overhead=1.1)
+    for room in (0, 1100, 1400, 1900, 2500, 7000, 10**6):
+        n = model.largest_micro_batch(room, 128)
+        assert n == 0 or model.peak(n, 128) <= room
+        assert n == 128 or model.peak(n + 1, 128) > room
+    assert model.peak(128, 128) == round(1.1 * (1000 + 128 * 50))
+    assert model.peak(64, 128) == round(1.1 * (1000 + 100 + 64 * 50))
+    assert model.peak(1, 1) == round(1.1 * (1000 + 200))
+
+
+@pytest.mark.parametrize("modules", ["all", "attention"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_meta_lora_has_the_parameters_of_peft(tiny: Any, family: str, modules: str) -> None:
+    needs("peft")
+    keys = ["train.trainable=lora", "lora.rank=4", f"lora.target_modules={modules}", f"model.family={family}"]
+    recipe = tiny("nocot", *keys, *(["model.num_key_value_heads=4"] if family == "gpt2" else []))
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    peft = build_model.build_parts(recipe, Decoder(config, seed=0), tokenizer, "").decoder
+    meta: Any = build_meta_method(recipe, config, tokenizer)
+    shapes = [sorted(tuple(p.shape) for p in m.parameters() if p.requires_grad) for m in (peft, meta.decoder)]
+    assert shapes[0] == shapes[1]
+
+
+def test_find_row_lengths_assumes_rows_of_known_sets(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "openai-community/gpt2")
+    recipe, _ = load_recipe("codi-gpt2-aug-nl", [f"model.name={folder}", "data.max_tokens=256"])
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    rows = find_row_lengths(recipe, tokenizer, config.max_position_embeddings)
+    assert rows.is_assumed
+    assert "zen-E/GSM8k-Aug-NL is not local" in rows.notes[0]
+    assert "exceed 256 tokens: drop" in rows.notes[1]
+    assert rows.num_rows == 385_620 * len(rows.lengths) // MAX_ROWS < 385_620
+    assert int(rows.lengths.sum(1).max()) <= 256
+    batch: Any = make_blank_batch(recipe, rows, [0, 5], 1024, 3, 7)
+    sizes = [mask.sum(1).tolist() for mask in (batch.question_mask, batch.chain_mask, batch.answer_mask)]
+    assert sizes == rows.lengths[[0, 5]].T.tolist()
+    assert (batch.epoch, batch.step) == (3, 7)
+    generated = load_recipe("icot-gpt2-mult4", [f"model.name={folder}"])[0]
+    assert find_row_lengths(generated, tokenizer, 1024).num_rows == 808_000
+    fewer = generated.model_copy(update={"data": generated.data.model_copy(update={"max_train_rows": 99})})
+    assert find_row_lengths(fewer, tokenizer, 1024).num_rows == 99
+
+
+def test_find_row_lengths_refuses_a_missing_file_of_unknown_rows(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "openai-community/gpt2")
+    recipe, _ = load_recipe("cot-gpt2-aug", [f"model.name={folder}", f"data.name={tmp_path}/mine.jsonl"])
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    with pytest.raises(InputError, match=r"mine\.jsonl"):
+        find_row_lengths(recipe, tokenizer, config.max_position_embeddings)
+
+
+def test_find_row_lengths_counts_local_files_and_tokenizes_the_first_rows(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "openai-community/gpt2")
+    rows = ({"id": str(i), "question": f"Question {i} of many, how much?", "steps": ["<<1+1=2>>"], "answer": "2"}
+            for i in range(MAX_ROWS + 500))  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe, _ = load_recipe("cot-gpt2-aug", [f"model.name={folder}", f"data.name={tmp_path}/rows.jsonl"])
+    config, tokenizer = load_config_and_tokenizer(recipe)
+    found = find_row_lengths(recipe, tokenizer, config.max_position_embeddings)
+    assert (found.num_rows, len(found.lengths), found.is_assumed) == (MAX_ROWS + 500, MAX_ROWS, False)
+
+
+def test_find_row_lengths_of_documents_counts_rows_or_assumes_the_steps(tmp_path: Path) -> None:
+    keys = ["train.steps=3"]
+    recipe, _ = load_recipe("read-books", [f"data.path={tmp_path}/none.jsonl", *keys])
+    tokenizer = load_config_and_tokenizer(recipe)[1]
+    assumed = find_row_lengths(recipe, tokenizer, 512)
+    assert assumed.is_assumed
+    assert assumed.num_rows == 3 * recipe.train.batch_size
+    assert assumed.parts() == ("document",)
+
+
+def test_make_micro_batches_orders_them_by_width() -> None:
+    lengths = np.stack([np.arange(1, 101), np.full(100, 7), np.full(100, 5)], 1)
+    batches = make_micro_batches(lengths, 10)
+    widths = [int(lengths[rows].max(0).sum()) for rows in batches]
+    assert (widths, widths[-1], len(batches)) == (sorted(widths), 112, 10)
+    assert sorted(row for rows in batches for row in rows) == list(range(100))
+    assert [len(rows) for rows in make_micro_batches(lengths[:3], 10)] == [10]
+    batch: Any = make_blank_batch(load_recipe("demo-cot")[0], RowLengths(100, lengths), [99], 256, 0, 0)
+    assert batch.chain_step_index.max() == 6 // STEP_TOKENS
+
+
+def test_plan_of_a_recipe_whose_initial_run_does_not_exist_yet(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "openai-community/gpt2")
+    recipe, notes = load_recipe("coconut-gpt2-aug", [f"model.name={folder}"])
+    assert notes == ["model.name replaces model.init_from_run"]
+    assert recipe.model.init_from_run is None
+    planned = load_recipe("demo-kava", [f"model.init_from_run={tmp_path}/demo-cot"])[0]
+    assert load_config_and_tokenizer(planned)[1].fingerprint == build_digits_tokenizer().fingerprint
+    with pytest.raises(InputError, match=r"no run, and no recipe of its name"):
+        load_config_and_tokenizer(load_recipe("demo-kava", [f"model.init_from_run={tmp_path}/mine"])[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "model", "layers", "keys"),
+    [
+        ("codi-gpt2-aug", "openai-community/gpt2", {"n_layer": 3}, ("train.batch_size=8", "train.micro_batch_size=8")),
+        (
+            "cot-coconut-gpt2-aug", "openai-community/gpt2", {"n_layer": 3},
+            ("train.batch_size=16", "train.micro_batch_size=8"),
+        ),
+        (
+            "kava-qwen05b-aug", "Qwen/Qwen2.5-0.5B-Instruct", {"num_hidden_layers": 3, "vocab_size": 50304},
+            ("train.batch_size=8",),
+        ),
+    ],
+)  # fmt: skip
+def test_plan_memory_is_the_memory_that_updates_take(
+    tmp_path: Path, name: str, model: str, layers: dict[str, int], keys: tuple[str, ...]
+) -> None:
+    if not Path("/proc/self/status").is_file():
+        pytest.skip("counts resident memory by /proc")
+    folder = folder_of(tmp_path, model)
+    config = json.loads((folder / "config.json").read_text()) | layers
+    (folder / "config.json").write_text(json.dumps(config))
+    planned = plan_run(load_recipe(name, [f"model.name={folder}", *keys])[0], CPU)["memory"]["bytes"]
+    command = [sys.executable, "-m", "tests.experiment.peak_memory", name, str(folder), *keys]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
+    taken = int(done.stdout)
+    assert abs(planned / taken - 1) <= TOLERANCE, f"{planned / 2**20:.0f} MiB planned, {taken / 2**20:.0f} taken"
