@@ -5,14 +5,13 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 
 from laconic import cli
 from laconic.config.load import load_recipe
-from laconic.config.nested import CMSOptions, InnerLoopConfig, SelfModifyingOptions, TitansOptions
 from laconic.config.recipe import Recipe
 from laconic.data.documents.dataset import tokenize_documents
 from laconic.data.documents.load import Document
@@ -25,8 +24,6 @@ from laconic.experiment.build import build_experiment
 from laconic.experiment.load_run import load_initial_decoder, load_run
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.nested import state as values
-from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.language_model import NestedLanguageModel
 from laconic.storage.run_dir import RunDirectory
