@@ -22,7 +22,7 @@ from laconic.nested.cms.level import LinearRecords, clip_error, linear_errors
 from laconic.nested.cms.low_rank_updates import add, frobenius_norm, scale, smaller_form, to_dense, where_rows
 from laconic.nested.state import LayerState, LowRankChange
 from tests.core.readings import noise
-from tests.nested.helpers import near, slopes, stirred
+from tests.nested.helpers import assert_close, gradients, perturb
 
 D, F = 4, 3
 OPTIMIZERS = ("gd", "momentum", "delta_momentum", "muon", "dgd")
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 def layer(chunks: tuple[int, ...] = (2, 4), bias: bool = False, **options: Any) -> CMS:
     how = {"inner": "associative", "eta": 0.5, **options}
-    made = stirred(CMS(D, F, chunks, CMSOptions(**how), has_bias=bias), 0.2)
+    made = perturb(CMS(D, F, chunks, CMSOptions(**how), has_bias=bias), 0.2)
     assert isinstance(made, CMS)
     return made
 
@@ -74,10 +74,10 @@ def test_pieces_are_the_whole(given_options: dict[str, Any], T: int, cuts: list[
     for a, b in zip([0, *ends], ends, strict=False):
         y, state = memory(x[:, a:b], state)
         found.append(y)
-    near([torch.cat(found, 1)], [whole])
+    assert_close([torch.cat(found, 1)], [whole])
     assert state is not None
-    near(dense_state(state), dense_state(after))
-    near(slopes(torch.cat(found, 1), memory), slopes(whole, memory))
+    assert_close(dense_state(state), dense_state(after))
+    assert_close(gradients(torch.cat(found, 1), memory), gradients(whole, memory))
 
 
 def test_token_after_token_is_the_whole() -> None:
@@ -87,9 +87,9 @@ def test_token_after_token_is_the_whole() -> None:
     for t in range(13):
         y, state = memory(x[:, t : t + 1], state)
         found.append(y)
-    near([torch.cat(found, 1)], [whole])
+    assert_close([torch.cat(found, 1)], [whole])
     assert state is not None
-    near(dense_state(state), dense_state(after))
+    assert_close(dense_state(state), dense_state(after))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -104,11 +104,11 @@ def test_padding_changes_nothing(optimizer: str, how: dict[str, Any]) -> None:
     after, last = made(more, state)
     for row in (0, 1, 3):
         own, held = made(x[row : row + 1, live[row]])
-        near([y[row : row + 1, live[row]]], [own])
-        near(dense_state(values.select_rows(state, [row])), dense_state(held))
+        assert_close([y[row : row + 1, live[row]]], [own])
+        assert_close(dense_state(values.select_rows(state, [row])), dense_state(held))
         own, held = made(more[row : row + 1], held)
-        near([after[row : row + 1]], [own])
-        near(dense_state(values.select_rows(last, [row])), dense_state(held))
+        assert_close([after[row : row + 1]], [own])
+        assert_close(dense_state(values.select_rows(last, [row])), dense_state(held))
 
 
 def test_weights_change_exactly_at_multiples_of_their_chunk() -> None:
@@ -153,8 +153,8 @@ def test_the_sum_over_a_chunk_is_one_backward_and_as_many_single_ones() -> None:
         whole = torch.autograd.grad(loss(slice(0, 5)), theta)
         single = [torch.autograd.grad(loss(slice(t, t + 1)), theta) for t in range(5)]
         asked = torch.cat([whole[0], whole[1][:, None]], 1)
-        near([to_dense(level.change[name])[0]], [-step * asked])
-        near([sum((torch.cat([g[0], g[1][:, None]], 1) for g in single), torch.zeros(()))], [asked])
+        assert_close([to_dense(level.change[name])[0]], [-step * asked])
+        assert_close([sum((torch.cat([g[0], g[1][:, None]], 1) for g in single), torch.zeros(()))], [asked])
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -170,7 +170,7 @@ def test_steps_of_0_are_the_static_model_bit_for_bit(optimizer: str, structure: 
     asked = torch.cat([moving(x[:, t : t + 2], learn=False)[0] for t in range(0, 9, 2)], 1)
     assert torch.equal(y, asked)
     assert not any(to_dense(change).any() for level in require_levels(state) for change in level.change.values())
-    near(slopes(y, moving), slopes(moving(x, learn=False)[0], moving))
+    assert_close(gradients(y, moving), gradients(moving(x, learn=False)[0], moving))
     still = layer(inner_optimizer=optimizer, structure=structure, eta=0.0)
     y, state = still(x)
     assert torch.equal(y, still(x, learn=False)[0])
@@ -208,7 +208,7 @@ def test_every_start_gets_a_gradient() -> None:
         for optimizer in OPTIMIZERS:
             memory = layer(structure=structure, inner_optimizer=optimizer, clip=0.0, step="token", bias=True)
             y, _ = memory(noise(5, 2, 9, D))
-            for (name, _), slope in zip(memory.named_parameters(), slopes(y, memory), strict=True):
+            for (name, _), slope in zip(memory.named_parameters(), gradients(y, memory), strict=True):
                 assert slope.isfinite().all(), name
                 assert slope.any(), f"{structure}, {optimizer}: {name}"
 
@@ -220,8 +220,8 @@ def test_ways_of_gradients_change_no_value(structure: str) -> None:
     found, names = {}, [name for name, _ in memory.named_parameters()]
     for way, more in ways.items():
         y, _ = memory(x, gradient=way, **more)
-        near([y], [memory(x)[0]], token_range=1e-14)
-        found[way] = dict(zip(names, slopes(y, memory), strict=True))
+        assert_close([y], [memory(x)[0]], token_range=1e-14)
+        found[way] = dict(zip(names, gradients(y, memory), strict=True))
     assert all(found[way][name].any() for way in ways for name in names if "_proj" in name)
     steps, keys = ("levels.0.step.bias", "levels.1.step.bias"), ("levels.0.key.weight", "levels.1.value.weight")
     assert all(found[way][name].any() for way in ("full", "truncated", "first_order") for name in steps)
@@ -229,10 +229,10 @@ def test_ways_of_gradients_change_no_value(structure: str) -> None:
     assert not any(found["first_order"][name].any() for name in keys)
     assert len({tuple(found[way]["levels.0.up_proj.weight"].flatten().tolist()) for way in ways}) == 4
     with torch.no_grad():
-        near([memory(x)[0]], [y])
+        assert_close([memory(x)[0]], [y])
     with torch.inference_mode():
         y, state = memory(x[:, :6])
-        near([torch.cat([y, memory(x[:, 6:], state)[0]], 1)], [memory(x)[0]])
+        assert_close([torch.cat([y, memory(x[:, 6:], state)[0]], 1)], [memory(x)[0]])
 
 
 def test_an_update_is_no_longer_than_its_bound() -> None:
@@ -267,16 +267,16 @@ def test_forks_resets_and_rows_are_their_own(tmp_path: Path) -> None:
     )
     both, more = values.repeat_rows(values.select_rows(state, [1]), 2), noise(10, 2, 4, D)
     y, after = memory(more, both)
-    near([y[1:]], [memory(more[1:], values.select_rows(state, [1]))[0]])
-    near(dense_state(values.select_rows(after, [0])), dense_state(memory(more[:1], values.select_rows(state, [1]))[1]))
+    assert_close([y[1:]], [memory(more[1:], values.select_rows(state, [1]))[0]])
+    assert_close(dense_state(values.select_rows(after, [0])), dense_state(memory(more[:1], values.select_rows(state, [1]))[1]))
     fresh = values.reset_rows(state, [0])
-    near([memory(more[:1], values.select_rows(fresh, [0]))[0]], [memory(more[:1])[0]])
+    assert_close([memory(more[:1], values.select_rows(fresh, [0]))[0]], [memory(more[:1])[0]])
     only = values.reset_rows(state, levels=[1])
     assert require_levels(only)[0].num_updates.any()
     assert not require_levels(only)[1].num_tokens.any()
     summed, factors = memory(noise(11, 1, 9, D))[1], memory(noise(12, 1, 1, D))[1]
     joined = values.concat_rows(summed, factors)
-    near([memory(more, joined)[0][:1]], [memory(more[:1], summed)[0]])
+    assert_close([memory(more, joined)[0][:1]], [memory(more[:1], summed)[0]])
 
 
 def test_errors_of_a_loss_teach_a_layer_that_stands_alone() -> None:
@@ -301,7 +301,7 @@ def test_errors_of_a_loss_teach_a_layer_that_stands_alone() -> None:
             step = nn.functional.softplus(memory.get_parameter("levels.0.step.bias"))
             for row in range(2):
                 (slope,) = torch.autograd.grad(z[row].square().sum(), p, retain_graph=True)
-                near([to_dense(change)[row]], [-step * slope])
+                assert_close([to_dense(change)[row]], [-step * slope])
     assert tokens_to_boundary(one.params, states[0]) == 3
     with pytest.raises(UsageError, match="cms: 4 tokens were given to learn, the chunk has room for 3; cut them there"):
         accumulate_tokens(one.params, states[0], [pairs], [noise(14, 2, 4, D)])
@@ -312,9 +312,9 @@ def test_changes_are_added_chosen_and_measured_in_either_form() -> None:
     one, other = (pair.dense for pair in sums)
     for a in (sums[0], one):
         for b in (sums[1], other):
-            near([to_dense(add(a, b))], [one + other])
-            near([to_dense(where_rows(torch.tensor([True, False]), a, b))], [torch.stack([one[0], other[1]])])
-        near(
+            assert_close([to_dense(add(a, b))], [one + other])
+            assert_close([to_dense(where_rows(torch.tensor([True, False]), a, b))], [torch.stack([one[0], other[1]])])
+        assert_close(
             [frobenius_norm(a), to_dense(scale(a, torch.tensor([2.0, 3.0]).double()))],
             [one.norm(dim=(1, 2)), one * torch.tensor([2.0, 3.0])[:, None, None]],
         )

@@ -18,7 +18,7 @@ from laconic.nested.state import LinearMemoryState
 from laconic.nested.titans.equations import TitansMemory
 from laconic.nested.titans.layer import gate_and_project
 from tests.core.readings import noise
-from tests.nested.helpers import near, same_state, slopes, stirred
+from tests.nested.helpers import assert_close, assert_states_close, gradients, perturb
 from tests.reference.self_titans import recurrent_self_titans
 
 D, H, E = 6, 2, 3
@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {"step_projections": 0.3, "keep_half_life": 20.0, "hidde
 
 
 def layer(**options: Any) -> SelfTitans:
-    made = stirred(SelfTitans(D, H, E, SelfModifyingOptions(**(SMALL | CHUNKS | options))))
+    made = perturb(SelfTitans(D, H, E, SelfModifyingOptions(**(SMALL | CHUNKS | options))))
     assert isinstance(made, SelfTitans)
     return made
 
@@ -75,13 +75,13 @@ def test_chunks_are_tokens_and_cuts_change_nothing(given_options: dict[str, Any]
     memory, x = layer(**given_options), noise(T, 2, T, D)
     y, after = memory(x)
     slow = token_by_token(memory, x)
-    near([y], [slow])
-    near(slopes(y, memory), slopes(slow, memory))
+    assert_close([y], [slow])
+    assert_close(gradients(y, memory), gradients(slow, memory))
     if cut < T:
         first, state = memory(x[:, :cut])
         second, state = memory(x[:, cut:], state)
-        near([torch.cat([first, second], 1)], [y])
-        same_state(state, after)
+        assert_close([torch.cat([first, second], 1)], [y])
+        assert_states_close(state, after)
 
 
 def test_a_gate_that_keeps_nothing_is_kept_from_nothing_by_both() -> None:
@@ -90,7 +90,7 @@ def test_a_gate_that_keeps_nothing_is_kept_from_nothing_by_both() -> None:
     with torch.no_grad():
         for group in ("memory", "projections"):
             memory.get_parameter(f"keep.{group}.bias").fill_(-20.0)
-    near([memory(x)[0]], [token_by_token(memory, x)])
+    assert_close([memory(x)[0]], [token_by_token(memory, x)])
 
 
 @pytest.mark.parametrize("memory", ["linear", "affine", "mlp"])
@@ -105,11 +105,11 @@ def test_padding_changes_nothing(memory: str, decay_to: str) -> None:
     after, last = made(more, state)
     for row in range(3):
         own, held = made(x[row : row + 1, live[row]])
-        near([y[row : row + 1, live[row]]], [own])
-        same_state(values.select_rows(state, [row]), held)
+        assert_close([y[row : row + 1, live[row]]], [own])
+        assert_states_close(values.select_rows(state, [row]), held)
         own, held = made(more[row : row + 1], held)
-        near([after[row : row + 1]], [own])
-        same_state(values.select_rows(last, [row]), held)
+        assert_close([after[row : row + 1]], [own])
+        assert_states_close(values.select_rows(last, [row]), held)
 
 
 def test_token_after_token_is_the_whole() -> None:
@@ -119,8 +119,8 @@ def test_token_after_token_is_the_whole() -> None:
     for t in range(10):
         y, state = memory(x[:, t : t + 1], state)
         found.append(y)
-    near([torch.cat(found, 1)], [whole])
-    same_state(state, after)
+    assert_close([torch.cat(found, 1)], [whole])
+    assert_states_close(state, after)
 
 
 def test_static_projections_are_titans_with_a_matrix() -> None:
@@ -136,8 +136,8 @@ def test_static_projections_are_titans_with_a_matrix() -> None:
     titan = TitansMemory("memory", 64, own.w["memory.M"], UpdateRule(), 1, None)
     inputs = (q, k, v, *(g for g in gates["memory"] if g is not None))
     other, after = titan.step_chunk(begin.memory, inputs, None)
-    near([y], [other])
-    same_state(moved, after)
+    assert_close([y], [other])
+    assert_states_close(moved, after)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -146,7 +146,7 @@ def test_every_start_gets_a_gradient(groups: int) -> None:
     for memory in ("linear", "affine", "mlp"):
         made = layer(memory=memory, groups=groups, adaptive_query=True)
         y, _ = made(noise(5, 2, 8, D))
-        for (name, _), slope in zip(made.named_parameters(), slopes(y, made), strict=True):
+        for (name, _), slope in zip(made.named_parameters(), gradients(y, made), strict=True):
             assert slope.isfinite().all(), name
             assert slope.any(), name
 
@@ -159,8 +159,8 @@ def test_ways_of_gradients_change_no_value(memory: str, decay_to: str) -> None:
     found, names = {}, [name for name, _ in made.named_parameters()]
     for way, more in ways.items():
         y, _ = made(x, gradient=way, **more)
-        near([y], [made(x)[0]], token_range=1e-15)
-        found[way] = dict(zip(names, slopes(y, made), strict=True))
+        assert_close([y], [made(x)[0]], token_range=1e-15)
+        found[way] = dict(zip(names, gradients(y, made), strict=True))
     k, read = ("k.M", "memory.M") if memory == "linear" else ("k.W1", "memory.W1")
     assert all(found[way][name].any() for way in ways for name in (read, "q_proj.weight"))
     assert not any(found["none"][name].any() for name in (k, "keep.memory.bias", "step.memory.weight")), "constants"
@@ -172,7 +172,7 @@ def test_a_detached_state_leaves_the_starts_their_gradient() -> None:
     memory, x = layer(), noise(7, 1, 9, D)
     _, state = memory(x[:, :6])
     y, _ = memory(x[:, 6:7], values.detach(state))
-    found = dict(zip((n for n, _ in memory.named_parameters()), slopes(y, memory), strict=True))
+    found = dict(zip((n for n, _ in memory.named_parameters()), gradients(y, memory), strict=True))
     assert found["memory.M"].any()
 
 
@@ -208,7 +208,7 @@ def test_with_one_write_the_memory_gives_the_value() -> None:
     k, v, gates = own.generate(begin.memory, heads)
     assert torch.equal(gates["memory"].decay, torch.ones(1, H, 1, dtype=torch.float64))
     y, _ = own.step_chunk(begin.memory, (heads, k), None)
-    near([y], [v @ own.w["memory.M"].mT])
+    assert_close([y], [v @ own.w["memory.M"].mT])
 
 
 def test_nothing_is_learned_where_learning_is_off() -> None:
@@ -219,7 +219,7 @@ def test_nothing_is_learned_where_learning_is_off() -> None:
         assert values.states_equal(after.memory, state.memory)
         assert not values.states_equal(after.tails, state.tails)
         first, piece = memory(x[:, 4:6], state, learn=False)
-        near([torch.cat([first, memory(x[:, 6:], piece, learn=False)[0]], 1)], [y])
+        assert_close([torch.cat([first, memory(x[:, 6:], piece, learn=False)[0]], 1)], [y])
         still, _ = memory(x, learn=False)
         assert not torch.equal(still, memory(x)[0])
         with torch.no_grad():
@@ -228,7 +228,7 @@ def test_nothing_is_learned_where_learning_is_off() -> None:
                     p.fill_(1e9 if name.startswith("keep") else -1e9)
                 if name.startswith(("keep", "step")) and name.endswith(".weight"):
                     p.zero_()
-        near([memory(x)[0]], [still], token_range=1e-15)
+        assert_close([memory(x)[0]], [still], token_range=1e-15)
 
 
 def test_reset_is_the_start_and_a_fork_is_its_own() -> None:
@@ -237,7 +237,7 @@ def test_reset_is_the_start_and_a_fork_is_its_own() -> None:
     assert values.states_equal(values.reset_rows(state), initial_state(memory.params, 3))
     both = values.repeat_rows(values.select_rows(state, [0]), 2)
     y, _ = memory(noise(12, 2, 4, D), both)
-    near([y[1:]], [memory(noise(12, 2, 4, D)[1:], values.select_rows(state, [0]))[0]])
+    assert_close([y[1:]], [memory(noise(12, 2, 4, D)[1:], values.select_rows(state, [0]))[0]])
 
 
 def test_what_comes_later_changes_nothing_before() -> None:
@@ -246,16 +246,16 @@ def test_what_comes_later_changes_nothing_before() -> None:
     other = torch.cat([x[:, :4], noise(14, 1, 1, D), x[:, 5:]], 1)
     for read in ("token", "boundary", "after"):
         memory = layer(read=read)
-        near([memory(x)[0][:, :4]], [memory(other)[0][:, :4]])
+        assert_close([memory(x)[0][:, :4]], [memory(other)[0][:, :4]])
     memory = layer(read="boundary", mix="none")
-    near([memory(x)[0][:, 5:6]], [memory(other)[0][:, 5:6]])
+    assert_close([memory(x)[0][:, 5:6]], [memory(other)[0][:, 5:6]])
     assert not torch.equal(memory(x)[0][:, 6:], memory(other)[0][:, 6:])
 
 
 def test_recomputed_chunks_have_the_same_gradients() -> None:
     x = noise(15, 2, 8, D)
     kept, again = layer(), layer(checkpoint=True)
-    near(slopes(again(x)[0], again), slopes(kept(x)[0], kept), token_range=1e-14)
+    assert_close(gradients(again(x)[0], again), gradients(kept(x)[0], kept), token_range=1e-14)
 
 
 def test_gates_begin_where_the_options_say() -> None:

@@ -21,7 +21,7 @@ from laconic.nested.hope.config import HopeConfig
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
 from tests.core.readings import fresh
-from tests.nested.helpers import near
+from tests.nested.helpers import assert_close
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 V = 97
@@ -107,7 +107,7 @@ def test_with_steps_that_come_to_0_nothing_moves(inner: str) -> None:
             if name.endswith("step.bias"):
                 p.fill_(-1e4)
     hidden, state = read(made, ids)
-    near([hidden], [donor(donor.embed(ids)).hidden], token_range=1e-12)
+    assert_close([hidden], [donor(donor.embed(ids)).hidden], token_range=1e-12)
     assert not any(
         to_dense(x).any() for layer in state.layers for level in require_levels(layer) for x in level.change.values()
     )
@@ -124,9 +124,9 @@ def test_pieces_are_the_whole(inner: str, which: int, cuts: tuple[int, ...]) -> 
     for a, b in zip((0, *cuts), (*cuts, 11), strict=True):
         y, state = read(model, ids[:, a:b], state)
         found.append(y)
-    near([torch.cat(found, 1)], [whole])
+    assert_close([torch.cat(found, 1)], [whole])
     assert state is not None
-    near(changes(state), changes(after))
+    assert_close(changes(state), changes(after))
     assert all(level.num_updates.all() for layer in state.layers for level in require_levels(layer))
     still, _ = read(model, ids, learn=False)
     assert not torch.allclose(still, whole), "what is learned matters"
@@ -142,10 +142,10 @@ def test_padding_and_company_change_nothing(inner: str, which: int) -> None:
     after, last = read(model, more, state)
     for row in range(3):
         own, held = read(model, ids[row : row + 1, live[row]])
-        near([y[row : row + 1, live[row]]], [own])
+        assert_close([y[row : row + 1, live[row]]], [own])
         own, held = read(model, more[row : row + 1], held)
-        near([after[row : row + 1]], [own])
-        near(changes(values.select_rows(last, [row])), changes(held))
+        assert_close([after[row : row + 1]], [own])
+        assert_close(changes(values.select_rows(last, [row])), changes(held))
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -164,7 +164,7 @@ def test_the_task_teaches_all_levels_by_one_gradient(which: int) -> None:
                 (slope,) = torch.autograd.grad(loss, model.get_parameter(f"{at}{name}.weight"), retain_graph=True)
                 held = level.change if model.hope_config.chunk_sizes[n][l] == 2 else level.accumulated
                 sign = -1.0 if model.hope_config.chunk_sizes[n][l] == 2 else 1.0
-                near([to_dense(held[name])[0]], [sign * step * slope])
+                assert_close([to_dense(held[name])[0]], [sign * step * slope])
                 moved += int(bool(slope.any()))
     assert moved == 3 * sum(map(len, model.hope_config.chunk_sizes))
 
@@ -189,7 +189,7 @@ def test_what_is_not_taught_is_no_target_and_passes_gradients_on(which: int, cut
             for name in model.hope_config.mlp_projections:
                 w = model.get_parameter(f"{at}{name}.weight")
                 (slope,) = torch.autograd.grad(loss, w, retain_graph=True)
-                near([to_dense(level.change[name])[0]], [-step * slope])
+                assert_close([to_dense(level.change[name])[0]], [-step * slope])
                 (other,) = torch.autograd.grad(early, w, retain_graph=True)
                 apart += int((slope - other).abs().max() > 1e-3 * slope.abs().max())
     assert apart, "one target less is another gradient"
@@ -237,7 +237,7 @@ def test_tokens_that_teach_nothing_end_the_gathering() -> None:
             assert state is not None
             found.append([torch.cat(ys, 1), *changes(state)])
         for other in found[1:]:
-            near(other, found[0])
+            assert_close(other, found[0])
         _, state = read(model, ids[:, :3])
         _, one = read(model, ids[:, 3:4], state, learn=False)
         _, two = read(model, ids[:, 4:9], one, learn=False)
@@ -254,7 +254,7 @@ def test_starts_get_gradients_and_ways_change_no_value(inner: str, which: int) -
     asked, _ = read(model, ids)
     for way, more in ways.items():
         y, _ = read(model, ids, gradient=way, **more)
-        near([y], [asked], token_range=1e-12)
+        assert_close([y], [asked], token_range=1e-12)
         loss = cross_entropy(model.logits(y)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         slopes = torch.autograd.grad(loss, parameters, materialize_grads=True)
         found[way] = dict(zip(names, slopes, strict=True))
@@ -269,7 +269,7 @@ def test_starts_get_gradients_and_ways_change_no_value(inner: str, which: int) -
     for quiet in (torch.no_grad, torch.inference_mode):
         with quiet():
             y, state = read(model, ids[:, :5])
-            near([torch.cat([y, read(model, ids[:, 5:], state)[0]], 1)], [asked])
+            assert_close([torch.cat([y, read(model, ids[:, 5:], state)[0]], 1)], [asked])
             assert not state.layers[0].cms.levels[0].num_tokens.requires_grad  # type: ignore[union-attr]
 
 
@@ -302,9 +302,9 @@ def test_states_are_saved_forked_and_reset(which: int, tmp_path: Path) -> None:
     assert values.states_equal(loaded, values.detach(state))
     more = ids_of(4, 5, 2)
     y, after = read(model, more, values.repeat_rows(loaded, 2))
-    near([y[1:2]], [read(model, more[1:2], values.select_rows(loaded, [0]))[0]])
+    assert_close([y[1:2]], [read(model, more[1:2], values.select_rows(loaded, [0]))[0]])
     fresh_row = values.reset_rows(after, [0])
-    near([read(model, more[:1], values.select_rows(fresh_row, [0]))[0]], [read(model, more[:1])[0]])
+    assert_close([read(model, more[:1], values.select_rows(fresh_row, [0]))[0]], [read(model, more[:1])[0]])
     only = values.reset_rows(after, [0], parts=("cms",))
     assert not any(level.num_updates[0] for layer in only.layers for level in require_levels(layer))
     with torch.no_grad():
@@ -322,7 +322,7 @@ def test_folders_hold_the_whole_model(which: int, tmp_path: Path) -> None:
     assert replace(loaded.hope_config, decoder=model.hope_config.decoder) == model.hope_config
     held = dict(model.named_parameters())
     assert all(torch.equal(p, held[name]) for name, p in loaded.named_parameters())
-    near([read(loaded, ids)[0]], [read(model, ids)[0]], token_range=1e-13)  # mapped weights lie elsewhere
+    assert_close([read(loaded, ids)[0]], [read(model, ids)[0]], token_range=1e-13)  # mapped weights lie elsewhere
     other = (Hope, HopeAttention)[1 - isinstance(model, HopeAttention)]
     with pytest.raises(InputError, match=r"holds a Hope(Attention)?; load it as that"):
         other.from_pretrained(tmp_path / "model")
@@ -362,7 +362,7 @@ def test_levels_are_added_to_those_there_are() -> None:
         small = type(model)(shape, seed=3).double()
         more = small.add_levels((2, 4))
         assert torch.equal(read(more, ids, learn=False)[0], read(small, ids, learn=False)[0])
-        near([read(more, ids[:, :4])[0]], [read(small, ids[:, :4])[0]])  # the added level has not fired
+        assert_close([read(more, ids[:, :4])[0]], [read(small, ids[:, :4])[0]])  # the added level has not fired
         first = "model.layers.0.mlp.levels.0.up_proj.weight"
         assert more.get_parameter(first) is small.get_parameter(first)
         copied = small.add_levels((2, 4), "copy").get_parameter(first.replace("levels.0", "levels.1"))
@@ -430,8 +430,8 @@ def test_what_is_written_is_read() -> None:
             assert one.token_ids == alone.token_ids
             assert one.passes == (1, 0, 0, len(alone.token_ids))
             _, after = read(model, torch.tensor([prompt + alone.token_ids]))
-            near(changes(cast(FastWeightState, alone.state)), changes(after))
-            near(changes(cast(FastWeightState, one.state)), changes(after))
+            assert_close(changes(cast(FastWeightState, alone.state)), changes(after))
+            assert_close(changes(cast(FastWeightState, one.state)), changes(after))
         drawn, again = (
             generate(model, input_ids=prompts, config=GenerationConfig(max_tokens=3, temperature=1.0, seed=[1, 2]))
             for _ in range(2)

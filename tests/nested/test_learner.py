@@ -23,7 +23,7 @@ from laconic.nested.hope.model import Hope
 from laconic.nested.language_model import NestedLanguageModel, check_levels
 from laconic.nested.metrics import DeadLevelMonitor
 from laconic.nested.state import FastWeightState
-from tests.nested.helpers import near
+from tests.nested.helpers import assert_close
 from tests.nested.test_hope_model import MEMORY, attention, changes, hope, ids_of, titans
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -47,12 +47,12 @@ def test_the_loss_is_nats_of_what_is_scored() -> None:
     batch = documents(text)
     step = learner(batch)
     logits = model.logits(model.read_tokens(text).hidden_states)
-    near([step.loss], [cross_entropy(logits[:, :-1].flatten(0, 1), text[:, 1:].flatten())])
+    assert_close([step.loss], [cross_entropy(logits[:, :-1].flatten(0, 1), text[:, 1:].flatten())])
     assert learner.loss_denominators(batch) == {"scored": 12.0, "rows": 2.0}
     labels = torch.full((2, 7), IGNORE_INDEX)
     labels[:, 3] = 5
     step = learner(replace(batch, labels=labels))
-    near([step.loss], [cross_entropy(logits[:, 3], torch.tensor([5, 5]))])
+    assert_close([step.loss], [cross_entropy(logits[:, 3], torch.tensor([5, 5]))])
     assert not learner.resets_optimizer_state(batch)
 
 
@@ -81,7 +81,7 @@ def test_lanes_are_their_documents(make: Any, inner: str) -> None:
     assert nats == pytest.approx(said, rel=1e-9)
     assert state.position.tolist() == [12, 4]
     again = learner(batches[0], None)
-    near(changes(learner(batches[0], state).state), changes(again.state))
+    assert_close(changes(learner(batches[0], state).state), changes(again.state))
 
 
 def test_attention_reads_a_batch_and_levels_go_on() -> None:
@@ -97,7 +97,7 @@ def test_the_control_learns_nothing_but_slow_weights() -> None:
     for inner in ("task", "associative"):
         learner, text = NestedLanguageModel(hope(inner), InnerLoopConfig(enabled=False)), ids_of(2, 9)
         step = learner(documents(text))
-        near(
+        assert_close(
             [step.loss],
             [NestedLanguageModel(hope(inner, eta=0.0), InnerLoopConfig(enabled=False))(documents(text)).loss],
             token_range=1e-2,
@@ -119,7 +119,7 @@ def test_gradients_change_no_value(gradient: Any) -> None:
     whole, step = NestedLanguageModel(model)(batch).loss, model.get_parameter("model.layers.0.mlp.levels.0.step.bias")
     horizon = 2 if gradient == "truncated" else None
     loss = NestedLanguageModel(model, InnerLoopConfig(outer_gradient=gradient, truncate_after=horizon))(batch).loss
-    near([loss], [whole])
+    assert_close([loss], [whole])
     (slope,) = torch.autograd.grad(loss, step, allow_unused=True)
     assert (slope is not None and bool(slope)) == (gradient != "none")
 
@@ -135,7 +135,7 @@ def test_numbers_are_means_over_rows(make: Any) -> None:
     ends = ("_half_life", "_step", "_low", "_high", "_capped", "_contracted")  # of the first row alone
     sampled = [name for name in whole if name.endswith(ends)]
     same = [name for name in whole if name not in sampled]
-    near([apart[name] for name in same], [whole[name] for name in same], token_range=1e-6)
+    assert_close([apart[name] for name in same], [whole[name] for name in same], token_range=1e-6)
     assert bool(sampled) == (make is not attention)
     assert whole.keys().isdisjoint({"step", "epoch", "lr", "tokens", "seconds", "loss"}), "names of the log's own"
     assert whole["level0_fired"] == 4.0
@@ -163,7 +163,7 @@ def test_sizes_are_those_of_the_change() -> None:
         starts = [learner.decoder.get_parameter(f"{at}{name}.weight") for name in names]
         moved = torch.cat([to_dense(level.change[name]).flatten() for name in names])
         asked.append(moved.norm() / torch.cat([w.flatten() for w in starts]).norm())
-    near([step.parts["level0_moved"], step.parts["level0_update"]], [torch.stack(asked).mean()] * 2)
+    assert_close([step.parts["level0_moved"], step.parts["level0_update"]], [torch.stack(asked).mean()] * 2)
     assert step.parts["level1_fired"] == 0
     assert step.parts["level1_moved"] < 1e-12
 

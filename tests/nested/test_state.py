@@ -1,4 +1,4 @@
-"""A state as a value: rows taken, joined, forked and reset; a file that gives back the bits and refuses strangers."""
+"""FastWeightState: rows are selected, concatenated, repeated and reset; files give back the bits and refuse others."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from laconic.nested.state import (
     MLPMemoryState,
     OpenChunk,
 )
-from laconic.nested.state_file import load_state, save_state
+from laconic.nested.state_file import ARTIFACT_KIND, SCHEMA_VERSION, load_state, save_state
 from laconic.storage import atomic
 
 
@@ -27,12 +27,12 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def matrix(B: int, momentum: bool = False) -> LinearMemoryState:
-    now = noise(B, 2, 3, 4)
-    return LinearMemoryState(now, now, noise(B, 2, 3, 4) if momentum else None, torch.arange(B) + 5)
+def linear_memory(B: int, momentum: bool = False) -> LinearMemoryState:
+    change = noise(B, 2, 3, 4)
+    return LinearMemoryState(change, change, noise(B, 2, 3, 4) if momentum else None, torch.arange(B) + 5)
 
 
-def level(B: int, R: int) -> CMSLevelState:
+def cms_level(B: int, R: int) -> CMSLevelState:
     return CMSLevelState(
         change={"down_proj": LowRankChange(noise(B, R, 3), noise(B, R, 4)), "up_proj": noise(B, 4, 3)},
         accumulated={"down_proj": LowRankChange(noise(B, 1, 3), noise(B, 1, 4))},
@@ -43,163 +43,145 @@ def level(B: int, R: int) -> CMSLevelState:
     )
 
 
-def whole(B: int = 3, R: int = 2, S: int = 4) -> FastWeightState:
-    """One of everything."""
-    cache = KVCache((noise(B, 1, S, 2),), (noise(B, 1, S, 2),), torch.arange(S).expand(B, -1).clone(),
-                  torch.ones(B, S).bool())  # fmt: skip
+def full_state(B: int = 3, R: int = 2, S: int = 4) -> FastWeightState:
+    """Return a state with one of every part."""
+    positions = torch.arange(S).expand(B, -1).clone()
     layer = LayerState(
         conv_tails={"x": noise(B, 3, 8)},
-        memory={"mixer": matrix(B, True), "deep": MLPMemoryState(matrix(B), matrix(B))},
-        cms=CMSState((level(B, R), level(B, R))),
-        cache=cache,
+        memory={"memory": linear_memory(B, True), "deep": MLPMemoryState(linear_memory(B), linear_memory(B))},
+        cms=CMSState((cms_level(B, R), cms_level(B, R))),
+        cache=KVCache((noise(B, 1, S, 2),), (noise(B, 1, S, 2),), positions, torch.ones(B, S).bool()),
     )
-    opened = OpenChunk(torch.arange(2 * B).reshape(B, 2), torch.full((B,), 2), (layer,))
-    return FastWeightState((layer, LayerState()), torch.full((B,), 9), opened)
+    open_chunk = OpenChunk(torch.arange(2 * B).reshape(B, 2), torch.full((B,), 2), (layer,))
+    return FastWeightState((layer, LayerState()), torch.full((B,), 9), open_chunk)
 
 
-def test_names_on_disk_are_the_specified() -> None:
-    names = dict(state.named_tensors(whole()))
+def test_state_tensor_names() -> None:
+    names = dict(state.named_tensors(full_state()))
     assert "layers.0.cms.levels.1.down_proj.left" in names
-    assert "layers.0.memory.deep.W1.now" in names
-    assert len({id(x) for x in names.values()}) < len(names), "a boundary that is the current state is the same tensor"
+    assert "layers.0.memory.deep.W1.change" in names
+    assert len({id(x) for x in names.values()}) < len(names), "the change at a boundary is the same tensor"
 
 
-def test_rows_are_taken_forked_and_joined() -> None:
-    held = whole()
-    few = state.select_rows(held, [2, 0])
-    assert state.states_equal(few.layers[0].cms, state.select_rows(held.layers[0].cms, torch.tensor([2, 0])))
-    assert state.states_equal(state.concat_rows(state.select_rows(held, [0]), state.select_rows(held, [1, 2])), held)
-    forked = state.repeat_rows(held, 2)
-    assert state.states_equal(state.select_rows(forked, [0, 2, 4]), held)
-    assert state.states_equal(state.select_rows(forked, [1, 3, 5]), held)
-    assert state.num_bytes(state.select_rows(held, [0])) * 3 == state.num_bytes(state.select_rows(held, [0, 1, 2]))
+def test_state_rows_select_repeat_and_concat_are_consistent() -> None:
+    whole = full_state()
+    some = state.select_rows(whole, [2, 0])
+    assert state.states_equal(some.layers[0].cms, state.select_rows(whole.layers[0].cms, torch.tensor([2, 0])))
+    parts = state.select_rows(whole, [0]), state.select_rows(whole, [1, 2])
+    assert state.states_equal(state.concat_rows(*parts), whole)
+    fork = state.repeat_rows(whole, 2)
+    assert state.states_equal(state.select_rows(fork, [0, 2, 4]), whole)
+    assert state.states_equal(state.select_rows(fork, [1, 3, 5]), whole)
+    assert state.num_bytes(state.select_rows(whole, [0])) * 3 == state.num_bytes(state.select_rows(whole, [0, 1, 2]))
 
 
-def test_a_state_in_two_places_is_counted_once() -> None:
-    m = matrix(2)
+def test_state_num_bytes_counts_a_shared_tensor_once() -> None:
+    m = linear_memory(2)
     assert state.num_bytes(m) == m.change.nbytes + m.num_tokens.nbytes
 
 
-def test_joined_rows_of_different_lengths_are_padded_with_what_adds_nothing() -> None:
-    short, long = level(1, 1), level(1, 3)
+def test_state_concat_rows_pads_ranks_and_caches() -> None:
+    short, long = cms_level(1, 1), cms_level(1, 3)
     both = state.concat_rows(short, long).change["down_proj"]
     for row, one in enumerate((short, long)):
-        made = one.change["down_proj"]
+        change = one.change["down_proj"]
         assert isinstance(both, LowRankChange)
-        assert isinstance(made, LowRankChange)
-        torch.testing.assert_close(both.left[row].mT @ both.right[row], made.left[0].mT @ made.right[0])
-    caches = state.concat_rows(whole(1, S=2), whole(1, S=4)).layers[0].cache
-    assert caches is not None
-    assert caches.valid.tolist() == [[False, False, True, True], [True] * 4]
+        assert isinstance(change, LowRankChange)
+        torch.testing.assert_close(both.left[row].mT @ both.right[row], change.left[0].mT @ change.right[0])
+    cache = state.concat_rows(full_state(1, S=2), full_state(1, S=4)).layers[0].cache
+    assert cache is not None
+    assert cache.valid.tolist() == [[False, False, True, True], [True] * 4]
 
 
-def test_moved_elsewhere_counts_stay() -> None:
-    moved = state.to(whole(), "meta", torch.float32)
+def test_state_to_keeps_counts_on_the_cpu() -> None:
+    moved = state.to(full_state(), "meta", torch.float32)
     assert moved.position.device.type == "cpu"
-    now = dict(state.named_tensors(moved))["layers.0.memory.memory.now"]
-    assert (now.device.type, now.dtype) == ("meta", torch.float32)
+    change = dict(state.named_tensors(moved))["layers.0.memory.memory.change"]
+    assert (change.device.type, change.dtype) == ("meta", torch.float32)
     x = noise(1, 1).requires_grad_()
     assert not state.detach(LayerState(conv_tails={"x": x[None] * 2})).conv_tails["x"].requires_grad
 
 
-def test_reset_gives_some_rows_their_start() -> None:
-    held = whole()
-    after = state.reset_rows(held, [1])
+def test_state_reset_rows_zeroes_only_these_rows() -> None:
+    before = full_state()
+    after = state.reset_rows(before, [1])
+    old = dict(state.named_tensors(before))
     for name, x in state.named_tensors(after):
-        old = dict(state.named_tensors(held))[name]
-        assert torch.equal(x[0], old[0]), name
-        if "cache" not in name and name != "open.ids":
+        assert torch.equal(x[0], old[name][0]), name
+        if "cache" not in name and name != "open_chunk.input_ids":
             assert not x[1].any(), name
     cache = after.layers[0].cache
     assert cache is not None
     assert cache.valid.any(1).tolist() == [True, False, True]
 
 
-def test_reset_of_one_part_leaves_the_others() -> None:
-    held = whole()
-    after = state.reset_rows(held, parts=("cms",), levels=[1])
-    first, second = (dict(state.named_tensors(x)) for x in (held, after))
+def test_state_reset_rows_of_one_part_leaves_the_others() -> None:
+    before = full_state()
+    after = state.reset_rows(before, parts=("cms",), levels=[1])
+    first, second = (dict(state.named_tensors(x)) for x in (before, after))
     changed = {name for name in first if not torch.equal(first[name], second[name])}
-    assert changed == {name for name in first if ".levels.1." in name} | {"open.count"}
+    assert changed == {name for name in first if ".levels.1." in name} | {"open_chunk.num_tokens"}
     assert not any(second[name].any() for name in changed)
-    assert not state.reset_rows(held, parts=("cache",)).position.any()
-    assert state.reset_rows(held, parts=("memory",)).position.tolist() == [9] * 3
+    assert not state.reset_rows(before, parts=("cache",)).position.any()
+    assert state.reset_rows(before, parts=("memory",)).position.tolist() == [9] * 3
 
 
-def test_a_file_gives_back_the_bits(tmp_path: Path) -> None:
-    held = whole()
-    save_state(
-        held, tmp_path / "me.safetensors", memory_kind="hope", model_fingerprint="f" * 64, num_tokens=9, version="0"
-    )
-    found = load_state(tmp_path / "me.safetensors", memory_kind="hope", model_fingerprint="f" * 64)
-    assert state.states_equal(found, held)
-    assert type(found) is FastWeightState
-    assert found.layers[1] == LayerState()
-    tensors, about = atomic.load_artifact(tmp_path / "me.safetensors", "laconic.state")
-    assert len(tensors) == len({id(x) for _, x in state.named_tensors(held)}), "a tensor in two places is written once"
-    assert {name: about[name] for name in ("schema", "holds", "tokens", "version")} == {
-        "schema": 1, "holds": "hope", "tokens": 9, "version": "0",
-    }  # fmt: skip
+def test_state_file_gives_back_the_bits(tmp_path: Path) -> None:
+    saved, path = full_state(), tmp_path / "state.safetensors"
+    save_state(saved, path, memory_kind="hope", model_fingerprint="f" * 64, num_tokens=9, version="0")
+    loaded = load_state(path, memory_kind="hope", model_fingerprint="f" * 64)
+    assert state.states_equal(loaded, saved)
+    assert type(loaded) is FastWeightState
+    assert loaded.layers[1] == LayerState()
+    tensors, metadata = atomic.load_artifact(path, ARTIFACT_KIND)
+    assert len(tensors) == len({id(x) for _, x in state.named_tensors(saved)}), "a shared tensor is written once"
+    assert (metadata["holds"], metadata["tokens"], metadata["version"]) == ("hope", 9, "0")
 
 
-def test_states_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "me.safetensors"
-    save_state(whole(), path, memory_kind="hope", model_fingerprint="3f2a" + "0" * 60)
-    with pytest.raises(CorruptArtifactError, match="state: made by model 3f2a00000000…, this is 9c1b"):
+def test_state_file_refuses_other_weights_kinds_and_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.safetensors"
+    save_state(full_state(), path, memory_kind="hope", model_fingerprint="3f2a" + "0" * 60)
+    with pytest.raises(CorruptArtifactError, match="force=True"):
         load_state(path, memory_kind="hope", model_fingerprint="9c1b" + "0" * 60)
-    assert state.states_equal(
-        load_state(path, memory_kind="hope", model_fingerprint="9c1b", force=True),
-        load_state(path, memory_kind="hope", model_fingerprint="", force=True),
-    )
-    with pytest.raises(
-        CorruptArtifactError, match="holds hope of schema 1, asked was titans of schema 1; load it with what made"
-    ):
+    forced = [load_state(path, memory_kind="hope", model_fingerprint=x, force=True) for x in ("9c1b", "")]
+    assert state.states_equal(*forced)
+    with pytest.raises(CorruptArtifactError, match="expected titans"):
         load_state(path, memory_kind="titans", model_fingerprint="")
-    monkeypatch.setattr("laconic.nested.state_file.SCHEMA_VERSION", 2)
-    with pytest.raises(CorruptArtifactError, match="asked was hope of schema 2"):
+    monkeypatch.setattr("laconic.nested.state_file.SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    with pytest.raises(CorruptArtifactError, match="schema"):
         load_state(path, memory_kind="hope", model_fingerprint="")
 
 
 @pytest.mark.parametrize(
-    ("shape", "says"),
-    [
-        ({"is": "Layer", "tails": "y"}, "is no part of a state and no tensor in the file; take another copy"),
-        ({"is": "Popen", "args": None}, "is no part of a state and no tensor in the file"),
-        ("z", "'z' is no part of a state"),
-        (["x"], "y stands nowhere in it; take another copy"),
-        (["x", "y"], "its tensors have different numbers of rows"),
-    ],
+    "shape", [{"is": "LayerState", "conv_tails": "y"}, {"is": "Popen", "args": None}, "z", ["x"], ["x", "y"]]
 )
-def test_a_form_that_does_not_fit_its_tensors_is_refused(tmp_path: Path, shape: object, says: str) -> None:
-    about = {"schema": 1, "holds": "hope", "model": "", "shape": shape}
+def test_state_file_refuses_a_structure_that_does_not_fit(tmp_path: Path, shape: object) -> None:
+    metadata = {"schema": SCHEMA_VERSION, "holds": "hope", "model": "", "shape": shape}
     tensors = {"x": torch.zeros(2), "y": torch.zeros(3)}
-    atomic.save_artifact(tmp_path / "me.safetensors", tensors, "laconic.state", about)
-    with pytest.raises(CorruptArtifactError, match=says):
-        load_state(tmp_path / "me.safetensors", memory_kind="hope", model_fingerprint="")
+    atomic.save_artifact(tmp_path / "state.safetensors", tensors, ARTIFACT_KIND, metadata)
+    with pytest.raises(CorruptArtifactError, match="state"):
+        load_state(tmp_path / "state.safetensors", memory_kind="hope", model_fingerprint="")
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
-    held = whole()
-    with pytest.raises(UsageError, match="state: row 3 was asked for, there are rows 0 to 2"):
-        state.select_rows(held, [3])
-    with pytest.raises(UsageError, match="reset: 'cmss' was asked for; a state holds memory, cms, cache"):
-        state.reset_rows(held, parts=("cmss",))
-    with pytest.raises(UsageError, match="join: states of different forms, Matrix, Deep; join one model's"):
-        state.concat_rows(matrix(1), MLPMemoryState(matrix(1), matrix(1)))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"join: states that hold different parts, .* and others; join one model's"):
+def test_state_functions_refuse_unknown_rows_parts_and_mixtures() -> None:
+    whole = full_state()
+    with pytest.raises(UsageError, match="row 3"):
+        state.select_rows(whole, [3])
+    with pytest.raises(UsageError, match="cmss"):
+        state.reset_rows(whole, parts=("cmss",))
+    with pytest.raises(UsageError, match="LinearMemoryState, MLPMemoryState"):
+        state.concat_rows(linear_memory(1), MLPMemoryState(linear_memory(1), linear_memory(1)))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="different parts"):
         state.concat_rows({"a": noise(1, 1)}, {"b": noise(1, 1)})
-    with pytest.raises(UsageError, match="join: no state was given; give one or more of the same model"):
-        state.concat_rows()
-    with pytest.raises(UsageError, match=r"state: it holds no tensor, so no rows; begin with start\(params, batch\)"):
+    with pytest.raises(UsageError, match="initial_state"):
         state.select_rows(LayerState(), [0])
 
 
-def test_the_fingerprint_is_of_names_shapes_types_and_bytes() -> None:
+def test_fingerprint_depends_on_names_shapes_types_and_bytes() -> None:
     a = {"x": torch.zeros(2, 3), "y": torch.ones(1)}
-    found = [
-        state.fingerprint_tensors(w)
-        for w in (a, dict(reversed(a.items())), a | {"x": torch.zeros(3, 2)}, a | {"x": torch.zeros(2, 3).double()},
-                  a | {"y": torch.ones(1) * 2}, {"z": a["x"], "y": a["y"]})
+    others = [
+        a | {"x": torch.zeros(3, 2)}, a | {"x": torch.zeros(2, 3).double()}, a | {"y": torch.ones(1) * 2},
+        {"z": a["x"], "y": a["y"]},
     ]  # fmt: skip
-    assert found[0] == found[1]
-    assert len(set(found)) == 5
+    assert state.fingerprint_tensors(a) == state.fingerprint_tensors(dict(reversed(a.items())))
+    assert len({state.fingerprint_tensors(x) for x in (a, *others)}) == 5

@@ -1,4 +1,4 @@
-"""Titans 21 to 31 against their oracles, and pieces against the whole."""
+"""Titans MAL, MAG and MAC (21 to 31) against their oracles; pieces equal the whole."""
 
 from typing import Any
 
@@ -7,22 +7,21 @@ import torch
 from torch import Tensor
 
 from laconic.config.nested import TitansOptions
-from laconic.nested import state as values
 from laconic.nested.state import LayerState
 from laconic.nested.titans.attention_variants import mac, mag, mal
 from laconic.nested.titans.layer import Titans, initial_state
 from tests.core.readings import noise
-from tests.nested.helpers import near, stirred
+from tests.nested.helpers import assert_close, perturb
 from tests.oracles.compare import agree
 from tests.oracles.titans_attention import MISREAD, ORACLE
 
 B, T, D, H, W = 2, 6, 6, 2, 3
 
 
-def memory() -> Titans:
-    made = stirred(Titans(D, H, 3, TitansOptions(mlp_width=4)))
-    assert isinstance(made, Titans)
-    return made
+def build() -> Titans:
+    layer = perturb(Titans(D, H, 3, TitansOptions(mlp_width=4)))
+    assert isinstance(layer, Titans)
+    return layer
 
 
 def weights() -> dict[str, Tensor]:
@@ -31,80 +30,68 @@ def weights() -> dict[str, Tensor]:
     return w | norms | {"persistent": noise(7, 2, D)}
 
 
-def as_function(layer: Titans) -> tuple[Any, Any]:
-    """The memory as the oracles take it."""
-    return (
-        lambda x, state=None: layer(x, state),
-        lambda x, state=None: layer(x, state, learn=False)[0],
-    )
-
-
 @torch.no_grad()
-def held_to(id: str, form: Any) -> None:
-    layer, w = memory(), weights()
-    read, asked = as_function(layer)
+def check(equation: str, form: Any) -> None:
+    """Compare with the oracle, which takes the memory as two functions: learning and only reading."""
+    layer, w = build(), weights()
 
-    def of(read: Any, asked: Any, w: Any, x: Tensor, heads: int, window: int) -> Tensor:
+    def run(learn: Any, read: Any, w: Any, x: Tensor, heads: int, window: int) -> Tensor:
         return form(layer.params, w, initial_state(layer.params, len(x)), x, window)[0]
 
-    agree(of, ORACLE[id], MISREAD[id], read, asked, w, noise(8, B, T, D), H, W)
+    learn = lambda x, state=None: layer(x, state)  # noqa: E731
+    read = lambda x, state=None: layer(x, state, update_weights=False)[0]  # noqa: E731
+    agree(run, ORACLE[equation], MISREAD[equation], learn, read, w, noise(8, B, T, D), H, W)
 
 
 @pytest.mark.equation("titans", "29-31")
-def test_memory_as_a_layer() -> None:
+def test_mal_equals_its_oracle() -> None:
     assert ORACLE["29-31"]
     assert MISREAD["29-31"]
-    held_to("29-31", mal)
+    check("29-31", mal)
 
 
 @pytest.mark.equation("titans", "26-28")
-def test_memory_as_a_gate() -> None:
+def test_mag_equals_its_oracle() -> None:
     assert ORACLE["26-28"]
     assert MISREAD["26-28"]
-    held_to("26-28", mag)
+    check("26-28", mag)
 
 
 @pytest.mark.equation("titans", "21-25")
-def test_memory_as_context() -> None:
-    """Segment by segment."""
-
-    def of(params: Any, w: Any, state: LayerState, x: Tensor, window: int) -> tuple[Tensor, LayerState]:
-        found = []
+def test_mac_equals_its_oracle_segment_by_segment() -> None:
+    def run(params: Any, w: Any, state: LayerState, x: Tensor, window: int) -> tuple[Tensor, LayerState]:
+        outputs = []
         for a in range(0, x.shape[1], window):
             y, state = mac(params, w, state, x[:, a : a + window])
-            found.append(y)
-        return torch.cat(found, 1), state
+            outputs.append(y)
+        return torch.cat(outputs, 1), state
 
     assert ORACLE["21-25"]
     assert MISREAD["21-25"]
-    held_to("21-25", of)
+    check("21-25", run)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("form", [mal, mag])
-def test_any_cut_gives_the_whole(form: Any) -> None:
-    """With padding too; the window that is held does not grow."""
-    layer, w, x = memory(), weights(), noise(9, 2, 8, D)
-    live = torch.tensor([[1] * 8, [0, 1, 1, 0, 1, 1, 0, 1]]).bool()
-    whole, after = form(layer.params, w, initial_state(layer.params, 2), x, W, attention_mask=live)
+def test_mal_and_mag_pieces_equal_the_whole(form: Any) -> None:
+    """With padding; the cache does not grow beyond the window."""
+    layer, w, x = build(), weights(), noise(9, 2, 8, D)
+    start = initial_state(layer.params, 2)
+    mask = torch.tensor([[1] * 8, [0, 1, 1, 0, 1, 1, 0, 1]]).bool()
+    whole, _ = form(layer.params, w, start, x, W, attention_mask=mask)
     for cut in range(1, 8):
-        first, state = form(
-            layer.params, w, initial_state(layer.params, 2), x[:, :cut], W, attention_mask=live[:, :cut]
-        )
-        second, state = form(layer.params, w, state, x[:, cut:], W, attention_mask=live[:, cut:])
-        near([torch.cat([first, second], 1)], [whole])
+        first, state = form(layer.params, w, start, x[:, :cut], W, attention_mask=mask[:, :cut])
+        second, state = form(layer.params, w, state, x[:, cut:], W, attention_mask=mask[:, cut:])
+        assert_close([torch.cat([first, second], 1)], [whole])
         assert state.cache is not None
         assert state.cache.S <= W - 1
-    alone, _ = form(layer.params, w, initial_state(layer.params, 1), x[1:, live[1]], W)
-    near([whole[1:, live[1]]], [alone])
-    assert values.num_bytes(after) > 0
+    alone, _ = form(layer.params, w, initial_state(layer.params, 1), x[1:, mask[1]], W)
+    assert_close([whole[1:, mask[1]]], [alone])
 
 
 @torch.no_grad()
-def test_in_a_segment_nothing_comes_from_later() -> None:
-    layer, w, x = memory(), weights(), noise(10, 1, 5, D)
+def test_mac_is_causal_within_a_segment() -> None:
+    layer, w, x = build(), weights(), noise(10, 1, 5, D)
     other = torch.cat([x[:, :3], noise(11, 1, 2, D)], 1)
-    near(
-        [mac(layer.params, w, initial_state(layer.params, 1), x)[0][:, :3]],
-        [mac(layer.params, w, initial_state(layer.params, 1), other)[0][:, :3]],
-    )
+    start = initial_state(layer.params, 1)
+    assert_close([mac(layer.params, w, start, x)[0][:, :3]], [mac(layer.params, w, start, other)[0][:, :3]])

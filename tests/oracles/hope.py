@@ -159,14 +159,14 @@ ORACLE = {
 
 MISREAD = {
     "76-78": {
-        "keys not normalised": lambda *a: static(*a, num_too_long=True),
+        "keys not normalised": lambda *a: static(*a, long=True),
         "values through the memory": lambda *a: static(*a, own=True),
         "erase from the left": lambda *a: static(*a, left=True),
         "the write subtracted": lambda *a: static(*a, sign=-1),
     },
     "83,86,94": {
         "static keys": lambda *a: generated(*a, static=True),
-        "keys not normalised": lambda *a: generated(*a, num_too_long=True),
+        "keys not normalised": lambda *a: generated(*a, long=True),
         "gates from the running state": lambda *a: generated(*a, running=True),
         "keep read as Titans' forgetting": lambda *a: generated(*a, forgets=True),
         "one state for all heads": lambda *a: generated(*a, one_head=True),
@@ -192,7 +192,7 @@ MISREAD = {
         "no erase": lambda *a: run(*a, erases=0),
         "three erases": lambda *a: run(*a, erases=3),
         "gates from the running state": lambda *a: run(*a, running=True),
-        "keys not normalised": lambda *a: run(*a, num_too_long=True),
+        "keys not normalised": lambda *a: run(*a, long=True),
         "keep read as Titans' forgetting": lambda *a: run(*a, forgets=True),
         "decay to the other end": lambda *a: run(*a[:-1], not a[-1]),
     },

@@ -182,7 +182,7 @@ ORACLE = {
 
 MISREAD = {
     "11": {
-        "the window looks one token ahead": lambda *a: projections(*a, look_ahead=1),
+        "the window looks one token ahead": lambda *a: projections(*a, ahead=1),
         "no activation after the convolution": lambda *a: projections(*a, bent=False),
         "values normalised too": lambda *a: projections(*a, normed=(True, True, True)),
         "keys not normalised": lambda *a: projections(*a, normed=(True, False, False)),
@@ -197,7 +197,7 @@ MISREAD = {
     "13,14": {
         "keep and forget swapped": lambda *a: token(*a, forgets=True),
         "momentum and step swapped": lambda *a: token(*a, swapped=True),
-        "keep applied after the write": lambda *a: token(*a, late_gain=True),
+        "keep applied after the write": lambda *a: token(*a, late=True),
         "ascent": lambda *a: token(*a, sign=1),
     },
     "15": {
@@ -209,7 +209,7 @@ MISREAD = {
         "gradient at the running memory": lambda *a: chunk_form(*a, running=True),
         "the memory before the token is read": lambda *a: chunk_form(*a, before=True),
         "decay inverted": lambda *a: chunk_form(*a, inverted=True),
-        "keep applied after the write": lambda *a: chunk_form(*a, late_gain=True),
+        "keep applied after the write": lambda *a: chunk_form(*a, late=True),
         "the new write erased": lambda *a: chunk_form(*a, erased=True),
     },
     "19": {

@@ -86,7 +86,7 @@ MISREAD = {
     "21-25": {
         "without what the memory recalls": lambda *a: mac(*a, alone=True),
         "without persistent vectors": lambda *a: mac(*a, forgets=True),
-        "tokens see later ones": lambda *a: mac(*a, look_ahead=True),
+        "tokens see later ones": lambda *a: mac(*a, ahead=True),
         "the inputs written": lambda *a: mac(*a, inputs=True),
     },
     "26-28": {
@@ -96,6 +96,6 @@ MISREAD = {
     },
     "29-31": {
         "attention first": lambda *a: mal(*a, turned=True),
-        "one more in the window": lambda *a: mal(*a, float64_stages=1),
+        "one more in the window": lambda *a: mal(*a, wide=1),
     },
 }

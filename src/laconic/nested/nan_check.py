@@ -3,6 +3,7 @@
 One check synchronises with the device once.
 """
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,11 +36,10 @@ class NonFiniteLocation(NamedTuple):
 
 def describe_tensor(name: str) -> str:
     """Return a tensor name in words, such as "level 1 of layer 3 (up_proj)"."""
-    prefix, _, rest = name.rpartition("layers.")
-    layer, _, part = rest.partition(".")
-    if not prefix and not layer.isdecimal():
+    match = re.search(r"layers(?:_at_start)?\.(\d+)\.(.+)", name)
+    if match is None:
         return name
-    words = part.split(".")
+    layer, words = match[1], match[2].split(".")
     if words[:2] == ["cms", "levels"]:
         subject, detail = f"level {words[2]}", words[3:]
     else:
