@@ -25,8 +25,8 @@ B, T, D, F, K = 2, 7, 3, 4, 2
 MAPS = ("up_proj", "down_proj")
 
 
-def named(*w: Tensor) -> dict[str, Tensor]:
-    """Weights by name: of up, down, norms, keys, values, rows and biases of steps."""
+def weights_by_name(*w: Tensor) -> dict[str, Tensor]:
+    """Return weights by name: up, down, norms, keys, values, rows and biases of steps."""
     kinds = ("up_proj", "down_proj", "norm", "key", "value", "step")
     found = {
         f"levels.{l}.{kind}.weight": x for kind, many in zip(kinds, w[:-1], strict=True) for l, x in enumerate(many)
@@ -34,17 +34,17 @@ def named(*w: Tensor) -> dict[str, Tensor]:
     return found | {f"levels.{l}.step.bias": b for l, b in enumerate(w[-1])}
 
 
-def drawn(levels: int = K) -> list[Tensor]:
-    """U, V, gains, keys, values, and rows and biases of steps, large enough that a chunk tells."""
+def random_weights(levels: int = K) -> list[Tensor]:
+    """Return U, V, gains, keys, values, and rows and biases of steps, large enough that updates matter."""
     sizes = [(F, D), (D, F), (D,), (D, D), (D, D), (D,)]
     w = [noise(n, levels, *size) for n, size in enumerate(sizes, 1)]
     return [*w[:5], 0.5 * w[5], torch.linspace(-1.5, -2.0, levels, dtype=torch.float64)]
 
 
-def streamed(
+def read_stream(
     structure: str, x: Tensor, w: list[Tensor], chunks: tuple[int, ...], meta: str = "first_order"
 ) -> tuple[Tensor, ...]:
-    """Outputs and the weights at the end, as the layer has them."""
+    """Return the outputs and the final weights of the layer."""
     how: dict[str, Any] = {
         "structure": structure,
         "inner_objective": "associative",
@@ -52,7 +52,7 @@ def streamed(
         "max_update_ratio": 0.0,
         "meta_gradient": meta,
     }
-    params = CMSParams(CMSShape(D, F, chunks, CMSOptions(**how), projections=MAPS), named(*w))
+    params = CMSParams(CMSShape(D, F, chunks, CMSOptions(**how), projections=MAPS), weights_by_name(*w))
     y, state = forward_with_state(params, initial_state(params, len(x)), x)
     moved = [to_dense(level.change[name]) for level in require_levels(state) for name in MAPS]
     return y, *(change + W[l] for (l, W), change in zip([(l, W) for l in range(K) for W in w[:2]], moved, strict=True))
@@ -60,15 +60,15 @@ def streamed(
 
 @pytest.mark.equation("nested-learning", "7.1a")
 def test_chunk_sizes() -> None:
-    def of(frequencies: tuple[int, ...], slowest: int) -> tuple[float, ...]:
+    def run(frequencies: tuple[int, ...], slowest: int) -> tuple[float, ...]:
         return tuple(float(C) for C in chunk_sizes(frequencies, slowest))
 
-    agree(of, ORACLE["7.1a"], MISREAD["7.1a"], (16, 4, 1), 2048)
+    agree(run, ORACLE["7.1a"], MISREAD["7.1a"], (16, 4, 1), 2048)
     assert chunk_sizes((16, 4, 1), 2048) == (128, 512, 2048)
 
 
 def maps_of(U: Tensor, V: Tensor) -> list[Any]:
-    """The MLP of every level, as the layer runs it."""
+    """Return the MLP of every level as a function."""
     w = {f"levels.{l}.{name}.weight": x[l] for l in range(len(U)) for name, x in zip(MAPS, (U, V), strict=True)}
     params = CMSParams(CMSShape(D, F, (1,) * len(U), CMSOptions(), projections=MAPS), w)
     return [partial(level_mlp, params, l, None, None) for l in range(len(U))]
@@ -77,72 +77,72 @@ def maps_of(U: Tensor, V: Tensor) -> list[Any]:
 @pytest.mark.equation("nested-learning", "70")
 @pytest.mark.parametrize("link", ["residual", "plain"])
 def test_chain(link: str) -> None:
-    def of(x: Tensor, U: Tensor, V: Tensor, gains: Tensor, link: Any) -> Tensor:
+    def run(x: Tensor, U: Tensor, V: Tensor, gains: Tensor, link: Any) -> Tensor:
         norms = [None, *(partial(rms_norm, weight=gain, eps=1e-6) for gain in gains[1:])]
         return chain(x, maps_of(U, V), norms, link)
 
-    x, (U, V, gains, *_) = noise(0, B, 2, D), drawn(3)
+    x, (U, V, gains, *_) = noise(0, B, 2, D), random_weights(3)
     misread = MISREAD["70"] | (MISREAD["70 residual"] if link == "residual" else {})
-    agree(of, ORACLE["70"], misread, x, U, V, gains, link)
-    few = [t.clone().requires_grad_() for t in (x[:1, :1], U, V, gains)]
-    assert gradcheck(lambda x, U, V, gains: of(x, U, V, gains, link), few, fast_mode=True)
+    agree(run, ORACLE["70"], misread, x, U, V, gains, link)
+    single = [t.clone().requires_grad_() for t in (x[:1, :1], U, V, gains)]
+    assert gradcheck(lambda x, U, V, gains: run(x, U, V, gains, link), single, fast_mode=True)
 
 
 @pytest.mark.equation("nested-learning", "71")
 def test_update() -> None:
-    """Two levels over three and a half of the faster's chunks, with a step for every token."""
-    of, x, w = partial(streamed, "sequential"), noise(0, B, T, D), drawn()
-    agree(of, ORACLE["71"], MISREAD["71"], x, w, (2, 4))
-    few = [t.clone().requires_grad_() for t in (x[:1, :3], *w)]
-    assert gradcheck(lambda x, *w: of(x, list(w), (1, 2)), few, fast_mode=True)
+    """Two levels over three and a half of the faster chunks, with a step size for every token."""
+    run, x, w = partial(read_stream, "sequential"), noise(0, B, T, D), random_weights()
+    agree(run, ORACLE["71"], MISREAD["71"], x, w, (2, 4))
+    single = [t.clone().requires_grad_() for t in (x[:1, :3], *w)]
+    assert gradcheck(lambda x, *w: run(x, list(w), (1, 2)), single, fast_mode=True)
 
 
 @pytest.mark.equation("nested-learning", "72")
 def test_restart() -> None:
-    agree(partial(streamed, "nested"), ORACLE["72"], MISREAD["72"], noise(0, B, T, D), drawn(), (2, 4))
-    few = [t.clone().requires_grad_() for t in (noise(0, 1, 3, D), *drawn())]
-    assert gradcheck(lambda x, *w: streamed("nested", x, list(w), (1, 2)), few, fast_mode=True)
+    agree(partial(read_stream, "nested"), ORACLE["72"], MISREAD["72"], noise(0, B, T, D), random_weights(), (2, 4))
+    single = [t.clone().requires_grad_() for t in (noise(0, 1, 3, D), *random_weights())]
+    assert gradcheck(lambda x, *w: read_stream("nested", x, list(w), (1, 2)), single, fast_mode=True)
 
 
 @pytest.mark.equation("nested-learning", "72")
 def test_restart_through_the_updates() -> None:
-    of = partial(streamed, "nested", meta="full")
-    agree(of, ORACLE["72 full"], MISREAD["72 full"], noise(0, B, T, D), drawn(), (2, 4))
-    few = [t.clone().requires_grad_() for t in (noise(0, 1, 5, D), *drawn())]
-    assert gradcheck(lambda x, *w: of(x, list(w), (2, 4)), few, fast_mode=True)
+    run = partial(read_stream, "nested", meta="full")
+    agree(run, ORACLE["72 full"], MISREAD["72 full"], noise(0, B, T, D), random_weights(), (2, 4))
+    single = [t.clone().requires_grad_() for t in (noise(0, 1, 5, D), *random_weights())]
+    assert gradcheck(lambda x, *w: run(x, list(w), (2, 4)), single, fast_mode=True)
 
 
 @pytest.mark.equation("nested-learning", "74")
 def test_aggregate() -> None:
-    def of(x: Tensor, U: Tensor, V: Tensor, a: Tensor) -> Tensor:
+    def run(x: Tensor, U: Tensor, V: Tensor, a: Tensor) -> Tensor:
         return aggregate([level(x) for level in maps_of(U, V)], a)
 
-    x, (U, V, *_), a = noise(0, B, 2, D), drawn(3), noise(9, 3)
-    agree(of, ORACLE["74"], MISREAD["74"], x, U, V, a)
-    assert gradcheck(of, [t.clone().requires_grad_() for t in (x, U, V, a)], fast_mode=True)
+    x, (U, V, *_), a = noise(0, B, 2, D), random_weights(3), noise(9, 3)
+    agree(run, ORACLE["74"], MISREAD["74"], x, U, V, a)
+    assert gradcheck(run, [t.clone().requires_grad_() for t in (x, U, V, a)], fast_mode=True)
 
 
 @pytest.mark.equation("nested-learning", "7.3a")
 @pytest.mark.parametrize("place", ["depth", "grow", "chain"])
 def test_stack(place: Any) -> None:
-    def of(layers: int, chunks: tuple[int, ...], place: Any) -> tuple[float, ...]:
+    def run(layers: int, chunks: tuple[int, ...], place: Any) -> tuple[float, ...]:
         placed = place_levels(layers, chunks, place)
         return tuple(float(-1 if n is None else n) for one in placed for n in (*one.chunk_sizes, *one.donor_layers))
 
     misread = MISREAD["7.3a"] if place == "depth" else {}
-    agree(of, ORACLE["7.3a"], misread, 6, (128, 512, 2048), place)
+    agree(run, ORACLE["7.3a"], misread, 6, (128, 512, 2048), place)
 
 
 def through(W: Tensor, x: Tensor, layer: LayerState) -> tuple[Tensor, LayerState]:
-    """A linear map in the place of a part of the block."""
+    """Use a linear map in place of a sublayer."""
     return x @ W.mT, layer
 
 
 @pytest.mark.equation("nested-learning", "97")
 def test_block() -> None:
-    def of(x: Tensor, A: Tensor, M: Tensor) -> Tensor:
+    def run(x: Tensor, A: Tensor, M: Tensor) -> Tensor:
         return hope_block(x, LayerState(), partial(through, A), partial(through, M))[0]
 
-    given = noise(0, B, 2, D), noise(1, D, D), noise(2, D, D)
-    agree(of, ORACLE["97"], MISREAD["97"], *given)
-    assert gradcheck(of, [t.clone().requires_grad_() for t in given], fast_mode=True)
+    arguments = noise(0, B, 2, D), noise(1, D, D), noise(2, D, D)
+    agree(run, ORACLE["97"], MISREAD["97"], *arguments)
+    assert gradcheck(run, [t.clone().requires_grad_() for t in arguments], fast_mode=True)

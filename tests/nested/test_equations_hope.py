@@ -20,24 +20,24 @@ from tests.oracles.hope import MISREAD, ORACLE
 
 B, H, T, E = 2, 2, 7, 3
 FULL = ScanOptions("full", None, {}, False)
-PLAIN: dict[str, Any] = {"groups": 1, "cap": 0.0, "guard": 0.0, "chunk_memory": 3, "chunk_projections": 3}
+PLAIN: dict[str, Any] = {"gate_groups": 1, "max_projection_norm": 0.0, "max_memory_norm": 0.0, "memory_chunk_size": 3, "projection_chunk_size": 3}
 
 
-def learned(w: dict[str, Tensor], **options: Any) -> SelfModifyingMemories:
-    """The memories of a layer with these weights, one group."""
+def build_memories(w: dict[str, Tensor], **options: Any) -> SelfModifyingMemories:
+    """Return the memories of a layer with these weights, in one group."""
     return SelfModifyingMemories(SelfTitansShape(H * E, H, E, SelfModifyingOptions(**(PLAIN | options))), w, "full")
 
 
-def named(k: Tensor, v: Tensor, M: Tensor, rows: Tensor, biases: Tensor) -> dict[str, Tensor]:
-    """Weights by name; `rows` and `biases` those of (keep, step)."""
+def weights_by_name(k: Tensor, v: Tensor, M: Tensor, rows: Tensor, biases: Tensor) -> dict[str, Tensor]:
+    """Return the weights by name; `rows` and `biases` are those of (keep, step)."""
     w = {"k.M": k, "v.M": v, "memory.M": M, "o_proj.weight": M}
     for n, name in enumerate(("keep", "step")):
         w |= {f"{name}.shared.weight": rows[n], f"{name}.shared.bias": biases[n]}
     return w
 
 
-def drawn() -> tuple[Tensor, Tensor, list[Tensor], Tensor, Tensor]:
-    """x, q, starts of k, v and memory, rows and biases of (keep, step)."""
+def random_inputs() -> tuple[Tensor, Tensor, list[Tensor], Tensor, Tensor]:
+    """Return x, q, starts of k, v and memory, rows and biases of (keep, step)."""
     biases = torch.tensor([[2.0, 3.0], [0.3, -0.4]], dtype=torch.float64)
     return (
         noise(0, B, H, T, E),
@@ -49,42 +49,42 @@ def drawn() -> tuple[Tensor, Tensor, list[Tensor], Tensor, Tensor]:
 
 
 @pytest.mark.equation("nested-learning", "76-78")
-def test_static_projections() -> None:
-    x, q, (k, v, M), _, _ = drawn()
+def test_write_static() -> None:
+    x, q, (k, v, M), _, _ = random_inputs()
     keep, step = torch.tensor([0.9, 0.8]).double(), torch.tensor([0.5, 0.7]).double()
 
-    def of(x: Tensor, q: Tensor, k: Tensor, v: Tensor, M: Tensor, keep: Tensor, step: Tensor) -> Tensor:
+    def run(x: Tensor, q: Tensor, k: Tensor, v: Tensor, M: Tensor, keep: Tensor, step: Tensor) -> Tensor:
         rows = torch.zeros(2, H, E, dtype=torch.float64)
-        memory = learned(named(k, v, M, rows, torch.stack([keep.logit(), step.logit()])), inner=(), decay_target="zero")
+        memory = build_memories(weights_by_name(k, v, M, rows, torch.stack([keep.logit(), step.logit()])), adaptive_projections=(), decay_target="zero")
         return memory.step_chunk(initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None)[
             0
         ]
 
-    agree(of, ORACLE["76-78"], MISREAD["76-78"], x, q, k, v, M, keep, step)
+    agree(run, ORACLE["76-78"], MISREAD["76-78"], x, q, k, v, M, keep, step)
 
 
 @pytest.mark.equation("nested-learning", "83,86,94")
-def test_what_is_generated() -> None:
-    x, _, (k, v, M), rows, biases = drawn()
+def test_generate() -> None:
+    x, _, (k, v, M), rows, biases = random_inputs()
     change, running = 0.5 * noise(6, B, H, E, E), 0.5 * noise(7, B, H, E, E)
 
-    def of(x: Tensor, change: Tensor, running: Tensor, k: Tensor, v: Tensor, rows: Tensor, biases: Tensor) -> Any:
+    def run(x: Tensor, change: Tensor, running: Tensor, k: Tensor, v: Tensor, rows: Tensor, biases: Tensor) -> Any:
         state = {"shared": LinearMemoryState(running, change, None, torch.zeros(len(x)).long())}
-        key, value, gates = learned(named(k, v, M, rows, biases)).generate(state, x)
+        key, value, gates = build_memories(weights_by_name(k, v, M, rows, biases)).generate(state, x)
         return key, value, gates["shared"].decay, gates["shared"].step_size
 
-    given = (x, change, running, k, v, rows, biases)
-    agree(of, ORACLE["83,86,94"], MISREAD["83,86,94"], *given)
-    few = [x[:1, :, :2], change[:1], running[:1], k, v, rows, biases]
-    assert gradcheck(of, [x.clone().requires_grad_() for x in few])
+    arguments = (x, change, running, k, v, rows, biases)
+    agree(run, ORACLE["83,86,94"], MISREAD["83,86,94"], *arguments)
+    single = [x[:1, :, :2], change[:1], running[:1], k, v, rows, biases]
+    assert gradcheck(run, [x.clone().requires_grad_() for x in single])
 
 
 @pytest.mark.equation("nested-learning", "84,87,95")
-def test_own_values() -> None:
-    def of(M: Tensor, v: Tensor, change: Tensor) -> Tensor:
+def test_self_generated_values() -> None:
+    def run(M: Tensor, v: Tensor, change: Tensor) -> Tensor:
         return self_generated_values(v, change) @ M.mT
 
-    agree(of, ORACLE["84,87,95"], MISREAD["84,87,95"], noise(0, H, E, E), noise(1, B, H, T, E), noise(2, B, H, E, E))
+    agree(run, ORACLE["84,87,95"], MISREAD["84,87,95"], noise(0, H, E, E), noise(1, B, H, T, E), noise(2, B, H, E, E))
     v, change = noise(1, B, H, T, E).requires_grad_(), noise(2, B, H, E, E).requires_grad_()
     assert gradcheck(self_generated_values, (v, change))
     assert not self_generated_values(v, change, differentiable=False).requires_grad
@@ -92,42 +92,42 @@ def test_own_values() -> None:
 
 @pytest.mark.equation("nested-learning", "85")
 @pytest.mark.parametrize("factor", [1, 2])
-def test_memory_loss(factor: int) -> None:
+def test_memory_loss_gradient(factor: int) -> None:
     agree(memory_loss_gradient, ORACLE["85"], MISREAD["85"], noise(0, B, H, 2, E), noise(1, B, H, 2, E), factor)
 
 
 @pytest.mark.equation("nested-learning", "88,90,96")
 @pytest.mark.parametrize("objective", ["dot", "l2"])
 @pytest.mark.parametrize("to_start", [True, False])
-def test_memories_write_themselves(objective: str, to_start: bool) -> None:
-    """All of them, over three chunks, by the one matrix they share."""
+def test_self_modifying_write(objective: str, to_start: bool) -> None:
+    """All memories over three chunks, through the one matrix that they share."""
 
-    def of(x: Tensor, q: Tensor, starts: list[Tensor], rows: Tensor, biases: Tensor, C: int, *how: Any) -> Tensor:
+    def run(x: Tensor, q: Tensor, starts: list[Tensor], rows: Tensor, biases: Tensor, C: int, *how: Any) -> Tensor:
         objective, to_start = how
-        memory = learned(
-            named(*starts, rows, biases), objective=objective, decay_target="start" if to_start else "zero",
+        memory = build_memories(
+            weights_by_name(*starts, rows, biases), objective=objective, decay_target="start" if to_start else "zero",
             memory_chunk_size=C, projection_chunk_size=C,
         )  # fmt: skip
         return scan_chunks(
             memory, initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None, FULL
         )[0]
 
-    x, q, starts, rows, biases = drawn()
-    agree(of, ORACLE["88,90,96"], MISREAD["88,90,96"], x, q, starts, rows, biases, 3, objective, to_start)
+    x, q, starts, rows, biases = random_inputs()
+    agree(run, ORACLE["88,90,96"], MISREAD["88,90,96"], x, q, starts, rows, biases, 3, objective, to_start)
 
 
 @pytest.mark.equation("nested-learning", "88,90,96")
-def test_gradients_of_memories_that_write_themselves() -> None:
-    """One head over two chunks, to the inputs, the queries and every start."""
-    x, q, starts, rows, biases = drawn()
-    few = [x[:1, :1, :4], q[:1, :1, :4], *(M[:1] for M in starts), rows[:, :1], biases[:, :1]]
+def test_self_modifying_write_gradients() -> None:
+    """One head over two chunks, for inputs, queries and every start."""
+    x, q, starts, rows, biases = random_inputs()
+    single = [x[:1, :1, :4], q[:1, :1, :4], *(M[:1] for M in starts), rows[:, :1], biases[:, :1]]
     shape = SelfTitansShape(E, 1, E, SelfModifyingOptions(**PLAIN))
 
-    def single(x: Tensor, q: Tensor, k: Tensor, v: Tensor, M: Tensor, rows: Tensor, biases: Tensor) -> Tensor:
-        memory = SelfModifyingMemories(shape, named(k, v, M, rows, biases), "full")
+    def run(x: Tensor, q: Tensor, k: Tensor, v: Tensor, M: Tensor, rows: Tensor, biases: Tensor) -> Tensor:
+        memory = SelfModifyingMemories(shape, weights_by_name(k, v, M, rows, biases), "full")
         return scan_chunks(memory, initial_state(SelfTitansParams(shape, memory.w), 1).memory, (x, q), None, FULL)[0]
 
-    assert gradcheck(single, [x.clone().requires_grad_() for x in few])
+    assert gradcheck(run, [x.clone().requires_grad_() for x in single])
 
 
 @pytest.mark.equation("nested-learning", "89,91")
@@ -137,15 +137,15 @@ def test_mlp_memory() -> None:
     assert gradcheck(mlp_memory, [x.requires_grad_() for x in (z, W1, W2)])
 
 
-def spread(u: Tensor, k: Tensor) -> Tensor:
-    """u kᵀ of every token."""
+def outer_products(u: Tensor, k: Tensor) -> Tensor:
+    """Return u kᵀ of every token."""
     return (u[..., :, None] * k[..., None, :]).flatten(0, -3)
 
 
 @pytest.mark.equation("nested-learning", "92")
 def test_dot_value() -> None:
     v, k = noise(0, B, H, 2, E), noise(1, B, H, 2, E)
-    agree(lambda v, k: spread(dot_value(v), k), ORACLE["92"], MISREAD["92"], v, k)
+    agree(lambda v, k: outer_products(dot_value(v), k), ORACLE["92"], MISREAD["92"], v, k)
 
 
 @pytest.mark.equation("nested-learning", "93")
@@ -153,15 +153,15 @@ def test_dot_value() -> None:
 def test_l2_value(factor: int) -> None:
     v, at_key, k = (noise(n, B, H, 2, E) for n in range(3))
 
-    def of(v: Tensor, at_key: Tensor, k: Tensor, factor: int) -> Tensor:
-        return spread(l2_value(v, at_key, factor), k)
+    def run(v: Tensor, at_key: Tensor, k: Tensor, factor: int) -> Tensor:
+        return outer_products(l2_value(v, at_key, factor), k)
 
-    agree(of, ORACLE["93"], MISREAD["93"], v, at_key, k, factor)
-    assert gradcheck(of, (v.requires_grad_(), at_key.requires_grad_(), k.requires_grad_(), factor))
+    agree(run, ORACLE["93"], MISREAD["93"], v, at_key, k, factor)
+    assert gradcheck(run, (v.requires_grad_(), at_key.requires_grad_(), k.requires_grad_(), factor))
 
 
-def test_with_two_erases_a_repeated_pair_settles_at_half_its_value() -> None:
-    """The print erases and then takes the error: at C = 1, keep 1 and step .5, the fixed point is v̂/2."""
+def test_two_erasures_settle_at_half_the_value() -> None:
+    """The paper erases and then subtracts the error: with C = 1, decay 1 and step .5 the fixed point is v̂/2."""
     k, v = noise(0, E), noise(1, E)
     k = k / k.norm()
     M, step = noise(2, E, E), 0.5
