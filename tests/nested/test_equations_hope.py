@@ -20,7 +20,13 @@ from tests.oracles.hope import MISREAD, ORACLE
 
 B, H, T, E = 2, 2, 7, 3
 FULL = ScanOptions("full", None, {}, False)
-PLAIN: dict[str, Any] = {"gate_groups": 1, "max_projection_norm": 0.0, "max_memory_norm": 0.0, "memory_chunk_size": 3, "projection_chunk_size": 3}
+PLAIN: dict[str, Any] = {
+    "gate_groups": 1,
+    "max_projection_norm": 0.0,
+    "max_memory_norm": 0.0,
+    "memory_chunk_size": 3,
+    "projection_chunk_size": 3,
+}
 
 
 def build_memories(w: dict[str, Tensor], **options: Any) -> SelfModifyingMemories:
@@ -55,7 +61,11 @@ def test_write_static() -> None:
 
     def run(x: Tensor, q: Tensor, k: Tensor, v: Tensor, M: Tensor, keep: Tensor, step: Tensor) -> Tensor:
         rows = torch.zeros(2, H, E, dtype=torch.float64)
-        memory = build_memories(weights_by_name(k, v, M, rows, torch.stack([keep.logit(), step.logit()])), adaptive_projections=(), decay_target="zero")
+        memory = build_memories(
+            weights_by_name(k, v, M, rows, torch.stack([keep.logit(), step.logit()])),
+            adaptive_projections=(),
+            decay_target="zero",
+        )
         return memory.step_chunk(initial_state(SelfTitansParams(memory.shape, memory.w), len(x)).memory, (x, q), None)[
             0
         ]

@@ -27,9 +27,7 @@ def fractions(seed: int, *shape: int) -> Tensor:
     return noise(seed, *shape).sigmoid() * 0.9 + 0.05
 
 
-def inputs(
-    T: int, momentum: bool, erase: int, anchor: bool
-) -> tuple[list[Tensor], Gates, dict[str, Tensor | None]]:
+def inputs(T: int, momentum: bool, erase: int, anchor: bool) -> tuple[list[Tensor], Gates, dict[str, Tensor | None]]:
     """Return S, k, u, q; gates; and the other arguments of the recurrence, all with gradients."""
     sizes = (OUT, IN), (T, IN), (T, OUT), (T, IN)
     tensors = [noise(n, B, H, *size).requires_grad_() for n, size in enumerate(sizes)]

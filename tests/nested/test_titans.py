@@ -230,7 +230,9 @@ def test_titans_two_layer_memory_is_stable_at_initialization(chunk_size: int) ->
         with torch.no_grad():
             memory = layer(x)[1].memory["memory"]
         assert isinstance(memory, MLPMemoryState)
-        pairs = [(part.change, layer.get_parameter(f"memory.{n}")) for n, part in (("W1", memory.W1), ("W2", memory.W2))]
+        pairs = [
+            (part.change, layer.get_parameter(f"memory.{n}")) for n, part in (("W1", memory.W1), ("W2", memory.W2))
+        ]
         assert all(bool(change.norm() < start.norm()) is is_stable for change, start in pairs)
 
 
