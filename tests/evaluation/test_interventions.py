@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.methods.batches import reasoning, trained
 
 from laconic.errors import UsageError
 from laconic.evaluation.inspection import interventions
@@ -16,6 +15,7 @@ from laconic.latent import codi
 from laconic.latent.rollout import LatentRollout
 from laconic.models.cache import KVCache
 from laconic.models.modes import eval_no_grad
+from tests.latent.batches import build_latent_model, reasoning_batch
 from tests.tolerances import FLOAT32, ORACLE, error, largest
 
 M, ROUNDS = 4, 2
@@ -23,7 +23,7 @@ M, ROUNDS = 4, 2
 
 def subject(name: str = "llama", rounds: int | None = ROUNDS) -> Any:
     """A decoder with thoughts, as far as edits ask for it."""
-    decoder, thoughts = trained(name, M=M, rounds=rounds)
+    decoder, thoughts = build_latent_model(name, num_latents=M, num_iterations=rounds)
 
     def think(
         questions: Any, intervention: Any = None, record_passes: bool = False, iterations: int | None = None
@@ -47,7 +47,7 @@ def same_cache(a: KVCache, b: KVCache) -> bool:
 
 
 def test_zeros_are_read_in_every_round_as_by_hand() -> None:
-    run, batch = subject(), reasoning()
+    run, batch = subject(), reasoning_batch()
     found = interventions.run_intervention(run, batch, InterventionSpec("zero"), given(run, batch))
     decoder, thoughts = run.decoder, run.thoughts
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_zeros_are_read_in_every_round_as_by_hand() -> None:
 
 
 def test_a_listed_slot_alone_is_changed_and_those_behind_it_made_anew() -> None:
-    run, batch = subject(), reasoning()
+    run, batch = subject(), reasoning_batch()
     made = given(run, batch)
     edit = interventions.make_intervention(InterventionSpec("zero", slots=(1,)), made)
     traced = run.think(batch, intervention=edit, record_passes=True)
@@ -73,7 +73,7 @@ def test_a_listed_slot_alone_is_changed_and_those_behind_it_made_anew() -> None:
 
 @pytest.mark.parametrize("rounds", [0, ROUNDS, None])
 def test_a_swap_with_itself_changes_nothing(rounds: int | None) -> None:
-    run, batch = subject(rounds=rounds), reasoning()
+    run, batch = subject(rounds=rounds), reasoning_batch()
     made = given(run, batch, donors=batch)
     same = interventions.run_intervention(run, batch, InterventionSpec("swap"), made)
     assert same.cache.equal(made.rollout.cache)
@@ -85,8 +85,8 @@ def test_a_swap_with_itself_changes_nothing(rounds: int | None) -> None:
 
 @pytest.mark.parametrize("rounds", [0, ROUNDS, None])
 def test_a_swap_reads_the_donors_vectors(rounds: int | None) -> None:
-    run, batch = subject(rounds=rounds), reasoning()
-    made = given(run, batch, donors=reasoning(((2, 1, 3), (7, 3, 3), (4, 4, 4)), seed=3))
+    run, batch = subject(rounds=rounds), reasoning_batch()
+    made = given(run, batch, donors=reasoning_batch(((2, 1, 3), (7, 3, 3), (4, 4, 4)), seed=3))
     assert made.donor_rollout is not None
     read = interventions.run_intervention(run, batch, InterventionSpec("swap"), made).latents
     assert torch.equal(read, made.donor_rollout.latents)
@@ -97,7 +97,7 @@ def test_a_swap_reads_the_donors_vectors(rounds: int | None) -> None:
 @pytest.mark.parametrize("rounds", [0, ROUNDS, None])
 @pytest.mark.parametrize("where", interventions.INTERVENTION_TARGETS)
 def test_the_mean_over_one_question_is_itself(rounds: int | None, where: Any) -> None:
-    run, batch = subject(rounds=rounds), reasoning(((4, 2, 3),))
+    run, batch = subject(rounds=rounds), reasoning_batch(((4, 2, 3),))
     made = given(run, batch)
     means = interventions.compute_reference_means(run, [batch, batch])
     assert means.num_questions == 2
@@ -108,7 +108,7 @@ def test_the_mean_over_one_question_is_itself(rounds: int | None, where: Any) ->
 
 
 def test_means_are_those_of_all_rows_however_they_are_batched() -> None:
-    run, batch = subject(), reasoning()
+    run, batch = subject(), reasoning_batch()
     rolled = run.think(batch, record_passes=True)
     found = interventions.compute_reference_means(run, [batch.select_rows([0]), batch.select_rows([1, 2])])
     for t, trace in enumerate(rolled.records):
@@ -120,7 +120,7 @@ def test_means_are_those_of_all_rows_however_they_are_batched() -> None:
 
 
 def test_a_shuffle_moves_every_slot_it_may() -> None:
-    run, batch = subject(), reasoning()
+    run, batch = subject(), reasoning_batch()
     made = given(run, batch)
     order = interventions.shuffle_order(made, range(M))
     assert (order.sort(1).values == torch.arange(M)).all()
@@ -141,7 +141,7 @@ def test_a_shuffle_moves_every_slot_it_may() -> None:
 
 @pytest.mark.parametrize("rounds", [ROUNDS, None])
 def test_a_shuffle_reads_the_vectors_of_other_slots(rounds: int | None) -> None:
-    run, batch = subject(rounds=rounds), reasoning()
+    run, batch = subject(rounds=rounds), reasoning_batch()
     made = given(run, batch)
     traced = run.think(
         batch, intervention=interventions.make_intervention(InterventionSpec("shuffle"), made), record_passes=True
@@ -159,7 +159,7 @@ def turned(x: np.ndarray, position: int) -> np.ndarray:
 
 
 def test_a_key_that_is_moved_in_the_cache_is_turned_to_its_new_place() -> None:
-    run, batch = subject(), reasoning()
+    run, batch = subject(), reasoning_batch()
     made = given(run, batch)
     own, mine, order = (
         made.rollout,
@@ -180,7 +180,7 @@ def test_a_key_that_is_moved_in_the_cache_is_turned_to_its_new_place() -> None:
 
 def test_where_keys_are_not_turned_an_order_of_the_cache_is_nothing() -> None:
     """GPT-2: attention over the same keys and values in another order is the same."""
-    run, batch = subject("gpt2"), reasoning()
+    run, batch = subject("gpt2"), reasoning_batch()
     made = given(run, batch)
     moved = interventions.run_intervention(run, batch, InterventionSpec("shuffle", "cache"), made).cache
     assert not moved.equal(made.rollout.cache)
@@ -191,7 +191,7 @@ def test_where_keys_are_not_turned_an_order_of_the_cache_is_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["zero", "noise"])
 def test_cache_edits_touch_the_listed_slots_alone(kind: Any) -> None:
-    run, batch = subject(), reasoning()
+    run, batch = subject(), reasoning_batch()
     made = given(run, batch)
     found = interventions.run_intervention(run, batch, InterventionSpec(kind, "cache", (2,)), made).cache
     for mine, theirs in zip(
@@ -207,7 +207,7 @@ def test_cache_edits_touch_the_listed_slots_alone(kind: Any) -> None:
 
 
 def test_noise_has_the_norms_of_what_it_replaces_and_is_a_rows_own() -> None:
-    run, batch = subject(), reasoning()
+    run, batch = subject(), reasoning_batch()
     made = given(run, batch)
     like = torch.randn(3, M, 64, dtype=torch.float64) * 7
     whole = interventions.norm_matched_noise(like, made, 1)
@@ -235,7 +235,7 @@ def test_donors_are_a_derangement_by_seed(n: int) -> None:
 
 
 def test_what_cannot_be_edited_is_refused() -> None:
-    run, batch = subject(), reasoning()
+    run, batch = subject(), reasoning_batch()
     made = given(run, batch)
     with pytest.raises(UsageError, match="swap needs at least two"):
         interventions.choose_donors(1, 0)

@@ -44,16 +44,15 @@ def run_jacobi(decoder: Decoder, latent_thoughts: LatentThoughts, prefix: Sequen
     return z, mask
 
 
-def select_columns(
-    teacher: DecoderOutput, layer: int, scale: float, batch: ReasoningBatch, M: int, lam: float
-) -> Tensor:
-    """Eq. 1 to 3: the chain columns [B, G, M] that R-KV selects in one layer, in order; 0 beyond a short chain."""
+def select_columns(teacher: DecoderOutput, l: int, scale: float, batch: ReasoningBatch, M: int, lam: float) -> Tensor:
+    """Eq. 1 to 3: the chain columns [B, G, M] that R-KV selects in layer l, in order; 0 beyond a short chain."""
     Nq, Nc = batch.question_ids.shape[1], batch.chain_ids.shape[1]
-    q, k = teacher.activations[f"q_rot.{layer}"], teacher.activations[f"k_rot.{layer}"]
+    q, k = teacher.activations[f"q_rot.{l}"], teacher.activations[f"k_rot.{l}"]
     B, H, G = len(q), q.shape[1], k.shape[1]
     logits = scale * (q @ k.repeat_interleave(H // G, 1).mT)
-    block = logits[:, :, Nq + Nc :, Nq : Nq + Nc].unflatten(1, (G, H // G)).amax(2)  # answer x chain
-    unit = k[:, :, Nq : Nq + Nc] / (k[:, :, Nq : Nq + Nc].norm(dim=-1, keepdim=True) + 1e-8)
+    block: Tensor = logits[:, :, Nq + Nc :, Nq : Nq + Nc].reshape(B, G, H // G, batch.answer_ids.shape[1], Nc).amax(2)
+    k = k[:, :, Nq : Nq + Nc]
+    unit = k / (k.square().sum(-1, keepdim=True).sqrt() + 1e-8)
     similarity = (unit @ unit.mT) * (1 - torch.eye(Nc, dtype=k.dtype, device=k.device))
     index = torch.zeros(B, G, M, dtype=torch.long, device=k.device)
     for b in range(B):

@@ -1,0 +1,43 @@
+"""How much of the source one has to read to follow one update of a method: whole files that it enters."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from laconic.batches import ReasoningBatch
+from laconic.config.training import TrainingConfig
+from laconic.training.ranks import SingleProcess
+from laconic.training.step import Updater, compute_update_index
+from tests.house.walk import count_lines, trace_files
+from tests.latent.batches import build_kava, reasoning_batch
+
+MAX_FILES, MAX_LINES = 17, 3400  # half of it is the decoder with its docstrings; lower these when files shrink
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+class ReasoningData:
+    """Four rows of questions, chains and answers."""
+
+    fingerprint = "0" * 64
+
+    def __init__(self) -> None:
+        self.rows = reasoning_batch(((5, 6, 4), (3, 3, 3), (4, 0, 5), (6, 5, 2)))
+
+    def __len__(self) -> int:
+        return self.rows.B
+
+    def batch(self, rows: Sequence[int], epoch: int, step: int) -> ReasoningBatch:
+        return self.rows.select_rows(rows)
+
+
+def test_walk_kava_update() -> None:
+    """One update of KaVa: forward, backward and optimizer."""
+    config, data = TrainingConfig(steps=2, batch_size=4, micro_batch_size=2), ReasoningData()
+    updater = Updater(build_kava().float(), config, 2, SingleProcess(), torch.device("cpu"))
+    index = compute_update_index(config, 0, 0, len(data))
+    files = trace_files(lambda: updater.update(data, index))
+    assert {"latent/kava.py", "latent/rkv.py", "models/decoder.py", "training/step.py"} <= files.keys()
+    assert len(files) <= MAX_FILES, sorted(files)
+    assert count_lines(files) <= MAX_LINES, sorted(files)
