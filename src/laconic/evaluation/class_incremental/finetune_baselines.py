@@ -1,7 +1,7 @@
-"""Weights tuned on a stream: plainly, with old examples beside the new (replay), or held where they mattered (EWC).
+"""Fine-tuning baselines of class-incremental learning: plain, with replay of old examples, and with EWC.
 
-EWC: Kirkpatrick et al. 2017 (arXiv:1612.00796), with one running Fisher as in Schwarz et al. 2018 (arXiv:1805.06370).
-Replay: a reservoir of each class (Vitter 1985, doi:10.1145/3147.3165).
+EWC: Kirkpatrick et al. 2017 (arXiv:1612.00796), with one running Fisher information as in Schwarz et al. 2018
+(arXiv:1805.06370). Replay: a reservoir per class (Vitter 1985, doi:10.1145/3147.3165).
 
 Symbols: F the diagonal of the Fisher information, theta the weights, theta* those after the last task.
 """
@@ -23,15 +23,21 @@ from laconic.evaluation.class_incremental.protocol import ClassScores, score_aft
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance
 from laconic.interfaces import StatefulLM
 
-REPLAY_KEY, LABEL_KEY, BATCH_KEY = 1, 2, 100  # what draws are made for; batches from 100 on, a number a step
+REPLAY_KEY, LABEL_KEY, BATCH_KEY = 1, 2, 100  # purposes of random numbers; BATCH_KEY + step for batches
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """How baselines are tuned: AdamW's rate, lines a step, and what of a line is predicted: its label, or all of it.
+    """How the baselines are fine-tuned.
 
-    `weight` is that of EWC's penalty, `sampled` the examples of a class its Fisher information is taken of; `kept` the
-    examples of a class in the reservoir, of which half of a batch is then drawn.
+    Attributes:
+        learning_rate: Learning rate of AdamW.
+        batch_size: Lines per update.
+        loss_on: Whether the loss is on the label and the line end, or on the whole line.
+        ewc_weight: Weight of EWC's penalty.
+        fisher_per_class: Examples of a class from which EWC estimates its Fisher information.
+        replay_per_class: Examples of a class in the reservoir; half of each batch comes from it.
+        max_grad_norm: Gradient clipping.
     """
 
     learning_rate: float = 1e-3
@@ -45,20 +51,20 @@ class FinetuneConfig:
 
 @dataclass
 class EWCPenalty:
-    """EWC's memory: F summed over the tasks so far, and theta*."""
+    """Elastic weight consolidation: F summed over the tasks so far, and theta*."""
 
     fisher: list[Tensor] = field(default_factory=list)
     theta_star: list[Tensor] = field(default_factory=list)
 
     def compute(self, parameters: Sequence[Tensor]) -> Tensor | float:
         """½ sum of F (theta - theta*)²; 0 before the first task."""
-        pairs = zip(self.fisher, parameters, self.theta_star, strict=True) if self.fisher else ()
-        return sum(((F_ * (p - s).square()).sum() / 2 for F_, p, s in pairs), 0.0)
+        terms = zip(self.fisher, parameters, self.theta_star, strict=True) if self.fisher else ()
+        return sum(((F_ * (p - star).square()).sum() / 2 for F_, p, star in terms), 0.0)
 
 
 @dataclass
 class ReplayReservoir:
-    """At most `size` examples of every class, each that came as likely as any other of its class."""
+    """At most `size` examples of every class, a uniform sample of those seen."""
 
     size: int
     seed: int
@@ -66,29 +72,34 @@ class ReplayReservoir:
     num_seen: dict[int, int] = field(default_factory=dict)
 
     def add(self, item: LabelledUtterance) -> None:
-        """One more example."""
-        own, count = self.examples.setdefault(item.label, []), self.num_seen.get(item.label, 0)
+        """Add an example, possibly in the place of another."""
+        examples, count = self.examples.setdefault(item.label, []), self.num_seen.get(item.label, 0)
         self.num_seen[item.label] = count + 1
-        if len(own) < self.size:
-            own.append(item)
+        if len(examples) < self.size:
+            examples.append(item)
             return
-        place = int(rng.uniform(self.seed, REPLAY_KEY, item.label, count) * (count + 1))
-        if place < self.size:
-            own[place] = item
+        slot = int(rng.uniform(self.seed, REPLAY_KEY, item.label, count) * (count + 1))
+        if slot < self.size:
+            examples[slot] = item
 
     def sample(self, n: int, step: int) -> list[LabelledUtterance]:
-        """At most `n` different examples of all that are held."""
-        every = [item for label in sorted(self.examples) for item in self.examples[label]]
-        if not every:
+        """Return at most n different examples at random."""
+        examples = [item for label in sorted(self.examples) for item in self.examples[label]]
+        if not examples:
             return []
-        order = rng.permuted_index(self.seed, BATCH_KEY + step, np.arange(min(n, len(every))), len(every))
-        return [every[i] for i in order.tolist()]
+        order = rng.permuted_index(self.seed, BATCH_KEY + step, np.arange(min(n, len(examples))), len(examples))
+        return [examples[i] for i in order.tolist()]
 
 
 class FinetunedLearner:
-    """A copy of a model whose weights are tuned on every task in turn; what it was is not changed.
+    """Fine-tunes a copy of a model on every task in turn.
 
-    With an `anchor` it is EWC, with a `reservoir` replay, with neither fine-tuning.
+    Args:
+        model: Model; it is not changed.
+        stream: Stream to learn.
+        config: Optimizer settings.
+        ewc: Penalty of EWC, if used.
+        replay: Reservoir of replay, if used.
     """
 
     def __init__(
@@ -109,13 +120,12 @@ class FinetunedLearner:
         self.num_updates, self.seen_classes = 0, set[int]()
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
-        """A task: every example once, in order."""
-        old = 0 if self.replay is None or not self.replay.examples else self.config.batch_size // 2
-        for batch in (
-            items[i : i + self.config.batch_size - old] for i in range(0, len(items), self.config.batch_size - old)
-        ):
-            again = [] if self.replay is None or not old else self.replay.sample(old, self.num_updates)
-            self.update([*batch, *again])
+        """Learn a task: every example once, in order."""
+        num_old = 0 if self.replay is None or not self.replay.examples else self.config.batch_size // 2
+        num_new = self.config.batch_size - num_old
+        for start in range(0, len(items), num_new):
+            old = [] if self.replay is None or not num_old else self.replay.sample(num_old, self.num_updates)
+            self.update([*items[start : start + num_new], *old])
         if self.replay is not None:
             for item in items:
                 self.replay.add(item)
@@ -125,7 +135,7 @@ class FinetunedLearner:
             self.ewc.theta_star = [p.detach().clone() for p in self.parameters]
 
     def update(self, batch: Sequence[LabelledUtterance]) -> None:
-        """One update."""
+        """Make one update."""
         self.optimizer.zero_grad()
         loss = compute_line_loss(self.model, self.stream, batch, self.config.loss_on)
         if self.ewc is not None:
@@ -136,55 +146,56 @@ class FinetunedLearner:
         self.num_updates += 1
 
     def fisher_information(self, items: Sequence[LabelledUtterance]) -> list[Tensor]:
-        """F with this task's added: the mean square of the gradient of log p, of a label drawn from the model itself.
+        """Return F with this task's added: the mean squared gradient of log p(label).
 
-        The label is drawn among the classes met so far, not read from the example: else it were no Fisher information.
+        The label is sampled from the model among the classes seen so far. With the label of the example it would be the
+        empirical Fisher, which is not the Fisher information.
         """
         assert self.ewc is not None
-        chosen = first_per_class(items, self.config.fisher_per_class)
+        sampled = first_per_class(items, self.config.fisher_per_class)
         classes = sorted(self.seen_classes)
         sums = [torch.zeros_like(p) for p in self.parameters]
-        scores = self.score(chosen).scores[:, classes] * [len(self.stream.label_ids[k]) for k in classes]
-        for n, item in enumerate(chosen):
-            shares = np.exp(scores[n] - scores[n].max())
-            draw = rng.uniform(self.stream.seed, LABEL_KEY, self.num_updates, n) * shares.sum()
-            label = classes[min(int(np.searchsorted(shares.cumsum(), draw)), len(classes) - 1)]
+        log_probs = self.score(sampled).scores[:, classes] * [len(self.stream.label_ids[k]) for k in classes]
+        for n, item in enumerate(sampled):
+            weights = np.exp(log_probs[n] - log_probs[n].max())
+            draw = rng.uniform(self.stream.seed, LABEL_KEY, self.num_updates, n) * weights.sum()
+            label = classes[min(int(np.searchsorted(weights.cumsum(), draw)), len(classes) - 1)]
             loss = compute_line_loss(self.model, self.stream, [LabelledUtterance(item.input_ids, label)], "label")
-            told = len(self.stream.label_ids[label]) + len(self.stream.line_end_ids)
-            found = torch.autograd.grad(loss * told, self.parameters, materialize_grads=True)
-            sums = [s + g.square() for s, g in zip(sums, found, strict=True)]
-        mean = [s / len(chosen) for s in sums]
+            num_tokens = len(self.stream.label_ids[label]) + len(self.stream.line_end_ids)
+            gradients = torch.autograd.grad(loss * num_tokens, self.parameters, materialize_grads=True)
+            sums = [s + g.square() for s, g in zip(sums, gradients, strict=True)]
+        mean = [s / len(sampled) for s in sums]
         return [a + b for a, b in zip(self.ewc.fisher, mean, strict=True)] if self.ewc.fisher else mean
 
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
-        """What the weights say now; every item is read by itself."""
+        """Score the classes with the current weights, each item alone."""
         self.module.eval()
-        found = score_after(self.model, self.stream, self.model.initial_state(1), items, seen_classes)
+        scores = score_after(self.model, self.stream, self.model.initial_state(1), items, seen_classes)
         self.module.train()
-        return found
+        return scores
 
 
 def first_per_class(items: Sequence[LabelledUtterance], n: int) -> list[LabelledUtterance]:
-    """The first `n` examples of every class."""
-    met: dict[int, int] = {}
-    chosen: list[LabelledUtterance] = []
+    """Return the first n examples of every class."""
+    counts: dict[int, int] = {}
+    selected: list[LabelledUtterance] = []
     for item in items:
-        met[item.label] = met.get(item.label, 0) + 1
-        if met[item.label] <= n:
-            chosen.append(item)
-    return chosen
+        counts[item.label] = counts.get(item.label, 0) + 1
+        if counts[item.label] <= n:
+            selected.append(item)
+    return selected
 
 
 def compute_line_loss(
     model: StatefulLM, stream: ClassIncrementalStream, batch: Sequence[LabelledUtterance], loss_on: str
 ) -> Tensor:
-    """Nats per predicted token: of the label's words and the end of the line, or of the whole line."""
+    """Return the mean cross-entropy, in nats per token, on the label and the line end or on the whole line."""
     rows = [stream.start_ids + stream.training_ids(item) for item in batch]
-    ids, live = pad_right(rows, get_device(model))
-    targets = ids.roll(-1, 1).masked_fill(~live.roll(-1, 1), IGNORE_INDEX)
+    ids, mask = pad_right(rows, get_device(model))
+    targets = ids.roll(-1, 1).masked_fill(~mask.roll(-1, 1), IGNORE_INDEX)
     targets[:, -1] = IGNORE_INDEX
     if loss_on == "label":
         for row, item in zip(targets, batch, strict=True):
             row[: len(stream.start_ids) + len(item.input_ids) - 1] = IGNORE_INDEX
-    logits = model.logits(read_ids(model, ids, model.initial_state(len(ids)), live).hidden_states)
+    logits = model.logits(read_ids(model, ids, model.initial_state(len(ids)), mask).hidden_states)
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE_INDEX)

@@ -1,9 +1,10 @@
-"""Utterances and what they are after: CLINC150 and Banking77 as streams of tasks, each of classes never met before.
+"""Intent data sets (CLINC150, Banking77) and DBpedia as class-incremental streams.
 
 CLINC150: Larson et al. 2019 (arXiv:1909.02027); Banking77: Casanueva et al. 2020 (arXiv:2003.04807). A line is
-`utterance → words of the label`. Training rows whose text is also held out are left out: the published splits overlap.
+`utterance → label`. Training rows whose text is also held out are dropped, because the published splits overlap.
 """
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,24 +21,26 @@ from laconic.data.strict_jsonl import read_rows, require_text
 from laconic.data.tokenizer import Tokenizer
 from laconic.errors import InputError
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance, TokenIds
-from laconic.models.nearest import closest_word
 
 ARROW, LINE_END = "→", "\n"
-ACCEPTED_FIELDS = "a row has text, label and split"
-CLASS_ORDER_KEY, VALIDATION_KEY, LIMIT_KEY, LINE_ORDER_KEY = (
-    1,
-    2,
-    3,
-    100,
-)  # what orders are drawn for; lines from 100 on, a number a task
-VALIDATION_DIVISOR = 10
+ACCEPTED_FIELDS = "expected text, label and split"
+CLASS_ORDER_KEY, VALIDATION_KEY, LIMIT_KEY, LINE_ORDER_KEY = 1, 2, 3, 100  # LINE_ORDER_KEY + task for lines
+VALIDATION_DIVISOR = 10  # a tenth of train is for validation if the set has no such split
 
 
 @dataclass(frozen=True)
 class IntentDatasetInfo:
-    """A set of labelled utterances: its file below a folder of sets, its name on the hub, how many classes a task has.
+    """A data set of labelled utterances.
 
-    `apart` is the label of what belongs to no class.
+    Attributes:
+        name: Name.
+        file: File below the folder of data sets.
+        licence: Licence of the data.
+        classes_per_task: Classes of a task.
+        hub_repo: Repository on the Hub.
+        hub_config: Its configuration.
+        splits: Our split and the Hub's name of it.
+        out_of_scope_label: Label of utterances that belong to no class; they are left out.
     """
 
     name: str
@@ -51,16 +54,24 @@ class IntentDatasetInfo:
 
 
 INTENT_CATALOG = (
-    IntentDatasetInfo("clinc150", "clinc150/clinc150.jsonl", "CC BY 3.0", 15, "clinc/clinc_oos", "plus",
-        (("train", "train"), ("valid", "validation"), ("test", "test")), "oos"),
+    IntentDatasetInfo(
+        name="clinc150",
+        file="clinc150/clinc150.jsonl",
+        licence="CC BY 3.0",
+        classes_per_task=15,
+        hub_repo="clinc/clinc_oos",
+        hub_config="plus",
+        splits=(("train", "train"), ("valid", "validation"), ("test", "test")),
+        out_of_scope_label="oos",
+    ),
     IntentDatasetInfo("banking77", "banking77/banking77.jsonl", "CC BY 4.0", 11, "PolyAI/banking77"),
     IntentDatasetInfo("dbpedia14", "dbpedia14/dbpedia14-sample.jsonl", "CC BY-SA", 2),
-)  # fmt: skip
-INTENT_DATASETS: Mapping[str, IntentDatasetInfo] = {found.name: found for found in INTENT_CATALOG}
+)
+INTENT_DATASETS: Mapping[str, IntentDatasetInfo] = {info.name: info for info in INTENT_CATALOG}
 
 
 class Utterance(NamedTuple):
-    """A text, its label as published, and the split it belongs to."""
+    """A text, its label as published, and its split."""
 
     text: str
     label: str
@@ -68,7 +79,7 @@ class Utterance(NamedTuple):
 
 
 class IntentRows(NamedTuple):
-    """The rows of a set by split, no text in two of them, and how many training rows were left out for that."""
+    """The rows of a data set by split, and how many were dropped because their text is in another split."""
 
     train: list[Utterance]
     valid: list[Utterance]
@@ -76,108 +87,152 @@ class IntentRows(NamedTuple):
     num_dropped: int
 
 
-def parse_utterance(row: dict[str, Any], text: str, name: str) -> Utterance:
-    """A row. Raises `Fault`."""
-    part = parse_split(row, text)
-    return Utterance(
-        require_text(row, "text", text, ACCEPTED_FIELDS),
-        require_text(row, "label", text, ACCEPTED_FIELDS),
-        part or "train",
-    )
+# --- loading
 
 
 def get_intent_dataset(name: str) -> IntentDatasetInfo:
-    """The set of a name. Raises `BadInput` with the nearest one."""
+    """Return the data set of a name. Raises `InputError` with the nearest name."""
     if name not in INTENT_DATASETS:
-        near = closest_word(name, list(INTENT_DATASETS))
-        meant = f"did you mean {near}?" if near else f"there are {', '.join(INTENT_DATASETS)}"
-        raise InputError(f"no set of classes {name}; {meant}")
+        near = difflib.get_close_matches(name, INTENT_DATASETS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"available: {', '.join(INTENT_DATASETS)}"
+        raise InputError(f"unknown class-incremental data set {name}; {hint}")
     return INTENT_DATASETS[name]
 
 
-def load_intents(name: str, where: str | Path | None = None) -> IntentRows:
-    """A set by name: from a file of rows, from the folder that holds the sets, or with None from the hub.
+def load_intents(name: str, path: str | Path | None = None) -> IntentRows:
+    """Load a data set.
 
-    Raises `BadInput` for an unknown set, what is not there, and rows of fewer than two classes.
+    Args:
+        name: Name of the data set.
+        path: File of rows, or the folder that contains the data sets; None loads from the Hub.
+
+    Raises:
+        InputError: If the data set is unknown or missing, or has fewer than two classes.
     """
-    known = get_intent_dataset(name)
-    if where is None:
-        rows = load_hub_utterances(known)
+    info = get_intent_dataset(name)
+    if path is None:
+        rows = load_hub_utterances(info)
     else:
-        path = Path(where)
-        rows = read_rows(path / known.file if path.is_dir() else path, parse_utterance)[0]
-    return deduplicate_splits([row for row in rows if row.label != known.out_of_scope_label], name)
+        file = Path(path)
+        rows = read_rows(file / info.file if file.is_dir() else file, parse_utterance)[0]
+    return deduplicate_splits([row for row in rows if row.label != info.out_of_scope_label], name)
+
+
+def parse_utterance(row: dict[str, Any], text: str, name: str) -> Utterance:
+    """Return the utterance of a row. Raises `RowError`."""
+    part = parse_split(row, text) or "train"
+    fields = (require_text(row, field, text, ACCEPTED_FIELDS) for field in ("text", "label"))
+    return Utterance(*fields, part)
 
 
 def load_hub_utterances(info: IntentDatasetInfo) -> list[Utterance]:
-    """The rows of the hub's splits. Raises `BadInput`."""
+    """Load the splits of a data set from the Hub. Raises `InputError`."""
     if info.hub_repo is None:
-        raise InputError(f"{info.name}: this sample is on no hub; give the folder that holds {info.file}")
-    found: list[Utterance] = []
+        raise InputError(f"{info.name} is not on the Hub; give the folder that contains {info.file}")
+    rows: list[Utterance] = []
     for part, split in info.splits:
         for row in load_hub_split(info.hub_repo, info.hub_config, split, None, class_names=True).rows:
-            found.append(Utterance(row["text"], row["intent" if "intent" in row else "label"], part))
-    return found
+            rows.append(Utterance(row["text"], row["intent" if "intent" in row else "label"], part))
+    return rows
 
 
 def normalise_text(text: str) -> str:
-    """What two texts are compared by: lower case, runs of what is no letter or digit as one space."""
+    """Return a text in lower case with runs of non-word characters as one space, for comparison."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def label_to_text(label: str) -> str:
-    """The words of a class: its published name without underscores and marks."""
-    return " ".join(re.findall(r"\w+", label.replace("_", " ").lower()))
+    """Return the words of a published label, without underscores and punctuation."""
+    return normalise_text(label.replace("_", " "))
 
 
 def deduplicate_splits(rows: Sequence[Utterance], name: str) -> IntentRows:
-    """The rows by split. One whose text, compared as `plain` says, stands in a later split is left out of its own.
+    """Group rows by split and drop those whose text is in a later split (train, valid, test).
 
-    Raises `BadInput` for fewer than two classes, a class without training or test rows, names of the same words.
+    Raises:
+        InputError: For fewer than two classes, a class without training or test rows, or labels with the same words.
     """
-    by: dict[SplitName, list[Utterance]] = {"train": [], "valid": [], "test": []}
-    held: set[str] = set()
+    by_part: dict[SplitName, list[Utterance]] = {"train": [], "valid": [], "test": []}
+    held_out: set[str] = set()
     for part in ("test", "valid", "train"):
-        own = [row for row in rows if row.part == part and normalise_text(row.text) not in held]
-        by[part] = own
-        held |= {normalise_text(row.text) for row in own}
+        by_part[part] = [row for row in rows if row.part == part and normalise_text(row.text) not in held_out]
+        held_out |= {normalise_text(row.text) for row in by_part[part]}
     labels = {row.label for row in rows}
     if len(labels) < 2:
-        raise InputError(f"{name}: {len(labels)} class in {len(rows):,} rows; give two or more")
+        raise InputError(f"{name}: {len(labels)} class in {len(rows):,} rows; at least two are needed")
     for part in ("train", "test"):
-        none = sorted(labels - {row.label for row in by[part]})
-        if none:
-            raise InputError(f"{name}: class {none[0]} has no {part} row; give each class some, with their split")
+        missing = sorted(labels - {row.label for row in by_part[part]})
+        if missing:
+            raise InputError(f"{name}: class {missing[0]} has no {part} row")
     if len({label_to_text(label) for label in labels}) < len(labels):
         raise InputError(f"{name}: two labels have the same words; rename one of them")
-    return IntentRows(by["train"], by["valid"], by["test"], len(rows) - sum(map(len, by.values())))
+    num_dropped = len(rows) - sum(map(len, by_part.values()))
+    return IntentRows(by_part["train"], by_part["valid"], by_part["test"], num_dropped)
 
 
-def use_validation_split(found: IntentRows) -> IntentRows:
-    """The rows on which options are chosen: `valid` in the place of test, where there is none a tenth of train.
-
-    The test rows are gone, so that nothing can be chosen on them.
-    """
-    if found.valid:
-        return found._replace(test=found.valid, valid=[])
-    held: set[int] = set()
-    for rows in group_by_label(found.train).values():
-        held |= {rows[i] for i in permutation(len(rows), 0, VALIDATION_KEY)[: max(1, len(rows) // VALIDATION_DIVISOR)]}
-    train = [row for i, row in enumerate(found.train) if i not in held]
-    return found._replace(train=train, test=[found.train[i] for i in sorted(held)])
+def use_validation_split(intents: IntentRows) -> IntentRows:
+    """Replace the test rows by validation rows, for choosing options; without such a split, by a tenth of train."""
+    if intents.valid:
+        return intents._replace(test=intents.valid, valid=[])
+    held_out: set[int] = set()
+    for rows in group_by_label(intents.train).values():
+        count = max(1, len(rows) // VALIDATION_DIVISOR)
+        held_out |= {rows[i] for i in permutation(len(rows), 0, VALIDATION_KEY)[:count]}
+    train = [row for i, row in enumerate(intents.train) if i not in held_out]
+    return intents._replace(train=train, test=[intents.train[i] for i in sorted(held_out)])
 
 
 def group_by_label(rows: Iterable[Utterance]) -> dict[str, list[int]]:
-    """The places of each label's rows, labels in order."""
-    found: dict[str, list[int]] = {}
+    """Return the indices of each label's rows, sorted by label."""
+    groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        found.setdefault(row.label, []).append(i)
-    return dict(sorted(found.items()))
+        groups.setdefault(row.label, []).append(i)
+    return dict(sorted(groups.items()))
 
 
 def permutation(n: int, seed: int, purpose: int) -> list[int]:
-    """The numbers below n in the order of a seed."""
+    """Return the numbers below n in random order."""
     return rng.permuted_index(seed, purpose, np.arange(n), n).tolist() if n else []
+
+
+def limit_per_label(rows: Sequence[Utterance], max_per_label: int | None) -> list[Utterance]:
+    """Return at most `max_per_label` rows of each label, the same ones every time, in their order."""
+    if max_per_label is None:
+        return list(rows)
+    groups = group_by_label(rows).values()
+    selected = {group[i] for group in groups for i in permutation(len(group), 0, LIMIT_KEY)[:max_per_label]}
+    return [row for i, row in enumerate(rows) if i in selected]
+
+
+# --- building a stream
+
+
+class PromptFormat(NamedTuple):
+    """The ids of a line's fixed parts: the beginning of a document, the arrow, the line end."""
+
+    tokenizer: Tokenizer
+    start_ids: TokenIds
+    arrow_ids: TokenIds
+    line_end_ids: TokenIds
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> "PromptFormat":
+        """Encode the fixed parts. Raises `InputError` if the tokenizer merges the arrow with what follows."""
+        arrow = tokenizer.encode(ARROW, add_special_tokens=False)
+        with_end = tokenizer.encode(ARROW + LINE_END, add_special_tokens=False)
+        if with_end[: len(arrow)] != arrow or len(with_end) == len(arrow):
+            raise InputError(f"the tokenizer merges {ARROW} with what follows, or drops line ends; use another one")
+        line_end = tuple(with_end[len(arrow) :])
+        special = next((id for id in (tokenizer.bos_token_id, tokenizer.eos_token_id) if id is not None), None)
+        return cls(tokenizer, line_end if special is None else (special,), tuple(arrow), line_end)
+
+    def encode_prompt(self, text: str) -> TokenIds:
+        """Return the ids of an utterance and the arrow."""
+        return tuple(self.tokenizer.encode(f"{text} {ARROW}", add_special_tokens=False))
+
+    def encode_label(self, words: str) -> TokenIds:
+        """Return the ids of a label as they follow the arrow."""
+        return tuple(self.tokenizer.encode(f"{ARROW} {words}", add_special_tokens=False)[len(self.arrow_ids) :])
 
 
 def build_stream(
@@ -191,76 +246,54 @@ def build_stream(
     max_train_per_class: int | None = None,
     part: Literal["test", "valid"] = "test",
 ) -> ClassIncrementalStream:
-    """A stream in the order of a seed: tasks of `task` classes, slices of the shuffled classes; lines shuffled in each.
+    """Build the stream of a seed: the shuffled classes divided into tasks, and the lines of each task shuffled.
 
-    `rows` limits the test rows of a class and `examples` its training rows, the same ones for every seed. `part`
-    "valid" is for choosing. Raises `BadInput` where classes do not make whole tasks, or the tokenizer joins the arrow
-    with what follows it.
+    Args:
+        intents: Rows.
+        tokenizer: Tokenizer of the model.
+        seed: Seed of the orders.
+        name: Name of the data set.
+        classes_per_task: Classes of a task; by default the data set's own number.
+        max_test_per_class: Limit on test rows, the same ones for every seed.
+        max_train_per_class: Limit on training rows, the same ones for every seed.
+        part: "valid" evaluates on validation rows, for choosing options.
+
+    Raises:
+        InputError: If the classes do not divide into whole tasks, or the tokenizer merges the arrow with what follows.
     """
     intents = use_validation_split(intents) if part == "valid" else intents
     labels = list(group_by_label([*intents.train, *intents.test]))
     size = classes_per_task or get_intent_dataset(name).classes_per_task
     if size < 1 or len(labels) % size or len(labels) == size:
-        raise InputError(f"{name}: {len(labels)} classes in tasks of {size}; take a number that divides them into two")
+        raise InputError(f"{name}: {len(labels)} classes do not divide into two or more tasks of {size}")
     shuffled = permutation(len(labels), seed, CLASS_ORDER_KEY)
-    tasks = [tuple(shuffled[i : i + size]) for i in range(0, len(labels), size)]
+    task_classes = [tuple(shuffled[i : i + size]) for i in range(0, len(labels), size)]
     number = {label: i for i, label in enumerate(labels)}
-    learned, asked = (
-        limit_per_label(intents.train, max_train_per_class),
-        limit_per_label(intents.test, max_test_per_class),
-    )
-    said = PromptFormat.from_tokenizer(tokenizer)
+    prompt_format = PromptFormat.from_tokenizer(tokenizer)
+
+    def encode(rows: Sequence[Utterance], classes: tuple[int, ...]) -> list[LabelledUtterance]:
+        return [
+            LabelledUtterance(prompt_format.encode_prompt(row.text), number[row.label])
+            for row in rows
+            if number[row.label] in classes
+        ]
+
+    train_rows = limit_per_label(intents.train, max_train_per_class)
+    test_rows = limit_per_label(intents.test, max_test_per_class)
     train: list[tuple[LabelledUtterance, ...]] = []
-    test: list[tuple[LabelledUtterance, ...]] = []
-    for i, own in enumerate(tasks):
-        mine = [row for row in learned if number[row.label] in own]
-        mine = [mine[j] for j in permutation(len(mine), seed, LINE_ORDER_KEY + i)]
-        train.append(tuple(LabelledUtterance(said.encode_prompt(row.text), number[row.label]) for row in mine))
-        test.append(
-            tuple(
-                LabelledUtterance(said.encode_prompt(row.text), number[row.label])
-                for row in asked
-                if number[row.label] in own
-            )
-        )
-    told = tuple(label_to_text(label) for label in labels)
-    return ClassIncrementalStream(name, seed, told, tuple(map(said.encode_label, told)), tuple(tasks), tuple(train), tuple(test),
-                 said.start_ids, said.arrow_ids, said.line_end_ids)  # fmt: skip
-
-
-def limit_per_label(rows: Sequence[Utterance], max_per_label: int | None) -> list[Utterance]:
-    """At most `n` rows of each label, always the same ones, in their order."""
-    if max_per_label is None:
-        return list(rows)
-    kept = {
-        own[i] for own in group_by_label(rows).values() for i in permutation(len(own), 0, LIMIT_KEY)[:max_per_label]
-    }
-    return [row for i, row in enumerate(rows) if i in kept]
-
-
-class PromptFormat(NamedTuple):
-    """How a tokenizer says a line: what begins a document, the arrow, the end of a line."""
-
-    tokenizer: Tokenizer
-    start_ids: TokenIds
-    arrow_ids: TokenIds
-    line_end_ids: TokenIds
-
-    @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer) -> "PromptFormat":
-        """Raises `BadInput` for a tokenizer that makes one token of the arrow and what follows."""
-        arrow = tokenizer.encode(ARROW, add_special_tokens=False)
-        ended = tokenizer.encode(ARROW + LINE_END, add_special_tokens=False)
-        if ended[: len(arrow)] != arrow or len(ended) == len(arrow):
-            raise InputError(f"{ARROW}: the tokenizer joins it with what follows, or drops the line end; take another")
-        last = tuple(ended[len(arrow) :])
-        special = next((one for one in (tokenizer.bos_token_id, tokenizer.eos_token_id) if one is not None), None)
-        return cls(tokenizer, last if special is None else (special,), tuple(arrow), last)
-
-    def encode_prompt(self, text: str) -> TokenIds:
-        """An utterance with the arrow behind it."""
-        return tuple(self.tokenizer.encode(f"{text} {ARROW}", add_special_tokens=False))
-
-    def encode_label(self, words: str) -> TokenIds:
-        """The words of a label as they follow the arrow."""
-        return tuple(self.tokenizer.encode(f"{ARROW} {words}", add_special_tokens=False)[len(self.arrow_ids) :])
+    for i, classes in enumerate(task_classes):
+        items = encode(train_rows, classes)
+        train.append(tuple(items[j] for j in permutation(len(items), seed, LINE_ORDER_KEY + i)))
+    label_texts = tuple(label_to_text(label) for label in labels)
+    return ClassIncrementalStream(
+        name=name,
+        seed=seed,
+        label_texts=label_texts,
+        label_ids=tuple(map(prompt_format.encode_label, label_texts)),
+        task_classes=tuple(task_classes),
+        train=tuple(train),
+        test=tuple(tuple(encode(test_rows, classes)) for classes in task_classes),
+        start_ids=prompt_format.start_ids,
+        arrow_ids=prompt_format.arrow_ids,
+        line_end_ids=prompt_format.line_end_ids,
+    )

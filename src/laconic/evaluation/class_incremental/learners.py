@@ -1,7 +1,7 @@
-"""Ways to learn classes without tuning weights: a state that is carried, text in the context, means of hidden states.
+"""Learn classes without tuning weights: a carried state, in-context learning, class means of hidden states.
 
-The nearest class mean is Rebuffi et al. 2017's (arXiv:1611.07725) classifier on a frozen model; with one covariance for
-all classes it is that of linear discriminant analysis (Hayes and Kanan 2020, arXiv:1909.01520).
+The nearest class mean is the classifier of Rebuffi et al. 2017 (arXiv:1611.07725) on a frozen model; with one
+covariance for all classes it is linear discriminant analysis (Hayes and Kanan 2020, arXiv:1909.01520).
 """
 
 from collections.abc import Sequence
@@ -24,28 +24,28 @@ from laconic.evaluation.class_incremental.protocol import ClassScores, score_aft
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, LabelledUtterance, TokenIds
 from laconic.interfaces import StatefulLM
 from laconic.nested import nan_check
-from laconic.nested import state as values
+from laconic.nested import state as state_tree
 from laconic.nested.state import FastWeightState, LayerState
 
 SHRINKAGE = 0.1  # of the shared covariance towards its mean variance
 
 
 class FrozenModel:
-    """The model as it is."""
+    """The model without learning: zero-shot classification."""
 
     def __init__(self, model: StatefulLM, stream: ClassIncrementalStream) -> None:
         self.model, self.stream = model, stream
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
-        """Nothing."""
+        """Learn nothing."""
 
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
-        """What the model says of itself."""
+        """Score the classes from an empty context."""
         return score_after(self.model, self.stream, self.model.initial_state(1), items, seen_classes)
 
 
 class InContextLearner:
-    """The stream as text before each question, the oldest lines dropped where positions end."""
+    """In-context learning: the stream as text before each item; the oldest lines are dropped when positions run out."""
 
     def __init__(self, model: StatefulLM, stream: ClassIncrementalStream, max_positions: int) -> None:
         self.model, self.stream = model, stream
@@ -54,27 +54,33 @@ class InContextLearner:
         self.lines: list[TokenIds] = []
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
-        """The newest lines that there is room for."""
+        """Append lines and drop the oldest ones that do not fit."""
         self.lines += [self.stream.training_ids(item) for item in items]
-        kept, held = 0, 0
-        while kept < len(self.lines) and held + len(self.lines[-1 - kept]) <= self.max_context_tokens:
-            held += len(self.lines[-1 - kept])
-            kept += 1
-        self.lines = self.lines[len(self.lines) - kept :]
+        num_lines, num_tokens = 0, 0
+        while num_lines < len(self.lines):
+            num_tokens += len(self.lines[-1 - num_lines])
+            if num_tokens > self.max_context_tokens:
+                break
+            num_lines += 1
+        self.lines = self.lines[len(self.lines) - num_lines :]
 
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
-        """What the model says with the lines before it."""
-        text = tuple(i for line in self.lines for i in line)
-        return score_after(self.model, self.stream, self.model.initial_state(1), items, seen_classes, text)
+        """Score the classes after the lines."""
+        context = tuple(i for line in self.lines for i in line)
+        return score_after(self.model, self.stream, self.model.initial_state(1), items, seen_classes, context)
 
 
 class StatefulLearner:
-    """A model that learns while it reads: the stream goes into its state, the weights stay as they are.
+    """A model that learns while it reads: the stream goes into its fast weights, and its slow weights stay unchanged.
 
-    Each line is read from a start without context, as the questions are, so that what is known of a class is in fast
-    weights alone. With `predicted` "label" only the label and the line end teach, and what levels learn of the task
-    reaches back to the utterance, as in tuning; levels with an error of their own then learn where the label is read.
-    With "line" all of it teaches.
+    Each line is read without context, as the test items are, so that knowledge of a class is in the fast weights alone.
+
+    Args:
+        model: Model with fast weights.
+        stream: Stream to learn.
+        loss_on: With "label", only the label and the line end are targets. Levels that learn from the next-token loss
+            backpropagate it to the utterance, as in fine-tuning; levels with an associative loss learn while the label
+            is read. With "line", the whole line is a target.
     """
 
     def __init__(self, model: StatefulLM, stream: ClassIncrementalStream, loss_on: str = "line") -> None:
@@ -82,26 +88,24 @@ class StatefulLearner:
         self.state: FastWeightState = model.initial_state(1)
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
-        """A task, line after line."""
+        """Read the examples line after line."""
+        read = self.read_line if has_no_attention(self.state) else self.read_line_without_context
         with torch.no_grad():
             for item in items:
-                self.state = (
-                    self.read_line(item) if has_no_attention(self.state) else self.read_line_without_context(item)
-                )
+                self.state = read(item)
 
     def read_line(self, item: LabelledUtterance) -> FastWeightState:
-        """A line of a model that has no context but its state."""
-        return self.advance(
-            self.stream.start_ids + self.stream.training_ids(item), self.state, target_mask=self.build_target_mask(item)
-        )
+        """Read a line with a model that has no attention, and so no context to clear."""
+        ids = self.stream.start_ids + self.stream.training_ids(item)
+        return self.advance(ids, self.state, target_mask=self.build_target_mask(item))
 
     def read_line_without_context(self, item: LabelledUtterance) -> FastWeightState:
-        """A line read on an empty cache, which is emptied again behind it."""
-        state, taught, (before, after) = self.state, self.build_target_mask(item), self.split_line(item)
+        """Read a line on an empty KV cache, and empty the cache again."""
+        state, target_mask, (before, after) = self.state, self.build_target_mask(item), self.split_line(item)
         if before:
             state = self.advance(before, state, update_weights=False)
-        state = self.advance(after, state, target_mask=None if taught is None else taught[: len(after)])
-        # The line end is the last word's target, and closes what is open, before the context goes.
+        state = self.advance(after, state, target_mask=None if target_mask is None else target_mask[: len(after)])
+        # The line end is the target of the last token, and completes open chunks before the context is cleared.
         return clear_caches(self.advance(self.stream.line_end_ids, state, update_weights=False))
 
     def advance(
@@ -112,65 +116,66 @@ class StatefulLearner:
         update_weights: bool = True,
         target_mask: Sequence[bool] | None = None,
     ) -> FastWeightState:
-        """Ids of one row."""
+        """Read the ids of one row and return the new state."""
         device = get_device(self.model)
-        row, asked = torch.tensor([ids], device=device), None
-        if target_mask is not None:
-            asked = torch.tensor([target_mask], device=device)
-        return cast(
-            FastWeightState,
-            cast(
-                Any,
-                nan_check.read_tokens_checked(
-                    self.model, row, state, update_weights=update_weights, target_mask=asked
-                ).cache,
-            ),
+        output = nan_check.read_tokens_checked(
+            self.model,
+            torch.tensor([ids], device=device),
+            state,
+            update_weights=update_weights,
+            target_mask=None if target_mask is None else torch.tensor([target_mask], device=device),
         )
+        return cast(FastWeightState, cast(Any, output.cache))
 
     def build_target_mask(self, item: LabelledUtterance) -> list[bool] | None:
-        """Which ids of a line teach; None where all do, and where no level learns of ids."""
+        """Return which ids of a line are targets; None if all are, or if no level learns from the next-token loss."""
         if self.loss_on != "label" or self.state.open_chunk is None:
             return None
-        read = self.stream.start_ids + item.input_ids
-        return [False] * len(read) + [True] * (len(self.stream.training_ids(item)) - len(item.input_ids))
+        prompt = self.stream.start_ids + item.input_ids
+        return [False] * len(prompt) + [True] * (len(self.stream.training_ids(item)) - len(item.input_ids))
 
     def split_line(self, item: LabelledUtterance) -> tuple[TokenIds, TokenIds]:
-        """What of a line is only read, and what is learned of; of its end nothing."""
-        read, told = self.stream.start_ids + item.input_ids, self.stream.label_ids[item.label]
-        own = self.loss_on == "label" and self.state.open_chunk is None
-        return (read[:-1], read[-1:] + told) if own else ((), read + told)
+        """Return the ids that are only read, and those that are learned from, without the line end."""
+        prompt, label = self.stream.start_ids + item.input_ids, self.stream.label_ids[item.label]
+        learns_from_label_only = self.loss_on == "label" and self.state.open_chunk is None
+        return (prompt[:-1], prompt[-1:] + label) if learns_from_label_only else ((), prompt + label)
 
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
-        """What the state says; every item is read on a fork."""
+        """Score the classes on forks of the state."""
         return score_after(self.model, self.stream, self.state, items, seen_classes)
 
     @property
     def notes(self) -> dict[str, Any]:
-        """How often each level has been updated, those that were as often being one, and the bytes of the state."""
-        counts = {int(x.max()) for name, x in values.named_tensors(self.state.layers) if name.endswith(".updates")}
-        return {"updates": sorted(counts, reverse=True), "state_bytes": values.num_bytes(self.state)}
+        """The different numbers of updates of the levels, and the bytes of the state."""
+        tensors = state_tree.named_tensors(self.state.layers)
+        updates = {int(x.max()) for name, x in tensors if name.endswith(".num_updates")}
+        return {"updates": sorted(updates, reverse=True), "state_bytes": state_tree.num_bytes(self.state)}
 
 
 def clear_caches(state: FastWeightState) -> FastWeightState:
-    """The state with nothing in its caches, whose slots are gone, and its positions from 0 on."""
+    """Return a state with empty KV caches, and positions from 0 on."""
     layers = tuple(clear_layer_cache(layer) for layer in state.layers)
     if all(layer.cache is None for layer in layers):
         return state
-    opened = state.open_chunk and replace(
-        state.open_chunk, layers_at_start=tuple(clear_layer_cache(layer) for layer in state.open_chunk.layers_at_start)
-    )
-    return FastWeightState(layers, torch.zeros_like(state.position), opened)
+    chunk = state.open_chunk
+    if chunk is not None:
+        chunk = replace(chunk, layers_at_start=tuple(clear_layer_cache(layer) for layer in chunk.layers_at_start))
+    return FastWeightState(layers, torch.zeros_like(state.position), chunk)
 
 
 def clear_layer_cache(layer: LayerState) -> LayerState:
-    """A layer without the slots of its cache."""
+    """Return a layer with an empty KV cache."""
     return layer if layer.cache is None else replace(layer, cache=layer.cache.crop(0))
 
 
 class NearestClassMean:
-    """The class whose mean hidden state at the end of the utterance is nearest to the item's, the model frozen.
+    """Nearest class mean: hidden states at the end of the utterance, with a frozen model.
 
-    `shared`: nearest by the covariance within classes, the same for all, a share of it made equal in every direction.
+    Args:
+        model: Language model.
+        stream: Stream to learn.
+        shared_covariance: Use the Mahalanobis distance with the shrunk within-class covariance instead of the
+            Euclidean one.
     """
 
     def __init__(self, model: StatefulLM, stream: ClassIncrementalStream, *, shared_covariance: bool = False) -> None:
@@ -180,27 +185,26 @@ class NearestClassMean:
         self.scatter: np.ndarray | float = 0.0
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
-        """Means and scatter, one example after another (Welford)."""
+        """Update means and scatter, one example after another (Welford)."""
         for x, item in zip(last_hidden_states(self.model, self.stream, items), items, strict=True):
             n, total = self.counts.get(item.label, 0), self.sums.setdefault(item.label, np.zeros_like(x))
             if n:
-                apart = x - total / n
-                self.scatter = self.scatter + np.outer(apart, apart) * n / (n + 1)
+                deviation = x - total / n
+                self.scatter = self.scatter + np.outer(deviation, deviation) * n / (n + 1)
             self.counts[item.label], self.sums[item.label] = n + 1, total + x
 
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
-        """Minus the squared distance; of a class that was never met, minus infinity."""
+        """Return minus the squared distances; minus infinity for classes without examples."""
         X = last_hidden_states(self.model, self.stream, items)
-        means = {label: total / self.counts[label] for label, total in self.sums.items()}
         scores = np.full((len(X), len(self.stream.label_ids)), -np.inf)
         inverse = np.linalg.inv(self.covariance(X.shape[1])) if self.shared_covariance else np.eye(X.shape[1])
-        for label, mean in means.items():
-            apart = X - mean
-            scores[:, label] = -np.einsum("nd,de,ne->n", apart, inverse, apart)
+        for label, total in self.sums.items():
+            deviation = X - total / self.counts[label]
+            scores[:, label] = -np.einsum("nd,de,ne->n", deviation, inverse, deviation)
         return ClassScores(scores)
 
     def covariance(self, D: int) -> np.ndarray:
-        """Within classes, shrunk."""
+        """Return the shrunk within-class covariance, [D, D]."""
         S = self.scatter / max(1, sum(self.counts.values()) - len(self.counts)) + np.zeros((D, D))
         return (1 - SHRINKAGE) * S + (SHRINKAGE * np.trace(S) / D + 1e-12) * np.eye(D)
 
@@ -208,12 +212,13 @@ class NearestClassMean:
 def last_hidden_states(
     model: StatefulLM, stream: ClassIncrementalStream, items: Sequence[LabelledUtterance]
 ) -> np.ndarray:
-    """[N, D] float64: the hidden state at the last token of every utterance, each read by itself."""
-    found: dict[int, np.ndarray] = {}
+    """Return the hidden state at the last token of every utterance, each read alone; [N, D] float64."""
+    states: dict[int, np.ndarray] = {}
+    by_length = sorted(range(len(items)), key=lambda i: len(items[i].input_ids))
     with torch.no_grad():
-        for at in split_into_batches(sorted(range(len(items)), key=lambda i: len(items[i].input_ids)), PROMPT_BATCH):
-            ids, live = pad_right([stream.start_ids + items[i].input_ids for i in at], get_device(model))
-            seen = read_ids(model, ids, repeat_state(model.initial_state(1), len(at)), live)
-            last = seen.hidden_states[torch.arange(len(at)), live.sum(1) - 1].double().cpu().numpy()
-            found |= dict(zip(at, last, strict=True))
-    return np.stack([found[i] for i in range(len(items))])
+        for batch in split_into_batches(by_length, PROMPT_BATCH):
+            ids, mask = pad_right([stream.start_ids + items[i].input_ids for i in batch], get_device(model))
+            output = read_ids(model, ids, repeat_state(model.initial_state(1), len(batch)), mask)
+            last = output.hidden_states[torch.arange(len(batch)), mask.sum(1) - 1].double().cpu().numpy()
+            states |= dict(zip(batch, last, strict=True))
+    return np.stack([states[i] for i in range(len(items))])

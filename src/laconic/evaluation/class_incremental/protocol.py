@@ -1,7 +1,7 @@
-"""Class-incremental learning: which class an utterance belongs to, among all that were met, after every task.
+"""The protocol of class-incremental learning: learn task by task, and after each classify among all classes so far.
 
-A label's score is the mean log-probability of its words, given the utterance and what was learned; no one says which
-task an utterance is of. Every item is read on a fork of the state, which itself is never changed.
+A label's score is the mean log-probability of its tokens, given the utterance and what was learned; the task of an
+utterance is not given. Every item is read on a fork of the state, which itself never changes.
 
 Symbols: N items, K classes, n tasks; A[i, j] accuracy on task j after task i.
 """
@@ -19,24 +19,38 @@ from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream, L
 from laconic.interfaces import StatefulLM
 from laconic.nested.state import FastWeightState
 
+AccuracyMatrix = list[list[float | None]]
+LogFunction = Callable[[str], None]
+
 
 class ClassScores(NamedTuple):
-    """Scores of N items for all K classes, and of the labels after the arrow alone; None where there is no such."""
+    """Scores of N items for all K classes, and, if computed, of the labels after the arrow alone."""
 
     scores: ScoreArray
     prior: ScoreArray | None = None
 
 
 class ClassIncrementalLearner(Protocol):
-    """A way to learn a stream and to say which class an item belongs to."""
+    """A method that learns a stream and classifies items."""
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
-        """A task's examples, each once, in order."""
+        """Learn the examples of a task, each once, in order."""
         ...
 
     def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
-        """The scores of all classes; with `seen` only the best of those, and of all, count. Changes nothing."""
+        """Return the scores of all classes, without changing the learner.
+
+        With `seen_classes`, only the best of these and the best of all classes have to be exact.
+        """
         ...
+
+
+class StreamResult(NamedTuple):
+    """The result of a learner on a stream: the accuracy matrices by criterion, None where not evaluated, and notes."""
+
+    seed: int
+    matrices: dict[str, AccuracyMatrix]
+    notes: dict[str, Any]
 
 
 def score_after(
@@ -47,22 +61,28 @@ def score_after(
     seen_classes: Sequence[int] | None = None,
     context_ids: TokenIds = (),
 ) -> ClassScores:
-    """The scores of items after a document's beginning and `text`, read on a fork of a state of one row.
+    """Score items on a fork of a state, after the beginning of a document and a context.
 
-    With `seen` only the best of those classes, and the best of all, are told from the others, and there is no prior.
+    Args:
+        model: Language model.
+        stream: Labels and special ids.
+        state: State of one row.
+        items: Items to classify.
+        seen_classes: If given, only the best of these and the best of all are exact, and there is no prior.
+        context_ids: Ids read before every item.
     """
     with torch.no_grad():
-        begun = torch.tensor([stream.start_ids + context_ids], device=get_device(model))
-        ready = read_ids(model, begun, state).state
+        prefix = torch.tensor([stream.start_ids + context_ids], device=get_device(model))
+        prefix_state = read_ids(model, prefix, state).state
     prompts = [item.input_ids for item in items]
     if seen_classes is not None:
-        return ClassScores(score_labels(model, ready, prompts, stream.label_ids, seen_classes))
-    found = score_labels(model, ready, [stream.arrow_ids, *prompts], stream.label_ids)
-    return ClassScores(found[1:], found[0])
+        return ClassScores(score_labels(model, prefix_state, prompts, stream.label_ids, seen_classes))
+    scores = score_labels(model, prefix_state, [stream.arrow_ids, *prompts], stream.label_ids)
+    return ClassScores(scores[1:], scores[0])
 
 
 def predict_class(scores: ScoreArray, candidates: Sequence[int]) -> NDArray[np.int64]:
-    """The class of the highest score among some, ascending; ties go to the first."""
+    """Return the candidate with the highest score; ties go to the lowest number."""
     classes = np.asarray(sorted(candidates))
     return classes[scores[:, classes].argmax(1)]
 
@@ -70,97 +90,83 @@ def predict_class(scores: ScoreArray, candidates: Sequence[int]) -> NDArray[np.i
 def compute_correct(
     scored: ClassScores, items: Sequence[LabelledUtterance], seen_classes: Sequence[int]
 ) -> dict[str, NDArray[np.bool_]]:
-    """Which items are told right, by way: among the classes seen or all of the set, the prior taken off or not."""
+    """Return which items are classified correctly, by criterion.
+
+    The criteria are the classes seen so far or all classes of the set ("seen", "all"), and, if the prior was computed,
+    the same after subtracting it ("seen-prior", "all-prior").
+    """
     labels = np.array([item.label for item in items])
-    every = range(scored.scores.shape[1])
-    ways = {
-        "seen": predict_class(scored.scores, seen_classes) == labels,
-        "all": predict_class(scored.scores, every) == labels,
-    }
-    if scored.prior is not None:
-        rest = scored.scores - scored.prior
-        ways |= {
-            "seen-prior": predict_class(rest, seen_classes) == labels,
-            "all-prior": predict_class(rest, every) == labels,
+    all_classes = range(scored.scores.shape[1])
+
+    def compare(scores: ScoreArray, suffix: str) -> dict[str, NDArray[np.bool_]]:
+        return {
+            f"seen{suffix}": predict_class(scores, seen_classes) == labels,
+            f"all{suffix}": predict_class(scores, all_classes) == labels,
         }
-    return ways
 
-
-AccuracyMatrix = list[list[float | None]]
-
-
-class StreamResult(NamedTuple):
-    """What an approach made of a stream: A by way, rows after each task, None where nothing was asked."""
-
-    seed: int
-    matrices: dict[str, AccuracyMatrix]
-    notes: dict[str, Any]
+    correct = compare(scored.scores, "")
+    return correct if scored.prior is None else correct | compare(scored.scores - scored.prior, "-prior")
 
 
 def run_stream(
-    learner: ClassIncrementalLearner, stream: ClassIncrementalStream, log: Callable[[str], None] | None = None
+    learner: ClassIncrementalLearner, stream: ClassIncrementalStream, log: LogFunction | None = None
 ) -> StreamResult:
-    """Every task learned in turn, and after each all items of the tasks so far told apart; the prior off at the end."""
-    made: dict[str, AccuracyMatrix] = {}
+    """Learn the tasks one after another and evaluate all tasks so far after each."""
+    matrices: dict[str, AccuracyMatrix] = {}
     for i in range(stream.num_tasks):
         learner.learn(stream.train[i])
         rows = evaluate_tasks(learner, stream, i)
-        for way, row in rows.items():
-            made.setdefault(way, empty_rows(i, stream.num_tasks)).append(row)
+        for criterion, row in rows.items():
+            matrices.setdefault(criterion, empty_rows(i, stream.num_tasks)).append(row)
         log_progress(log, stream, i, rows)
-    return StreamResult(stream.seed, made, collect_notes(learner))
+    return StreamResult(stream.seed, matrices, collect_notes(learner))
 
 
 def run_joint(
-    learner: ClassIncrementalLearner, stream: ClassIncrementalStream, log: Callable[[str], None] | None = None
+    learner: ClassIncrementalLearner, stream: ClassIncrementalStream, log: LogFunction | None = None
 ) -> StreamResult:
-    """All tasks learned at once, mixed, and asked once: only the last row of A."""
+    """Learn all tasks at once, mixed, and evaluate once; A has only its last row."""
     items = [item for task in stream.train for item in task]
-    learner.learn([items[i] for i in rng.permuted_index(stream.seed, 0, np.arange(len(items)), len(items)).tolist()])
-    rows = evaluate_tasks(learner, stream, stream.num_tasks - 1)
-    log_progress(log, stream, stream.num_tasks - 1, rows)
-    return StreamResult(
-        stream.seed,
-        {way: [*empty_rows(stream.num_tasks - 1, stream.num_tasks), row] for way, row in rows.items()},
-        collect_notes(learner),
-    )
+    order = rng.permuted_index(stream.seed, 0, np.arange(len(items)), len(items)).tolist()
+    learner.learn([items[i] for i in order])
+    last = stream.num_tasks - 1
+    rows = evaluate_tasks(learner, stream, last)
+    log_progress(log, stream, last, rows)
+    matrices = {criterion: [*empty_rows(last, stream.num_tasks), row] for criterion, row in rows.items()}
+    return StreamResult(stream.seed, matrices, collect_notes(learner))
 
 
 def empty_rows(i: int, n: int) -> AccuracyMatrix:
-    """Rows of A after `i` tasks of which nothing was asked."""
+    """Return i rows of A that were not evaluated."""
     return [[None] * n for _ in range(i)]
 
 
 def log_progress(
-    log: Callable[[str], None] | None,
-    stream: ClassIncrementalStream,
-    i: int,
-    rows: Mapping[str, Sequence[float | None]],
+    log: LogFunction | None, stream: ClassIncrementalStream, i: int, rows: Mapping[str, Sequence[float | None]]
 ) -> None:
-    """How far it is."""
+    """Report the mean accuracy on the tasks so far."""
     if log is not None:
-        held = [x for x in rows["seen"] if x is not None]
-        log(
-            f"order {stream.seed}: task {i + 1} of {stream.num_tasks}, {100 * sum(held) / len(held):.1f} % right so far"
-        )
+        accuracies = [x for x in rows["seen"] if x is not None]
+        accuracy = 100 * sum(accuracies) / len(accuracies)
+        log(f"order {stream.seed}: task {i + 1} of {stream.num_tasks}, accuracy {accuracy:.1f} % so far")
 
 
 def evaluate_tasks(
     learner: ClassIncrementalLearner, stream: ClassIncrementalStream, i: int
 ) -> dict[str, list[float | None]]:
-    """Row i of A, by way; the prior is taken off in the last row only, since all labels have to be read for it."""
+    """Return row i of A by criterion; the prior, for which all labels have to be read, is subtracted in the last row only."""
     items = [item for task in stream.test[: i + 1] for item in task]
-    found = compute_correct(
-        learner.score(items, None if i == stream.num_tasks - 1 else stream.seen_classes(i)),
-        items,
-        stream.seen_classes(i),
-    )
-    ends = np.cumsum([len(task) for task in stream.test[: i + 1]])[:-1]
-    rest = [None] * (stream.num_tasks - i - 1)
-    return {way: [float(x.mean()) for x in np.split(told, ends)] + rest for way, told in found.items()}
+    seen_classes = stream.seen_classes(i)
+    scored = learner.score(items, None if i == stream.num_tasks - 1 else seen_classes)
+    borders = np.cumsum([len(task) for task in stream.test[: i + 1]])[:-1]
+    not_evaluated = [None] * (stream.num_tasks - i - 1)
+    return {
+        criterion: [float(x.mean()) for x in np.split(correct, borders)] + not_evaluated
+        for criterion, correct in compute_correct(scored, items, seen_classes).items()
+    }
 
 
 def collect_notes(learner: Any) -> dict[str, Any]:
-    """What an approach says of itself at the end: updates of its levels, bytes of its state."""
-    said: Mapping[str, Any] = getattr(learner, "notes", {})
-    return dict(said)
+    """Return what a learner reports at the end: updates of its levels, bytes of its state."""
+    notes: Mapping[str, Any] = getattr(learner, "notes", {})
+    return dict(notes)

@@ -1,4 +1,4 @@
-"""Class-incremental runs as a table, and drawn: accuracy while tasks come, and the matrix of each way to learn."""
+"""Table and plots of class-incremental results."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,102 +6,94 @@ from typing import Any
 from markupsafe import Markup
 
 from laconic.evaluation.class_incremental.metrics import METRIC_NAMES, AccuracyRows
-from laconic.evaluation.report import grids
-from laconic.evaluation.report.old_plots import label_line_ends, percent_axes, series_color, to_svg
+from laconic.evaluation.report.plots import PlotSeries, has_matplotlib, plot_heat_maps, plot_lines
 
-ClassIncrementalResults = Mapping[str, Any]  # what `recipe.incremental` gives
+ClassIncrementalResults = Mapping[str, Any]  # as `ClassIncrementalPlan.summarise` returns them
 HEADER = ("method", "AA", "AA, all classes", "BWT", "forgetting", "plasticity", "AA, less prior", "updates", "state")
 LEGEND = (
-    "Per cent, mean over class orders, and its 95 % interval. AA: right on the test examples of all tasks at the end, "
-    "among all classes met (all classes: among all of the set). forgetting: the best a task ever was, less what it is "
-    "at the end. plasticity: right on a task when it had just been learned; who learns less has less to forget. "
-    "less prior: the score of a label without the utterance is taken off. updates: of each level, fastest first."
+    "Percent, mean over class orders with 95 % interval. AA: accuracy on all tasks at the end, among the classes seen "
+    "(all classes: among all of the set). forgetting: best accuracy on a task less the one at the end. plasticity: "
+    "accuracy on a task right after it was learned; a method that learns less has less to forget. less prior: the score "
+    "of a label without the utterance is subtracted. updates: of each level, fastest first. state: bytes."
 )
 
 
 def build_table(results: ClassIncrementalResults) -> list[list[str]]:
-    """The table of a set: its header, and a row for each method."""
-    made: list[list[str]] = [list(HEADER)]
-    for name, own in results["methods"].items():
-        seen, every = own["ways"]["seen"], own["ways"]["all"]
-        rest = own["ways"].get("seen-prior")
-        figures = [format_metric(seen["figures"].get(figure)) for figure in METRIC_NAMES[1:]]
-        made.append(
-            [name, format_metric(seen["figures"]["AA"]), format_metric(every["figures"]["AA"]), *figures,
-             format_metric(rest["figures"]["AA"] if rest else None), format_updates(own["notes"]), format_state_bytes(own["notes"])]
-        )  # fmt: skip
-    return made
+    """Return the header and one row for each method."""
+    rows: list[list[str]] = [list(HEADER)]
+    for name, method in results["methods"].items():
+        metrics = {criterion: values["metrics"] for criterion, values in method["criteria"].items()}
+        seen = metrics["seen"]
+        first_notes = method["notes"][0] if method["notes"] else {}
+        rows.append(
+            [
+                name,
+                format_metric(seen["AA"]),
+                format_metric(metrics["all"]["AA"]),
+                *(format_metric(seen.get(metric)) for metric in METRIC_NAMES[1:]),
+                format_metric(metrics.get("seen-prior", {}).get("AA")),
+                ", ".join(f"{n:,}" for n in first_notes.get("updates", ())) or "–",
+                f"{first_notes['state_bytes']:,}" if "state_bytes" in first_notes else "–",
+            ]
+        )
+    return rows
 
 
-def format_metric(figure: Mapping[str, Any] | None) -> str:
-    """A figure in per cent with its interval; a dash where there is none."""
-    if figure is None:
+def format_metric(metric: Mapping[str, Any] | None) -> str:
+    """Return a metric in percent with its interval, or a dash."""
+    if metric is None:
         return "–"
-    mean, low, high = (100 * figure[key] + 0.0 for key in ("mean", "low", "high"))
-    return f"{mean:.1f}" if figure["sd"] is None else f"{mean:.1f} ({low:.1f} to {high:.1f})"
-
-
-def format_updates(notes: Sequence[Mapping[str, Any]]) -> str:
-    """Updates of each level in the first order."""
-    updates = notes[0].get("updates", ()) if notes else ()
-    return ", ".join(f"{n:,}" for n in updates) or "–"
-
-
-def format_state_bytes(notes: Sequence[Mapping[str, Any]]) -> str:
-    """Bytes of the state in the first order."""
-    held = notes[0].get("state_bytes") if notes else None
-    return "–" if held is None else f"{held:,}"
+    mean, low, high = (100 * metric[key] + 0.0 for key in ("mean", "low", "high"))
+    return f"{mean:.1f}" if metric["sd"] is None else f"{mean:.1f} ({low:.1f} to {high:.1f})"
 
 
 def build_figures(results: ClassIncrementalResults) -> list[tuple[str, str, Markup]]:
-    """Title, what it shows, and the drawing; curves only with matplotlib (extra `report`)."""
-    name, made = results["set"], list[tuple[str, str, Markup]]()
-    for method, own in results["methods"].items():
-        A = mean_matrix(own["ways"]["seen"]["matrices"])
-        if A[0][0] is not None:
-            text = "Right on a task (across) after a task (down), mean over orders."
-            made.append((f"{name}, {method}", text, plot_matrix(name, method, A)))
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return made
-    text = "Right on the examples of all tasks so far, among all classes so far, mean over orders."
-    return [(f"{name}, task after task", text, plot_curves(results)), *made]
+    """Return title, description and plot of each figure; none without matplotlib."""
+    if not has_matplotlib():
+        return []
+    name = results["set"]
+    matrices = {
+        method: mean_matrix(values["criteria"]["seen"]["matrices"]) for method, values in results["methods"].items()
+    }
+    text = "Accuracy on the examples of all tasks so far, among all classes so far; mean over orders."
+    figures = [(f"{name}, task after task", text, plot_curves(name, matrices))]
+    text = "Accuracy on a task (across) after a task (down), mean over orders."
+    figures += [
+        (f"{name}, {method}", text, plot_matrix(name, method, A))
+        for method, A in matrices.items()
+        if A[0][0] is not None
+    ]
+    return figures
 
 
 def mean_matrix(matrices: Sequence[AccuracyRows]) -> AccuracyRows:
-    """The mean of matrices, None where they have none."""
-    rows = [list(zip(*same, strict=True)) for same in zip(*matrices, strict=True)]
+    """Return the mean of accuracy matrices; None where they have none."""
+    rows = [list(zip(*same_row, strict=True)) for same_row in zip(*matrices, strict=True)]
     return [[mean_present(cell) for cell in row] for row in rows]
 
 
-def mean_present(cell: Sequence[float | None]) -> float | None:
-    """The mean of those that are there; None for none."""
-    held = [x for x in cell if x is not None]
-    return sum(held) / len(held) if held else None
+def mean_present(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None if there are none."""
+    present = [x for x in values if x is not None]
+    return sum(present) / len(present) if present else None
 
 
 def plot_matrix(name: str, method: str, A: AccuracyRows) -> Markup:
-    """A map of A: rows after each task, columns tasks."""
+    """Plot A as a heat map: a row after each task, a column for each task."""
     numbers = [str(i + 1) for i in range(len(A))]
     last = ", ".join(f"{100 * (x or 0):.0f}" for x in A[-1])
-    text = f"{name}, {method}: per cent right on each task at the end: {last}"
-    return grids.plot_heat_map([[x or 0.0 for x in row] for row in A], numbers, numbers, (0.0, 1.0), text)
+    alt_text = f"{name}, {method}: accuracy in percent on each task at the end: {last}"
+    values = [[x or 0.0 for x in row] for row in A]
+    return plot_heat_maps([("", values)], numbers, numbers, alt_text, value_range=(0.0, 1.0))
 
 
-def plot_curves(results: ClassIncrementalResults) -> Markup:
-    """Mean of each row of A, by method."""
-    figure, axes = percent_axes("tasks learned")
-    ends: list[tuple[float, float, str, int]] = []
-    for i, (method, own) in enumerate(results["methods"].items()):
-        A = mean_matrix(own["ways"]["seen"]["matrices"])
-        rows = [(n + 1, mean_present(row)) for n, row in enumerate(A)]
-        shares = [(n, 100 * x) for n, x in rows if x is not None]
-        axes.plot(
-            *zip(*shares, strict=True), color=series_color(i), linewidth=1.6, marker="o" if len(shares) == 1 else None
-        )
-        ends.append((*shares[-1], method, i))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    label_line_ends(axes, ends)
-    told = "; ".join(f"{method} {y:.0f} %" for _, y, method, _ in ends)
-    return to_svg(figure, f"{results['set']}: right at the end: {told}.", f"classes-{results['set']}")
+def plot_curves(name: str, matrices: Mapping[str, AccuracyRows]) -> Markup:
+    """Plot the mean of each row of A by method."""
+    series: list[PlotSeries] = []
+    for i, (method, A) in enumerate(matrices.items()):
+        means = [(n, mean_present(row)) for n, row in enumerate(A, 1)]
+        points = [(float(n), 100 * mean) for n, mean in means if mean is not None]
+        series.append(PlotSeries(method, points, color=i))
+    return plot_lines(
+        series, x_label="tasks learned", y_label="accuracy (%)", alt_text=f"{name}, accuracy (%)", is_percent=True
+    )

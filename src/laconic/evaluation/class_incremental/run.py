@@ -1,14 +1,13 @@
-"""Class-incremental learning of a model on a set by name: streams, ways to learn them, and their figures."""
+"""Class-incremental evaluation of a model: build the streams, run every method on them, and summarise."""
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from laconic.data.tokenizer import Tokenizer
-from laconic.errors import InputError, UsageError
-from laconic.evaluation import line_store as results_store
+from laconic.errors import UsageError
 from laconic.evaluation.class_incremental.finetune_baselines import (
     EWCPenalty,
     FinetuneConfig,
@@ -24,14 +23,19 @@ from laconic.evaluation.class_incremental.learners import (
     StatefulLearner,
 )
 from laconic.evaluation.class_incremental.metrics import estimate_metrics, metrics_to_json
-from laconic.evaluation.class_incremental.protocol import ClassIncrementalLearner, StreamResult, run_joint, run_stream
+from laconic.evaluation.class_incremental.protocol import (
+    ClassIncrementalLearner,
+    LogFunction,
+    StreamResult,
+    run_joint,
+    run_stream,
+)
 from laconic.evaluation.class_incremental.tasks import ClassIncrementalStream
+from laconic.evaluation.results_store import EvalMetadata, EvalRecord
 from laconic.evaluation.streams.evaluate import CacheAsState
 from laconic.interfaces import StatefulLM
 from laconic.models.decoder import Decoder
-from laconic.models.nearest import closest_word
 from laconic.nested.hope.model import Hope
-from laconic.storage.strict_json import to_canonical_json
 
 METHODS = ("learner", "frozen", "icl", "ncm", "ncm-shared", "finetune", "ewc", "replay", "joint")
 NUM_ORDERS = 5
@@ -39,34 +43,47 @@ NUM_ORDERS = 5
 
 @dataclass(frozen=True)
 class ClassIncrementalPlan:
-    """Methods of a model on class orders: a course each, order after order. `about` is what JSON holds beside them."""
+    """Methods to run on class orders; each pair is a unit of work, numbered order by order.
+
+    Attributes:
+        learner: Model.
+        methods: Names of the methods.
+        streams: A stream for each class order.
+        config: Settings of the fine-tuned methods.
+        description: What the summary says about the data.
+    """
 
     learner: StatefulLM
     methods: Sequence[str]
     streams: Sequence[ClassIncrementalStream]
     config: FinetuneConfig
-    metadata: Mapping[str, Any]
+    description: Mapping[str, Any]
 
     def __len__(self) -> int:
-        """Courses."""
         return len(self.methods) * len(self.streams)
 
-    def run_many(self, indices: Iterable[int], log: Callable[[str], None] | None = None) -> list[str]:
-        """Some of the courses, each a line of JSON."""
-        return [self.run_one(*divmod(i, len(self.methods)), log) for i in indices]
+    def run_units(
+        self, units: Sequence[int], metadata: EvalMetadata, log: LogFunction | None = None
+    ) -> list[list[EvalRecord]]:
+        """Run some units; each gives one record with its accuracy matrices and notes."""
+        return [[self.run_unit(unit, metadata, log)] for unit in units]
 
-    def run_one(self, order: int, n: int, log: Callable[[str], None] | None) -> str:
-        """The course of a method on an order."""
-        made = run_method(self.methods[n], self.learner, self.streams[order], self.config, log)
-        return to_canonical_json({"method": self.methods[n], **made._asdict()}) + "\n"
+    def run_unit(self, unit: int, metadata: EvalMetadata, log: LogFunction | None) -> EvalRecord:
+        """Run one method on one order."""
+        order, method = divmod(unit, len(self.methods))
+        name = self.methods[method]
+        result = run_method(name, self.learner, self.streams[order], self.config, log)
+        metrics = {"order": result.seed, "matrices": result.matrices, "notes": result.notes}
+        return metadata.new_record(f"order-{result.seed}", name, metrics)
 
-    def summarise(self, lines: Sequence[str]) -> dict[str, Any]:
-        """Figures and whole matrices of all courses by method, as JSON holds them."""
-        made: dict[str, list[StreamResult]] = {method: [] for method in self.methods}
-        for line in lines:
-            course = json.loads(line)
-            made[course.pop("method")].append(StreamResult(**course))
-        return {**self.metadata, "methods": {method: summarise_results(courses) for method, courses in made.items()}}
+    def summarise(self, records: Sequence[EvalRecord]) -> dict[str, Any]:
+        """Return the metrics and matrices of all units by method, as JSON values."""
+        results: dict[str, list[StreamResult]] = {method: [] for method in self.methods}
+        for record in records:
+            values = record.metrics
+            results[record.condition].append(StreamResult(values["order"], values["matrices"], values["notes"]))
+        methods = {method: summarise_results(by_order) for method, by_order in results.items()}
+        return {**self.description, "methods": methods}
 
 
 def plan_class_incremental(
@@ -83,19 +100,31 @@ def plan_class_incremental(
     part: Literal["test", "valid"] = "test",
     classes_per_task: int | None = None,
 ) -> ClassIncrementalPlan:
-    """A model on the set of a name.
+    """Prepare the evaluation of a model on a data set.
 
-    `where` is the folder of the sets or a file of rows; None, the hub. `rows` limits the test examples of a class,
-    `examples` those that are learned, None leaves all; `task` is how many classes a task has, where not the set's own.
-    `part` "valid" is for choosing options, and never looks at test. A model that does not learn while it reads has no
-    "learner", one without attention no "icl". Raises `Usage` (2) for an unknown method, `BadInput` (66) for the set.
+    Args:
+        model: Model; "learner" is only for models that learn while they read, "icl" only for those with attention.
+        tokenizer: Its tokenizer.
+        name: Data set.
+        path: File of rows, or the folder that contains the data sets; None loads from the Hub.
+        orders: Seeds of the class orders.
+        max_test_per_class: Limit on test examples.
+        max_train_per_class: Limit on training examples.
+        methods: Names from `METHODS`; by default all that the model has.
+        config: Settings of the fine-tuned methods.
+        part: "valid" evaluates on validation rows, for choosing options.
+        classes_per_task: Classes of a task; by default the data set's own number.
+
+    Raises:
+        UsageError: For an unknown method, or one that the model does not have.
+        InputError: If the data set is missing or invalid.
     """
     learner: StatefulLM = model if isinstance(model, Hope) else CacheAsState(model)
-    asked, tuning = choose_methods(learner, methods), config or FinetuneConfig()
-    found = load_intents(name, path)
+    method_names, config = choose_methods(learner, methods), config or FinetuneConfig()
+    intents = load_intents(name, path)
     streams = [
         build_stream(
-            found,
+            intents,
             tokenizer,
             seed,
             name=name,
@@ -106,59 +135,52 @@ def plan_class_incremental(
         )
         for seed in orders
     ]
-    about = {
+    description = {
         "set": name,
         "part": part,
         "orders": list(orders),
-        "tasks": [len(each) for each in streams[0].task_classes],
+        "tasks": [len(classes) for classes in streams[0].task_classes],
         "test_examples": sum(map(len, streams[0].test)),
         "train_examples": sum(map(len, streams[0].train)),
-        "left_out": found.num_dropped,
-        "tuning": asdict(tuning),
+        "dropped": intents.num_dropped,
+        "finetuning": asdict(config),
     }
-    return ClassIncrementalPlan(learner, asked, streams, tuning, about)
+    return ClassIncrementalPlan(learner, method_names, streams, config, description)
 
 
 def choose_methods(model: StatefulLM, methods: Sequence[str] | None) -> list[str]:
-    """The methods asked for, or all that a model has. Raises `Usage` (2) for another."""
-    lacking = (
-        {"learner"}
-        if isinstance(model, CacheAsState)
-        else {"icl"}
-        if has_no_attention(model.initial_state(1))
-        else set[str]()
-    )
-    have = [method for method in METHODS if method not in lacking]
+    """Return the given methods, or all that a model has. Raises `UsageError` for others."""
+    unavailable: dict[str, str] = {}
+    if isinstance(model, CacheAsState):
+        unavailable["learner"] = "does not learn while it reads"
+    elif has_no_attention(model.initial_state(1)):
+        unavailable["icl"] = "has no attention to a context"
     for method in methods or ():
         if method not in METHODS:
-            near = closest_word(method, METHODS)
-            meant = f"did you mean {near}?" if near else f"there are {', '.join(METHODS)}"
-            raise UsageError(f"classes: no method {method}; {meant}")
-        if method in lacking:
-            why = "does not learn while it reads" if method == "learner" else "has no attention to a context"
-            raise UsageError(f"classes: method {method} was asked for, the model {why}; leave it out")
-    return list(methods or have)
+            near = difflib.get_close_matches(method, METHODS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"available: {', '.join(METHODS)}"
+            raise UsageError(f"unknown class-incremental method {method}; {hint}")
+        if method in unavailable:
+            raise UsageError(f"class-incremental method {method}: the model {unavailable[method]}; leave it out")
+    return list(methods or (method for method in METHODS if method not in unavailable))
 
 
 def run_method(
-    method: str,
-    model: StatefulLM,
-    stream: ClassIncrementalStream,
-    config: FinetuneConfig,
-    log: Callable[[str], None] | None,
+    method: str, model: StatefulLM, stream: ClassIncrementalStream, config: FinetuneConfig, log: LogFunction | None
 ) -> StreamResult:
-    """One method on one order."""
-    told = None if log is None else lambda text: log(f"{stream.name}, {method}, {text}")
+    """Run one method on one order."""
+    prefixed: Callable[[str], None] | None = None
+    if log is not None:
+        prefixed = lambda text: log(f"{stream.name}, {method}, {text}")  # noqa: E731
     if method == "joint":
-        mixed = FinetunedLearner(model, stream, config)
-        return run_joint(mixed, stream, told)
-    return run_stream(build_learner(method, model, stream, config), stream, told)
+        return run_joint(FinetunedLearner(model, stream, config), stream, prefixed)
+    return run_stream(build_learner(method, model, stream, config), stream, prefixed)
 
 
 def build_learner(
     method: str, model: StatefulLM, stream: ClassIncrementalStream, config: FinetuneConfig
 ) -> ClassIncrementalLearner:
-    """A way to learn, with nothing learned yet."""
+    """Return a new learner for a method."""
     match method:
         case "learner":
             return StatefulLearner(model, stream, config.loss_on)
@@ -177,20 +199,12 @@ def build_learner(
 
 
 def summarise_results(results: Sequence[StreamResult]) -> dict[str, Any]:
-    """Figures by way, whole matrices of every order, and what the method says of itself."""
-    ways = {
-        way: {
-            "figures": metrics_to_json(estimate_metrics([one.matrices[way] for one in results])),
-            "matrices": [one.matrices[way] for one in results],
+    """Return the metrics and matrices by criterion, and the notes of every order."""
+    criteria = {
+        criterion: {
+            "metrics": metrics_to_json(estimate_metrics([result.matrices[criterion] for result in results])),
+            "matrices": [result.matrices[criterion] for result in results],
         }
-        for way in results[0].matrices
+        for criterion in results[0].matrices
     }
-    return {"ways": ways, "notes": [one.notes for one in results]}
-
-
-def load_results(folder: Path) -> dict[str, Any]:
-    """The figures of classes that are kept, method by method in our order. Raises `BadInput` (66) for another form."""
-    found = json.loads(results_store.read_result(folder))
-    if "methods" not in found:
-        raise InputError(f"{folder}: classes kept in a form of before, without figures; remove it and evaluate again")
-    return found | {"methods": {name: found["methods"][name] for name in METHODS if name in found["methods"]}}
+    return {"criteria": criteria, "notes": [result.notes for result in results]}

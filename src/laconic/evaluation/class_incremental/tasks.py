@@ -1,4 +1,4 @@
-"""Classes that come one task after another, as ids: what data hands to evaluation."""
+"""Class-incremental stream: classes arrive task by task, as token ids."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,7 +7,7 @@ TokenIds = tuple[int, ...]
 
 
 class LabelledUtterance(NamedTuple):
-    """An utterance with the arrow behind it, and the number of its class."""
+    """An utterance followed by the arrow, and the number of its class."""
 
     input_ids: TokenIds
     label: int
@@ -15,11 +15,19 @@ class LabelledUtterance(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassIncrementalStream:
-    """A class-incremental stream in the order of one seed.
+    """A stream in the class order of one seed.
 
-    `labels` are the words of every class and `words` their ids, as they follow the arrow; `tasks` the classes of each
-    task; `train` and `test` the items of each, train in the order of reading. `first` begins a document, `last` ends a
-    line, `arrow` is all that is read of a line without an utterance.
+    Attributes:
+        name: Name of the data set.
+        seed: Seed of the order.
+        label_texts: Label of each class.
+        label_ids: Ids of each label, as they follow the arrow.
+        task_classes: Classes of each task.
+        train: Training examples of each task, in the order of reading.
+        test: Test examples of each task.
+        start_ids: Beginning of a document.
+        arrow_ids: The arrow alone, a prompt without an utterance.
+        line_end_ids: End of a line.
     """
 
     name: str
@@ -35,13 +43,13 @@ class ClassIncrementalStream:
 
     @property
     def num_tasks(self) -> int:
-        """Tasks."""
+        """Number of tasks."""
         return len(self.task_classes)
 
     def seen_classes(self, i: int) -> list[int]:
-        """The classes of the tasks up to the `i`-th, from 0, in the order of their numbers."""
+        """Return the classes of tasks 0 to i, ascending."""
         return sorted(label for task in self.task_classes[: i + 1] for label in task)
 
     def training_ids(self, item: LabelledUtterance) -> TokenIds:
-        """The line of an example: utterance, arrow, the label's words, the end."""
+        """Return the training line of an example: utterance, arrow, label, line end."""
         return item.input_ids + self.label_ids[item.label] + self.line_end_ids
