@@ -19,7 +19,7 @@ from laconic.data.synthetic.formal_languages import (
 )
 from laconic.data.tokenizer import load_tokenizer
 from laconic.interfaces import TrainingData
-from tests.oracles import languages as oracle
+from tests.oracles import formal_languages as oracle
 
 LANGUAGES: tuple[FormalLanguage, ...] = get_args(FormalLanguage)
 LONGEST = {"anbncn": 9, "shuffle2": 8}  # of what the oracle tries; 4^8 strings of brackets

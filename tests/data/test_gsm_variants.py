@@ -26,7 +26,7 @@ from laconic.data.generators.gsm_variants import (
     mask_numbers,
 )
 from tests.conftest import shared_dir
-from tests.oracles import arithmetic
+from tests.oracles import chain_arithmetic as oracle
 
 CONSTANTS = {2, 3, 4, 7, 12, 24, 30, 52, 60, 100, 365, 1000}
 PENS = ReasoningExample(
@@ -48,10 +48,10 @@ def made(example: ReasoningExample) -> QuestionTemplate:
 
 def right(example: ReasoningExample) -> None:
     """A variant is right by the oracle: its chain, its operands, its answer."""
-    results = arithmetic.chain(list(example.steps))
-    asked, known = set(arithmetic.numbers(example.question)), list[Fraction]()
+    results = oracle.chain(list(example.steps))
+    asked, known = set(oracle.numbers(example.question)), list[Fraction]()
     for step, result in zip(example.steps, results, strict=True):
-        for operand in arithmetic.operands(step[2:].rpartition("=")[0]):
+        for operand in oracle.operands(step[2:].rpartition("=")[0]):
             assert operand in asked or operand in known or operand in CONSTANTS, (step, example.question)
         known.append(result)
         assert result > 0
@@ -113,7 +113,7 @@ def test_every_variant_of_a_made_row_is_right(numbers: list[int], signs: list[st
         right(changed)
         assert changed.question != example.question
         low, high = zip(*((max(1, -(-n // 2)), 2 * n) for n in numbers), strict=True)
-        asked = arithmetic.numbers(changed.question)
+        asked = oracle.numbers(changed.question)
         assert all(a <= n <= b for a, n, b in zip(low, asked, high, strict=True))
 
 
@@ -121,7 +121,7 @@ def test_only_numbers_change():
     changed = generate_variants(made(PENS), 3, seed=0)
     assert len(changed) == 3
     for example in changed:
-        a, b, c = map(int, arithmetic.numbers(example.question))
+        a, b, c = map(int, oracle.numbers(example.question))
         assert example.question == f"Tom has {a} boxes of {b} pens and loses {c}. How many are left?"
         assert example.steps == (f"<<{a}*{b}={a * b}>>", f"<<{a * b}-{c}={a * b - c}>>")
         assert example.metadata == {"template": "pens"}
@@ -182,8 +182,8 @@ def test_the_latest_result_is_meant_where_two_are_equal():
     assert build_template(again) is None  # 40 is asked and a result
     twice = row("It has 36 cats, 9 dogs, 32 birds.", "<<36/9=4>>", "<<36-32=4>>", "<<4+9=13>>")
     changed = generate_variants(made(twice), 1, seed=0)[0]
-    first, second, third = arithmetic.chain(list(changed.steps))
-    assert third == second + arithmetic.numbers(changed.question)[1]
+    first, second, third = oracle.chain(list(changed.steps))
+    assert third == second + oracle.numbers(changed.question)[1]
     assert first != second
 
 
@@ -191,7 +191,7 @@ def test_numbers_are_written_as_the_question_wrote_them():
     example = row("A car of $8,000 and a pen of $40.00 at 25% off and 150 percent.", "<<8000+40=8040>>",
                   "<<8040*25/100=2010>>", "<<2010+150=2160>>")  # fmt: skip
     for changed in generate_variants(made(example), 40, seed=1):
-        price, pen, share, more = arithmetic.numbers(changed.question)
+        price, pen, share, more = oracle.numbers(changed.question)
         assert f"${int(price):,} and a pen of ${int(pen)}.00 at {int(share)}% off" in changed.question
         assert 4000 <= price <= 16_000
         assert 20 <= pen <= 80
@@ -210,7 +210,7 @@ def test_decimals_and_numbers_that_no_step_uses_stay():
 def test_a_result_stays_whole_and_positive():
     example = row("He shares 40 cats among 8 dogs but for 3.", "<<40/8=5>>", "<<5-3=2>>")
     for changed in generate_variants(made(example), 10, seed=0):
-        assert all(r.denominator == 1 and r > 0 for r in arithmetic.chain(list(changed.steps)))
+        assert all(r.denominator == 1 and r > 0 for r in oracle.chain(list(changed.steps)))
     assert build_variant(made(example), (41, 8, 3), "x") is None
     assert build_variant(made(example), (40, 8, 5), "x") is None
     assert build_variant(made(example), (48, 8, 5), "x") is not None
@@ -233,7 +233,7 @@ GOLDEN = [("pens-s0-0", 7, 8, 10, "46"), ("pens-s0-1", 7, 31, 12, "205"), ("pens
 def test_golden_variants():
     """What a seed gives is the same on every machine and release."""
     found = [
-        (e.id, *map(int, arithmetic.numbers(e.question)), e.answer) for e in generate_variants(made(PENS), 3, seed=0)
+        (e.id, *map(int, oracle.numbers(e.question)), e.answer) for e in generate_variants(made(PENS), 3, seed=0)
     ]
     assert found == GOLDEN
 

@@ -205,14 +205,14 @@ def load_records(folder: Path) -> list[EvalRecord]:
     return [parse_record(line) for line in (folder / RECORDS_FILE).read_text(encoding="utf-8").splitlines()]
 
 
-def list_evaluations(folder: Path) -> list[StoredEvaluation]:
-    """List the committed evaluations in a run's `evaluations` folder.
+def list_evaluations(folder: Path, kind: EvalKind | None = None) -> list[StoredEvaluation]:
+    """List the committed evaluations in a run's `evaluations` folder, of one kind or all.
 
     Raises:
         InputError: A folder was written by an incompatible version.
     """
     found: list[StoredEvaluation] = []
-    for path in sorted(folder.glob(f"*/{RESULT_FILE}")):
+    for path in sorted(folder.glob(f"{kind or ''}*/{RESULT_FILE}")):
         if path.parent.name.startswith("."):
             continue
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -225,7 +225,7 @@ def list_evaluations(folder: Path) -> list[StoredEvaluation]:
 def latest_evaluations(folder: Path, kind: EvalKind) -> dict[tuple[Any, ...], StoredEvaluation]:
     """Return one evaluation per task and variant: of the latest step, the one with the most items."""
     latest: dict[tuple[Any, ...], StoredEvaluation] = {}
-    for stored in list_evaluations(folder):
+    for stored in list_evaluations(folder, kind):
         metadata = stored.metadata
         current = latest.get(metadata.group)
         if metadata.kind == kind and (current is None or metadata.rank > current.metadata.rank):

@@ -121,8 +121,8 @@ def load_intents(name: str, path: str | Path | None = None) -> IntentRows:
 def parse_utterance(row: dict[str, Any], text: str, name: str) -> Utterance:
     """Return the utterance of a row. Raises `RowError`."""
     part = parse_split(row, text) or "train"
-    fields = (require_text(row, field, text, ACCEPTED_FIELDS) for field in ("text", "label"))
-    return Utterance(*fields, part)
+    utterance, label = (require_text(row, field, text, ACCEPTED_FIELDS) for field in ("text", "label"))
+    return Utterance(utterance, label, part)
 
 
 def load_hub_utterances(info: IntentDatasetInfo) -> list[Utterance]:

@@ -16,12 +16,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from laconic.evaluation.class_incremental.tasks import TokenIds
 from laconic.interfaces import StatefulLM
 from laconic.nested import nan_check
 from laconic.nested import state as state_tree
 from laconic.nested.state import FastWeightState
-
-from laconic.evaluation.class_incremental.tasks import TokenIds
 
 ScoreArray = NDArray[np.float64]
 PROMPT_BATCH = 16  # prompts read at once
@@ -86,8 +85,8 @@ def score_group(
     total = next_log_probs[:, ids[:, 0]]
     if ids.shape[1] > 1:
         batches = iter_prompt_batches(ids[:, :-1].repeat(b, 1), mask[:, 1:].repeat(b, 1), state, k)
-        parts = [model.logits(read_ids(model, part, fork, part_mask).hidden_states) for part, part_mask, fork in batches]
-        logits = torch.cat(parts).float().view(b, k, ids.shape[1] - 1, -1)
+        outputs = [read_ids(model, part, fork, part_mask) for part, part_mask, fork in batches]
+        logits = torch.cat([model.logits(output.hidden_states) for output in outputs]).float().view(b, k, ids.shape[1] - 1, -1)
         log_probs = logits.gather(3, ids[:, 1:].expand(b, -1, -1)[..., None])[..., 0] - logits.logsumexp(-1)
         total = total + log_probs.double().masked_fill(~mask[:, 1:], 0).sum(2)
     return total / mask.sum(1)

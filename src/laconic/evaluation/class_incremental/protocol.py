@@ -154,7 +154,10 @@ def log_progress(
 def evaluate_tasks(
     learner: ClassIncrementalLearner, stream: ClassIncrementalStream, i: int
 ) -> dict[str, list[float | None]]:
-    """Return row i of A by criterion; the prior, for which all labels have to be read, is subtracted in the last row only."""
+    """Return row i of A by criterion.
+
+    The prior, for which all labels have to be read, is subtracted in the last row only.
+    """
     items = [item for task in stream.test[: i + 1] for item in task]
     seen_classes = stream.seen_classes(i)
     scored = learner.score(items, None if i == stream.num_tasks - 1 else seen_classes)

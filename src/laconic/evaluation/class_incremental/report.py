@@ -13,8 +13,8 @@ HEADER = ("method", "AA", "AA, all classes", "BWT", "forgetting", "plasticity", 
 LEGEND = (
     "Percent, mean over class orders with 95 % interval. AA: accuracy on all tasks at the end, among the classes seen "
     "(all classes: among all of the set). forgetting: best accuracy on a task less the one at the end. plasticity: "
-    "accuracy on a task right after it was learned; a method that learns less has less to forget. less prior: the score "
-    "of a label without the utterance is subtracted. updates: of each level, fastest first. state: bytes."
+    "accuracy on a task right after it was learned; a method that learns less has less to forget. less prior: the "
+    "score of a label without the utterance is subtracted. updates: of each level, fastest first. state: bytes."
 )
 
 

@@ -1,8 +1,9 @@
 """Runs that learn while they read, and plain ones beside them, on streams: for `laconic evaluate` and its report."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +13,11 @@ from laconic.config.recipe import Recipe
 from laconic.console import log_message, progress
 from laconic.errors import InputError, PreemptedError, UsageError
 from laconic.evaluation import line_store as results_store
+from laconic.evaluation import results_store as eval_store
 from laconic.evaluation import runs as reasoning_run
 from laconic.evaluation.class_incremental import report as class_incremental_report
 from laconic.evaluation.class_incremental.intent_data import INTENT_DATASETS
-from laconic.evaluation.class_incremental.run import load_results, plan_class_incremental
+from laconic.evaluation.class_incremental.run import plan_class_incremental
 from laconic.evaluation.reasoning.question_sets import folder_safe_name
 from laconic.evaluation.run_names import seed_run_name, short_run_names
 from laconic.evaluation.runs import EvalRequest
@@ -28,7 +30,6 @@ from laconic.evaluation.streams.evaluate import StreamRecord, parse_stream_recor
 from laconic.evaluation.streams.table import StreamResult
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun
 from laconic.storage import lock
-from laconic.storage.strict_json import to_canonical_json
 from laconic.training.signals import SignalInterruptError
 
 NESTED_METHOD = "hope"
@@ -42,7 +43,7 @@ class ClassIncrementalRun(NamedTuple):
 
     run: str
     seed: int
-    figures: dict[str, Any]
+    figures: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -177,34 +178,48 @@ def evaluate_classes(
     root: str | None,
     shots: int | None,
 ) -> dict[str, Any]:
-    """A run on a set of classes. Raises `Preempted` (75) after a signal: whole courses are kept."""
-    folder = run.folder / reasoning_run.EVALUATIONS_FOLDER / results_folder_name(name, run.step, request.limit, shots)
-    key = {
-        "step": reasoning_run.step_hash(run.folder, run.step),
-        "rows": str(request.limit),
-        "set": name,
-        "lines": "courses",
-    }
-    key |= {} if shots is None else {"examples": str(shots)}
-    where = root or (run.recipe.data.data_dir and str(run.recipe.data.data_dir))
+    """Run class-incremental learning on a data set.
+
+    Raises:
+        PreemptedError: After a signal; finished pairs of method and order are stored.
+    """
+    path = root or (run.recipe.data.data_dir and str(run.recipe.data.data_dir))
     plan = plan_class_incremental(
-        run.parts.decoder, run.parts.tokenizer, name, where, max_test_per_class=request.limit, max_train_per_class=shots
+        run.parts.decoder, run.parts.tokenizer, name, path, max_test_per_class=request.limit, max_train_per_class=shots
     )
-    texts = {RECIPE_FILE: (run.folder / RECIPE_FILE).read_text(encoding="utf-8")}
+    metadata = reasoning_run.describe_evaluation(run, "class_incremental", name, limit=request.limit, shots=shots)
+    log = partial(log_unit, title)
     try:
         with (
-            progress(f"{title} {name}, courses") as show,
+            progress(f"{title} {name}, methods and orders") as show,
             reasoning_run.flush_denormals(request.device),
             request.stop.interruptible(),
         ):
-            lines = results_store.run_resumable(
-                folder, to_canonical_json(key), len(plan), lambda places: plan.run_many(places, lambda x: log_message(f"{title}: {x}")),
-                batch_size=1, summarize=plan.summarise, extra_files=texts, progress=show,
-            )  # fmt: skip
+            records = eval_store.run_resumable(
+                run.folder / reasoning_run.EVALUATIONS_FOLDER,
+                metadata,
+                len(plan),
+                lambda units: plan.run_units(units, metadata, log),
+                batch_size=1,
+                summarize=plan.summarise,
+                extra_files=reasoning_run.copy_recipe(run),
+                progress=show,
+            )
     except SignalInterruptError:
-        rest = "whole courses are kept; run the same command again to go on"
-        raise PreemptedError(f"{request.stop.signal_name}: {run.folder}, {name}: {rest}") from None
-    return plan.summarise(lines)
+        hint = "finished units are stored; run the same command again to continue"
+        raise PreemptedError(f"{request.stop.signal_name}: {run.folder}, {name}: {hint}") from None
+    return plan.summarise(records)
+
+
+def log_unit(title: str, text: str) -> None:
+    """Log a message of a run."""
+    log_message(f"{title}: {text}")
+
+
+def load_class_results(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Return the class-incremental results in a run's `evaluations` folder: of each set the latest and largest."""
+    stored = eval_store.latest_evaluations(folder, "class_incremental").values()
+    return {evaluation.metadata.task: evaluation.figures for evaluation in stored}
 
 
 def results_folder_name(name: str, step: int, limit: int | None, shots: int | None = None) -> str:
@@ -284,16 +299,13 @@ def kept_found(paths: Sequence[str]) -> StreamResults:
     for path, title in zip(paths, short_run_names(paths), strict=True):
         folders = reasoning_run.seed_runs(path)
         recipes = [load_recipe(folder / RECIPE_FILE)[0] for folder in folders]
+        for folder, recipe in zip(folders, recipes, strict=True):
+            by_name = load_class_results(folder / reasoning_run.EVALUATIONS_FOLDER)
+            classes += [ClassIncrementalRun(title, recipe.seed, figures) for figures in by_name.values()]
         by_seed = [newest_results(folder / reasoning_run.EVALUATIONS_FOLDER) for folder in folders]
         for name in by_seed[0]:
             places = [there[name] for there in by_seed if name in there]
             seeds = [r.seed for r, there in zip(recipes, by_seed, strict=True) if name in there]
-            if name in INTENT_DATASETS:
-                classes += [
-                    ClassIncrementalRun(title, seed, load_results(each))
-                    for seed, each in zip(seeds, places, strict=True)
-                ]
-                continue
             lines = [results_store.read_lines(place) for place in places]
             read_rows = books.parse_book_line if name == "books" else lambda line: [parse_stream_record(line)]
             rows = [[row for line in each for row in read_rows(line)] for each in lines]

@@ -56,7 +56,7 @@ class CacheAsState:
     ) -> DecoderOutput:
         """Reads ids behind the cache; `learn` and `taught` mean nothing."""
         before: FastWeightState = self.initial_state(len(input_ids)) if state is None else state
-        seen = self.decoder(self.decoder.embed(input_ids), before.layers[0].cache, live=attention_mask)
+        seen = self.decoder(self.decoder.embed(input_ids), before.layers[0].cache, attention_mask=attention_mask)
         added = (
             torch.full_like(before.position, input_ids.shape[1])
             if attention_mask is None

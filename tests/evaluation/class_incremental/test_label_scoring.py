@@ -1,4 +1,4 @@
-"""Labels of which only the best counts: few are read, and the best is the best of all that are read."""
+"""Label scoring: candidates and bounds give the same best label while reading fewer labels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,42 +16,42 @@ from tests.evaluation import streamed
 
 TASKS = streamed.tasks()
 PROMPTS = [item.input_ids for task in TASKS.test for item in task]
-# Beginnings in common, a label that begins another, one word, and one long.
-WORDS = [(9, 4, 7), (9, 4, 7, 2), (9, 4, 1), (9,), (3, 3), (5, 9, 9, 4, 7, 2, 8, 1, 6), (3, 3, 3, 1)]
+# Labels with common prefixes, one that is a prefix of another, a single token, and a long one.
+LABELS = [(9, 4, 7), (9, 4, 7, 2), (9, 4, 1), (9,), (3, 3), (5, 9, 9, 4, 7, 2, 8, 1, 6), (3, 3, 3, 1)]
 
 
-class Counted:
-    """A learner that counts the rows it reads behind others."""
+class RowCounter:
+    """A model that counts the rows it reads."""
 
     def __init__(self, model: StatefulLM) -> None:
         self.model, self.rows = model, 0
-        self.config, self.start, self.logits = model.config, model.initial_state, model.logits
+        self.config, self.initial_state, self.logits = model.config, model.initial_state, model.logits
         self.decoder: Any = getattr(model, "decoder", model)
 
-    def advance(self, ids: torch.Tensor, state: Any = None, **rest: Any) -> DecoderOutput:
+    def read_tokens(self, ids: torch.Tensor, state: Any = None, **rest: Any) -> DecoderOutput:
         self.rows += len(ids)
         return self.model.read_tokens(ids, state, **rest)
 
 
-def sure(model: StatefulLM) -> StatefulLM:
-    """The model with logits of which a few are far above the others, as a trained one's."""
+def sharpen(model: StatefulLM) -> StatefulLM:
+    """Scale the logits, so that a few are far above the others as in a trained model."""
     plain = model.logits
     model.logits = lambda hidden: 12 * plain(hidden)  # type: ignore[method-assign]
     return model
 
 
 def models() -> list[StatefulLM]:
-    return [CacheAsState(streamed.decoder()), sure(CacheAsState(streamed.decoder())), streamed.remembering()]
+    return [CacheAsState(streamed.decoder()), sharpen(CacheAsState(streamed.decoder())), streamed.remembering()]
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("which", [0, 1, 2])
-@pytest.mark.parametrize("among", [[0], [1, 2, 5], [3, 4], [*range(7)]])
-def test_the_best_is_the_best_of_all_that_are_read(which: int, among: Sequence[int]) -> None:
+@pytest.mark.parametrize("candidates", [[0], [1, 2, 5], [3, 4], [*range(7)]])
+def test_score_labels_with_candidates_gives_the_same_best(which: int, candidates: Sequence[int]) -> None:
     model = models()[which]
-    whole = score_labels(model, model.initial_state(1), PROMPTS, WORDS)
-    some = score_labels(model, model.initial_state(1), PROMPTS, WORDS, among)
-    for classes in (among, range(len(WORDS))):
+    whole = score_labels(model, model.initial_state(1), PROMPTS, LABELS)
+    some = score_labels(model, model.initial_state(1), PROMPTS, LABELS, candidates)
+    for classes in (candidates, range(len(LABELS))):
         chosen = predict_class(whole, classes)
         assert predict_class(some, classes).tolist() == chosen.tolist()
         rows = np.arange(len(PROMPTS))
@@ -59,24 +59,24 @@ def test_the_best_is_the_best_of_all_that_are_read(which: int, among: Sequence[i
     assert (some >= whole - 1e-5).all()
 
 
-def test_labels_that_cannot_be_the_best_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_labels_with_candidates_reads_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("laconic.evaluation.class_incremental.label_scoring.CANDIDATE_BATCH", 2)
     many = [(i, (7 * i) % 24) for i in range(20)]
-    model = Counted(sure(CacheAsState(streamed.decoder())))
-    whole = score_labels(model, model.start(1), PROMPTS, many)
+    model = RowCounter(sharpen(CacheAsState(streamed.decoder())))
+    whole = score_labels(model, model.initial_state(1), PROMPTS, many)
     all_rows, model.rows = model.rows, 0
-    some = score_labels(model, model.start(1), PROMPTS, many, range(20))
+    some = score_labels(model, model.initial_state(1), PROMPTS, many, range(20))
     assert predict_class(some, range(20)).tolist() == predict_class(whole, range(20)).tolist()
     assert model.rows < all_rows / 2
 
 
-def test_how_much_two_labels_share() -> None:
+def test_count_common_prefix() -> None:
     size = torch.tensor([3, 4, 2])
     ids = torch.tensor([[9, 4, 7, 0], [9, 4, 7, 0], [9, 5, 0, 0]])
     assert count_common_prefix(ids, size).tolist() == [[3, 3, 1], [3, 4, 1], [1, 1, 2]]
 
 
-def test_with_classes_seen_there_is_no_prior() -> None:
+def test_score_after_with_seen_classes_has_no_prior() -> None:
     model = CacheAsState(streamed.decoder())
     items = [item for task in TASKS.test for item in task]
     whole, some = (score_after(model, TASKS, model.initial_state(1), items, seen) for seen in (None, [1, 3]))
@@ -87,12 +87,12 @@ def test_with_classes_seen_there_is_no_prior() -> None:
     assert some.scores.shape == whole.scores.shape == (len(items), len(TASKS.label_ids))
 
 
-def test_a_mean_is_not_what_its_first_words_say() -> None:
-    # MISREAD: a bound taken for a score, which prefers labels of which little was read.
-    model = sure(CacheAsState(streamed.decoder()))
-    whole: ScoreArray = score_labels(model, model.initial_state(1), PROMPTS, WORDS)
-    first = score_labels(model, model.initial_state(1), PROMPTS, [words[:1] for words in WORDS]) / [
-        len(w) for w in WORDS
+def test_score_labels_is_not_its_first_bound() -> None:
+    # MISREAD: a bound used as a score prefers labels of which little was read.
+    model = sharpen(CacheAsState(streamed.decoder()))
+    whole: ScoreArray = score_labels(model, model.initial_state(1), PROMPTS, LABELS)
+    first = score_labels(model, model.initial_state(1), PROMPTS, [words[:1] for words in LABELS]) / [
+        len(w) for w in LABELS
     ]
     assert (first >= whole - 1e-6).all()
     assert predict_class(first, range(7)).tolist() != predict_class(whole, range(7)).tolist()

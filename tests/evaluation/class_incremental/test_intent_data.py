@@ -49,7 +49,7 @@ def written(path: Path, made: list[Utterance]) -> Path:
     ("name", "counts", "left_out", "classes"),
     [("clinc150", (14966, 2995, 4500), 39, 150), ("banking77", (9978, 0, 3080), 25, 77)],
 )
-def test_the_sets_at_hand(name: str, counts: tuple[int, int, int], left_out: int, classes: int) -> None:
+def test_load_intents_of_shipped_files(name: str, counts: tuple[int, int, int], left_out: int, classes: int) -> None:
     got = at_hand(name)
     assert (len(got.train), len(got.valid), len(got.test)) == counts
     assert got.num_dropped == left_out  # the published splits share texts
@@ -61,7 +61,7 @@ def test_the_sets_at_hand(name: str, counts: tuple[int, int, int], left_out: int
     assert "oos" not in {row.label for row in got.train}
 
 
-def test_the_stream_of_a_set_at_hand() -> None:
+def test_build_stream_of_shipped_file() -> None:
     tokenizer = load_tokenizer(shared_dir() / "models" / "stories260k")
     got = at_hand("clinc150")
     made = build_stream(got, tokenizer, 3, name="clinc150", max_test_per_class=1, max_train_per_class=2)
@@ -76,7 +76,7 @@ def test_the_stream_of_a_set_at_hand() -> None:
     assert said.endswith(f"→ {made.label_texts[item.label]}\n")
 
 
-def test_texts_of_a_later_split_are_left_out_of_an_earlier_one() -> None:
+def test_deduplicate_splits_drops_repeated_texts() -> None:
     made = rows()
     made += [Utterance("Card_lost, ASKED: 0!", "card_lost", "train"), Utterance("both", "card_lost", "valid")]
     made += [Utterance("Both?", "card_lost", "train")]
@@ -88,7 +88,7 @@ def test_texts_of_a_later_split_are_left_out_of_an_earlier_one() -> None:
     assert normalise_text("Card_lost, ASKED: 0!") == normalise_text("card_lost asked 0")
 
 
-def test_tasks_are_slices_of_the_shuffled_classes() -> None:
+def test_build_stream_divides_shuffled_classes() -> None:
     tokenizer = build_byte_tokenizer()
     orders = [build_stream(found(), tokenizer, seed, name="four", classes_per_task=2) for seed in range(6)]
     for made in orders:
@@ -111,7 +111,7 @@ def test_tasks_are_slices_of_the_shuffled_classes() -> None:
     assert {item for task in limits.test for item in task} == {item for task in other.test for item in task}
 
 
-def test_options_are_chosen_on_rows_that_are_never_asked() -> None:
+def test_use_validation_split_excludes_test_rows() -> None:
     tokenizer, got = build_byte_tokenizer(), found(20)
     asked = {row.text for row in got.test}
     chosen = intent_data.use_validation_split(got)
@@ -125,7 +125,7 @@ def test_options_are_chosen_on_rows_that_are_never_asked() -> None:
     assert [len(task) for task in made.test] == [4, 4]
 
 
-def test_a_line_is_said_so() -> None:
+def test_build_stream_line_format() -> None:
     tokenizer = build_byte_tokenizer()
     made = build_stream(found(), tokenizer, 0, name="four", classes_per_task=2)
     assert made.label_texts == ("pin change", "top up", "card lost", "pay w2")
@@ -139,42 +139,40 @@ def test_a_line_is_said_so() -> None:
     assert bytes(made.arrow_ids).decode() == "→"
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_load_intents_refuses_invalid_data(tmp_path: Path) -> None:
     tokenizer = build_byte_tokenizer()
-    with pytest.raises(InputError, match=r"no set of classes clinc15; did you mean clinc150\?"):
+    with pytest.raises(InputError, match=r"clinc15; did you mean clinc150\?"):
         load_intents("clinc15")
-    with pytest.raises(InputError, match=r"no set of classes gsm8k; there are clinc150, banking77, dbpedia14"):
-        load_intents("gsm8k")
-    with pytest.raises(InputError, match=r"dbpedia14: this sample is on no hub; give the folder that holds dbpedia14/"):
+    with pytest.raises(InputError, match="dbpedia14 is not on the Hub"):
         load_intents("dbpedia14")
-    with pytest.raises(InputError, match=r"four: 4 classes in tasks of 3; take a number that divides them into two"):
+    with pytest.raises(InputError, match="do not divide into two or more tasks of 3"):
         build_stream(found(), tokenizer, 0, name="four", classes_per_task=3)
     one = written(tmp_path / "a.jsonl", [row for row in rows() if row.label == "card_lost"])
-    with pytest.raises(InputError, match=r"banking77: 1 class in 8 rows; give two or more"):
+    with pytest.raises(InputError, match="1 class in 8 rows"):
         load_intents("banking77", one)
     with pytest.raises(
-        InputError, match=r"four: class card_lost has no test row; give each class some, with their split"
+        InputError, match="class card_lost has no test row"
     ):
         intent_data.deduplicate_splits(
             [row for row in rows() if (row.label, row.part) != ("card_lost", "test")], "four"
         )
-    with pytest.raises(InputError, match=r"four: two labels have the same words; rename one of them"):
+    with pytest.raises(InputError, match="two labels have the same words"):
         intent_data.deduplicate_splits(
             [*rows(), Utterance("a", "top up", "train"), Utterance("b", "top up", "test")], "four"
         )
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(InputError, match=r"a\.jsonl:1:1: label: no such field in .*; a row has text, label and split"):
+    with pytest.raises(InputError, match=r"a\.jsonl:1:1: label: no such field"):
         load_intents("banking77", tmp_path / "a.jsonl")
 
 
-def test_a_tokenizer_that_joins_the_arrow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_stream_refuses_tokenizer_that_merges_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = build_byte_tokenizer()
-    monkeypatch.setattr(tokenizer, "encode", lambda text, special=True: [len(text)])
-    with pytest.raises(InputError, match=r"→: the tokenizer joins it with what follows, or drops the line end; take"):
+    monkeypatch.setattr(tokenizer, "encode", lambda text, add_special_tokens=True: [len(text)])
+    with pytest.raises(InputError, match="the tokenizer merges →"):
         build_stream(found(), tokenizer, 0, name="four", classes_per_task=2)
 
 
-def test_the_hubs_classes_are_read_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_hub_utterances_by_class_name(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("datasets")
     import datasets
 

@@ -1,4 +1,4 @@
-"""Oracles of class-incremental learning, by loops from the definitions alone, and misreadings that people made."""
+"""Oracles of class-incremental learning: loops written from the definitions, and common misreadings."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -45,14 +45,14 @@ def log_probability(logits: Sequence[float], word: int) -> float:
 
 
 def label_score(logits: Logits, before: Sequence[int], words: Sequence[int], *, mean: bool = True) -> float:
-    """`logits` reads ids and gives what each predicts."""
+    """Return the score of a label; `logits` maps ids to the logits after each."""
     total = 0.0
     for t, word in enumerate(words):
         total += log_probability(logits([*before, *words[:t]])[-1], word)
     return total / len(words) if mean else total
 
 
-def told(scores: Sequence[float], among: Sequence[int]) -> int:
+def best_class(scores: Sequence[float], among: Sequence[int]) -> int:
     best = None
     for k in sorted(among):
         if best is None or scores[k] > scores[best]:
@@ -69,14 +69,14 @@ def accuracy(
     j: int,
     candidates: str = "seen",
 ) -> float:
-    """A[i, j] from the scores of the items of task j after task i; other `candidates` are misreadings."""
+    """Return A[i, j] from the scores of the items of task j after task i; other `candidates` are misreadings."""
     seen: list[int] = []
     for task in tasks[: i + 1]:
         seen += task
     among = {"seen": seen, "current": tasks[i], "own": tasks[j], "all": [k for task in tasks for k in task]}[candidates]
     hits = 0
     for row, label in zip(scores, labels, strict=True):
-        hits += told(row, among) == label
+        hits += best_class(row, among) == label
     return hits / len(labels)
 
 
@@ -89,8 +89,8 @@ def nearest_mean(train: Sequence[tuple[Sequence[float], int]], x: Sequence[float
     return found
 
 
-def within(train: Sequence[tuple[Sequence[float], int]], K: int, D: int) -> list[list[float]]:
-    """The covariance within classes, n - K in the denominator."""
+def within_class_covariance(train: Sequence[tuple[Sequence[float], int]], K: int, D: int) -> list[list[float]]:
+    """Return the within-class covariance, with n - K in the denominator."""
     S = [[0.0] * D for _ in range(D)]
     classes = 0
     for k in range(K):

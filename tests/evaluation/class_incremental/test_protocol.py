@@ -1,4 +1,4 @@
-"""Classes told by the words of their labels: scores against loops, candidates, ties, and that nothing leaks."""
+"""Protocol of class-incremental learning: scores against loops, candidates, ties, and that items leave no trace."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,14 +22,14 @@ from laconic.evaluation.streams.evaluate import CacheAsState
 from laconic.interfaces import StatefulLM
 from laconic.nested import state as values
 from tests.evaluation import streamed
-from tests.oracles import classes as oracle
+from tests.oracles import class_incremental as oracle
 
 TASKS = streamed.tasks()
 ITEMS = [item for task in TASKS.test for item in task]
 
 
 def reading(model: StatefulLM, state: Any) -> oracle.Logits:
-    """What a model predicts after every token of a text that is read at once on a fork."""
+    """Return a function that gives the logits after every token of a text, read at once on a fork."""
 
     def logits(ids: Sequence[int]) -> list[list[float]]:
         with torch.no_grad():
@@ -39,8 +39,8 @@ def reading(model: StatefulLM, state: Any) -> oracle.Logits:
     return logits
 
 
-def made(name: str) -> tuple[StatefulLM, Any]:
-    """A model, and a state in which it has read a task."""
+def build_model_and_state(name: str) -> tuple[StatefulLM, Any]:
+    """Return a model, and a state in which it has learned a task."""
     if name == "plain":
         model = CacheAsState(streamed.decoder())
         return model, model.initial_state(1)
@@ -51,23 +51,23 @@ def made(name: str) -> tuple[StatefulLM, Any]:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["plain", "attention", "memory"])
-def test_scores_are_the_loops_mean_log_probabilities(name: str) -> None:
-    model, state = made(name)
+def test_score_after_matches_loop_oracle(name: str) -> None:
+    model, state = build_model_and_state(name)
     items = ITEMS[:2]
-    found = score_after(model, TASKS, state, items)
+    result = score_after(model, TASKS, state, items)
     logits = reading(model, state)
     for n, item in enumerate(items):
         for k, words in enumerate(TASKS.label_ids):
-            asked = oracle.label_score(logits, [*TASKS.start_ids, *item.input_ids], words)
-            assert found.scores[n, k] == pytest.approx(asked, abs=2e-4)
-    assert found.prior is not None
+            expected = oracle.label_score(logits, [*TASKS.start_ids, *item.input_ids], words)
+            assert result.scores[n, k] == pytest.approx(expected, abs=2e-4)
+    assert result.prior is not None
     prior = [oracle.label_score(logits, [*TASKS.start_ids, *TASKS.arrow_ids], words) for words in TASKS.label_ids]
-    assert found.prior == pytest.approx(prior, abs=2e-4)
+    assert result.prior == pytest.approx(prior, abs=2e-4)
     total = oracle.label_score(logits, [*TASKS.start_ids, *items[0].input_ids], TASKS.label_ids[3], mean=False)
-    assert abs(total - found.scores[0, 3]) > 1e-3  # MISREAD: the sum, which prefers short labels
+    assert abs(total - result.scores[0, 3]) > 1e-3  # MISREAD: the sum, which prefers short labels
 
 
-def test_many_labels_and_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_after_does_not_depend_on_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model = CacheAsState(streamed.decoder())
     whole = score_after(model, TASKS, model.initial_state(1), ITEMS)
     monkeypatch.setattr("laconic.evaluation.class_incremental.label_scoring.LABEL_BATCH", 8)
@@ -76,63 +76,63 @@ def test_many_labels_and_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(parts.scores, whole.scores, atol=1e-5)
 
 
-def test_ties_go_to_the_first() -> None:
+def test_predict_class_breaks_ties_by_number() -> None:
     scores = np.array([[0.5, 0.9, 0.9, 0.1], [0.9, 0.9, 0.9, 0.9]])
     assert predict_class(scores, [3, 2, 1]).tolist() == [1, 1]
-    assert [oracle.told(row, [3, 2, 1]) for row in scores.tolist()] == [1, 1]
+    assert [oracle.best_class(row, [3, 2, 1]) for row in scores.tolist()] == [1, 1]
 
 
-class Drawn:
-    """An approach whose scores are drawn: every item a row of its own, anew after each task."""
+class RandomLearner:
+    """A learner with random scores for each item, which change after each task."""
 
     def __init__(self, K: int) -> None:
-        self.K, self.after = K, 0
+        self.K, self.num_tasks = K, 0
 
     def learn(self, items: Sequence[LabelledUtterance]) -> None:
-        self.after += 1
+        self.num_tasks += 1
 
-    def scored(self, items: Sequence[LabelledUtterance], seen: Sequence[int]) -> ClassScores:
+    def score(self, items: Sequence[LabelledUtterance], seen_classes: Sequence[int] | None = None) -> ClassScores:
         return ClassScores(np.array([self.row(item) for item in items]))
 
     def row(self, item: LabelledUtterance) -> list[float]:
-        g = torch.Generator().manual_seed(hash((self.after, item)) % 2**31)
+        g = torch.Generator().manual_seed(hash((self.num_tasks, item)) % 2**31)
         return torch.rand(self.K, generator=g).tolist()
 
 
-@pytest.mark.parametrize("way", ["seen", "all"])
-def test_the_matrix_is_the_loops(way: str) -> None:
+@pytest.mark.parametrize("criterion", ["seen", "all"])
+def test_run_stream_matrix_matches_loop_oracle(criterion: str) -> None:
     stream = streamed.tasks(held=40)
-    made = run_stream(Drawn(6), stream)
+    result = run_stream(RandomLearner(6), stream)
     other = dict.fromkeys(("current", "own"), 0.0)
-    source = Drawn(6)
+    source = RandomLearner(6)
     for i in range(stream.num_tasks):
-        source.after = i + 1
+        source.num_tasks = i + 1
         for j in range(stream.num_tasks):
-            got = made.matrices[way][i][j]
+            accuracy = result.matrices[criterion][i][j]
             if j > i:
-                assert got is None
+                assert accuracy is None
                 continue
             scores, labels = [source.row(item) for item in stream.test[j]], [item.label for item in stream.test[j]]
-            assert got == pytest.approx(oracle.accuracy(scores, labels, stream.task_classes, i, j, way))
+            assert accuracy == pytest.approx(oracle.accuracy(scores, labels, stream.task_classes, i, j, criterion))
             for misread in other:  # candidates of the current task only; the task of each item given
-                apart = oracle.accuracy(scores, labels, stream.task_classes, i, j, misread) - got
-                other[misread] = max(other[misread], abs(apart))
+                difference = oracle.accuracy(scores, labels, stream.task_classes, i, j, misread) - accuracy
+                other[misread] = max(other[misread], abs(difference))
     assert min(other.values()) > 1e-3
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_an_item_leaves_no_trace() -> None:
+def test_stateful_learner_score_changes_nothing() -> None:
     model = streamed.attending()
-    approach = StatefulLearner(model, TASKS)
-    approach.learn(TASKS.train[0])
-    before = values.map_tensors(approach.state, torch.clone)
-    once = approach.score(ITEMS, TASKS.seen_classes(0)).scores
-    backwards = approach.score(ITEMS[::-1], TASKS.seen_classes(0)).scores[::-1]
+    learner = StatefulLearner(model, TASKS)
+    learner.learn(TASKS.train[0])
+    before = values.map_tensors(learner.state, torch.clone)
+    once = learner.score(ITEMS, TASKS.seen_classes(0)).scores
+    backwards = learner.score(ITEMS[::-1], TASKS.seen_classes(0)).scores[::-1]
     np.testing.assert_allclose(backwards, once, atol=1e-5)
-    np.testing.assert_array_equal(approach.score(ITEMS[:1], TASKS.seen_classes(0)).scores.shape, (1, 6))
-    assert values.states_equal(approach.state, before)
-    # MISREAD: the state goes on from item to item.
-    leaked, state = [], approach.state
+    np.testing.assert_array_equal(learner.score(ITEMS[:1], TASKS.seen_classes(0)).scores.shape, (1, 6))
+    assert values.states_equal(learner.state, before)
+    # MISREAD: the state is carried from item to item.
+    leaked, state = [], learner.state
     for item in ITEMS[:4]:
         leaked.append(score_after(model, TASKS, state, [item]).scores[0])
         state = model.read_tokens(torch.tensor([[*TASKS.start_ids, *TASKS.training_ids(item)]]), state).cache
@@ -140,7 +140,7 @@ def test_an_item_leaves_no_trace() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_fork_copies_what_rows_share_only_once() -> None:
+def test_repeat_state_shares_expanded_rows() -> None:
     state = StatefulLearner(streamed.attending(), TASKS)
     state.learn(TASKS.train[0])
     many = repeat_state(state.state, 5)
@@ -153,27 +153,27 @@ def test_a_fork_copies_what_rows_share_only_once() -> None:
     )
 
 
-def test_the_prior_is_taken_off() -> None:
+def test_compute_correct_subtracts_prior() -> None:
     items = [LabelledUtterance((12, 1), 0), LabelledUtterance((13, 1), 1)]
     scores = np.array([[-1.0, -0.5], [-1.2, -0.4]])
-    found = compute_correct(ClassScores(scores, np.array([-2.0, -0.5])), items, [0, 1])
-    assert found["seen"].tolist() == [False, True]
-    assert found["seen-prior"].tolist() == [True, False]
+    correct = compute_correct(ClassScores(scores, np.array([-2.0, -0.5])), items, [0, 1])
+    assert correct["seen"].tolist() == [False, True]
+    assert correct["seen-prior"].tolist() == [True, False]
     assert set(compute_correct(ClassScores(scores), items, [0])) == {"seen", "all"}
     assert compute_correct(ClassScores(scores), items, [0])["seen"].tolist() == [True, False]
 
 
-def test_what_is_learned_at_once_is_asked_at_the_end() -> None:
-    said: list[str] = []
-    made = run_joint(FrozenModel(CacheAsState(streamed.decoder()), TASKS), TASKS, said.append)
-    A = made.matrices["seen"]
+def test_run_joint_evaluates_only_at_the_end() -> None:
+    messages: list[str] = []
+    result = run_joint(FrozenModel(CacheAsState(streamed.decoder()), TASKS), TASKS, messages.append)
+    A = result.matrices["seen"]
     assert A[0] == A[1] == [None] * 3
     assert len([x for x in A[2] if x is not None]) == 3
-    assert len(said) == 1
-    assert said[0].startswith("order 0: task 3 of 3, ")
-    again = run_stream(FrozenModel(CacheAsState(streamed.decoder()), TASKS), TASKS, said.append)
+    assert len(messages) == 1
+    assert messages[0].startswith("order 0: task 3 of 3, ")
+    again = run_stream(FrozenModel(CacheAsState(streamed.decoder()), TASKS), TASKS, messages.append)
     assert again.matrices["seen"][2] == A[2]
-    assert len(said) == 4
+    assert len(messages) == 4
     with torch.no_grad():
         assert score_labels(
             CacheAsState(streamed.decoder()), CacheAsState(streamed.decoder()).initial_state(1), [(3, 1)], [(4,)]

@@ -1,6 +1,5 @@
-"""Class-incremental runs shown: the table, the matrices, the curves."""
+"""Class-incremental report: table, mean matrices, plots."""
 
-import re
 from typing import Any
 
 import pytest
@@ -14,24 +13,24 @@ B = [[0.7, None], [0.3, 0.5]]
 ONCE = [[None, None], [0.8, 0.6]]
 
 
-def way(*matrices: list[list[float | None]]) -> dict[str, Any]:
-    return {"figures": metrics_to_json(estimate_metrics(matrices)), "matrices": list(matrices)}
+def criterion(*matrices: list[list[float | None]]) -> dict[str, Any]:
+    return {"metrics": metrics_to_json(estimate_metrics(matrices)), "matrices": list(matrices)}
 
 
-FOUND = {
+RESULTS = {
     "set": "four",
     "methods": {
         "learner": {
-            "ways": {"seen": way(A, B), "all": way(A, A), "seen-prior": way(B, B)},
+            "criteria": {"seen": criterion(A, B), "all": criterion(A, A), "seen-prior": criterion(B, B)},
             "notes": [{"updates": [1200, 3], "state_bytes": 12345}],
         },
-        "joint": {"ways": {"seen": way(ONCE, ONCE), "all": way(ONCE, ONCE)}, "notes": [{}]},
+        "joint": {"criteria": {"seen": criterion(ONCE, ONCE), "all": criterion(ONCE, ONCE)}, "notes": [{}]},
     },
 }
 
 
-def test_the_table() -> None:
-    header, learner, joint = build_table(FOUND)
+def test_build_table() -> None:
+    header, learner, joint = build_table(RESULTS)
     assert header == list(HEADER)
     assert learner[0] == "learner"
     assert learner[1].startswith("40.0 (")
@@ -43,16 +42,14 @@ def test_the_table() -> None:
     assert format_metric({"mean": 0.5, "sd": None, "low": 0.5, "high": 0.5}) == "50.0"
 
 
-def test_means_of_matrices() -> None:
+def test_mean_matrix() -> None:
     assert mean_matrix([A, B]) == [[pytest.approx(0.8), None], [pytest.approx(0.2), pytest.approx(0.6)]]
     assert mean_matrix([ONCE])[0] == [None, None]
 
 
-def test_the_drawings() -> None:
+def test_build_figures() -> None:
     needs("matplotlib")
-    made = build_figures(FOUND)
-    assert [title for title, _, _ in made] == ["four, task after task", "four, learner"]
-    assert "right at the end: learner 40 %; joint 70 %." in made[0][2]
-    assert "per cent right on each task at the end: 20, 60" in made[1][2]
-    assert len(re.findall(r"<svg", "".join(svg for _, _, svg in made))) == 2
-    assert made == build_figures(FOUND)
+    figures = build_figures(RESULTS)
+    assert [title for title, _, _ in figures] == ["four, task after task", "four, learner"]
+    assert "learner ends at 40; joint ends at 70" in figures[0][2]
+    assert "accuracy in percent on each task at the end: 20, 60" in figures[1][2]

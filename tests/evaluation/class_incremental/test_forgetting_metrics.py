@@ -1,60 +1,60 @@
-"""Figures of forgetting against loops, and the misreading that looks at the last row."""
+"""Class-incremental metrics against loops, and the misreading that includes the last row."""
 
 import pytest
 import torch
 
 from laconic.evaluation.class_incremental.metrics import compute_metrics, estimate_metrics, metrics_to_json
-from tests.oracles import classes as oracle
+from tests.oracles import class_incremental as oracle
 
 N = 6
 
 
-def drawn(seed: int) -> list[list[float | None]]:
+def random_matrix(seed: int) -> list[list[float | None]]:
     A = torch.rand(N, N, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
     return [[x if j <= i else None for j, x in enumerate(row)] for i, row in enumerate(A)]
 
 
-def whole(A: list[list[float | None]]) -> list[list[float]]:
+def fill_missing(A: list[list[float | None]]) -> list[list[float]]:
     return [[-1.0 if x is None else x for x in row] for row in A]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_figures_are_those_of_the_loops(seed: int) -> None:
-    A = drawn(seed)
-    got, B = compute_metrics(A), whole(A)
+def test_compute_metrics_matches_loop_oracle(seed: int) -> None:
+    A = random_matrix(seed)
+    got, B = compute_metrics(A), fill_missing(A)
     asked = (oracle.average_accuracy(B), oracle.backward_transfer(B), oracle.forgetting(B), oracle.plasticity(B))
     assert got == pytest.approx(asked, abs=1e-12)
 
 
-def test_misread_the_last_row_in_the_maximum() -> None:
-    """A task that gained at the end was forgotten less than nothing."""
+def test_forgetting_misread_with_last_row_differs() -> None:
+    """A task that improves at the end has negative forgetting."""
     A: list[list[float | None]] = [[0.5, None, None], [0.4, 0.6, None], [0.9, 0.2, 0.7]]
     got = compute_metrics(A).forgetting
     assert got == pytest.approx((0.5 - 0.9 + 0.6 - 0.2) / 2)
-    assert got == pytest.approx(oracle.forgetting(whole(A)))
-    assert abs(oracle.forgetting(whole(A), last_row=True) - oracle.forgetting(whole(A))) > 1e-3
+    assert got == pytest.approx(oracle.forgetting(fill_missing(A)))
+    assert abs(oracle.forgetting(fill_missing(A), last_row=True) - oracle.forgetting(fill_missing(A))) > 1e-3
 
 
-def test_the_diagonal_counts_in_the_maximum() -> None:
+def test_forgetting_includes_the_diagonal() -> None:
     A: list[list[float | None]] = [[0.9, None, None], [0.4, 0.6, None], [0.1, 0.2, 0.7]]
-    assert compute_metrics(A).forgetting == pytest.approx(oracle.forgetting(whole(A)))
+    assert compute_metrics(A).forgetting == pytest.approx(oracle.forgetting(fill_missing(A)))
     assert compute_metrics([[0.9, None], [0.1, 0.7]]).forgetting == pytest.approx(0.8)
 
 
-def test_what_was_asked_once_has_an_average_alone() -> None:
+def test_compute_metrics_of_last_row_only() -> None:
     once: list[list[float | None]] = [[None, None], [0.25, 0.75]]
     assert compute_metrics(once) == (0.5, None, None, None)
     assert list(estimate_metrics([once, once])) == ["AA"]
-    with pytest.raises(ValueError, match=r"figures: the last row of A has 1 of 2 tasks; ask all of them at the end"):
+    with pytest.raises(ValueError, match="last row of A has 1 of 2 tasks"):
         compute_metrics([[0.5, None], [0.25, None]])
 
 
-def test_estimates_are_over_orders() -> None:
-    found = estimate_metrics([drawn(seed) for seed in range(5)])
-    each = [compute_metrics(drawn(seed)) for seed in range(5)]
+def test_estimate_metrics_over_orders() -> None:
+    found = estimate_metrics([random_matrix(seed) for seed in range(5)])
+    each = [compute_metrics(random_matrix(seed)) for seed in range(5)]
     for name, one in found.items():
         values = [getattr(f, name) for f in each]
         assert one.mean == pytest.approx(sum(values) / 5)
         assert one.low < one.mean < one.high
         assert (one.num_seeds, one.num_items) == (5, 1)
-    assert set(metrics_to_json(found)["BWT"]) == {"mean", "sd", "low", "high", "seeds"}
+    assert set(metrics_to_json(found)["BWT"]) == {"mean", "sd", "low", "high", "num_seeds"}
