@@ -232,9 +232,7 @@ GOLDEN = [("pens-s0-0", 7, 8, 10, "46"), ("pens-s0-1", 7, 31, 12, "205"), ("pens
 
 def test_golden_variants():
     """What a seed gives is the same on every machine and release."""
-    found = [
-        (e.id, *map(int, oracle.numbers(e.question)), e.answer) for e in generate_variants(made(PENS), 3, seed=0)
-    ]
+    found = [(e.id, *map(int, oracle.numbers(e.question)), e.answer) for e in generate_variants(made(PENS), 3, seed=0)]
     assert found == GOLDEN
 
 

@@ -91,7 +91,9 @@ def squares(learner: FinetunedLearner, items: Sequence[LabelledUtterance], label
     total = torch.zeros_like(learner.parameters[0])
     for item, label in zip(items, labels, strict=True):
         row = [*TASKS.start_ids, *item.input_ids, *TASKS.label_ids[label], *TASKS.line_end_ids]
-        logits = learner.model.logits(learner.model.read_tokens(torch.tensor([row]), update_weights=False).hidden_states)[0]
+        logits = learner.model.logits(
+            learner.model.read_tokens(torch.tensor([row]), update_weights=False).hidden_states
+        )[0]
         begin = len(TASKS.start_ids) + len(item.input_ids)
         loss = F.cross_entropy(logits[begin - 1 : -1], torch.tensor(row[begin:]), reduction="sum")
         total += torch.autograd.grad(loss, learner.parameters[0])[0].square()
@@ -105,7 +107,9 @@ def test_fisher_information_samples_labels_from_the_model() -> None:
     assert learner.ewc is not None
     chosen = first_per_class(items, 2)
     fisher, choices = learner.ewc.fisher[0], [list(pair) for pair in product_of(learner.seen_classes, len(chosen))]
-    near = [labels for labels in choices if tolerances.error(fisher, squares(learner, chosen, labels)) < tolerances.FLOAT32]
+    near = [
+        labels for labels in choices if tolerances.error(fisher, squares(learner, chosen, labels)) < tolerances.FLOAT32
+    ]
     assert len(near) == 1  # exactly one choice of labels explains it
     truth = squares(learner, chosen, [item.label for item in chosen])
     assert tolerances.error(fisher, truth) > 1e-3  # MISREAD: with the labels of the examples it is the empirical Fisher

@@ -150,9 +150,7 @@ def test_load_intents_refuses_invalid_data(tmp_path: Path) -> None:
     one = written(tmp_path / "a.jsonl", [row for row in rows() if row.label == "card_lost"])
     with pytest.raises(InputError, match="1 class in 8 rows"):
         load_intents("banking77", one)
-    with pytest.raises(
-        InputError, match="class card_lost has no test row"
-    ):
+    with pytest.raises(InputError, match="class card_lost has no test row"):
         intent_data.deduplicate_splits(
             [row for row in rows() if (row.label, row.part) != ("card_lost", "test")], "four"
         )

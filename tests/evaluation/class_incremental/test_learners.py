@@ -24,7 +24,9 @@ TASKS = streamed.tasks(each=2)
 ITEMS = [item for task in TASKS.test for item in task]
 
 
-@pytest.mark.parametrize(("inner_objective", "loss_on"), [("task", "label"), ("task", "line"), ("associative", "label")])
+@pytest.mark.parametrize(
+    ("inner_objective", "loss_on"), [("task", "label"), ("task", "line"), ("associative", "label")]
+)
 def test_stateful_learner_updates_on_every_line(inner_objective: str, loss_on: str) -> None:
     model = streamed.attending(chunks=(4, 8), inner_objective=inner_objective)
     learner = StatefulLearner(model, TASKS, loss_on)
@@ -59,7 +61,9 @@ def test_stateful_learner_without_attention() -> None:
     learner = StatefulLearner(streamed.remembering(), TASKS)
     before = learner.score(ITEMS, [0]).scores
     learner.learn(TASKS.train[0])
-    assert int(learner.state.position) == sum(len(TASKS.start_ids + TASKS.training_ids(item)) for item in TASKS.train[0])
+    assert int(learner.state.position) == sum(
+        len(TASKS.start_ids + TASKS.training_ids(item)) for item in TASKS.train[0]
+    )
     assert clear_caches(learner.state) is learner.state
     assert np.abs(learner.score(ITEMS, [0]).scores - before).max() > 1e-4
     scores = learner.score(

@@ -76,18 +76,18 @@ def test_plan_runs_every_method_on_two_orders(rows: Path) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_plan_leaves_out_unavailable_methods(rows: Path) -> None:
     tokenizer = build_byte_tokenizer()
-    plain = run_plan(decoder(), tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("frozen", "icl"))
+    plain = run_plan(
+        decoder(), tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("frozen", "icl")
+    )
     assert list(plain["methods"]) == ["frozen", "icl"]
-    with pytest.raises(
-        UsageError, match="learner: the model does not learn"
-    ):
+    with pytest.raises(UsageError, match="learner: the model does not learn"):
         run_plan(decoder(), tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("learner",))
     with pytest.raises(UsageError, match=r"finetun; did you mean finetune\?"):
         run_plan(decoder(), tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("finetun",))
     attention_free = Hope(HopeConfig.attention_free(257, 16, 1, chunk_sizes=(8,), num_heads=2, head_dim=8)).eval()
-    with pytest.raises(
-        UsageError, match="icl: the model has no attention"
-    ):
+    with pytest.raises(UsageError, match="icl: the model has no attention"):
         run_plan(attention_free, tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("icl",))
-    found = run_plan(attention_free, tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("learner", "finetune"))
+    found = run_plan(
+        attention_free, tokenizer, "banking77", rows, orders=(0,), classes_per_task=2, methods=("learner", "finetune")
+    )
     assert list(found["methods"]) == ["learner", "finetune"]

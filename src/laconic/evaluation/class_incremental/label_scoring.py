@@ -86,7 +86,11 @@ def score_group(
     if ids.shape[1] > 1:
         batches = iter_prompt_batches(ids[:, :-1].repeat(b, 1), mask[:, 1:].repeat(b, 1), state, k)
         outputs = [read_ids(model, part, fork, part_mask) for part, part_mask, fork in batches]
-        logits = torch.cat([model.logits(output.hidden_states) for output in outputs]).float().view(b, k, ids.shape[1] - 1, -1)
+        logits = (
+            torch.cat([model.logits(output.hidden_states) for output in outputs])
+            .float()
+            .view(b, k, ids.shape[1] - 1, -1)
+        )
         log_probs = logits.gather(3, ids[:, 1:].expand(b, -1, -1)[..., None])[..., 0] - logits.logsumexp(-1)
         total = total + log_probs.double().masked_fill(~mask[:, 1:], 0).sum(2)
     return total / mask.sum(1)
