@@ -1,6 +1,7 @@
 """Parse arguments that several commands share: UTF-8 text, comma-separated lists, dtypes."""
 
 import os
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from laconic.errors import UsageError
@@ -35,3 +36,10 @@ def parse_ints(flag: str, text: str | None) -> tuple[int, ...]:
     if text is not None and not (items and all(item.isdecimal() for item in items)):
         raise UsageError(f"{flag} {text}: expected comma-separated integers, for example 1,2")
     return tuple(dict.fromkeys(map(int, items)))
+
+
+def refuse_flags(flags: Mapping[str, object], reason: str) -> None:
+    """Raise `UsageError` (2) with `reason` if one of `flags` (field name to value) is set."""
+    name = next((name for name, value in flags.items() if value), None)
+    if name is not None:
+        raise UsageError(f"--{name.replace('_', '-')}: {reason}; leave it out")

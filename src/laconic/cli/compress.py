@@ -1,4 +1,4 @@
-"""`laconic compress`: texts read once into a file of vectors, or of fast weights, and the bill."""
+"""`laconic compress`: compress texts into summary vectors, or into a fast-weight state, and print what it cost."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import parse_dtype, to_utf8
+from laconic.cli.arguments import OutputFormat, parse_dtype, to_utf8
 from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from laconic.compression.memory import SummaryMemory
     from laconic.experiment.compress import CompressionJob
     from laconic.experiment.compressor import TextCompressor
+    from laconic.experiment.cost import CompressionCost
     from laconic.experiment.read_into_state import StateReadingJob
     from laconic.experiment.resumable_stream import TokenStream
 
@@ -27,7 +28,7 @@ BLOCK_BYTES = 65_536  # bytes read at once
 
 
 class SourceProgress:
-    """How much of a source was read, for progress: bytes of `total`, which is 0 of a stream."""
+    """How much of a source is processed, in bytes of `total`, which is 0 for a stream."""
 
     def __init__(self, job: "CompressionJob | StateReadingJob") -> None:
         self.job, self.total, self.start_time, self.tokens_before = job, 0, time.monotonic(), job.tokens
@@ -35,66 +36,65 @@ class SourceProgress:
         self.single_text: TokenStream | None = None
 
     def count_bytes(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        """The lines, their bytes counted on their way."""
+        """Yield the lines and count their bytes."""
         for line in lines:
             self.bytes_read += len(line)
             yield line
 
     @property
     def bytes_done(self) -> int:
-        """Bytes whose vectors are there; of lines, those of the rows under way too."""
+        """Bytes that are processed; for lines, this includes the rows in progress."""
         return min(self.bytes_read if self.single_text is None else self.single_text.bytes, self.total)
 
     def describe_rate(self) -> str:
-        """Tokens so far, and how many in a second of this command."""
+        """Return the number of tokens so far, and tokens per second of this command."""
         seconds = max(time.monotonic() - self.start_time, 1e-9)
         return f"{self.job.tokens:,} tokens, {(self.job.tokens - self.tokens_before) / seconds:,.0f} tokens/s"
 
 
 @dataclass(frozen=True)
 class CompressCommand:
-    """Reads a text once and writes what a run keeps of it, as a file of vectors that stand for it in prompts; of a
-    model that learns while it reads, as the state of its fast weights.
+    """Compress a text into summary vectors (AutoCompressor) or a fast-weight state (Hope).
 
     Example: laconic compress runs/books book.txt --out book.safetensors
     """
 
     model: Annotated[Positional[str], arg(metavar="RUN")]
-    """a run of laconic train whose method is autocompressor or hope; or the folder of a published AutoCompressor, or
-    of a saved Hope"""
+    """run of laconic train with method autocompressor or hope, or the folder of a published AutoCompressor or a saved
+    Hope"""
     source: Annotated[Positional[str], arg(metavar="FILE")]
-    """a text in UTF-8, of any length; - reads standard input; of a .jsonl each line's "text" is a row of its own"""
+    """UTF-8 text of any length; - reads standard input; each line of a .jsonl is a separate text (field "text")"""
     out: Path
-    """the file to write"""
+    """file to write"""
     stop_rule: Literal["quantile", "threshold", "sample"] | None = None
-    """where a segment's vectors end, of a run that has learned it; by default as its recipe says"""
+    """how the stop head chooses the number of vectors of a segment (default: as in the recipe)"""
     quantile: float | None = None
-    """quantile: end where so much of the probability lies behind"""
+    """rule quantile: stop at this cumulative probability"""
     threshold: float | None = None
-    """threshold: end at the first stop probability this large"""
+    """rule threshold: stop at the first stop probability this large"""
     vectors: int | None = None
-    """so many vectors of each segment"""
+    """fixed number of vectors per segment"""
     total_vectors: int | None = None
-    """so many vectors of a text, shared out over its segments by the run's stop head"""
+    """number of vectors per text, distributed over its segments by the stop head"""
     segment_tokens: int | None = None
-    """tokens of a segment; by default as the run was trained"""
+    """tokens per segment (default: as in training)"""
     batch_size: int = 8
-    """rows of a .jsonl read side by side"""
+    """rows of a .jsonl to process at once"""
     save_every: int | None = None
-    """keep what is done beside the file each so many segments, so that --resume can go on from there"""
+    """save progress to OUT.part every this many segments, for --resume"""
     resume: bool = False
-    """go on with what --save-every has kept; the result is that of an uninterrupted command"""
+    """continue from OUT.part; the result equals that of an uninterrupted command"""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """type of the vectors in the file; by default the model's"""
+    """dtype of the vectors in the file (default: the model's)"""
     seed: int = 0
-    """of the draws of --stop-rule sample"""
+    """random seed of --stop-rule sample"""
     device: str = "cpu"
     """cpu, cuda, cuda:1, …"""
-    format: Literal["human", "json"] = "human"
-    """json: one object, and nothing else, on standard output"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Reads, compresses, writes; the bill on standard output."""
+        """Compress, write the file, and print the cost."""
         self.validate()
         from laconic.experiment.nested_model import is_nested
 
@@ -107,9 +107,9 @@ class CompressCommand:
         from laconic.experiment.cost import compute_cost
 
         with status(f"loading {self.model}"):
-            reader = load_compressor(to_utf8(self.model), self.device)
-        how = resolve_length_rule(
-            reader.method,
+            compressor = load_compressor(to_utf8(self.model), self.device)
+        length_rule = resolve_length_rule(
+            compressor.method,
             stop_rule=self.stop_rule,
             quantile=self.quantile,
             threshold=self.threshold,
@@ -117,75 +117,101 @@ class CompressCommand:
             total_vectors=self.total_vectors,
             seed=self.seed,
         )
-        work, began = CompressionJob(reader.method, how), time.perf_counter()
+        job, start = CompressionJob(compressor.method, length_rule), time.perf_counter()
+        self.check_text_length(compressor, job)
         if self.resume:
-            self.resume_from_partial(work, self.resume_key(reader))
-        self.compress_texts(reader, work)
-        memory = reader.with_metadata(work)
+            self.resume_from_partial(job, self.resume_key(compressor))
+        self.compress_texts(compressor, job)
+        memory = compressor.with_metadata(job)
         dtype = parse_dtype(self.dtype)
         memory = memory if dtype is None else memory.to(dtype=dtype)
         memory.save(self.out)
         self.partial_path.unlink(missing_ok=True)
-        width = reader.decoder.token_embedding.weight.element_size()
-        self.print_cost(
-            memory,
-            compute_cost(memory, reader.decoder.config, width, work.positions_spent),
-            time.perf_counter() - began,
-        )
+        width = compressor.decoder.token_embedding.weight.element_size()
+        cost = compute_cost(memory, compressor.decoder.config, width, job.positions_spent)
+        self.print_cost(cost, time.perf_counter() - start)
         return 0
 
     def validate(self) -> None:
-        """Raises `Usage` (2) for what cannot be meant, before anything is loaded."""
-        if self.batch_size < 1 or (self.save_every is not None and self.save_every < 1):
-            raise UsageError(f"--batch-size {self.batch_size} --save-every {self.save_every}: give 1 or more")
+        """Raise `UsageError` (2) or `InputError` (66) for invalid flags, before anything is loaded."""
+        for name, value in (("batch-size", self.batch_size), ("save-every", self.save_every)):
+            if value is not None and value < 1:
+                raise UsageError(f"--{name} {value}: must be at least 1")
         if self.source != "-" and not Path(to_utf8(self.source)).is_file():
             raise InputError(f"no file {to_utf8(self.source)}; give a text, a .jsonl, or - for standard input")
         if not self.out.resolve().parent.is_dir():
-            raise UsageError(f"--out {self.out}: there is no folder {self.out.parent}; make it first")
+            raise UsageError(f"--out {self.out}: folder {self.out.parent} does not exist; create it first")
 
     @property
     def partial_path(self) -> Path:
-        """What is kept before the file is whole."""
+        """The file with saved progress."""
         return self.out.with_name(f"{self.out.name}.part")
 
-    def resume_key(self, reader: "TextCompressor") -> dict[str, Any]:
-        """All that the result depends on besides the text."""
+    def resume_key(self, compressor: "TextCompressor") -> dict[str, Any]:
+        """Return everything except the text that determines the result."""
         names = ("stop_rule", "quantile", "threshold", "vectors", "total_vectors", "seed")
-        asked = {name: getattr(self, name) for name in names}
-        rows = {
-            "segment": self.segment_tokens or reader.segment_tokens,
-            "batch": self.batch_size if self.is_jsonl else None,
+        return {
+            **{name: getattr(self, name) for name in names},
+            "segment_tokens": self.segment_tokens or compressor.segment_tokens,
+            "batch_size": self.batch_size if self.is_jsonl else None,
+            "weights": compressor.writer_fingerprint,
+            "tokenizer": compressor.tokenizer.fingerprint,
         }
-        return {**asked, **rows, "weights": reader.writer_fingerprint, "tokenizer": reader.tokenizer.fingerprint}
 
-    def resume_from_partial(self, job: "CompressionJob", key: dict[str, Any]) -> None:
-        """What was kept becomes where this command begins. Raises `BadInput` (66) where nothing is."""
+    def resume_from_partial(self, job: "CompressionJob | StateReadingJob", key: dict[str, Any]) -> None:
+        """Load saved progress. Raises `InputError` (66) if there is none."""
         if not self.partial_path.is_file():
-            raise InputError(f"--resume: no {self.partial_path}; --save-every N keeps one while it reads")
+            raise InputError(f"--resume: no file {self.partial_path}; --save-every N writes one")
         job.load(self.partial_path, key)
-        log_message(f"going on after {job.tokens:,} tokens")
+        log_message(f"resuming after {job.tokens:,} tokens")
 
-    def compress_texts(self, reader: "TextCompressor", job: "CompressionJob") -> None:
-        """All texts compressed, with progress, and kept now and then."""
-        key, seen = self.resume_key(reader), SourceProgress(job)
-        text = partial(reader.token_stream, segment_tokens=self.segment_tokens)
+    def check_text_length(self, compressor: "TextCompressor", job: "CompressionJob") -> None:
+        """Raise `UsageError` (2) if a text of a file has more segments than the memory can hold."""
+        segment_tokens = self.segment_tokens or compressor.segment_tokens
+        max_segments = compressor.method.max_segments(segment_tokens)
+        if max_segments is None or self.source == "-":
+            return
+        tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
+        with status("checking the length"):
+            for text in (text for batch in self.text_batches(tokenize, SourceProgress(job)) for text in batch):
+                num_segments = 0
+                while text.next_segment():
+                    num_segments += 1
+                if num_segments > max_segments:
+                    raise UsageError(
+                        f"{text.name} has {num_segments:,} segments of {segment_tokens} tokens; the memory holds at "
+                        f"most {max_segments:,}. Compress a part of the text, use fewer --vectors, or a run whose "
+                        "memory_policy is budgeted, fifo or replace"
+                    )
+
+    def compress_texts(self, compressor: "TextCompressor", job: "CompressionJob") -> None:
+        """Compress all texts, showing and saving progress."""
+        tokenize = partial(compressor.token_stream, segment_tokens=self.segment_tokens)
+        self.run_job(job, tokenize, self.resume_key(compressor))
+
+    def run_job(
+        self,
+        job: "CompressionJob | StateReadingJob",
+        tokenize: "Callable[[str, Iterable[str]], TokenStream]",
+        key: dict[str, Any],
+    ) -> None:
+        """Run a job over all texts, showing progress and saving it every `save_every` steps."""
+        source_progress = SourceProgress(job)
         with progress("reading") as show:
-            for done, _ in enumerate(job.run(self.text_batches(text, seen)), 1):
-                show(seen.describe_rate(), seen.bytes_done or 1, seen.total)
-                if done == 1:
-                    warn_if_too_long(reader, seen, self.segment_tokens or reader.segment_tokens)
-                if self.save_every is not None and done % self.save_every == 0:
+            for step, _ in enumerate(job.run(self.text_batches(tokenize, source_progress)), 1):
+                show(source_progress.describe_rate(), source_progress.bytes_done or 1, source_progress.total)
+                if self.save_every is not None and step % self.save_every == 0:
                     job.save(self.partial_path, key)
 
     @property
     def is_jsonl(self) -> bool:
-        """Whether the lines of the source are texts of their own."""
+        """Whether each line of the source is a separate text."""
         return self.source.endswith(".jsonl")
 
     def text_batches(
-        self, text: "Callable[[str, Iterable[str]], TokenStream]", source_progress: "SourceProgress"
+        self, tokenize: "Callable[[str, Iterable[str]], TokenStream]", source_progress: SourceProgress
     ) -> "Iterator[Sequence[TokenStream]]":
-        """The texts, each made by `text` of its name and parts, in groups that are read side by side."""
+        """Yield the texts in batches that are processed together; `tokenize` takes a name and pieces of text."""
         from laconic.data.documents.load import iter_texts
         from laconic.data.documents.tokenize import decode_utf8
 
@@ -198,39 +224,27 @@ class CompressCommand:
             source_progress.total = 0 if path is None else path.stat().st_size
             if not self.is_jsonl:
                 blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
-                source_progress.single_text = text(name, decode_utf8(blocks, name))
+                source_progress.single_text = tokenize(name, decode_utf8(blocks, name))
                 yield [source_progress.single_text]
                 return
-            group: list[TokenStream] = []
-            for called, line in iter_texts(source_progress.count_bytes(file), name):
-                group.append(text(called, [line]))
-                if len(group) == self.batch_size:
-                    yield group
-                    group = []
-            if group:
-                yield group
+            batch: list[TokenStream] = []
+            for line_name, line in iter_texts(source_progress.count_bytes(file), name):
+                batch.append(tokenize(line_name, [line]))
+                if len(batch) == self.batch_size:
+                    yield batch
+                    batch = []
+            if batch:
+                yield batch
 
-    def print_cost(self, memory: "SummaryMemory", found: Any, seconds: float) -> None:
-        """The bill."""
+    def print_cost(self, cost: "CompressionCost", seconds: float) -> None:
+        """Print what was spent and what is saved."""
+        num_bytes = self.out.stat().st_size
         if self.format == "json":
-            about = {"schema": 1, "model": self.model, "source": self.source, "out": str(self.out)}
-            bytes_ = self.out.stat().st_size
-            print(json.dumps(about | {"bytes": bytes_, "seconds": round(seconds, 3), "bill": found.to_json()}))
+            metadata = {"schema": 1, "model": self.model, "source": self.source, "out": str(self.out)}
+            print(
+                json.dumps(metadata | {"bytes": num_bytes, "seconds": round(seconds, 3), "cost": cost.to_json()})
+            )
             return
-        print("\n".join(found.to_lines()))
-        rate = f"{found.num_tokens / seconds:,.0f} tokens/s"
-        log_message(f"wrote {self.out}, {self.out.stat().st_size:,} bytes, {seconds:.1f} s, {rate}")
-
-
-def warn_if_too_long(reader: "TextCompressor", source_progress: SourceProgress, segment: int) -> None:
-    """Says, after the first segment, that a text is likely longer than a memory that accumulates can become."""
-    most = reader.method.max_segments(segment)
-    if most is None or source_progress.single_text is None or not source_progress.bytes_done:
-        return
-    likely = source_progress.total * len(source_progress.single_text.segments) // source_progress.bytes_done
-    if likely > most:
-        log_message(
-            f"the text has about {likely:,} segments; a memory of {reader.method.config.fixed_length} vectors of each ends "
-            f"after {most:,} of {segment} tokens. A part of the text, fewer vectors (--vectors), or a run whose memory is "
-            "budgeted, fifo or replace goes further"
-        )
+        print("\n".join(cost.to_lines()))
+        rate = f"{cost.num_tokens / max(seconds, 1e-9):,.0f} tokens/s"
+        log_message(f"wrote {self.out}, {num_bytes:,} bytes, {seconds:.1f} s, {rate}")

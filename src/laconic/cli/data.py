@@ -1,224 +1,220 @@
-"""`laconic data list` and `check`: the sets known by name, and rows looked over."""
+"""`laconic data list` and `laconic data check`: list the known data sets, and audit rows."""
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from laconic.cli.arguments import OutputFormat
 from laconic.console import progress, status
 from laconic.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from laconic.data.audit import AuditResult, DocumentAudit, LengthQuantiles, ScannedFile
-    from laconic.data.reasoning.load import DatasetInfo
+    from laconic.data.reasoning.catalog import DatasetInfo
 
-MAX_IDS_LISTED = 3  # ids named as examples
+MAX_IDS_LISTED = 3
 SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
 class DataListCommand:
-    """Lists the data sets known by name: their rows, where they are read from, their licences.
+    """List the known data sets: rows, files or hub repository, licence.
 
     Example: laconic data list
     """
 
-    format: Literal["human", "json"] = "human"
-    """json: one object, and nothing else, on standard output"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """Prints them."""
+        """Print the data sets."""
         from laconic.data.reasoning.catalog import DATASETS
 
         if self.format == "json":
-            print(
-                json.dumps(
-                    {"schema": 1, "sets": [dataset_to_json(found) for found in DATASETS.values()]}, ensure_ascii=False
-                )
-            )
+            datasets = [dataset_to_json(info) for info in DATASETS.values()]
+            print(json.dumps({"schema": 1, "sets": datasets}, ensure_ascii=False))
             return 0
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table
 
         table = Table("set", *SPLITS, "from", "licence", box=SIMPLE_HEAD)
-        for found in DATASETS.values():
-            rows = {part: split.num_rows for part, split in found.splits.items()}
-            places = [name for name, there in (("files", split_files(found)), ("hub", found.hub_repo)) if there]
-            counts = [f"{count:,}" if (count := rows.get(part)) else "" for part in SPLITS]
-            table.add_row(found.name, *counts, ", ".join(places or ["sets"]), found.licence)
+        for info in DATASETS.values():
+            rows = {name: split.num_rows for name, split in info.splits.items()}
+            sources = [name for name, value in (("files", split_files(info)), ("hub", info.hub_repo)) if value]
+            counts = [f"{count:,}" if (count := rows.get(name)) else "" for name in SPLITS]
+            table.add_row(info.name, *counts, ", ".join(sources or ["sets"]), info.licence)
         Console().print(table)
-        for found in DATASETS.values():
-            hub = f"; hub: {found.hub_repo}" if found.hub_repo else ""
-            more = f"; laconic data make {found.generator} writes training rows" if found.generator else ""
-            print(f"{found.name}: {found.description}{hub}{more}")
+        for info in DATASETS.values():
+            hub = f"; hub: {info.hub_repo}" if info.hub_repo else ""
+            generator = f"; laconic data make {info.generator} generates training rows" if info.generator else ""
+            print(f"{info.name}: {info.description}{hub}{generator}")
         return 0
 
 
-def split_files(found: "DatasetInfo") -> dict[str, str]:
-    """The file of each split that has one."""
-    return {part: split.file.path for part, split in found.splits.items() if split.file}
+def split_files(info: "DatasetInfo") -> dict[str, str]:
+    """Return the file of each split that has one."""
+    return {name: split.file.path for name, split in info.splits.items() if split.file}
 
 
-def dataset_to_json(found: "DatasetInfo") -> dict[str, Any]:
-    """A set as JSON."""
+def dataset_to_json(info: "DatasetInfo") -> dict[str, Any]:
+    """Return a data set as JSON."""
     return {
-        "name": found.name,
-        "about": found.description,
-        "licence": found.licence,
-        "rows": {part: split.num_rows for part, split in found.splits.items()},
-        "files": split_files(found),
-        "rows_in_files": {part: split.file.num_rows for part, split in found.splits.items() if split.file},
-        "hub": found.hub_repo,
-        "members": list(found.members),
-        "chain": found.chain_field,
-        "answers": found.answer_kind,
+        "name": info.name,
+        "description": info.description,
+        "licence": info.licence,
+        "rows": {name: split.num_rows for name, split in info.splits.items()},
+        "files": split_files(info),
+        "rows_in_files": {name: split.file.num_rows for name, split in info.splits.items() if split.file},
+        "hub": info.hub_repo,
+        "members": list(info.members),
+        "chain_field": info.chain_field,
+        "answers": info.answer_kind,
     }
 
 
 @dataclass(frozen=True)
 class DataCheckCommand:
-    """Looks rows over: faults, what stands twice, lengths in tokens, rows that would be cut.
+    """Check a data file: errors, duplicates, lengths in tokens, rows that would be truncated.
 
     Example: laconic data check train.jsonl --tokenizer meta-llama/Llama-3.2-1B --max-length 256
     """
 
     file: Annotated[Positional[str], arg(metavar="FILE")]
-    """a file of rows (.jsonl, .parquet, iCoT's .txt), or a set by name, as gsm8k-aug:valid"""
+    """file of rows (.jsonl, .parquet, iCoT's .txt), or a data set by name such as gsm8k-aug:valid"""
     tokenizer: str | None = None
-    """folder or hub name of a tokenizer, whose tokens are counted"""
+    """folder or hub name of the tokenizer that counts tokens"""
     max_length: int | None = None
-    """tokens of question, chain and answer; longer rows would be cut. Of texts: tokens of a row"""
+    """tokens of question, chain and answer together above which a row would be truncated; with --documents, tokens per
+    row"""
     documents: bool = False
-    """the file holds documents: a text, or rows of .jsonl or .parquet whose field text is one"""
+    """the file contains documents: a text, or rows (.jsonl, .parquet) with a field text"""
     data_dir: Path | None = None
-    """folder of the sets' files, for a set by name; without it they come by the hub"""
-    format: Literal["human", "json"] = "human"
-    """json: one object, and nothing else, on standard output"""
+    """folder of the data sets' files, for a data set by name (default: the hub)"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """66 if there are faults, else 0."""
+        """Return 66 if rows are invalid, else 0."""
         from laconic.data.audit import audit_documents, audit_examples
         from laconic.data.tokenizer import load_tokenizer
         from laconic.models.weights import find_checkpoint
 
         if self.max_length is not None and self.tokenizer is None:
-            raise UsageError(f"--max-length {self.max_length}: counted in tokens; name a --tokenizer")
+            raise UsageError(f"--max-length {self.max_length}: counts tokens; add --tokenizer")
         with status("loading the tokenizer"):
             tokenizer = None if self.tokenizer is None else load_tokenizer(find_checkpoint(self.tokenizer))
         if self.documents:
             with progress("checking") as show:
                 return self.print_documents(audit_documents(Path(self.file), tokenizer, self.max_length, show))
         with status(f"reading {self.file}"):
-            scan = self.scan_rows()
+            scanned = self.scan_rows()
         with progress("checking") as show:
-            found = audit_examples(scan, tokenizer, self.max_length, show)
+            result = audit_examples(scanned, tokenizer, self.max_length, show)
         if self.format == "json":
-            print(json.dumps(self.result_to_json(scan, found), ensure_ascii=False))
+            print(json.dumps(self.result_to_json(scanned, result), ensure_ascii=False))
         else:
-            self.print_result(scan, found)
-        return InputError.exit_code if found.problems else 0
+            self.print_result(scanned, result)
+        return InputError.exit_code if result.problems else 0
 
     def scan_rows(self) -> "ScannedFile":
-        """The rows of the file or set."""
+        """Read the rows of the file or data set."""
         from laconic.config.data import DataConfig, is_row_file
         from laconic.data.audit import ScannedFile, scan_file
-        from laconic.data.reasoning import load as reasoning_load
+        from laconic.data.reasoning.load import load_examples
 
         if is_row_file(self.file) or Path(self.file).is_file():
             return scan_file(Path(self.file))
-        how = DataConfig(
-            source="catalog", name=(self.file,), data_dir=None if self.data_dir is None else str(self.data_dir)
+        data_dir = None if self.data_dir is None else str(self.data_dir)
+        examples = load_examples(
+            self.file, "train", DataConfig(source="catalog", name=(self.file,), data_dir=data_dir)
         )
-        read = reasoning_load.load_examples(self.file, "train", how)
-        return ScannedFile(read.examples, read.sha256, (), read.notes)
+        return ScannedFile(examples.examples, examples.sha256, (), examples.notes)
 
-    def result_to_json(self, scan: "ScannedFile", found: "AuditResult") -> dict[str, Any]:
-        """What was found as JSON."""
+    def result_to_json(self, scanned: "ScannedFile", result: "AuditResult") -> dict[str, Any]:
+        """Return the result as JSON."""
         return {
             "schema": 1,
             "file": self.file,
-            "sha256": scan.sha256,
-            "rows": found.num_rows,
-            "faults": [problem._asdict() for problem in found.problems],
-            "notes": list(scan.notes),
-            "rows_without_chain": found.num_without_chain,
-            "answers_without_number": found.num_without_number,
-            "commonest_answer": {"answer": found.majority_answer[0], "share": found.majority_answer[1]},
-            "questions_twice": [list(pair) for pair in found.duplicates],
-            "tokens": {part: lengths._asdict() for part, lengths in found.lengths.items()},
-            "unknown_tokens": found.num_unknown_tokens,
-            "context": self.max_length,
-            "rows_over_context": list(found.too_long),
+            "sha256": scanned.sha256,
+            "rows": result.num_rows,
+            "problems": [problem._asdict() for problem in result.problems],
+            "notes": list(scanned.notes),
+            "rows_without_chain": result.num_without_chain,
+            "answers_without_number": result.num_without_number,
+            "majority_answer": {"answer": result.majority_answer[0], "share": result.majority_answer[1]},
+            "duplicates": [list(pair) for pair in result.duplicates],
+            "tokens": {part: lengths._asdict() for part, lengths in result.lengths.items()},
+            "unknown_tokens": result.num_unknown_tokens,
+            "max_length": self.max_length,
+            "too_long": list(result.too_long),
         }
 
-    def print_result(self, scan: "ScannedFile", found: "AuditResult") -> None:
-        """What was found, for people."""
+    def print_result(self, scanned: "ScannedFile", result: "AuditResult") -> None:
+        """Print the result for people."""
         from laconic.data.strict_jsonl import format_problems
 
-        if found.problems:
-            print(format_problems(found.problems, Path(self.file).name))
+        if result.problems:
+            print(format_problems(result.problems, Path(self.file).name))
         counts = {
-            "faults": len(found.problems),
-            "rows": found.num_rows,
-            "rows without a chain": found.num_without_chain,
-            'answers without a number, which data.answer_type = "text" takes': found.num_without_number,
-            f"questions that stood before{format_ids(b for _, b in found.duplicates)}": len(found.duplicates),
+            "problems": len(result.problems),
+            "rows": result.num_rows,
+            "rows without a chain": result.num_without_chain,
+            'answers without a number (allowed by data.answer_type = "text")': result.num_without_number,
+            f"duplicate questions{format_ids(b for _, b in result.duplicates)}": len(result.duplicates),
         }
-        if found.lengths:
-            counts["tokens of questions and chains that the tokenizer has no word for"] = found.num_unknown_tokens
+        if result.lengths:
+            counts["unknown tokens in questions and chains"] = result.num_unknown_tokens
         if self.max_length is not None:
-            counts[f"rows over {self.max_length:,} tokens, which would be cut{format_ids(found.too_long)}"] = len(
-                found.too_long
-            )
+            title = f"rows of more than {self.max_length:,} tokens, which would be truncated"
+            counts[f"{title}{format_ids(result.too_long)}"] = len(result.too_long)
         for text, n in counts.items():
             print(f"{n:>10,}  {text}")
-        if found.num_rows:
-            print(f"{found.majority_answer[1]:>10.1%}  of the answers are {found.majority_answer[0]!r}, the commonest")
-        print("\n".join([*(f"note: {text}" for text in scan.notes), f"sha256 {scan.sha256}"]))
-        if found.lengths:
-            self.print_lengths(found.lengths)
+        if result.num_rows:
+            answer, share = result.majority_answer
+            print(f"{share:>10.1%}  of the answers are {answer!r}, the most common one")
+        print("\n".join([*(f"note: {text}" for text in scanned.notes), f"sha256 {scanned.sha256}"]))
+        if result.lengths:
+            self.print_lengths(result.lengths)
 
-    def print_documents(self, found: "DocumentAudit") -> int:
-        """What was found of documents."""
+    def print_documents(self, audit: "DocumentAudit") -> int:
+        """Print the audit of documents."""
         if self.format == "json":
-            about = {"schema": 1, "file": self.file, "context": self.max_length}
-            tokens = None if found.token_lengths is None else found.token_lengths._asdict()
-            print(json.dumps(about | asdict(found) | {"tokens": tokens}, ensure_ascii=False))
+            metadata = {"schema": 1, "file": self.file, "max_length": self.max_length}
+            tokens = None if audit.token_lengths is None else audit.token_lengths._asdict()
+            print(json.dumps(metadata | asdict(audit) | {"token_lengths": tokens}, ensure_ascii=False))
             return 0
         counts = {
             "documents" if part == "unsaid" else f"documents, part {part}": n
-            for part, n in found.documents_by_part.items()
+            for part, n in audit.documents_by_part.items()
         }
-        counts |= {
-            "sections of documents": found.num_sections,
-            "sections that stood before": found.num_duplicate_sections,
-        }
-        counts |= {} if found.num_rows is None else {f"rows of {self.max_length:,} tokens": found.num_rows}
+        counts |= {"sections": audit.num_sections, "duplicate sections": audit.num_duplicate_sections}
+        counts |= {} if audit.num_rows is None else {f"rows of {self.max_length:,} tokens": audit.num_rows}
         for text, n in counts.items():
             print(f"{n:>10,}  {text}")
-        print("\n".join([*(f"note: {text}" for text in found.notes), f"sha256 {found.sha256}"]))
-        if found.token_lengths:
-            self.print_lengths({"document": found.token_lengths})
+        print("\n".join([*(f"note: {text}" for text in audit.notes), f"sha256 {audit.sha256}"]))
+        if audit.token_lengths:
+            self.print_lengths({"document": audit.token_lengths})
         return 0
 
-    def print_lengths(self, found: "Mapping[str, LengthQuantiles]") -> None:
-        """Lengths by part."""
+    def print_lengths(self, lengths: "Mapping[str, LengthQuantiles]") -> None:
+        """Print token lengths by part."""
         from rich.console import Console
         from rich.table import Table
 
         table = Table("tokens", "p50", "p90", "p99", "max")
-        for part, lengths in found.items():
-            table.add_row(part, *(f"{n:,}" for n in lengths))
+        for part, quantiles in lengths.items():
+            table.add_row(part, *(f"{n:,}" for n in quantiles))
         Console().print(table)
 
 
 def format_ids(ids: Iterable[str]) -> str:
-    """The first of some ids, in brackets."""
-    shown = list(islice(ids, MAX_IDS_LISTED + 1))
-    more = ", …" if len(shown) > MAX_IDS_LISTED else ""
-    return f" ({', '.join(shown[:MAX_IDS_LISTED])}{more})" if shown else ""
+    """Return the first few ids in brackets."""
+    first = list(islice(ids, MAX_IDS_LISTED + 1))
+    more = ", …" if len(first) > MAX_IDS_LISTED else ""
+    return f" ({', '.join(first[:MAX_IDS_LISTED])}{more})" if first else ""

@@ -1,4 +1,4 @@
-"""`laconic export`: a model in Hugging Face layout."""
+"""`laconic export`: write a model in Hugging Face layout."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """Writes a model in Hugging Face layout, which transformers, vLLM and SGLang load as it is.
+    """Write a model in Hugging Face layout, which transformers, vLLM and SGLang load.
 
     Example: laconic export stories260K.bin --out stories260k
     """
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """a checkpoint (folder or hub name), a run of laconic train, or a llama2.c file (.bin)"""
+    """checkpoint (folder or hub name), run of laconic train, or llama2.c file (.bin)"""
     out: Path
-    """the folder to write; it must not exist, or be empty"""
+    """folder to write; must not exist, or be empty"""
     adapter: Path | None = None
-    """folder of an adapter in the layout of peft, to be merged into the weights"""
+    """folder of a peft adapter to merge into the weights"""
     dtype: DtypeName | None = None
-    """type of the numbers written; by default as stored"""
-    shard_bytes: float = 5e9
-    """bytes of one file at most"""
+    """dtype of the weights (default: as stored)"""
+    max_shard_bytes: float = 5e9
+    """largest size of a file"""
 
     def run(self) -> int:
-        """Loads, merges, writes."""
+        """Load, merge and write."""
         from laconic.experiment import build_nested, lora
         from laconic.experiment.load_run import is_run_dir
         from laconic.models import weights
@@ -51,19 +51,19 @@ class ExportCommand:
             if self.adapter is not None:
                 decoder = lora.merge_adapter(lora.load_adapter(decoder, self.adapter))
         with status(f"writing {self.out}"):
-            decoder.save_pretrained(self.out, dtype=parse_dtype(self.dtype), max_shard_bytes=self.shard_bytes)
+            decoder.save_pretrained(self.out, dtype=parse_dtype(self.dtype), max_shard_bytes=self.max_shard_bytes)
         log_message(f"wrote {self.out}: {sum(p.numel() for p in decoder.parameters()):,} parameters")
         return 0
 
     def load_run_decoder(self) -> "Decoder":
-        """The decoder of a run's newest step, its adapter merged."""
+        """Return the decoder of a run's latest step, with its adapter merged."""
         import torch
 
         from laconic.experiment.load_run import load_run
 
         if self.adapter is not None:
-            raise UsageError(f"--adapter: {self.model} is a run, which has its own; leave it out")
+            raise UsageError(f"--adapter: the run {self.model} has its own adapter; leave it out")
         run = load_run(self.model, torch.device("cpu"))
         if run.parts.latents is not None:
-            log_message("laconic: the thoughts are no part of this layout; they stay in the run")
+            log_message("laconic: the latent-token parameters are not exported; they stay in the run")
         return run.merged_decoder()

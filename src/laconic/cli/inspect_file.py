@@ -1,4 +1,4 @@
-"""What `laconic inspect` says of a memory's file: where it comes from, vectors by segment, bytes."""
+"""Describe a memory file for `laconic inspect`: its origin, vectors per segment, and size."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from laconic.compression.memory import SummaryMemory
 
-MAX_SEGMENTS_LISTED = 24  # segments of a text whose vectors are told one by one
+MAX_SEGMENTS_LISTED = 24
 
 
 def describe_memory_file(path: Path, format: str) -> int:
-    """Prints it; no run is needed. Raises `Damaged` (76) for what is no sound memory."""
+    """Print the metadata of a memory file without loading a model. Raises `CorruptArtifactError` (76)."""
     from laconic.compression.memory import SummaryMemory
 
     memory = SummaryMemory.load(path)
@@ -23,58 +23,55 @@ def describe_memory_file(path: Path, format: str) -> int:
 
 
 def document_rows(memory: "SummaryMemory") -> list[dict[str, Any]]:
-    """Each text with its tokens and its vectors, by segment."""
+    """Return each document with its tokens and vectors per segment."""
     assert memory.metadata is not None
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for documents, lengths in zip(memory.metadata.documents, memory.vectors_per_segment.tolist(), strict=True):
-        found += [
-            {
-                "name": each.name,
-                "sha256": each.sha256,
-                "tokens": each.segments,
-                "vectors": lengths[each.first : each.first + len(each.segments)],
-            }
-            for each in documents
-        ]
-    return found
+        for document in documents:
+            vectors = lengths[document.first : document.first + len(document.segments)]
+            tokens = {"tokens": document.segments, "vectors": vectors}
+            rows.append({"name": document.name, "sha256": document.sha256, **tokens})
+    return rows
 
 
 def memory_to_json(path: Path, memory: "SummaryMemory") -> dict[str, Any]:
-    """As JSON has it."""
+    """Return the metadata as JSON."""
     assert memory.metadata is not None
-    about = memory.metadata.to_json()
-    del about["documents"]
+    metadata = memory.metadata.to_json()
+    del metadata["documents"]
     counts = {"texts": memory.B, "vectors": int(memory.valid.sum()), "tokens": int(memory.num_tokens.sum())}
     sizes = {"bytes": path.stat().st_size, "vector_bytes": memory.num_bytes}
-    return {"schema": 1, "mixer": str(path), **counts, **sizes, "provenance": about, "documents": document_rows(memory)}
+    return {
+        "schema": 1, "file": str(path), **counts, **sizes, "metadata": metadata, "documents": document_rows(memory)
+    }  # fmt: skip
 
 
 def memory_lines(path: Path, memory: "SummaryMemory") -> list[str]:
-    """As a person reads it."""
+    """Return the metadata as lines for people."""
     from laconic.compression.memory_file import abbreviate_hash
 
-    about = memory.metadata
-    assert about is not None
-    config = about.method["compression"]
-    told = ", ".join(str(config[key]) for key in ("summary", "length_policy", "memory_policy") if key in config)
+    metadata = memory.metadata
+    assert metadata is not None
+    config = metadata.method["compression"]
+    policy = ", ".join(str(config[key]) for key in ("summary", "length_policy", "memory_policy") if key in config)
     return [
-        f"{path}: {int(memory.valid.sum()):,} vectors of width {memory.D} in {about.dtype}, "
+        f"{path}: {int(memory.valid.sum()):,} vectors of width {memory.D} in {metadata.dtype}, "
         f"{path.stat().st_size:,} bytes",
-        f"reader     {abbreviate_hash(about.reader)} ({about.family}, {about.layers} layers, width {about.width}, "
-        f"{about.vocab:,} words), tokenizer {abbreviate_hash(about.tokenizer)}",
-        f"method     {told}; positions {about.positions}, bos {about.bos}",
-        f"written    {about.created} by laconic {about.laconic}",
+        f"reader     {abbreviate_hash(metadata.reader)} ({metadata.family}, {metadata.layers} layers, "
+        f"width {metadata.width}, vocabulary {metadata.vocab:,}), tokenizer {abbreviate_hash(metadata.tokenizer)}",
+        f"method     {policy}; positions {metadata.positions}, bos {metadata.bos}",
+        f"written    {metadata.created} by laconic {metadata.laconic}",
         *(line for row in document_rows(memory) for line in document_lines(row)),
     ]
 
 
 def document_lines(row: dict[str, Any]) -> list[str]:
-    """Of one text."""
+    """Return the lines of one document."""
     vectors, tokens = row["vectors"], row["tokens"]
-    shown = " ".join(map(str, vectors[:MAX_SEGMENTS_LISTED])) + (" …" if len(vectors) > MAX_SEGMENTS_LISTED else "")
+    more = " …" if len(vectors) > MAX_SEGMENTS_LISTED else ""
     mean = sum(vectors) / max(len(vectors), 1)
     return [
         f"text       {row['name']}: {sum(tokens):,} tokens in {len(tokens):,} segments, {sum(vectors):,} vectors, "
-        f"{mean:.2f} a segment; sha256 {row['sha256'][:12]}…",
-        f"vectors    {shown}",
+        f"{mean:.2f} per segment; sha256 {row['sha256'][:12]}…",
+        f"vectors    {' '.join(map(str, vectors[:MAX_SEGMENTS_LISTED]))}{more}",
     ]

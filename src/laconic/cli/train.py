@@ -1,4 +1,4 @@
-"""`laconic train`: a recipe becomes a run, is continued, planned, or repeated at a step that failed."""
+"""`laconic train`: train from a recipe, resume, show the plan, or re-run a failed update."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import to_utf8
+from laconic.cli.arguments import OutputFormat, to_utf8
 from laconic.console import log_message, progress
 from laconic.errors import UsageError
 
@@ -25,42 +25,45 @@ if TYPE_CHECKING:
     from laconic.config.recipe import Recipe
     from laconic.training.loop import TrainingResult
 
+VALUELESS_FLAGS = ("plan", "schema", "help")
+VERSIONED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic")
+
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """Trains what a recipe describes, in a run directory; the same command again goes on where it ended.
+    """Train from a recipe; re-run the same command to resume.
 
-    Any key of the recipe may follow, as train.learning_rate=1e-3 or --train.lr 1e-3; --schema lists them all.
+    Recipe keys can be overridden as train.learning_rate=1e-3 or --train.learning_rate 1e-3; --schema lists them all.
 
-    Example: laconic train demo-kava --out runs/kava --seed 1
+    Example: laconic train demo-kava --out runs/kava seed=1
     """
 
     recipe: Annotated[Positional[str | None], arg(metavar="RECIPE")] = None
-    """a file, or the name of a recipe that comes with laconic"""
+    """file, or name of a shipped recipe"""
     overrides: Annotated[Positional[tuple[str, ...]], arg(metavar="KEY=VALUE")] = ()
-    """keys of the recipe, with the values that hold in their place"""
+    """recipe keys to override"""
     out: Path | None = None
-    """directory of the run; by default runs/NAME, of the recipe's file"""
+    """run directory (default: runs/NAME of the recipe's file)"""
     resume: str = "auto"
-    """auto: go on from the newest good step, or start; never: refuse a directory with steps; step-N: that one"""
+    """auto: resume from the latest valid step, or start; never: refuse a directory with steps; step-N: resume from it"""
     num_seeds: int | None = None
-    """so many runs, seeds 0, 1, …, each in a directory OUT/seed-N of its own"""
+    """train seeds 0 … N-1, each in OUT/seed-N"""
     plan: Literal["estimate", "step"] | None = None
     """print tokens, memory and time of the run instead of training, without reading weights; --plan=step also runs and
     measures one update"""
     schema: bool = False
-    """print what a recipe may hold as JSON Schema"""
+    """print the JSON Schema of recipes"""
     replay: Path | None = None
-    """repeat the one step that an incident kept: RUN/incidents/step-N"""
+    """re-run the update saved in RUN/incidents/step-N for debugging"""
     track: str | None = None
-    """project of trackio that gets a copy of the metrics"""
+    """trackio project to copy the metrics to"""
     device: str | None = None
-    """cpu, cuda, cuda:1, …; by default the first GPU, else the CPU"""
-    format: Literal["human", "json"] = "human"
-    """json: one object, and nothing else, on standard output"""
+    """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """0 when every run asked for is done and on disk."""
+        """Return 0 when every run is finished."""
         from laconic.config.load import load_recipe
 
         if self.schema:
@@ -71,41 +74,39 @@ class TrainCommand:
         if self.replay is not None:
             return self.print_replay(self.replay)
         if self.recipe is None:
-            raise UsageError("no recipe given; laconic train RECIPE, or --schema for what one holds")
+            raise UsageError("no recipe given; laconic train RECIPE, or --schema for the keys of a recipe")
         if self.track is not None:
-            importlib.import_module("trackio")  # on every rank, before anything is begun
+            importlib.import_module("trackio")  # on every rank, before training starts
         recipe, notes = load_recipe(self.recipe, [to_utf8(key) for key in self.overrides], flag_names())
-        for text in [*notes, *(f"[{name}] is not read by method {recipe.method}" for name in recipe.unused_tables)]:
+        for text in [*notes, *(f"[{name}] is not used by method {recipe.method}" for name in recipe.unused_tables)]:
             log_message(f"laconic: {text}")
         if self.plan:
             return self.print_plan(recipe)
-        ends = [self.train_run(recipe, out) for recipe, out in self.iterate_runs(recipe)]
+        results = [self.train_run(recipe, out) for recipe, out in self.iterate_runs(recipe)]
         if self.format == "json" and os.environ.get("RANK", "0") == "0":
-            print(json.dumps({"schema": 1, "runs": ends}, ensure_ascii=False, allow_nan=False))
+            print(json.dumps({"schema": 1, "runs": results}, ensure_ascii=False, allow_nan=False))
         return 0
 
     def iterate_runs(self, recipe: "Recipe") -> "Iterator[tuple[Recipe, Path]]":
-        """Each run with its directory."""
+        """Yield the recipe and directory of each run."""
         out = self.out or self.default_run_dir()
         if self.num_seeds is None:
             yield recipe, out
             return
         if self.num_seeds < 1:
-            raise UsageError(f"--num-seeds {self.num_seeds}: give at least one")
+            raise UsageError(f"--num-seeds {self.num_seeds}: must be at least 1")
         for seed in range(self.num_seeds):
             yield recipe.model_copy(update={"seed": seed}), out / f"seed-{seed}"
 
     def default_run_dir(self) -> Path:
-        """runs/NAME, of the recipe's file."""
+        """Return runs/NAME, NAME being that of the recipe's file."""
         name = Path(str(self.recipe)).stem
         if name == "recipe":
-            raise UsageError(
-                f"{self.recipe}: --out DIR is asked for; its name says nothing of where the run should lie"
-            )
+            raise UsageError(f"{self.recipe}: give --out; the file name recipe.toml does not name a run")
         return Path("runs") / name
 
     def train_run(self, recipe: "Recipe", out: Path) -> dict[str, Any]:
-        """One run, to its end."""
+        """Train one run to its end and return its result as JSON."""
         from laconic.experiment.build import build_experiment
         from laconic.experiment.optimizers import build_optimizer
         from laconic.experiment.run_init import init_run
@@ -119,12 +120,12 @@ class TrainCommand:
             ranks.run_on_rank_zero(
                 lambda: init_run(run, recipe, resume, describe_environment(str(device), ranks.world_size))
             )
-            first = ranks.rank == 0
-            with progress(out.name) if first else contextlib.nullcontext() as show:
+            is_main = ranks.rank == 0
+            with progress(out.name) if is_main else contextlib.nullcontext() as show:
                 built = build_experiment(recipe, device, ranks, show)
-            for text in built.notes if first else ():
+            for text in built.notes if is_main else ():
                 log_message(f"laconic: {text}")
-            with progress(out.name) if first else contextlib.nullcontext() as show:
+            with progress(out.name) if is_main else contextlib.nullcontext() as show:
                 outcome = train(
                     built.method,
                     built.training_data,
@@ -141,12 +142,12 @@ class TrainCommand:
                     resume=resume,
                     tracker_project=self.track,
                 )
-        if first:
+        if is_main:
             self.print_outcome(out, outcome)
         return {"out": str(out), **outcome_to_json(outcome)}
 
     def print_outcome(self, out: Path, outcome: "TrainingResult") -> None:
-        """Where the run ended: the first numbers of the last update, and what the validation gave."""
+        """Log the last step, its first metrics, and the validation."""
         from laconic.training.run import MAX_PROGRESS_METRICS
 
         numbers = {**dict([*outcome.metrics.items()][:MAX_PROGRESS_METRICS]), **outcome.validation}
@@ -155,15 +156,20 @@ class TrainCommand:
         )
 
     def print_plan(self, recipe: "Recipe") -> int:
+<<<<<<< HEAD
         """Print what the run would take."""
         from laconic.experiment.dry_run import format_plan, plan_run, plan_with_step
+=======
+        """Print the tokens, memory and time that the run would take."""
+        from laconic.experiment.dry_run import plan, told
+>>>>>>> 5fc6de3 (cli: plain English help, names and messages)
 
         plan = (plan_with_step if self.plan == "step" else plan_run)(recipe, resolve_device(self.device))
         print(json.dumps(plan, ensure_ascii=False) if self.format == "json" else format_plan(plan))
         return 0
 
     def print_replay(self, folder: Path) -> int:
-        """What the step of an incident gave then, and gives now."""
+        """Re-run the update of an incident, and print its metrics then and now."""
         from laconic.experiment.replay import replay_update
 
         then, now = replay_update(folder, resolve_device(self.device))
@@ -177,7 +183,7 @@ class TrainCommand:
 
 
 def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
-    """An outcome as JSON holds it."""
+    """Return the result of training as JSON."""
     return {
         "steps": outcome.steps,
         "numbers": dict(outcome.metrics),
@@ -189,32 +195,31 @@ def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
 
 
 def parse_resume(text: str) -> Any:
-    """What --resume says: auto, never, or the number of a step."""
+    """Parse --resume: auto, never, or step-N, which becomes the number N."""
     if text in ("auto", "never"):
         return text
     number = text.removeprefix("step-")
     if not number.isdecimal():
-        raise UsageError(f"--resume {text}: write auto, never, or step-N")
+        raise UsageError(f"--resume {text}: expected auto, never, or step-N")
     return int(number)
 
 
 def resolve_device(device: str | None) -> Any:
-    """The device meant; by default the first GPU, else the CPU."""
+    """Return the torch device; by default the first GPU, else the CPU."""
     import torch
 
     from laconic.models.weights import resolve_device
 
-    mine = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # torchrun numbers the processes of a machine
-    return resolve_device(device or (mine if torch.cuda.is_available() else "cpu"))
+    local = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # set by torchrun
+    return resolve_device(device or (local if torch.cuda.is_available() else "cpu"))
 
 
 def describe_environment(device: str, ranks: int) -> dict[str, Any]:
-    """What env.json says: versions, machine, command, and when."""
+    """Return the content of env.json: versions, machine, command, start time."""
     from importlib.metadata import version
 
-    packages = ("torch", "numpy", "safetensors", "tokenizers", "pydantic")
     return {
-        "versions": {"laconic": version("laconic"), **{name: version(name) for name in packages}},
+        "versions": {"laconic": version("laconic"), **{name: version(name) for name in VERSIONED_PACKAGES}},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": device,
@@ -226,29 +231,35 @@ def describe_environment(device: str, ranks: int) -> dict[str, Any]:
 
 
 def current_commit() -> str | None:
-    """The commit of the checkout that this code lies in, if it is one."""
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """Return the git commit of the checkout with this file, or None."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 def flag_names() -> list[str]:
-    """The names of this verb's own flags, which a mistyped key may have been meant for."""
+    """Return the names of this command's flags, to suggest one for a mistyped recipe key."""
     return [field.name for field in dataclasses.fields(TrainCommand) if field.name not in ("recipe", "overrides")]
 
 
+<<<<<<< HEAD
 VALUELESS_FLAGS = ("plan", "schema", "help")  # flags that take no value as a separate word
 
 
+=======
+>>>>>>> 5fc6de3 (cli: plain English help, names and messages)
 def normalise_args(args: list[str]) -> list[str]:
-    """Flags first, then the recipe and its keys; `--key.sub value` of a recipe is `key.sub=value`."""
-    words, own, found, keys = list(args), {*flag_names(), "help"}, list[str](), list[str]()
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
+    """Move flags to the front, and rewrite `--key.sub value` of a recipe to `key.sub=value`."""
+    remaining, own_flags = list(args), {*flag_names(), "help"}
+    flags: list[str] = []
+    positionals: list[str] = []
+    while remaining:
+        item = remaining.pop(0)
+        name, equals, value = item.partition("=")
         flag = name.removeprefix("--").replace("-", "_")
+<<<<<<< HEAD
         if not word.startswith("--"):
             (found if word == "-h" else keys).append(word)
         elif flag in own:
@@ -257,6 +268,16 @@ def normalise_args(args: list[str]) -> list[str]:
                 found.append(words.pop(0))
         elif equals or words:
             keys.append(f"{flag}={value if equals else words.pop(0)}")
+=======
+        if not item.startswith("--"):
+            (flags if item == "-h" else positionals).append(item)
+        elif flag in own_flags:
+            flags.append(item)
+            if not equals and flag not in VALUELESS_FLAGS and remaining:
+                flags.append(remaining.pop(0))
+        elif equals or remaining:
+            positionals.append(f"{flag}={value if equals else remaining.pop(0)}")
+>>>>>>> 5fc6de3 (cli: plain English help, names and messages)
         else:
-            raise UsageError(f"{word}: no value; write {word} VALUE")
-    return [*found, *keys]
+            raise UsageError(f"{item}: missing value")
+    return [*flags, *positionals]
