@@ -17,7 +17,6 @@ from laconic.console import log_message, progress, status
 from laconic.errors import InputError, UsageError, translate_os_errors
 
 if TYPE_CHECKING:
-    from laconic.compression.memory import SummaryMemory
     from laconic.experiment.compress import CompressionJob
     from laconic.experiment.compressor import TextCompressor
     from laconic.experiment.cost import CompressionCost
@@ -241,9 +240,7 @@ class CompressCommand:
         num_bytes = self.out.stat().st_size
         if self.format == "json":
             metadata = {"schema": 1, "model": self.model, "source": self.source, "out": str(self.out)}
-            print(
-                json.dumps(metadata | {"bytes": num_bytes, "seconds": round(seconds, 3), "cost": cost.to_json()})
-            )
+            print(json.dumps(metadata | {"bytes": num_bytes, "seconds": round(seconds, 3), "cost": cost.to_json()}))
             return
         print("\n".join(cost.to_lines()))
         rate = f"{cost.num_tokens / max(seconds, 1e-9):,.0f} tokens/s"

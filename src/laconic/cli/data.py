@@ -131,9 +131,7 @@ class DataCheckCommand:
         if is_row_file(self.file) or Path(self.file).is_file():
             return scan_file(Path(self.file))
         data_dir = None if self.data_dir is None else str(self.data_dir)
-        examples = load_examples(
-            self.file, "train", DataConfig(source="catalog", name=(self.file,), data_dir=data_dir)
-        )
+        examples = load_examples(self.file, "train", DataConfig(source="catalog", name=(self.file,), data_dir=data_dir))
         return ScannedFile(examples.examples, examples.sha256, (), examples.notes)
 
     def result_to_json(self, scanned: "ScannedFile", result: "AuditResult") -> dict[str, Any]:

@@ -56,7 +56,7 @@ class DataMakeCommand:
     include_originals: bool = False
     """gsm-variants: begin with the original questions, which count towards --rows"""
     allow_ambiguous: bool = False
-    """gsm-variants: include templates with numbers that a word may refer to as well (2, twice); some chains are wrong"""
+    """gsm-variants: include templates with numbers that a word may also mean (2, twice); some chains are wrong"""
     format: OutputFormat = "human"
     """json: print one JSON object to standard output"""
 

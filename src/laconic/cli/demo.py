@@ -1,33 +1,47 @@
-"""`laconic demo`: models that write a chain, write none, or think in vectors, trained side by side and compared."""
+"""`laconic demo`: train small models with a chain of thought, without one, and with latent thoughts; compare them.
 
+The runs are subprocesses, two at a time. A run starts when the run whose weights it starts from is finished.
+"""
+
+import contextlib
 import json
+import os
 import shlex
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from laconic.cli.jobs import Job, Jobs, State, terminated
-from laconic.console import is_interactive, log_message, write_file
-from laconic.errors import UsageError
+from laconic.cli.arguments import OutputFormat
+from laconic.console import log_message, progress, write_file
+from laconic.errors import LaconicError, UsageError
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from laconic.config.recipe import Recipe
 
-MIN_TEACHER_ACCURACY = 0.99  # of its own problems a teacher must get right before anything is distilled from it
+MIN_TEACHER_ACCURACY = 0.99  # on unseen problems, before anything is distilled from the chain
 TEACHER_ENTRY, FOCUS_ENTRY = "chain", "kava"
-ASKING = 0.2  # share of a job that is not training
-SILENCE = 10.0  # seconds between lines where there is no terminal
+NUM_WORKERS = 2
+STOP_SECONDS = 10.0  # that a run has to commit a step after SIGTERM
+EXIT_UNEXPECTED = 70  # Python itself exits with 1 after an exception that nothing caught
+
+
+class DemoRunError(LaconicError):
+    """A run of the demo that failed; `exit_code` is that of the subprocess."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.exit_code = code
 
 
 @dataclass(frozen=True)
 class DemoEntry:
-    """A recipe of ours with some keys changed, its row in the table, and its cost in seconds of an idle core."""
+    """A shipped recipe with some keys changed, and its row in the table. `fast_overrides` None: not in `--fast`."""
 
     name: str
     title: str
@@ -36,71 +50,51 @@ class DemoEntry:
     overrides: tuple[str, ...] = ()
     is_control: bool = False
     fast_overrides: tuple[str, ...] | None = None
-    cost: float = 60.0
     is_in_table: bool = True
 
     @property
     def color_index(self) -> int:
-        """Its colour on the page."""
+        """The entry's colour on the page."""
         return TABLE_ORDER.index(self.name) if self.name in TABLE_ORDER else 0
 
 
 PAUSE_OVERRIDES = ("latents.jacobi_iterations=0", 'latents.projection="none"')
+PARALLEL = "{M} latents in parallel, {T} Jacobi iterations; targets: "
 
 
-def selection_override(how: str) -> tuple[str, ...]:
-    """KaVa with another selector."""
-    return (f'kv_selection.policy="{how}"',)
+def control(name: str, policy: str, description: str) -> DemoEntry:
+    """Return KaVa with another rule for the tokens it selects."""
+    return DemoEntry(name, f"{name} selection", description, "demo-kava", (f'kv_selection.policy="{policy}"',), True)
 
 
-PARALLEL_DESCRIPTION = "{M} thoughts at once, in {T} rounds; targets: "
 ENTRIES = (
     DemoEntry(
-        "short",
-        "Short chain",
-        "what the chain is learned from",
-        "demo-short",
-        fast_overrides=(),
-        cost=25,
-        is_in_table=False,
+        "short", "Short chain", "where the chain's weights start", "demo-short", fast_overrides=(), is_in_table=False
     ),
+    DemoEntry("chain", "Chain of thought", "writes every step, then the answer", "demo-cot", fast_overrides=()),
     DemoEntry(
-        "chain", "Chain written out", "writes every step, then the answer", "demo-cot", fast_overrides=(), cost=40
+        "kava", "KaVa", f"{PARALLEL}keys and values of the chain", "demo-kava", fast_overrides=("train.steps=250",)
     ),
-    DemoEntry(
-        "kava",
-        "KaVa",
-        f"{PARALLEL_DESCRIPTION}keys and values of the chain",
-        "demo-kava",
-        fast_overrides=("train.steps=250",),
-    ),
-    DemoEntry("nochain", "No chain", "answers at once", "demo-nocot", fast_overrides=("train.steps=400",), cost=35),
-    DemoEntry("pccot", "PCCoT", f"{PARALLEL_DESCRIPTION}hidden states", "demo-pccot"),
-    DemoEntry("codi", "CODI", "{M} thoughts one after another; targets: hidden states", "demo-codi", cost=50),
-    DemoEntry("pause", "Pause tokens", "{M} placeholders, no rounds", "demo-pccot", PAUSE_OVERRIDES, cost=40),
-    DemoEntry("random", "random selection", "KaVa, kept tokens drawn", "demo-kava", selection_override("random"), True),
-    DemoEntry(
-        "uniform",
-        "uniform selection",
-        "KaVa, tokens at even distances kept",
-        "demo-kava",
-        selection_override("uniform"),
-        True,
-    ),
-    DemoEntry("crop", "first tokens", "KaVa, the first tokens kept", "demo-kava", selection_override("crop"), True),
+    DemoEntry("nochain", "No chain", "answers directly", "demo-nocot", fast_overrides=("train.steps=400",)),
+    DemoEntry("pccot", "PCCoT", f"{PARALLEL}hidden states", "demo-pccot"),
+    DemoEntry("codi", "CODI", "{M} sequential latents; targets: hidden states", "demo-codi"),
+    DemoEntry("pause", "Pause tokens", "{M} placeholder tokens, no iterations", "demo-pccot", PAUSE_OVERRIDES),
+    control("random", "random", "KaVa with randomly selected tokens"),
+    control("uniform", "uniform", "KaVa with evenly spaced tokens"),
+    replace(control("crop", "crop", "KaVa with the first tokens"), title="first tokens"),
     DemoEntry(
         "nodistil", "no distillation", "PCCoT without targets", "demo-pccot", ("distillation.hidden_weight=0.0",), True
     ),
 )
-TABLE_ORDER = ("chain", "nochain", "pause", "codi", "pccot", "kava")  # in the table; controls follow as they stand
-FAST_OVERRIDES = ("data.digits.test_rows=1000", "validation.max_rows=200")
+TABLE_ORDER = ("chain", "nochain", "pause", "codi", "pccot", "kava")  # controls follow in the order of ENTRIES
+FAST_OVERRIDES = ("data.digits.test_rows=1000", "validation.rows=200")
 
 
 @dataclass(frozen=True)
 class DemoCommand:
-    """Trains small models on arithmetic, with a chain, without, and with latent thoughts, and compares them.
+    """Train small models on arithmetic with a chain of thought, without one, and with latent thoughts; compare them.
 
-    It runs offline, two processes side by side; the same command goes on where it was stopped.
+    Runs offline, two processes at a time. Re-run the same command to resume.
 
     Example: laconic demo --fast
     """
@@ -108,206 +102,253 @@ class DemoCommand:
     fast: bool = False
     """two minutes: fewer methods, no controls"""
     num_seeds: int = 1
-    """so many runs of each; three or more give a mean with its spread"""
+    """number of runs of each method; three or more give a mean with its standard deviation"""
     out: Path | None = None
-    """folder of the runs and of report.html; by default runs/demo, or runs/demo-fast"""
-    format: Literal["human", "json"] = "human"
-    """json: one object, and nothing else, on standard output"""
+    """directory of the runs and of report.html (default: runs/demo, or runs/demo-fast)"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """0 when everything is trained, asked and written; 1 where no chain was learned well enough to distil from."""
+        """Return 0 when every run is trained and evaluated, 1 if no chain was learned well enough to distil from."""
         if self.num_seeds < 1:
-            raise UsageError(f"--num-seeds {self.num_seeds}: give at least one")
-        roster = [fast_entry(entry) for entry in ENTRIES if entry.fast_overrides is not None] if self.fast else ENTRIES
+            raise UsageError(f"--num-seeds {self.num_seeds}: must be at least 1")
+        entries = [fast_entry(entry) for entry in ENTRIES if entry.fast_overrides is not None] if self.fast else ENTRIES
         out = self.out or Path("runs") / ("demo-fast" if self.fast else "demo")
-        return run_demo(roster, out, range(self.num_seeds), FAST_OVERRIDES if self.fast else (), self.format)
+        return run_demo(entries, out, range(self.num_seeds), FAST_OVERRIDES if self.fast else (), self.format)
 
 
 def fast_entry(entry: DemoEntry) -> DemoEntry:
-    """An entry as --fast runs it."""
+    """Return an entry with its `--fast` overrides."""
     return replace(entry, overrides=(*entry.overrides, *(entry.fast_overrides or ())))
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """One entry with one seed: the command that trains and evaluates it, and the run its weights start from."""
+
+    entry: DemoEntry
+    seed: int
+    path: Path
+    base: str | None
+    recipe: "Recipe"
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Name in progress and messages."""
+        return f"{self.entry.name}, seed {self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """File with the output of the subprocess."""
+        return self.path.parents[1] / "logs" / f"{self.entry.name}-seed-{self.seed}.log"
+
+
+def plan_run(entry: DemoEntry, seed: int, out: Path, overrides: Sequence[str], entries: Sequence[DemoEntry]) -> DemoRun:
+    """Return a run; raise `UsageError` (2) if its directory holds a run of another recipe."""
+    from laconic.config.load import load_recipe
+
+    path, base = run_path(out, entry.name, seed), base_entry(load_recipe(entry.recipe)[0], entries)
+    start = [f"model.init_from_run={run_path(out, base, seed)}"] if base else []
+    changes = (*entry.overrides, *overrides, f"seed={seed}", *start)
+    recipe, _ = load_recipe(entry.recipe, changes)
+    check_same_recipe(path, recipe)
+    return DemoRun(
+        entry, seed, path, f"{base}, seed {seed}" if base else None, recipe, (entry.recipe, str(path), *changes)
+    )
+
+
+def run_path(out: Path, name: str, seed: int) -> Path:
+    """Return the directory of an entry's run."""
+    return out / name / f"seed-{seed}"
+
+
+def base_entry(recipe: "Recipe", entries: Sequence[DemoEntry]) -> str | None:
+    """Return the entry whose run a recipe starts from, or None: its `model.init_from_run` is named after it."""
+    if recipe.model.init_from_run is None:
+        return None
+    return next(entry.name for entry in entries if entry.recipe == Path(str(recipe.model.init_from_run)).name)
+
+
+def check_same_recipe(path: Path, recipe: "Recipe") -> None:
+    """Raise `UsageError` (2) if a run directory was started with another recipe."""
+    from laconic.config.load import load_recipe
+    from laconic.config.recipe import explicit_values
+
+    file = path / "recipe.toml"
+    if file.exists() and explicit_values(load_recipe(file)[0]) != explicit_values(recipe):
+        raise UsageError(f"{path} was started with another recipe; choose another --out, or remove it")
+
+
+def is_finished(run: DemoRun) -> bool:
+    """Return whether a run is trained and evaluated."""
+    from laconic.cli.demo_run import planned_evaluations
+    from laconic.config.load import load_recipe
+    from laconic.evaluation.reasoning.run import load_result
+
+    if not (run.path / "recipe.toml").exists():
+        return False
+    for with_cot, iterations in planned_evaluations(run.recipe):
+        if load_result(run.path, "test", with_cot=with_cot, iterations=iterations) is None:
+            return False
+    return load_recipe(run.path / "recipe.toml")[0].train.steps == run.recipe.train.steps
+
+
+def check_teacher(run: DemoRun) -> str | None:
+    """Return why nothing can be distilled from a chain, or None if it is accurate enough (or no teacher)."""
+    if run.entry.name != TEACHER_ENTRY:
+        return None
+    from laconic.evaluation.reasoning.run import load_result
+
+    result = load_result(run.path, "test")
+    accuracy = 0.0 if result is None else float(result.correct.mean())
+    if accuracy >= MIN_TEACHER_ACCURACY:
+        return None
+    return (
+        f"the chain of seed {run.seed} solves {100 * accuracy:.1f} % of unseen problems; distillation needs "
+        f"{100 * MIN_TEACHER_ACCURACY:.0f} %; this seed is left out"
+    )
+
+
+class DemoScheduler:
+    """Runs subprocesses, `NUM_WORKERS` at a time, each after the run it starts from."""
+
+    def __init__(self, runs: Sequence[DemoRun]) -> None:
+        self.waiting = list(runs)
+        self.finished: set[str] = set()
+        self.skipped: dict[str, str] = {}
+        self.processes: set[subprocess.Popen[bytes]] = set()
+        self.is_stopping = False
+
+    def run_all(self, report_progress: Callable[[str, int, int], None]) -> None:
+        """Run to the end; on an error or an interrupt stop all subprocesses. Raises `DemoRunError`."""
+        total, active = len(self.waiting), dict[Future[None], DemoRun]()
+        with ThreadPoolExecutor(NUM_WORKERS) as pool:
+            try:
+                while self.waiting or active:
+                    active |= {pool.submit(self.execute, run): run for run in self.take_ready()}
+                    for future in wait(active, timeout=1.0, return_when=FIRST_COMPLETED).done:
+                        run = active.pop(future)
+                        future.result()
+                        self.finish(run)
+                    running = ", ".join(run.name for run in list(active.values())[:NUM_WORKERS])
+                    report_progress(running, total - len(active) - len(self.waiting), total)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.stop()
+                raise
+
+    def take_ready(self) -> Iterator[DemoRun]:
+        """Remove and yield the waiting runs whose base is finished; skip those whose base was skipped."""
+        for run in list(self.waiting):
+            if run.base in self.skipped:
+                self.skipped[run.name] = self.skipped[run.base]
+            elif run.base is not None and run.base not in self.finished:
+                continue
+            self.waiting.remove(run)
+            if run.name not in self.skipped:
+                yield run
+
+    def execute(self, run: DemoRun) -> None:
+        """Train and evaluate one run in a subprocess unless it is finished. Raises `DemoRunError`."""
+        if is_finished(run):
+            return
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"), "1")
+        with run.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "laconic.cli.demo_run", *run.arguments],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **threads},
+                start_new_session=True,  # Ctrl-C reaches the subprocess once, through `stop`
+            )  # fmt: skip
+        self.processes.add(process)
+        if self.is_stopping:  # `stop` ran while the process started
+            process.terminate()
+        code = process.wait()
+        self.processes.discard(process)
+        if code:
+            exit_code = EXIT_UNEXPECTED if code == 1 else code if code > 0 else 128 - code
+            raise DemoRunError(f"{run.name} exited with {code}: {last_line(run.log)}; see {run.log}", exit_code)
+
+    def finish(self, run: DemoRun) -> None:
+        """Mark a run as finished, or as skipped if nothing can start from it."""
+        problem = check_teacher(run)
+        if problem is None:
+            self.finished.add(run.name)
+        else:
+            self.skipped[run.name] = problem
+
+    def stop(self) -> None:
+        """Terminate the subprocesses, which then commit a step; kill those that do not exit in time."""
+        self.is_stopping = True
+        processes = list(self.processes)
+        for process in processes:
+            process.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in processes:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                process.kill()
+                process.wait()
+
+
+def last_line(log: Path) -> str:
+    """Return the last line that a subprocess printed."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    return next((line.removeprefix("laconic: ").strip() for line in reversed(lines) if line.strip()), "no output")
+
+
+@contextlib.contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM too, so that both stop the subprocesses."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_demo(
     entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], overrides: Sequence[str] = (), format: str = "human"
 ) -> int:
-    """Trains and asks every entry with every seed, then prints the table and writes the page."""
-    began = time.monotonic()
-    with terminated(), Jobs([job(entry, seed, out, overrides, entries) for seed in seeds for entry in entries]) as jobs:
-        planned = f"{len(jobs.all)} runs, {format_duration(jobs.left(began))} on two idle cores"
-        log_message(f"laconic demo: {planned}; logs in {out / 'logs'}")
+    """Train and evaluate every entry with every seed, print the table and write the page.
+
+    Returns:
+        0, or 1 if no seed has a chain that is accurate enough to distil from.
+    """
+    start = time.monotonic()
+    runs = [plan_run(entry, seed, out, overrides, entries) for seed in seeds for entry in entries]
+    scheduler = DemoScheduler(runs)
+    log_message(f"laconic demo: {len(runs)} runs, {NUM_WORKERS} at a time; logs in {out / 'logs'}")
+    with sigterm_as_interrupt(), progress("demo") as show:
         try:
-            with shown() as show:
-                jobs.go(show)
+            scheduler.run_all(show)
         except KeyboardInterrupt:
-            jobs.stop()
-            log_message("laconic demo: stopped; the same command goes on where it was")
+            log_message("laconic demo: stopped; re-run the same command to resume")
             raise
-    for problem in sorted(set(jobs.refused.values())):
+    for problem in sorted(set(scheduler.skipped.values())):
         log_message(f"laconic demo: {problem}")
-    good = [seed for seed in seeds if not any(f"{entry.name}, seed {seed}" in jobs.refused for entry in entries)]
-    if not good:
+    complete = [seed for seed in seeds if all(run.name in scheduler.finished for run in runs if run.seed == seed)]
+    if not complete:
         return 1
-    print_report(entries, out, good, time.monotonic() - began, format)
+    print_report(entries, out, complete, time.monotonic() - start, format)
     return 0
 
 
-def print_report(roster: Sequence[DemoEntry], out: Path, seeds: Sequence[int], seconds: float, format: str) -> None:
-    """The table, what it does not show, and the page."""
+def print_report(entries: Sequence[DemoEntry], out: Path, seeds: Sequence[int], seconds: float, format: str) -> None:
+    """Print the table and its footnotes (or JSON), and write report.html."""
     from laconic.cli.demo_report import build_demo_report
     from laconic.evaluation.report import runs_table
 
-    ranked = sorted(
-        (entry for entry in roster if entry.is_in_table),
-        key=lambda entry: TABLE_ORDER.index(entry.name) if entry.name in TABLE_ORDER else len(TABLE_ORDER),
-    )
-    found = build_demo_report(ranked, out, seeds, seconds, shlex.join(["laconic", *sys.argv[1:]]))
-    write_file(out / "report.html", runs_table.render_report(found))
+    rank = {name: index for index, name in enumerate(TABLE_ORDER)}
+    table_entries = sorted((entry for entry in entries if entry.is_in_table), key=lambda e: rank.get(e.name, len(rank)))
+    report = build_demo_report(table_entries, out, seeds, seconds, shlex.join(["laconic", *sys.argv[1:]]))
+    write_file(out / "report.html", runs_table.render_report(report))
     if format == "json":
-        print(json.dumps(runs_table.report_to_json(found), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(runs_table.report_to_json(report), ensure_ascii=False, allow_nan=False))
         return
     from rich.console import Console
 
-    Console(highlight=False).print(runs_table.build_table(found))
-    print(runs_table.format_footnotes(found))
-
-
-def run_path(out: Path, name: str, seed: int) -> Path:
-    """The run of an entry."""
-    return out / name / f"seed-{seed}"
-
-
-def base_entry(recipe: "Recipe", roster: Sequence[DemoEntry]) -> str | None:
-    """The entry that a recipe starts from: the one whose recipe its `model.init_from_run` is named for."""
-    if recipe.model.init_from_run is None:
-        return None
-    return next(entry.name for entry in roster if entry.recipe == Path(str(recipe.model.init_from_run)).name)
-
-
-def job(entry: DemoEntry, seed: int, out: Path, changed: Sequence[str], roster: Sequence[DemoEntry]) -> Job:
-    """The process that trains an entry with a seed and asks it."""
-    from laconic.config.load import load_recipe
-
-    run, base = run_path(out, entry.name, seed), base_entry(load_recipe(entry.recipe)[0], roster)
-    start = [f"model.init_from_run={run_path(out, base, seed)}"] if base else []
-    over = [*entry.overrides, *changed, f"seed={seed}", *start]
-    recipe, _ = load_recipe(entry.recipe, over)
-    check_same_recipe(run, recipe)
-    steps = recipe.train.total_updates(recipe.data.digits.train_rows)
-    return Job(
-        name=f"{entry.name}, seed {seed}",
-        command=[sys.executable, "-m", "laconic.cli.trial", entry.recipe, str(run), *over],
-        log=out / "logs" / f"{entry.name}-seed-{seed}.log",
-        cost=entry.cost,
-        after=(f"{base}, seed {seed}",) if base else (),
-        progress=lambda: done_of(run, recipe, steps),
-        done=lambda: is_finished(run, recipe),
-        check=(lambda: check_teacher(run, seed)) if entry.name == TEACHER_ENTRY else lambda: None,
-    )
-
-
-def done_of(run: Path, recipe: "Recipe", steps: int) -> float:
-    """How much of a run and of its evaluations is done."""
-    asked = evaluation_names(recipe)
-    there = sum((run / "evaluations" / name).is_dir() for name in asked)
-    trained = 1.0 if (run / "evaluations").is_dir() else steps_done(run) / steps
-    return (1 - ASKING) * trained + ASKING * there / len(asked)
-
-
-def evaluation_names(recipe: "Recipe") -> list[str]:
-    """The evaluations of a run."""
-    from laconic.cli.trial import planned_evaluations
-
-    return [name for name, _, _ in planned_evaluations(recipe)]
-
-
-def steps_done(run: Path) -> int:
-    """The last step in a run's metrics."""
-    metrics = run / "metrics.jsonl"
-    if not metrics.exists():
-        return 0
-    with metrics.open("rb") as file:
-        file.seek(max(0, metrics.stat().st_size - 4096))
-        whole = file.read().rpartition(b"\n")[0].splitlines()
-    return int(json.loads(whole[-1])["step"]) if whole and whole[-1].startswith(b"{") else 0
-
-
-def check_same_recipe(run: Path, recipe: "Recipe") -> None:
-    """Raises `Usage` (2) where a run was begun by another recipe."""
-    from laconic.config.load import load_recipe
-    from laconic.config.recipe import explicit_values
-
-    path = run / "recipe.toml"
-    if path.exists() and explicit_values(load_recipe(path)[0]) != explicit_values(recipe):
-        raise UsageError(f"{run} was begun by another recipe; choose another --out, or remove it")
-
-
-def is_finished(run: Path, recipe: "Recipe") -> bool:
-    """Whether a run of this recipe is trained and asked already."""
-    from laconic.config.load import load_recipe
-
-    if not all((run / "evaluations" / name).is_dir() for name in evaluation_names(recipe)):
-        return False
-    return load_recipe(run / "recipe.toml")[0].train.steps == recipe.train.steps
-
-
-def check_teacher(run: Path, seed: int) -> str | None:
-    """Why nothing can be distilled from a chain; None where it is good enough."""
-    found = json.loads((run / "evaluations" / "test" / "result.json").read_text(encoding="utf-8"))["accuracy"]
-    if found >= MIN_TEACHER_ACCURACY:
-        return None
-    asked = f"{100 * MIN_TEACHER_ACCURACY:.0f} % are asked before anything is distilled from it"
-    return f"the chain of seed {seed} is right on {100 * found:.1f} % of unseen problems, {asked}; the seed is left out"
-
-
-@contextmanager
-def shown() -> Iterator[Callable[[State], None]]:
-    """Progress of all jobs: bars on a terminal, elsewhere one line in ten seconds."""
-    if not is_interactive():
-        yield lines()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description:<18}"), BarColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        whole = bars.add_task("all", total=1.0, note="")
-        tasks: dict[str, TaskID] = {}
-
-        def show(state: State) -> None:
-            bars.update(
-                whole, total=state.all, completed=state.done + sum(state.running.values()), note=remaining(state)
-            )
-            for name in tasks.keys() - state.running.keys():
-                bars.remove_task(tasks.pop(name))
-            for name, share in state.running.items():
-                if name not in tasks:
-                    tasks[name] = bars.add_task(name, total=1.0, note="")
-                bars.update(tasks[name], completed=share)
-
-        yield show
-
-
-def lines() -> Callable[[State], None]:
-    """Progress where there is no terminal."""
-    spoken = time.monotonic()
-
-    def show(state: State) -> None:
-        nonlocal spoken
-        if time.monotonic() - spoken >= SILENCE:
-            spoken = time.monotonic()
-            running = ", ".join(f"{name} {100 * share:.0f} %" for name, share in state.running.items())
-            log_message(f"demo: {state.done} of {state.all} done; {running}; {remaining(state)}")
-
-    return show
-
-
-def remaining(state: State) -> str:
-    """The time left, in words."""
-    return f"{format_duration(state.left)} left"
-
-
-def format_duration(seconds: float) -> str:
-    """Minutes and seconds."""
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    Console(highlight=False).print(runs_table.build_table(report))
+    print(runs_table.format_footnotes(report))

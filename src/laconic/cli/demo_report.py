@@ -1,4 +1,4 @@
-"""The runs of a demo read back from their folders: what the table and the page show."""
+"""Build the report of `laconic demo` from its run directories."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from laconic.batches import ReasoningBatch
-from laconic.cli.trial import EXTRA_ITERATIONS
+from laconic.cli.demo_run import EXTRA_ITERATIONS
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.reasoning.answer_matching import DIGIT
@@ -27,7 +27,7 @@ from laconic.storage.run_dir import RunDirectory
 if TYPE_CHECKING:
     from laconic.cli.demo import DemoEntry
 
-NUM_TIMED_QUESTIONS = 50  # questions asked alone
+NUM_TIMED_QUESTIONS = 50
 CPU = torch.device("cpu")
 
 
@@ -39,26 +39,26 @@ def build_demo_report(
     command: str,
     notes: Sequence[str] = (),
 ) -> ComparisonReport:
-    """The report of runs in `out`; their speed is measured here, one run after the other."""
+    """Return the report of the runs in `out`; measures their latency, one run after the other."""
     torch.set_num_threads(1)
     folders = {entry.name: [out / entry.name / f"seed-{seed}" for seed in seeds] for entry in entries}
-    lines = [build_line(entry, folders[entry.name]) for entry in entries]
-    timed = [answer_function(load_run(each[0], CPU)) for each in folders.values()]
-    took = measure_latencies(timed, NUM_TIMED_QUESTIONS, len(timed[0][1]))
+    results = [build_result(entry, folders[entry.name]) for entry in entries]
+    timed = [answer_function(load_run(run_folders[0], CPU)) for run_folders in folders.values()]
+    latencies = measure_latencies(timed, NUM_TIMED_QUESTIONS, len(timed[0][1]))
     focus = next((entry for entry in entries if entry.name == "kava"), entries[0])
     run = load_run(out / focus.name / f"seed-{seeds[0]}", CPU)
     first = reasoning_run.load_result(run.folder, "test")
-    assert first is not None  # it was evaluated
+    assert first is not None
     return ComparisonReport(
-        title="Thinking in vectors: what can stand in for a written chain",
+        title="Latent thoughts: what can replace a chain of thought",
         lead=describe_task(run),
-        results=[replace(line, latency=each) for line, each in zip(lines, took, strict=True)],
+        results=[replace(result, latency=latency) for result, latency in zip(results, latencies, strict=True)],
         focus=focus.name,
         cot_baseline="chain",
         majority_baseline=first.majority_baseline,
         protocol=DIGIT.name,
         seeds=seeds,
-        caveats=[*notes, *describe_limits(run, out / "chain" / f"seed-{seeds[0]}")],
+        caveats=[*notes, *describe_caveats(run, out / "chain" / f"seed-{seeds[0]}")],
         recipe_differences=[
             (key, str(get_recipe_value(run.recipe, key)), why) for key, why in run.recipe.deviations.items()
         ],
@@ -66,23 +66,23 @@ def build_demo_report(
         runs=[describe_run(entry.name, seed, out / entry.name / f"seed-{seed}") for entry in entries for seed in seeds],
         command=command,
         inspection=inspect_first_question(run),
-        inspection_title="The first of the unseen problems, whatever came of it",
+        inspection_title="The first test problem",
     )
 
 
-def build_line(entry: "DemoEntry", folders: Sequence[Path]) -> MethodResult:
-    """One row of the table."""
+def build_result(entry: "DemoEntry", folders: Sequence[Path]) -> MethodResult:
+    """Return one row of the table."""
     run = load_run(folders[0], CPU)
     results = [result for folder in folders if (result := reasoning_run.load_result(folder, "test"))]
-    thinking = run.recipe.latents
-    M, T = (thinking.num_latents, thinking.jacobi_iterations) if thinking else (0, 0)
+    latents = run.recipe.latents
+    M, T = (latents.num_latents, latents.jacobi_iterations) if latents else (0, 0)
     return MethodResult(
         name=entry.name,
         title=entry.title,
         description=entry.description.format(M=M, T=T),
-        correct=np.stack([found.correct for found in results]),
-        passes=mean_over_seeds([found.mean_passes for found in results]),
-        cache_positions=mean_over_seeds([found.mean_cache_positions for found in results]),
+        correct=np.stack([result.correct for result in results]),
+        passes=mean_over_seeds([result.mean_passes for result in results]),
+        cache_positions=mean_over_seeds([result.mean_cache_positions for result in results]),
         is_control=entry.is_control,
         color_index=entry.color_index,
         bytes_per_position=reasoning_run.bytes_per_position(run),
@@ -99,9 +99,9 @@ def build_line(entry: "DemoEntry", folders: Sequence[Path]) -> MethodResult:
 
 
 def answer_function(run: LoadedRun) -> tuple[Any, Any]:
-    """How a run answers, and the questions."""
-    rows = load_question_set(run, "test", DIGIT)
-    return reasoning_run.answer_function(run, reasoning_run.decoding_for(run, rows)), rows.source
+    """Return the function that answers with a run, and the questions."""
+    questions = load_question_set(run, "test", DIGIT)
+    return reasoning_run.answer_function(run, reasoning_run.decoding_for(run, questions)), questions.source
 
 
 def iteration_sweep(folders: Sequence[Path], max_iterations: int) -> dict[int, list[float]]:
@@ -115,85 +115,82 @@ def iteration_sweep(folders: Sequence[Path], max_iterations: int) -> dict[int, l
     return sweep
 
 
-def mean_over_seeds(each: Sequence[tuple[float, ...]]) -> Any:
-    """The mean over seeds of a tuple of figures."""
-    return tuple(np.mean(np.array(each), axis=0).tolist())
+def mean_over_seeds(values: Sequence[tuple[float, ...]]) -> Any:
+    """Return the mean over seeds of a tuple of numbers."""
+    return tuple(np.mean(np.array(values), axis=0).tolist())
 
 
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl."""
+    """Return the lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def validation_curve(folder: Path) -> list[tuple[int, float]]:
-    """Share right on validation problems over steps."""
+    """Return the validation accuracy by step."""
     return [(line["step"], line["validation"]["accuracy"]) for line in load_metrics(folder) if "validation" in line]
 
 
 def inspect_first_question(run: LoadedRun) -> QuestionInspection | None:
-    """The first test problem, whatever came of it."""
+    """Inspect the first test problem."""
     if run.parts.latents is None:
         return None
-    asked = load_question_set(run, "test", DIGIT, limit=1)
-    batch = cast(ReasoningBatch, asked.source.batch([0], 0, 0))
-    return inspect_question(
-        load_inspected_run(run, run.folder.name, CPU, reasoning_run.decoding_for(run, asked)), batch, ()
-    )
+    questions = load_question_set(run, "test", DIGIT, limit=1)
+    batch = cast(ReasoningBatch, questions.source.batch([0], 0, 0))
+    decoding = reasoning_run.decoding_for(run, questions)
+    return inspect_question(load_inspected_run(run, run.folder.name, CPU, decoding), batch, ())
 
 
 def describe_task(run: LoadedRun) -> str:
-    """What was done, in three sentences."""
+    """Describe the task and the model."""
     config, task = run.parts.decoder.config, run.recipe.data.digits
     size = sum(p.numel() for p in run.parts.decoder.parameters())
     example = load_held_out(run.recipe, run.parts.tokenizer, config.max_position_embeddings, "test", 1).examples[0]
     return (
-        f"A Llama of {config.num_hidden_layers} layers and {size:,} parameters learns {task.num_operations} operations on "
-        f"digits from left to right, of every result the last digit: {example.question} {example.answer}, by the chain "
-        f"{' '.join(example.steps)}. Each row is one way to get from the question to the answer."
+        f"A Llama with {config.num_hidden_layers} layers and {size:,} parameters learns to apply {task.num_operations} "
+        f"operations to digits from left to right, keeping the last digit of every result: {example.question} "
+        f"{example.answer}, with the chain {' '.join(example.steps)}. Each row is one way from question to answer."
     )
 
 
-def describe_limits(run: LoadedRun, chain: Path) -> list[str]:
-    """What this task and these recipes leave open; `chain` is the run that they start from."""
-    found = ["What holds for a model of this size on digits need not hold for a language model on words."]
+def describe_caveats(run: LoadedRun, chain: Path) -> list[str]:
+    """Return what the demo does not show; `chain` is the run that the others start from."""
+    caveats = ["Results of a model of this size on digits need not hold for language models on text."]
     batch: Any = load_held_out(run.recipe, run.parts.tokenizer, 10**6, "test", 1).source.batch([0], 0, 0)
-    M, N = run.recipe.latents.num_latents if run.recipe.latents else 0, int(batch.chain_live.sum())
+    M, N = run.recipe.latents.num_latents if run.recipe.latents else 0, int(batch.chain_mask.sum())
     if M >= N:
-        found.append(f"Selection: {M} thoughts stand for {N} chain tokens, so R-KV has nothing to choose here.")
+        caveats.append(f"{M} latents cover {N} chain tokens, so R-KV has nothing to select.")
     digits = run.recipe.data.digits
     if digits.chain_style == "bracket_tokens":
-        found.append(
-            "The chain is made for this: four of the five tokens of a step are marks, so that much of it is redundant."
-        )
+        caveats.append("The chain is redundant by construction: four of the five tokens of a step are brackets.")
     if run.recipe.kv_selection and not run.recipe.kv_selection.importance_weight:
-        found.append("R-KV goes by redundancy alone (λ = 0, where the paper has 0.1).")
+        caveats.append("R-KV uses redundancy alone (λ = 0; the paper has 0.1).")
     if run.recipe.kv_distillation and run.recipe.kv_distillation.layers is not None:
         layers, L = len(run.recipe.kv_distillation.layers), run.parts.decoder.config.num_hidden_layers
-        found.append(f"Keys and values are matched in {layers} of {L} layers; the paper matches all.")
+        caveats.append(f"Keys and values are matched in {layers} of {L} layers; the paper matches all.")
     if load_recipe(chain / "recipe.toml")[0].data.digits.results_only_fraction:
-        found.append(
-            "The chain's model has learned the results alone as well, when asked for them: it brings along what the "
-            "thoughts are to do."
+        caveats.append(
+            "The model that the runs start from was also trained on chains of results alone, which is what the latents "
+            "have to learn."
         )
     if run.recipe.data.chain_steps == "all":
-        found.append(
-            "The last step of the chain, which holds the answer, is kept; the papers leave it out, which is harder."
+        caveats.append(
+            "The chain includes its last step, which contains the answer; the papers leave it out, which is harder."
         )
-    return found
+    return caveats
 
 
 def run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
-    """Data, device, versions, time."""
+    """Return wall time, data, device and versions."""
     environment = json.loads((run.folder / "env.json").read_text(encoding="utf-8"))
     manifest = RunDirectory(run.folder).get_step(run.step).manifest
     minutes, rest = divmod(round(seconds), 60)
     return [
-        ("wall time", f"{minutes} min {rest} s, two processes side by side"),
+        ("wall time", f"{minutes} min {rest} s, two processes at a time"),
         (
             "training data",
             f"{run.recipe.data.digits.train_rows:,} problems, SHA-256 {manifest.fingerprints['data'][:16]}…",
         ),
-        ("device", f"{environment['device']}, float32, one thread a process; {environment['platform']}"),
+        ("device", f"{environment['device']}, float32, one thread per process; {environment['platform']}"),
         (
             "versions",
             ", ".join(f"{k} {v}" for k, v in environment["versions"].items()) + f", Python {environment['python']}",
@@ -202,14 +199,14 @@ def run_facts(run: LoadedRun, seconds: float) -> list[tuple[str, str]]:
 
 
 def describe_run(name: str, seed: int, folder: Path) -> tuple[str, str]:
-    """What a run came to, and by what its weights are known."""
+    """Return a run's name, and its steps, time and hashes."""
     committed = RunDirectory(folder).latest_valid_step()
-    assert committed is not None  # it was evaluated
+    assert committed is not None
     weights = committed.manifest.files["model.safetensors"].sha256
     lines = [line for line in load_metrics(folder) if "seconds" in line]
     skipped = sum("nonfinite" in line for line in lines)
     spent = sum(line["seconds"] for line in lines)
-    text = f"{committed.step} steps in {spent:.0f} s, {skipped} left out"
+    text = f"{committed.step} steps in {spent:.0f} s, {skipped} skipped"
     return (
         f"{name}, seed {seed}",
         f"{text}; recipe {committed.manifest.fingerprints['recipe'][:12]}…, weights {weights[:12]}…",
@@ -217,8 +214,8 @@ def describe_run(name: str, seed: int, folder: Path) -> tuple[str, str]:
 
 
 def get_recipe_value(recipe: Recipe, key: str) -> Any:
-    """A recipe's value by its dotted key."""
-    found: Any = recipe
+    """Return a recipe's value by its dotted key."""
+    value: Any = recipe
     for part in key.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value

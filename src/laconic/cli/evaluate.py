@@ -1,4 +1,4 @@
-"""`laconic evaluate`: runs asked the questions of data sets, judged by one protocol, beside what papers report."""
+"""`laconic evaluate`: evaluate runs on tasks, and compare them with baselines and the papers' results."""
 
 import json
 import os
@@ -8,173 +8,169 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from laconic.cli.arguments import parse_ints, split_commas, to_utf8
+from laconic.cli.arguments import OutputFormat, parse_ints, refuse_flags, split_commas, to_utf8
 from laconic.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
 
+QUESTION_FLAGS = ("protocol", "tolerance", "with_cot", "jacobi_iterations", "baseline", "latency")
+CLASS_INCREMENTAL_TASKS = {"clinc150", "banking77"}
+
+
 @dataclass(frozen=True)
 class EvaluateCommand:
-    """Asks runs the questions of data sets and prints accuracy, its interval, passes and cache beside the floor.
+    """Evaluate runs on tasks: accuracy or loss with confidence intervals, cost, and comparisons.
 
-    Answers are kept in RUN/evaluations; the same command goes on where it was stopped, and asks nothing twice.
+    Results are stored in RUN/evaluations; re-run the same command to resume. laconic tasks list names the tasks.
 
-    Example: laconic evaluate runs/kava --tasks gsm8k,gsm-hard,svamp,multiarith --protocol codi --data-dir ../shared/data
+    Example: laconic evaluate runs/kava --tasks gsm8k,svamp --protocol codi --data-dir ../shared/data
     """
 
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN")]
-    """what laconic train wrote: a run, or a folder of runs seed-0, seed-1, …, which give a mean with its spread"""
+    """run of laconic train, or a directory of runs seed-0, seed-1, …, which are averaged"""
     tasks: str = "test"
-    """sets, with commas between: names of laconic data list, names on the hub, files; NAME:SPLIT takes another split;
-    test and valid are the recipe's own. Of runs that read documents: test, valid, and excerpt, whose tails are copied
-    from what stands before them; files of context, question, answer, or of text, label. Of runs that learn while they
-    read, and plain ones beside them: test, mqar, copying, languages, needle, ppl, books, levels (without each part in
-    turn), clinc150, banking77 (these two are long: give --limit and --shots)"""
+    """comma-separated tasks; see laconic tasks list"""
     protocol: Literal["codi", "codi-sampled", "pccot", "coconut", "decimal", "text"] | None = None
-    """how answers are asked for and judged; by default the one of the recipe's format"""
+    """how answers are prompted and matched (default: that of the recipe's format)"""
     tolerance: str | None = None
-    """protocol decimal: how far from the gold number an answer may be; by default 0.001"""
+    """protocol decimal: largest difference from the correct number (default: 0.001)"""
     data_dir: str | None = None
-    """folder of the sets' files, as ../shared/data; by default the recipe's data.data_dir, else the hub"""
+    """folder of the data sets' files (default: data.data_dir of the recipe, else the hub)"""
     limit: int | None = None
-    """ask the first so many questions of each set; of texts the first so many stretches, of a class so many examples"""
+    """evaluate the first questions, documents, or examples per class only"""
     shots: int | None = None
-    """of clinc150 and banking77, whose classes are learned one after another: learn so many examples of each class"""
+    """clinc150 and banking77: training examples per class"""
     with_cot: bool = False
-    """ask by written chain too, with the same weights"""
+    """also answer with a generated chain of thought, with the same weights"""
     jacobi_iterations: str | None = None
-    """ask with so many rounds of thoughts too; several with commas between"""
+    """also answer with these numbers of Jacobi iterations, comma-separated"""
     baseline: str | None = None
-    """a run that the others are compared with, question by question"""
+    """run to compare the others with, question by question"""
     checkpoint: str = "latest"
-    """latest, best (by the run's own validation), or its number"""
+    """latest, best (by the run's validation), or the number of a step"""
     batch_size: int = 64
-    """questions asked at once, by each rank"""
+    """questions per batch and process"""
     latency: int = 0
-    """time so many questions asked alone and greedily, and batches of 64, after others of the set that do not count"""
+    """measure latency on this many questions, one at a time, and throughput in batches of 64"""
     query_aware: bool = False
-    """of runs that read documents, on files of questions: the question stands before its context when that is read"""
+    """context QA: put the question before its context when it is compressed"""
     device: str | None = None
-    """cpu, cuda, cuda:1, …; by default the first GPU, else the CPU"""
-    format: Literal["human", "json"] = "human"
-    """json: one object, and nothing else, on standard output"""
+    """cpu, cuda, cuda:1, … (default: the first GPU, else the CPU)"""
+    format: OutputFormat = "human"
+    """json: print one JSON object to standard output"""
 
     def run(self) -> int:
-        """0 when every question is answered and kept."""
+        """Evaluate, store the results and print them."""
         self.validate()
         from laconic.cli.train import resolve_device
-        from laconic.evaluation import tables
         from laconic.evaluation.compression.cli_runs import reads_documents
-        from laconic.evaluation.reasoning import table
+        from laconic.evaluation.streams.cli_runs import should_run_streams
+
+        device = resolve_device(self.device)
+        runs, tasks = tuple(map(to_utf8, self.runs)), split_commas(to_utf8(self.tasks))
+        if should_run_streams(runs, tasks):
+            return self.evaluate_streams(runs, tasks, device)
+        if reads_documents(runs):
+            return self.evaluate_documents(runs, tasks, device)
+        refuse_flags({"query_aware": self.query_aware}, "only for compression runs")
+        return self.evaluate_questions(runs, tasks, device)
+
+    def evaluate_questions(self, runs: tuple[str, ...], tasks: tuple[str, ...], device: "torch.device") -> int:
+        """Evaluate runs that answer questions."""
+        from laconic.evaluation.reasoning import table as reasoning_table
         from laconic.evaluation.reasoning.cli_runs import ReasoningRequest, run_evaluations
+        from laconic.evaluation.tables import print_table
         from laconic.training.distributed import init_ranks
         from laconic.training.signals import handle_signals
 
-        device = resolve_device(self.device)
-        if self.evaluate_streams(device):
-            return 0
-        if reads_documents(tuple(map(to_utf8, self.runs))):
-            return self.evaluate_documents(device)
-        if self.query_aware:
-            raise UsageError("--query-aware: of runs that read documents; these answer questions, leave it out")
         with handle_signals() as stop, init_ranks(None, device) as ranks:
-            found = run_evaluations(
-                ReasoningRequest(
-                    runs=tuple(map(to_utf8, self.runs)),
-                    baseline=None if self.baseline is None else to_utf8(self.baseline),
-                    datasets=split_commas(to_utf8(self.tasks)),
-                    protocol=self.protocol,
-                    tolerance=parse_tolerance(self.tolerance, self.protocol),
-                    root=self.data_dir,
-                    limit=self.limit,
-                    with_cot=self.with_cot,
-                    iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
-                    checkpoint=self.checkpoint,
-                    batch_size=self.batch_size,
-                    num_timed=self.latency,
-                    device=device,
-                    ranks=ranks,
-                    stop=stop,
-                )
+            request = ReasoningRequest(
+                runs=runs,
+                baseline=None if self.baseline is None else to_utf8(self.baseline),
+                datasets=tasks,
+                protocol=self.protocol,
+                tolerance=parse_tolerance(self.tolerance, self.protocol),
+                root=self.data_dir,
+                limit=self.limit,
+                with_cot=self.with_cot,
+                iterations=parse_ints("--jacobi-iterations", self.jacobi_iterations),
+                checkpoint=self.checkpoint,
+                batch_size=self.batch_size,
+                num_timed=self.latency,
+                device=device,
+                ranks=ranks,
+                stop=stop,
             )
-            if ranks.rank == 0 and self.format == "json":
-                print(json.dumps(table.table_to_json(found), ensure_ascii=False, allow_nan=False))
-            elif ranks.rank == 0:
-                tables.print_table(table.build_table(found))
-                print(table.format_footnotes(found))
+            results = run_evaluations(request)
+            if ranks.rank != 0:
+                return 0
+            if self.format == "json":
+                print(json.dumps(reasoning_table.table_to_json(results), ensure_ascii=False, allow_nan=False))
+            else:
+                print_table(reasoning_table.build_table(results))
+                print(reasoning_table.format_footnotes(results))
         return 0
 
-    def evaluate_streams(self, device: "torch.device") -> bool:
-        """The same of runs that learn while they read, if streams are asked for: `Usage` (2) for flags of questions."""
+    def evaluate_streams(self, runs: tuple[str, ...], tasks: tuple[str, ...], device: "torch.device") -> int:
+        """Evaluate models with fast weights, and language models beside them, on streams."""
         from laconic.evaluation.runs import EvalRequest
-        from laconic.evaluation.streams import cli_runs as streams_cli_runs
-        from laconic.training.signals import handle_signals
-
-        runs, sets = tuple(map(to_utf8, self.runs)), split_commas(to_utf8(self.tasks))
-        if not streams_cli_runs.should_run_streams(runs, sets):
-            return False
-        self.refuse_question_flags("data_dir")
-        with handle_signals() as stop:
-            request = EvalRequest(runs, sets, self.limit, self.checkpoint, device, stop)
-            streams_cli_runs.print_results(
-                streams_cli_runs.run_evaluations(request, self.data_dir, self.shots), self.format == "json"
-            )
-        return True
-
-    def refuse_question_flags(self, but: str | None = None) -> None:
-        """Raises `Usage` (2) for flags that belong to questions."""
-        flags = ("protocol", "tolerance", "data_dir", "with_cot", "jacobi_iterations", "baseline", "latency")
-        if given := next((flag for flag in flags if flag != but and getattr(self, flag)), None):
-            raise UsageError(
-                f"--{given.replace('_', '-')}: of runs that answer questions; these read documents, leave it out"
-            )
-
-    def evaluate_documents(self, device: "torch.device") -> int:
-        """The same of runs that read documents. Raises `Usage` (2) for flags that belong to questions."""
-        from laconic.evaluation.compression import cli_runs as compression_cli_runs
-        from laconic.evaluation.compression.cli_files import evaluate_files
-        from laconic.evaluation.runs import EvalRequest
+        from laconic.evaluation.streams.cli_runs import print_results, run_evaluations
         from laconic.training.signals import handle_signals
 
         self.refuse_question_flags()
         with handle_signals() as stop:
-            runs, sets = tuple(map(to_utf8, self.runs)), split_commas(to_utf8(self.tasks))
-            request = EvalRequest(runs, sets, self.limit, self.checkpoint, device, stop)
-            compression_cli_runs.print_results(
-                compression_cli_runs.run_evaluations(request),
-                evaluate_files(request, self.query_aware),
-                self.format == "json",
-            )
+            request = EvalRequest(runs, tasks, self.limit, self.checkpoint, device, stop)
+            results = run_evaluations(request, self.data_dir, self.shots)
+            print_results(results, self.format == "json")
         return 0
 
+    def evaluate_documents(self, runs: tuple[str, ...], tasks: tuple[str, ...], device: "torch.device") -> int:
+        """Evaluate compression runs on documents, and on files with questions or labels."""
+        from laconic.evaluation.compression.cli_files import evaluate_files
+        from laconic.evaluation.compression.cli_runs import print_results, run_evaluations
+        from laconic.evaluation.runs import EvalRequest
+        from laconic.training.signals import handle_signals
+
+        self.refuse_question_flags("data_dir")
+        with handle_signals() as stop:
+            request = EvalRequest(runs, tasks, self.limit, self.checkpoint, device, stop)
+            results, file_results = run_evaluations(request), evaluate_files(request, self.query_aware)
+            print_results(results, file_results, self.format == "json")
+        return 0
+
+    def refuse_question_flags(self, *others: str) -> None:
+        """Raise `UsageError` (2) if a flag for runs that answer questions, or one of `others`, is set."""
+        flags = {name: getattr(self, name) for name in (*QUESTION_FLAGS, *others)}
+        refuse_flags(flags, "only for runs that answer questions")
+
     def validate(self) -> None:
-        """Raises `Usage` (2) for flags that cannot be meant."""
+        """Raise `UsageError` (2) for invalid flags."""
         if not self.runs:
             raise UsageError("no run given; laconic evaluate RUN")
-        least = {"limit": 1, "shots": 1, "batch_size": 1, "latency": 0}
-        for name, value in ((name, getattr(self, name)) for name in least):
-            if value is not None and value < least[name]:
-                raise UsageError(f"--{name.replace('_', '-')} {value}: too few; give {least[name]} or more")
-        if self.shots is not None and not set(split_commas(self.tasks)) & {"clinc150", "banking77"}:
-            raise UsageError("--shots: of clinc150 and banking77, whose classes are learned in turn; leave it out")
+        for name, minimum in (("limit", 1), ("shots", 1), ("batch_size", 1), ("latency", 0)):
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least {minimum}")
+        tasks = split_commas(self.tasks)
+        if not tasks:
+            raise UsageError("--tasks: empty; give at least one task")
+        if self.shots is not None and not set(tasks) & CLASS_INCREMENTAL_TASKS:
+            raise UsageError("--shots: only for clinc150 and banking77; leave it out")
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
-            raise UsageError("--latency: time is taken in one process; ask first with torchrun, then time without it")
+            raise UsageError("--latency: requires a single process; run it without torchrun")
         parse_ints("--jacobi-iterations", self.jacobi_iterations)
         parse_tolerance(self.tolerance, self.protocol)
-        if not split_commas(self.tasks):
-            raise UsageError("--tasks: no set given; name one, test say")
 
 
 def parse_tolerance(text: str | None, protocol: str | None) -> Decimal | None:
-    """A tolerance as it is written, with no rounding; of a protocol that has one."""
+    """Parse a tolerance without rounding. Raises `UsageError` (2) unless the protocol is decimal."""
     if text is None:
         return None
     if protocol != "decimal":
-        asked = f"protocol {protocol} has" if protocol else "the protocols of recipes have"
-        raise UsageError(f"--tolerance {text}: {asked} no tolerance; give --protocol decimal, or leave it out")
+        raise UsageError(f"--tolerance {text}: requires --protocol decimal")
     try:
         return Decimal(text)
     except InvalidOperation:
-        raise UsageError(f"--tolerance {text}: write a number, as 0.001") from None
+        raise UsageError(f"--tolerance {text}: expected a number such as 0.001") from None

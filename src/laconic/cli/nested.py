@@ -152,8 +152,8 @@ def describe_state_file(path: Path, format: str) -> int:
         f"{path}: state of {summary['holds']}, {rows} row{'s' * (rows > 1)}, {summary['tokens']:,} tokens read, "
         f"{num_bytes:,} bytes",
         f"model      {str(summary['model'])[:12]}…, tokenizer {str(summary['tokenizer'])[:12]}…",
-        f"written    {summary['created'] or 'at an unknown time'} by laconic {summary['version'] or '(unknown version)'}"
-        f", schema {summary['schema']}",
+        f"written    {summary['created'] or 'at an unknown time'} by laconic "
+        f"{summary['version'] or '(unknown version)'}, schema {summary['schema']}",
         *(format_reports(state, chunk_sizes) if chunk_sizes else []),
         *(
             f"text       {document['name']}: {document['tokens']:,} tokens; sha256 {document['sha256'][:12]}…"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from laconic.config.recipe import Recipe
     from laconic.training.loop import TrainingResult
 
-VALUELESS_FLAGS = ("plan", "schema", "help")
+VALUELESS_FLAGS = ("plan", "schema", "help")  # take no value as a separate argument
 VERSIONED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic")
 
 
@@ -45,7 +45,7 @@ class TrainCommand:
     out: Path | None = None
     """run directory (default: runs/NAME of the recipe's file)"""
     resume: str = "auto"
-    """auto: resume from the latest valid step, or start; never: refuse a directory with steps; step-N: resume from it"""
+    """auto: resume from the latest valid step, or start; never: refuse a directory with steps; step-N: use that step"""
     num_seeds: int | None = None
     """train seeds 0 … N-1, each in OUT/seed-N"""
     plan: Literal["estimate", "step"] | None = None
@@ -156,13 +156,8 @@ class TrainCommand:
         )
 
     def print_plan(self, recipe: "Recipe") -> int:
-<<<<<<< HEAD
-        """Print what the run would take."""
-        from laconic.experiment.dry_run import format_plan, plan_run, plan_with_step
-=======
         """Print the tokens, memory and time that the run would take."""
-        from laconic.experiment.dry_run import plan, told
->>>>>>> 5fc6de3 (cli: plain English help, names and messages)
+        from laconic.experiment.dry_run import format_plan, plan_run, plan_with_step
 
         plan = (plan_with_step if self.plan == "step" else plan_run)(recipe, resolve_device(self.device))
         print(json.dumps(plan, ensure_ascii=False) if self.format == "json" else format_plan(plan))
@@ -244,12 +239,6 @@ def flag_names() -> list[str]:
     return [field.name for field in dataclasses.fields(TrainCommand) if field.name not in ("recipe", "overrides")]
 
 
-<<<<<<< HEAD
-VALUELESS_FLAGS = ("plan", "schema", "help")  # flags that take no value as a separate word
-
-
-=======
->>>>>>> 5fc6de3 (cli: plain English help, names and messages)
 def normalise_args(args: list[str]) -> list[str]:
     """Move flags to the front, and rewrite `--key.sub value` of a recipe to `key.sub=value`."""
     remaining, own_flags = list(args), {*flag_names(), "help"}
@@ -259,25 +248,14 @@ def normalise_args(args: list[str]) -> list[str]:
         item = remaining.pop(0)
         name, equals, value = item.partition("=")
         flag = name.removeprefix("--").replace("-", "_")
-<<<<<<< HEAD
-        if not word.startswith("--"):
-            (found if word == "-h" else keys).append(word)
-        elif flag in own:
-            found.append("--plan=estimate" if word == "--plan" else word)
-            if not equals and flag not in VALUELESS_FLAGS and words:
-                found.append(words.pop(0))
-        elif equals or words:
-            keys.append(f"{flag}={value if equals else words.pop(0)}")
-=======
         if not item.startswith("--"):
             (flags if item == "-h" else positionals).append(item)
         elif flag in own_flags:
-            flags.append(item)
+            flags.append("--plan=estimate" if item == "--plan" else item)
             if not equals and flag not in VALUELESS_FLAGS and remaining:
                 flags.append(remaining.pop(0))
         elif equals or remaining:
             positionals.append(f"{flag}={value if equals else remaining.pop(0)}")
->>>>>>> 5fc6de3 (cli: plain English help, names and messages)
         else:
             raise UsageError(f"{item}: missing value")
     return [*flags, *positionals]
