@@ -6,9 +6,9 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import install_import_hook
 
@@ -187,3 +187,62 @@ def block_sockets() -> None:
     socket.getaddrinfo = guarded_getaddrinfo
     for name in ("gethostbyname", "gethostbyname_ex", "gethostbyaddr"):
         setattr(socket, name, refused)
+
+
+TINY_RECIPE = """method = "kava"
+[model]
+family = "llama"
+tokenizer = "digits"
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+[latents]
+num_latents = 2
+jacobi_iterations = 1
+[data]
+source = "digits"
+format = "digits"
+chain_steps = "all"
+digits = { num_operations = 2, train_rows = 200, valid_rows = 20 }
+[validation]
+max_rows = 4
+max_tokens = 6
+[train]
+steps = 4
+batch_size = 8
+save_every = 2
+"""
+
+
+class CliResult(NamedTuple):
+    """Exit code, standard output and standard error of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+RunCli = Callable[..., CliResult]
+
+
+@pytest.fixture
+def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCli:
+    """Run `laconic` with arguments, in this process and the current directory."""
+
+    def run(*args: object) -> CliResult:
+        from laconic.cli import main  # what only some tests need
+
+        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, args)])
+        with pytest.raises(SystemExit) as end:
+            main.main()
+        return CliResult(int(end.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def tiny_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe of a tiny KaVa, as tiny.toml in an empty directory, which becomes the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
+    return tmp_path / "tiny.toml"

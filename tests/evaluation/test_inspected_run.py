@@ -18,7 +18,7 @@ from laconic.experiment.load_run import LoadedRun, load_initial_decoder
 from laconic.experiment.methods import build_method, build_questions_batch
 from laconic.latent.answering import AnswerDecoding
 from laconic.models.block import apply_rope
-from tests.verbs.test_train import TINY
+from tests.conftest import TINY_RECIPE
 
 CPU = torch.device("cpu")
 QUESTIONS = ("3 + 4 * 2 =", "7 * 3 + 1 =")
@@ -26,7 +26,9 @@ QUESTIONS = ("3 + 4 * 2 =", "7 * 3 + 1 =")
 
 def opened(folder: Path, *keys: str) -> LoadedRun:
     """A run as it begins, of the digits task with marks in its chains."""
-    text = TINY.replace("num_operations = 2,", 'num_operations = 2, chain_style = "bracket_tokens", test_rows = 9,')
+    text = TINY_RECIPE.replace(
+        "num_operations = 2,", 'num_operations = 2, chain_style = "bracket_tokens", test_rows = 9,'
+    )
     if "latents.schedule=sequential" in keys:
         text = text.replace("jacobi_iterations = 1\n", "")
     (folder / "tiny.toml").write_text(text)

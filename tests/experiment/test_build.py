@@ -27,14 +27,14 @@ from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint, sharded
 from tests.conftest import needs
 from tests.core.readings import FAMILIES, fresh
-from tests.verbs.test_train import TINY
+from tests.conftest import TINY_RECIPE
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
     return tmp_path / "tiny.toml"
 
 
@@ -112,7 +112,7 @@ COCONUT = (
 
 @pytest.mark.parametrize("keys", [ICOT, COCONUT], ids=["icot", "coconut"])
 def test_curricula_are_said_built_and_validated(tiny: Path, keys: tuple[str, ...]) -> None:
-    tiny.write_text(TINY.replace("rounds = 1\n", "" if keys is COCONUT else "rounds = 1\n"))
+    tiny.write_text(TINY_RECIPE.replace("rounds = 1\n", "" if keys is COCONUT else "rounds = 1\n"))
     made = built(tiny, *keys)
     made.method.train()(made.training_data.batch(range(4), 1, 30)).loss.backward()
     assert made.validate is not None
@@ -150,7 +150,9 @@ def test_rows_of_files(tiny: Path, tmp_path: Path) -> None:
     rows = [{"question": f"{i} + {i} =", "steps": [f"{2 * i % 10}"], "answer": f"{2 * i % 10}"} for i in range(10)]
     for name, part in (("train", rows[:8]), ("valid", rows[8:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    text = TINY.replace("digits = { operations = 2, rows = 200, valid_rows = 20 }", "").replace('format = "digits"', "")
+    text = TINY_RECIPE.replace("digits = { operations = 2, rows = 200, valid_rows = 20 }", "").replace(
+        'format = "digits"', ""
+    )
     (tmp_path / "f.toml").write_text(
         text.replace('kind = "digits"', 'path = "train.jsonl"\nvalid = "valid.jsonl"\nprompt = "ans"')
     )
@@ -182,7 +184,9 @@ def test_a_model_part_is_read_back_as_it_was(tiny: Path, tmp_path: Path, what: s
     made = built(tiny, "method=cot")
     commit(made, start, shards=False)
     tiny.write_text(
-        TINY[TINY.index("[latents]") :].join(['method = "kava"\n[model]\ninit_from_run = "runs/start"\n', ""])
+        TINY_RECIPE[TINY_RECIPE.index("[latents]") :].join(
+            ['method = "kava"\n[model]\ninit_from_run = "runs/start"\n', ""]
+        )
     )
     made = built(tiny, f"train.trainable={what}", "lora.rank=2", "latents.control_init=normal")
     with torch.no_grad():

@@ -14,7 +14,7 @@ from laconic.errors import InputError
 from laconic.evaluation.validation import build_validation
 from laconic.experiment.build import build_experiment
 from laconic.experiment.build_data import default_answer_matcher
-from tests.verbs.test_train import TINY
+from tests.conftest import TINY_RECIPE
 
 CPU = torch.device("cpu")
 
@@ -45,14 +45,14 @@ def test_a_gold_answer_that_is_no_number_is_an_error_at_load(tmp_path: Path) -> 
         'kind = "digits"\nformat = "digits"\nchain = "all"\ndigits = { operations = 2, rows = 200, valid_rows = 20 }'
     )
     file = 'path = "rows.jsonl"\nvalid = "valid.jsonl"\nprompt = "ans"'
-    (tmp_path / "own.toml").write_text(TINY.replace(digits, file).replace("batch = 8", "batch = 1"))
+    (tmp_path / "own.toml").write_text(TINY_RECIPE.replace(digits, file).replace("batch = 8", "batch = 1"))
     said = r"data\.valid: the answer of valid\.jsonl:2 is '3 4', protocol codi asks for a number; set data\.answers"
     with pytest.raises(InputError, match=said):
         build_experiment(load_recipe(tmp_path / "own.toml")[0], CPU)
 
 
 def test_ranks_share_the_problems(tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(TINY.replace("rows = 4", "rows = 7\nbatch = 2"))
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE.replace("rows = 4", "rows = 7\nbatch = 2"))
     made = build_experiment(load_recipe(tmp_path / "tiny.toml")[0], CPU)
     assert made.validate is not None
     alone = made.validate(0)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MIN_TEACHER_ACCURACY = 0.99  # on unseen problems, before anything is distilled from the chain
 TEACHER_ENTRY, FOCUS_ENTRY = "chain", "kava"
 NUM_WORKERS = 2
+RUN_COMMAND = ("-m", "laconic.cli.demo_run")  # arguments of Python before those of a run
 STOP_SECONDS = 10.0  # that a run has to commit a step after SIGTERM
 EXIT_UNEXPECTED = 70  # Python itself exits with 1 after an exception that nothing caught
 
@@ -257,7 +258,7 @@ class DemoScheduler:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"), "1")
         with run.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "laconic.cli.demo_run", *run.arguments],
+                [sys.executable, *RUN_COMMAND, *run.arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **threads},
                 start_new_session=True,  # Ctrl-C reaches the subprocess once, through `stop`
             )  # fmt: skip

@@ -18,7 +18,7 @@ from laconic.evaluation.compression import cli_files, evaluate
 from laconic.evaluation.compression import run as compression_run
 from laconic.evaluation.compression.evaluate import group_records
 from laconic.evaluation.results_store import UNITS_FILE, load_records
-from tests.verbs.test_train import TINY
+from tests.conftest import TINY_RECIPE
 
 RECALL = """method = "autocompressor"
 [model]
@@ -77,7 +77,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     books = [{"book": f"book {i}", "text": " ".join(f"{i * n * n}" for n in range(200))} for i in range(4)]
     (folder / "books.jsonl").write_text("".join(json.dumps(book) + "\n" for book in books))
-    for name, text in (("facts", RECALL), ("text", TEXT), ("digits", TINY)):
+    for name, text in (("facts", RECALL), ("text", TEXT), ("digits", TINY_RECIPE)):
         (folder / f"{name}.toml").write_text(text)
     assert TrainCommand(str(folder / "facts.toml"), out=folder / "facts", device="cpu").run() == 0
     assert TrainCommand(str(folder / "text.toml"), out=folder / "books", num_seeds=2, device="cpu").run() == 0

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from laconic import cli
 from laconic.cli.train import normalise_args
 from laconic.data.synthetic.digits import build_digits_tokenizer
 from laconic.experiment.load_run import load_run
@@ -22,54 +20,20 @@ from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.storage import atomic
 from laconic.storage.run_dir import RunDirectory
-from tests.conftest import REPO, needs
+from tests.conftest import REPO, RunCli, needs
 from tests.tolerances import FLOAT32, error
 
 CPU = torch.device("cpu")
-TINY = """method = "kava"
-[model]
-family = "llama"
-tokenizer = "digits"
-hidden_size = 16
-num_hidden_layers = 1
-num_attention_heads = 2
-[latents]
-num_latents = 2
-jacobi_iterations = 1
-[data]
-source = "digits"
-format = "digits"
-chain_steps = "all"
-digits = { num_operations = 2, train_rows = 200, valid_rows = 20 }
-[validation]
-max_rows = 4
-max_tokens = 6
-[train]
-steps = 4
-batch_size = 8
-save_every = 2
-"""
-ON_BASE = TINY.replace(
+ON_BASE = TINY_RECIPE.replace(
     'family = "llama"\ntokenizer = "digits"\nhidden_size = 16\nnum_hidden_layers = 1\nnum_attention_heads = 2\n',
     'name = "base"\n',
 ).replace("steps = 4", 'what = "lora"\nsteps = 4')
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """A command in a folder that holds tiny.toml: its exit code, standard output, standard error."""
-    (tmp_path / "tiny.toml").write_text(TINY)
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        told = capsys.readouterr()
-        return int(end.value.code or 0), told.out, told.err
-
-    return call
+def run(run_cli: RunCliCli, tiny_recipe: Path) -> RunCli:
+    """Run a command in a directory with tiny.toml."""
+    return run_cli
 
 
 @pytest.fixture
@@ -91,7 +55,7 @@ def metrics(folder: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
-def test_a_run_has_its_recipe_its_environment_and_its_steps(run: Run, tmp_path: Path) -> None:
+def test_a_run_has_its_recipe_its_environment_and_its_steps(run: RunCli, tmp_path: Path) -> None:
     code, out, err = run("train", "tiny.toml", "--train.lr", "2e-3", "seed=5")
     assert (code, out) == (0, "")
     assert "runs/tiny: step 4, loss" in err
@@ -110,7 +74,7 @@ def test_a_run_has_its_recipe_its_environment_and_its_steps(run: Run, tmp_path: 
     )  # fmt: skip
 
 
-def test_a_run_made_longer_is_the_run_that_was_longer_and_is_not_made_shorter(run: Run) -> None:
+def test_a_run_made_longer_is_the_run_that_was_longer_and_is_not_made_shorter(run: RunCli) -> None:
     assert run("train", "tiny.toml", "--out", "runs/long", "train.steps=6", "train.lr_schedule=constant")[0] == 0
     assert run("train", "tiny.toml", "--out", "runs/a", "train.lr_schedule=constant")[0] == 0
     assert run("train", "tiny.toml", "--out", "runs/a", "train.lr_schedule=constant", "train.steps=6")[0] == 0
@@ -120,7 +84,7 @@ def test_a_run_made_longer_is_the_run_that_was_longer_and_is_not_made_shorter(ru
     assert "train.steps: 6 there, 4 asked; a run is made longer, not shorter" in err
 
 
-def test_another_recipe_is_refused_key_by_key(run: Run, tmp_path: Path) -> None:
+def test_another_recipe_is_refused_key_by_key(run: RunCli, tmp_path: Path) -> None:
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
     code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.learning_rate=3", "latents.num_latents=3")
     assert code == 2
@@ -145,21 +109,21 @@ def test_another_recipe_is_refused_key_by_key(run: Run, tmp_path: Path) -> None:
         (("--device", "cuda:9"), 2, "device cuda:9: this torch"),
     ],
 )
-def test_flags_that_cannot_be_meant(run: Run, flags: tuple[str, ...], code: int, said: str) -> None:
+def test_flags_that_cannot_be_meant(run: RunCli, flags: tuple[str, ...], code: int, said: str) -> None:
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
     ended, out, err = run("train", "tiny.toml", "--out", "runs/a", "train.steps=1", *flags)
     assert (ended, out) == (code, "")
     assert said in err
 
 
-def test_no_recipe_and_the_schema(run: Run) -> None:
+def test_no_recipe_and_the_schema(run: RunCli) -> None:
     assert run("train")[::2] == (2, "laconic: no recipe given; laconic train RECIPE, or --schema for what one holds\n")
     code, out, _ = run("train", "--schema")
     assert code == 0
     assert json.loads(out)["properties"]["method"]["description"]
 
 
-def test_a_directory_in_use_and_a_full_disk(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_in_use_and_a_full_disk(run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunDirectory(tmp_path / "runs/a").lock():
         code, _, err = run("train", "tiny.toml", "--out", "runs/a")
         assert code == 73
@@ -173,7 +137,7 @@ def test_a_directory_in_use_and_a_full_disk(run: Run, tmp_path: Path, monkeypatc
     monkeypatch.undo()
 
 
-def test_metrics_are_copied_to_a_tracker_that_is_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_copied_to_a_tracker_that_is_there(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     code, _, err = run("train", "tiny.toml", "--track", "mine")
     assert (code, err) == (2, "laconic: trackio is not installed; pip install 'laconic[track]'\n")
@@ -186,7 +150,7 @@ def test_metrics_are_copied_to_a_tracker_that_is_there(run: Run, monkeypatch: py
     assert told[1]["step"] == 1
 
 
-def test_seeds_are_runs_of_their_own_and_json_is_one_object(run: Run) -> None:
+def test_seeds_are_runs_of_their_own_and_json_is_one_object(run: RunCli) -> None:
     code, out, _ = run("train", "tiny.toml", "--num-seeds", 2, "--train.steps", 1, "--format", "json")
     told = json.loads(out)
     assert code == 0
@@ -194,9 +158,9 @@ def test_seeds_are_runs_of_their_own_and_json_is_one_object(run: Run) -> None:
     assert weights("runs/tiny/seed-0", 1) != weights("runs/tiny/seed-1", 1)
 
 
-def test_a_run_starts_from_another_and_one_word_changes_its_method(run: Run) -> None:
+def test_a_run_starts_from_another_and_one_word_changes_its_method(run: RunCli) -> None:
     assert run("train", "tiny.toml", "--out", "runs/a", "method=cot", "train.steps=1")[0] == 0
-    text = TINY[TINY.index("[latents]") :]
+    text = TINY_RECIPE[TINY_RECIPE.index("[latents]") :]
     Path("next.toml").write_text(f'method = "kava"\n[model]\ninit_from_run = "runs/a"\n{text}')
     for method in ("kava", "pccot", "nocot"):
         code, _, err = run("train", "next.toml", "--out", f"runs/{method}", "method=" + method, "train.steps=1")
@@ -205,7 +169,7 @@ def test_a_run_starts_from_another_and_one_word_changes_its_method(run: Run) -> 
 
 
 @pytest.mark.slow
-def test_the_plan_reads_no_weight(run: Run, base: Path) -> None:
+def test_the_plan_reads_no_weight(run: RunCli, base: Path) -> None:
     for path in base.glob("*.safetensors"):
         path.unlink()
     code, out, err = run("train", "lora.toml", "--plan")
@@ -218,7 +182,7 @@ def test_the_plan_reads_no_weight(run: Run, base: Path) -> None:
     assert not Path("runs").exists()
 
 
-def test_an_adapter_of_a_run_is_read_by_peft_and_exported_merged(run: Run, base: Path) -> None:
+def test_an_adapter_of_a_run_is_read_by_peft_and_exported_merged(run: RunCli, base: Path) -> None:
     needs("transformers")
     needs("peft")
     from peft import PeftModel
@@ -243,7 +207,7 @@ def test_an_adapter_of_a_run_is_read_by_peft_and_exported_merged(run: Run, base:
     assert "--adapter: runs/a is a run, which has its own; leave it out" in err
 
 
-def test_a_run_answers_as_its_method_does_or_by_chain(run: Run) -> None:
+def test_a_run_answers_as_its_method_does_or_by_chain(run: RunCli) -> None:
     assert run("train", "tiny.toml", "--out", "runs/a", "train.steps=1")[0] == 0
     question = "3 + 4 * 2 ="
     code, out, _ = run("generate", "runs/a", question, question, "--max-tokens", 5)
@@ -269,7 +233,7 @@ def test_a_run_answers_as_its_method_does_or_by_chain(run: Run) -> None:
     assert Path("out/model.safetensors").read_bytes() == weights("runs/a", 1)
 
 
-def test_a_step_belongs_to_its_recipe_its_tokenizer_and_its_base(run: Run, base: Path) -> None:
+def test_a_step_belongs_to_its_recipe_its_tokenizer_and_its_base(run: RunCli, base: Path) -> None:
     assert run("train", "lora.toml", "--out", "runs/a", "train.steps=1", "lora.rank=2")[0] == 0
     recipe = Path("runs/a/recipe.toml")
     text = recipe.read_text()
@@ -292,7 +256,7 @@ def test_a_step_belongs_to_its_recipe_its_tokenizer_and_its_base(run: Run, base:
         assert len([word for word in err.replace(",", " ").replace(";", " ").split() if len(word) == 64]) == 2
 
 
-def test_another_tokenizer_is_refused_with_both_hashes(run: Run, base: Path) -> None:
+def test_another_tokenizer_is_refused_with_both_hashes(run: RunCli, base: Path) -> None:
     assert run("train", "lora.toml", "--out", "runs/a", "train.steps=1", "lora.rank=2")[0] == 0
     path = base / "tokenizer.json"
     path.write_text(path.read_text().replace('"ans": 17', '"sna": 17').replace('"*": 12', '"ans": 12'))
@@ -302,11 +266,11 @@ def test_another_tokenizer_is_refused_with_both_hashes(run: Run, base: Path) -> 
     assert len([word for word in err.replace(",", " ").replace(";", " ").split() if len(word) == 64]) == 2
 
 
-def test_no_run_no_step_and_a_tokenizer_without_the_words(run: Run, base: Path) -> None:
+def test_no_run_no_step_and_a_tokenizer_without_the_words(run: RunCli, base: Path) -> None:
     assert run("train", "tiny.toml", "model.init_from_run=base", "model.family=llama")[0] == 2
     Path("from.toml").write_text(ON_BASE.replace('name = "base"', 'start = "base"'))
     assert "has no recipe.toml; give the folder of a run" in run("train", "from.toml")[2]
-    (base / "recipe.toml").write_text(TINY)
+    (base / "recipe.toml").write_text(TINY_RECIPE)
     code, _, err = run("train", "from.toml")
     assert code == 66
     assert "has no step yet; let laconic train commit one" in err
@@ -326,7 +290,7 @@ def test_no_run_no_step_and_a_tokenizer_without_the_words(run: Run, base: Path) 
     assert (code, "the tokenizer has no word for 'The answer is:'" in err) == (66, True)
 
 
-def test_a_number_that_is_not_finite_ends_the_run_and_its_step_is_repeated(run: Run) -> None:
+def test_a_number_that_is_not_finite_ends_the_run_and_its_step_is_repeated(run: RunCli) -> None:
     code, _, err = run("train", "tiny.toml", "--out", "runs/a", "train.learning_rate=1e30", "train.max_grad_norm=1e30")
     assert code == 65
     assert "not finite; the update was not applied" in err
@@ -339,7 +303,7 @@ def test_a_number_that_is_not_finite_ends_the_run_and_its_step_is_repeated(run: 
     assert told["then"] == told["now"]
 
 
-def test_sizes_that_do_not_go_together(run: Run) -> None:
+def test_sizes_that_do_not_go_together(run: RunCli) -> None:
     for keys, said in (
         (
             ("data.max_tokens=300",),
@@ -355,7 +319,7 @@ def test_sizes_that_do_not_go_together(run: Run) -> None:
         assert said in err
 
 
-def test_a_generated_row_longer_than_the_context(run: Run) -> None:
+def test_a_generated_row_longer_than_the_context(run: RunCli) -> None:
     code, _, err = run("train", "tiny.toml", "model.max_position_embeddings=13")
     said = "a row of 14 positions, the model has 13; take fewer data.digits.num_operations or thoughts"
     assert (code, err) == (66, f"laconic: {said}\n")
@@ -386,11 +350,11 @@ def start(folder: Path, *args: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.slow
 def test_a_signal_ends_a_run_and_the_same_command_goes_on_as_if_it_had_not(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "ü 𝄞 שלום"  # 4-byte, right to left
     folder.mkdir()
-    (folder / "é.toml").write_text(TINY.replace("steps = 4", "steps = 30"), encoding="utf-8")
+    (folder / "é.toml").write_text(TINY_RECIPE.replace("steps = 4", "steps = 30"), encoding="utf-8")
     command = ("é.toml", "--out", "ñ/run", "source=ours", "train.save_every=15")
     began = start(folder, *command)
     while not ((folder / "ñ/run/metrics.jsonl").exists() and metrics(str(folder / "ñ/run"))):

@@ -12,13 +12,13 @@ import torch
 from laconic import cli
 from laconic.experiment.load_run import load_run
 from laconic.storage.run_dir import RunDirectory
-from tests.conftest import REPO
+from tests.cli.test_train import metrics
+from tests.conftest import REPO, TINY_RECIPE
 from tests.tolerances import RECOMPUTE
 from tests.training.multi_rank import run_ranks
-from tests.verbs.test_train import TINY, metrics
 
 pytestmark = pytest.mark.loopback
-NORMLESS = TINY + '[distilling]\ncodi_norm = "none"\n'  # else a deviation is of the rows of a micro-batch
+NORMLESS = TINY_RECIPE + '[distilling]\ncodi_norm = "none"\n'  # else a deviation is of the rows of a micro-batch
 
 
 @pytest.fixture(autouse=True)

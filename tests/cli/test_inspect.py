@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +15,12 @@ from laconic.errors import DiskError, UsageError
 from laconic.evaluation.inspection import dataset as inspection_dataset
 from laconic.evaluation.reasoning import question_sets
 from laconic.evaluation.reasoning import run as reasoning_run
+from tests.conftest import TINY_RECIPE, RunCli
 from tests.evaluation.pages import ParsedPage as Page
 from tests.evaluation.pages import find_requests as outside
-from tests.verbs.test_train import TINY
 
-Run = Callable[..., tuple[int, str, str]]
 MARKS = 'valid_rows = 20, test_rows = 40, style = "marks"'
-RECIPE = TINY.replace("valid_rows = 20", MARKS).replace("[validation]\nmax_rows = 4\nmax_tokens = 6\n", "")
+RECIPE = TINY_RECIPE.replace("valid_rows = 20", MARKS).replace("[validation]\nmax_rows = 4\nmax_tokens = 6\n", "")
 QUESTION = "3 + 4 * 2 ="
 
 
@@ -50,23 +48,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) -> Run:
-    """The command with runs by their names, in an empty folder: its exit code, standard output, standard error."""
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, runs: Path, tmp_path: Path) -> RunCli:
+    """Run `laconic inspect` in an empty directory; names of runs become paths."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inspection_dataset, "MIN_REFERENCE_QUESTIONS", 16)
-    monkeypatch.setattr(
-        reasoning_run, "token_budget", lambda run, asked, teacher: 12 if teacher else 2
-    )  # untrained: no end
-
-    def call(name: str, *args: object) -> tuple[int, str, str]:
-        there = [runs / str(arg) if (runs / str(arg)).is_dir() else arg for arg in (name, *args)]
-        monkeypatch.setattr(sys, "argv", ["laconic", "inspect", *map(str, there)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        told = capsys.readouterr()
-        return int(end.value.code or 0), told.out, told.err
-
-    return call
+    # untrained models do not end their answers
+    monkeypatch.setattr(reasoning_run, "token_budget", lambda run, questions, with_cot: 12 if with_cot else 2)
+    return lambda *args: run_cli("inspect", *(runs / str(arg) if (runs / str(arg)).is_dir() else arg for arg in args))
 
 
 def sound(html: str) -> Page:
@@ -85,7 +73,7 @@ def sound(html: str) -> Page:
     return page
 
 
-def test_one_question_beside_a_run_without_distillation(run: Run, tmp_path: Path) -> None:
+def test_one_question_beside_a_run_without_distillation(run: RunCli, tmp_path: Path) -> None:
     code, out, err = run("kava", QUESTION, "--baseline", "nodistil")
     assert (code, err) == (0, "wrote inspect.html\n")
     for text in (QUESTION, "chain, as the run's own teacher writes it", "the teacher writes:", "kava (kava) answers",
@@ -98,7 +86,7 @@ def test_one_question_beside_a_run_without_distillation(run: Run, tmp_path: Path
         assert said in text, said
 
 
-def test_a_chain_of_the_users_own_as_json(run: Run, tmp_path: Path) -> None:
+def test_a_chain_of_the_users_own_as_json(run: RunCli, tmp_path: Path) -> None:
     steps = ["< < 7 > >", "< < 4 > >"]
     asked = (
         "kava",
@@ -131,7 +119,7 @@ def test_a_chain_of_the_users_own_as_json(run: Run, tmp_path: Path) -> None:
     assert all(abs(sum(row) - 1) < 1e-5 for name in "IR" for row in made["scores"][name])
 
 
-def test_a_set_beside_another_run(run: Run, tmp_path: Path) -> None:
+def test_a_set_beside_another_run(run: RunCli, tmp_path: Path) -> None:
     asked = (
         "kava",
         "--task",
@@ -168,7 +156,7 @@ def test_a_set_beside_another_run(run: Run, tmp_path: Path) -> None:
         assert said in out, said
 
 
-def test_without_other_questions_mean_and_swap_are_left_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_other_questions_mean_and_swap_are_left_out(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection_dataset, "MIN_REFERENCE_QUESTIONS", 256)
     code, out, _ = run("kava", QUESTION)
     assert code == 0
@@ -180,7 +168,7 @@ def test_without_other_questions_mean_and_swap_are_left_out(run: Run, monkeypatc
     assert "mean and swap are left out, they need other questions of the recipe" in out
 
 
-def test_a_method_without_a_teacher(run: Run, tmp_path: Path) -> None:
+def test_a_method_without_a_teacher(run: RunCli, tmp_path: Path) -> None:
     code, out, _ = run("coconut", QUESTION, "--chain", "< < 7 > >")
     assert code == 0
     for said in ("chain, as given: <<7>>", "in turn", "% of the slots name a word of the chain", "swap in cache:",
@@ -225,7 +213,7 @@ def test_a_method_without_a_teacher(run: Run, tmp_path: Path) -> None:
         (("kava", QUESTION, "--latents", "0"), "slots [0]: there are 2 thoughts, from 1; name some of them"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(run: Run, args: tuple[str, ...], told: str) -> None:
+def test_what_cannot_be_meant_is_one_line(run: RunCli, args: tuple[str, ...], told: str) -> None:
     code, out, err = run(*args)
     assert (code, out) == (2, "")
     assert told in err
@@ -233,7 +221,7 @@ def test_what_cannot_be_meant_is_one_line(run: Run, args: tuple[str, ...], told:
 
 
 def test_a_page_that_cannot_be_written_is_known_before_and_costs_no_finding(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise DiskError("no room for the page")
@@ -246,7 +234,7 @@ def test_a_page_that_cannot_be_written_is_known_before_and_costs_no_finding(
     assert run("kava", QUESTION, "--out", ".")[0] == 2
 
 
-def test_other_questions_come_from_the_root_that_is_given(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_questions_come_from_the_root_that_is_given(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, roots = question_sets.load_question_set, list[Any]()
 
     def read(run: Any, name: str, *rest: Any, **more: Any) -> Any:
@@ -273,7 +261,7 @@ def test_runs_that_cannot_be_compared() -> None:
     inspect.check_comparable([made(), made()])
 
 
-def test_runs_that_leave_out_different_rows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_leave_out_different_rows(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = question_sets.load_question_set
 
     def fewer(run: Any, *rest: Any, **more: Any) -> Any:
@@ -286,7 +274,7 @@ def test_runs_that_leave_out_different_rows(run: Run, monkeypatch: pytest.Monkey
     assert "--baseline: the runs leave out different rows of the set (data.on_too_long); compare others" in err
 
 
-def test_a_chain_that_the_model_has_no_positions_for(run: Run) -> None:
+def test_a_chain_that_the_model_has_no_positions_for(run: RunCli) -> None:
     code, _, err = run("kava", QUESTION, "--chain", *["7"] * 2048)
     assert code == 66
     assert "more than the model's" in err

@@ -4,7 +4,6 @@ import io
 import json
 import sys
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from laconic.experiment import resumable_stream
 from laconic.experiment.compress import CompressionJob, resolve_length_rule
 from laconic.experiment.compressor import TextCompressor
 from tests.compression.compressors import reader
+from tests.conftest import RunCli
 
-Run = Callable[..., tuple[int, str, str]]
 RECIPE = """method = "autocompressor"
 [model]
 family = "llama"
@@ -75,22 +74,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path, tmp_path: Path) -> Run:
-    """A command in an empty folder, in whose arguments a name of `place` is its path: code, output, notes."""
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCliCli, place: Path, tmp_path: Path) -> RunCli:
+    """Run a command in an empty directory; arguments that are names in `place` become paths."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*args: object) -> tuple[int, str, str]:
-        words = [str(place / str(arg)) if (place / str(arg)).exists() else str(arg) for arg in args]
-        monkeypatch.setattr(sys, "argv", ["laconic", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return call
+    return lambda *args: run_cli(*(place / str(arg) if (place / str(arg)).exists() else arg for arg in args))
 
 
-def test_a_file_a_stream_and_python_are_one_memory(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_a_stream_and_python_are_one_memory(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run("compress", "run", "book.txt", "--out", "book.safetensors")
     assert code == 0
     assert out.startswith(f"read       {len(BOOK)} tokens in 19 segments")
@@ -112,7 +102,7 @@ def test_a_file_a_stream_and_python_are_one_memory(run: Run, place: Path, monkey
     assert live.metadata.documents[0][0].name == "standard input"
 
 
-def test_the_bill(run: Run) -> None:
+def test_the_bill(run: RunCli) -> None:
     code, out, _ = run("compress", "run", "book.txt", "--out", "x.safetensors", "--vectors", "2", "--format", "json")
     told = json.loads(out)
     assert code == 0
@@ -130,7 +120,7 @@ def test_the_bill(run: Run) -> None:
     assert bill["saved"] * bill["pays_after"] > bill["spent"] >= bill["saved"] * (bill["pays_after"] - 1)
 
 
-def test_lines_are_rows(run: Run, place: Path) -> None:
+def test_lines_are_rows(run: RunCli, place: Path) -> None:
     whole = run("compress", "run", "rows.jsonl", "--out", "rows.safetensors", "--batch-size", "2")
     assert whole[0] == 0
     assert "of 3 texts" in whole[1]
@@ -143,7 +133,7 @@ def test_lines_are_rows(run: Run, place: Path) -> None:
     assert [row[0].name for row in rows.metadata.documents] == [f"rows.jsonl:{i}" for i in (1, 2, 3)]
 
 
-def test_types_of_the_file(run: Run) -> None:
+def test_types_of_the_file(run: RunCli) -> None:
     sizes = {}
     for dtype in ("float32", "bfloat16"):
         assert run("compress", "run", "book.txt", "--out", f"{dtype}.safetensors", "--dtype", dtype)[0] == 0
@@ -159,7 +149,7 @@ class Stopped(Exception):
 
 @pytest.mark.parametrize(("source", "after"), [("book.txt", 3), ("book.txt", 7), ("rows.jsonl", 4), ("rows.jsonl", 9)])
 def test_what_is_resumed_is_as_if_never_stopped(
-    run: Run, monkeypatch: pytest.MonkeyPatch, source: str, after: int
+    run: RunCli, monkeypatch: pytest.MonkeyPatch, source: str, after: int
 ) -> None:
     asked = ("--stop-rule", "sample", "--seed", "3", "--batch-size", "2")
     assert run("compress", "run", source, "--out", "whole.safetensors", *asked)[0] == 0
@@ -189,7 +179,7 @@ def test_what_is_resumed_is_as_if_never_stopped(
     assert not Path("part.safetensors.part").exists()
 
 
-def test_a_budget_is_shared_out_when_resumed_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_is_shared_out_when_resumed_too(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("compress", "run", "book.txt", "--out", "a.safetensors", "--total-vectors", "11")[0] == 0
     assert int(SummaryMemory.load("a.safetensors").num_vectors) == 11
     grid = resumable_stream.pad_rows
@@ -206,12 +196,12 @@ def test_a_budget_is_shared_out_when_resumed_too(run: Run, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def book(run: Run) -> str:
+def book(run: RunCli) -> str:
     assert run("compress", "run", "book.txt", "--out", "book.safetensors")[0] == 0
     return "book.safetensors"
 
 
-def test_prompts_on_memories_that_are_joined(run: Run, place: Path, book: str) -> None:
+def test_prompts_on_memories_that_are_joined(run: RunCli, place: Path, book: str) -> None:
     code, out, err = run("generate", "run", "Who", "--memory", book, "--memory", book, "--max-tokens", "4")
     assert code == 0
     assert "tokens in" in err
@@ -226,7 +216,7 @@ def test_prompts_on_memories_that_are_joined(run: Run, place: Path, book: str) -
     assert run("generate", "run", "a", "--max-tokens", "2")[0] == 0
 
 
-def test_one_prompt_is_asked_of_each_text_by_name(run: Run) -> None:
+def test_one_prompt_is_asked_of_each_text_by_name(run: RunCli) -> None:
     assert run("compress", "run", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
     code, out, _ = run("generate", "run", "x", "--memory", "rows.safetensors", "--max-tokens", "2", "--format", "json")
     assert code == 0
@@ -234,7 +224,7 @@ def test_one_prompt_is_asked_of_each_text_by_name(run: Run) -> None:
     assert asked == [f"[rows.jsonl:{i}] x" for i in (1, 2, 3)]
 
 
-def test_a_file_is_looked_into(run: Run, book: str) -> None:
+def test_a_file_is_looked_into(run: RunCli, book: str) -> None:
     code, out, _ = run("inspect", book)
     assert code == 0
     assert out.startswith("book.safetensors: ")
@@ -256,7 +246,7 @@ def test_a_file_is_looked_into(run: Run, book: str) -> None:
     assert "no none.safetensors; give the folder of a run and a question, or the file of a memory" in err
 
 
-def refused(run: Run, code: int, says: str, *args: object) -> None:
+def refused(run: RunCli, code: int, says: str, *args: object) -> None:
     ended, out, err = run(*args)
     assert (ended, out) == (code, "")
     last = err.strip().splitlines()[-1]
@@ -293,7 +283,7 @@ def refused(run: Run, code: int, says: str, *args: object) -> None:
     ],
 )
 def test_what_is_refused_is_one_line_and_leaves_no_file(
-    run: Run, tmp_path: Path, code: int, says: str, args: list[str]
+    run: RunCli, tmp_path: Path, code: int, says: str, args: list[str]
 ) -> None:
     files = {
         "empty.txt": b"", "binary.txt": b"abc\0d", "latin.txt": "Ein Stück".encode("latin-1"),
@@ -306,7 +296,7 @@ def test_what_is_refused_is_one_line_and_leaves_no_file(
     assert {path.name for path in tmp_path.iterdir()} == files.keys()
 
 
-def test_a_text_longer_than_a_memory_can_become_is_told_of_at_once(run: Run, tmp_path: Path) -> None:
+def test_a_text_longer_than_a_memory_can_become_is_told_of_at_once(run: RunCli, tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text(BOOK * 4)
     code, out, err = run("compress", "run", "long.txt", "--out", "x.safetensors", "--vectors", "4")
     first, last = err.strip().splitlines()
@@ -317,7 +307,7 @@ def test_a_text_longer_than_a_memory_can_become_is_told_of_at_once(run: Run, tmp
     assert "the text has about" not in run("compress", "run", "book.txt", "--out", "x.safetensors")[2]
 
 
-def test_foreign_and_damaged_memories(run: Run, book: str) -> None:
+def test_foreign_and_damaged_memories(run: RunCli, book: str) -> None:
     asked = ("generate", "other", "Who", "--memory", book, "--max-tokens", "2")
     refused(run, 76, "memory: book.safetensors was written for weights ", *asked)
     content = bytearray(Path(book).read_bytes())
@@ -328,14 +318,14 @@ def test_foreign_and_damaged_memories(run: Run, book: str) -> None:
     refused(run, 66, "no gone.safetensors in ", "generate", "run", "Who", "--memory", "gone.safetensors")
 
 
-def test_memories_are_of_runs_that_read(run: Run, book: str, tmp_path: Path) -> None:
+def test_memories_are_of_runs_that_read(run: RunCli, book: str, tmp_path: Path) -> None:
     refused(
         run, 2, "--memory: nothing is no run; give the one that wrote it", "generate", "nothing", "x", "--memory", book
     )
     refused(run, 2, "--chat: not of a run, whose recipe says it", "generate", "run", "x", "--memory", book, "--chat")
 
 
-def test_a_run_of_another_method_keeps_no_memory(run: Run, tmp_path: Path) -> None:
+def test_a_run_of_another_method_keeps_no_memory(run: RunCli, tmp_path: Path) -> None:
     (tmp_path / "digits.toml").write_text(
         'method = "cot"\n[model]\nfamily = "llama"\ntokenizer = "digits"\nhidden_size = 16\nnum_hidden_layers = 1\n'
         'num_attention_heads = 2\n[data]\nsource = "digits"\nformat = "digits"\n[train]\nsteps = 1\nbatch_size = 2\n'
@@ -346,7 +336,7 @@ def test_a_run_of_another_method_keeps_no_memory(run: Run, tmp_path: Path) -> No
     refused(run, 2, says, "compress", "thinks", "a.txt", "--out", "x.safetensors")
 
 
-def test_no_folder_and_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_folder_and_a_full_disk(run: RunCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     says = "--out no/x.safetensors: there is no folder no; make it first"
     refused(run, 2, says, "compress", "run", "book.txt", "--out", "no/x.safetensors")
 
@@ -358,7 +348,7 @@ def test_no_folder_and_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch, tm
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_gone_on_from_is_the_same_text_and_the_same_question(run: Run, tmp_path: Path, place: Path) -> None:
+def test_what_is_gone_on_from_is_the_same_text_and_the_same_question(run: RunCli, tmp_path: Path, place: Path) -> None:
     model = laconic.load_text_model(place / "run")
     work = CompressionJob(model.method, resolve_length_rule(model.method))
     stages = work.run([[model.token_stream("a.txt", [BOOK])]])

@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 import laconic
-from laconic import cli
 from laconic.config.nested import CMSOptions
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import CorruptArtifactError, DiskError, UsageError
@@ -25,11 +23,11 @@ from laconic.nested import state_file
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
 from tests.compression.compressors import reader
+from tests.conftest import RunCli
 from tests.core.readings import fresh
 from tests.tolerances import FLOAT32, error
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-Run = Callable[..., tuple[int, str, str]]
 BOOK = "Chapter one. " + " ".join(f"Sentence {i} stands here." for i in range(6))
 LOCAL = CMSOptions(inner_objective="associative", inner_lr=0.5)
 
@@ -54,24 +52,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path, tmp_path: Path) -> Run:
-    """Calls the command line in an empty folder, where names are those of `place`."""
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCliCli, place: Path, tmp_path: Path) -> RunCli:
+    """Run a command in an empty directory; arguments that are names in `place` become paths."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(learned_room, "PIECE", 32)
-
-    def call(*args: object) -> tuple[int, str, str]:
-        words = [str(place / str(arg)) if (place / str(arg)).exists() else str(arg) for arg in args]
-        monkeypatch.setattr(sys, "argv", ["laconic", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return call
+    monkeypatch.setattr(nested_model, "READING_CHUNK", 32)
+    return lambda *args: run_cli(*(place / str(arg) if (place / str(arg)).exists() else arg for arg in args))
 
 
 @pytest.fixture
-def me(run: Run, place: Path) -> str:
+def me(run: RunCli, place: Path) -> str:
     """The state of the book, in a file of its own; read once."""
     read = place / "read.safetensors"
     if not read.exists():
@@ -99,7 +88,7 @@ def near(mine: FastWeightState, theirs: FastWeightState) -> None:
             assert error(x, y) < 100 * FLOAT32
 
 
-def refused(run: Run, code: int, says: str, *args: object) -> None:
+def refused(run: RunCli, code: int, says: str, *args: object) -> None:
     before = {path: path.read_bytes() for path in Path().iterdir()}
     ended, out, err = run(*args)
     assert (ended, out) == (code, ""), err
@@ -109,7 +98,7 @@ def refused(run: Run, code: int, says: str, *args: object) -> None:
     assert {path: path.read_bytes() for path in Path().iterdir()} == before, "nothing is left, and nothing changed"
 
 
-def test_a_file_a_stream_and_python_are_one_state(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_a_stream_and_python_are_one_state(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run("compress", "hope", "book.txt", "--out", "me.safetensors")
     assert code == 0, err
     assert out.startswith(f"read       {len(BOOK)} tokens\nbytes      ")
@@ -127,7 +116,7 @@ def test_a_file_a_stream_and_python_are_one_state(run: Run, place: Path, monkeyp
     assert values.states_equal(model.load("live.safetensors"), state)
 
 
-def test_the_bill_and_rows(run: Run, place: Path) -> None:
+def test_the_bill_and_rows(run: RunCli, place: Path) -> None:
     code, out, _ = run(
         "compress", "hope", "rows.jsonl", "--out", "x.safetensors", "--batch-size", "2", "--format", "json"
     )
@@ -152,7 +141,7 @@ class Stopped(Exception):
 
 @pytest.mark.parametrize(("source", "after"), [("book.txt", 4), ("rows.jsonl", 6)])
 def test_what_is_resumed_is_as_if_never_stopped(
-    run: Run, monkeypatch: pytest.MonkeyPatch, place: Path, source: str, after: int
+    run: RunCli, monkeypatch: pytest.MonkeyPatch, place: Path, source: str, after: int
 ) -> None:
     asked = ("compress", "hope", source, "--batch-size", "2")
     assert run(*asked, "--out", "whole.safetensors")[0] == 0
@@ -178,7 +167,7 @@ def test_what_is_resumed_is_as_if_never_stopped(
     assert not Path("part.safetensors.part").exists()
 
 
-def test_what_is_gone_on_from_is_the_same_text_and_question(run: Run, tmp_path: Path, place: Path) -> None:
+def test_what_is_gone_on_from_is_the_same_text_and_question(run: RunCli, tmp_path: Path, place: Path) -> None:
     model = learner(place)
     study = model.start_reading()
     stages = study.run([[model.token_stream("a.txt", [BOOK])]])
@@ -196,7 +185,7 @@ def test_what_is_gone_on_from_is_the_same_text_and_question(run: Run, tmp_path: 
             "compress", "hope", "a.txt", "--out", "y.safetensors", "--resume")  # fmt: skip
 
 
-def test_from_one_day_to_the_next(run: Run, place: Path, me: str) -> None:
+def test_from_one_day_to_the_next(run: RunCli, place: Path, me: str) -> None:
     before = Path(me).read_bytes()
     asked = ("generate", "hope", "Who", "--memory", me, "--max-tokens", "4")
     code, out, err = run(*asked, "--learn", "--save-state", "new.safetensors")
@@ -217,7 +206,7 @@ def test_from_one_day_to_the_next(run: Run, place: Path, me: str) -> None:
     assert run("generate", "hope", "a", "bc", "--memory", me, "--max-tokens", "2")[0] == 0
 
 
-def test_prompts_and_rows(run: Run, place: Path) -> None:
+def test_prompts_and_rows(run: RunCli, place: Path) -> None:
     assert run("compress", "hope", "rows.jsonl", "--out", "rows.safetensors")[0] == 0
     asked = ("generate", "hope", "x", "--memory", "rows.safetensors", "--max-tokens", "2", "--format", "json")
     told = json.loads(run(*asked, "--learn", "--save-state", "after.safetensors")[1])["generations"]
@@ -240,7 +229,7 @@ def test_prompts_and_rows(run: Run, place: Path) -> None:
     assert on.position.tolist() == [43]
 
 
-def test_attention_begins_anew_where_it_has_no_room(run: Run, place: Path) -> None:
+def test_attention_begins_anew_where_it_has_no_room(run: RunCli, place: Path) -> None:
     """Its caches stay within the model's positions, and the levels go on."""
     assert run("compress", "attending", "book.txt", "--out", "a.safetensors")[0] == 0
     model = learner(place, "attending")
@@ -260,7 +249,7 @@ def test_attention_begins_anew_where_it_has_no_room(run: Run, place: Path) -> No
     assert int(levels[0].updates) > int(cast(Any, state.layers[0].cms).levels[0].updates)
 
 
-def test_a_file_is_looked_into(run: Run, place: Path, me: str) -> None:
+def test_a_file_is_looked_into(run: RunCli, place: Path, me: str) -> None:
     code, out, _ = run("inspect", me)
     assert code == 0
     assert out.startswith(f"me.safetensors: a state of hope, 1 row, {len(BOOK)} tokens read, ")
@@ -275,7 +264,7 @@ def test_a_file_is_looked_into(run: Run, place: Path, me: str) -> None:
     refused(run, 2, "is a file, which answers no question", "inspect", me, "What?")
 
 
-def test_states_of_others_and_files_that_are_none(run: Run, place: Path, me: str) -> None:
+def test_states_of_others_and_files_that_are_none(run: RunCli, place: Path, me: str) -> None:
     asked = ("Who", "--max-tokens", "2", "--memory")
     mine, theirs = learner(place).model.weights_fingerprint[:12], learner(place, "other").model.weights_fingerprint[:12]
     says = f"state: made by model {mine}…, this is {theirs}…; load that model or pass force=True"
@@ -294,7 +283,7 @@ def test_states_of_others_and_files_that_are_none(run: Run, place: Path, me: str
     refused(run, 66, "no gone.safetensors in ", "generate", "hope", *asked, "gone.safetensors")
 
 
-def test_newer_schemas_and_other_tokenizers(run: Run, place: Path, me: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newer_schemas_and_other_tokenizers(run: RunCli, place: Path, me: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = learner(place)
     with monkeypatch.context() as patch:
         patch.setattr(state_file, "SCHEMA_VERSION", 2)
@@ -326,11 +315,11 @@ def test_newer_schemas_and_other_tokenizers(run: Run, place: Path, me: str, monk
         ("--allow-missing: not of a model that learns while it reads", ["--allow-missing", "x"]),
     ],
 )
-def test_what_cannot_be_meant_of_a_learner(run: Run, says: str, args: list[str]) -> None:
+def test_what_cannot_be_meant_of_a_learner(run: RunCli, says: str, args: list[str]) -> None:
     refused(run, 2, says, "generate", "hope", "x", "--max-tokens", "1", *args)
 
 
-def test_what_belongs_to_other_models(run: Run, place: Path) -> None:
+def test_what_belongs_to_other_models(run: RunCli, place: Path) -> None:
     says = "has no fast weights; give a run of method hope, or leave it out"
     refused(run, 2, f"--learn: {place / 'donor'} {says}", "generate", "donor", "x", "--learn", "--max-tokens", "1")
     refused(
@@ -365,7 +354,7 @@ def test_what_belongs_to_other_models(run: Run, place: Path) -> None:
         laconic.load_text_model(place / "hope", step=3)
 
 
-def test_a_full_disk_leaves_what_was_there(run: Run, place: Path, me: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_what_was_there(run: RunCli, place: Path, me: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise DiskError("x.safetensors: No space left on device; 900 bytes to write, 0 free")
 

@@ -2,34 +2,23 @@
 
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from laconic import cli
+from tests.conftest import RunCli
 from tests.recipe.books import lay
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-Run = Callable[..., tuple[int, str]]
 WILD = ("cms.inner_lr=1e30", "cms.max_update_ratio=0")  # finite, and nothing bounds what it moves
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """A command's exit code, and the last line that it says."""
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, tmp_path: Path) -> RunCli:
+    """Run a command in a directory with small recipes and texts."""
     lay(tmp_path)
     monkeypatch.chdir(tmp_path)
-
-    def call(*args: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        said = capsys.readouterr().err.strip().splitlines()
-        return int(end.value.code or 0), said[-1] if said else ""
-
-    return call
+    return run_cli
 
 
 @pytest.mark.parametrize(
@@ -55,14 +44,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         ("cms.meta_gradient=full: full reads a level's chunk again by", ["cms.meta_gradient=full", "cms.inner_objective=task"]),
     ],
 )  # fmt: skip
-def test_recipes_that_cannot_be_meant(run: Run, says: str, keys: list[str]) -> None:
+def test_recipes_that_cannot_be_meant(run: RunCli, says: str, keys: list[str]) -> None:
     code, said = run("train", "books.toml", "--out", "x", *keys)
     assert code == 2, said
     assert said.startswith("laconic: ")
     assert says in said
 
 
-def test_an_inner_loop_that_is_not_finite_stops_training(run: Run) -> None:
+def test_an_inner_loop_that_is_not_finite_stops_training(run: RunCli) -> None:
     code, said = run("train", "books.toml", "--out", "wild", *WILD)
     assert code == 65
     place = r"first in level 0 of layer 0 \(\S+\), row 0 \(b\d@\d+\), from token 5 on; see .*/incidents/step-000001"
@@ -71,7 +60,7 @@ def test_an_inner_loop_that_is_not_finite_stops_training(run: Run) -> None:
     assert about["first"].startswith("level 0 of layer 0 (")
 
 
-def test_an_inner_loop_that_is_not_finite_stops_reading(run: Run) -> None:
+def test_an_inner_loop_that_is_not_finite_stops_reading(run: RunCli) -> None:
     """A level too slow to be updated in training, whose step is wild."""
     slow = ("cms.chunk_sizes=[64]", "inner_loop.allow_untrained_level=true")
     assert run("train", "books.toml", "--out", "wild", *WILD, *slow)[0] == 0

@@ -1,31 +1,21 @@
 """laconic data list, check, make: what they print and write, and the codes they end with."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from laconic import cli
 from laconic.config.data import DataConfig
 from laconic.data.tokenizer import build_byte_tokenizer
-from tests.conftest import shared_dir
+from tests.conftest import RunCli, shared_dir
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """A command in a folder of its own: its exit code, standard output, standard error."""
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCliCli, tmp_path: Path) -> RunCli:
+    """Run `laconic data` in an empty directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["laconic", "data", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        told = capsys.readouterr()
-        return int(end.value.code or 0), told.out, told.err
-
-    return call
+    return lambda *args: run_cli("data", *args)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from laconic.evaluation.streams.cli_runs import kept_found
 from laconic.evaluation.streams.evaluate import StreamItemResult, StreamRecord
 from laconic.evaluation.streams.metrics import OVERALL
 from laconic.evaluation.streams.table import StreamResult
+from tests.conftest import RunCli
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-Run = Callable[..., tuple[int, str, str]]
 RECIPE = """method = "hope"
 [model]
 family = "llama"
@@ -71,20 +70,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCliCli, place: Path) -> RunCli:
+    """Run a command in the directory of the runs."""
     monkeypatch.chdir(place)
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return call
+    return run_cli
 
 
-def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluated_kept_and_reported(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run("evaluate", "hope", "plain", "--tasks", "test,books", "--limit", "5")
     assert code == 0, err
     assert "hope, books: after saves " in out
@@ -138,7 +130,7 @@ def test_evaluated_kept_and_reported(run: Run, place: Path, monkeypatch: pytest.
         (66, "every fifth is held out; give longer texts or more rows", ["hope", "--tasks", "books", "--limit", "2"]),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_one_line(run: Run, code: int, says: str, args: list[str]) -> None:
+def test_what_is_refused_is_one_line(run: RunCli, code: int, says: str, args: list[str]) -> None:
     ended, out, err = run("evaluate", *args)
     assert (ended, out) == (code, ""), err
     assert says in err.strip().splitlines()[-1]
@@ -151,7 +143,7 @@ def measured(row: str | None, right: float, n: int = 400) -> StreamResult:
     return StreamResult("languages (test-bin-0)", "run", (0,), [rows], {"row": row})
 
 
-def test_a_signal_among_classes_keeps_whole_courses(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_among_classes_keeps_whole_courses(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         {"text": f"{part} {label} {i}", "label": label, "split": part}
         for part, n in (("train", 3), ("test", 1))
@@ -202,7 +194,7 @@ def test_a_signal_among_classes_keeps_whole_courses(run: Run, place: Path, monke
         ("--shots 0: too few; give 1 or more", ["--shots", "0", "--tasks", "clinc150"]),
     ],
 )
-def test_examples_that_cannot_be_meant(run: Run, says: str, args: list[str]) -> None:
+def test_examples_that_cannot_be_meant(run: RunCli, says: str, args: list[str]) -> None:
     code, _, err = run("evaluate", "plain", *args)
     assert code == 2
     assert says in err
@@ -229,7 +221,7 @@ def test_tables_are_whole() -> None:
         assert all(column in table.columns for column, *_ in table.cells)
 
 
-def test_a_learner_beside_another_method(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learner_beside_another_method(run: RunCli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake: Any = place / "thinks"
     fake.mkdir()
     (fake / "recipe.toml").write_text(

@@ -1,21 +1,18 @@
 """Levels added to a run's model, and a model that learns while it reads written as a checkpoint, by commands."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import laconic
-from laconic import cli
 from laconic.models import weights
 from laconic.nested.hope.model import Hope
+from tests.conftest import RunCli
 from tests.recipe.books import RECIPE
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-Run = Callable[..., tuple[int, str]]
 GROWN = RECIPE.replace(
     'family = "llama"\ntokenizer = "bytes"\nhidden_size = 8\nnum_hidden_layers = 1\n',
     'name = "small/steps/step-000001"\n',
@@ -23,25 +20,18 @@ GROWN = RECIPE.replace(
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """A command's exit code, and the last lines that it says; in a folder of a small run and recipes."""
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, tmp_path: Path) -> RunCli:
+    """Run a command in a directory with a small run and recipes."""
     rows = [{"book": f"b{b}", "text": f"Book {b}. " + "It stands here. " * 6} for b in range(4)]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     for name, content in (("books.jsonl", text), ("books.toml", RECIPE), ("grown.toml", GROWN)):
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
-
-    def call(*args: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return int(end.value.code or 0), capsys.readouterr().err.strip()
-
-    assert call("train", "books.toml", "--out", "small", "cms.chunk_sizes=[4]")[0] == 0
-    return call
+    assert run_cli("train", "books.toml", "--out", "small", "cms.chunk_sizes=[4]").code == 0
+    return run_cli
 
 
-def test_levels_grow_from_run_to_run_and_not_inside_one(run: Run) -> None:
+def test_levels_grow_from_run_to_run_and_not_inside_one(run: RunCli) -> None:
     code, said = run("train", "books.toml", "--out", "small", "cms.chunk_sizes=[4, 8]")
     assert code == 2
     assert said.endswith("was begun by another recipe; choose another --out, or change back\n"
@@ -55,7 +45,7 @@ def test_levels_grow_from_run_to_run_and_not_inside_one(run: Run) -> None:
     assert run("train", "grown.toml", "--out", "bad", "cms.chunk_sizes=[8, 16]")[0] == 2
 
 
-def test_a_folder_is_exported_as_a_run_is(run: Run) -> None:
+def test_a_folder_is_exported_as_a_run_is(run: RunCli) -> None:
     assert run("export", "small", "--out", "a")[0] == 0
     assert run("export", "a", "--out", "b")[0] == 0
     assert run("export", "small/steps/step-000001", "--out", "c")[0] == 0

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,8 @@ from laconic.evaluation.reasoning import run as reasoning_run
 from laconic.evaluation.reasoning.question_sets import load_question_set, single_question
 from laconic.evaluation.runs import resolve_step
 from laconic.experiment.load_run import load_run
-from tests.conftest import REPO, shared_dir
-from tests.verbs.test_train import TINY
+from tests.conftest import REPO, TINY_RECIPE, RunCli, shared_dir
 
-Run = Callable[..., tuple[int, str, str]]
 WORDS = """method = "kava"
 paper_table = "kava table 6"
 table_row = "1b aug"
@@ -63,7 +60,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on digits; three seeds on rows in words, and one more that answers at once."""
     folder = tmp_path_factory.mktemp("runs")
     tokenizer = shared_dir() / "data/tokenizers/gsm-bpe-2048"
-    (folder / "digits.toml").write_text(TINY.replace("valid_rows = 20", "valid_rows = 20, test_rows = 24"))
+    (folder / "digits.toml").write_text(TINY_RECIPE.replace("valid_rows = 20", "valid_rows = 20, test_rows = 24"))
     words = WORDS.replace("{tokenizer}", str(tokenizer)).replace("{rows}", str(REPO / "examples/own.jsonl"))
     (folder / "words.toml").write_text(words)
     assert TrainCommand(str(folder / "digits.toml"), out=folder / "digits", device="cpu").run() == 0
@@ -74,27 +71,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path) -> Run:
-    """A command in the folder of the runs: its exit code, standard output, standard error."""
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCliCli, runs: Path) -> RunCli:
+    """Run `laconic evaluate` in the directory of the runs."""
     monkeypatch.chdir(runs)
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["laconic", "evaluate", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        told = capsys.readouterr()
-        return int(end.value.code or 0), told.out, told.err
-
-    return call
+    return lambda *args: run_cli("evaluate", *args)
 
 
-def told(run: Run, *args: object) -> dict[str, Any]:
+def told(run: RunCli, *args: object) -> dict[str, Any]:
     code, out, err = run(*args, "--format", "json", "--device", "cpu")
     assert (code, out.count("\n")) == (0, 1), err
     return json.loads(out)
 
 
-def test_a_run_on_its_own_test_in_every_way(run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_its_own_test_in_every_way(run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("digits", "--with-cot", "--jacobi-iterations", "0,3")
     found = told(run, *asked)
     assert found["protocol"] == "last digit"
@@ -118,7 +107,7 @@ def test_a_run_on_its_own_test_in_every_way(run: Run, runs: Path, monkeypatch: p
     assert told(run, *asked)["datasets"][0]["runs"][0]["accuracy"] == ways["as trained"]["accuracy"]
 
 
-def test_seeds_sets_and_papers(run: Run, runs: Path) -> None:
+def test_seeds_sets_and_papers(run: RunCli, runs: Path) -> None:
     data = (
         "--tasks",
         "gsm8k,gsm-hard,svamp:test",
@@ -145,7 +134,7 @@ def test_seeds_sets_and_papers(run: Run, runs: Path) -> None:
     assert len(list((runs / "kava").glob("seed-*/evaluations/reasoning-svamp-pccot-step-2-limit-12"))) == 3
 
 
-def test_papers_stand_beside_whole_sets_and_time_is_taken(run: Run, tmp_path: Path) -> None:
+def test_papers_stand_beside_whole_sets_and_time_is_taken(run: RunCli, tmp_path: Path) -> None:
     line = '{"question": "What is 3 + 4?", "answer": "7"}\n{"question": "What is 3 - 9?", "answer": "-6"}\n'
     (tmp_path / "own.jsonl").write_text(line)
     found = told(
@@ -220,7 +209,7 @@ def test_a_question_looked_into_is_asked_as_evaluation_asks(runs: Path, monkeypa
     assert [len(how.answer_prompt) for how in given] == [0, 0, 5, 5]
 
 
-def test_files_of_one_name_are_refused_and_one_file_is_asked_once(run: Run, tmp_path: Path) -> None:
+def test_files_of_one_name_are_refused_and_one_file_is_asked_once(run: RunCli, tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         line = f'{{"question": "What is {folder}?", "answer": "7", "rationale": "no step"}}\n'
@@ -237,7 +226,7 @@ def test_files_of_one_name_are_refused_and_one_file_is_asked_once(run: Run, tmp_
 
 
 def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from laconic.evaluation.reasoning import cli_runs as reasoning_cli_runs
 
@@ -265,7 +254,7 @@ def test_sets_are_read_once_and_timed_greedily_on_rows_that_do_not_count(
 
 
 def test_a_signal_ends_with_75_and_the_same_command_goes_on(
-    run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunCli, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, calls = reasoning_run.answer_questions, list[int]()
 
@@ -287,7 +276,7 @@ def test_a_signal_ends_with_75_and_the_same_command_goes_on(
     assert not part.parent.exists()
 
 
-def test_a_signal_while_time_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_time_is_taken(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     from laconic.evaluation.reasoning import cli_runs as reasoning_cli_runs
 
     def latencies(*rest: object, **more: object) -> None:
@@ -325,27 +314,27 @@ def test_a_signal_while_time_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch)
         (("kava", "--tasks", "gsm8k:dev", "--data-dir", "."), 66, "gsm8k has no split dev"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_asked_is_one_line(run: Run, args: tuple[str, ...], code: int, said: str) -> None:
+def test_what_cannot_be_asked_is_one_line(run: RunCli, args: tuple[str, ...], code: int, said: str) -> None:
     ended, out, err = run(*args, *(("--device", "cpu") if args else ()))
     assert (ended, out) == (code, "")
     assert said in err
     assert err.count("\n") == 1
 
 
-def test_a_protocol_that_does_not_fit_the_data_is_refused(run: Run) -> None:
+def test_a_protocol_that_does_not_fit_the_data_is_refused(run: RunCli) -> None:
     code, out, err = run("kava", "--tasks", "prosqa", "--protocol", "codi", "--data-dir", shared_dir() / "data")
     assert (code, out, err.count("\n")) == (66, "", 1)
     assert "prosqa: the answer of prosqa-test-0000 is 'Sally is a sterpus.', protocol codi asks for a number" in err
 
 
-def test_the_best_step_is_that_of_the_runs_own_validation(run: Run, runs: Path) -> None:
+def test_the_best_step_is_that_of_the_runs_own_validation(run: RunCli, runs: Path) -> None:
     best = json.loads((runs / "kava/seed-0/steps/step-000002/progress.json").read_text())["best"][0][1]
     assert resolve_step(runs / "kava/seed-0", "best") == best
     assert resolve_step(runs / "kava/seed-0", "1") == 1
     assert resolve_step(runs / "kava/seed-0", "latest") == 2
 
 
-def test_time_is_taken_in_one_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_taken_in_one_process(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, err = run("digits", "--latency", 5)
     assert code == 2
@@ -353,7 +342,7 @@ def test_time_is_taken_in_one_process(run: Run, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.loopback
-def test_two_ranks_give_the_rows_of_one_process(run: Run, runs: Path, tmp_path: Path) -> None:
+def test_two_ranks_give_the_rows_of_one_process(run: RunCli, runs: Path, tmp_path: Path) -> None:
     from tests.training.multi_rank import run_ranks
 
     (runs / "two").mkdir()
