@@ -25,9 +25,8 @@ from laconic.models.decoder import Decoder
 from laconic.storage.manifest import ManifestWriter
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint, sharded
-from tests.conftest import needs
+from tests.conftest import TINY_RECIPE, needs
 from tests.core.readings import FAMILIES, fresh
-from tests.conftest import TINY_RECIPE
 
 CPU = torch.device("cpu")
 
