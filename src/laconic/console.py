@@ -1,4 +1,4 @@
-"""What a person sees while a command runs: notes and progress on standard error, and which files were written."""
+"""Messages and progress on standard error."""
 
 import contextlib
 import os
@@ -7,28 +7,31 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+ProgressFn = Callable[[str, int, int], None]
+LOG_INTERVAL = 10  # seconds between progress lines without a terminal
+
 
 def write_file(path: Path, text: str) -> None:
-    """Writes a file, whole or not at all."""
-    from laconic.storage import atomic
+    """Write a text file atomically and log its path."""
+    from laconic.storage import atomic  # imports torch, and most users of this module only print
 
     atomic.write_file_atomically(path, lambda new: new.write_text(text, encoding="utf-8"))
     log_message(f"wrote {path}")
 
 
 def log_message(text: str) -> None:
-    """A note for people, on standard error."""
+    """Print a line to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def is_interactive() -> bool:
-    """Whether standard error is a terminal that may be drawn on."""
+    """Return whether standard error is a terminal that supports progress bars."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and "NO_COLOR" not in os.environ
 
 
 @contextlib.contextmanager
 def status(text: str) -> Iterator[None]:
-    """Says on a terminal what is under way."""
+    """Show a spinner with a text on a terminal."""
     if not is_interactive():
         yield
         return
@@ -39,10 +42,10 @@ def status(text: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress(text: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar with the time left on a terminal, elsewhere one line in ten seconds; call it with name, done and total.
+def progress(text: str) -> Iterator[ProgressFn]:
+    """Show progress with the time left: a bar on a terminal, elsewhere a line every ten seconds.
 
-    A total of 0 is not known, and no time is left then.
+    Yields a function to call with (name, done, total); a total of 0 means unknown.
     """
     if not is_interactive():
         yield log_progress(text)
@@ -58,16 +61,16 @@ def progress(text: str) -> Iterator[Callable[[str, int, int], None]]:
         )
 
 
-def log_progress(text: str) -> Callable[[str, int, int], None]:
-    """Progress where there is no terminal: what is under way and the seconds left, at most once in ten seconds."""
-    began = said = time.monotonic()
+def log_progress(text: str) -> ProgressFn:
+    """Return a function that logs progress and the seconds left, at most once per LOG_INTERVAL."""
+    start = last = time.monotonic()
 
-    def show(name: str, done: int, total: int) -> None:
-        nonlocal said
+    def update(name: str, done: int, total: int) -> None:
+        nonlocal last
         now = time.monotonic()
-        if done and now - said >= 10:
-            said = now
-            left = f": {done} of {total}, {(now - began) / done * (total - done):.0f} s left" if total else ""
-            log_message(f"{text} {name}{left}")
+        if done and now - last >= LOG_INTERVAL:
+            last = now
+            remaining = (now - start) / done * (total - done)
+            log_message(f"{text} {name}" + (f": {done} of {total}, {remaining:.0f} s left" if total else ""))
 
-    return show
+    return update

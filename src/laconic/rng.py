@@ -1,6 +1,7 @@
-"""Draws and orders as pure functions of their keys: no stream, nothing to save, the same on every release and machine.
+"""Counter-based random numbers and permutations: pure functions of their keys, without a stream to save.
 
-Keys are folded by the finaliser of SplitMix64 (Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195).
+The same on every release and machine. Keys are folded by the finaliser of SplitMix64 (Steele, Lea and Flood 2014,
+doi:10.1145/2660193.2660195).
 """
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 Keys = int | NDArray[np.int64] | NDArray[np.uint64]
 HashArray = NDArray[np.uint64]
-FEISTEL_ROUNDS = 8  # of the Feistel network
+FEISTEL_ROUNDS = 8
 GOLDEN, MULTIPLIER_1, MULTIPLIER_2 = (
     np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
@@ -17,7 +18,7 @@ UINT64_MAX = 2**64 - 1
 
 
 def hash64(*keys: Keys) -> HashArray:
-    """64 random-looking bits for each tuple of keys; arrays broadcast. The order of keys matters."""
+    """Return 64 pseudorandom bits for each tuple of keys. Arrays broadcast; the order of keys matters."""
     state = np.zeros((), dtype=np.uint64)
     with np.errstate(over="ignore"):
         for key in keys:
@@ -30,25 +31,29 @@ def hash64(*keys: Keys) -> HashArray:
 
 
 def uniform(*keys: Keys) -> NDArray[np.float64]:
-    """A number in [0, 1) for each tuple of keys: the upper 53 bits of `mix`."""
+    """Return a number in [0, 1) for each tuple of keys: the upper 53 bits of `hash64`."""
     return np.asarray((hash64(*keys) >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def permuted_index(seed: int, epoch: Keys, position: Keys, num_rows: int) -> NDArray[np.int64]:
-    """Which of `n` rows stands at place `i` of an epoch: a bijection on [0, n) (Feistel network, cycle-walking)."""
+    """Return which row is at `position` of an epoch's order: a bijection on [0, num_rows).
+
+    A Feistel network over the next even power of two, repeated until the result is in range (cycle walking).
+    """
     if num_rows < 1:
-        raise ValueError(f"index: an order of {num_rows} rows; give at least one")
-    places, epochs = np.broadcast_arrays(np.asarray(position, dtype=np.int64), np.asarray(epoch, dtype=np.int64))
-    if places.size and not 0 <= int(places.min()) <= int(places.max()) < num_rows:
-        raise ValueError(f"index: place {int(places.max())} of {num_rows} rows")
+        raise ValueError(f"num_rows={num_rows} must be at least 1")
+    positions, epochs = np.broadcast_arrays(np.asarray(position, dtype=np.int64), np.asarray(epoch, dtype=np.int64))
+    if positions.size and not 0 <= int(positions.min()) <= int(positions.max()) < num_rows:
+        raise ValueError(f"position {int(positions.max())} is outside [0, {num_rows})")
     half = np.uint64(max(1, ((num_rows - 1).bit_length() + 1) // 2))
-    found = _feistel(np.atleast_1d(places).astype(np.uint64), seed, epochs, half)
-    while (out := found >= np.uint64(num_rows)).any():
-        found = np.where(out, _feistel(found, seed, epochs, half), found)
-    return found.astype(np.int64).reshape(places.shape)
+    index = _feistel(np.atleast_1d(positions).astype(np.uint64), seed, epochs, half)
+    while (too_large := index >= np.uint64(num_rows)).any():
+        index = np.where(too_large, _feistel(index, seed, epochs, half), index)
+    return index.astype(np.int64).reshape(positions.shape)
 
 
 def _feistel(x: HashArray, seed: int, epoch: Keys, half: np.uint64) -> HashArray:
+    """Permute 2·half-bit numbers by a Feistel network keyed by seed and epoch."""
     low = (np.uint64(1) << half) - np.uint64(1)
     left, right = x >> half, x & low
     for round in range(FEISTEL_ROUNDS):

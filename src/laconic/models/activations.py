@@ -1,10 +1,11 @@
-"""The named stages of a forward pass: a table that serves `want`, the local errors of `verify parity`, and the docs.
+"""Named activations of a forward pass: the table behind `Decoder.forward(capture=…)` and `laconic verify parity`.
 
-Each stage has the function that makes it from other stages, so that it can be fed with somebody else's inputs.
+Each activation has a function that computes it from other activations, so that a stage can be run on its own with
+inputs from elsewhere (for instance from transformers).
 """
 
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# The lambdas of the table take what their row says.
+# The arguments of the lambdas are described by their row of the table.
 
 import difflib
 from collections.abc import Callable
@@ -13,13 +14,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from laconic.models import attention
-from laconic.models import positions as models_positions
+from laconic.models import positions as positions_
 from laconic.models.block import Block, ForwardContext, PastKeyValues, apply_rope, concat_past
 from laconic.models.config import DecoderConfig
 
 
 class BlockContext(NamedTuple):
-    """Where a stage of a layer is computed: the block, what the whole pass shares, and the layer's past."""
+    """What computing a layer's activation needs beside its inputs."""
 
     block: Block
     context: ForwardContext
@@ -31,9 +32,10 @@ class BlockContext(NamedTuple):
 
 
 class Activation(NamedTuple):
-    """One row of the table; `x` among the inputs is what the block reads, `hidden.l`.
+    """One row of the table. The input named `x` is the block's input, `hidden.l`.
 
-    `function(where, *inputs)` makes the stage; `where` is an `At` for a layer's, the decoder for the model's.
+    `function(at, *inputs)` computes the activation; `at` is a BlockContext for a layer, the decoder for the model.
+    `bitwise`: the function only copies or selects, so it must agree to the bit with other implementations.
     """
 
     name: str
@@ -45,94 +47,72 @@ class Activation(NamedTuple):
     bitwise: bool = False
 
 
-def masked_scores(where: BlockContext, a: Tensor) -> Tensor:
-    """Scores after bias and visibility."""
-    assert where.mask.visible is not None
-    return attention.apply_bias_and_mask(a, where.mask.visible, where.mask.bias)
+def masked_scores(at: BlockContext, a: Tensor) -> Tensor:
+    """Return the scores after bias and mask."""
+    assert at.mask.visible is not None
+    return attention.apply_bias_and_mask(a, at.mask.visible, at.mask.bias)
 
 
+def scaled_scores(at: BlockContext, q: Tensor, k: Tensor) -> Tensor:
+    """Return the scores before bias and mask."""
+    return attention.attention_scores(q, k, at.block.config.attention_scales[at.block.index])
+
+
+A = Activation
 LAYER_ACTIVATIONS: tuple[Activation, ...] = (
-    Activation("norm1", "norm", "C1, C2", ("x",), "B T D", lambda at, x: at.block.submodule("norm1")(x)),
-    Activation("q_raw", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project_qkv(y)[0]),
-    Activation("k_raw", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project_qkv(y)[1]),
-    Activation("q", "QKV", "C9, C10", ("q_raw",), "B H T E", lambda at, x: at.block.normalize_heads(x, "q_norm")),
-    Activation("k", "QKV", "C9, C10", ("k_raw",), "B G T E", lambda at, x: at.block.normalize_heads(x, "k_norm")),
-    Activation("v", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project_qkv(y)[2]),
-    Activation("q_rot", "RoPE", "C3–C6", ("q",), "B H T E", lambda at, q: apply_rope(q, at.context)),
-    Activation("k_rot", "RoPE", "C3–C6", ("k",), "B G T E", lambda at, k: apply_rope(k, at.context)),
-    Activation("k_cache", "KV cache", "–", ("k_rot",), "B G P E", lambda at, k: concat_past(k, at.past, 0), True),
-    Activation("v_cache", "KV cache", "–", ("v",), "B G P E", lambda at, v: concat_past(v, at.past, 1), True),
-    Activation(
-        "scores",
-        "scores",
-        "C11",
-        ("q_rot", "k_cache"),
-        "B H T P",
-        lambda at, q, k: attention.attention_scores(q, k, at.block.config.attention_scales[at.block.index]),
-    ),
-    Activation("scores_seen", "scores", "C12, C13", ("scores",), "B H T P", masked_scores),
-    Activation(
-        "probs", "attention", "C14", ("scores_seen",), "B H T P", lambda at, a: attention.attention_probabilities(a)
-    ),
-    Activation(
-        "context", "attention", "C15", ("probs", "v_cache"), "B T HE", lambda at, p, v: attention.weighted_values(p, v)
-    ),
-    Activation("attn_out", "attention", "C16", ("context",), "B T D", lambda at, c: at.block.project_output(c)),
-    Activation("resid1", "block", "C19", ("x", "attn_out"), "B T D", lambda at, x, out: x + out),
-    Activation("norm2", "norm", "C1, C2", ("resid1",), "B T D", lambda at, r: at.block.submodule("norm2")(r)),
-    Activation("gate", "FFN", "C17", ("norm2",), "B T F", lambda at, y: at.block.submodule("gate")(y)),
-    Activation("up", "FFN", "C17, C18", ("norm2",), "B T F", lambda at, y: at.block.submodule("up")(y)),
-    Activation("mid", "FFN", "C17, C18", ("up", "gate"), "B T F", lambda at, up, gate: at.block.mlp_hidden(up, gate)),
-    Activation("mlp_out", "FFN", "C17, C18", ("mid",), "B T D", lambda at, m: at.block.submodule("down")(m)),
-    Activation("resid2", "block", "C19", ("resid1", "mlp_out"), "B T D", lambda at, r, out: r + out),
+    A("norm1", "norm", "C1, C2", ("x",), "B T D", lambda at, x: at.block.submodule("norm1")(x)),
+    A("q_raw", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project_qkv(y)[0]),
+    A("k_raw", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project_qkv(y)[1]),
+    A("q", "QKV", "C9, C10", ("q_raw",), "B H T E", lambda at, x: at.block.normalize_heads(x, "q_norm")),
+    A("k", "QKV", "C9, C10", ("k_raw",), "B G T E", lambda at, x: at.block.normalize_heads(x, "k_norm")),
+    A("v", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project_qkv(y)[2]),
+    A("q_rot", "RoPE", "C3–C6", ("q",), "B H T E", lambda at, q: apply_rope(q, at.context)),
+    A("k_rot", "RoPE", "C3–C6", ("k",), "B G T E", lambda at, k: apply_rope(k, at.context)),
+    A("k_cache", "KV cache", "–", ("k_rot",), "B G P E", lambda at, k: concat_past(k, at.past, 0), True),
+    A("v_cache", "KV cache", "–", ("v",), "B G P E", lambda at, v: concat_past(v, at.past, 1), True),
+    A("scores", "scores", "C11", ("q_rot", "k_cache"), "B H T P", scaled_scores),
+    A("scores_seen", "scores", "C12, C13", ("scores",), "B H T P", masked_scores),
+    A("probs", "attention", "C14", ("scores_seen",), "B H T P", lambda at, a: attention.attention_probabilities(a)),
+    A("context", "attention", "C15", ("probs", "v_cache"), "B T HE", lambda at, p, v: attention.weighted_values(p, v)),
+    A("attn_out", "attention", "C16", ("context",), "B T D", lambda at, c: at.block.project_output(c)),
+    A("resid1", "block", "C19", ("x", "attn_out"), "B T D", lambda at, x, out: x + out),
+    A("norm2", "norm", "C1, C2", ("resid1",), "B T D", lambda at, r: at.block.submodule("norm2")(r)),
+    A("gate", "FFN", "C17", ("norm2",), "B T F", lambda at, y: at.block.submodule("gate")(y)),
+    A("up", "FFN", "C17, C18", ("norm2",), "B T F", lambda at, y: at.block.submodule("up")(y)),
+    A("mid", "FFN", "C17, C18", ("up", "gate"), "B T F", lambda at, up, gate: at.block.mlp_hidden(up, gate)),
+    A("mlp_out", "FFN", "C17, C18", ("mid",), "B T D", lambda at, m: at.block.submodule("down")(m)),
+    A("resid2", "block", "C19", ("resid1", "mlp_out"), "B T D", lambda at, r, out: r + out),
 )
-"""What every layer makes, in order of computation."""
+"""Activations of every layer, in order of computation."""
 
 MODEL_ACTIVATIONS: tuple[Activation, ...] = (
-    Activation(
-        "embed",
-        "foundation",
-        "C8",
-        ("inputs_embeds", "position_ids"),
-        "B T D",
-        lambda model, x, p: model.add_positions(x, p),
-    ),
-    Activation("final_norm", "norm", "C1, C2", ("x",), "B T D", lambda model, x: model.final_norm(x)),
-    Activation("logits", "logits", "C20", ("final_norm",), "B T V", lambda model, h: model.logits(h)),
-    Activation(
+    A("embed", "foundation", "C8", ("inputs_embeds", "position_ids"), "B T D", lambda m, x, p: m.add_positions(x, p)),
+    A("final_norm", "norm", "C1, C2", ("x",), "B T D", lambda m, x: m.final_norm(x)),
+    A("logits", "logits", "C20", ("final_norm",), "B T V", lambda m, h: m.logits(h)),
+    A(
         "last_logits",
         "next token",
         "C21",
         ("logits", "attention_mask"),
         "B V",
-        lambda model, a, live: models_positions.last_valid(a, live),
+        lambda m, a, mask: positions_.last_valid(a, mask),
         True,
     ),
-    Activation(
-        "token", "next token", "C21", ("last_logits",), "B", lambda model, a: models_positions.next_token(a), True
-    ),
-    Activation(
-        "next_probs",
-        "next token",
-        "C21",
-        ("last_logits",),
-        "B V",
-        lambda model, a: models_positions.next_token_probabilities(a),
-    ),
+    A("token", "next token", "C21", ("last_logits",), "B", lambda m, a: positions_.next_token(a), True),
+    A("next_probs", "next token", "C21", ("last_logits",), "B V", lambda m, a: positions_.next_token_probabilities(a)),
 )
-"""What a pass makes once: `embed` before the layers, the others after them."""
+"""Activations computed once per pass: `embed` before the layers, the others after them."""
 
-
-UNGATED_MLP_HIDDEN = Activation("mid", "FFN", "C17, C18", ("up",), "B T F", lambda at, up: at.block.mlp_hidden(up))
+UNGATED_MLP_HIDDEN = A("mid", "FFN", "C17, C18", ("up",), "B T F", lambda at, up: at.block.mlp_hidden(up))
 UNNORMED_HEADS: dict[str, Activation] = {
-    "q": Activation("q", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project_qkv(y)[0]),
-    "k": Activation("k", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project_qkv(y)[1]),
+    "q": A("q", "QKV", "C9", ("norm1",), "B H T E", lambda at, y: at.block.project_qkv(y)[0]),
+    "k": A("k", "QKV", "C9", ("norm1",), "B G T E", lambda at, y: at.block.project_qkv(y)[1]),
 }
 
 
 def layer_activations(config: DecoderConfig) -> tuple[Activation, ...]:
-    """The stages of a layer of this family, each with the inputs it has there."""
-    rows = {stage.name: stage for stage in LAYER_ACTIVATIONS}
+    """Return the activations of a layer for a model family, with their inputs in that family."""
+    rows = {activation.name: activation for activation in LAYER_ACTIVATIONS}
     if not config.qk_norm:
         rows = {name: row for name, row in (rows | UNNORMED_HEADS).items() if name not in ("q_raw", "k_raw")}
     if not config.gated_mlp:
@@ -141,45 +121,46 @@ def layer_activations(config: DecoderConfig) -> tuple[Activation, ...]:
 
 
 class CaptureRequest(NamedTuple):
-    """Stages asked for: of each layer, of the model, and the layers whose input `hidden.l` is to be kept."""
+    """Parsed `capture`: activations per layer, of the model, and layers whose input `hidden.l` is captured."""
 
     layers: tuple[frozenset[str], ...]
     model: frozenset[str]
     hidden: frozenset[int]
 
 
-def parse_capture(want: tuple[str, ...], config: DecoderConfig) -> CaptureRequest:
-    """`k` is every layer's, `k.3` one layer's, `hidden` the list hidden.0 … hidden.L. Raises on an unknown name."""
+def parse_capture(names: tuple[str, ...], config: DecoderConfig) -> CaptureRequest:
+    """Parse names: `k` of every layer, `k.3` of layer 3, `hidden` for hidden.0 … hidden.L.
+
+    Raises:
+        ValueError: A name or layer does not exist.
+    """
     L = config.num_hidden_layers
-    if not want:
+    if not names:
         return CaptureRequest((frozenset(),) * L, frozenset(), frozenset())
     layers: list[set[str]] = [set() for _ in range(L)]
     model: set[str] = set()
     hidden: set[int] = set()
-    names = {stage.name for stage in layer_activations(config)}
-    for name in want:
+    layer_names = {activation.name for activation in layer_activations(config)}
+    model_names = {activation.name for activation in MODEL_ACTIVATIONS}
+    for name in names:
         stem, _, index = name.partition(".")
-        inside = not index or (index.isdecimal() and int(index) < L + (stem == "hidden"))
-        if stem in names and inside:
+        in_range = not index or (index.isdecimal() and int(index) < L + (stem == "hidden"))
+        if stem in layer_names and in_range:
             for layer in layers if not index else [layers[int(index)]]:
                 layer.add(stem)
-        elif stem == "hidden" and inside:
+        elif stem == "hidden" and in_range:
             hidden |= set(range(L + 1)) if not index else {int(index)}
-        elif name in {stage.name for stage in MODEL_ACTIVATIONS}:
+        elif name in model_names:
             model.add(name)
         else:
-            raise ValueError(
-                unknown_activation_message(
-                    name, sorted(names | {"hidden"} | {stage.name for stage in MODEL_ACTIVATIONS}), L
-                )
-            )
+            raise ValueError(unknown_activation_message(name, sorted(layer_names | {"hidden"} | model_names), L))
     return CaptureRequest(tuple(map(frozenset, layers)), frozenset(model), frozenset(hidden))
 
 
 def unknown_activation_message(name: str, names: list[str], L: int) -> str:
-    """What to say of a stage that does not exist."""
+    """Return the error message for an activation or layer that does not exist."""
     stem = name.partition(".")[0]
     if stem in names:
-        return f"stage {name}: the decoder has layers 0 to {L - 1}"
-    near = difflib.get_close_matches(stem, names, 1, 0.0)
-    return f"stage {name}: no such stage; did you mean {near[0]}?"
+        return f"capture {name}: the decoder has layers 0 to {L - 1}"
+    closest = difflib.get_close_matches(stem, names, 1, 0.0)
+    return f"capture {name}: no such activation; did you mean {closest[0]}?"

@@ -1,8 +1,8 @@
-"""Attention over a cache: heads, scores, who sees whom, and three ways to compute the same context.
+"""Multi-head attention over a KV cache: scores, masks, probabilities, and three backends for the same result.
 
-Attention (arXiv:1706.03762), grouped heads (arXiv:2305.13245), sliding window (arXiv:2310.06825).
+Attention (arXiv:1706.03762), grouped-query heads (arXiv:2305.13245), sliding window (arXiv:2310.06825).
 
-Symbols: q, k, v queries, keys, values; a scores; S slots held before this call; P = S + T; W window.
+Symbols: q, k, v queries, keys, values; a scores; p probabilities; S cached slots; P = S + T; W window.
 """
 
 import math
@@ -19,17 +19,17 @@ CaptureFn = Callable[[str, Tensor], Tensor]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which sums are taken: float64 for float64, else float32."""
+    """Return the dtype for sums: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def split_heads(x: Float[Tensor, "B T NE"], num_heads: int) -> Float[Tensor, "B n T E"]:
-    """The output of a projection as `n` heads, head-major."""
+    """Split a projection into heads."""
     return x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2)
 
 
 def repeat_heads(x: Float[Tensor, "B G P E"], H: int) -> Float[Tensor, "B H P E"]:
-    """Each key or value head for its H / G neighbouring query heads: 0, 0, 1, 1."""
+    """Repeat each key or value head for its H / G neighbouring query heads: 0, 0, 1, 1."""
     return x if x.shape[1] == H else x.repeat_interleave(H // x.shape[1], 1)
 
 
@@ -41,39 +41,40 @@ def attention_scores(
 
 
 def visibility_mask(valid: Bool[Tensor, "B P"], S: int, window: int | None) -> Bool[Tensor, "B T P"]:
-    """Eq. C12: live[j], j <= S + t, and fewer than `window` live slots from j (left out) to the query."""
+    """Eq. C12: slot j is visible to query t if it is valid, j <= S + t, and within the last `window` valid slots."""
     slot = torch.arange(valid.shape[1], device=valid.device)
-    result = valid[:, None, :] & (slot <= slot[S:, None])
+    visible = valid[:, None, :] & (slot <= slot[S:, None])
     if window is None:
-        return result
+        return visible
     n = valid.cumsum(1)
-    return result & (n[:, None, :] > n[:, S:, None] - window)
+    return visible & (n[:, None, :] > n[:, S:, None] - window)
 
 
 def apply_bias_and_mask(
     a: Float[Tensor, "B H T P"], visible: Bool[Tensor, "#B T P"], bias: Float[Tensor, "#B #T #P"] | None
 ) -> Float[Tensor, "B H T P"]:
-    """Eq. C13: a + bias, then minus infinity where not seen."""
+    """Eq. C13: a + bias, then minus infinity where not visible."""
     a = a if bias is None else a + bias.to(a.dtype)[:, None]
     return a.masked_fill(~visible[:, None], -math.inf)
 
 
 def attention_probabilities(a: Float[Tensor, "B H T P"]) -> Float[Tensor, "B H T P"]:
-    """Eq. C14: softmax over keys in wide precision; a query that sees nothing gets zeros."""
-    blind = (a == -math.inf).all(-1, keepdim=True)
-    p = a.masked_fill(blind, 0.0).softmax(-1, dtype=accumulation_dtype(a.dtype))
-    return p.masked_fill(blind, 0.0).to(a.dtype)
+    """Eq. C14: softmax over keys in accumulation precision; all zeros for a query that sees no slot."""
+    sees_nothing = (a == -math.inf).all(-1, keepdim=True)
+    p = a.masked_fill(sees_nothing, 0.0).softmax(-1, dtype=accumulation_dtype(a.dtype))
+    return p.masked_fill(sees_nothing, 0.0).to(a.dtype)
 
 
 def weighted_values(p: Float[Tensor, "B H T P"], v: Float[Tensor, "B G P E"]) -> Float[Tensor, "B T HE"]:
-    """Eq. C15: c = p v, heads side by side."""
+    """Eq. C15: c = p v, heads concatenated."""
     return (p @ repeat_heads(v, p.shape[1])).transpose(1, 2).flatten(2)
 
 
 class AttentionMask(NamedTuple):
-    """Who sees whom in one forward pass, for the layers of one window, as each back end wants it.
+    """The mask of one forward pass, for layers with the same window, in the form each backend needs.
 
-    `causal` with no `mask` is plain causality from nothing; neither of the two is one query that sees every slot.
+    `causal` without `mask` is plain causality on an empty cache; neither of the two means that a single query sees
+    every slot.
     """
 
     causal: bool
@@ -92,22 +93,29 @@ def build_attention_mask(
     sdpa_only: bool,
     dtype: torch.dtype,
 ) -> AttentionMask:
-    """The masks of one window: none where SDPA needs none, else a boolean one, or a float one under a bias.
+    """Return the mask for one window: none where SDPA needs none, else boolean, or float if there is a bias.
 
-    `whole` says, without looking at the tensor, that every slot is live.
+    Args:
+        valid: Real slots among cached and new ones.
+        S: Number of cached slots.
+        all_valid: Every slot is valid; known by the caller, so that the tensor need not be read.
+        window: Sliding window of these layers.
+        bias: Added to the scores.
+        sdpa_only: No backend but SDPA runs, so a visibility mask is not needed beside `causal`.
+        dtype: Dtype of a float mask.
     """
     P = valid.shape[1]
     T = P - S
-    plain = all_valid and bias is None and (window is None or window >= P)
-    causal = maskless = False
-    if plain and T == 1:  # branches, not expressions: SDPA under the compiler wants a bool
-        maskless = True
-    elif plain and S == 0:
-        causal = maskless = True
-    if maskless and sdpa_only:
+    is_plain = all_valid and bias is None and (window is None or window >= P)
+    causal = needs_no_mask = False
+    if is_plain and T == 1:  # branches instead of expressions: SDPA needs a Python bool under torch.compile
+        needs_no_mask = True
+    elif is_plain and S == 0:
+        causal = needs_no_mask = True
+    if needs_no_mask and sdpa_only:
         return AttentionMask(causal, None, None, None)
     visible = visibility_mask(valid[:1] if all_valid else valid, S, window)
-    if maskless:
+    if needs_no_mask:
         return AttentionMask(causal, None, visible, None)
     mask = visible[:, None]
     if bias is not None:
@@ -116,12 +124,12 @@ def build_attention_mask(
 
 
 def capture_nothing(name: str, value: Tensor) -> Tensor:
-    """The note of a pass that keeps no stages."""
+    """Capture function of a pass that captures no activation."""
     return value
 
 
 def capture(activations: dict[str, Tensor], layer: int, names: frozenset[str], name: str, value: Tensor) -> Tensor:
-    """The note of a pass that keeps the stages in `want`, under their name and layer."""
+    """Store an activation as `name.layer` if it is among `names`; return it unchanged."""
     if name in names:
         activations[f"{name}.{layer}"] = value
     return value
@@ -136,7 +144,7 @@ def eager_attention(
     dropout: float,
     capture: CaptureFn = capture_nothing,
 ) -> Float[Tensor, "B T HE"]:
-    """Equations C11 to C15 as they are written: the specification of the other back ends."""
+    """Compute equations C11 to C15 as written: the specification of the other backends."""
     assert mask.visible is not None
     a = capture("scores", attention_scores(q, k, scale))
     a = capture("scores_seen", apply_bias_and_mask(a, mask.visible, mask.bias))
@@ -147,14 +155,16 @@ def eager_attention(
 def sdpa_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: AttentionMask, dropout: float
 ) -> Float[Tensor, "B T HE"]:
-    """The same by `scaled_dot_product_attention`; `is_causal` only from nothing, because it is upper-left aligned.
+    """Compute the same by `scaled_dot_product_attention`.
 
-    On CUDA only the flash kernel takes grouped heads: half precision, no mask, E up to 256; others would hold scores.
+    `is_causal` is used on an empty cache only, because SDPA aligns it to the upper left. On CUDA only the flash kernel
+    accepts grouped heads (half precision, no mask, E up to 256); the other kernels would materialise the scores, so
+    there the heads are repeated.
     """
     H = q.shape[1]
     grouped = k.shape[1] != H
-    half = v.dtype in (torch.bfloat16, torch.float16)  # not q's: autocast leaves rotated queries wide
-    if grouped and q.is_cuda and (mask.mask is not None or q.shape[-1] > 256 or not half):
+    is_half = v.dtype in (torch.bfloat16, torch.float16)  # q can be float32: autocast does not cast RoPE's output
+    if grouped and q.is_cuda and (mask.mask is not None or q.shape[-1] > 256 or not is_half):
         k, v, grouped = repeat_heads(k, H), repeat_heads(v, H), False
     c = F.scaled_dot_product_attention(q, k, v, mask.mask, dropout, mask.causal, scale=scale, enable_gqa=grouped)
     return c.transpose(1, 2).flatten(2)
@@ -163,16 +173,16 @@ def sdpa_attention(
 def flex_attention_forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: AttentionMask, dropout: float
 ) -> Float[Tensor, "B T HE"]:
-    """The same by `flex_attention`, which changes scores one by one; without dropout, and forward only on the CPU."""
+    """Compute the same by `flex_attention`, which has no dropout, and no gradient on the CPU."""
     if not q.is_cuda and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise ValueError("flex attention has no gradient on the CPU; use sdpa")
     if dropout:
         raise ValueError("flex attention has no dropout; set dropout to 0 or use sdpa")
     assert mask.visible is not None
-    extra = torch.zeros_like(mask.visible, dtype=q.dtype) if mask.bias is None else mask.bias.to(q.dtype)
-    extra = extra.masked_fill(~mask.visible, -math.inf).expand(q.shape[0], q.shape[2], k.shape[2])
+    bias = torch.zeros_like(mask.visible, dtype=q.dtype) if mask.bias is None else mask.bias.to(q.dtype)
+    bias = bias.masked_fill(~mask.visible, -math.inf).expand(q.shape[0], q.shape[2], k.shape[2])
     grouped = q.shape[1] != k.shape[1]
-    c = flex_attention(q, k, v, lambda a, b, h, t, j: a + extra[b, t, j], scale=scale, enable_gqa=grouped)
+    c = flex_attention(q, k, v, lambda a, b, h, t, j: a + bias[b, t, j], scale=scale, enable_gqa=grouped)
     assert isinstance(c, Tensor)
     return c.transpose(1, 2).flatten(2)
 

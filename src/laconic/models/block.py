@@ -1,8 +1,8 @@
-"""One block of the decoder: norms, feed-forward maps, and the module that composes them with attention.
+"""Transformer block: norms, gated and plain MLPs, and the module that combines them with attention.
 
 RMSNorm (arXiv:1910.07467), LayerNorm (arXiv:1607.06450), gated units (arXiv:2002.05202), GELU (arXiv:1606.08415).
 
-Symbols: x residual stream; y its norm; u x in wide precision; W maps; act activation.
+Symbols: x residual stream; y its norm; u x in accumulation precision; W weight matrices; act activation.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from laconic.models import attention, rope
-from laconic.models.attention import AttentionMask, CaptureFn, accumulation_dtype, capture, capture_nothing
+from laconic.models.attention import AttentionMask, CaptureFn, accumulation_dtype, capture_nothing
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 
 
 def rms_norm(x: Float[Tensor, "*rows D"], weight: Float[Tensor, " D"], eps: float) -> Float[Tensor, "*rows D"]:
-    """Eq. C1: u (mean(u^2) + eps)^(-1/2) in wide precision, cast back to x's type, and only then times weight."""
+    """Eq. C1: u (mean(u^2) + eps)^(-1/2) in accumulation precision, cast to x's dtype, then times weight."""
     if x.dtype == accumulation_dtype(x.dtype) and x.dtype == weight.dtype:
         return F.rms_norm(x, weight.shape, weight, eps)
     u = x.to(accumulation_dtype(x.dtype))
@@ -30,17 +30,17 @@ def rms_norm(x: Float[Tensor, "*rows D"], weight: Float[Tensor, " D"], eps: floa
 def layer_norm(
     x: Float[Tensor, "*rows D"], weight: Float[Tensor, " D"], bias: Float[Tensor, " D"], eps: float
 ) -> Float[Tensor, "*rows D"]:
-    """Eq. C2: (x - mean) / sqrt(var + eps) weight + bias, var with 1/D."""
+    """Eq. C2: (x - mean) / sqrt(var + eps) weight + bias, with the variance over D (not D - 1)."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def head_norm(x: Float[Tensor, "B N T E"], weight: Float[Tensor, " E"], eps: float) -> Float[Tensor, "B N T E"]:
-    """Eq. C10: RMSNorm over the width of a head, one weight for all heads, before rotation."""
+    """Eq. C10: RMSNorm over the head size, with one weight for all heads, before rotation."""
     return rms_norm(x, weight, eps)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU in its tanh form (arXiv:1606.08415, section 2)."""
+    """Compute GELU's tanh approximation (arXiv:1606.08415, section 2)."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -57,17 +57,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def gated_mlp_hidden(
     gate: Float[Tensor, "*rows F"], up: Float[Tensor, "*rows F"], activation: str
 ) -> Float[Tensor, "*rows F"]:
-    """Eq. C17: act(W_g y) * W_u y, which W_d reads."""
+    """Eq. C17: act(W_g y) * W_u y, the input of W_d."""
     return ACTIVATIONS[activation](gate) * up
 
 
 def mlp_hidden(up: Float[Tensor, "*rows F"], activation: str) -> Float[Tensor, "*rows F"]:
-    """Eq. C18: act(W_1 y + b_1), which W_2 reads."""
+    """Eq. C18: act(W_1 y + b_1), the input of W_2."""
     return ACTIVATIONS[activation](up)
 
 
 class RMSNorm(nn.Module):
-    """Eq. C1 with its weight."""
+    """RMSNorm, Eq. C1."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Eq. C2 with its weight and bias."""
+    """LayerNorm, Eq. C2."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -89,20 +89,20 @@ class LayerNorm(nn.Module):
 
 
 def build_norm(config: DecoderConfig) -> nn.Module:
-    """The norm of a family over the width D."""
+    """Return the norm of a model family, over the width D."""
     return (RMSNorm if config.norm_type == "rms" else LayerNorm)(config.hidden_size, config.norm_eps)
 
 
 class Namespace(nn.Module):
-    """A name in the module tree that only holds others."""
+    """Empty module used as a namespace."""
 
 
 def add_submodule(root: nn.Module, path: str | None, module: nn.Module) -> None:
-    """Puts `module` at a dotted path, growing branches on the way; without a path the family has no such part."""
+    """Add `module` at a dotted path, creating namespaces on the way. A path of None means the family has none."""
     if path is None:
         return
-    *way, last = path.split(".")
-    for name in way:
+    *parents, last = path.split(".")
+    for name in parents:
         if not hasattr(root, name):
             root.add_module(name, Namespace())
         root = root.get_submodule(name)
@@ -110,12 +110,12 @@ def add_submodule(root: nn.Module, path: str | None, module: nn.Module) -> None:
 
 
 def empty_embedding(n: int, width: int) -> nn.Embedding:
-    """A table whose rows are not drawn: on meta, drawing them imports what takes torch a second."""
+    """Return an uninitialised embedding (initialising one on meta imports modules that take torch a second)."""
     return nn.Embedding(n, width, _weight=torch.empty(n, width))
 
 
 class ForwardContext(NamedTuple):
-    """What all blocks of one forward pass share: the table of angles, the masks per layer, the attention back end."""
+    """Inputs shared by all blocks of one forward pass: RoPE tables, masks per layer, attention backend."""
 
     cos: Float[Tensor, "#B 1 T E"] | None
     sin: Float[Tensor, "#B 1 T E"] | None
@@ -124,35 +124,30 @@ class ForwardContext(NamedTuple):
 
 
 PastKeyValues = tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S E"]]
-EAGER_ACTIVATIONS = frozenset({"scores", "scores_seen", "probs"})
+EAGER_ACTIVATIONS = frozenset({"scores", "scores_seen", "probs"})  # only the eager backend computes these
 
 
 def apply_rope(x: Float[Tensor, "B N T E"], context: ForwardContext) -> Float[Tensor, "B N T E"]:
-    """Queries or keys after rotation, as they are where a family has none."""
+    """Rotate queries or keys; return them unchanged in families without RoPE."""
     return x if context.cos is None or context.sin is None else rope.rotate_pairs(x, context.cos, context.sin)
 
 
 def concat_past(x: Float[Tensor, "B G T E"], past: PastKeyValues | None, index: int) -> Float[Tensor, "B G P E"]:
-    """Keys (0) or values (1) of the past, then the new ones."""
+    """Concatenate cached keys (index 0) or values (index 1) with the new ones."""
     return x if past is None else torch.cat([past[index], x], 2)
 
 
 class Block(nn.Module):
-    """Layer `index`, its parts under the names of the family's checkpoint.
+    """Decoder layer `index`, with submodules named as in the family's checkpoints.
 
-    Parts are looked up in the tree on every call, so that a replacement (an adapter, another MLP) is what runs.
+    Submodules are looked up on every call, so that a replacement (an adapter, another MLP) takes effect.
     """
 
     def __init__(self, config: DecoderConfig, index: int) -> None:
         super().__init__()
         self.config, self.index, self.weight_names = config, index, WEIGHT_NAMES[config.family]
-        D, H, G, E, F = (
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.intermediate_size,
-        )
+        D, F, E = config.hidden_size, config.intermediate_size, config.head_dim
+        H, G = config.num_attention_heads, config.num_key_value_heads
         names = self.weight_names
         add_submodule(self, names.norm1, build_norm(config))
         heads = {names.qkv: H + 2 * G} if names.qkv else {names.q: H, names.k: G, names.v: G}
@@ -169,14 +164,14 @@ class Block(nn.Module):
         add_submodule(self, names.down, nn.Linear(F, D, config.mlp_bias))
 
     def submodule(self, role: str) -> nn.Module:
-        """The module that plays a role (`norm1`, `q`, `down`, …) now."""
+        """Return the current submodule for a role of WeightNames: `norm1`, `q`, `down`, …"""
         module: nn.Module = self
-        for name in getattr(self.weight_names, role).split("."):  # as get_submodule does, in a third of its time
+        for name in getattr(self.weight_names, role).split("."):  # three times as fast as get_submodule
             module = getattr(module, name)
         return module
 
     def project_qkv(self, y: Float[Tensor, "B T D"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Eq. C9: queries [B, H, T, E], keys and values [B, G, T, E], each with its own number of heads."""
+        """Eq. C9: queries [B, H, T, E], keys and values [B, G, T, E]."""
         H, G, E = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
         if self.weight_names.qkv:
             q, k, v = self.submodule("qkv")(y).split([H * E, G * E, G * E], -1)
@@ -185,7 +180,7 @@ class Block(nn.Module):
         return attention.split_heads(q, H), attention.split_heads(k, G), attention.split_heads(v, G)
 
     def normalize_heads(self, x: Float[Tensor, "B N T E"], role: str) -> Float[Tensor, "B N T E"]:
-        """Queries or keys after Qwen3's norm (`role` q_norm or k_norm), as they are in the other families."""
+        """Apply Qwen3's norm (`role` "q_norm" or "k_norm") to queries or keys; other families have none."""
         if not self.config.qk_norm:
             return x
         weight = self.submodule(role).weight
@@ -195,15 +190,12 @@ class Block(nn.Module):
     def qkv_heads(
         self, y: Float[Tensor, "B T D"], capture: CaptureFn = capture_nothing
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as they enter rotation."""
+        """Return queries, keys and values before rotation."""
         q, k, v = self.project_qkv(y)
         if self.config.qk_norm:
             q, k = capture("q_raw", q), capture("k_raw", k)
-        return (
-            capture("q", self.normalize_heads(q, "q_norm")),
-            capture("k", self.normalize_heads(k, "k_norm")),
-            capture("v", v),
-        )
+        q, k = self.normalize_heads(q, "q_norm"), self.normalize_heads(k, "k_norm")
+        return capture("q", q), capture("k", k), capture("v", v)
 
     def self_attention(
         self,
@@ -213,44 +205,42 @@ class Block(nn.Module):
         capture: CaptureFn = capture_nothing,
         capture_scores: bool = False,
     ) -> tuple[Float[Tensor, "B T D"], Tensor, Tensor]:
-        """Attention of one layer on its past: the output, and the keys and values of past and present."""
+        """Return the attention output, and the keys and values including the past ones."""
         q, k, v = self.qkv_heads(y, capture)
         q, k = capture("q_rot", apply_rope(q, context)), capture("k_rot", apply_rope(k, context))
         k, v = capture("k_cache", concat_past(k, past, 0)), capture("v_cache", concat_past(v, past, 1))
-        return capture("attn_out", self.project_output(self.attend(q, k, v, context, capture, capture_scores))), k, v
+        c = self.attend(q, k, v, context, capture, capture_scores)
+        return capture("attn_out", self.project_output(c)), k, v
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext, capture: CaptureFn, capture_scores: bool
-    ) -> Tensor:
-        """What the heads gather, by the back end asked for; `wants` makes the eager stages beside it."""
-        scale, sight = self.config.attention_scales[self.index], context.masks[self.index]
+    ) -> Float[Tensor, "B T HE"]:
+        """Run the attention backend; with `capture_scores` also the eager one, for the activations only it has."""
+        scale, mask = self.config.attention_scales[self.index], context.masks[self.index]
         if capture_scores:
-            attention.eager_attention(q, k, v, scale, sight, 0.0, capture)
+            attention.eager_attention(q, k, v, scale, mask, 0.0, capture)
         dropout = self.config.dropout.attention if self.training else 0.0
-        return capture("context", attention.ATTENTION_BACKENDS[context.backend](q, k, v, scale, sight, dropout))
+        return capture("context", attention.ATTENTION_BACKENDS[context.backend](q, k, v, scale, mask, dropout))
 
     def project_output(self, c: Float[Tensor, "B T HE"]) -> Float[Tensor, "B T D"]:
         """Eq. C16: c W_o^T + b_o."""
         return self.submodule("o")(c)
 
     def mlp_forward(self, y: Float[Tensor, "B T D"], capture: CaptureFn = capture_nothing) -> Float[Tensor, "B T D"]:
-        """C17 or C18 with the output map, or whatever module stands in the place of the MLP."""
+        """Eq. C17 or C18 with the output projection; a module that replaces the MLP is called instead."""
         mlp = self._modules.get("mlp")
         if mlp is not None and not isinstance(mlp, Namespace):
             return capture("mlp_out", mlp(y))
         gate = capture("gate", self.submodule("gate")(y)) if self.config.gated_mlp else None
-        mid = self.mlp_hidden(capture("up", self.submodule("up")(y)), gate)
-        return capture("mlp_out", self.submodule("down")(capture("mid", mid)))
+        hidden = self.mlp_hidden(capture("up", self.submodule("up")(y)), gate)
+        return capture("mlp_out", self.submodule("down")(capture("mid", hidden)))
 
     def mlp_hidden(
         self, up: Float[Tensor, "B T F"], gate: Float[Tensor, "B T F"] | None = None
     ) -> Float[Tensor, "B T F"]:
-        """What the output map of the MLP reads, from up and, in gated families, gate."""
-        return (
-            mlp_hidden(up, self.config.activation)
-            if gate is None
-            else gated_mlp_hidden(gate, up, self.config.activation)
-        )
+        """Eq. C17 with a gate, else Eq. C18."""
+        activation = self.config.activation
+        return mlp_hidden(up, activation) if gate is None else gated_mlp_hidden(gate, up, activation)
 
     def forward(
         self,
@@ -259,18 +249,20 @@ class Block(nn.Module):
         context: ForwardContext,
         capture_names: frozenset[str] = frozenset(),
     ) -> tuple[Float[Tensor, "B T D"], Tensor, Tensor, dict[str, Tensor]]:
-        """Eq. C19: r = x + attention(norm1(x)); y = r + MLP(norm2(r)); with keys, values and the stages wanted."""
-        stages: dict[str, Tensor] = {}
-        note = partial(capture, stages, self.index, capture_names) if capture_names else capture_nothing
+        """Eq. C19: r = x + attention(norm1(x)); y = r + MLP(norm2(r)).
+
+        Returns:
+            y, keys and values including the past ones, and the captured activations by name.
+        """
+        activations: dict[str, Tensor] = {}
+        capture = (
+            partial(attention.capture, activations, self.index, capture_names) if capture_names else capture_nothing
+        )
         dropout = self.config.dropout.residual if self.training else 0.0
         drop: Callable[[Tensor], Tensor] = (lambda z: F.dropout(z, dropout)) if dropout else (lambda z: z)
-        out, k, v = self.self_attention(
-            note("norm1", self.submodule("norm1")(x)),
-            past,
-            context,
-            note,
-            not capture_names.isdisjoint(EAGER_ACTIVATIONS),
-        )
-        r = note("resid1", x + drop(out))
-        y = note("resid2", r + drop(self.mlp_forward(note("norm2", self.submodule("norm2")(r)), note)))
-        return y, k, v, stages
+        capture_scores = not capture_names.isdisjoint(EAGER_ACTIVATIONS)
+        y1 = capture("norm1", self.submodule("norm1")(x))
+        out, k, v = self.self_attention(y1, past, context, capture, capture_scores)
+        r = capture("resid1", x + drop(out))
+        y2 = capture("norm2", self.submodule("norm2")(r))
+        return capture("resid2", r + drop(self.mlp_forward(y2, capture))), k, v, activations

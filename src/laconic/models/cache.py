@@ -1,6 +1,6 @@
-"""The cache as a value: keys after rotation and values of every layer, where they stand, and which are read.
+"""KV cache as an immutable value: rotated keys and values of every layer, their positions, and which slots are valid.
 
-Every operation gives a new value and leaves the old one as it was; gradients flow through all of them.
+Every operation returns a new cache and leaves the old one unchanged; gradients flow through all of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from laconic.storage import atomic
 
 @runtime_checkable
 class HasFingerprint(Protocol):
-    """A decoder, as far as a saved cache must know it."""
+    """A decoder, as far as a saved cache needs it."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -27,9 +28,22 @@ class HasFingerprint(Protocol):
 
 @dataclass(frozen=True)
 class KVCache:
-    """What a decoder has read: per layer keys and values [B, G, S, E], positions [B, S], live [B, S].
+    """Immutable KV cache of a decoder.
 
-    A slot that is not `live` is read by nothing and counts as no position; its content is never looked at.
+    A slot that is not valid (padding) is never attended to and does not count as a position.
+
+    Args:
+        keys: Per layer, rotated keys [B, G, S, E].
+        values: Per layer, values [B, G, S, E].
+        positions: Position of each slot [B, S].
+        valid: True at real slots [B, S].
+
+    Example:
+        >>> import torch, laconic
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
+        >>> cache = decoder(decoder.embed(torch.tensor([[1, 17, 42]]))).cache
+        >>> cache.S, cache.crop(2).S, cache.repeat_rows(4).B
+        (3, 2, 4)
     """
 
     keys: tuple[Tensor, ...]
@@ -39,45 +53,54 @@ class KVCache:
 
     @classmethod
     def empty(
-        cls, config: DecoderConfig, B: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+        cls,
+        config: DecoderConfig,
+        B: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> "KVCache":
-        """Nothing read: S = 0. Reading on it equals reading with `state=None`."""
+        """Return a cache with no slots; passing it to a decoder equals passing None."""
         shape = (B, config.num_key_value_heads, 0, config.head_dim)
-        nothing = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers))
-        places = torch.empty(B, 0, dtype=torch.long, device=device)
-        return cls(nothing, nothing, places, places.bool())
+        tensors = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers))
+        positions = torch.empty(B, 0, dtype=torch.long, device=device)
+        return cls(tensors, tensors, positions, positions.bool())
 
     @property
     def B(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.valid.shape[0]
 
     @property
     def S(self) -> int:
-        """Slots held, live or not."""
+        """Number of slots, valid or not."""
         return self.valid.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors: 2 L B G S E of the keys' type and 9 B S."""
+        """Size of all tensors: 2 L B G S E numbers of the keys' dtype, and 9 B S bytes."""
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
     @property
     def shape_summary(self) -> tuple[int, int, int]:
-        """Layers, heads of keys, and width of a head."""
+        """Number of layers, number of KV heads, head size."""
         return (len(self.keys), self.keys[0].shape[1], self.keys[0].shape[3]) if self.keys else (0, 0, 0)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor under its name on disk."""
-        layers = {f"keys.{i}": k for i, k in enumerate(self.keys)} | {
-            f"values.{i}": v for i, v in enumerate(self.values)
-        }
-        return layers | {"positions": self.positions, "live": self.valid}
+        """Return every tensor by its name in a saved file."""
+        keys = {f"keys.{i}": k for i, k in enumerate(self.keys)}
+        values = {f"values.{i}": v for i, v in enumerate(self.values)}
+        return keys | values | {"positions": self.positions, "valid": self.valid}
 
     def append(self, other: "KVCache") -> "KVCache":
-        """The other's slots to the right of these, row by row."""
+        """Append another cache's slots on the right, row by row.
+
+        Raises:
+            ValueError: The numbers of rows or layers differ.
+        """
         if len(other.keys) != len(self.keys) or other.B != self.B:
-            raise ValueError(f"append: {other.B} rows of {len(other.keys)} layers to {self.B} of {len(self.keys)}")
+            raise ValueError(
+                f"append: {other.B} rows of {len(other.keys)} layers do not match {self.B} rows of {len(self.keys)}"
+            )
         return KVCache(
             tuple(torch.cat(pair, 2) for pair in zip(self.keys, other.keys, strict=True)),
             tuple(torch.cat(pair, 2) for pair in zip(self.values, other.values, strict=True)),
@@ -86,9 +109,13 @@ class KVCache:
         )
 
     def crop(self, num_slots: int) -> "KVCache":
-        """The first `n` slots."""
+        """Keep the first `num_slots` slots.
+
+        Raises:
+            ValueError: The cache has fewer slots.
+        """
         if not 0 <= num_slots <= self.S:
-            raise ValueError(f"crop({num_slots}): {self.S} slots are held")
+            raise ValueError(f"crop({num_slots}): the cache has {self.S} slots")
         return KVCache(
             tuple(k[:, :, :num_slots] for k in self.keys),
             tuple(v[:, :, :num_slots] for v in self.values),
@@ -97,51 +124,62 @@ class KVCache:
         )
 
     def gather_slots(self, slots: Int[Tensor, "B K"]) -> "KVCache":
-        """The slots chosen for each row, in the order given; a gather, so gradients flow to what was kept."""
-        if slots.ndim != 2:
-            raise ValueError(f"keep: slots are {list(slots.shape)}; give one list a row, [B, K]")
-        bad = (slots < 0) | (slots >= self.S)
-        if slots.shape[0] != self.B:
-            raise ValueError(f"keep: slots of {slots.shape[0]} rows, the cache has {self.B}")
-        if bad.any():
-            row, column = map(int, bad.nonzero()[0])
-            raise ValueError(f"keep: slot {int(slots[row, column])} of {self.S} in row {row}")
+        """Select K slots per row, in the given order. Gradients flow to the selected slots.
 
-        def chosen(x: Tensor) -> Tensor:
+        Args:
+            slots: Slot indices [B, K], one list per row.
+
+        Raises:
+            ValueError: The shape does not match, or an index is out of range.
+        """
+        if slots.ndim != 2 or slots.shape[0] != self.B:
+            raise ValueError(f"gather_slots: indices are {list(slots.shape)}; expected [{self.B}, K], one list per row")
+        out_of_range = (slots < 0) | (slots >= self.S)
+        if out_of_range.any():
+            row, column = map(int, out_of_range.nonzero()[0])
+            raise ValueError(f"gather_slots: slot {int(slots[row, column])} of {self.S} in row {row}")
+
+        def gather(x: Tensor) -> Tensor:
             return x.gather(2, slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
         return KVCache(
-            tuple(map(chosen, self.keys)),
-            tuple(map(chosen, self.values)),
+            tuple(map(gather, self.keys)),
+            tuple(map(gather, self.values)),
             self.positions.gather(1, slots),
             self.valid.gather(1, slots),
         )
 
     def select_rows(self, rows: list[int] | Int[Tensor, " N"]) -> "KVCache":
-        """The rows chosen; repeats are allowed."""
-        at = torch.as_tensor(rows, dtype=torch.long, device=self.valid.device)
-        bad = at[(at < 0) | (at >= self.B)]
-        if len(bad):
-            raise ValueError(f"take: row {int(bad[0])} of {self.B}")
-        return self.map_tensors(lambda x: x.index_select(0, at))
+        """Select rows; repeats are allowed.
+
+        Raises:
+            ValueError: A row is out of range.
+        """
+        index = torch.as_tensor(rows, dtype=torch.long, device=self.valid.device)
+        out_of_range = index[(index < 0) | (index >= self.B)]
+        if len(out_of_range):
+            raise ValueError(f"select_rows: row {int(out_of_range[0])} of {self.B}")
+        return self.map_tensors(lambda x: x.index_select(0, index))
 
     def repeat_rows(self, repeats: int) -> "KVCache":
-        """Each row `n` times, side by side; of a single row a view, no copy."""
+        """Repeat each row, side by side. A single row is expanded without a copy."""
         if self.B == 1:
             return self.map_tensors(lambda x: x.expand(repeats, *x.shape[1:]))
         return self.map_tensors(lambda x: x.repeat_interleave(repeats, 0))
 
     @staticmethod
     def concat_rows(*caches: "KVCache") -> "KVCache":
-        """The rows of all; shorter caches get dead slots on the left, as in a batch padded left."""
+        """Concatenate the rows of several caches; shorter ones are padded on the left with invalid slots.
+
+        Raises:
+            ValueError: No cache is given, or their layers, heads or head sizes differ.
+        """
         if not caches:
-            raise ValueError("join: no cache is given")
-        (L, G, E), odd = (
-            caches[0].shape_summary,
-            next((c.shape_summary for c in caches if c.shape_summary != caches[0].shape_summary), None),
-        )
-        if odd:
-            raise ValueError(f"join: {odd[0]} layers of {odd[1]} heads × {odd[2]} to {L} of {G} × {E}")
+            raise ValueError("concat_rows: pass at least one cache")
+        shape = caches[0].shape_summary
+        other = next((c.shape_summary for c in caches if c.shape_summary != shape), None)
+        if other:
+            raise ValueError(f"concat_rows: (layers, KV heads, head size) {other} does not match {shape}")
         S = max(cache.S for cache in caches)
         padded = [cache.pad_left(S - cache.S) for cache in caches]
         return KVCache(
@@ -152,38 +190,41 @@ class KVCache:
         )
 
     def pad_left(self, num_slots: int) -> "KVCache":
-        """`n` dead slots on the left."""
+        """Add invalid slots on the left."""
 
         def pad(x: Tensor) -> Tensor:
-            return torch.nn.functional.pad(x, (0, 0, num_slots, 0))
+            return F.pad(x, (0, 0, num_slots, 0))
 
-        left = (num_slots, 0)
         return KVCache(
             tuple(map(pad, self.keys)),
             tuple(map(pad, self.values)),
-            torch.nn.functional.pad(self.positions, left),
-            torch.nn.functional.pad(self.valid, left, value=False),
+            F.pad(self.positions, (num_slots, 0)),
+            F.pad(self.valid, (num_slots, 0), value=False),
         )
 
     def with_valid(self, valid: Bool[Tensor, "B S"]) -> "KVCache":
-        """The same slots, others switched off; positions stay."""
+        """Replace the validity mask; positions stay.
+
+        Raises:
+            ValueError: The shapes differ.
+        """
         if valid.shape != self.valid.shape:
-            raise ValueError(f"live is {list(valid.shape)}, the cache holds {list(self.valid.shape)}")
+            raise ValueError(f"valid is {list(valid.shape)}, the cache {list(self.valid.shape)}")
         return replace(self, valid=valid)
 
     def detach(self) -> "KVCache":
-        """The same numbers, cut from the graph."""
+        """Detach every tensor from the graph."""
         return self.map_tensors(lambda x: x.detach())
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "KVCache":
-        """Elsewhere, or with keys and values of another type; positions and `live` keep theirs."""
+        """Move to a device, and convert keys and values to a dtype."""
         moved = self.map_tensors(lambda x: x.to(device))
         return replace(
             moved, keys=tuple(k.to(dtype) for k in moved.keys), values=tuple(v.to(dtype) for v in moved.values)
         )
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "KVCache":
-        """`function` of every tensor."""
+        """Apply `function` to every tensor."""
         return KVCache(
             tuple(map(function, self.keys)),
             tuple(map(function, self.values)),
@@ -192,47 +233,51 @@ class KVCache:
         )
 
     def equal(self, other: "KVCache") -> bool:
-        """Whether every tensor is bit-equal."""
+        """Return whether every tensor is bit-equal."""
         mine, theirs = self.tensors(), other.tensors()
         return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
     def save(self, path: str | Path, decoder: HasFingerprint) -> None:
-        """One safetensors file that only the decoder which read it may open."""
+        """Save to a safetensors file that only the same decoder can load."""
         tensors = {name: t.detach().contiguous() for name, t in self.tensors().items()}
         atomic.save_artifact(Path(path), tensors, "cache", {"model": decoder.fingerprint})
 
     @classmethod
     def load(cls, path: str | Path, decoder: HasFingerprint) -> "KVCache":
-        """What `save` wrote. Raises `Damaged` for a file that was changed or belongs to another decoder."""
-        tensors, about = atomic.load_artifact(Path(path), "cache")
-        model = about.get("model", "of no name")
+        """Load a file written by `save`.
+
+        Raises:
+            CorruptArtifactError: The file was changed, or belongs to other weights.
+        """
+        tensors, metadata = atomic.load_artifact(Path(path), "cache")
+        model = metadata.get("model", "(none)")
         if model != decoder.fingerprint:
             raise CorruptArtifactError(f"{path} was written for weights {model}, this model is {decoder.fingerprint}")
-        odd = first_invalid_tensor(tensors)
-        if odd:
-            raise CorruptArtifactError(f"{path}: {odd} is missing or does not fit a cache; take another copy")
+        invalid = first_invalid_tensor(tensors)
+        if invalid:
+            raise CorruptArtifactError(f"{path}: tensor {invalid} is missing or has an unexpected shape or dtype")
         layers = range((len(tensors) - 2) // 2)
         return cls(
             tuple(tensors[f"keys.{i}"] for i in layers),
             tuple(tensors[f"values.{i}"] for i in layers),
             tensors["positions"],
-            tensors["live"],
+            tensors["valid"],
         )
 
 
 def first_invalid_tensor(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of a tensor that a saved cache must have and has not, or has and must not, or of another shape."""
+    """Return the name of a tensor that is missing, unexpected, or of another shape or dtype than a cache has."""
     layers = range(sum(name.startswith("keys.") for name in tensors))
-    asked = {f"{what}.{i}" for what in ("keys", "values") for i in layers} | {"positions", "live"}
-    odd = min(tensors.keys() ^ asked, default=None)
-    if odd:
-        return odd
-    live, shapes = tensors["live"], {name: tuple(t.shape) for name, t in tensors.items()}
-    if live.ndim != 2 or live.dtype != torch.bool:
-        return "live"
-    if shapes["positions"] != shapes["live"] or tensors["positions"].dtype != torch.long:
+    expected = {f"{kind}.{i}" for kind in ("keys", "values") for i in layers} | {"positions", "valid"}
+    unmatched = min(tensors.keys() ^ expected, default=None)
+    if unmatched:
+        return unmatched
+    valid, shapes = tensors["valid"], {name: tuple(t.shape) for name, t in tensors.items()}
+    if valid.ndim != 2 or valid.dtype != torch.bool:
+        return "valid"
+    if shapes["positions"] != shapes["valid"] or tensors["positions"].dtype != torch.long:
         return "positions"
     first = shapes["keys.0"] if layers else ()
-    if layers and (len(first) != 4 or first[::2] != shapes["live"]):
+    if layers and (len(first) != 4 or first[::2] != shapes["valid"]):
         return "keys.0"
-    return next((name for name in asked - {"positions", "live"} if shapes[name] != first), None)
+    return next((name for name in expected - {"positions", "valid"} if shapes[name] != first), None)

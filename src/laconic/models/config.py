@@ -1,4 +1,4 @@
-"""The six families: one frozen configuration for all of them, and the names of their weights on disk."""
+"""Configuration of a decoder for the six supported model families, and the names of their weights."""
 
 import json
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from laconic.errors import InputError
-from laconic.models.fields import ARCHITECTURES, FAMILY_FIELDS
 from laconic.models.hf_config import DropoutRates, parse_hf_config, to_hf_config
+from laconic.models.hf_fields import FAMILIES, HF_KEYS
 from laconic.models.rope import RopeConfig
 from laconic.storage.strict_json import read_json
 
-__all__ = ["DecoderConfig", "DropoutRates", "WeightNames", "WEIGHT_NAMES"]
+__all__ = ["WEIGHT_NAMES", "DecoderConfig", "DropoutRates", "WeightNames"]
 
-TINY_SIZES = {  # the fixture of every family; GPT-2 and OPT have G = H and E = D / H
+TINY_SIZES = {  # sizes of `DecoderConfig.tiny`; GPT-2 and OPT have G = H and E = D / H
     "hidden_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -26,18 +26,51 @@ TINY_SIZES = {  # the fixture of every family; GPT-2 and OPT have G = H and E = 
     "vocab_size": 97,
     "max_position_embeddings": 128,
 }
-TINY_FIELDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None, "sliding_window": 8}
+TINY_KEYS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None, "sliding_window": 8}
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+TOKEN_FIELDS = ("bos_token_id", "eos_token_ids", "pad_token_id")
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """What a decoder is, in Llama's words: D `hidden_size`, L `num_hidden_layers`, H `num_attention_heads`,
-    G `num_key_value_heads`, E `head_dim`, F `intermediate_size`, V `vocab_size`.
+    """Architecture of a decoder, named as in Llama's config.json.
 
-    `windows` and `score_scale` have one entry a layer. `source` is the text of the file that was read, empty for a
-    configuration made here; two configurations that differ only there are equal. Raises `BadInput` for sizes that
-    do not fit one another.
+    Args:
+        family: "llama", "mistral", "qwen2", "qwen3", "gpt2" or "opt".
+        hidden_size: D.
+        num_hidden_layers: L.
+        num_attention_heads: H.
+        vocab_size: V.
+        intermediate_size: F.
+        num_key_value_heads: G.
+        head_dim: E.
+        max_position_embeddings: Positions of the model.
+        norm_type: "rms" or "layer".
+        norm_eps: Epsilon of the norms.
+        position_encoding: "rope" or "table" (learned).
+        position_offset: Row of the table for position 0.
+        rope: RoPE settings; None with learned positions.
+        qkv_bias, o_bias, mlp_bias: Which linear layers have biases.
+        qk_norm: Whether queries and keys are normalised (Qwen3).
+        gated_mlp: Whether the MLP has a gate.
+        activation: Name of the MLP's activation function.
+        sliding_windows: Window of each layer; None for full attention.
+        tie_word_embeddings: Whether the head shares the token embedding.
+        attention_scales: Factor on the attention scores of each layer.
+        dropout: Dropout rates in training.
+        initializer_range: Standard deviation of initialised weights.
+        bos_token_id, eos_token_ids, pad_token_id: Special tokens.
+        dtype: Dtype of the checkpoint.
+        source: Text of the config.json it was read from, empty otherwise; ignored by ==.
+
+    Raises:
+        InputError: The sizes do not fit one another.
+
+    Example:
+        >>> import laconic
+        >>> config = laconic.DecoderConfig.tiny("llama", vocab_size=500)
+        >>> config.hidden_size, config.vocab_size
+        (48, 500)
     """
 
     family: str
@@ -74,7 +107,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         H, G, E, L = self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.num_hidden_layers
         if H % G:
-            raise InputError(f"num_key_value_heads {G} does not divide num_attention_heads {H}")
+            raise InputError(f"num_key_value_heads={G} does not divide num_attention_heads={H}")
         for name, length in (
             ("sliding_windows", len(self.sliding_windows)),
             ("attention_scales", len(self.attention_scales)),
@@ -84,77 +117,86 @@ class DecoderConfig:
         if self.rope is None:
             return
         if E % 2:
-            raise InputError(f"head_dim {E} is odd; RoPE turns pairs of numbers")
+            raise InputError(f"head_dim={E} is odd; RoPE rotates pairs of dimensions")
         for name, g in (("short_factor", self.rope.short_factor), ("long_factor", self.rope.long_factor)):
             if self.rope.kind == "longrope" and len(g) != E // 2:
-                raise InputError(f"{name} has {len(g)} numbers, head_dim {E} needs {E // 2}")
+                raise InputError(f"{name} has {len(g)} entries; head_dim={E} needs {E // 2}")
 
     @classmethod
     def from_folder(cls, folder: Path) -> "DecoderConfig":
-        """From the config.json of a folder, and its generation_config.json if there is one."""
+        """Read config.json and, if there is one, generation_config.json of a folder."""
         generation = folder / "generation_config.json"
         return cls.from_dict(read_json(folder / "config.json"), read_json(generation) if generation.is_file() else None)
 
     @classmethod
     def from_dict(cls, source: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "DecoderConfig":
-        """From the objects in those files. Raises `BadInput` for a family or a field that is not known here."""
+        """Read the parsed content of these files.
+
+        Raises:
+            InputError: The family or a value is not supported, or a key is missing or invalid.
+        """
         return cls(**parse_hf_config(source, generation or {}), source=json.dumps(dict(source), ensure_ascii=False))
 
     @classmethod
     def tiny(cls, family: str, **changes: Any) -> "DecoderConfig":
-        """A few thousand weights with the family's shape, `changes` by our own names; without dropout.
+        """Return a configuration with a few thousand parameters and no dropout, for tests and examples.
 
-        Mistral has a window of 8. The Pmax of `rope` is that of the configuration.
+        Args:
+            family: Model family. Mistral gets a window of 8.
+            changes: Fields to replace, such as `vocab_size`. Pmax of `rope` follows `max_position_embeddings`.
+
+        Raises:
+            InputError: The family is not supported.
         """
-        if family not in FAMILY_FIELDS:
-            raise InputError(f'no small "{family}"; known: {", ".join(FAMILY_FIELDS)}')
-        row = FAMILY_FIELDS[family]
-        file = {row[name][0]: changes.get(name, size) for name, size in TINY_SIZES.items() if name in row}
-        made = cls.from_dict({"model_type": family, **TINY_FIELDS, **file})
+        if family not in FAMILIES:
+            raise InputError(f"no family {family!r}; supported: {', '.join(FAMILIES)}")
+        keys = HF_KEYS[family]
+        sizes = {keys[name]: changes.get(name, size) for name, size in TINY_SIZES.items() if name in keys}
+        config = cls.from_dict({"model_type": family, **TINY_KEYS, **sizes})
         if changes.get("rope") is not None:
-            changes["rope"] = replace(changes["rope"], max_position_embeddings=made.max_position_embeddings)
-        return replace(made, **{"dropout": DropoutRates(), **changes, "source": ""})
+            changes["rope"] = replace(changes["rope"], max_position_embeddings=config.max_position_embeddings)
+        return replace(config, **{"dropout": DropoutRates(), **changes, "source": ""})
 
     def to_config_json(self) -> dict[str, Any]:
-        """The config.json of this configuration: what was read with only the changed fields changed, or a new one.
+        """Return a config.json: the file it was read from with the changed fields updated, or a new one.
 
-        Token ids of what was read stay as they are there. Raises `BadInput` if the family's file cannot say it.
+        Token ids of a file stay as they are there.
+
+        Raises:
+            InputError: A config.json of the family has no key for a changed field.
         """
-        new = {"architectures": [ARCHITECTURES[self.family]], "model_type": self.family}
+        new = {"architectures": [FAMILIES[self.family].architecture], "model_type": self.family}
         file = self.updated_source() if self.source else {**new, **to_hf_config(vars(self))}
-        kept = DecoderConfig.from_dict(file)
-        lost = [
-            name
-            for name in differing_fields(self, kept)
-            if not (self.source and name in ("bos_token_id", "eos_token_ids", "pad_token_id"))
-        ]
+        written = DecoderConfig.from_dict(file)
+        ignored = TOKEN_FIELDS if self.source else ()
+        lost = [name for name in differing_fields(self, written) if name not in ignored]
         if lost:
-            raise InputError(f"a config.json of {self.family} cannot say this {', '.join(lost)}; change it back")
+            raise InputError(f"a config.json of {self.family} cannot express this {', '.join(lost)}; change it back")
         return file
 
     def updated_source(self) -> dict[str, Any]:
-        """The file as read, with the fields replaced since then; a field keeps the spelling it has."""
+        """Return the file as read, with the fields that were replaced since; keys keep their spelling."""
         file: dict[str, Any] = json.loads(self.source)
-        was, now = to_hf_config(vars(DecoderConfig.from_dict(file))), to_hf_config(vars(self))
-        new = {key: value for key, value in now.items() if value != was[key] and key not in TOKEN_KEYS}
-        if "rope_parameters" in new:
+        old, new = to_hf_config(vars(DecoderConfig.from_dict(file))), to_hf_config(vars(self))
+        changed = {key: value for key, value in new.items() if value != old[key] and key not in TOKEN_KEYS}
+        if "rope_parameters" in changed:
             for key in ("rope_scaling", "rope_theta", "original_max_position_embeddings"):
                 file.pop(key, None)
-        if "dtype" in new and "torch_dtype" in file:
-            file["torch_dtype"] = new["dtype"] if "dtype" in file else new.pop("dtype")
-        return {**file, **new}
+        if "dtype" in changed and "torch_dtype" in file:
+            file["torch_dtype"] = changed["dtype"] if "dtype" in file else changed.pop("dtype")
+        return {**file, **changed}
 
 
 def differing_fields(one: DecoderConfig, other: DecoderConfig) -> list[str]:
-    """The names of the fields in which two configurations differ."""
+    """Return the names of the fields in which two configurations differ."""
     return [f.name for f in fields(one) if f.compare and getattr(one, f.name) != getattr(other, f.name)]
 
 
 @dataclass(frozen=True)
 class WeightNames:
-    """Where the weights of a family are called what. From `norm1` on names are relative to a block.
+    """Names of a family's modules in checkpoints. From `norm1` on they are relative to a layer.
 
-    `base` is the prefix that a checkpoint may lack; maps named in `transposed` lie as [in, out] on disk.
+    Checkpoints of base models may lack `base_prefix`. Weights of `transposed` are stored as [in, out].
     """
 
     base_prefix: str

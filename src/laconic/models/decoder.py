@@ -1,8 +1,8 @@
-"""The Llama family, whole: vectors in, vectors and a cache out, by the weights of a Hugging Face checkpoint.
+"""Decoder for checkpoints of the Llama family: embeddings in, hidden states and a KV cache out.
 
 Llama (arXiv:2302.13971, 2407.21783), Mistral (2310.06825), Qwen (2407.10671, 2505.09388), GPT-2, OPT (2205.01068).
 
-Shapes: B rows, T new slots, S slots held, P = S + T, D width, V vocabulary.
+Shapes: B rows, T new positions, S cached positions, P = S + T, D width, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,13 +17,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from laconic.models import activations as models_activations
 from laconic.models import attention, input_checks, llama2c, rope, weights
-from laconic.models import positions as models_positions
+from laconic.models import positions as positions_
+from laconic.models.activations import MODEL_ACTIVATIONS, CaptureRequest, parse_capture
 from laconic.models.block import EAGER_ACTIVATIONS, Block, ForwardContext, add_submodule, build_norm, empty_embedding
 from laconic.models.cache import KVCache
+from laconic.models.checkpoint_files import warn_randomly_initialized
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.models.folder import warn_randomly_initialized
 
 BlockOutput = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 ParameterVersion = tuple[tuple[int, int], ...]
@@ -31,7 +31,11 @@ checkpointed: Callable[..., BlockOutput] = partial(checkpoint, use_reentrant=Fal
 
 
 class DecoderOutput(NamedTuple):
-    """What a pass gives: `hidden` [B, T, D] after the final norm, the new cache, and the stages wanted by name."""
+    """Result of a forward pass.
+
+    `hidden_states` [B, T, D] after the final norm (pass them to `Decoder.logits`), the new `cache`, and the captured
+    `activations` by name.
+    """
 
     hidden_states: Tensor
     cache: KVCache
@@ -39,14 +43,29 @@ class DecoderOutput(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """A decoder that reads vectors; whether a vector is a word, a thought or a memory, it does not know.
+    """Decoder-only transformer that reads embeddings: of tokens, of latent thoughts, or of summary vectors.
 
-    `attention` names the back end: "sdpa", "eager" (the specification) or "flex". `recompute` = k checkpoints every
-    k-th block in training, 0 none. A random start draws normal(0, initializer_range) from `seed`; with `seed=None`
-    the parameters are left as the construction device makes them.
+    Parameters have the names of the family's Hugging Face checkpoints. Parameters are initialised with
+    normal(0, initializer_range); `from_pretrained` loads a checkpoint.
+
+    Args:
+        config: Architecture.
+        seed: Seed of the initialisation; None leaves the parameters uninitialised.
+
+    Attributes:
+        attn_implementation: "sdpa", "eager" (the specification) or "flex".
+        activation_checkpointing: Recompute every k-th block in the backward pass; 0 turns it off.
+
+    Example:
+        >>> import torch, laconic
+        >>> decoder = laconic.Decoder(laconic.DecoderConfig.tiny("llama"))
+        >>> output = decoder(decoder.embed(torch.tensor([[1, 17, 42]])))
+        >>> decoder.logits(output.hidden_states[:, -1]).shape, output.cache.S
+        (torch.Size([1, 97]), 3)
     """
 
-    is_gradient_checkpointing = False  # what peft asks; else it leaves a hook on the words, which ours does not need
+    is_gradient_checkpointing = False  # read by peft, which otherwise adds a hook to the embedding that we do not need
+    __call__: Callable[..., DecoderOutput]
 
     def __init__(self, config: DecoderConfig, seed: int | None = 0) -> None:
         super().__init__()
@@ -56,17 +75,14 @@ class Decoder(nn.Module):
         self.source_folder: Path | None = None
         self.attn_implementation, self.activation_checkpointing = "sdpa", 0
         self._cached_fingerprint: tuple[str, ParameterVersion] | None = None
-        add_submodule(self, names.token_embedding, empty_embedding(config.vocab_size, config.hidden_size))
+        D, num_positions = config.hidden_size, config.max_position_embeddings + config.position_offset
+        add_submodule(self, names.token_embedding, empty_embedding(config.vocab_size, D))
         if names.position_embedding:
-            add_submodule(
-                self,
-                names.position_embedding,
-                empty_embedding(config.max_position_embeddings + config.position_offset, config.hidden_size),
-            )
+            add_submodule(self, names.position_embedding, empty_embedding(num_positions, D))
         add_submodule(self, names.layers, nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers)))
         add_submodule(self, names.final_norm, build_norm(config))
         if not config.tie_word_embeddings:
-            add_submodule(self, names.head, nn.Linear(config.hidden_size, config.vocab_size, bias=False))
+            add_submodule(self, names.head, nn.Linear(D, config.vocab_size, bias=False))
         if seed is not None:
             self.init_parameters([name for name, _ in self.named_parameters()], seed)
 
@@ -81,12 +97,23 @@ class Decoder(nn.Module):
         ignore_tensors: tuple[str, ...] = (),
         revision: str | None = None,
     ) -> "Decoder":
-        """A checkpoint of one of the six families, its weights mapped from the file where they need no change.
+        """Load a Hugging Face checkpoint: llama, mistral, qwen2, qwen3, gpt2 or opt.
 
-        `dtype` None: as stored on CUDA; float32 on a CPU, or bfloat16 if stored so and fast there. Tensors named in
-        `allow_missing` may be absent and are then drawn anew, with a warning; those named in `beside` are not the
-        decoder's, and left. Raises `BadInput` (66) for a folder that is no whole checkpoint, `NonFinite` (65) for NaN
-        or infinity, `Unsafe` (77) for pickles, `Usage` (2).
+        Weights are memory-mapped from the file where dtype and layout allow it.
+
+        Args:
+            folder_or_hub_name: A local folder with config.json and safetensors files, or a model on the hub.
+            dtype: None keeps the stored dtype on CUDA; on a CPU it means float32, or bfloat16 if stored so and fast.
+            device: The CPU by default.
+            allow_missing: Tensors that may be absent; they are initialised randomly, with a warning.
+            ignore_tensors: Tensors in the checkpoint that do not belong to the decoder.
+            revision: Revision on the hub.
+
+        Raises:
+            InputError: The folder is not a complete checkpoint of a supported family (exit code 66).
+            NonFiniteError: A weight is NaN or infinite (65).
+            UnsafeFileError: The weights are pickled (77).
+            UsageError: The device does not exist (2).
         """
         folder = weights.find_checkpoint(folder_or_hub_name, revision)
         config = DecoderConfig.from_folder(folder)
@@ -102,9 +129,12 @@ class Decoder(nn.Module):
 
     @classmethod
     def from_llama2c(cls, path: str | Path) -> "Decoder":
-        """The model in a file of llama2.c (`stories260K.bin`), its pairs of q and k turned to Hugging Face's.
+        """Load a llama2.c file (`stories260K.bin`), with q and k permuted to Hugging Face's RoPE layout.
 
-        Raises `BadInput` (66) for a file whose header and size do not fit, `NonFinite` (65), `Unsafe` (77).
+        Raises:
+            InputError: Header and file size do not match (exit code 66).
+            NonFiniteError: A weight is NaN or infinite (65).
+            UnsafeFileError: The file is a pickle (77).
         """
         source, tensors = llama2c.read_llama2c(Path(path))
         with torch.device("meta"):
@@ -116,7 +146,16 @@ class Decoder(nn.Module):
     def save_pretrained(
         self, folder: str | Path, *, max_shard_bytes: float = 5e9, dtype: torch.dtype | None = None
     ) -> None:
-        """The Hugging Face layout, which transformers loads as it is. Raises `Busy` (73) if `folder` is not empty."""
+        """Save a Hugging Face folder that transformers can load.
+
+        Args:
+            folder: Must not exist, or be empty.
+            max_shard_bytes: Size limit of a safetensors file.
+            dtype: Convert the weights to this dtype.
+
+        Raises:
+            BusyError: The folder is not empty (exit code 73).
+        """
         weights.save_weights(
             self,
             Path(folder),
@@ -128,40 +167,41 @@ class Decoder(nn.Module):
 
     @property
     def token_embedding(self) -> Any:
-        """The nn.Embedding [V, D], the head too where they are tied, or what an adapter puts in its place."""
+        """The nn.Embedding [V, D] (also the head if tied), or the module that an adapter replaced it with."""
         return self.get_input_embeddings()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The module of `words`, under the name by which peft asks for it."""
+        """Return the token embedding; the name is part of peft's interface."""
         return self.get_submodule(self.weight_names.token_embedding)
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The layers, in order."""
+        """The blocks, in order."""
         module = self.get_submodule(self.weight_names.layers)
         assert isinstance(module, nn.ModuleList)
         return module
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of a sample of the weights as on disk; made anew when they have changed since loading."""
-        if self._cached_fingerprint is None or self._cached_fingerprint[1] != self.parameter_version():
+        """SHA-256 of a sample of the weights in checkpoint layout; recomputed when a parameter has changed."""
+        version = self.parameter_version()
+        if self._cached_fingerprint is None or self._cached_fingerprint[1] != version:
             self._cached_fingerprint = (
                 weights.weights_fingerprint(weights.checkpoint_tensors(self, self.config)),
-                self.parameter_version(),
+                version,
             )
         return self._cached_fingerprint[0]
 
     def parameter_version(self) -> ParameterVersion:
-        """Of each parameter, where it lies and its count of changes in place; inference tensors have none."""
+        """Return address and in-place change counter of each parameter (inference tensors have no counter)."""
         return tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.parameters())
 
     def attention_scale(self, layer: int) -> float:
-        """What the scores of a layer are multiplied by (C11)."""
+        """Return the factor on a layer's attention scores (Eq. C11)."""
         return self.config.attention_scales[layer]
 
     def init_parameters(self, names: list[str], seed: int) -> None:
-        """Draws the parameters named: normal(0, initializer_range), norms 1, biases 0."""
+        """Initialise the named parameters: weights normal(0, initializer_range), norms 1, biases 0."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name in names:
@@ -172,9 +212,12 @@ class Decoder(nn.Module):
                     p.fill_(0.0 if name.endswith("bias") else 1.0)
 
     def resize_vocabulary(self, num_new_tokens: int, seed: int = 0) -> "Decoder":
-        """A decoder with `n` more words, the rows' mean plus noise of their spread's hundredth; the rest is shared."""
+        """Return a decoder with more tokens; all other parameters are shared with this one.
+
+        New embeddings are the mean embedding plus 1% of the embeddings' standard deviation as noise.
+        """
         with torch.device("meta"):
-            bigger = Decoder(replace(self.config, vocab_size=self.config.vocab_size + num_new_tokens), seed=None)
+            resized = Decoder(replace(self.config, vocab_size=self.config.vocab_size + num_new_tokens), seed=None)
         generator = torch.Generator().manual_seed(seed)
         parameters = dict(self.named_parameters())
         for name in (f"{self.weight_names.token_embedding}.weight", f"{self.weight_names.head}.weight"):
@@ -183,44 +226,47 @@ class Decoder(nn.Module):
                 noise = torch.randn((num_new_tokens, rows.shape[1]), generator=generator, device="cpu").to(rows)
                 new = rows.mean(0) + noise * rows.std(0) * 1e-2
                 parameters[name] = nn.Parameter(torch.cat([rows, new]), parameters[name].requires_grad)
-        for name, p in bigger.named_parameters():  # assigning asks the shared ones for what these ask
+        for name, p in resized.named_parameters():  # load_state_dict(assign=True) sets requires_grad from these
             p.requires_grad_(parameters[name].requires_grad)
-        bigger.load_state_dict(parameters, assign=True)
-        bigger.source_folder, bigger.name_or_path = self.source_folder, self.name_or_path
-        bigger.attn_implementation, bigger.activation_checkpointing = (
-            self.attn_implementation,
-            self.activation_checkpointing,
-        )
-        return bigger.train(self.training)
+        resized.load_state_dict(parameters, assign=True)
+        resized.source_folder, resized.name_or_path = self.source_folder, self.name_or_path
+        resized.attn_implementation = self.attn_implementation
+        resized.activation_checkpointing = self.activation_checkpointing
+        return resized.train(self.training)
 
     def embed(self, input_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """The vectors of words; places are added inside a pass. Raises `ValueError` for an id out of range."""
+        """Return token embeddings. Learned positions are added in the forward pass.
+
+        Raises:
+            ValueError: An id is outside the vocabulary.
+        """
         if not torch.compiler.is_compiling():
-            bad = (input_ids < 0) | (input_ids >= self.config.vocab_size)
-            if bad.any():
-                b, t = map(int, bad.nonzero()[0])
-                raise ValueError(f"ids[{b}, {t}] = {int(input_ids[b, t])}, vocabulary {self.config.vocab_size}")
+            invalid = (input_ids < 0) | (input_ids >= self.config.vocab_size)
+            if invalid.any():
+                b, t = map(int, invalid.nonzero()[0])
+                V = self.config.vocab_size
+                raise ValueError(f"input_ids[{b}, {t}] = {int(input_ids[b, t])} is outside the vocabulary of {V}")
         return self.token_embedding(input_ids)
 
     def logits(self, hidden_states: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows V"]:
-        """Eq. C20: h W_head^T in h's type; ask for the rows you need."""
+        """Eq. C20: h W_head^T in h's dtype. Select the positions you need first: logits are large."""
         if self.config.tie_word_embeddings:
             return F.linear(hidden_states, self.token_embedding.weight)
         return self.get_submodule(self.weight_names.head)(hidden_states)
 
     def final_norm(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """The last norm, after which a hidden state is what `logits` reads."""
+        """Apply the final norm."""
         return self.get_submodule(self.weight_names.final_norm)(x)
 
     def add_positions(
         self, inputs_embeds: Float[Tensor, "B T D"], position_ids: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B T D"]:
-        """What layer 0 reads: the vectors, with a learned place added in GPT-2 and OPT."""
+        """Return the input of layer 0: the embeddings, plus learned positions in GPT-2 and OPT."""
         if self.weight_names.position_embedding is None:
             return inputs_embeds
         table = self.get_submodule(self.weight_names.position_embedding).weight
         assert isinstance(table, Tensor)
-        x = inputs_embeds + models_positions.position_embedding(table, position_ids, self.config.position_offset)
+        x = inputs_embeds + positions_.position_embedding(table, position_ids, self.config.position_offset)
         return F.dropout(x, self.config.dropout.embedding, self.training)
 
     def build_context(
@@ -235,26 +281,26 @@ class Decoder(nn.Module):
         needs_scores: bool,
         shared_positions: bool = False,
     ) -> ForwardContext:
-        """The table of angles of the new slots and the masks of each layer, made once a pass.
+        """Compute the RoPE tables of the new positions and each layer's mask, once per pass.
 
-        `shared` says, without looking at the tensors, that every row has the positions of the first.
+        `shared_positions`: every row has the positions of the first; the caller knows, so the tensor is not read.
         """
         cos = sin = None
-        how = self.config.rope
-        if how is not None:
-            turned = position_ids[:1] if shared_positions else position_ids
-            longest = 1 + turned.masked_fill(~valid[: len(turned)], -1).amax(1)
-            omega, a = rope.ROPE_SCALINGS[how.kind](how, self.config.head_dim, longest)
-            cos, sin = rope.cos_sin_tables(turned[:, S:], omega, a, dtype)
+        config = self.config
+        if config.rope is not None:
+            positions = position_ids[:1] if shared_positions else position_ids
+            longest = 1 + positions.masked_fill(~valid[: len(positions)], -1).amax(1)
+            omega, a = rope.ROPE_SCALINGS[config.rope.kind](config.rope, config.head_dim, longest)
+            cos, sin = rope.cos_sin_tables(positions[:, S:], omega, a, dtype)
         sdpa_only = self.attn_implementation == "sdpa" and not needs_scores
-        sights = {
+        masks = {
             window: attention.build_attention_mask(
                 valid, S, all_valid=all_valid, window=window, bias=attention_bias, sdpa_only=sdpa_only, dtype=dtype
             )
-            for window in dict.fromkeys(self.config.sliding_windows)
+            for window in dict.fromkeys(config.sliding_windows)
         }
         return ForwardContext(
-            cos, sin, tuple(sights[window] for window in self.config.sliding_windows), self.attn_implementation
+            cos, sin, tuple(masks[window] for window in config.sliding_windows), self.attn_implementation
         )
 
     def forward(
@@ -267,70 +313,87 @@ class Decoder(nn.Module):
         attention_bias: Float[Tensor, "#B #T #P"] | None = None,
         capture: tuple[str, ...] = (),
     ) -> DecoderOutput:
-        """Reads T vectors on a cache; `state` None starts anew.
+        """Read T embeddings per row on top of a cache.
 
-        `live` None: all live. `positions` None: C22; -1 means no position, for families with a table. `bias` is
-        added to the scaled scores of every head and layer and is not kept in the state. `want` names stages.
-        Raises `ValueError` for shapes, positions or states that do not fit.
+        Args:
+            inputs_embeds: Embeddings [B, T, D], for example from `embed`.
+            cache: What was read before; None starts from nothing. It is not modified.
+            attention_mask: True at real tokens among the new positions; None: all are real.
+            position_ids: By default they continue after the largest cached position (Eq. C22). -1 adds no position,
+                in families with learned positions.
+            attention_bias: Added to the scaled scores of every head and layer; not stored in the cache.
+            capture: Activations to return: a name of `laconic.models.activations` ("k": of every layer; "k.3": of
+                layer 3), "hidden" (inputs of every layer), "logits", …
+
+        Raises:
+            ValueError: Shapes, dtypes, positions or cache do not fit.
         """
         input_checks.check_forward_inputs(
             self.config, self.attn_implementation, inputs_embeds, cache, attention_mask, position_ids, attention_bias
         )
-        B, T = inputs_embeds.shape[:2]
-        whole = attention_mask is None and cache is None
-        alive = (
-            torch.ones(B, T, dtype=torch.bool, device=inputs_embeds.device)
-            if attention_mask is None
-            else attention_mask
-        )
-        held = KVCache.empty(self.config, B, inputs_embeds.dtype, inputs_embeds.device) if cache is None else cache
-        found, shared = position_ids is None, whole and position_ids is None
+        (B, T), device = inputs_embeds.shape[:2], inputs_embeds.device
+        all_valid = attention_mask is None and cache is None
+        mask = torch.ones(B, T, dtype=torch.bool, device=device) if attention_mask is None else attention_mask
+        past = KVCache.empty(self.config, B, inputs_embeds.dtype, device) if cache is None else cache
+        has_default_positions = position_ids is None
+        shared_positions = all_valid and has_default_positions
         if position_ids is None:
-            position_ids = models_positions.default_position_ids(alive, held.positions, held.valid)
-        all_live, all_positions = torch.cat([held.valid, alive], 1), torch.cat([held.positions, position_ids], 1)
+            position_ids = positions_.default_position_ids(mask, past.positions, past.valid)
+        valid, positions = torch.cat([past.valid, mask], 1), torch.cat([past.positions, position_ids], 1)
         if not torch.compiler.is_compiling():
             input_checks.check_dtype(self.layers, inputs_embeds)
-            if not found or self.config.position_encoding == "table":  # what C22 finds always fits RoPE
+            if not has_default_positions or self.config.position_encoding == "table":  # defaults always fit RoPE
                 input_checks.check_positions(self.config, position_ids)
-            whole = whole or bool(all_live.all())
-        wanted = models_activations.parse_capture(capture, self.config)
-        eager = any(not layer.isdisjoint(EAGER_ACTIVATIONS) for layer in wanted.layers)
-        frame = self.build_context(
-            all_positions,
-            all_live,
-            held.S,
+            all_valid = all_valid or bool(valid.all())
+        request = parse_capture(capture, self.config)
+        context = self.build_context(
+            positions,
+            valid,
+            past.S,
             attention_bias,
             inputs_embeds.dtype,
-            all_valid=whole,
-            needs_scores=eager,
-            shared_positions=shared,
+            all_valid=all_valid,
+            needs_scores=any(not names.isdisjoint(EAGER_ACTIVATIONS) for names in request.layers),
+            shared_positions=shared_positions,
         )
-
         x = self.add_positions(inputs_embeds, position_ids)
-        kept = {"embed": x} if "embed" in wanted.model else {}
+        activations = {"embed": x} if "embed" in request.model else {}
+        x, keys, values = self.run_layers(x, past, context, request, activations)
+        hidden_states = self.final_norm(x)
+        if len(self.layers) in request.hidden:
+            activations[f"hidden.{len(self.layers)}"] = hidden_states
+        activations |= self.capture_final(hidden_states, mask, request.model)
+        return DecoderOutput(hidden_states, KVCache(keys, values, positions, valid), activations)
+
+    def run_layers(
+        self,
+        x: Float[Tensor, "B T D"],
+        past: KVCache,
+        context: ForwardContext,
+        request: CaptureRequest,
+        activations: dict[str, Tensor],
+    ) -> tuple[Float[Tensor, "B T D"], tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Run all blocks; return their output, and keys and values per layer. Captured `activations` are added."""
         keys: list[Tensor] = []
         values: list[Tensor] = []
+        every = self.activation_checkpointing if self.training else 0
         for i, block in enumerate(self.layers):
-            if i in wanted.hidden:
-                kept[f"hidden.{i}"] = x
-            past = (held.keys[i], held.values[i]) if held.S else None
-            again = self.activation_checkpointing and self.training and i % self.activation_checkpointing == 0
-            inputs = (x, past, frame, wanted.layers[i])
-            x, k, v, found = checkpointed(block, *inputs) if again else cast(BlockOutput, block(*inputs))
+            if i in request.hidden:
+                activations[f"hidden.{i}"] = x
+            past_kv = (past.keys[i], past.values[i]) if past.S else None
+            inputs = (x, past_kv, context, request.layers[i])
+            run = checkpointed if every and i % every == 0 else None
+            x, k, v, captured = run(block, *inputs) if run else cast(BlockOutput, block(*inputs))
             keys.append(k)
             values.append(v)
-            kept |= found
-        hidden = self.final_norm(x)
-        if len(self.layers) in wanted.hidden:
-            kept[f"hidden.{len(self.layers)}"] = hidden
-        kept |= self.capture_final(hidden, alive, wanted.model)
-        return DecoderOutput(hidden, KVCache(tuple(keys), tuple(values), all_positions, all_live), kept)
+            activations |= captured
+        return x, tuple(keys), tuple(values)
 
     def capture_final(self, hidden_states: Tensor, attention_mask: Tensor, names: frozenset[str]) -> dict[str, Tensor]:
-        """The stages after the last layer that are asked for."""
-        made = {"final_norm": hidden_states, "attention_mask": attention_mask}
-        for stage in models_activations.MODEL_ACTIVATIONS[2:]:
-            if not names - {"embed"} - made.keys():
+        """Compute the requested activations after the last layer."""
+        values = {"final_norm": hidden_states, "attention_mask": attention_mask}
+        for activation in MODEL_ACTIVATIONS[2:]:
+            if not names - {"embed"} - values.keys():
                 break
-            made[stage.name] = stage.function(self, *(made[name] for name in stage.inputs))
-        return {name: made[name] for name in names if name in made}
+            values[activation.name] = activation.function(self, *(values[name] for name in activation.inputs))
+        return {name: values[name] for name in names if name in values}

@@ -1,8 +1,8 @@
-"""Where a pass begins and ends: the positions of new slots, the learned table of places, the next token.
+"""Position ids, learned position embeddings, and the choice of the next token.
 
-Learned places as in GPT-2 and OPT (arXiv:2205.01068).
+Learned positions as in GPT-2 and OPT (arXiv:2205.01068).
 
-Symbols: p position, -1 for none; live slots count as positions; V vocabulary.
+Symbols: p position, -1 for none; only valid slots count as positions; V vocabulary.
 """
 
 import torch
@@ -21,13 +21,13 @@ def position_embedding(table: Float[Tensor, "N D"], p: Int[Tensor, "B T"], offse
 def default_position_ids(
     attention_mask: Bool[Tensor, "B T"], past_positions: Int[Tensor, "B S"], past_valid: Bool[Tensor, "B S"]
 ) -> Int[Tensor, "B T"]:
-    """Eq. C22: 1 + the largest live position held (0 if none), then one more each live slot; dead slots get 0."""
+    """Eq. C22: count on from the largest valid cached position (from 0 if there is none); padding gets 0."""
     first = 1 + F.pad(past_positions.masked_fill(~past_valid, -1), (1, 0), value=-1).amax(1)
     return (first[:, None] + attention_mask.cumsum(1) - 1) * attention_mask
 
 
 def last_valid(x: Float[Tensor, "B T X"], attention_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B X"]:
-    """The entry of each row's last live slot."""
+    """Return the entry of each row's last real token."""
     slot = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     last = (slot * attention_mask).amax(1)
     return x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]
@@ -39,5 +39,5 @@ def next_token(logits: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
 
 
 def next_token_probabilities(logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-    """Eq. C21: softmax over the vocabulary in wide precision."""
+    """Eq. C21: softmax over the vocabulary in accumulation precision."""
     return logits.softmax(-1, dtype=accumulation_dtype(logits.dtype))

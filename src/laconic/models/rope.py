@@ -1,9 +1,9 @@
-"""Rotary positions: frequencies, their six scalings, the table of angles, and the rotation.
+"""Rotary position embeddings (RoPE): frequencies, their six scalings, cos/sin tables, and the rotation.
 
 RoPE (arXiv:2104.09864), YaRN (arXiv:2309.00071), LongRoPE (arXiv:2402.13753), Llama 3 (arXiv:2407.21783).
 
-Symbols: theta base of the frequencies; omega frequency of a pair; a factor on cos and sin; f factor of a scaling;
-P0 positions of the pretraining; Pmax positions of the model; n longest row so far; E width of a head.
+Symbols: theta base; omega frequency of a pair; a factor on cos and sin; f scaling factor; P0 positions of the
+pretraining; Pmax positions of the model; n length of the longest row so far; E head size.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """How positions turn queries and keys, in the words of a Hugging Face `rope_parameters`."""
+    """RoPE settings, named as in Hugging Face's `rope_parameters`."""
 
     kind: str = "default"
     theta: float = 10000.0
@@ -37,12 +37,12 @@ class RopeConfig:
 
     @property
     def pretrained_positions(self) -> int:
-        """P0, which is Pmax where the file does not say."""
+        """P0; Pmax by default."""
         return self.original_max_position_embeddings or self.max_position_embeddings
 
     @property
     def scaling_factor(self) -> float:
-        """f, which is Pmax / P0 where the file does not say."""
+        """f; Pmax / P0 by default."""
         return self.factor or self.max_position_embeddings / self.pretrained_positions
 
 
@@ -50,17 +50,17 @@ ScaledFrequencies = tuple[Float[Tensor, "*rows half"], float]
 
 
 def frequencies(theta: float | Tensor, E: int, device: torch.device | None = None) -> Float[Tensor, "*rows half"]:
-    """Eq. C3: omega_i = theta^(-2i/E), i = 0 .. E/2 - 1, in float32; `theta` may hold one base a row, [B, 1]."""
+    """Eq. C3: omega_i = theta^(-2i/E), i = 0 .. E/2 - 1, in float32; `theta` may be a tensor [B, 1], one per row."""
     return 1.0 / theta ** (torch.arange(0, E, 2, device=device).float() / E)
 
 
 def default_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:
-    """Eq. C4a: omega as it is, a = 1."""
+    """Eq. C4a: unscaled omega; a = 1."""
     return frequencies(rope.theta, E, longest.device), 1.0
 
 
 def linear_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:
-    """Eq. C4b: omega / f, a = 1."""
+    """Eq. C4b: omega / f; a = 1."""
     return frequencies(rope.theta, E, longest.device) / rope.scaling_factor, 1.0
 
 
@@ -73,7 +73,7 @@ def dynamic_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) ->
 
 
 def llama3_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:
-    """Eq. C4d: long waves divided by f, short ones kept, the band between blended; a = 1."""
+    """Eq. C4d: divide low frequencies by f, keep high ones, interpolate between the two; a = 1."""
     omega, low, high = frequencies(rope.theta, E, longest.device), rope.low_freq_factor, rope.high_freq_factor
     wave = 2 * math.pi / omega
     s = (rope.pretrained_positions / wave - low) / (high - low)
@@ -83,7 +83,7 @@ def llama3_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> 
 
 
 def yarn_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:
-    """Eq. C4e: omega' = (omega / f) ramp + omega (1 - ramp); a = `attention_factor`, else by f and mscales."""
+    """Eq. C4e: omega' = (omega / f) ramp + omega (1 - ramp); a = `attention_factor`, else from f and the mscales."""
 
     def dim(rotations: float) -> float:
         return E * math.log(rope.pretrained_positions / (2 * math.pi * rotations)) / (2 * math.log(rope.theta))
@@ -95,12 +95,13 @@ def yarn_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> Sc
     hi = hi + 0.001 if lo == hi else hi
     ramp = ((torch.arange(E // 2, device=longest.device).float() - lo) / (hi - lo)).clamp(0, 1)
     wave = rope.theta ** (torch.arange(0, E, 2, device=longest.device).float() / E)
-    kept = 1 - ramp  # the order of operations is transformers', to the bit
-    return (1.0 / (rope.scaling_factor * wave)) * (1 - kept) + (1.0 / wave) * kept, yarn_attention_factor(rope)
+    extrapolated = 1 - ramp  # same order of operations as transformers, for bit equality
+    omega = (1.0 / (rope.scaling_factor * wave)) * (1 - extrapolated) + (1.0 / wave) * extrapolated
+    return omega, yarn_attention_factor(rope)
 
 
 def yarn_attention_factor(rope: RopeConfig) -> float:
-    """a of Eq. C4e: m(f, mscale) / m(f, mscale_all_dim) if both are set, else m(f, 1); m(f, c) = 0.1 c ln f + 1."""
+    """Eq. C4e: a = m(f, mscale) / m(f, mscale_all_dim) if both are set, else m(f, 1); m(f, c) = 0.1 c ln f + 1."""
 
     def m(c: float) -> float:
         return 0.1 * c * math.log(rope.scaling_factor) + 1.0 if rope.scaling_factor > 1 else 1.0
@@ -113,18 +114,15 @@ def yarn_attention_factor(rope: RopeConfig) -> float:
 
 
 def longrope_frequencies(rope: RopeConfig, E: int, longest: Int[Tensor, " B"]) -> ScaledFrequencies:
-    """Eq. C4f: omega_i / g_i, g the long list where longest > P0, else the short one, per row; a grows with ln f."""
+    """Eq. C4f: omega_i / g_i, g = `long_factor` for rows longer than P0, else `short_factor`; a grows with ln f."""
     short, long = (torch.tensor(g, device=longest.device).float() for g in (rope.short_factor, rope.long_factor))
     g = torch.where(longest[:, None] > rope.pretrained_positions, long, short)
     omega = 1.0 / (g * rope.theta ** (torch.arange(0, E, 2, device=longest.device).float() / E))
     if rope.attention_factor is not None:
         return omega, rope.attention_factor
-    a = (
-        math.sqrt(1 + math.log(rope.scaling_factor) / math.log(rope.pretrained_positions))
-        if rope.scaling_factor > 1
-        else 1.0
-    )
-    return omega, a
+    if rope.scaling_factor <= 1:
+        return omega, 1.0
+    return omega, math.sqrt(1 + math.log(rope.scaling_factor) / math.log(rope.pretrained_positions))
 
 
 ROPE_SCALINGS: dict[str, Callable[[RopeConfig, int, Tensor], ScaledFrequencies]] = {
@@ -140,7 +138,7 @@ ROPE_SCALINGS: dict[str, Callable[[RopeConfig, int, Tensor], ScaledFrequencies]]
 def cos_sin_tables(
     p: Int[Tensor, "B T"], omega: Float[Tensor, "*rows half"], a: float, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "B 1 T E"], Float[Tensor, "B 1 T E"]]:
-    """Eq. C5: a cos(p omega) and a sin(p omega), doubled to E; the angle in float32 also when `dtype` is wider."""
+    """Eq. C5: a cos(p omega) and a sin(p omega), repeated to size E; angles are float32 even if `dtype` is wider."""
     angle = p[:, :, None].float() * omega.reshape(-1, 1, omega.shape[-1])
     angle = torch.cat([angle, angle], -1)[:, None]
     return (angle.cos() * a).to(dtype), (angle.sin() * a).to(dtype)

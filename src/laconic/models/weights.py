@@ -1,4 +1,4 @@
-"""Weights in and out: a Hugging Face folder of safetensors, read strictly and mapped, written as transformers does."""
+"""Load and save weights as a Hugging Face folder: safetensors, memory-mapped where possible, checked to be finite."""
 
 import hashlib
 import json
@@ -15,8 +15,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from laconic.errors import InputError, UsageError
-from laconic.models.config import WEIGHT_NAMES, DecoderConfig
-from laconic.models.folder import (
+from laconic.models.checkpoint_files import (
     INDEX_FILE,
     StoredTensor,
     index_tensors,
@@ -24,9 +23,10 @@ from laconic.models.folder import (
     plan_shards,
     transposed_weights,
 )
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.storage import atomic, strict_json
 
-FINGERPRINT_SAMPLES = 1024  # elements of a tensor that enter the fingerprint
+FINGERPRINT_SAMPLES = 1024  # elements per tensor that enter the fingerprint
 COMPANION_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
@@ -34,27 +34,31 @@ COMPANION_FILES = (
 
 
 class LoadReport(NamedTuple):
-    """What loading found: `fingerprint` of the weights on disk, and the names allowed to be missing that were."""
+    """Result of loading: the fingerprint of the weights on disk, and the allowed names that were missing."""
 
     fingerprint: str
     missing: tuple[str, ...]
 
 
 def find_checkpoint(folder_or_hub: str | Path, revision: str | None = None) -> Path:
-    """A local folder, else the snapshot of a model on the hub: safetensors, JSON and tokenizer files only."""
+    """Return a local folder, or download a model from the hub (safetensors, JSON and tokenizer files only).
+
+    Raises:
+        InputError: There is no such folder, and no such model on the hub.
+    """
     folder, name = Path(folder_or_hub), str(folder_or_hub)
     if folder.is_dir():
         return folder
     if folder.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
-        raise InputError(f"{name} is no folder and no name on the hub; give the folder that holds config.json")
+        raise InputError(f"{name} is neither a folder nor a name on the hub; pass the folder that holds config.json")
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
 
-    asked, unasked = ["*.safetensors", "*.json", *COMPANION_FILES], ["*/*", "consolidated*"]
+    allowed, ignored = ["*.safetensors", "*.json", *COMPANION_FILES], ["*/*", "consolidated*"]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=asked, ignore_patterns=unasked))
-    except Exception as error:  # the hub's client raises of many kinds: HTTP, names, offline, cache
-        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InputError(f"{name}: no such folder here, and from the hub: {said}") from error
+        return Path(snapshot_download(name, revision=revision, allow_patterns=allowed, ignore_patterns=ignored))
+    except Exception as error:  # the hub client raises many kinds: HTTP, names, offline, cache
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"{name}: no such local folder, and the hub says: {reason}") from error
 
 
 def load_weights(
@@ -66,118 +70,128 @@ def load_weights(
     allow_missing: tuple[str, ...] = (),
     ignore_tensors: tuple[str, ...] = (),
 ) -> LoadReport:
-    """Assigns the weights of `folder` to a module on meta; mapped from the file where type and layout are right.
+    """Assign the weights of a folder to a module on meta, one layer at a time.
 
-    Names in `allow_missing` that are missing become zeros, for the caller to draw; those `beside` are not the module's.
-    One block is open at a time.
+    Args:
+        module: Module on the meta device.
+        folder: Checkpoint folder.
+        config: Configuration of the module.
+        dtype: See `Decoder.from_pretrained`.
+        device: See `Decoder.from_pretrained`.
+        allow_missing: Names that may be absent; they become zeros, for the caller to initialise.
+        ignore_tensors: Names on disk that do not belong to the module.
+
+    Raises:
+        InputError, NonFiniteError, UnsafeFileError, UsageError: As `Decoder.from_pretrained`.
     """
-    place = resolve_device(device)
-    found, missing = match_tensors(module, folder, config, allow_missing, ignore_tensors)
-    turned = transposed_weights(config)
-    kind = dtype or default_dtype(found, config, place)
+    target = resolve_device(device)
+    stored, missing = match_tensors(module, folder, config, allow_missing, ignore_tensors)
+    transposed = transposed_weights(config)
+    dtype = dtype or default_dtype(stored, config, target)
     shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
     samples: dict[str, bytes] = {}
-    for group in group_by_layer(found, config):
-        state = {name: tensor.to(place) for name, tensor in _load_group(group, turned, kind, samples)}
+    for group in group_by_layer(stored, config):
+        state = {name: tensor.to(target) for name, tensor in _load_group(group, transposed, dtype, samples)}
         module.load_state_dict(state, strict=False, assign=True)
-    zeros = {name: torch.zeros(shapes[name], dtype=kind, device=place) for name in missing}
+    zeros = {name: torch.zeros(shapes[name], dtype=dtype, device=target) for name in missing}
     module.load_state_dict(zeros, strict=False, assign=True)
     return LoadReport(_combine_samples(samples), missing)
 
 
 def resolve_device(device: torch.device | str | None) -> torch.device:
-    """The device meant, the CPU by default. Raises `Usage` for one that this torch does not reach."""
+    """Return a device, the CPU by default. Raise UsageError if torch cannot use it."""
     try:
-        place = torch.device(device or "cpu")
-        if place.type != "cuda":
-            torch.empty(0, device=place)
-    except Exception as error:  # torch raises of many kinds: names, back ends it was built without
-        raise UsageError(f"device {device}: this torch reaches no such device; use cpu") from error
-    seen = torch.cuda.device_count()
-    if place.type == "cuda" and (place.index or 0) >= seen:
-        raise UsageError(
-            f"device {place}: this torch sees {f'{seen} of CUDA, from cuda:0' if seen else 'no CUDA; use cpu'}"
-        )
-    return place
+        resolved = torch.device(device or "cpu")
+        if resolved.type != "cuda":
+            torch.empty(0, device=resolved)
+    except Exception as error:  # torch raises many kinds: unknown names, back ends it was built without
+        raise UsageError(f"device {device} is not available to this torch; use cpu") from error
+    count = torch.cuda.device_count()
+    if resolved.type == "cuda" and (resolved.index or 0) >= count:
+        available = f"it has {count}, from cuda:0" if count else "it has no CUDA; use cpu"
+        raise UsageError(f"device {resolved} is not available to this torch; {available}")
+    return resolved
 
 
 def _load_group(
-    group: Mapping[str, StoredTensor], turned: frozenset[str], kind: torch.dtype, samples: dict[str, bytes]
+    group: Mapping[str, StoredTensor], transposed: frozenset[str], dtype: torch.dtype, samples: dict[str, bytes]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one block, finite, in our layout and type; where one is a copy all are, so the mapping ends."""
-    copied = any(name in turned or source.spec.dtype != kind for name, source in group.items())
-    for path in {source.path for source in group.values()}:
-        here = {name: source.name for name, source in group.items() if source.path == path}
-        mapped = atomic.open_tensors(path, here.values())
-        for name, stored in here.items():
-            samples[name] = _sample_tensor(name, mapped[stored])
-            atomic.check_finite(name, mapped[stored])
-            tensor = mapped[stored].t() if name in turned else mapped[stored]
-            if copied:
-                tensor = torch.empty(tensor.shape, dtype=kind).copy_(tensor)
-            if torch.finfo(kind).max < torch.finfo(mapped[stored].dtype).max:
+    """Load the tensors of one layer in the module's layout and dtype, checked to be finite.
+
+    If one of them must be copied all are, so that the file mapping can be released.
+    """
+    must_copy = any(name in transposed or stored.spec.dtype != dtype for name, stored in group.items())
+    for path in {stored.path for stored in group.values()}:
+        names = {name: stored.name for name, stored in group.items() if stored.path == path}
+        mapped = atomic.open_tensors(path, names.values())
+        for name, stored_name in names.items():
+            stored = mapped[stored_name]
+            samples[name] = _sample_tensor(name, stored)
+            atomic.check_finite(name, stored)
+            tensor = stored.t() if name in transposed else stored
+            if must_copy:
+                tensor = torch.empty(tensor.shape, dtype=dtype).copy_(tensor)
+            if torch.finfo(dtype).max < torch.finfo(stored.dtype).max:  # the conversion may have overflowed
                 atomic.check_finite(name, tensor)
             yield name, tensor
 
 
-def group_by_layer(found: Mapping[str, StoredTensor], config: DecoderConfig) -> list[dict[str, StoredTensor]]:
-    """The tensors of each block together, all others one by one."""
-    start = re.compile(rf"{re.escape(WEIGHT_NAMES[config.family].layers)}\.\d+\.")
+def group_by_layer(stored: Mapping[str, StoredTensor], config: DecoderConfig) -> list[dict[str, StoredTensor]]:
+    """Group the tensors of each layer; all others stand alone."""
+    layer_name = re.compile(rf"{re.escape(WEIGHT_NAMES[config.family].layers)}\.\d+\.")
     groups: dict[str, dict[str, StoredTensor]] = {}
-    for name, source in found.items():
-        block = start.match(name)
-        groups.setdefault(block[0] if block else name, {})[name] = source
+    for name, tensor in stored.items():
+        match = layer_name.match(name)
+        groups.setdefault(match[0] if match else name, {})[name] = tensor
     return list(groups.values())
 
 
-def default_dtype(found: Mapping[str, StoredTensor], config: DecoderConfig, device: torch.device) -> torch.dtype:
-    """The type of the words as stored; on a CPU float32, unless it is bfloat16 and the CPU is fast at that."""
-    words = found.get(f"{WEIGHT_NAMES[config.family].token_embedding}.weight")
-    stored = words.spec.dtype if words else config.dtype
-    fast = stored == torch.bfloat16 and any(
+def default_dtype(stored: Mapping[str, StoredTensor], config: DecoderConfig, device: torch.device) -> torch.dtype:
+    """Return the stored dtype of the embedding; on a CPU float32, unless it is bfloat16 and the CPU is fast at it."""
+    embedding = stored.get(f"{WEIGHT_NAMES[config.family].token_embedding}.weight")
+    dtype = embedding.spec.dtype if embedding else config.dtype
+    is_fast = dtype == torch.bfloat16 and any(
         getattr(torch.cpu, probe, bool)() for probe in ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     )
-    return stored if device.type != "cpu" or fast else torch.float32
+    return dtype if device.type != "cpu" or is_fast else torch.float32
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """The type of most bytes of a checkpoint."""
-    held: dict[torch.dtype, int] = {}
-    for source in index_tensors(folder).values():
-        held[source.spec.dtype] = held.get(source.spec.dtype, 0) + math.prod(source.spec.shape)
-    return max(held, key=lambda kind: held[kind])
+    """Return the most common dtype of a checkpoint, by number of elements."""
+    counts: dict[torch.dtype, int] = {}
+    for tensor in index_tensors(folder).values():
+        counts[tensor.spec.dtype] = counts.get(tensor.spec.dtype, 0) + math.prod(tensor.spec.shape)
+    return max(counts, key=lambda dtype: counts[dtype])
 
 
 def checkpoint_tensors(module: nn.Module, config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
-    """The module's tensors as they lie on disk: GPT-2's maps as [in, out]."""
-    turned = transposed_weights(config)
+    """Yield a module's tensors in the layout of a checkpoint (GPT-2's weights as [in, out])."""
+    transposed = transposed_weights(config)
     for name, tensor in module.state_dict().items():
-        yield name, tensor.t() if name in turned else tensor
+        yield name, tensor.t() if name in transposed else tensor
 
 
 def weights_fingerprint(state: Iterable[tuple[str, Tensor]]) -> str:
-    """SHA-256 over sorted names, shapes and 1,024 evenly strided elements each, in float32, of tensors as on disk."""
+    """Return a SHA-256 of names, shapes and up to 1,024 evenly spaced elements per tensor, in checkpoint layout."""
     return _combine_samples({name: _sample_tensor(name, tensor) for name, tensor in state})
 
 
 def _sample_tensor(name: str, tensor: Tensor) -> bytes:
+    """Return name, shape and evenly spaced elements of a tensor as bytes."""
     n = tensor.numel()
-    places = (
-        torch.arange(min(n, FINGERPRINT_SAMPLES), device=tensor.device) * n // min(n, FINGERPRINT_SAMPLES)
-        if n
-        else torch.arange(0)
-    )
-    at: list[Tensor] = []  # torch.unravel_index would import sympy
-    for width in reversed(tensor.shape):
-        at.insert(0, places % width)
-        places = places // width
-    flat = tensor.detach()[tuple(at)] if at else tensor.detach().reshape(1)
-    return (
-        f"{strict_json.to_canonical_json([name, list(tensor.shape)])}\n".encode() + flat.float().cpu().numpy().tobytes()
-    )
+    count = min(n, FINGERPRINT_SAMPLES)
+    offsets = torch.arange(count, device=tensor.device) * n // count if n else torch.arange(0)
+    index: list[Tensor] = []  # as torch.unravel_index, which would import sympy
+    for size in reversed(tensor.shape):
+        index.insert(0, offsets % size)
+        offsets = offsets // size
+    sample = tensor.detach()[tuple(index)] if index else tensor.detach().reshape(1)
+    header = f"{strict_json.to_canonical_json([name, list(tensor.shape)])}\n".encode()
+    return header + sample.float().cpu().numpy().tobytes()
 
 
 def _combine_samples(samples: Mapping[str, bytes]) -> str:
+    """Hash the samples in order of names."""
     digest = hashlib.sha256()
     for name in sorted(samples):
         digest.update(samples[name])
@@ -194,49 +208,56 @@ def save_weights(
     source_folder: Path | None = None,
     extra_fields: Mapping[str, object] | None = None,
 ) -> None:
-    """A whole Hugging Face folder: config.json, shards and index, and the companions that `source_folder` has.
+    """Write a complete Hugging Face folder atomically.
 
-    `more` are fields of config.json beside the decoder's, or in their place.
+    Args:
+        module: Module with the tensors.
+        folder: Target; must not exist, or be empty.
+        config: Written as config.json.
+        max_shard_bytes: Size limit of one safetensors file.
+        dtype: Convert the tensors.
+        source_folder: Tokenizer and generation files are copied from here.
+        extra_fields: Further keys of config.json, or replacements.
+
+    Raises:
+        BusyError: The target is not empty.
+        UsageError: The module has an unmerged adapter, or the size limit is not positive.
     """
     if not max_shard_bytes > 0:
-        raise UsageError(f"shard_bytes {max_shard_bytes:g}: must be > 0")
+        raise UsageError(f"max_shard_bytes={max_shard_bytes:g} must be > 0")
     state = dict(checkpoint_tensors(module, config))
     adapter = next((name for name in state if ".lora_" in name or ".base_layer." in name), None)
     if adapter:
-        raise UsageError(f"{adapter} is of an adapter; merge it first")
-    width = {name: (dtype or tensor.dtype).itemsize * tensor.numel() for name, tensor in state.items()}
-    shards = plan_shards(width, max_shard_bytes)
+        raise UsageError(f"{adapter} belongs to an adapter; merge it first")
+    sizes = {name: (dtype or tensor.dtype).itemsize * tensor.numel() for name, tensor in state.items()}
+    shards = plan_shards(sizes, max_shard_bytes)
     fields = {
         **replace(config, dtype=dtype or next(iter(state.values())).dtype).to_config_json(),
         **(extra_fields or {}),
     }
-    source = json.dumps(fields, indent=2) + "\n"
+    config_json = json.dumps(fields, indent=2) + "\n"
 
-    def write(new: Path) -> None:
-        (new / "config.json").write_text(source, encoding="utf-8")
+    def write(target: Path) -> None:
+        (target / "config.json").write_text(config_json, encoding="utf-8")
         for file, names in shards.items():
-            held = {name: state[name].to(dtype or state[name].dtype) for name in names}
-            atomic.save_tensors(new / file, held, {"format": "pt"})
+            tensors = {name: state[name].to(dtype or state[name].dtype) for name in names}
+            atomic.save_tensors(target / file, tensors, {"format": "pt"})
         if len(shards) > 1:
-            (new / INDEX_FILE).write_text(_index(shards, width, state), encoding="utf-8")
+            (target / INDEX_FILE).write_text(_build_index(shards, sizes, state), encoding="utf-8")
         for name in COMPANION_FILES:
             if source_folder and (source_folder / name).is_file():
-                shutil.copyfile(strict_json.resolve_inside(source_folder, name), new / name)
+                shutil.copyfile(strict_json.resolve_inside(source_folder, name), target / name)
 
-    atomic.write_folder_atomically(folder, write, sum(width.values()))
+    atomic.write_folder_atomically(folder, write, sum(sizes.values()))
 
 
-def _index(shards: Mapping[str, list[str]], width: Mapping[str, int], state: Mapping[str, Tensor]) -> str:
-    total = {"total_size": sum(width.values()), "total_parameters": sum(t.numel() for t in state.values())}
-    places = {name: file for file, names in shards.items() for name in names}
-    return json.dumps({"metadata": total, "weight_map": places}, indent=2, sort_keys=True) + "\n"
+def _build_index(shards: Mapping[str, list[str]], sizes: Mapping[str, int], state: Mapping[str, Tensor]) -> str:
+    """Return the JSON text of model.safetensors.index.json."""
+    totals = {"total_size": sum(sizes.values()), "total_parameters": sum(t.numel() for t in state.values())}
+    weight_map = {name: file for file, names in shards.items() for name in names}
+    return json.dumps({"metadata": totals, "weight_map": weight_map}, indent=2, sort_keys=True) + "\n"
 
 
 def half_split(w: Shaped[Tensor, "NE *rest"], heads: int) -> Shaped[Tensor, "NE *rest"]:
-    """Eq. C7: out[h, j E/2 + i] = w[h, 2 i + j], j in {0, 1}: neighbours as pairs become halves as pairs."""
+    """Eq. C7: out[h, j E/2 + i] = w[h, 2 i + j], j in {0, 1}: from neighbouring RoPE pairs to half-split pairs."""
     return w.reshape(heads, -1, 2, *w.shape[1:]).transpose(1, 2).reshape(w.shape)
-
-
-def interleave(w: Shaped[Tensor, "NE *rest"], heads: int) -> Shaped[Tensor, "NE *rest"]:
-    """Eq. C7: out[h, 2 i + j] = w[h, j E/2 + i], j in {0, 1}: the inverse of `half_split`."""
-    return w.reshape(heads, 2, -1, *w.shape[1:]).transpose(1, 2).reshape(w.shape)

@@ -1,0 +1,219 @@
+"""Tensors of a checkpoint folder: which file holds each, and how they match a module's parameters."""
+
+import difflib
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from laconic.errors import InputError, UnsafeFileError
+from laconic.models.config import WEIGHT_NAMES, DecoderConfig
+from laconic.storage import atomic, strict_json
+from laconic.storage.strict_json import TensorSpec, is_printable
+
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pth", ".pt", ".ckpt")
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MAX_LISTED = 10  # names of each kind in one error message
+
+
+class StoredTensor(NamedTuple):
+    """A tensor on disk: its file, its name there, and dtype and shape from the header."""
+
+    path: Path
+    name: str
+    spec: TensorSpec
+
+    def load(self) -> Tensor:
+        return atomic.open_tensors(self.path, [self.name])[self.name]
+
+
+def match_tensors(
+    module: nn.Module,
+    folder: Path,
+    config: DecoderConfig,
+    allow_missing: tuple[str, ...],
+    ignore_tensors: tuple[str, ...] = (),
+) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
+    """Find the tensor on disk for each parameter of a module.
+
+    Args:
+        module: The module to load.
+        folder: Folder with safetensors files.
+        config: Its configuration.
+        allow_missing: Names that may be absent.
+        ignore_tensors: Names on disk that do not belong to the module.
+
+    Returns:
+        The tensors by parameter name, and the allowed names that are absent.
+
+    Raises:
+        InputError: Tensors are missing, unexpected, or of another shape or dtype; the message lists them all.
+    """
+    transposed = transposed_weights(config)
+    shapes = {
+        name: tuple(tensor.shape)[::-1] if name in transposed else tuple(tensor.shape)
+        for name, tensor in module.state_dict().items()
+    }
+    _check_names(allow_missing, list(shapes))
+    on_disk = {name: tensor for name, tensor in index_tensors(folder).items() if name not in ignore_tensors}
+    stored = match_prefix(on_disk, set(shapes), config)
+    extra = {name: tensor for name, tensor in stored.items() if name not in shapes}
+    matched = {name: tensor for name, tensor in stored.items() if name in shapes}
+    absent = [name for name in shapes if name not in stored]
+    _raise_mismatch(
+        missing=[name for name in absent if name not in allow_missing],
+        unexpected=[name for name, tensor in extra.items() if not is_redundant(name, tensor, stored, config)],
+        wrong_shape=[
+            f"{name} {list(tensor.spec.shape)}, config says {list(shapes[name])}"
+            for name, tensor in matched.items()
+            if tensor.spec.shape != shapes[name]
+        ],
+        not_float=[
+            f"{name} {tensor.spec.dtype}" for name, tensor in matched.items() if tensor.spec.dtype not in FLOAT_DTYPES
+        ],
+    )
+    return matched, tuple(name for name in absent if name in allow_missing)
+
+
+def _check_names(names: Sequence[str], known: list[str]) -> None:
+    """Raise InputError for a name that the module does not have."""
+    for name in names:
+        if name not in known:
+            closest = difflib.get_close_matches(name, known, 1, 0.0)[0]
+            raise InputError(f"{name}: no such tensor; did you mean {closest}?")
+
+
+def _raise_mismatch(missing: list[str], unexpected: list[str], wrong_shape: list[str], not_float: list[str]) -> None:
+    """Raise one InputError that lists all mismatches, if there are any."""
+    parts = [
+        f"{len(names):,} {kind} ({_join_names(names)})"
+        for kind, names in (("missing", missing), ("unexpected", unexpected))
+        if names
+    ]
+    parts += [f"{len(wrong_shape):,} of wrong shape: {_join_names(wrong_shape, '; ')}"] if wrong_shape else []
+    parts += [f"{len(not_float):,} of a non-float dtype: {_join_names(not_float)}"] if not_float else []
+    if parts:
+        count, rest = parts[0].split(" ", 1)
+        raise InputError(", ".join([f"{count} tensor{'' if count == '1' else 's'} {rest}", *parts[1:]]))
+
+
+def _join_names(names: Sequence[str], separator: str = ", ") -> str:
+    """Join the first MAX_LISTED names."""
+    return separator.join([*names[:MAX_LISTED], *(["…"] if len(names) > MAX_LISTED else [])])
+
+
+def warn_randomly_initialized(names: Sequence[str]) -> None:
+    """Warn of tensors that are absent from the checkpoint, if there are any."""
+    if names:
+        count = names[0] if len(names) == 1 else f"{len(names):,} tensors"
+        listed = "" if len(names) == 1 else f" ({_join_names(names)})"
+        verb = "is" if len(names) == 1 else "are"
+        warnings.warn(f"{count} {verb} not in the checkpoint and {verb} randomly initialised{listed}", stacklevel=3)
+
+
+def index_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of a checkpoint folder by name, from validated headers.
+
+    Raises:
+        InputError: There are no weights, a file of the index is missing, or two files hold the same tensor.
+        UnsafeFileError: The weights are pickled, or the index names a path outside the folder.
+    """
+    if (folder / SINGLE_FILE).exists() or (folder / SINGLE_FILE).is_symlink():
+        files = {SINGLE_FILE: [""]}
+    elif (folder / INDEX_FILE).exists():
+        files = _read_index(strict_json.read_json(strict_json.resolve_inside(folder, INDEX_FILE)))
+    else:
+        refuse_pickle(folder)
+        raise InputError(f"{folder} has config.json but no model.safetensors and no index; was the download cut?")
+    stored: dict[str, StoredTensor] = {}
+    for shard, names in files.items():
+        refuse_pickle(folder, shard)
+        path = strict_json.resolve_inside(folder, shard)
+        if not path.exists():
+            raise InputError(f"{shard} is in the index but not in the folder ({len(names)} tensors, first {names[0]})")
+        for name, spec in strict_json.read_safetensors_header(path).tensors.items():
+            if name in stored:
+                raise InputError(f"{name} is in {stored[name].path.name} and in {shard}; download them again")
+            stored[name] = StoredTensor(path, name, spec)
+    return stored
+
+
+def _read_index(index: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the tensor names of each file of an index."""
+    weight_map = index.get("weight_map")
+    is_valid = isinstance(weight_map, dict) and all(
+        is_printable(name) and type(shard) is str for name, shard in cast(dict[str, Any], weight_map).items()
+    )
+    if not is_valid:
+        raise InputError(f"{INDEX_FILE}: weight_map must map tensor names to file names")
+    files: dict[str, list[str]] = {}
+    for name, shard in cast(dict[str, str], weight_map).items():
+        files.setdefault(shard, []).append(name)
+    return files
+
+
+def refuse_pickle(folder: Path, name: str | None = None) -> None:
+    """Raise UnsafeFileError if the named file, or any file of the folder, has a pickle's suffix."""
+    names = sorted(path.name for path in folder.iterdir()) if name is None else [name]
+    pickle = next((name for name in names if name.endswith(PICKLE_SUFFIXES)), None)
+    if pickle:
+        raise UnsafeFileError(
+            f"{pickle} is a pickle, which can run code; it was not opened. "
+            "Convert it to safetensors with transformers' save_pretrained in an environment you trust"
+        )
+
+
+def match_prefix(stored: dict[str, StoredTensor], names: set[str], config: DecoderConfig) -> dict[str, StoredTensor]:
+    """Return the tensors under the module's names: checkpoints of base models lack a prefix such as `model.`."""
+    parts = WEIGHT_NAMES[config.family].base_prefix.split(".")
+    head = f"{WEIGHT_NAMES[config.family].head}.weight"
+    variants = [stored]
+    for i in range(len(parts)):
+        prefix = ".".join(parts[: i + 1])
+        variants.append({f"{prefix}.{name}" if name != head else name: tensor for name, tensor in stored.items()})
+    return min(variants, key=lambda variant: len(names ^ variant.keys()))
+
+
+def is_redundant(name: str, tensor: StoredTensor, stored: Mapping[str, StoredTensor], config: DecoderConfig) -> bool:
+    """Return whether an unmatched tensor carries no information: causal masks, RoPE tables, a tied head."""
+    names = WEIGHT_NAMES[config.family]
+    if name.endswith(".rotary_emb.inv_freq"):
+        return True
+    if config.family == "gpt2" and name.endswith(".attn.masked_bias"):
+        return tensor.spec.shape == ()
+    if config.family == "gpt2" and name.endswith(".attn.bias"):
+        square = tensor.load().squeeze()
+        return square.ndim == 2 and torch.equal(square.bool(), torch.ones(square.shape, dtype=torch.bool).tril())
+    embedding = stored.get(f"{names.token_embedding}.weight")
+    if not config.tie_word_embeddings or name != f"{names.head}.weight" or embedding is None:
+        return False
+    if tensor.spec.shape != embedding.spec.shape or not torch.equal(tensor.load(), embedding.load()):
+        raise InputError(
+            f"tie_word_embeddings is true but {name} differs from {names.token_embedding}.weight; set it to false"
+        )
+    return True
+
+
+def transposed_weights(config: DecoderConfig) -> frozenset[str]:
+    """Return the names of the weights that checkpoints store as [in, out] (GPT-2's)."""
+    names = WEIGHT_NAMES[config.family]
+    layers = range(config.num_hidden_layers)
+    return frozenset(f"{names.layers}.{l}.{name}.weight" for l in layers for name in names.transposed)
+
+
+def plan_shards(sizes: Mapping[str, int], max_shard_bytes: float) -> dict[str, list[str]]:
+    """Return file names with their tensors, in order. A file exceeds the limit only if one tensor alone does."""
+    files: list[list[str]] = [[]]
+    total = 0
+    for name, size in sizes.items():
+        if files[-1] and total + size > max_shard_bytes:
+            files, total = [*files, []], 0
+        files[-1].append(name)
+        total += size
+    if len(files) == 1:
+        return {SINGLE_FILE: files[0]}
+    return {f"model-{i:05}-of-{len(files):05}.safetensors": names for i, names in enumerate(files, 1)}

@@ -1,0 +1,234 @@
+"""Keys of Hugging Face config.json files: one pydantic model per family, with transformers' defaults.
+
+Fields are named as in DecoderConfig; the alias is the key in the file where that differs. Unknown keys are ignored,
+except for the few that change the mathematics (FIXED_KEYS).
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+ActivationName = Literal["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
+DtypeName = Literal["float64", "float32", "bfloat16", "float16"]
+LayerType = Literal["full_attention", "sliding_attention"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+NULLABLE = ("bos_token_id", "eos_token_id", "pad_token_id", "sliding_window")  # null differs from absent
+
+RMS_NORM_AND_ROPE = {
+    "norm_type": "rms",
+    "position_encoding": "rope",
+    "position_offset": 0,
+    "qk_norm": False,
+    "gated_mlp": True,
+    "qkv_bias": False,
+    "o_bias": False,
+    "mlp_bias": False,
+}
+LAYER_NORM_AND_TABLE = {
+    "norm_type": "layer",
+    "position_encoding": "table",
+    "position_offset": 0,
+    "qk_norm": False,
+    "gated_mlp": False,
+    "rope": None,
+}
+
+
+class JsonModel(BaseModel):
+    """Base: unknown keys are ignored, types are not coerced."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class TokenIds(JsonModel):
+    """Special token ids, in config.json and generation_config.json."""
+
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+
+class RopeTable(JsonModel):
+    """`rope_parameters` (new spelling) or `rope_scaling` (old spelling)."""
+
+    rope_type: RopeKind | None = None
+    type: RopeKind | None = None
+    rope_theta: PositiveFloat | None = None
+    factor: PositiveFloat | None = None
+    low_freq_factor: PositiveFloat | None = None
+    high_freq_factor: PositiveFloat | None = None
+    original_max_position_embeddings: PositiveInt | None = None
+    beta_fast: PositiveFloat | None = None
+    beta_slow: PositiveFloat | None = None
+    truncate: bool | None = None
+    mscale: NonNegativeFloat | None = None
+    mscale_all_dim: NonNegativeFloat | None = None
+    attention_factor: NonNegativeFloat | None = None
+    short_factor: tuple[PositiveFloat, ...] | None = Field(None, strict=False)
+    long_factor: tuple[PositiveFloat, ...] | None = Field(None, strict=False)
+
+
+class FamilyKeys(TokenIds):
+    """Keys of every family. `constants` are fields of DecoderConfig that no file of the family sets."""
+
+    architecture: ClassVar[str]
+    constants: ClassVar[dict[str, Any]]
+
+    architectures: list[str] = Field(default_factory=list)
+    vocab_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    tie_word_embeddings: bool = False
+    initializer_range: NonNegativeFloat = 0.02
+    dtype: DtypeName | None = None
+    torch_dtype: DtypeName = "float32"
+
+
+class RopeFamilyKeys(FamilyKeys):
+    """Keys of the families with RoPE, RMSNorm and a gated MLP."""
+
+    constants: ClassVar[dict[str, Any]] = RMS_NORM_AND_ROPE
+
+    hidden_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt | None
+    head_dim: PositiveInt | None = None
+    intermediate_size: PositiveInt
+    max_position_embeddings: PositiveInt = 32768
+    norm_eps: NonNegativeFloat = Field(1e-6, alias="rms_norm_eps")
+    activation: ActivationName = Field("silu", alias="hidden_act")
+    dropout_attention: Probability = Field(0.0, alias="attention_dropout")
+    rope_theta: PositiveFloat = 10000.0
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    original_max_position_embeddings: PositiveInt | None = None
+    layer_types: list[LayerType] | None = None
+
+
+class LlamaKeys(RopeFamilyKeys):
+    architecture = "LlamaForCausalLM"
+
+    num_key_value_heads: PositiveInt | None = None
+    max_position_embeddings: PositiveInt = 2048
+    qkv_bias: bool = Field(False, alias="attention_bias")
+    o_bias: bool = Field(False, alias="attention_bias")
+    mlp_bias: bool = False
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+
+
+class MistralKeys(RopeFamilyKeys):
+    architecture = "MistralForCausalLM"
+
+    max_position_embeddings: PositiveInt = 131072
+    sliding_window: PositiveInt | None = 4096
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+
+
+class Qwen2Keys(RopeFamilyKeys):
+    architecture = "Qwen2ForCausalLM"
+    constants = RMS_NORM_AND_ROPE | {"qkv_bias": True}
+
+    sliding_window: PositiveInt | None = 4096
+    use_sliding_window: bool = False
+    max_window_layers: NonNegativeInt = 28
+
+
+class Qwen3Keys(Qwen2Keys):
+    architecture = "Qwen3ForCausalLM"
+    constants = RMS_NORM_AND_ROPE | {"qk_norm": True}
+
+    head_dim: PositiveInt | None = 128
+    qkv_bias: bool = Field(False, alias="attention_bias")
+    o_bias: bool = Field(False, alias="attention_bias")
+
+
+class GPT2Keys(FamilyKeys):
+    architecture = "GPT2LMHeadModel"
+    constants = LAYER_NORM_AND_TABLE | {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
+
+    hidden_size: PositiveInt = Field(alias="n_embd")
+    num_hidden_layers: PositiveInt = Field(alias="n_layer")
+    num_attention_heads: PositiveInt = Field(alias="n_head")
+    intermediate_size: PositiveInt | None = Field(None, alias="n_inner")
+    max_position_embeddings: PositiveInt = Field(1024, alias="n_positions")
+    norm_eps: NonNegativeFloat = Field(1e-5, alias="layer_norm_epsilon")
+    activation: ActivationName = Field("gelu_new", alias="activation_function")
+    tie_word_embeddings: bool = True
+    dropout_embedding: Probability = Field(0.1, alias="embd_pdrop")
+    dropout_attention: Probability = Field(0.1, alias="attn_pdrop")
+    dropout_residual: Probability = Field(0.1, alias="resid_pdrop")
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    bos_token_id: int | None = 50256
+    eos_token_id: int | list[int] | None = 50256
+
+
+class OPTKeys(FamilyKeys):
+    architecture = "OPTForCausalLM"
+    constants = LAYER_NORM_AND_TABLE | {"position_offset": 2, "norm_eps": 1e-5}
+
+    hidden_size: PositiveInt
+    num_attention_heads: PositiveInt
+    intermediate_size: PositiveInt = Field(alias="ffn_dim")
+    max_position_embeddings: PositiveInt = 2048
+    qkv_bias: bool = Field(True, alias="enable_bias")
+    o_bias: bool = Field(True, alias="enable_bias")
+    mlp_bias: bool = Field(True, alias="enable_bias")
+    activation: ActivationName = Field("relu", alias="activation_function")
+    tie_word_embeddings: bool = True
+    initializer_range: NonNegativeFloat = Field(0.02, alias="init_std")
+    dropout_attention: Probability = Field(0.0, alias="attention_dropout")
+    dropout_residual: Probability = Field(0.1, alias="dropout")
+    word_embed_proj_dim: PositiveInt | None = None
+    bos_token_id: int | None = 2
+    eos_token_id: int | list[int] | None = 2
+    pad_token_id: int | None = 1
+
+
+FAMILIES: dict[str, type[FamilyKeys]] = {
+    "llama": LlamaKeys,
+    "mistral": MistralKeys,
+    "qwen2": Qwen2Keys,
+    "qwen3": Qwen3Keys,
+    "gpt2": GPT2Keys,
+    "opt": OPTKeys,
+}
+FIXED_KEYS: dict[str, tuple[Any, ...]] = {  # keys that change the mathematics, with their supported values
+    "quantization_config": (),
+    "num_experts": (0,),
+    "per_layer_config": (),
+    "add_cross_attention": (False,),
+    "do_layer_norm_before": (True,),
+    "layer_norm_elementwise_affine": (True,),
+    "_remove_final_layer_norm": (False,),
+    "layerdrop": (0,),
+    "partial_rotary_factor": (1,),
+}
+DERIVED_KEYS = frozenset(  # keys that are not fields of DecoderConfig, but enter into some
+    {"architectures", "dtype", "torch_dtype", *NULLABLE, *vars(RopeTable)["__annotations__"], "rope_parameters"}
+    | {"rope_scaling", "layer_types", "use_sliding_window", "max_window_layers", "word_embed_proj_dim"}
+    | {"scale_attn_weights", "scale_attn_by_inverse_layer_idx"}
+)
+HF_KEYS: dict[str, dict[str, str]] = {  # family -> field of DecoderConfig (dropout_* for its parts) -> key in the file
+    family: {name: field.alias or name for name, field in keys.model_fields.items() if name not in DERIVED_KEYS}
+    for family, keys in FAMILIES.items()
+}
+ROPE_FIELDS: dict[str, tuple[str, ...]] = {  # fields of RopeConfig that a kind of scaling reads
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": (
+        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim",
+        "attention_factor",
+    ),
+    "longrope": ("factor", "original_max_position_embeddings", "short_factor", "long_factor", "attention_factor"),
+}  # fmt: skip
+REQUIRED_ROPE_FIELDS: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}

@@ -1,0 +1,1 @@
+"""Reference implementations that only tests use."""
