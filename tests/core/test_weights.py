@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from laconic.errors import BusyError, InputError, LaconicError, NonFiniteError, UnsafeFileError, UsageError
 from laconic.models import weights
+from laconic.models.checkpoint_files import plan_shards
 from laconic.models.config import WEIGHT_NAMES, DecoderConfig
 from laconic.models.decoder import Decoder
-from laconic.models.checkpoint_files import plan_shards
 from laconic.storage import atomic
 from tests import tolerances
 from tests.conftest import REPO, missing, needs

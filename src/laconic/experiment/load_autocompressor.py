@@ -17,8 +17,8 @@ from laconic.config.methods import CompressionConfig
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import InputError, UnsafeFileError
 from laconic.experiment.build_model import check_vocabulary
-from laconic.models.decoder import Decoder
 from laconic.models.checkpoint_files import INDEX_FILE, PICKLE_SUFFIXES, SINGLE_FILE, index_tensors
+from laconic.models.decoder import Decoder
 from laconic.storage.strict_json import read_json
 
 SUMMARY_EMBEDDING, SUMMARY_LENGTH_KEY, ACCUMULATE_KEY = "embed_summary.weight", "summary_length", "accumulate_summary"
