@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if alike(item):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("cuda"):
-            item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), stop_reason="needs a CUDA device"))
+            item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
 
 
 def alike(item: pytest.Item) -> bool:

@@ -113,10 +113,9 @@ def write_llama2c(path: Path, source: Mapping[str, Any], tensors: Mapping[str, T
         with new.open("wb") as file:
             file.write(torch.tensor(header, dtype=torch.int32).numpy().tobytes())
             for name, shape in shapes.items():
-                part = _rope_table(shape, E)
-                if name:
-                    heads = num_heads_of(name, sizes)
-                    part = interleave(tensors[name], heads) if heads else tensors[name]
+                heads = num_heads_of(name, sizes) if name else 0
+                part = tensors[name] if name else _rope_table(shape, E)
+                part = interleave(part, heads) if heads else part
                 file.write(part.detach().float().cpu().contiguous().numpy().data)
 
     atomic.write_file_atomically(path, write, HEADER_BYTES + 4 * sum(map(math.prod, shapes.values())))

@@ -181,6 +181,8 @@ def parse_rope_table(file: RopeFamilyKeys, table: JsonObject, location: str) -> 
     if nested is not None:
         raise unsupported_value(location + nested, table[nested], "one table for all layers")
     check_fixed_keys(table, location)
+    if table.get("rope_type") is not None:  # then transformers does not read the older `type`
+        table = {key: value for key, value in table.items() if key != "type"}
     rope = validate(RopeTable, table, location)
     kind = rope.rope_type or rope.type or "default"
     values = {name: getattr(rope, name) for name in ROPE_FIELDS[kind]}

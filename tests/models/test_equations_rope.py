@@ -1,4 +1,4 @@
-"""C3 to C7 against their oracles: frequencies, the six scalings, tables of angles, rotation, pairing."""
+"""Equations C3 to C7 against their oracles: frequencies, six scalings, cos/sin tables, rotation, pairs."""
 
 from typing import Any
 
@@ -19,11 +19,12 @@ from laconic.models.rope import (
     rotate_pairs,
     yarn_frequencies,
 )
-from laconic.models.weights import half_split, interleave
+from laconic.models.weights import half_split
 from tests import tolerances
 from tests.conftest import needs
 from tests.oracles import llama_rope, llama_rotation
 from tests.oracles.compare import agree, distance, relative
+from tests.reference.weight_formats import interleave
 
 FLOAT32 = {"tolerance": 2e-6, "margin": 1e-2, "measure": relative}  # theta^(2i/E) in float32 at theta = 1e6
 LONGEST = torch.tensor([5, 64, 65, 200, 256])
@@ -45,7 +46,7 @@ ROPES = [RopeConfig(theta=1e6), LINEAR, DYNAMIC, LLAMA3, YARN, LONGROPE]
 
 
 def rows(scaling: Any) -> Any:
-    """The scaling with its frequencies written out for every row, as the oracles have them."""
+    """Expand the frequencies to every row, as the oracles have them."""
 
     def wrapped(rope: RopeConfig, E: int, longest: Tensor) -> tuple[Tensor, float]:
         omega, a = scaling(rope, E, longest)
@@ -64,19 +65,19 @@ def test_frequencies(theta: float, E: int) -> None:
 
 
 @pytest.mark.equation("llama", "C4a")
-def test_default() -> None:
+def test_default_frequencies() -> None:
     rope = RopeConfig("default", 5e5, factor=4.0)
     agree(rows(default_frequencies), llama_rope.ORACLE["C4a"], llama_rope.MISREAD["C4a"], rope, 16, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C4b")
-def test_linear() -> None:
+def test_linear_frequencies() -> None:
     agree(rows(linear_frequencies), llama_rope.ORACLE["C4b"], llama_rope.MISREAD["C4b"], LINEAR, 16, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C4c")
 @pytest.mark.parametrize("E", [6, 16])
-def test_dynamic(E: int) -> None:
+def test_dynamic_frequencies(E: int) -> None:
     agree(
         rows(dynamic_frequencies), llama_rope.ORACLE["C4c"], llama_rope.MISREAD["C4c"], DYNAMIC, E, LONGEST, **FLOAT32
     )
@@ -84,7 +85,7 @@ def test_dynamic(E: int) -> None:
 
 @pytest.mark.equation("llama", "C4c")
 @pytest.mark.parametrize("factor", [1.0, 1.1, 1.3, 2.0, 2.5, 3.7, 8.0, 10.0])
-def test_dynamic_keeps_the_base_up_to_the_limit(factor: float) -> None:
+def test_dynamic_frequencies_are_unscaled_up_to_the_limit(factor: float) -> None:
     for longest in (1, 1999, 2048):
         omega, _ = dynamic_frequencies(RopeConfig("dynamic", 1e4, factor=factor), 16, torch.tensor([longest]))
         assert torch.equal(omega[0], frequencies(1e4, 16))
@@ -92,14 +93,14 @@ def test_dynamic_keeps_the_base_up_to_the_limit(factor: float) -> None:
 
 @pytest.mark.equation("llama", "C4d")
 @pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_llama3(factor: float) -> None:
+def test_llama3_frequencies(factor: float) -> None:
     rope = RopeConfig(**{**vars(LLAMA3), "factor": factor})
     agree(rows(llama3_frequencies), llama_rope.ORACLE["C4d"], llama_rope.MISREAD["C4d"], rope, 64, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C4e")
 @pytest.mark.parametrize("truncate", [True, False])
-def test_yarn(truncate: bool) -> None:
+def test_yarn_frequencies(truncate: bool) -> None:
     rope = RopeConfig(**{**vars(YARN), "truncate": truncate})
     agree(rows(yarn_frequencies), llama_rope.ORACLE["C4e"], llama_rope.MISREAD["C4e"], rope, 64, LONGEST, **FLOAT32)
 
@@ -120,13 +121,13 @@ def test_yarn(truncate: bool) -> None:
     ],
     ids=str,
 )
-def test_yarn_fields(fields: dict[str, Any]) -> None:
+def test_yarn_frequencies_with_optional_fields(fields: dict[str, Any]) -> None:
     rope = RopeConfig(**{**vars(YARN), **fields})
     agree(rows(yarn_frequencies), llama_rope.ORACLE["C4e"], {}, rope, 64, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C4f")
-def test_longrope() -> None:
+def test_longrope_frequencies() -> None:
     agree(
         rows(longrope_frequencies),
         llama_rope.ORACLE["C4f"],
@@ -140,34 +141,34 @@ def test_longrope() -> None:
 
 @pytest.mark.equation("llama", "C4f")
 @pytest.mark.parametrize("fields", [{"attention_factor": 1.25}, {"factor": 1.0}, {"factor": 32.0}], ids=str)
-def test_longrope_fields(fields: dict[str, Any]) -> None:
+def test_longrope_frequencies_with_optional_fields(fields: dict[str, Any]) -> None:
     rope = RopeConfig(**{**vars(LONGROPE), **fields})
     agree(rows(longrope_frequencies), llama_rope.ORACLE["C4f"], {}, rope, 16, LONGEST, **FLOAT32)
 
 
 @pytest.mark.equation("llama", "C5")
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope.kind)
-def test_tables(rope: RopeConfig) -> None:
+def test_cos_sin_tables(rope: RopeConfig) -> None:
     p = torch.tensor([[1, 2, 3, 300, 4000, 131071], [5, 7, 8, 9, 63, 64]])
     longest = p.amax(1) + 1
     exact, a = llama_rope.ORACLE[f"C4{'abcdef'[list(ROPE_SCALINGS).index(rope.kind)]}"](rope, 16, longest)
-    omega, mine = ROPE_SCALINGS[rope.kind](rope, 16, longest)
-    law = a * (p * tolerances.TABLE_PER_POSITION + tolerances.TABLE_BASE)[:, None, :, None]
-    want = llama_rotation.ORACLE["C5"](p, exact, a)
+    omega, factor = ROPE_SCALINGS[rope.kind](rope, 16, longest)
+    bound = a * (p * tolerances.TABLE_PER_POSITION + tolerances.TABLE_BASE)[:, None, :, None]
+    expected = llama_rotation.ORACLE["C5"](p, exact, a)
     for dtype in (torch.float32, torch.float64):
-        for got, wanted in zip(cos_sin_tables(p, omega, mine, dtype), want, strict=True):
-            assert got.dtype == dtype
-            assert ((got.double() - wanted).abs() <= law).all()
+        for actual, wanted in zip(cos_sin_tables(p, omega, factor, dtype), expected, strict=True):
+            assert actual.dtype == dtype
+            assert ((actual.double() - wanted).abs() <= bound).all()
     for name, wrong in llama_rotation.MISREAD["C5"].items():
         if a == 1 and name.startswith("a "):
             continue
-        errors = [((x - y).abs() / law).max() for x, y in zip(wrong(p, exact, a), want, strict=True)]
+        errors = [((x - y).abs() / bound).max() for x, y in zip(wrong(p, exact, a), expected, strict=True)]
         assert max(errors) > 100, name
 
 
 @pytest.mark.equation("llama", "C5")
-def test_tables_are_the_same_whatever_the_type() -> None:
-    """The angle is float32 also in the float64 run: the table is part of the model."""
+def test_cos_sin_tables_use_float32_angles_for_every_dtype() -> None:
+    """Angles are float32 also in a float64 model, because the table is part of the model."""
     p, omega = torch.tensor([[130000, 17, 4]]), frequencies(1e4, 16)
     for narrow, wide in zip(
         cos_sin_tables(p, omega, 1.1, torch.float32), cos_sin_tables(p, omega, 1.1, torch.float64), strict=True
@@ -182,8 +183,8 @@ def test_tables_are_the_same_whatever_the_type() -> None:
 @pytest.mark.equation("llama", "C5")
 @pytest.mark.parametrize("rope", [*ROPES, RopeConfig(**{**vars(YARN), "factor": 3.7})], ids=lambda rope: rope.kind)
 @pytest.mark.parametrize("last", [60, 200])
-def test_tables_are_those_of_transformers(rope: RopeConfig, last: int) -> None:
-    """Bit for bit, below the switch of dynamic and longrope and above it."""
+def test_cos_sin_tables_equal_transformers(rope: RopeConfig, last: int) -> None:
+    """Equal to the bit, below and above the length at which dynamic and longrope switch."""
     needs("transformers")
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -217,14 +218,14 @@ def angles(a: float = 1.0) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.equation("llama", "C6")
-def test_rotate() -> None:
+def test_rotate_pairs() -> None:
     x = torch.randn(2, 3, 3, 8, dtype=torch.float64)
     agree(rotate_pairs, llama_rotation.ORACLE["C6"], llama_rotation.MISREAD["C6"], x, *angles(), margin=1e-1)
     assert torch.autograd.gradcheck(lambda x: rotate_pairs(x, *angles(1.3)), x.requires_grad_())
 
 
 @pytest.mark.parametrize("a", [1.0, 1.3])
-def test_rotation_keeps_norms_but_for_the_factor(a: float) -> None:
+def test_rotate_pairs_preserves_norms_up_to_the_factor(a: float) -> None:
     x = torch.randn(2, 3, 3, 8, dtype=torch.float64)
     squares = rotate_pairs(x, *angles(a)).square().sum(-1) / a**2
     assert distance(squares, x.square().sum(-1)) < 1e-6

@@ -7,7 +7,7 @@ import torch
 
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
-from tests.core.readings import fresh, noise
+from tests.models.fixtures import fresh, noise
 from tests.tolerances import error
 
 ONE_LAYER = {"num_hidden_layers": 1, "windows": (None,), "score_scale": (0.25,)}
@@ -43,12 +43,15 @@ def with_everything(name: str) -> float:
     """live, positions, bias and want under one compiled call."""
     decoder = fresh(name).requires_grad_(False)
     torch._dynamo.reset_rope()
-    state = decoder(noise(1, 2, 4, 48, dtype=torch.float32)).state
+    state = decoder(noise(1, 2, 4, 48, dtype=torch.float32)).cache
     live = torch.tensor([[False, True, True], [True, True, True]])
     given = {"live": live, "positions": torch.tensor([[0, 4, 5], [4, 5, 6]]), "want": ("probs", "hidden", "logits")}
     bias, vectors = noise(2, 1, 3, 7, dtype=torch.float32), noise(3, 2, 3, 48, dtype=torch.float32)
     fast = torch.compile(decoder, fullgraph=True, dynamic=True, backend="eager")
-    got, asked = fast(vectors, state, bias=bias, **given), decoder(vectors, state, bias=bias, **given)
+    got, asked = (
+        fast(vectors, state, attention_bias=bias, **given),
+        decoder(vectors, state, attention_bias=bias, **given),
+    )
     assert got.activations.keys() == asked.activations.keys()
     pairs = [(got.hidden[live], asked.hidden[live]), *((got.activations[k], v) for k, v in asked.activations.items())]
     return max(error(x, y) for x, y in pairs)

@@ -1,4 +1,4 @@
-"""What tests of core share."""
+"""Fixtures of the model tests."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,8 @@ import pytest
 
 
 @pytest.fixture
-def as_users_call_it() -> Iterator[None]:
-    """Without the shape checks of the test run, which would speak first."""
+def without_shape_checks() -> Iterator[None]:
+    """Turn off jaxtyping's checks, which would raise before the library's own."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

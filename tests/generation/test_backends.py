@@ -15,7 +15,7 @@ from laconic.generation.generate import generate
 from laconic.nested import state as values
 from laconic.nested.hope.model import Hope, HopeAttention
 from laconic.nested.state import FastWeightState
-from tests.core.readings import fresh
+from tests.models.fixtures import fresh
 from tests.nested.helpers import near
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -15,7 +15,7 @@ from laconic.generation.prompt import build_prompt, pad_left, prefill
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder
 from tests.conftest import missing, needs
-from tests.core.readings import VARIANTS, decoder_of, fresh
+from tests.models.fixtures import VARIANTS, decoder_of, fresh
 from tests.tolerances import FLOORS, LEAST_FLOOR, error
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -177,7 +177,7 @@ def test_a_part_that_was_replaced_is_what_runs(what: str) -> None:
     (got,) = generate(decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=5, eos_token_ids=()))
     ids = list(ROWS[0])
     for token in got.token_ids:
-        assert int(decoder.logits(decoder(decoder.embed(torch.tensor([ids]))).hidden[:, -1]).argmax()) == token
+        assert int(decoder.logits(decoder(decoder.embed(torch.tensor([ids]))).hidden_states[:, -1]).argmax()) == token
         ids.append(token)
 
 

@@ -18,7 +18,7 @@ from laconic.generation.prompt import pad_left
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from tests.conftest import needs, shared_dir
-from tests.core.readings import FAMILIES, decoder_of, fresh
+from tests.models.fixtures import FAMILIES, decoder_of, fresh
 from tests.tolerances import FLOORS, error
 
 ROWS = [[5, 9, 3, 17, 60, 8, 33], [7], [2, 4, 8, 11, 90, 1], [50, 60, 70]]
@@ -187,7 +187,7 @@ def test_a_then_b_is_b() -> None:
 def test_nothing_given_is_changed() -> None:
     decoder = fresh("qwen3")
     vectors = decoder.embed(torch.tensor([ROWS[0]])).detach()
-    state = decoder(vectors).state.detach()
+    state = decoder(vectors).cache.detach()
     tensors = [*decoder.parameters(), vectors, *state.tensors().values()]
     before = [(t._version, t.clone()) for t in tensors]
     generate(decoder, inputs_embeds=vectors, state=state, config=GenerationConfig(max_tokens=5))
@@ -240,7 +240,7 @@ def test_a_state_is_gone_on_from(family: str) -> None:
     )
     assert first.token_ids + second.token_ids == whole.token_ids
     assert second.state.positions.equal(whole.state.positions)
-    question = decoder(decoder.embed(torch.tensor([ROWS[0]]))).state
+    question = decoder(decoder.embed(torch.tensor([ROWS[0]]))).cache
     forked = generate(
         decoder, input_ids=ROWS, state=question.fork(4), config=GenerationConfig(max_tokens=9, eos_token_ids=())
     )
@@ -259,7 +259,7 @@ def test_a_prompt_may_begin_farther_on_than_what_is_held(family: str, chunk: int
     """Against full passes at the same positions: rows of their own length, padded left, behind a gap of their own."""
     decoder, gaps = decoder_of(family), torch.tensor([3, 0, 5])
     vectors = torch.randn(3, 4, 48, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    state = decoder(vectors).state
+    state = decoder(vectors).cache
     found = generate(
         decoder,
         input_ids=ROWS[:3],
@@ -271,13 +271,13 @@ def test_a_prompt_may_begin_farther_on_than_what_is_held(family: str, chunk: int
         for t, token in enumerate(found[b].token_ids):
             ids = torch.tensor([row + found[b].token_ids[:t]])
             positions = 4 + int(gaps[b]) + torch.arange(ids.shape[1])[None]
-            seen = decoder(decoder.embed(ids), state.take([b]), positions=positions)
+            seen = decoder(decoder.embed(ids), state.take([b]), position_ids=positions)
             assert int(decoder.logits(seen.hidden[0, -1]).argmax()) == token
 
 
 def test_dead_slots_of_a_state_stay_where_they_are() -> None:
     decoder = decoder_of("llama", torch.float32)
-    state = decoder(decoder.embed(torch.tensor([ROWS[0]]))).state
+    state = decoder(decoder.embed(torch.tensor([ROWS[0]]))).cache
     live = torch.tensor([[True, False, True, True, False, True, True]])
     (found,) = generate(
         decoder,
@@ -307,7 +307,7 @@ def test_states_need_not_be_kept() -> None:
     )
     assert ids_of(kept) == ids_of(bare)
     assert {(g.state.B, g.state.S) for g in bare} == {(1, 0)}
-    assert decoder(torch.zeros(1, 2, 48), bare[0].state).state.S == 2
+    assert decoder(torch.zeros(1, 2, 48), bare[0].state).cache.S == 2
 
 
 def test_no_rows_no_generations() -> None:
@@ -513,7 +513,7 @@ def test_log_probabilities_are_of_the_unfiltered_distribution() -> None:
             decoder, input_ids=[ROWS[0]], config=GenerationConfig(max_tokens=6, **{**settings, "seed": 5})
         )
         ids = torch.tensor([ROWS[0] + found.token_ids])
-        logits = decoder.logits(decoder(decoder.embed(ids)).hidden)[0, 6:-1]
+        logits = decoder.logits(decoder(decoder.embed(ids)).hidden_states)[0, 6:-1]
         asked = logits.log_softmax(-1).gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
         assert found.logprobs == pytest.approx(asked.tolist(), abs=1e-4)
 
@@ -534,7 +534,7 @@ def test_the_last_position_of_a_table_is_used_and_no_more() -> None:
     )
     with pytest.raises(UsageError, match=r"^prompt 100 \+ max_tokens 29 > 128 positions of gpt2; shorten by 1$"):
         generate(decoder, input_ids=[[5], row], config=GenerationConfig(max_tokens=29))
-    state = decoder(decoder.embed(torch.tensor([row]))).state
+    state = decoder(decoder.embed(torch.tensor([row]))).cache
     with pytest.raises(UsageError, match=r"^prompt 101 \+ max_tokens 1,100 > 128 positions of gpt2; shorten by 1,073$"):
         generate(decoder, input_ids=[[5]], state=state, config=GenerationConfig(max_tokens=1100))
 
@@ -630,14 +630,14 @@ def test_a_tokenizer_of_another_model() -> None:
 
 def test_states_and_vectors_of_another_shape() -> None:
     decoder = decoder_of("llama", torch.float32)
-    state = decoder(decoder.embed(torch.tensor([[1], [2]]))).state
+    state = decoder(decoder.embed(torch.tensor([[1], [2]]))).cache
     with pytest.raises(ValueError, match="state has 2 rows, vectors 3"):
         generate(decoder, input_ids=[[1], [2], [3]], state=state, config=GenerationConfig(max_tokens=2))
     with pytest.raises(ValueError, match="state has 2 layers of 4 heads × 12, decoder 2 of 2 × 16"):
         generate(
             decoder,
             input_ids=[[1]],
-            state=decoder_of("gpt2", torch.float32)(torch.ones(1, 1, 48)).state,
+            state=decoder_of("gpt2", torch.float32)(torch.ones(1, 1, 48)).cache,
             config=GenerationConfig(max_tokens=2),
         )
     with pytest.raises(ValueError, match="vectors have width 64, decoder 48"):

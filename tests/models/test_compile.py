@@ -16,7 +16,7 @@ def compiled(*jobs: str) -> dict[str, Any]:
     """Jobs in one process, where no shape check wraps what is compiled."""
     path = os.pathsep.join([str(REPO / "src"), str(REPO), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.core.compiled", *jobs],
+        [sys.executable, "-m", "tests.models.compiled", *jobs],
         cwd=REPO, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

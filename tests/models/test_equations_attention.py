@@ -1,4 +1,4 @@
-"""C9 and C11 to C16 against their oracles: heads, scores, who sees whom, probabilities, context."""
+"""Equations C9 and C11 to C16 against their oracles: projections, scores, masks, probabilities, values."""
 
 import math
 
@@ -27,7 +27,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def random_block(family: str, **changes: int) -> Block:
-    """A block whose every parameter is drawn, norms and biases too."""
+    """Return a block with random parameters, including norms and biases."""
     block = Block(DecoderConfig.tiny(family, **changes), 0).double()
     with torch.no_grad():
         for parameter in block.parameters():
@@ -35,8 +35,8 @@ def random_block(family: str, **changes: int) -> Block:
     return block
 
 
-def maps(block: Block) -> tuple[tuple[Tensor, Tensor | None], ...]:
-    """Weight and bias of q, k and v; GPT-2's fused map cut in three."""
+def qkv_parameters(block: Block) -> tuple[tuple[Tensor, Tensor | None], ...]:
+    """Return weight and bias of q, k and v; GPT-2's fused projection is split."""
     if block.weight_names.qkv:
         fused = block.submodule("qkv")
         return tuple(zip(fused.weight.chunk(3), fused.bias.chunk(3), strict=True))
@@ -45,7 +45,7 @@ def maps(block: Block) -> tuple[tuple[Tensor, Tensor | None], ...]:
 
 @pytest.mark.equation("llama", "C9")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "opt"])
-def test_projections(family: str) -> None:
+def test_project_qkv(family: str) -> None:
     block = random_block(family)
     config, y = block.config, torch.randn(2, 3, block.config.hidden_size, dtype=torch.float64)
     grouped, biased = config.num_attention_heads != config.num_key_value_heads, config.qkv_bias
@@ -55,37 +55,37 @@ def test_projections(family: str) -> None:
         if not (grouped and name.startswith("order k")) and (biased or name != "bias dropped")
     }
     counts = config.num_attention_heads, config.num_key_value_heads
-    agree(lambda y, *_: block.project_qkv(y), ORACLE["C9"], misread, y, *maps(block), *counts, margin=1e-2)
+    agree(lambda y, *_: block.project_qkv(y), ORACLE["C9"], misread, y, *qkv_parameters(block), *counts, margin=1e-2)
     y = normal(1, 2, config.hidden_size)
     assert gradcheck(block.project_qkv, y, fast_mode=True)
 
 
 @pytest.mark.equation("llama", "C11")
-def test_scores() -> None:
+def test_attention_scores() -> None:
     q, k = normal(B, H, T, E), normal(B, G, P, E)
     agree(attention_scores, ORACLE["C11"], MISREAD["C11"], q, k, E**-0.5, margin=1e-1)
     assert gradcheck(lambda q, k: attention_scores(q, k, 0.5), (q, k))
 
 
-LIVE = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 1, 1, 1], [1, 0, 1, 1, 1, 1, 1, 0]]).bool()
+VALID = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 1, 1, 1], [1, 0, 1, 1, 1, 1, 1, 0]]).bool()
 
 
 @pytest.mark.equation("llama", "C12")
 @pytest.mark.parametrize("S", [0, 3, 7])
 @pytest.mark.parametrize("window", [None, 1, 3, 8])
-def test_seen(S: int, window: int | None) -> None:
-    want = ORACLE["C12"](LIVE, S, window)
-    assert torch.equal(visibility_mask(LIVE, S, window), want)
+def test_visibility_mask(S: int, window: int | None) -> None:
+    expected = ORACLE["C12"](VALID, S, window)
+    assert torch.equal(visibility_mask(VALID, S, window), expected)
     if (S, window) == (3, 3):
         for name, wrong in MISREAD["C12"].items():
-            assert not torch.equal(wrong(LIVE, S, window), want), name
+            assert not torch.equal(wrong(VALID, S, window), expected), name
     if window == 1:
-        alone = torch.eye(8).bool()[S:] & LIVE[:, None]
-        assert torch.equal(visibility_mask(LIVE, S, window)[LIVE[:, S:]], alone[LIVE[:, S:]])
+        only_self = torch.eye(8).bool()[S:] & VALID[:, None]
+        assert torch.equal(visibility_mask(VALID, S, window)[VALID[:, S:]], only_self[VALID[:, S:]])
 
 
 def visible() -> Tensor:
-    """What may be seen by three queries on five slots, one of them blind."""
+    """Return a mask of three queries on five slots; one query sees nothing."""
     result = torch.ones(B, T, P).tril(P - T).bool()
     result[0, 1] = False
     result[1, :, 1] = False
@@ -93,7 +93,7 @@ def visible() -> Tensor:
 
 
 @pytest.mark.equation("llama", "C13")
-def test_biased() -> None:
+def test_apply_bias_and_mask() -> None:
     a, bias = normal(B, H, T, P), normal(B, T, P)
     agree(apply_bias_and_mask, ORACLE["C13"], MISREAD["C13"], a, visible(), bias, margin=1e-1)
     agree(apply_bias_and_mask, ORACLE["C13"], {}, a, visible(), None)
@@ -107,17 +107,17 @@ def test_biased() -> None:
 
 
 @pytest.mark.equation("llama", "C14")
-def test_probabilities() -> None:
+def test_attention_probabilities() -> None:
     a = normal(B, H, T, P)
-    hidden = a.detach().masked_fill(~visible()[:, None], -math.inf)
-    agree(attention_probabilities, ORACLE["C14"], MISREAD["C14"], hidden)
-    assert (attention_probabilities(hidden)[0, :, 1] == 0).all()
+    masked = a.detach().masked_fill(~visible()[:, None], -math.inf)
+    agree(attention_probabilities, ORACLE["C14"], MISREAD["C14"], masked)
+    assert (attention_probabilities(masked)[0, :, 1] == 0).all()
     assert gradcheck(lambda a: attention_probabilities(a.masked_fill(~visible()[:, None], -math.inf)), a)
 
 
 @pytest.mark.equation("llama", "C14")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_probabilities_are_wide_inside(dtype: torch.dtype) -> None:
+def test_attention_probabilities_accumulate_in_float32(dtype: torch.dtype) -> None:
     a = (torch.randn(1, 1, 4, 300) * 3).to(dtype)
     assert torch.equal(attention_probabilities(a), a.float().softmax(-1).to(dtype))
     exp = (a - a.amax(-1, keepdim=True)).exp()
@@ -126,13 +126,13 @@ def test_probabilities_are_wide_inside(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.equation("llama", "C14")
-def test_removal_by_a_bias_of_minus_infinity_has_no_gradient_and_by_live_has() -> None:
-    """Why `live` removes and `bias` does not: log s at s = 0 is a NaN in the gradient."""
+def test_masking_by_an_infinite_bias_has_nan_gradients_and_by_visibility_has_not() -> None:
+    """Why slots are removed by mask and not by bias: the gradient of log s at s = 0 is NaN."""
     s = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64, requires_grad=True)
     a = torch.zeros(1, 1, 1, 3, dtype=torch.float64)
-    keep = torch.ones(1, 1, 3).bool()
+    everything = torch.ones(1, 1, 3).bool()
     (nan,) = torch.autograd.grad(
-        attention_probabilities(apply_bias_and_mask(a, keep, s.log()[None, None]))[0, 0, 0, 0], s
+        attention_probabilities(apply_bias_and_mask(a, everything, s.log()[None, None]))[0, 0, 0, 0], s
     )
     assert nan.isnan().any()
     safe = torch.where(s > 0, s, 1.0).log()[None, None]
@@ -143,7 +143,7 @@ def test_removal_by_a_bias_of_minus_infinity_has_no_gradient_and_by_live_has() -
 
 
 @pytest.mark.equation("llama", "C15")
-def test_context() -> None:
+def test_weighted_values() -> None:
     p, v = normal(B, H, T, P).softmax(-1).detach().requires_grad_(), normal(B, G, P, E)
     agree(weighted_values, ORACLE["C15"], MISREAD["C15"], p, v, margin=1e-1)
     assert gradcheck(weighted_values, (p, v))
@@ -151,7 +151,7 @@ def test_context() -> None:
 
 @pytest.mark.equation("llama", "C16")
 @pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
-def test_output(family: str) -> None:
+def test_project_output(family: str) -> None:
     block = random_block(family)
     o, c = block.submodule("o"), normal(2, 3, block.config.num_attention_heads * block.config.head_dim)
     assert isinstance(o, nn.Linear)
@@ -160,8 +160,8 @@ def test_output(family: str) -> None:
     assert gradcheck(block.project_output, c, fast_mode=True)
 
 
-def test_the_first_query_of_a_continued_read_sees_what_is_held() -> None:
-    """Lower-right aligned: reading five at once and two on three held see the same."""
-    live = torch.ones(1, 5).bool()
-    assert torch.equal(visibility_mask(live, 3, None), visibility_mask(live, 0, None)[:, 3:])
-    assert distance(visibility_mask(live, 3, None)[0, 0], torch.tensor([1, 1, 1, 1, 0]).bool()) == 0
+def test_visibility_mask_is_aligned_to_the_lower_right() -> None:
+    """Two queries on three cached slots see the same as the last two of five."""
+    valid = torch.ones(1, 5).bool()
+    assert torch.equal(visibility_mask(valid, 3, None), visibility_mask(valid, 0, None)[:, 3:])
+    assert distance(visibility_mask(valid, 3, None)[0, 0], torch.tensor([1, 1, 1, 1, 0]).bool()) == 0

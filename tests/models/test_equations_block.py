@@ -1,4 +1,4 @@
-"""C1, C2, C10 and C17 to C19 against their oracles: norms, feed-forward maps and the block."""
+"""Equations C1, C2, C10 and C17 to C19 against their oracles: norms, MLPs and the block."""
 
 from typing import Any
 
@@ -66,24 +66,24 @@ def test_head_norm() -> None:
 
 
 @pytest.mark.equation("llama", "C10")
-def test_queries_and_keys_are_normed_before_rotation_each_by_its_own_weight() -> None:
+def test_qk_norm_is_applied_before_rotation_with_separate_weights() -> None:
     block = random_block("qwen3")
     cos, sin = cos_sin_tables(torch.arange(3)[None], frequencies(1e4, block.config.head_dim), 1.0, torch.float64)
     y = normal(1, 3, block.config.hidden_size)
     q, k, _ = block.project_qkv(y)
-    found = block.qkv_heads(y)
-    for raw, got, own, other in zip((q, k), found, ("q_norm", "k_norm"), ("k_norm", "q_norm"), strict=False):
-        weight, eps = block.submodule(own).weight, block.config.norm_eps
-        want = llama_block.head_norm(raw, weight, eps)
-        assert distance(got, want) < tolerances.ORACLE
-        assert distance(llama_block.head_norm(raw, block.submodule(other).weight, eps), want) > 1e-2
+    normed = block.qkv_heads(y)
+    for raw, actual, name, other in zip((q, k), normed, ("q_norm", "k_norm"), ("k_norm", "q_norm"), strict=False):
+        weight, eps = block.submodule(name).weight, block.config.norm_eps
+        expected = llama_block.head_norm(raw, weight, eps)
+        assert distance(actual, expected) < tolerances.ORACLE
+        assert distance(llama_block.head_norm(raw, block.submodule(other).weight, eps), expected) > 1e-2
         after = llama_block.head_norm(rotate_pairs(raw, cos, sin), weight, eps)
-        assert distance(after, rotate_pairs(want, cos, sin)) > 1e-2
+        assert distance(after, rotate_pairs(expected, cos, sin)) > 1e-2
 
 
 @pytest.mark.equation("llama", "C17")
 @pytest.mark.parametrize("act", ["silu", "swish"])
-def test_gated_mid(act: str) -> None:
+def test_gated_mlp_hidden(act: str) -> None:
     gate, up = normal(2, 3, 5, scale=2.0), normal(2, 3, 5)
     agree(lambda *x: gated_mlp_hidden(*x), ORACLE["C17"], MISREAD["C17"], gate, up, act, margin=1e-2)
     assert gradcheck(lambda gate, up: gated_mlp_hidden(gate, up, act), (gate, up))
@@ -91,7 +91,7 @@ def test_gated_mid(act: str) -> None:
 
 @pytest.mark.equation("llama", "C18")
 @pytest.mark.parametrize("act", list(ACTIVATIONS))
-def test_plain_mid(act: str) -> None:
+def test_mlp_hidden(act: str) -> None:
     up = (torch.linspace(-4, 4, 42, dtype=torch.float64).reshape(2, 3, 7) + 0.01).requires_grad_()
     misread = MISREAD["C18"] if act in ("gelu_new", "gelu_pytorch_tanh") else {}
     agree(mlp_hidden, ORACLE["C18"], misread, up, act, margin=5e-5)
@@ -99,7 +99,7 @@ def test_plain_mid(act: str) -> None:
 
 
 def random_block(family: str, **changes: int) -> Block:
-    """A block whose every parameter is drawn, norms and biases too."""
+    """Return a block with random parameters, including norms and biases."""
     block = Block(DecoderConfig.tiny(family, **changes), 0).double()
     with torch.no_grad():
         for parameter in block.parameters():
@@ -108,16 +108,16 @@ def random_block(family: str, **changes: int) -> Block:
 
 
 def weights(block: Block) -> dict[str, Any]:
-    """Weight and bias of every role, as the oracle takes them."""
+    """Return weight and bias of every role, in the form of the oracle."""
     gated = ("gate",) if block.config.gated_mlp else ()
     pairs = {role: block.submodule(role) for role in ("o", "up", "down", *gated)}
-    found: dict[str, Any] = {role: (part.weight, part.bias) for role, part in pairs.items()}
+    parameters: dict[str, Any] = {role: (part.weight, part.bias) for role, part in pairs.items()}
     if block.weight_names.qkv:
         fused = block.submodule("qkv")
-        found |= dict(zip("qkv", zip(fused.weight.chunk(3), fused.bias.chunk(3), strict=True), strict=True))
+        parameters |= dict(zip("qkv", zip(fused.weight.chunk(3), fused.bias.chunk(3), strict=True), strict=True))
     else:
-        found |= {role: (block.submodule(role).weight, block.submodule(role).bias) for role in "qkv"}
-    return found | {role: dict(block.submodule(role).named_parameters()) for role in ("norm1", "norm2")}
+        parameters |= {role: (block.submodule(role).weight, block.submodule(role).bias) for role in "qkv"}
+    return parameters | {role: dict(block.submodule(role).named_parameters()) for role in ("norm1", "norm2")}
 
 
 @pytest.mark.equation("llama", "C19")
@@ -127,9 +127,9 @@ def test_block(family: str) -> None:
     config, T = block.config, 3
     cos, sin = cos_sin_tables(torch.tensor([[0, 1, 5]]), frequencies(1e4, config.head_dim), 1.0, torch.float64)
     cos, sin = (cos, sin) if config.rope is not None else (None, None)
-    live = torch.ones(1, T).bool()
-    view = build_attention_mask(live, 0, all_valid=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
-    frame = ForwardContext(cos, sin, (view,) * config.num_hidden_layers, "eager")
+    valid = torch.ones(1, T).bool()
+    mask = build_attention_mask(valid, 0, all_valid=True, window=None, bias=None, sdpa_only=False, dtype=torch.float64)
+    context = ForwardContext(cos, sin, (mask,) * config.num_hidden_layers, "eager")
     sizes = {
         "H": config.num_attention_heads,
         "G": config.num_key_value_heads,
@@ -141,5 +141,5 @@ def test_block(family: str) -> None:
     }
     x = normal(1, T, config.hidden_size)
     misread = dict(MISREAD["C19"])
-    agree(lambda x, *_: block(x, None, frame)[0], ORACLE["C19"], misread, x, weights(block), sizes, margin=1e-2)
-    assert gradcheck(lambda x: block(x, None, frame)[0], x, fast_mode=True)
+    agree(lambda x, *_: block(x, None, context)[0], ORACLE["C19"], misread, x, weights(block), sizes, margin=1e-2)
+    assert gradcheck(lambda x: block(x, None, context)[0], x, fast_mode=True)

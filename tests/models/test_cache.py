@@ -1,0 +1,265 @@
+"""KVCache: every operation equals reading the equivalent batch, and leaves the old cache unchanged."""
+
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+
+from laconic.errors import CorruptArtifactError
+from laconic.models.cache import KVCache
+from laconic.models.decoder import Decoder
+from laconic.storage import atomic
+from tests.models.fixtures import (
+    FAMILIES,
+    EmbedBatch,
+    assert_close,
+    assert_same_cache,
+    decoder_of,
+    embed_batches,
+    fresh,
+    noise,
+    read_row_alone,
+    read_whole,
+)
+
+SOME = pytest.mark.parametrize("name", [*FAMILIES, "llama, windows"])
+
+
+def cache_of(decoder: Decoder, B: int, S: int, seed: int = 1) -> KVCache:
+    return decoder(noise(seed, B, S, 48).to(decoder.token_embedding.weight.dtype)).cache
+
+
+def copy_of(cache: KVCache) -> KVCache:
+    return cache.map_tensors(lambda x: x.detach().clone())
+
+
+@SOME
+@given(batch=embed_batches(), data=st.data())
+@settings(max_examples=3)
+def test_cache_crop_equals_reading_less(name: str, batch: EmbedBatch, data: st.DataObject) -> None:
+    decoder, (B, T) = decoder_of(name), batch.attention_mask.shape
+    n = data.draw(st.integers(0, T))
+    cache = read_whole(decoder, batch).cache
+    before, cropped, more = copy_of(cache), cache.crop(n), noise(2, B, 3, 48)
+    prefix = decoder(batch.inputs_embeds[:, :n], attention_mask=batch.attention_mask[:, :n]).cache if n else None
+    assert_close(decoder(more, cropped).hidden_states, decoder(more, prefix).hidden_states)
+    assert cache.crop(T).equal(cache)
+    assert n == cropped.S
+    assert cache.equal(before)
+
+
+@SOME
+@given(batch=embed_batches(padding=False), data=st.data())
+@settings(max_examples=3)
+def test_cache_gather_slots_equals_masking_the_others(name: str, batch: EmbedBatch, data: st.DataObject) -> None:
+    """In any order, because keys carry their positions; sliding windows count valid slots in slot order."""
+    decoder, (B, T) = decoder_of(name), batch.attention_mask.shape
+    cache = read_whole(decoder, batch).cache
+    K = data.draw(st.integers(1, T))
+    slots = torch.stack([torch.randperm(T, generator=torch.Generator().manual_seed(b))[:K] for b in range(B)])
+    slots = slots.sort(1).values if "window" in name or name == "mistral" else slots
+    gathered, valid = cache.gather_slots(slots), torch.zeros_like(cache.valid).scatter(1, slots, True)
+    more = noise(2, B, 3, 48)
+    assert_close(decoder(more, gathered).hidden_states, decoder(more, cache.with_valid(valid)).hidden_states)
+    assert cache.gather_slots(torch.arange(T).expand(B, T)).equal(cache)
+    assert torch.equal(gathered.keys[1][0, :, 0], cache.keys[1][0, :, slots[0, 0]])
+
+
+@SOME
+@given(batch=embed_batches(B=4), data=st.data())
+@settings(max_examples=3)
+def test_cache_select_and_concat_rows_equal_batches(name: str, batch: EmbedBatch, data: st.DataObject) -> None:
+    decoder, B = decoder_of(name), len(batch.attention_mask)
+    cache = read_whole(decoder, batch).cache
+    rows = data.draw(st.lists(st.integers(0, B - 1), min_size=1, max_size=5))
+    selected, more = cache.select_rows(rows), noise(2, 5, 2, 48)[: len(rows)]
+    for i, row in enumerate(rows):
+        expected = decoder(more[i : i + 1], cache.select_rows([row])).hidden_states[0]
+        assert_close(decoder(more, selected).hidden_states[i], expected)
+    assert cache.select_rows(list(range(B))).equal(cache)
+    singles = [read_row_alone(decoder, batch, row).cache for row in rows]
+    joined = KVCache.concat_rows(*singles)
+    assert max(single.S for single in singles) == joined.S
+    for row, single in enumerate(singles):
+        assert not joined.valid[row, : joined.S - single.S].any()
+    assert_same_cache(joined, selected)
+    assert_close(decoder(more, joined).hidden_states, decoder(more, selected).hidden_states)
+
+
+@SOME
+def test_cache_concat_rows_pads_left(name: str) -> None:
+    decoder = decoder_of(name)
+    long, short = noise(1, 1, 5, 48), noise(2, 1, 2, 48)
+    mask = torch.tensor([[True] * 5, [False] * 3 + [True] * 2])
+    batch = decoder(torch.cat([long, torch.cat([noise(3, 1, 3, 48), short], 1)]), attention_mask=mask).cache
+    joined = KVCache.concat_rows(decoder(long).cache, decoder(short).cache)
+    assert torch.equal(joined.valid, mask)
+    assert torch.equal(joined.positions, batch.positions)
+    assert_same_cache(joined, batch)
+    more = noise(4, 2, 2, 48)
+    assert_close(decoder(more, joined).hidden_states, decoder(more, batch).hidden_states)
+
+
+@SOME
+@pytest.mark.parametrize("B", [1, 2])
+def test_cache_repeat_rows_makes_independent_rows(name: str, B: int) -> None:
+    decoder = decoder_of(name)
+    cache = cache_of(decoder, B, 5)
+    before, repeated = copy_of(cache), cache.repeat_rows(3)
+    more = noise(2, 3 * B, 2, 48)
+    output = decoder(more, repeated)
+    for i in range(3 * B):
+        expected = decoder(more[i : i + 1], cache.select_rows([i // 3])).hidden_states[0]
+        assert_close(output.hidden_states[i], expected)
+    assert cache.equal(before)
+    assert repeated.equal(cache.select_rows([row for row in range(B) for _ in range(3)]))
+    shares_memory = repeated.keys[0].data_ptr() == cache.keys[0].data_ptr()
+    assert shares_memory == (B == 1)
+
+
+@SOME
+@given(batch=embed_batches(), data=st.data())
+@settings(max_examples=3)
+def test_cache_append_inverts_cutting(name: str, batch: EmbedBatch, data: st.DataObject) -> None:
+    decoder, (B, T) = decoder_of(name), batch.attention_mask.shape
+    cache = read_whole(decoder, batch).cache
+    n = data.draw(st.integers(0, T))
+    left, right = cache.crop(n), cache.gather_slots(torch.arange(n, T).expand(B, -1))
+    assert left.append(right).equal(cache)
+    empty = KVCache.empty(decoder.config, B, torch.float64)
+    assert empty.append(cache).equal(cache)
+    assert cache.append(empty).equal(cache)
+
+
+@SOME
+def test_cache_with_valid_equals_removing_slots(name: str) -> None:
+    decoder, more = decoder_of(name), noise(2, 2, 2, 48)
+    cache = cache_of(decoder, 2, 6)
+    valid = torch.tensor([[True, False, True, True, False, True], [False, True, True, True, True, False]])
+    masked, slots = cache.with_valid(valid), torch.stack([row.nonzero()[:, 0] for row in valid])
+    a, b = decoder(more, masked), decoder(more, cache.gather_slots(slots))
+    assert_close(a.hidden_states, b.hidden_states)
+    assert torch.equal(a.cache.positions[:, -2:], b.cache.positions[:, -2:])
+    assert masked.with_valid(cache.valid).equal(cache)
+
+
+def test_cache_operations_are_differentiable() -> None:
+    decoder = decoder_of("llama")
+    base = cache_of(decoder, 2, 3)
+    slots = torch.tensor([[2, 0], [1, 1]])
+
+    def operate(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        cache = KVCache((keys,), (values,), base.positions, base.valid)
+        result = cache.append(cache.gather_slots(slots)).crop(4).select_rows([1, 1, 0]).repeat_rows(2)
+        result = KVCache.concat_rows(result, cache.gather_slots(slots))
+        return (*result.keys, *result.values)
+
+    assert gradcheck(operate, tuple(noise(seed, 2, 1, 3, 2).requires_grad_() for seed in (4, 5)))
+    embeds = noise(1, 1, 3, 48).requires_grad_()
+    cache = decoder(embeds).cache
+    decoder(noise(2, 1, 1, 48), cache).hidden_states.sum().backward()
+    assert embeds.grad is not None
+    assert embeds.grad.any()
+    assert not any(x.requires_grad for x in cache.detach().keys)
+
+
+def test_cache_is_frozen_and_knows_its_size() -> None:
+    decoder = decoder_of("llama", torch.float32)
+    cache = cache_of(decoder, 2, 5)
+    with pytest.raises(FrozenInstanceError):
+        cache.valid = cache.valid  # type: ignore[misc]
+    config = decoder.config
+    L, G, E = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+    assert cache.num_bytes == 2 * L * 2 * G * 5 * E * 4 + 9 * 2 * 5
+    assert (cache.B, cache.S) == (2, 5)
+    assert KVCache.empty(config, 3).S == 0
+
+
+def test_cache_to_moves_and_converts() -> None:
+    cache = cache_of(decoder_of("llama"), 1, 3)
+    assert {x.device.type for x in cache.to("meta").tensors().values()} == {"meta"}
+    half = cache.to(dtype=torch.bfloat16)
+    assert half.keys[0].dtype == half.values[1].dtype == torch.bfloat16
+    assert (half.positions.dtype, half.valid.dtype) == (torch.int64, torch.bool)
+    assert cache.to("cpu", torch.float64).equal(cache)
+
+
+def test_cache_equal_compares_every_tensor() -> None:
+    cache = cache_of(decoder_of("llama"), 1, 3)
+    for name in cache.tensors():
+        other = copy_of(cache)
+        tensor = other.tensors()[name]
+        tensor[..., -1] = ~tensor[..., -1] if name == "valid" else tensor[..., -1] + 1
+        assert not cache.equal(other), name
+    assert cache.equal(copy_of(cache))
+    assert not cache.equal(cache.crop(2))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_cache_file_loads_with_the_same_weights_only(name: str, tmp_path: Path) -> None:
+    decoder = fresh(name)
+    cache = cache_of(decoder, 2, 4).with_valid(torch.tensor([[False, True, True, True]] * 2))
+    cache.save(tmp_path / "cache.safetensors", decoder)
+    loaded = KVCache.load(tmp_path / "cache.safetensors", decoder)
+    assert loaded.equal(cache.detach())
+    more = noise(2, 2, 1, 48).float()
+    assert_close(decoder(more, loaded).hidden_states, decoder(more, cache).hidden_states)
+    with torch.no_grad():
+        decoder.token_embedding.weight[0, 0] += 1
+    with pytest.raises(CorruptArtifactError, match="written for weights"):
+        KVCache.load(tmp_path / "cache.safetensors", decoder)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_cache_operations_refuse_mismatches() -> None:
+    cache, other = cache_of(decoder_of("llama"), 1, 12), cache_of(decoder_of("llama"), 2, 3)
+    for n in (40, -1):
+        with pytest.raises(ValueError, match=r"crop.*12 slots"):
+            cache.crop(n)
+    with pytest.raises(ValueError, match="slot 19 of 12 in row 0"):
+        cache.gather_slots(torch.tensor([[3, 19]]))
+    for slots in (torch.tensor([[0], [1]]), torch.arange(3)):
+        with pytest.raises(ValueError, match=r"expected \[1, K\]"):
+            cache.gather_slots(slots)
+    with pytest.raises(ValueError, match="append: 2 rows"):
+        cache.append(other)
+    with pytest.raises(ValueError, match=r"valid is \[2, 3\]"):
+        cache.with_valid(other.valid)
+    for row in (2, -1):
+        with pytest.raises(ValueError, match=rf"row {row} of 2"):
+            other.select_rows([0, row])
+    assert other.select_rows([]).B == 0
+    with pytest.raises(ValueError, match="at least one cache"):
+        KVCache.concat_rows()
+    with pytest.raises(ValueError, match="does not match"):
+        KVCache.concat_rows(other, cache_of(decoder_of("gpt2"), 1, 3))
+
+
+TENSORS = dict(KVCache.empty(decoder_of("llama").config, 2).pad_left(3).tensors())
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"values.1": None}, "values.1"),
+        ({"valid": None}, "valid"),
+        ({"queries.0": torch.ones(1)}, "queries.0"),
+        ({"valid": torch.ones(2, 3)}, "valid"),
+        ({"positions": torch.ones(2, 3)}, "positions"),
+        ({"positions": torch.ones(2, 4).long()}, "positions"),
+        ({"keys.0": torch.ones(2, 2, 4, 16)}, "keys.0"),
+        ({"values.0": torch.ones(2, 2, 3, 8)}, "values.0"),
+    ],
+)
+def test_cache_load_refuses_an_invalid_tensor(
+    changes: dict[str, torch.Tensor | None], name: str, tmp_path: Path
+) -> None:
+    decoder, path = decoder_of("llama"), tmp_path / "cache.safetensors"
+    tensors = {key: x for key, x in (TENSORS | changes).items() if x is not None}
+    atomic.save_artifact(path, tensors, "cache", {"model": decoder.fingerprint})
+    with pytest.raises(CorruptArtifactError, match=f"tensor {name} is missing or has"):
+        KVCache.load(path, decoder)

@@ -1,0 +1,192 @@
+"""Decoder: vocabulary resizing, fingerprint, initialisation, captured activations, positions, dropout, dtypes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from laconic.models.activations import MODEL_ACTIVATIONS, layer_activations
+from laconic.models.config import DecoderConfig
+from laconic.models.decoder import Decoder
+from laconic.models.hf_config import DropoutRates
+from tests.models.fixtures import FAMILIES, VARIANTS, activation_axes, assert_close, decoder_of, fresh, noise
+from tests.tolerances import FLOAT32, error
+
+
+def x(*shape: int) -> torch.Tensor:
+    return noise(1, *shape, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_resize_vocabulary_adds_tokens_and_shares_the_rest(name: str, tied: bool) -> None:
+    decoder = fresh(name, tie_word_embeddings=tied)
+    decoder.activation_checkpointing, decoder.attn_implementation = 2, "eager"
+    resized = decoder.resize_vocabulary(5, seed=3)
+    assert resized.config.vocab_size == 102
+    assert (resized.activation_checkpointing, resized.attn_implementation, resized.training) == (2, "eager", False)
+    new, old = dict(resized.named_parameters()), dict(decoder.named_parameters())
+    changed = {key for key in old if new[key] is not old[key]}
+    assert changed == {f"{decoder.weight_names.token_embedding}.weight"} | (set() if tied else {"lm_head.weight"})
+    for key in changed:
+        assert torch.equal(new[key][:97], old[key])
+        offset = (new[key][97:] - old[key].mean(0)) / old[key].std(0)
+        assert 0.005 < offset.std() < 0.02
+    ids = torch.tensor([[3, 5, 96]])
+    hidden = resized(resized.embed(ids)).hidden_states
+    assert torch.equal(hidden, decoder(decoder.embed(ids)).hidden_states)
+    assert error(resized.logits(hidden)[..., :97], decoder.logits(hidden)) <= FLOAT32
+    assert torch.equal(decoder.resize_vocabulary(5, seed=3).token_embedding.weight, resized.token_embedding.weight)
+    assert not torch.equal(decoder.resize_vocabulary(5, seed=4).token_embedding.weight, resized.token_embedding.weight)
+    assert decoder.config.vocab_size == 97
+    assert resized.fingerprint != decoder.fingerprint
+
+
+def test_resize_vocabulary_keeps_frozen_parameters_frozen() -> None:
+    decoder = fresh("llama").requires_grad_(False)
+    decoder.token_embedding.requires_grad_()
+    for module in (decoder.resize_vocabulary(3), decoder):
+        assert [name for name, p in module.named_parameters() if p.requires_grad] == ["model.embed_tokens.weight"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fingerprint_follows_the_weights(name: str) -> None:
+    decoder = fresh(name)
+    before = decoder.fingerprint
+    assert before == fresh(name).fingerprint == decoder.fingerprint
+    last = list(decoder.parameters())[-1]
+    with torch.no_grad():
+        last.view(-1)[0] += 0.5
+    assert decoder.fingerprint != before
+    optimizer = torch.optim.SGD(decoder.parameters(), 0.1)
+    before = decoder.fingerprint
+    decoder(x(1, 3, 48)).hidden_states.square().sum().backward()
+    optimizer.step()
+    assert decoder.fingerprint != before
+    before = decoder.fingerprint
+    assert decoder.to(torch.bfloat16).fingerprint != before
+    decoder.load_state_dict(fresh(name).state_dict(), assign=True)
+    assert decoder.fingerprint == fresh(name).fingerprint
+
+
+def test_fingerprint_works_in_inference_mode(tmp_path: Path) -> None:
+    decoder = fresh("llama")
+    decoder.save_pretrained(tmp_path / "a")
+    with torch.inference_mode():
+        assert Decoder.from_pretrained(tmp_path / "a").fingerprint == decoder.fingerprint == fresh("llama").fingerprint
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_initialisation_depends_on_the_seed(seed: int) -> None:
+    config = DecoderConfig.tiny("qwen2")
+    one, same_one, other = Decoder(config, seed), Decoder(config, seed), Decoder(config, seed + 1)
+    assert one.fingerprint == same_one.fingerprint != other.fingerprint
+    assert 0.9 < one.token_embedding.weight.std() / config.initializer_range < 1.1
+    for name, p in one.named_parameters():
+        assert p.ndim == 2 or torch.equal(p, torch.full_like(p, 0.0 if name.endswith("bias") else 1.0))
+
+
+@pytest.mark.cuda
+def test_initialisation_depends_on_the_seed_on_any_device() -> None:
+    with torch.device("cuda"):
+        decoder = Decoder(DecoderConfig.tiny("qwen2"), 0)
+        assert decoder.resize_vocabulary(2).token_embedding.weight.is_cuda
+    assert decoder.fingerprint == Decoder(decoder.config, 0).fingerprint
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_captured_activations_have_the_shapes_of_the_table(name: str) -> None:
+    decoder = decoder_of(name)
+    config, axes = decoder.config, activation_axes(decoder.config)
+    cache = decoder(noise(2, 2, 3, 48)).cache
+    sizes = {"B": 2, "T": 5, "P": 8, "D": 48, "H": 4, "G": config.num_key_value_heads, "E": config.head_dim}
+    sizes |= {"F": config.intermediate_size, "V": 97, "HE": 4 * config.head_dim}
+    layer_names, model_names = (
+        [stage.name for stage in layer_activations(config)],
+        [stage.name for stage in MODEL_ACTIVATIONS],
+    )
+    captured = decoder(noise(1, 2, 5, 48), cache, capture=(*layer_names, *model_names, "hidden")).activations
+    expected = {f"{stem}.{i}": axes[stem] for stem in layer_names for i in range(2)}
+    expected |= {stem: axes[stem] for stem in model_names} | {f"hidden.{i}": ["B", "T", "D"] for i in range(3)}
+    assert {key: list(value.shape) for key, value in captured.items()} == {
+        key: [sizes[letter] for letter in shape] for key, shape in expected.items()
+    }
+    assert ("q_raw" in layer_names) == config.qk_norm
+    assert ("gate" in layer_names) == config.gated_mlp
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_captured_activations_agree_with_one_another(name: str) -> None:
+    decoder = decoder_of(name)
+    output = decoder(
+        noise(1, 2, 5, 48), capture=("embed", "hidden", "resid2", "final_norm", "k_cache", "logits", "token")
+    )
+    activations = output.activations
+    assert torch.equal(activations["embed"], activations["hidden.0"])
+    assert torch.equal(activations["resid2.0"], activations["hidden.1"])
+    assert torch.equal(activations["final_norm"], output.hidden_states)
+    assert torch.equal(activations["hidden.2"], output.hidden_states)
+    assert torch.equal(decoder.final_norm(activations["resid2.1"]), output.hidden_states)
+    assert torch.equal(activations["k_cache.1"], output.cache.keys[1])
+    assert torch.equal(activations["token"], decoder.logits(output.hidden_states[:, -1]).argmax(-1))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_position_of_minus_one_adds_no_embedding(name: str) -> None:
+    decoder, embeds = decoder_of(name), noise(1, 1, 4, 48)
+    output = decoder(embeds, position_ids=torch.tensor([[0, -1, -1, 1]]), capture=("embed",))
+    assert torch.equal(output.activations["embed"][:, 1:3], embeds[:, 1:3])
+    assert not torch.equal(output.activations["embed"][:, 0], embeds[:, 0])
+    assert decoder(embeds[:, :1], output.cache).cache.positions.tolist() == [[0, -1, -1, 1, 2]]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_positions_continue_from_the_cache_or_are_given(name: str) -> None:
+    decoder, embeds = decoder_of(name), noise(1, 2, 5, 48)
+    mask = torch.tensor([[False, True, True, False, True], [True] * 5])
+    cache = decoder(embeds, attention_mask=mask).cache
+    assert cache.positions.tolist() == [[0, 0, 1, 0, 2], [0, 1, 2, 3, 4]]
+    after = decoder(embeds[:, :2], cache)
+    assert after.cache.positions[:, 5:].tolist() == [[3, 4], [5, 6]]
+    explicit = decoder(embeds[:, :2], cache, position_ids=after.cache.positions[:, 5:])
+    assert_close(explicit.hidden_states, after.hidden_states)
+    far = decoder(embeds[:, :2], cache, position_ids=after.cache.positions[:, 5:] + 9)
+    assert not torch.equal(far.hidden_states, after.hidden_states)
+
+
+@pytest.mark.parametrize("part", ["attention", "residual", "embedding"])
+def test_dropout_is_active_in_training_only(part: str) -> None:
+    decoder, embeds = fresh("gpt2", dropout=DropoutRates(**{part: 0.5})), x(1, 6, 48)
+    plain = fresh("gpt2")(embeds).hidden_states
+    assert torch.equal(decoder(embeds).hidden_states, plain)
+    decoder.train()
+    torch.manual_seed(1)
+    first = decoder(embeds, capture=("embed", "attn_out"))
+    assert not torch.equal(first.hidden_states, plain)
+    assert (first.activations["embed"] == 0).any() == (part == "embedding")
+    torch.manual_seed(1)
+    assert torch.equal(decoder(embeds).hidden_states, first.hidden_states)
+
+
+def test_replaced_mlp_is_called() -> None:
+    decoder = fresh("llama")
+    decoder.layers[0].mlp = torch.nn.Identity()
+    output = decoder(x(1, 3, 48), capture=("mlp_out.0", "norm2.0"))
+    assert torch.equal(output.activations["mlp_out.0"], output.activations["norm2.0"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_precision_outputs_have_the_weights_dtype(name: str, dtype: torch.dtype) -> None:
+    decoder = fresh(name).to(dtype)
+    output = decoder(noise(1, 2, 4, 48, dtype=dtype))
+    assert {
+        x.dtype
+        for x in (output.hidden_states, *output.cache.keys, *output.cache.values, decoder.logits(output.hidden_states))
+    } == {dtype}
+    assert output.hidden_states.isfinite().all()
+
+
+def test_attention_scale_per_layer() -> None:
+    assert [decoder_of("gpt2, scale by layer").attention_scale(i) for i in (0, 1)] == [1.0, 0.5]
+    assert decoder_of("llama").attention_scale(1) == 16**-0.5
