@@ -52,7 +52,7 @@ class Prompt:
         bias = None if log_s is None else attention_gate_bias(log_s.expand(B, 8), BLOCK.expand(B, 8), suffix_length=24)
         seen = self.decoder(
             torch.cat([memory, self.text], 1),
-            attention_mask=torch.nn.functional.pad_token_id(alive, (0, 24), value=True),
+            attention_mask=torch.nn.functional.pad(alive, (0, 24), value=True),
             position_ids=torch.arange(32).expand(B, -1),
             attention_bias=bias,
         )

@@ -114,7 +114,7 @@ def test_read_text_ignores_invalid_slots(positions: str, soft: bool) -> None:
     memory = method.segment_model.empty_memory(2).append(noise(1, 2, 5, D), live, torch.tensor([4, 4]), log_s)
     memory = memory.append(noise(2, 2, 5, D), live.flip(1), torch.tensor([4, 4]), log_s)
     text = torch.tensor([[4, 5, 6], [7, 8, 9]])
-    odd = replace(memory, inputs_embeds=memory.vectors.masked_fill(~memory.valid[..., None], 1e6))
+    odd = replace(memory, vectors=memory.vectors.masked_fill(~memory.valid[..., None], 1e6))
     within = tolerances.FLOAT32 if soft else tolerances.ORACLE
     same(method.read_text(text, None, odd), method.read_text(text, None, memory), within)
     same(method.read_text(text, None, memory.compact()), method.read_text(text, None, memory), within)
@@ -244,12 +244,12 @@ def test_max_segments() -> None:
 
 def test_after_update_moves_the_price_to_the_target_length() -> None:
     method = compressor(
-        head={"target_mean_length": 2.0, "length_cost": 0.5, "cost_step_size": 0.1}, length_policy="stop_head"
+        stop_head={"target_mean_length": 2.0, "length_cost": 0.5, "cost_step_size": 0.1}, length_policy="stop_head"
     )
     for number, price, mean in ((3.0, 0.6, 3.0), (1.0, 0.6 + 0.1 * 0.98, 2.98)):
         method.after_update({"expected": number})
         torch.testing.assert_close(method.summaries.price_state, torch.tensor([price, mean]).double())
-    still = compressor(head={"length_cost": 0.5}, length_policy="stop_head")
+    still = compressor(stop_head={"length_cost": 0.5}, length_policy="stop_head")
     still.after_update({"expected": 3.0})
     method.after_update({"nats": 1.0})
     assert float(still.summaries.price_state[0]) == 0.5

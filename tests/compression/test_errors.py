@@ -79,7 +79,7 @@ def test_forward_rejects_windows_that_train_nothing(windows: tuple[int, int], me
 
 
 def test_forward_rejects_attention_without_a_gradient_for_the_gate() -> None:
-    method = compressor(head={"estimator": "soft"}, length_policy="stop_head")
+    method = compressor(stop_head={"estimator": "soft"}, length_policy="stop_head")
     method.decoder.attn_implementation = "flex"
     with pytest.raises(UsageError, match='"flex" has no gradient'):
         method(documents(((4, 4),), step=9))
@@ -122,7 +122,7 @@ def test_compress_rejects_segments_that_do_not_fit(
     ],
 )
 def test_compress_rejects_rules_that_were_not_trained(length_policy: str, rule: StopRule, message: str) -> None:
-    method = compressor(head={} if length_policy == "stop_head" else None, length_policy=length_policy)
+    method = compressor(stop_head={} if length_policy == "stop_head" else None, length_policy=length_policy)
     with pytest.raises(UsageError, match=message):
         method.compress(TEXT, rule=rule)
 

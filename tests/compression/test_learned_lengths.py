@@ -58,7 +58,7 @@ def head_gradients(method: AutoCompressor, loss: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("joint", [False, True])
 def test_ponder_is_the_exact_expectation(index: str, joint: bool) -> None:
     how = {"estimator": "ponder", "length_cost": 0.3, "joint_training": joint, "stop_position": index} | AT_ONCE
-    method = compressor(head=how, length_policy="stop_head")
+    method = compressor(stop_head=how, length_policy="stop_head")
     all_same(head_gradients(method, method(BATCH).loss), head_gradients(method, exact_expectation(method, BATCH)))
 
 
@@ -75,7 +75,7 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
         "exploration": explore,
         "stop_position": index,
     } | AT_ONCE
-    method = compressor(head=how, length_policy="stop_head", max_vectors=2)
+    method = compressor(stop_head=how, length_policy="stop_head", max_vectors=2)
     batch = documents(((4, 4),), windows=(2, 0), step=9)
     laws, columns = list[Tensor](), iter(())
 
@@ -92,7 +92,7 @@ def test_sample_over_all_outcomes_is_the_exact_expectation(
         weight = laws[0][0, pair[0]] * laws[len(laws) // 2][0, pair[1]]
         sums = [weight * g if s is None else s + weight * g for s, g in zip(sums or [None] * 2, found, strict=True)]
     assert sums is not None
-    one = compressor(head=how, length_policy="stop_head", max_vectors=2)
+    one = compressor(stop_head=how, length_policy="stop_head", max_vectors=2)
     all_same(sums, head_gradients(one, exact_expectation(one, batch)))
 
 
@@ -107,7 +107,7 @@ def test_soft_and_straight_through_train_head_and_summaries(estimator: str) -> N
     """The gradient flows through log s into the state that the head reads, unless head_gradient is "cut"."""
     for cut in ("flow", "cut"):
         how = {"estimator": estimator, "head_gradient": cut, "hard_window_fraction": 0.0, "cost_on": "read"}
-        method = compressor(head=how, length_policy="stop_head")
+        method = compressor(stop_head=how, length_policy="stop_head")
         course = training_window.WindowRun(
             method.segment_model, BATCH.sequential_parts[0], method.segment_model.empty_memory(2), "joint", 1, "length"
         ).run()
@@ -131,15 +131,17 @@ def test_cost_kind_ratio_equals_per_vector_for_equal_segments() -> None:
             "length_cost": 0.5,
             "cost_on": "all",
         }
-        method = compressor(head=how, length_policy="stop_head")
-        free = compressor(head=how | {"length_cost": 0.0}, length_policy="stop_head")
+        method = compressor(stop_head=how, length_policy="stop_head")
+        free = compressor(stop_head=how | {"length_cost": 0.0}, length_policy="stop_head")
         of[penalty] = (method(batch).loss - free(batch).loss) * method.loss_denominators(batch)["scored"]
     same(of["ratio"] * 24 / 22, of["per_vector"], tolerances.FLOAT32)  # the first tokens of two rows are not scored
 
 
 def test_training_phases_decoder_then_head_only() -> None:
     """The first phase does not train the head; the second trains nothing else and resets the optimizer."""
-    method = compressor(head={"length_cost": 0.1, "head_only_after": 0.8}, length_policy="stop_head", total_steps=10)
+    method = compressor(
+        stop_head={"length_cost": 0.1, "head_only_after": 0.8}, length_policy="stop_head", total_steps=10
+    )
     heads = {"summaries.u", "summaries.b"}
     for step, restarts in ((0, False), (7, False), (8, True), (9, False)):
         batch = documents(step=step)
@@ -148,14 +150,14 @@ def test_training_phases_decoder_then_head_only() -> None:
         found = gradients(method, method(batch.sequential_parts[0]).loss)
         learned = {name for name, g in found.items() if g.any()}
         assert learned == heads if step >= 8 else not learned & heads
-    assert not compressor(head={"joint_training": True}, length_policy="stop_head").resets_optimizer_state(
+    assert not compressor(stop_head={"joint_training": True}, length_policy="stop_head").resets_optimizer_state(
         documents(step=8)
     )
 
 
 def test_head_only_loss_of_a_single_segment_is_differentiable() -> None:
     """A last window of one segment trains nothing in the head-only phase, but backward must still work."""
-    method = compressor(head={"length_cost": 0.1}, length_policy="stop_head")
+    method = compressor(stop_head={"length_cost": 0.1}, length_policy="stop_head")
     batch = documents(((4, 4, 4),), windows=(2, 0), step=9)
     last = method(batch.sequential_parts[-1])
     last.loss.backward()
@@ -167,7 +169,7 @@ def test_head_only_loss_of_a_single_segment_is_differentiable() -> None:
 
 def test_classifier_is_trained_on_the_cheapest_length() -> None:
     """Its labels are found by trial; the decoder gets no gradient."""
-    method = compressor(head={"length_cost": 0.4}, length_policy="classifier")
+    method = compressor(stop_head={"length_cost": 0.4}, length_policy="classifier")
     step = method(BATCH)
     found = gradients(method, step.loss)
     assert {name for name, g in found.items() if g.any()} == {"summaries.ratio.weight", "summaries.ratio.bias"}
@@ -190,7 +192,7 @@ def test_classifier_is_trained_on_the_cheapest_length() -> None:
 def test_classifier_learning_rate_multiplier() -> None:
     """The stored parameters are divided by the multiplier, and their gradient is multiplied by it."""
     one, ten = (
-        compressor(head={"length_cost": 0.4, "head_lr_multiplier": rate}, length_policy="classifier")
+        compressor(stop_head={"length_cost": 0.4, "head_lr_multiplier": rate}, length_policy="classifier")
         for rate in (1.0, 10.0)
     )
     for name in ("weight", "bias"):
@@ -253,7 +255,7 @@ def test_published_variable_length_settings() -> None:
         "step_embedding": False,
         "trigger_placement": "replace",
     }
-    method = compressor(head=how, **reading).train()
+    method = compressor(stop_head=how, **reading).train()
     batch = documents(((4, 4, 4), (4, 4, 3)), step=9)
     found = gradients(method, method(batch).loss)
     assert found["summaries.control"][1].any()  # the stop
@@ -263,7 +265,7 @@ def test_published_variable_length_settings() -> None:
     assert method.eval().summaries.logits(method.decoder, hidden).shape[-1] == 97
     targets = training_window.build_window_targets(method.segment_model, batch)
     assert (targets >= 0).sum(1).tolist() == [6, 5]  # 4 tokens a segment: two that predict, the last two not
-    a = [compressor(head=how, **reading).eval() for _ in range(2)]
+    a = [compressor(stop_head=how, **reading).eval() for _ in range(2)]
     memory = a[0].compress(batch.input_ids[:, :4])
     assert memory.num_vectors.max() <= 3
     sampled = StopRule("sample", uniforms=torch.zeros(2, 3).double())
@@ -277,7 +279,7 @@ def test_length_cost_ramps_up() -> None:
     """omega is 0 for half of the steps and then rises."""
     assert [penalty_ramp(step, 10, 0.5, 0.25) for step in (0, 5, 8)] == [0.0, 0.0, 1.0]
     how = {"estimator": "soft", "hard_window_fraction": 0.0, "length_cost": 50.0}
-    method, free = (compressor(head=how | {"length_cost": p}, length_policy="stop_head") for p in (50.0, 0.0))
+    method, free = (compressor(stop_head=how | {"length_cost": p}, length_policy="stop_head") for p in (50.0, 0.0))
     for step, same_loss in ((4, True), (9, False)):
         batch = documents(step=step).sequential_parts[0]
         assert torch.equal(method(batch).loss, free(batch).loss) == same_loss
@@ -287,15 +289,15 @@ def test_carried_memory_is_soft_or_hard() -> None:
     """Soft lengths carry a soft memory, or one hardened by the inference rule if configured."""
     batch = documents(((4, 4, 4, 4),), windows=(2, 0), step=9).sequential_parts[0]
     how = {"estimator": "soft", "hard_window_fraction": 0.0}
-    soft = compressor(head=how, length_policy="stop_head")(batch).state
-    hard = compressor(head=how, length_policy="stop_head", carry_between_windows="hard")(batch).state
+    soft = compressor(stop_head=how, length_policy="stop_head")(batch).state
+    hard = compressor(stop_head=how, length_policy="stop_head", carry_between_windows="hard")(batch).state
     assert soft is not None
     assert hard is not None
     assert soft.log_s is not None
     assert soft.vectors_per_segment.tolist() == [[3, 3]]
     assert hard.log_s is None
     assert hard.vectors_per_segment.sum() < 6
-    straight = compressor(head={"estimator": "straight_through"}, length_policy="stop_head")(batch).state
+    straight = compressor(stop_head={"estimator": "straight_through"}, length_policy="stop_head")(batch).state
     assert straight is not None
     assert straight.log_s is None
 
@@ -311,7 +313,7 @@ def test_soft_memory_is_read_by_its_gate(gate: str, memory: str) -> None:
         "cost_kind": "ratio",
         "ratio_memory_weight": 1.0,
     }
-    method = compressor(head=how, length_policy="stop_head", memory_policy=memory)
+    method = compressor(stop_head=how, length_policy="stop_head", memory_policy=memory)
     piece = documents(((4, 4, 3), (3, 4, 4)), step=9).sequential_parts[0]
     course = training_window.WindowRun(
         method.segment_model, piece, method.segment_model.empty_memory(2), "joint", 1, "length"
@@ -321,7 +323,7 @@ def test_soft_memory_is_read_by_its_gate(gate: str, memory: str) -> None:
     assert held.log_s is not None
     same(course.memory_sizes[:, 1], held.log_s.exp().sum(1), tolerances.FLOAT32)
     s = held.log_s.exp()[..., None]
-    hard = {"scale": replace(held, inputs_embeds=held.vectors * s, log_s=None), "none": replace(held, log_s=None)}
+    hard = {"scale": replace(held, vectors=held.vectors * s, log_s=None), "none": replace(held, log_s=None)}
     found = method.read_text(*second, held)
     same(found, method.read_text(*second, hard.get(gate, held)), tolerances.FLOAT32)
     assert torch.allclose(found, method.read_text(*second, hard["none"])) == (gate == "none")
@@ -340,7 +342,7 @@ def test_stop_logits_are_computed_in_float32(estimator: str) -> None:
     """Whatever dtype the decoder has, also under autocast and with checkpointed segments."""
     for narrow in (True, False):
         how = {"estimator": estimator, "joint_training": True, "length_cost": 0.1}
-        method = compressor(head=how, length_policy="stop_head", checkpoint_segments=True).float().train()
+        method = compressor(stop_head=how, length_policy="stop_head", checkpoint_segments=True).float().train()
         if narrow:
             method.decoder.to(torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16, not narrow):

@@ -92,7 +92,7 @@ def test_expected_length(index: StopPosition) -> None:
 def test_attention_gate_bias(hard: bool, held: int) -> None:
     """A bos column, three segments with invalid slots, and text; all of them are queries, or only the last columns."""
     block = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 0, -1, 1, -1, 2, -1]])
-    log_s, live = -torch.rand(2, 7).double() - 0.1, torch.nn.functional.pad_token_id(block >= 0, (1, 4), value=True)
+    log_s, live = -torch.rand(2, 7).double() - 0.1, torch.nn.functional.pad(block >= 0, (1, 4), value=True)
     T, P = 12 - held, 12
 
     def of(scores: Tensor, log_s: Tensor, block: Tensor, live: Tensor, lead: int, held: int, hard: bool) -> Tensor:

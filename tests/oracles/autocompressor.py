@@ -248,7 +248,7 @@ MISREAD = {
     },
     "AC2": {
         "state before the final norm": reading(unnormed=True),
-        "newest block first": reading(latest_valid_step=True),
+        "newest block first": reading(newest=True),
         "memory behind the text": reading(behind=True),
         "state one place early": reading(early=True),
         "pads read": reading(pads=True),
@@ -268,7 +268,7 @@ MISREAD = {
         "first token of a window scored": misread(**{"first scored": True}),
         "sum of window means": misread(means=True),
         "memory cut before the next segment": misread(cut=True),
-        "newest block first": misread(latest_valid_step=True),
+        "newest block first": misread(newest=True),
         "compressed without the old memory in the prompt": misread(forgets=True),
         "segments severed": misread(severed=True),
         "what is read again scored again": misread(rescored=True),

@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
 from laconic.compression.memory_file import MemoryMetadata, load_memory, save_memory
-from laconic.compression.slots import count_per_segment, rank_in_segment, top_budget_mask, valid_first_order
 from laconic.errors import CorruptArtifactError, UsageError
 
 
@@ -87,12 +86,16 @@ class SummaryMemory:
     @property
     def vectors_per_segment(self) -> Int[Tensor, "B N"]:
         """Number of valid vectors of each segment."""
-        return count_per_segment(self.segment_ids, self.num_segments)
+        N, ids = self.num_segments, self.segment_ids
+        counts = torch.zeros(self.B, N + 1, dtype=torch.long, device=ids.device)
+        return counts.scatter_add(1, ids % (N + 1), torch.ones_like(ids))[:, :N]  # the last column counts id -1
 
     @property
     def ranks_in_segment(self) -> Int[Tensor, "B M"]:
         """Position of each valid slot within its segment, from 0; -1 where a slot is not valid."""
-        return rank_in_segment(self.valid, self.segment_ids, self.num_segments)
+        lengths = self.vectors_per_segment
+        start = F.pad(lengths.cumsum(1) - lengths, (0, 1)).gather(1, self.segment_ids % (self.num_segments + 1))
+        return (self.valid.cumsum(1) - 1 - start).masked_fill(~self.valid, -1)
 
     @property
     def num_bytes(self) -> int:
@@ -162,8 +165,6 @@ class SummaryMemory:
     ) -> "SummaryMemory":
         """Eq. AC4: M_i = sigma^i; a row whose document has ended (`num_tokens` 0) keeps its old vectors."""
         grown, ended = self.append(vectors, valid, num_tokens, log_s), num_tokens == 0
-        if not bool(ended.any()):
-            return grown.select_columns(slice(self.M, None))
         is_old = torch.arange(grown.M, device=valid.device) < self.M
         return grown.mask_slots(torch.where(is_old, ended[:, None], ~ended[:, None])).compact()
 
@@ -177,11 +178,6 @@ class SummaryMemory:
         """Eq. VL27: in the marked `rows`, replace all slots by these vectors, as vectors of the last segment."""
         before = replace(self, segment_tokens=self.segment_tokens[:, : self.num_segments - 1])
         return replace(before.overwrite(vectors, valid, rows.long(), log_s), segment_tokens=self.segment_tokens)
-
-    def select_columns(self, columns: slice) -> "SummaryMemory":
-        """Select columns of slots; all segments stay."""
-        named = self.tensors().items()
-        return replace(self, **{name: x if name == "segment_tokens" else x[:, columns] for name, x in named})
 
     def mask_slots(self, keep_mask: Bool[Tensor, "B M"]) -> "SummaryMemory":
         """Invalidate the slots that `keep_mask` does not mark."""
@@ -288,7 +284,10 @@ class SummaryMemory:
         if budget < 0:
             raise UsageError(f"cannot keep {budget} vectors; give 0 or more")
         log_s = torch.zeros_like(self.valid, dtype=torch.float32) if self.log_s is None else self.log_s
-        return self.mask_slots(top_budget_mask(log_s, self.valid, self.ranks_in_segment, budget)).compact()
+        by_rank = self.ranks_in_segment.masked_fill(~self.valid, self.M).argsort(dim=1, stable=True)
+        weight = log_s.masked_fill(~self.valid, -torch.inf).gather(1, by_rank)
+        top = by_rank.gather(1, weight.argsort(dim=1, descending=True, stable=True))[:, :budget]
+        return self.mask_slots(torch.zeros_like(self.valid).scatter(1, top, True)).compact()
 
     def truncate_to(self, lengths: Int[Tensor, "B N"]) -> "SummaryMemory":
         """Keep the first `lengths` vectors of each segment and make the memory hard."""
@@ -299,7 +298,7 @@ class SummaryMemory:
         """Move the valid slots of each row to the left and drop columns that no row uses."""
         if bool(self.valid.all()):
             return self
-        order = valid_first_order(self.valid)[:, : int(self.num_vectors.max()) if self.B else 0]
+        order = (~self.valid).long().argsort(dim=1, stable=True)[:, : int(self.num_vectors.max()) if self.B else 0]
         order_3d = order[..., None].expand(-1, -1, self.D)
         moved = {
             name: x if name == "segment_tokens" else x.gather(1, order_3d if x.ndim == 3 else order)
