@@ -1,4 +1,4 @@
-"""A part's worth: what is lost without it, measured on models in which it matters or does not."""
+"""Ablations: weights are shared, the disabled part stays at its start, its contribution is a difference of losses."""
 
 from typing import Any
 
@@ -11,78 +11,87 @@ from laconic.nested.cms.forward import require_levels
 from laconic.nested.cms.low_rank_updates import to_dense
 from laconic.nested.language_model import NestedLanguageModel
 from laconic.nested.metrics import group_gates
-from tests.nested.test_hope_model import MEMORY, attention, hope, ids_of, read, titans
-from tests.nested.test_learner import documents
+from tests.nested.test_hope_model import (
+    MEMORY,
+    all_levels,
+    build_attention,
+    build_hope,
+    build_titans,
+    random_ids,
+    read,
+)
+from tests.nested.test_language_model import documents
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
-@pytest.mark.parametrize("inner", ["task", "associative"])
-def test_a_frozen_level_alone_does_not_move(inner: str) -> None:
-    for model in (hope(inner), attention(inner)):
-        ids = ids_of(2, 9)
-        for level in (0, 1):
-            still = freeze_levels(model, level)
-            _, state = read(still, ids)
+def level_has_changed(level: Any) -> bool:
+    return any(bool(to_dense(x).any()) for x in level.change.values())
+
+
+@pytest.mark.parametrize("objective", ["task", "associative"])
+def test_freeze_levels_freezes_only_these_levels(objective: str) -> None:
+    for model in (build_hope(objective), build_attention(objective)):
+        ids = random_ids(2, 9)
+        for frozen in (0, 1):
+            ablated = freeze_levels(model, frozen)
+            _, state = read(ablated, ids)
             for n, layer in enumerate(state.layers):
-                for chunk, held in zip(model.hope_config.chunk_sizes[n], require_levels(layer), strict=True):
-                    moved = any(bool(to_dense(x).any()) for x in held.change.values())
-                    assert moved == (chunk != (2, 4)[level])
+                for C, level in zip(model.hope_config.chunk_sizes[n], require_levels(layer), strict=True):
+                    assert level_has_changed(level) == (C != (2, 4)[frozen])
         name = "model.layers.0.mlp.levels.0.up_proj.weight"
-        assert still.get_parameter(name) is model.get_parameter(name)
-    with pytest.raises(UsageError, match=r"level 2 was asked for; there are levels 0 to 1, of chunks \[2, 4\]"):
+        assert ablated.get_parameter(name) is model.get_parameter(name)
+    with pytest.raises(UsageError, match="level 2"):
         freeze_levels(model, 2)
 
 
-def test_worth_is_the_difference_of_nats() -> None:
-    model, batches = hope("associative"), [documents(ids_of(2, 9)), documents(ids_of(1, 6, 1))]
-    asked, tokens = 0.0, 0.0
+def test_measure_level_contribution_is_a_difference_of_losses() -> None:
+    model, batches = build_hope("associative"), [documents(random_ids(2, 9)), documents(random_ids(1, 6, 1))]
+    expected, tokens = 0.0, 0.0
     for batch in batches:
         with torch.no_grad():
             lost = NestedLanguageModel(freeze_levels(model, 0))(batch).loss - NestedLanguageModel(model)(batch).loss
-        asked, tokens = asked + float(lost) * (batch.num_tokens - batch.B), tokens + batch.num_tokens - batch.B
-    assert measure_level_contribution(model, 0, batches) == pytest.approx(asked / tokens)
+        scored = batch.num_tokens - batch.B
+        expected, tokens = expected + float(lost) * scored, tokens + scored
+    assert measure_level_contribution(model, 0, batches) == pytest.approx(expected / tokens)
     assert measure_level_contribution(model, 0, batches) != 0
-    assert measure_level_contribution(hope("associative", eta=0.0), 0, batches) == 0
+    assert measure_level_contribution(build_hope("associative", inner_lr=0.0), 0, batches) == 0
 
 
-def moved(state: Any) -> tuple[bool, set[str]]:
-    """Whether any level has moved, and which memories."""
-    levels = [to_dense(x) for layer in state.layers for held in require_levels(layer) for x in held.change.values()]
-    memories = {name for layer in state.layers for name, part in layer.memory.items() if bool(part.now.any())}
-    return any(bool(x.any()) for x in levels), memories
+def changed_parts(state: Any) -> tuple[bool, set[str]]:
+    """Return whether any level has changed, and which memories have."""
+    memories = {name for layer in state.layers for name, part in layer.memory.items() if bool(part.change.any())}
+    return any(level_has_changed(level) for level in all_levels(state)), memories
 
 
-def test_parts_are_taken_out_one_at_a_time() -> None:
-    """Weights are shared, what is out stands still, and every row says something else."""
+def test_build_ablations_disables_one_part_at_a_time() -> None:
     without = ["without chunk 2", "without chunk 4", "without levels"]
-    model, ids = hope("associative"), ids_of(1, 9)
-    parts = build_ablations(model)
-    projections = [f"static {name}" for name in ("k", "v", "step", "keep", "projections")]
-    assert [*parts] == [*without, "without decay", "without erase", *projections]
-    said = {name: read(part, ids) for name, part in {"whole": model, **parts}.items()}
-    assert len({round(float(y.sum()), 9) for y, _ in said.values()}) == len(said)
-    assert moved(said["whole"][1]) == (True, {"memory", "projections"})
-    assert moved(said["without levels"][1]) == (False, {"memory", "projections"})
-    assert moved(said["static projections"][1]) == (True, {"memory"})
-    for part in parts.values():
+    model, ids = build_hope("associative"), random_ids(1, 9)
+    ablations = build_ablations(model)
+    static = [f"static {name}" for name in ("k", "v", "step", "keep", "projections")]
+    assert [*ablations] == [*without, "without decay", "without erase", *static]
+    results = {name: read(ablated, ids) for name, ablated in {"whole": model, **ablations}.items()}
+    assert len({round(float(y.sum()), 9) for y, _ in results.values()}) == len(results)
+    assert changed_parts(results["whole"][1]) == (True, {"memory", "projections"})
+    assert changed_parts(results["without levels"][1]) == (False, {"memory", "projections"})
+    assert changed_parts(results["static projections"][1]) == (True, {"memory"})
+    for ablated in ablations.values():
         name = "model.layers.0.memory.memory.M"
-        assert part.get_parameter(name) is model.get_parameter(name)
-    with_momentum = hope("associative", MEMORY.model_copy(update={"momentum": True, "cap": 0.0, "inner": ("k",)}))
-    names = [*build_ablations(with_momentum)]
-    assert names == [*without, "without momentum", "without decay", "without erase", "static projections"]
-    held: Any = build_ablations(with_momentum)["without momentum"].initial_state(1).layers[0].memory["memory"]
-    assert held.momentum is None
-    assert [*build_ablations(attention("associative"))] == without
-    assert [*build_ablations(titans("associative"))] == [*without, "without momentum", "without decay"]
+        assert ablated.get_parameter(name) is model.get_parameter(name)
+    options = {"momentum": True, "max_projection_norm": 0.0, "adaptive_projections": ("k",)}
+    ablations = build_ablations(build_hope("associative", MEMORY.model_copy(update=options)))
+    assert [*ablations] == [*without, "without momentum", "without decay", "without erase", "static projections"]
+    memory: Any = ablations["without momentum"].initial_state(1).layers[0].memory["memory"]
+    assert memory.momentum is None
+    assert [*build_ablations(build_attention("associative"))] == without
+    assert [*build_ablations(build_titans("associative"))] == [*without, "without momentum", "without decay"]
 
 
-def test_gates_are_where_a_part_is_out() -> None:
+def test_build_ablations_fixes_the_gates_of_a_disabled_part() -> None:
     x = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(0)).double()
-    for model in (hope("associative"), titans("associative")):
-        parts = build_ablations(model)
-        for name, part in {"whole": model, **parts}.items():
-            memory: Any = part.get_submodule("model.layers.0.memory")
-            for group, gates in group_gates(memory, part.initial_state(1).layers[0], x).items():
+    for model in (build_hope("associative"), build_titans("associative")):
+        for name, ablated in {"whole": model, **build_ablations(model)}.items():
+            memory: Any = ablated.get_submodule("model.layers.0.memory")
+            for group, gates in group_gates(memory, ablated.initial_state(1).layers[0], x).items():
                 assert bool((gates.decay == 1).all()) == (name == "without decay" and group != "projections")
                 assert bool((gates.step_size == 0).all()) == (name == "static projections" and group == "projections")

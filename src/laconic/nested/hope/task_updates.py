@@ -143,7 +143,7 @@ def _read_aligned(
         end = min(n, position + room)
         part = ids[:, position:end]
         is_whole_chunk = not rows.chunk_ids.shape[1] and end - position == room and end < n
-        # Without a cache, first-order gradients differ between one pass over a chunk and a pass that is read twice.
+        # Errors need the whole gradient through a memory, which a pass in another gradient mode does not compute.
         if is_whole_chunk and (rows.layers[0].cache is not None or gradient_mode.outer_gradient == "full"):
             y, layers = read_whole_chunk(model, rows.layers, part, ids[:, end], gradient_mode)
             rows = AlignedRows(layers, part[:, :0], layers)
