@@ -63,7 +63,7 @@ class CacheAsState:
             else attention_mask.sum(1).cpu()
         )
         return DecoderOutput(
-            seen.hidden, cast(Any, FastWeightState((LayerState(cache=seen.state),), before.position + added)), {}
+            seen.hidden_states, cast(Any, FastWeightState((LayerState(cache=seen.cache),), before.position + added)), {}
         )
 
     def logits(self, hidden_states: Tensor) -> Tensor:
