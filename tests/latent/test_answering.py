@@ -19,14 +19,14 @@ EOS = 2
 def questions(*sizes: int, pads: int = 0) -> ReasoningBatch:
     """Questions without chains, padded on the left with the eos; row_index 5, 6, …"""
     B, width = len(sizes), max(sizes) + pads
-    ids, live = torch.full((B, width), EOS), torch.zeros(B, width, dtype=torch.bool)
+    ids, mask = torch.full((B, width), EOS), torch.zeros(B, width, dtype=torch.bool)
     for b, n in enumerate(sizes):
         ids[b, width - n :] = torch.randint(3, 97, (n,), generator=torch.Generator().manual_seed(b))
-        live[b, width - n :] = True
+        mask[b, width - n :] = True
     none = torch.zeros(B, 0, dtype=torch.long)
     row = torch.zeros(B, dtype=torch.long)
-    index, off = torch.arange(5, 5 + B), none.bool()
-    return ReasoningBatch(ids, live, none, off, none, none, off, row, none, none, row - 1, off, index)
+    index, no_mask = torch.arange(5, 5 + B), none.bool()
+    return ReasoningBatch(ids, mask, none, no_mask, none, none, no_mask, row, none, none, row - 1, no_mask, index)
 
 
 def build_decoding(**changes: object) -> AnswerDecoding:
@@ -45,8 +45,8 @@ def answer_without_cache(
     decoder: Decoder, thoughts: LatentThoughts, ids: torch.Tensor, decoding: AnswerDecoding
 ) -> list[int]:
     """The greedy answer to one question; everything is read again for every token."""
-    M, words = thoughts.num_latents, decoder.embed(ids[None])
-    start = torch.cat([words, thoughts.begin[None, None]], 1)
+    M, vectors = thoughts.num_latents, decoder.embed(ids[None])
+    start = torch.cat([vectors, thoughts.begin[None, None]], 1)
     if thoughts.schedule == "sequential":
         z = start[:, :0]
         for _ in range(M):
@@ -60,11 +60,11 @@ def answer_without_cache(
     read = torch.cat(
         [start, z, thoughts.end[None, None], decoder.embed(torch.tensor([decoding.answer_prompt], dtype=torch.long))], 1
     )
-    found: list[int] = []
-    while len(found) < decoding.max_tokens and (not found or found[-1] not in decoding.eos_token_ids):
-        found.append(int(decoder.logits(decoder(read).hidden_states[0, -1]).argmax()))
-        read = torch.cat([read, decoder.embed(torch.tensor([found[-1:]]))], 1)
-    return found
+    ids_so_far: list[int] = []
+    while len(ids_so_far) < decoding.max_tokens and (not ids_so_far or ids_so_far[-1] not in decoding.eos_token_ids):
+        ids_so_far.append(int(decoder.logits(decoder(read).hidden_states[0, -1]).argmax()))
+        read = torch.cat([read, decoder.embed(torch.tensor([ids_so_far[-1:]]))], 1)
+    return ids_so_far
 
 
 @torch.no_grad()

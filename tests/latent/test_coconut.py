@@ -78,9 +78,9 @@ def test_coconut_batch_equals_single_rows(name: str, epoch: int, config: dict[st
 
 def remove_padding(batch: ReasoningBatch) -> ReasoningBatch:
     """One row without any padding."""
-    asked, chain, answer = batch.question_mask[0], batch.chain_mask[0], batch.answer_mask[0]
+    question, chain, answer = batch.question_mask[0], batch.chain_mask[0], batch.answer_mask[0]
     return replace(
-        batch, question_ids=batch.question_ids[:, asked], question_mask=batch.question_mask[:, asked],
+        batch, question_ids=batch.question_ids[:, question], question_mask=batch.question_mask[:, question],
         chain_ids=batch.chain_ids[:, chain], chain_mask=batch.chain_mask[:, chain], chain_step_index=batch.chain_step_index[:, chain],
         chain_targets=batch.chain_targets[:, chain], answer_ids=batch.answer_ids[:, answer], answer_mask=batch.answer_mask[:, answer],
         answer_targets=batch.answer_targets[:, answer], answer_number_mask=batch.answer_number_mask[:, answer],

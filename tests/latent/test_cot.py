@@ -103,10 +103,10 @@ def test_cot_answers_equal_single_rows(kind: type[Cot] | type[NoCot]) -> None:
         assert (one.token_ids[0], one.passes[0], one.cache_positions[0], one.texts[0]) == (
             got.token_ids[b], got.passes[b], got.cache_positions[b], got.texts[b]
         )  # fmt: skip
-        n, asked = len(got.token_ids[b]), int(batch.question_mask[b].sum())
+        n, num_question = len(got.token_ids[b]), int(batch.question_mask[b].sum())
         assert got.passes[b] == PassCounts(1, 0, 0, n - 1)
-        assert got.cache_positions[b][1] == asked + num_prompt + n - 1
-        assert kind is Cot or got.cache_positions[b][0] == asked + num_prompt
+        assert got.cache_positions[b][1] == num_question + num_prompt + n - 1
+        assert kind is Cot or got.cache_positions[b][0] == num_question + num_prompt
         assert got.texts[b] == " ".join(str(i) for i in got.token_ids[b] if i != EOS)
 
 

@@ -18,7 +18,7 @@ from tests.oracles.codi import MISREAD, ORACLE, differentiated, with_gradient
 from tests.oracles.compare import agree
 
 L, B, D, Nc, Na = 3, 4, 5, 4, 5
-COLUMN, HAS = torch.tensor([1, 2, 0, 1]), torch.tensor([True, True, False, True])
+COLUMN, HAS_TARGET = torch.tensor([1, 2, 0, 1]), torch.tensor([True, True, False, True])
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -46,10 +46,10 @@ def gathered(loss: Loss) -> Callable[..., Tensor]:
 def test_hidden_loss_equation() -> None:
     """The value, and its gradient to the student; the teacher has none."""
     ours = differentiated(gathered(codi.hidden_loss))
-    agree(ours, ORACLE["2"], MISREAD["2"], *hidden(), (COLUMN, HAS, Nc))
+    agree(ours, ORACLE["2"], MISREAD["2"], *hidden(), (COLUMN, HAS_TARGET, Nc))
     h_t, h_s = (h[:, :, 0] for h in hidden())
-    assert gradcheck(lambda h_s: codi.hidden_loss(h_t, h_s, HAS), h_s.requires_grad_())
-    assert not codi.hidden_loss(h_t.requires_grad_(), h_s.detach(), HAS).requires_grad
+    assert gradcheck(lambda h_s: codi.hidden_loss(h_t, h_s, HAS_TARGET), h_s.requires_grad_())
+    assert not codi.hidden_loss(h_t.requires_grad_(), h_s.detach(), HAS_TARGET).requires_grad
 
 
 @pytest.mark.equation("codi", "2")
@@ -60,7 +60,7 @@ def test_hidden_loss_every_option(loss: Any, norm: Any) -> None:
     ours = gathered(partial(codi.hidden_loss, distance=loss, scale=norm))
     others = [(x, y, z) for x, y, z in FORMS if (x, y, z) != (loss, norm, 1)]
     misread = {str(form): lambda *a, form=form: oracle.hidden_loss(*a[:3], *form) for form in others}
-    agree(ours, oracle.hidden_loss, misread, h_t, h_s, (COLUMN, HAS, Nc), loss, norm, 1)
+    agree(ours, oracle.hidden_loss, misread, h_t, h_s, (COLUMN, HAS_TARGET, Nc), loss, norm, 1)
 
 
 FORMS: list[tuple[str, str, int]] = [
@@ -72,10 +72,10 @@ FORMS: list[tuple[str, str, int]] = [
 
 @pytest.mark.equation("codi", "3")
 def test_codi_combine_losses_equation() -> None:
-    how = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=20.0)
+    weights = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=20.0)
     terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25)]
-    agree(with_gradient(codi.combine_losses), ORACLE["3"], MISREAD["3"], *terms, how)
-    assert gradcheck(lambda *x: codi.combine_losses(*x, how), terms)
+    agree(with_gradient(codi.combine_losses), ORACLE["3"], MISREAD["3"], *terms, weights)
+    assert gradcheck(lambda *x: codi.combine_losses(*x, weights), terms)
 
 
 @pytest.mark.equation("pccot", "3")
@@ -84,18 +84,18 @@ def test_kd_loss_equation(sigma: bool) -> None:
     def ours(h_t: Tensor, h_s: Tensor, at: oracle.Places, sigma: bool) -> Tensor:
         return gathered(partial(pccot.kd_loss, per_layer=sigma))(h_t[1:], h_s[1:], at)
 
-    agree(differentiated(ours), blocks.ORACLE["3"], blocks.MISREAD["3"], *hidden(), (COLUMN, HAS, Nc), sigma)
+    agree(differentiated(ours), blocks.ORACLE["3"], blocks.MISREAD["3"], *hidden(), (COLUMN, HAS_TARGET, Nc), sigma)
     h_t, h_s = (h[:, :, 0] for h in hidden())
-    assert gradcheck(lambda h_s: pccot.kd_loss(h_t, h_s, HAS, sigma), h_s.requires_grad_())
-    assert not pccot.kd_loss(h_t.requires_grad_(), h_s.detach(), HAS, sigma).requires_grad
+    assert gradcheck(lambda h_s: pccot.kd_loss(h_t, h_s, HAS_TARGET, sigma), h_s.requires_grad_())
+    assert not pccot.kd_loss(h_t.requires_grad_(), h_s.detach(), HAS_TARGET, sigma).requires_grad
 
 
 @pytest.mark.equation("pccot", "4")
 def test_pccot_combine_losses_equation() -> None:
-    how = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=20.0)
+    weights = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=20.0)
     terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25)]
-    agree(with_gradient(pccot.combine_losses), blocks.ORACLE["4"], blocks.MISREAD["4"], *terms, how)
-    assert gradcheck(lambda *x: pccot.combine_losses(*x, how), terms)
+    agree(with_gradient(pccot.combine_losses), blocks.ORACLE["4"], blocks.MISREAD["4"], *terms, weights)
+    assert gradcheck(lambda *x: pccot.combine_losses(*x, weights), terms)
 
 
 @pytest.mark.parametrize("rows", [0, 1])

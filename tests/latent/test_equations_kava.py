@@ -19,7 +19,7 @@ from tests.oracles.compare import agree
 from tests.oracles.kava import MISREAD, ORACLE, Sides, differentiated, flowing
 
 L, B, G, M, E = 2, 3, 2, 3, 4
-LIVE = torch.tensor([[True] * 3, [True, True, False], [False] * 3])[:, None].expand(B, G, M)
+TARGET_MASK = torch.tensor([[True] * 3, [True, True, False], [False] * 3])[:, None].expand(B, G, M)
 
 
 def sides(columns: int) -> Sides:
@@ -27,43 +27,45 @@ def sides(columns: int) -> Sides:
     return tuple([torch.randn(B, G, columns, E, dtype=torch.float64) * (1 + l) for l in range(L)] for _ in "kv")  # type: ignore[return-value]
 
 
-def ours(kept: Sides, state: Sides, earlier: Sides, live: Tensor, how: dict[str, Any]) -> Tensor:
+def ours(targets_kv: Sides, state: Sides, earlier: Sides, mask: Tensor, options: dict[str, Any]) -> Tensor:
     slots = ([x[:, :, 1 : 1 + M] for x in xs] for xs in state)
-    return kv_loss(*kept, *slots, live, **how)  # type: ignore[arg-type]
+    return kv_loss(*targets_kv, *slots, mask, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.equation("kava", "4")
 def test_kv_loss_equation() -> None:
     """The value, and its gradient to the student's slots alone."""
-    agree(differentiated(ours), ORACLE["4"], MISREAD["4"], sides(M), sides(M + 2), sides(M + 2), LIVE, {})
-    (k_kept, v_kept), (k_s, v_s) = sides(M), sides(M)
+    agree(differentiated(ours), ORACLE["4"], MISREAD["4"], sides(M), sides(M + 2), sides(M + 2), TARGET_MASK, {})
+    (k_target, v_target), (k_s, v_s) = sides(M), sides(M)
     leaves = [x.requires_grad_() for x in (*k_s, *v_s)]
-    assert gradcheck(lambda *x: kv_loss(k_kept, v_kept, x[:L], x[L:], LIVE), leaves)
-    for x in (*k_kept, *v_kept):
+    assert gradcheck(lambda *x: kv_loss(k_target, v_target, x[:L], x[L:], TARGET_MASK), leaves)
+    for x in (*k_target, *v_target):
         x.requires_grad_()
-    assert not kv_loss(k_kept, v_kept, [k.detach() for k in k_s], [v.detach() for v in v_s], LIVE).requires_grad
+    assert not kv_loss(
+        k_target, v_target, [k.detach() for k in k_s], [v.detach() for v in v_s], TARGET_MASK
+    ).requires_grad
 
 
 @pytest.mark.equation("kava", "4")
 @pytest.mark.parametrize(("distance", "reduction"), [("smooth_l1", "mean"), ("l1", "row_mean"), ("mse", "paper_sum")])
 @pytest.mark.parametrize(("scale", "power"), [("none", 1), ("layer", 1), ("layer", 2), ("global", 1), ("each_side", 1)])
 def test_kv_loss_every_option(distance: str, reduction: str, scale: str, power: int) -> None:
-    how = {"distance": distance, "reduction": reduction, "scale": scale, "scale_power": power}
+    options = {"distance": distance, "reduction": reduction, "scale": scale, "scale_power": power}
     changes = ({"distance": "l1" if distance != "l1" else "mse"}, {"scale": "none" if scale != "none" else "layer"},
                {"reduction": "mean" if reduction != "mean" else "row_mean"}, {"scale_power": 3 - power})  # fmt: skip
     differing = [change for change in changes if scale != "none" or "scale_power" not in change]
-    misread = {str(c): differentiated(lambda *a, c=c: oracle.kv_loss(*a[:4], {**how, **c})) for c in differing}
-    arguments = sides(M), sides(M + 2), sides(M + 2), LIVE, how
+    misread = {str(c): differentiated(lambda *a, c=c: oracle.kv_loss(*a[:4], {**options, **c})) for c in differing}
+    arguments = sides(M), sides(M + 2), sides(M + 2), TARGET_MASK, options
     agree(differentiated(ours), ORACLE["4"], misread, *arguments)
 
 
 def test_kv_loss_without_targets_is_zero() -> None:
-    kept, state = sides(M), sides(M)
+    targets_kv, state = sides(M), sides(M)
     leaves = [x.requires_grad_() for xs in state for x in xs]
     for reduction in ("mean", "row_mean", "paper_sum"):
         for scale in ("none", "layer", "global", "each_side"):
             loss = kv_loss(
-                *kept, *state, torch.zeros(B, G, M).bool(), reduction=reduction, scale=scale, denominator=0.0
+                *targets_kv, *state, torch.zeros(B, G, M).bool(), reduction=reduction, scale=scale, denominator=0.0
             )
             assert float(loss.detach()) == 0
             assert not any(g.any() for g in torch.autograd.grad(loss, leaves))
@@ -71,20 +73,20 @@ def test_kv_loss_without_targets_is_zero() -> None:
 
 def test_kv_loss_of_constant_latents_has_finite_gradients() -> None:
     """A standard deviation of 0 is clamped and has no gradient."""
-    kept, state = sides(M), [[torch.ones(B, G, M, E, dtype=torch.float64, requires_grad=True)] * L] * 2
-    loss = kv_loss(*kept, *state, LIVE, scale="each_side")
+    targets_kv, state = sides(M), [[torch.ones(B, G, M, E, dtype=torch.float64, requires_grad=True)] * L] * 2
+    loss = kv_loss(*targets_kv, *state, TARGET_MASK, scale="each_side")
     assert all(g.isfinite().all() for g in torch.autograd.grad(loss, state[0][:1]))
 
 
 def test_pad_short_chain() -> None:
     index = torch.tensor([[[4, 7, 9, 0, 0]], [[2, 0, 0, 0, 0]], [[0] * 5]])
-    live = torch.tensor([[[True] * 3 + [False] * 2], [[True] + [False] * 4], [[False] * 5]])
-    kept = SelectedColumns(index, live)
-    assert pad_short_chain(kept, "mask") == (kept, live)
-    zero, taught = pad_short_chain(kept, "zero")
-    assert zero is kept
+    mask = torch.tensor([[[True] * 3 + [False] * 2], [[True] + [False] * 4], [[False] * 5]])
+    targets_kv = SelectedColumns(index, mask)
+    assert pad_short_chain(targets_kv, "mask") == (targets_kv, mask)
+    zero, taught = pad_short_chain(targets_kv, "zero")
+    assert zero is targets_kv
     assert taught.all()
-    repeated, taught = pad_short_chain(kept, "repeat")
+    repeated, taught = pad_short_chain(targets_kv, "repeat")
     assert repeated.index[:, 0].tolist() == [[4, 4, 7, 7, 9], [2] * 5, [0] * 5]
     assert taught[:, 0].tolist() == repeated.valid[:, 0].tolist() == [[True] * 5, [True] * 5, [False] * 5]
 
@@ -114,7 +116,7 @@ def test_masked_cross_entropy_equation() -> None:
 
 @pytest.mark.equation("kava", "5")
 def test_kava_combine_losses_equation() -> None:
-    how = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=10.0)
+    options = DistillationConfig(student_ce_weight=0.8, teacher_ce_weight=1.3, hidden_weight=10.0)
     terms = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, 3.0, 0.25, 0.5)]
-    agree(with_gradient(kava.combine_losses), ORACLE["5"], MISREAD["5"], *terms, how, 2.0)
-    assert gradcheck(lambda *x: kava.combine_losses(*x, how, 2.0), terms)
+    agree(with_gradient(kava.combine_losses), ORACLE["5"], MISREAD["5"], *terms, options, 2.0)
+    assert gradcheck(lambda *x: kava.combine_losses(*x, options, 2.0), terms)

@@ -47,8 +47,8 @@ def method(batch_stage: int) -> Coconut:
     """Coconut with two latents per step at a stage, in float64."""
     decoder = small("llama", vocab_size=V).requires_grad_()
     thoughts = LatentThoughts(decoder, num_latents=4, schedule="sequential", projection="none", control_init="normal")
-    how = CoconutConfig(latents_per_step=2, max_stage=2, first_stage=batch_stage)
-    return Coconut(decoder, thoughts, how, steps_per_epoch=5)
+    stages = CoconutConfig(latents_per_step=2, max_stage=2, first_stage=batch_stage)
+    return Coconut(decoder, thoughts, stages, steps_per_epoch=5)
 
 
 def case(coconut: Coconut) -> Case:
@@ -56,13 +56,13 @@ def case(coconut: Coconut) -> Case:
     decoder, last = coconut.decoder, f"resid2.{coconut.decoder.config.num_hidden_layers - 1}"
     rows = []
     for b in range(BATCH.B):
-        live = BATCH.chain_mask[b]
-        chain = list(zip(BATCH.chain_ids[b, live].tolist(), BATCH.chain_step_index[b, live].tolist(), strict=True))
+        mask = BATCH.chain_mask[b]
+        chain = list(zip(BATCH.chain_ids[b, mask].tolist(), BATCH.chain_step_index[b, mask].tolist(), strict=True))
         steps = [[i for i, step in chain if step == number] for number in range(max(n for _, n in chain) + 1)]
-        asked, answer = (x[b][there[b]].tolist() for x, there in (
+        question_tokens, answer = (x[b][part_mask[b]].tolist() for x, part_mask in (
             (BATCH.question_ids, BATCH.question_mask), (BATCH.answer_ids, BATCH.answer_mask)
         ))  # fmt: skip
-        rows.append((asked, steps, answer))
+        rows.append((question_tokens, steps, answer))
 
     def seen(vectors: list[Tensor], raw: bool) -> list[Tensor]:
         got = decoder(torch.stack(vectors)[None], capture=(last,))
@@ -80,9 +80,9 @@ def test_coconut_equation() -> None:
     coconut = method(1)
 
     def ours(_: Case) -> tuple[Tensor, ...]:
-        words, vectors = coconut.decoder.token_embedding.weight, coconut.latent_thoughts.vectors
+        embedding, vectors = coconut.decoder.token_embedding.weight, coconut.latent_thoughts.vectors
         got = coconut(BATCH)
-        grads = torch.autograd.grad(got.loss, [words, vectors])
+        grads = torch.autograd.grad(got.loss, [embedding, vectors])
         return got.loss, coconut.run_latents(BATCH, 2).latents[:, -1], grads[0], grads[1][0], grads[1][2]
 
     agree(ours, coconut_oracle.ORACLE["1"], coconut_oracle.MISREAD["1"], case(coconut), margin=1e-3)

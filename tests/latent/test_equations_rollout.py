@@ -23,10 +23,10 @@ def read(vectors: list[Tensor], positions: list[int]) -> list[Tensor]:
 
 def case(num_iterations: int) -> Case:
     """Two questions padded on both sides and in the middle, and a projection all of whose weights matter."""
-    live = torch.tensor([[False, True, True, False, True], [False, False, True, True, False]])
+    mask = torch.tensor([[False, True, True, False, True], [False, False, True, True, False]])
     weights = {n: (noise(9, *p.shape) + (n == "norm.weight")).requires_grad_() for n, p in MAP.named_parameters()}
     question, bot, slot = (noise(i, *shape).requires_grad_() for i, shape in enumerate(((2, 5, D), (D,), (D,))))
-    return Case(read, question, live, bot, slot, M, num_iterations, weights)
+    return Case(read, question, mask, bot, slot, M, num_iterations, weights)
 
 
 def run_rollout(case: Case, schedule: str) -> LatentRollout:

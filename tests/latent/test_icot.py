@@ -94,16 +94,16 @@ def test_icot_resets_the_optimizer_while_a_chain_remains(longest: int | None, re
 
 def test_icot_answer_ends_with_the_second_eos() -> None:
     icot, questions = Icot(fresh("llama"), ICoTConfig(), steps_per_epoch=8), reasoning_batch(((5, 0, 3), (3, 0, 3)))
-    told = AnswerDecoding(12, (), lambda ids: " ".join(map(str, ids)))
-    free = icot.answer(questions, told)
+    decoding = AnswerDecoding(12, (), lambda ids: " ".join(map(str, ids)))
+    free = icot.answer(questions, decoding)
     end = free.token_ids[0][1]
-    got = icot.answer(questions, replace(told, eos_token_ids=(end,), answer_prompt=(end,)))  # as in iCoT's format
+    got = icot.answer(questions, replace(decoding, eos_token_ids=(end,), answer_prompt=(end,)))  # as in iCoT's format
     for b in range(2):
         ends = [n for n, i in enumerate(free.token_ids[b]) if i == end]
         n = ends[1] + 1 if len(ends) > 1 else 12
         assert got.token_ids[b] == free.token_ids[b][:n]
-        asked, first = int(questions.question_mask[b].sum()), ends[0] + 1 if ends else 12
-        assert got.cache_positions[b] == (min(asked + first, asked + n - 1), asked + n - 1)
+        num_question, first = int(questions.question_mask[b].sum()), ends[0] + 1 if ends else 12
+        assert got.cache_positions[b] == (min(num_question + first, num_question + n - 1), num_question + n - 1)
         assert str(end) not in got.texts[b].split()
     with pytest.raises(UsageError, match="iCoT is not trained"):
-        icot.answer(questions, told, with_cot=True)
+        icot.answer(questions, decoding, with_cot=True)

@@ -85,10 +85,10 @@ def test_kava_without_weights_is_the_cross_entropies(num_iterations: int) -> Non
         build_kava(num_iterations=num_iterations, distillation=bare, weight=0.0),
         Pccot(*build_latent_model("llama", num_iterations=num_iterations), DistillationConfig()),
     )
-    x, found = ours(batch).loss, pccot(batch)
+    x, output = ours(batch).loss, pccot(batch)
     y = Pccot(pccot.decoder, pccot.latent_thoughts, DistillationConfig(**bare))(batch)
     assert torch.equal(x, y.loss)
-    assert torch.equal(x, found.metrics["student"] + found.metrics["teacher"])
+    assert torch.equal(x, output.metrics["student"] + output.metrics["teacher"])
     for a, b in zip(gradients(ours, x).values(), gradients(pccot, y.loss).values(), strict=True):
         assert torch.equal(a, b)
     if num_iterations == 0:
@@ -125,9 +125,9 @@ def test_kava_batch_without_chains_is_finite(name: str) -> None:
         "reduction": {"reduction": "row_mean", "scale": "each_side"},
     }
     method, batch = build_kava(**forms[name]), reasoning_batch(((3, 0, 4), (2, 0, 3)))
-    found = method(batch)
-    assert float(found.metrics["kv"]) == float(found.metrics["kept"]) == 0
-    assert all(g.isfinite().all() for g in gradients(method, found.loss).values())
+    output = method(batch)
+    assert float(output.metrics["kv"]) == float(output.metrics["kept"]) == 0
+    assert all(g.isfinite().all() for g in gradients(method, output.loss).values())
     assert all(g.isfinite().all() for g in gradients(method, method(reasoning_batch(((2, 3, 2),))).loss).values())
 
 
@@ -159,15 +159,15 @@ def test_kava_micro_batches_equal_one_batch(form: dict[str, Any]) -> None:
 
 def test_kava_denominators_of_0_are_finite() -> None:
     method, batch = build_kava(), reasoning_batch(ROWS)
-    found = method(replace(batch, loss_denominators=dict.fromkeys(method.loss_denominators(batch), 0.0)))
-    assert all(part.isfinite() for part in found.metrics.values())
+    output = method(replace(batch, loss_denominators=dict.fromkeys(method.loss_denominators(batch), 0.0)))
+    assert all(part.isfinite() for part in output.metrics.values())
 
 
 def test_codi_second_pass_equals_the_first_without_dropout() -> None:
     same_step(build_kava(), build_kava(distillation={"teacher_pass": "second_pass"}), reasoning_batch(ROWS))
 
 
-def test_codi_second_pass_has_its_own_dropout() -> None:
+def test_codi_second_pass_draws_dropout_again() -> None:
     batch = reasoning_batch(ROWS)
     for target, equal in (("same_pass", True), ("second_pass", False)):
         decoder, thoughts = build_latent_model("gpt2")
@@ -178,19 +178,19 @@ def test_codi_second_pass_has_its_own_dropout() -> None:
         outputs = codi.run_teacher_and_student(
             decoder.train(), thoughts, batch, DistillationConfig(teacher_pass=target)
         )  # type: ignore[arg-type]
-        found = [outputs.distill_target.activations["hidden.2"], outputs.teacher.hidden_states]
-        assert torch.equal(*found) == equal
+        output = [outputs.distill_target.activations["hidden.2"], outputs.teacher.hidden_states]
+        assert torch.equal(*output) == equal
         assert outputs.distill_target.hidden_states.requires_grad == equal
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3"])
 def test_kava_activation_checkpointing_changes_no_gradient(family: str) -> None:
-    batch, found = reasoning_batch(ROWS), list[dict[str, Tensor]]()
+    batch, output = reasoning_batch(ROWS), list[dict[str, Tensor]]()
     for recompute in (0, 1):
         method = build_kava(family, key_space="pre_rope").train()
         method.decoder.activation_checkpointing = recompute
-        found.append(gradients(method, method(batch).loss))
-    for x, y in zip(found[1].values(), found[0].values(), strict=True):
+        output.append(gradients(method, method(batch).loss))
+    for x, y in zip(output[1].values(), output[0].values(), strict=True):
         assert tolerances.error(x, y) <= tolerances.RECOMPUTE
 
 
@@ -222,8 +222,8 @@ def test_kava_short_chains() -> None:
 @pytest.mark.parametrize("layers", [(0,), (1,), (1, 0)])
 def test_kava_some_layers(layers: tuple[int, ...]) -> None:
     batch = reasoning_batch(ROWS)
-    each = [build_kava(layers=(l,))(batch).metrics["kv"] for l in layers]
-    same(build_kava(layers=layers)(batch).metrics["kv"], torch.stack(each).mean())
+    per_layer = [build_kava(layers=(l,))(batch).metrics["kv"] for l in layers]
+    same(build_kava(layers=layers)(batch).metrics["kv"], torch.stack(per_layer).mean())
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
@@ -243,25 +243,25 @@ def test_kava_losses_are_float32_under_autocast() -> None:
     decoder, thoughts = build_latent_model("llama")
     method = Kava(decoder.float(), thoughts.float(), DistillationConfig(), KVSelectionConfig(), KVDistillationConfig())
     with torch.autocast("cpu", torch.bfloat16):
-        found = method(reasoning_batch(ROWS))
-    assert found.loss.dtype == torch.float32
-    assert all(part.dtype == torch.float32 and part.isfinite() for part in found.metrics.values())
+        output = method(reasoning_batch(ROWS))
+    assert output.loss.dtype == torch.float32
+    assert all(part.dtype == torch.float32 and part.isfinite() for part in output.metrics.values())
     wide = method(reasoning_batch(ROWS))
-    assert float((found.loss - wide.loss).abs().detach()) < 0.05 * float(wide.loss.detach())
+    assert float((output.loss - wide.loss).abs().detach()) < 0.05 * float(wide.loss.detach())
 
 
 @pytest.mark.parametrize("space", ["post_rope", "pre_rope"])
 def test_kava_teacher_targets(space: str) -> None:
     method, batch = build_kava(key_space=space, selection={"policy": "cosine"}, num_iterations=0), reasoning_batch(ROWS)
-    found = method.train().compute_teacher_targets(batch)
+    output = method.train().compute_teacher_targets(batch)
     assert method.decoder.training
-    assert isinstance(found, TeacherTargets)
-    assert all(len(part) == 2 for part in found)
-    I, R, S, kept = found.I[1], found.R[1], found.S[1], found.columns[1]
+    assert isinstance(output, TeacherTargets)
+    assert all(len(part) == 2 for part in output)
+    I, R, S, selected = output.I[1], output.R[1], output.S[1], output.columns[1]
     assert torch.equal(R, S)
     same(I.sum(-1), batch.chain_mask.any(1)[:, None].expand(-1, 2).double())
-    assert kept.index.shape == (4, 2, 4)
-    assert not any(x.requires_grad for x in (*found.k_t, *found.v_t, I))
+    assert selected.index.shape == (4, 2, 4)
+    assert not any(x.requires_grad for x in (*output.k_t, *output.v_t, I))
 
 
 def test_latent_methods_think_and_answer() -> None:
@@ -272,8 +272,8 @@ def test_latent_methods_think_and_answer() -> None:
     assert len(rolled.records) == 3
     assert not rolled.latents.requires_grad
     writing = AnswerDecoding(5, (2,), lambda ids: " ".join(map(str, ids)), (11, 12))
-    found = method.answer(batch, writing)
-    assert [p[:3] for p in found.passes] == [(0, 1, 2)] * 4
+    output = method.answer(batch, writing)
+    assert [p[:3] for p in output.passes] == [(0, 1, 2)] * 4
     assert method.answer(batch, writing, with_cot=True) == Cot(method.decoder).answer(batch, writing)
     for other in (
         Codi(*build_latent_model("llama", num_iterations=None), DistillationConfig()),
@@ -298,7 +298,9 @@ def test_kava_without_its_term_equals_codi_and_pccot() -> None:
 def test_codi_hidden_layers(layers: str) -> None:
     """With rotary positions l = 0 is the same token's embedding, so `all` is `blocks` times L / (L + 1)."""
     batch = reasoning_batch(ROWS)
-    found = {k: build_kava(distillation={"hidden_layers": k})(batch).metrics["codi"] for k in ("all", "blocks", "last")}
-    same(found["all"], found["blocks"] * 2 / 3)
-    assert found["last"] != found["blocks"]
-    assert bool(found[layers].isfinite())
+    output = {
+        k: build_kava(distillation={"hidden_layers": k})(batch).metrics["codi"] for k in ("all", "blocks", "last")
+    }
+    same(output["all"], output["blocks"] * 2 / 3)
+    assert output["last"] != output["blocks"]
+    assert bool(output[layers].isfinite())

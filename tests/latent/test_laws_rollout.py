@@ -39,21 +39,21 @@ def questions(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 
 
 def rollout_after(
-    name: str, question: Tensor, live: Tensor, M: int, num_iterations: int | None, **named: Any
+    name: str, question: Tensor, mask: Tensor, M: int, num_iterations: int | None, **named: Any
 ) -> LatentRollout:
     """A rollout after a question that is read first."""
     decoder = named.pop("decoder", None) or small_weight_decoder(name)
-    state = named.pop("state", None) or decoder(question, attention_mask=live).cache
+    state = named.pop("state", None) or decoder(question, attention_mask=mask).cache
     bot = noise(1001, D).expand(len(question), 1, D)
     mode = "sequential" if num_iterations is None else "jacobi"
     named = {"project": PROJECT, **named}
     return run_latent_rollout(decoder, bot, noise(1002, D), M, num_iterations, cache=state, schedule=mode, **named)
 
 
-def same_rollout(got: LatentRollout, asked: LatentRollout) -> None:
+def same_rollout(got: LatentRollout, inputs: LatentRollout) -> None:
     for name in ("latents", "hidden_states", "begin_hidden"):
-        same(getattr(got, name), getattr(asked, name))
-    same_held(got.cache, asked.cache)
+        same(getattr(got, name), getattr(inputs, name))
+    same_held(got.cache, inputs.cache)
 
 
 def slots(state: KVCache, start: int, end: int) -> Tensor:
@@ -62,20 +62,20 @@ def slots(state: KVCache, start: int, end: int) -> Tensor:
 
 
 @EVERY
-@given(asked=questions(), M=st.integers(1, 4))
+@given(inputs=questions(), M=st.integers(1, 4))
 @settings(max_examples=3)
-def test_rollout_each_iteration_completes_one_latent(name: str, asked: tuple[Tensor, Tensor], M: int) -> None:
-    question, live = asked
+def test_rollout_iterations_complete_one_latent(name: str, inputs: tuple[Tensor, Tensor], M: int) -> None:
+    question, mask = inputs
     whole, got = (
-        rollout_after(name, question, live, M, None),
-        rollout_after(name, question, live, M, M + 2, record_passes=True),
+        rollout_after(name, question, mask, M, None),
+        rollout_after(name, question, mask, M, M + 2, record_passes=True),
     )
     first = question.shape[1] + 1
     for t in range(M + 2):
-        vectors, made = min(t + 1, M), min(t, M)
+        vectors, num_done = min(t + 1, M), min(t, M)
         same(got.records[t + 1].latents[:, :vectors], whole.latents[:, :vectors])
-        if made:
-            same(slots(got.records[t].cache, first, first + made), slots(whole.cache, first, first + made))
+        if num_done:
+            same(slots(got.records[t].cache, first, first + num_done), slots(whole.cache, first, first + num_done))
         if t < M:
             late = slots(got.records[t].cache, first + t, first + t + 1)
             assert not torch.allclose(late, slots(whole.cache, first + t, first + t + 1), rtol=1e-3)
@@ -83,17 +83,17 @@ def test_rollout_each_iteration_completes_one_latent(name: str, asked: tuple[Ten
 
 
 @EVERY
-@given(asked=questions(), M=st.integers(1, 4), more=st.integers(0, 2))
+@given(inputs=questions(), M=st.integers(1, 4), more=st.integers(0, 2))
 @settings(max_examples=2)
 def test_rollout_as_many_iterations_as_latents_equals_sequential(
-    name: str, asked: tuple[Tensor, Tensor], M: int, more: int
+    name: str, inputs: tuple[Tensor, Tensor], M: int, more: int
 ) -> None:
-    question, live = asked
-    same_rollout(rollout_after(name, question, live, M, M + more), rollout_after(name, question, live, M, None))
+    question, mask = inputs
+    same_rollout(rollout_after(name, question, mask, M, M + more), rollout_after(name, question, mask, M, None))
     if M > 1:
-        short = rollout_after(name, question, live, M, M - 1)
+        short = rollout_after(name, question, mask, M, M - 1)
         assert not torch.allclose(
-            short.hidden_states[:, -1], rollout_after(name, question, live, M, M).hidden_states[:, -1]
+            short.hidden_states[:, -1], rollout_after(name, question, mask, M, M).hidden_states[:, -1]
         )
 
 
@@ -103,29 +103,29 @@ def unused(x: Tensor) -> Tensor:
 
 
 @EVERY
-@given(asked=questions(), M=st.integers(1, 4))
+@given(inputs=questions(), M=st.integers(1, 4))
 @settings(max_examples=2)
-def test_rollout_without_iterations_reads_placeholders(name: str, asked: tuple[Tensor, Tensor], M: int) -> None:
-    question, live = asked
-    got, decoder = rollout_after(name, question, live, M, 0, project=unused), small_weight_decoder(name)
+def test_rollout_without_iterations_reads_placeholders(name: str, inputs: tuple[Tensor, Tensor], M: int) -> None:
+    question, mask = inputs
+    got, decoder = rollout_after(name, question, mask, M, 0, project=unused), small_weight_decoder(name)
     B = len(question)
     bot, slot = noise(1001, D).expand(B, 1, D), noise(1002, D).expand(B, M, D)
-    seen = decoder(torch.cat([bot, slot], 1), decoder(question, attention_mask=live).cache)
+    seen = decoder(torch.cat([bot, slot], 1), decoder(question, attention_mask=mask).cache)
     assert got.cache.equal(seen.cache)
     assert torch.equal(got.latents, slot)
     assert torch.equal(got.hidden_states, seen.hidden_states[:, 1:])
 
 
 @EVERY
-@given(asked=questions(), M=st.integers(1, 4), num_iterations=st.integers(0, 3) | st.none())
+@given(inputs=questions(), M=st.integers(1, 4), num_iterations=st.integers(0, 3) | st.none())
 @settings(max_examples=3)
 def test_rollout_padding_and_other_rows_change_nothing(
-    name: str, asked: tuple[Tensor, Tensor], M: int, num_iterations: int | None
+    name: str, inputs: tuple[Tensor, Tensor], M: int, num_iterations: int | None
 ) -> None:
-    question, live = asked
-    apart, B = rollout_after(name, question.masked_fill(~live[..., None], 7.0), live, M, num_iterations), len(question)
+    question, mask = inputs
+    apart, B = rollout_after(name, question.masked_fill(~mask[..., None], 7.0), mask, M, num_iterations), len(question)
     prefix = torch.cat([question, noise(1001, D).expand(B, 1, D)], 1)
-    alive = torch.cat([live, torch.ones(B, 1, dtype=torch.bool)], 1)
+    alive = torch.cat([mask, torch.ones(B, 1, dtype=torch.bool)], 1)
     mode = "sequential" if num_iterations is None else "jacobi"
     at_once = run_latent_rollout(
         small_weight_decoder(name),
@@ -140,7 +140,7 @@ def test_rollout_padding_and_other_rows_change_nothing(
     same_rollout(at_once, apart)
     assert at_once.passes == apart.passes
     for row in range(B):
-        one = question[row : row + 1, live[row]]
+        one = question[row : row + 1, mask[row]]
         alone = rollout_after(name, one, torch.ones(one.shape[:2], dtype=torch.bool), M, num_iterations)
         same(apart.latents[row], alone.latents[0])
         same(apart.hidden_states[row], alone.hidden_states[0])
@@ -149,15 +149,15 @@ def test_rollout_padding_and_other_rows_change_nothing(
 
 
 @EVERY
-@given(asked=questions(), m=st.integers(1, 3), num_iterations=st.sampled_from([3, None]))
+@given(inputs=questions(), m=st.integers(1, 3), num_iterations=st.sampled_from([3, None]))
 @settings(max_examples=2)
-def test_rollout_is_causal(name: str, asked: tuple[Tensor, Tensor], m: int, num_iterations: int | None) -> None:
+def test_rollout_is_causal(name: str, inputs: tuple[Tensor, Tensor], m: int, num_iterations: int | None) -> None:
     def intervene(z: Tensor, t: int) -> Tensor:
         late = torch.arange(z.shape[1]) >= m if num_iterations is not None else torch.tensor([t > m])
         return torch.where(late[:, None], 3 * z + 1, z)
 
-    plain, edited = (rollout_after(name, *asked, 4, num_iterations, intervention=e) for e in (None, intervene))
-    end = asked[0].shape[1] + 1 + m
+    plain, edited = (rollout_after(name, *inputs, 4, num_iterations, intervention=e) for e in (None, intervene))
+    end = inputs[0].shape[1] + 1 + m
     same(edited.hidden_states[:, :m], plain.hidden_states[:, :m])
     same_held(edited.cache.crop(end), plain.cache.crop(end))
     assert not torch.allclose(edited.hidden_states[:, m:], plain.hidden_states[:, m:])
@@ -173,11 +173,11 @@ def test_rollout_ignores_the_last_placeholders_output() -> None:
             return seen
         return seen._replace(hidden_states=torch.cat([seen.hidden_states[:, :-1], seen.hidden_states[:, -1:] + 9], 1))
 
-    question, live = noise(1, 2, 4, D), torch.ones(2, 4, dtype=torch.bool)
-    state = small_weight_decoder("llama")(question, attention_mask=live).cache
-    got = rollout_after("llama", question, live, 3, 2, decoder=reader, state=state)
+    question, mask = noise(1, 2, 4, D), torch.ones(2, 4, dtype=torch.bool)
+    state = small_weight_decoder("llama")(question, attention_mask=mask).cache
+    got = rollout_after("llama", question, mask, 3, 2, decoder=reader, state=state)
     assert len(calls) == 3
-    same_rollout(got, rollout_after("llama", question, live, 3, 2))
+    same_rollout(got, rollout_after("llama", question, mask, 3, 2))
 
 
 def outcome(got: LatentRollout) -> list[Tensor]:
@@ -192,9 +192,9 @@ def test_finite_differences(name: str, num_iterations: int | None) -> None:
     decoder = small(name, **({"activation": "gelu"} if name == "opt" else {}))  # ReLU has no derivative at its corner
     project = Projection(8, 8, 0.0, torch.Generator().manual_seed(1)).double().requires_grad_(False)
     weights = dict(project.named_parameters())
-    held = decoder(noise(1, 2, 3, 8), attention_mask=torch.tensor([[True] * 3, [False, True, True]])).cache
-    L, slot = len(held.keys), noise(3, 8)
-    start = [noise(2, 2, 1, 8), *weights.values(), *held.keys, *held.values] + (
+    past = decoder(noise(1, 2, 3, 8), attention_mask=torch.tensor([[True] * 3, [False, True, True]])).cache
+    L, slot = len(past.keys), noise(3, 8)
+    start = [noise(2, 2, 1, 8), *weights.values(), *past.keys, *past.values] + (
         [] if num_iterations is None else [slot]
     )
     ways = [noise(i, *x.shape) for i, x in enumerate(start)]
@@ -203,7 +203,7 @@ def test_finite_differences(name: str, num_iterations: int | None) -> None:
         """Every input moved along a direction of its own; of what comes out, weighted sums."""
         prefix, *rest = (x + move * way for x, move, way in zip(start, moves, ways, strict=True))
         named, rest = dict(zip(weights, rest, strict=False)), rest[len(weights) :]
-        state = KVCache(tuple(rest[:L]), tuple(rest[L : 2 * L]), held.positions, held.valid)
+        state = KVCache(tuple(rest[:L]), tuple(rest[L : 2 * L]), past.positions, past.valid)
         got = run_latent_rollout(
             decoder,
             prefix,
@@ -225,12 +225,12 @@ def test_gradients_reach_all_that_was_read_and_nothing_else(num_iterations: int 
     project = Projection(D, D, 0.0, torch.Generator().manual_seed(1)).double()
     question = noise(1, 2, 4, D).requires_grad_()
     prefix, slot = noise(2, 2, 1, D).requires_grad_(), noise(3, D).requires_grad_()
-    live = torch.tensor([[True] * 4, [False, True, True, False]])
-    state, mode = decoder(question, attention_mask=live).cache, "sequential" if num_iterations is None else "jacobi"
+    mask = torch.tensor([[True] * 4, [False, True, True, False]])
+    state, mode = decoder(question, attention_mask=mask).cache, "sequential" if num_iterations is None else "jacobi"
     got = run_latent_rollout(decoder, prefix, slot, 3, num_iterations, project=project, cache=state, schedule=mode)
     (got.cache.keys[1][:, :, -3:].square().sum() + got.hidden_states.sum()).backward()
-    assert question.grad[live].any()
-    assert not question.grad[~live].any()
+    assert question.grad[mask].any()
+    assert not question.grad[~mask].any()
     assert prefix.grad.any()
     assert (slot.grad is None) == (num_iterations is None)
     assert [p.grad is None or not p.grad.any() for p in project.parameters()] == [num_iterations == 0] * 6
@@ -243,8 +243,8 @@ def test_recompute_changes_no_gradient(name: str, num_iterations: int | None) ->
     decoder, found = fresh(name).double().train(), []
     for recompute in (0, 1):
         decoder.activation_checkpointing = recompute
-        question, live = noise(1, 2, 4, D).requires_grad_(), torch.tensor([[True] * 4, [False] * 2 + [True] * 2])
-        got = rollout_after(name, question, live, 3, num_iterations, decoder=decoder)
+        question, mask = noise(1, 2, 4, D).requires_grad_(), torch.tensor([[True] * 4, [False] * 2 + [True] * 2])
+        got = rollout_after(name, question, mask, 3, num_iterations, decoder=decoder)
         number = sum((x * noise(i, *x.shape)).sum() for i, x in enumerate(outcome(got)))
         grads = torch.autograd.grad(number, [question, *decoder.layers.parameters()], allow_unused=True)
         found.append([x for x in (*outcome(got), *grads) if x is not None])

@@ -31,88 +31,88 @@ from tests.latent.batches import reasoning_batch
 G, H, E, NA = 2, 4, 3, 2
 
 
-def scores(k: Tensor, q: Tensor, live: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    I = importance(answer_logits(q, k, 0.5), live, torch.ones(len(q), q.shape[2]).bool())
-    R = redundancy(k, live)
+def scores(k: Tensor, q: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    I = importance(answer_logits(q, k, 0.5), mask, torch.ones(len(q), q.shape[2]).bool())
+    R = redundancy(k, mask)
     return I, R, score(I, R, 0.1)
 
 
 @st.composite
 def chains(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
     """Keys, queries and a mask; rows may be empty."""
-    live = torch.tensor(draw(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=3)))
+    mask = torch.tensor(draw(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=3)))
     seed = draw(st.integers(0, 10**6))
-    return noise(seed, len(live), G, 6, E), noise(seed + 1, len(live), H, NA, E), live
+    return noise(seed, len(mask), G, 6, E), noise(seed + 1, len(mask), H, NA, E), mask
 
 
 @given(chains())
-def test_rkv_scores_sum_to_one(drawn: tuple[Tensor, Tensor, Tensor]) -> None:
-    for x in scores(*drawn):
-        same(x.sum(-1), drawn[2].any(1)[:, None].expand(-1, G).double())
-        assert not x.masked_select(~drawn[2][:, None].expand_as(x)).any()
+def test_rkv_scores_sum_to_one(inputs: tuple[Tensor, Tensor, Tensor]) -> None:
+    for x in scores(*inputs):
+        same(x.sum(-1), inputs[2].any(1)[:, None].expand(-1, G).double())
+        assert not x.masked_select(~inputs[2][:, None].expand_as(x)).any()
 
 
 @given(chains(), st.permutations(range(6)))
-def test_rkv_scores_permute_with_columns(drawn: tuple[Tensor, Tensor, Tensor], order: list[int]) -> None:
-    k, q, live = drawn
-    for x, y in zip(scores(k[:, :, order], q, live[:, order]), scores(k, q, live), strict=True):
+def test_rkv_scores_permute_with_columns(inputs: tuple[Tensor, Tensor, Tensor], order: list[int]) -> None:
+    k, q, mask = inputs
+    for x, y in zip(scores(k[:, :, order], q, mask[:, order]), scores(k, q, mask), strict=True):
         same(x, y[..., order])
 
 
 @given(chains(), st.integers(1, 8))
-def test_rkv_padding_changes_nothing(drawn: tuple[Tensor, Tensor, Tensor], M: int) -> None:
-    k, q, live = drawn
+def test_rkv_padding_changes_nothing(inputs: tuple[Tensor, Tensor, Tensor], M: int) -> None:
+    k, q, mask = inputs
     wide = [torch.cat([noise(3, len(k), G, 2, E), k, noise(4, len(k), G, 1, E)], 2), q]
-    alive = torch.nn.functional.pad(live, (2, 1))
-    for x, y in zip(scores(wide[0], q, alive), scores(k, q, live), strict=True):
+    alive = torch.nn.functional.pad(mask, (2, 1))
+    for x, y in zip(scores(wide[0], q, alive), scores(k, q, mask), strict=True):
         same(x[..., 2:-1], y)
-    narrow = select_top_m(scores(k, q, live)[2], live, M)
-    kept = select_top_m(torch.nn.functional.pad(scores(k, q, live)[2], (2, 1)), alive, M)
-    assert torch.equal(kept.valid, narrow.valid)
-    assert torch.equal(kept.index, (narrow.index + 2).where(narrow.valid, 0))
+    narrow = select_top_m(scores(k, q, mask)[2], mask, M)
+    top = select_top_m(torch.nn.functional.pad(scores(k, q, mask)[2], (2, 1)), alive, M)
+    assert torch.equal(top.valid, narrow.valid)
+    assert torch.equal(top.index, (narrow.index + 2).where(narrow.valid, 0))
 
 
 @given(chains(), st.floats(0.01, 100.0))
-def test_redundancy_ignores_the_size_of_keys(drawn: tuple[Tensor, Tensor, Tensor], size: float) -> None:
-    k, _, live = drawn
-    torch.testing.assert_close(redundancy(size * k, live), redundancy(k, live), atol=1e-5, rtol=1e-5)
+def test_redundancy_ignores_the_size_of_keys(inputs: tuple[Tensor, Tensor, Tensor], size: float) -> None:
+    k, _, mask = inputs
+    torch.testing.assert_close(redundancy(size * k, mask), redundancy(k, mask), atol=1e-5, rtol=1e-5)
 
 
 @given(chains(), st.integers(6, 9))
-def test_select_top_m_keeps_a_short_chain_whole(drawn: tuple[Tensor, Tensor, Tensor], M: int) -> None:
-    kept = select_top_m(scores(*drawn)[2], drawn[2], M)
-    for b, live in enumerate(drawn[2]):
-        columns = live.nonzero()[:, 0].tolist()
+def test_select_top_m_keeps_a_short_chain_whole(inputs: tuple[Tensor, Tensor, Tensor], M: int) -> None:
+    top = select_top_m(scores(*inputs)[2], inputs[2], M)
+    for b, mask in enumerate(inputs[2]):
+        columns = mask.nonzero()[:, 0].tolist()
         for g in range(G):
-            assert kept.index[b, g, kept.valid[b, g]].tolist() == columns
+            assert top.index[b, g, top.valid[b, g]].tolist() == columns
 
 
 @pytest.mark.parametrize("Nc", [0, 1])
 def test_rkv_empty_chain_and_single_token(Nc: int) -> None:
-    k, q, live = noise(0, 2, G, Nc, E), noise(1, 2, H, NA, E), torch.ones(2, Nc).bool()
+    k, q, mask = noise(0, 2, G, Nc, E), noise(1, 2, H, NA, E), torch.ones(2, Nc).bool()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        I, R, S = scores(k, q, live)
-        kept = select_top_m(S, live, 3)
+        I, R, S = scores(k, q, mask)
+        top = select_top_m(S, mask, 3)
     assert I.shape == R.shape == S.shape == (2, G, Nc)
     assert all(bool((x == 1).all()) for x in (I, R))
-    assert kept.valid.sum(-1).tolist() == [[Nc] * G] * 2
-    taken = rkv.gather_selected(k, kept)
+    assert top.valid.sum(-1).tolist() == [[Nc] * G] * 2
+    taken = rkv.gather_selected(k, top)
     assert torch.equal(taken[:, :, :Nc], k)
     assert not taken[:, :, Nc:].any()
 
 
 def test_importance_without_answer_is_zero() -> None:
-    k, q, live = noise(0, 1, G, 4, E), noise(1, 1, H, NA, E), torch.ones(1, 4).bool()
-    assert not importance(answer_logits(q, k, 1.0), live, torch.zeros(1, NA).bool()).any()
+    k, q, mask = noise(0, 1, G, 4, E), noise(1, 1, H, NA, E), torch.ones(1, 4).bool()
+    assert not importance(answer_logits(q, k, 1.0), mask, torch.zeros(1, NA).bool()).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rkv_scores_are_float32_under_autocast(dtype: torch.dtype) -> None:
-    k, q, live = noise(0, 2, G, 6, E, dtype=dtype), noise(1, 2, H, NA, E, dtype=dtype), torch.ones(2, 6).bool()
+    k, q, mask = noise(0, 2, G, 6, E, dtype=dtype), noise(1, 2, H, NA, E, dtype=dtype), torch.ones(2, 6).bool()
     with torch.autocast("cpu", torch.bfloat16):
-        found = scores(k, q, live)
-    for x, y in zip(found, scores(k.float(), q.float(), live), strict=True):
+        selection = scores(k, q, mask)
+    for x, y in zip(selection, scores(k.float(), q.float(), mask), strict=True):
         assert x.dtype == torch.float32
         assert torch.equal(x, y)
 
@@ -129,9 +129,9 @@ def selected(policy: str, M: int = 3, **more: Any) -> list[list[list[int]]]:
     batch = replace(reasoning_batch(((3, 7, 3), (3, 2, 3))), epoch=more.pop("epoch", 0))
     layer, seed = more.pop("layer", 0), more.pop("seed", 0)
     decoder, teacher = run_teacher("llama", batch)
-    found = select_tokens(decoder, batch, teacher, layer, KVSelectionConfig(policy=policy, **more), M, seed)  # type: ignore[arg-type]
+    selection = select_tokens(decoder, batch, teacher, layer, KVSelectionConfig(policy=policy, **more), M, seed)  # type: ignore[arg-type]
     return [[i[alive].tolist() for i, alive in zip(*row, strict=True)]
-            for row in zip(found.columns.index, found.columns.valid, strict=True)]  # fmt: skip
+            for row in zip(selection.columns.index, selection.columns.valid, strict=True)]  # fmt: skip
 
 
 def test_policies_crop_uniform_and_boundary() -> None:
@@ -219,5 +219,5 @@ def test_select_tokens_has_no_gradient() -> None:
     decoder, teacher = run_teacher("llama", batch)
     state = KVCache(*(tuple(x.clone().requires_grad_() for x in xs) for xs in (teacher.cache.keys, teacher.cache.values)),
                   teacher.cache.positions, teacher.cache.valid)  # fmt: skip
-    found = select_tokens(decoder, batch, teacher._replace(cache=state), 0, KVSelectionConfig(), 3, 0)
-    assert not any(x.requires_grad for x in (found.k_t, found.v_t, found.I, found.R, found.S))
+    selection = select_tokens(decoder, batch, teacher._replace(cache=state), 0, KVSelectionConfig(), 3, 0)
+    assert not any(x.requires_grad for x in (selection.k_t, selection.v_t, selection.I, selection.R, selection.S))

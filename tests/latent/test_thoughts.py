@@ -84,9 +84,9 @@ def test_latents_after_a_cache_equal_those_after_embeddings(num_iterations: int 
         num_iterations=num_iterations, schedule="sequential" if num_iterations is None else "jacobi"
     )
     decoder, question = decoder_of("llama"), noise(1, 2, 4, 48)
-    live = torch.tensor([[True] * 4, [False] * 2 + [True] * 2])
-    apart = latents.think(decoder, decoder(question, attention_mask=live).cache, record_passes=True)
-    at_once = latents.think(decoder, question=question, attention_mask=live)
+    mask = torch.tensor([[True] * 4, [False] * 2 + [True] * 2])
+    apart = latents.think(decoder, decoder(question, attention_mask=mask).cache, record_passes=True)
+    at_once = latents.think(decoder, question=question, attention_mask=mask)
     same(at_once.latents, apart.latents)
     same(at_once.hidden_states, apart.hidden_states)
     assert len(apart.records) == (1 if num_iterations is None else num_iterations + 1)

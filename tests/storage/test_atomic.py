@@ -49,9 +49,9 @@ def test_save_tensors_round_trip(tmp_path: Path) -> None:
         "half": x.bfloat16(),
     }
     atomic.save_tensors(tmp_path / FILE, tensors, {})
-    found = atomic.open_tensors(tmp_path / FILE, tensors)
+    loaded = atomic.open_tensors(tmp_path / FILE, tensors)
     assert all(
-        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in tensors.items()
+        torch.equal(loaded[name], tensor) and loaded[name].dtype == tensor.dtype for name, tensor in tensors.items()
     )
     with pytest.raises(NonFiniteError, match="bad: 1 value not finite"):
         atomic.save_tensors(tmp_path / "other", {"bad": torch.tensor([float("nan")])}, {})

@@ -59,15 +59,15 @@ def test_commit_step_round_trip(tmp_path: Path) -> None:
     run = commit_steps(tmp_path / "run", 3, 7)
     assert run.step_numbers() == [3, 7]
     assert (run.path / "latest").read_text() == "step-000007\n"
-    found = run.latest_valid_step()
-    assert found is not None
-    assert (found.step, found.path.name, found.manifest.step) == (7, "step-000007", 7)
-    files = found.manifest.files
+    latest_step = run.latest_valid_step()
+    assert latest_step is not None
+    assert (latest_step.step, latest_step.path.name, latest_step.manifest.step) == (7, "step-000007", 7)
+    files = latest_step.manifest.files
     assert files.keys() == {"model.safetensors", "config.json"}
-    assert found.manifest.fingerprints == {"data": "d", "config": files["config.json"].sha256}
+    assert latest_step.manifest.fingerprints == {"data": "d", "config": files["config.json"].sha256}
     for name, file in files.items():
-        assert file == FileEntry(*manifest._hash_file(found.path / name))
-    text = (found.path / MANIFEST_FILE).read_text()
+        assert file == FileEntry(*manifest._hash_file(latest_step.path / name))
+    text = (latest_step.path / MANIFEST_FILE).read_text()
     assert text == strict_json.to_canonical_json(json.loads(text))
     assert json.loads(text).keys() == {"format", "kind", "laconic", "step", "files", "fingerprints", "sha256"}
 
@@ -169,12 +169,12 @@ def test_latest_valid_step_skips_a_corrupt_one(tmp_path: Path, kind: str) -> Non
         run.get_step(bad)
     good = 2 if kind == "kind" else 1
     with pytest.warns(UserWarning, match=CORRUPTIONS[kind] + ".*; using the step before it"):
-        found = run.latest_valid_step()
-    assert found is not None
-    assert found.step == good
+        latest_step = run.latest_valid_step()
+    assert latest_step is not None
+    assert latest_step.step == good
     assert run.step_numbers()[-1] == bad, "reading must not rename"
     with run.lock(), pytest.warns(UserWarning, match="using the step before it"):
-        assert run.latest_valid_step() == found
+        assert run.latest_valid_step() == latest_step
     assert run.step_numbers()[-1] == good
     assert (run.steps_folder / f".bad-step-{bad:06d}").is_dir()
     with run.lock():
@@ -231,9 +231,9 @@ def test_latest_valid_step_ignores_the_file_latest(tmp_path: Path) -> None:
     run = commit_steps(tmp_path / "run", 1, 2)
     for text in ("step-000001\n", "../../etc\n", ""):
         (run.path / "latest").write_text(text)
-        found = run.latest_valid_step()
-        assert found is not None
-        assert found.step == 2
+        latest_step = run.latest_valid_step()
+        assert latest_step is not None
+        assert latest_step.step == 2
 
 
 def test_lock_removes_leftovers(tmp_path: Path) -> None:

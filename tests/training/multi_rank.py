@@ -49,10 +49,10 @@ def run_ranks(folder: Path, work: Work, world: int = 2) -> list[RankResult]:
         if child.is_alive():
             child.kill()
             child.join()
-    found = [json.loads(path.read_text()) if path.exists() else ["killed", None] for path in paths]
+    ends = [json.loads(path.read_text()) if path.exists() else ["killed", None] for path in paths]
     for path in paths:
         path.unlink(missing_ok=True)
-    return [RankResult(child.exitcode or 0, *end) for child, end in zip(children, found, strict=True)]
+    return [RankResult(child.exitcode or 0, *end) for child, end in zip(children, ends, strict=True)]
 
 
 def run_rank(work: Work, path: Path, environment: Mapping[str, str]) -> None:
@@ -73,6 +73,6 @@ def run_rank(work: Work, path: Path, environment: Mapping[str, str]) -> None:
 
 def run_ranks_ok(folder: Path, work: Work, world: int = 2) -> list[Any]:
     """Return the result of every rank; all must exit with 0."""
-    found = run_ranks(folder, work, world)
-    assert [end.code for end in found] == [0] * world, found
-    return [end.result for end in found]
+    ends = run_ranks(folder, work, world)
+    assert [end.code for end in ends] == [0] * world, ends
+    return [end.result for end in ends]

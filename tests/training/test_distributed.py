@@ -89,13 +89,13 @@ def loss_terms(path: Path) -> list[list[float]]:
 
 def load_step(step: Path) -> dict[str, torch.Tensor]:
     """All tensors of a step; files of shards may differ in the order of their metadata."""
-    found = {
+    results = {
         f"{folder.name} {name}": t
         for folder in step.iterdir()
         if folder.is_dir()
         for name, t in sharded.read_shards(folder).items()
     }
-    return found | {
+    return results | {
         f"{file.name} {name}": t for file in step.glob("*.safetensors") for name, t in load_tensors(file).items()
     }
 
@@ -195,10 +195,10 @@ def test_ranks_parameters_used_by_some_ranks_only(tmp_path: Path, parallel: Any)
         return train_on_ranks(tmp_path / "two", settings, PartlyUsed())
 
     _, one = run_training(tmp_path / "one", settings, method=PartlyUsed())
-    found = run_ranks_ok(tmp_path, work)[0]
-    assert found["unused"] == torch.ones(3, 2).tolist()  # neither moved nor decayed
-    assert found["rare"] != torch.ones(3, 1).tolist()
-    flat = torch.cat([torch.tensor(p).reshape(-1) for p in found.values()])
+    results = run_ranks_ok(tmp_path, work)[0]
+    assert results["unused"] == torch.ones(3, 2).tolist()  # neither moved nor decayed
+    assert results["rare"] != torch.ones(3, 1).tolist()
+    flat = torch.cat([torch.tensor(p).reshape(-1) for p in results.values()])
     assert error(flat, flat_parameters(one)) <= 10 * RECOMPUTE
 
 
@@ -254,9 +254,9 @@ def test_shards_hold_the_tensors(tmp_path: Path) -> None:
 
     expected = run_ranks_ok(tmp_path, work)[0]
     folder = RunDirectory(tmp_path / "run").get_step(12).path
-    found = sharded.read_shards(folder / "model")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], torch.tensor(expected[name])) for name in expected)
+    results = sharded.read_shards(folder / "model")
+    assert results.keys() == expected.keys()
+    assert all(torch.equal(results[name], torch.tensor(expected[name])) for name in expected)
     assert len(list(folder.glob("model/shard-*.safetensors"))) == len(list(folder.glob("optimizer/shard-*"))) == 2
     assert not list(folder.glob("**/.metadata"))
     other, model = ToyMethod(0.0), StateDictIO(ToyMethod(0.0))
@@ -275,12 +275,12 @@ def test_ranks_signal_to_one_stops_both(tmp_path: Path, parallel: Any) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
             return super().batch(rows, epoch, step)
 
-    found = run_ranks(
+    results = run_ranks(
         tmp_path, lambda: train_on_ranks(tmp_path / "run", toy_config(parallel=parallel), ToyMethod(), data=Signalled())
     )
-    assert [result.code for result in found] == [75, 75]
+    assert [result.code for result in results] == [75, 75]
     assert RunDirectory(tmp_path / "run").step_numbers() == [4, 6]
-    assert {result.message.partition(":")[0] for result in found} == {"SIGTERM", "a signal to another rank"}
+    assert {result.message.partition(":")[0] for result in results} == {"SIGTERM", "a signal to another rank"}
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,9 @@ def test_ranks_disk_error_of_one_commits_nothing(tmp_path: Path, parallel: Any, 
         pathlib.Path.open, pathlib.Path.touch = open_, touch  # type: ignore[method-assign,assignment]
         train_on_ranks(tmp_path / "run", toy_config(parallel=parallel), ToyMethod())
 
-    found = run_ranks(tmp_path, work)
-    assert [result.code for result in found] == [DiskError.exit_code] * 2, found
-    assert "No space left on device" in found[1 - int(rank)].message
+    results = run_ranks(tmp_path, work)
+    assert [result.code for result in results] == [DiskError.exit_code] * 2, results
+    assert "No space left on device" in results[1 - int(rank)].message
     assert os.listdir(tmp_path / "run" / "steps") == []
 
 
@@ -324,8 +324,8 @@ def test_ranks_error_of_one_ends_both(tmp_path: Path) -> None:
                 raise InputError("row 17 cannot be read")
             return super().batch(rows, epoch, step)
 
-    found = run_ranks(tmp_path, lambda: train_on_ranks(tmp_path / "run", toy_config(), ToyMethod(), data=Broken()))
-    assert [(result.code, result.message) for result in found] == [(66, "row 17 cannot be read")] * 2
+    results = run_ranks(tmp_path, lambda: train_on_ranks(tmp_path / "run", toy_config(), ToyMethod(), data=Broken()))
+    assert [(result.code, result.message) for result in results] == [(66, "row 17 cannot be read")] * 2
 
 
 def test_errors_keep_their_class_between_ranks() -> None:
@@ -339,35 +339,35 @@ def test_ranks_bug_of_one_ends_both(tmp_path: Path) -> None:
         def batch(self, rows: Sequence[int], epoch: int, step: int) -> ToyBatch:
             return super().batch(rows, epoch, 1 // (1 - int(os.environ["RANK"])))
 
-    found = run_ranks(tmp_path, lambda: train_on_ranks(tmp_path / "run", toy_config(), ToyMethod(), data=Bug()))
-    assert [result.code for result in found] == [70, 70]
-    assert all("ZeroDivisionError" in result.message for result in found), found
+    results = run_ranks(tmp_path, lambda: train_on_ranks(tmp_path / "run", toy_config(), ToyMethod(), data=Bug()))
+    assert [result.code for result in results] == [70, 70]
+    assert all("ZeroDivisionError" in result.message for result in results), results
 
 
 def test_ranks_nonfinite_on_one_ends_both(tmp_path: Path) -> None:
     class Spoilt(ToyData):
         def batch(self, rows: Sequence[int], epoch: int, step: int) -> ToyBatch:
-            found = super().batch(rows, epoch, step)
+            results = super().batch(rows, epoch, step)
             if step == 6 and os.environ["RANK"] == "1":
-                found.x[0, 0] = float("nan")
-            return found
+                results.x[0, 0] = float("nan")
+            return results
 
-    found = run_ranks(
+    results = run_ranks(
         tmp_path, lambda: train_on_ranks(tmp_path / "run", toy_config(parallel="fsdp"), ToyMethod(), data=Spoilt())
     )
-    assert [result.code for result in found] == [65, 65], found
-    assert all("step 7: " in result.message for result in found)
+    assert [result.code for result in results] == [65, 65], results
+    assert all("step 7: " in result.message for result in results)
     assert RunDirectory(tmp_path / "run").step_numbers() == [4, 6]
 
 
 def test_ranks_locked_run_is_refused_to_all(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "run").lock():
-        found = run_ranks(tmp_path, lambda: train_on_ranks(tmp_path / "run", toy_config(), ToyMethod()))
-    assert [result.code for result in found] == [73, 73]
+        results = run_ranks(tmp_path, lambda: train_on_ranks(tmp_path / "run", toy_config(), ToyMethod()))
+    assert [result.code for result in results] == [73, 73]
 
 
 @BOTH
-def test_ranks_validate_at_their_own_pace(tmp_path: Path, parallel: Any) -> None:
+def test_ranks_validate_independently(tmp_path: Path, parallel: Any) -> None:
     """A rank calls the method as often as its questions ask; all get all answers, in the order of the questions."""
 
     def work() -> Any:
@@ -382,9 +382,9 @@ def test_ranks_validate_at_their_own_pace(tmp_path: Path, parallel: Any) -> None
                     return [float(sum(method(ToyData().batch([i], 0, 0)).loss for _ in range(i + 1))) for i in mine]
 
             def validate(epoch: int) -> dict[str, float]:
-                found = map_over_ranks(ranks, 5, answers)
-                assert found == sorted(found, key=found.index)
-                return {f"{i}": loss for i, loss in enumerate(found)}
+                results = map_over_ranks(ranks, 5, answers)
+                assert results == sorted(results, key=results.index)
+                return {f"{i}": loss for i, loss in enumerate(results)}
 
             return dict(train(method, ToyData(), settings, seed=5, ranks=ranks, validate=validate).validation)
 

@@ -69,12 +69,12 @@ def test_train_writes_metrics(tmp_path: Path) -> None:
     run_training(
         tmp_path / "run", toy_config(log_every=3), validate=lambda epoch: {"accuracy": 0.5, "odd": float("nan")}
     )
-    found = read_metrics(tmp_path / "run")
-    assert [line["step"] for line in found] == [3, 6, 9, 12, 12]
-    assert [line["epoch"] for line in found[:4]] == [0, 1, 1, 2]
-    assert found[4]["validation"] == {"accuracy": 0.5, "odd": None}
-    assert found[0].keys() == {"step", "epoch", "lr", "tokens", "loss", "square", "distance", "grad_norm"}
-    assert found[0]["tokens"] == 8
+    result = read_metrics(tmp_path / "run")
+    assert [line["step"] for line in result] == [3, 6, 9, 12, 12]
+    assert [line["epoch"] for line in result[:4]] == [0, 1, 1, 2]
+    assert result[4]["validation"] == {"accuracy": 0.5, "odd": None}
+    assert result[0].keys() == {"step", "epoch", "lr", "tokens", "loss", "square", "distance", "grad_norm"}
+    assert result[0]["tokens"] == 8
 
 
 def test_train_reports_progress() -> None:
@@ -91,14 +91,14 @@ def validation(*values: float) -> Any:
 
 def test_train_retains_the_best_steps(tmp_path: Path) -> None:
     settings = toy_config(validate_every=2, best_metric="accuracy", save_every=100)
-    found, _ = run_training(tmp_path / "run", settings, validate=validation(0.1, 0.9, 0.3, 0.9, 0.2, 0.4))
-    assert found.best == (0.9, 4)
+    result, _ = run_training(tmp_path / "run", settings, validate=validation(0.1, 0.9, 0.3, 0.9, 0.2, 0.4))
+    assert result.best == (0.9, 4)
     assert RunDirectory(tmp_path / "run").step_numbers() == [4, 12]
     settings = toy_config(
         validate_every=2, best_metric="accuracy", best_mode="min", keep_best=2, keep_every=3, save_every=3
     )
-    found, _ = run_training(tmp_path / "less", settings, validate=validation(0.4, 0.9, 0.1, float("nan"), 0.8, 0.7))
-    assert found.best == (0.1, 6)
+    result, _ = run_training(tmp_path / "less", settings, validate=validation(0.4, 0.9, 0.1, float("nan"), 0.8, 0.7))
+    assert result.best == (0.1, 6)
     assert RunDirectory(tmp_path / "less").step_numbers() == [2, 3, 6, 9, 12]
 
 
@@ -110,8 +110,8 @@ def test_train_refuses_an_unknown_metric() -> None:
 
 def test_train_stops_early(tmp_path: Path) -> None:
     settings = toy_config(validate_every=2, early_stop=EarlyStopConfig(metric="accuracy", at_least=0.8))
-    found, _ = run_training(tmp_path / "run", settings, validate=validation(0.1, 0.5, 0.8))
-    assert (found.steps, found.validation) == (6, {"accuracy": 0.8})
+    result, _ = run_training(tmp_path / "run", settings, validate=validation(0.1, 0.5, 0.8))
+    assert (result.steps, result.validation) == (6, {"accuracy": 0.8})
     assert RunDirectory(tmp_path / "run").step_numbers() == [4, 6]
 
 
@@ -161,8 +161,8 @@ def test_train_resume_never_and_by_step(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no step 5; available: 8, 12"):
         run_training(tmp_path / "run", resume=5)
     with pytest.warns(UserWarning, match="later steps 12"):
-        found, _ = run_training(tmp_path / "run", resume=8)
-    assert found.steps == 12
+        result, _ = run_training(tmp_path / "run", resume=8)
+    assert result.steps == 12
 
 
 def test_train_refuses_to_resume_with_other_data(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def plain_loop(toy: ToyMethod, points: ToyData, seed: int, steps: int) -> list[f
         epoch, i = divmod(step, len(points) // 8)
         rows = [int(rng.permuted_index(seed, epoch, 8 * i + j, len(points))) for j in range(8)]
         for piece in (rows[0:3], rows[3:6], rows[6:8]):
-            found = toy.second(toy.dropout(toy.norm(torch.relu(toy.first(points.x[piece])))))
-            far = (found - points.y[piece]).abs()
+            output = toy.second(toy.dropout(toy.norm(torch.relu(toy.first(points.x[piece])))))
+            far = (output - points.y[piece]).abs()
             (far.square().sum() / 8 + 0.1 * (far.sum() / 8)).backward()
         norms.append(torch.nn.utils.clip_grad_norm_(toy.parameters(), 0.5).item())
         optimizer.step()
@@ -51,11 +51,11 @@ def test_train_equals_a_plain_loop() -> None:
         "min_lr_ratio": 0.02,
     }  # fmt: skip
     config = TrainingConfig(steps=steps, batch_size=8, micro_batch_size=3, **optimizer)  # type: ignore[arg-type]
-    found = train(ours, ToyData(), config, seed=11)
+    output = train(ours, ToyData(), config, seed=11)
     plain.train()
     norms = plain_loop(plain, ToyData(), 11, steps)
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
-    assert found.metrics["grad_norm"] == norms[-1]
+    assert output.metrics["grad_norm"] == norms[-1]
     assert norms[-1] > 0.5, "the clip had nothing to do"
 
 

@@ -13,10 +13,10 @@ from laconic.config.training import TrainingConfig
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({}, "steps None, epochs None: give one of them"),
-        ({"steps": 3, "epochs": 2}, "steps 3, epochs 2.0: give one of them"),
-        ({"steps": 3, "warmup_ratio": 0.1, "warmup_steps": 4}, "warmup 0.1 and warmup_steps 4: give one of them"),
-        ({"steps": 3, "batch_size": 4, "micro_batch_size": 5}, "micro 5: more rows than batch 4; leave it out"),
+        ({}, "exactly one"),
+        ({"steps": 3, "epochs": 2}, "exactly one"),
+        ({"steps": 3, "warmup_ratio": 0.1, "warmup_steps": 4}, "only one"),
+        ({"steps": 3, "batch_size": 4, "micro_batch_size": 5}, "exceeds batch_size 4"),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"steps": 3, "learning_rate": float("inf")}, "finite number"),
         ({"steps": 3, "learning_rate": "1e-3"}, "valid number"),

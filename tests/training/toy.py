@@ -29,10 +29,10 @@ class ToyBatch:
         return self.B
 
     @property
-    def sequential_parts(self) -> "tuple[Rows, ...]":
+    def sequential_parts(self) -> "tuple[ToyBatch, ...]":
         return (self,)
 
-    def to(self, device: Any) -> "Rows":
+    def to(self, device: Any) -> "ToyBatch":
         return self
 
 

@@ -39,8 +39,8 @@ def run_training(
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The metrics of a run without their timing."""
-    found = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in found]
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in records]
 
 
 def step_hashes(path: Path, step: int) -> dict[str, str]:

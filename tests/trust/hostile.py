@@ -61,17 +61,17 @@ def canary(folder: Path) -> bytes:
 
 
 def zipped(folder: Path, name: str, data: bytes) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(name, data)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def tarred(folder: Path) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.add(folder / CONFIG, "data.pkl")
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 # --- other things under the name of a safetensors file
@@ -194,11 +194,11 @@ case("device of its own", 66, instead(lambda path: None))
 
 
 # --- the index
-def indexed(places: Any) -> Spoil:
+def indexed(weight_map: Any) -> Spoil:
     def spoil(folder: Path) -> None:
         shutil.copy(folder / WHOLE, folder.parent / "outside.safetensors")
         (folder / WHOLE).unlink()
-        (folder / INDEX).write_text(places if isinstance(places, str) else json.dumps(places))
+        (folder / INDEX).write_text(weight_map if isinstance(weight_map, str) else json.dumps(weight_map))
 
     return spoil
 

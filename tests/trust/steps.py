@@ -45,14 +45,14 @@ def check_intact(run: RunDirectory, least: int, most: int) -> None:
     temporary = list(run.path.rglob(".tmp-*"))
     assert len(temporary) <= 1, f"{temporary}"
     with run.lock():
-        found = run.latest_valid_step()
+        latest = run.latest_valid_step()
         assert [p for p in run.path.rglob(".*") if p.name.startswith((".tmp-", ".trash-"))] == []
-    assert found is not None
+    assert latest is not None
     assert list(run.steps_folder.glob(".bad-*")) == [], "a partial step was committed"
-    assert least <= found.step <= most, f"step {found.step} is the latest, {least} was committed"
-    tensors = atomic.open_tensors(found.path / "model.safetensors", ["a", "b"])
-    assert bool((tensors["a"] == found.step).all())
-    assert len(tensors["b"]) == found.step
+    assert least <= latest.step <= most, f"step {latest.step} is the latest, {least} was committed"
+    tensors = atomic.open_tensors(latest.path / "model.safetensors", ["a", "b"])
+    assert bool((tensors["a"] == latest.step).all())
+    assert len(tensors["b"]) == latest.step
 
 
 def kill_at_a_random_time(path: Path, draw: int) -> None:
@@ -169,11 +169,11 @@ def random_bytes(run: RunDirectory, step: int, n: int, seed: int) -> list[tuple[
     """Return `n` positions in the files of a step, half of them in small files and headers."""
     chance = random.Random(seed)
     files = list_files(run, step)
-    found: list[tuple[Path, int]] = []
+    positions: list[tuple[Path, int]] = []
     for i in range(n):
         path, size = chance.choice(files)
-        found.append((path, chance.randrange(min(size, 400) if i % 2 else size)))
-    return found
+        positions.append((path, chance.randrange(min(size, 400) if i % 2 else size)))
+    return positions
 
 
 def is_skipped(run: RunDirectory) -> bool:
@@ -181,13 +181,13 @@ def is_skipped(run: RunDirectory) -> bool:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found = run.latest_valid_step()
+            latest = run.latest_valid_step()
         except manifest.UnsupportedFormatError:  # a flip changed the format, which is refused, not skipped
             return True
         except CorruptArtifactError:
             return False
     lines = [str(warning.message) for warning in caught]
-    return found is not None and found.step == 1 and len(lines) == 1 and "\n" not in lines[0]
+    return latest is not None and latest.step == 1 and len(lines) == 1 and "\n" not in lines[0]
 
 
 def check_truncations(path: Path, n: int) -> None:
@@ -227,9 +227,9 @@ def check_pruning_verifies(path: Path) -> None:
         for n in (2, 3):
             (run.step_path(n) / "model.safetensors").write_bytes(b"")
         run.prune_steps(())
-        found = run.latest_valid_step()
-    assert found is not None
-    assert found.step == 1
+        latest = run.latest_valid_step()
+    assert latest is not None
+    assert latest.step == 1
 
 
 def check_single_writer(path: Path) -> None:

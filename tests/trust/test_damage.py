@@ -39,9 +39,9 @@ def test_artifact_bit_flips_are_found(tmp_path: Path) -> None:
     whole = write_small(path)
     draw = random.Random(6)
     header = 8 + int.from_bytes(whole[:8], "little")
-    places = [draw.randrange(8 * header) for _ in range(LIMITS["flips"] // 2)]
-    places += [draw.randrange(8 * header, 8 * len(whole)) for _ in range(LIMITS["flips"] // 2)]
-    assert [n for n in places if not is_refused(path, flip_bit(whole, n))] == []
+    bits = [draw.randrange(8 * header) for _ in range(LIMITS["flips"] // 2)]
+    bits += [draw.randrange(8 * header, 8 * len(whole)) for _ in range(LIMITS["flips"] // 2)]
+    assert [n for n in bits if not is_refused(path, flip_bit(whole, n))] == []
     assert not is_refused(path, whole)
 
 

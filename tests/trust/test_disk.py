@@ -55,11 +55,11 @@ def test_every_call_of_a_commit_may_fail(
                 COMMITS[kind](home / "out")
         assert os.strerror(fault) in str(caught.value)
         assert (" bytes to write, " in str(caught.value)) == (fault == errno.ENOSPC)
-        there = [p.name for p in home.iterdir()]
+        exists = [p.name for p in home.iterdir()]
         if kind == "folder":
-            assert there == (["out"] if n > last else []), f"call {n}, {calls[n]}"
+            assert exists == (["out"] if n > last else []), f"call {n}, {calls[n]}"
         else:
-            assert there == ["out"], f"call {n}, {calls[n]}"
+            assert exists == ["out"], f"call {n}, {calls[n]}"
             version = atomic.load_artifact(home / "out", "cache")[1]["version"]
             assert version == ("new" if n > last else "old"), f"call {n}, {calls[n]}"
 

@@ -20,7 +20,7 @@ def test_kill_five_hundred_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", steps.COMMIT_PARTS)
-def test_kill_before_each_part_of_a_commit(tmp_path: Path, name: str) -> None:
+def test_kill_before_every_part_of_a_commit(tmp_path: Path, name: str) -> None:
     steps.kill_before(tmp_path / "run", name)
 
 

@@ -7,7 +7,7 @@ from tests.trust.limits import LIMITS
 
 
 def test_numbers_stand_once() -> None:
-    held = {
+    actual = {
         "header_bytes": strict_json.MAX_HEADER_BYTES,
         "json_depth": strict_json.MAX_JSON_DEPTH,
         "json_parts": strict_json.MAX_JSON_PARTS,
@@ -19,5 +19,5 @@ def test_numbers_stand_once() -> None:
         "skips": training_run.MAX_SKIPS,
         "skip_window": training_run.SKIP_WINDOW,
     }
-    assert {name: LIMITS[name] for name in held} == held
+    assert {name: LIMITS[name] for name in actual} == actual
     assert LIMITS["busy_seconds"] > lock.LOCK_TIMEOUT

@@ -31,7 +31,7 @@ def refused(path: Path, content: bytes) -> bool:
     return False
 
 
-def test_cuts_and_turned_bits_are_found(path: Path) -> None:
+def test_memory_file_damage_is_detected(path: Path) -> None:
     """A third of the draws of a single file: test_damage.py has them all, and the same guard finds these."""
     whole, draw = path.read_bytes(), random.Random(7)
     cuts = draw.sample(range(len(whole)), LIMITS["truncations"] // 3)
@@ -101,7 +101,7 @@ def test_what_is_no_safetensors_file(path: Path, content: bytes, error: type[Lac
         SummaryMemory.load(path)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_memory_file_is_missing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no other\.safetensors in "):
         SummaryMemory.load(tmp_path / "other.safetensors")
 

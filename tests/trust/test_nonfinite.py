@@ -52,8 +52,8 @@ def test_nonfinite_without_a_folder() -> None:
 def test_nonfinite_skip(tmp_path: Path) -> None:
     settings = toy_config(on_nonfinite="skip")
     toy = NonFiniteMethod("input", (2, 5, 6))
-    found, _ = run_training(tmp_path / "run", settings, method=toy)
-    assert found.num_skipped == 3
+    result, _ = run_training(tmp_path / "run", settings, method=toy)
+    assert result.num_skipped == 3
     assert bool(flat_parameters(toy).isfinite().all())
     logged = read_metrics(tmp_path / "run")
     assert [line["step"] for line in logged if "nonfinite" in line] == [3, 6, 7]

@@ -22,11 +22,11 @@ from tests.trust.children import Child
 from tests.trust.limits import LIMITS
 
 
-def test_truncations_are_found(tmp_path: Path) -> None:
+def test_truncations_are_detected(tmp_path: Path) -> None:
     steps.check_truncations(tmp_path / "run", LIMITS["truncations"])
 
 
-def test_bit_flips_are_found(tmp_path: Path) -> None:
+def test_bit_flips_are_detected(tmp_path: Path) -> None:
     steps.check_bit_flips(tmp_path / "run", LIMITS["flips"])
 
 
@@ -97,9 +97,9 @@ def test_commit_step_with_a_failing_rename_and_a_clock_set_back(
     run = steps.commit_steps(tmp_path / "run", 1, 2)
     for n in (1, 2):
         os.utime(run.step_path(n), (10**9 - n * 10**6,) * 2)
-    found = run.latest_valid_step()
-    assert found is not None
-    assert found.step == 2
+    latest = run.latest_valid_step()
+    assert latest is not None
+    assert latest.step == 2
 
     def refuse(*args: object) -> None:
         raise OSError(5, "Input/output error")

@@ -151,11 +151,11 @@ def _hash_file(path: Path) -> tuple[int, str]:
 
 def _list_files(folder: Path) -> list[str]:
     """Return every file below a folder, and links to folders."""
-    found: list[str] = []
+    paths: list[str] = []
     for parent, folders, files in os.walk(folder):
         links = [name for name in folders if Path(parent, name).is_symlink()]
-        found += [Path(parent, name).relative_to(folder).as_posix() for name in files + links]
-    return sorted(found)
+        paths += [Path(parent, name).relative_to(folder).as_posix() for name in files + links]
+    return sorted(paths)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -201,8 +201,8 @@ def verify_folder(folder: Path, kind: str, step: int | None = None) -> Manifest:
     with translate_os_errors(folder):
         manifest = read_manifest(folder)
         if (manifest.kind, manifest.step if step is not None else None) != (kind, step):
-            found = f"{manifest.kind} {manifest.step}"
-            raise CorruptArtifactError(f"{folder}: {MANIFEST_FILE} is of {found}, expected {kind} {step}")
+            actual = f"{manifest.kind} {manifest.step}"
+            raise CorruptArtifactError(f"{folder}: {MANIFEST_FILE} is of {actual}, expected {kind} {step}")
         present = set(_list_files(folder))
         missing, extra = set(manifest.files) - present, present - {*manifest.files, MANIFEST_FILE}
         if missing or extra:

@@ -33,10 +33,10 @@ def named_tensors(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]
 
 def unique_tensors(tree: object) -> dict[str, Tensor]:
     """Return every tensor by name, one that occurs twice under its first name."""
-    found: dict[int, tuple[str, Tensor]] = {}
+    by_id: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in named_tensors(tree):
-        found.setdefault(id(tensor), (name, tensor))
-    return dict(found.values())
+        by_id.setdefault(id(tensor), (name, tensor))
+    return dict(by_id.values())
 
 
 def flatten_tree(tree: object, prefix: str = "") -> tuple[dict[str, Tensor], Any]:

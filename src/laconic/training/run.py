@@ -290,7 +290,7 @@ class TrainingRun:
 
 def choose_start(run: RunDirectory, resume: Resume, ranks: Ranks) -> StepFolder | None:
     """Return the step to resume from, which rank 0 chooses and verifies."""
-    step = ranks.run_on_rank_zero(lambda: found.step if (found := find_start(run, resume)) else None)
+    step = ranks.run_on_rank_zero(lambda: chosen.step if (chosen := find_start(run, resume)) else None)
     if step is None:
         return None
     return StepFolder(step, run.step_path(step), manifest.read_manifest(run.step_path(step)))
