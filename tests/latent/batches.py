@@ -11,7 +11,7 @@ from laconic.config.methods import DistillationConfig, KVDistillationConfig, KVS
 from laconic.latent.kava import Kava
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.decoder import Decoder
-from tests.core.readings import fresh
+from tests.models.fixtures import fresh
 
 EOS = 2
 SIZES = ((5, 6, 4), (3, 3, 3), (4, 0, 5))  # tokens of question, chain and answer in each row

@@ -11,7 +11,7 @@ from laconic.latent.thoughts import LatentThoughts
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder
 from laconic.models.modes import eval_no_grad
-from tests.core.readings import FAMILIES, fresh
+from tests.models.fixtures import FAMILIES, fresh
 
 EOS = 2
 

@@ -12,8 +12,8 @@ from laconic.latent.answering import AnswerDecoding
 from laconic.latent.coconut import Coconut
 from laconic.latent.thoughts import LatentThoughts
 from laconic.rng import uniform
-from tests.core.readings import all_same, fresh, same
 from tests.latent.batches import EOS, gradients, reasoning_batch
+from tests.models.fixtures import assert_all_close, assert_close, fresh
 
 BATCH = reasoning_batch(((4, 7, 4), (3, 2, 3), (4, 0, 5)))  # of 4, 1 and 0 steps
 
@@ -70,10 +70,10 @@ def test_coconut_batch_equals_single_rows(name: str, epoch: int, config: dict[st
     counts = [coconut.loss_denominators(at(epoch).select_rows([b]))["student"] for b in range(3)]
     alone = [coconut(remove_padding(at(epoch).select_rows([b]))) for b in range(3)]
     assert sum(counts) == coconut.loss_denominators(at(epoch))["student"]
-    same(whole.loss, sum(step.loss * n for step, n in zip(alone, counts, strict=True)) / sum(counts))
+    assert_close(whole.loss, sum(step.loss * n for step, n in zip(alone, counts, strict=True)) / sum(counts))
     totals = {"student": sum(counts)}
     parts = sum(coconut(replace(at(epoch).select_rows([b]), loss_denominators=totals)).loss for b in range(3))
-    all_same(gradients(coconut, parts).values(), gradients(coconut, whole.loss).values())
+    assert_all_close(gradients(coconut, parts).values(), gradients(coconut, whole.loss).values())
 
 
 def remove_padding(batch: ReasoningBatch) -> ReasoningBatch:

@@ -10,8 +10,8 @@ from laconic.latent.answering import AnswerDecoding, find_answer_offset
 from laconic.latent.cot import Cot, NoCot, drop_chain_prefix
 from laconic.losses import build_student_targets, build_teacher_targets
 from laconic.models.decoder import Decoder
-from tests.core.readings import all_same, fresh, same
 from tests.latent.batches import EOS, gradients, reasoning_batch
+from tests.models.fixtures import assert_all_close, assert_close, fresh
 
 BATCH = reasoning_batch()
 
@@ -36,7 +36,7 @@ def test_cot_loss_equals_single_rows(name: str, chain: bool) -> None:
     method = (Cot if chain else NoCot)(decoder)
     rows = score_rows(decoder, BATCH, chain)
     step, part = method(BATCH), "teacher" if chain else "student"
-    same(step.loss, torch.cat(rows).mean())
+    assert_close(step.loss, torch.cat(rows).mean())
     assert step.metrics[part] == step.loss
     assert not step.metrics[part].requires_grad
     assert set(step.metrics) == {part, f"{part}_right"}
@@ -52,10 +52,12 @@ def test_cot_micro_batches_equal_one_batch(kind: type[Cot] | type[NoCot]) -> Non
         name: sum(method.loss_denominators(part)[name] for part in parts) for name in method.loss_denominators(BATCH)
     }
     steps = [method(ReasoningBatch(**{**vars(part), "loss_denominators": totals})) for part in parts]
-    same(sum(step.loss for step in steps), whole.loss)
+    assert_close(sum(step.loss for step in steps), whole.loss)
     for name in whole.metrics:
-        same(sum(step.metrics[name] for step in steps), whole.metrics[name])
-    all_same(gradients(method, sum(step.loss for step in steps)).values(), gradients(method, whole.loss).values())
+        assert_close(sum(step.metrics[name] for step in steps), whole.metrics[name])
+    assert_all_close(
+        gradients(method, sum(step.loss for step in steps)).values(), gradients(method, whole.loss).values()
+    )
 
 
 def test_cot_state_precedes_the_question() -> None:
@@ -74,7 +76,7 @@ def test_drop_chain_prefix() -> None:
     assert left.question_target.tolist() == first
     assert (build_teacher_targets(left) != IGNORE_INDEX).sum(1).tolist() == [4 + 4, 3, 5]
     decoder = fresh("llama").double()
-    same(Cot(decoder)(left).loss, torch.cat(score_rows(decoder, left, True)).mean())
+    assert_close(Cot(decoder)(left).loss, torch.cat(score_rows(decoder, left, True)).mean())
     gone = drop_chain_prefix(batch, torch.zeros_like(batch.chain_mask))
     assert gone.chain_ids.shape == (3, 0)
     assert torch.equal(build_teacher_targets(gone), build_student_targets(batch))

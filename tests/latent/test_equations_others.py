@@ -12,8 +12,8 @@ from laconic.latent.coconut import Coconut
 from laconic.latent.icot import tokens_to_remove
 from laconic.latent.rollout import run_sequential_rollout
 from laconic.latent.thoughts import LatentThoughts
-from tests.core.readings import noise, small
 from tests.latent.batches import reasoning_batch
+from tests.models.fixtures import noise, small
 from tests.oracles import coconut as coconut_oracle
 from tests.oracles import icot as icot_oracle
 from tests.oracles.coconut import Case

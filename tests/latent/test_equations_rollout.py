@@ -7,7 +7,7 @@ from torch.autograd import gradcheck
 
 from laconic.latent.rollout import LatentRollout, initial_latents, jacobi_update, run_latent_rollout
 from laconic.latent.thoughts import Projection
-from tests.core.readings import noise, same, small
+from tests.models.fixtures import assert_close, noise, small
 from tests.oracles import rollout_codi, rollout_pccot
 from tests.oracles.compare import agree
 from tests.oracles.rollout import Case, differentiated, prj
@@ -58,7 +58,7 @@ def test_initial_latents_equation() -> None:
     agree(differentiated(jacobi), rollout_pccot.ORACLE["1"], rollout_pccot.MISREAD["1"], case(1), margin=1e-2)
     hidden, weights = noise(1, 2, 1 + M, D).requires_grad_(), case(1).weights
     got = initial_latents(hidden, lambda x: torch.func.functional_call(MAP, dict(weights), (x,)))
-    same(got, torch.stack([torch.stack([prj(hidden[b, m], weights) for m in range(M)]) for b in range(2)]))
+    assert_close(got, torch.stack([torch.stack([prj(hidden[b, m], weights) for m in range(M)]) for b in range(2)]))
     assert gradcheck(lambda x: initial_latents(x, MAP), hidden)
 
 

@@ -13,8 +13,8 @@ from laconic.latent.answering import AnswerDecoding
 from laconic.latent.cot import Cot, NoCot
 from laconic.latent.icot import Icot
 from laconic.rng import uniform
-from tests.core.readings import all_same, fresh, same
 from tests.latent.batches import gradients, reasoning_batch
+from tests.models.fixtures import assert_all_close, assert_close, fresh
 
 BATCH = reasoning_batch(((4, 7, 4), (3, 2, 3), (4, 0, 5)))
 
@@ -72,8 +72,8 @@ def test_icot_removes_nothing_more_in_evaluation() -> None:
 
 def test_icot_equals_cot_at_first_and_no_cot_at_last() -> None:
     icot = method().eval()
-    same(icot(at(0)).loss, Cot(icot.decoder)(BATCH).loss)
-    same(icot(at(60)).loss, NoCot(icot.decoder)(BATCH).loss)
+    assert_close(icot(at(0)).loss, Cot(icot.decoder)(BATCH).loss)
+    assert_close(icot(at(60)).loss, NoCot(icot.decoder)(BATCH).loss)
 
 
 def test_icot_micro_batches_equal_one_batch() -> None:
@@ -82,8 +82,8 @@ def test_icot_micro_batches_equal_one_batch() -> None:
     totals = {"student": sum(icot.loss_denominators(part)["student"] for part in parts)}
     assert totals == icot.loss_denominators(at(20))
     steps = [icot(replace(part, loss_denominators=totals)) for part in parts]
-    same(sum(step.loss for step in steps), whole.loss)
-    all_same(gradients(icot, sum(step.loss for step in steps)).values(), gradients(icot, whole.loss).values())
+    assert_close(sum(step.loss for step in steps), whole.loss)
+    assert_all_close(gradients(icot, sum(step.loss for step in steps)).values(), gradients(icot, whole.loss).values())
 
 
 @pytest.mark.parametrize(("longest", "restarts"), [(None, [10, 20, 30, 40, 50, 60]), (3, [10, 20, 30]), (0, [])])

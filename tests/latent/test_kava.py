@@ -18,8 +18,8 @@ from laconic.latent.cot import Cot
 from laconic.latent.kava import Kava, TeacherTargets
 from laconic.latent.pccot import Pccot
 from tests import tolerances
-from tests.core.readings import all_same, same
 from tests.latent.batches import build_kava, build_latent_model, gradients, reasoning_batch
+from tests.models.fixtures import assert_all_close, assert_close
 
 ROWS = ((5, 6, 4), (3, 3, 3), (4, 0, 5), (6, 5, 2))
 TERMS = ("student", "teacher", "codi", "kv")
@@ -29,8 +29,8 @@ NO_WEIGHTS = {"student_ce_weight": 0.0, "teacher_ce_weight": 0.0, "hidden_weight
 def same_step(a: Any, b: Any, first: ReasoningBatch, second: ReasoningBatch | None = None) -> None:
     """Equal loss and gradients of two methods of the same weights."""
     x, y = a(first).loss, b(first if second is None else second).loss
-    same(x, y)
-    all_same(gradients(a, x).values(), gradients(b, y).values())
+    assert_close(x, y)
+    assert_all_close(gradients(a, x).values(), gradients(b, y).values())
 
 
 def test_latent_methods_implement_the_protocol() -> None:
@@ -99,7 +99,7 @@ def test_kava_teacher_loss_equals_cot() -> None:
     method, batch = build_kava(), reasoning_batch(ROWS, pads=1)
     written = Cot(method.decoder)(batch)
     for name in ("teacher", "teacher_right"):
-        same(method(batch).metrics[name], written.metrics[name])
+        assert_close(method(batch).metrics[name], written.metrics[name])
 
 
 @pytest.mark.parametrize("term", ["kv", "codi", "teacher"])
@@ -150,11 +150,11 @@ def test_kava_micro_batches_equal_one_batch(form: dict[str, Any]) -> None:
     assert summed == method.loss_denominators(batch)
     steps = [method(replace(part, loss_denominators=summed)) for part in micro]
     whole = method(batch)
-    same(torch.stack([step.loss for step in steps]).sum(), whole.loss)
+    assert_close(torch.stack([step.loss for step in steps]).sum(), whole.loss)
     for name in whole.metrics:
-        same(torch.stack([step.metrics[name] for step in steps]).sum(), whole.metrics[name])
+        assert_close(torch.stack([step.metrics[name] for step in steps]).sum(), whole.metrics[name])
     added = [sum(g) for g in zip(*(gradients(method, step.loss).values() for step in steps), strict=True)]
-    all_same(added, gradients(method, whole.loss).values())
+    assert_all_close(added, gradients(method, whole.loss).values())
 
 
 def test_kava_denominators_of_0_are_finite() -> None:
@@ -223,7 +223,7 @@ def test_kava_short_chains() -> None:
 def test_kava_some_layers(layers: tuple[int, ...]) -> None:
     batch = reasoning_batch(ROWS)
     per_layer = [build_kava(layers=(l,))(batch).metrics["kv"] for l in layers]
-    same(build_kava(layers=layers)(batch).metrics["kv"], torch.stack(per_layer).mean())
+    assert_close(build_kava(layers=layers)(batch).metrics["kv"], torch.stack(per_layer).mean())
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
@@ -236,7 +236,7 @@ def test_kava_state_precedes_the_questions() -> None:
     method, batch = build_kava(), reasoning_batch(((5, 6, 4), (5, 3, 3)))
     first = method.decoder(method.decoder.embed(batch.question_ids[:, :2])).cache
     rest = replace(batch, question_ids=batch.question_ids[:, 2:], question_mask=batch.question_mask[:, 2:])
-    same(method(rest, first).loss, method(batch).loss)
+    assert_close(method(rest, first).loss, method(batch).loss)
 
 
 def test_kava_losses_are_float32_under_autocast() -> None:
@@ -259,7 +259,7 @@ def test_kava_teacher_targets(space: str) -> None:
     assert all(len(part) == 2 for part in output)
     I, R, S, selected = output.I[1], output.R[1], output.S[1], output.columns[1]
     assert torch.equal(R, S)
-    same(I.sum(-1), batch.chain_mask.any(1)[:, None].expand(-1, 2).double())
+    assert_close(I.sum(-1), batch.chain_mask.any(1)[:, None].expand(-1, 2).double())
     assert selected.index.shape == (4, 2, 4)
     assert not any(x.requires_grad for x in (*output.k_t, *output.v_t, I))
 
@@ -301,6 +301,6 @@ def test_codi_hidden_layers(layers: str) -> None:
     output = {
         k: build_kava(distillation={"hidden_layers": k})(batch).metrics["codi"] for k in ("all", "blocks", "last")
     }
-    same(output["all"], output["blocks"] * 2 / 3)
+    assert_close(output["all"], output["blocks"] * 2 / 3)
     assert output["last"] != output["blocks"]
     assert bool(output[layers].isfinite())

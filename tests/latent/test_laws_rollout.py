@@ -14,7 +14,17 @@ from laconic.latent.rollout import LatentRollout, run_latent_rollout
 from laconic.latent.thoughts import Projection
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
-from tests.core.readings import FAMILIES, all_same, fresh, held, noise, patterns, same, same_held, small
+from tests.models.fixtures import (
+    FAMILIES,
+    assert_all_close,
+    assert_close,
+    assert_same_cache,
+    fresh,
+    masks,
+    noise,
+    small,
+    valid_slots,
+)
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 EVERY = pytest.mark.parametrize("name", [*FAMILIES, "llama, windows"])
@@ -35,7 +45,7 @@ def small_weight_decoder(name: str) -> Decoder:
 def questions(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     """Up to three questions of up to six vectors, and their mask."""
     B, T = draw(st.integers(1, 3)), draw(st.integers(1, 6))
-    return noise(draw(st.integers(0, 999)), B, T, D), torch.tensor([draw(patterns(T)) for _ in range(B)])
+    return noise(draw(st.integers(0, 999)), B, T, D), torch.tensor([draw(masks(T)) for _ in range(B)])
 
 
 def rollout_after(
@@ -52,8 +62,8 @@ def rollout_after(
 
 def same_rollout(got: LatentRollout, inputs: LatentRollout) -> None:
     for name in ("latents", "hidden_states", "begin_hidden"):
-        same(getattr(got, name), getattr(inputs, name))
-    same_held(got.cache, inputs.cache)
+        assert_close(getattr(got, name), getattr(inputs, name))
+    assert_same_cache(got.cache, inputs.cache)
 
 
 def slots(state: KVCache, start: int, end: int) -> Tensor:
@@ -73,9 +83,11 @@ def test_rollout_iterations_complete_one_latent(name: str, inputs: tuple[Tensor,
     first = question.shape[1] + 1
     for t in range(M + 2):
         vectors, num_done = min(t + 1, M), min(t, M)
-        same(got.records[t + 1].latents[:, :vectors], whole.latents[:, :vectors])
+        assert_close(got.records[t + 1].latents[:, :vectors], whole.latents[:, :vectors])
         if num_done:
-            same(slots(got.records[t].cache, first, first + num_done), slots(whole.cache, first, first + num_done))
+            assert_close(
+                slots(got.records[t].cache, first, first + num_done), slots(whole.cache, first, first + num_done)
+            )
         if t < M:
             late = slots(got.records[t].cache, first + t, first + t + 1)
             assert not torch.allclose(late, slots(whole.cache, first + t, first + t + 1), rtol=1e-3)
@@ -142,10 +154,10 @@ def test_rollout_padding_and_other_rows_change_nothing(
     for row in range(B):
         one = question[row : row + 1, mask[row]]
         alone = rollout_after(name, one, torch.ones(one.shape[:2], dtype=torch.bool), M, num_iterations)
-        same(apart.latents[row], alone.latents[0])
-        same(apart.hidden_states[row], alone.hidden_states[0])
-        for x, y in zip(held(apart.cache, row), held(alone.cache, 0), strict=True):
-            same(x, y)
+        assert_close(apart.latents[row], alone.latents[0])
+        assert_close(apart.hidden_states[row], alone.hidden_states[0])
+        for x, y in zip(valid_slots(apart.cache, row), valid_slots(alone.cache, 0), strict=True):
+            assert_close(x, y)
 
 
 @EVERY
@@ -158,8 +170,8 @@ def test_rollout_is_causal(name: str, inputs: tuple[Tensor, Tensor], m: int, num
 
     plain, edited = (rollout_after(name, *inputs, 4, num_iterations, intervention=e) for e in (None, intervene))
     end = inputs[0].shape[1] + 1 + m
-    same(edited.hidden_states[:, :m], plain.hidden_states[:, :m])
-    same_held(edited.cache.crop(end), plain.cache.crop(end))
+    assert_close(edited.hidden_states[:, :m], plain.hidden_states[:, :m])
+    assert_same_cache(edited.cache.crop(end), plain.cache.crop(end))
     assert not torch.allclose(edited.hidden_states[:, m:], plain.hidden_states[:, m:])
 
 
@@ -248,4 +260,4 @@ def test_recompute_changes_no_gradient(name: str, num_iterations: int | None) ->
         number = sum((x * noise(i, *x.shape)).sum() for i, x in enumerate(outcome(got)))
         grads = torch.autograd.grad(number, [question, *decoder.layers.parameters()], allow_unused=True)
         found.append([x for x in (*outcome(got), *grads) if x is not None])
-    all_same(found[1], found[0])
+    assert_all_close(found[1], found[0])

@@ -23,8 +23,8 @@ from laconic.latent.kava import Kava
 from laconic.latent.pccot import Pccot
 from laconic.latent.thoughts import LatentThoughts
 from laconic.models.decoder import Decoder
-from tests.core.readings import fresh
 from tests.latent.batches import reasoning_batch
+from tests.models.fixtures import fresh
 
 M, T = 4, 2
 BATCH = reasoning_batch(((5, 6, 4),))

@@ -17,17 +17,17 @@ from laconic.latent.kava_reference import kava_loss
 from laconic.latent.pccot import Pccot
 from laconic.latent.pccot_reference import distillation_loss
 from laconic.rng import uniform
-from tests.core.readings import SOME, all_same, fresh, same
 from tests.latent.batches import build_kava, build_latent_model, gradients, reasoning_batch
+from tests.models.fixtures import SOME, assert_all_close, assert_close, fresh
 
 BATCH = reasoning_batch(((5, 6, 4), (3, 3, 3), (4, 0, 5), (6, 5, 2)), pads=1)
 
 
 def assert_equal_step(method: torch.nn.Module, loss: Tensor, reference: Tensor) -> None:
-    same(loss, reference)
+    assert_close(loss, reference)
     pairs: Iterable[dict[str, Tensor]] = (gradients(method, loss), gradients(method, reference))
     ours, theirs = pairs
-    all_same(ours.values(), theirs.values())
+    assert_all_close(ours.values(), theirs.values())
 
 
 @pytest.mark.parametrize(("family", "num_iterations"), [("llama", 0), *((family, 2) for family in SOME)])

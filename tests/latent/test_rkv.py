@@ -25,8 +25,8 @@ from laconic.latent.rkv import (
 )
 from laconic.models.cache import KVCache
 from laconic.models.decoder import Decoder, DecoderOutput
-from tests.core.readings import decoder_of, noise, same
 from tests.latent.batches import reasoning_batch
+from tests.models.fixtures import assert_close, decoder_of, noise
 
 G, H, E, NA = 2, 4, 3, 2
 
@@ -48,7 +48,7 @@ def chains(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
 @given(chains())
 def test_rkv_scores_sum_to_one(inputs: tuple[Tensor, Tensor, Tensor]) -> None:
     for x in scores(*inputs):
-        same(x.sum(-1), inputs[2].any(1)[:, None].expand(-1, G).double())
+        assert_close(x.sum(-1), inputs[2].any(1)[:, None].expand(-1, G).double())
         assert not x.masked_select(~inputs[2][:, None].expand_as(x)).any()
 
 
@@ -56,7 +56,7 @@ def test_rkv_scores_sum_to_one(inputs: tuple[Tensor, Tensor, Tensor]) -> None:
 def test_rkv_scores_permute_with_columns(inputs: tuple[Tensor, Tensor, Tensor], order: list[int]) -> None:
     k, q, mask = inputs
     for x, y in zip(scores(k[:, :, order], q, mask[:, order]), scores(k, q, mask), strict=True):
-        same(x, y[..., order])
+        assert_close(x, y[..., order])
 
 
 @given(chains(), st.integers(1, 8))
@@ -65,7 +65,7 @@ def test_rkv_padding_changes_nothing(inputs: tuple[Tensor, Tensor, Tensor], M: i
     wide = [torch.cat([noise(3, len(k), G, 2, E), k, noise(4, len(k), G, 1, E)], 2), q]
     alive = torch.nn.functional.pad(mask, (2, 1))
     for x, y in zip(scores(wide[0], q, alive), scores(k, q, mask), strict=True):
-        same(x[..., 2:-1], y)
+        assert_close(x[..., 2:-1], y)
     narrow = select_top_m(scores(k, q, mask)[2], mask, M)
     top = select_top_m(torch.nn.functional.pad(scores(k, q, mask)[2], (2, 1)), alive, M)
     assert torch.equal(top.valid, narrow.valid)

@@ -7,7 +7,7 @@ from torch import Tensor
 from laconic.batches import PassCounts
 from laconic.errors import UsageError
 from laconic.latent.rollout import LatentRollout, run_latent_rollout
-from tests.core.readings import decoder_of, noise, same
+from tests.models.fixtures import assert_close, decoder_of, noise
 
 D, M = 48, 4
 
@@ -34,7 +34,7 @@ def test_rollout_jacobi_result(num_iterations: int) -> None:
     assert torch.equal(got.records[-1].latents, got.latents)
     assert torch.equal(got.records[-1].hidden_states, got.hidden_states)
     assert got.records[-1].cache.equal(got.cache)
-    same(got.begin_hidden, decoder_of("llama")(noise(1, 2, 3, D)).hidden_states[:, -1])
+    assert_close(got.begin_hidden, decoder_of("llama")(noise(1, 2, 3, D)).hidden_states[:, -1])
 
 
 def test_rollout_sequential_result() -> None:
@@ -42,8 +42,8 @@ def test_rollout_sequential_result() -> None:
     assert got.latents.shape == got.hidden_states.shape == (2, M, D)
     assert (got.cache.S, got.passes) == (3 + M, PassCounts(1, 0, M, 0))
     assert torch.equal(got.records[0].latents, got.latents)
-    same(got.latents[:, 0], project(got.begin_hidden))
-    same(got.latents[:, 1:], project(got.hidden_states[:, :-1]))
+    assert_close(got.latents[:, 0], project(got.begin_hidden))
+    assert_close(got.latents[:, 1:], project(got.hidden_states[:, :-1]))
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_rollout_jacobi_intervention(num_iterations: int) -> None:
     )
     assert [t for t, _ in calls] == ([1, 2] if num_iterations else [0])
     assert not got.latents[:, 1].any()
-    same(got.cache.crop(4).keys[1], plain.cache.crop(4).keys[1])
+    assert_close(got.cache.crop(4).keys[1], plain.cache.crop(4).keys[1])
     assert not torch.allclose(got.hidden_states[:, 1:], plain.hidden_states[:, 1:])
     if num_iterations:  # an iteration starts from the unchanged latents
         doubled = run_rollout(2, intervention=lambda z, t: 2 * z)
-        same(doubled.latents[:, 0], 2 * plain.latents[:, 0])
+        assert_close(doubled.latents[:, 0], 2 * plain.latents[:, 0])
 
 
 def test_rollout_sequential_intervention() -> None:
@@ -93,7 +93,7 @@ def test_rollout_sequential_intervention() -> None:
 
     plain, got = run_rollout(None, "sequential"), run_rollout(None, "sequential", intervention=intervene)
     assert calls == [1, 2, 3, 4]
-    same(got.latents[:, :1], plain.latents[:, :1])
+    assert_close(got.latents[:, :1], plain.latents[:, :1])
     assert not got.latents[:, 1].any()
     assert not torch.allclose(got.latents[:, 2:], plain.latents[:, 2:])
 
@@ -101,4 +101,6 @@ def test_rollout_sequential_intervention() -> None:
 def test_rollout_of_one_latent() -> None:
     args = (decoder_of("llama"), noise(1, 1, 3, D), noise(2, D), 1)
     jacobi = run_latent_rollout(*args, 3, project=project)
-    same(jacobi.cache.keys[1], run_latent_rollout(*args, None, project=project, schedule="sequential").cache.keys[1])
+    assert_close(
+        jacobi.cache.keys[1], run_latent_rollout(*args, None, project=project, schedule="sequential").cache.keys[1]
+    )

@@ -8,7 +8,7 @@ import torch
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.latent.thoughts import LatentThoughts
 from laconic.storage.atomic import save_artifact
-from tests.core.readings import decoder_of, fresh, noise, same
+from tests.models.fixtures import assert_close, decoder_of, fresh, noise
 
 METADATA = {"base": "b", "tokenizer": "t"}
 
@@ -22,8 +22,8 @@ def test_latents_control_init() -> None:
     table = decoder_of("llama").token_embedding.weight
     mean, copied, normal = (build_latents(control_init=init) for init in ("mean", (5, 7), "normal"))
     for vector in (mean.begin, mean.placeholder, mean.end):
-        same(vector, table.mean(0))
-    same(copied.placeholder, (table[5] + table[7]) / 2)
+        assert_close(vector, table.mean(0))
+    assert_close(copied.placeholder, (table[5] + table[7]) / 2)
     assert 0.01 < normal.vectors.std() < 0.03
     assert not torch.equal(normal.begin, normal.end)
     assert torch.equal(normal.vectors, build_latents(control_init="normal").vectors)
@@ -50,7 +50,7 @@ def test_latents_projection(form: str, width: int | None, inner: int) -> None:
     x = noise(1, 2, 3, 48)
     wide = torch.nn.functional.gelu(latents.projection.inner(x), approximate="none")
     mean, var = (y := latents.projection.outer(wide)).mean(-1, keepdim=True), y.var(-1, correction=0, keepdim=True)
-    same(latents.eval().project(x), (y - mean) / (var + 1e-5).sqrt())
+    assert_close(latents.eval().project(x), (y - mean) / (var + 1e-5).sqrt())
     torch.manual_seed(1)
     dropped = latents.train().project(x)
     assert torch.allclose(dropped, latents.eval().project(x)) == (form == "pccot")
@@ -65,7 +65,7 @@ def test_latents_without_projection() -> None:
 def test_latents_projection_init_scale() -> None:
     latents, table = build_latents(projection_init_scale="embedding"), decoder_of("llama").token_embedding.weight
     assert latents.projection is not None
-    same(latents.projection.norm.weight, table.square().mean().sqrt().expand(48))
+    assert_close(latents.projection.norm.weight, table.square().mean().sqrt().expand(48))
     assert build_latents().projection.norm.weight.eq(1).all()
 
 
@@ -87,8 +87,8 @@ def test_latents_after_a_cache_equal_those_after_embeddings(num_iterations: int 
     mask = torch.tensor([[True] * 4, [False] * 2 + [True] * 2])
     apart = latents.think(decoder, decoder(question, attention_mask=mask).cache, record_passes=True)
     at_once = latents.think(decoder, question=question, attention_mask=mask)
-    same(at_once.latents, apart.latents)
-    same(at_once.hidden_states, apart.hidden_states)
+    assert_close(at_once.latents, apart.latents)
+    assert_close(at_once.hidden_states, apart.hidden_states)
     assert len(apart.records) == (1 if num_iterations is None else num_iterations + 1)
     calls: list[int] = []
     latents.think(

@@ -150,20 +150,20 @@ def test_ranks_kava_matches_one_process(tmp_path: Path, parallel: Any, micro: in
 
 
 @pytest.mark.parametrize(
-    "reading",
+    "compression",
     [
-        {"length": "stop"},
-        pytest.param({"generator": "self"}, marks=pytest.mark.slow),
-        pytest.param({"generator": "select", "memory": "replace"}, marks=pytest.mark.slow),
-        pytest.param({"length": "nested", "adapter": "scale"}, marks=pytest.mark.slow),
+        {"length_policy": "stop_head"},
+        pytest.param({"summary": "autoregressive"}, marks=pytest.mark.slow),
+        pytest.param({"summary": "select", "memory_policy": "replace"}, marks=pytest.mark.slow),
+        pytest.param({"length_policy": "nested_dropout", "summary_map": "scale"}, marks=pytest.mark.slow),
     ],
 )
-def test_ranks_fsdp_with_documents_of_any_length(tmp_path: Path, reading: dict[str, Any]) -> None:
+def test_ranks_fsdp_with_documents_of_any_length(tmp_path: Path, compression: dict[str, Any]) -> None:
     """Ranks whose rows end after other numbers of segments make equally many passes, and learn as one process does."""
 
     def method() -> nn.Module:
-        head = {"joint": True, "price": 0.1} if reading.get("length") == "stop" else None
-        return compressor("llama", head, sizes={"vocab_size": 257}, steps=3, **reading).float()
+        head = {"joint_training": True, "length_cost": 0.1} if compression.get("length_policy") == "stop_head" else None
+        return compressor("llama", head, sizes={"vocab_size": 257}, total_steps=3, **compression).float()
 
     def source(whole: bool) -> DocumentDataset:
         books = [Document(str(i), (chr(97 + i) * n,)) for i, n in enumerate((40, 12, 9, 33, 21, 6))]

@@ -29,8 +29,8 @@ from laconic.nested.state import FastWeightState, LayerState, LinearMemoryState,
 from laconic.nested.state_file import NODE_TYPES
 from laconic.storage.run_dir import RunDirectory
 from laconic.training import checkpoint
-from tests.core.readings import fresh
 from tests.latent import batches
+from tests.models.fixtures import fresh
 from tests.training.toy import ToyBatch, ToyMethod
 from tests.training.toy_runs import STEPS, read_metrics, run_training, runs_equal, toy_config
 from tests.trust.children import Child
