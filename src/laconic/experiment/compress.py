@@ -1,4 +1,4 @@
-"""Texts of any length compressed side by side, a segment of each at a time; of a memory all vectors are held."""
+"""Compress texts of any length in parallel, segment by segment, with save and resume."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,9 +19,15 @@ from laconic.experiment.resumable_stream import PaddedIds, ResumableReading
 
 @dataclass(frozen=True)
 class LengthRule:
-    """How many vectors a segment becomes: by a stop's rule, `n` of each, or a `budget` shared out over a whole text.
+    """How many vectors a segment becomes.
 
-    `seed` is of the draws of stop sample, which depend on it, the text's number and the segment's alone.
+    Attributes:
+        stop_rule: Rule of the stop head, or "fixed".
+        quantile: Quantile of the rule "quantile".
+        threshold: Threshold of the rule "threshold".
+        num_vectors: Fixed number of vectors of each segment.
+        total_vectors: Number of vectors of a whole text, shared out over its segments.
+        seed: Seed of the rule "sample"; a length also depends on the index of its text and segment.
     """
 
     stop_rule: RuleName
@@ -42,37 +48,45 @@ def resolve_length_rule(
     total_vectors: int | None = None,
     seed: int = 0,
 ) -> LengthRule:
-    """What was asked, and where nothing was what the run's own settings say.
+    """Return the requested length rule, or the run's own.
 
-    Raises `Usage` (2) for two answers to one question; what a model has not learned is refused when it compresses.
+    Raises:
+        UsageError: If the number of vectors is given in two ways. What the model was not trained for is refused when it
+            compresses.
     """
-    asked = {"stop": stop_rule, "n": num_vectors, "budget": total_vectors, "q": quantile, "tau": threshold}
-    given = [name for name, value in asked.items() if value is not None]
-    rules = {"quantile": ["q"], "threshold": ["tau"]}.get(str(stop_rule), [])
-    if len(given) > 1 and given != ["stop", *rules]:
-        raise UsageError(f"{' and '.join(given)} given; one of them says how many vectors a segment becomes")
-    own = default_rule(method.segment_model)
+    options = {
+        "stop_rule": stop_rule,
+        "num_vectors": num_vectors,
+        "total_vectors": total_vectors,
+        "quantile": quantile,
+        "threshold": threshold,
+    }
+    given = [name for name, value in options.items() if value is not None]
+    parameter = [name for name in ("quantile", "threshold") if name == stop_rule]
+    if len(given) > 1 and given != ["stop_rule", *parameter]:
+        raise UsageError(f"{' and '.join(given)}: give only one of them, to choose the number of vectors")
+    default = default_rule(method.segment_model)
     if num_vectors is not None:
         return LengthRule("fixed", num_vectors=num_vectors)
     if total_vectors is not None:
         if total_vectors < 1:
-            raise UsageError(f"budget {total_vectors}: give 1 vector or more")
+            raise UsageError(f"total_vectors {total_vectors}: give 1 or more")
         return LengthRule("soft", total_vectors=total_vectors)
-    rule = stop_rule or ("quantile" if quantile is not None else "threshold" if threshold is not None else own.name)
+    rule = stop_rule or ("quantile" if quantile is not None else "threshold" if threshold is not None else default.name)
     return LengthRule(
         rule,
-        own.quantile if quantile is None else quantile,
-        own.threshold if threshold is None else threshold,
-        own.num_vectors,
+        default.quantile if quantile is None else quantile,
+        default.threshold if threshold is None else threshold,
+        default.num_vectors,
         seed=seed,
     )
 
 
 class CompressionJob(ResumableReading[SummaryMemory]):
-    """Texts on their way to vectors, a segment at a time; `spent` positions went through the decoder."""
+    """Job that compresses texts; `positions_spent` counts the positions that went through the decoder."""
 
-    kind = "compressing"  # "compression" was of another form
-    counts = (*ResumableReading.counters, "spent")
+    kind = "compression-job"
+    counters = (*ResumableReading.counters, "positions_spent")
 
     def __init__(self, method: AutoCompressor, length_rule: LengthRule) -> None:
         super().__init__(method.decoder.token_embedding.weight.device)
@@ -80,22 +94,21 @@ class CompressionJob(ResumableReading[SummaryMemory]):
 
     @property
     def documents(self) -> list[tuple[SourceDocument, ...]]:
-        """What each row that is done stands for."""
-        return [(text.to_document,) for text in self.texts]
+        """Texts of the finished rows."""
+        return [(text.to_document(),) for text in self.texts]
 
     @torch.no_grad()
-    def advance(self, segment: PaddedIds) -> SummaryMemory:
-        """The memory after one more segment of every text that still has one."""
-        B, method = len(segment.input_ids), self.method
-        tokens = segment.attention_mask.sum(1)
+    def advance(self, piece: PaddedIds) -> SummaryMemory:
+        B, method = len(piece.input_ids), self.method
+        tokens = piece.attention_mask.sum(1)
         before = method.segment_model.empty_memory(B) if self.current is None else self.current
-        after = method.compress(segment.input_ids, segment.attention_mask, before, self.length_decision(B))
+        after = method.compress(piece.input_ids, piece.attention_mask, before, self.length_decision(B))
         self.tokens += int(tokens.sum())
         self.positions_spent += int((self.extra_positions(before, after) + tokens)[tokens > 0].sum())
         return after
 
     def extra_positions(self, before: SummaryMemory, after: SummaryMemory) -> Int[Tensor, " B"]:
-        """Positions beside the text's own that compressing a segment put through the decoder, of each row."""
+        """Return how many positions beside the text's own the decoder read to compress a segment, per row."""
         reading, N = self.method.config, after.vectors_per_segment[:, -1]
         none, loop = torch.zeros_like(N), reading.summary == "autoregressive"
         lead = (
@@ -117,26 +130,24 @@ class CompressionJob(ResumableReading[SummaryMemory]):
         return found
 
     def length_decision(self, B: int) -> StopRule:
-        """The rule of a segment, with its draws where there are any."""
-        how, K, drawn = self.length_rule, self.method.config.fixed_length, None
-        if how.stop_rule == "sample":
+        """Return the rule of the next segment, with random numbers if it samples."""
+        rule, K, uniforms = self.length_rule, self.method.config.fixed_length, None
+        if rule.stop_rule == "sample":
             rows = torch.arange(B) + len(self.texts)
-            drawn = draw_uniforms("length", how.seed, 0, rows, self.next_piece - 1, K).to(self.device)
-        return StopRule(how.stop_rule, how.quantile, how.threshold, how.num_vectors, drawn)
+            uniforms = draw_uniforms("length", rule.seed, 0, rows, self.next_piece - 1, K).to(self.device)
+        return StopRule(rule.stop_rule, rule.quantile, rule.threshold, rule.num_vectors, uniforms)
 
     def append_rows(self, before: SummaryMemory | None, done: SummaryMemory) -> SummaryMemory:
-        """All rows, hard and of no more vectors than a budget says."""
+        """Return all rows, with hard lengths and at most `total_vectors` each."""
         fitted = (
             done if self.length_rule.total_vectors is None else done.keep_top_vectors(self.length_rule.total_vectors)
         )
         hard = replace(fitted, log_s=None).compact()
         return hard if before is None else SummaryMemory.concat_rows(before, hard)
 
-    def to_tensors(self, held: SummaryMemory, prefix: str) -> tuple[Mapping[str, Tensor], Any]:
-        """By the names of its parts."""
-        return {f"{prefix}{name}": x for name, x in held.tensors().items()}, None
+    def to_tensors(self, value: SummaryMemory, prefix: str) -> tuple[Mapping[str, Tensor], Any]:
+        return {f"{prefix}{name}": x for name, x in value.tensors().items()}, None
 
-    def from_tensors(self, form: Any, tensors: Mapping[str, Tensor], prefix: str) -> SummaryMemory:
-        """From the parts that are there."""
-        own = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-        return SummaryMemory(**{"log_s": None, **own}).to(self.device)
+    def from_tensors(self, spec: Any, tensors: Mapping[str, Tensor], prefix: str) -> SummaryMemory:
+        parts = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+        return SummaryMemory(**{"log_s": None, **parts}).to(self.device)

@@ -1,4 +1,4 @@
-"""A run that reads: texts become a memory, prompts are answered on it; `laconic.load`."""
+"""Compress texts into summary vectors with a trained AutoCompressor, and generate text on them."""
 
 import datetime
 import os
@@ -27,6 +27,7 @@ from laconic.experiment.compress import CompressionJob, resolve_length_rule
 from laconic.experiment.load_autocompressor import is_published, load_published
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, is_run_dir, load_run
 from laconic.experiment.resumable_stream import TokenStream
+from laconic.experiment.text_model import find_stop_token_ids, name_texts
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.generation.prompt import pad_left
@@ -36,7 +37,7 @@ from laconic.models.decoder import Decoder
 
 
 class MemoryPrompts(NamedTuple):
-    """Prompts on a memory: their ids, the cache of what stands before them, and where each begins."""
+    """Prompts that follow a memory: their ids, the cache of the memory, and each prompt's first position id."""
 
     prompt_ids: list[list[int]]
     cache: KVCache | None
@@ -45,9 +46,14 @@ class MemoryPrompts(NamedTuple):
 
 @dataclass(frozen=True)
 class TextCompressor:
-    """An AutoCompressor with its tokenizer; `segment` is the length in tokens in which it was taught to read.
+    """An AutoCompressor with its tokenizer (see `TextModel`).
 
-    `reads` and `writes` are fingerprints of the weights that do; the two differ where an adapter only writes.
+    Attributes:
+        method: The model.
+        tokenizer: Its tokenizer.
+        segment_tokens: Length of the segments it was trained on.
+        reader_fingerprint: Fingerprint of the weights that read a memory.
+        writer_fingerprint: Fingerprint of the weights that write one; another if a LoRA adapter only writes.
     """
 
     method: AutoCompressor
@@ -58,31 +64,29 @@ class TextCompressor:
 
     @property
     def decoder(self) -> Decoder:
-        """What reads vectors."""
+        """The decoder that reads summary vectors."""
         return self.method.decoder
 
     @cached_property
     def metadata(self) -> MemoryMetadata:
-        """What a memory that is written now comes from, its texts aside."""
-        reading, halting, config = self.method.config, self.method.stop_head_config, self.decoder.config
-        settings = {
-            "compression": reading.model_dump(mode="json"),
-            "stop_head": None if halting is None else halting.model_dump(mode="json"),
-        }
+        """Metadata of a memory that is written now, without its texts."""
+        config, stop_head, decoder = self.method.config, self.method.stop_head_config, self.decoder.config
+        has_bos = config.bos is not None and self.method.segment_model.bos_token_id is not None
         return MemoryMetadata(
             laconic=laconic.__version__,
             reader=self.reader_fingerprint,
             writer=self.writer_fingerprint,
-            family=config.family,
-            layers=config.num_hidden_layers,
-            width=config.hidden_size,
-            vocab=config.vocab_size,
-            method=settings,
-            positions=resolve_position_scheme(reading, config),
-            bos=reading.bos
-            if reading.bos is not None and self.method.segment_model.bos_token_id is not None
-            else "none",
-            recurrent=reading.reread_memory,
+            family=decoder.family,
+            layers=decoder.num_hidden_layers,
+            width=decoder.hidden_size,
+            vocab=decoder.vocab_size,
+            method={
+                "compression": config.model_dump(mode="json"),
+                "stop_head": None if stop_head is None else stop_head.model_dump(mode="json"),
+            },
+            positions=resolve_position_scheme(config, decoder),
+            bos=config.bos if config.bos is not None and has_bos else "none",
+            recurrent=config.reread_memory,
             dtype=str(self.decoder.token_embedding.weight.dtype).removeprefix("torch."),
             tokenizer=self.tokenizer.fingerprint,
             created=current_time(),
@@ -101,12 +105,24 @@ class TextCompressor:
         total_vectors: int | None = None,
         seed: int = 0,
     ) -> SummaryMemory:
-        """A row of memory for each text, all read side by side.
+        """Compress texts into a memory with one row per text, reading all texts in parallel.
 
-        `stop` with `q` or `tau`, `n` of each segment, or a `budget` for a text say how many vectors there are; by
-        default the run does. Raises `Usage` (2), and `BadInput` (66) for an empty text.
+        Args:
+            texts: The texts.
+            names: Names stored in the memory's metadata.
+            segment_tokens: Length of segments; by default as trained.
+            stop_rule: Rule of the stop head; by default the run's own.
+            quantile: Quantile of the rule "quantile".
+            threshold: Threshold of the rule "threshold".
+            num_vectors: Fixed number of vectors of each segment.
+            total_vectors: Number of vectors of each text, shared out over its segments.
+            seed: Seed of the rule "sample".
+
+        Raises:
+            UsageError: If the number of vectors is given in two ways, or the texts do not fit the model.
+            InputError: For an empty text.
         """
-        how = resolve_length_rule(
+        rule = resolve_length_rule(
             self.method,
             stop_rule=stop_rule,
             quantile=quantile,
@@ -115,86 +131,91 @@ class TextCompressor:
             total_vectors=total_vectors,
             seed=seed,
         )
-        called = [*names] or [f"text {i}" for i in range(1, len(texts) + 1)]
-        if isinstance(texts, str) or not texts or len(called) != len(texts):
-            raise UsageError("texts: give a list of at least one text, and as many names as texts or none")
-        group = [self.token_stream(name, [text], segment_tokens) for name, text in zip(called, texts, strict=True)]
-        return self.run_to_end(CompressionJob(self.method, how), [group])
+        group = [self.token_stream(name, [text], segment_tokens) for name, text in name_texts(texts, names)]
+        return self.run_to_end(CompressionJob(self.method, rule), [group])
 
-    def stream(self, parts: Iterable[str], *, name: str = "stream", segment_tokens: int | None = None) -> SummaryMemory:
-        """One row of memory for a text that comes in parts, of any length, lengths as the run has them."""
-        return self.run_to_end(
-            CompressionJob(self.method, resolve_length_rule(self.method)),
-            [[self.token_stream(name, parts, segment_tokens)]],
-        )
+    def stream(
+        self, chunks: Iterable[str], *, name: str = "stream", segment_tokens: int | None = None
+    ) -> SummaryMemory:
+        """Compress one text that arrives in chunks, of any total length, into a memory of one row."""
+        job = CompressionJob(self.method, resolve_length_rule(self.method))
+        return self.run_to_end(job, [[self.token_stream(name, chunks, segment_tokens)]])
 
-    def token_stream(self, name: str, parts: Iterable[str], segment_tokens: int | None = None) -> TokenStream:
-        """A text to be read in segments of the run's own length or another. Raises `Usage` (2) for less than one."""
+    def token_stream(self, name: str, chunks: Iterable[str], segment_tokens: int | None = None) -> TokenStream:
+        """Return a text as a stream of segments, by default as long as in training."""
         if segment_tokens is not None and segment_tokens < 1:
-            raise UsageError(f"segment {segment_tokens}: give 1 token or more")
-        return TokenStream(name, parts, self.tokenizer, segment_tokens or self.segment_tokens)
+            raise UsageError(f"segment_tokens {segment_tokens}: give 1 or more")
+        return TokenStream(name, chunks, self.tokenizer, segment_tokens or self.segment_tokens)
 
     def run_to_end(self, job: CompressionJob, groups: Iterable[Sequence[TokenStream]]) -> SummaryMemory:
-        """All of some work done."""
+        """Run a job on groups of texts and return the memory."""
         for _ in job.run(groups):
             pass
         return self.with_metadata(job)
 
     def with_metadata(self, job: CompressionJob) -> SummaryMemory:
-        """What was made, with where it comes from. Raises `Usage` (2) where no text was given."""
+        """Return the memory of a finished job with its metadata."""
         if job.done is None:
             raise UsageError("no text is given; give one to compress")
         return replace(job.done, metadata=replace(self.metadata, documents=tuple(job.documents)))
 
+    def save(self, memory: SummaryMemory, path: str | Path) -> None:
+        """Write a memory to a file."""
+        memory.save(path)
+
     def load(self, path: str | Path) -> SummaryMemory:
-        """A memory that this run may read, in the decoder's type and place. Raises `Damaged` (76), `BadInput` (66)."""
-        first = self.decoder.token_embedding.weight
-        return SummaryMemory.load(path, self.metadata).to(first.device, first.dtype)
+        """Read a memory that this model may read, with the decoder's dtype and device.
+
+        Raises:
+            CorruptArtifactError: If the file is damaged or was written for other weights.
+            InputError: If there is no such file.
+        """
+        embedding = self.decoder.token_embedding.weight
+        return SummaryMemory.load(path, self.metadata).to(embedding.device, embedding.dtype)
 
     def prepare_prompts(self, prompts: Sequence[str], memory: SummaryMemory) -> MemoryPrompts:
-        """Prompts on a memory of as many rows, of one for all, or one prompt for all rows; a memory is read once.
+        """Encode prompts that follow a memory: one prompt per row, one for all rows, or one row for all prompts.
 
-        Raises `Usage` (2) for other numbers, and for a memory and a prompt that do not fit the model.
+        Raises:
+            UsageError: For other numbers of prompts, or if a prompt and the memory do not fit the model.
         """
         if memory.metadata is not None:
             memory.metadata.check_reader("the one given", self.metadata)
-        given, B = [self.tokenizer.encode(text, add_special_tokens=False) for text in prompts], memory.B
-        if len(given) != B and 1 not in (B, len(given)):
-            raise UsageError(f"{len(given)} prompts on a memory of {B} texts; give one prompt, or as many as texts")
-        ids = given * B if len(given) == 1 else given
+        ids, B = [self.tokenizer.encode(text, add_special_tokens=False) for text in prompts], memory.B
+        if len(ids) != B and 1 not in (B, len(ids)):
+            raise UsageError(f"{len(ids)} prompts for a memory of {B} texts; give one prompt, or one per text")
+        ids = ids * B if len(ids) == 1 else ids
         if not all(ids):
             raise UsageError(f"prompt {ids.index([])} is empty; give text")
-        self.method.segment_model.check_fits(memory, max(map(len, ids)))
-        _, live = pad_left(ids)
+        model = self.method.segment_model
+        model.check_fits(memory, max(map(len, ids)))
         with torch.no_grad(), self.reading_mode():
-            state = self.prefill_memory(memory)
-        state = state if state is None or len(ids) == B else state.repeat_rows(len(ids))
-        many = memory if len(ids) == B else memory.select_rows([0] * len(ids))
-        unit = self.method.segment_model
-        placed = build_memory_prompt(
-            self.decoder, unit.config, many, unit.bos_token_id, live.to(many.valid.device)
-        ).position_ids
-        return MemoryPrompts(ids, state, None if placed is None else placed[:, -1] + 1 - live.sum(1).to(placed.device))
+            cache = self.prefill_memory(memory)
+        if cache is not None and len(ids) != B:
+            cache = cache.repeat_rows(len(ids))
+        rows = memory if len(ids) == B else memory.select_rows([0] * len(ids))
+        mask = pad_left(ids)[1].to(rows.valid.device)
+        positions = build_memory_prompt(self.decoder, model.config, rows, model.bos_token_id, mask).position_ids
+        return MemoryPrompts(ids, cache, None if positions is None else positions[:, -1] + 1 - mask.sum(1))
 
     def prefill_memory(self, memory: SummaryMemory) -> KVCache | None:
-        """The cache of a memory, and of what stands before it; None of nothing."""
-        before = self.method.build_prompt(memory)
-        if not before.inputs_embeds.shape[1]:
+        """Return the cache of bos and memory, or None if both are empty."""
+        prompt = self.method.build_prompt(memory)
+        if not prompt.inputs_embeds.shape[1]:
             return None
         output = self.decoder(
-            before.inputs_embeds, attention_mask=before.attention_mask, position_ids=before.position_ids
+            prompt.inputs_embeds, attention_mask=prompt.attention_mask, position_ids=prompt.position_ids
         )
         return output.cache
 
     def reading_mode(self) -> AbstractContextManager[object]:
-        """The decoder as it reads; an adapter that only writes is off."""
+        """Return a context in which an adapter that only writes is off."""
         return self.method.segment_model.reading_context()
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """What a text ends with: the tokenizer's eos, and others where the model's own files name it beside them."""
-        ends, eos = self.decoder.config.eos_token_ids, self.tokenizer.eos_token_id
-        return ends if eos is None or eos in ends else (eos,)
+        """Ids that end a text."""
+        return find_stop_token_ids(self.tokenizer, self.decoder.config.eos_token_ids)
 
     def generate(
         self,
@@ -207,68 +228,74 @@ class TextCompressor:
 
         `config` is as in :func:`laconic.generate`; by default rows end at the tokenizer's end-of-sequence ids.
         """
-        found = MemoryPrompts([self.tokenizer.encode(text) for text in prompts], None, None)
-        found = found if memory is None else self.prepare_prompts(prompts, memory)
+        if memory is None:
+            encoded = MemoryPrompts([self.tokenizer.encode(text) for text in prompts], None, None)
+        else:
+            encoded = self.prepare_prompts(prompts, memory)
         if config.eos_token_ids is None:
             config = replace(config, eos_token_ids=self.stop_token_ids)
         with self.reading_mode():
             return generate(
                 self.decoder,
                 self.tokenizer,
-                input_ids=found.prompt_ids,
-                state=found.cache,
-                first_positions=found.positions,
+                input_ids=encoded.prompt_ids,
+                state=encoded.cache,
+                first_positions=encoded.positions,
                 config=config,
             )
 
 
 def load_compressor(path: str | Path, device: str = "cpu", step: int | None = None) -> TextCompressor:
-    """The run of an AutoCompressor at its newest good step, or the one asked for; or the folder of a published one.
+    """Load an AutoCompressor: a run at its latest step or another, or a published checkpoint.
 
-    Raises `BadInput` (66) for what is neither, `Usage` (2) for a run of another method, `Damaged` (76), and `Unsafe`
-    (77) for pickles.
+    Raises:
+        InputError: If the folder is neither.
+        UsageError: If the run's method is another, or for `step` of a checkpoint.
+        CorruptArtifactError: If a file is damaged.
+        UnsafeFileError: If the weights are pickles.
     """
-    place = weights.resolve_device(device)
+    target = weights.resolve_device(device)
     if is_run_dir(path) or not is_published(path):
-        return as_compressor(load_run(path, place, step))
+        return as_compressor(load_run(path, target, step))
     if step is not None:
-        raise UsageError(f"step {step}: {path} is no run but a checkpoint, which has no steps; leave it out")
-    found = load_published(path, place)
-    whole = found.method.decoder.fingerprint
-    return TextCompressor(
-        found.method, found.tokenizer, found.segment_tokens, whole, compute_writer_fingerprint(found.method)
-    )
+        raise UsageError(f"step {step}: {path} is a checkpoint, which has no steps; leave it out")
+    method, tokenizer, segment_tokens = load_published(path, target)
+    reader, writer = method.decoder.fingerprint, compute_writer_fingerprint(method)
+    return TextCompressor(method, tokenizer, segment_tokens, reader, writer)
 
 
 def is_compressor(path: str | Path) -> bool:
-    """Whether a folder is one that reads texts into memories: a run by its recipe, or a published AutoCompressor."""
-    return (
-        load_recipe(Path(path) / RECIPE_FILE)[0].method == "autocompressor" if is_run_dir(path) else is_published(path)
-    )
+    """Return whether a folder holds a run of an AutoCompressor or a published one."""
+    if is_run_dir(path):
+        return load_recipe(Path(path) / RECIPE_FILE)[0].method == "autocompressor"
+    return is_published(path)
 
 
 def compute_writer_fingerprint(method: AutoCompressor) -> str:
-    """The fingerprint of all that writes a memory: the decoder, and what is learned beside it."""
-    learned = weights.weights_fingerprint(method.summaries.state_dict().items())
-    return sha256(f"{method.decoder.fingerprint} {learned}".encode()).hexdigest()
+    """Return the fingerprint of everything that writes a memory: the decoder and the summary parameters."""
+    parameters = weights.weights_fingerprint(method.summaries.state_dict().items())
+    return sha256(f"{method.decoder.fingerprint} {parameters}".encode()).hexdigest()
 
 
 def as_compressor(run: LoadedRun) -> TextCompressor:
-    """An opened run as a reader. Raises `Usage` (2) for one whose method reads no texts."""
-    method = run.method
+    """Return a loaded run as a `TextCompressor`.
+
+    Raises:
+        UsageError: If the run's method does not compress.
+    """
+    method, data = run.method, run.recipe.data
     if not isinstance(method, AutoCompressor):
         raise UsageError(
-            f"{run.folder} was trained by {run.recipe.method}, which keeps no memory; give a run of autocompressor"
+            f"{run.folder} was trained by {run.recipe.method}, which writes no memory; give a run of autocompressor"
         )
-    reads = run.parts.base if method.config.adapter_scope == "write" else method.decoder.fingerprint
-    data = run.recipe.data
-    segment = data.recall.segment_tokens if data.source == "recall" else data.text.mean_segment_tokens
-    return TextCompressor(method, run.parts.tokenizer, segment, reads, compute_writer_fingerprint(method))
+    reader = run.parts.base if method.config.adapter_scope == "write" else method.decoder.fingerprint
+    segment_tokens = data.recall.segment_tokens if data.source == "recall" else data.text.mean_segment_tokens
+    return TextCompressor(method, run.parts.tokenizer, segment_tokens, reader, compute_writer_fingerprint(method))
 
 
 def current_time() -> str:
-    """The time, or what SOURCE_DATE_EPOCH says it is."""
-    given = os.environ.get("SOURCE_DATE_EPOCH", "")
-    when = datetime.datetime.now(datetime.UTC)
-    when = datetime.datetime.fromtimestamp(int(given), datetime.UTC) if given.isdecimal() else when
-    return when.isoformat(timespec="seconds")
+    """Return the time in ISO format, or the time that SOURCE_DATE_EPOCH gives."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    time = datetime.datetime.now(datetime.UTC)
+    time = datetime.datetime.fromtimestamp(int(epoch), datetime.UTC) if epoch.isdecimal() else time
+    return time.isoformat(timespec="seconds")

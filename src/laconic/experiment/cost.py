@@ -1,4 +1,4 @@
-"""What a compression cost and what it saves, in tokens, positions and bytes."""
+"""Cost and savings of a compression, in tokens, positions and bytes."""
 
 import math
 from dataclasses import dataclass
@@ -10,11 +10,15 @@ from laconic.models.config import DecoderConfig
 
 @dataclass(frozen=True)
 class CompressionCost:
-    """Of all texts together: tokens read in segments, the vectors they became, and what both take.
+    """Tokens, vectors and bytes of all compressed texts together.
 
-    `file` is bytes of the vectors in a file; `text_cache` and `vector_cache` are bytes of keys and values, 2 L G E a
-    position, that text and vectors hold; `spent` are positions that went through the decoder, `saved` those that a use
-    no longer reads. `pays_after` is the number of uses from which `saved` is more than `spent`; None: never.
+    Attributes:
+        file_bytes: Bytes of the vectors in a file.
+        text_cache_bytes: Bytes of the KV cache of the text, 2 L G E numbers per position.
+        vector_cache_bytes: Bytes of the KV cache of the vectors.
+        positions_spent: Positions that the decoder read to compress.
+        positions_saved_per_use: Positions that each use no longer reads.
+        break_even_uses: Number of uses after which more was saved than spent; None: never.
     """
 
     num_texts: int
@@ -33,29 +37,33 @@ class CompressionCost:
     break_even_uses: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return all fields as a dict."""
         return dict(vars(self))
 
     def to_lines(self) -> list[str]:
-        """As a person reads it."""
-        ratio = "" if self.tokens_per_vector is None else f", {self.tokens_per_vector:.1f} tokens a vector"
-        pays = "never pays" if self.break_even_uses is None else f"pays after {format_times(self.break_even_uses)}"
+        """Return the cost as lines of text."""
+        ratio = "" if self.tokens_per_vector is None else f", {self.tokens_per_vector:.1f} tokens per vector"
+        break_even = (
+            "never pays" if self.break_even_uses is None else f"pays after {format_times(self.break_even_uses)}"
+        )
         return [
             f"read       {self.num_tokens:,} tokens in {format_count(self.num_segments, 'segment')}"
             + (f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""),
-            f"vectors    {self.num_vectors:,}: {self.mean_vectors:.2f} a segment, {self.min_vectors} to {self.max_vectors}{ratio}",
+            f"vectors    {self.num_vectors:,}: {self.mean_vectors:.2f} per segment, {self.min_vectors} to {self.max_vectors}{ratio}",
             f"bytes      {format_bytes(self.file_bytes)} of vectors; cache {format_bytes(self.vector_cache_bytes)} in place of "
             f"{format_bytes(self.text_cache_bytes)}",
-            f"positions  {self.positions_spent:,} spent, {self.positions_saved_per_use:,} saved each time it is read; {pays}",
+            f"positions  {self.positions_spent:,} spent, {self.positions_saved_per_use:,} saved each time it is read; {break_even}",
         ]
 
 
-def compute_cost(memory: SummaryMemory, config: DecoderConfig, width: int, spent: int) -> CompressionCost:
-    """Of a memory with its provenance; `width` is bytes of a number in the cache."""
+def compute_cost(
+    memory: SummaryMemory, config: DecoderConfig, bytes_per_number: int, positions_spent: int
+) -> CompressionCost:
+    """Return the cost of a memory; `bytes_per_number` is that of the KV cache."""
     spans = memory.segment_tokens
     read = memory.vectors_per_segment[spans > 0]
     tokens, vectors, segments = int(spans.sum()), int(memory.valid.sum()), len(read)
-    position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * width
+    position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * bytes_per_number
     saved = tokens - vectors
     return CompressionCost(
         num_texts=memory.B,
@@ -69,24 +77,24 @@ def compute_cost(memory: SummaryMemory, config: DecoderConfig, width: int, spent
         file_bytes=memory.num_bytes,
         text_cache_bytes=tokens * position,
         vector_cache_bytes=vectors * position,
-        positions_spent=spent,
+        positions_spent=positions_spent,
         positions_saved_per_use=saved,
-        break_even_uses=math.floor(spent / saved) + 1 if saved > 0 else None,
+        break_even_uses=math.floor(positions_spent / saved) + 1 if saved > 0 else None,
     )
 
 
-def format_count(n: int, what: str) -> str:
-    """A number with its noun."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
+def format_count(n: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def format_times(n: int) -> str:
-    """How often."""
+    """Return a number of uses."""
     return "1 use" if n == 1 else f"{n:,} uses"
 
 
 def format_bytes(n: float) -> str:
-    """Bytes as a person reads them."""
+    """Return a number of bytes with a unit."""
     for unit in ("bytes", "KiB", "MiB"):
         if n < 1024:
             return f"{n:,.0f} {unit}" if unit == "bytes" else f"{n:.1f} {unit}"

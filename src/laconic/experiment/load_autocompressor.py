@@ -1,7 +1,7 @@
-"""AutoCompressors as their authors publish them: a decoder's checkpoint with the summary tokens beside its weights.
+"""Load AutoCompressors as their authors publish them: a checkpoint that also holds the summary tokens.
 
 arXiv:2305.14788, code princeton-nlp/AutoCompressors 80352a4. The tensor is `embed_summary.weight` [kappa, D];
-config.json says `summary_length`, kappa, and `accumulate_summary`, false for RMT.
+config.json has `summary_length` (kappa) and `accumulate_summary`, which is false for RMT.
 """
 
 import warnings
@@ -22,11 +22,11 @@ from laconic.models.decoder import Decoder
 from laconic.storage.strict_json import read_json
 
 SUMMARY_EMBEDDING, SUMMARY_LENGTH_KEY, ACCUMULATE_KEY = "embed_summary.weight", "summary_length", "accumulate_summary"
-TRAINED_SEGMENT_TOKENS = 1536  # tokens of a segment, the mean with which the paper's models were trained
+TRAINED_SEGMENT_TOKENS = 1536  # mean segment length in the paper's training
 
 
 class PublishedAutoCompressor(NamedTuple):
-    """What a folder holds, and a length of segments that it can read."""
+    """A published model with its tokenizer, and a segment length that it can read."""
 
     method: AutoCompressor
     tokenizer: Tokenizer
@@ -34,69 +34,71 @@ class PublishedAutoCompressor(NamedTuple):
 
 
 def is_published(path: str | Path) -> bool:
-    """Whether a path is a folder whose config.json has a number of summary tokens."""
+    """Return whether a folder's config.json has a number of summary tokens."""
     config = Path(path) / "config.json"
     return config.is_file() and bool(read_json(config).get(SUMMARY_LENGTH_KEY))
 
 
 def load_published(path: str | Path, device: torch.device) -> PublishedAutoCompressor:
-    """Parallel summaries of a fixed number, accumulated or replaced as config.json says, and no bos before a segment.
+    """Load a published AutoCompressor: parallel summaries of fixed number, accumulated or replaced, without bos.
 
-    Raises `Unsafe` (77) for pickles, `BadInput` (66) for a folder that is no whole one of this layout.
+    Raises:
+        UnsafeFileError: If the weights are pickles.
+        InputError: If a tensor or key of this layout is missing or does not match.
     """
     folder = Path(path)
     check_not_pickle(folder)
-    config, held = read_json(folder / "config.json"), index_tensors(folder)
-    grows, kappa = config.get(ACCUMULATE_KEY), config[SUMMARY_LENGTH_KEY]
-    if type(grows) is not bool:
-        raise InputError(f"{folder}/config.json has no {ACCUMULATE_KEY}; write it there: true, or false for RMT")
-    if SUMMARY_EMBEDDING not in held:
+    config, tensors = read_json(folder / "config.json"), index_tensors(folder)
+    accumulates, kappa = config.get(ACCUMULATE_KEY), config[SUMMARY_LENGTH_KEY]
+    if type(accumulates) is not bool:
+        raise InputError(f"{folder}/config.json has no {ACCUMULATE_KEY}; add it: true, or false for RMT")
+    if SUMMARY_EMBEDDING not in tensors:
         raise InputError(
-            f"{folder} has no tensor {SUMMARY_EMBEDDING}, of which config.json says that it has {kappa} rows; the classes of "
-            "transformers leave it out, so convert the published file tensor by tensor"
+            f"{folder} has no tensor {SUMMARY_EMBEDDING} with {kappa} rows as in config.json; transformers' classes drop it, "
+            "so convert the published file tensor by tensor"
         )
     decoder = Decoder.from_pretrained(folder, device=device, ignore_tensors=(SUMMARY_EMBEDDING,))
-    shape, D = held[SUMMARY_EMBEDDING].spec.shape, decoder.config.hidden_size
+    shape, D = tensors[SUMMARY_EMBEDDING].spec.shape, decoder.config.hidden_size
     if shape != (kappa, D):
         raise InputError(
-            f"{SUMMARY_EMBEDDING} {list(shape)}, config.json says {[kappa, D]}; take the two from one place"
+            f"{SUMMARY_EMBEDDING} {list(shape)}, but config.json says {[kappa, D]}; use files of one model"
         )
     tokenizer = load_tokenizer(folder)
     check_vocabulary(tokenizer, decoder.config)
-    memory = "accumulate" if grows else "replace"
-    reading = CompressionConfig.model_validate(
-        {"max_vectors": kappa, "memory_policy": memory, "summary_init": "normal", "bos": "none"}
+    policy = "accumulate" if accumulates else "replace"
+    compression = CompressionConfig.model_validate(
+        {"max_vectors": kappa, "memory_policy": policy, "summary_init": "normal", "bos": "none"}
     )
-    summaries = SummaryParameters(decoder, reading, eos_token_id=None)
+    summaries = SummaryParameters(decoder, compression, eos_token_id=None)
     assert summaries.tokens is not None
     with torch.no_grad():
-        summaries.tokens.copy_(held[SUMMARY_EMBEDDING].load())
-    method = AutoCompressor(decoder, summaries, reading, total_steps=1).eval()
-    return PublishedAutoCompressor(method, tokenizer, choose_segment_length(decoder, reading))
+        summaries.tokens.copy_(tensors[SUMMARY_EMBEDDING].load())
+    method = AutoCompressor(decoder, summaries, compression, total_steps=1).eval()
+    return PublishedAutoCompressor(method, tokenizer, choose_segment_length(decoder, compression))
 
 
 def check_not_pickle(folder: Path) -> None:
-    """Raises `Unsafe` (77) where the weights are pickles alone, with the one way to convert them that keeps all."""
+    """Raise UnsafeFileError if the weights are only pickles, and say how to convert them."""
     pickle = next((path.name for path in sorted(folder.iterdir()) if path.name.endswith(PICKLE_SUFFIXES)), None)
     if pickle and not any((folder / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
         raise UnsafeFileError(
-            f"{pickle} is a pickle and can run code; not opened. In an environment you trust, write the tensors of "
-            f"torch.load(..., weights_only=True) by safetensors.torch.save_file as {SINGLE_FILE}; save_pretrained of "
-            f"transformers would leave out {SUMMARY_EMBEDDING}"
+            f"{pickle} is a pickle, which can run code, so it was not opened. In an environment you trust, save the tensors of "
+            f"torch.load(..., weights_only=True) with safetensors.torch.save_file as {SINGLE_FILE}; save_pretrained of "
+            f"transformers would drop {SUMMARY_EMBEDDING}"
         )
 
 
-def choose_segment_length(decoder: Decoder, reading: CompressionConfig) -> int:
-    """As the paper's models were trained, or less where there is no room; warns of a row that nothing may read."""
-    config, zero = decoder.config, resolve_position_scheme(reading, decoder.config) == "zero"
+def choose_segment_length(decoder: Decoder, compression: CompressionConfig) -> int:
+    """Return the paper's segment length, or less for a short context; warn about a position row that should be zero."""
+    config, zero = decoder.config, resolve_position_scheme(compression, decoder.config) == "zero"
     if zero and decoder.weight_names.position_embedding is not None and config.position_offset:
         row = decoder.get_submodule(decoder.weight_names.position_embedding).get_parameter("weight")[
             config.position_offset - 1
         ]
         if bool(row.any()):
             warnings.warn(
-                f"row {config.position_offset - 1} of {decoder.weight_names.position_embedding} is not zero; memory has no position, so it is not "
-                "read",
+                f"row {config.position_offset - 1} of {decoder.weight_names.position_embedding} is not zero; memory has no position, so "
+                "the row is not used",
                 stacklevel=3,
             )
     return min(TRAINED_SEGMENT_TOKENS, config.max_position_embeddings if zero else config.max_position_embeddings // 2)

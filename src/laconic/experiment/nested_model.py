@@ -1,4 +1,4 @@
-"""A model that learns while it reads, with its tokenizer: texts become a state, on which prompts are answered."""
+"""Read texts into the fast weights of a trained nested model, and generate text on them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ from laconic.config.load import load_recipe
 from laconic.data.tokenizer import Tokenizer, load_tokenizer
 from laconic.errors import CorruptArtifactError, UsageError
 from laconic.experiment import build_nested
-from laconic.experiment import compressor as reading
-from laconic.experiment.compressor import TextCompressor, current_time
+from laconic.experiment.compressor import TextCompressor, current_time, load_compressor
 from laconic.experiment.load_run import RECIPE_FILE, LoadedRun, is_run_dir, load_run
 from laconic.experiment.read_into_state import ReadDocument, StateReadingJob, fit_attention_window
 from laconic.experiment.resumable_stream import TokenStream
+from laconic.experiment.text_model import find_stop_token_ids, name_texts
 from laconic.generation.config import GREEDY, GenerationConfig
 from laconic.generation.generate import Generation, generate
 from laconic.models import weights
@@ -28,13 +28,19 @@ from laconic.nested.state import FastWeightState
 from laconic.storage import atomic
 
 NESTED_METHOD = "hope"
-READING_CHUNK = 512  # tokens of a text read at once; what is learned does not depend on it
-MAX_LISTED = 12  # characters of a hash that a message shows
+READING_CHUNK = 512  # tokens read at once; the result does not depend on it
+HASH_DIGITS = 12  # of a fingerprint in a message
 
 
 @dataclass(frozen=True)
 class NestedTextModel:
-    """A Hope with its tokenizer. `learn` False: it was trained with fast weights that stand still, and reads so."""
+    """A nested model with its tokenizer (see `TextModel`).
+
+    Attributes:
+        model: The model.
+        tokenizer: Its tokenizer.
+        update_weights: Whether fast weights are updated while reading; False if they were frozen in training.
+    """
 
     model: Hope
     tokenizer: Tokenizer
@@ -42,49 +48,55 @@ class NestedTextModel:
 
     @property
     def has_attention(self) -> bool:
-        """Whether it has attention, and sees a text without learning of it."""
+        """Whether the model has attention, and so can condition on a text without updating fast weights."""
         return self.model.hope_config.memory is None
 
     @cached_property
     def attention_window(self) -> int:
-        """Tokens that attention sees at most."""
+        """Largest number of tokens that attention sees."""
         return self.model.config.max_position_embeddings
 
     def compress(
         self, texts: Sequence[str], state: FastWeightState | None = None, *, names: Sequence[str] = ()
     ) -> FastWeightState:
-        """What is learned of each text, a row each, all read side by side; on `state` of one row if it is given.
+        """Read texts into fast weights, one row per text, all in parallel.
 
-        Raises `Usage` (2), `BadInput` (66) for an empty text, `NonFinite` (65).
+        Args:
+            texts: The texts.
+            state: State of one row that every text continues; by default the initial state.
+            names: Names stored in the state's file.
+
+        Raises:
+            UsageError: If the model's fast weights are frozen, or the state has several rows.
+            InputError: For an empty text.
+            NonFiniteError: If a fast weight is not finite.
         """
-        called = [*names] or [f"text {i}" for i in range(1, len(texts) + 1)]
-        if isinstance(texts, str) or not texts or len(called) != len(texts):
-            raise UsageError("texts: give a list of at least one text, and as many names as texts or none")
-        study = self.start_reading(state)
-        return run_to_end(study, [[self.token_stream(name, [text]) for name, text in zip(called, texts, strict=True)]])
+        job = self.start_reading(state)
+        return run_to_end(job, [[self.token_stream(name, [text]) for name, text in name_texts(texts, names)]])
 
-    def stream(self, parts: Iterable[str], state: FastWeightState | None = None) -> FastWeightState:
-        """One row for a text that comes in parts, of any length."""
-        return run_to_end(self.start_reading(state), [[self.token_stream("stream", parts)]])
+    def stream(self, chunks: Iterable[str], state: FastWeightState | None = None) -> FastWeightState:
+        """Read one text that arrives in chunks, of any total length, into a state of one row."""
+        return run_to_end(self.start_reading(state), [[self.token_stream("stream", chunks)]])
 
-    def start_reading(self, before: FastWeightState | None = None) -> StateReadingJob:
-        """Texts to be read. Raises `Usage` (2) for a model that has learned to stand still, and for other rows."""
+    def start_reading(self, initial_state: FastWeightState | None = None) -> StateReadingJob:
+        """Return a job that reads texts; `initial_state` has one row."""
         if not self.update_weights:
             raise UsageError(
-                "inner_loop.enabled is false in this run: its fast weights stand still; give a run that learns"
+                "inner_loop.enabled is false in this run, so it cannot learn from a text; give another run"
             )
-        if before is not None and len(before.position) != 1:
-            raise UsageError(f"a state of {len(before.position)} rows before a text; take the row that it goes on from")
-        return StateReadingJob(self.model, self.attention_window, before)
+        if initial_state is not None and len(initial_state.position) != 1:
+            raise UsageError(f"a text continues a state of one row, not of {len(initial_state.position)}; select one")
+        return StateReadingJob(self.model, self.attention_window, initial_state)
 
-    def token_stream(self, name: str, parts: Iterable[str]) -> TokenStream:
-        """A text, read in pieces."""
-        return TokenStream(
-            name,
-            parts,
-            self.tokenizer,
-            min(READING_CHUNK, self.attention_window) if self.has_attention else READING_CHUNK,
-        )
+    def token_stream(self, name: str, chunks: Iterable[str]) -> TokenStream:
+        """Return a text as a stream of tokens."""
+        size = min(READING_CHUNK, self.attention_window) if self.has_attention else READING_CHUNK
+        return TokenStream(name, chunks, self.tokenizer, size)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        return find_stop_token_ids(self.tokenizer, self.model.config.eos_token_ids)
 
     def generate(
         self,
@@ -118,49 +130,62 @@ class NestedTextModel:
             config = replace(config, update_on_prompt=False, update_on_output=False)
         return generate(self.model, self.tokenizer, input_ids=ids, state=state, config=config)
 
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """What a text ends with: the tokenizer's eos, and others where the model's own files name it beside them."""
-        ends, eos = self.model.config.eos_token_ids, self.tokenizer.eos_token_id
-        return ends if eos is None or eos in ends else (eos,)
-
     def save(self, state: FastWeightState, path: str | Path, documents: Sequence[Sequence[ReadDocument]] = ()) -> None:
-        """A state as one file that these weights open, with this tokenizer. Raises `NonFinite` (65), `NoSpace` (74).
+        """Write a state to a file that only these weights and this tokenizer can open.
 
-        `documents` are what each row has read.
+        Args:
+            state: The state.
+            path: The file.
+            documents: Texts that each row has read.
+
+        Raises:
+            NonFiniteError: If the state is not finite.
+            DiskError: If the disk is full.
         """
-        rows = [[document._asdict() for document in row] for row in documents]
-        source = {"tokenizer": self.tokenizer.fingerprint, "created": current_time(), "documents": rows,
-                  "chunks": self.model.hope_config.chunk_sizes}  # fmt: skip
+        source = {
+            "tokenizer": self.tokenizer.fingerprint,
+            "created": current_time(),
+            "documents": [[document._asdict() for document in row] for row in documents],
+            "chunks": self.model.hope_config.chunk_sizes,
+        }
         state_file.save_state(
-            values.detach(state), path, memory_kind=STATE_KIND, model_fingerprint=self.model.weights_fingerprint, num_tokens=int(state.position.sum()),
-            version=laconic.__version__, source=source,
-        )  # fmt: skip
+            values.detach(state),
+            path,
+            memory_kind=STATE_KIND,
+            model_fingerprint=self.model.weights_fingerprint,
+            num_tokens=int(state.position.sum()),
+            version=laconic.__version__,
+            source=source,
+        )
 
     def load(self, path: str | Path) -> FastWeightState:
-        """What `save` wrote. Raises `Damaged` (76) for a file of other weights or another tokenizer, or no state."""
+        """Read a state that `save` wrote.
+
+        Raises:
+            CorruptArtifactError: If the file is damaged, or belongs to other weights or another tokenizer.
+        """
         state = self.model.load_state(path)
         theirs, ours = str(read_writer_metadata(path).get("tokenizer", "")), self.tokenizer.fingerprint
         if theirs and theirs != ours:
             raise CorruptArtifactError(
-                f"state: {path} was read with tokenizer {theirs[:MAX_LISTED]}…, this is {ours[:MAX_LISTED]}…; take that one"
+                f"state: {path} was read with tokenizer {theirs[:HASH_DIGITS]}…, not {ours[:HASH_DIGITS]}…; use that one"
             )
-        words = cast(torch.Tensor, self.model.token_embedding.weight)
-        return cast(FastWeightState, values.to(state, words.device))
+        embedding = cast(torch.Tensor, self.model.token_embedding.weight)
+        return cast(FastWeightState, values.to(state, embedding.device))
 
 
 def read_writer_metadata(path: str | Path) -> Mapping[str, Any]:
-    """What a state's file says of where it comes from."""
+    """Return what a state's file says about its tokenizer, time and texts."""
     return atomic.read_artifact_header(Path(path))[1].get("source") or {}
 
 
 def read_documents(path: str | Path) -> list[list[ReadDocument]]:
-    """What each row of a state's file has read, as far as it says."""
+    """Return the texts that each row of a state's file has read."""
     return [[ReadDocument(**document) for document in row] for row in read_writer_metadata(path).get("documents", ())]
 
 
 def run_to_end(job: StateReadingJob, groups: Iterable[Sequence[TokenStream]]) -> FastWeightState:
-    """All of some texts read. Raises `Usage` (2) where none was given."""
+    """Run a job on groups of texts and return the state."""
     for _ in job.run(groups):
         pass
     if job.done is None:
@@ -169,7 +194,7 @@ def run_to_end(job: StateReadingJob, groups: Iterable[Sequence[TokenStream]]) ->
 
 
 def is_nested(path: str | Path) -> bool:
-    """Whether a folder holds a model that learns while it reads: a run of method hope, or a saved model."""
+    """Return whether a folder holds a run of method hope, or a saved nested model."""
     folder = Path(path)
     if is_run_dir(folder):
         return load_recipe(folder / RECIPE_FILE)[0].method == NESTED_METHOD
@@ -177,30 +202,52 @@ def is_nested(path: str | Path) -> bool:
 
 
 def load_text_model(path: str | Path, device: str = "cpu", step: int | None = None) -> TextCompressor | NestedTextModel:
-    """A run that reads: of method hope a `Learned`, else a `Reader`. Raises as `load_learned` and `reader.load` do."""
-    return (load_nested if is_nested(path) else reading.load_compressor)(path, device, step)
+    """Load a model that compresses texts, from a run directory or a checkpoint folder.
+
+    Args:
+        path: Run directory, folder of a saved nested model, or folder of a published AutoCompressor.
+        device: Device of the model.
+        step: Step of the run; by default the latest valid one.
+
+    Returns:
+        A `NestedTextModel` for runs of method hope, else a `TextCompressor`.
+
+    Raises:
+        InputError: If the folder holds no such model.
+        UsageError: If the run's method compresses no texts, or for `step` of a checkpoint.
+        CorruptArtifactError: If a file is damaged.
+
+    Example:
+        >>> import laconic
+        >>> model = laconic.load("runs/read-books")  # doctest: +SKIP
+        >>> memory = model.compress([text])  # doctest: +SKIP
+        >>> model.generate(["Q: Who arrived?"], memory)[0].text  # doctest: +SKIP
+    """
+    return (load_nested if is_nested(path) else load_compressor)(path, device, step)
 
 
 def load_nested(path: str | Path, device: str = "cpu", step: int | None = None) -> NestedTextModel:
-    """The run of method hope at its newest good step, or the one asked for; or a folder of `save_pretrained`.
+    """Load a run of method hope at its latest step or another, or a folder of `save_pretrained`.
 
-    Raises `BadInput` (66) for what is neither, `Damaged` (76), `Usage` (2) for a step of a folder.
+    Raises:
+        InputError: If the folder is neither.
+        CorruptArtifactError: If a file is damaged.
+        UsageError: For `step` of a checkpoint.
     """
-    place = weights.resolve_device(device)
+    target = weights.resolve_device(device)
     if is_run_dir(path):
-        return as_nested(load_run(path, place, step))
+        return as_nested(load_run(path, target, step))
     if step is not None:
-        raise UsageError(f"step {step}: {path} is no run but a checkpoint, which has no steps; leave it out")
+        raise UsageError(f"step {step}: {path} is a checkpoint, which has no steps; leave it out")
     folder = Path(path)
-    shape = build_nested.read_saved_config(folder)
-    assert shape is not None
-    return NestedTextModel(
-        build_nested.model_class(shape).from_pretrained(folder, device=place), load_tokenizer(folder)
-    )
+    config = build_nested.read_saved_config(folder)
+    assert config is not None
+    model = build_nested.model_class(config).from_pretrained(folder, device=target)
+    return NestedTextModel(model, load_tokenizer(folder))
 
 
 def as_nested(run: LoadedRun) -> NestedTextModel:
-    """An opened run of method hope."""
+    """Return a loaded run of method hope as a `NestedTextModel`."""
     assert isinstance(run.parts.decoder, Hope)
-    how = run.recipe.inner_loop
-    return NestedTextModel(run.parts.decoder, run.parts.tokenizer, how is None or how.enabled)
+    inner_loop = run.recipe.inner_loop
+    return NestedTextModel(run.parts.decoder, run.parts.tokenizer, inner_loop is None or inner_loop.enabled)

@@ -1,7 +1,4 @@
-"""Texts of any length read into fast weights, side by side and a piece at a time.
-
-The state of a model without attention is of one size from the first token on.
-"""
+"""Read texts of any length into fast weights in parallel, with save and resume."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
@@ -19,7 +16,7 @@ from laconic.storage.tensor_tree import flatten_tree, unflatten_tree
 
 
 class ReadDocument(NamedTuple):
-    """A text that was read into a row of a state: its SHA-256 (UTF-8) and its tokens."""
+    """A text that a row of a state has read: name, SHA-256 of its UTF-8 bytes, and number of tokens."""
 
     name: str
     sha256: str
@@ -27,26 +24,28 @@ class ReadDocument(NamedTuple):
 
 
 class StateReadingJob(ResumableReading[FastWeightState]):
-    """Texts on their way into a state; `before` is the state of one row that each text begins on.
+    """Job that reads texts into fast weights; `run` raises NonFiniteError if one is not finite.
 
-    Attention sees `window` tokens at most: then it begins anew, and what was learned stays. `run` raises `NonFinite`
-    (65) where what is learned is no number.
+    Args:
+        model: The model.
+        window: Largest number of tokens that attention sees; when it is full, the cache is emptied and the fast weights
+            stay.
+        initial_state: State of one row that every text continues.
     """
 
-    kind = "study"
+    kind = "state-reading-job"
 
-    def __init__(self, model: Hope, window: int, before: FastWeightState | None = None) -> None:
+    def __init__(self, model: Hope, window: int, initial_state: FastWeightState | None = None) -> None:
         super().__init__(model.token_embedding.weight.device)
-        self.model, self.window, self.initial_state = model, window, before
+        self.model, self.window, self.initial_state = model, window, initial_state
 
     @property
     def documents(self) -> list[tuple[ReadDocument, ...]]:
-        """What each row that is done has read."""
+        """Texts of the finished rows."""
         return [(ReadDocument(x.name, x.digest.hexdigest(), sum(x.segments)),) for x in self.texts]
 
     @torch.no_grad()
     def advance(self, piece: PaddedIds) -> FastWeightState:
-        """The state after one more piece of every text that still has one."""
         state = self.current
         if state is None:
             B = len(piece.input_ids)
@@ -54,31 +53,28 @@ class StateReadingJob(ResumableReading[FastWeightState]):
                 self.model.initial_state(B) if self.initial_state is None else values.repeat_rows(self.initial_state, B)
             )
         state = fit_attention_window(self.model, state, piece.input_ids.shape[1], self.window)
-        live = None if bool(piece.attention_mask.all()) else piece.attention_mask
+        mask = None if bool(piece.attention_mask.all()) else piece.attention_mask
         after = cast(
             FastWeightState,
             nan_check.read_tokens_checked(
-                self.model, piece.input_ids, state, attention_mask=live, row_names=self.names
+                self.model, piece.input_ids, state, attention_mask=mask, row_names=self.names
             ).cache,
         )
         self.tokens += int(piece.attention_mask.sum())
         return after
 
     def append_rows(self, before: FastWeightState | None, done: FastWeightState) -> FastWeightState:
-        """All rows."""
         return done if before is None else values.concat_rows(before, done)
 
-    def to_tensors(self, held: FastWeightState, prefix: str) -> tuple[Mapping[str, Tensor], Any]:
-        """As a state's file has it."""
-        return flatten_tree(held, prefix)
+    def to_tensors(self, value: FastWeightState, prefix: str) -> tuple[Mapping[str, Tensor], Any]:
+        return flatten_tree(value, prefix)
 
-    def from_tensors(self, form: Any, tensors: Mapping[str, Tensor], prefix: str) -> FastWeightState:
-        """From its form, which names its tensors."""
-        return values.to(unflatten_tree(form, tensors, set(tensors), state_file.NODE_TYPES), self.device)
+    def from_tensors(self, spec: Any, tensors: Mapping[str, Tensor], prefix: str) -> FastWeightState:
+        return values.to(unflatten_tree(spec, tensors, set(tensors), state_file.NODE_TYPES), self.device)
 
 
 def fit_attention_window(model: Hope, state: FastWeightState, num_new_tokens: int, window: int) -> FastWeightState:
-    """A state on which so many tokens may be read: where attention has no room for them, it has read nothing yet."""
+    """Empty the attention cache of a state if `num_new_tokens` do not fit into the window; fast weights stay."""
     cache = next((layer.cache for layer in state.layers if layer.cache is not None), None)
     if cache is None or cache.S + num_new_tokens <= window:
         return state

@@ -1,7 +1,4 @@
-"""Texts of any length read side by side, a piece of each at a time; what is done can be kept and gone on from.
-
-Of a text only one piece is held, besides the tokenizer's window.
-"""
+"""Process texts of any length in parallel, one segment at a time, with save and resume."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,49 +16,57 @@ from laconic.data.tokenizer import Tokenizer
 from laconic.errors import BusyError, InputError
 from laconic.storage.atomic import load_artifact, save_artifact
 
-Value = TypeVar("Value")  # what texts become, a row for each
+Value = TypeVar("Value")  # the result, one row per text
 
 
 class TokenStream:
-    """A text read once, as its parts come: the ids of its pieces, and at the end what is to be known of it."""
+    """A text that arrives in chunks, as token segments; it is read once, and only one segment is in memory.
 
-    def __init__(self, name: str, parts: Iterable[str], tokenizer: Tokenizer, segment_tokens: int) -> None:
+    Attributes:
+        segments: Lengths of the segments returned so far.
+        bytes: Approximate size of their text, since a character may be split.
+    """
+
+    def __init__(self, name: str, chunks: Iterable[str], tokenizer: Tokenizer, segment_tokens: int) -> None:
         self.name, self.digest, self.tokenizer = name, sha256(), tokenizer
         self.segments: list[int] = []
-        self.bytes = 0  # of the segments handed out, nearly: a character may be cut
-        self.ids = iter_token_chunks(self.hash_parts(parts), tokenizer, segment_tokens)
+        self.bytes = 0
+        self.ids = iter_token_chunks(self.hash_chunks(chunks), tokenizer, segment_tokens)
 
-    def hash_parts(self, parts: Iterable[str]) -> Iterator[str]:
-        """The parts, hashed on their way."""
-        for part in parts:
-            self.digest.update(part.encode())
-            yield part
+    def hash_chunks(self, chunks: Iterable[str]) -> Iterator[str]:
+        """Yield the chunks and update the hash."""
+        for chunk in chunks:
+            self.digest.update(chunk.encode())
+            yield chunk
 
     def next_segment(self) -> list[int]:
-        """The ids of the next segment; none at the end. Raises `BadInput` (66) for a text without any."""
-        found = next(self.ids, [])
-        if found:
-            self.segments.append(len(found))
-            self.bytes += len(self.tokenizer.decode(found).encode())
+        """Return the ids of the next segment, empty at the end.
+
+        Raises:
+            InputError: If the whole text is empty.
+        """
+        ids = next(self.ids, [])
+        if ids:
+            self.segments.append(len(ids))
+            self.bytes += len(self.tokenizer.decode(ids).encode())
         elif not self.segments:
             raise InputError(f"{self.name}: empty; give a text to compress")
-        return found
+        return ids
 
-    @property
     def to_document(self) -> SourceDocument:
-        """What was read of it."""
+        """Return name, hash and lengths of the text read so far."""
         return SourceDocument(self.name, self.digest.hexdigest(), sum(self.segments), tuple(self.segments))
 
 
 class PaddedIds(NamedTuple):
-    """A segment of each text, padded on the right."""
+    """One segment of each text, padded on the right."""
 
     input_ids: Int[Tensor, "B T"]
     attention_mask: Bool[Tensor, "B T"]
 
 
 def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> PaddedIds:
-    """Rows of ids as one matrix, and where it is live."""
+    """Pad rows of ids on the right."""
     T = max(map(len, rows))
     text = torch.tensor([[*row, *[0] * (T - len(row))] for row in rows], device=device)
     counts = torch.tensor([len(row) for row in rows], device=device)
@@ -69,44 +74,54 @@ def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> PaddedIds:
 
 
 class ResumableReading(ABC, Generic[Value]):
-    """Texts on their way: `kept` are the rows that are done, `now` those of the group under way.
+    """Job that processes groups of texts in parallel, one segment at a time, with save and resume.
 
-    `tokens` were read. `digest` is of all ids, so that whoever goes on with what `save` wrote reads the same ones;
-    `begun` is how far that was: groups from 0, pieces of it from 1, and `before_tokens` of all texts.
+    Attributes:
+        done: Rows of the finished groups.
+        current: Rows of the group in progress.
+        texts: Texts of the finished groups.
+        names: Names of the texts in progress.
+        tokens: Number of tokens read.
+        digest: Hash of all ids, to check that a resumed job reads the same texts.
+        group: Index of the group in progress, from 0.
+        next_piece: Segments of it that were read.
+        group_started: (group, segments) at which a resumed job continues.
+        previous_tokens: Tokens that had been read then.
     """
 
-    kind: ClassVar[str]  # of the file in which it is kept before it is done
+    kind: ClassVar[str]  # artifact kind of the partial file
     counters: ClassVar[tuple[str, ...]] = ("group", "piece", "tokens")
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.done: Value | None = None
         self.current: Value | None = None
-        self.texts: list[TokenStream] = []  # of groups that are done
-        self.names: list[str] = []  # of the group under way
+        self.texts: list[TokenStream] = []
+        self.names: list[str] = []
         self.digest, self.group, self.next_piece, self.tokens = sha256(), 0, 0, 0
-        self.group_started, self.expected_documents, self.previous_tokens = (0, 0), "", 0
+        self.group_started, self.expected_digest, self.previous_tokens = (0, 0), "", 0
 
     @abstractmethod
     def advance(self, piece: PaddedIds) -> Value:
-        """What is held after one more piece of every text that still has one."""
+        """Return the current value after one more segment of each text that still has one."""
 
     @abstractmethod
     def append_rows(self, before: Value | None, done: Value) -> Value:
-        """The rows that are done, with those of one more group."""
+        """Return the finished rows with those of another group."""
 
     @abstractmethod
-    def to_tensors(self, held: Value, prefix: str) -> tuple[Mapping[str, Tensor], Any]:
-        """Tensors by names that begin so, and what else it takes to build it again."""
+    def to_tensors(self, value: Value, prefix: str) -> tuple[Mapping[str, Tensor], Any]:
+        """Return named tensors and a JSON description from which `from_tensors` rebuilds the value."""
 
     @abstractmethod
-    def from_tensors(self, form: Any, tensors: Mapping[str, Tensor], prefix: str) -> Value:
-        """The same from its parts."""
+    def from_tensors(self, spec: Any, tensors: Mapping[str, Tensor], prefix: str) -> Value:
+        """Rebuild a value."""
 
     def run(self, groups: Iterable[Sequence[TokenStream]]) -> Iterator[Value]:
-        """What is held after each piece; when it ends, all rows are in `kept`.
+        """Yield the current value after each segment; at the end all rows are in `done`.
 
-        Raises `BadInput` (66) for a text without a token, and where the texts are not those of the file gone on from.
+        Raises:
+            InputError: If a text is empty, or a resumed job gets other texts.
         """
         at = (0, 0)
         for self.group, group in enumerate(groups):
@@ -116,7 +131,7 @@ class ResumableReading(ABC, Generic[Value]):
                 self.digest.update(repr(ids).encode())
                 at = (self.group, self.next_piece)
                 if at <= self.group_started:
-                    self.check_same_text(at < self.group_started or self.digest.hexdigest() == self.expected_documents)
+                    self.check_same_text(at < self.group_started or self.digest.hexdigest() == self.expected_digest)
                 else:
                     self.current = self.advance(pad_rows(ids, self.device))
                     yield self.current
@@ -126,36 +141,39 @@ class ResumableReading(ABC, Generic[Value]):
         self.check_same_text(at >= self.group_started)
 
     def check_same_text(self, same: bool) -> None:
-        """Raises `BadInput` (66) unless the texts are those of the file that is gone on from."""
+        """Raise InputError unless a resumed job reads the texts it began with."""
         if not same:
-            raise InputError("--resume: the text is not the one that was begun; give that one, or leave --resume out")
+            raise InputError(
+                "--resume: the text differs from the one that was begun; give the same text, or leave --resume out"
+            )
 
     def save(self, path: Path, key: Mapping[str, Any]) -> None:
-        """All that is done, as one file; `key` is what the result depends on."""
-        tensors, forms = dict[str, Tensor](), dict[str, Any]()
-        for part, held in (("now", self.current), ("kept", self.done)):
-            if held is not None:
-                own, forms[part] = self.to_tensors(held, f"{part}.")
-                tensors |= own
+        """Write the partial results to a file; `key` holds every setting that the result depends on."""
+        tensors, specs = dict[str, Tensor](), dict[str, Any]()
+        for part, value in (("current", self.current), ("done", self.done)):
+            if value is not None:
+                part_tensors, specs[part] = self.to_tensors(value, f"{part}.")
+                tensors |= part_tensors
         counts = {name: getattr(self, name) for name in self.counters}
-        about = {"key": dict(key), "digest": self.digest.hexdigest(), "forms": forms, **counts}
-        save_artifact(path, tensors, self.kind, about)
+        metadata = {"key": dict(key), "digest": self.digest.hexdigest(), "specs": specs, **counts}
+        save_artifact(path, tensors, self.kind, metadata)
 
     def load(self, path: Path, key: Mapping[str, Any]) -> None:
-        """What `save` wrote, to go on from. Raises `Busy` (73) where it was begun with another key."""
-        tensors, about = load_artifact(path, self.kind)
-        theirs: Mapping[str, Any] = about["key"]
-        odd = next((name for name in sorted({*key, *theirs}) if key.get(name) != theirs.get(name)), None)
-        if odd is not None:
+        """Continue from a file that `save` wrote.
+
+        Raises:
+            BusyError: If the file was written with another key.
+        """
+        tensors, metadata = load_artifact(path, self.kind)
+        theirs: Mapping[str, Any] = metadata["key"]
+        changed = next((name for name in sorted({*key, *theirs}) if key.get(name) != theirs.get(name)), None)
+        if changed is not None:
             raise BusyError(
-                f"{path} was begun with {odd} {theirs.get(odd)}, asked is {key.get(odd)}; ask the same, or remove it"
+                f"{path} was begun with {changed} {theirs.get(changed)}, not {key.get(changed)}; use that, or remove the file"
             )
-        for part, form in about["forms"].items():
-            setattr(self, part, self.from_tensors(form, tensors, f"{part}."))
+        for part, spec in metadata["specs"].items():
+            setattr(self, part, self.from_tensors(spec, tensors, f"{part}."))
         for name in self.counters:
-            setattr(self, name, about[name])
-        self.group_started, self.expected_documents, self.previous_tokens = (
-            (self.group, self.next_piece),
-            about["digest"],
-            self.tokens,
-        )
+            setattr(self, name, metadata[name])
+        self.group_started, self.previous_tokens = (self.group, self.next_piece), self.tokens
+        self.expected_digest = metadata["digest"]

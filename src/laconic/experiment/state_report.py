@@ -1,4 +1,4 @@
-"""What a state holds, told without its model: how often each level has moved and how far, memories; and the bill."""
+"""Report what a fast-weight state holds: updates and norms of CMS levels and memories, and bytes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ from laconic.nested.state import FastWeightState, LinearMemoryState, MLPMemorySt
 
 
 class LevelReport(NamedTuple):
-    """All levels of one chunk: in how many layers, updates of one layer (mean over rows), ‖Δθ‖_F over all of them."""
+    """All levels of one chunk size: layers, updates of one layer (mean over rows), and ‖Δθ‖_F over all layers."""
 
     chunk_size: int
     num_layers: int
@@ -24,7 +24,7 @@ class LevelReport(NamedTuple):
 
 
 class MemoryReport(NamedTuple):
-    """A group of linear memories by its name: in how many layers, tokens learned, and the norm of what has changed."""
+    """All memories of one name: layers, tokens written, and norm of the change."""
 
     name: str
     num_layers: int
@@ -33,7 +33,7 @@ class MemoryReport(NamedTuple):
 
 
 def level_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[LevelReport]:
-    """The levels by their chunk, fastest first; `chunks` are those of every layer, as the model has them."""
+    """Return the CMS levels by chunk size, fastest first; `chunks` has the chunk sizes of every layer."""
     found: dict[int, list[tuple[float, Tensor]]] = {}
     for layer, sizes in zip(state.layers, chunks, strict=True):
         for level, chunk in zip(layer.cms.levels if layer.cms else (), sizes, strict=True):
@@ -47,7 +47,7 @@ def level_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> li
 
 
 def memory_reports(state: FastWeightState) -> list[MemoryReport]:
-    """The memories in the place of attention, by name."""
+    """Return the memories of the mixers by name."""
     found: dict[str, list[tuple[float, Tensor]]] = {}
     for layer in state.layers:
         for name, memory in layer.memory.items():
@@ -67,17 +67,17 @@ def memory_reports(state: FastWeightState) -> list[MemoryReport]:
 
 
 def squared_change_norm(matrix: LinearMemoryState) -> Tensor:
-    """‖·‖_F² of every row's change."""
+    """Return ‖·‖_F² of each row's change."""
     return matrix.change.detach().double().square().flatten(1).sum(1).cpu()
 
 
 def mean_norm(squares: Sequence[Tensor]) -> float:
-    """The norm over all parts, the mean over rows."""
+    """Return the norm over all parts, averaged over rows."""
     return float(torch.stack(list(squares)).sum(0).sqrt().mean())
 
 
 def format_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> list[str]:
-    """Levels and memories as a person reads them; lengths that are 0 to the eye are 0."""
+    """Return levels and memories as lines of text."""
     found = [
         f"level      chunk {r.chunk_size:,} in {format_count(r.num_layers, 'layer')}: {r.updates_per_layer:,.0f} updates, "
         f"moved by {format_norm(r.update_norm)}"
@@ -90,16 +90,13 @@ def format_reports(state: FastWeightState, chunks: Sequence[Sequence[int]]) -> l
 
 
 def format_norm(x: float) -> str:
-    """A norm; the root of the least square that counts is none."""
+    """Return a norm as text; values below 1e-12 are rounding and print as 0."""
     return f"{x:.4g}" if x > 1e-12 else "0"
 
 
 @dataclass(frozen=True)
 class StateCost:
-    """Of all rows together: tokens read, and bytes of the state beside those of keys and values of as many tokens.
-
-    `text_cache` is 2 L G E a token, of a decoder of the same layers and width.
-    """
+    """Tokens read by all rows, bytes of their state, and bytes of a KV cache of as many tokens (2 L G E per token)."""
 
     num_texts: int
     num_tokens: int
@@ -109,38 +106,42 @@ class StateCost:
     memories: tuple[MemoryReport, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return all fields as a dict."""
         parts = {"levels": [x._asdict() for x in self.levels], "memories": [x._asdict() for x in self.memories]}
         return {**asdict(self), **parts}
 
     def to_lines(self) -> list[str]:
-        """As a person reads it, but for levels and memories."""
+        """Return tokens and bytes as lines of text."""
         each = f" of {self.num_texts:,} texts" if self.num_texts > 1 else ""
         return [
             f"read       {self.num_tokens:,} tokens{each}",
-            f"bytes      {format_bytes(self.state_bytes)} of state in place of {format_bytes(self.text_cache_bytes)} of keys and values",
+            f"bytes      {format_bytes(self.state_bytes)} of state instead of {format_bytes(self.text_cache_bytes)} of keys and values",
         ]
 
 
 def compute_state_cost(
-    state: FastWeightState, chunks: Sequence[Sequence[int]], config: DecoderConfig, width: int, tokens: int
+    state: FastWeightState,
+    chunks: Sequence[Sequence[int]],
+    config: DecoderConfig,
+    bytes_per_number: int,
+    num_tokens: int,
 ) -> StateCost:
-    """Of a state that has read so many tokens; `width` is bytes of a number in a cache."""
-    position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * width
+    """Return the cost of a state that has read `num_tokens`; `bytes_per_number` is that of a KV cache."""
+    position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * bytes_per_number
     return StateCost(
-        len(state.position), tokens, values.num_bytes(state), tokens * position, tuple(level_reports(state, chunks)),
+        len(state.position), num_tokens, values.num_bytes(state), num_tokens * position, tuple(level_reports(state, chunks)),
         tuple(memory_reports(state)),
     )  # fmt: skip
 
 
 def state_file_to_json(state: FastWeightState, about: Mapping[str, Any]) -> dict[str, Any]:
-    """A state's file as JSON has it, without the form of its tensors."""
+    """Return the metadata of a state's file with reports on levels and memories, as JSON."""
     source: Mapping[str, Any] = about.get("source") or {}
     chunks = source.get("chunks") or ()
-    told = {name: about.get(name) for name in ("holds", "schema", "model", "tokens", "version")}
+    fields = {name: about.get(name) for name in ("holds", "schema", "model", "tokens", "version")}
     levels = level_reports(state, chunks) if chunks else []
     return {
-        **told,
+        **fields,
         "kind": "state",
         "rows": len(state.position),
         "positions": state.position.tolist(),
