@@ -77,6 +77,13 @@ def test_memory_file_fields_that_may_differ_from_the_reader(tmp_path: Path) -> N
     SummaryMemory.load(tmp_path / FILE, reader)
 
 
+def rewrite_file(path: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    """Replace entries of a memory file and give it a valid digest, as somebody else could; None removes a tensor."""
+    old_tensors, old_metadata = load_memory(path)
+    new_tensors = {name: x for name, x in {**old_tensors, **tensors}.items() if x is not None}
+    save_artifact(path, new_tensors, "memory", {**old_metadata.to_json(), **metadata})
+
+
 DOCUMENT = {"name": "n", "sha256": "s", "tokens": 1, "segments": [1], "first": 0}
 
 
@@ -104,10 +111,8 @@ DOCUMENT = {"name": "n", "sha256": "s", "tokens": 1, "segments": [1], "first": 0
     ],
 )
 def test_memory_file_rejects_invalid_metadata(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    """The file has a valid digest, as one written by somebody else can have."""
     save_example(tmp_path)
-    tensors, metadata = load_memory(tmp_path / FILE)
-    save_artifact(tmp_path / FILE, tensors, "memory", {**metadata.to_json(), **changes})
+    rewrite_file(tmp_path / FILE, changes, {})
     with pytest.raises(CorruptArtifactError, match=message):
         SummaryMemory.load(tmp_path / FILE)
 

@@ -1,6 +1,7 @@
-"""How much of the source one has to read to follow one update of a method: whole files that it enters."""
+"""How much of the source one has to read to follow an update or a compression: whole files that it enters."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ from laconic.batches import ReasoningBatch
 from laconic.config.training import TrainingConfig
 from laconic.training.ranks import SingleProcess
 from laconic.training.step import Updater, compute_update_index
+from tests.compression.compressors import reader
 from tests.house.walk import count_lines, trace_files
 from tests.latent.batches import build_kava, reasoning_batch
 
 MAX_FILES, MAX_LINES = 17, 3500  # half of it is the decoder with its docstrings; lower these when files shrink
+MAX_COMPRESSION_FILES = 27  # nine of them are the decoder, four tokenize, stream and store
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -41,3 +44,11 @@ def test_walk_kava_update() -> None:
     assert {"latent/kava.py", "latent/rkv.py", "models/decoder.py", "training/step.py"} <= files.keys()
     assert len(files) <= MAX_FILES, sorted(files)
     assert count_lines(files) <= MAX_LINES, sorted(files)
+
+
+def test_walk_compress(tmp_path: Path) -> None:
+    """From a loaded model to a written memory file."""
+    model = reader()
+    files = trace_files(lambda: model.compress(["a text of several segments"]).save(tmp_path / "memory.safetensors"))
+    assert {"experiment/compressor.py", "compression/segment.py", "compression/memory_file.py"} <= files.keys()
+    assert len(files) <= MAX_COMPRESSION_FILES, sorted(files)

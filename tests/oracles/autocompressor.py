@@ -1,7 +1,7 @@
 """Oracles of AC1 to AC6 and AC8 to AC11, as loops over rows, segments and tokens, and misreadings of them.
 
-`decoder(vectors [1, S, D], position_ids=[1, S])` is whatever model reads; every row is read by itself, without pads. A
-document is a list of segments, each a list of ids; a window a list of numbers of segments, of which some are scored.
+`decoder(inputs_embeds [1, S, D], position_ids=[1, S])` is any model; every row is read on its own, without padding. A
+document is a list of segments, each a list of ids; a window is a list of segment indices, some of which are scored.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def reader(decoder: Any, memory: Tensor, words: Tensor, e: Tensor, zero: bool, **how: Any) -> tuple[Tensor, Tensor]:
-    """States of the text and of the places of one row: [M; text; e_1..e_K]."""
+    """Return the states of the text and of the summary positions of one row: [M; text; e_1..e_K]."""
     m, T, K = len(memory), len(words), len(e)
     parts, places = [memory, words, e], [-1] * m + list(range(T)) + [-1] * K
     if how.get("newest"):
@@ -36,7 +36,7 @@ def reader(decoder: Any, memory: Tensor, words: Tensor, e: Tensor, zero: bool, *
 def read(
     decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, e: Tensor, zero: bool, **how: Any
 ) -> tuple[Tensor, Tensor]:
-    """AC2 of rows with dead columns; the text's states where it is live, else 0."""
+    """AC2 of rows with padding; the text's states are 0 where it is padded."""
     text, places = torch.zeros_like(words), []
     for b in range(len(words)):
         pads = torch.ones_like(live[b]) if how.get("pads") else live[b]
@@ -47,7 +47,7 @@ def read(
 
 
 def differentiated(function: Any) -> Any:
-    """The values of AC2, and the gradients of a sum of them to memory, words and summary tokens."""
+    """Return the values of AC2 and the gradients of their sum to memory, text and summary tokens."""
 
     def run(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, e: Tensor, zero: bool) -> Any:
         leaves = [x.detach().requires_grad_() for x in (memory, words, e)]
@@ -59,7 +59,7 @@ def differentiated(function: Any) -> Any:
 
 
 def joined(memory: list[Tensor], sigma: list[Tensor], keeps: list[bool], *, newest: bool = False) -> list[Tensor]:
-    """AC3, and AC4 where nothing is kept, row by row."""
+    """AC3, and AC4 if the old memory is dropped, row by row."""
     found: list[Tensor] = []
     for m, s, keep in zip(memory, sigma, keeps, strict=True):
         rows = [*(list(m) if keep else []), *list(s)]
@@ -71,7 +71,7 @@ def room(
     positions: int, window: int | None, zero: bool, bos: int, segment: int, K: int, trigger: bool,
     *, places: bool = True, triggered: bool = True, nowhere: bool = True,
 ) -> int:  # fmt: skip
-    """AC1: the largest memory before a segment, -1 if there is none; 10,000 stands for any number."""
+    """AC1: the largest memory before a segment, -1 if none fits; 10,000 means no limit."""
     n = (K if places else 0) + (trigger if triggered else 0)
     for m in range(10_001):
         columns = bos + m + segment + n
@@ -85,7 +85,7 @@ def document(
     decoder: Any, text: list[list[int]], windows: list[list[int]], again: list[int], e: Tensor, zero: bool,
     replace: bool, **how: Any,
 ) -> tuple[Tensor, list[int]]:  # fmt: skip
-    """AC5 and AC6 of one document: summed nats of each window, and its scored tokens.
+    """AC5 and AC6 of one document: summed nats and number of scored tokens of each window.
 
     Each window begins with the memory before its first segment, a constant; `again` says how many of its segments
     are read again unscored.
@@ -122,7 +122,7 @@ def document(
 
 
 def loss(decoder: Any, rows: list[Any], e: Tensor, zero: bool, replace: bool, **how: Any) -> Tensor:
-    """AC5: nats of all documents over their scored tokens."""
+    """AC5: nats of all documents per scored token."""
     found = [document(decoder, *row, e, zero, replace, **how) for row in rows]
     if how.get("means"):
         return sum(n for s, c in found for n in s / torch.tensor(c).clamp(min=1)) / len(rows)  # type: ignore[return-value]
@@ -130,7 +130,7 @@ def loss(decoder: Any, rows: list[Any], e: Tensor, zero: bool, replace: bool, **
 
 
 def with_gradient(function: Any) -> Any:
-    """The loss with its gradients to the words' table and the summary tokens."""
+    """Return the loss with its gradients to the token embedding and the summary tokens."""
 
     def run(decoder: Any, rows: list[Any], e: Tensor, zero: bool, replace: bool) -> tuple[Tensor, ...]:
         leaves = [decoder.token_embedding.weight, e]

@@ -1,4 +1,4 @@
-"""Oracles of what a vector costs and of the stop head's estimators, as loops in float64, and misreadings of them."""
+"""Oracles of prices, priors and the stop head's estimators, as loops in float64, and misreadings of them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ def penalty(
     lengths: Tensor, scored: Tensor, hard: Tensor, beta: float, when: tuple[int, int, float, float],
     *, unread: bool = False, hardened: bool = False, own: bool = False, mean: bool = False, ramped: bool = True,
 ) -> Tensor:  # fmt: skip
-    """omega beta times the E[N_k] that a scored segment of the same window reads."""
+    """omega beta times the sum of E[N_k] that a scored segment of the same window reads."""
     total, n = 0.0, 0
     for row, asked, tried in zip(lengths.tolist(), scored.tolist(), hard.tolist(), strict=True):
         for k in range(len(row)):
@@ -32,7 +32,7 @@ def ratio(
     lengths: Tensor, text: Tensor, memory: Tensor, log_s: Tensor, counted: Tensor, price: float, alpha: float,
     *, pads: bool = False, slots: bool = False, through: bool = False, summed: bool = False, inverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Value, gradient to E[N] and to the old memory's log s; `text` [B, w, T] and `memory` [B, w, M] are live."""
+    """Value, and gradients to E[N] and the old memory's log s; `text` [B, w, T] and `memory` [B, w, M] are masks."""
     B, w = lengths.shape
     value, to_length, to_log_s = 0.0, torch.zeros(B, w).double(), torch.zeros(log_s.shape).double()
     n = 1 if summed else sum(map(sum, counted.tolist()))
@@ -53,7 +53,7 @@ def ratio(
 
 
 def published_ratio(lengths: Tensor, text: Tensor, memory: Tensor, log_s: Tensor, price: float, **how: Any) -> Tensor:
-    """alpha = 1 over all segments that have text; `counted` another choice."""
+    """alpha = 1 over all segments with text; `counted` selects others."""
     all_, alpha = text.any(2), how.pop("alpha", 1.0)
     return ratio(lengths, text, memory, log_s, how.pop("counted", lambda x: x)(all_), price, alpha, **how)[0]
 
@@ -86,7 +86,7 @@ def target_price(
     beta: float, lengths: Sequence[float], target: float, eta: float, most: float,
     *, sign: int = 1, keep: float = 0.99, clipped: bool = True,
 ) -> Tensor:  # fmt: skip
-    """beta after each step of a run in which E[N] was `lengths`; the mean begins at the first."""
+    """beta after each step of a run whose E[N] was `lengths`; the mean starts at the first."""
     found, mean = [], lengths[0]
     for length in lengths:
         mean = keep * mean + (1 - keep) * length
@@ -97,7 +97,7 @@ def target_price(
 
 
 def slots(a: Tensor, N: Tensor, index: str, *, value: bool = False, all_: bool = False, shift: int = 0) -> Any:
-    """Straight: which places live, their bias, and the gradient of the sum of t times the bias of place t to a."""
+    """Straight-through: valid positions, their bias, and the gradient to a of the sum of t times the bias at t."""
     B, K = a.shape
     live, bias, to = torch.zeros(B, K), torch.zeros(B, K).double(), torch.zeros(B, K).double()
     for b in range(B):

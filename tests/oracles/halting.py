@@ -1,4 +1,4 @@
-"""Oracles of the learned number of vectors, as loops in float64 from the formulas alone, and misreadings of them.
+"""Oracles of the learned number of vectors, as loops in float64 from the formulas, and misreadings of them.
 
 Lengths are those of one compression a row: lists of stop logits a_1..a_K; `index` is "after", "before" or "mixture".
 """
@@ -16,7 +16,7 @@ def tensor(x: Any) -> Tensor:
 
 
 def by_row(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A function of one row's logits as one of all rows."""
+    """Apply a function of one row's logits to all rows."""
     return lambda a, *rest: tensor([function(row, *rest) for row in a.tolist()])
 
 
@@ -25,7 +25,7 @@ def sigmoid(a: float) -> float:
 
 
 def stop_logit(u: Tensor, b: Tensor, z: Tensor, start: float, head_lr: float, *, by: int = 1) -> Tensor:
-    """u and b times `head_lr`, the start as it is."""
+    """u and b times `head_lr`, plus the initial bias."""
     out = torch.empty(z.shape[:2], dtype=torch.float64)
     for i, row in enumerate(z.tolist()):
         for t, state in enumerate(row):
@@ -51,7 +51,7 @@ def log_survival(row: list[float]) -> list[float]:
 
 
 def subtracted(a: Tensor, dtype: torch.dtype) -> Tensor:
-    """log s by 1 - p in a type of few digits."""
+    """log s by 1 - p in a low-precision dtype."""
     return (1 - a.to(dtype).sigmoid()).log().double().cumsum(1)
 
 
@@ -62,7 +62,7 @@ def probabilities(row: list[float], index: str) -> list[float]:
 
 
 def expected(row: list[float], index: str) -> float:
-    """The sum over n of n P(n); "split" counts as "after" does."""
+    """The sum over n of n P(n); "mixture" counts like "after"."""
     shift = 0 if index == "before" else 1
     return sum((n + shift) * p for n, p in enumerate(probabilities(row, "before" if index == "before" else "after")))
 
@@ -73,7 +73,7 @@ def gate(row: list[float], index: str) -> list[float]:
 
 
 def timing(a: Tensor, index: str, *, gated: str | None = None, kept: str | None = None) -> tuple[Tensor, Tensor]:
-    """The gate, and P(N >= t) of the lengths that are kept."""
+    """The gate, and P(N >= t) of the kept lengths."""
     lasting = by_row(lambda row: survival(row)[:-1] if (kept or index) == "after" else survival(row)[1:])
     return by_row(gate)(a, gated or index), lasting(a)
 
@@ -118,7 +118,7 @@ def scaled(vectors: Tensor, log_s: Tensor) -> Tensor:
 
 
 def first(stops: Sequence[bool], index: str, *, last: bool = False, none: int | None = None) -> int:
-    """N by the first place that stops, K if there is none."""
+    """N by the first position that stops, K if none does."""
     K = len(stops)
     places = [t for t in range(1, K + 1) if stops[t - 1]]
     if not places:
@@ -136,7 +136,7 @@ def quantile(row: list[float], q: float, index: str, *, by: int = 1, **how: Any)
 
 
 def sample(a: Tensor, u: Tensor, index: str, *, above: bool = False, column: int | None = None) -> Tensor:
-    """`column`: one draw for all places."""
+    """`column`: one random number for all positions."""
     rows = zip(a.tolist(), u.tolist(), strict=True)
     stops = [[(r >= sigmoid(x)) is above for x, r in zip(row, [draw[column]] * len(row) if column is not None else draw,
               strict=True)] for row, draw in rows]  # fmt: skip
@@ -144,7 +144,7 @@ def sample(a: Tensor, u: Tensor, index: str, *, above: bool = False, column: int
 
 
 def budget(log_s: Tensor, block: Tensor, b: int, *, key: Callable[[float, int, int], tuple[float, ...]]) -> Tensor:
-    """Which live slots are kept, the best by `key` of (s, place in the block from 0, block)."""
+    """Return which valid slots are kept, the best by `key` of (s, rank in the segment, segment)."""
     out = torch.zeros(block.shape, dtype=torch.float64)
     for i, blocks in enumerate(block.tolist()):
         seen: dict[int, int] = {}
@@ -169,7 +169,7 @@ def nested(u: Tensor, lengths: tuple[int, ...]) -> Tensor:
 
 
 def vocabulary_logit(logits: Tensor, stop: int, *, out: int = 0, odds: bool = True) -> Tensor:
-    """log p - log(1 - p) of the stop's share; `out` leaves out so many of the last rows."""
+    """log p - log(1 - p) of the stop's probability; `out` leaves out that many of the last rows."""
     found = []
     for row in logits.tolist():
         top = max(row)

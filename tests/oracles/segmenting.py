@@ -1,4 +1,4 @@
-"""Oracle of AC7, random lengths of segments, by loops from the formula alone, and misreadings of it."""
+"""Oracle of AC7, random segment lengths, as loops from the formula, and misreadings of it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ def shortest(W: int, w: int, X: int) -> int:
 
 
 def smallest(draws: Sequence[float], count: int) -> list[int]:
-    """The places of the smallest draws, one after another, in order."""
+    """Return the positions of the smallest random numbers, in order."""
     found: list[int] = []
     while len(found) < count:
         best = None
@@ -38,7 +38,7 @@ def random_lengths(
 
 
 def spread(draws: Sequence[float], count: int) -> list[int]:
-    """Points with replacement: by the size of each draw."""
+    """Sample points with replacement, by the value of each random number."""
     return sorted(int(draw * len(draws)) for draw in draws[:count])
 
 

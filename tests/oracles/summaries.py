@@ -1,7 +1,7 @@
 """Oracles of VL1, VL2, VL25 to VL28 and CP1, as loops over rows and tokens, and misreadings of them.
 
-`decoder(vectors [1, S, D], position_ids=[1, S])` is whatever model reads; the loop of VL2 reads the whole sequence again
-at every step, without a cache, row by row without pads.
+`decoder(inputs_embeds [1, S, D], position_ids=[1, S])` is any model; the loop of VL2 reads the whole sequence again at
+every step, without a cache, row by row without padding.
 """
 
 import math
@@ -19,7 +19,7 @@ def map_of(
     z: Tensor, c: Tensor, r: float, W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor,
     *, norm: str = "rms", rest: bool = True, scaled: bool = True, fed: str = "z",
 ) -> Tensor:  # fmt: skip
-    """VL1, state by state, with the inner map; `c` and `r` alone are scale."""
+    """VL1, state by state, with the inner map; `c` and `r` alone are the scale map."""
     found: list[Tensor] = []
     for x in z:
         square = (x * x).sum()
@@ -63,7 +63,7 @@ def loop(
 
 
 def with_gradient(function: Any) -> Any:
-    """VL2 with the gradients of a sum of it to memory, words, trigger, steps and c."""
+    """VL2 with the gradients of its sum to memory, text, trigger, steps and c."""
 
     def run(decoder: Any, memory: Tensor, held: Tensor, words: Tensor, live: Tensor, trigger: Tensor, steps: Tensor,
             c: Tensor, r: float, K: int, zero: bool) -> Any:  # fmt: skip
@@ -79,7 +79,7 @@ def with_gradient(function: Any) -> Any:
 def pooled(
     h: Tensor, live: Tensor, N: Tensor, K: int, *, columns: bool = False, ceil: bool = False, empty: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """VL25: means and which are there, K columns; rows of c live tokens."""
+    """VL25: means and which of them exist, K columns; rows of c tokens."""
     B, _, D = h.shape
     found, there = torch.zeros(B, K, D, dtype=h.dtype), torch.zeros(B, K)
     for b in range(B):
@@ -107,7 +107,7 @@ def pooled_with_gradient(function: Any) -> Any:
 def selected(
     r: Tensor, live: Tensor, N: Tensor, K: int, *, ranked: bool = False, least: bool = False, pads: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """VL26: columns of the N best live tokens in text order, -1 where there is none, and how many there are."""
+    """VL26: columns of the N best tokens in text order, -1 if there are fewer, and their number."""
     found, n = torch.full((len(r), K), -1.0), torch.zeros(len(r))
     for b in range(len(r)):
         at = [j for j in range(r.shape[1]) if pads or live[b, j]]
@@ -120,7 +120,7 @@ def selected(
 
 
 def over(lengths: list[int], new: list[int], budget: int, *, late: bool = False, slots: int = 0) -> list[bool]:
-    """VL27: rows whose memory is compressed first."""
+    """VL27: rows whose memory is recompressed first."""
     return [m > 0 and ((slots or m) + (0 if late else n) > budget) for m, n in zip(lengths, new, strict=True)]
 
 
@@ -128,7 +128,7 @@ def condensed(
     decoder: Any, memory: list[Tensor], e: Tensor, rows: list[bool], zero: bool, *, kept: bool = False,
     everyone: bool = False,
 ) -> list[Tensor]:  # fmt: skip
-    """VL27: in the rows marked, the states behind [M; e_1..e_K]."""
+    """VL27: in the marked rows, the states at e_1..e_K after M."""
     found: list[Tensor] = []
     for M, marked in zip(memory, rows, strict=True):
         n = len(M) + len(e)
@@ -139,7 +139,7 @@ def condensed(
 
 
 def fifo(blocks: list[list[int]], budget: int, *, slots: bool = False, newest: bool = False) -> list[list[int]]:
-    """VL28: the block numbers of the slots that stay, row by row."""
+    """VL28: the segment ids of the remaining slots, row by row."""
     found: list[list[int]] = []
     for row in blocks:
         kept = list(row)
@@ -154,7 +154,7 @@ def fifo(blocks: list[list[int]], budget: int, *, slots: bool = False, newest: b
 
 
 def triggered(trigger: Tensor, words: Tensor, live: Tensor, *, column: bool = False, inserted: bool = False) -> Tensor:
-    """CP1: the trigger in place of the last live token of each row."""
+    """CP1: the trigger in place of the last token of each row."""
     found = words.clone()
     for b in range(len(words)):
         at = [j for j in range(words.shape[1]) if column or live[b, j]]
@@ -164,7 +164,7 @@ def triggered(trigger: Tensor, words: Tensor, live: Tensor, *, column: bool = Fa
 
 
 def untriggered(targets: Tensor, live: Tensor, *, predicts: bool = False, scored: bool = False) -> Tensor:
-    """CP1: targets without the token that was replaced, and without what would be predicted in its place."""
+    """CP1: targets without the replaced token, and without the prediction at its position."""
     found = targets.clone()
     for b in range(len(targets)):
         at = [j for j in range(targets.shape[1]) if live[b, j]]
@@ -174,7 +174,7 @@ def untriggered(targets: Tensor, live: Tensor, *, predicts: bool = False, scored
 
 
 def published(trigger: Tensor, words: Tensor, live: Tensor, targets: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
-    """CP1: what is read and what is scored."""
+    """CP1: embeddings and targets."""
     placed = {name: how.pop(name) for name in ("column", "inserted") if name in how}
     return triggered(trigger, words, live, **placed), untriggered(targets, live, **how).double()
 

@@ -272,7 +272,10 @@ def first_bad_tensor(tensors: Mapping[str, Tensor], metadata: MemoryMetadata) ->
         return "segment_tokens"
     if not torch.equal(segment_tokens.sum(1), torch.tensor(tokens, dtype=torch.long)):
         return "segment_tokens"
+    if len(segment_ids) != len(vectors) or not bool(
+        ((segment_ids >= 0) & (segment_ids < segment_tokens.shape[1])).all()
+    ):
+        return "segment_ids"
     row = torch.arange(num_rows).repeat_interleave(lengths)
-    is_sorted = bool(((segment_ids.diff() >= 0) | (row.diff() > 0)).all())
-    in_range = bool(((segment_ids >= 0) & (segment_ids < segment_tokens.shape[1])).all())
-    return None if len(segment_ids) == len(vectors) and in_range and is_sorted else "segment_ids"
+    is_sorted = (segment_ids.diff() >= 0) | (row.diff() > 0)
+    return None if bool(is_sorted.all()) else "segment_ids"

@@ -1,4 +1,4 @@
-"""R5, R10, S2 for memories: a file that was cut, turned, or made by a stranger is found before a vector is read."""
+"""Damaged and foreign memory files are detected before a vector is read."""
 
 import random
 import time
@@ -10,44 +10,40 @@ import torch
 
 from laconic.compression.memory import SummaryMemory
 from laconic.errors import CorruptArtifactError, InputError, LaconicError, UnsafeFileError
-from tests.compression.test_memory import ABOUT, made
-from tests.compression.test_memory_file import FILE, rewritten
+from tests.compression.test_memory import METADATA, make_memory
+from tests.compression.test_memory_file import FILE, rewrite_file
 from tests.trust.limits import LIMITS
-from tests.trust.test_damage import turned
+from tests.trust.test_damage import flip_bit
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    made([[2, 0, 3], [1, 2, 0]], known=True).save(tmp_path / FILE)
+    make_memory([[2, 0, 3], [1, 2, 0]], with_metadata=True).save(tmp_path / FILE)
     return tmp_path / FILE
 
 
-def refused(path: Path, content: bytes) -> bool:
+def is_refused(path: Path, content: bytes) -> bool:
     path.write_bytes(content)
     try:
-        SummaryMemory.load(path, ABOUT)
+        SummaryMemory.load(path, METADATA)
     except CorruptArtifactError:
         return True
     return False
 
 
-def test_memory_file_damage_is_detected(path: Path) -> None:
-    """A third of the draws of a single file: test_damage.py has them all, and the same guard finds these."""
+def test_memory_file_detects_truncation_and_bit_flips(path: Path) -> None:
+    """A sample; test_damage.py covers the shared guard in full."""
     whole, draw = path.read_bytes(), random.Random(7)
     cuts = draw.sample(range(len(whole)), LIMITS["truncations"] // 3)
-    assert [n for n in cuts if not refused(path, whole[:n])] == []
+    assert [n for n in cuts if not is_refused(path, whole[:n])] == []
     bits = draw.sample(range(8 * len(whole)), LIMITS["flips"] // 3)
-    assert [n for n in bits if not refused(path, turned(whole, n))] == []
-    assert not refused(path, whole)
+    assert [n for n in bits if not is_refused(path, flip_bit(whole, n))] == []
+    assert not is_refused(path, whole)
 
 
-OFFSETS, BLOCK, SPANS = (
-    torch.tensor([0, 5, 8]),
-    torch.tensor([0, 0, 2, 2, 2, 0, 1, 1]),
-    torch.tensor([[7, 14, 21], [7, 14, 0]]),
-)
+SEGMENT_TOKENS = torch.tensor([[7, 14, 21], [7, 14, 0]])
 VECTORS = torch.ones(8, 5)
-SPOILT: list[tuple[str, dict[str, Any]]] = [
+BAD_TENSORS: list[tuple[str, dict[str, Any]]] = [
     ("vectors", {"vectors": torch.ones(8, 6)}),
     ("vectors", {"vectors": torch.ones(8, 5).long()}),
     ("vectors", {"vectors": torch.ones(8, 5).to(torch.float8_e4m3fn)}),
@@ -60,28 +56,26 @@ SPOILT: list[tuple[str, dict[str, Any]]] = [
     ("offsets", {"offsets": torch.tensor([0, 8])}),
     ("offsets", {"offsets": torch.tensor([0.0, 5.0, 8.0])}),
     ("offsets", {"offsets": torch.tensor([], dtype=torch.long)}),
-    ("block", {"block": torch.tensor([0, 0, 2, 2, 1, 0, 1, 1])}),
-    ("block", {"block": torch.tensor([0, 0, 2, 2, 3, 0, 1, 1])}),
-    ("block", {"block": torch.tensor([-1, 0, 2, 2, 2, 0, 1, 1])}),
-    ("block", {"block": torch.tensor([0, 0, 2])}),
-    ("spans", {"spans": SPANS[:1]}),
-    ("spans", {"spans": -SPANS}),
-    ("spans", {"spans": SPANS + 1}),
+    ("segment_ids", {"segment_ids": torch.tensor([0, 0, 2, 2, 1, 0, 1, 1])}),
+    ("segment_ids", {"segment_ids": torch.tensor([0, 0, 2, 2, 3, 0, 1, 1])}),
+    ("segment_ids", {"segment_ids": torch.tensor([-1, 0, 2, 2, 2, 0, 1, 1])}),
+    ("segment_ids", {"segment_ids": torch.tensor([0, 0, 2])}),
+    ("segment_tokens", {"segment_tokens": SEGMENT_TOKENS[:1]}),
+    ("segment_tokens", {"segment_tokens": -SEGMENT_TOKENS}),
+    ("segment_tokens", {"segment_tokens": SEGMENT_TOKENS + 1}),
 ]
 
 
-@pytest.mark.parametrize(("name", "tensors"), SPOILT)
-def test_tensors_that_do_not_fit_together(path: Path, name: str, tensors: dict[str, Any]) -> None:
-    rewritten(path, {}, tensors)
-    with pytest.raises(
-        CorruptArtifactError, match=rf"^memory: {FILE}: {name} is missing or does not fit the others; take another"
-    ):
+@pytest.mark.parametrize(("name", "tensors"), BAD_TENSORS)
+def test_memory_file_rejects_inconsistent_tensors(path: Path, name: str, tensors: dict[str, Any]) -> None:
+    rewrite_file(path, {}, tensors)
+    with pytest.raises(CorruptArtifactError, match=rf"{FILE}: {name} is missing or inconsistent"):
         SummaryMemory.load(path)
 
 
-def test_numbers_that_are_not_finite(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_file_rejects_nonfinite_vectors(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("laconic.storage.atomic.check_finite", lambda *_: None)
-    rewritten(path, {}, {"vectors": VECTORS.masked_fill(torch.eye(8, 5).bool(), torch.inf)})
+    rewrite_file(path, {}, {"vectors": VECTORS.masked_fill(torch.eye(8, 5).bool(), torch.inf)})
     with pytest.raises(CorruptArtifactError, match=r"vectors: 5 values not finite, first at \[0, 0\]; compress again"):
         SummaryMemory.load(path)
 
@@ -95,21 +89,20 @@ def test_numbers_that_are_not_finite(path: Path, monkeypatch: pytest.MonkeyPatch
         (b"{}" * 50, CorruptArtifactError),
     ],
 )
-def test_what_is_no_safetensors_file(path: Path, content: bytes, error: type[LaconicError]) -> None:
+def test_memory_file_rejects_other_file_types(path: Path, content: bytes, error: type[LaconicError]) -> None:
     path.write_bytes(content)
     with pytest.raises(error):
         SummaryMemory.load(path)
 
 
-def test_memory_file_is_missing(tmp_path: Path) -> None:
+def test_memory_load_of_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no other\.safetensors in "):
         SummaryMemory.load(tmp_path / "other.safetensors")
 
 
-def test_a_foreign_memory_is_refused_within_a_second(path: Path) -> None:
-    """R10, with both hashes."""
+def test_memory_file_of_another_model_is_rejected_within_a_second(path: Path) -> None:
     for changes in ({"reader": "9" * 64}, {"tokenizer": "9" * 64}):
         began = time.monotonic()
         with pytest.raises(CorruptArtifactError, match="9999…99"):
-            SummaryMemory.load(path, type(ABOUT)(**{**vars(ABOUT), **changes}))
+            SummaryMemory.load(path, type(METADATA)(**{**vars(METADATA), **changes}))
         assert time.monotonic() - began < 1
