@@ -74,7 +74,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCliCli, place: Path, tmp_path: Path) -> RunCli:
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, place: Path, tmp_path: Path) -> RunCli:
     """Run a command in an empty directory; arguments that are names in `place` become paths."""
     monkeypatch.chdir(tmp_path)
     return lambda *args: run_cli(*(place / str(arg) if (place / str(arg)).exists() else arg for arg in args))

@@ -11,7 +11,7 @@ from tests.conftest import RunCli, shared_dir
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCliCli, tmp_path: Path) -> RunCli:
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, tmp_path: Path) -> RunCli:
     """Run `laconic data` in an empty directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")

@@ -19,6 +19,7 @@ from laconic.cli import demo, demo_report
 from laconic.cli.demo import DemoEntry, DemoRun, DemoRunError, DemoScheduler
 from laconic.errors import UsageError
 from tests.conftest import REPO, needs
+from tests.evaluation.pages import check_page
 
 TINY = (
     "data.digits.num_operations=2", "data.digits.test_rows=60", "data.digits.valid_rows=60", "data.digits.train_rows=2000",

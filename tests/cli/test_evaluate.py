@@ -71,7 +71,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCliCli, runs: Path) -> RunCli:
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, runs: Path) -> RunCli:
     """Run `laconic evaluate` in the directory of the runs."""
     monkeypatch.chdir(runs)
     return lambda *args: run_cli("evaluate", *args)

@@ -14,7 +14,7 @@ import laconic
 from laconic.config.nested import CMSOptions
 from laconic.data.tokenizer import build_byte_tokenizer
 from laconic.errors import CorruptArtifactError, DiskError, UsageError
-from laconic.experiment import nested_model as learned_room
+from laconic.experiment import nested_model
 from laconic.experiment.nested_model import NestedTextModel
 from laconic.experiment.read_into_state import StateReadingJob
 from laconic.generation.config import GenerationConfig
@@ -52,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCliCli, place: Path, tmp_path: Path) -> RunCli:
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, place: Path, tmp_path: Path) -> RunCli:
     """Run a command in an empty directory; arguments that are names in `place` become paths."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nested_model, "READING_CHUNK", 32)
@@ -163,7 +163,7 @@ def test_what_is_resumed_is_as_if_never_stopped(
     assert "going on after " in err
     model = learner(place)
     assert values.states_equal(model.load("whole.safetensors"), model.load("part.safetensors"))
-    assert learned_room.read_documents("whole.safetensors") == learned_room.read_documents("part.safetensors")
+    assert nested_model.read_documents("whole.safetensors") == nested_model.read_documents("part.safetensors")
     assert not Path("part.safetensors.part").exists()
 
 
@@ -199,7 +199,7 @@ def test_from_one_day_to_the_next(run: RunCli, place: Path, me: str) -> None:
     new = model.load("new.safetensors")
     assert values.states_equal(new, found.state)
     near(new, once(model, model.tokenizer.encode(BOOK + "Who") + found.token_ids))
-    names = [[document.name for document in row] for row in learned_room.read_documents("new.safetensors")]
+    names = [[document.name for document in row] for row in nested_model.read_documents("new.safetensors")]
     assert names == [["book.txt", "prompt and answer"]]
     assert run(*asked, "--learn", "--save-state", me)[0] == 0, "--save-state writes over a file, as --out does"
     assert values.states_equal(model.load(me), new)

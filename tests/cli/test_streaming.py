@@ -70,7 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCliCli, place: Path) -> RunCli:
+def run(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, place: Path) -> RunCli:
     """Run a command in the directory of the runs."""
     monkeypatch.chdir(place)
     return run_cli

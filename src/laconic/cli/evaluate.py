@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 QUESTION_FLAGS = ("protocol", "tolerance", "with_cot", "jacobi_iterations", "baseline", "latency")
-CLASS_INCREMENTAL_TASKS = {"clinc150", "banking77"}
+CLASS_INCREMENTAL_TASKS = ("clinc150", "banking77", "dbpedia14")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class EvaluateCommand:
     limit: int | None = None
     """evaluate the first questions, documents, or examples per class only"""
     shots: int | None = None
-    """clinc150 and banking77: training examples per class"""
+    """clinc150, banking77, dbpedia14: training examples per class"""
     with_cot: bool = False
     """also answer with a generated chain of thought, with the same weights"""
     jacobi_iterations: str | None = None
@@ -156,8 +156,8 @@ class EvaluateCommand:
         tasks = split_commas(self.tasks)
         if not tasks:
             raise UsageError("--tasks: empty; give at least one task")
-        if self.shots is not None and not set(tasks) & CLASS_INCREMENTAL_TASKS:
-            raise UsageError("--shots: only for clinc150 and banking77; leave it out")
+        if self.shots is not None and not set(tasks) & set(CLASS_INCREMENTAL_TASKS):
+            raise UsageError(f"--shots: only for {', '.join(CLASS_INCREMENTAL_TASKS)}; leave it out")
         if self.latency and os.environ.get("WORLD_SIZE", "1") != "1":
             raise UsageError("--latency: requires a single process; run it without torchrun")
         parse_ints("--jacobi-iterations", self.jacobi_iterations)

@@ -167,13 +167,14 @@ class TrainCommand:
         """Re-run the update of an incident, and print its metrics then and now."""
         from laconic.experiment.replay import replay_update
 
-        then, now = replay_update(folder, resolve_device(self.device))
+        recorded, repeated = replay_update(folder, resolve_device(self.device))
         if self.format == "json":
-            print(json.dumps({"schema": 1, "then": then, "now": now}, ensure_ascii=False, allow_nan=False))
+            report = {"schema": 1, "recorded": recorded, "repeated": repeated}
+            print(json.dumps(report, ensure_ascii=False, allow_nan=False))
             return 0
-        print(f"step {now['step']}: {now['outcome']}, first in {now['first'] or 'nothing'}")
-        for name, value in now["numbers"].items():
-            print(f"{name}: {then['numbers'].get(name)} then, {value} now")
+        print(f"step {repeated['step']}: {repeated['outcome']}, first in {repeated['first'] or 'nothing'}")
+        for name, value in repeated["metrics"].items():
+            print(f"{name}: {recorded['metrics'].get(name)} recorded, {value} now")
         return 0
 
 
@@ -181,7 +182,7 @@ def outcome_to_json(outcome: "TrainingResult") -> dict[str, Any]:
     """Return the result of training as JSON."""
     return {
         "steps": outcome.steps,
-        "numbers": dict(outcome.metrics),
+        "metrics": dict(outcome.metrics),
         "validation": dict(outcome.validation),
         "best": None if outcome.best is None else {"value": outcome.best[0], "step": outcome.best[1]},
         "skipped": outcome.num_skipped,
