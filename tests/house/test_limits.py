@@ -15,7 +15,9 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_limits_file_length() -> None:
-    long = {str(path): lines for path, text in texts("src", "tools") if (lines := len(text.splitlines())) > MAX_FILE_LINES}
+    long = {
+        str(path): lines for path, text in texts("src", "tools") if (lines := len(text.splitlines())) > MAX_FILE_LINES
+    }
     assert not long
 
 

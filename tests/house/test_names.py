@@ -49,7 +49,9 @@ def is_exception(node: ast.ClassDef, exceptions: set[str]) -> bool:
 
 @pytest.mark.parametrize("directory", ["src", "tests", "tools", "examples", "benchmarks"])
 def test_names_no_vague_identifiers(directory: str) -> None:
-    found = [f"{path}:{line} {name}" for path, tree in trees(directory) for line, name in bound_names(tree) if banned(name)]
+    found = [
+        f"{path}:{line} {name}" for path, tree in trees(directory) for line, name in bound_names(tree) if banned(name)
+    ]
     assert not found, "\n".join(found)
 
 
@@ -58,7 +60,9 @@ def test_names_class_names_are_unique() -> None:
     for path, tree in trees("src"):
         for node in classes(tree):
             places[node.name].append(path)
-    twice = {name: list(map(str, paths)) for name, paths in places.items() if len(paths) > 1 and name not in ALLOWED_CLASSES}
+    twice = {
+        name: list(map(str, paths)) for name, paths in places.items() if len(paths) > 1 and name not in ALLOWED_CLASSES
+    }
     assert not twice
 
 
@@ -73,5 +77,7 @@ def test_names_exceptions_end_in_error() -> None:
 
 
 def test_names_search_finds_every_kind_of_definition() -> None:
-    tree = ast.parse("def said(told, *, held_out=1):\n    self.kept = made = 0\n    for each in []: pass\nclass Shown: ...")
+    tree = ast.parse(
+        "def said(told, *, held_out=1):\n    self.kept = made = 0\n    for each in []: pass\nclass Shown: ..."
+    )
     assert {name for _, name in bound_names(tree) if banned(name)} == {"said", "told", "kept", "made", "each", "Shown"}

@@ -29,7 +29,9 @@ TASKS = (
     TaskInfo("ppl", NESTED, "nats per token on held-out texts, with weight updates on and off"),
     TaskInfo("books", NESTED, "nats per token when the state is carried through a book, and when it is reset"),
     TaskInfo("levels", NESTED, "ablations: the loss without each level, momentum, decay, …"),
-    TaskInfo("clinc150, banking77, dbpedia14", NESTED, "class-incremental learning; slow: limit with --limit and --shots"),
+    TaskInfo(
+        "clinc150, banking77, dbpedia14", NESTED, "class-incremental learning; slow: limit with --limit and --shots"
+    ),
 )
 
 
