@@ -13,8 +13,8 @@ import pytest
 from laconic import cli
 from laconic.evaluation.class_incremental.run import ClassIncrementalPlan
 from laconic.evaluation.line_store import commit_results, load_partial, partial_folder
-from laconic.evaluation.report import reported_learning
-from laconic.evaluation.report.reported_learning import reproduction_verdicts
+from laconic.evaluation.streams import paper_tables as reported_learning
+from laconic.evaluation.streams.paper_tables import reproduction_verdicts
 from laconic.evaluation.report.verdicts import FIGURE_ONLY, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from laconic.evaluation.streams.cli_runs import kept_found
 from laconic.evaluation.streams.evaluate import StreamItemResult, StreamRecord

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from laconic.batches import DocumentBatch
 from laconic.config.load import load_recipe
 from laconic.errors import InputError
-from laconic.evaluation.streams.evaluate import CacheAsState, StreamRecord
+from laconic.evaluation.streams.evaluate import CacheAsState, StreamItem
 from laconic.evaluation.streams.run import StreamRequest, build_requests, stateful_model
 from laconic.evaluation.streams.tasks import evaluate_stream
 from laconic.experiment import build_data, build_model
@@ -43,16 +43,16 @@ steps = 1
 batch_size = 1
 trainable = "full"
 """
-TEXT = """kind = "text"
+TEXT = """source = "text"
 path = "books.jsonl"
-text = { tokens = 64, segment = 32 }"""
+text = { row_tokens = 64, segment_tokens = 32 }"""
 
 
 def run(folder: Path, kind: str, *keys: str) -> LoadedRun:
     """A run as it begins."""
     rows = [{"book": f"b{i}", "text": f"{i} " + "a sentence of a book. " * 30} for i in range(10)]
     (folder / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = TEXT if kind == "bytes" else f'kind = "{kind}"'
+    data = TEXT if kind == "bytes" else f'source = "{kind}"'
     (folder / "small.toml").write_text(SMALL.replace("{kind}", kind).replace("{data}", data))
     recipe = load_recipe(folder / "small.toml", keys)[0]
     decoder, tokenizer = load_initial_decoder(recipe, CPU)
@@ -60,11 +60,11 @@ def run(folder: Path, kind: str, *keys: str) -> LoadedRun:
     return LoadedRun(folder, recipe, 0, parts, build_method(parts, recipe, 1).eval())
 
 
-def heard(found: LoadedRun, one: StreamRequest) -> list[StreamRecord]:
+def heard(found: LoadedRun, one: StreamRequest) -> list[StreamItem]:
     """What a run makes of what is asked."""
     return evaluate_stream(
         stateful_model(found),
-        one.stream,
+        cast(Any, one.stream),
         one.source,
         CPU,
         batch_size=one.batch_size,
@@ -77,15 +77,15 @@ def ids_of(one: StreamRequest) -> Tensor:
     return cast(DocumentBatch, one.source.batch([0], 0, 0)).input_ids[0]
 
 
-def test_pairs_and_strings_are_the_recipes(tmp_path: Path) -> None:
+def test_build_requests_synthetic_streams(tmp_path: Path) -> None:
     mqar = run(tmp_path, "mqar", "data.mqar.num_pairs=[2]", "data.mqar.row_tokens=8")
     (one,) = build_requests(mqar, "test", 3)
     told = heard(mqar, one)
     assert [row.id for row in told] == [f"mqar-test-{i:06d}" for i in range(3)]
-    assert set(told[0].conditions) == {"learn", "still"}
+    assert set(told[0].conditions) == {"learn", "frozen"}
     assert {cell.partition(",")[0] for cell in told[0].conditions["learn"].sums} == {"all", "2 pairs"}
     assert told[0].conditions["learn"].level_updates == (1,)
-    assert told[0].conditions["still"].level_updates == (0,)
+    assert told[0].conditions["frozen"].level_updates == (0,)
     copying = run(
         tmp_path, "copying", "data.copying.num_copied=[2]", "data.copying.row_tokens=8", "model.tokenizer=mqar"
     )
@@ -95,27 +95,27 @@ def test_pairs_and_strings_are_the_recipes(tmp_path: Path) -> None:
     assert {cell: n for cell, (_, n) in told[0].conditions["learn"].sums.items()} == {
         "all": 2,
         "2 values": 2,
-        "whole": 1,
+        "exact": 1,
     }
-    strings = run(tmp_path, "languages", "data.formal_languages.language=anbn", "data.formal_languages.max_length=20")
-    near, far = build_requests(strings, "languages", 2)
+    strings = run(tmp_path, "formal_languages", "data.formal_languages.language=anbn", "data.formal_languages.max_length=20")
+    near, far = build_requests(strings, "formal_languages", 2)
     assert [row.id for row in heard(strings, near)] == ["anbn-test-000000", "anbn-test-000001"]
-    assert (near.name, far.name) == ("languages-bin-0", "languages-bin-1")
+    assert (near.name, far.name) == ("formal_languages-bin-0", "formal_languages-bin-1")
     assert len(ids_of(near)) < 30 < 51 <= len(ids_of(far))
 
 
-def test_texts_are_whole_documents_and_needles_lie_in_them(tmp_path: Path) -> None:
+def test_build_requests_texts_and_needles(tmp_path: Path) -> None:
     found = run(tmp_path, "bytes")
     row = heard(found, build_requests(found, "ppl", None)[0])[0]
-    assert list(row.conditions) == ["learn, carry", "learn, reset", "still, carry", "still, reset"]
+    assert list(row.conditions) == ["learn, carry", "learn, reset", "frozen, carry", "frozen, reset"]
     cells = row.conditions["learn, carry"].sums
     length = len("0 " + "a sentence of a book. " * 30)
-    assert cells["all"][1] == cells["a byte"][1] == length - -(-length // 64)
+    assert cells["all"][1] == cells["per byte"][1] == length - -(-length // 64)
     (needles,) = build_requests(found, "needle", 1)
     assert len(needles.source) % (6 * 5) == 0
 
 
-def test_held_out_texts_drift_as_those_of_training_do(tmp_path: Path) -> None:
+def test_held_out_texts_drift_as_in_training(tmp_path: Path) -> None:
     plain, drifting = (run(tmp_path, "bytes", *keys) for keys in ((), ("data.text.vocabulary_drift_every=16",)))
     ids = [ids_of(build_requests(each, "ppl", None)[0]) for each in (plain, drifting)]
     own = build_data.encode_documents(drifting.recipe, drifting.parts.tokenizer, "test")[1][0]
@@ -123,18 +123,18 @@ def test_held_out_texts_drift_as_those_of_training_do(tmp_path: Path) -> None:
     assert ids[0].tolist() != ids[1].tolist()
 
 
-def test_a_plain_run_is_read_with_its_cache(tmp_path: Path) -> None:
-    found = run(tmp_path, "bytes", "method=plain", "model.max_position_embeddings=128")
+def test_stateful_model_of_a_plain_run_is_its_cache(tmp_path: Path) -> None:
+    found = run(tmp_path, "bytes", "method=lm", "model.max_position_embeddings=128")
     row = heard(found, build_requests(found, "ppl", 1)[0])[0]
-    assert list(row.conditions) == ["plain"]
+    assert list(row.conditions) == ["lm"]
     assert isinstance(stateful_model(found), CacheAsState)
     assert isinstance(stateful_model(run(tmp_path, "bytes")), Hope)
     assert not isinstance(found.parts.decoder, Hope)
 
 
-def test_streams_that_a_run_has_not_are_refused(tmp_path: Path) -> None:
+def test_build_requests_refuses_missing_data(tmp_path: Path) -> None:
     found = run(tmp_path, "mqar")
-    with pytest.raises(InputError, match=r"is a run of data.source mqar; it has no texts of its own"):
+    with pytest.raises(InputError, match="needs data.source text"):
         build_requests(found, "ppl", None)
-    with pytest.raises(InputError, match=r"is a run of data.source mqar; its own sets are test and valid"):
-        build_requests(found, "languages", None)
+    with pytest.raises(InputError, match="its own tasks are test and valid"):
+        build_requests(found, "formal_languages", None)

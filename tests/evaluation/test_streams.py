@@ -14,18 +14,19 @@ from torch import Tensor
 
 from laconic.batches import DocumentBatch
 from laconic.errors import BusyError, InputError
+from laconic.evaluation.results_store import EvalMetadata
 from laconic.evaluation.streams import table as streams_table
 from laconic.evaluation.streams.evaluate import (
     CacheAsState,
+    StreamItem,
     StreamItemResult,
-    StreamRecord,
     fork_state,
-    parse_stream_record,
+    items_from_records,
     score_tokens,
 )
 from laconic.evaluation.streams.metrics import contiguous_slices, merge_sums, score_mqar
 from laconic.evaluation.streams.passages import group_rows_by_text
-from laconic.evaluation.streams.table import StreamResult, build_stream_table, result_to_json
+from laconic.evaluation.streams.table import StreamTaskResult, build_stream_table, result_to_json
 from laconic.evaluation.streams.tasks import evaluate_stream, list_conditions
 from laconic.interfaces import StatefulLM
 from laconic.models.config import DecoderConfig
@@ -34,6 +35,7 @@ from laconic.nested import state as values
 from laconic.nested.state import CMSLevelState, CMSState, FastWeightState, LayerState
 
 CPU = torch.device("cpu")
+METADATA = EvalMetadata("streams", "mqar", key={"run": "r"})
 V = 16
 CONFIG = DecoderConfig.tiny("llama", vocab_size=V)
 
@@ -48,17 +50,24 @@ class Remembers:
 
     config: DecoderConfig = CONFIG
 
-    def start(self, batch: int) -> FastWeightState:
-        zero = torch.zeros(batch, dtype=torch.long)
-        return FastWeightState((LayerState({"table": torch.zeros(batch, V, 1)}, cms=CMSState((level(zero),))),), zero)
+    def initial_state(self, batch_size: int) -> FastWeightState:
+        zero = torch.zeros(batch_size, dtype=torch.long)
+        return FastWeightState((LayerState({"table": torch.zeros(batch_size, V, 1)}, cms=CMSState((level(zero),))),), zero)
 
-    def advance(
-        self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
+    def read_tokens(
+        self,
+        input_ids: Tensor,
+        state: Any = None,
+        *,
+        attention_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        update_weights: bool = True,
     ) -> DecoderOutput:
-        state = self.start(len(ids)) if state is None else state
-        live = torch.ones_like(ids, dtype=torch.bool) if live is None else live
-        table, said = state.layers[0].tails["table"].clone(), torch.zeros(*ids.shape, 1)
-        last = state.layers[0].cms.levels[0].updates.clone()  # the word before, 0 for none
+        ids, learn = input_ids, update_weights
+        state = self.initial_state(len(ids)) if state is None else state
+        live = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask
+        table, said = state.layers[0].conv_tails["table"].clone(), torch.zeros(*ids.shape, 1)
+        last = state.layers[0].cms.levels[0].num_updates.clone()  # the token before, 0 for none
         for b, t in live.nonzero().tolist():
             word = int(ids[b, t])
             if learn and int(last[b]):
@@ -68,8 +77,8 @@ class Remembers:
         layer = LayerState({"table": table}, cms=CMSState((level(last),)))
         return DecoderOutput(said, cast(Any, FastWeightState((layer,), state.position + live.sum(1))), {})
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return torch.nn.functional.one_hot(hidden[..., 0].long(), V).float() * 50
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(hidden_states[..., 0].long(), V).float() * 50
 
 
 @dataclass(frozen=True)
@@ -98,44 +107,44 @@ def documents(rows: Sequence[Sequence[int]], names: Sequence[str], scored: Seque
     return DocumentBatch(text, live, at, (T,), torch.arange(len(rows)), tuple(names), **how)
 
 
-def test_queries_are_counted_by_pairs_and_gap() -> None:
+def test_score_mqar_counts_queries_by_pairs_and_gap() -> None:
     # pairs 1→9, 2→8; asked 2 at once, 1 after a silence of 15; and one pair asked for what it is not
     found = documents([[1, 9, 2, 8, 2, 8, 15, 1, 9], [3, 7, 15, 15, 3, 6, 15, 15, 15]], "ab", [[5, 8], [5]],
-                      facts=torch.tensor([2, 1]))  # fmt: skip
+                      num_facts=torch.tensor([2, 1]))  # fmt: skip
     model = Remembers()
     assert isinstance(model, StatefulLM)
     rows = evaluate_stream(model, "mqar", Fixed(found), CPU, batch_size=2)
-    learn, still = rows[0].conditions["learn"], rows[0].conditions["still"]
+    learn, frozen = rows[0].conditions["learn"], rows[0].conditions["frozen"]
     assert learn.sums == {
         "all": (2, 2), "2 pairs": (2, 2), "2 pairs, gap 2-3": (1, 1), "2 pairs, gap 4-7": (1, 1)
     }  # fmt: skip
-    assert {cell: score for cell, (score, _) in still.sums.items()} == dict.fromkeys(learn.sums, 0)
+    assert {cell: score for cell, (score, _) in frozen.sums.items()} == dict.fromkeys(learn.sums, 0)
     assert rows[1].conditions["learn"].sums == {"all": (0, 1), "1 pairs": (0, 1), "1 pairs, gap 4-7": (0, 1)}
     assert learn.level_updates == (9,)  # what the stand-in calls so: the last word
     assert learn.state_bytes == 4 * V + 3 * 8
 
 
-def test_a_key_of_several_words_is_asked_whole() -> None:
+def test_score_mqar_takes_a_key_of_several_tokens_whole() -> None:
     # two keys that share a word, 1 2 and 1 3; of the second's value the last word is not what was told
     found = documents([[1, 2, 8, 9, 1, 3, 7, 6, 1, 3, 7, 5, 15, 15, 15, 15, 1, 2, 8, 9]], "a",
-                      [[10, 11, 18, 19]], facts=torch.tensor([2]))  # fmt: skip
+                      [[10, 11, 18, 19]], num_facts=torch.tensor([2]))  # fmt: skip
     right = torch.zeros(1, 20, dtype=torch.bool)
     right[0, [9, 17, 18]] = True
     (cells,) = score_mqar(found, torch.zeros(1, 20), right)
     assert cells == {"all": (1, 2), "2 pairs": (1, 2), "2 pairs, gap 4-7": (0, 1), "2 pairs, gap 16-31": (1, 1)}
 
 
-def test_a_string_is_right_where_all_of_it_is() -> None:
+def test_score_languages_wants_all_sets_correct() -> None:
     labels = torch.full((2, 13), -100)
     labels[0, :13], labels[1, :4] = 0, 0
     labels[1, 3] = 5
     found = documents([[1] * 13, [1] * 4], ["a", "b"], labels=labels)
-    rows = evaluate_stream(Remembers(), "languages", Fixed(found), CPU, batch_size=2)
-    assert rows[0].conditions["still"].sums == {"all": (1, 1), "length 11-20": (1, 1), "positions": (13, 13)}
-    assert rows[1].conditions["still"].sums == {"all": (0, 1), "length 1-10": (0, 1), "positions": (3, 4)}
+    rows = evaluate_stream(Remembers(), "formal_languages", Fixed(found), CPU, batch_size=2)
+    assert rows[0].conditions["frozen"].sums == {"all": (1, 1), "length 11-20": (1, 1), "positions": (13, 13)}
+    assert rows[1].conditions["frozen"].sums == {"all": (0, 1), "length 1-10": (0, 1), "positions": (3, 4)}
 
 
-def test_a_needle_is_a_run_and_each_is_counted() -> None:
+def test_score_needle_counts_runs_of_targets() -> None:
     # a haystack with 1→9, 2→8 and the answers 9 and 4 5, of which the second is no more than half right
     found = replace(
         documents([[1, 9, 7, 2, 4, 2, 8, 1, 9, 3, 4, 5]], ["MV@12@0.5#3"], [[8, 10, 11]]), segment_ends=(8, 12)
@@ -146,45 +155,60 @@ def test_a_needle_is_a_run_and_each_is_counted() -> None:
     assert contiguous_slices(torch.tensor([0, 1, 1, 0, 1]).bool()) == [slice(1, 3), slice(4, 5)]
 
 
-def test_an_answer_teaches_only_where_nothing_else_remembers_it() -> None:
+def test_score_tokens_freezes_the_last_segment_where_attention_sees_it() -> None:
     found = replace(documents([[1, 9, 2, 8]], ["x"]), segment_ends=(2, 4))
     calls: list[bool] = []
 
     class Notes(Remembers):
-        def advance(
-            self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
+        def read_tokens(
+            self,
+            input_ids: Tensor,
+            state: Any = None,
+            *,
+            attention_mask: Tensor | None = None,
+            update_weights: bool = True,
+            **_: Any,
         ) -> DecoderOutput:
-            calls.append(learn)
-            seen = super().advance(ids, state, live=live, learn=learn)
-            return seen
+            calls.append(update_weights)
+            return super().read_tokens(
+                input_ids, state, attention_mask=attention_mask, update_weights=update_weights
+            )
 
     class WithCache(Notes):
-        def advance(
-            self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
+        def read_tokens(
+            self,
+            input_ids: Tensor,
+            state: Any = None,
+            *,
+            attention_mask: Tensor | None = None,
+            update_weights: bool = True,
+            **_: Any,
         ) -> DecoderOutput:
-            seen = super().advance(ids, state, live=live, learn=learn)
+            seen = super().read_tokens(
+                input_ids, state, attention_mask=attention_mask, update_weights=update_weights
+            )
             made = cast(FastWeightState, cast(Any, seen.cache))
-            cache = CacheAsState(Decoder(self.config)).initial_state(len(ids)).layers[0].cache
+            cache = CacheAsState(Decoder(self.config)).initial_state(len(input_ids)).layers[0].cache
             return DecoderOutput(
                 seen.hidden_states, cast(Any, replace(made, layers=(replace(made.layers[0], cache=cache),))), {}
             )
 
     for model, taught in ((Notes(), [True, True]), (WithCache(), [True, False])):
         calls.clear()
-        score_tokens(model, found, model.start(1), update_weights=True, freeze_last_segment=True)
+        score_tokens(model, found, model.initial_state(1), update_weights=True, freeze_last_segment=True)
         assert calls == taught
     calls.clear()
-    score_tokens(Notes(), found, Notes().start(1), update_weights=False, freeze_last_segment=True)
+    score_tokens(Notes(), found, Notes().initial_state(1), update_weights=False, freeze_last_segment=True)
     assert calls == [False, False]
 
 
-def test_items_begin_on_a_fork_and_change_nothing() -> None:
+def test_evaluate_stream_reads_items_on_forks() -> None:
     found = documents([[1, 9, 5, 8], [1, 7, 5, 6]], ["S-1@4@0#0", "S-1@4@0#1"], [[1, 3], [1, 3]])
     model = Remembers()
-    before = cast(FastWeightState, cast(Any, model.advance(torch.tensor([[1, 9, 5, 8, 5]])).cache))
+    before = cast(FastWeightState, cast(Any, model.read_tokens(torch.tensor([[1, 9, 5, 8, 5]])).cache))
     kept = values.map_tensors(before, Tensor.clone)
     rows = evaluate_stream(model, "needle", Fixed(found), CPU, batch_size=2, prefix_state=before)
-    assert [row.conditions["still"].sums["all"] for row in rows] == [(2, 2), (0, 2)]
+    assert [row.conditions["frozen"].sums["all"] for row in rows] == [(2, 2), (0, 2)]
     assert values.states_equal(before, kept)
     assert fork_state(model, before, 3).position.tolist() == [5, 5, 5]
     assert rows == evaluate_stream(
@@ -202,7 +226,7 @@ def text_of(n: int = 40, W: int = 8) -> DocumentBatch:
     return documents([parts[name] for name in names], names)
 
 
-def test_texts_are_read_in_order_carried_or_reset() -> None:
+def test_evaluate_stream_reads_texts_in_order_carried_or_reset() -> None:
     rows = evaluate_stream(Remembers(), "ppl", Fixed(text_of()), CPU, batch_size=2, bytes_per_token=torch.full((V,), 2))
     by_name = {row.id: row for row in rows}
     assert set(by_name) == {"a", "b"}
@@ -211,14 +235,14 @@ def test_texts_are_read_in_order_carried_or_reset() -> None:
         n = length - stretches  # the first of each stretch is nobody's target
         wrong = {way: round(said.sums["all"][0] / 50) for way, said in ways.items()}
         assert all(said.sums["all"][1] == n for said in ways.values())
-        assert all(said.sums["a byte"][1] == 2 * n for said in ways.values())
-        assert wrong["still, carry"] == wrong["still, reset"] == n
+        assert all(said.sums["per byte"][1] == 2 * n for said in ways.values())
+        assert wrong["frozen, carry"] == wrong["frozen, reset"] == n
         assert wrong["learn, carry"] == period  # once each, and never again
         assert wrong["learn, reset"] > 2 * period
         assert ways["learn, carry"].sums["0-256"] == ways["learn, carry"].sums["all"]
 
 
-def test_nats_stand_by_how_much_was_read() -> None:
+def test_score_passage_sums_nll_by_position() -> None:
     rows = [[1] * 600, [1] * 10]
     found = replace(documents(rows, ["a@0", "a@600"]))
     (row,) = evaluate_stream(Remembers(), "ppl", Fixed(found), CPU, batch_size=1)
@@ -228,29 +252,29 @@ def test_nats_stand_by_how_much_was_read() -> None:
     assert merge_sums([carried, reset])["all"][1] == 1216
 
 
-def test_stretches_that_do_not_follow_are_refused() -> None:
+def test_group_rows_by_text_refuses_missing_passages() -> None:
     whole = text_of()
     ordered = [[whole.document_ids[i] for i in rows] for rows in group_rows_by_text(Fixed(whole))]
     assert sorted(ordered) == [[f"a@{t}" for t in range(0, 40, 8)], [f"b@{t}" for t in range(0, 20, 8)]]
     for gone in (0, 1):
         kept = [i for i in range(8) if i != gone]
         with pytest.raises(
-            InputError, match="its stretches do not follow one another from the start; ask for all rows"
+            InputError, match="its passages do not follow"
         ):
             group_rows_by_text(Fixed(whole.select_rows(kept)))
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_decoder_is_heard_with_its_cache_for_a_state() -> None:
+def test_cache_as_state_scores_like_the_decoder() -> None:
     decoder = Decoder(DecoderConfig.tiny("llama", vocab_size=V)).eval()
     model = CacheAsState(decoder)
     assert isinstance(model, StatefulLM)
-    assert [way.name for way in list_conditions(model, "ppl")] == ["plain"]
+    assert [way.name for way in list_conditions(model, "ppl")] == ["lm"]
     text = torch.randint(1, V, (2, 9), generator=torch.Generator().manual_seed(0))
     found = replace(documents(text.tolist(), ["a", "b"]), segment_ends=(4, 9))
     with torch.no_grad():
         got = score_tokens(model, found, model.initial_state(2), update_weights=False, freeze_last_segment=True)
-        logits = decoder.logits(decoder(decoder.embed(text)).hidden[:, :-1]).double()
+        logits = decoder.logits(decoder(decoder.embed(text)).hidden_states[:, :-1]).double()
     nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten(), reduction="none")
     torch.testing.assert_close(got.nll[:, :-1].flatten(), nats, rtol=1e-4, atol=1e-5)
     assert got.correct[:, :-1].equal(logits.argmax(-1) == text[:, 1:])
@@ -258,51 +282,57 @@ def test_a_decoder_is_heard_with_its_cache_for_a_state() -> None:
     assert not bool(values.reset_rows(got.state, [0]).layers[0].cache.valid[0].any())  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def test_rows_are_kept_and_read_again(tmp_path: Path) -> None:
-    found = documents([[1, 9, 1, 9]], ["a"], [[3]], facts=torch.tensor([1]))
+def test_evaluate_stream_stores_and_loads_items(tmp_path: Path) -> None:
+    found = documents([[1, 9, 1, 9]], ["a"], [[3]], num_facts=torch.tensor([1]))
     rows = evaluate_stream(
-        Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path / "x", key={"run": "r"}
+        Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path, metadata=METADATA
     )
 
     class Broken(Remembers):
-        def advance(
-            self, ids: Tensor, state: Any = None, *, live: Tensor | None = None, learn: bool = True, **_: Any
+        def read_tokens(
+            self,
+            input_ids: Tensor,
+            state: Any = None,
+            *,
+            attention_mask: Tensor | None = None,
+            update_weights: bool = True,
+            **_: Any,
         ) -> DecoderOutput:
             raise AssertionError
 
-    again = evaluate_stream(Broken(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path / "x", key={"run": "r"})
+    again = evaluate_stream(Broken(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path, metadata=METADATA)
     assert again == rows
-    assert parse_stream_record(rows[0].to_json_line()) == rows[0]
-    with pytest.raises(BusyError, match="is the evaluation of other questions or of another step"):
+    assert items_from_records(rows[0].to_records(METADATA)) == rows
+    with pytest.raises(BusyError, match="other data"):
         evaluate_stream(
-            Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path / "x", key={"run": "other"}
+            Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path, metadata=replace(METADATA, key={"run": "other"})
         )
 
 
-def row(id: str, right: float, long: bool) -> StreamRecord:
+def row(id: str, right: float, long: bool) -> StreamItem:
     cells = {"all": (right, 2.0)} | ({"16 pairs": (right, 2.0)} if long else {"8 pairs": (right, 2.0)})
-    return StreamRecord(
-        id, {"learn": StreamItemResult(cells, (3.0, 1.0), 100), "still": StreamItemResult(cells, (0.0, 0.0), 50)}
+    return StreamItem(
+        id, {"learn": StreamItemResult(cells, (3.0, 1.0), 100), "frozen": StreamItemResult(cells, (0.0, 0.0), 50)}
     )
 
 
-def test_figures_are_means_over_items_and_seeds() -> None:
+def test_result_to_json_means_over_items_and_seeds() -> None:
     rows = [[row("a", 2, False), row("b", right, True), row("c", 1, True)] for right in (0, 2)]
-    line = StreamResult("mqar", "run", (0, 1), rows, {"step": 5})
+    line = StreamTaskResult("mqar", "mqar", "run", (0, 1), rows, {"step": 5})
     found = result_to_json(line)
-    cells = found["ways"]["learn"]["cells"]
+    cells = found["conditions"]["learn"]["metrics"]
     assert list(cells) == ["all", "8 pairs", "16 pairs"]
     assert cells["all"]["mean"] == pytest.approx(np.mean([1, 0, 0.5, 1, 1, 0.5]))
     assert cells["all"]["sd"] == pytest.approx(np.std([0.5, 2.5 / 3], ddof=1))
-    assert (cells["8 pairs"]["mean"], cells["8 pairs"]["questions"]) == (1, 1)
-    assert (cells["16 pairs"]["mean"], cells["16 pairs"]["questions"]) == (0.5, 2)
+    assert (cells["8 pairs"]["mean"], cells["8 pairs"]["num_items"]) == (1, 1)
+    assert (cells["16 pairs"]["mean"], cells["16 pairs"]["num_items"]) == (0.5, 2)
     assert (found["unit"], found["items"], found["step"], found["seeds"]) == ("share", 3, 5, [0, 1])
-    assert (found["ways"]["learn"]["updates"], found["ways"]["still"]["state_bytes"]) == ([3, 1], 50)
+    assert (found["conditions"]["learn"]["level_updates"], found["conditions"]["frozen"]["state_bytes"]) == ([3, 1], 50)
 
 
-def test_the_table_says_what_was_measured() -> None:
-    made = [StreamResult("mqar", "run", (0,), [[row("a", 2, False), row("b", 0, True)]]),
-            StreamResult("ppl", "run", (0, 1), [[row("a", 2, False)], [row("a", 1, False)]])]  # fmt: skip
+def test_build_stream_table() -> None:
+    made = [StreamTaskResult("mqar", "mqar", "run", (0,), [[row("a", 2, False), row("b", 0, True)]]),
+            StreamTaskResult("ppl", "ppl", "run", (0, 1), [[row("a", 2, False)], [row("a", 1, False)]])]  # fmt: skip
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(build_stream_table(made))
     lines = console.export_text().splitlines()

@@ -60,37 +60,34 @@ CAVEATS = (
 )
 
 
-def render_page(
-    results: Sequence[CompressionResult],
-    file_results: Sequence[ContextTaskResult] = (),
-    run_descriptions: Sequence[tuple[str, str]] = (),
-) -> str:
-    """Render the report as one self-contained HTML page.
+def build_sections(
+    results: Sequence[CompressionResult], file_results: Sequence[ContextTaskResult] = ()
+) -> list[PageSection]:
+    """Return the sections of a report about context compression.
 
     Args:
         results: Results on documents.
         file_results: Results on files of context questions or labelled texts.
-        run_descriptions: Name and description of each run.
     """
+    if not results and not file_results:
+        return []
     by_documents: dict[Any, list[CompressionResult]] = {}
     for result in results:
         by_documents.setdefault((result.dataset, result.document_keys), []).append(result)
     labels = group_by_file(file_results, "labels")
     topics = ["tails", "retrieval", "ablations", *([] if labels else ["labels"])]
     papers = compare_compression_tables(results, file_results)
-    sections = [
+    return [
+        PageSection("Context compression", [LEAD, *summary_sentences(results)]),
         *(document_section(same) for same in by_documents.values()),
         PageSection("Recall by the number of facts", recall_blocks(results)),
         PageSection("Soft reading against hard", gap_blocks(results)),
         PageSection("Learned lengths", histogram_blocks(results)),
         *(labels_section(group, paper_blocks(papers, ["labels"])) for group in labels),
         *(answers_section(group) for group in group_by_file(file_results, "answers")),
-        PageSection("Published results", [PAPERS_NOTE, *paper_blocks(papers, topics)]),
-        PageSection("Limitations", [page.render_list(list_caveats(results, file_results))]),
-        PageSection("Runs", [page.facts_table(run_descriptions)] if run_descriptions else []),
+        PageSection("Published results on compression", [PAPERS_NOTE, *paper_blocks(papers, topics)]),
+        PageSection("Limitations of compression results", [page.render_list(list_caveats(results, file_results))]),
     ]
-    lead = [LEAD, *summary_sentences(results)]
-    return page.render_page("Context compression", sections, lead)
 
 
 PAPERS_NOTE = (

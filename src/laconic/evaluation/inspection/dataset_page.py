@@ -179,8 +179,8 @@ def selector_blocks(summary: DatasetSummary) -> list[str]:
         blocks.append(render_table(PageTable(header, rows, caption)))
     about = (
         "Share of tokens selected, in percent: of each class, and of each fifth of a chain. Heads: selected tokens "
-        "that two heads have in common; random: that a head has in common with policy random; chance: both for independent "
-        "choices."
+        "that two heads have in common; random: that a head has in common with policy random; chance: both for "
+        "independent choices."
     )
     return [about, *blocks] if blocks else []
 

@@ -147,8 +147,8 @@ def list_caveats(summary: DatasetSummary) -> list[str]:
         accuracy = statistics.estimate_proportion(run.baseline.correct)
         if accuracy.low <= floor:
             caveats.append(
-                f"{run.name} is not shown to be above the majority baseline ({format_percent(accuracy.mean)} % correct, "
-                f"baseline {format_percent(floor)} %): an intervention that costs nothing then says nothing."
+                f"{run.name} is not shown to be above the majority baseline ({format_percent(accuracy.mean)} % "
+                f"correct, baseline {format_percent(floor)} %): an intervention that costs nothing then says nothing."
             )
     return [*caveats, *summary.notes]
 

@@ -1,4 +1,4 @@
-"""Keys in which the recipe of a run differs from its table row, and from the recipe of that row as laconic ships it."""
+"""Recipe keys in which a run differs from the paper's table row, or from the shipped recipe of that row."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,12 @@ from functools import cache
 from laconic.config.load import SHIPPED_RECIPES, load_recipe
 from laconic.config.recipe import RESUMABLE_KEYS, Recipe, flatten
 
-# Keys that say what a run is called, kept and repeated by; how long it is trained is none of them.
+# Keys that cannot change what a run learns; the number of training steps can.
 IGNORED_KEYS = ("seed", *(key for key in RESUMABLE_KEYS if key not in ("train.steps", "train.epochs")))
 
 
 def recipe_differences(recipe: Recipe) -> list[str]:
-    """The keys that the recipe itself says differ from its row, then those that are not as shipped."""
+    """Return the keys that the recipe lists as deviations, then those that differ from the shipped recipe."""
     if recipe.paper_table is None or recipe.table_row is None:
         return []
     others = [
@@ -23,7 +23,7 @@ def recipe_differences(recipe: Recipe) -> list[str]:
 
 
 def changed_keys(ours: Recipe, theirs: Recipe) -> list[str]:
-    """Keys with different values."""
+    """Return the keys with different values."""
     a, b = (flatten(each.model_dump(mode="json")) for each in (ours, theirs))
     keys = [key for key in {**a, **b} if key not in IGNORED_KEYS and not key.startswith("deviations.")]
     return [key for key in keys if a.get(key) != b.get(key)]
@@ -31,7 +31,7 @@ def changed_keys(ours: Recipe, theirs: Recipe) -> list[str]:
 
 @cache
 def shipped_recipes() -> Mapping[tuple[str, str], Sequence[str]]:
-    """Names of the recipes that come with laconic, by table and row; a row may stand for several."""
+    """Return the names of the shipped recipes by paper table and row; a row may have several."""
     found: dict[tuple[str, str], list[str]] = {}
     for path in sorted(SHIPPED_RECIPES.glob("*.toml")):
         content = tomllib.loads(path.read_text(encoding="utf-8"))

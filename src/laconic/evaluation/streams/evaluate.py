@@ -1,10 +1,9 @@
-"""A model that learns while it reads, heard: nats of every target, on a fork of a state; and what is kept of an item.
+"""Score tokens with a stateful language model: the NLL of every target, read on a fork of a state.
 
-B items, T columns. A plain decoder is heard as well, its cache for a state.
+A plain decoder is a stateful model too; its state is its KV cache. Shapes: B items, T columns.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -14,35 +13,35 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from laconic.batches import IGNORE_INDEX, DocumentBatch
+from laconic.evaluation.results_store import EvalMetadata, EvalRecord
 from laconic.evaluation.streams.metrics import MetricSums
 from laconic.interfaces import StatefulLM
 from laconic.models.cache import KVCache
 from laconic.models.config import DecoderConfig
 from laconic.models.decoder import Decoder, DecoderOutput
-from laconic.nested import nan_check
-from laconic.nested import state as values
+from laconic.nested import state as fast_weights
+from laconic.nested.nan_check import read_tokens_checked
 from laconic.nested.state import FastWeightState, LayerState
-from laconic.storage.strict_json import to_canonical_json
 
-READ_CHUNK = 1024  # columns read in one call
+READ_CHUNK = 1024  # columns per call
 MAX_LOGITS = 1 << 22  # logits computed at once
 
 
 class CacheAsState:
-    """A decoder as a learner: what it has read is its cache, and nothing in it learns."""
+    """A decoder as a stateful model: its state is its KV cache, and no weights are updated."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
 
     @property
     def config(self) -> DecoderConfig:
-        """The decoder's."""
+        """The decoder's configuration."""
         return self.decoder.config
 
     def initial_state(self, batch_size: int) -> FastWeightState:
-        """Nothing read."""
-        words = cast(Tensor, self.decoder.token_embedding.weight)
-        cache = KVCache.empty(self.config, batch_size, words.dtype, words.device)
+        """Return the state before the first token."""
+        weight = cast(Tensor, self.decoder.token_embedding.weight)
+        cache = KVCache.empty(self.config, batch_size, weight.dtype, weight.device)
         return FastWeightState((LayerState(cache=cache),), torch.zeros(batch_size, dtype=torch.long))
 
     def read_tokens(
@@ -54,26 +53,25 @@ class CacheAsState:
         target_mask: Tensor | None = None,
         update_weights: bool = True,
     ) -> DecoderOutput:
-        """Reads ids behind the cache; `learn` and `taught` mean nothing."""
+        """Read ids after the cache; `target_mask` and `update_weights` have no effect."""
         before: FastWeightState = self.initial_state(len(input_ids)) if state is None else state
-        seen = self.decoder(self.decoder.embed(input_ids), before.layers[0].cache, attention_mask=attention_mask)
-        added = (
-            torch.full_like(before.position, input_ids.shape[1])
-            if attention_mask is None
-            else attention_mask.sum(1).cpu()
-        )
-        return DecoderOutput(
-            seen.hidden_states, cast(Any, FastWeightState((LayerState(cache=seen.cache),), before.position + added)), {}
-        )
+        embeds = self.decoder.embed(input_ids)
+        output = self.decoder(embeds, before.layers[0].cache, attention_mask=attention_mask)
+        if attention_mask is None:
+            num_tokens = torch.full_like(before.position, input_ids.shape[1])
+        else:
+            num_tokens = attention_mask.sum(1).cpu()
+        after = FastWeightState((LayerState(cache=output.cache),), before.position + num_tokens)
+        return DecoderOutput(output.hidden_states, cast(Any, after), {})
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        """The decoder's."""
+        """Return the decoder's logits."""
         return self.decoder.logits(hidden_states)
 
 
 @dataclass(frozen=True)
 class StreamCondition:
-    """How items are read: whether fast weights move, and whether a stretch goes on where the one before it ended."""
+    """How items are read: with or without weight updates, and whether the state is carried between passages."""
 
     name: str
     update_weights: bool
@@ -81,38 +79,37 @@ class StreamCondition:
 
 
 class StreamItemResult(NamedTuple):
-    """An item in one way: its cells; how often each level fired, the mean over layers; bytes of the state."""
+    """An item under one condition: its metrics, updates of each level (mean over layers), and bytes of the state."""
 
     sums: MetricSums
     level_updates: tuple[float, ...]
     state_bytes: int
 
 
-class StreamRecord(NamedTuple):
-    """An item in every way."""
+class StreamItem(NamedTuple):
+    """An item under every condition."""
 
     id: str
     conditions: Mapping[str, StreamItemResult]
 
-    def to_json_line(self) -> str:
-        """The row as one line of JSON."""
-        return (
-            to_canonical_json({"id": self.id, "ways": {way: said._asdict() for way, said in self.conditions.items()}})
-            + "\n"
-        )
+    def to_records(self, metadata: EvalMetadata) -> list[EvalRecord]:
+        """Return one record per condition."""
+        return [metadata.new_record(self.id, name, result._asdict()) for name, result in self.conditions.items()]
 
 
-def parse_stream_record(line: str) -> StreamRecord:
-    """The row that `line` wrote."""
-    found, ways = json.loads(line), dict[str, StreamItemResult]()
-    for way, x in found["ways"].items():
-        cells = {cell: (total, n) for cell, (total, n) in x["cells"].items()}
-        ways[way] = StreamItemResult(cells, tuple(x["updates"]), x["bytes"])
-    return StreamRecord(found["id"], ways)
+def items_from_records(records: Sequence[EvalRecord]) -> list[StreamItem]:
+    """Group records by item."""
+    items: dict[str, dict[str, StreamItemResult]] = {}
+    for record in records:
+        metrics = record.metrics
+        sums = {name: (total, n) for name, (total, n) in metrics["sums"].items()}
+        result = StreamItemResult(sums, tuple(metrics["level_updates"]), metrics["state_bytes"])
+        items.setdefault(record.item, {})[record.condition] = result
+    return [StreamItem(name, conditions) for name, conditions in items.items()]
 
 
 class TokenScores(NamedTuple):
-    """What reading gave: nats of each target and whether it was the likeliest, 0 where there is none; the state."""
+    """NLL of each target and whether it was the most likely token, 0 where there is no target; the new state."""
 
     nll: Float[Tensor, "B T"]
     correct: Bool[Tensor, "B T"]
@@ -126,56 +123,68 @@ def score_tokens(
     update_weights: bool,
     freeze_last_segment: bool = False,
 ) -> TokenScores:
-    """Documents read on a state. An `answer`, the last segment, teaches nothing where a cache lets it be seen."""
+    """Read documents on a state and score their targets.
+
+    Args:
+        model: The model.
+        batch: The documents.
+        state: State before them; it is not changed.
+        update_weights: Whether fast weights are updated.
+        freeze_last_segment: Do not update on the last segment, the answer, where attention can see it anyway.
+    """
     targets, T = batch.targets, batch.input_ids.shape[1]
-    last = batch.segment_slices[-1].start if freeze_last_segment else T
-    nats, right = torch.zeros(batch.input_ids.shape, dtype=torch.float64), torch.zeros_like(batch.attention_mask)
-    for a, b in read_spans(last, T):
-        teaches = update_weights and (a < last or all(layer.cache is None for layer in state.layers))
-        text, live = batch.input_ids[:, a:b], batch.attention_mask[:, a:b]
-        seen = nan_check.read_tokens_checked(
-            model, text, state, attention_mask=live, update_weights=teaches, row_names=batch.document_ids
+    last_start = batch.segment_slices[-1].start if freeze_last_segment else T
+    nll, correct = torch.zeros(batch.input_ids.shape, dtype=torch.float64), torch.zeros_like(batch.attention_mask)
+    for a, b in read_spans(last_start, T):
+        has_no_attention = all(layer.cache is None for layer in state.layers)
+        output = read_tokens_checked(
+            model,
+            batch.input_ids[:, a:b],
+            state,
+            attention_mask=batch.attention_mask[:, a:b],
+            update_weights=update_weights and (a < last_start or has_no_attention),
+            row_names=batch.document_ids,
         )
-        state = cast(FastWeightState, cast(Any, seen.cache))
-        nats[:, a:b], right[:, a:b] = score_targets(model, seen.hidden_states, targets[:, a:b])
-    return TokenScores(nats, right, state)
+        state = cast(FastWeightState, cast(Any, output.cache))
+        nll[:, a:b], correct[:, a:b] = score_targets(model, output.hidden_states, targets[:, a:b])
+    return TokenScores(nll, correct, state)
 
 
 def read_spans(last_start: int, T: int) -> Iterator[tuple[int, int]]:
-    """Columns read at once, cut before the last segment."""
-    for begin, end in ((0, last_start), (last_start, T)):
-        for a in range(begin, end, READ_CHUNK):
+    """Yield the columns of each call, split before the last segment."""
+    for start, end in ((0, last_start), (last_start, T)):
+        for a in range(start, end, READ_CHUNK):
             yield a, min(a + READ_CHUNK, end)
 
 
 def score_targets(
-    model: StatefulLM, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]
+    model: StatefulLM, hidden_states: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Nats of each target, and whether it was the likeliest word."""
-    at = targets != IGNORE_INDEX
-    states, asked = hidden[at], targets[at]
-    nats, right = torch.zeros(len(asked), dtype=torch.float64), torch.zeros_like(asked, dtype=torch.bool)
+    """Return the NLL of each target and whether it was the most likely token."""
+    has_target = targets != IGNORE_INDEX
+    hidden, ids = hidden_states[has_target], targets[has_target]
+    nll, correct = torch.zeros(len(ids), dtype=torch.float64), torch.zeros_like(ids, dtype=torch.bool)
     step = max(MAX_LOGITS // model.config.vocab_size, 1)
-    for i in range(0, len(asked), step):
-        rows, here = model.logits(states[i : i + step]).float(), asked[i : i + step]
-        nats[i : i + step] = F.cross_entropy(rows, here, reduction="none")
-        right[i : i + step] = rows.argmax(-1) == here
-    wide, hit = torch.zeros(targets.shape, dtype=torch.float64), torch.zeros_like(at)
-    wide[at.cpu()], hit[at] = nats, right
-    return wide, hit
+    for i in range(0, len(ids), step):
+        logits, some = model.logits(hidden[i : i + step]).float(), ids[i : i + step]
+        nll[i : i + step] = F.cross_entropy(logits, some, reduction="none")
+        correct[i : i + step] = logits.argmax(-1) == some
+    all_nll, all_correct = torch.zeros(targets.shape, dtype=torch.float64), torch.zeros_like(has_target)
+    all_nll[has_target.cpu()], all_correct[has_target] = nll, correct
+    return all_nll, all_correct
 
 
 def fork_state(model: StatefulLM, prefix_state: FastWeightState | None, B: int) -> FastWeightState:
-    """What B items are read on: a fork of one row for each, or nothing read."""
-    return model.initial_state(B) if prefix_state is None else values.repeat_rows(prefix_state, B)
+    """Return the state that B items start from: copies of a state of one row, or the initial state."""
+    return model.initial_state(B) if prefix_state is None else fast_weights.repeat_rows(prefix_state, B)
 
 
 def count_level_updates(state: FastWeightState) -> list[tuple[float, ...]]:
-    """Of each row, how often each level has fired, the mean over the layers that have one."""
+    """Return for each row how often each level was updated, mean over the layers that have it."""
     levels: list[list[Tensor]] = []
     for layer in state.layers:
         for l, level in enumerate(layer.cms.levels if layer.cms else ()):
             levels += [[]] if l == len(levels) else []
             levels[l].append(level.num_updates.double())
-    means = [torch.stack(each).mean(0).tolist() for each in levels]
+    means = [torch.stack(counts).mean(0).tolist() for counts in levels]
     return [tuple(mean[b] for mean in means) for b in range(len(state.position))]

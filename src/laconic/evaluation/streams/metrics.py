@@ -1,7 +1,7 @@
-"""What an item of a stream is counted in: accuracy by pair and gap, copies, strings, needles by length and depth, nats.
+"""Metrics of stream items: recall by pairs and gap, copied values, strings, needles by length and depth, NLL.
 
-A cell is a sum of scores and of how many; items of a cell count alike. Of B items and T columns `nats` and `right` are
-those of the targets, 0 where there is none.
+A metric is a sum of scores and their number, so that metrics of several items can be added. `nll` and `correct` are
+given for every target, [B, T], and are 0 where there is none.
 """
 
 from collections.abc import Mapping
@@ -14,110 +14,119 @@ from laconic.batches import IGNORE_INDEX, DocumentBatch
 MetricSums = Mapping[str, tuple[float, float]]
 TokenNll = Float[Tensor, "B T"]
 TokenHits = Bool[Tensor, "B T"]
-OVERALL = "all"
-LENGTH_BIN = 10  # lengths of strings that stand together
-FIRST_BUCKET = 256  # positions of the first bucket; each further one is as wide as all before it
+OVERALL, PER_BYTE = "all", "per byte"
+LENGTH_BIN = 10  # string lengths in one metric
+FIRST_BUCKET = 256  # positions in the first bucket; each further bucket is as wide as all before it
 
 
 def add_score(sums: dict[str, tuple[float, float]], name: str, score: float, n: float = 1) -> None:
-    """Counts a score."""
+    """Add a score to a metric."""
     total, count = sums.get(name, (0.0, 0))
     sums[name] = (total + score, count + n)
 
 
 def score_mqar(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> list[MetricSums]:
-    """Share of the queries answered: all, and by pairs and by the gap from a key to its query, in powers of two.
+    """Return the share of queries answered: overall, by number of pairs, and by gap in powers of two.
 
-    An answer is a run of targets, as long as the key whose last token it begins at.
+    The gap is the distance from a key to its query. An answer is a run of targets; the query before it has the same
+    length and ends where the answer begins.
     """
-    cells: list[MetricSums] = []
+    metrics: list[MetricSums] = []
     assert batch.num_facts is not None
     for b, pairs in enumerate(batch.num_facts.tolist()):
-        mine: dict[str, tuple[float, float]] = {}
+        sums: dict[str, tuple[float, float]] = {}
         for answer in contiguous_slices(batch.targets[b] != IGNORE_INDEX):
-            w = answer.stop - answer.start
-            query = answer.start - w + 1
-            key = batch.input_ids[b, query : query + w]
-            gap = next(query - t for t in range(0, query, 2 * w) if batch.input_ids[b, t : t + w].equal(key))
+            width = answer.stop - answer.start
+            query = answer.start - width + 1
+            key = batch.input_ids[b, query : query + width]
+            gap = next(query - t for t in range(0, query, 2 * width) if batch.input_ids[b, t : t + width].equal(key))
             low, hit = 1 << (gap.bit_length() - 1), float(correct[b, answer].all())
-            for cell in (OVERALL, f"{pairs} pairs", f"{pairs} pairs, gap {low}-{2 * low - 1}"):
-                add_score(mine, cell, hit)
-        cells.append(mine)
-    return cells
+            for name in (OVERALL, f"{pairs} pairs", f"{pairs} pairs, gap {low}-{2 * low - 1}"):
+                add_score(sums, name, hit)
+        metrics.append(sums)
+    return metrics
 
 
 def score_copying(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> list[MetricSums]:
-    """Share of the values said again: all, and by how many there are; and of documents said wholly right."""
-    cells: list[MetricSums] = []
+    """Return the share of values copied, overall and by their number, and of documents copied exactly."""
+    metrics: list[MetricSums] = []
     for b in range(batch.B):
         n, hits = int((batch.targets[b] != IGNORE_INDEX).sum()), float(correct[b].sum())
-        cells.append({OVERALL: (hits, n), f"{n} values": (hits, n), "whole": (float(hits == n), 1)})
-    return cells
+        metrics.append({OVERALL: (hits, n), f"{n} values": (hits, n), "exact": (float(hits == n), 1)})
+    return metrics
 
 
 def score_languages(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> list[MetricSums]:
-    """Whether all sets of a string are right: all, and by length; and the share of the sets."""
-    at = batch.targets != IGNORE_INDEX
-    cells: list[MetricSums] = []
+    """Return whether all sets of a string are correct, overall and by length, and the share of sets."""
+    has_target = batch.targets != IGNORE_INDEX
+    metrics: list[MetricSums] = []
     for b in range(batch.B):
-        n, hits = int(at[b].sum()), int(correct[b].sum())
-        low, whole = LENGTH_BIN * ((n - 2) // LENGTH_BIN) + 1, float(hits == n)
-        cells.append({OVERALL: (whole, 1), f"length {low}-{low + LENGTH_BIN - 1}": (whole, 1), "positions": (hits, n)})
-    return cells
+        n, hits = int(has_target[b].sum()), int(correct[b].sum())
+        low, exact = LENGTH_BIN * ((n - 2) // LENGTH_BIN) + 1, float(hits == n)
+        length = f"length {low}-{low + LENGTH_BIN - 1}"
+        metrics.append({OVERALL: (exact, 1), length: (exact, 1), "positions": (hits, n)})
+    return metrics
 
 
 def score_needle(batch: DocumentBatch, nll: TokenNll, correct: TokenHits) -> list[MetricSums]:
-    """Share of the values told: all, by kind, by length, by depth; a value is a run of scored tokens.
+    """Return the share of values retrieved: overall, by kind, by length and by depth.
 
-    Items are named KIND@LENGTH@DEPTH#N, as `data.needles` names them.
+    Documents are named KIND@LENGTH@DEPTH#N. A value is a run of targets.
     """
-    cells: list[MetricSums] = []
+    metrics: list[MetricSums] = []
     for b in range(batch.B):
         kind, length, depth = batch.document_ids[b].partition("#")[0].split("@")
-        values = [bool(correct[b, value].all()) for value in contiguous_slices(batch.targets[b] != IGNORE_INDEX)]
-        told = (float(sum(values)), len(values))
-        cells.append({OVERALL: told, kind: told, f"{kind}, {length} tokens": told, f"{kind}, depth {depth}": told})
-    return cells
+        hits = [bool(correct[b, value].all()) for value in contiguous_slices(batch.targets[b] != IGNORE_INDEX)]
+        score = (float(sum(hits)), len(hits))
+        metrics.append(
+            {OVERALL: score, kind: score, f"{kind}, {length} tokens": score, f"{kind}, depth {depth}": score}
+        )
+    return metrics
 
 
 def contiguous_slices(mask: Bool[Tensor, " T"]) -> list[slice]:
-    """The stretches of columns without a gap."""
-    found: list[slice] = []
+    """Return the runs of columns without a gap."""
+    slices: list[slice] = []
     for t in mask.nonzero()[:, 0].tolist():
-        begin = found.pop().start if found and found[-1].stop == t else t
-        found.append(slice(begin, t + 1))
-    return found
+        start = slices.pop().start if slices and slices[-1].stop == t else t
+        slices.append(slice(start, t + 1))
+    return slices
 
 
 def score_passage(
     batch: DocumentBatch, nll: TokenNll, start_positions: Int[Tensor, " B"], bytes_per_token: Int[Tensor, " V"] | None
 ) -> list[MetricSums]:
-    """Nats: per token of all, per byte where the bytes of ids are known, and by how much the state has read.
+    """Return the NLL of each passage: per token, per byte if known, and by the number of tokens read before.
 
-    `first` is how much each had read before; the first token of a stretch is nobody's target.
+    Args:
+        batch: One passage per row.
+        nll: NLL of its targets.
+        start_positions: Tokens that each row had read before its passage.
+        bytes_per_token: Bytes of each token id.
     """
-    targets, cells = batch.targets, list[MetricSums]()
+    metrics: list[MetricSums] = []
     for b in range(batch.B):
-        mine: dict[str, tuple[float, float]] = {}
-        at = (targets[b] != IGNORE_INDEX).nonzero()[:, 0]
-        said, read = nll[b, at.cpu()], at.cpu() + int(start_positions[b]) + 1
-        add_score(mine, OVERALL, float(said.sum()), len(at))
+        sums: dict[str, tuple[float, float]] = {}
+        columns = (batch.targets[b] != IGNORE_INDEX).nonzero()[:, 0]
+        row_nll, position = nll[b, columns.cpu()], columns.cpu() + int(start_positions[b]) + 1
+        add_score(sums, OVERALL, float(row_nll.sum()), len(columns))
         if bytes_per_token is not None:
-            add_score(mine, "a byte", float(said.sum()), float(bytes_per_token[targets[b, at].cpu()].sum()))
+            num_bytes = float(bytes_per_token[batch.targets[b, columns].cpu()].sum())
+            add_score(sums, PER_BYTE, float(row_nll.sum()), num_bytes)
         low, high = 0, FIRST_BUCKET
-        while len(read) and low <= int(read.max()):
-            inside = (read >= low) & (read < high)
+        while len(position) and low <= int(position.max()):
+            inside = (position >= low) & (position < high)
             if bool(inside.any()):
-                add_score(mine, f"{low}-{high}", float(said[inside].sum()), int(inside.sum()))
+                add_score(sums, f"{low}-{high}", float(row_nll[inside].sum()), int(inside.sum()))
             low, high = high, 2 * high
-        cells.append(mine)
-    return cells
+        metrics.append(sums)
+    return metrics
 
 
 def merge_sums(parts: list[MetricSums]) -> MetricSums:
-    """The cells of several stretches together."""
-    cells: dict[str, tuple[float, float]] = {}
-    for each in parts:
-        for cell, (score, n) in each.items():
-            add_score(cells, cell, score, n)
-    return cells
+    """Add up the metrics of several passages."""
+    sums: dict[str, tuple[float, float]] = {}
+    for part in parts:
+        for name, (score, n) in part.items():
+            add_score(sums, name, score, n)
+    return sums

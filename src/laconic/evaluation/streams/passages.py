@@ -1,4 +1,4 @@
-"""Texts read stretch by stretch, the state carried from one to the next or begun anew; nats by how much was read."""
+"""Perplexity of whole texts, read passage by passage with the state carried over or reset."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,35 +11,50 @@ from laconic.batches import DocumentBatch
 from laconic.errors import InputError
 from laconic.evaluation.streams.evaluate import (
     StreamCondition,
+    StreamItem,
     StreamItemResult,
-    StreamRecord,
     count_level_updates,
     fork_state,
     score_tokens,
 )
 from laconic.evaluation.streams.metrics import MetricSums, merge_sums, score_passage
 from laconic.interfaces import StatefulLM, TrainingData
-from laconic.nested import state as values
+from laconic.nested import state as fast_weights
 from laconic.nested.state import FastWeightState
 
-NAME_BATCH = 64  # stretches whose names are looked at
+NAME_BATCH = 64  # rows loaded at once to read their names
+
+
+def load_documents(source: TrainingData, rows: Sequence[int]) -> DocumentBatch:
+    """Load rows as a batch of documents."""
+    return cast(DocumentBatch, source.batch(rows, 0, 0))
+
+
+def text_name(source: TrainingData, row: int) -> str:
+    """Return the name of the text that a row belongs to; rows are named TEXT@START."""
+    return load_documents(source, [row]).document_ids[0].rpartition("@")[0]
 
 
 def group_rows_by_text(source: TrainingData) -> list[list[int]]:
-    """The rows of each text in their order, by names TEXT@PLACE. Raises `BadInput` (66) where one is missing."""
+    """Return the rows of each text in order.
+
+    Raises:
+        InputError: A passage of a text is missing.
+    """
     texts: dict[str, list[tuple[int, int, int]]] = {}
-    for a in range(0, len(source), NAME_BATCH):
-        places = range(a, min(a + NAME_BATCH, len(source)))
-        found = cast(DocumentBatch, source.batch(places, 0, 0))
-        for row, name, length in zip(places, found.document_ids, found.attention_mask.sum(1).tolist(), strict=True):
-            text, _, at = name.rpartition("@")
-            texts.setdefault(text, []).append((int(at), length, row))
-    for text, parts in texts.items():
-        parts.sort()
-        ends = [at + length for at, length, _ in parts]
-        if parts[0][0] or any(end != at for end, (at, _, _) in zip(ends, parts[1:], strict=False)):
-            raise InputError(f"{text}: its stretches do not follow one another from the start; ask for all rows of it")
-    return [[row for _, _, row in parts] for parts in texts.values()]
+    for start in range(0, len(source), NAME_BATCH):
+        rows = range(start, min(start + NAME_BATCH, len(source)))
+        batch = load_documents(source, rows)
+        for row, name, length in zip(rows, batch.document_ids, batch.attention_mask.sum(1).tolist(), strict=True):
+            text, _, position = name.rpartition("@")
+            texts.setdefault(text, []).append((int(position), length, row))
+    for text, passages in texts.items():
+        passages.sort()
+        ends = [position + length for position, length, _ in passages]
+        starts = [position for position, _, _ in passages]
+        if starts != [0, *ends[:-1]]:
+            raise InputError(f"{text}: its passages do not follow one another from the start; evaluate all its rows")
+    return [[row for _, _, row in passages] for passages in texts.values()]
 
 
 def evaluate_passages(
@@ -50,13 +65,16 @@ def evaluate_passages(
     device: torch.device,
     prefix_state: FastWeightState | None = None,
     bytes_per_token: Tensor | None = None,
-) -> list[StreamRecord]:
-    """Texts, given by their rows, each in every way."""
-    names = [cast(DocumentBatch, source.batch(rows[:1], 0, 0)).document_ids[0].rpartition("@")[0] for rows in texts]
-    said = {
-        way.name: read_texts(model, source, way, texts, device, prefix_state, bytes_per_token) for way in conditions
+) -> list[StreamItem]:
+    """Evaluate texts, given by their rows, under each condition."""
+    results = {
+        condition.name: read_texts(model, source, condition, texts, device, prefix_state, bytes_per_token)
+        for condition in conditions
     }
-    return [StreamRecord(name, {way: each[b] for way, each in said.items()}) for b, name in enumerate(names)]
+    return [
+        StreamItem(text_name(source, rows[0]), {name: per_text[b] for name, per_text in results.items()})
+        for b, rows in enumerate(texts)
+    ]
 
 
 def read_texts(
@@ -68,29 +86,31 @@ def read_texts(
     prefix_state: FastWeightState | None,
     bytes_per_token: Tensor | None,
 ) -> list[StreamItemResult]:
-    """Texts side by side in one way; those that have ended drop out."""
-    cells: list[list[MetricSums]] = [[] for _ in texts]
-    fired: list[list[tuple[float, ...]]] = [[] for _ in texts]
-    held, state, size = list(range(len(texts))), fork_state(model, prefix_state, len(texts)), 0
+    """Read texts side by side under one condition; texts that have ended drop out of the batch."""
+    sums: list[list[MetricSums]] = [[] for _ in texts]
+    updates: list[list[tuple[float, ...]]] = [[] for _ in texts]
+    rows, state, state_bytes = list(range(len(texts))), fork_state(model, prefix_state, len(texts)), 0
+    prefix_length = 0 if prefix_state is None else prefix_state.position
     for n in range(max(map(len, texts))):
-        going = [b for b in held if n < len(texts[b])]
-        found = cast(DocumentBatch, source.batch([texts[b][n] for b in going], 0, 0)).to(device)
+        active = [b for b in rows if n < len(texts[b])]
+        batch = load_documents(source, [texts[b][n] for b in active]).to(device)
         if condition.carry_state:
-            state = values.select_rows(state, [held.index(b) for b in going])
+            state = fast_weights.select_rows(state, [rows.index(b) for b in active])
         else:
-            state = fork_state(model, prefix_state, len(going))
-        first = state.position - (0 if prefix_state is None else prefix_state.position)
-        got = score_tokens(model, found, state, condition.update_weights)
-        held, state, size = going, drop_cache(got.state), values.num_bytes(got.state) // len(going)
-        new = score_passage(found, got.nll, first, bytes_per_token)
-        for b, one, moved in zip(going, new, count_level_updates(state), strict=True):
-            cells[b].append(one)
-            fired[b] = [moved] if condition.carry_state else [*fired[b], moved]
-    totals = [tuple(sum(level) for level in zip(*each, strict=True)) for each in fired]
-    return [StreamItemResult(merge_sums(one), total, size) for one, total in zip(cells, totals, strict=True)]
+            state = fork_state(model, prefix_state, len(active))
+        start_positions = state.position - prefix_length
+        scores = score_tokens(model, batch, state, condition.update_weights)
+        rows, state = active, drop_cache(scores.state)
+        state_bytes = fast_weights.num_bytes(scores.state) // len(active)
+        new_sums = score_passage(batch, scores.nll, start_positions, bytes_per_token)
+        for b, passage_sums, passage_updates in zip(active, new_sums, count_level_updates(state), strict=True):
+            sums[b].append(passage_sums)
+            updates[b] = [passage_updates] if condition.carry_state else [*updates[b], passage_updates]
+    totals = [tuple(sum(level) for level in zip(*per_passage, strict=True)) for per_passage in updates]
+    return [StreamItemResult(merge_sums(x), total, state_bytes) for x, total in zip(sums, totals, strict=True)]
 
 
 def drop_cache(state: FastWeightState) -> FastWeightState:
-    """The same fast weights where attention has read nothing yet: it sees one stretch at a time, as in training."""
+    """Return the same fast weights with empty KV caches: attention sees one passage at a time, as in training."""
     layers = (layer if layer.cache is None else replace(layer, cache=layer.cache.crop(0)) for layer in state.layers)
     return replace(state, layers=tuple(layers))

@@ -1,198 +1,191 @@
-"""The page on runs that learn while they read: streams, books, classes, levels in training, and papers beside."""
+"""The sections of a report about streams: tables, NLL by position, recall by gap, levels in training, papers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
-import numpy as np
-from markupsafe import Markup
-
-from laconic.evaluation.class_incremental import report as class_incremental_report
-from laconic.evaluation.report import old_plots as report_plots
-from laconic.evaluation.report import reported_learning
-from laconic.evaluation.report.html import load_template
-from laconic.evaluation.report.old_plots import has_matplotlib, new_axes, series_color, to_svg
-from laconic.evaluation.report.runs_table import MIN_SEEDS
-from laconic.evaluation.streams import table as streams_table
-from laconic.evaluation.streams.table import StreamResult, estimate_metrics, metric_scores
+from laconic.evaluation.report.page import (
+    PagePlot,
+    PageSection,
+    PageTable,
+    render_details,
+    render_list,
+    render_plots,
+    render_table,
+)
+from laconic.evaluation.report.plots import NUM_COLORS, PlotSeries, Points, has_matplotlib, plot_lines
+from laconic.evaluation.streams import paper_tables
+from laconic.evaluation.streams.table import LEGEND, StreamTaskResult, estimate_metrics, result_rows
 
 LINE_STYLES = ("-", "--", ":", "-.")
 FIXED_CAVEATS = (
     "Forgetting is not solved: a level that changes slowly keeps longer, and loses too.",
     "Figures of papers are of other sizes, texts and budgets than tiny runs: beside, not against.",
-    "A needle here is RULER-like and fuzzy recall MAD-like: neither is the published task.",
+    "The needle task is like RULER's and fuzzy recall like MAD's: neither is the published task.",
     "Depth, chunk sizes and the objective of levels are not printed in the paper; ours are choices.",
 )
-TRAINING_PLOTS = (  # ends of names in the metrics, what is drawn up, title, text
-    (("_fired",), "updates a batch", "Updates of each level", "How often each level fired in a training batch."),
-    (("_update",), "‖Δθ‖ / ‖θ₀‖ of an update", "How far an update moves a level",
-     "Relative to its start, the mean over layers; a level near 0 is dead."),
-    (("_half_life", "_half_life_low", "_half_life_high"), "tokens", "Half-life of what is written",
-     "Of the last tokens of a row: the middle, a tenth of them below low, a tenth above high."),
-    (("_step", "_step_low", "_step_high"), "size of a write", "Steps of the memories", "Of the same tokens."),
-    (("_norm",), "‖state‖ / √E", "Size of the memories", "At the end of a batch, the mean of rows, heads, layers."),
-    (("_capped", "_contracted", "_guarded"), "share", "Bounds that bind",
-     "Writes within the cap's bound, steps held back where an erase would overshoot, states at the guard's bound."),
-    (("_rank",), "outer products", "Rank of what levels have learned", "In how many outer products a change is held."),
-    (("state_bytes",), "bytes a row", "Size of the state", "Of one sequence, whatever it has read."),
-)  # fmt: skip
-MetricSeries = Mapping[str, Sequence[tuple[float, float]]]  # (step, number) of each name in a run's metrics
+# Suffixes of metrics in metrics.jsonl, y label, title, caption.
+TRAINING_PLOTS = (
+    (("_fired",), "updates per batch", "Updates of each level", "How often each level was updated in a batch."),
+    (
+        ("_update",),
+        "‖Δθ‖ / ‖θ₀‖ of an update",
+        "Size of level updates",
+        "Relative to the level's start, mean over layers; a level near 0 is dead.",
+    ),
+    (
+        ("_half_life", "_half_life_low", "_half_life_high"),
+        "tokens",
+        "Half-life of what is written",
+        "For the last tokens of a row: the median; a tenth is below low, a tenth above high.",
+    ),
+    (("_step", "_step_low", "_step_high"), "size of a write", "Step sizes of the memories", "For the same tokens."),
+    (("_norm",), "‖state‖ / √E", "Size of the memories", "At the end of a batch, mean over rows, heads and layers."),
+    (
+        ("_capped", "_contracted", "_guarded"),
+        "share",
+        "Active bounds",
+        "Writes limited by the cap, steps reduced where an erase would overshoot, states at their norm limit.",
+    ),
+    (("_rank",), "outer products", "Rank of level changes", "Number of outer products in a change."),
+    (("state_bytes",), "bytes per row", "Size of the state", "Of one sequence, whatever its length."),
+)
+MetricSeries = Mapping[str, Points]  # (step, value) of each metric of a run
 
 
-class StreamPlot(NamedTuple):
-    """A picture with its title, what it shows, and the names of its lines in their order."""
-
-    title: str
-    caption: str
-    svg: Markup
-    legend: Sequence[str]
-
-
-class ClassIncrementalSection(NamedTuple):
-    """Classes of one run and seed: the table, and pictures."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    plots: Sequence[tuple[str, str, Markup]]
-
-
-def nll_by_position(result: StreamResult, condition: str) -> list[tuple[float, float]]:
-    """(lower end, score) of the cells LOW-HIGH of a way: nats by how much was read."""
-    found = [
-        (int(each.metric.partition("-")[0]), each.estimate.mean)
-        for each in estimate_metrics(result, condition)
-        if each.metric.replace("-", "").isdigit()
-    ]
-    return sorted(found)
-
-
-def recall_by_gap(result: StreamResult, condition: str) -> dict[str, list[tuple[float, float]]]:
-    """Of each number of pairs, (gap, share right) of a way."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for each in estimate_metrics(result, condition):
-        pairs, _, gap = each.metric.partition(", gap ")
-        if gap:
-            found.setdefault(pairs, []).append((float(gap.partition("-")[0]), 100 * each.estimate.mean))
-    return {pairs: sorted(points) for pairs, points in found.items()}
-
-
-def plot_series(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], x_label: str, y_label: str, title: str, caption: str,
-          *, log: bool = False, percent: bool = False) -> StreamPlot | None:  # fmt: skip
-    """Lines by name, in the page's colours; None where there is nothing to draw."""
-    told = [(name, points) for name, points in series if points]
-    if not told:
-        return None
-    figure, axes = new_axes(x_label, y_label)
-    for i, (_, points) in enumerate(told):
-        x, y = np.array(points).T
-        style = LINE_STYLES[i // len(report_plots.COLORS) % len(LINE_STYLES)]
-        axes.plot(x, y, color=series_color(i), linestyle=style, linewidth=1.6, marker="o" if len(x) < 12 else None,
-                  markersize=3.5)  # fmt: skip
-    if log and all(y > 0 for _, points in told for _, y in points):
-        axes.set_yscale("log")
-    if percent:
-        axes.set_ylim(-2, 102)
-    said = "; ".join(f"{name} ends at {points[-1][1]:.4g}" for name, points in told)
-    return StreamPlot(
-        title, caption, to_svg(figure, f"{title}: {said}.", title.replace(" ", "-")), [name for name, _ in told]
+def nll_by_position(result: StreamTaskResult, condition: str) -> list[tuple[float, float]]:
+    """Return (first position, NLL) of the position buckets of a condition."""
+    return sorted(
+        (float(metric.partition("-")[0]), estimate.mean)
+        for metric, estimate in estimate_metrics(result, condition)
+        if metric.replace("-", "").isdigit()
     )
 
 
-def plot_nll_by_position(results: Sequence[StreamResult]) -> StreamPlot | None:
-    """Nats by how much was read, carried and reset."""
-    series = [
-        (f"{x.run}, {way}", nll_by_position(x, way))
-        for x in results
-        if x.stream.startswith("ppl")
-        for way in x.conditions
+def recall_by_gap(result: StreamTaskResult, condition: str) -> dict[str, list[tuple[float, float]]]:
+    """Return (gap, percent correct) of a condition by number of pairs."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for metric, estimate in estimate_metrics(result, condition):
+        pairs, _, gap = metric.partition(", gap ")
+        if gap:
+            points.setdefault(pairs, []).append((float(gap.partition("-")[0]), 100 * estimate.mean))
+    return points
+
+
+def plot_series(
+    series: Sequence[tuple[str, Points]],
+    title: str,
+    caption: str,
+    *,
+    x_label: str,
+    y_label: str,
+    is_log: bool = False,
+    is_percent: bool = False,
+) -> list[PagePlot]:
+    """Return a plot of named lines; empty where there is nothing to plot."""
+    named = [(name, points) for name, points in series if points]
+    if not named or not has_matplotlib():
+        return []
+    lines = [
+        PlotSeries(name, points, i % NUM_COLORS, LINE_STYLES[i // NUM_COLORS % len(LINE_STYLES)])
+        for i, (name, points) in enumerate(named)
     ]
-    text = "Texts read in order. Reset: every stretch begins anew; still: nothing learns."
-    return plot_series(series, "tokens read before", "nats a token", "Nats by position", text)
+    image = plot_lines(lines, x_label=x_label, y_label=y_label, alt_text=title, is_log=is_log, is_percent=is_percent)
+    return [PagePlot(title, caption, image)]
 
 
-def plot_recall_by_gap(results: Sequence[StreamResult]) -> StreamPlot | None:
-    """Recall by the distance from a pair to its query."""
-    series = [(f"{x.run}, {way}, {pairs}", points) for x in results if x.stream.startswith("mqar") for way in x.conditions
-              for pairs, points in recall_by_gap(x, way).items()]  # fmt: skip
-    return plot_series(series, "tokens from a pair to its query, at least", "right, %", "Recall by gap",
-                 "Still: nothing learns, so that only chance is left.", percent=True)  # fmt: skip
+def plot_nll_by_position(results: Sequence[StreamTaskResult]) -> list[PagePlot]:
+    """Plot the NLL by the number of tokens read before."""
+    series = [
+        (f"{result.run}, {condition}", nll_by_position(result, condition))
+        for result in results
+        if result.stream == "ppl"
+        for condition in result.conditions
+    ]
+    caption = "Texts read in order. reset: every passage starts from the initial state; frozen: no updates."
+    return plot_series(series, "NLL by position", caption, x_label="tokens read before", y_label="NLL per token, nats")
 
 
-def plot_training_metrics(courses: Sequence[tuple[str, MetricSeries]]) -> list[StreamPlot]:
-    """What the metrics say of levels and memories, over the steps of training."""
-    made: list[StreamPlot | None] = []
-    for ends, up, title, text in TRAINING_PLOTS:
+def plot_recall_by_gap(results: Sequence[StreamTaskResult]) -> list[PagePlot]:
+    """Plot recall by the distance from a pair to its query."""
+    series = [
+        (f"{result.run}, {condition}, {pairs}", points)
+        for result in results
+        if result.stream == "mqar"
+        for condition in result.conditions
+        for pairs, points in recall_by_gap(result, condition).items()
+    ]
+    return plot_series(
+        series,
+        "Recall by gap",
+        "frozen: no updates, so only chance is left.",
+        x_label="tokens from a pair to its query, at least",
+        y_label="correct, %",
+        is_percent=True,
+    )
+
+
+def plot_training_metrics(runs: Sequence[tuple[str, MetricSeries]]) -> list[PagePlot]:
+    """Plot the metrics of levels and memories over the steps of training."""
+    plots: list[PagePlot] = []
+    for suffixes, y_label, title, caption in TRAINING_PLOTS:
         series = [
-            (f"{run}, {metric_label(name, ends)}", points)
-            for run, course in courses
-            for name, points in sorted(course.items())
-            if name.endswith(ends)
+            (f"{run}, {metric_label(name, suffixes)}", points)
+            for run, metrics in runs
+            for name, points in sorted(metrics.items())
+            if name.endswith(suffixes)
         ]
-        made.append(plot_series(series, "training steps", up, title, text, log=True))
-    return [each for each in made if each is not None]
+        plots += plot_series(series, title, caption, x_label="training steps", y_label=y_label, is_log=True)
+    return plots
 
 
-def metric_label(name: str, ends: Sequence[str]) -> str:
-    """A number in words, without what the title says."""
-    said = name.replace(ends[0], "") if all(end.startswith(ends[0]) for end in ends) else name
-    return (said or name).replace("_", " ")
+def metric_label(name: str, suffixes: Sequence[str]) -> str:
+    """Return a metric's name in words, without what the plot's title says."""
+    is_common = all(suffix.startswith(suffixes[0]) for suffix in suffixes)
+    label = name.replace(suffixes[0], "") if is_common else name
+    return (label or name).replace("_", " ")
 
 
 def is_plotted_metric(name: str) -> bool:
-    """Whether a number of the metrics is drawn: of levels and memories, not of the update."""
-    return name != "grad_norm" and any(name.endswith(ends) for ends, *_ in TRAINING_PLOTS)
+    """Return whether a training metric is about levels or memories."""
+    return name != "grad_norm" and any(name.endswith(suffixes) for suffixes, *_ in TRAINING_PLOTS)
 
 
-def build_class_sections(classes: Sequence[tuple[str, Mapping[str, Any]]]) -> list[ClassIncrementalSection]:
-    """Sets of classes, a group a run."""
-    found: list[ClassIncrementalSection] = []
-    for title, each in classes:
-        header, *rows = class_incremental_report.build_table(each)
-        found.append(
-            ClassIncrementalSection(
-                f"{title}, {each['set']}", header, rows, class_incremental_report.build_figures(each)
-            )
+def build_sections(
+    results: Sequence[StreamTaskResult], gains: Sequence[str], training: Sequence[tuple[str, MetricSeries]]
+) -> list[PageSection]:
+    """Return the sections about streams.
+
+    Args:
+        results: Stored results.
+        gains: Sentences about gains between conditions.
+        training: Training metrics of each run.
+    """
+    if not results and not any(metrics for _, metrics in training):
+        return []
+    header = ("condition", "metric", "score", "95 %", "items", "updates", "state")
+    sections = [PageSection("Streams: what is learned while reading", [render_list(gains)] if gains else [LEGEND])]
+    plots = [*plot_nll_by_position(results), *plot_recall_by_gap(results)]
+    sections.append(PageSection("Streams: by position and gap", [render_plots(plots)] if plots else []))
+    for title in dict.fromkeys(result.title for result in results):
+        tables = [
+            render_table(PageTable(header, result_rows(result), f"{result.run}, seeds {result.seeds}", 2))
+            for result in results
+            if result.title == title
+        ]
+        sections.append(PageSection(f"Stream {title}", tables))
+    curves = plot_training_metrics(training)
+    sections.append(PageSection("Levels and memories in training", [render_plots(curves)] if curves else []))
+    papers = [
+        block
+        for table in paper_tables.load_paper_tables()
+        for block in (
+            render_details(f"{table.title} [{table.source}]", [table.description, verdict_table(table, results)]),
         )
-    return found
+    ]
+    return [*sections, PageSection("What papers report on nested learning", papers if results else [])]
 
 
-def build_table_rows(result: StreamResult) -> list[tuple[str, str, str, str, str, str, str]]:
-    """The rows of a stream: way, cell, score, interval, items, updates, bytes."""
-    rows: list[tuple[str, str, str, str, str, str, str]] = []
-    for way in result.conditions:
-        updates = ", ".join(f"{n:.4g}" for n in streams_table.updates_per_level(result, way)) or "–"
-        for each in estimate_metrics(result, way):
-            low, high = streams_table.format_bounds(result, each.estimate)
-            rows.append((way, each.metric, streams_table.format_mean(result, each.estimate), f"{low} to {high}",
-                         f"{metric_scores(result.records, way, each.metric).shape[1]:,}", updates,
-                         f"{streams_table.mean_state_bytes(result, way):,}"))  # fmt: skip
-    return rows
-
-
-def list_caveats(results: Sequence[StreamResult]) -> list[str]:
-    """What the figures leave open."""
-    few = min((len(line.seeds) for line in results), default=MIN_SEEDS)
-    found = [f"Seeds: {few} of some runs; another seed may fall outside these intervals."] if few < MIN_SEEDS else []
-    return [*found, *FIXED_CAVEATS]
-
-
-def render_stream_page(
-    results: Sequence[StreamResult],
-    sentences: Sequence[str],
-    classes: Sequence[tuple[str, Mapping[str, Any]]],
-    courses: Sequence[tuple[str, MetricSeries]],
-    facts: Sequence[tuple[str, str]],
-) -> str:
-    """The whole file: `sentences` say what the figures say, `classes` are titles and what `recipe.incremental` gave."""
-    pictures = (
-        [*filter(None, (plot_nll_by_position(results), plot_recall_by_gap(results))), *plot_training_metrics(courses)]
-        if has_matplotlib()
-        else []
-    )
-    return load_template("inner_loop.html").render(
-        lines=[(line, build_table_rows(line)) for line in results], sentences=sentences, groups=build_class_sections(classes), pictures=pictures,
-        drawable=has_matplotlib(), legend=streams_table.LEGEND, classes_legend=class_incremental_report.LEGEND, facts=facts,
-        reported=[(x, [*zip(x.rows, reported_learning.reproduction_verdicts(x, results), strict=True)])
-                  for x in reported_learning.load_paper_tables()],
-        colours=report_plots.COLORS, limits=list_caveats(results), shades=len(report_plots.COLORS),
-    )  # fmt: skip
+def verdict_table(table: paper_tables.StreamPaperTable, results: Sequence[StreamTaskResult]) -> str:
+    """Return a paper's table with a verdict on each row."""
+    verdicts = paper_tables.reproduction_verdicts(table, results)
+    rows = [[*row, verdict] for row, verdict in zip(table.rows, verdicts, strict=True)]
+    return render_table(PageTable([*table.columns, "here"], rows, num_text_columns=1))

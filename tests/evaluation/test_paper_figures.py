@@ -31,9 +31,9 @@ def test_what_is_not_known_stays_so() -> None:
 
 def test_every_row_is_one_that_a_recipe_names() -> None:
     named = {
-        (recipe["source"], recipe["row"])
+        (recipe["paper_table"], recipe["table_row"])
         for path in (REPO / "src/laconic/recipes").glob("*.toml")
-        if "row" in (recipe := tomllib.loads(path.read_text(encoding="utf-8")))
+        if "table_row" in (recipe := tomllib.loads(path.read_text(encoding="utf-8")))
     }
     assert load_paper_figures().keys() <= named
     shares = [each.percent for sets in load_paper_figures().values() for found in sets.values() for each in found]

@@ -19,7 +19,7 @@ from laconic.evaluation.streams.books import (
     retained_share,
     split_sections,
 )
-from laconic.evaluation.streams.evaluate import StreamItemResult, StreamRecord
+from laconic.evaluation.streams.evaluate import StreamItem, StreamItemResult
 from laconic.evaluation.streams.metrics import OVERALL
 from laconic.evaluation.streams.passages import drop_cache
 from laconic.nested import state as values
@@ -61,25 +61,25 @@ def learners() -> list[Any]:
     return [attending(eta=2.0), remembering()]
 
 
-def nats(row: StreamRecord, way: str) -> float:
+def nats(row: StreamItem, way: str) -> float:
     total, n = row.conditions[way].sums[OVERALL]
     return total / n
 
 
 def by_hand(model: Any, source: Sections, before: Sequence[int], section: int, blind: bool) -> float:
     """A section after others, read one after the other: attention sees one at a time."""
-    state = model.start(1)
+    state = model.initial_state(1)
     for row in before:
-        state = drop_cache(cast(FastWeightState, model.advance(source.rows[row][1][None], state).state))
+        state = drop_cache(cast(FastWeightState, model.read_tokens(source.rows[row][1][None], state).cache))
     ids = source.rows[section][1]
     with torch.no_grad():
-        seen = model.advance(ids[None], state, update_weights=blind)
-        loss = torch.nn.functional.cross_entropy(model.logits(seen.hidden)[0, :-1].double(), ids[1:])
+        seen = model.read_tokens(ids[None], state, update_weights=blind)
+        loss = torch.nn.functional.cross_entropy(model.logits(seen.hidden_states)[0, :-1].double(), ids[1:])
     return float(loss)
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_every_fifth_section_before_after_and_after_another(which: int) -> None:
+def test_evaluate_books_scores_every_fifth_section_against_a_loop(which: int) -> None:
     model, source = learners()[which], Sections()
     rows, blind = evaluate_books(model, source, torch.device("cpu")), which == 1
     assert [row.id for row in rows] == [f"book 0@{4 * W}", f"book 1@{4 * W}"]
@@ -91,12 +91,12 @@ def test_every_fifth_section_before_after_and_after_another(which: int) -> None:
     assert all(n > 0 for n in rows[0].conditions["after"].level_updates)
 
 
-def test_kept_and_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_books_resumes_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, source, device = attending(eta=2.0), Sections(), torch.device("cpu")
     asked = evaluate_books(model, source, device)
     one, calls = books.evaluate_book, list[int]()
 
-    def stopping(*args: Any) -> list[StreamRecord]:
+    def stopping(*args: Any) -> list[StreamItem]:
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
@@ -104,30 +104,30 @@ def test_kept_and_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(books, "evaluate_book", stopping)
     with pytest.raises(KeyboardInterrupt):
-        evaluate_books(model, source, device, folder=tmp_path / "books")
-    assert evaluate_books(model, source, device, folder=tmp_path / "books") == asked
+        evaluate_books(model, source, device, folder=tmp_path)
+    assert evaluate_books(model, source, device, folder=tmp_path) == asked
     assert len(calls) == 3, "the first book is not read twice"
-    assert evaluate_books(model, source, device, folder=tmp_path / "books") == asked
+    assert evaluate_books(model, source, device, folder=tmp_path) == asked
     assert len(calls) == 3
 
 
-def test_levels_stand_still_one_at_a_time(tmp_path: Path) -> None:
+def test_evaluate_levels_reads_each_ablation(tmp_path: Path) -> None:
     model, source = attending(eta=2.0), Sections()
     variants = {"all levels": model} | {f"without {C}": freeze_levels(model, l) for l, C in enumerate((4, 8))}
-    rows = evaluate_levels(variants, source, torch.device("cpu"), folder=tmp_path / "levels")
+    rows = evaluate_levels(variants, source, torch.device("cpu"), folder=tmp_path)
     assert [row.id for row in rows] == ["book 0", "book 1"]
     ways = rows[0].conditions
-    assert {*ways} == {"all levels", "without 4", "without 8", "all levels, still"}
+    assert {*ways} == {"all levels", "without 4", "without 8", "all levels, frozen"}
     assert len({nats(rows[0], way) for way in ways}) == 4
-    assert ways["all levels, still"].level_updates == (0.0, 0.0)
-    assert evaluate_levels(variants, source, torch.device("cpu"), folder=tmp_path / "levels") == rows
+    assert ways["all levels, frozen"].level_updates == (0.0, 0.0)
+    assert evaluate_levels(variants, source, torch.device("cpu"), folder=tmp_path) == rows
 
 
-def item(id: str, **said: float) -> StreamRecord:
-    return StreamRecord(id, {way: StreamItemResult({OVERALL: (10 * x, 10)}, (), 0) for way, x in said.items()})
+def item(id: str, **said: float) -> StreamItem:
+    return StreamItem(id, {way: StreamItemResult({OVERALL: (10 * x, 10)}, (), 0) for way, x in said.items()})
 
 
-def test_gains_are_paired() -> None:
+def test_compute_paired_gains() -> None:
     ways = {"fresh": (2.0, 3.0, 4.0), "after": (1.5, 2.4, 3.7), "after another": (1.9, 2.8, 3.9)}
     rows = [item(str(i), **{way: x[i] for way, x in ways.items()}) for i in range(3)]
     after, another = compute_paired_gains([rows, rows], "fresh")
@@ -141,13 +141,13 @@ def test_gains_are_paired() -> None:
     assert retained_share([after._replace(nats_saved=-0.1), another]) is None
 
 
-def test_short_texts_are_refused() -> None:
-    with pytest.raises(InputError, match="book 1: 4 sections, of which every fifth is held out; give longer texts or"):
+def test_split_sections_refuses_short_texts() -> None:
+    with pytest.raises(InputError, match="book 1: 4 sections, but every 5th"):
         evaluate_books(attending(), Sections((6, 4)), torch.device("cpu"))
     assert split_sections(range(6), "x") == ([0, 1, 2, 3, 5], [4])
 
 
-def test_attention_begins_anew_and_the_rest_stays() -> None:
+def test_drop_cache_keeps_fast_weights() -> None:
     model = attending()
     state = cast(FastWeightState, model.read_tokens(Sections().rows[0][1][None]).cache)
     after = drop_cache(state)
