@@ -10,7 +10,13 @@ import pytest
 from laconic.evaluation.compression import fact_recall, perplexity, report, table
 from laconic.evaluation.compression.context_qa import ContextTaskResult, Item
 from laconic.evaluation.compression.table import CompressionResult
+from laconic.evaluation.report.page import render_page
 from tests.evaluation.compression.results import fixed_lengths, make_condition, make_result
+
+
+def render(*results: Any) -> str:
+    """A page of the report's sections."""
+    return render_page("Context compression", report.build_sections(*results))
 
 
 def book_result(seeds: int = 1) -> CompressionResult:
@@ -108,7 +114,7 @@ def test_length_histograms_start_at_zero_if_a_segment_has_no_vectors() -> None:
 
 
 def test_report_page_contains_the_figures() -> None:
-    html = report.render_page([book_result(2), recall_result()], run_descriptions=[("stop", "autocompressor")])
+    html = render([book_result(2), recall_result()])
     text = to_text(html)
     for expected in (
         "test, stop: 2.00 vectors per segment save +0.9750 ± 0.0076 nats per token (127.7 standard errors), 43.3 % of",
@@ -153,7 +159,7 @@ def file_result(kind: str) -> ContextTaskResult:
 
 
 def test_report_page_contains_file_results_and_published_tables() -> None:
-    text = to_text(report.render_page([], [file_result("labels"), file_result("answers")]))
+    text = to_text(render([], [file_result("labels"), file_result("answers")]))
     for expected in (
         "In-context classification: file 3 texts, 2 labels.",
         "the majority baseline is 66.7 %",
@@ -181,6 +187,6 @@ def test_add_controls_uses_a_language_model_on_the_same_documents() -> None:
     assert gains["full-tuned"].nll.mean == pytest.approx(1.5)
     assert gains["full-tuned"].gain.mean == pytest.approx(1.75)  # against the run's own no context
     assert gains["full-tuned"].gain.num_seeds == 2
-    text = to_text(report.render_page(results))
+    text = to_text(render(results))
     for expected in ("whole text, full-tuned", "equal training saves +1.7500 with the whole text"):
         assert expected in text, expected
