@@ -97,7 +97,9 @@ def test_build_requests_synthetic_streams(tmp_path: Path) -> None:
         "2 values": 2,
         "exact": 1,
     }
-    strings = run(tmp_path, "formal_languages", "data.formal_languages.language=anbn", "data.formal_languages.max_length=20")
+    strings = run(
+        tmp_path, "formal_languages", "data.formal_languages.language=anbn", "data.formal_languages.max_length=20"
+    )
     near, far = build_requests(strings, "formal_languages", 2)
     assert [row.id for row in heard(strings, near)] == ["anbn-test-000000", "anbn-test-000001"]
     assert (near.name, far.name) == ("formal_languages-bin-0", "formal_languages-bin-1")

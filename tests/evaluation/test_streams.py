@@ -52,7 +52,9 @@ class Remembers:
 
     def initial_state(self, batch_size: int) -> FastWeightState:
         zero = torch.zeros(batch_size, dtype=torch.long)
-        return FastWeightState((LayerState({"table": torch.zeros(batch_size, V, 1)}, cms=CMSState((level(zero),))),), zero)
+        return FastWeightState(
+            (LayerState({"table": torch.zeros(batch_size, V, 1)}, cms=CMSState((level(zero),))),), zero
+        )
 
     def read_tokens(
         self,
@@ -170,9 +172,7 @@ def test_score_tokens_freezes_the_last_segment_where_attention_sees_it() -> None
             **_: Any,
         ) -> DecoderOutput:
             calls.append(update_weights)
-            return super().read_tokens(
-                input_ids, state, attention_mask=attention_mask, update_weights=update_weights
-            )
+            return super().read_tokens(input_ids, state, attention_mask=attention_mask, update_weights=update_weights)
 
     class WithCache(Notes):
         def read_tokens(
@@ -184,9 +184,7 @@ def test_score_tokens_freezes_the_last_segment_where_attention_sees_it() -> None
             update_weights: bool = True,
             **_: Any,
         ) -> DecoderOutput:
-            seen = super().read_tokens(
-                input_ids, state, attention_mask=attention_mask, update_weights=update_weights
-            )
+            seen = super().read_tokens(input_ids, state, attention_mask=attention_mask, update_weights=update_weights)
             made = cast(FastWeightState, cast(Any, seen.cache))
             cache = CacheAsState(Decoder(self.config)).initial_state(len(input_ids)).layers[0].cache
             return DecoderOutput(
@@ -258,9 +256,7 @@ def test_group_rows_by_text_refuses_missing_passages() -> None:
     assert sorted(ordered) == [[f"a@{t}" for t in range(0, 40, 8)], [f"b@{t}" for t in range(0, 20, 8)]]
     for gone in (0, 1):
         kept = [i for i in range(8) if i != gone]
-        with pytest.raises(
-            InputError, match="its passages do not follow"
-        ):
+        with pytest.raises(InputError, match="its passages do not follow"):
             group_rows_by_text(Fixed(whole.select_rows(kept)))
 
 
@@ -284,9 +280,7 @@ def test_cache_as_state_scores_like_the_decoder() -> None:
 
 def test_evaluate_stream_stores_and_loads_items(tmp_path: Path) -> None:
     found = documents([[1, 9, 1, 9]], ["a"], [[3]], num_facts=torch.tensor([1]))
-    rows = evaluate_stream(
-        Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path, metadata=METADATA
-    )
+    rows = evaluate_stream(Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path, metadata=METADATA)
 
     class Broken(Remembers):
         def read_tokens(
@@ -305,7 +299,13 @@ def test_evaluate_stream_stores_and_loads_items(tmp_path: Path) -> None:
     assert items_from_records(rows[0].to_records(METADATA)) == rows
     with pytest.raises(BusyError, match="other data"):
         evaluate_stream(
-            Remembers(), "mqar", Fixed(found), CPU, batch_size=1, folder=tmp_path, metadata=replace(METADATA, key={"run": "other"})
+            Remembers(),
+            "mqar",
+            Fixed(found),
+            CPU,
+            batch_size=1,
+            folder=tmp_path,
+            metadata=replace(METADATA, key={"run": "other"}),
         )
 
 
