@@ -225,19 +225,20 @@ class CliResult(NamedTuple):
 RunCli = Callable[..., CliResult]
 
 
+def call_cli(*args: object) -> int:
+    """Run `laconic` with arguments in this process; return the exit code."""
+    from laconic.cli.main import main
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(sys, "argv", ["laconic", *map(str, args)])
+        main()
+    return int(end.value.code or 0)
+
+
 @pytest.fixture
-def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCli:
+def run_cli(capsys: pytest.CaptureFixture[str]) -> RunCli:
     """Run `laconic` with arguments, in this process and the current directory."""
-
-    def run(*args: object) -> CliResult:
-        from laconic.cli import main  # what only some tests need
-
-        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            main.main()
-        return CliResult(int(end.value.code or 0), *capsys.readouterr())
-
-    return run
+    return lambda *args: CliResult(call_cli(*args), *capsys.readouterr())
 
 
 @pytest.fixture

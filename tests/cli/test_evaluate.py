@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from laconic import cli
 from laconic.batches import AnswerBatch
+from laconic.cli import main as cli
 from laconic.cli.inspect import InspectCommand
 from laconic.cli.train import TrainCommand
 from laconic.evaluation.inspection import run as inspection_run

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from laconic import cli
 from laconic.cli import inspect
+from laconic.cli import main as cli
 from laconic.errors import DiskError, UsageError
 from laconic.evaluation.inspection import dataset as inspection_dataset
 from laconic.evaluation.reasoning import question_sets

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from laconic import cli
+from laconic.cli import main as cli
 from laconic.evaluation.class_incremental.run import ClassIncrementalPlan
 from laconic.evaluation.report.verdicts import FIGURE_ONLY, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from laconic.evaluation.streams import paper_tables

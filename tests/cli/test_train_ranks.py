@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from laconic import cli
+from laconic.cli import main as cli
 from laconic.experiment.load_run import load_run
 from laconic.storage.run_dir import RunDirectory
 from tests.cli.test_train import metrics

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import torch
 
-from laconic import cli
+from laconic.cli import main as cli
 from laconic.config.load import load_recipe
 from laconic.config.recipe import Recipe
 from laconic.data.documents.dataset import tokenize_documents

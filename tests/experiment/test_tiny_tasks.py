@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic import cli
+from laconic.cli import main as cli
 
 
 def right(folder: Path, monkeypatch: pytest.MonkeyPatch, *keys: str) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic import cli
+from laconic.cli import main as cli
 from tests.recipe.books import lay
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -90,7 +90,7 @@ class ResumableReading(ABC, Generic[Value]):
     """
 
     kind: ClassVar[str]  # artifact kind of the partial file
-    counters: ClassVar[tuple[str, ...]] = ("group", "piece", "tokens")
+    counters: ClassVar[tuple[str, ...]] = ("group", "next_piece", "tokens")
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
