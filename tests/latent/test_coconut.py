@@ -77,14 +77,16 @@ def test_coconut_batch_equals_single_rows(name: str, epoch: int, config: dict[st
 
 
 def remove_padding(batch: ReasoningBatch) -> ReasoningBatch:
-    """One row without any padding."""
-    question, chain, answer = batch.question_mask[0], batch.chain_mask[0], batch.answer_mask[0]
-    return replace(
-        batch, question_ids=batch.question_ids[:, question], question_mask=batch.question_mask[:, question],
-        chain_ids=batch.chain_ids[:, chain], chain_mask=batch.chain_mask[:, chain], chain_step_index=batch.chain_step_index[:, chain],
-        chain_targets=batch.chain_targets[:, chain], answer_ids=batch.answer_ids[:, answer], answer_mask=batch.answer_mask[:, answer],
-        answer_targets=batch.answer_targets[:, answer], answer_number_mask=batch.answer_number_mask[:, answer],
-    )  # fmt: skip
+    """A single row without any padding."""
+    masks = {"question": batch.question_mask[0], "chain": batch.chain_mask[0], "answer": batch.answer_mask[0]}
+    columns = {
+        name: getattr(batch, name)[:, masks[name.partition("_")[0]]]
+        for name in (
+            "question_ids", "question_mask", "chain_ids", "chain_mask", "chain_step_index", "chain_targets",
+            "answer_ids", "answer_mask", "answer_targets", "answer_number_mask",
+        )
+    }  # fmt: skip
+    return replace(batch, **columns)
 
 
 def test_coconut_gradients() -> None:

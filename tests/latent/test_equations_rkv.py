@@ -66,7 +66,8 @@ def test_select_top_m_equation(M: int) -> None:
     blind = indistinguishable.get(M, set()) | chosen.get(M, set()) | ({"ties to the later column"} if M > 1 else set())
     misread = {name: wrong for name, wrong in MISREAD["3a"].items() if name not in blind}
     agree(lambda *a: tuple(x.double() for x in of(*a)), lambda *a: tuple(x.double() for x in ORACLE["3a"](*a)),
-          {n: lambda *a, w=w: tuple(x.double() for x in w(*a)) for n, w in misread.items()}, S, CHAIN_MASK, M)  # fmt: skip
+          {n: lambda *a, w=w: tuple(x.double() for x in w(*a)) for n, w in misread.items()},
+          S, CHAIN_MASK, M)  # fmt: skip
 
 
 def test_gather_selected_pads_with_zeros() -> None:

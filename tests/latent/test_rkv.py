@@ -217,7 +217,7 @@ def test_select_tokens_skips_unneeded_scores(
 def test_select_tokens_has_no_gradient() -> None:
     batch = reasoning_batch()
     decoder, teacher = run_teacher("llama", batch)
-    state = KVCache(*(tuple(x.clone().requires_grad_() for x in xs) for xs in (teacher.cache.keys, teacher.cache.values)),
-                  teacher.cache.positions, teacher.cache.valid)  # fmt: skip
+    keys, values = (tuple(x.clone().requires_grad_() for x in xs) for xs in (teacher.cache.keys, teacher.cache.values))
+    state = KVCache(keys, values, teacher.cache.positions, teacher.cache.valid)
     selection = select_tokens(decoder, batch, teacher._replace(cache=state), 0, KVSelectionConfig(), 3, 0)
     assert not any(x.requires_grad for x in (selection.k_t, selection.v_t, selection.I, selection.R, selection.S))

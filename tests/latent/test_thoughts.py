@@ -145,6 +145,6 @@ def test_latents_refuse_a_file_of_other_tensors(tmp_path: Path, case: str) -> No
         tensors["vectors"] = torch.zeros(2, 48)
     save_artifact(tmp_path / "t", tensors, "thoughts", {**METADATA, "settings": latents.settings})
     before = latents.vectors.clone()
-    with pytest.raises(CorruptArtifactError, match="vectors is missing|more is missing"):
+    with pytest.raises(CorruptArtifactError, match=r"vectors is missing|more is missing"):
         latents.load(tmp_path / "t", METADATA)
     assert torch.equal(latents.vectors, before)

@@ -261,7 +261,7 @@ def test_shards_hold_the_tensors(tmp_path: Path) -> None:
     assert not list(folder.glob("**/.metadata"))
     other, model = ToyMethod(0.0), StateDictIO(ToyMethod(0.0))
     other.first.requires_grad_(False)
-    with pytest.raises(CorruptArtifactError, match="first.bias is either stored or trainable"):
+    with pytest.raises(CorruptArtifactError, match=r"first.bias is either stored or trainable"):
         load_model(folder, model, other)
     with pytest.raises(CorruptArtifactError, match=r"first.bias is \[8\], this run has \[9\]"):
         sharded.read_shards(folder / "model", lambda name, shape: torch.empty([n + 1 for n in shape]))

@@ -104,7 +104,7 @@ def test_train_retains_the_best_steps(tmp_path: Path) -> None:
 
 def test_train_refuses_an_unknown_metric() -> None:
     for changed in ({"best_metric": "f1"}, {"early_stop": EarlyStopConfig(metric="f1", at_least=1)}):
-        with pytest.raises(UsageError, match="f1 is not a metric.*accuracy"):
+        with pytest.raises(UsageError, match=r"f1 is not a metric.*accuracy"):
             train(ToyMethod(), ToyData(), toy_config(**changed), validate=lambda epoch: {"accuracy": 1.0})
 
 
@@ -150,7 +150,7 @@ def test_train_clears_the_optimizer_state() -> None:
 
 
 def test_train_refuses_fewer_rows_than_a_batch() -> None:
-    with pytest.raises(InputError, match="7 rows .* batch_size = 8"):
+    with pytest.raises(InputError, match=r"7 rows .* batch_size = 8"):
         train(ToyMethod(), ToyData(7), toy_config())
 
 

@@ -2,10 +2,10 @@
 
 CODI arXiv:2502.21074. PCCoT and KaVa extend the same training step.
 
-Symbols: h_t, h_s hidden states of teacher and student at the distillation token, l over layers (0 the input of the first
-block, L after the final norm); sigma their standard deviation; CE_s, CE_t cross-entropies of student and teacher; gamma
-the weight `hidden_weight`. One model is both: after the question, the teacher reads chain and answer, the student bot,
-latents, eot and answer.
+Symbols: h_t, h_s hidden states of teacher and student at the distillation token, l over layers (0 the input of the
+first block, L after the final norm); sigma their standard deviation; CE_s, CE_t cross-entropies of student and teacher;
+gamma the weight `hidden_weight`. One model is both: after the question, the teacher reads chain and answer, the student
+bot, latents, eot and answer.
 """
 
 from collections.abc import Mapping, Sequence

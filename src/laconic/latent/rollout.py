@@ -3,8 +3,8 @@
 PCCoT arXiv:2506.18582 (Jacobi iteration), CODI arXiv:2502.21074 and Coconut arXiv:2412.06769 (sequential), pause tokens
 arXiv:2310.02226 (no iterations).
 
-Symbols: z_1 … z_M the latents, which are vectors read in place of embeddings; h_L the hidden state after the final norm;
-prj the projection; bot the last vector of the prefix; T the number of Jacobi iterations. Nothing is detached.
+Symbols: z_1 … z_M the latents, read in place of embeddings; h_L the hidden state after the final norm; prj the
+projection; bot the last vector of the prefix; T the number of Jacobi iterations. Nothing is detached.
 """
 
 from collections.abc import Callable
